@@ -1,0 +1,42 @@
+// How ranks find each other before there is a team: an all-gather of bytes and a barrier, each with a deadline.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace overlace {
+
+using Bytes = std::vector<std::byte>;
+
+class Bootstrap {
+ public:
+  virtual ~Bootstrap() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Every rank gives bytes (lengths may differ), every rank gets all of them in rank order. Throws PeerLost
+  /// (`bootstrap`: who is missing) at the deadline or when a rank is gone.
+  virtual std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) = 0;
+  virtual void barrier(int64_t timeout_ms) { (void)allgather({}, timeout_ms); }
+  /// Unique per job and generation; names sockets. The same on all ranks.
+  virtual std::string token() const = 0;
+  /// Ranks are threads of this process that share one address space.
+  virtual bool in_process() const { return false; }
+};
+
+/// `n` bootstraps for n threads of this process; element r belongs to rank r.
+std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(int n);
+
+/// The caller supplies the all-gather (a torch process group, say).
+std::unique_ptr<Bootstrap> callback_bootstrap(int rank, int size, std::string token,
+                                              std::function<std::vector<Bytes>(std::span<const std::byte>)> allgather);
+
+/// From the environment: `overlace run`'s launcher, torchrun, mpirun or srun variables (one host); a single rank if
+/// none is set. Throws PeerLost (`bootstrap`) with the accepted ways when the variables contradict each other.
+std::unique_ptr<Bootstrap> environment_bootstrap();
+
+}  // namespace overlace

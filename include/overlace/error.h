@@ -1,0 +1,72 @@
+// Exceptions at the edge of the library. Inside, functions return base::Status; include/overlace throws these.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "overlace/errc_pod.h"
+
+namespace overlace {
+
+/// Base of everything the library throws. `what()` names the argument, the value got and the value wanted.
+class Error : public std::runtime_error {
+ public:
+  Error(Errc code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Errc code() const noexcept { return code_; }
+
+ private:
+  Errc code_;
+};
+
+// One class per row of docs/reference/errors.md.
+struct InvalidArgument : Error {
+  using Error::Error;
+};
+struct ScheduleError : InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
+struct PlanMismatch : InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
+struct Unsupported : Error {
+  using Error::Error;
+};
+struct Timeout : Error {
+  using Error::Error;
+};
+struct PeerLost : Error {
+  using Error::Error;
+};
+struct Desync : Error {
+  using Error::Error;
+};
+struct IoError : Error {
+  using Error::Error;
+};
+struct CudaError : Error {
+  using Error::Error;
+};
+struct EngineError : Error {
+  using Error::Error;
+};
+struct OutOfMemory : Error {
+  using Error::Error;
+};
+struct NonFinite : Error {
+  using Error::Error;
+};
+struct Internal : Error {
+  using Error::Error;
+};
+
+/// Spelling of a code, as in JSON and messages: "invalid_argument".
+std::string_view errc_name(Errc code);
+
+/// Exit status of a program that ends with this error (docs/reference/errors.md).
+int exit_code(Errc code);
+
+/// Throws the class that belongs to `code`. Precondition: code != ok.
+[[noreturn]] void throw_error(Errc code, const std::string& message);
+
+}  // namespace overlace

@@ -1,0 +1,36 @@
+// Collectives of an existing library (NCCL, MPI) behind one interface.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "overlace/dtype_pod.h"
+#include "overlace/stream.h"
+
+namespace overlace {
+
+/// One per team, fixed at its creation. Buffers are any memory of the backend's device; calls are queued on `stream` in
+/// the same order on all ranks. Throws EngineError with the foreign code and text.
+class NetEngine {
+ public:
+  virtual ~NetEngine() = default;
+  virtual std::string name() const = 0;     // "nccl"
+  virtual std::string version() const = 0;  // "2.28.9"
+  /// recv (size * count) <- send (count) of every rank, in rank order.
+  virtual void all_gather(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
+  /// recv (count) <- sum over ranks of send[rank * count ...].
+  virtual void reduce_scatter(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
+  virtual void all_reduce(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
+  /// Block p of send (count each) goes to rank p.
+  virtual void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
+  /// Matched by recv on `peer`; pairs of one rank go between group_begin and group_end.
+  virtual void send(const void* data, size_t bytes, int peer, StreamRef stream) = 0;
+  virtual void recv(void* data, size_t bytes, int peer, StreamRef stream) = 0;
+  virtual void group_begin() = 0;
+  virtual void group_end() = 0;
+  virtual void abort() = 0;
+};
+
+}  // namespace overlace

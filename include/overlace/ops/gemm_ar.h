@@ -1,0 +1,26 @@
+// GEMM + AllReduce: out = sum over ranks of a b, the same bits on all ranks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+
+namespace overlace::ops {
+
+/// Team of G ranks. Row-parallel layer with replicated output. One owner reduces each row (rows split as gemm_rs), in
+/// fp32 and rank order, then broadcasts it.
+struct GemmArArgs {
+  TensorView a;     // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
+  TensorView b;     // (K_local, N)   dtype of a; K or N contiguous
+  TensorView out;   // (M, N)         dtype of a | fp32; N contiguous
+  TensorView bias;  // (N) or undefined
+};
+
+/// As run(AgGemmArgs).
+void run(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule);
+spec::OpSpec op_spec(const Channel& channel, const GemmArArgs& args);
+
+}  // namespace overlace::ops

@@ -1,0 +1,28 @@
+// GEMM + ReduceScatter: out = my rows of the sum over ranks of a b.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+
+namespace overlace::ops {
+
+/// Team of G ranks, rank r. Row-parallel layer with sequence-parallel output (arXiv 2406.06858, section 2). Partials
+/// travel in the dtype of out; the sum is fp32 in rank order with one final rounding; bias is added once, after the
+/// sum.
+struct GemmRsArgs {
+  TensorView a;                      // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
+  TensorView b;                      // (K_local, N)   dtype of a; K or N contiguous; K_local may differ by rank
+  TensorView out;                    // (rows of r, N) dtype of a | fp32; N contiguous
+  TensorView bias;                   // (N) or undefined; dtype of out or of a; the same on all ranks
+  std::vector<int64_t> row_offsets;  // G + 1 entries; empty: torch.tensor_split of M
+};
+
+/// As run(AgGemmArgs).
+void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule);
+spec::OpSpec op_spec(const Channel& channel, const GemmRsArgs& args);
+
+}  // namespace overlace::ops

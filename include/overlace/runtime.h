@@ -1,0 +1,103 @@
+// A group of ranks that share a symmetric heap, on one backend.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "overlace/bootstrap.h"
+#include "overlace/errc_pod.h"
+#include "overlace/symmetric.h"
+#include "overlace/team.h"
+
+namespace overlace {
+
+enum class Backend { automatic, cpu, cuda_peer };
+enum class WaitPolicy { automatic, spin, futex };
+
+/// CPU ranks: a wire thread that delivers puts late, split and out of order, so that missing order shows as an error.
+struct AdversaryOptions {
+  bool enabled = false;
+  uint64_t seed = 0;
+  int max_delay_us = 50;    // each piece waits up to this long
+  int max_pieces = 4;       // a put is split at random bytes into up to this many pieces
+  int reorder_window = 8;   // pieces that may overtake each other
+  bool late_read = true;    // the source is read at delivery: catches reuse without flush
+  bool weak_signal = true;  // a put_signal waits only for its own put's pieces unless fenced
+  /// "seed=7,delay_us=50,pieces=4,window=8,late_read=1,weak_signal=1"; each key may be left out.
+  static AdversaryOptions parse(std::string_view text);
+};
+
+/// CPU ranks: an emulated link per directed pair of ranks. Every result obtained with it is labelled `emulated`.
+struct LinkOptions {
+  bool enabled = false;
+  double bytes_per_s = 0;
+  double latency_s = 0;
+  /// "2GB/s,20us" (B, KB, MB, GB per second, powers of ten; ns, us, ms, s), or "none".
+  static LinkOptions parse(std::string_view text);
+  std::string to_string() const;
+};
+
+struct RuntimeOptions {
+  Backend backend = Backend::automatic;
+  int device = -1;        // CUDA ordinal; -1: the local rank
+  size_t heap_bytes = 0;  // 0: 1 GiB on cuda_peer, 64 MiB on cpu
+  uint32_t num_signal_ids = 4096;
+  int64_t timeout_ms = 0;  // 0: OVERLACE_TIMEOUT_S, 300 s by default
+  WaitPolicy wait = WaitPolicy::automatic;
+  AdversaryOptions adversary{};
+  LinkOptions link{};
+  std::string net_engine = "auto";  // nccl | none | auto
+  /// Argument > variable > default: fields left at their default are taken from OVERLACE_* variables.
+  static RuntimeOptions from_environment();
+};
+
+/// What a backend can do towards one peer; asked for, never assumed.
+struct Caps {
+  bool load_store = false;
+  bool device_initiated = false;
+  bool multi_writer_signals = false;
+  bool remote_add = false;
+  bool copy_engine = false;
+  bool stream_wait = false;
+  bool collectives = false;
+};
+
+struct RuntimeState;
+
+/// Move-only owner. All methods but `abort` belong to the thread that opened it.
+class Runtime {
+ public:
+  /// Collective. Throws what went wrong on this rank; the others learn it within their deadline.
+  static Runtime open(Bootstrap& bootstrap, const RuntimeOptions& options = RuntimeOptions::from_environment());
+  Runtime(Runtime&&) noexcept;
+  Runtime& operator=(Runtime&&) noexcept;
+  ~Runtime();  // closes without throwing; peers of a rank that left without close() see peer_lost (left)
+
+  Team& world();
+  SymmetricHeap& heap();
+  Backend backend() const;
+  int device() const;  // CUDA ordinal, -1 on cpu
+  Caps caps(int peer) const;
+  const RuntimeOptions& options() const;  // after defaults were filled in
+
+  /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout.
+  void check();
+  /// Waits until everything issued by this rank has completed, then check().
+  void synchronize();
+  /// Every signal has been consumed (slot == ticket) on this rank; Internal with the first that has not. For tests.
+  void check_quiescent();
+  /// Any thread. All waits of all ranks return `aborted`.
+  void abort(Errc code, std::string_view why);
+  /// Collective unless aborted. Idempotent.
+  void close();
+
+  RuntimeState& state() { return *state_; }
+
+ private:
+  explicit Runtime(std::unique_ptr<RuntimeState> state);
+  std::unique_ptr<RuntimeState> state_;
+};
+
+}  // namespace overlace

@@ -1,0 +1,180 @@
+// Schedules as plain data: buffers, signals, loops, tasks on lanes. One SPMD template serves every rank.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "overlace/dtype_pod.h"
+
+namespace overlace::spec {
+
+/// What an expression may name: r (this rank), G (ranks), host, local, loop variables, consts, integer params, tables.
+using Env = std::map<std::string, int64_t, std::less<>>;
+using Tables = std::map<std::string, std::vector<int64_t>, std::less<>>;
+
+/// Integer expression: + - * % (non-negative remainder), / (exact, else an error), min(a,b), max(a,b), ceildiv(a,b),
+/// table[index], parentheses. Immutable; copies share the parsed form.
+class Expr {
+ public:
+  Expr() : Expr(int64_t{0}) {}
+  Expr(int64_t value);  // NOLINT(google-explicit-constructor): literals read as data
+  Expr(int value) : Expr(int64_t{value}) {}
+  /// Throws ScheduleError (`bad_schedule`) with the text and the position.
+  Expr(std::string_view text);  // NOLINT(google-explicit-constructor)
+  Expr(const char* text) : Expr(std::string_view(text)) {}
+  Expr(const std::string& text) : Expr(std::string_view(text)) {}
+  /// Throws ScheduleError: unknown name, inexact division, division by zero, index outside its table, overflow.
+  int64_t eval(const Env& env, const Tables& tables = {}) const;
+  const std::string& text() const;
+  bool operator==(const Expr& other) const { return text() == other.text(); }
+
+ private:
+  struct Node;
+  std::shared_ptr<const Node> node_;
+  std::shared_ptr<const std::string> text_;
+};
+
+/// argument: bound by the caller of run; local: workspace of this rank; symmetric: same offset on every rank's heap.
+enum class Space { argument, local, symmetric };
+/// Engines own lanes (engine, queue); a lane runs its instances in order.
+enum class Engine { sm, ce, nic, io, cpu };
+/// gemm: library GEMM; tiles: one fused kernel (operator's body); copy: 1-D or 2-D bytes to `writes[0].at`; reduce:
+/// sum of sources in source order (operator's body); collective: NetEngine; barrier, host.
+enum class Kind { gemm, tiles, copy, reduce, collective, barrier, host };
+enum class Combine { none, add };
+/// queue: the lane stops until the waits hold; kernel: the running kernel waits (producer warp).
+enum class WaitBy { queue, kernel };
+enum class Scope { device, system };
+
+using Param = std::variant<int64_t, double, bool, std::string>;
+using Params = std::map<std::string, Param, std::less<>>;
+
+struct Loop {
+  std::string var;
+  Expr begin, end;
+  bool operator==(const Loop&) const = default;
+};
+struct Range {
+  Expr begin, count;
+  bool operator==(const Range&) const = default;
+};
+
+/// A box of a buffer at rank `at`; with `each`, one box per value of its variable, in ascending order.
+struct Region {
+  std::string buffer;
+  Expr at = "r";
+  std::vector<Range> dims;
+  std::optional<Loop> each;
+  bool operator==(const Region&) const = default;
+};
+
+/// Shape in elements, row-major. `depth` copies rotate over calls (epochs); reuse must follow from a signal path (S6).
+struct Buffer {
+  std::string name;
+  Space space = Space::local;
+  DType dtype = DType::fp32;
+  std::vector<Expr> shape;
+  int depth = 1;
+  bool operator==(const Buffer&) const = default;
+};
+
+/// `slots` words per sender; a word lives at the receiver and only grows.
+struct SignalDecl {
+  std::string name;
+  Expr slots;
+  Scope scope = Scope::system;
+  bool operator==(const SignalDecl&) const = default;
+};
+/// Holds when the adds that rank `from` made to my word `slot` in THIS epoch are >= at_least.
+struct Wait {
+  std::string signal;
+  Expr slot;
+  Expr from;
+  Expr at_least = 1;
+  std::optional<Loop> each;
+  bool operator==(const Wait&) const = default;
+};
+/// After completion: add to word `slot` of sender r at rank `at`, with release semantics.
+struct Set {
+  std::string signal;
+  Expr slot;
+  Expr at;
+  int64_t add = 1;
+  std::optional<Loop> each;
+  bool operator==(const Set&) const = default;
+};
+
+struct Task {
+  std::string id;
+  Kind kind = Kind::gemm;
+  Engine engine = Engine::sm;
+  Expr queue = 0;           // with the engine: the lane
+  Expr order = 0;           // position in the lane; ties by loop indices
+  std::vector<Loop> loops;  // one instance per point
+  Params params;
+  Combine combine = Combine::none;
+  std::vector<Region> reads, writes;
+  std::vector<std::string> deps;  // tasks of this rank; instances whose common loop variables are equal
+  std::vector<Wait> waits;
+  WaitBy wait_by = WaitBy::queue;
+  std::vector<Set> sets;
+  bool operator==(const Task&) const = default;
+};
+
+struct Schedule {
+  int version = 1;
+  std::string op;      // ag_gemm | gemm_rs | gemm_ar
+  std::string family;  // "hetero_fused_1d", mirrors end in _rs, _ar
+  Params params;       // M, N, K, G, q, dtype, ...
+  std::map<std::string, Expr, std::less<>> consts;
+  Tables tables;  // "off": row offsets of the shards, G + 1 entries; absent: tensor_split of M
+  bool deterministic = true;
+  std::vector<Buffer> buffers;
+  std::vector<SignalDecl> signals;
+  std::vector<Task> tasks;
+  bool operator==(const Schedule&) const = default;
+
+  /// Canonical JSON (sorted keys, no spaces); parse accepts unknown keys only as "x-...". Throws ScheduleError with the
+  /// path of the offending value.
+  std::string to_json() const;
+  static Schedule from_json(std::string_view text);
+  /// A few lines for people: lanes, tasks, who waits for whom.
+  std::string to_string() const;
+};
+
+/// Whether B is stored (N, K) with K contiguous (a weight, the usual case) or (K, N) with N contiguous.
+enum class BLayout { nk, kn };
+
+/// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm, K is local for
+/// gemm_rs/ar.
+struct OpSpec {
+  std::string op;  // ag_gemm | gemm_rs | gemm_ar
+  int64_t m = 0, n = 0, k = 0;
+  int ranks = 1;
+  DType dtype = DType::bf16;
+  DType out_dtype = DType::bf16;
+  BLayout b_layout = BLayout::nk;
+  bool bias = false;
+  std::vector<int64_t> row_offsets;  // empty: torch.tensor_split
+  /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
+  std::string to_string() const;
+};
+
+/// Row offsets of the shards, G + 1 entries: `row_offsets`, or torch.tensor_split's.
+std::vector<int64_t> row_offsets(const OpSpec& op);
+
+/// All names that make_schedule takes for this operator, `library` and `serial` first. Besides the schedules proper:
+/// `compute`, `comm` and `limit`, which measure one side or both without dependence and give no valid output.
+std::vector<std::string> families(std::string_view op);
+
+/// Builds a family's schedule. `family` without suffix; `degree` q >= 1 chunks per shard (ignored where the family has
+/// none). Throws ScheduleError naming the known families, or Unsupported with the reason.
+Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1);
+
+}  // namespace overlace::spec

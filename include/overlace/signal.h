@@ -1,0 +1,57 @@
+// Signals, puts and waits of CPU agents. The device twins in src/device bear the same names and meanings.
+//
+// A signal only grows; one 64-bit slot per (id, sender) at the receiver; never reset: wait for a value, not for a
+// change.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "overlace/channel.h"
+#include "overlace/errc_pod.h"
+#include "overlace/symmetric.h"
+
+namespace overlace {
+
+/// Non-blocking, unordered, byte-granular: `bytes` from `src` to offset `dst_offset` of `peer`'s heap. The source must
+/// not change before flush().
+void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes);
+/// `rows` rows of `row_bytes`, pitches in bytes.
+void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
+            size_t src_pitch, size_t row_bytes, size_t rows);
+/// put, then signal_add; the signal implies this put's payload only.
+void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
+                uint32_t delta = 1);
+/// 8 aligned bytes, seen whole or not at all; orders nothing else.
+void put_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
+/// The same word as a release: covers what a signal_add at its place would cover.
+void put_word_release(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
+
+/// Release. Direct stores made before by this thread are visible on `peer` after the wait_ge this add satisfies.
+/// Puts are not covered: call fence(channel, peer) between put and signal_add, or use put_signal.
+void signal_add(const ChannelPod& channel, int peer, uint32_t id, uint32_t delta = 1);
+/// Release store of the new total by the only writer of the slot.
+void signal_post(const ChannelPod& channel, int peer, uint32_t id, uint64_t total);
+
+/// Acquire, non-blocking: the slot of `sender` is >= value (rolling compare). Partner of signal_add, signal_post.
+[[nodiscard]] bool test_ge(const ChannelPod& channel, int sender, uint32_t id, uint64_t value);
+/// Acquire. ok once test_ge holds; timeout or aborted: nothing may be read.
+[[nodiscard]] Errc wait_ge(const ChannelPod& channel, int sender, uint32_t id, uint64_t value);
+/// Acquire on a put_word of my own heap: holds when its high half equals `epoch`; gives the low half.
+[[nodiscard]] Errc wait_word(const ChannelPod& channel, uint64_t offset, uint32_t epoch, uint32_t* low);
+/// Acquire: int64(word - value) >= 0.
+[[nodiscard]] Errc wait_word_ge(const ChannelPod& channel, uint64_t offset, uint64_t value);
+/// What this rank has consumed of the slot so far; consume() adds. At rest slot == ticket everywhere.
+uint64_t ticket(const ChannelPod& channel, int sender, uint32_t id);
+void consume(const ChannelPod& channel, int sender, uint32_t id, uint64_t delta);
+
+/// Orders this agent's earlier puts to `peer` before its later signals to it.
+void fence(const ChannelPod& channel, int peer);
+/// Sources of my puts may be reused.
+[[nodiscard]] Errc flush(const ChannelPod& channel);
+/// Everything I issued is visible at every peer.
+[[nodiscard]] Errc quiet(const ChannelPod& channel);
+/// All ranks of the team; release and acquire, all to all, through slots.
+[[nodiscard]] Errc barrier(const ChannelPod& channel);
+
+}  // namespace overlace

@@ -1,0 +1,15 @@
+// Where work is queued: a borrowed CUDA stream, or the calling CPU thread.
+#pragma once
+
+namespace overlace {
+
+/// Borrowed, never owned. On the `cpu` backend operators run on the calling thread and return when they are done.
+struct StreamRef {
+  enum class Kind { cpu, cuda } kind = Kind::cpu;
+  void* cuda_stream = nullptr;  // cudaStream_t
+
+  static StreamRef cpu() { return {}; }
+  static StreamRef cuda(void* stream) { return {Kind::cuda, stream}; }
+};
+
+}  // namespace overlace

@@ -1,0 +1,36 @@
+// A borrowed matrix or vector: where it lies, its type, its shape and its strides. Owns nothing.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "overlace/dtype_pod.h"
+
+namespace overlace {
+
+/// Up to 4 dimensions; strides in elements. The memory is on the device of the backend that uses it (host for `cpu`).
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::fp32;
+  int ndim = 0;
+  std::array<int64_t, 4> sizes{};
+  std::array<int64_t, 4> strides{};
+
+  int64_t dim(int i) const { return sizes[static_cast<size_t>(i)]; }
+  int64_t stride(int i) const { return strides[static_cast<size_t>(i)]; }
+  bool defined() const { return ndim > 0; }
+  int64_t numel() const;
+  /// "(1024, 2560)"
+  std::string shape() const;
+
+  /// Row-major contiguous view of `sizes`.
+  static TensorView contiguous(void* data, DType dtype, std::initializer_list<int64_t> sizes);
+  /// The 2-D view with its two dimensions swapped: `weight (N, K)` becomes `b (K, N)` with K contiguous.
+  TensorView transposed() const;
+  /// Rows [begin, begin + count) of a tensor of at least one dimension.
+  TensorView rows(int64_t begin, int64_t count) const;
+};
+
+}  // namespace overlace

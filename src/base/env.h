@@ -1,0 +1,60 @@
+// Every environment variable that overlace reads, in one documented struct; read once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace overlace::base {
+
+struct EnvValue {
+  std::string name;      // "OVERLACE_TIMEOUT_S"
+  std::string value;     // in force, as text
+  bool is_set = false;   // false: the default
+  std::string accepted;  // "integer, 1 to 86400"
+  std::string doc;       // one sentence
+};
+
+struct Env {
+  std::string backend = "auto";  // OVERLACE_BACKEND: auto | cpu | cuda_peer
+  std::string heap = "auto";     // OVERLACE_HEAP: auto | vmm | ipc
+  int64_t heap_bytes = 0;        // OVERLACE_HEAP_BYTES: bytes per rank, 0 = default of the backend; K, M, G suffixes
+  int64_t timeout_s = 300;    // OVERLACE_TIMEOUT_S: longest wait for a peer, 1 to 86400; 0 refused: no wait is endless
+  std::string wait = "auto";  // OVERLACE_WAIT: auto | spin | futex
+  std::string host_id;        // OVERLACE_HOST_ID: overrides the host's identity
+  std::string net_engine = "auto";  // OVERLACE_NET_ENGINE: auto | nccl | mpi | none
+  std::string adversary;            // OVERLACE_ADVERSARY: AdversaryOptions text
+  std::string link;                 // OVERLACE_LINK: LinkOptions text
+  std::string check;                // OVERLACE_CHECK: list of sync, calls
+  bool allow_shared_gpu = false;    // OVERLACE_ALLOW_SHARED_GPU: 0 | 1
+  std::string log = "warn";         // OVERLACE_LOG: off | error | warn | info | debug
+  std::string machine;              // OVERLACE_MACHINE: name or file
+  bool explain = false;             // OVERLACE_EXPLAIN: 0 | 1
+  std::string trace;                // OVERLACE_TRACE: file
+  std::string plan_cache;           // OVERLACE_PLAN_CACHE: file
+  // Launcher and foreign variables, "" or -1 if not set.
+  std::string launch_socket;                        // OVERLACE_LAUNCH_SOCKET: set by `overlace run` for its children
+  int rank = -1, world_size = -1, local_rank = -1;  // RANK/WORLD_SIZE/LOCAL_RANK, OMPI_COMM_WORLD_*, PMI_*, SLURM_*
+  std::string rank_source;                          // "overlace" | "torchrun" | "openmpi" | "pmi" | "slurm" | ""
+  std::string master_addr, master_port, run_id;     // torchrun
+  int cuda_device_max_connections = -1;
+
+  /// All variables with value and origin, for `overlace doctor` and the generated reference.
+  std::vector<EnvValue> values() const;
+  /// OVERLACE_* variables that are set but unknown, each with the nearest known name.
+  std::vector<std::pair<std::string, std::string>> unknown() const;
+
+  /// From an environment block (NAME=value strings); invalid_argument names variable, value and accepted set.
+  static Result<Env> parse(const std::vector<std::string>& block);
+
+ private:
+  std::vector<EnvValue> values_;
+  std::vector<std::pair<std::string, std::string>> unknown_;
+};
+
+/// The process environment, read at the first call; throws InvalidArgument on a bad value.
+const Env& env();
+
+}  // namespace overlace::base

@@ -1,0 +1,25 @@
+// Host conversions of 16-bit floats, round to nearest even.
+#pragma once
+
+#include <cstdint>
+
+#include "overlace/dtype_pod.h"
+
+namespace overlace::base {
+
+float bf16_to_float(uint16_t bits);
+uint16_t float_to_bf16(float value);
+float fp16_to_float(uint16_t bits);
+uint16_t float_to_fp16(float value);
+
+/// Element i of an array of floating dtype (fp64 fp32 fp16 bf16) as double, and back with one rounding.
+double load_element(const void* data, DType dtype, int64_t i);
+void store_element(void* data, DType dtype, int64_t i, double value);
+/// Bulk conversions of contiguous arrays.
+void convert_to_float(const void* src, DType dtype, float* dst, int64_t n);
+void convert_from_float(const float* src, void* dst, DType dtype, int64_t n);
+
+/// "bf16" -> DType; false if unknown.
+bool parse_dtype(const char* name, DType* out);
+
+}  // namespace overlace::base

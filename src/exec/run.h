@@ -1,0 +1,51 @@
+// Runs a Schedule on a channel: lanes, waits, signals, copies, collectives and library GEMMs. Operators bring bodies
+// for `reduce` and `tiles`.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+#include "src/base/status.h"
+#include "src/base/trace.h"
+#include "src/spec/expand.h"
+
+namespace overlace::exec {
+
+/// Buffers of Space::argument by name. Peers' argument buffers are never touched.
+using Bindings = std::map<std::string, TensorView, std::less<>>;
+
+/// What a body gets: one view per resolved box, in region order; empty boxes are left out.
+struct BodyContext {
+  const spec::Schedule& schedule;
+  const spec::Task& task;
+  std::vector<std::vector<TensorView>> reads, writes;
+  StreamRef stream;  // of the lane
+};
+using Body = std::function<base::Status(const BodyContext&)>;
+using Bodies = std::map<spec::Kind, Body>;
+
+struct RunOptions {
+  base::Trace* trace = nullptr;  // cpu: filled on return. cuda: filled by collect_trace()
+};
+
+/// Collective in the sense of the channel: all ranks run the same schedules in the same order. The first call with a
+/// schedule (by digest) allocates its symmetric buffers and signal ids, agrees with the peers (plan_mismatch on all)
+/// and warms up; the least recently used are given up, collectively, when the heap is full. cpu: returns when this
+/// rank's part is done. cuda: queued on the channel's stream; capturable after the first call with this schedule.
+/// `agreement`: what must be equal on all ranks (not what may differ, such as N_local of ag_gemm).
+base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
+                 const Bodies& bodies, const RunOptions& options = {});
+
+/// Everything the traced calls of this channel recorded so far (synchronises it).
+base::Result<base::Trace> collect_trace(Channel& channel);
+
+/// Traces every run on this channel until turned off (a null pointer). cpu: spans are appended at once; cuda: at
+/// collect_trace.
+void set_trace(Channel& channel, base::Trace* trace);
+
+}  // namespace overlace::exec

@@ -1,0 +1,47 @@
+// Which decoder layers to run: read from a Hugging Face config.json or from a shipped one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace overlace::model {
+
+enum class Norm { rms, layer };
+enum class Activation { swiglu, gelu_tanh, gelu_erf, relu };
+enum class Positions { rope, none };  // learned absolute positions are added before the first layer, outside our stack
+
+struct RopeScaling {
+  enum class Kind { none, linear, llama3 } kind = Kind::none;
+  double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+  int64_t original_max_position = 8192;
+};
+
+/// One decoder layer's shape; all layers are alike.
+struct ModelConfig {
+  std::string name;        // "Llama-3.1-70B" or the file's path
+  std::string model_type;  // llama qwen2 qwen3 mistral gpt2 gpt3
+  int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+  Norm norm = Norm::rms;
+  double norm_eps = 1e-5;
+  Activation activation = Activation::swiglu;
+  Positions positions = Positions::rope;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;
+  bool qkv_bias = false, o_bias = false, mlp_bias = false;
+  bool qk_norm = false;         // Qwen3: RMS norm of each q and k head before RoPE
+  int64_t sliding_window = 0;   // Mistral: keys further back are masked; 0: none
+  bool conv1d_weights = false;  // GPT-2 checkpoints store (in, out)
+  bool gated() const { return activation == Activation::swiglu; }
+};
+
+/// `corrupt` or `invalid_argument` with source, key, value got and wanted; `not_supported` for another architecture.
+base::Result<ModelConfig> parse_config(std::string_view json, std::string_view source);
+base::Result<ModelConfig> load_config(const std::string& name_or_path);
+/// Names of the shipped configurations ("tiny" first).
+std::vector<std::string> shipped_configs();
+
+}  // namespace overlace::model

@@ -1,0 +1,65 @@
+// This rank's part of a stack of sequence-parallel tensor-parallel decoder layers.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "src/base/status.h"
+#include "src/model/config.h"
+
+namespace overlace::model {
+
+struct Problem {
+  int64_t layers = 1;
+  int64_t tokens = 0;           // of the whole team; rows are token-major, sequence after sequence
+  int64_t sequence_length = 0;  // tokens is a multiple of it; attention is causal within a sequence
+  DType dtype = DType::fp32;
+  uint64_t seed = 0;
+  std::string checkpoint;  // directory with safetensors; empty: seeded normal weights
+};
+
+/// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer.
+struct Site {
+  std::string name;
+  spec::OpSpec op;  // as this rank sees it
+};
+
+/// invalid_argument naming both numbers where the split is impossible (heads % ranks, intermediate % ranks, ...).
+base::Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& problem, int ranks);
+
+using SiteSchedules = std::map<std::string, spec::Schedule, std::less<>>;
+
+/// Rows of the (tokens, hidden) hidden states that belong to `rank` (torch.tensor_split).
+std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks);
+
+/// Hidden states before the first layer where no file gives them: normal(0, 1), a pure function of (seed, row, column).
+void seeded_input(uint64_t seed, int64_t first_row, int64_t rows, int64_t hidden, float* out);
+
+class Stack {
+ public:
+  /// Loads or makes this rank's weights on the channel's device. Collective only in that all ranks call it.
+  static base::Result<std::unique_ptr<Stack>> create(const ModelConfig& config, const Problem& problem,
+                                                     Channel& channel);
+  virtual ~Stack() = default;
+  /// input, output: my rows x hidden, fp32 on the host. All layers.
+  virtual base::Status forward(const float* input, const SiteSchedules& schedules, float* output) = 0;
+  /// Only that site's operator of layer 0, on inputs as they were in the last forward (normal data before the first),
+  /// queued `iterations` times; for timing. Does not wait for completion on GPUs.
+  virtual base::Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) = 0;
+  /// Forward without host transfers, queued `iterations` times on resident input; for timing.
+  virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
+  /// Waits for all queued work of this rank.
+  virtual base::Status synchronize() = 0;
+};
+
+/// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0
+/// with CUDA, else on the CPU with `threads` threads.
+base::Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem,
+                                         const std::vector<float>& input, int device, int threads);
+
+}  // namespace overlace::model

@@ -1,0 +1,74 @@
+// What a backend brings. RuntimeState (state.h) owns one; runtime.cc, team.cc and heap.cc are the same for all
+// backends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "overlace/bootstrap.h"
+#include "overlace/channel.h"
+#include "overlace/net_engine.h"
+#include "overlace/runtime.h"
+#include "src/base/status.h"
+#include "src/spec/handle_pod.h"
+
+namespace overlace::runtime {
+
+/// What one rank tells the others at open; a difference in the fields that must agree is layout_mismatch.
+struct Hello {
+  uint32_t abi = 0;
+  int32_t rank = 0, world = 0;
+  uint64_t host_id = 0;
+  int64_t pid = 0;
+  uint64_t heap_bytes = 0;
+  uint32_t num_ids = 0;
+  char device_uuid[16] = {};
+  uint64_t options_hash = 0;
+};
+
+/// First cause of an abort; kept once set.
+struct AbortCause {
+  Errc code = Errc::ok;
+  std::string message;
+};
+
+/// One per rank. All calls but abort come from the thread that opened the runtime.
+class BackendState {
+ public:
+  virtual ~BackendState() = default;
+  virtual Backend kind() const = 0;
+  virtual int device() const { return -1; }
+  virtual Caps caps(int world_rank) const = 0;
+  virtual Reach reach(int world_rank) const = 0;
+  /// My mapping of that rank's heap (control block, slots, user space); null where reach is net.
+  virtual char* heap_base(int world_rank) const = 0;
+  /// Offset of the user space in every heap (runtime_layout).
+  virtual uint64_t user_offset() const = 0;
+  virtual uint64_t user_bytes() const = 0;
+  /// Fills bases, slots, private arrays, abort word, deadline; `members` are world ranks, `rank` is my rank in the
+  /// team. Teams get disjoint ranges of the world's ids.
+  virtual TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) = 0;
+  /// The collectives engine of a new team; null if there is none. Collective.
+  virtual std::unique_ptr<NetEngine> make_engine(Team& team, int max_ctas) = 0;
+  virtual base::Status synchronize() = 0;
+  /// `internal` naming the first slot that differs from its ticket.
+  virtual base::Status check_quiescent() = 0;
+  /// Fresh memory gets a NaN pattern where the backend poisons (adversary, debug).
+  virtual void poison(uint64_t offset, uint64_t bytes) = 0;
+  /// Spreads to the peers. Any thread.
+  virtual void abort(const AbortCause& cause) = 0;
+  /// First cause seen by this rank so far (ok if none): own abort, a TimeoutRecord, a lost peer.
+  virtual AbortCause cause() = 0;
+  /// `aborted`: skip barriers.
+  virtual void close(bool aborted) = 0;
+};
+
+base::Result<std::unique_ptr<BackendState>> open_cpu(Bootstrap&, const RuntimeOptions&);
+/// not_supported with the reason where the build or the machine has no CUDA.
+base::Result<std::unique_ptr<BackendState>> open_cuda_peer(Bootstrap&, const RuntimeOptions&);
+/// Number of usable CUDA devices; 0 with the reason in `why` where there is no driver, no device or no build support.
+int cuda_device_count(std::string* why);
+
+}  // namespace overlace::runtime
