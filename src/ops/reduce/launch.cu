@@ -1,0 +1,91 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "src/ops/reduce/kernel.cuh"
+#include "src/ops/reduce/launch.h"
+
+namespace overlace::ops {
+namespace {
+
+template <class T>
+int64_t pitch_of(const TensorView& t) {
+  return t.ndim >= 2 ? t.stride(0) : t.numel();
+}
+
+template <class Acc, class Src, class Bias, class Dst>
+cudaError_t launch_typed(const ReduceLaunch& a) {
+  ReduceParams<Src, Bias, Dst> p{};
+  p.count = a.count;
+  p.rows = a.dst.ndim >= 2 ? a.dst.dim(0) : 1;
+  p.cols = a.dst.ndim >= 2 ? a.dst.dim(1) : a.dst.numel();
+  p.dst = static_cast<Dst*>(a.dst.data);
+  p.dst_pitch = pitch_of<Dst>(a.dst);
+  p.bias = static_cast<const Bias*>(a.bias.data);
+  constexpr int kVector = 16 / static_cast<int>(std::max(sizeof(Src), sizeof(Dst)));
+  const auto fits = [](const void* data, int64_t pitch, size_t element) {
+    const size_t unit = element * kVector;
+    return reinterpret_cast<uintptr_t>(data) % unit == 0 && static_cast<size_t>(pitch) * element % unit == 0;
+  };
+  bool vector = p.cols % kVector == 0 && fits(p.dst, p.dst_pitch, sizeof(Dst));
+  for (int s = 0; s < a.count; ++s) {
+    p.src[s] = static_cast<const Src*>(a.sources[s].data);
+    p.src_pitch[s] = pitch_of<Src>(a.sources[s]);
+    vector = vector && fits(p.src[s], p.src_pitch[s], sizeof(Src));
+  }
+  const int64_t work = p.rows * p.cols / (vector ? kVector : 1);
+  const unsigned blocks = static_cast<unsigned>(std::clamp<int64_t>((work + 255) / 256, 1, 132 * 8));
+  auto* stream = static_cast<cudaStream_t>(a.cuda_stream);
+  if (vector) {
+    reduce_rows<Acc, Src, Bias, Dst, kVector><<<blocks, 256, 0, stream>>>(p);
+  } else {
+    reduce_rows<Acc, Src, Bias, Dst, 1><<<blocks, 256, 0, stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+template <class Src, class Dst>
+cudaError_t launch_bias(const ReduceLaunch& a) {
+  if (!a.bias.defined() || a.bias.dtype == a.dst.dtype) return launch_typed<float, Src, Dst, Dst>(a);
+  return launch_typed<float, Src, Src, Dst>(a);
+}
+
+template <class Src>
+cudaError_t launch_dst(const ReduceLaunch& a) {
+  switch (a.dst.dtype) {
+    case DType::fp32:
+      return launch_bias<Src, float>(a);
+    case DType::fp16:
+      return launch_bias<Src, __half>(a);
+    default:
+      return launch_bias<Src, __nv_bfloat16>(a);
+  }
+}
+
+}  // namespace
+
+base::Status launch_reduce(const ReduceLaunch& a) {
+  OVERLACE_ASSERT(a.count >= 1 && a.count <= kMaxReduceSources);
+  if (a.dst.numel() == 0) return {};
+  cudaError_t e = cudaSuccess;
+  switch (a.sources[0].dtype) {
+    case DType::fp64:
+      e = launch_typed<double, double, double, double>(a);
+      break;
+    case DType::fp32:
+      e = launch_dst<float>(a);
+      break;
+    case DType::fp16:
+      e = launch_dst<__half>(a);
+      break;
+    case DType::bf16:
+      e = launch_dst<__nv_bfloat16>(a);
+      break;
+    default:
+      return base::error(Errc::not_supported, "reduce: dtype {} has no kernel", dtype_name(a.sources[0].dtype));
+  }
+  if (e != cudaSuccess) return base::error(Errc::cuda, "reduce kernel launch: {}", cudaGetErrorString(e));
+  return {};
+}
+
+}  // namespace overlace::ops

@@ -1,0 +1,22 @@
+// The reduction of GEMM+RS and GEMM+AR on GPUs: sum of sources in source order, bias once, one rounding.
+#pragma once
+
+#include "overlace/tensor.h"
+#include "src/base/status.h"
+
+namespace overlace::ops {
+
+inline constexpr int kMaxReduceSources = 16;
+
+/// dst (rows, cols) = sum over i of sources[i] (rows, cols) + bias (cols). Sums in fp32 (fp64 for fp64) in the order
+/// given. Rows are contiguous in themselves; pitches are free. Queued on `cuda_stream`; nothing is allocated.
+struct ReduceLaunch {
+  const TensorView* sources = nullptr;  // alike in shape and dtype: fp64 | fp32 | fp16 | bf16
+  int count = 0;                        // 1..kMaxReduceSources
+  TensorView bias;                      // dtype of sources or of dst, or undefined
+  TensorView dst;                       // fp64 with fp64 sources; else fp32 | fp16 | bf16
+  void* cuda_stream = nullptr;
+};
+base::Status launch_reduce(const ReduceLaunch& args);
+
+}  // namespace overlace::ops
