@@ -1,0 +1,289 @@
+#include "src/base/env.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <map>
+#include <optional>
+
+extern char** environ;
+
+namespace overlace::base {
+namespace {
+
+constexpr std::string_view kPrefix = "OVERLACE_";
+
+/// Text into a field; false where the text is not accepted.
+using Apply = bool (*)(Env&, std::string_view);
+/// Value in force as text.
+using Show = std::string (*)(const Env&);
+
+struct Variable {
+  std::string_view name, accepted, doc;
+  Apply apply;
+  Show show;
+};
+
+std::optional<int64_t> parse_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  return value;
+}
+
+/// "64M": K, M, G are powers of 1024.
+std::optional<int64_t> parse_bytes(std::string_view text) {
+  int shift = 0;
+  if (!text.empty()) {
+    const char suffix = text.back();
+    shift = suffix == 'K' ? 10 : suffix == 'M' ? 20 : suffix == 'G' ? 30 : 0;
+    if (shift != 0) text.remove_suffix(1);
+  }
+  const std::optional<int64_t> count = parse_integer(text);
+  if (!count || *count < 0 || *count > (std::numeric_limits<int64_t>::max() >> shift)) return std::nullopt;
+  return *count << shift;
+}
+
+bool parse_choice(std::string_view text, std::initializer_list<std::string_view> choices, std::string& field) {
+  if (std::find(choices.begin(), choices.end(), text) == choices.end()) return false;
+  field = text;
+  return true;
+}
+
+bool parse_flag(std::string_view text, bool& field) {
+  if (text != "0" && text != "1") return false;
+  field = text == "1";
+  return true;
+}
+
+bool parse_checks(std::string_view text, std::string& field) {
+  field = text;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::string_view word = text.substr(0, comma);
+    if (word != "sync" && word != "calls") return false;
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return true;
+}
+
+std::string flag_text(bool v) { return v ? "1" : "0"; }
+
+/// The variables of overlace itself, in the order of the reference page.
+const Variable kVariables[] = {
+    {"OVERLACE_BACKEND", "auto, cpu, cuda_peer", "Where ranks run; auto takes GPUs if there are any.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"auto", "cpu", "cuda_peer"}, e.backend);
+     },
+     [](const Env& e) { return e.backend; }},
+    {"OVERLACE_HEAP", "auto, vmm, ipc",
+     "How GPU heaps are shared: vmm maps exported allocations, ipc opens cudaIpc handles; auto prefers vmm.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"auto", "vmm", "ipc"}, e.heap);
+     },
+     [](const Env& e) { return e.heap; }},
+    {"OVERLACE_HEAP_BYTES", "integer >= 0, optional suffix K, M or G (powers of 1024)",
+     "Size of the symmetric heap of each rank; 0 takes the backend's default (1G on GPUs, 64M on CPU ranks).",
+     [](Env& e, std::string_view t) {
+       const auto bytes = parse_bytes(t);
+       if (bytes) e.heap_bytes = *bytes;
+       return bytes.has_value();
+     },
+     [](const Env& e) { return format("{}", e.heap_bytes); }},
+    {"OVERLACE_TIMEOUT_S", "integer, 1 to 86400",
+     "Longest wait for a peer in seconds. 0 is refused: no wait is endless.",
+     [](Env& e, std::string_view t) {
+       const auto seconds = parse_integer(t);
+       if (!seconds || *seconds < 1 || *seconds > 86400) return false;
+       e.timeout_s = *seconds;
+       return true;
+     },
+     [](const Env& e) { return format("{}", e.timeout_s); }},
+    {"OVERLACE_WAIT", "auto, spin, futex",
+     "How CPU ranks wait; auto sleeps at once where more threads wait than there are cores, else spins first.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"auto", "spin", "futex"}, e.wait);
+     },
+     [](const Env& e) { return e.wait; }},
+    {"OVERLACE_HOST_ID", "any text", "Replaces the host's identity: ranks with equal text count as one host.",
+     [](Env& e, std::string_view t) { return e.host_id = t, true; }, [](const Env& e) { return e.host_id; }},
+    {"OVERLACE_NET_ENGINE", "auto, nccl, mpi, none", "Library that carries collectives and traffic between hosts.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"auto", "nccl", "mpi", "none"}, e.net_engine);
+     },
+     [](const Env& e) { return e.net_engine; }},
+    {"OVERLACE_ADVERSARY", "seed=N with optional delay_us, pieces, window, late_read, weak_signal; comma-separated",
+     "CPU ranks deliver puts late, split and out of order, so that missing order shows as an error.",
+     [](Env& e, std::string_view t) { return e.adversary = t, true; }, [](const Env& e) { return e.adversary; }},
+    {"OVERLACE_LINK", "RATE,LATENCY such as 2GB/s,20us, or none",
+     "Emulated link between CPU ranks; every result obtained with it is labelled emulated.",
+     [](Env& e, std::string_view t) { return e.link = t, true; }, [](const Env& e) { return e.link; }},
+    {"OVERLACE_CHECK", "comma-separated list of sync, calls",
+     "Extra checks: sync looks for errors after each operator, calls compares what the ranks issue.",
+     [](Env& e, std::string_view t) { return parse_checks(t, e.check); }, [](const Env& e) { return e.check; }},
+    {"OVERLACE_ALLOW_SHARED_GPU", "0, 1", "Lets two processes use one GPU, with host-waited schedules only.",
+     [](Env& e, std::string_view t) { return parse_flag(t, e.allow_shared_gpu); },
+     [](const Env& e) { return flag_text(e.allow_shared_gpu); }},
+    {"OVERLACE_LOG", "off, error, warn, info, debug", "What the command line prints to stderr while it works.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"off", "error", "warn", "info", "debug"}, e.log);
+     },
+     [](const Env& e) { return e.log; }},
+    {"OVERLACE_MACHINE", "name of a shipped machine or path of a machine file",
+     "The machine that schedules are chosen for; without it, the one that is found.",
+     [](Env& e, std::string_view t) { return e.machine = t, true; }, [](const Env& e) { return e.machine; }},
+    {"OVERLACE_EXPLAIN", "0, 1", "Logs for each choice of a schedule why it was made.",
+     [](Env& e, std::string_view t) { return parse_flag(t, e.explain); },
+     [](const Env& e) { return flag_text(e.explain); }},
+    {"OVERLACE_TRACE", "path ending in .json, .pftrace or .perfetto-trace", "Where a timeline is written.",
+     [](Env& e, std::string_view t) { return e.trace = t, true; }, [](const Env& e) { return e.trace; }},
+    {"OVERLACE_PLAN_CACHE", "path", "File that keeps chosen schedules between runs.",
+     [](Env& e, std::string_view t) { return e.plan_cache = t, true; }, [](const Env& e) { return e.plan_cache; }},
+    {"OVERLACE_LAUNCH_SOCKET", "set by overlace run", "How a child of the launcher reaches it.",
+     [](Env& e, std::string_view t) { return e.launch_socket = t, true; },
+     [](const Env& e) { return e.launch_socket; }},
+};
+
+/// Names of a launcher's variables, most specific launcher first. `world` being set means that it started us.
+struct Launcher {
+  std::string_view source, rank, world, local;
+};
+constexpr Launcher kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
+};
+
+using Block = std::map<std::string, std::string, std::less<>>;
+
+const std::string* lookup(const Block& block, std::string_view name) {
+  const auto it = block.find(name);
+  return it == block.end() || it->second.empty() ? nullptr : &it->second;  // set to nothing counts as not set
+}
+
+Status bad_value(std::string_view name, std::string_view value, std::string_view accepted) {
+  return invalid_argument("{} is \"{}\", wanted {}", name, value, accepted);
+}
+
+Status read_small_integer(const Block& block, std::string_view name, int& field) {
+  const std::string* text = lookup(block, name);
+  if (text == nullptr) return {};
+  const std::optional<int64_t> value = parse_integer(*text);
+  if (!value || *value < 0 || *value > std::numeric_limits<int>::max())
+    return bad_value(name, *text, "an integer >= 0");
+  field = static_cast<int>(*value);
+  return {};
+}
+
+Status read_launcher(const Block& block, Env& env) {
+  for (const Launcher& launcher : kLaunchers) {
+    if (lookup(block, launcher.world) == nullptr) continue;
+    OVERLACE_TRY(read_small_integer(block, launcher.rank, env.rank));
+    OVERLACE_TRY(read_small_integer(block, launcher.world, env.world_size));
+    OVERLACE_TRY(read_small_integer(block, launcher.local, env.local_rank));
+    // The launcher of overlace speaks torchrun's names, so that any program understands them.
+    env.rank_source = env.launch_socket.empty() ? launcher.source : "overlace";
+    break;
+  }
+  const auto text_of = [&](std::string_view name) {
+    const std::string* text = lookup(block, name);
+    return text == nullptr ? std::string() : *text;
+  };
+  env.master_addr = text_of("MASTER_ADDR");
+  env.master_port = text_of("MASTER_PORT");
+  env.run_id = text_of("TORCHELASTIC_RUN_ID");
+  if (const std::string restart = text_of("TORCHELASTIC_RESTART_COUNT"); !restart.empty()) env.run_id += "." + restart;
+  return read_small_integer(block, "CUDA_DEVICE_MAX_CONNECTIONS", env.cuda_device_max_connections);
+}
+
+/// Foreign variables as rows of values().
+std::vector<EnvValue> foreign_values(const Block& block) {
+  std::vector<EnvValue> rows;
+  const auto add = [&](std::string_view name, std::string_view accepted, std::string_view doc) {
+    const std::string* text = lookup(block, name);
+    rows.push_back(
+        {std::string(name), text == nullptr ? "" : *text, text != nullptr, std::string(accepted), std::string(doc)});
+  };
+  for (const Launcher& launcher : kLaunchers) {
+    const std::string by = format("{} sets it", launcher.source);
+    add(launcher.rank, "integer >= 0", by + ": this process's rank.");
+    add(launcher.world, "integer >= 0", by + ": number of ranks; its presence names the launcher.");
+    add(launcher.local, "integer >= 0", by + ": rank within the host, the default CUDA device.");
+  }
+  add("MASTER_ADDR", "any text", "torchrun sets it; part of the job's name.");
+  add("MASTER_PORT", "any text", "torchrun sets it; part of the job's name.");
+  add("TORCHELASTIC_RUN_ID", "any text", "torchrun sets it; part of the job's name.");
+  add("TORCHELASTIC_RESTART_COUNT", "any text", "torchrun sets it; part of the job's name.");
+  add("CUDA_DEVICE_MAX_CONNECTIONS", "integer >= 0",
+      "Read by the CUDA driver; 1 can deadlock waits on streams, which are then not used.");
+  return rows;
+}
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string nearest_name(std::string_view name) {
+  std::string_view best;
+  size_t best_distance = std::numeric_limits<size_t>::max();
+  for (const Variable& variable : kVariables) {
+    const size_t distance = edit_distance(name, variable.name);
+    if (distance >= best_distance) continue;
+    best = variable.name;
+    best_distance = distance;
+  }
+  return std::string(best);
+}
+
+}  // namespace
+
+std::vector<EnvValue> Env::values() const { return values_; }
+
+std::vector<std::pair<std::string, std::string>> Env::unknown() const { return unknown_; }
+
+Result<Env> Env::parse(const std::vector<std::string>& block) {
+  Block settings;
+  for (const std::string& line : block) {
+    const size_t equals = line.find('=');
+    if (equals != std::string::npos) settings.emplace(line.substr(0, equals), line.substr(equals + 1));
+  }
+  Env env;
+  for (const Variable& variable : kVariables) {
+    const std::string* text = lookup(settings, variable.name);
+    if (text != nullptr && !variable.apply(env, *text)) return bad_value(variable.name, *text, variable.accepted);
+    env.values_.push_back({std::string(variable.name), variable.show(env), text != nullptr,
+                           std::string(variable.accepted), std::string(variable.doc)});
+  }
+  OVERLACE_TRY(read_launcher(settings, env));
+  for (EnvValue& row : foreign_values(settings)) env.values_.push_back(std::move(row));
+  for (const auto& [name, value] : settings) {
+    if (!name.starts_with(kPrefix)) continue;
+    const bool is_known = std::any_of(std::begin(kVariables), std::end(kVariables),
+                                      [&](const Variable& variable) { return variable.name == name; });
+    if (!is_known) env.unknown_.emplace_back(name, nearest_name(name));
+  }
+  return env;
+}
+
+const Env& env() {
+  static const Result<Env> instance = [] {
+    std::vector<std::string> block;
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) block.emplace_back(*entry);
+    return Env::parse(block);
+  }();
+  return instance.value();
+}
+
+}  // namespace overlace::base
