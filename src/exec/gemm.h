@@ -2,21 +2,29 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "overlace/tensor.h"
 #include "src/base/status.h"
 
 namespace overlace::exec {
 
-/// a (M, K) K contiguous; b (K, N) with K or N contiguous; c (M, N) N contiguous; bias (N) or undefined. dtypes: a and
-/// b alike, c that dtype or fp32. The result of a row block equals the same rows of the whole product bit for bit.
+/// a (M, K) K contiguous; b (K, N) with K or N contiguous; c (M, N) N contiguous; bias (N) or undefined, of any
+/// floating dtype. a and b have one dtype (fp64 fp32 bf16 fp16); c that dtype or fp32. Uses the calling thread alone.
+///
+/// The result of a row block equals the same rows of the whole product bit for bit: always with the reference provider
+/// (column blocks and accumulated K slabs too), with oneDNN in fp32 (its bf16 products of few rows add in another
+/// order). Either gives the same bits for the same shapes and data.
 struct GemmArgs {
-  TensorView a, b, c, bias;
-  bool accumulate = false;  // c += a b; c is fp32 or fp64
+  TensorView a{}, b{}, c{}, bias{};
+  bool accumulate = false;  // c += a b; c is fp32 or fp64; bias is added last
 };
 base::Status cpu_gemm(const GemmArgs& args);
 
-/// "reference" or "onednn 2.6.3"; chosen once per process.
+/// "reference" or "onednn 2.6.3".
 std::string cpu_gemm_provider();
+/// "auto" (oneDNN where it is found; the default), "reference" or "onednn". Process-wide; for tests and comparisons.
+/// not_supported with the reason where oneDNN cannot be opened.
+base::Status set_cpu_gemm_provider(std::string_view name);
 
 }  // namespace overlace::exec

@@ -13,10 +13,10 @@ namespace overlace::ops {
 /// Team of G ranks. Row-parallel layer with replicated output. One owner reduces each row (rows split as gemm_rs), in
 /// fp32 and rank order, then broadcasts it.
 struct GemmArArgs {
-  TensorView a;     // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
-  TensorView b;     // (K_local, N)   dtype of a; K or N contiguous
-  TensorView out;   // (M, N)         dtype of a | fp32; N contiguous
-  TensorView bias;  // (N) or undefined
+  TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
+  TensorView b{};     // (K_local, N)   dtype of a; K or N contiguous
+  TensorView out{};   // (M, N)         dtype of a | fp32; N contiguous
+  TensorView bias{};  // (N) or undefined
 };
 
 /// As run(AgGemmArgs).

@@ -14,11 +14,11 @@ namespace overlace::ops {
 /// travel in the dtype of out; the sum is fp32 in rank order with one final rounding; bias is added once, after the
 /// sum.
 struct GemmRsArgs {
-  TensorView a;                      // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
-  TensorView b;                      // (K_local, N)   dtype of a; K or N contiguous; K_local may differ by rank
-  TensorView out;                    // (rows of r, N) dtype of a | fp32; N contiguous
-  TensorView bias;                   // (N) or undefined; dtype of out or of a; the same on all ranks
-  std::vector<int64_t> row_offsets;  // G + 1 entries; empty: torch.tensor_split of M
+  TensorView a{};                      // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
+  TensorView b{};                      // (K_local, N)   dtype of a; K or N contiguous; K_local may differ by rank
+  TensorView out{};                    // (rows of r, N) dtype of a | fp32; N contiguous
+  TensorView bias{};                   // (N) or undefined; dtype of out or of a; the same on all ranks
+  std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 
 /// As run(AgGemmArgs).
