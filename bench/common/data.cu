@@ -1,0 +1,231 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <vector>
+
+#include "bench/common/data.h"
+
+namespace overlace::bench {
+namespace {
+
+__host__ __device__ uint64_t mix(uint64_t x) {  // splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014)
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9ull;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+/// Box-Muller on two halves of a hash.
+__device__ float normal_at(const Normal& n, int64_t row, int64_t col) {
+  const uint64_t key = mix(n.seed * 0x9e3779b97f4a7c15ull + n.stream);
+  const uint64_t h = mix(key ^ mix(static_cast<uint64_t>(n.first_row + row) * 0x9e3779b97f4a7c15ull +
+                                   static_cast<uint64_t>(n.first_col + col)));
+  const float u = (static_cast<float>(static_cast<uint32_t>(h >> 40)) + 0.5f) * 0x1p-24f;
+  const float v = static_cast<float>(static_cast<uint32_t>(h) >> 8) * 0x1p-24f;
+  return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v) * static_cast<float>(n.scale);
+}
+
+template <class T>
+__device__ T narrow(float v);
+template <>
+__device__ float narrow<float>(float v) {
+  return v;
+}
+template <>
+__device__ double narrow<double>(float v) {
+  return v;
+}
+template <>
+__device__ __half narrow<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+__device__ double widen(double v) { return v; }
+__device__ double widen(float v) { return v; }
+__device__ double widen(__half v) { return __half2float(v); }
+__device__ double widen(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <class T>
+__global__ void fill(T* data, int64_t pitch, int64_t rows, int64_t cols, Normal n) {
+  const int64_t step = gridDim.x * static_cast<int64_t>(blockDim.x);
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * cols; i += step) {
+    const int64_t row = i / cols, col = i - row * cols;
+    data[row * pitch + col] = narrow<T>(normal_at(n, row, col));
+  }
+}
+
+struct Sums {
+  double max_error, sum_error2, sum_want2;
+  int finite;
+};
+
+constexpr int kMaxFactors = 8;
+struct Factors {
+  Factor f[kMaxFactors];
+  int count;
+};
+
+__device__ void atomic_max(double* address, double value) {
+  auto* word = reinterpret_cast<unsigned long long*>(address);  // non-negative doubles order like their bits
+  atomicMax(word, static_cast<unsigned long long>(__double_as_longlong(value)));
+}
+
+/// One block per sampled element; the operands are recomputed.
+template <class Operand, class Out>
+__global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols, Factors factors, int64_t first_row,
+                      uint64_t seed, Sums* sums) {
+  const uint64_t h = mix(seed + blockIdx.x * 0x9e3779b97f4a7c15ull);
+  const int64_t row = static_cast<int64_t>((h >> 32) % static_cast<uint64_t>(rows));
+  const int64_t col = static_cast<int64_t>((h & 0xffffffffu) % static_cast<uint64_t>(cols));
+  __shared__ double partial[256];
+  double want = 0;
+  for (int s = 0; s < factors.count; ++s) {
+    const Factor& f = factors.f[s];
+    double dot = 0;
+    for (int64_t k = threadIdx.x; k < f.k; k += blockDim.x) {
+      dot += widen(narrow<Operand>(normal_at(f.left, first_row + row, k))) *
+             widen(narrow<Operand>(normal_at(f.right, col, k)));
+    }
+    partial[threadIdx.x] = dot;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+      if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+      __syncthreads();
+    }
+    want += partial[0];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    const double got = widen(out[row * pitch + col]);
+    if (!isfinite(got)) atomicExch(&sums->finite, 0);
+    const double error = fabs(got - want);
+    atomic_max(&sums->max_error, isfinite(error) ? error : 1e300);
+    atomicAdd(&sums->sum_error2, error * error);
+    atomicAdd(&sums->sum_want2, want * want);
+  }
+}
+
+struct DifferenceSums {
+  double max_abs, sum2;
+  int same;
+};
+template <class T>
+__global__ void difference(const T* a, int64_t pitch_a, const T* b, int64_t pitch_b, int64_t rows, int64_t cols,
+                           DifferenceSums* sums) {
+  double worst = 0, square = 0;
+  bool same = true;
+  const int64_t step = gridDim.x * static_cast<int64_t>(blockDim.x);
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * cols; i += step) {
+    const int64_t row = i / cols, col = i - row * cols;
+    const double x = widen(a[row * pitch_a + col]), y = widen(b[row * pitch_b + col]);
+    same = same && x == y;  // NaN differs from itself: unwritten output shows
+    const double d = fabs(x - y);
+    worst = isfinite(d) ? fmax(worst, d) : 1e300;
+    square += x * x;
+  }
+  atomic_max(&sums->max_abs, worst);
+  atomicAdd(&sums->sum2, square);
+  if (!same) atomicExch(&sums->same, 0);
+}
+
+base::Status cuda_status(cudaError_t e, const char* what) {
+  return e == cudaSuccess ? base::Status() : base::error(Errc::cuda, "{}: {}", what, cudaGetErrorString(e));
+}
+
+/// Device memory for one result, freed on every path.
+template <class T>
+struct DeviceCell {
+  T* p = nullptr;
+  ~DeviceCell() { (void)cudaFree(p); }
+  base::Status put(const T& value, cudaStream_t s) {
+    OVERLACE_TRY(cuda_status(cudaMalloc(&p, sizeof(T)), "cudaMalloc"));
+    return cuda_status(cudaMemcpyAsync(p, &value, sizeof(T), cudaMemcpyHostToDevice, s), "cudaMemcpyAsync");
+  }
+  base::Status get(T* value, cudaStream_t s) {
+    OVERLACE_TRY(cuda_status(cudaMemcpyAsync(value, p, sizeof(T), cudaMemcpyDeviceToHost, s), "cudaMemcpyAsync"));
+    return cuda_status(cudaStreamSynchronize(s), "cudaStreamSynchronize");
+  }
+};
+
+template <class F>
+base::Status with_type(DType t, F f) {
+  switch (t) {
+    case DType::fp64:
+      f(double{});
+      return {};
+    case DType::fp32:
+      f(float{});
+      return {};
+    case DType::fp16:
+      f(__half{});
+      return {};
+    case DType::bf16:
+      f(__nv_bfloat16{});
+      return {};
+    default:
+      return base::error(Errc::not_supported, "bench data: dtype {}", dtype_name(t));
+  }
+}
+
+}  // namespace
+
+base::Status fill_normal(const TensorView& m, const Normal& n, void* stream) {
+  if (m.numel() == 0) return {};
+  const int64_t rows = m.ndim >= 2 ? m.dim(0) : 1, cols = m.ndim >= 2 ? m.dim(1) : m.numel();
+  const int64_t pitch = m.ndim >= 2 ? m.stride(0) : cols;
+  OVERLACE_TRY(with_type(m.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    fill<T><<<1056, 256, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<T*>(m.data), pitch, rows, cols, n);
+  }));
+  return cuda_status(cudaGetLastError(), "fill kernel");
+}
+
+base::Result<Check> check_product(const TensorView& out, const Factor* factors, int count, int64_t first_row,
+                                  DType operand, int64_t samples, uint64_t seed, void* cuda_stream) {
+  OVERLACE_ASSERT(count >= 1 && count <= kMaxFactors);
+  if (out.numel() == 0) return Check{};
+  auto* stream = static_cast<cudaStream_t>(cuda_stream);
+  Factors all{};
+  all.count = count;
+  for (int i = 0; i < count; ++i) all.f[i] = factors[i];
+  DeviceCell<Sums> cell;
+  Sums sums{0, 0, 0, 1};
+  OVERLACE_TRY(cell.put(sums, stream));
+  OVERLACE_TRY(with_type(operand, [&](auto operand_zero) {
+    using Operand = decltype(operand_zero);
+    (void)with_type(out.dtype, [&](auto out_zero) {
+      using Out = decltype(out_zero);
+      check<Operand, Out><<<static_cast<unsigned>(samples), 256, 0, stream>>>(
+          static_cast<const Out*>(out.data), out.stride(0), out.dim(0), out.dim(1), all, first_row, seed, cell.p);
+    });
+  }));
+  OVERLACE_TRY(cuda_status(cudaGetLastError(), "check kernel"));
+  OVERLACE_TRY(cell.get(&sums, stream));
+  const double n = static_cast<double>(samples), rms = std::sqrt(sums.sum_want2 / n);
+  return Check{sums.max_error / rms, std::sqrt(sums.sum_error2 / n) / rms, samples, sums.finite != 0};
+}
+
+base::Result<Difference> compare(const TensorView& a, const TensorView& b, void* cuda_stream) {
+  OVERLACE_ASSERT(a.dtype == b.dtype && a.ndim == 2 && a.dim(0) == b.dim(0) && a.dim(1) == b.dim(1));
+  if (a.numel() == 0) return Difference{};
+  auto* stream = static_cast<cudaStream_t>(cuda_stream);
+  DeviceCell<DifferenceSums> cell;
+  DifferenceSums sums{0, 0, 1};
+  OVERLACE_TRY(cell.put(sums, stream));
+  OVERLACE_TRY(with_type(a.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    difference<T><<<1056, 256, 0, stream>>>(static_cast<const T*>(a.data), a.stride(0), static_cast<const T*>(b.data),
+                                            b.stride(0), a.dim(0), a.dim(1), cell.p);
+  }));
+  OVERLACE_TRY(cuda_status(cudaGetLastError(), "difference kernel"));
+  OVERLACE_TRY(cell.get(&sums, stream));
+  return Difference{sums.max_abs, std::sqrt(sums.sum2 / static_cast<double>(a.numel())), sums.same != 0};
+}
+
+}  // namespace overlace::bench

@@ -1,0 +1,152 @@
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <vector>
+
+#include "bench/common/gpu.h"
+
+namespace overlace::bench {
+namespace {
+
+base::Status check(cudaError_t e, const char* call) {
+  return e == cudaSuccess ? base::Status() : base::error(Errc::cuda, "{}: {}", call, cudaGetErrorString(e));
+}
+
+/// NVML by name: the library belongs to the driver and may be missing, and so may its header. Types as its stable ABI
+/// has them.
+struct Nvml {
+  static constexpr int kSuccess = 0, kClockSm = 1, kClockMemory = 2, kTemperatureGpu = 0;
+  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  bool ok = false;
+  void* device = nullptr;
+  int (*clock)(void*, int, unsigned*) = nullptr;
+  int (*power)(void*, unsigned*) = nullptr;
+  int (*limit)(void*, unsigned*) = nullptr;
+  int (*temperature)(void*, int, unsigned*) = nullptr;
+  int (*reasons)(void*, unsigned long long*) = nullptr;
+  int (*driver)(char*, unsigned) = nullptr;
+
+  explicit Nvml(const char* bus_id) {
+    if (library == nullptr) return;
+    const auto get = [&](const char* name, auto* out) {
+      *out = reinterpret_cast<std::remove_pointer_t<decltype(out)>>(dlsym(library, name));
+      return *out != nullptr;
+    };
+    int (*init)() = nullptr;
+    int (*by_bus)(const char*, void**) = nullptr;
+    ok = get("nvmlInit_v2", &init) && get("nvmlDeviceGetHandleByPciBusId_v2", &by_bus) &&
+         get("nvmlDeviceGetClockInfo", &clock) && get("nvmlDeviceGetPowerUsage", &power) &&
+         get("nvmlDeviceGetEnforcedPowerLimit", &limit) && get("nvmlDeviceGetTemperature", &temperature) &&
+         get("nvmlDeviceGetCurrentClocksThrottleReasons", &reasons) && get("nvmlSystemGetDriverVersion", &driver) &&
+         init() == kSuccess && by_bus(bus_id, &device) == kSuccess;
+  }
+};
+
+class CudaGpu final : public Gpu {
+ public:
+  CudaGpu(int device, const char* bus_id) : device_(device), nvml_(bus_id) {}
+  ~CudaGpu() override {
+    release_all();
+    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
+    (void)cudaEventDestroy(begin_);
+    (void)cudaEventDestroy(end_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  base::Status init() {
+    OVERLACE_TRY(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+    OVERLACE_TRY(check(cudaEventCreate(&begin_), "cudaEventCreate"));
+    return check(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  StreamRef stream() override { return StreamRef::cuda(stream_); }
+  base::Result<void*> alloc(size_t bytes) override {
+    void* p = nullptr;
+    if (cudaError_t e = cudaMalloc(&p, bytes == 0 ? 16 : bytes); e != cudaSuccess) {
+      return base::error(Errc::out_of_memory, "cudaMalloc of {} bytes: {}", bytes, cudaGetErrorString(e));
+    }
+    blocks_.push_back(p);
+    return p;
+  }
+  void release_all() override {
+    for (void* p : blocks_) (void)cudaFree(p);
+    blocks_.clear();
+  }
+  base::Status synchronize() override { return check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  base::Status memset(void* data, int byte, size_t bytes) override {
+    return check(cudaMemsetAsync(data, byte, bytes, stream_), "cudaMemsetAsync");
+  }
+  base::Status record_begin() override { return check(cudaEventRecord(begin_, stream_), "cudaEventRecord"); }
+  base::Status record_end() override { return check(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
+  base::Result<double> elapsed_us() override {
+    OVERLACE_TRY(check(cudaEventSynchronize(end_), "cudaEventSynchronize"));
+    float ms = 0;
+    OVERLACE_TRY(check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime"));
+    return static_cast<double>(ms) * 1e3;
+  }
+  base::Status capture(const std::function<base::Status()>& enqueue) override {
+    OVERLACE_TRY(check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
+    const base::Status queued = enqueue();
+    cudaGraph_t graph = nullptr;
+    const base::Status ended = check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    OVERLACE_TRY(queued);
+    OVERLACE_TRY(ended);
+    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
+    const base::Status made = check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    (void)cudaGraphDestroy(graph);
+    return made;
+  }
+  base::Status replay() override { return check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
+  ClockSample clocks() override {
+    ClockSample c;
+    if (!nvml_.ok) return c;
+    unsigned sm = 0, memory = 0, mw = 0, celsius = 0;
+    unsigned long long why = 0;
+    c.ok = nvml_.clock(nvml_.device, Nvml::kClockSm, &sm) == Nvml::kSuccess &&
+           nvml_.clock(nvml_.device, Nvml::kClockMemory, &memory) == Nvml::kSuccess &&
+           nvml_.power(nvml_.device, &mw) == Nvml::kSuccess &&
+           nvml_.temperature(nvml_.device, Nvml::kTemperatureGpu, &celsius) == Nvml::kSuccess &&
+           nvml_.reasons(nvml_.device, &why) == Nvml::kSuccess;
+    c.sm_mhz = sm;
+    c.memory_mhz = memory;
+    c.watts = mw / 1000.0;
+    c.celsius = celsius;
+    c.throttle = why;
+    return c;
+  }
+  GpuInfo describe() override {
+    cudaDeviceProp properties{};
+    int runtime = 0;
+    (void)cudaGetDeviceProperties(&properties, device_);
+    (void)cudaRuntimeGetVersion(&runtime);
+    GpuInfo info;
+    info.name = properties.name;
+    info.cuda = base::format("{}.{}", runtime / 1000, runtime % 1000 / 10);
+    info.sms = properties.multiProcessorCount;
+    info.l2_bytes = properties.l2CacheSize;
+    char driver[96] = "";
+    unsigned limit_mw = 0;
+    if (nvml_.ok && nvml_.driver(driver, sizeof driver) == Nvml::kSuccess) info.driver = driver;
+    if (nvml_.ok && nvml_.limit(nvml_.device, &limit_mw) == Nvml::kSuccess) info.power_limit_w = limit_mw / 1000.0;
+    return info;
+  }
+
+ private:
+  int device_;
+  Nvml nvml_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+  std::vector<void*> blocks_;
+};
+
+}  // namespace
+
+base::Result<std::unique_ptr<Gpu>> Gpu::open(int device) {
+  OVERLACE_TRY(check(cudaSetDevice(device), "cudaSetDevice"));
+  char bus_id[32] = "";
+  OVERLACE_TRY(check(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device), "cudaDeviceGetPCIBusId"));
+  auto gpu = std::make_unique<CudaGpu>(device, bus_id);
+  OVERLACE_TRY(gpu->init());
+  return std::unique_ptr<Gpu>(std::move(gpu));
+}
+
+}  // namespace overlace::bench
