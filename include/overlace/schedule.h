@@ -35,6 +35,7 @@ class Expr {
   bool operator==(const Expr& other) const { return text() == other.text(); }
 
  private:
+  friend class BoundExpr;
   struct Node;
   std::shared_ptr<const Node> node_;
   std::shared_ptr<const std::string> text_;
@@ -69,8 +70,8 @@ struct Range {
 struct Region {
   std::string buffer;
   Expr at = "r";
-  std::vector<Range> dims;
-  std::optional<Loop> each;
+  std::vector<Range> dims = {};
+  std::optional<Loop> each = {};
   bool operator==(const Region&) const = default;
 };
 
@@ -91,13 +92,15 @@ struct SignalDecl {
   Scope scope = Scope::system;
   bool operator==(const SignalDecl&) const = default;
 };
-/// Holds when the adds that rank `from` made to my word `slot` in THIS epoch are >= at_least.
+/// Holds when the adds that rank `from` made to my word `slot` in THIS epoch are >= at_least; with `previous`, once all
+/// adds of the epochs before this one are in (so it passes at once in the first).
 struct Wait {
   std::string signal;
   Expr slot;
   Expr from;
   Expr at_least = 1;
-  std::optional<Loop> each;
+  std::optional<Loop> each = {};
+  bool previous = false;
   bool operator==(const Wait&) const = default;
 };
 /// After completion: add to word `slot` of sender r at rank `at`, with release semantics.
@@ -106,7 +109,7 @@ struct Set {
   Expr slot;
   Expr at;
   int64_t add = 1;
-  std::optional<Loop> each;
+  std::optional<Loop> each = {};
   bool operator==(const Set&) const = default;
 };
 
@@ -133,7 +136,7 @@ struct Schedule {
   std::string family;  // "hetero_fused_1d", mirrors end in _rs, _ar
   Params params;       // M, N, K, G, q, dtype, ...
   std::map<std::string, Expr, std::less<>> consts;
-  Tables tables;  // "off": row offsets of the shards, G + 1 entries; absent: tensor_split of M
+  Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns
   bool deterministic = true;
   std::vector<Buffer> buffers;
   std::vector<SignalDecl> signals;
@@ -174,7 +177,9 @@ std::vector<int64_t> row_offsets(const OpSpec& op);
 std::vector<std::string> families(std::string_view op);
 
 /// Builds a family's schedule. `family` without suffix; `degree` q >= 1 chunks per shard (ignored where the family has
-/// none). Throws ScheduleError naming the known families, or Unsupported with the reason.
-Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1);
+/// none). `options`: "align" (rows of a chunk are a multiple of it, default 1), "align_n"/"align_k" (columns of a slab,
+/// default 8), "ce_queues" (copy lanes, default 1: in need order), "own_degree" (parts of the own shard's GEMM in
+/// gemm_rs/ar, a divisor of q, default 1). Throws ScheduleError naming the known families or the bad option.
+Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1, const Params& options = {});
 
 }  // namespace overlace::spec

@@ -29,6 +29,7 @@ struct ResolvedWait {
   int64_t slot = 0;
   int from = 0;
   int64_t at_least = 1;
+  bool previous = false;  // counts the adds up to the end of the previous epoch
 };
 struct ResolvedSet {
   int signal = 0;

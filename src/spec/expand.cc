@@ -1,0 +1,142 @@
+#include "src/spec/expand.h"
+
+#include <algorithm>
+#include <map>
+#include <queue>
+#include <tuple>
+#include <utility>
+
+#include "src/spec/expander.h"
+
+namespace overlace::spec {
+namespace {
+
+using Edges = std::vector<std::vector<int>>;  // successor lists
+
+/// Positions (in mine, in theirs) of the loop variables that both tasks have.
+std::vector<std::pair<size_t, size_t>> common_loops(const Task& mine, const Task& theirs) {
+  std::vector<std::pair<size_t, size_t>> out;
+  for (size_t i = 0; i < mine.loops.size(); ++i) {
+    for (size_t j = 0; j < theirs.loops.size(); ++j) {
+      if (mine.loops[i].var == theirs.loops[j].var) out.emplace_back(i, j);
+    }
+  }
+  return out;
+}
+
+base::Status resolve_deps(const Schedule& schedule, const std::vector<std::pair<int, int>>& ranges, Expansion* out) {
+  for (size_t t = 0; t < schedule.tasks.size(); ++t) {
+    const Task& task = schedule.tasks[t];
+    for (const std::string& name : task.deps) {
+      const auto dep = std::find_if(schedule.tasks.begin(), schedule.tasks.end(),
+                                    [&](const Task& other) { return other.id == name; });
+      if (dep == schedule.tasks.end() || name == task.id) {
+        return base::error(Errc::bad_schedule, "S1: task {}: depends on '{}', wanted another task's id", task.id, name);
+      }
+      const auto common = common_loops(task, *dep);
+      const auto [first, last] = ranges[static_cast<size_t>(dep - schedule.tasks.begin())];
+      for (int i = ranges[t].first; i < ranges[t].second; ++i) {
+        Instance& in = out->instances[static_cast<size_t>(i)];
+        for (int j = first; j < last; ++j) {
+          const std::vector<int64_t>& theirs = out->instances[static_cast<size_t>(j)].loop_values;
+          const bool match = std::all_of(common.begin(), common.end(), [&](const auto& pair) {
+            return in.loop_values[pair.first] == theirs[pair.second];
+          });
+          if (match) in.deps.push_back(j);
+        }
+      }
+    }
+  }
+  return {};
+}
+
+/// What a hardware queue would stop at: a wait that other ranks fulfil in this epoch.
+bool waits_for_peers(const Instance& in) {
+  return std::any_of(in.waits.begin(), in.waits.end(), [](const ResolvedWait& w) { return !w.previous; });
+}
+
+/// Sorts instances so that deps and lane predecessors come first and those that wait for peers as late as possible:
+/// what the peers need is issued before anything that could block.
+base::Status sort_for_issue(const Schedule& schedule, Expansion* out) {
+  std::vector<Instance>& list = out->instances;
+  const size_t n = list.size();
+  Edges next(n);
+  std::vector<int> missing(n, 0), ordinal(n, 0);
+  std::map<Lane, std::vector<int>> lanes;
+  for (size_t i = 0; i < n; ++i) {
+    lanes[list[i].lane].push_back(static_cast<int>(i));
+    for (int dep : list[i].deps) next[static_cast<size_t>(dep)].push_back(static_cast<int>(i)), ++missing[i];
+  }
+  for (auto& [lane, members] : lanes) {
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      const Instance &x = list[static_cast<size_t>(a)], &y = list[static_cast<size_t>(b)];
+      return std::tie(x.order, x.loop_values, x.task) < std::tie(y.order, y.loop_values, y.task);
+    });
+    for (size_t k = 0; k < members.size(); ++k) {
+      ordinal[static_cast<size_t>(members[k])] = static_cast<int>(k);
+      if (k == 0) continue;
+      next[static_cast<size_t>(members[k - 1])].push_back(members[k]);
+      ++missing[static_cast<size_t>(members[k])];
+    }
+  }
+  using Key = std::tuple<bool, int, bool, int>;  // waits, place in its lane, not a copy engine, index
+  std::priority_queue<Key, std::vector<Key>, std::greater<>> ready;
+  auto push = [&](int i) {
+    const Instance& in = list[static_cast<size_t>(i)];
+    ready.emplace(waits_for_peers(in), ordinal[static_cast<size_t>(i)], in.lane.engine != Engine::ce, i);
+  };
+  for (size_t i = 0; i < n; ++i) {
+    if (missing[i] == 0) push(static_cast<int>(i));
+  }
+  std::vector<int> issue, place(n, -1);
+  while (!ready.empty()) {
+    const int i = std::get<3>(ready.top());
+    ready.pop();
+    place[static_cast<size_t>(i)] = static_cast<int>(issue.size());
+    issue.push_back(i);
+    for (int j : next[static_cast<size_t>(i)]) {
+      if (--missing[static_cast<size_t>(j)] == 0) push(j);
+    }
+  }
+  if (issue.size() != n) {
+    const auto stuck = std::find(place.begin(), place.end(), -1) - place.begin();
+    return base::error(Errc::bad_schedule, "S7: rank {}: {} waits for itself through dependencies and its lane",
+                       out->rank, list[static_cast<size_t>(stuck)].id(schedule));
+  }
+  std::vector<Instance> sorted;
+  sorted.reserve(n);
+  for (int i : issue) {
+    sorted.push_back(std::move(list[static_cast<size_t>(i)]));
+    for (int& dep : sorted.back().deps) dep = place[static_cast<size_t>(dep)];
+  }
+  list = std::move(sorted);
+  return {};
+}
+
+}  // namespace
+
+int64_t Box::numel() const {
+  int64_t n = ndim > 0 ? 1 : 0;
+  for (int d = 0; d < ndim; ++d) n *= count[d];
+  return n;
+}
+
+int64_t Expansion::adds(int signal, int64_t slot, int from) const {
+  return adds_table[static_cast<size_t>(signal)][static_cast<size_t>(slot * ranks + from)];
+}
+
+base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
+  if (ranks < 1) return base::error(Errc::bad_schedule, "S1: expanded for {} ranks, wanted >= 1", ranks);
+  Expansion out;
+  out.rank = rank;
+  out.ranks = ranks;
+  Expander mine(schedule, rank, ranks);
+  OVERLACE_TRY(mine.expand(&out));
+  OVERLACE_TRY(resolve_deps(schedule, mine.task_ranges(), &out));
+  OVERLACE_TRY(sort_for_issue(schedule, &out));
+  for (int64_t slots : out.signal_slots) out.adds_table.emplace_back(static_cast<size_t>(slots * ranks), 0);
+  for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&out, rank));
+  return out;
+}
+
+}  // namespace overlace::spec

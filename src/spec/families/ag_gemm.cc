@@ -1,0 +1,170 @@
+#include <utility>
+
+#include "src/spec/families/families.h"
+
+namespace overlace::spec {
+namespace {
+
+/// X: the gathered rows at their place in the whole; `arrived[chunk]` of each sender; `credit` back to the senders.
+void add_inbox(Schedule* out, const OpSpec& op) {
+  out->buffers.push_back({"X", Space::symmetric, op.dtype, {"M", "K"}, 2});
+  out->signals = {{"arrived", "q"}, {"credit", 1}};
+  out->params["gathered"] = std::string("X");
+}
+
+/// My chunks to all peers, nearest user first: rank r-1 computes on my shard right after its own, r-2 one later.
+void add_push(Schedule* out, const FamilyOptions& options, bool is_slab = false) {
+  const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
+                                       : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
+  const Region to = box_at(
+      "X", "(r-p)%G",
+      is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()} : std::vector<Range>{chunk_rows("r"), all("K")});
+  Task push = copy("push", lane_of_peer(options), "s*G+p", {chunks(), peers()}, from, to);
+  push.waits = {credit_from("credit", "(r-p)%G")};
+  push.sets = {set_at("arrived", "s", "(r-p)%G")};
+  out->tasks.push_back(std::move(push));
+}
+
+/// My own chunks into X, on a copy lane of their own, so that one GEMM sees evenly spaced rows.
+void add_copy_own(Schedule* out, bool is_slab = false) {
+  const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
+                                       : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
+  const Region to = box("X", is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()}
+                                     : std::vector<Range>{chunk_rows("r"), all("K")});
+  out->tasks.push_back(copy("copy_own", "ce_queues", "s", {chunks()}, from, to));
+}
+
+Set credit_at_last() {
+  Set out = set_at("credit", 0, "(r+p)%G");
+  out.each = peers_at_last("s");
+  return out;
+}
+
+void add_gemm_own(Schedule* out, const OpSpec& op) {
+  out->tasks.push_back(gemm(op, "gemm_own", 0, box("A", {all("off[r+1]-off[r]"), all("K")}), b_operand(op),
+                            box("C", {shard_rows("r"), all("N")}), true));
+}
+
+/// Own shard from A at once; then step s takes chunk s of all other shards in one GEMM.
+void add_hetero_fused(Schedule* out, const OpSpec& op) {
+  add_gemm_own(out, op);
+  const std::string shard(kOther);
+  Task remote = gemm(op, "gemm_remote", "1+s", boxes("X", {chunk_rows(shard), all("K")}, others()), b_operand(op),
+                     boxes("C", {chunk_rows(shard), all("N")}, others()), true);
+  remote.loops = {chunks()};
+  remote.waits = {wait_each("arrived", "s", shard, others())};
+  remote.sets = {credit_at_last()};
+  out->tasks.push_back(std::move(remote));
+}
+
+/// Own shard from A at once; then one GEMM per chunk in the order of arrival, r+1 first.
+void add_hetero_unfused(Schedule* out, const OpSpec& op) {
+  add_gemm_own(out, op);
+  const std::string shard = "((r+p)%G)";
+  Task remote = gemm(op, "gemm_remote", "1+s", box("X", {chunk_rows(shard), all("K")}), b_operand(op),
+                     box("C", {chunk_rows(shard), all("N")}), true);
+  remote.loops = {chunks(), peers()};
+  remote.waits = {wait_for("arrived", "s", shard)};
+  Set credit = set_at("credit", 0, shard);
+  credit.each = Loop{"z", 0, "max(0,s-q+2)"};
+  remote.sets = {credit};
+  out->tasks.push_back(std::move(remote));
+}
+
+/// Step s takes chunk s of every shard, the own one among them, in one GEMM.
+void add_uniform_1d(Schedule* out, const OpSpec& op) {
+  add_copy_own(out);
+  const Loop sources = {"p", 0, "G"};
+  Task step = gemm(op, "gemm", "s", boxes("X", {chunk_rows("p"), all("K")}, sources), b_operand(op),
+                   boxes("C", {chunk_rows("p"), all("N")}, sources), true);
+  step.loops = {chunks()};
+  step.deps = {"copy_own"};
+  step.waits = {wait_each("arrived", "s", "(r+p)%G", peers())};
+  step.sets = {credit_at_last()};
+  out->tasks.push_back(std::move(step));
+}
+
+/// Step s adds columns slab s of all rows to a wide accumulator, which is converted once at the end: rounding C at each
+/// step would cost accuracy.
+void add_uniform_2d(Schedule* out, const OpSpec& op) {
+  out->buffers.push_back({"acc", Space::local, accumulator(op), {"M", "N"}});
+  add_copy_own(out, /*is_slab=*/true);
+  auto step = [&](const char* id, Loop loop, bool accumulate) {
+    Task task = gemm(op, id, "s", box("X", {all("M"), slab_columns()}), b_depth(op, slab_columns()),
+                     box("acc", {all("M"), all("N")}), false);
+    task.loops = {std::move(loop)};
+    task.deps = {"copy_own"};
+    if (accumulate) {
+      task.params["accumulate"] = true;
+      task.combine = Combine::add;
+    }
+    task.waits = {wait_each("arrived", "s", "(r+p)%G", peers())};
+    task.sets = {credit_at_last()};
+    out->tasks.push_back(std::move(task));
+  };
+  step("gemm_first", {"s", 0, 1}, false);
+  step("gemm_add", {"s", 1, "q"}, true);
+  Task convert = reduce("convert", 0, "q", {}, {box("acc", {all("M"), all("N")})}, box("C", {all("M"), all("N")}));
+  if (op.bias) {
+    convert.params["bias"] = true;
+    convert.reads.push_back(box("bias", {all("N")}));
+  }
+  out->tasks.push_back(std::move(convert));
+}
+
+/// Whole gather, then the whole GEMM.
+void add_serial(Schedule* out, const OpSpec& op) {
+  add_copy_own(out);
+  add_plain_gemm(out, op, "X", "C");
+  Task& whole = out->tasks.back();
+  whole.deps = {"copy_own"};
+  whole.waits = {wait_each("arrived", 0, "(r+p)%G", peers())};
+  whole.sets = {{.signal = "credit", .slot = 0, .at = "(r+p)%G", .each = peers()}};
+}
+
+void add_library(Schedule* out, const OpSpec& op) {
+  out->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
+  out->params["gathered"] = std::string("X");
+  Task gather;
+  gather.id = "all_gather";
+  gather.kind = Kind::collective;
+  gather.params = {{"collective", std::string("all_gather")}};
+  gather.reads = {box("A", {all("off[r+1]-off[r]"), all("K")})};
+  gather.writes = {box("X", {all("M"), all("K")})};
+  out->tasks.push_back(std::move(gather));
+  add_plain_gemm(out, op, "X", "C");
+  out->tasks.back().order = 1;
+}
+
+}  // namespace
+
+Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
+  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.k : 0);
+  if (family == "library") return add_library(&out, op), out;
+  if (family == "compute") {
+    out.buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
+    return add_plain_gemm(&out, op, "X", "C"), out;
+  }
+  add_inbox(&out, op);
+  add_push(&out, options, family == "uniform_fused_2d");
+  if (family == "serial") {
+    add_serial(&out, op);
+  } else if (family == "shard_p2p" || family == "hetero_unfused_1d") {
+    add_hetero_unfused(&out, op);
+  } else if (family == "hetero_fused_1d") {
+    add_hetero_fused(&out, op);
+  } else if (family == "uniform_fused_1d") {
+    add_uniform_1d(&out, op);
+  } else if (family == "uniform_fused_2d") {
+    add_uniform_2d(&out, op);
+  } else if (family == "comm" || family == "limit") {
+    if (family == "limit") {
+      out.buffers.push_back({"X0", Space::local, op.dtype, {"M", "K"}});
+      add_plain_gemm(&out, op, "X0", "C");
+    }
+    out.tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
+  }
+  return out;
+}
+
+}  // namespace overlace::spec

@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <utility>
+
+#include "src/spec/families/families.h"
+
+namespace overlace::spec {
+namespace {
+
+/// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last, and the end.
+std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
+  const int64_t per_part = (extent + parts - 1) / parts, step = (per_part + align - 1) / align * align;
+  std::vector<int64_t> out;
+  for (int64_t s = 0; s <= parts; ++s) out.push_back(std::min(s * step, extent));
+  out.back() = extent;
+  return out;
+}
+
+}  // namespace
+
+Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& options, int64_t columns) {
+  Schedule out;
+  out.op = op.op;
+  out.family = std::string(family) + (op.op == "gemm_rs" ? "_rs" : op.op == "gemm_ar" ? "_ar" : "");
+  out.params = {{"M", op.m},
+                {"N", op.n},
+                {"K", op.k},
+                {"G", int64_t{op.ranks}},
+                {"q", options.degree},
+                {"align", options.align},
+                {"ce_queues", options.ce_queues},
+                {"dtype", std::string(dtype_name(op.dtype))},
+                {"out_dtype", std::string(dtype_name(op.out_dtype))},
+                {"b_layout", std::string(op.b_layout == BLayout::nk ? "nk" : "kn")},
+                {"bias", op.bias}};
+  const std::vector<int64_t> off = row_offsets(op);
+  std::vector<int64_t> cut = {0};
+  for (size_t p = 0; p + 1 < off.size(); ++p) {
+    const std::vector<int64_t> parts = cut_evenly(off[p + 1] - off[p], options.degree, options.align);
+    for (size_t s = 1; s < parts.size(); ++s) cut.push_back(off[p] + parts[s]);
+  }
+  out.tables = {{"cut", std::move(cut)}, {"off", off}};
+  if (columns > 0) out.tables["slab"] = cut_evenly(columns, options.degree, options.align_columns);
+
+  const bool is_ag = op.op == "ag_gemm", is_rs = op.op == "gemm_rs";
+  const Expr own_rows = "off[r+1]-off[r]";
+  using Shape = std::vector<Expr>;
+  out.buffers.push_back({"A", Space::argument, op.dtype, is_ag ? Shape{own_rows, "K"} : Shape{"M", "K"}});
+  out.buffers.push_back(
+      {"B", Space::argument, op.dtype, op.b_layout == BLayout::nk ? Shape{"N", "K"} : Shape{"K", "N"}});
+  if (is_ag) {
+    out.buffers.push_back({"C", Space::argument, op.out_dtype, {"M", "N"}});
+  } else {
+    out.buffers.push_back({"Y", Space::argument, op.out_dtype, is_rs ? Shape{own_rows, "N"} : Shape{"M", "N"}});
+  }
+  if (op.bias) out.buffers.push_back({"bias", Space::argument, op.out_dtype, {"N"}});
+  return out;
+}
+
+void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c) {
+  schedule->tasks.push_back(
+      gemm(op, "gemm", 0, box(a, {all("M"), all("K")}), b_operand(op), box(c, {all("M"), all("N")}), true));
+}
+
+Loop chunks() { return {"s", 0, "q"}; }
+Loop peers() { return {"p", 1, "G"}; }
+Loop others() { return {"p", 0, "G-1"}; }
+Loop only_if_zero(const std::string& var, const std::string& expr) { return {var, 0, "max(0,1-" + expr + ")"}; }
+Loop peers_at_last(const std::string& s) { return {"p", 1, "1+(G-1)*max(0," + s + "-q+2)"}; }
+
+Range chunk_rows(const std::string& shard, const std::string& s) {
+  const std::string index = shard + "*q+" + s;
+  return {"cut[" + index + "]", "cut[" + index + "+1]-cut[" + index + "]"};
+}
+
+Range chunk_rows_in_shard(const std::string& shard, const std::string& s) {
+  Range out = chunk_rows(shard, s);
+  out.begin = out.begin.text() + "-off[" + shard + "]";
+  return out;
+}
+
+Range shard_rows(const std::string& shard) { return {"off[" + shard + "]", "off[" + shard + "+1]-off[" + shard + "]"}; }
+Range all(const std::string& extent) { return {0, extent}; }
+Range slab_columns(const std::string& s) { return {"slab[" + s + "]", "slab[" + s + "+1]-slab[" + s + "]"}; }
+
+Region box(std::string buffer, std::vector<Range> dims) { return {std::move(buffer), "r", std::move(dims)}; }
+Region box_at(std::string buffer, std::string rank, std::vector<Range> dims) {
+  return {std::move(buffer), rank, std::move(dims)};
+}
+Region boxes(std::string buffer, std::vector<Range> dims, Loop each) {
+  return {std::move(buffer), "r", std::move(dims), std::move(each)};
+}
+
+Region b_operand(const OpSpec& op) { return b_columns(op, all("N")); }
+Region b_columns(const OpSpec& op, const Range& n) {
+  return op.b_layout == BLayout::nk ? box("B", {n, all("K")}) : box("B", {all("K"), n});
+}
+Region b_depth(const OpSpec& op, const Range& k) {
+  return op.b_layout == BLayout::nk ? box("B", {all("N"), k}) : box("B", {k, all("N")});
+}
+
+Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias) {
+  Task out;
+  out.id = std::move(id);
+  out.kind = Kind::gemm;
+  out.order = std::move(order);
+  out.params = {{"b_layout", std::string(op.b_layout == BLayout::nk ? "nk" : "kn")}};
+  out.reads = {std::move(a), std::move(b)};
+  if (with_bias && op.bias) out.reads.push_back(box("bias", {all("N")}));
+  out.writes = {std::move(c)};
+  return out;
+}
+
+Task copy(std::string id, Expr queue, Expr order, std::vector<Loop> loops, Region from, Region to) {
+  Task out;
+  out.id = std::move(id);
+  out.kind = Kind::copy;
+  out.engine = Engine::ce;
+  out.queue = std::move(queue);
+  out.order = std::move(order);
+  out.loops = std::move(loops);
+  out.reads = {std::move(from)};
+  out.writes = {std::move(to)};
+  return out;
+}
+
+Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buffer, const std::string& arrived,
+            const std::string& credit) {
+  std::vector<Range> nothing = {{0, 0}, all(op.op == "ag_gemm" ? "K" : "N")};
+  if (buffer == "S") nothing.insert(nothing.begin(), Range{"r", 1});
+  Task out = copy(std::move(id), 0, std::move(order), {chunks()}, box(buffer, nothing), box(buffer, nothing));
+  out.engine = Engine::sm;
+  out.waits = {wait_each(arrived, "s", "(r+p)%G", peers())};
+  Set give = set_at(credit, 0, "(r+p)%G");
+  give.each = peers_at_last("s");
+  out.sets = {give};
+  return out;
+}
+
+Wait credit_from(const std::string& credit, const std::string& to) {
+  Wait out = wait_each(credit, 0, to, only_if_zero("z", "s"));
+  out.previous = true;
+  return out;
+}
+
+Expr lane_of_peer(const FamilyOptions& options) { return options.ce_queues == 1 ? Expr(0) : Expr("(p-1)%ce_queues"); }
+
+Task reduce(std::string id, Expr queue, Expr order, std::vector<Loop> loops, std::vector<Region> sources, Region to) {
+  Task out;
+  out.id = std::move(id);
+  out.kind = Kind::reduce;
+  out.queue = std::move(queue);
+  out.order = std::move(order);
+  out.loops = std::move(loops);
+  out.reads = std::move(sources);
+  out.writes = {std::move(to)};
+  return out;
+}
+
+Wait wait_for(std::string signal, Expr slot, Expr from) {
+  return {.signal = std::move(signal), .slot = std::move(slot), .from = std::move(from)};
+}
+Wait wait_each(std::string signal, Expr slot, Expr from, Loop each) {
+  Wait out = wait_for(std::move(signal), std::move(slot), std::move(from));
+  out.each = std::move(each);
+  return out;
+}
+Set set_at(std::string signal, Expr slot, Expr at) {
+  return {.signal = std::move(signal), .slot = std::move(slot), .at = std::move(at)};
+}
+
+DType accumulator(const OpSpec& op) { return op.dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
+
+}  // namespace overlace::spec

@@ -1,0 +1,94 @@
+// What the family builders share: the frame of a schedule, its regions, and the tasks that recur.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "overlace/schedule.h"
+
+namespace overlace::spec {
+
+/// Options of make_schedule after checking.
+struct FamilyOptions {
+  int64_t degree = 1, align = 1, align_columns = 8, ce_queues = 1, own_degree = 1;
+};
+
+/// params, tables ("off", "cut"; "slab" where `columns` > 0) and the buffers that callers bind.
+Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& options, int64_t columns = 0);
+
+/// One builder per operator, for two ranks or more.
+Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options);
+Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options);
+Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options);
+
+/// The part of a result that travels at once: chunk s of a shard's rows and all columns (1-D), or a whole shard's rows
+/// and slab s of the columns (2-D).
+struct Piece {
+  bool is_slab = false;
+  /// Dims in a buffer of all M rows, and in a buffer of that shard's rows.
+  std::vector<Range> of(const std::string& shard, const std::string& s = "s") const;
+  std::vector<Range> in_shard(const std::string& shard, const std::string& s = "s") const;
+};
+/// gemm_rs and gemm_ar up to the reduction: "S", signals `arrived` and `credit`, GEMMs, transfers to the owners, and
+/// the reduction into "Y" (gemm_rs) or my rows of "Z" (gemm_ar). Returns the loops of the reduction and its chunk
+/// number.
+struct Reduction {
+  Piece piece;
+  std::vector<Loop> loops;
+  std::string s;
+};
+Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options);
+/// Copies of partials "P" to the owners' slots "S".
+void add_scatter_copies(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, const Piece& piece,
+                        const std::vector<std::string>& deps);
+
+/// The plain GEMM: what every family is on one rank, and `compute` on several.
+void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c);
+
+/// Loops and expressions that recur. q: chunks; peers(): p = 1 .. G-1 as distances.
+Loop chunks();
+Loop peers();
+/// `0 .. 0` unless the expression is 0: makes a wait happen once, before the first chunk.
+Loop only_if_zero(const std::string& var, const std::string& expr);
+/// `peers()` for the last chunk, else empty: credits go out once.
+Loop peers_at_last(const std::string& s);
+/// p-th of the other ranks in ascending order (p = 0 .. G-2).
+inline constexpr std::string_view kOther = "(p+min(1,max(0,p-r+1)))";
+Loop others();
+
+/// Rows of chunk s of shard `shard` in a buffer of M rows.
+Range chunk_rows(const std::string& shard, const std::string& s = "s");
+/// The same inside the shard.
+Range chunk_rows_in_shard(const std::string& shard, const std::string& s = "s");
+Range shard_rows(const std::string& shard);
+Range all(const std::string& extent);
+Range slab_columns(const std::string& s = "s");
+
+Region box(std::string buffer, std::vector<Range> dims);
+Region box_at(std::string buffer, std::string rank, std::vector<Range> dims);
+Region boxes(std::string buffer, std::vector<Range> dims, Loop each);
+/// The whole of B, or its part along N or K.
+Region b_operand(const OpSpec& op);
+Region b_columns(const OpSpec& op, const Range& n);
+Region b_depth(const OpSpec& op, const Range& k);
+
+/// A gemm task on sm queue 0; adds the bias region when `with_bias` and the operator has one.
+Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias);
+Task copy(std::string id, Expr queue, Expr order, std::vector<Loop> loops, Region from, Region to);
+/// An instance per chunk that moves nothing: waits for `arrived` of all peers, then gives them their credit.
+Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buffer, const std::string& arrived,
+            const std::string& credit);
+/// The first write to `to` in an epoch waits until its rank has read all that this rank sent in the epoch before.
+Wait credit_from(const std::string& credit, const std::string& to);
+/// The copy lane of the transfer to distance p.
+Expr lane_of_peer(const FamilyOptions& options);
+Task reduce(std::string id, Expr queue, Expr order, std::vector<Loop> loops, std::vector<Region> sources, Region to);
+Wait wait_for(std::string signal, Expr slot, Expr from);
+Wait wait_each(std::string signal, Expr slot, Expr from, Loop each);
+Set set_at(std::string signal, Expr slot, Expr at);
+
+/// fp64 for fp64 operands, else fp32.
+DType accumulator(const OpSpec& op);
+
+}  // namespace overlace::spec

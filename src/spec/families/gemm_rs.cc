@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <utility>
+
+#include "src/spec/families/families.h"
+
+namespace overlace::spec {
+namespace {
+
+const char* const kOwner = "((r+p)%G)";
+
+/// S: one slot per source at the owner; `arrived[chunk]` of each source; `credit` back to the sources.
+void add_slots(Schedule* out, const OpSpec& op) {
+  const std::vector<int64_t>& off = out->tables.at("off");
+  int64_t shard_max = 0;
+  for (size_t p = 0; p + 1 < off.size(); ++p) shard_max = std::max(shard_max, off[p + 1] - off[p]);
+  out->consts["shard_max"] = shard_max;
+  out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
+  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G", "shard_max", "N"}, 2});
+  out->signals = {{"arrived", "q"}, {"credit", 1}};
+}
+
+std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_and_columns) {
+  rows_and_columns.insert(rows_and_columns.begin(), Range{source, 1});
+  return rows_and_columns;
+}
+
+/// Step s computes chunk s of every shard in one GEMM.
+void add_uniform_1d(Schedule* out, const OpSpec& op) {
+  const Loop owners = {"p", 0, "G"};
+  Task step = gemm(op, "gemm", "s", boxes("A", {chunk_rows("p"), all("K")}, owners), b_operand(op),
+                   boxes("P", {chunk_rows("p"), all("N")}, owners), false);
+  step.loops = {chunks()};
+  out->tasks.push_back(std::move(step));
+}
+
+/// Step s computes columns slab s of all rows.
+void add_uniform_2d(Schedule* out, const OpSpec& op) {
+  Task step = gemm(op, "gemm", "s", box("A", {all("M"), all("K")}), b_columns(op, slab_columns()),
+                   box("P", {all("M"), slab_columns()}), false);
+  step.loops = {chunks()};
+  out->tasks.push_back(std::move(step));
+}
+
+/// Others' chunks first, the own shard last: it hides the last transfer.
+void add_hetero(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_fused) {
+  const std::string shard = is_fused ? std::string(kOther) : kOwner;
+  Region a = box("A", {chunk_rows(shard), all("K")}), p = box("P", {chunk_rows(shard), all("N")});
+  if (is_fused) a.each = p.each = others();
+  Task remote = gemm(op, "gemm_remote", "s", a, b_operand(op), p, false);
+  remote.loops = is_fused ? std::vector<Loop>{chunks()} : std::vector<Loop>{chunks(), peers()};
+  out->tasks.push_back(std::move(remote));
+
+  Range rows = shard_rows("r");
+  if (options.own_degree > 1) {
+    const std::string each = std::to_string(options.degree / options.own_degree);
+    const std::string begin = "cut[r*q+j*" + each + "]", end = "cut[r*q+(j+1)*" + each + "]";
+    rows = {begin, end + "-" + begin};
+  }
+  Task own = gemm(op, "gemm_own", "q", box("A", {rows, all("K")}), b_operand(op), box("P", {rows, all("N")}), false);
+  if (options.own_degree > 1) own.loops = {{"j", 0, options.own_degree}};
+  out->tasks.push_back(std::move(own));
+}
+
+void add_library(Schedule* out, const OpSpec& op) {
+  const bool is_ar = op.op == "gemm_ar";
+  const Expr rows = is_ar ? Expr("M") : Expr("off[r+1]-off[r]");
+  out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
+  add_plain_gemm(out, op, "A", "P");
+  out->tasks.back().reads.resize(2);  // the bias is added once, after the sum
+  Task sum;
+  sum.id = is_ar ? "all_reduce" : "reduce_scatter";
+  sum.kind = Kind::collective;
+  sum.order = 1;
+  sum.params = {{"collective", sum.id}};
+  sum.reads = {box("P", {all("M"), all("N")})};
+  sum.writes = {box(op.bias ? "T" : "Y", {Range{0, rows}, all("N")})};
+  out->tasks.push_back(std::move(sum));
+  if (!op.bias) return;
+  out->buffers.push_back({"T", Space::local, op.out_dtype, {rows, "N"}});
+  Task bias = reduce("add_bias", 0, 2, {}, {box("T", {Range{0, rows}, all("N")}), box("bias", {all("N")})},
+                     box("Y", {Range{0, rows}, all("N")}));
+  bias.params["bias"] = true;
+  out->tasks.push_back(std::move(bias));
+}
+
+/// My slots of my rows, in rank order with my own partial in its place, then the bias; one rounding.
+Task sum_of_sources(const OpSpec& op, const Piece& piece, const std::vector<Loop>& loops, const std::string& s) {
+  const auto slot = slot_of("i", piece.in_shard("r", s));
+  std::vector<Region> sources = {boxes("S", slot, {"i", 0, "r"}), box("P", piece.of("r", s)),
+                                 boxes("S", slot, {"i", "r+1", "G"})};
+  const bool is_ar = op.op == "gemm_ar";
+  if (op.bias) sources.push_back(box("bias", {piece.of("r", s)[1]}));
+  Task out = reduce("reduce", 1, s, loops, std::move(sources),
+                    is_ar ? box("Z", piece.of("r", s)) : box("Y", piece.in_shard("r", s)));
+  if (op.bias) out.params["bias"] = true;
+  out.waits = {wait_each("arrived", s, "(r+p)%G", peers())};
+  Set credit = set_at("credit", 0, "(r+p)%G");
+  credit.each = peers_at_last(s);
+  out.sets = {credit};
+  return out;
+}
+
+}  // namespace
+
+std::vector<Range> Piece::of(const std::string& shard, const std::string& s) const {
+  if (is_slab) return {shard_rows(shard), slab_columns(s)};
+  return {chunk_rows(shard, s), all("N")};
+}
+
+std::vector<Range> Piece::in_shard(const std::string& shard, const std::string& s) const {
+  if (is_slab) return {Range{0, shard_rows(shard).count}, slab_columns(s)};
+  return {chunk_rows_in_shard(shard, s), all("N")};
+}
+
+void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const Piece& piece,
+                        const std::vector<std::string>& deps) {
+  Task push = copy("push", lane_of_peer(options), "s*G+p", {chunks(), peers()}, box("P", piece.of(kOwner)),
+                   box_at("S", kOwner, slot_of("r", piece.in_shard(kOwner))));
+  push.deps = deps;
+  push.waits = {credit_from("credit", kOwner)};
+  push.sets = {set_at("arrived", "s", kOwner)};
+  schedule->tasks.push_back(std::move(push));
+}
+
+Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options) {
+  Reduction out{{family == "uniform_fused_2d"}, {chunks()}, "s"};
+  add_slots(schedule, op);
+  if (family == "comm" || family == "limit") {
+    if (family == "limit") {
+      schedule->buffers.push_back({"P0", Space::local, op.out_dtype, {"M", "N"}});
+      add_plain_gemm(schedule, op, "A", "P0");
+    }
+    add_scatter_copies(schedule, options, out.piece, {});
+    schedule->tasks.push_back(finish(op, "finish", "1+s", "S", "arrived", "credit"));
+    return out;
+  }
+  std::string own = "gemm", sent = "gemm";
+  if (family == "serial") {
+    add_plain_gemm(schedule, op, "A", "P");
+    schedule->tasks.back().reads.resize(2);
+  } else if (family == "uniform_fused_1d") {
+    add_uniform_1d(schedule, op);
+  } else if (family == "uniform_fused_2d") {
+    add_uniform_2d(schedule, op);
+  } else {
+    add_hetero(schedule, op, options, family == "hetero_fused_1d");
+    own = "gemm_own";
+    sent = "gemm_remote";
+    if (options.own_degree > 1) {
+      const int64_t each = options.degree / options.own_degree;
+      out.loops = {{"j", 0, options.own_degree}, {"e", 0, each}};
+      out.s = "(j*" + std::to_string(each) + "+e)";
+    }
+  }
+  add_scatter_copies(schedule, options, out.piece, {sent});
+  Task sum = sum_of_sources(op, out.piece, out.loops, out.s);
+  sum.deps = {own};
+  schedule->tasks.push_back(std::move(sum));
+  return out;
+}
+
+Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
+  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
+  if (family == "library") return add_library(&out, op), out;
+  if (family == "compute") {
+    out.buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
+    add_plain_gemm(&out, op, "A", "P");
+    return out;
+  }
+  add_scatter(&out, op, family, options);
+  return out;
+}
+
+/// The rows that I own go to everybody's Z, and from there to Y: peers never touch a caller's buffer.
+Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
+  if (family == "library" || family == "compute") return make_gemm_rs(op, family, options);
+  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
+  out.buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
+  const Reduction sum = add_scatter(&out, op, family, options);
+  out.signals.push_back({"ready", "q"});
+  out.signals.push_back({"credit_z", 1});
+
+  const bool is_measuring = family == "comm" || family == "limit";
+  std::vector<Loop> loops = sum.loops;
+  loops.push_back(peers());
+  Task broadcast = copy("broadcast", "ce_queues", sum.s + "*G+p", std::move(loops), box("Z", sum.piece.of("r", sum.s)),
+                        box_at("Z", "(r-p)%G", sum.piece.of("r", sum.s)));
+  broadcast.deps = {is_measuring ? "finish" : "reduce"};
+  broadcast.waits = {credit_from("credit_z", "(r-p)%G")};
+  broadcast.waits[0].each = only_if_zero("z", sum.s);
+  broadcast.sets = {set_at("ready", sum.s, "(r-p)%G")};
+  out.tasks.push_back(std::move(broadcast));
+
+  if (is_measuring) {
+    out.tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", "credit_z"));
+    return out;
+  }
+  const Loop owners = {"p", 0, "G"};
+  Region from = box("Z", sum.piece.of("p", sum.s)), to = box("Y", sum.piece.of("p", sum.s));
+  from.each = to.each = owners;
+  Task copy_out = copy("copy_out", "ce_queues+1", sum.s, sum.loops, from, to);
+  copy_out.deps = {"reduce"};
+  copy_out.waits = {wait_each("ready", sum.s, "(r+p)%G", peers())};
+  Set credit = set_at("credit_z", 0, "(r+p)%G");
+  credit.each = peers_at_last(sum.s);
+  copy_out.sets = {credit};
+  out.tasks.push_back(std::move(copy_out));
+  return out;
+}
+
+}  // namespace overlace::spec

@@ -1,0 +1,116 @@
+#include "overlace/schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "overlace/error.h"
+#include "src/base/format.h"
+#include "src/base/status.h"
+#include "src/spec/families/families.h"
+
+namespace overlace::spec {
+namespace {
+
+constexpr int64_t kMaxDegree = 1024;
+
+const std::vector<std::string>& known_families() {
+  static const std::vector<std::string> names = {
+      "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d",
+      "compute", "comm",   "limit"};
+  return names;
+}
+
+bool has_degree(std::string_view family) {
+  return family != "library" && family != "serial" && family != "shard_p2p" && family != "compute";
+}
+
+[[noreturn]] void refuse(const std::string& why) { throw_error(Errc::bad_schedule, why); }
+
+void check_op(const OpSpec& op) {
+  if (op.op != "ag_gemm" && op.op != "gemm_rs" && op.op != "gemm_ar") {
+    refuse(base::format("operator is '{}', wanted ag_gemm, gemm_rs or gemm_ar", op.op));
+  }
+  if (op.m < 0 || op.n < 0 || op.k < 0 || op.ranks < 1) {
+    refuse(base::format("{}: wanted M, N, K >= 0 and G >= 1", op.to_string()));
+  }
+  const auto& off = op.row_offsets;
+  if (off.empty()) return;
+  if (off.size() != static_cast<size_t>(op.ranks) + 1) {
+    refuse(base::format("{}: row_offsets has {} entries, wanted {}", op.to_string(), off.size(), op.ranks + 1));
+  }
+  if (off.front() != 0 || off.back() != op.m || !std::is_sorted(off.begin(), off.end())) {
+    refuse(base::format("{}: row_offsets go from {} to {}, wanted 0 to {} without a step back", op.to_string(),
+                        off.front(), off.back(), op.m));
+  }
+}
+
+FamilyOptions check_options(std::string_view family, int degree, const Params& options) {
+  if (degree < 1 || degree > kMaxDegree) refuse(base::format("degree is {}, wanted 1 to {}", degree, kMaxDegree));
+  FamilyOptions out;
+  out.degree = has_degree(family) ? degree : 1;
+  for (const auto& [name, value] : options) {
+    int64_t* field = name == "align"        ? &out.align
+                     : name == "align_n"    ? &out.align_columns
+                     : name == "align_k"    ? &out.align_columns
+                     : name == "ce_queues"  ? &out.ce_queues
+                     : name == "own_degree" ? &out.own_degree
+                                            : nullptr;
+    if (field == nullptr) {
+      refuse(base::format("unknown option '{}' (known: align, align_k, align_n, ce_queues, own_degree)", name));
+    }
+    const int64_t* number = std::get_if<int64_t>(&value);
+    if (number == nullptr || *number < 1 || *number > (int64_t{1} << 30)) {
+      refuse(base::format("option '{}' is {}, wanted an integer >= 1", name, number == nullptr ? 0 : *number));
+    }
+    *field = *number;
+  }
+  if (!has_degree(family) && out.own_degree != 1) out.own_degree = 1;
+  if (out.degree % out.own_degree != 0) {
+    refuse(base::format("own_degree is {}, wanted a divisor of the degree {}", out.own_degree, out.degree));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string OpSpec::to_string() const {
+  std::string out = base::format("{} M {} N {} K {} G {} {}", op, m, n, k, ranks, dtype_name(dtype));
+  if (out_dtype != dtype) out += base::format(" -> {}", dtype_name(out_dtype));
+  if (bias) out += " bias";
+  if (!row_offsets.empty()) out += " ragged";
+  return out;
+}
+
+std::vector<int64_t> row_offsets(const OpSpec& op) {
+  if (!op.row_offsets.empty()) return op.row_offsets;
+  std::vector<int64_t> out;
+  const int64_t each = op.m / op.ranks, rest = op.m % op.ranks;
+  for (int64_t p = 0; p <= op.ranks; ++p) out.push_back(p * each + std::min(p, rest));
+  return out;
+}
+
+std::vector<std::string> families(std::string_view op) {
+  if (op != "ag_gemm" && op != "gemm_rs" && op != "gemm_ar") return {};
+  return known_families();
+}
+
+Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, const Params& options) {
+  check_op(op);
+  const auto& names = known_families();
+  if (std::find(names.begin(), names.end(), family) == names.end()) {
+    std::string list;
+    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+    refuse(base::format("{}: unknown family '{}' (known: {})", op.op, family, list));
+  }
+  const FamilyOptions checked = check_options(family, degree, options);
+  if (op.ranks == 1) {
+    Schedule out = frame(op, family, checked);
+    if (family != "comm") add_plain_gemm(&out, op, "A", op.op == "ag_gemm" ? "C" : "Y");
+    return out;
+  }
+  if (op.op == "ag_gemm") return make_ag_gemm(op, family, checked);
+  if (op.op == "gemm_rs") return make_gemm_rs(op, family, checked);
+  return make_gemm_ar(op, family, checked);
+}
+
+}  // namespace overlace::spec

@@ -1,0 +1,109 @@
+#include "src/spec/expand.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "overlace/error.h"
+
+namespace overlace::spec {
+namespace {
+
+OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = false) {
+  OpSpec op;
+  op.op = name;
+  op.m = m;
+  op.n = 24;
+  op.k = 40;
+  op.ranks = ranks;
+  op.bias = bias;
+  return op;
+}
+
+TEST(Expand, EveryFamilyResolvesOnEveryRank) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const std::string& family : families(name)) {
+      for (int ranks = 1; ranks <= 9; ++ranks) {
+        for (int64_t m : {0, 1, 7, 64, 101}) {
+          for (int degree : {1, 2, 3, 16}) {
+            const Schedule schedule = make_schedule(op_of(name, m, ranks, degree == 2), family, degree);
+            for (int rank = 0; rank < ranks; ++rank) {
+              const base::Result<Expansion> out = expand(schedule, rank, ranks);
+              ASSERT_TRUE(out.ok()) << name << " " << family << " G " << ranks << " M " << m << " q " << degree << ": "
+                                    << out.status().message();
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Expand, OrdersDepsAndLanePredecessorsFirst) {
+  const Schedule schedule = make_schedule(op_of("gemm_ar", 64, 4), "hetero_fused_1d", 4);
+  const Expansion out = expand(schedule, 2, 4).value();
+  std::map<Lane, std::pair<int64_t, std::vector<int64_t>>> last;
+  for (size_t i = 0; i < out.instances.size(); ++i) {
+    const Instance& in = out.instances[i];
+    for (int dep : in.deps) EXPECT_LT(dep, static_cast<int>(i)) << in.id(schedule);
+    const std::pair<int64_t, std::vector<int64_t>> place = {in.order, in.loop_values};
+    if (const auto it = last.find(in.lane); it != last.end()) {
+      EXPECT_LE(it->second, place) << in.id(schedule);
+    }
+    last[in.lane] = place;
+  }
+}
+
+TEST(Expand, IssuesWhatPeersNeedBeforeWhatWaitsForPeers) {
+  const Schedule schedule = make_schedule(op_of("ag_gemm", 64, 4), "hetero_fused_1d", 4);
+  const Expansion out = expand(schedule, 1, 4).value();
+  bool has_waited = false;
+  for (const Instance& in : out.instances) {
+    const bool waits = std::any_of(in.waits.begin(), in.waits.end(), [](const ResolvedWait& w) { return !w.previous; });
+    has_waited |= waits;
+    if (schedule.tasks[static_cast<size_t>(in.task)].id == "push") {
+      EXPECT_FALSE(has_waited) << in.id(schedule);
+    }
+  }
+  EXPECT_TRUE(has_waited);
+  EXPECT_EQ(out.instances.front().id(schedule), "push[s=0,p=1]");
+}
+
+TEST(Expand, CountsOneAddPerWordAndEpoch) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const char* family : {"serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
+                               "uniform_fused_2d", "comm", "limit"}) {
+      const Schedule schedule = make_schedule(op_of(name, 30, 3), family, 2);
+      const Expansion out = expand(schedule, 1, 3).value();
+      for (size_t signal = 0; signal < schedule.signals.size(); ++signal) {
+        for (int64_t slot = 0; slot < out.signal_slots[signal]; ++slot) {
+          for (int from : {0, 2}) {
+            EXPECT_EQ(out.adds(static_cast<int>(signal), slot, from), 1)
+                << name << " " << family << " " << schedule.signals[signal].name << "[" << slot << "] from " << from;
+          }
+          EXPECT_EQ(out.adds(static_cast<int>(signal), slot, 1), 0) << name << " " << family;
+        }
+      }
+    }
+  }
+}
+
+TEST(Expand, TakesMicroseconds) {
+  for (const char* family : {"hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_1d"}) {
+    const Schedule schedule = make_schedule(op_of("ag_gemm", 8192, 8), family, 16);
+    double best_us = 1e9;
+    for (int i = 0; i < 20; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      ASSERT_TRUE(expand(schedule, 3, 8).ok());
+      const auto end = std::chrono::steady_clock::now();
+      best_us = std::min(best_us, std::chrono::duration<double, std::micro>(end - begin).count());
+    }
+    RecordProperty(std::string("us_") + family, std::to_string(best_us));
+    EXPECT_LT(best_us, 20'000) << family;  // about 200 on an idle machine
+  }
+}
+
+}  // namespace
+}  // namespace overlace::spec
