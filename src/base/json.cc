@@ -41,12 +41,13 @@ struct CountingIterator {
   bool operator!=(const CountingIterator& other) const { return at != other.at; }
 };
 
-std::string position(std::string_view text, size_t offset) {
-  const std::string_view before = text.substr(0, std::min(offset, text.size()));
+/// Where the last of the first `num_read` characters stands.
+std::string position(std::string_view text, size_t num_read) {
+  const std::string_view before = text.substr(0, std::min(num_read, text.size()) - (num_read > 0 ? 1 : 0));
   const auto line = std::count(before.begin(), before.end(), '\n') + 1;
   const size_t newline = before.rfind('\n');
   const size_t column = newline == std::string_view::npos ? before.size() : before.size() - newline - 1;
-  return format("line {}, column {}", line, std::max<size_t>(column, 1));
+  return format("line {}, column {}", line, column + 1);
 }
 
 /// Reason of a nlohmann error without its own code and position.
@@ -298,6 +299,9 @@ std::string Json::dump(int indent) const {
 }
 
 Result<Json> Json::parse(std::string_view text, std::string_view source) {
+  // The parser takes a zero byte for the end of its input.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
+    return error(Errc::corrupt, "{}: {}: zero byte", source, position(text, zero + 1));
   const char* read = text.data();
   Builder builder(text, source, &read);
   const bool ok = nlohmann::json::sax_parse(CountingIterator{text.data(), &read},

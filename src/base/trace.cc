@@ -82,10 +82,14 @@ Result<Trace> trace_of(const Json& root, std::string_view source) {
   Trace trace;
   trace.title = title->as_string();
   trace.emulated = emulated->as_bool();
-  for (const Json& row : spans->as_array())
-    OVERLACE_TRY(read_span(row, trace.spans.size(), source, trace.spans.emplace_back()));
-  for (const Json& row : arrows->as_array())
-    OVERLACE_TRY(read_arrow(row, trace.arrows.size(), source, trace.arrows.emplace_back()));
+  for (const Json& row : spans->as_array()) {
+    const size_t index = trace.spans.size();
+    OVERLACE_TRY(read_span(row, index, source, trace.spans.emplace_back()));
+  }
+  for (const Json& row : arrows->as_array()) {
+    const size_t index = trace.arrows.size();
+    OVERLACE_TRY(read_arrow(row, index, source, trace.arrows.emplace_back()));
+  }
   return trace;
 }
 

@@ -1,0 +1,157 @@
+#include "src/base/half.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "overlace/error.h"
+
+namespace overlace::base {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+/// Value of the 16-bit pattern, from the definition of the format.
+double value_of(uint16_t bits, int exponent_bits) {
+  const int mantissa_bits = 15 - exponent_bits;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = (bits & 0x7FFF) >> mantissa_bits;
+  const int mantissa = bits & ((1 << mantissa_bits) - 1);
+  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign * std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+}
+
+TEST(Half, EveryPatternHasItsValueAndComesBack) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const auto b = static_cast<uint16_t>(bits);
+    const double fp16 = value_of(b, 5), bf16 = value_of(b, 8);
+    if (std::isnan(fp16)) {
+      ASSERT_TRUE(std::isnan(fp16_to_float(b)));
+      ASSERT_TRUE(std::isnan(fp16_to_float(float_to_fp16(fp16_to_float(b)))));
+    } else {
+      ASSERT_EQ(static_cast<double>(fp16_to_float(b)), fp16) << bits;
+      ASSERT_EQ(float_to_fp16(static_cast<float>(fp16)), b) << bits;
+    }
+    if (std::isnan(bf16)) {
+      ASSERT_TRUE(std::isnan(bf16_to_float(float_to_bf16(bf16_to_float(b)))));
+    } else {
+      ASSERT_EQ(static_cast<double>(bf16_to_float(b)), bf16) << bits;
+      ASSERT_EQ(float_to_bf16(static_cast<float>(bf16)), b) << bits;
+    }
+  }
+}
+
+/// Nearest of the two patterns around |value|, ties to the even one.
+uint16_t nearest(double value, int exponent_bits) {
+  const uint16_t infinity = exponent_bits == 5 ? 0x7C00 : 0x7F80;
+  uint16_t low = 0, high = infinity;
+  while (high - low > 1) {
+    const auto middle = static_cast<uint16_t>((low + high) / 2);
+    (value_of(middle, exponent_bits) <= std::abs(value) ? low : high) = middle;
+  }
+  // Beyond the largest finite value the format rounds as if its range went on.
+  const double above = high == infinity ? 2 * value_of(static_cast<uint16_t>(high - 1), exponent_bits) -
+                                              value_of(static_cast<uint16_t>(high - 2), exponent_bits)
+                                        : value_of(high, exponent_bits);
+  const double down = std::abs(value) - value_of(low, exponent_bits), up = above - std::abs(value);
+  const uint16_t magnitude = down < up || (down == up && low % 2 == 0) ? low : high;
+  return static_cast<uint16_t>(magnitude | (std::signbit(value) ? 0x8000 : 0));
+}
+
+TEST(Half, RoundsToNearestEven) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 20000; ++i) {
+    const auto sign = static_cast<uint32_t>(random() & 1) << 31;
+    // Around fp16's range (subnormals to overflow), and all of float's for bf16.
+    const float near_half =
+        std::bit_cast<float>(sign | static_cast<uint32_t>((random() % 48 + 100) << 23 | (random() & 0x7FFFFF)));
+    ASSERT_EQ(float_to_fp16(near_half), nearest(static_cast<double>(near_half), 5)) << near_half;
+    const float any =
+        std::bit_cast<float>(sign | static_cast<uint32_t>((random() % 255) << 23 | (random() & 0x7FFFFF)));
+    ASSERT_EQ(float_to_bf16(any), nearest(static_cast<double>(any), 8)) << any;
+  }
+  EXPECT_EQ(float_to_bf16(1 + 0x1p-8f), 0x3F80);      // tie to even
+  EXPECT_EQ(float_to_bf16(1 + 3 * 0x1p-8f), 0x3F82);  // tie to even, upwards
+  EXPECT_EQ(float_to_fp16(65519.0f), 0x7BFF);
+  EXPECT_EQ(float_to_fp16(65520.0f), 0x7C00);
+  EXPECT_EQ(float_to_fp16(0x1p-25f), 0x0000);
+  EXPECT_EQ(float_to_fp16(std::nextafter(0x1p-25f, 1.0f)), 0x0001);
+  EXPECT_EQ(float_to_fp16(-0.0f), 0x8000);
+  EXPECT_EQ(float_to_fp16(kInf), 0x7C00);
+  EXPECT_EQ(float_to_bf16(-kInf), 0xFF80);
+  EXPECT_EQ(float_to_bf16(std::numeric_limits<float>::max()), 0x7F80);
+}
+
+TEST(Half, DoublesAreRoundedOnce) {
+  std::mt19937_64 random(4);
+  uint16_t stored;
+  // Rounding to float first would make this a tie, and a tie would go down.
+  const double above_tie = 1 + 0x1p-8 + 0x1p-40;
+  store_element(&stored, DType::bf16, 0, above_tie);
+  EXPECT_EQ(stored, 0x3F81);
+  store_element(&stored, DType::bf16, 0, 1 + 3 * 0x1p-8 - 0x1p-40);
+  EXPECT_EQ(stored, 0x3F81);
+  for (int i = 0; i < 20000; ++i) {
+    const double fraction = 1 + static_cast<double>(random() >> 12) * 0x1p-52;
+    // Near a tie in half the draws: only the last bits decide.
+    const double tie = 1 + static_cast<double>(random() % 2048) * 0x1p-11 + static_cast<double>(random() % 3) * 0x1p-45;
+    const double value = std::ldexp(i % 2 == 0 ? fraction : tie, static_cast<int>(random() % 45) - 27);
+    store_element(&stored, DType::fp16, 0, value);
+    ASSERT_EQ(stored, nearest(value, 5)) << value;
+    store_element(&stored, DType::bf16, 0, -value);
+    ASSERT_EQ(stored, nearest(-value, 8)) << value;
+  }
+  store_element(&stored, DType::bf16, 0, 1e300);
+  EXPECT_EQ(stored, 0x7F80);
+  store_element(&stored, DType::fp16, 0, -1e300);
+  EXPECT_EQ(stored, 0xFC00);
+  store_element(&stored, DType::fp16, 0, std::nan(""));
+  EXPECT_TRUE(std::isnan(fp16_to_float(stored)));
+}
+
+TEST(Half, ElementsAndArraysOfEachType) {
+  for (DType dtype : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
+    std::vector<std::byte> array(dtype_bytes(dtype) * 9);
+    std::vector<float> in, out(9);
+    for (int i = 0; i < 9; ++i) in.push_back(static_cast<float>(i * 8 - 31));
+    convert_from_float(in.data(), array.data(), dtype, 9);
+    for (int i = 0; i < 9; ++i)
+      EXPECT_EQ(load_element(array.data(), dtype, i), static_cast<double>(in[static_cast<size_t>(i)]));
+    store_element(array.data(), dtype, 4, -0.75);
+    convert_to_float(array.data(), dtype, out.data(), 9);
+    in[4] = -0.75f;
+    EXPECT_EQ(out, in);
+    convert_to_float(nullptr, dtype, nullptr, 0);
+    convert_from_float(nullptr, nullptr, dtype, 0);
+  }
+}
+
+TEST(Half, IntegerTypesAreOurBug) {
+  int32_t word = 0;
+  float value = 0;
+  EXPECT_THROW(load_element(&word, DType::i32, 0), Internal);
+  EXPECT_THROW(store_element(&word, DType::u8, 0, 1), Internal);
+  EXPECT_THROW(convert_to_float(&word, DType::e4m3, &value, 1), Internal);
+  EXPECT_THROW(convert_from_float(&value, &word, DType::i64, 1), Internal);
+}
+
+TEST(Half, NamesOfTypes) {
+  DType dtype = DType::u8;
+  for (DType want : {DType::fp64, DType::fp32, DType::fp16, DType::bf16, DType::e4m3, DType::e5m2, DType::i64,
+                     DType::i32, DType::i8, DType::u8}) {
+    ASSERT_TRUE(parse_dtype(dtype_name(want), &dtype));
+    EXPECT_EQ(dtype, want);
+  }
+  dtype = DType::fp16;
+  for (const char* name : {"", "float32", "BF16", "bf16 ", "fp8"}) EXPECT_FALSE(parse_dtype(name, &dtype)) << name;
+  EXPECT_EQ(dtype, DType::fp16);
+}
+
+}  // namespace
+}  // namespace overlace::base
