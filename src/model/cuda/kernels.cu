@@ -85,30 +85,35 @@ __device__ A block_sum(A v, A* scratch) {
 __device__ float reciprocal_sqrt(float v) { return rsqrtf(v); }
 __device__ double reciprocal_sqrt(double v) { return rsqrt(v); }
 
-// ---- norms: one block per row ----
+// ---- residual and norm: one block per row ----
 
 template <class T>
-__global__ void __launch_bounds__(256) norm_rows(const NormLaunch p) {
+__global__ void __launch_bounds__(256) add_norm_rows(const AddNormLaunch p) {
   using A = Acc<T>;
   __shared__ A scratch[8];
-  const T* in = static_cast<const T*>(p.in) + blockIdx.x * p.cols;
-  T* out = static_cast<T*>(p.out) + blockIdx.x * p.cols;
+  T* x = static_cast<T*>(p.x) + blockIdx.x * p.cols;
+  if (p.delta != nullptr) {  // each thread reads below only what it wrote here
+    const T* delta = static_cast<const T*>(p.delta) + blockIdx.x * p.cols;
+    for (int64_t i = threadIdx.x; i < p.cols; i += 256) x[i] = narrow<T>(widen(x[i]) + widen(delta[i]));
+  }
+  if (p.out == nullptr) return;
   A mean = 0;
   if (p.subtract_mean) {
     A sum = 0;
-    for (int64_t i = threadIdx.x; i < p.cols; i += 256) sum += widen(in[i]);
+    for (int64_t i = threadIdx.x; i < p.cols; i += 256) sum += widen(x[i]);
     mean = block_sum(sum, scratch) / static_cast<A>(p.cols);
   }
   A square = 0;
   for (int64_t i = threadIdx.x; i < p.cols; i += 256) {
-    const A d = widen(in[i]) - mean;
+    const A d = widen(x[i]) - mean;
     square += d * d;
   }
   const A scale = reciprocal_sqrt(block_sum(square, scratch) / static_cast<A>(p.cols) + static_cast<A>(p.eps));
   const T* weight = static_cast<const T*>(p.weight);
   const T* bias = static_cast<const T*>(p.bias);
+  T* out = static_cast<T*>(p.out) + blockIdx.x * p.cols;
   for (int64_t i = threadIdx.x; i < p.cols; i += 256) {
-    A v = (widen(in[i]) - mean) * scale * widen(weight[i]);
+    A v = (widen(x[i]) - mean) * scale * widen(weight[i]);
     if (bias != nullptr) v += widen(bias[i]);
     out[i] = narrow<T>(v);
   }
@@ -136,8 +141,8 @@ __global__ void __launch_bounds__(128) rope_heads(const RopeLaunch p) {
   for (int i = lane; i < half; i += 32) {  // pairs (i, i + half), as Hugging Face rotates
     A a = widen(x[i]), b = widen(x[i + half]);
     if (weight != nullptr) {
-      a = widen(narrow<T>(a * scale * widen(weight[i])));
-      b = widen(narrow<T>(b * scale * widen(weight[i + half])));
+      a = a * scale * widen(weight[i]);
+      b = b * scale * widen(weight[i + half]);
     }
     if (p.cos != nullptr) {
       const A c = p.cos[position * half + i], s = p.sin[position * half + i];
@@ -232,13 +237,6 @@ __global__ void __launch_bounds__(256) pointwise(Pointwise f, const T* in, T* ou
 }
 
 template <class T>
-__global__ void __launch_bounds__(256) add(T* x, const T* y, int64_t n) {
-  for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < n; i += gridDim.x * int64_t{256}) {
-    x[i] = narrow<T>(widen(x[i]) + widen(y[i]));
-  }
-}
-
-template <class T>
 __global__ void __launch_bounds__(256) seeded(SeededMatrix m, T* out, int64_t rows, int64_t cols, int64_t pitch) {
   for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < rows * cols; i += gridDim.x * int64_t{256}) {
     const int64_t row = i / cols, col = i - row * cols;
@@ -284,10 +282,10 @@ cudaStream_t cuda(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
 
-base::Status launch_norm(const NormLaunch& p, void* stream) {
+base::Status launch_add_norm(const AddNormLaunch& p, void* stream) {
   if (p.rows == 0) return {};
-  return with_type(p.dtype, "norm", [&](auto zero) {
-    norm_rows<decltype(zero)><<<static_cast<unsigned>(p.rows), 256, 0, cuda(stream)>>>(p);
+  return with_type(p.dtype, "add_norm", [&](auto zero) {
+    add_norm_rows<decltype(zero)><<<static_cast<unsigned>(p.rows), 256, 0, cuda(stream)>>>(p);
   });
 }
 
@@ -323,14 +321,6 @@ base::Status launch_pointwise(Pointwise f, const void* in, void* out, int64_t n,
   return with_type(dtype, "pointwise", [&](auto zero) {
     using T = decltype(zero);
     pointwise<T><<<blocks_for(n), 256, 0, cuda(stream)>>>(f, static_cast<const T*>(in), static_cast<T*>(out), n);
-  });
-}
-
-base::Status launch_add(void* x, const void* y, int64_t n, DType dtype, void* stream) {
-  if (n == 0) return {};
-  return with_type(dtype, "add", [&](auto zero) {
-    using T = decltype(zero);
-    add<T><<<blocks_for(n), 256, 0, cuda(stream)>>>(static_cast<T*>(x), static_cast<const T*>(y), n);
   });
 }
 

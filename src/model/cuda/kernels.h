@@ -9,18 +9,20 @@
 
 namespace overlace::model {
 
-/// out (rows, cols) = norm of each row of in; weight (cols), bias (cols) or null (layer norm only). fp32 inside.
-struct NormLaunch {
-  const void* in = nullptr;
+/// x (rows, cols) += delta where delta is given, rounded; then out = norm of each row of x where out is given; weight
+/// (cols), bias (cols) or null. fp32 inside (fp64 for fp64).
+struct AddNormLaunch {
+  void* x = nullptr;
+  const void* delta = nullptr;
   const void* weight = nullptr;
-  const void* bias = nullptr;  // non-null: layer norm; null: RMS norm unless subtract_mean
+  const void* bias = nullptr;
   void* out = nullptr;
   int64_t rows = 0, cols = 0;
   double eps = 1e-5;
-  bool subtract_mean = false;
+  bool subtract_mean = false;  // layer norm; else RMS norm
   DType dtype = DType::bf16;
 };
-base::Status launch_norm(const NormLaunch& args, void* stream);
+base::Status launch_add_norm(const AddNormLaunch& args, void* stream);
 
 /// In place on qkv (tokens, (heads + 2 kv_heads) head_dim): RMS norm of each q and k head (null weights: none), then
 /// rotation by cos and sin (positions, head_dim / 2), fp32 (null: none). Position of token t: t % sequence.
@@ -53,8 +55,6 @@ base::Status launch_swiglu(const void* in, void* out, int64_t rows, int64_t cols
 enum class Pointwise { gelu_tanh, gelu_erf, relu };
 /// out = f(in), n elements; may be in place.
 base::Status launch_pointwise(Pointwise f, const void* in, void* out, int64_t n, DType dtype, void* stream);
-/// x += y, n elements, one rounding.
-base::Status launch_add(void* x, const void* y, int64_t n, DType dtype, void* stream);
 /// Seeded weights or input, made on the device; the same bits as on the host.
 base::Status launch_seeded(const SeededMatrix& m, void* out, int64_t rows, int64_t cols, int64_t pitch, DType dtype,
                            void* stream);
