@@ -1,0 +1,316 @@
+#include "src/model/config.h"
+
+#include <sys/stat.h>
+
+#include <cmath>
+#include <fstream>
+#include <optional>
+#include <set>
+
+#include "src/base/json.h"
+#include "src/model/shipped.h"
+
+namespace overlace::model {
+namespace {
+
+using base::invalid_argument;
+using base::Json;
+using base::Result;
+using base::Status;
+
+constexpr int64_t kMaxHidden = int64_t{1} << 20;
+constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxHeads = 65536;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
+constexpr int64_t kMaxPosition = int64_t{1} << 40;
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+constexpr size_t kMaxShownBytes = 64;
+
+std::string shown(const Json& value) {
+  std::string text = value.dump();
+  if (text.size() > kMaxShownBytes) text = text.substr(0, kMaxShownBytes) + "...";
+  return text;
+}
+
+/// Typed access to an object's keys. The first failure is kept; later calls are harmless.
+class Keys {
+ public:
+  Keys(const Json& object, std::string source, std::string prefix = "")
+      : object_(&object), source_(std::move(source)), prefix_(std::move(prefix)) {}
+
+  const Status& status() const { return status_; }
+  const std::string& source() const { return source_; }
+  std::string name(std::string_view key) const { return prefix_ + std::string(key); }
+  const Json* value(std::string_view key) const {
+    const Json* found = object_->find(key);
+    return found == nullptr || found->is_null() ? nullptr : found;
+  }
+
+  void fail(Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
+  void fail_value(std::string_view key, std::string_view wanted) {
+    const Json* got = object_->find(key);
+    fail(got == nullptr ? invalid_argument("{}: key \"{}\" is missing, wanted {}", source_, name(key), wanted)
+                        : invalid_argument("{}: key \"{}\" is {}, wanted {}", source_, name(key), shown(*got), wanted));
+  }
+
+  int64_t integer(std::string_view key, int64_t max, std::optional<int64_t> absent = {}) {
+    const Json* v = value(key);
+    if (v == nullptr && absent) return *absent;
+    if (v != nullptr && v->is_int() && v->as_int() >= 1 && v->as_int() <= max) return v->as_int();
+    fail_value(key, base::format("an integer from 1 to {}", max));
+    return 1;
+  }
+  double positive(std::string_view key, std::optional<double> absent = {}) {
+    const Json* v = value(key);
+    if (v == nullptr && absent) return *absent;
+    if (v != nullptr && v->is_number() && v->as_double() > 0 && std::isfinite(v->as_double())) return v->as_double();
+    fail_value(key, "a positive number");
+    return 1;
+  }
+  bool boolean(std::string_view key, bool absent) {
+    const Json* v = value(key);
+    if (v == nullptr) return absent;
+    if (v->is_bool()) return v->as_bool();
+    fail_value(key, "true or false");
+    return absent;
+  }
+  std::string text(std::string_view key, std::string_view absent) {
+    const Json* v = value(key);
+    if (v == nullptr) return std::string(absent);
+    if (v->is_string()) return v->as_string();
+    fail_value(key, "a string");
+    return std::string(absent);
+  }
+  /// not_supported unless the key is absent or has that value.
+  void only(std::string_view key, bool supported) {
+    if (boolean(key, supported) != supported) unsupported(key, supported ? "true" : "false");
+  }
+  void unsupported(std::string_view key, std::string_view can) {
+    const Json* got = object_->find(key);
+    fail(base::error(Errc::not_supported, "{}: key \"{}\" is {}; supported: {}", source_, name(key),
+                     got == nullptr ? "missing" : shown(*got), can));
+  }
+
+ private:
+  const Json* object_;
+  std::string source_, prefix_;
+  Status status_;
+};
+
+std::optional<RopeScaling::Kind> scaling_kind(std::string_view type) {
+  if (type == "default") return RopeScaling::Kind::none;
+  if (type == "linear") return RopeScaling::Kind::linear;
+  if (type == "llama3") return RopeScaling::Kind::llama3;
+  return {};
+}
+
+void parse_scaling(Keys& keys, RopeScaling& scaling) {
+  const bool old_key = keys.value("rope_type") == nullptr && keys.value("type") != nullptr;
+  const std::string_view key = old_key ? "type" : "rope_type";
+  const auto kind = scaling_kind(keys.text(key, "default"));
+  if (!kind) return keys.unsupported(key, "default, linear, llama3");
+  scaling.kind = *kind;
+  if (*kind == RopeScaling::Kind::none) return;
+  scaling.factor = keys.positive("factor");
+  if (scaling.factor < 1) keys.fail_value("factor", "a number >= 1");
+  if (*kind != RopeScaling::Kind::llama3) return;
+  scaling.low_freq_factor = keys.positive("low_freq_factor");
+  scaling.high_freq_factor = keys.positive("high_freq_factor");
+  scaling.original_max_position = keys.integer("original_max_position_embeddings", kMaxPosition);
+  if (scaling.high_freq_factor <= scaling.low_freq_factor)
+    keys.fail_value("high_freq_factor", base::format("more than low_freq_factor {}", scaling.low_freq_factor));
+}
+
+/// `rope_theta` and `rope_scaling` of old files, `rope_parameters` with both inside of new ones.
+void parse_rope(Keys& keys, ModelConfig& config) {
+  config.rope_theta = keys.positive("rope_theta", 10000.0);
+  if (keys.value("partial_rotary_factor") != nullptr && keys.positive("partial_rotary_factor") != 1)
+    keys.unsupported("partial_rotary_factor", "1");
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const Json* inner = keys.value(key);
+    if (inner == nullptr) continue;
+    if (!inner->is_object()) return keys.fail_value(key, "an object or null");
+    for (const auto& [name, value] : inner->as_object())
+      if (value.is_object()) return keys.unsupported(key, "one object for all layers");
+    Keys inside(*inner, keys.source(), keys.name(key) + ".");
+    const double theta = inside.positive("rope_theta", config.rope_theta);
+    if (theta != config.rope_theta && keys.value("rope_theta") != nullptr)
+      inside.fail_value("rope_theta", base::format("{} as key \"rope_theta\" says", config.rope_theta));
+    config.rope_theta = theta;
+    if (inside.value("partial_rotary_factor") != nullptr && inside.positive("partial_rotary_factor") != 1)
+      inside.unsupported("partial_rotary_factor", "1");
+    const RopeScaling before = config.rope_scaling;
+    parse_scaling(inside, config.rope_scaling);
+    keys.fail(inside.status());
+    if (before.kind != RopeScaling::Kind::none && before.kind != config.rope_scaling.kind)
+      keys.fail(invalid_argument("{}: keys \"rope_scaling\" and \"rope_parameters\" differ, wanted one of them",
+                                 keys.source()));
+  }
+}
+
+/// `layer_types` must agree with one kind of attention for all layers.
+void parse_window(Keys& keys, bool window_by_default, ModelConfig& config) {
+  int64_t window = keys.integer("sliding_window", kMaxPosition, 0);
+  if (!keys.boolean("use_sliding_window", window_by_default)) window = 0;
+  const Json* types = keys.value("layer_types");
+  if (types != nullptr) {
+    if (!types->is_array()) return keys.fail_value("layer_types", "an array of strings");
+    std::set<std::string> kinds;
+    for (const Json& type : types->as_array()) {
+      if (!type.is_string()) return keys.fail_value("layer_types", "an array of strings");
+      kinds.insert(type.as_string());
+    }
+    const auto count = static_cast<int64_t>(types->as_array().size());
+    if (count != config.layers)
+      return keys.fail(invalid_argument("{}: key \"layer_types\" has {} entries, wanted num_hidden_layers = {}",
+                                        keys.source(), count, config.layers));
+    if (kinds.size() > 1) return keys.unsupported("layer_types", "the same type for all layers");
+    if (*kinds.begin() == "full_attention") {
+      window = 0;
+    } else if (*kinds.begin() != "sliding_attention") {
+      return keys.unsupported("layer_types", "full_attention, sliding_attention");
+    } else if (window == 0) {
+      return keys.fail_value("sliding_window", "the window of layer_types' sliding_attention");
+    }
+  } else if (window != 0 && config.model_type.starts_with("qwen")) {
+    // Without layer_types the window starts at layer max_window_layers: two kinds of layers.
+    return keys.unsupported("use_sliding_window", "false, or layer_types with one type for all layers");
+  }
+  config.sliding_window = window;
+}
+
+void parse_llama_like(Keys& keys, ModelConfig& config) {
+  config.hidden = keys.integer("hidden_size", kMaxHidden);
+  config.layers = keys.integer("num_hidden_layers", kMaxLayers);
+  config.heads = keys.integer("num_attention_heads", kMaxHeads);
+  config.kv_heads = keys.integer("num_key_value_heads", kMaxHeads, config.heads);
+  config.intermediate = keys.integer("intermediate_size", kMaxIntermediate);
+  config.norm_eps = keys.positive("rms_norm_eps", 1e-6);
+  if (const Json* v = keys.value("head_dim"); v != nullptr) {
+    config.head_dim = keys.integer("head_dim", kMaxHeadDim);
+  } else {
+    if (config.hidden % config.heads != 0)
+      keys.fail(invalid_argument("{}: key \"hidden_size\" is {}, wanted a multiple of num_attention_heads {}",
+                                 keys.source(), config.hidden, config.heads));
+    config.head_dim = config.hidden / config.heads;
+  }
+  const std::string activation = keys.text("hidden_act", "silu");
+  if (activation != "silu" && activation != "swish") keys.unsupported("hidden_act", "silu");
+  const std::string& type = config.model_type;
+  const bool attention_bias = (type == "llama" || type == "qwen3") && keys.boolean("attention_bias", false);
+  config.qkv_bias = type == "qwen2" || attention_bias;
+  config.o_bias = attention_bias;
+  config.mlp_bias = type == "llama" && keys.boolean("mlp_bias", false);
+  config.qk_norm = type == "qwen3";
+  if (type != "llama") parse_window(keys, type == "mistral", config);
+  parse_rope(keys, config);
+  if (config.head_dim % 2 != 0)
+    keys.fail(invalid_argument("{}: the head dimension is {}, wanted an even number for RoPE", keys.source(),
+                               config.head_dim));
+}
+
+void parse_gpt2(Keys& keys, ModelConfig& config) {
+  config.hidden = keys.integer("n_embd", kMaxHidden);
+  config.layers = keys.integer("n_layer", kMaxLayers);
+  config.heads = config.kv_heads = keys.integer("n_head", kMaxHeads);
+  config.intermediate = keys.integer("n_inner", kMaxIntermediate, 4 * config.hidden);
+  config.norm = Norm::layer;
+  config.norm_eps = keys.positive("layer_norm_epsilon", 1e-5);
+  config.positions = Positions::none;
+  config.qkv_bias = config.o_bias = config.mlp_bias = config.conv1d_weights = true;
+  if (config.hidden % config.heads != 0)
+    keys.fail(invalid_argument("{}: key \"n_embd\" is {}, wanted a multiple of n_head {}", keys.source(), config.hidden,
+                               config.heads));
+  config.head_dim = config.hidden / config.heads;
+  const std::string activation = keys.text("activation_function", "gelu_new");
+  if (activation == "gelu_new" || activation == "gelu_pytorch_tanh") {
+    config.activation = Activation::gelu_tanh;
+  } else if (activation == "gelu") {
+    config.activation = Activation::gelu_erf;
+  } else if (activation == "relu") {
+    config.activation = Activation::relu;
+  } else {
+    keys.unsupported("activation_function", "gelu_new, gelu_pytorch_tanh, gelu, relu");
+  }
+  keys.only("scale_attn_weights", true);
+  keys.only("scale_attn_by_inverse_layer_idx", false);
+  keys.only("add_cross_attention", false);
+}
+
+Status check_heads(const ModelConfig& config, std::string_view source) {
+  if (config.heads % config.kv_heads != 0)
+    return invalid_argument("{}: key \"num_attention_heads\" is {}, wanted a multiple of num_key_value_heads {}",
+                            source, config.heads, config.kv_heads);
+  if (config.head_dim > kMaxHeadDim)
+    return invalid_argument("{}: the head dimension is {}, wanted at most {}", source, config.head_dim, kMaxHeadDim);
+  return {};
+}
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return base::error(Errc::io, "{}: cannot be opened, wanted a readable config.json", path);
+  std::string text(kMaxConfigBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (file.bad()) return base::error(Errc::io, "{}: read error after {} bytes", path, text.size());
+  if (text.size() > kMaxConfigBytes)
+    return base::error(Errc::corrupt, "{}: more than {} bytes, wanted a config.json", path, kMaxConfigBytes);
+  return text;
+}
+
+}  // namespace
+
+Result<ModelConfig> parse_config(std::string_view json, std::string_view source) {
+  Result<Json> parsed = Json::parse(json, source);
+  if (!parsed.ok()) return parsed.status();
+  if (!parsed->is_object())
+    return base::error(Errc::corrupt, "{}: the document is {}, wanted an object", source, parsed->type_name());
+  Keys keys(*parsed, std::string(source));
+  ModelConfig config;
+  config.name = source;
+  config.model_type = keys.text("model_type", "");
+  if (config.model_type.empty()) keys.fail_value("model_type", "one of llama, qwen2, qwen3, mistral, gpt2, gpt3");
+  if (keys.value("quantization_config") != nullptr) keys.unsupported("quantization_config", "none");
+  if (!keys.status().ok()) return keys.status();
+  const std::string& type = config.model_type;
+  if (type == "llama" || type == "qwen2" || type == "qwen3" || type == "mistral") {
+    parse_llama_like(keys, config);
+  } else if (type == "gpt2" || type == "gpt3") {
+    parse_gpt2(keys, config);
+  } else {
+    keys.unsupported("model_type", "llama, qwen2, qwen3, mistral, gpt2, gpt3");
+  }
+  if (!keys.status().ok()) return keys.status();
+  OVERLACE_TRY(check_heads(config, source));
+  return config;
+}
+
+std::vector<std::string> shipped_configs() {
+  std::vector<std::string> names;
+  for (const ShippedConfig& shipped : shipped_config_data()) names.emplace_back(shipped.name);
+  return names;
+}
+
+Result<ModelConfig> load_config(const std::string& name_or_path) {
+  std::string names;
+  for (const ShippedConfig& shipped : shipped_config_data()) {
+    if (shipped.name == name_or_path) return parse_config(shipped.json, shipped.name);
+    names += (names.empty() ? "" : ", ") + std::string(shipped.name);
+  }
+  struct stat info {};
+  if (::stat(name_or_path.c_str(), &info) != 0) {
+    const bool is_path = name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json");
+    return base::error(is_path ? Errc::io : Errc::invalid_argument,
+                       "config \"{}\": no such file and no shipped name, wanted a config.json or one of {}",
+                       name_or_path, names);
+  }
+  const std::string path = S_ISDIR(info.st_mode) ? name_or_path + "/config.json" : name_or_path;
+  Result<std::string> text = read_text(path);
+  if (!text.ok()) return text.status();
+  return parse_config(*text, path);
+}
+
+}  // namespace overlace::model

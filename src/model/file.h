@@ -1,0 +1,30 @@
+// Files mapped for reading.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "src/base/status.h"
+
+namespace overlace::model {
+
+/// Read-only mapping of a regular file; pages come in as they are touched.
+class MappedFile {
+ public:
+  static base::Result<std::shared_ptr<MappedFile>> open(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  const char* data() const { return data_; }
+  size_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  MappedFile(std::string path, const char* data, size_t size) : path_(std::move(path)), data_(data), size_(size) {}
+  std::string path_;
+  const char* data_;
+  size_t size_;
+};
+
+}  // namespace overlace::model

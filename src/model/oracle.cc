@@ -1,0 +1,194 @@
+// The stack in fp64 on whole matrices, without shards, operators or devices: what Stack is compared with.
+#include <cmath>
+#include <numbers>
+
+#include "src/base/half.h"
+#include "src/model/oracle_math.h"
+#include "src/model/rope.h"
+#include "src/model/sharding.h"
+#include "src/model/stack.h"
+#include "src/model/weights.h"
+
+namespace overlace::model {
+namespace {
+
+using base::Result;
+using base::Status;
+using Matrix = std::vector<double>;
+
+size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+double activate(Activation kind, double x) {
+  switch (kind) {
+    case Activation::swiglu:
+      return x / (1 + std::exp(-x));
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+    case Activation::gelu_erf:
+      return 0.5 * x * (1 + std::erf(x / std::numbers::sqrt2));
+    case Activation::relu:
+      return x > 0 ? x : 0;
+  }
+  return x;
+}
+
+class Oracle {
+ public:
+  Oracle(const ModelConfig& config, const Problem& problem, Weights& weights, OracleMath& math, int threads)
+      : config_(config), problem_(problem), weights_(weights), math_(math), threads_(threads) {}
+
+  Status layer(int64_t index, Matrix& x) {
+    layer_ = index;
+    const int64_t q_cols = config_.heads * config_.head_dim, kv_cols = config_.kv_heads * config_.head_dim;
+    Matrix h, q, k, v, o, up;
+    OVERLACE_TRY(norm(x, Weight::norm1, Weight::norm1_bias, h));
+    OVERLACE_TRY(project(h, Weight::q, Weight::q_bias, q));
+    OVERLACE_TRY(project(h, Weight::k, Weight::k_bias, k));
+    OVERLACE_TRY(project(h, Weight::v, Weight::v_bias, v));
+    OVERLACE_TRY(position_heads(q, q_cols, Weight::q_norm));
+    OVERLACE_TRY(position_heads(k, kv_cols, Weight::k_norm));
+    h.resize(q.size());
+    OVERLACE_TRY(math_.attention({q.data(), k.data(), v.data(), h.data(), problem_.tokens, problem_.sequence_length,
+                                  config_.heads, config_.kv_heads, config_.head_dim, config_.sliding_window}));
+    OVERLACE_TRY(project(h, Weight::o, Weight::o_bias, o));
+    for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
+    OVERLACE_TRY(norm(x, Weight::norm2, Weight::norm2_bias, h));
+    OVERLACE_TRY(project(h, Weight::up, Weight::up_bias, up));
+    if (config_.gated()) {
+      Matrix gate;
+      OVERLACE_TRY(project(h, Weight::gate, Weight::gate_bias, gate));
+      for (size_t i = 0; i < up.size(); ++i) up[i] *= activate(config_.activation, gate[i]);
+    } else {
+      for (double& value : up) value = activate(config_.activation, value);
+    }
+    OVERLACE_TRY(project(up, Weight::down, Weight::down_bias, o));
+    for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
+    return {};
+  }
+
+ private:
+  /// The whole weight after its rounding to the problem's dtype; empty if the model has none.
+  Status weight(Weight which, Matrix& out) {
+    out.clear();
+    if (!has_weight(config_, which)) return {};
+    const WeightBox shape = weight_shape(config_, which);
+    out.resize(size(shape.rows * shape.cols));
+    std::vector<char> stored(out.size() * dtype_bytes(problem_.dtype));
+    if (weights_.is_seeded()) {
+      const SeededMatrix made = weights_.seeded(layer_, which, shape);
+      const auto row_bytes = shape.cols * static_cast<int64_t>(dtype_bytes(problem_.dtype));
+      parallel_for(shape.rows, threads_, [&](int64_t begin, int64_t end) {
+        SeededMatrix part = made;
+        part.first_row += begin;
+        fill_seeded(part, end - begin, shape.cols, problem_.dtype, stored.data() + begin * row_bytes);
+      });
+    } else {
+      OVERLACE_TRY(weights_.read(layer_, which, shape, stored.data()));
+    }
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = base::load_element(stored.data(), problem_.dtype, static_cast<int64_t>(i));
+    return {};
+  }
+
+  Status project(const Matrix& in, Weight which, Weight which_bias, Matrix& out) {
+    const WeightBox shape = weight_shape(config_, which);
+    Matrix w, bias;
+    OVERLACE_TRY(weight(which, w));
+    OVERLACE_TRY(weight(which_bias, bias));
+    out.assign(size(problem_.tokens * shape.rows), 0.0);
+    OVERLACE_TRY(math_.gemm(in.data(), w.data(), out.data(), problem_.tokens, shape.rows, shape.cols));
+    for (size_t i = 0; i < out.size() && !bias.empty(); ++i) out[i] += bias[i % bias.size()];
+    return {};
+  }
+
+  Status norm(const Matrix& x, Weight which, Weight which_bias, Matrix& out) {
+    Matrix scale, shift;
+    OVERLACE_TRY(weight(which, scale));
+    OVERLACE_TRY(weight(which_bias, shift));
+    out.resize(x.size());
+    const size_t n = scale.size();
+    for (size_t row = 0; row < x.size(); row += n) {
+      double mean = 0, square = 0;
+      if (config_.norm == Norm::layer) {
+        for (size_t i = 0; i < n; ++i) mean += x[row + i];
+        mean /= static_cast<double>(n);
+      }
+      for (size_t i = 0; i < n; ++i) square += (x[row + i] - mean) * (x[row + i] - mean);
+      const double root = std::sqrt(square / static_cast<double>(n) + config_.norm_eps);
+      for (size_t i = 0; i < n; ++i)
+        out[row + i] = (x[row + i] - mean) / root * scale[i] + (shift.empty() ? 0.0 : shift[i]);
+    }
+    return {};
+  }
+
+  /// Norm of each head and rotation, in place.
+  Status position_heads(Matrix& x, int64_t cols, Weight which_norm) {
+    Matrix scale;
+    OVERLACE_TRY(weight(which_norm, scale));
+    const size_t dim = size(config_.head_dim), half = dim / 2;
+    std::vector<float> frequencies;
+    if (config_.positions == Positions::rope) frequencies = rope_frequencies(config_);
+    for (size_t at = 0; at < x.size(); at += dim) {
+      if (!scale.empty()) {
+        double square = 0;
+        for (size_t i = 0; i < dim; ++i) square += x[at + i] * x[at + i];
+        const double root = std::sqrt(square / static_cast<double>(dim) + config_.norm_eps);
+        for (size_t i = 0; i < dim; ++i) x[at + i] *= scale[i] / root;
+      }
+      const int64_t position = static_cast<int64_t>(at) / cols % problem_.sequence_length;
+      for (size_t i = 0; i < frequencies.size(); ++i) {
+        const double angle = static_cast<double>(rope_angle(frequencies[i], position));
+        const double a = x[at + i], b = x[at + i + half];
+        x[at + i] = a * std::cos(angle) - b * std::sin(angle);
+        x[at + i + half] = a * std::sin(angle) + b * std::cos(angle);
+      }
+    }
+    return {};
+  }
+
+  const ModelConfig& config_;
+  const Problem& problem_;
+  Weights& weights_;
+  OracleMath& math_;
+  int threads_;
+  int64_t layer_ = 0;
+};
+
+Result<std::unique_ptr<OracleMath>> make_math(int device, int threads) {
+  if (device < 0) return make_cpu_oracle_math(threads);
+#ifdef OVERLACE_HAS_CUDA
+  return make_cuda_oracle_math(device);
+#else
+  return base::error(Errc::not_supported, "oracle: device {} was asked, but this build has no CUDA", device);
+#endif
+}
+
+}  // namespace
+
+Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem, const std::vector<float>& input,
+                                   int device, int threads) {
+  const auto whole = make_shard(config, problem, 0, 1);
+  if (!whole.ok()) return whole.status();
+  if (static_cast<int64_t>(input.size()) != problem.tokens * config.hidden)
+    return base::invalid_argument("oracle: the input has {} elements, wanted {} tokens x {}", input.size(),
+                                  problem.tokens, config.hidden);
+  auto math = make_math(device, threads);
+  if (!math.ok()) return math.status();
+  auto weights = Weights::open(config, problem);
+  if (!weights.ok()) return weights.status();
+  try {
+    std::vector<double> x(input.size());
+    char rounded[8];
+    for (size_t i = 0; i < x.size(); ++i) {
+      base::store_element(rounded, problem.dtype, 0, static_cast<double>(input[i]));
+      x[i] = base::load_element(rounded, problem.dtype, 0);
+    }
+    Oracle run(config, problem, *weights, **math, threads);
+    for (int64_t layer = 0; layer < problem.layers; ++layer) OVERLACE_TRY(run.layer(layer, x));
+    return x;
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+}  // namespace overlace::model

@@ -1,0 +1,135 @@
+#include "src/model/oracle_math.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace overlace::model {
+namespace {
+
+using base::Status;
+
+constexpr int64_t kRows = 4, kCols = 4;  // of c kept in registers
+constexpr int64_t kDepth = 256;          // of k per pass: kCols packed rows of w stay in the first-level cache
+constexpr int64_t kPanelRows = 64;
+
+/// c (rows, kCols) += a (rows, depth) times packed w (depth, kCols).
+void micro(const double* const* a, const double* w, double* const* c, int64_t rows, int64_t cols, int64_t depth) {
+  double sum[kRows][kCols] = {};
+  if (rows == kRows) {
+    for (int64_t p = 0; p < depth; ++p)
+      for (int64_t i = 0; i < kRows; ++i)
+        for (int64_t j = 0; j < kCols; ++j) sum[i][j] += a[i][p] * w[p * kCols + j];
+  } else {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t p = 0; p < depth; ++p)
+        for (int64_t j = 0; j < kCols; ++j) sum[i][j] += a[i][p] * w[p * kCols + j];
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j) c[i][j] += sum[i][j];
+}
+
+/// Rows [begin, end) of c.
+void gemm_rows(const double* a, const double* w, double* c, int64_t begin, int64_t end, int64_t n, int64_t k) {
+  std::vector<double> packed(static_cast<size_t>(kDepth * kCols));
+  std::fill(c + begin * n, c + end * n, 0.0);
+  for (int64_t p0 = 0; p0 < k; p0 += kDepth) {
+    const int64_t depth = std::min(kDepth, k - p0);
+    for (int64_t j0 = 0; j0 < n; j0 += kCols) {
+      const int64_t cols = std::min(kCols, n - j0);
+      for (int64_t p = 0; p < depth; ++p)
+        for (int64_t j = 0; j < kCols; ++j)
+          packed[static_cast<size_t>(p * kCols + j)] = j < cols ? w[(j0 + j) * k + p0 + p] : 0.0;
+      for (int64_t i0 = begin; i0 < end; i0 += kRows) {
+        const int64_t rows = std::min(kRows, end - i0);
+        const double* a_rows[kRows];
+        double* c_rows[kRows];
+        for (int64_t i = 0; i < rows; ++i) {
+          a_rows[i] = a + (i0 + i) * k + p0;
+          c_rows[i] = c + (i0 + i) * n + j0;
+        }
+        micro(a_rows, packed.data(), c_rows, rows, cols, depth);
+      }
+    }
+  }
+}
+
+class CpuOracleMath final : public OracleMath {
+ public:
+  explicit CpuOracleMath(int threads) : threads_(std::max(threads, 1)) {}
+
+  Status gemm(const double* a, const double* w, double* c, int64_t m, int64_t n, int64_t k) override {
+    parallel_for((m + kPanelRows - 1) / kPanelRows, threads_, [&](int64_t begin, int64_t end) {
+      for (int64_t panel = begin; panel < end; ++panel)
+        gemm_rows(a, w, c, panel * kPanelRows, std::min(m, (panel + 1) * kPanelRows), n, k);
+    });
+    return {};
+  }
+
+  Status attention(const Attention& x) override {
+    parallel_for(x.tokens, threads_, [&](int64_t begin, int64_t end) {
+      std::vector<double> p(static_cast<size_t>(x.length));
+      for (int64_t token = begin; token < end; ++token)
+        for (int64_t head = 0; head < x.heads; ++head) one_query(x, token, head, p.data());
+    });
+    return {};
+  }
+
+ private:
+  static void one_query(const Attention& x, int64_t token, int64_t head, double* p) {
+    const int64_t sequence = token / x.length * x.length;
+    const int64_t first = x.window > 0 ? std::max(sequence, token - x.window + 1) : sequence;
+    const int64_t kv = head / (x.heads / x.kv_heads), kv_pitch = x.kv_heads * x.dim;
+    const double* q = x.q + (token * x.heads + head) * x.dim;
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (int64_t t = first; t <= token; ++t) {
+      const double* k = x.k + t * kv_pitch + kv * x.dim;
+      double dot = 0;
+      for (int64_t d = 0; d < x.dim; ++d) dot += q[d] * k[d];
+      p[t - first] = dot / std::sqrt(static_cast<double>(x.dim));
+      largest = std::max(largest, p[t - first]);
+    }
+    for (int64_t t = first; t <= token; ++t) sum += p[t - first] = std::exp(p[t - first] - largest);
+    double* out = x.out + (token * x.heads + head) * x.dim;
+    std::fill(out, out + x.dim, 0.0);
+    for (int64_t t = first; t <= token; ++t) {
+      const double* v = x.v + t * kv_pitch + kv * x.dim;
+      const double weight = p[t - first] / sum;
+      for (int64_t d = 0; d < x.dim; ++d) out[d] += weight * v[d];
+    }
+  }
+
+  int threads_;
+};
+
+}  // namespace
+
+void parallel_for(int64_t n, int threads, const std::function<void(int64_t, int64_t)>& f) {
+  std::mutex mutex;
+  std::exception_ptr failure;
+  std::atomic<int64_t> next{0};
+  const int64_t piece = std::max<int64_t>(1, n / (8 * std::max(threads, 1)));
+  const auto work = [&] {
+    try {
+      for (int64_t begin = next.fetch_add(piece); begin < n; begin = next.fetch_add(piece))
+        f(begin, std::min(n, begin + piece));
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::unique_ptr<OracleMath> make_cpu_oracle_math(int threads) { return std::make_unique<CpuOracleMath>(threads); }
+
+}  // namespace overlace::model

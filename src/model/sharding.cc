@@ -1,0 +1,114 @@
+#include "src/model/sharding.h"
+
+#include <algorithm>
+
+namespace overlace::model {
+namespace {
+
+using base::invalid_argument;
+using base::Result;
+using base::Status;
+
+constexpr int64_t kMaxTokens = int64_t{1} << 31;
+
+Status check_problem(const ModelConfig& config, const Problem& problem) {
+  if (problem.layers < 1 || problem.layers > config.layers)
+    return invalid_argument("layers is {}, wanted 1 to {}, the layers of {}", problem.layers, config.layers,
+                            config.name);
+  if (problem.tokens < 1 || problem.tokens > kMaxTokens)
+    return invalid_argument("tokens is {}, wanted 1 to {}", problem.tokens, kMaxTokens);
+  if (problem.sequence_length < 1 || problem.tokens % problem.sequence_length != 0)
+    return invalid_argument("sequence_length is {}, wanted a divisor of tokens {}", problem.sequence_length,
+                            problem.tokens);
+  if (problem.dtype != DType::fp32 && problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
+    return base::error(Errc::not_supported, "dtype is {}, supported: fp32, bf16, fp16", dtype_name(problem.dtype));
+  return {};
+}
+
+}  // namespace
+
+std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks) {
+  const int64_t each = tokens / ranks, more = tokens % ranks;  // the first `more` ranks get one more
+  return {each * rank + std::min<int64_t>(rank, more), each + (rank < more ? 1 : 0)};
+}
+
+Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int rank, int ranks) {
+  OVERLACE_TRY(check_problem(config, problem));
+  if (ranks < 1 || rank < 0 || rank >= ranks) return invalid_argument("rank {} of {} ranks", rank, ranks);
+  if (config.heads % ranks != 0)
+    return invalid_argument("{} has {} attention heads, which {} ranks cannot share equally", config.name, config.heads,
+                            ranks);
+  if (config.kv_heads % ranks != 0 && ranks % config.kv_heads != 0)
+    return invalid_argument("{} has {} KV heads, which {} ranks can neither share equally nor replicate equally",
+                            config.name, config.kv_heads, ranks);
+  if (config.intermediate % ranks != 0)
+    return invalid_argument("{} has intermediate size {}, which {} ranks cannot share equally", config.name,
+                            config.intermediate, ranks);
+  Shard shard;
+  shard.rank = rank;
+  shard.ranks = ranks;
+  std::tie(shard.first_row, shard.rows) = token_rows(problem.tokens, rank, ranks);
+  shard.heads = config.heads / ranks;
+  shard.first_head = shard.heads * rank;
+  shard.kv_heads = std::max<int64_t>(config.kv_heads / ranks, 1);
+  shard.first_kv_head = shard.first_head / (config.heads / config.kv_heads);
+  shard.intermediate = config.intermediate / ranks;
+  shard.first_intermediate = shard.intermediate * rank;
+  return shard;
+}
+
+WeightBox shard_box(const ModelConfig& config, const Shard& shard, Weight weight) {
+  WeightBox box = weight_shape(config, weight);
+  const int64_t d = config.head_dim;
+  switch (weight) {
+    case Weight::q:
+      return {shard.first_head * d, shard.heads * d, 0, box.cols};
+    case Weight::q_bias:
+      return {0, 1, shard.first_head * d, shard.heads * d};
+    case Weight::k:
+    case Weight::v:
+      return {shard.first_kv_head * d, shard.kv_heads * d, 0, box.cols};
+    case Weight::k_bias:
+    case Weight::v_bias:
+      return {0, 1, shard.first_kv_head * d, shard.kv_heads * d};
+    case Weight::o:
+      return {0, box.rows, shard.first_head * d, shard.heads * d};
+    case Weight::gate:
+    case Weight::up:
+      return {shard.first_intermediate, shard.intermediate, 0, box.cols};
+    case Weight::gate_bias:
+    case Weight::up_bias:
+      return {0, 1, shard.first_intermediate, shard.intermediate};
+    case Weight::down:
+      return {0, box.rows, shard.first_intermediate, shard.intermediate};
+    default:
+      return box;
+  }
+}
+
+Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& problem, int ranks) {
+  const Result<Shard> made = make_shard(config, problem, 0, ranks);
+  if (!made.ok()) return made.status();
+  const Shard& shard = made.value();
+  spec::OpSpec base_spec;
+  base_spec.m = problem.tokens;
+  base_spec.ranks = ranks;
+  base_spec.dtype = base_spec.out_dtype = problem.dtype;
+  const auto site = [&](const char* name, const char* op, int64_t n, int64_t k, bool bias) {
+    Site s{name, base_spec};
+    s.op.op = op;
+    s.op.n = n;
+    s.op.k = k;
+    s.op.bias = bias;
+    return s;
+  };
+  const bool gated = config.gated();
+  return std::vector<Site>{
+      site("qkv", "ag_gemm", shard.qkv_columns(config), config.hidden, config.qkv_bias),
+      site("o_proj", "gemm_rs", config.hidden, shard.heads * config.head_dim, config.o_bias),
+      site(gated ? "gate_up" : "fc1", "ag_gemm", shard.up_columns(config), config.hidden, config.mlp_bias),
+      site(gated ? "down" : "fc2", "gemm_rs", config.hidden, shard.intermediate, config.mlp_bias),
+  };
+}
+
+}  // namespace overlace::model

@@ -1,0 +1,256 @@
+#include "src/model/weights.h"
+
+#include <cmath>
+#include <vector>
+
+#include "src/base/half.h"
+
+namespace overlace::model {
+namespace {
+
+using base::error;
+using base::Result;
+using base::Status;
+
+constexpr float kVectorScale = 0.125f;  // norm weights are 1 + n/8, biases n/8: exact in fp32
+constexpr uint64_t kInputTensor = ~uint64_t{0};
+
+bool is_norm_weight(Weight w) {
+  return w == Weight::norm1 || w == Weight::norm2 || w == Weight::q_norm || w == Weight::k_norm;
+}
+
+const char* llama_name(Weight w) {
+  switch (w) {
+    case Weight::norm1:
+      return "input_layernorm.weight";
+    case Weight::q:
+      return "self_attn.q_proj.weight";
+    case Weight::q_bias:
+      return "self_attn.q_proj.bias";
+    case Weight::k:
+      return "self_attn.k_proj.weight";
+    case Weight::k_bias:
+      return "self_attn.k_proj.bias";
+    case Weight::v:
+      return "self_attn.v_proj.weight";
+    case Weight::v_bias:
+      return "self_attn.v_proj.bias";
+    case Weight::q_norm:
+      return "self_attn.q_norm.weight";
+    case Weight::k_norm:
+      return "self_attn.k_norm.weight";
+    case Weight::o:
+      return "self_attn.o_proj.weight";
+    case Weight::o_bias:
+      return "self_attn.o_proj.bias";
+    case Weight::norm2:
+      return "post_attention_layernorm.weight";
+    case Weight::gate:
+      return "mlp.gate_proj.weight";
+    case Weight::gate_bias:
+      return "mlp.gate_proj.bias";
+    case Weight::up:
+      return "mlp.up_proj.weight";
+    case Weight::up_bias:
+      return "mlp.up_proj.bias";
+    case Weight::down:
+      return "mlp.down_proj.weight";
+    case Weight::down_bias:
+      return "mlp.down_proj.bias";
+    default:
+      return "";
+  }
+}
+
+const char* gpt2_name(Weight w) {
+  switch (w) {
+    case Weight::norm1:
+      return "ln_1.weight";
+    case Weight::norm1_bias:
+      return "ln_1.bias";
+    case Weight::q:
+    case Weight::k:
+    case Weight::v:
+      return "attn.c_attn.weight";
+    case Weight::q_bias:
+    case Weight::k_bias:
+    case Weight::v_bias:
+      return "attn.c_attn.bias";
+    case Weight::o:
+      return "attn.c_proj.weight";
+    case Weight::o_bias:
+      return "attn.c_proj.bias";
+    case Weight::norm2:
+      return "ln_2.weight";
+    case Weight::norm2_bias:
+      return "ln_2.bias";
+    case Weight::up:
+      return "mlp.c_fc.weight";
+    case Weight::up_bias:
+      return "mlp.c_fc.bias";
+    case Weight::down:
+      return "mlp.c_proj.weight";
+    case Weight::down_bias:
+      return "mlp.c_proj.bias";
+    default:
+      return "";
+  }
+}
+
+/// Where q, k and v start among the columns of GPT-2's fused c_attn.
+int64_t fused_offset(const ModelConfig& config, Weight w) {
+  if (w == Weight::k || w == Weight::k_bias) return config.hidden;
+  if (w == Weight::v || w == Weight::v_bias) return 2 * config.hidden;
+  return 0;
+}
+
+bool is_fused(Weight w) { return w >= Weight::q && w <= Weight::v_bias; }
+
+}  // namespace
+
+bool is_matrix(Weight w) {
+  switch (w) {
+    case Weight::q:
+    case Weight::k:
+    case Weight::v:
+    case Weight::o:
+    case Weight::gate:
+    case Weight::up:
+    case Weight::down:
+      return true;
+    default:
+      return false;
+  }
+}
+
+WeightBox weight_shape(const ModelConfig& c, Weight weight) {
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  switch (weight) {
+    case Weight::q:
+      return {0, q, 0, c.hidden};
+    case Weight::q_bias:
+      return {0, 1, 0, q};
+    case Weight::k:
+    case Weight::v:
+      return {0, kv, 0, c.hidden};
+    case Weight::k_bias:
+    case Weight::v_bias:
+      return {0, 1, 0, kv};
+    case Weight::q_norm:
+    case Weight::k_norm:
+      return {0, 1, 0, c.head_dim};
+    case Weight::o:
+      return {0, c.hidden, 0, q};
+    case Weight::gate:
+    case Weight::up:
+      return {0, c.intermediate, 0, c.hidden};
+    case Weight::gate_bias:
+    case Weight::up_bias:
+      return {0, 1, 0, c.intermediate};
+    case Weight::down:
+      return {0, c.hidden, 0, c.intermediate};
+    default:  // norms and the biases of o and down
+      return {0, 1, 0, c.hidden};
+  }
+}
+
+bool has_weight(const ModelConfig& c, Weight weight) {
+  switch (weight) {
+    case Weight::norm1_bias:
+    case Weight::norm2_bias:
+      return c.norm == Norm::layer;
+    case Weight::q_bias:
+    case Weight::k_bias:
+    case Weight::v_bias:
+      return c.qkv_bias;
+    case Weight::q_norm:
+    case Weight::k_norm:
+      return c.qk_norm;
+    case Weight::o_bias:
+      return c.o_bias;
+    case Weight::gate:
+      return c.gated();
+    case Weight::gate_bias:
+      return c.gated() && c.mlp_bias;
+    case Weight::up_bias:
+    case Weight::down_bias:
+      return c.mlp_bias;
+    default:
+      return true;
+  }
+}
+
+Result<Weights> Weights::open(const ModelConfig& config, const Problem& problem) {
+  Weights weights(config, problem);
+  if (problem.checkpoint.empty()) return weights;
+  auto checkpoint = Checkpoint::open(problem.checkpoint);
+  if (!checkpoint.ok()) return checkpoint.status();
+  const bool gpt2 = config.conv1d_weights;
+  const std::string first = gpt2 ? "transformer.h." : "model.layers.", second = gpt2 ? "h." : "layers.";
+  const std::string name = std::string("0.") + (gpt2 ? gpt2_name(Weight::norm1) : llama_name(Weight::norm1));
+  if (checkpoint->has(first + name)) {
+    weights.prefix_ = first;
+  } else if (checkpoint->has(second + name)) {
+    weights.prefix_ = second;
+  } else {
+    return error(Errc::corrupt, "checkpoint {}: neither tensor \"{}{}\" nor \"{}{}\" is there, wanted a {} model",
+                 problem.checkpoint, first, name, second, name, config.model_type);
+  }
+  weights.checkpoint_ = std::move(*checkpoint);
+  return weights;
+}
+
+SeededMatrix Weights::seeded(int64_t layer, Weight weight, const WeightBox& box) const {
+  SeededMatrix m;
+  m.key = tensor_key(problem_.seed, static_cast<uint64_t>(layer) * 64 + static_cast<uint64_t>(weight));
+  const WeightBox shape = weight_shape(config_, weight);
+  m.scale = is_matrix(weight) ? static_cast<float>(1 / std::sqrt(static_cast<double>(shape.cols))) : kVectorScale;
+  m.offset = is_norm_weight(weight) ? 1 : 0;
+  m.first_row = box.row;
+  m.first_col = box.col;
+  return m;
+}
+
+Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* out) {
+  if (!is_seeded()) return read_stored(layer, weight, box, out);
+  fill_seeded(seeded(layer, weight, box), box.rows, box.cols, problem_.dtype, out);
+  return {};
+}
+
+Status Weights::read_stored(int64_t layer, Weight weight, const WeightBox& box, void* out) {
+  const bool gpt2 = config_.conv1d_weights;
+  const std::string name = base::format("{}{}.{}", prefix_, layer, gpt2 ? gpt2_name(weight) : llama_name(weight));
+  const WeightBox whole = weight_shape(config_, weight);
+  const bool is_vector = !is_matrix(weight);
+  int64_t rows = whole.rows, cols = whole.cols;  // as stored
+  StoredBox stored{box.row, box.rows, box.col, box.cols, false};
+  if (gpt2 && !is_vector) {
+    std::swap(rows, cols);
+    stored = {box.col, box.cols, box.row, box.rows, true};
+  }
+  if (gpt2 && is_fused(weight)) {
+    cols = 3 * config_.hidden;
+    stored.col += fused_offset(config_, weight);
+  }
+  const std::vector<int64_t> shape = is_vector ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
+  return checkpoint_->read(name, shape, stored, problem_.dtype, out);
+}
+
+void fill_seeded(const SeededMatrix& matrix, int64_t rows, int64_t cols, DType dtype, void* out) {
+  std::vector<float> values(static_cast<size_t>(cols));
+  auto* bytes = static_cast<char*>(out);
+  for (int64_t i = 0; i < rows; ++i) {
+    const uint64_t row = row_key(matrix.key, matrix.first_row + i);
+    for (int64_t j = 0; j < cols; ++j) values[static_cast<size_t>(j)] = seeded_value(matrix, row, j);
+    base::convert_from_float(values.data(), bytes + i * cols * static_cast<int64_t>(dtype_bytes(dtype)), dtype, cols);
+  }
+}
+
+void seeded_input(uint64_t seed, int64_t first_row, int64_t rows, int64_t hidden, float* out) {
+  SeededMatrix m;
+  m.key = tensor_key(seed, kInputTensor);
+  m.first_row = first_row;
+  fill_seeded(m, rows, hidden, DType::fp32, out);
+}
+
+}  // namespace overlace::model

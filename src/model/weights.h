@@ -1,0 +1,73 @@
+// Values of a model's weights: from a checkpoint or from a seed, any part of any tensor.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "src/base/status.h"
+#include "src/model/config.h"
+#include "src/model/safetensors.h"
+#include "src/model/stack.h"
+#include "src/model/weights_pod.h"
+
+namespace overlace::model {
+
+/// Tensors of a layer as matrices (out, in); vectors have one row. fc1 of an ungated MLP is `up`, fc2 is `down`.
+enum class Weight {
+  norm1,
+  norm1_bias,
+  q,
+  q_bias,
+  k,
+  k_bias,
+  v,
+  v_bias,
+  q_norm,
+  k_norm,
+  o,
+  o_bias,
+  norm2,
+  norm2_bias,
+  gate,
+  gate_bias,
+  up,
+  up_bias,
+  down,
+  down_bias,
+};
+
+/// Rows and columns of a weight, from a first row and column on.
+struct WeightBox {
+  int64_t row = 0, rows = 0, col = 0, cols = 0;
+};
+
+/// Neither a norm nor a bias.
+bool is_matrix(Weight weight);
+/// The whole weight.
+WeightBox weight_shape(const ModelConfig& config, Weight weight);
+bool has_weight(const ModelConfig& config, Weight weight);
+
+class Weights {
+ public:
+  static base::Result<Weights> open(const ModelConfig& config, const Problem& problem);
+  /// Made from the seed: nothing to read, a device can make any part itself (box is applied).
+  bool is_seeded() const { return !checkpoint_; }
+  SeededMatrix seeded(int64_t layer, Weight weight, const WeightBox& box) const;
+  /// Part `box` in the problem's dtype into `out`, contiguous.
+  base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out);
+
+ private:
+  Weights(const ModelConfig& config, const Problem& problem) : config_(config), problem_(problem) {}
+  base::Status read_stored(int64_t layer, Weight weight, const WeightBox& box, void* out);
+
+  ModelConfig config_;
+  Problem problem_;
+  std::optional<Checkpoint> checkpoint_;
+  std::string prefix_;  // "model.layers." or "layers.", "transformer.h." or "h."
+};
+
+/// Part of a made matrix on the host, contiguous rows x cols of `dtype`.
+void fill_seeded(const SeededMatrix& matrix, int64_t rows, int64_t cols, DType dtype, void* out);
+
+}  // namespace overlace::model
