@@ -1,0 +1,25 @@
+# Install tree: include/overlace, lib/liboverlace.so, bin/overlace, and the files of find_package(overlace).
+# NOTE: `lib` everywhere: programs find the oneDNN provider at ../lib/overlace.
+set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "Folder of libraries below the prefix")
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+function(overlace_install)
+  install(DIRECTORY include/overlace DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+  target_include_directories(overlace_shared INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(overlace_shared INTERFACE cxx_std_20)
+  install(TARGETS overlace_shared EXPORT overlaceTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT overlaceTargets NAMESPACE overlace:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/overlace)
+  if(TARGET overlace_onednn)
+    install(TARGETS overlace_onednn LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/overlace)
+  endif()
+  if(TARGET overlace)
+    install(TARGETS overlace RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/overlaceConfig.cmake.in
+    ${PROJECT_BINARY_DIR}/overlaceConfig.cmake INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/overlace)
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/overlaceConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/overlaceConfig.cmake ${PROJECT_BINARY_DIR}/overlaceConfigVersion.cmake
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/overlace)
+endfunction()
