@@ -338,11 +338,11 @@ base::Status launch_convert(const void* in, DType from, void* out, DType to, int
   base::Status inner;
   OVERLACE_TRY(with_type(from, "convert", [&](auto from_zero) {
     using From = decltype(from_zero);
-    inner = with_type(to, "convert", [&](auto to_zero) {
-      using To = decltype(to_zero);
-      convert<From, To>
-          <<<blocks_for(n), 256, 0, cuda(stream)>>>(static_cast<const From*>(in), static_cast<To*>(out), n);
-    });
+    (void)(inner = with_type(to, "convert", [&](auto to_zero) {
+             using To = decltype(to_zero);
+             convert<From, To>
+                 <<<blocks_for(n), 256, 0, cuda(stream)>>>(static_cast<const From*>(in), static_cast<To*>(out), n);
+           }));
   }));
   return inner;
 }
