@@ -34,7 +34,8 @@ struct TeamPod {
   uint32_t* abort_word;   // pinned host memory or shared memory: non-zero once aborted
   TimeoutRecord* record;  // idem
   uint64_t timeout_ns;
-  void* agent;  // cpu backend: the CpuAgent of this rank; null on devices
+  void* agent;      // cpu backend: the CpuAgent of this rank; null on devices
+  uint32_t* claim;  // devices: word in device memory that the first waiter at its deadline swaps; it writes the record
 };
 static_assert(std::is_trivially_copyable_v<TeamPod> && sizeof(TeamPod) <= 512);
 
