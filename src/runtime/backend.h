@@ -12,11 +12,15 @@
 #include "overlace/net_engine.h"
 #include "overlace/runtime.h"
 #include "src/base/status.h"
+#include "src/runtime/control.h"
+#include "src/runtime/names.h"
 #include "src/spec/handle_pod.h"
+#include "src/spec/layout_pod.h"
 
 namespace overlace::runtime {
 
-/// What one rank tells the others at open; a difference in the fields that must agree is layout_mismatch.
+/// What one rank tells the others at open; a difference in the fields that must agree is layout_mismatch. Exchanged and
+/// compared by runtime.cc (hello.h) before the backend opens.
 struct Hello {
   uint32_t abi = 0;
   int32_t rank = 0, world = 0;
@@ -28,10 +32,15 @@ struct Hello {
   uint64_t options_hash = 0;
 };
 
-/// First cause of an abort; kept once set.
-struct AbortCause {
-  Errc code = Errc::ok;
-  std::string message;
+/// What a backend is opened with. All references outlive the backend but `bootstrap`, which is valid during open only.
+/// runtime.cc made the control plane (sockets between processes, watcher thread, descriptors: fd_exchange.h), compared
+/// the Hellos and filled in the defaults of `options`; after open it listens for peers that died and calls abort().
+struct OpenContext {
+  Bootstrap& bootstrap;
+  Control& control;
+  Names& names;  // words a TimeoutRecord: names.timeout_text(record, control.peer_state(world rank))
+  const RuntimeOptions& options;
+  const std::vector<Hello>& hellos;  // by rank
 };
 
 /// One per rank. All calls but abort come from the thread that opened the runtime.
@@ -57,7 +66,8 @@ class BackendState {
   virtual base::Status check_quiescent() = 0;
   /// Fresh memory gets a NaN pattern where the backend poisons (adversary, debug).
   virtual void poison(uint64_t offset, uint64_t bytes) = 0;
-  /// Spreads to the peers. Any thread.
+  /// Makes all waits of this rank return; the first cause stays. Any thread. The caller tells the peers
+  /// (Control::spread); a backend that finds a cause itself (timeout, engine error) calls spread on its own.
   virtual void abort(const AbortCause& cause) = 0;
   /// First cause seen by this rank so far (ok if none): own abort, a TimeoutRecord, a lost peer.
   virtual AbortCause cause() = 0;
@@ -65,9 +75,9 @@ class BackendState {
   virtual void close(bool aborted) = 0;
 };
 
-base::Result<std::unique_ptr<BackendState>> open_cpu(Bootstrap&, const RuntimeOptions&);
+base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context);
 /// not_supported with the reason where the build or the machine has no CUDA.
-base::Result<std::unique_ptr<BackendState>> open_cuda_peer(Bootstrap&, const RuntimeOptions&);
+base::Result<std::unique_ptr<BackendState>> open_cuda_peer(const OpenContext& context);
 /// Number of usable CUDA devices; 0 with the reason in `why` where there is no driver, no device or no build support.
 int cuda_device_count(std::string* why);
 

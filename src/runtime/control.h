@@ -1,0 +1,82 @@
+// How the ranks of one runtime talk on the host after bootstrap: small messages, descriptors, abort, and the news that
+// a rank died. Between processes one SOCK_SEQPACKET connection per pair, between threads shared memory; one thread per
+// rank (the watcher) receives.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "overlace/bootstrap.h"
+#include "overlace/errc_pod.h"
+#include "src/base/status.h"
+
+namespace overlace::runtime {
+
+/// First cause of an abort; kept once set.
+struct AbortCause {
+  Errc code = Errc::ok;
+  std::string message;
+};
+
+/// What a message is about; both sides count `number` for themselves.
+struct Tag {
+  uint64_t group = 0;
+  uint32_t kind = 0, number = 0;
+  auto operator<=>(const Tag&) const = default;
+};
+
+struct Message {
+  Bytes bytes;
+  int fd = -1;  // owned by whoever received it
+};
+
+class Control {
+ public:
+  static constexpr size_t kMaxBytes = 64 * 1024;
+
+  /// Collective. Peers are authenticated by uid and by a number that rank 0 drew. Deadline: timeout_ms.
+  static base::Result<std::unique_ptr<Control>> open(Bootstrap& bootstrap, int64_t timeout_ms);
+  virtual ~Control() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Ranks are threads of this process.
+  virtual bool in_process() const = 0;
+  virtual int64_t pid(int peer) const = 0;
+  /// starting, alive, left, aborted, or lost.
+  virtual std::string peer_state(int peer) const = 0;
+  /// Drawn by rank 0 at open; equal on all ranks, different for every open.
+  virtual uint64_t generation() const = 0;
+
+  /// Any thread. At most kMaxBytes; `fd` is duplicated for the receiver (-1: none).
+  virtual base::Status send(int to, const Tag& tag, std::span<const std::byte> bytes, int fd = -1) = 0;
+  /// timeout at the deadline (naming `from` and `what`); aborted or peer_lost as soon as that happened.
+  virtual base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) = 0;
+
+  /// All-gather among `members` (world ranks, this one included), in their order. All of them make the same calls in
+  /// the same order. Called by the thread that opened the runtime.
+  base::Result<std::vector<Bytes>> exchange(std::span<const int> members, std::span<const std::byte> mine,
+                                            int64_t timeout_ms, const std::string& what);
+
+  /// `listener` runs once, in the watcher or in the thread that aborts, when a peer aborted, died or left; at once if
+  /// that has happened already. Everything that waits in receive() returns.
+  virtual void listen(std::function<void(const AbortCause&)> listener) = 0;
+  /// Any thread. Tells all peers; this rank's own receive() returns as well, its listener is not called.
+  virtual void spread(const AbortCause& cause) = 0;
+  /// Sets what the peers see as peer_state.
+  virtual void set_alive() = 0;
+  /// Last call before destruction. clean: the peers expect it; else they get peer_lost (left).
+  virtual void leave(bool clean) = 0;
+
+ private:
+  std::vector<std::pair<uint64_t, uint32_t>> numbers_;  // exchanges so far by group
+};
+
+/// The same status on all ranks: ok, or the first failure with its rank in front.
+base::Status agree_on_status(Control& control, const base::Status& mine, int64_t timeout_ms, const std::string& what);
+
+}  // namespace overlace::runtime

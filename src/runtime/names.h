@@ -1,0 +1,35 @@
+// Names of teams and signal ids, for messages. Filled by team.cc and channel.cc, read by whoever words a failure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "src/spec/handle_pod.h"
+
+namespace overlace::runtime {
+
+class Names {
+ public:
+  void set_team(uint32_t team, std::string name);
+  void set_ids(uint32_t first, uint32_t count, std::string name);
+  void clear_ids(uint32_t first);
+  std::string team(uint32_t team) const;
+  /// "" if nobody owns the id.
+  std::string id(uint32_t id) const;
+  /// timeout after 300.0 s: rank 2 waited for rank 1, team "tp", signal 37 (gemm_rs.arrive, block 5): expected >= 8192,
+  /// seen 8176, last change 299.8 s ago; gemm_rs call 412; peer state alive
+  std::string timeout_text(const TimeoutRecord& record, const std::string& peer_state) const;
+
+ private:
+  struct Ids {
+    uint32_t count;
+    std::string name;
+  };
+  mutable std::mutex mutex_;
+  std::map<uint32_t, std::string> teams_;
+  std::map<uint32_t, Ids> ids_;
+};
+
+}  // namespace overlace::runtime
