@@ -1,0 +1,454 @@
+// Runs a schedule on one GPU: sm lanes on the caller's stream in issue order, copy lanes on streams of their own.
+//
+// Waits run on the caller's stream as one-warp kernels between GEMMs, where no persistent kernel can be in their way; a
+// copy lane waits for nothing but events and the credits, which are awaited once at the start. Signals of copies are
+// 8-byte copies of the epoch cell behind the data, so a captured call replays with the values of its own epoch.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "overlace/runtime.h"
+#include "src/exec/arrows.h"
+#include "src/exec/backend.h"
+#include "src/exec/collective.h"
+#include "src/exec/cuda/cublaslt.h"
+#include "src/exec/cuda/streams.h"
+#include "src/runtime/backend/cuda_peer/nodes.h"
+#include "src/runtime/backend/cuda_peer/stream_ops.h"
+
+namespace overlace::exec {
+namespace {
+
+namespace node = runtime::cuda_peer;
+
+/// Makes `device` current for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) : device_(device) {
+    (void)cudaGetDevice(&before_);
+    if (before_ != device_) (void)cudaSetDevice(device_);
+  }
+  ~DeviceScope() {
+    if (before_ != device_) (void)cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int device_, before_ = -1;
+};
+
+/// Per Shared: an epoch cell per copy, and the tickets that a call of that copy consumes.
+struct Cells {
+  uint64_t* epochs = nullptr;          // (copies), from 1
+  node::TicketAdd* tickets = nullptr;  // (copies, count)
+  uint32_t count = 0;
+  ~Cells() {
+    (void)cudaFree(epochs);
+    (void)cudaFree(tickets);
+  }
+};
+
+/// Per Program: who waits for whom across streams.
+struct Prepared {
+  explicit Prepared(size_t instances) : done(instances), lanes(0) {}
+  Events done;   // of instances with a dependent on another stream
+  Events lanes;  // fork, then the join of each copy lane
+  std::vector<spec::Lane> copy_lanes;
+  std::map<std::tuple<int, int64_t, int>, uint64_t> adds_to;  // (signal, slot, at) -> adds I make there in an epoch
+  bool has_previous = false;
+};
+
+bool is_sm(const spec::Lane& lane) { return lane.engine == spec::Engine::sm; }
+
+template <class T>
+base::Status upload(const std::vector<T>& host, T** device) {
+  if (host.empty()) return {};
+  OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(device), host.size() * sizeof(T)), "cudaMalloc"));
+  return cuda_status(cudaMemcpy(*device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+class CudaExecutor final : public Executor {
+ public:
+  CudaExecutor(Channel& channel, std::unique_ptr<CublasLt> blas)
+      : channel_(channel),
+        team_(channel.team()),
+        device_(team_.runtime().device()),
+        stream_(static_cast<cudaStream_t>(channel.stream().cuda_stream)),
+        blas_(std::move(blas)) {}
+  ~CudaExecutor() override {
+    DeviceScope scope(device_);
+    (void)cudaDeviceSynchronize();  // side streams may still run
+  }
+
+  Domain domain() const override { return Domain::stream; }
+
+  base::Status allocate(size_t bytes, const char* name, void** out) override {
+    DeviceScope scope(device_);
+    if (cudaError_t e = cudaMalloc(out, bytes); e != cudaSuccess) {
+      (void)cudaGetLastError();
+      return base::error(Errc::out_of_memory, "workspace of {}: cudaMalloc of {} bytes: {}", name, bytes,
+                         cudaGetErrorString(e));
+    }
+    return {};
+  }
+  void deallocate(void* memory) override {
+    DeviceScope scope(device_);
+    (void)cudaFree(memory);
+  }
+
+  base::Status can_prepare() override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    OVERLACE_TRY(cuda_status(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
+    if (status == cudaStreamCaptureStatusNone) return {};
+    return base::error(Errc::capture,
+                       "the first call with a schedule allocates and cannot be captured; run it once before");
+  }
+
+  base::Status prepare(Program& program) override;
+  base::Status run(const Call& call) override;
+  base::Status drain() override {
+    DeviceScope scope(device_);
+    return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  base::Result<base::Trace> collect() override {
+    DeviceScope scope(device_);
+    base::Trace trace;
+    OVERLACE_TRY(recorder_.collect(stream_, &trace));
+    return trace;
+  }
+
+ private:
+  base::Status prepare_cells(Program& program);
+  base::Status prologue(const Call& call, Prepared& prepared);
+  base::Status issue(const Call& call, Prepared& prepared, int index);
+  base::Status wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance, cudaStream_t stream);
+  base::Status wait_for_signals(const Call& call, const spec::Instance& instance);
+  base::Status execute(const Call& call, const spec::Instance& instance, cudaStream_t stream);
+  base::Status gemm(const Call& call, const spec::Instance& instance);
+  base::Status copy(const Call& call, const spec::Instance& instance, cudaStream_t stream);
+  base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);
+  base::Status send_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
+                            cudaStream_t stream);
+  base::Status epilogue(const Call& call, Prepared& prepared);
+  base::Status launch_waits(node::WaitList& list);
+
+  cudaStream_t stream_of(const spec::Lane& lane) {
+    cudaStream_t stream = stream_;
+    if (!is_sm(lane)) lanes_.get(lane, &stream).or_throw();  // made in prepare
+    return stream;
+  }
+  uint64_t* epoch_cell(const Call& call) const {
+    return static_cast<Cells*>(call.program.shared->cells.get())->epochs + call.copy;
+  }
+  node::WaitItem wait_item(const Call& call, const spec::ResolvedWait& wait) const;
+  base::Span span_of(const Call& call, const spec::Instance& instance, const char* category) const;
+
+  Channel& channel_;
+  Team& team_;
+  int device_;
+  cudaStream_t stream_;
+  std::unique_ptr<CublasLt> blas_;
+  LaneStreams lanes_;
+  SpanRecorder recorder_;
+};
+
+base::Status CudaExecutor::prepare_cells(Program& program) {
+  if (program.shared->cells != nullptr) return {};
+  auto cells = std::make_shared<Cells>();
+  const TeamPod& pod = team_.pod();
+  std::vector<node::TicketAdd> tickets;
+  const int copies = program.shared->copies;
+  for (int copy = 0; copy < copies; ++copy) {
+    for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
+      for (int64_t slot = 0; slot < program.expansion.signal_slots[signal]; ++slot) {
+        for (int from = 0; from < program.ranks(); ++from) {
+          const int64_t adds = program.expansion.adds(static_cast<int>(signal), slot, from);
+          if (adds == 0) continue;
+          const uint64_t id = program.id(copy, static_cast<int>(signal), slot);
+          tickets.push_back(
+              {pod.ticket + id * pod.sig_stride + static_cast<uint64_t>(from), static_cast<uint64_t>(adds)});
+        }
+      }
+    }
+  }
+  cells->count = static_cast<uint32_t>(tickets.size() / static_cast<size_t>(copies));
+  OVERLACE_TRY(upload(tickets, &cells->tickets));
+  OVERLACE_TRY(upload(std::vector<uint64_t>(static_cast<size_t>(copies), 1), &cells->epochs));
+  program.shared->cells = cells;
+  return {};
+}
+
+base::Status CudaExecutor::prepare(Program& program) {
+  DeviceScope scope(device_);
+  OVERLACE_TRY(prepare_cells(program));
+  const std::vector<spec::Instance>& instances = program.expansion.instances;
+  auto prepared = std::make_shared<Prepared>(instances.size());
+  std::set<spec::Lane> copy_lanes;
+  for (size_t i = 0; i < instances.size(); ++i) {
+    const spec::Instance& instance = instances[i];
+    if (!is_sm(instance.lane)) copy_lanes.insert(instance.lane);
+    for (int dep : instance.deps) {
+      const spec::Lane& from = instances[static_cast<size_t>(dep)].lane;
+      if (stream_of(from) != stream_of(instance.lane)) OVERLACE_TRY(prepared->done.make(static_cast<size_t>(dep)));
+    }
+    for (const spec::ResolvedSet& set : instance.sets) {
+      prepared->adds_to[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
+    }
+    for (const spec::ResolvedWait& wait : instance.waits) {
+      prepared->has_previous = prepared->has_previous || wait.previous;
+      if (!wait.previous && !is_sm(instance.lane)) {
+        return base::error(Errc::not_supported,
+                           "{}: a copy lane that waits for {} needs a stream wait, which captured calls "
+                           "cannot have; let an sm task wait and name it in deps",
+                           instance.id(program.schedule), program.word_name(wait.signal, wait.slot));
+      }
+    }
+  }
+  prepared->copy_lanes.assign(copy_lanes.begin(), copy_lanes.end());
+  prepared->lanes.grow(copy_lanes.size() + 1);
+  for (size_t i = 0; i <= copy_lanes.size(); ++i) OVERLACE_TRY(prepared->lanes.make(i));
+  program.prepared = prepared;
+  return {};
+}
+
+node::WaitItem CudaExecutor::wait_item(const Call& call, const spec::ResolvedWait& wait) const {
+  const Program& p = call.program;
+  const uint32_t id = p.id(call.copy, wait.signal, wait.slot);
+  node::WaitItem item;
+  item.slot = node::slot_address(team_.pod(), team_.rank(), id, wait.from);
+  item.epoch = epoch_cell(call);
+  item.adds_per_epoch = static_cast<uint64_t>(p.expansion.adds(wait.signal, wait.slot, wait.from));
+  item.at_least = static_cast<uint64_t>(wait.at_least);
+  item.previous = wait.previous ? 1 : 0;
+  item.peer = static_cast<uint32_t>(wait.from);
+  item.id = id;
+  return item;
+}
+
+base::Status CudaExecutor::launch_waits(node::WaitList& list) {
+  if (list.count == 0) return {};
+  list.team = team_.pod();
+  const base::Status status = node::launch_wait(stream_, list);
+  list.count = 0;
+  return status;
+}
+
+base::Span CudaExecutor::span_of(const Call& call, const spec::Instance& instance, const char* category) const {
+  base::Span span;
+  span.rank = team_.rank();
+  span.lane = lane_name(instance.lane);
+  span.name = instance.id(call.program.schedule);
+  span.category = category;
+  return span;
+}
+
+/// Credits of the previous use of this copy, all in one wait; then the copy lanes may start.
+base::Status CudaExecutor::prologue(const Call& call, Prepared& prepared) {
+  if (prepared.has_previous) {
+    node::WaitList list;
+    for (const spec::Instance& instance : call.program.expansion.instances) {
+      for (const spec::ResolvedWait& wait : instance.waits) {
+        if (!wait.previous) continue;
+        list.items[list.count++] = wait_item(call, wait);
+        if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list));
+      }
+    }
+    OVERLACE_TRY(launch_waits(list));
+  }
+  if (prepared.copy_lanes.empty()) return {};
+  OVERLACE_TRY(cuda_status(cudaEventRecord(prepared.lanes[0], stream_), "cudaEventRecord"));
+  for (const spec::Lane& lane : prepared.copy_lanes) {
+    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_of(lane), prepared.lanes[0]), "cudaStreamWaitEvent"));
+  }
+  return {};
+}
+
+base::Status CudaExecutor::wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance,
+                                         cudaStream_t stream) {
+  for (int dep : instance.deps) {
+    if (stream_of(call.program.expansion.instances[static_cast<size_t>(dep)].lane) == stream) continue;
+    OVERLACE_TRY(
+        cuda_status(cudaStreamWaitEvent(stream, prepared.done[static_cast<size_t>(dep)]), "cudaStreamWaitEvent"));
+  }
+  return {};
+}
+
+base::Status CudaExecutor::wait_for_signals(const Call& call, const spec::Instance& instance) {
+  node::WaitList list;
+  bool traced = false;
+  for (const spec::ResolvedWait& wait : instance.waits) {
+    if (wait.previous) continue;
+    if (call.trace != nullptr && !traced) {
+      traced = true;
+      OVERLACE_TRY(recorder_.begin(stream_, span_of(call, instance, "wait")));
+    }
+    list.items[list.count++] = wait_item(call, wait);
+    if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list));
+  }
+  OVERLACE_TRY(launch_waits(list));
+  return traced ? recorder_.end(stream_) : base::Status();
+}
+
+base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance) {
+  base::Result<std::vector<GemmBlock>> blocks = gemm_blocks(call, team_, instance);
+  if (!blocks.ok()) return blocks.status();
+  for (const GemmBlock& block : *blocks) {
+    LtGemm g;
+    g.m = block.c.dim(0);
+    g.n = block.c.dim(1);
+    g.k = block.a.dim(1);
+    if (g.m == 0 || g.n == 0) continue;
+    g.lda = block.a.stride(0);
+    g.b_layout = block.b.stride(0) == 1 ? spec::BLayout::nk : spec::BLayout::kn;
+    g.ldb = g.b_layout == spec::BLayout::nk ? block.b.stride(1) : block.b.stride(0);
+    g.ldc = block.c.stride(0);
+    g.batch = block.batch;
+    g.batch_stride_a = block.batch_stride_a;
+    g.batch_stride_c = block.batch_stride_c;
+    g.in = block.a.dtype;
+    g.out = block.c.dtype;
+    g.accumulate = block.accumulate;
+    g.bias = block.bias.defined();
+    if (g.bias && block.bias.dtype != g.out) {
+      return base::error(Errc::not_supported, "{}: bias {} with output {}; on GPUs both have one dtype",
+                         instance.id(call.program.schedule), dtype_name(block.bias.dtype), dtype_name(g.out));
+    }
+    OVERLACE_TRY(
+        blas_->run(g, block.a.data, block.b.data, g.bias ? block.bias.data : nullptr, block.c.data, 0, stream_));
+  }
+  return {};
+}
+
+base::Status CudaExecutor::copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream) {
+  if (from.numel() == 0) return {};
+  const size_t element = dtype_bytes(from.dtype);
+  const int last = from.ndim - 1;
+  const auto row = static_cast<size_t>(from.dim(last)) * element;
+  if (from.ndim == 1) return node::stream_put(to.data, from.data, row, stream);
+  const auto rows = static_cast<size_t>(from.dim(0));
+  const auto from_pitch = static_cast<size_t>(from.stride(0)) * element,
+             to_pitch = static_cast<size_t>(to.stride(0)) * element;
+  if (from.ndim != 2) return base::error(Errc::not_supported, "a copy of {} dimensions; wanted 1 or 2", from.ndim);
+  if (from_pitch == row && to_pitch == row) return node::stream_put(to.data, from.data, row * rows, stream);
+  return node::stream_put_2d(to.data, to_pitch, from.data, from_pitch, row, rows, stream);
+}
+
+base::Status CudaExecutor::copy(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
+  const BodyContext views = body_context(call, team_, instance, StreamRef::cuda(stream));
+  if (views.reads.size() != 1 || views.writes.size() != 1 || views.reads[0].size() != views.writes[0].size()) {
+    return base::error(Errc::bad_schedule, "{}: a copy reads one region and writes another of as many boxes",
+                       instance.id(call.program.schedule));
+  }
+  for (size_t i = 0; i < views.reads[0].size(); ++i)
+    OVERLACE_TRY(copy_view(views.reads[0][i], views.writes[0][i], stream));
+  return {};
+}
+
+base::Status CudaExecutor::execute(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
+  const spec::Task& task = call.program.task(instance);
+  switch (task.kind) {
+    case spec::Kind::gemm:
+      return gemm(call, instance);
+    case spec::Kind::copy:
+      return copy(call, instance, stream);
+    case spec::Kind::collective:
+      return run_collective(call, team_, instance, StreamRef::cuda(stream),
+                            [&](const TensorView& from, const TensorView& to) { return copy_view(from, to, stream); });
+    default:
+      break;
+  }
+  const auto body = call.bodies.find(task.kind);
+  if (body == call.bodies.end()) {
+    return base::error(Errc::not_supported, "{}: the operator brings no body for this kind of task on GPUs",
+                       instance.id(call.program.schedule));
+  }
+  const BodyContext context = body_context(call, team_, instance, StreamRef::cuda(stream));
+  if (context.writes.empty() || context.writes[0].empty()) return {};
+  return body->second(context);
+}
+
+base::Status CudaExecutor::send_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
+                                        cudaStream_t stream) {
+  node::SignalList list;
+  for (const spec::ResolvedSet& set : instance.sets) {
+    const uint32_t id = call.program.id(call.copy, set.signal, set.slot);
+    uint64_t* slot = node::slot_address(team_.pod(), set.at, id, team_.rank());
+    const bool one_add = prepared.adds_to.at({set.signal, set.slot, set.at}) == 1;
+    if (one_add && !is_sm(instance.lane)) {
+      OVERLACE_TRY(node::stream_post(slot, epoch_cell(call), stream));
+      continue;
+    }
+    node::SignalItem& item = list.items[list.count++];
+    item = {};
+    item.slot = slot;
+    item.epoch = epoch_cell(call);
+    item.adds_per_epoch = one_add ? 1 : 0;
+    item.value = static_cast<uint64_t>(set.add);
+    item.post = one_add ? 1 : 0;
+    if (list.count == node::kMaxNodeItems) {
+      OVERLACE_TRY(node::launch_signal(stream, list));
+      list.count = 0;
+    }
+  }
+  return list.count == 0 ? base::Status() : node::launch_signal(stream, list);
+}
+
+base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index) {
+  const spec::Instance& instance = call.program.expansion.instances[static_cast<size_t>(index)];
+  cudaStream_t stream = stream_of(instance.lane);
+  OVERLACE_TRY(wait_for_deps(call, prepared, instance, stream));
+  OVERLACE_TRY(wait_for_signals(call, instance));
+  if (call.trace != nullptr) {
+    base::Span span = span_of(call, instance, category_name(call.program.task(instance).kind));
+    span.bytes = moved_bytes(call.program, instance);
+    span.flops = gemm_flops(call.program, instance);
+    OVERLACE_TRY(recorder_.begin(stream, std::move(span)));
+  }
+  OVERLACE_TRY(execute(call, instance, stream));
+  if (call.trace != nullptr) OVERLACE_TRY(recorder_.end(stream));
+  OVERLACE_TRY(send_signals(call, prepared, instance, stream));
+  if (cudaEvent_t done = prepared.done[static_cast<size_t>(index)]; done != nullptr) {
+    OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream), "cudaEventRecord"));
+  }
+  return {};
+}
+
+base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
+  for (size_t i = 0; i < prepared.copy_lanes.size(); ++i) {
+    OVERLACE_TRY(
+        cuda_status(cudaEventRecord(prepared.lanes[i + 1], stream_of(prepared.copy_lanes[i])), "cudaEventRecord"));
+    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.lanes[i + 1]), "cudaStreamWaitEvent"));
+  }
+  for (const auto& [from, to] : call.copies_out) OVERLACE_TRY(copy_view(from, to, stream_));
+  const auto* cells = static_cast<Cells*>(call.program.shared->cells.get());
+  node::EpochEnd end;
+  end.epoch = cells->epochs + call.copy;
+  end.tickets = cells->tickets + static_cast<size_t>(call.copy) * cells->count;
+  end.count = cells->count;
+  return node::launch_epoch_end(stream_, end);
+}
+
+base::Status CudaExecutor::run(const Call& call) {
+  DeviceScope scope(device_);
+  auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
+  OVERLACE_TRY(prologue(call, prepared));
+  for (size_t i = 0; i < call.program.expansion.instances.size(); ++i) {
+    OVERLACE_TRY(issue(call, prepared, static_cast<int>(i)));
+  }
+  return epilogue(call, prepared);
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<Executor>> make_cuda_executor(Channel& channel) {
+  if (channel.stream().kind != StreamRef::Kind::cuda) {
+    return base::invalid_argument("channel: the stream of a cuda_peer runtime is a CUDA stream, got a CPU lane");
+  }
+  base::Result<std::unique_ptr<CublasLt>> blas = CublasLt::open(channel.team().runtime().device());
+  if (!blas.ok()) return blas.status();
+  return std::unique_ptr<Executor>(std::make_unique<CudaExecutor>(channel, std::move(blas).value()));
+}
+
+}  // namespace overlace::exec

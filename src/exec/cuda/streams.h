@@ -1,0 +1,69 @@
+// Streams and events of one program on one device, and the timing of traced calls.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/base/trace.h"
+#include "src/spec/expand.h"
+
+namespace overlace::exec {
+
+base::Status cuda_status(cudaError_t error, const char* call);
+
+/// Side streams of a channel, one per copy lane, made at first use and shared by its programs. Higher priority than the
+/// caller's stream, so that a transfer that became ready is not held back.
+class LaneStreams {
+ public:
+  ~LaneStreams();
+  /// sm lanes are the caller's stream; they never get one of these.
+  base::Status get(const spec::Lane& lane, cudaStream_t* out);
+
+ private:
+  std::map<spec::Lane, cudaStream_t> streams_;
+};
+
+/// Events without timing, one per instance that somebody on another stream waits for.
+class Events {
+ public:
+  explicit Events(size_t count) : events_(count, nullptr) {}
+  ~Events();
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+  void grow(size_t count) { events_.resize(count, nullptr); }
+  /// Makes event `i` if needed. Not inside capture.
+  base::Status make(size_t i);
+  cudaEvent_t operator[](size_t i) const { return events_[i]; }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+};
+
+/// Spans between pairs of timing events, placed on the host's clock by one synchronised reference per collect().
+class SpanRecorder {
+ public:
+  ~SpanRecorder();
+  /// Queues the begin of a span on `stream`; `end` the end of the last begun one of that stream.
+  base::Status begin(cudaStream_t stream, base::Span span);
+  base::Status end(cudaStream_t stream);
+  bool empty() const { return pending_.empty(); }
+  /// Synchronises the device; appends the spans with times on CLOCK_MONOTONIC to `out`.
+  base::Status collect(cudaStream_t reference, base::Trace* out);
+
+ private:
+  struct Pending {
+    base::Span span;
+    cudaEvent_t begin = nullptr, end = nullptr;
+    cudaStream_t stream = nullptr;
+  };
+  base::Status take_event(cudaEvent_t* out);
+  std::vector<Pending> pending_;
+  std::vector<cudaEvent_t> free_;
+};
+
+}  // namespace overlace::exec
