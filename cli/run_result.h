@@ -1,0 +1,65 @@
+// What `overlace run` found out, as data, as a table and as JSON (schema overlace.run/1).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "overlace/dtype_pod.h"
+#include "overlace/schedule.h"
+#include "src/base/json.h"
+
+namespace overlace::cli {
+
+/// Times of one site in us; each a median over repetitions of the maximum over ranks, all from one run
+/// (docs/reference/benchmarks.md says what each one is).
+struct SiteTimes {
+  double compute_us = 0, comm_us = 0;  // each side alone
+  double limit_us = 0;                 // both side by side without dependence; at most serial_us
+  double library_us = 0;
+  double serial_us = 0;  // the better of the families `serial` and `library`
+  double overlapped_us = 0;
+  /// (serial - overlapped) / min(compute, comm), not clipped; nothing where there is no communication to hide.
+  std::optional<double> hidden() const;
+};
+
+struct SiteResult {
+  std::string name;    // "qkv"
+  spec::OpSpec op;     // as one rank sees it
+  std::string chosen;  // "hetero_fused_1d:4"
+  std::string reason;
+  SiteTimes times;
+};
+
+struct RunResult {
+  std::string version, backend, provider;  // provider: what multiplies matrices
+  std::string link;                        // "200MB/s,20us" where it is emulated, else empty
+  int ranks = 1;
+  std::string model;
+  int64_t layers = 0, tokens = 0, sequence_length = 0;
+  DType dtype = DType::fp32;
+  uint64_t seed = 0;
+  int repetitions = 0;
+  std::vector<SiteResult> sites;
+  double total_serial_us = 0, total_overlapped_us = 0;  // all layers, everything between the GEMMs included
+  double error = 0, baseline_error = 0;                 // largest error against the oracle / rms of the oracle
+  double error_limit = 0;                               // what `error` may be
+  bool ok = false;
+  std::string why_not;  // empty if ok
+
+  bool is_emulated() const { return !link.empty(); }
+  /// Serial time less what the sites could hide at best.
+  double total_limit_us() const;
+  /// Of all sites together, weighted by what each could hide.
+  std::optional<double> total_hidden() const;
+};
+
+/// Family and degree: "hetero_fused_1d:4", "library".
+std::string schedule_name(const spec::Schedule& schedule);
+
+base::Json to_json(const RunResult& result);
+/// Aligned columns for a terminal of 100 characters or more, ending with a newline.
+std::string to_table(const RunResult& result);
+
+}  // namespace overlace::cli
