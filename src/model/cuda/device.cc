@@ -118,6 +118,7 @@ class CudaDevice final : public Device {
                                  .kv_heads = h.kv_heads,
                                  .head_dim = h.head_dim,
                                  .pitch = h.qkv.stride(0),
+                                 .kv_pitch = h.qkv.stride(0),
                                  .out_pitch = a.out.stride(0),
                                  .window = a.window,
                                  .dtype = h.qkv.dtype};

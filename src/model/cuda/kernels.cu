@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(128) attention_rows(const PlainAttentionLaunch
   A largest = -1e30f, total = 0;
   const int64_t begin = p.window > 0 ? max(int64_t{0}, position - p.window + 1) : 0;
   for (int64_t j = begin; j <= position; ++j) {
-    const T* k = static_cast<const T*>(p.k) + (first_row + j) * p.pitch + kv_head * p.head_dim;
-    const T* v = static_cast<const T*>(p.v) + (first_row + j) * p.pitch + kv_head * p.head_dim;
+    const T* k = static_cast<const T*>(p.k) + (first_row + j) * p.kv_pitch + kv_head * p.head_dim;
+    const T* v = static_cast<const T*>(p.v) + (first_row + j) * p.kv_pitch + kv_head * p.head_dim;
     A dot = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {

@@ -45,7 +45,8 @@ struct PlainAttentionLaunch {
   const void* k = nullptr;
   const void* v = nullptr;
   void* out = nullptr;
-  int64_t batch = 1, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0, pitch = 0, out_pitch = 0, window = 0;
+  int64_t batch = 1, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t pitch = 0, kv_pitch = 0, out_pitch = 0, window = 0;
   DType dtype = DType::bf16;
 };
 base::Status launch_attention(const PlainAttentionLaunch& args, void* stream);
