@@ -3,6 +3,7 @@
 #include "src/base/format.h"
 
 #ifdef OVERLACE_HAS_CUDNN_FRONTEND
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING  // cuDNN is opened at run time
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
