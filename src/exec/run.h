@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "overlace/channel.h"
@@ -29,20 +30,34 @@ struct BodyContext {
 using Body = std::function<base::Status(const BodyContext&)>;
 using Bodies = std::map<spec::Kind, Body>;
 
+/// After all tasks: rows of this rank's memory to a caller's tensor of the same shape and dtype.
+struct CopyOut {
+  std::string buffer{};  // of the schedule, its rows [first_row, first_row + to.dim(0)); empty: `from`
+  int64_t first_row = 0;
+  TensorView from{};
+  TensorView to{};
+};
+
 struct RunOptions {
-  base::Trace* trace = nullptr;  // cpu: filled on return. cuda: filled by collect_trace()
+  base::Trace* trace = nullptr;    // cpu: filled on return. cuda: filled by collect_trace()
+  std::string_view local_param{};  // the schedule's parameter that may differ between ranks: "N" of ag_gemm, "K"
+  std::vector<CopyOut> copies_out{};
 };
 
 /// Collective in the sense of the channel: all ranks run the same schedules in the same order. The first call with a
 /// schedule (by digest) allocates its symmetric buffers and signal ids, agrees with the peers (plan_mismatch on all)
 /// and warms up; the least recently used are given up, collectively, when the heap is full. cpu: returns when this
 /// rank's part is done. cuda: queued on the channel's stream; capturable after the first call with this schedule.
-/// `agreement`: what must be equal on all ranks (not what may differ, such as N_local of ag_gemm).
+/// `agreement`: what must be equal on all ranks besides the schedule (less its `local_param`), in words.
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options = {});
 
 /// Everything the traced calls of this channel recorded so far (synchronises it).
 base::Result<base::Trace> collect_trace(Channel& channel);
+
+/// Calls traced on several ranks give halves of arrows (the sender's and the receiver's); pairs become whole in place,
+/// the rest is dropped. For the merged trace, before it is written.
+void join_arrows(base::Trace& trace);
 
 /// Traces every run on this channel until turned off (a null pointer). cpu: spans are appended at once; cuda: at
 /// collect_trace.

@@ -1,0 +1,35 @@
+// What a backend brings to exec: memory for workspaces, and the execution of one call.
+#pragma once
+
+#include <memory>
+
+#include "src/exec/program.h"
+
+namespace overlace::exec {
+
+/// One per channel. All calls come from the thread that uses the channel.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  /// Who writes the signal words of this backend's schedules.
+  virtual Domain domain() const = 0;
+  /// Local workspaces; out_of_memory with bytes and name.
+  virtual base::Status allocate(size_t bytes, const char* name, void** out) = 0;
+  virtual void deallocate(void* memory) = 0;
+  /// `capture` where nothing may be allocated or exchanged now (a captured stream).
+  virtual base::Status can_prepare() { return {}; }
+  /// After memory and ids are there, before the first run: streams, plans, warm-up. May fill Program::prepared.
+  virtual base::Status prepare(Program& program) = 0;
+  /// cpu: done on return. cuda: queued.
+  virtual base::Status run(const Call& call) = 0;
+  /// Everything issued by this channel has completed and is visible at the peers; then it may be given up.
+  virtual base::Status drain() = 0;
+  /// Spans of calls that were traced but not yet reported.
+  virtual base::Result<base::Trace> collect() { return base::Trace{}; }
+};
+
+std::unique_ptr<Executor> make_cpu_executor(Channel& channel);
+/// Defined in exec/cuda; called only with OVERLACE_HAS_CUDA.
+base::Result<std::unique_ptr<Executor>> make_cuda_executor(Channel& channel);
+
+}  // namespace overlace::exec

@@ -1,0 +1,118 @@
+#include "src/exec/collective.h"
+
+#include <algorithm>
+
+#include "overlace/net_engine.h"
+
+namespace overlace::exec {
+namespace {
+
+bool is_contiguous(const TensorView& t) { return t.dim(0) <= 1 || t.stride(0) == t.dim(1); }
+
+size_t bytes_of(const TensorView& t) { return static_cast<size_t>(t.numel()) * dtype_bytes(t.dtype); }
+
+struct Collective {
+  const Call& call;
+  Team& team;
+  NetEngine& net;
+  StreamRef stream;
+  const CopyRows& copy_rows;
+  TensorView in, out;
+
+  /// Rows of rank p in the whole.
+  TensorView shard(const TensorView& whole, int p) const {
+    const std::vector<int64_t>& off = call.program.schedule.tables.at("off");
+    const size_t i = static_cast<size_t>(p);
+    return whole.rows(off[i], off[i + 1] - off[i]);
+  }
+  TensorView own(const TensorView& whole) const { return shard(whole, team.rank()); }
+
+  bool is_ragged() const {
+    const std::vector<int64_t>& off = call.program.schedule.tables.at("off");
+    for (size_t p = 1; p + 1 < off.size(); ++p) {
+      if (off[p + 1] - off[p] != off[1] - off[0]) return true;
+    }
+    return false;
+  }
+
+  base::Status all_gather() {
+    const TensorView mine = own(out);
+    if (is_ragged()) {
+      OVERLACE_TRY(copy_rows(in, mine));
+      net.group_begin();
+      for (int p = 0; p < team.size(); ++p) {
+        if (p == team.rank()) continue;
+        const TensorView theirs = shard(out, p);
+        if (mine.numel() != 0) net.send(mine.data, bytes_of(mine), p, stream);
+        if (theirs.numel() != 0) net.recv(theirs.data, bytes_of(theirs), p, stream);
+      }
+      net.group_end();
+      return {};
+    }
+    if (!is_contiguous(in)) OVERLACE_TRY(copy_rows(in, mine));
+    const void* source = is_contiguous(in) ? in.data : mine.data;
+    net.all_gather(source, out.data, static_cast<size_t>(mine.numel()), in.dtype, stream);
+    return {};
+  }
+
+  base::Status reduce_scatter() {
+    const TensorView mine = own(in);
+    if (is_ragged()) {
+      for (int p = 0; p < team.size(); ++p) {
+        const TensorView rows = shard(in, p);
+        if (rows.numel() != 0) {
+          net.all_reduce(rows.data, rows.data, static_cast<size_t>(rows.numel()), in.dtype, stream);
+        }
+      }
+      return copy_rows(mine, out);
+    }
+    void* to = is_contiguous(out) ? out.data : mine.data;
+    net.reduce_scatter(in.data, to, static_cast<size_t>(mine.numel()), in.dtype, stream);
+    return to == out.data ? base::Status() : copy_rows(mine, out);
+  }
+
+  base::Status all_reduce() {
+    void* to = is_contiguous(out) ? out.data : in.data;
+    net.all_reduce(in.data, to, static_cast<size_t>(in.numel()), in.dtype, stream);
+    return to == out.data ? base::Status() : copy_rows(in, out);
+  }
+};
+
+}  // namespace
+
+base::Status run_collective(const Call& call, Team& team, const spec::Instance& instance, StreamRef stream,
+                            const CopyRows& copy_rows) {
+  const spec::Task& task = call.program.task(instance);
+  const auto found = task.params.find("collective");
+  const std::string name = found != task.params.end() && std::holds_alternative<std::string>(found->second)
+                               ? std::get<std::string>(found->second)
+                               : "";
+  const bool fits = instance.reads.size() == 1 && instance.writes.size() == 1 && instance.reads[0].size() == 1 &&
+                    instance.writes[0].size() == 1;
+  if (!fits || (name != "all_gather" && name != "reduce_scatter" && name != "all_reduce")) {
+    return base::error(Errc::bad_schedule,
+                       "{}: a collective task reads one box and writes one, and is all_gather, reduce_scatter or "
+                       "all_reduce; got \"{}\"",
+                       task.id, name);
+  }
+  const spec::Box& from = instance.reads[0][0];
+  const spec::Box& to = instance.writes[0][0];
+  const TensorView in = view_of(call, team, from), out = view_of(call, team, to);
+  if (team.size() == 1) return from.empty() ? base::Status() : copy_rows(in, out);
+  // Empty for all ranks alike: the whole has no element.
+  if (name == "all_gather" ? to.empty() : from.empty()) return {};
+  NetEngine* net = team.net();
+  if (net == nullptr) {
+    return base::error(Errc::not_supported, "{}: team \"{}\" has no collectives engine", task.id, team.name());
+  }
+  Collective collective{call, team, *net, stream, copy_rows, in, out};
+  try {
+    if (name == "all_gather") return collective.all_gather();
+    if (name == "reduce_scatter") return collective.reduce_scatter();
+    return collective.all_reduce();
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+}  // namespace overlace::exec

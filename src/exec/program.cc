@@ -1,0 +1,246 @@
+#include "src/exec/program.h"
+
+#include <algorithm>
+#include <map>
+
+namespace overlace::exec {
+namespace {
+
+constexpr uint64_t kAlign = 256;
+
+uint64_t align_up(uint64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+uint64_t buffer_bytes(const spec::Schedule& schedule, const spec::Expansion& expansion, size_t buffer) {
+  uint64_t bytes = dtype_bytes(schedule.buffers[buffer].dtype);
+  for (int64_t extent : expansion.buffer_shapes[buffer]) bytes *= static_cast<uint64_t>(extent);
+  return bytes;
+}
+
+/// Position of an engine among the lanes that a single thread serves.
+int precedence(spec::Engine engine) {
+  switch (engine) {
+    case spec::Engine::ce:
+      return 0;
+    case spec::Engine::nic:
+      return 1;
+    case spec::Engine::io:
+      return 2;
+    case spec::Engine::cpu:
+      return 3;
+    case spec::Engine::sm:
+      return 4;
+  }
+  return 5;
+}
+
+const char* engine_name(spec::Engine engine) {
+  switch (engine) {
+    case spec::Engine::sm:
+      return "sm";
+    case spec::Engine::ce:
+      return "ce";
+    case spec::Engine::nic:
+      return "nic";
+    case spec::Engine::io:
+      return "io";
+    case spec::Engine::cpu:
+      return "cpu";
+  }
+  return "?";
+}
+
+TensorView row_major(void* data, DType dtype, const std::vector<int64_t>& shape) {
+  TensorView t;
+  t.data = data;
+  t.dtype = dtype;
+  t.ndim = static_cast<int>(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    t.sizes[i] = shape[i];
+    t.strides[i] = stride;
+    stride *= shape[i];
+  }
+  return t;
+}
+
+/// The box inside `whole`, with leading dimensions of one element dropped down to two.
+TensorView sub_box(const TensorView& whole, const spec::Box& box) {
+  TensorView t;
+  t.dtype = whole.dtype;
+  int64_t offset = 0;
+  for (int i = 0; i < box.ndim; ++i) {
+    offset += box.begin[i] * whole.stride(i);
+    const bool drop = box.count[i] == 1 && t.ndim == 0 && box.ndim - i > 2;
+    if (drop) continue;
+    t.sizes[static_cast<size_t>(t.ndim)] = box.count[i];
+    t.strides[static_cast<size_t>(t.ndim)] = whole.stride(i);
+    ++t.ndim;
+  }
+  if (whole.data != nullptr && !box.empty()) {
+    t.data = static_cast<char*>(whole.data) + offset * static_cast<int64_t>(dtype_bytes(whole.dtype));
+  }
+  return t;
+}
+
+bool is_float(DType t) { return t == DType::fp64 || t == DType::fp32 || t == DType::fp16 || t == DType::bf16; }
+
+}  // namespace
+
+std::string Program::word_name(int signal, int64_t slot) const {
+  return base::format("{}[{}]", schedule.signals[static_cast<size_t>(signal)].name, slot);
+}
+
+SymBuffer Program::symmetric(int buffer, int copy) const {
+  const size_t b = static_cast<size_t>(buffer);
+  return {shared->block.offset + static_cast<uint64_t>(copy) * shared->copy_bytes + shared->offsets[b],
+          buffer_bytes(schedule, expansion, b)};
+}
+
+base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& schedule, std::string_view agreement,
+                                                      int rank, int ranks) {
+  base::Result<spec::Expansion> expansion = spec::expand(schedule, rank, ranks);
+  if (!expansion.ok()) return expansion.status();
+  auto program = std::make_unique<Program>();
+  program->schedule = schedule;
+  program->agreement = agreement;
+  program->expansion = std::move(expansion).value();
+  std::map<std::pair<int, spec::Lane>, std::vector<int>> lanes;
+  const std::vector<spec::Instance>& instances = program->expansion.instances;
+  for (size_t i = 0; i < instances.size(); ++i) {
+    lanes[{precedence(instances[i].lane.engine), instances[i].lane}].push_back(static_cast<int>(i));
+  }
+  for (auto& [key, queue] : lanes) program->lanes.push_back({key.second, std::move(queue)});
+  program->local.resize(schedule.buffers.size());
+  for (size_t b = 0; b < schedule.buffers.size(); ++b) {
+    if (schedule.buffers[b].space != spec::Space::local) continue;
+    program->local[b] = program->workspace_bytes;
+    program->workspace_bytes += align_up(buffer_bytes(schedule, program->expansion, b));
+  }
+  return program;
+}
+
+Shared shared_layout(const Program& program) {
+  Shared shared;
+  shared.offsets.resize(program.schedule.buffers.size());
+  for (size_t b = 0; b < program.schedule.buffers.size(); ++b) {
+    const spec::Buffer& buffer = program.schedule.buffers[b];
+    if (buffer.space != spec::Space::symmetric) continue;
+    shared.offsets[b] = shared.copy_bytes;
+    shared.copy_bytes += align_up(buffer_bytes(program.schedule, program.expansion, b));
+    shared.copies = std::max(shared.copies, buffer.depth);
+  }
+  for (int64_t slots : program.expansion.signal_slots) {
+    shared.first_id.push_back(shared.words);
+    shared.words += static_cast<uint32_t>(slots);
+  }
+  return shared;
+}
+
+base::Status check_bindings(const Program& program, const Bindings& bindings) {
+  for (size_t b = 0; b < program.schedule.buffers.size(); ++b) {
+    const spec::Buffer& buffer = program.schedule.buffers[b];
+    if (buffer.space != spec::Space::argument) continue;
+    const auto bound = bindings.find(buffer.name);
+    if (bound == bindings.end() || !bound->second.defined()) {
+      return base::invalid_argument("schedule {}: argument buffer {} is not bound", program.schedule.family,
+                                    buffer.name);
+    }
+    const TensorView& t = bound->second;
+    const TensorView want = row_major(nullptr, buffer.dtype, program.expansion.buffer_shapes[b]);
+    bool fits = t.ndim == want.ndim && (t.dtype == want.dtype || (want.ndim == 1 && is_float(t.dtype)));
+    for (int i = 0; fits && i < t.ndim; ++i) fits = t.dim(i) == want.dim(i);
+    if (!fits) {
+      return base::error(Errc::plan_mismatch, "schedule {} was made for {} {} {}, the call gives {} {}",
+                         program.schedule.family, buffer.name, want.shape(), dtype_name(want.dtype), t.shape(),
+                         dtype_name(t.dtype));
+    }
+  }
+  return {};
+}
+
+TensorView view_of(const Call& call, const Team& team, const spec::Box& box) {
+  const Program& p = call.program;
+  const size_t b = static_cast<size_t>(box.buffer);
+  const spec::Buffer& buffer = p.schedule.buffers[b];
+  switch (buffer.space) {
+    case spec::Space::argument:
+      return sub_box(call.bindings.find(buffer.name)->second, box);
+    case spec::Space::local:
+      return sub_box(
+          row_major(static_cast<char*>(p.workspace) + p.local[b], buffer.dtype, p.expansion.buffer_shapes[b]), box);
+    case spec::Space::symmetric:
+      break;
+  }
+  void* base = box.empty() ? nullptr : team.peer_ptr(p.symmetric(box.buffer, call.copy), box.rank);
+  return sub_box(row_major(base, buffer.dtype, p.expansion.buffer_shapes[b]), box);
+}
+
+uint64_t symmetric_offset(const Call& call, const spec::Box& box) {
+  const size_t b = static_cast<size_t>(box.buffer);
+  const DType dtype = call.program.schedule.buffers[b].dtype;
+  const TensorView whole = row_major(nullptr, dtype, call.program.expansion.buffer_shapes[b]);
+  int64_t first = 0;
+  for (int i = 0; i < box.ndim; ++i) first += box.begin[i] * whole.stride(i);
+  return call.program.symmetric(box.buffer, call.copy).offset + static_cast<uint64_t>(first) * dtype_bytes(dtype);
+}
+
+BodyContext body_context(const Call& call, const Team& team, const spec::Instance& instance, StreamRef stream) {
+  BodyContext context{.schedule = call.program.schedule,
+                      .task = call.program.task(instance),
+                      .reads = {},
+                      .writes = {},
+                      .stream = stream};
+  const auto views = [&](const std::vector<std::vector<spec::Box>>& regions,
+                         std::vector<std::vector<TensorView>>* out) {
+    for (const std::vector<spec::Box>& boxes : regions) {
+      std::vector<TensorView>& list = out->emplace_back();
+      for (const spec::Box& box : boxes) {
+        if (!box.empty()) list.push_back(view_of(call, team, box));
+      }
+    }
+  };
+  views(instance.reads, &context.reads);
+  views(instance.writes, &context.writes);
+  return context;
+}
+
+int64_t moved_bytes(const Program& program, const spec::Instance& instance) {
+  int64_t bytes = 0;
+  for (const std::vector<spec::Box>& boxes : instance.writes) {
+    for (const spec::Box& box : boxes) {
+      const DType dtype = program.schedule.buffers[static_cast<size_t>(box.buffer)].dtype;
+      bytes += box.numel() * static_cast<int64_t>(dtype_bytes(dtype));
+    }
+  }
+  return bytes;
+}
+
+double gemm_flops(const Program& program, const spec::Instance& instance) {
+  if (program.task(instance).kind != spec::Kind::gemm || instance.reads.empty() || instance.writes.empty()) return 0;
+  double outputs = 0, depth = 0;
+  for (const spec::Box& box : instance.writes[0]) outputs += static_cast<double>(box.numel());
+  for (const spec::Box& box : instance.reads[0]) depth = std::max(depth, static_cast<double>(box.count[box.ndim - 1]));
+  return 2 * outputs * depth;
+}
+
+std::string lane_name(const spec::Lane& lane) { return base::format("{} {}", engine_name(lane.engine), lane.queue); }
+
+const char* category_name(spec::Kind kind) {
+  switch (kind) {
+    case spec::Kind::gemm:
+    case spec::Kind::tiles:
+      return "gemm";
+    case spec::Kind::copy:
+      return "copy";
+    case spec::Kind::reduce:
+      return "reduce";
+    case spec::Kind::collective:
+      return "collective";
+    case spec::Kind::barrier:
+    case spec::Kind::host:
+      return "other";
+  }
+  return "other";
+}
+
+}  // namespace overlace::exec

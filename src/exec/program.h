@@ -1,0 +1,117 @@
+// A schedule prepared on a channel: expanded for this rank, with its buffers, signal ids and lanes. Backend-neutral.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/symmetric.h"
+#include "overlace/team.h"
+#include "overlace/tensor.h"
+#include "src/base/status.h"
+#include "src/exec/run.h"
+#include "src/spec/expand.h"
+
+namespace overlace::exec {
+
+/// What the programs of one agreement share with the peers: a block of the symmetric heap and a range of signal ids,
+/// each cut into `copies` equal parts that rotate over the calls. Same on all ranks.
+struct Shared {
+  std::string key;  // agreement and digest without what may differ
+  SymBuffer block;  // copies * copy_bytes
+  uint64_t copy_bytes = 0;
+  std::vector<uint64_t> offsets;   // per Schedule::buffers, inside a copy; only of symmetric ones
+  SignalIds ids;                   // copies * words
+  uint32_t words = 0;              // ids of a copy: one per (signal, slot)
+  std::vector<uint32_t> first_id;  // per Schedule::signals, inside a copy
+  int copies = 1;
+  uint64_t calls = 0;     // made so far; call c uses copy c % copies, and is that copy's epoch c / copies + 1
+  uint64_t last_use = 0;  // stamp of the channel's call counter: who goes first when the heap is full
+  std::shared_ptr<void> cells;  // of the executor: epochs in device memory
+};
+
+/// The instances of one lane, in order.
+struct LaneQueue {
+  spec::Lane lane;
+  std::vector<int> instances;  // indices into Expansion::instances
+};
+
+struct Program {
+  spec::Schedule schedule;
+  std::string agreement;
+  spec::Expansion expansion;
+  std::shared_ptr<Shared> shared;
+  std::vector<LaneQueue> lanes;  // transfer engines first, sm last, so that transfers start as early as possible
+  std::vector<uint64_t> local;   // per Schedule::buffers: offset of a local one in the workspace
+  uint64_t workspace_bytes = 0;
+  void* workspace = nullptr;       // of the executor
+  std::shared_ptr<void> prepared;  // of the executor: plans, streams, events
+  uint64_t last_use = 0;
+
+  int rank() const { return expansion.rank; }
+  int ranks() const { return expansion.ranks; }
+  const spec::Task& task(const spec::Instance& instance) const {
+    return schedule.tasks[static_cast<size_t>(instance.task)];
+  }
+  /// Id of a word of copy `copy`; a channel id, the same on all ranks.
+  uint32_t id(int copy, int signal, int64_t slot) const {
+    return shared->ids.first + static_cast<uint32_t>(copy) * shared->words +
+           shared->first_id[static_cast<size_t>(signal)] + static_cast<uint32_t>(slot);
+  }
+  /// "arrived[3]"
+  std::string word_name(int signal, int64_t slot) const;
+  /// Symmetric memory of `buffer` in copy `copy`: the same block on every rank.
+  SymBuffer symmetric(int buffer, int copy) const;
+};
+
+/// One call of a program.
+struct Call {
+  Program& program;
+  const Bindings& bindings;
+  const Bodies& bodies;
+  int copy = 0;
+  uint64_t epoch = 1;  // of the copy
+  base::Trace* trace = nullptr;
+  std::vector<std::pair<TensorView, TensorView>> copies_out;  // (from, to), after all tasks
+};
+
+/// expansion, lanes and the places of local buffers; `shared` and memory are still missing.
+base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& schedule, std::string_view agreement,
+                                                      int rank, int ranks);
+/// Fills everything of Shared but block and ids: sizes that the heap and the channel are asked for.
+Shared shared_layout(const Program& program);
+/// Every argument buffer is bound with the schedule's shape and dtype (vectors: any floating dtype).
+base::Status check_bindings(const Program& program, const Bindings& bindings);
+
+/// The memory of `box`, which lies on `team.rank()` or in symmetric memory of a peer. Leading dimensions of one element
+/// are dropped down to two dimensions. data is null for a peer that loads and stores do not reach.
+TensorView view_of(const Call& call, const Team& team, const spec::Box& box);
+/// Offset of the first element of a symmetric box from the start of its rank's heap space (SymBuffer::offset).
+uint64_t symmetric_offset(const Call& call, const spec::Box& box);
+
+/// What a body gets for `instance`.
+BodyContext body_context(const Call& call, const Team& team, const spec::Instance& instance, StreamRef stream);
+
+/// A product of one launch: `batch` equally spaced row blocks that share b and bias.
+struct GemmBlock {
+  TensorView a, b, c, bias;  // of the first batch element
+  int64_t batch = 1;
+  int64_t batch_stride_a = 0, batch_stride_c = 0;  // elements
+  bool accumulate = false;
+  double flops() const;
+};
+/// The products of a gemm instance: touching row boxes are merged, equally spaced ones of one size are batched; empty
+/// ones are left out. Task parameter "accumulate": c += a b.
+base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& team, const spec::Instance& instance);
+
+/// Bytes that a copy instance moves, and floating-point operations of a gemm instance; from its regions.
+int64_t moved_bytes(const Program& program, const spec::Instance& instance);
+double gemm_flops(const Program& program, const spec::Instance& instance);
+/// "sm 0"
+std::string lane_name(const spec::Lane& lane);
+/// Category of spans: gemm | copy | reduce | collective | other.
+const char* category_name(spec::Kind kind);
+
+}  // namespace overlace::exec

@@ -1,0 +1,269 @@
+#include "src/exec/run.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "overlace/runtime.h"
+#include "src/exec/backend.h"
+#include "src/exec/program.h"
+
+namespace overlace::exec {
+namespace {
+
+/// Programs kept per channel; each may own a workspace.
+constexpr size_t kMaxPrograms = 64;
+
+/// Runs `body`; what it throws becomes a status.
+base::Status guarded(const std::function<base::Status()>& body) {
+  try {
+    return body();
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+std::string param_text(const spec::Params& params, std::string_view name) {
+  const auto it = params.find(name);
+  if (it == params.end() || !std::holds_alternative<int64_t>(it->second)) return "-";
+  return std::to_string(std::get<int64_t>(it->second));
+}
+
+/// What the ranks compare: the agreement in words, and the schedule less the parameter that is each rank's own.
+std::string agreement_key(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
+  spec::Schedule common = schedule;
+  if (!local_param.empty()) common.params.insert_or_assign(std::string(local_param), int64_t{0});
+  return base::format("{}; {} q {}, digest {}", agreement, schedule.family, param_text(schedule.params, "q"),
+                      spec::digest(common));
+}
+
+/// The prepared schedules of a channel.
+class Cache {
+ public:
+  static base::Result<Cache*> of(Channel& channel) {
+    std::shared_ptr<void>& slot = channel.attachment();
+    if (slot == nullptr) {
+      auto cache = std::shared_ptr<Cache>(new Cache(channel));
+      OVERLACE_TRY(cache->open());
+      slot = cache;
+    }
+    return static_cast<Cache*>(slot.get());
+  }
+
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+  ~Cache() {
+    for (const std::unique_ptr<Program>& program : programs_) give_up_workspace(*program);
+  }
+
+  base::Result<Program*> find_or_prepare(const spec::Schedule& schedule, std::string_view agreement,
+                                         std::string_view local_param) {
+    ++stamp_;
+    const auto found = std::find_if(programs_.begin(), programs_.end(), [&](const std::unique_ptr<Program>& p) {
+      return p->agreement == agreement && p->schedule == schedule;
+    });
+    if (found != programs_.end()) {
+      std::rotate(programs_.begin(), found, found + 1);
+    } else {
+      OVERLACE_TRY(prepare(schedule, agreement, local_param));
+    }
+    Program& program = *programs_.front();
+    program.shared->last_use = stamp_;
+    return &program;
+  }
+
+  Executor& executor() { return *executor_; }
+  base::Trace* trace = nullptr;
+
+ private:
+  explicit Cache(Channel& channel) : channel_(channel) {}
+
+  base::Status open() {
+    if (channel_.team().runtime().backend() != Backend::cuda_peer) {
+      executor_ = make_cpu_executor(channel_);
+      return {};
+    }
+#if defined(OVERLACE_HAS_CUDA)
+    base::Result<std::unique_ptr<Executor>> executor = make_cuda_executor(channel_);
+    if (!executor.ok()) return executor.status();
+    executor_ = std::move(executor).value();
+    return {};
+#else
+    return base::error(Errc::not_supported, "exec: this build has no CUDA");
+#endif
+  }
+
+  /// Puts the program in front. The exchange comes first: a rank on which the schedule cannot be expanded tells the
+  /// others instead of leaving them to wait.
+  base::Status prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
+    OVERLACE_TRY(executor_->can_prepare());
+    Team& team = channel_.team();
+    base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
+    const std::string key = agreement_key(schedule, agreement, local_param);
+    const auto known =
+        std::find_if(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& s) { return s->key == key; });
+    std::shared_ptr<Shared> shared = known != shared_.end() ? *known : nullptr;
+    if (shared == nullptr) {
+      OVERLACE_TRY(guarded([&] {
+        team.agree(expanded.ok() ? key : key + "; refused: " + expanded.status().message(), "call and schedule");
+        return base::Status();
+      }));
+    }
+    if (!expanded.ok()) return expanded.status();
+    Program& program = **expanded;
+    if (shared == nullptr) {
+      shared = std::make_shared<Shared>(shared_layout(program));
+      shared->key = key;
+      OVERLACE_TRY(allocate_shared(*shared, schedule));
+      shared_.push_back(shared);
+    } else if (shared_layout(program).offsets != shared->offsets || shared_layout(program).words != shared->words) {
+      return base::error(Errc::bad_schedule, "schedule {}: parameter {} changes what the ranks share", schedule.family,
+                         local_param);
+    }
+    program.shared = shared;
+    while (programs_.size() >= kMaxPrograms) OVERLACE_TRY(drop_oldest_program());
+    OVERLACE_TRY(allocate_workspace(program));
+    const base::Status status = executor_->prepare(program);
+    if (!status.ok()) {
+      give_up_workspace(program);
+      return status;
+    }
+    programs_.insert(programs_.begin(), std::move(expanded).value());
+    return {};
+  }
+
+  /// Room on the heap and among the ids, if need be that of the least recently used. All ranks made the same calls, so
+  /// they give up the same ones.
+  base::Status allocate_shared(Shared& shared, const spec::Schedule& schedule) {
+    const std::string name = schedule.op + " " + schedule.family;
+    for (;;) {
+      const base::Status status = guarded([&] {
+        SymmetricHeap& heap = channel_.team().runtime().heap();
+        const uint64_t bytes = shared.copy_bytes * static_cast<uint64_t>(shared.copies);
+        if (bytes != 0) shared.block = heap.alloc(bytes, 256, name.c_str());
+        try {
+          const uint32_t ids = shared.words * static_cast<uint32_t>(shared.copies);
+          if (ids != 0) shared.ids = channel_.ids(ids, executor_->domain(), name.c_str());
+        } catch (...) {
+          if (shared.block) heap.free(shared.block);
+          throw;
+        }
+        return base::Status();
+      });
+      if (status.code() != Errc::heap_exhausted || shared_.empty()) return status;
+      OVERLACE_TRY(drop_oldest_shared());
+    }
+  }
+
+  base::Status allocate_workspace(Program& program) {
+    if (program.workspace_bytes == 0) return {};
+    const std::string name = program.schedule.op + " " + program.schedule.family;
+    for (;;) {
+      const base::Status status = executor_->allocate(program.workspace_bytes, name.c_str(), &program.workspace);
+      if (status.code() != Errc::out_of_memory || programs_.empty()) return status;
+      OVERLACE_TRY(drop_oldest_program());
+    }
+  }
+
+  void give_up_workspace(Program& program) {
+    program.prepared.reset();
+    if (program.workspace != nullptr) executor_->deallocate(program.workspace);
+    program.workspace = nullptr;
+  }
+
+  /// Local: its shared part stays.
+  base::Status drop_oldest_program() {
+    OVERLACE_TRY(executor_->drain());
+    give_up_workspace(*programs_.back());
+    programs_.pop_back();
+    return {};
+  }
+
+  /// Collective: nobody writes into the block any more once all have drained.
+  base::Status drop_oldest_shared() {
+    const auto oldest = std::min_element(shared_.begin(), shared_.end(),
+                                         [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
+    const std::shared_ptr<Shared> victim = *oldest;
+    OVERLACE_TRY(executor_->drain());
+    std::erase_if(programs_, [&](const std::unique_ptr<Program>& p) {
+      if (p->shared == victim) give_up_workspace(*p);
+      return p->shared == victim;
+    });
+    shared_.erase(oldest);
+    return guarded([&] {
+      channel_.team().barrier();
+      if (victim->block) channel_.team().runtime().heap().free(victim->block);
+      if (victim->ids.count != 0) channel_.release(victim->ids);
+      return base::Status();
+    });
+  }
+
+  Channel& channel_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<std::shared_ptr<Shared>> shared_;
+  std::vector<std::unique_ptr<Program>> programs_;  // most recently used first
+  uint64_t stamp_ = 0;
+};
+
+/// From and to of a copy out; the buffer's rows of this call's copy.
+base::Result<std::pair<TensorView, TensorView>> resolve(const Call& call, const Team& team, const CopyOut& copy) {
+  if (copy.buffer.empty()) return std::pair(copy.from, copy.to);
+  const std::vector<spec::Buffer>& buffers = call.program.schedule.buffers;
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    if (buffers[b].name != copy.buffer) continue;
+    const std::vector<int64_t>& shape = call.program.expansion.buffer_shapes[b];
+    spec::Box box{.buffer = static_cast<int>(b), .rank = team.rank(), .ndim = static_cast<int>(shape.size())};
+    for (size_t i = 0; i < shape.size(); ++i) box.count[i] = shape[i];
+    box.begin[0] = copy.first_row;
+    box.count[0] = copy.to.dim(0);
+    return std::pair(view_of(call, team, box), copy.to);
+  }
+  return base::error(Errc::bad_schedule, "schedule {}: no buffer {} to copy from", call.program.schedule.family,
+                     copy.buffer);
+}
+
+}  // namespace
+
+base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
+                 const Bodies& bodies, const RunOptions& options) {
+  OVERLACE_TRY(guarded([&] {
+    channel.team().runtime().check();
+    return base::Status();
+  }));
+  base::Result<Cache*> cache = Cache::of(channel);
+  if (!cache.ok()) return cache.status();
+  base::Result<Program*> program = (*cache)->find_or_prepare(schedule, agreement, options.local_param);
+  if (!program.ok()) return program.status();
+  OVERLACE_TRY(check_bindings(**program, bindings));
+  Shared& shared = *(*program)->shared;
+  const uint64_t copies = static_cast<uint64_t>(shared.copies);
+  Call call{.program = **program,
+            .bindings = bindings,
+            .bodies = bodies,
+            .copy = static_cast<int>(shared.calls % copies),
+            .epoch = shared.calls / copies + 1,
+            .trace = options.trace != nullptr ? options.trace : (*cache)->trace,
+            .copies_out = {}};
+  for (const CopyOut& copy : options.copies_out) {
+    auto resolved = resolve(call, channel.team(), copy);
+    if (!resolved.ok()) return resolved.status();
+    call.copies_out.push_back(std::move(resolved).value());
+  }
+  const base::Status status = (*cache)->executor().run(call);
+  ++shared.calls;
+  return status;
+}
+
+base::Result<base::Trace> collect_trace(Channel& channel) {
+  base::Result<Cache*> cache = Cache::of(channel);
+  if (!cache.ok()) return cache.status();
+  return (*cache)->executor().collect();
+}
+
+void set_trace(Channel& channel, base::Trace* trace) {
+  base::Result<Cache*> cache = Cache::of(channel);
+  cache.status().or_throw();
+  (*cache)->trace = trace;
+}
+
+}  // namespace overlace::exec

@@ -1,0 +1,45 @@
+#include "overlace/team.h"
+#include "src/ops/ag_gemm/impl.h"
+#include "src/ops/common/check.h"
+#include "src/ops/reduce/bodies.h"
+
+namespace overlace::ops {
+namespace {
+
+/// The gathered activation: others' rows from the schedule's buffer, mine from where they are.
+base::Status copies_of_gathered(const AgGemmArgs& args, const spec::Schedule& schedule, int rank,
+                                std::vector<exec::CopyOut>* out) {
+  const auto gathered = schedule.params.find("gathered");
+  if (gathered == schedule.params.end()) {
+    return base::error(Errc::not_supported, "ag_gemm: schedule {} gathers nothing that could be returned in a",
+                       schedule.family);
+  }
+  const std::string buffer = std::get<std::string>(gathered->second);
+  const std::vector<int64_t>& off = schedule.tables.at("off");
+  const int64_t begin = off[static_cast<size_t>(rank)], end = off[static_cast<size_t>(rank) + 1], m = off.back();
+  out->push_back({.buffer = buffer, .first_row = 0, .to = args.a.rows(0, begin)});
+  out->push_back({.from = args.a_shard, .to = args.a.rows(begin, end - begin)});
+  out->push_back({.buffer = buffer, .first_row = end, .to = args.a.rows(end, m - end)});
+  return {};
+}
+
+}  // namespace
+
+base::Status run_status(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {
+  OVERLACE_TRY(validate(channel, args));
+  const spec::OpSpec op = op_spec(channel, args);
+  const Site site = site_of(channel, op.op);
+  OVERLACE_TRY(check_schedule(site, op, args.b, schedule));
+  const exec::Bindings bindings = {
+      {"A", args.a_shard}, {"B", stored_b(args.b, schedule)}, {"C", args.c}, {"bias", args.bias}};
+  exec::RunOptions options{.local_param = "N"};
+  if (args.a.defined()) OVERLACE_TRY(copies_of_gathered(args, schedule, site.rank, &options.copies_out));
+  return exec::run(channel, schedule, agreement(op, base::format("M {} K {}", op.m, op.k)), bindings,
+                   reduce_bodies(channel), options);
+}
+
+void run(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {
+  run_status(channel, args, schedule).or_throw();
+}
+
+}  // namespace overlace::ops

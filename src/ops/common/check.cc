@@ -1,0 +1,223 @@
+#include "src/ops/common/check.h"
+
+#include <algorithm>
+
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+
+namespace overlace::ops {
+namespace {
+
+template <class... Args>
+base::Status refuse(const Site& site, std::string_view text, const Args&... args) {
+  return base::error(Errc::invalid_argument, "{}: {}; rank {}", site.op, base::format(text, args...), site.rank);
+}
+
+int64_t bytes(DType t) { return static_cast<int64_t>(dtype_bytes(t)); }
+
+/// Address range of the elements, in bytes.
+struct Extent {
+  uintptr_t begin = 0, end = 0;
+  uintptr_t pitch = 0, row_bytes = 0;  // of the outer dimension; 0: one row
+};
+
+Extent extent_of(const TensorView& t) {
+  Extent e;
+  e.begin = reinterpret_cast<uintptr_t>(t.data);
+  int64_t last = 0, inner = 0, outer = 0;
+  for (int i = 0; i < t.ndim; ++i) {
+    last += (t.dim(i) - 1) * t.stride(i);
+    if (t.dim(i) > 1 && t.stride(i) > outer) outer = t.stride(i), inner = (t.dim(i) - 1) * t.stride(i);
+  }
+  e.end = e.begin + static_cast<uintptr_t>((last + 1) * bytes(t.dtype));
+  e.pitch = static_cast<uintptr_t>(outer * bytes(t.dtype));
+  e.row_bytes = static_cast<uintptr_t>((last - inner + 1) * bytes(t.dtype));
+  return e;
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const Extent x = extent_of(a), y = extent_of(b);
+  if (x.end <= y.begin || y.end <= x.begin) return false;
+  if (x.pitch == 0 || x.pitch != y.pitch) return true;
+  // Column slices of one matrix: compare their places in the row.
+  const auto pitch = static_cast<intptr_t>(x.pitch);
+  const intptr_t signed_distance = static_cast<intptr_t>(y.begin - x.begin) % pitch;
+  const uintptr_t distance = static_cast<uintptr_t>(signed_distance < 0 ? signed_distance + pitch : signed_distance);
+  return distance < x.row_bytes || distance + y.row_bytes > x.pitch;
+}
+
+std::string strides_of(const TensorView& t) {
+  std::string text = "(";
+  for (int i = 0; i < t.ndim; ++i) text += base::format(i == 0 ? "{}" : ", {}", t.stride(i));
+  return text + ")";
+}
+
+base::Status check_memory(const Site& site, const Named& t) {
+  if (t.view.numel() == 0) return {};
+  if (t.view.data == nullptr) return refuse(site, "{} {} has no memory (null)", t.name, t.view.shape());
+  const uintptr_t address = reinterpret_cast<uintptr_t>(t.view.data);
+  if (address % dtype_bytes(t.view.dtype) != 0) {
+    return refuse(site, "{} must be aligned to its {} bytes of {}, got an address {} past that", t.name,
+                  dtype_bytes(t.view.dtype), dtype_name(t.view.dtype), address % dtype_bytes(t.view.dtype));
+  }
+  return {};
+}
+
+std::string text_of(const spec::Param& value) {
+  if (const auto* i = std::get_if<int64_t>(&value)) return std::to_string(*i);
+  if (const auto* s = std::get_if<std::string>(&value)) return *s;
+  if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
+  return base::format("{}", std::get<double>(value));
+}
+
+base::Status check_param(const Site& site, const spec::Schedule& schedule, std::string_view name, spec::Param want) {
+  const auto found = schedule.params.find(name);
+  if (found != schedule.params.end() && found->second == want) return {};
+  return base::error(Errc::plan_mismatch, "{}: schedule {} was made for {} {}, the call has {}; rank {}", site.op,
+                     schedule.family, name, found == schedule.params.end() ? "none" : text_of(found->second),
+                     text_of(want), site.rank);
+}
+
+std::string join(const std::vector<int64_t>& values) {
+  std::string text;
+  for (int64_t v : values) text += (text.empty() ? "" : " ") + std::to_string(v);
+  return text;
+}
+
+}  // namespace
+
+Site site_of(const Channel& channel, std::string_view op) {
+  const Team& team = channel.team();
+  return {op, team.rank(), team.runtime().backend() == Backend::cuda_peer};
+}
+
+base::Status check_input_dtype(const Site& site, const Named& t) {
+  switch (t.view.dtype) {
+    case DType::fp32:
+    case DType::fp16:
+    case DType::bf16:
+      return {};
+    case DType::fp64:
+      if (!site.is_gpu) return {};
+      return base::error(Errc::not_supported, "{}: {} is fp64, which only the cpu backend multiplies; rank {}", site.op,
+                         t.name, site.rank);
+    default:
+      return refuse(site, "{} must be fp32, bf16, fp16 or fp64, got {}", t.name, dtype_name(t.view.dtype));
+  }
+}
+
+base::Status check_output_dtype(const Site& site, const Named& t, const Named& like) {
+  const bool fits = t.view.dtype == like.view.dtype || (t.view.dtype == DType::fp32 && like.view.dtype != DType::fp64);
+  if (fits) return {};
+  return refuse(site, "{} must have the dtype of {} ({}){}, got {}", t.name, like.name, dtype_name(like.view.dtype),
+                like.view.dtype == DType::fp64 ? "" : " or fp32", dtype_name(t.view.dtype));
+}
+
+base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why) {
+  if (t.view.ndim != 2)
+    return refuse(site, "{} must have 2 dimensions, got {} {}", t.name, t.view.ndim, t.view.shape());
+  if (t.view.dim(0) != rows || t.view.dim(1) != cols) {
+    return refuse(site, "{} must be ({}, {}) {}, got {}", t.name, rows, cols, why, t.view.shape());
+  }
+  if (rows < 0 || cols < 0) return refuse(site, "{} {} has a negative extent", t.name, t.view.shape());
+  const bool columns_touch = cols <= 1 || t.view.stride(1) == 1;
+  const bool rows_apart = rows <= 1 || t.view.stride(0) >= cols;
+  if (!columns_touch || !rows_apart) {
+    return refuse(site, "{} {} must have contiguous rows that do not overlap (strides >= {}, 1), got strides {}",
+                  t.name, t.view.shape(), cols, strides_of(t.view));
+  }
+  return check_memory(site, t);
+}
+
+base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like) {
+  if (b.view.ndim != 2)
+    return refuse(site, "{} must have 2 dimensions, got {} {}", b.name, b.view.ndim, b.view.shape());
+  if (b.view.dim(0) != k) {
+    return refuse(site, "{} must have K = {} rows as {} {} has columns, got {}", b.name, k, like.name,
+                  like.view.shape(), b.view.shape());
+  }
+  if (b.view.dtype != like.view.dtype) {
+    return refuse(site, "{} must have the dtype of {} ({}), got {}", b.name, like.name, dtype_name(like.view.dtype),
+                  dtype_name(b.view.dtype));
+  }
+  const int64_t n = b.view.dim(1);
+  if (n < 0) return refuse(site, "{} {} has a negative extent", b.name, b.view.shape());
+  const bool nk = (k <= 1 || b.view.stride(0) == 1) && (n <= 1 || b.view.stride(1) >= k);
+  const bool kn = (n <= 1 || b.view.stride(1) == 1) && (k <= 1 || b.view.stride(0) >= n);
+  if (!nk && !kn) {
+    return refuse(site, "{} {} must be contiguous in K (strides 1, >= {}) or in N (strides >= {}, 1), got strides {}",
+                  b.name, b.view.shape(), k, n, strides_of(b.view));
+  }
+  return check_memory(site, b);
+}
+
+base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in) {
+  if (!bias.defined()) return {};
+  if (bias.ndim != 1 || bias.dim(0) != n) return refuse(site, "bias must be ({}), got {}", n, bias.shape());
+  if (bias.dtype != out.view.dtype && bias.dtype != in.view.dtype) {
+    return refuse(site, "bias must have the dtype of {} ({}) or of {} ({}), got {}", out.name,
+                  dtype_name(out.view.dtype), in.name, dtype_name(in.view.dtype), dtype_name(bias.dtype));
+  }
+  if (n > 1 && bias.stride(0) != 1) return refuse(site, "bias must be contiguous, got stride {}", bias.stride(0));
+  return check_memory(site, {"bias", bias});
+}
+
+base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others) {
+  for (const Named& other : others) {
+    if (!other.view.defined() || !overlap(out.view, other.view)) continue;
+    return refuse(site, "{} {} must not share memory with {} {}", out.name, out.view.shape(), other.name,
+                  other.view.shape());
+  }
+  return {};
+}
+
+base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets, int ranks, int64_t m) {
+  if (offsets.empty()) return {};
+  const size_t want = static_cast<size_t>(ranks) + 1;
+  const bool fits = offsets.size() == want && offsets.front() == 0 && offsets.back() == m &&
+                    std::is_sorted(offsets.begin(), offsets.end());
+  if (fits) return {};
+  return refuse(site, "row_offsets must be {} ascending entries from 0 to M = {}, got {} entries: {}", want, m,
+                offsets.size(), join(offsets));
+}
+
+base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
+                            const spec::Schedule& schedule) {
+  if (schedule.op != op.op) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for operator {}; rank {}", site.op,
+                       schedule.family, schedule.op, site.rank);
+  }
+  OVERLACE_TRY(check_param(site, schedule, "M", op.m));
+  OVERLACE_TRY(check_param(site, schedule, "N", op.n));
+  OVERLACE_TRY(check_param(site, schedule, "K", op.k));
+  OVERLACE_TRY(check_param(site, schedule, "G", int64_t{op.ranks}));
+  OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
+  OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
+  OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  const bool nk = b.dim(0) <= 1 || b.stride(0) == 1, kn = b.dim(1) <= 1 || b.stride(1) == 1;
+  if (!(nk && kn)) OVERLACE_TRY(check_param(site, schedule, "b_layout", std::string(nk ? "nk" : "kn")));
+  const std::vector<int64_t> want = spec::row_offsets(op);
+  const auto off = schedule.tables.find("off");
+  if (off == schedule.tables.end() || off->second != want) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for row offsets {}, the call has {}; rank {}",
+                       site.op, schedule.family, off == schedule.tables.end() ? "none" : join(off->second), join(want),
+                       site.rank);
+  }
+  return {};
+}
+
+spec::BLayout layout_of(const TensorView& b) { return b.stride(0) == 1 ? spec::BLayout::nk : spec::BLayout::kn; }
+
+TensorView stored_b(const TensorView& b, const spec::Schedule& schedule) {
+  const auto layout = schedule.params.find("b_layout");
+  const bool nk = layout != schedule.params.end() && layout->second == spec::Param(std::string("nk"));
+  return nk ? b.transposed() : b;
+}
+
+std::string agreement(const spec::OpSpec& op, std::string_view dims) {
+  return base::format("{} {} G {} {} -> {}, rows {}", op.op, dims, op.ranks, dtype_name(op.dtype),
+                      dtype_name(op.out_dtype), join(op.row_offsets));
+}
+
+}  // namespace overlace::ops

@@ -1,0 +1,56 @@
+// Preconditions that the dense operators share. Messages name operator, argument, value got, value wanted and rank.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+#include "src/base/status.h"
+
+namespace overlace::ops {
+
+/// Who is asking; goes into every message.
+struct Site {
+  std::string_view op;
+  int rank = 0;
+  bool is_gpu = false;
+};
+Site site_of(const Channel& channel, std::string_view op);
+
+struct Named {
+  std::string_view name;
+  TensorView view;
+};
+
+/// fp64 (cpu only), fp32, bf16, fp16.
+base::Status check_input_dtype(const Site& site, const Named& t);
+/// dtype of `like`, or fp32 where that is 16 bits wide.
+base::Status check_output_dtype(const Site& site, const Named& t, const Named& like);
+/// (rows, cols), columns contiguous, rows apart from each other, memory there and aligned. `why`: where the wanted
+/// extents come from.
+base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why);
+/// b (k, n) of dtype `like`, K or N contiguous.
+base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like);
+/// (n) of the dtype of one of two others; undefined passes.
+base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in);
+/// `out` shares no element with any of `others`; undefined ones pass.
+base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others);
+/// G + 1 ascending entries from 0 to m, or empty.
+base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets, int ranks, int64_t m);
+
+/// The schedule was made for this problem; plan_mismatch with both values otherwise. The layout of b is the schedule's
+/// if b fits it.
+base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
+                            const spec::Schedule& schedule);
+/// K contiguous (a transposed weight) or N contiguous.
+spec::BLayout layout_of(const TensorView& b);
+/// The binding of buffer "B": (N, K) or (K, N) as the schedule stores it.
+TensorView stored_b(const TensorView& b, const spec::Schedule& schedule);
+
+/// "gemm_rs M 8 N 4 G 2 fp32 -> fp32, rows 3 5": what must be equal on all ranks. `dims` names it.
+std::string agreement(const spec::OpSpec& op, std::string_view dims);
+
+}  // namespace overlace::ops

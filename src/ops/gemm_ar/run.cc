@@ -1,0 +1,21 @@
+#include "src/ops/common/check.h"
+#include "src/ops/gemm_ar/impl.h"
+#include "src/ops/reduce/bodies.h"
+
+namespace overlace::ops {
+
+base::Status run_status(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
+  OVERLACE_TRY(validate(channel, args));
+  const spec::OpSpec op = op_spec(channel, args);
+  OVERLACE_TRY(check_schedule(site_of(channel, op.op), op, args.b, schedule));
+  const exec::Bindings bindings = {
+      {"A", args.a}, {"B", stored_b(args.b, schedule)}, {"Y", args.out}, {"bias", args.bias}};
+  return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings,
+                   reduce_bodies(channel), {.local_param = "K"});
+}
+
+void run(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
+  run_status(channel, args, schedule).or_throw();
+}
+
+}  // namespace overlace::ops

@@ -1,0 +1,127 @@
+#include "src/ops/reduce/bodies.h"
+
+#include <algorithm>
+#include <array>
+
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+#include "src/base/half.h"
+#if defined(OVERLACE_HAS_CUDA)
+#include "src/ops/reduce/launch.h"
+#endif
+
+namespace overlace::ops {
+namespace {
+
+/// Columns that are summed before they are rounded; small enough for the stack and the first cache.
+constexpr int64_t kBlock = 1024;
+
+void add_row(const TensorView& source, int64_t row, int64_t first, int64_t count, float* sum) {
+  std::array<float, kBlock> in;
+  const int64_t element = static_cast<int64_t>(dtype_bytes(source.dtype));
+  const int64_t pitch = source.ndim == 2 ? source.stride(0) : 0;
+  base::convert_to_float(static_cast<const char*>(source.data) + (row * pitch + first) * element, source.dtype,
+                         in.data(), count);
+  for (int64_t j = 0; j < count; ++j) sum[j] += in[static_cast<size_t>(j)];
+}
+
+void add_row(const TensorView& source, int64_t row, int64_t first, int64_t count, double* sum) {
+  const int64_t pitch = source.ndim == 2 ? source.stride(0) : 0;
+  for (int64_t j = 0; j < count; ++j) {
+    sum[j] += base::load_element(source.data, source.dtype, row * pitch + first + j);
+  }
+}
+
+void round_row(const float* sum, int64_t count, const TensorView& dst, int64_t first) {
+  base::convert_from_float(sum, static_cast<char*>(dst.data) + first * static_cast<int64_t>(dtype_bytes(dst.dtype)),
+                           dst.dtype, count);
+}
+
+void round_row(const double* sum, int64_t count, const TensorView& dst, int64_t first) {
+  for (int64_t j = 0; j < count; ++j) base::store_element(dst.data, dst.dtype, first + j, sum[j]);
+}
+
+template <class Acc>
+void sum_rows(const ReduceOperands& r) {
+  std::array<Acc, kBlock> sum;
+  for (int64_t i = 0; i < r.dst.dim(0); ++i) {
+    for (int64_t first = 0; first < r.dst.dim(1); first += kBlock) {
+      const int64_t count = std::min(kBlock, r.dst.dim(1) - first);
+      std::fill_n(sum.begin(), count, Acc{0});
+      for (const TensorView& source : r.sources) add_row(source, i, first, count, sum.data());
+      if (r.bias.defined()) add_row(r.bias, 0, first, count, sum.data());
+      round_row(sum.data(), count, r.dst, i * r.dst.stride(0) + first);
+    }
+  }
+}
+
+#if defined(OVERLACE_HAS_CUDA)
+base::Status reduce_on_gpu(const exec::BodyContext& context) {
+  base::Result<ReduceOperands> r = reduce_operands(context);
+  if (!r.ok()) return r.status();
+  if (!r->dst.defined()) return {};
+  if (r->sources.size() > static_cast<size_t>(kMaxReduceSources)) {
+    return base::error(Errc::not_supported, "{}: {} sources, the kernel takes {}", context.task.id, r->sources.size(),
+                       kMaxReduceSources);
+  }
+  return launch_reduce({.sources = r->sources.data(),
+                        .count = static_cast<int>(r->sources.size()),
+                        .bias = r->bias,
+                        .dst = r->dst,
+                        .cuda_stream = context.stream.cuda_stream});
+}
+#endif
+
+}  // namespace
+
+base::Result<ReduceOperands> reduce_operands(const exec::BodyContext& context) {
+  ReduceOperands r;
+  const auto bad = [&](std::string_view why) {
+    return base::error(Errc::bad_schedule, "{}: a reduce task {}", context.task.id, why);
+  };
+  if (context.writes.size() != 1 || context.writes[0].size() > 1) return bad("writes one box");
+  if (context.writes[0].empty()) return r;
+  const auto bias = context.task.params.find("bias");
+  const bool has_bias = bias != context.task.params.end() && bias->second == spec::Param(true);
+  const size_t num_sums = context.reads.size() - (has_bias ? 1 : 0);
+  if (context.reads.size() < num_sums || (has_bias && context.reads.back().size() != 1)) {
+    return bad("with parameter bias reads the bias last");
+  }
+  for (size_t region = 0; region < num_sums; ++region) {
+    r.sources.insert(r.sources.end(), context.reads[region].begin(), context.reads[region].end());
+  }
+  if (has_bias) r.bias = context.reads.back()[0];
+  r.dst = context.writes[0][0];
+  if (r.sources.empty()) return bad("sums at least one source");
+  for (const TensorView& source : r.sources) {
+    if (source.ndim != 2 || source.dim(0) != r.dst.dim(0) || source.dim(1) != r.dst.dim(1)) {
+      return bad(base::format("sums sources of the shape of its result {}, got {}", r.dst.shape(), source.shape()));
+    }
+  }
+  return r;
+}
+
+base::Status reduce_on_cpu(const exec::BodyContext& context) {
+  base::Result<ReduceOperands> r = reduce_operands(context);
+  if (!r.ok()) return r.status();
+  if (!r->dst.defined()) return {};
+  if (r->dst.dtype == DType::fp64) {
+    sum_rows<double>(*r);
+  } else {
+    sum_rows<float>(*r);
+  }
+  return {};
+}
+
+const exec::Bodies& reduce_bodies(const Channel& channel) {
+  static const exec::Bodies cpu = {{spec::Kind::reduce, reduce_on_cpu}};
+#if defined(OVERLACE_HAS_CUDA)
+  static const exec::Bodies gpu = {{spec::Kind::reduce, reduce_on_gpu}};
+  if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
+#else
+  (void)channel;
+#endif
+  return cpu;
+}
+
+}  // namespace overlace::ops
