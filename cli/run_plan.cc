@@ -1,0 +1,319 @@
+#include "cli/run_plan.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "cli/run_result.h"
+#include "src/base/file.h"
+#include "src/base/half.h"
+#include "src/base/json.h"
+#include "src/model/npy.h"
+#include "src/model/weights.h"
+#include "src/runtime/backend.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+using base::Status;
+
+constexpr int64_t kMaxRanks = 64;        // CPU ranks: far beyond what one host does anything useful with
+constexpr int64_t kMaxTokens = 1 << 24;  // 16 M rows: any larger number is a slip of the keyboard
+constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxRepetitions = 1000;
+
+template <class Body>
+auto as_result(Body body) -> Result<decltype(body())> {
+  try {
+    return body();
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+Status check_range(const char* option, const std::optional<int64_t>& value, int64_t low, int64_t high) {
+  if (!value || (*value >= low && *value <= high)) return {};
+  return base::invalid_argument("{} is {}, wanted {} to {}", option, *value, low, high);
+}
+
+Status check_ranges(const RunOptions& o) {
+  OVERLACE_TRY(check_range("--ranks", o.ranks, 1, kMaxRanks));
+  OVERLACE_TRY(check_range("--layers", o.layers, 1, kMaxLayers));
+  OVERLACE_TRY(check_range("--tokens", o.tokens, 1, kMaxTokens));
+  OVERLACE_TRY(check_range("--sequence-length", o.sequence_length, 1, kMaxTokens));
+  OVERLACE_TRY(check_range("--repeat", o.repeat, 1, kMaxRepetitions));
+  if (o.config && o.checkpoint)
+    return base::invalid_argument(
+        "--config is {} and --checkpoint is {}, wanted one of them: a checkpoint brings its "
+        "own config.json",
+        *o.config, *o.checkpoint);
+  return {};
+}
+
+/// A file that will be written: its directory takes new files, or what is there can be written.
+Status check_writable(const char* option, const std::string& path) {
+  if (path.empty() || path == "-") return {};
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return base::error(Errc::io, "{}: {} is a directory, wanted a file", option, path);
+    if (::access(path.c_str(), W_OK) != 0) return base::error(Errc::io, "{}: {} cannot be written", option, path);
+    if (!S_ISREG(info.st_mode)) return {};
+  }
+  const size_t slash = path.find_last_of('/');
+  const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  if (::stat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
+    return base::error(Errc::io, "{}: {} cannot be written: there is no directory {}", option, path, directory);
+  if (::access(directory.c_str(), W_OK | X_OK) != 0)
+    return base::error(Errc::io, "{}: {} cannot be written: directory {} takes no new files", option, path, directory);
+  return {};
+}
+
+Status check_outputs(const RunOptions& o) {
+  OVERLACE_TRY(check_writable("--output", o.output));
+  OVERLACE_TRY(check_writable("--json", o.json));
+  OVERLACE_TRY(check_writable("--trace", o.trace));
+  OVERLACE_TRY(check_writable("--report", o.report));
+  if (o.output == "-" || o.trace == "-" || o.report == "-")
+    return base::invalid_argument("- (stdout) is taken by --json only, wanted a file for --output, --trace, --report");
+  const auto ends = [&](const char* ending) { return o.trace.ends_with(ending); };
+  if (!o.trace.empty() && !ends(".json") && !ends(".pftrace") && !ends(".perfetto-trace") && !ends("/dev/full"))
+    return base::invalid_argument(
+        "--trace is {}, wanted a name ending in .json (Chrome), .pftrace or .perfetto-trace "
+        "(Perfetto)",
+        o.trace);
+  return {};
+}
+
+Result<Backend> choose_backend(const RunOptions& o, const base::Env& env, const Surroundings& around) {
+  const std::string& asked = o.backend != "auto" ? o.backend : env.backend;
+  if (asked == "cpu") return Backend::cpu;
+  if (asked == "cuda_peer") {
+    if (around.gpus == 0)
+      return base::error(Errc::not_supported, "--backend is cuda_peer, but there is no usable GPU: {}",
+                         around.why_no_gpu);
+    return Backend::cuda_peer;
+  }
+  if (asked != "auto") return base::invalid_argument("--backend is {}, wanted auto, cpu or cuda_peer", asked);
+  return around.gpus > 0 && !o.link ? Backend::cuda_peer : Backend::cpu;
+}
+
+Result<int> choose_ranks(const RunOptions& o, Backend backend, const Surroundings& around) {
+  if (around.started_ranks > 0) {
+    if (o.ranks && *o.ranks != around.started_ranks)
+      return base::invalid_argument("--ranks is {}, but {} ranks were started", *o.ranks, around.started_ranks);
+    return around.started_ranks;
+  }
+  if (backend == Backend::cuda_peer) {
+    if (o.ranks && *o.ranks > around.gpus)
+      return base::error(Errc::not_supported, "--ranks is {}, but this machine has {} usable GPU{}", *o.ranks,
+                         around.gpus, around.gpus == 1 ? "" : "s");
+    const int largest = around.gpus >= 4 ? 4 : around.gpus >= 2 ? 2 : 1;
+    return o.ranks ? static_cast<int>(*o.ranks) : largest;
+  }
+  return o.ranks ? static_cast<int>(*o.ranks) : 2;
+}
+
+Result<LinkOptions> choose_link(const RunOptions& o, const base::Env& env, const RunPlan& plan) {
+  if (plan.backend == Backend::cuda_peer) {
+    if (o.link && *o.link != "none")
+      return base::error(Errc::not_supported,
+                         "--link is {}, but links are emulated between CPU ranks only, wanted "
+                         "--backend cpu",
+                         *o.link);
+    return LinkOptions{};
+  }
+  const std::string text = o.link ? *o.link : !env.link.empty() ? env.link : kDefaultLink;
+  auto link = as_result([&] { return LinkOptions::parse(text); });
+  if (link.ok() && plan.ranks == 1) return LinkOptions{};
+  return link;
+}
+
+Result<DType> choose_dtype(const RunOptions& o, Backend backend) {
+  if (!o.dtype) return backend == Backend::cuda_peer ? DType::bf16 : DType::fp32;
+  DType dtype = DType::fp32;
+  const bool known = base::parse_dtype(o.dtype->c_str(), &dtype);
+  if (!known || (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16))
+    return base::invalid_argument("--dtype is {}, wanted fp32, bf16 or fp16", *o.dtype);
+  return dtype;
+}
+
+Status choose_model(const RunOptions& o, RunPlan* plan) {
+  const bool on_gpus = plan->backend == Backend::cuda_peer;
+  const std::string name = o.config       ? *o.config
+                           : o.checkpoint ? *o.checkpoint + "/config.json"
+                           : on_gpus      ? "Llama-3.1-8B"
+                                          : "tiny";
+  auto config = model::load_config(name);
+  if (!config.ok()) return config.status();
+  plan->config = std::move(*config);
+  model::Problem& p = plan->problem;
+  if (o.checkpoint) p.checkpoint = *o.checkpoint;
+  const auto shipped = model::shipped_configs();
+  const bool is_large = std::find(shipped.begin(), shipped.end(), name) != shipped.end() && name != "tiny";
+  p.layers = o.layers ? *o.layers : is_large ? 1 : plan->config.layers;
+  if (o.checkpoint && p.layers > plan->config.layers)
+    return base::invalid_argument("--layers is {}, but {} has {}", p.layers, *o.checkpoint, plan->config.layers);
+  p.seed = o.seed;
+  return {};
+}
+
+Status choose_size(const RunOptions& o, RunPlan* plan) {
+  model::Problem& p = plan->problem;
+  const bool on_gpus = plan->backend == Backend::cuda_peer;
+  const int64_t default_tokens = on_gpus ? 8192 : 1024, default_length = on_gpus ? 4096 : 256;
+  if (!o.input.empty()) {
+    const auto matrix = model::read_npy(o.input);
+    if (!matrix.ok()) return matrix.status();
+    if (matrix->cols != plan->config.hidden)
+      return base::invalid_argument("--input: {} has {} columns, wanted the model's hidden size {}", o.input,
+                                    matrix->cols, plan->config.hidden);
+    if (o.tokens && *o.tokens != matrix->rows)
+      return base::invalid_argument("--tokens is {}, but --input {} has {} rows", *o.tokens, o.input, matrix->rows);
+    if (matrix->rows < 1 || matrix->rows > kMaxTokens)
+      return base::invalid_argument("--input: {} has {} rows, wanted 1 to {}", o.input, matrix->rows, kMaxTokens);
+    p.tokens = matrix->rows;
+  } else {
+    p.tokens = o.tokens ? *o.tokens
+               : o.sequence_length
+                   ? std::max(*o.sequence_length, default_tokens / *o.sequence_length * *o.sequence_length)
+                   : default_tokens;
+  }
+  p.sequence_length = o.sequence_length ? *o.sequence_length : o.input.empty() && !o.tokens ? default_length : p.tokens;
+  if (p.tokens % p.sequence_length != 0)
+    return base::invalid_argument("--tokens is {} and --sequence-length is {}, wanted a multiple of the latter",
+                                  p.tokens, p.sequence_length);
+  return {};
+}
+
+/// A file of one schedule serves the sites that pose its problem; a file of several names them.
+Status read_schedules(const std::string& path, RunPlan* plan) {
+  const auto text = base::read_file(path);
+  if (!text.ok()) return text.status();
+  const auto json = base::Json::parse(*text, path);
+  if (!json.ok()) return json.status();
+  const auto named = [&](const Status& why) {
+    return Status(why.code(), base::format("--schedule {}: {}", path, why.message()));
+  };
+  const auto parse = [&](const base::Json& value) {
+    return as_result([&] { return spec::Schedule::from_json(value.dump()); });
+  };
+  std::string known;
+  for (const model::Site& site : plan->sites) known += (known.empty() ? "" : ", ") + site.name;
+  const bool is_single = json->find("op") != nullptr;
+  if (!json->is_object())
+    return named(base::error(Errc::bad_schedule, "it is {}, wanted an object", json->type_name()));
+  if (is_single) {
+    auto schedule = parse(*json);
+    if (!schedule.ok()) return named(schedule.status());
+    for (const model::Site& site : plan->sites) {
+      const auto number = [&](const char* key) {
+        const auto found = schedule->params.find(key);
+        const int64_t* value = found == schedule->params.end() ? nullptr : std::get_if<int64_t>(&found->second);
+        return value == nullptr ? int64_t{-1} : *value;
+      };
+      if (schedule->op == site.op.op && number("M") == site.op.m && number("N") == site.op.n &&
+          number("K") == site.op.k && number("G") == site.op.ranks)
+        plan->request.by_site[site.name] = *schedule;
+    }
+    if (!plan->request.by_site.empty()) return {};
+    return named(base::error(Errc::bad_schedule, "it is for another problem than any of the sites {}", known));
+  }
+  for (const auto& [name, value] : json->as_object()) {
+    const auto is_site = [&, &site_name = name](const model::Site& site) { return site.name == site_name; };
+    if (std::none_of(plan->sites.begin(), plan->sites.end(), is_site))
+      return named(base::error(Errc::bad_schedule, "there is no site {}, wanted some of {}", name, known));
+    auto schedule = parse(value);
+    if (!schedule.ok()) return named(schedule.status());
+    plan->request.by_site[name] = std::move(*schedule);
+  }
+  return {};
+}
+
+Status choose_schedules(const RunOptions& o, RunPlan* plan) {
+  if (o.schedule == "auto") return {};
+  plan->request.reason = "asked for: --schedule " + o.schedule;
+  if (o.schedule.ends_with(".json")) return read_schedules(o.schedule, plan);
+  const auto name = parse_schedule_name(o.schedule);
+  if (!name.ok()) return name.status();
+  for (const char* partial : {"compute", "comm", "limit"})
+    if (name->first == partial)
+      return base::invalid_argument("--schedule is {}, which measures a part and gives no result", o.schedule);
+  for (const model::Site& site : plan->sites) {
+    auto schedule = as_result([&] { return spec::make_schedule(site.op, name->first, name->second); });
+    if (!schedule.ok()) return schedule.status();
+    plan->request.by_site[site.name] = std::move(*schedule);
+  }
+  return {};
+}
+
+}  // namespace
+
+Surroundings look_around(const base::Env& env) {
+  Surroundings out;
+  out.gpus = runtime::cuda_device_count(&out.why_no_gpu);
+  out.started_ranks = std::max(env.world_size, 0);
+  return out;
+}
+
+Result<std::pair<std::string, int>> parse_schedule_name(const std::string& text) {
+  const size_t colon = text.find(':');
+  int degree = 1;
+  if (colon != std::string::npos) {
+    const char* begin = text.data() + colon + 1;
+    const char* end = text.data() + text.size();
+    const auto [stop, code] = std::from_chars(begin, end, degree);
+    if (code != std::errc() || stop != end || degree < 1)
+      return base::invalid_argument(
+          "--schedule is {}, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a "
+          "file ending in .json",
+          text);
+  }
+  return std::pair(text.substr(0, colon), degree);
+}
+
+Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surroundings& around) {
+  OVERLACE_TRY(check_ranges(o));
+  OVERLACE_TRY(check_outputs(o));
+  RunPlan plan;
+  const auto backend = choose_backend(o, env, around);
+  if (!backend.ok()) return backend.status();
+  plan.backend = *backend;
+  const auto ranks = choose_ranks(o, plan.backend, around);
+  if (!ranks.ok()) return ranks.status();
+  plan.ranks = *ranks;
+  const auto link = choose_link(o, env, plan);
+  if (!link.ok()) return link.status();
+  plan.link = *link;
+  const auto dtype = choose_dtype(o, plan.backend);
+  if (!dtype.ok()) return dtype.status();
+  plan.problem.dtype = *dtype;
+  OVERLACE_TRY(choose_model(o, &plan));
+  OVERLACE_TRY(choose_size(o, &plan));
+  auto sites = model::sites(plan.config, plan.problem, plan.ranks);
+  if (!sites.ok()) return sites.status();
+  plan.sites = std::move(*sites);
+  OVERLACE_TRY(choose_schedules(o, &plan));
+  if (o.repeat) plan.repetitions = static_cast<int>(*o.repeat);
+  const auto weights = model::Weights::open(plan.config, plan.problem);
+  if (!weights.ok()) return weights.status();
+  return plan;
+}
+
+Result<std::vector<float>> read_input(const RunOptions& options, const RunPlan& plan) {
+  if (!options.input.empty()) {
+    auto matrix = model::read_npy(options.input);
+    if (!matrix.ok()) return matrix.status();
+    if (matrix->rows != plan.problem.tokens || matrix->cols != plan.config.hidden)
+      return base::error(Errc::stale, "--input: {} is {} x {} now, it was {} x {}", options.input, matrix->rows,
+                         matrix->cols, plan.problem.tokens, plan.config.hidden);
+    return std::move(matrix->values);
+  }
+  std::vector<float> values(static_cast<size_t>(plan.problem.tokens * plan.config.hidden));
+  model::seeded_input(plan.problem.seed, 0, plan.problem.tokens, plan.config.hidden, values.data());
+  return values;
+}
+
+}  // namespace overlace::cli
