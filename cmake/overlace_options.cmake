@@ -14,6 +14,8 @@ set(OVERLACE_CUDNN_FRONTEND_DIR "" CACHE PATH "Folder of cudnn_frontend.h; empty
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
+# CMake 3.25 knows no CUDA20 and would refuse; overlace_cuda() spells the flag out.
+set(CMAKE_CUDA_STANDARD_REQUIRED OFF)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
