@@ -103,7 +103,8 @@ class Cache {
     const auto known =
         std::find_if(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& s) { return s->key == key; });
     std::shared_ptr<Shared> shared = known != shared_.end() ? *known : nullptr;
-    if (shared == nullptr) {
+    const bool is_new = shared == nullptr;
+    if (is_new) {
       OVERLACE_TRY(guarded([&] {
         team.agree(expanded.ok() ? key : key + "; refused: " + expanded.status().message(), "call and schedule");
         return base::Status();
@@ -111,7 +112,7 @@ class Cache {
     }
     if (!expanded.ok()) return expanded.status();
     Program& program = **expanded;
-    if (shared == nullptr) {
+    if (is_new) {
       shared = std::make_shared<Shared>(shared_layout(program));
       shared->key = key;
       OVERLACE_TRY(allocate_shared(*shared, schedule));
@@ -123,7 +124,14 @@ class Cache {
     program.shared = shared;
     while (programs_.size() >= kMaxPrograms) OVERLACE_TRY(drop_oldest_program());
     OVERLACE_TRY(allocate_workspace(program));
-    const base::Status status = executor_->prepare(program);
+    base::Status status = executor_->prepare(program);
+    if (status.ok() && is_new) {
+      // Fresh heap memory may get a pattern: nobody puts before all have it.
+      status = guarded([&] {
+        team.barrier();
+        return base::Status();
+      });
+    }
     if (!status.ok()) {
       give_up_workspace(program);
       return status;
