@@ -40,8 +40,8 @@ function(overlace_module name)
   set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name} PARENT_SCOPE)
 endfunction()
 
-# overlace_core: everything, statically, for the command line, tests and benches. overlace_shared: liboverlace.so, of the
-# same objects, exports include/overlace and ovl_*.
+# overlace_core: everything, statically, for the command line, tests and benches.
+# overlace_shared: liboverlace.so, of the same objects, exports include/overlace and ovl_*.
 function(overlace_library)
   add_library(overlace_core STATIC)
   add_library(overlace_shared SHARED)
@@ -73,11 +73,16 @@ function(overlace_library)
   endif()
 endfunction()
 
+# overlace_commands: cli/ without its main, for the command line and for tests/unit/cli. overlace: the command line.
 function(overlace_cli)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cli/*.cc)
-  if(NOT sources OR NOT CLI11_FOUND)
-    return()
+  list(FILTER sources EXCLUDE REGEX "/cli/main\\.cc$")
+  if(sources)
+    add_library(overlace_commands STATIC ${sources})
+    target_link_libraries(overlace_commands PUBLIC overlace_core fmt::fmt-header-only)
   endif()
-  add_executable(overlace ${sources})
-  target_link_libraries(overlace PRIVATE overlace_core CLI11::CLI11 fmt::fmt-header-only)
+  if(CLI11_FOUND AND sources AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc)
+    add_executable(overlace ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc)
+    target_link_libraries(overlace PRIVATE overlace_commands CLI11::CLI11)
+  endif()
 endfunction()

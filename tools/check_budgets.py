@@ -1,0 +1,205 @@
+"""Budgets of size and compile time (docs/reference/toolchain.md). A waiver is a line of tools/budget_waivers.txt.
+
+usage: check_budgets.py [--root DIR] [--build BUILD_DIR]
+With --build: units that were slow in ninja's log are compiled again, alone, and their processor time and memory count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from files import CPP, ROOT, finish, listed, read, without_comments
+
+FILE_LINES, HEADER_LINES, FUNCTION_LINES, README_LINES = 600, 400, 80, 80
+TEMPLATE_PARAMETERS, SHARED_LINES = 8, 0.40
+UNIT_SECONDS, UNIT_MIB, TOLERANCE = 5.0, 700, 1.2
+WAIVERS = "tools/budget_waivers.txt"
+
+
+def waivers(root: Path) -> dict[str, str]:
+    """`what: path[:function]` -> reason with date; a line that does not have all of them is refused by check()."""
+    found = {}
+    if (root / WAIVERS).exists():
+        for line in read(root, WAIVERS).splitlines():
+            if line.strip() and not line.startswith("#"):
+                what, _, reason = line.partition(" -- ")
+                found[what.strip()] = reason.strip()
+    return found
+
+
+def cpp_functions(text: str) -> list[tuple[int, int, str]]:
+    """(first line, lines, name) of each function body. Bodies nested in a function count as part of it."""
+    code = without_comments(text, keep_strings=False)
+    code = re.sub(r"(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m[0]), code)
+    found, stack, header_start, line = [], [], 0, 1
+    start_line = 1
+    for i, c in enumerate(code):
+        if c == "\n":
+            line += 1
+        elif c == "{":
+            header = code[header_start:i]
+            inside = any(kind == "function" for kind, _, _ in stack)
+            # A body: a parameter list before it, at namespace or class level, and neither a type nor an initializer.
+            is_body = ")" in header and not inside and not re.search(r"=\s*(\w[\w:<>]*)?\s*$", header)
+            is_body = is_body and not re.match(
+                r"\s*(template\s*<[^{}]*>\s*)?(class|struct|enum|union|namespace)\b", header
+            )
+            name = re.search(r"([\w~:]+)\s*\(", header)
+            stack.append(("function" if is_body else "scope", start_line, name[1] if name else "?"))
+            header_start, start_line = i + 1, line
+        elif c == "}":
+            if stack:
+                kind, first, name = stack.pop()
+                if kind == "function":
+                    found.append((first, line - first + 1, name))
+            header_start, start_line = i + 1, line
+        elif c == ";":
+            header_start, start_line = i + 1, line
+        if not code[header_start : i + 1].strip():
+            start_line = line
+    return found
+
+
+def python_functions(text: str) -> list[tuple[int, int, str]]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, functions)]
+    return [(n.lineno, (n.end_lineno or n.lineno) - n.lineno + 1, n.name) for n in nodes]
+
+
+def template_problems(path: str, text: str) -> list[str]:
+    problems = []
+    code = without_comments(text)
+    for match in re.finditer(r"\btemplate\s*<([^;{}()]*?)>\s*(?:class|struct|[\w:]+\s)", code):
+        n = match[1].count(",") + 1
+        if n > TEMPLATE_PARAMETERS:
+            line = code.count("\n", 0, match.start()) + 1
+            problems.append(f"{path}:{line}: {n} template parameters; at most {TEMPLATE_PARAMETERS}, then a Config")
+    return problems
+
+
+def size_problems(root: Path, path: str, waived: dict[str, str]) -> list[str]:
+    problems, text = [], read(root, path)
+    lines = text.count("\n")
+    is_code = path.endswith((*CPP, ".py", ".sh", ".cmake", ".txt")) and not path.startswith("docs/")
+    limit = HEADER_LINES if path.startswith("include/") else FILE_LINES
+    if is_code and lines > limit and f"lines: {path}" not in waived:
+        problems.append(f"{path}: {lines} lines; at most {limit}")
+    if path.endswith("/README.md") and lines > README_LINES and f"lines: {path}" not in waived:
+        problems.append(f"{path}: {lines} lines; the README of a directory has at most {README_LINES}")
+    functions = cpp_functions(text) if path.endswith(CPP) else python_functions(text) if path.endswith(".py") else []
+    for first, length, name in functions:
+        if length > FUNCTION_LINES and f"function: {path}:{name}" not in waived:
+            problems.append(f"{path}:{first}: {name} has {length} lines; at most {FUNCTION_LINES}")
+    if path.endswith(CPP):
+        problems += template_problems(path, text)
+    return problems
+
+
+def significant(text: str) -> set[str]:
+    """Lines that would be work to write again: no includes, braces or one-word lines."""
+    lines = (line.strip() for line in without_comments(text).splitlines())
+    return {x for x in lines if len(x) >= 24 and not x.startswith(("#", "namespace", "using ", "}  //"))}
+
+
+def copy_problems(root: Path, paths: list[str], waived: dict[str, str]) -> list[str]:
+    """Pairs of files that share too many lines: pasted code."""
+    sets = [(p, s) for p in paths if len(s := significant(read(root, p))) >= 30]
+    problems = []
+    for i, (a, lines_a) in enumerate(sets):
+        for b, lines_b in sets[:i]:
+            share = len(lines_a & lines_b) / min(len(lines_a), len(lines_b))
+            if share > SHARED_LINES and f"shared: {b} {a}" not in waived:
+                problems.append(f"{a}: shares {share:.0%} of its lines with {b}; at most {SHARED_LINES:.0%}")
+    return problems
+
+
+def slow_outputs(log: str) -> list[str]:
+    """Outputs of ninja's log that took longer than a unit may; the last entry of an output counts."""
+    seconds = {}
+    for line in log.splitlines():
+        fields = line.split("\t")
+        if len(fields) == 5:
+            seconds[fields[3]] = (int(fields[1]) - int(fields[0])) / 1000
+    return [output for output, s in seconds.items() if s > UNIT_SECONDS * TOLERANCE]
+
+
+def compile_alone(command: str, folder: str) -> tuple[float, float]:
+    """Processor seconds and MiB of one compilation, without a cache."""
+    arguments = shlex.split(command)
+    if Path(arguments[0]).name == "ccache":
+        arguments = arguments[1:]
+    arguments[arguments.index("-o") + 1] = "/dev/null"
+    arguments = [a for a in arguments if a != "-MD"]
+    for option in ("-MT", "-MF"):
+        if option in arguments:
+            del arguments[arguments.index(option) : arguments.index(option) + 2]
+    # A process of its own, so that the maximum of the memory is the one of this compilation.
+    measure = (
+        "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:]).returncode; "
+        "u = resource.getrusage(resource.RUSAGE_CHILDREN); print(u.ru_utime + u.ru_stime, u.ru_maxrss / 1024); "
+        "sys.exit(r)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", measure, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
+    seconds, mib = done.stdout.split()[-2:]
+    return float(seconds), float(mib)
+
+
+def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
+    """Host units beyond their budget; tests are held to it as well."""
+    slow = set(slow_outputs((build / ".ninja_log").read_text()))
+    problems = []
+    for unit in json.loads((build / "compile_commands.json").read_text()):
+        path = str(Path(unit["file"]).relative_to(root))
+        arguments = shlex.split(unit["command"])
+        if "-o" not in arguments or arguments[arguments.index("-o") + 1] not in slow or path.endswith(".cu"):
+            continue
+        if f"compile: {path}" in waived:
+            continue
+        seconds, mib = compile_alone(unit["command"], unit["directory"])
+        if seconds > UNIT_SECONDS * TOLERANCE or mib > UNIT_MIB * TOLERANCE:
+            problems.append(
+                f"{path}: {seconds:.1f} s and {mib:.0f} MiB to compile; budget {UNIT_SECONDS:.0f} s, {UNIT_MIB} MiB"
+            )
+    return problems
+
+
+def check(root: Path) -> tuple[list[str], int]:
+    waived = waivers(root)
+    problems = [
+        f"{WAIVERS}: '{what}' needs ` -- reason, YYYY-MM-DD`"
+        for what, reason in waived.items()
+        if not re.search(r"\w.*\d{4}-\d{2}-\d{2}", reason)
+    ]
+    paths = listed(root)
+    for path in paths:
+        if path.endswith((*CPP, ".py", ".sh", ".cmake", ".md", "CMakeLists.txt")):
+            problems += size_problems(root, path, waived)
+    sources = [p for p in paths if p.endswith(CPP) and p.startswith(("src/", "cli/", "include/", "bench/"))]
+    return problems + copy_problems(root, sources, waived), len(paths)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--build", type=Path)
+    options = parser.parse_args(arguments)
+    if options.build:
+        problems = time_problems(options.root, options.build, waivers(options.root))
+        return finish("check_budgets", problems, f"compile times of {options.build}")
+    problems, n = check(options.root)
+    return finish("check_budgets", problems, f"{n} files")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""Documentation: links and anchors, paths and variables that are named must exist, words that must not be there.
+
+usage: check_docs.py [--root DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from files import BINARY, ROOT, finish, listed, read
+
+LINK = re.compile(r"\[[^\]]*\]\(<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\)")
+# What looks like a path of this repository, in backticks.
+FOLDERS = r"(?:include|src|cli|bench|tests|tools|docs|cmake|requirements|examples|python|machine|\.ci)"
+PATH = re.compile(rf"`({FOLDERS}/[\w./+-]*[\w/])(?::\d+)?`")
+VARIABLE = re.compile(r"\bOVERLACE_[A-Z0-9_]*[A-Z0-9]\b")
+# Left-overs: unfinished text, and paths of somebody's own machine.
+FORBIDDEN = [
+    (re.compile(r"\b(TODO|FIXME|XXX|TBD)\b"), "unfinished"),
+    (re.compile(r"lorem ipsum", re.IGNORECASE), "filler"),
+    (re.compile(r"(?<![\w.$}])/(?:work|home|Users|root)/[\w.-]+"), "a path of somebody's own machine"),
+]
+# Files that must spell these words.
+EXEMPT = ("tools/check_docs.py", "tests/unit/tools/", "LICENSE")
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of the headings, spelled as GitHub does."""
+    found = set()
+    for heading in re.findall(r"(?m)^#+\s+(.*)$", re.sub(r"(?s)```.*?```", "", text)):
+        plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+def link_problems(root: Path, path: str, text: str) -> list[str]:
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for target in LINK.findall(line):
+            if re.match(r"[a-z]+:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            place = os.path.normpath(os.path.join(os.path.dirname(path), file)) if file else path
+            if place.startswith("..") or not (root / place).exists():
+                problems.append(f"{path}:{number}: dead link {target}")
+            elif anchor and place.endswith(".md") and anchor not in anchors(read(root, place)):
+                problems.append(f"{path}:{number}: no heading for #{anchor} in {place}")
+    return problems
+
+
+def name_problems(root: Path, path: str, text: str, known: set[str]) -> list[str]:
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        problems += [f"{path}:{number}: no such path: {p}" for p in PATH.findall(line) if not (root / p).exists()]
+        problems += [
+            f"{path}:{number}: no such option or variable: {v}" for v in VARIABLE.findall(line) if v not in known
+        ]
+    return problems
+
+
+def word_problems(path: str, text: str) -> list[str]:
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, what in FORBIDDEN:
+            if match := pattern.search(line):
+                problems.append(f"{path}:{number}: {what}: {match[0]}")
+    return problems
+
+
+def check(root: Path) -> tuple[list[str], int]:
+    paths = [p for p in listed(root) if not p.endswith(BINARY)]
+    texts = {p: read(root, p) for p in paths}
+    known = {v for p, text in texts.items() if not p.endswith(".md") for v in VARIABLE.findall(text)}
+    problems = []
+    for path, text in texts.items():
+        if not path.startswith(EXEMPT):
+            problems += word_problems(path, text)
+        if path.endswith(".md"):
+            problems += link_problems(root, path, text) + name_problems(root, path, text, known)
+    return problems, len(paths)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT)
+    problems, n = check(parser.parse_args(arguments).root)
+    return finish("check_docs", problems, f"{n} files")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,226 @@
+"""Who may include whom (docs/design/layers.md), where CUDA and third-party headers and getenv may be, no multicast.
+
+usage: check_layers.py [--root DIR] [--no-compile] [--objects BUILD_DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from files import CPP, ROOT, finish, listed, read, without_comments
+
+# Layer -> what it may include besides itself.
+MAY = {
+    "base": set(),
+    "spec": {"base"},
+    "plan": {"base", "spec"},
+    "sim": {"base", "spec"},
+    "device": set(),
+    "runtime": {"base", "spec"},
+    "track": {"base", "spec", "runtime"},
+    "exec": {"base", "spec", "runtime", "track"},
+    "ops": {"base", "spec", "runtime", "track", "exec"},
+    "model": {"base", "spec", "runtime", "exec", "ops"},
+    "train": {"base", "spec", "runtime", "exec", "ops"},
+    "gnn": {"base", "spec", "runtime", "exec", "ops"},
+}
+EVERYTHING = set(MAY)
+MAY |= {top: EVERYTHING for top in ("capi", "cli", "bench")}
+# Tests across layers see everything; tests/unit/<dir> obeys the row of <dir> (see layer_of).
+MAY |= {"tests": EVERYTHING | {"capi", "cli", "bench"}, "examples": set(), "python": set()}
+
+# A public header has the layer of what implements it. include/overlace/ops/*: ops.
+PUBLIC = {
+    "dtype_pod.h": "base",
+    "errc_pod.h": "base",
+    "error.h": "base",
+    "tensor.h": "base",
+    "schedule.h": "spec",
+    "plan.h": "plan",
+    "bootstrap.h": "runtime",
+    "channel.h": "runtime",
+    "net_engine.h": "runtime",
+    "runtime.h": "runtime",
+    "signal.h": "runtime",
+    "stream.h": "runtime",
+    "symmetric.h": "runtime",
+    "team.h": "runtime",
+    "capi.h": "capi",
+}
+# Folders of src/ops that any operator may use.
+OPS_SHARED = ("gemm_core", "reduce", "common")
+
+# Third-party header -> the only places that may include it. Nothing else with a third-party header is known.
+THIRD_PARTY = [
+    (r"fmt/", r"(src/base|cli)/.*\.cc"),
+    (r"nlohmann/", r"src/base/json\.cc"),
+    (r"CLI/", r"cli/main\.cc"),
+    (r"(gtest|gmock)/", r"tests/.*\.(cc|h|cu)"),
+    (r"benchmark/", r"bench/.*\.cc"),
+    (r"(oneapi/dnnl/)?dnnl\w*\.h(pp)?", r"src/exec/onednn/.*\.cc"),
+    (r"mpi\.h", r"src/runtime/engine/mpi/.*"),
+    (r"nccl\w*\.h", r"src/runtime/engine/nccl/.*|bench/.*\.cu|tests/gpu/.*"),
+    (r"cublas\w*\.h", r"src/exec/cuda/.*|bench/.*\.cu|tests/gpu/.*"),
+    (r"cudnn\w*\.h", r"src/model/cuda/.*|tests/gpu/.*"),
+    (r"(cutlass|cute)/", r"bench/.*/cutlass\w*\.cu"),
+    (r"liburing\.h", r"src/gnn/store/.*"),
+    (r"metis\.h", r"src/gnn/pack/.*"),
+    (r"(torch|ATen|c10)/", r"python/csrc/.*"),
+]
+CUDA_HEADER = re.compile(r"(cuda|cooperative_groups|nvtx|nvrtc|cupti|curand|driver_types|vector_types|mma\.h|nv/)")
+CUDA_PLACES = re.compile(
+    r"src/device/.*|src/.*/cuda/.*|src/runtime/backend/cuda_peer/.*|src/runtime/engine/nccl/.*|"
+    r"(src|bench|tests)/.*\.cuh?|cli/calibrate/.*\.cu|tests/gpu/.*"
+)
+POSIX = re.compile(
+    r"(sys|linux|netinet|arpa|asm|net)/\w+\.h|(unistd|fcntl|dlfcn|pthread|sched|signal|poll|errno|spawn|time|limits|"
+    r"immintrin|x86intrin|cpuid|semaphore|termios|netdb|ifaddrs|link|elf|dirent|malloc|execinfo|glob|getopt|stdlib|"
+    r"string|stdio|math|stdint|grp|pwd|libgen|ucontext|setjmp|ftw|fenv)\.h"
+)
+MULTICAST = re.compile(r"\bcuMulticast\w*|\bmultimem\b|\bCU_DEVICE_ATTRIBUTE_MULTICAST\w*|\bCUmulticast\w*")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def layer_of(path: str) -> str | None:
+    """The layer of a file, None where no rule holds."""
+    parts = path.split("/")
+    if parts[:2] == ["include", "overlace"]:
+        return "ops" if parts[2] == "ops" else PUBLIC.get(parts[2])
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    if parts[:2] == ["tests", "unit"] and len(parts) > 3:
+        return parts[2] if parts[2] in MAY else "tests"
+    return parts[0] if parts[0] in MAY else None
+
+
+def operator_of(path: str) -> str | None:
+    """The operator a file belongs to: src/ops/<op>/..., include/overlace/ops/<op>.h."""
+    match = re.match(r"(?:src/ops|tests/unit/ops)/(\w+)/|include/overlace/ops/(\w+)\.h", path)
+    return (match[1] or match[2]) if match else None
+
+
+def quoted_problem(path: str, target: str) -> str | None:
+    layer = layer_of(path)
+    if target.startswith("overlace/"):
+        target_path = "include/" + target
+    elif re.match(r"(src|cli|bench|tests)/", target):
+        target_path = target
+    else:
+        return f'"{target}" must be spelled from the root ("src/..." or "overlace/...")'
+    if path.startswith(("include/", "examples/", "python/")) and not target.startswith("overlace/"):
+        return f'"{target}": only include/overlace may be used here'
+    wanted = layer_of(target_path)
+    if wanted is None:
+        return f'"{target}" has no layer; add it to PUBLIC in tools/check_layers.py'
+    if layer in (None, "examples", "python"):
+        return None
+    is_pod = target.endswith("_pod.h")
+    if layer == "device" and wanted != "device":
+        return (
+            None
+            if is_pod and wanted in ("base", "spec")
+            else f'device code sees *_pod.h of base and spec, not "{target}"'
+        )
+    if wanted == "device":
+        return None if CUDA_PLACES.fullmatch(path) else f'"{target}": device headers are for CUDA folders'
+    if wanted != layer and wanted not in MAY.get(layer or "", set()):
+        return f'{layer} must not include {wanted} ("{target}")'
+    if layer == "ops" and wanted == "ops":
+        own, other = operator_of(path), operator_of(target_path)
+        if own and other and own != other and other not in OPS_SHARED and own != "common":
+            return f'operator {own} must not include operator {other} ("{target}")'
+    return None
+
+
+def angle_problem(path: str, target: str) -> str | None:
+    if CUDA_HEADER.match(target) and not re.match(r"(cute|cutlass)/", target):
+        return None if CUDA_PLACES.fullmatch(path) else f"<{target}>: CUDA headers only in CUDA folders"
+    for header, places in THIRD_PARTY:
+        if re.match(header, target):
+            if not re.fullmatch(places, path):
+                return f"<{target}> may be included by {places} only"
+            # Some third-party headers do not compile in nvcc at C++20; vendor headers of CUDA do.
+            vendor = re.match(r"nccl|cublas|cudnn|cutlass|cute", target)
+            if path.endswith((".cu", ".cuh", "_pod.h")) and not vendor and not path.startswith("tests/gpu/"):
+                return f"<{target}>: no third-party header in .cu, .cuh, *_pod.h"
+            return None
+    if re.fullmatch(r"\w+", target):
+        return None
+    if not POSIX.fullmatch(target):
+        return f"<{target}> is not known; add it to tools/check_layers.py and docs/reference/toolchain.md"
+    return (
+        "a public header includes the standard library and its own kind only" if path.startswith("include/") else None
+    )
+
+
+def check_file(path: str, text: str) -> list[str]:
+    """All problems of one file, as `path:line: text`."""
+    problems = []
+    code = without_comments(text)
+    for number, line in enumerate(code.splitlines(), 1):
+        if match := INCLUDE.match(line):
+            problem = (quoted_problem if match[1] == '"' else angle_problem)(path, match[2])
+            if problem:
+                problems.append(f"{path}:{number}: {problem}")
+        reads_env = re.search(r"\b(secure_)?getenv\b|\benviron\b", line)
+        if reads_env and path != "src/base/env.cc" and not path.startswith("tests/"):
+            problems.append(f"{path}:{number}: the environment is read in src/base/env.cc only")
+        if match := MULTICAST.search(line):
+            problems.append(f"{path}:{number}: multicast symbol {match[0]}")
+    if path.endswith((".h", ".cuh")) and "#pragma once" not in text:
+        problems.append(f"{path}:1: #pragma once is missing")
+    return problems
+
+
+def check_sources(root: Path) -> tuple[list[str], int]:
+    paths = [p for p in listed(root) if p.endswith(CPP)]
+    return [problem for p in paths for problem in check_file(p, read(root, p))], len(paths)
+
+
+def check_headers_alone(root: Path) -> list[str]:
+    """Compiles each public header alone, with include/ as the only folder."""
+    headers = [p for p in listed(root) if p.startswith("include/") and p.endswith(".h")]
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-Iinclude", "-x", "c++", "-"]
+
+    def compile_one(header: str) -> list[str]:
+        unit = f'#include "{header.removeprefix("include/")}"\n'
+        done = subprocess.run(["c++", *flags], cwd=root, input=unit, capture_output=True, text=True, check=False)
+        return [] if done.returncode == 0 else [f"{header}:1: does not compile alone:\n{done.stderr[:2000]}"]
+
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return [problem for problems in pool.map(compile_one, headers) for problem in problems]
+
+
+def check_objects(folder: Path) -> list[str]:
+    """Our own objects must not contain a multicast symbol, not even as the text of a symbol to look up."""
+    objects = list(folder.rglob("*.o"))
+    if not objects:
+        return [f"{folder}: no objects found"]
+    bad = re.compile(rb"cuMulticast|multimem\.")
+    return [f"{o}: multicast symbol {m[0].decode()}" for o in objects if (m := bad.search(o.read_bytes()))]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--objects", type=Path)
+    options = parser.parse_args(arguments)
+    if options.objects:
+        return finish("check_layers", check_objects(options.objects), f"objects of {options.objects}")
+    problems, n = check_sources(options.root)
+    if not options.no_compile:
+        problems += check_headers_alone(options.root)
+    return finish("check_layers", problems, f"{n} files")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

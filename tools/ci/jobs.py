@@ -1,0 +1,192 @@
+"""The jobs of CI, cheap checks first. Each yields cases; a job whose part of the machine is missing yields skips."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import device_units
+import install_tree
+import python_env
+from results import FAILED, PASSED, SKIPPED, Case
+from runner import OUT, ROOT, build, configure, jobs, programs, run, run_programs, run_unittest, step
+
+Cases = Iterator[Case]
+
+
+def tool(name: str, *arguments: str) -> Case:
+    """One of tools/check_*.py as a case."""
+    return step(name, run([sys.executable, f"tools/{name}.py", *arguments], 300))
+
+
+def job_format() -> Cases:
+    """clang-format 14, ASCII, LF, tabs, shellcheck; ruff for Python."""
+    yield tool("check_format")
+    try:
+        python = python_env.environment("lint", ["lint.txt"])
+    except python_env.Unavailable as why:
+        yield Case("ruff", SKIPPED, str(why))
+        return
+    sources = [p for p in ("tools", "tests", "bench", "python", "examples") if (ROOT / p).exists()]
+    yield step("ruff check", run([str(python), "-m", "ruff", "check", *sources], 120))
+    yield step("ruff format", run([str(python), "-m", "ruff", "format", "--check", *sources], 120))
+
+
+def job_layers() -> Cases:
+    """Who may include whom, budgets, documentation; and the tests of these tools."""
+    yield tool("check_layers")
+    yield tool("check_budgets")
+    yield tool("check_docs")
+    yield from run_unittest("tests/unit/tools")
+
+
+def build_cases(preset: str, options: list[str], *targets: str) -> Cases:
+    configured = configure(preset, *options)
+    if configured.rc != 0:
+        yield Case(f"configure {preset}", FAILED, configured.why())
+        return
+    print("\n".join(x for x in configured.output.splitlines() if x.startswith("--   ")))
+    yield step(f"build {preset}", build(preset, *targets))
+
+
+def job_cpu() -> Cases:
+    """Everything for CPU ranks; warnings are errors; compile budgets of what was compiled."""
+    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
+    link = ROOT / "build" / "overlace"
+    if (ROOT / "build/cpu/overlace").exists() and not link.exists():
+        link.unlink(missing_ok=True)
+        link.symlink_to("cpu/overlace")
+    yield tool("check_budgets", "--build", "build/cpu")
+    yield tool("check_layers", "--objects", "build/cpu")
+
+
+def run_label(preset: str, label: str, parallel: int, prefix: list[str], env: dict[str, str]) -> Cases:
+    found = [p for p in programs(preset) if label in p.labels]
+    yield from run_programs(found, OUT / preset, parallel, prefix, env)
+
+
+def all_tests(preset: str, prefix: list[str] | None = None, env: dict[str, str] | None = None) -> Cases:
+    """unit side by side, then ranks one after the other: these start threads and processes of their own."""
+    env = {"OVERLACE_CLI": str(ROOT / "build" / preset / "overlace"), **(env or {})}
+    yield from run_label(preset, "unit", jobs(), prefix or [], env)
+    yield from run_label(preset, "ranks", 1, prefix or [], env)
+
+
+def job_test() -> Cases:
+    """Unit and rank tests: threads, adversary, processes."""
+    yield from all_tests("cpu")
+
+
+def job_cpu_clang() -> Cases:
+    """A second compiler builds library and command line."""
+    if not shutil.which("clang++-14"):
+        yield Case("build cpu-clang", SKIPPED, "clang++-14 was not found")
+        return
+    targets = ["overlace_core", "overlace_shared"] + (["overlace"] if list((ROOT / "cli").glob("*.cc")) else [])
+    yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=OFF"], *targets)
+
+
+SANITIZER_ENV = {
+    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "second_deadlock_stack=1",
+    "OVERLACE_TEST_SEEDS": "5",
+}
+
+
+def job_asan() -> Cases:
+    """The same tests under address and undefined behaviour sanitizers."""
+    yield from build_cases("asan", ["-DOVERLACE_TESTS=ON"])
+    yield from all_tests("asan", env=SANITIZER_ENV)
+
+
+def job_tsan() -> Cases:
+    """The same tests under the thread sanitizer."""
+    yield from build_cases("tsan", ["-DOVERLACE_TESTS=ON"])
+    # NOTE: with more than 28 random bits in addresses its shadow memory does not fit; then without randomisation.
+    bits = Path("/proc/sys/vm/mmap_rnd_bits")
+    prefix = ["setarch", os.uname().machine, "-R"] if bits.exists() and int(bits.read_text()) > 28 else []
+    if prefix and run([*prefix, "true"], 10).rc != 0:
+        yield Case("tests under tsan", SKIPPED, "vm.mmap_rnd_bits > 28, and setarch -R is not permitted here")
+        return
+    yield from all_tests("tsan", prefix, SANITIZER_ENV)
+
+
+def job_cubin() -> Cases:
+    """Device units: no spills, no stack, no ignored setmaxnreg; the library and GPU programs build with CUDA."""
+    if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
+        yield Case("CUDA", SKIPPED, "nvcc was not found")
+        return
+    frontend = []
+    try:
+        python = python_env.environment("build", ["build.txt"])
+        headers = next(python.parent.parent.glob("lib/python*/site-packages/include"), None)
+        frontend = [f"-DOVERLACE_CUDNN_FRONTEND_DIR={headers}"] if headers else []
+    except python_env.Unavailable as why:
+        yield Case("cuDNN attention", SKIPPED, str(why))
+    configured = configure("cuda", "-DOVERLACE_TESTS=ON", *frontend)
+    if configured.rc != 0:
+        yield Case("configure cuda", FAILED, configured.why())
+        return
+    yield from device_units.check(ROOT / "build" / "cuda")
+    yield step("build cuda", build("cuda"))
+    yield tool("check_layers", "--objects", "build/cuda")
+
+
+def job_python() -> Cases:
+    """tests/python: outside oracles with PyTorch and transformers on CPUs."""
+    folder = ROOT / "tests" / "python"
+    if not folder.exists():
+        return
+    try:
+        python = python_env.environment("test", ["test.txt"])
+    except python_env.Unavailable as why:
+        yield Case("tests/python", SKIPPED, str(why))
+        return
+    from runner import cases_of
+
+    report = OUT / "python.xml"
+    report.unlink(missing_ok=True)
+    env = {"OVERLACE_CLI": str(ROOT / "build/cpu/overlace"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = run(
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(folder)], 1500, env
+    )
+    yield from cases_of("python", done, report)
+
+
+def job_install() -> Cases:
+    """The install tree: headers, soname, exported symbols, a consumer through find_package."""
+    yield from install_tree.check(ROOT / "build" / "cpu", OUT / "install")
+
+
+def job_clang_test() -> Cases:
+    """Weekly: the tests built by the second compiler."""
+    yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=ON"])
+    yield from all_tests("cpu-clang")
+
+
+def job_adversary() -> Cases:
+    """Weekly: rank tests with 1000 seeds of the adversary."""
+    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
+    yield from run_label("cpu", "ranks", 1, [], {"OVERLACE_TEST_SEEDS": "1000"})
+
+
+JOBS: dict[str, Callable[[], Cases]] = {
+    "format": job_format,
+    "layers": job_layers,
+    "cpu": job_cpu,
+    "test": job_test,
+    "cpu-clang": job_cpu_clang,
+    "asan": job_asan,
+    "tsan": job_tsan,
+    "cubin": job_cubin,
+    "python": job_python,
+    "install": job_install,
+    "clang-test": job_clang_test,
+    "adversary": job_adversary,
+}
+WEEKLY_ONLY = ("clang-test", "adversary")
+__all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]

@@ -1,0 +1,77 @@
+"""Outcomes of test cases and checks, and the report at the end of a CI run."""
+
+from __future__ import annotations
+
+import dataclasses
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One test case or check: `detail` says why it failed or was skipped."""
+
+    name: str
+    outcome: str
+    detail: str = ""
+
+
+def read_xml(path: Path) -> list[Case]:
+    """Cases of a report by GoogleTest (--gtest_output=xml) or pytest (--junitxml); raises on a damaged file."""
+    cases = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '')}.{case.get('name', '')}"
+        bad = [x for x in case if x.tag in ("failure", "error")]
+        skip = case.find("skipped")
+        if bad:
+            cases.append(Case(name, FAILED, "\n".join(x.get("message") or x.text or "" for x in bad)))
+        elif skip is not None:
+            cases.append(Case(name, SKIPPED, one_line(skip.get("message") or skip.text or "no reason given")))
+        elif case.get("status") == "notrun":
+            cases.append(Case(name, SKIPPED, "disabled in the source"))
+        else:
+            cases.append(Case(name, PASSED))
+    return cases
+
+
+def one_line(text: str) -> str:
+    """The text without the place in the source that GoogleTest puts in its first line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].rpartition(":")[2].isdigit():
+        lines = lines[1:]
+    return " ".join(lines)
+
+
+class Results:
+    """All cases of a run, job by job, with the time of each job."""
+
+    def __init__(self) -> None:
+        self.cases: list[tuple[str, Case]] = []
+        self.seconds: list[tuple[str, float]] = []
+
+    def add(self, job: str, case: Case) -> None:
+        self.cases.append((job, case))
+
+    def of(self, outcome: str, job: str | None = None) -> list[tuple[str, Case]]:
+        return [(j, c) for j, c in self.cases if c.outcome == outcome and job in (None, j)]
+
+    def counts(self, job: str | None = None) -> str:
+        return ", ".join(f"{len(self.of(outcome, job))} {outcome}" for outcome in (PASSED, FAILED, SKIPPED))
+
+    def report(self) -> tuple[str, str]:
+        """What to print, and the last line. A run in which nothing ran has failed."""
+        if not self.of(PASSED) and not self.of(FAILED):
+            self.add("run", Case("at least one test", FAILED, "no test ran"))
+        lines = ["", "job          seconds  cases"]
+        lines += [f"{job:<12} {seconds:7.1f}  {self.counts(job)}" for job, seconds in self.seconds]
+        lines.append(f"{'all':<12} {sum(s for _, s in self.seconds):7.1f}")
+        for title, outcome in (("Skipped:", SKIPPED), ("Failed:", FAILED)):
+            if self.of(outcome):
+                lines += ["", title]
+                lines += [f"  {job}: {c.name}: {one_line(c.detail)[:400]}" for job, c in self.of(outcome)]
+        return "\n".join(lines) + "\n", self.counts()
+
+    def ok(self) -> bool:
+        return bool(self.of(PASSED)) and not self.of(FAILED)

@@ -1,0 +1,175 @@
+"""Commands and test programs, each under a deadline, in its own process group, without a terminal."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from results import FAILED, PASSED, SKIPPED, Case, read_xml
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "ci"
+
+
+@dataclasses.dataclass
+class Done:
+    rc: int
+    output: str
+    seconds: float
+    timed_out: bool = False
+
+    def why(self, lines: int = 40) -> str:
+        cause = f"stopped after {self.seconds:.0f} s" if self.timed_out else f"exit code {self.rc}"
+        return cause + "\n" + "\n".join(self.output.splitlines()[-lines:])
+
+
+def run(command: list[str], timeout_s: float = 1200, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Done:
+    """Runs to the end or the deadline; whatever the command started ends with it."""
+    start = time.monotonic()
+    whole_env = {**os.environ, "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(ROOT), **(env or {})}
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=whole_env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Done(127, f"{command[0]}: {error}", 0.0)
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    return Done(process.returncode, output, time.monotonic() - start, timed_out)
+
+
+def step(name: str, done: Done) -> Case:
+    """A command as one case: passed if it returned 0."""
+    return Case(name, PASSED) if done.rc == 0 else Case(name, FAILED, done.why())
+
+
+def jobs() -> int:
+    """Parallel compilations: one per core, each with 1 GiB of memory."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory_gib)))
+
+
+def configure(preset: str, *options: str) -> Done:
+    """CMake, from scratch where the folder belongs to another checkout."""
+    cache = ROOT / "build" / preset / "CMakeCache.txt"
+    if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text(errors="replace"):
+        subprocess.run(["rm", "-rf", str(cache.parent)], check=True)
+    return run(["cmake", "--preset", preset, *options], 300)
+
+
+def build(preset: str, *targets: str) -> Done:
+    return run(["ninja", "-C", f"build/{preset}", "-j", str(jobs()), *targets], 2400)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A test of CTest."""
+
+    name: str
+    command: tuple[str, ...]
+    labels: tuple[str, ...]
+    timeout_s: float
+    cwd: Path
+
+
+def programs(preset: str) -> list[Program]:
+    """What CTest knows in this build folder."""
+    shown = run(["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"], 60)
+    if shown.rc != 0:
+        raise RuntimeError(shown.why())
+    found = []
+    for test in json.loads(shown.output)["tests"]:
+        values = {p["name"]: p["value"] for p in test.get("properties", [])}
+        cwd = Path(values.get("WORKING_DIRECTORY", ROOT))
+        found.append(
+            Program(
+                test["name"],
+                tuple(test.get("command", ())),
+                tuple(values.get("LABELS", ())),
+                float(values.get("TIMEOUT", 600)),
+                cwd,
+            )
+        )
+    return found
+
+
+def run_program(program: Program, folder: Path, prefix: list[str], env: dict[str, str]) -> list[Case]:
+    """One test program; GoogleTest programs give their cases, others are one case."""
+    if not program.command:
+        return [Case(program.name, FAILED, "was not built")]
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / f"{program.name}.xml"
+    report.unlink(missing_ok=True)
+    is_gtest = "gtest" in program.labels
+    extra = [f"--gtest_output=xml:{report}"] if is_gtest else []
+    done = run([*prefix, *program.command, *extra], program.timeout_s, env, program.cwd)
+    (folder / f"{program.name}.log").write_text(done.output)
+    if not is_gtest:
+        return [Case(program.name, PASSED) if done.rc == 0 else Case(program.name, FAILED, done.why())]
+    return cases_of(program.name, done, report)
+
+
+def cases_of(name: str, done: Done, report: Path) -> list[Case]:
+    """Cases of a report; a program that ended badly without a failed case is a failed case itself."""
+    try:
+        cases = [dataclasses.replace(c, name=f"{name}: {c.name}") for c in read_xml(report)]
+    except (OSError, SyntaxError) as error:
+        return [Case(name, FAILED, f"no report ({error}); {done.why()}")]
+    if done.rc != 0 and not any(c.outcome == FAILED for c in cases):
+        cases.append(Case(name, FAILED, done.why()))
+    if not cases:
+        cases.append(Case(name, FAILED, "contains no test case"))
+    return cases
+
+
+def run_programs(
+    chosen: list[Program],
+    folder: Path,
+    parallel: int,
+    prefix: list[str] | None = None,
+    env: dict[str, str] | None = None,
+) -> list[Case]:
+    with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+        lists = pool.map(lambda p: run_program(p, folder, prefix or [], env or {}), chosen)
+        return [case for cases in lists for case in cases]
+
+
+def run_unittest(folder: str, timeout_s: float = 300) -> list[Case]:
+    """Python's own test runner; its verbose output names each case."""
+    done = run(["python3", "-m", "unittest", "discover", "-v", "-s", folder, "-p", "*_test.py"], timeout_s)
+    cases = []
+    for line in done.output.splitlines():
+        match = re.match(r"^(\w+) \(([\w.]+)\).* \.\.\. (ok|FAIL|ERROR|skipped .*)$", line)
+        if match:
+            name, verdict = f"{match[2]}.{match[1]}", match[3]
+            if verdict == "ok":
+                cases.append(Case(name, PASSED))
+            elif verdict.startswith("skipped"):
+                cases.append(Case(name, SKIPPED, verdict.removeprefix("skipped ").strip("'\"")))
+            else:
+                cases.append(Case(name, FAILED, done.why()))
+    if done.rc != 0 and not any(c.outcome == FAILED for c in cases):
+        cases.append(Case(folder, FAILED, done.why()))
+    if not cases:
+        cases.append(Case(folder, FAILED, "no test ran\n" + done.why()))
+    return cases

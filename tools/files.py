@@ -1,0 +1,54 @@
+"""Which files the checks look at, and small helpers they share."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CPP = (".h", ".cc", ".cuh", ".cu")
+BINARY = (".png", ".npy", ".npz", ".bin", ".safetensors", ".pftrace", ".gz", ".whl")
+
+
+def listed(root: Path) -> list[str]:
+    """Files of the repository, new ones too, without what git ignores; without git: all but build folders."""
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "-z"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return sorted({p for p in done.stdout.split("\0") if p and (root / p).is_file()})
+    found = []
+    for folder, dirs, names in os.walk(root):
+        dirs[:] = [d for d in dirs if d not in ("build", "__pycache__", ".git", ".cache", ".venv")]
+        found += [str((Path(folder) / n).relative_to(root)) for n in names if not n.endswith(".pyc")]
+    return sorted(found)
+
+
+def read(root: Path, path: str) -> str:
+    return (root / path).read_text(encoding="utf-8", errors="replace")
+
+
+def without_comments(text: str, keep_strings: bool = True) -> str:
+    """C++ text with comments (and, if asked, the contents of strings) blanked; line numbers stay."""
+    pattern = (
+        r'R"(\w*)\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|'
+        + r"(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|//[^\n]*|/\*(?:.|\n)*?\*/"
+    )
+
+    def blank(match: re.Match[str]) -> str:
+        piece = match[0]
+        if piece.startswith(("//", "/*")) or not keep_strings:
+            inside = re.sub(r"[^\n]", " ", piece)
+            return inside if piece.startswith(("//", "/*")) else '"' + inside[1:-1] + '"'
+        return piece
+
+    return re.sub(pattern, blank, text)
+
+
+def finish(name: str, problems: list[str], looked_at: str) -> int:
+    """Prints the problems or what was checked; the exit code."""
+    for problem in problems:
+        print(problem)
+    print(f"{name}: {len(problems)} problems" if problems else f"{name}: ok ({looked_at})")
+    return 1 if problems else 0
