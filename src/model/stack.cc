@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <span>
 
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/gemm_rs.h"
@@ -324,9 +325,7 @@ Status StackImpl::run_layers(const SiteSchedules& schedules, int iterations) {
   return {};
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Stack>> Stack::create(const ModelConfig& config, const Problem& problem, Channel& channel) {
+Status make_stack(const ModelConfig& config, const Problem& problem, Channel& channel, std::unique_ptr<Stack>* out) {
   const int ranks = channel.team().size();
   const auto shard = make_shard(config, problem, channel.team().rank(), ranks);
   if (!shard.ok()) return shard.status();
@@ -334,13 +333,43 @@ Result<std::unique_ptr<Stack>> Stack::create(const ModelConfig& config, const Pr
   if (!all_sites.ok()) return all_sites.status();
   auto device = make_device(channel);
   if (!device.ok()) return device.status();
+  auto stack = std::make_unique<StackImpl>(config, problem, *shard, channel, std::move(*device));
+  OVERLACE_TRY(stack->load(*all_sites));
+  *out = std::move(stack);
+  return {};
+}
+
+/// The first rank's failure on all ranks: the others must not start what would wait for it.
+Status agree_on_success(Team& team, Status mine) {
+  constexpr size_t kMaxMessage = 4096;
+  std::string text = mine.ok() ? "" : std::to_string(static_cast<int>(mine.code())) + " " + mine.message();
+  text = text.substr(0, kMaxMessage);
   try {
-    auto stack = std::make_unique<StackImpl>(config, problem, *shard, channel, std::move(*device));
-    OVERLACE_TRY(stack->load(*all_sites));
-    return std::unique_ptr<Stack>(std::move(stack));
+    const auto all = team.exchange(std::as_bytes(std::span<const char>(text)));
+    for (size_t r = 0; mine.ok() && r < all.size(); ++r) {
+      if (all[r].empty()) continue;
+      const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
+      const size_t blank = theirs.find(' ');
+      return base::error(static_cast<Errc>(std::stoi(theirs)), "rank {}: {}", r, theirs.substr(blank + 1));
+    }
   } catch (...) {
-    return base::status_of_current_exception();
+    return mine.ok() ? base::status_of_current_exception() : mine;
   }
+  return mine;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Stack>> Stack::create(const ModelConfig& config, const Problem& problem, Channel& channel) {
+  std::unique_ptr<Stack> stack;
+  Status mine;
+  try {
+    mine = make_stack(config, problem, channel, &stack);
+  } catch (...) {
+    mine = base::status_of_current_exception();
+  }
+  OVERLACE_TRY(agree_on_success(channel.team(), std::move(mine)));
+  return stack;
 }
 
 }  // namespace overlace::model

@@ -1,0 +1,179 @@
+"""Hugging Face's own layers as an outside oracle: `overlace run` on checkpoints that transformers saved.
+
+OVERLACE_BIN names the program. Error bound: twice the error of transformers' fp32 layers against its fp64 ones (the
+same weights), plus one unit in the last place of fp32 at the largest output.
+"""
+
+import copy
+import os
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+HIDDEN, LAYERS, SEQUENCE, SEQUENCES = 64, 3, 24, 2
+TOKENS = SEQUENCE * SEQUENCES
+TIMEOUT_S = 300
+
+SHAPE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "vocab_size": 32,
+    "max_position_embeddings": 128,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def config_of(family):
+    if family == "llama":
+        return transformers.LlamaConfig(**SHAPE, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE)
+    if family == "llama_biased":
+        linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+        return transformers.LlamaConfig(
+            **SHAPE, num_key_value_heads=4, attention_bias=True, mlp_bias=True, rope_parameters=linear
+        )
+    if family == "qwen2":
+        return transformers.Qwen2Config(**SHAPE, num_key_value_heads=2)
+    if family == "qwen3":
+        return transformers.Qwen3Config(**SHAPE, num_key_value_heads=1, head_dim=32)
+    if family == "mistral":
+        return transformers.MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=7)
+    if family == "mistral_full":
+        return transformers.MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=None)
+    assert family == "gpt2"
+    return transformers.GPT2Config(
+        n_embd=HIDDEN, n_layer=LAYERS, n_head=4, vocab_size=32, n_positions=128, bos_token_id=0, eos_token_id=0
+    )
+
+
+FAMILIES = ["llama", "llama_biased", "qwen2", "qwen3", "mistral", "mistral_full", "gpt2"]
+
+
+def randomise(model):
+    """Weights of the usual scale; norms around 1 and biases that are not zero, so that none can be forgotten."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+            else:
+                is_scale = name.endswith("weight")
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if is_scale else 0.0))
+
+
+def hidden_states_after(model, hidden_states):
+    """What the last layer gives; neither embedding nor final norm."""
+    body = copy.deepcopy(model.base_model)
+    if hasattr(body, "h"):
+        body.ln_f = torch.nn.Identity()
+        body.wpe.weight.data.zero_()
+    else:
+        body.norm = torch.nn.Identity()
+    batch = hidden_states.reshape(SEQUENCES, SEQUENCE, HIDDEN)
+    with torch.no_grad():
+        out = body(inputs_embeds=batch, use_cache=False).last_hidden_state
+    return out.reshape(TOKENS, HIDDEN).double().numpy()
+
+
+class Case:
+    """A saved model with its input, and what transformers makes of it in both precisions."""
+
+    def __init__(self, family, directory, **save_options):
+        torch.manual_seed(FAMILIES.index(family) + 1)
+        config = config_of(family)
+        config._attn_implementation = "eager"
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        randomise(model)
+        model.save_pretrained(directory, **save_options)
+        hidden_states = torch.randn(TOKENS, HIDDEN)
+        self.directory = pathlib.Path(directory)
+        self.input = self.directory / "input.npy"
+        np.save(self.input, hidden_states.numpy())
+        self.fp32 = hidden_states_after(model, hidden_states)
+        self.fp64 = hidden_states_after(copy.deepcopy(model).double(), hidden_states.double())
+
+    def bound(self):
+        largest = np.float32(np.abs(self.fp64).max())
+        return 2 * np.abs(self.fp32 - self.fp64).max() + np.spacing(largest)
+
+
+@pytest.fixture(scope="module")
+def program():
+    path = os.environ.get("OVERLACE_BIN") or shutil.which("overlace")
+    if not path:
+        pytest.skip("OVERLACE_BIN is not set and overlace is not in PATH")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    made = {}
+
+    def make(family, **save_options):
+        key = (family, *sorted(save_options.items()))
+        if key not in made:
+            made[key] = Case(family, tmp_path_factory.mktemp(family), **save_options)
+        return made[key]
+
+    return make
+
+
+def run(program, case, ranks, *more):
+    output = case.directory / f"output-{ranks}.npy"
+    output.unlink(missing_ok=True)
+    command = [program, "run", "--backend", "cpu", "--checkpoint", case.directory, "--input", case.input]
+    command += ["--output", output, "--dtype", "fp32", "--ranks", ranks, "--sequence-length", SEQUENCE, *more]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=TIMEOUT_S)
+    return done, output
+
+
+def check(program, case, ranks, *more):
+    done, output = run(program, case, ranks, *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = np.load(output)
+    assert result.shape == (TOKENS, HIDDEN)
+    assert result.dtype == np.float32
+    error = np.abs(result.astype(np.float64) - case.fp64).max()
+    assert error <= case.bound(), f"error {error}, transformers' own {np.abs(case.fp32 - case.fp64).max()}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_agrees_with_transformers(program, cases, family, ranks):
+    check(program, cases(family), ranks)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_reads_sharded_checkpoints(program, cases, family):
+    case = cases(family, max_shard_size="60KB")
+    assert (case.directory / "model.safetensors.index.json").exists()
+    assert len(list(case.directory.glob("model-*.safetensors"))) > 1
+    check(program, case, 2)
+
+
+def test_fewer_layers_differ(program, cases):
+    """The check above can fail: one layer less is another result."""
+    case = cases("llama")
+    done, output = run(program, case, 2, "--layers", LAYERS - 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert np.abs(np.load(output) - case.fp64).max() > 1000 * case.bound()
+
+
+def test_refuses_what_it_cannot_split(program, cases):
+    done, output = run(program, cases("llama"), 3)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "4 attention heads, which 3 ranks" in done.stderr
+    assert not output.exists()

@@ -1,0 +1,229 @@
+// Decoder stacks of all families over ranks, every schedule, against the fp64 oracle.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "overlace/runtime.h"
+#include "src/base/half.h"
+#include "src/model/stack.h"
+#include "tests/unit/model/safetensors_writer.h"
+#include "tests/unit/model/scratch_dir.h"
+
+namespace overlace::model {
+namespace {
+
+constexpr int64_t kHeadDim = 6;
+
+/// Heads to share equally; `mistral` replicates its one KV head, `qwen3` does on four ranks.
+ModelConfig config_of(const std::string& family, int ranks) {
+  const int64_t heads = 2 * ranks;
+  const int64_t kv = family == "mistral" ? 1 : family == "qwen3" && ranks == 4 ? 2 : family == "llama" ? ranks : heads;
+  const int64_t intermediate = 14 * ranks;
+  if (family == "gpt2")
+    return parse_config(base::format(R"({{"model_type": "gpt2", "n_embd": {}, "n_layer": 2, "n_head": {},
+                                          "n_inner": {}}})",
+                                     heads * kHeadDim, heads, intermediate),
+                        "test")
+        .value();
+  return parse_config(
+             base::format(R"({{"model_type": "{}", "hidden_size": 40, "intermediate_size": {}, "num_hidden_layers": 2,
+                              "num_attention_heads": {}, "num_key_value_heads": {}, "head_dim": {}, {}}})",
+                          family, intermediate, heads, kv, kHeadDim,
+                          family == "mistral" ? "\"sliding_window\": 5" : "\"rope_theta\": 100.0"),
+             "test")
+      .value();
+}
+
+/// f(rank, channel) on every rank; ranks are threads with a runtime each.
+void run_ranks(int ranks, const AdversaryOptions& adversary, const std::function<void(int, Channel&)>& f) {
+  auto bootstraps = thread_bootstraps(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        RuntimeOptions options;
+        options.backend = Backend::cpu;
+        options.timeout_ms = 60000;
+        options.adversary = adversary;
+        Runtime runtime = Runtime::open(*bootstraps[static_cast<size_t>(r)], options);
+        f(r, runtime.world().channel(StreamRef::cpu()));
+        runtime.close();
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << "rank " << r << ": " << e.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+struct NamedSchedules {
+  std::string name;
+  SiteSchedules sites;
+};
+
+/// Families that give a valid result, `library` first; q where the family has chunks.
+std::vector<NamedSchedules> all_schedules(const std::vector<Site>& sites) {
+  std::vector<NamedSchedules> all;
+  const std::vector<std::string> gather = spec::families("ag_gemm"), scatter = spec::families("gemm_rs");
+  for (const std::string& family : gather) {
+    if (family == "compute" || family == "comm" || family == "limit") continue;
+    if (std::find(scatter.begin(), scatter.end(), family) == scatter.end()) continue;
+    for (int degree : {1, 2}) {
+      NamedSchedules named{base::format("{} q {}", family, degree), {}};
+      for (const Site& site : sites) named.sites.emplace(site.name, spec::make_schedule(site.op, family, degree));
+      all.push_back(std::move(named));
+    }
+  }
+  return all;
+}
+
+double largest_error(const std::vector<float>& got, const std::vector<double>& want, int64_t first) {
+  double error = 0;
+  for (size_t i = 0; i < got.size(); ++i)
+    error = std::max(error, std::abs(static_cast<double>(got[i]) - want[static_cast<size_t>(first) + i]));
+  return error;
+}
+
+struct StackCase {
+  std::string family;
+  int ranks;
+  DType dtype;
+  int64_t tokens, length;
+  bool adversary;
+};
+
+class StackTest : public ::testing::TestWithParam<StackCase> {};
+
+TEST_P(StackTest, EveryScheduleAgreesWithTheOracle) {
+  const StackCase& c = GetParam();
+  const ModelConfig config = config_of(c.family, c.ranks);
+  Problem problem;
+  problem.layers = 2;
+  problem.tokens = c.tokens;
+  problem.sequence_length = c.length;
+  problem.dtype = c.dtype;
+  problem.seed = 5;
+  std::vector<float> input(static_cast<size_t>(c.tokens * config.hidden));
+  seeded_input(11, 0, c.tokens, config.hidden, input.data());
+  const std::vector<double> want = oracle(config, problem, input, -1, 2).value();
+  double largest = 0;
+  for (double value : want) largest = std::max(largest, std::abs(value));
+  const double step = largest * (c.dtype == DType::fp32 ? 0x1p-23 : c.dtype == DType::bf16 ? 0x1p-7 : 0x1p-10);
+  const std::vector<Site> all_sites = sites(config, problem, c.ranks).value();
+  const std::vector<NamedSchedules> schedules = all_schedules(all_sites);
+  ASSERT_GE(schedules.size(), 4u);
+  AdversaryOptions adversary;
+  adversary.enabled = c.adversary;
+  adversary.seed = 3;
+  // Errors of all ranks by schedule; the bound is the unfused run's error over all ranks.
+  std::vector<std::vector<double>> errors(static_cast<size_t>(c.ranks), std::vector<double>(schedules.size()));
+  run_ranks(c.ranks, adversary, [&](int rank, Channel& channel) {
+    const auto [first, rows] = token_rows(c.tokens, rank, c.ranks);
+    auto stack = Stack::create(config, problem, channel);
+    ASSERT_TRUE(stack.ok()) << stack.status().message();
+    std::vector<float> out(static_cast<size_t>(rows * config.hidden));
+    for (size_t s = 0; s < schedules.size(); ++s) {
+      std::fill(out.begin(), out.end(), NAN);
+      const base::Status status =
+          (*stack)->forward(input.data() + first * config.hidden, schedules[s].sites, out.data());
+      ASSERT_TRUE(status.ok()) << schedules[s].name << ": " << status.message();
+      errors[static_cast<size_t>(rank)][s] = largest_error(out, want, first * config.hidden);
+    }
+  });
+  ASSERT_EQ(schedules[0].name, "library q 1");
+  double unfused = 0;
+  for (const auto& of_rank : errors) unfused = std::max(unfused, of_rank[0]);
+  EXPECT_LT(unfused, 32 * step);
+  for (size_t s = 0; s < schedules.size(); ++s)
+    for (int r = 0; r < c.ranks; ++r)
+      EXPECT_LE(errors[static_cast<size_t>(r)][s], 2 * unfused + step) << schedules[s].name << ", rank " << r;
+}
+
+std::vector<StackCase> stack_cases() {
+  std::vector<StackCase> cases;
+  for (const char* family : {"llama", "qwen2", "qwen3", "mistral", "gpt2"}) {
+    for (int ranks : {1, 2, 3, 4, 5}) cases.push_back({family, ranks, DType::fp32, 26, 13, false});
+    cases.push_back({family, 2, DType::bf16, 26, 13, false});
+    cases.push_back({family, 3, DType::fp16, 26, 26, true});
+  }
+  cases.push_back({"llama", 5, DType::fp32, 3, 3, false});  // two ranks have no token
+  cases.push_back({"gpt2", 4, DType::bf16, 1, 1, true});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StackTest, ::testing::ValuesIn(stack_cases()), [](const auto& test) {
+  const StackCase& c = test.param;
+  return base::format("{}_{}_ranks_{}_{}_tokens{}", c.family, c.ranks, dtype_name(c.dtype), c.tokens,
+                      c.adversary ? "_adversary" : "");
+});
+
+TEST(StackCallsTest, TimingCallsLeaveForwardAsItWas) {
+  const ModelConfig config = config_of("llama", 2);
+  Problem problem;
+  problem.layers = 2;
+  problem.tokens = problem.sequence_length = 9;
+  const std::vector<Site> all_sites = sites(config, problem, 2).value();
+  const SiteSchedules schedules = all_schedules(all_sites)[0].sites;
+  run_ranks(2, {}, [&](int rank, Channel& channel) {
+    auto stack = Stack::create(config, problem, channel).value();
+    const auto [first, rows] = token_rows(9, rank, 2);
+    std::vector<float> input(static_cast<size_t>(rows * config.hidden)), before(input.size()), after(input.size());
+    seeded_input(1, first, rows, config.hidden, input.data());
+    for (const Site& site : all_sites)
+      ASSERT_TRUE(stack->run_site(site.name, schedules.at(site.name), 2).ok()) << site.name;
+    ASSERT_TRUE(stack->forward(input.data(), schedules, before.data()).ok());
+    ASSERT_TRUE(stack->run_layers(schedules, 2).ok());
+    for (const Site& site : all_sites) ASSERT_TRUE(stack->run_site(site.name, schedules.at(site.name), 1).ok());
+    ASSERT_TRUE(stack->forward(input.data(), schedules, after.data()).ok());
+    EXPECT_EQ(before, after);
+    ASSERT_TRUE(stack->synchronize().ok());
+    const base::Status unknown = stack->run_site("attention", schedules.at("qkv"), 1);
+    EXPECT_EQ(unknown.code(), Errc::invalid_argument);
+    EXPECT_NE(unknown.message().find("wanted qkv, o_proj, gate_up or down"), std::string::npos) << unknown.message();
+    SiteSchedules fewer = schedules;
+    fewer.erase("down");
+    const base::Status missing = stack->run_layers(fewer, 1);
+    EXPECT_EQ(missing.code(), Errc::invalid_argument);
+    EXPECT_NE(missing.message().find("none for site \"down\""), std::string::npos) << missing.message();
+  });
+}
+
+TEST(StackCallsTest, OneRankWithBadWeightsFailsAllRanks) {
+  const ScratchDir dir;
+  // Only q_proj's last row, which rank 1 holds, is not a number.
+  std::vector<TestTensor> tensors;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    int64_t n = 1;
+    for (int64_t size : shape) n *= size;
+    std::vector<float> values(static_cast<size_t>(n), 0.5f);
+    if (name.find("q_proj") != std::string::npos) values.back() = NAN;
+    tensors.push_back({"model.layers.0." + name, "F32", std::move(shape), fp32_bytes(values)});
+  };
+  const ModelConfig config = config_of("llama", 2);
+  const int64_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
+  add("input_layernorm.weight", {config.hidden});
+  add("self_attn.q_proj.weight", {q, config.hidden});
+  add("self_attn.k_proj.weight", {kv, config.hidden});
+  add("self_attn.v_proj.weight", {kv, config.hidden});
+  add("self_attn.o_proj.weight", {config.hidden, q});
+  add("post_attention_layernorm.weight", {config.hidden});
+  add("mlp.gate_proj.weight", {config.intermediate, config.hidden});
+  add("mlp.up_proj.weight", {config.intermediate, config.hidden});
+  add("mlp.down_proj.weight", {config.hidden, config.intermediate});
+  dir.write("model.safetensors", safetensors(tensors));
+  Problem problem;
+  problem.layers = 1;
+  problem.tokens = problem.sequence_length = 4;
+  problem.checkpoint = dir.path();
+  run_ranks(2, {}, [&](int rank, Channel& channel) {
+    const auto stack = Stack::create(config, problem, channel);
+    ASSERT_FALSE(stack.ok()) << "rank " << rank;
+    EXPECT_EQ(stack.status().code(), Errc::corrupt);
+    const std::string place = base::format("element ({}, {}) is nan", q - 1, config.hidden - 1);
+    EXPECT_NE(stack.status().message().find(place), std::string::npos) << stack.status().message();
+    EXPECT_EQ(stack.status().message().starts_with("rank 1: "), rank == 0) << stack.status().message();
+  });
+}
+
+}  // namespace
+}  // namespace overlace::model
