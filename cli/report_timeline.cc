@@ -35,19 +35,6 @@ Kind kind_of(const Span& span) {
 bool is_compute(Kind kind) { return kind == Kind::gemm || kind == Kind::other || kind == Kind::reduce; }
 bool is_communication(Kind kind) { return kind == Kind::copy || kind == Kind::collective; }
 
-Intervals unite(Intervals all) {
-  std::erase_if(all, [](const Interval& i) { return i.end <= i.begin; });
-  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-  Intervals united;
-  for (const Interval& next : all) {
-    if (!united.empty() && next.begin <= united.back().end)
-      united.back().end = std::max(united.back().end, next.end);
-    else
-      united.push_back(next);
-  }
-  return united;
-}
-
 /// What of `from` is not in `taken`; both sorted and disjoint.
 Intervals subtract(const Intervals& from, const Intervals& taken) {
   Intervals rest;
@@ -376,7 +363,20 @@ Intervals exposed_communication(const Trace& trace, int rank) {
     if (span.rank == rank || arrivals.contains({span.rank, span.lane, span.end_ns}))
       communicating.push_back({span.begin_ns, span.end_ns});
   }
-  return subtract(unite(std::move(communicating)), unite(std::move(computing)));
+  return subtract(united(std::move(communicating)), united(std::move(computing)));
+}
+
+Intervals united(Intervals all) {
+  std::erase_if(all, [](const Interval& i) { return i.end <= i.begin; });
+  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  Intervals joined;
+  for (const Interval& next : all) {
+    if (!joined.empty() && next.begin <= joined.back().end)
+      joined.back().end = std::max(joined.back().end, next.end);
+    else
+      joined.push_back(next);
+  }
+  return joined;
 }
 
 int64_t total_ns(const Intervals& intervals) {

@@ -19,6 +19,8 @@ using Intervals = std::vector<Interval>;
 /// When `rank` communicates (copies and collectives of its own, and copies of peers that end in an arrow to it) while
 /// none of its lanes computes: communication that costs time.
 Intervals exposed_communication(const base::Trace& trace, int rank);
+/// Sorts and joins.
+Intervals united(Intervals intervals);
 int64_t total_ns(const Intervals& intervals);
 
 /// First begin to last end; 0 for an empty trace.

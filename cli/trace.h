@@ -1,0 +1,21 @@
+// `overlace trace info|convert`.
+#pragma once
+
+#include <string>
+
+#include "src/base/status.h"
+#include "src/base/trace.h"
+
+namespace overlace::cli {
+
+/// What `trace info` prints: title, ranks, duration, and per lane spans, busy time, bytes and rates, ending with a
+/// newline.
+std::string describe_trace(const base::Trace& trace);
+
+/// Reads `path` in any of the formats. Errc::io or Errc::corrupt.
+base::Result<base::Trace> load_trace(const std::string& path);
+base::Result<std::string> trace_info(const std::string& path);
+/// The ending of `to` chooses its format; `from` and `to` may be the same file.
+base::Status trace_convert(const std::string& from, const std::string& to);
+
+}  // namespace overlace::cli
