@@ -1,0 +1,44 @@
+"""check_docs finds dead links, anchors, paths, variables and left-overs."""
+
+import unittest
+
+import support
+import check_docs
+
+
+class CheckDocsTest(support.TreeTest):
+    def problems(self, text: str) -> list[str]:
+        self.write("docs/guides/a.md", text)
+        return check_docs.check(self.root)[0]
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("src/base/env.cc", 'auto a = read("OVERLACE_TIMEOUT_S");\n')
+        self.write("docs/b.md", "# A title, with `code`\n\ntext\n")
+
+    def test_what_exists_passes(self) -> None:
+        text = (
+            "See [b](../b.md), [part](../b.md#a-title-with-code), [web](https://example.org/x).\n[here](#own)\n# Own\n"
+        )
+        self.assertEqual(self.problems(text + "`src/base/env.cc` reads OVERLACE_TIMEOUT_S; `src/<dir>/x.cc`.\n"), [])
+
+    def test_dead_links(self) -> None:
+        self.assert_problem(self.problems("[b](b.md)\n"), "docs/guides/a.md:1: dead link b.md")
+        self.assert_problem(self.problems("[b](../b.md#other)\n"), "no heading for #other in docs/b.md")
+        self.assert_problem(self.problems("[b](../../../outside.md)\n"), "dead link")
+
+    def test_dead_names(self) -> None:
+        self.assert_problem(
+            self.problems("x\n`src/base/gone.cc`\n"), "docs/guides/a.md:2: no such path: src/base/gone.cc"
+        )
+        self.assert_problem(self.problems("Set OVERLACE_GONE.\n"), "no such option or variable: OVERLACE_GONE")
+
+    def test_words(self) -> None:
+        self.assert_problem(self.problems("TODO later\n"), "unfinished: TODO")
+        self.assert_problem(self.problems("cd /home/me/overlace\n"), "somebody's own machine")
+        self.write("src/base/b.cc", "// FIXME\n")
+        self.assert_problem(self.problems("fine\n"), "src/base/b.cc:1: unfinished")
+
+
+if __name__ == "__main__":
+    unittest.main()

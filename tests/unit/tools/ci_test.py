@@ -1,0 +1,147 @@
+"""The counts, outcomes and deadlines of CI, and what it reads out of ptxas and nm."""
+
+import sys
+import time
+import unittest
+from pathlib import Path
+
+import support
+import device_units
+import install_tree
+import results
+import runner
+from results import FAILED, PASSED, SKIPPED, Case
+
+GTEST = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="4" failures="1" disabled="1" errors="0" name="AllTests"><testsuite name="A" tests="4">
+<testcase name="Good" status="run" result="completed" classname="A" />
+<testcase name="Bad" status="run" result="completed" classname="A">
+<failure message="x.cc:3&#10;Expected 1" type=""/></testcase>
+<testcase name="Later" status="run" result="skipped" classname="A">
+<skipped message="x.cc:9&#10;no GPU here" /></testcase>
+<testcase name="DISABLED_Never" status="notrun" result="suppressed" classname="A" />
+</testsuite></testsuites>
+"""
+
+
+class ResultsTest(support.TreeTest):
+    def test_outcomes_of_a_report(self) -> None:
+        self.write("a.xml", GTEST)
+        cases = results.read_xml(self.root / "a.xml")
+        self.assertEqual([c.outcome for c in cases], [PASSED, FAILED, SKIPPED, SKIPPED])
+        self.assertEqual(cases[2].detail, "no GPU here")
+
+    def test_counts_and_last_line(self) -> None:
+        run = results.Results()
+        for outcome in (PASSED, PASSED, FAILED, SKIPPED):
+            run.add("job", Case("a", outcome, "because"))
+        text, last = run.report()
+        self.assertEqual(last, "2 passed, 1 failed, 1 skipped")
+        self.assertIn("job: a: because", text)
+        self.assertFalse(run.ok())
+
+    def test_a_run_without_tests_fails(self) -> None:
+        for cases in ([], [Case("a", SKIPPED, "no GPU")]):
+            run = results.Results()
+            for case in cases:
+                run.add("job", case)
+            self.assertEqual(run.report()[1], f"0 passed, 1 failed, {len(cases)} skipped")
+            self.assertFalse(run.ok())
+
+
+class RunnerTest(support.TreeTest):
+    def program(self, text: str, *labels: str, timeout_s: float = 30) -> runner.Program:
+        self.write("p.py", "import sys\nout = [a.partition(':')[2] for a in sys.argv if 'xml:' in a]\n" + text)
+        return runner.Program("p", (sys.executable, str(self.root / "p.py")), labels, timeout_s, self.root)
+
+    def cases(self, program: runner.Program) -> list[Case]:
+        return runner.run_programs([program], self.root / "out", 1)
+
+    def test_gtest_cases_are_counted(self) -> None:
+        cases = self.cases(self.program(f"open(out[0], 'w').write({GTEST!r})\nsys.exit(1)\n", "unit", "gtest"))
+        self.assertEqual([c.outcome for c in cases], [PASSED, FAILED, SKIPPED, SKIPPED])
+
+    def test_a_crash_is_a_failure(self) -> None:
+        cases = self.cases(self.program("import os\nprint('deep trouble')\nsys.stdout.flush()\nos.abort()\n", "gtest"))
+        self.assertEqual([c.outcome for c in cases], [FAILED])
+        self.assertIn("deep trouble", cases[0].detail)
+
+    def test_a_bad_end_after_good_cases_is_a_failure(self) -> None:
+        good = GTEST.replace('<failure message="x.cc:3&#10;Expected 1" type=""/>', "")
+        cases = self.cases(self.program(f"open(out[0], 'w').write({good!r})\nsys.exit(66)\n", "gtest"))
+        self.assertEqual(cases[-1].outcome, FAILED)
+        self.assertIn("exit code 66", cases[-1].detail)
+
+    def test_a_report_of_an_earlier_run_does_not_count(self) -> None:
+        self.write("out/p.xml", GTEST)
+        self.assertEqual([c.outcome for c in self.cases(self.program("sys.exit(0)\n", "gtest"))], [FAILED])
+
+    def test_deadline_ends_children_too(self) -> None:
+        start = time.monotonic()
+        text = "import subprocess\nsubprocess.run(['sleep', '60'])\n"
+        cases = self.cases(self.program(text, timeout_s=1))
+        self.assertEqual([c.outcome for c in cases], [FAILED])
+        self.assertIn("stopped after 1 s", cases[0].detail)
+        self.assertLess(time.monotonic() - start, 30)
+
+    def test_no_terminal_and_no_input(self) -> None:
+        cases = self.cases(self.program("sys.exit(0 if sys.stdin.read() == '' and not sys.stdout.isatty() else 1)\n"))
+        self.assertEqual([c.outcome for c in cases], [PASSED])
+
+    def test_a_missing_program_is_a_failure(self) -> None:
+        self.assertEqual(runner.run(["/nonexistent/program"]).rc, 127)
+
+
+class DeviceUnitsTest(unittest.TestCase):
+    def test_spills_and_ignored_registers(self) -> None:
+        title = "ptxas info    : Function properties for _Z1k\n"
+        good = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        self.assertEqual(device_units.complaints(title + good), [])
+        for stack, stores, loads in ((8, 0, 0), (0, 4, 0), (0, 0, 16)):
+            line = f"    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
+            found = device_units.complaints(title + line)
+            self.assertEqual(len(found), 1)
+            self.assertIn("_Z1k", found[0])
+        ignored = (
+            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum requirements"
+        )
+        self.assertEqual(len(device_units.complaints(ignored)), 1)
+
+    def test_flags(self) -> None:
+        good = ["nvcc", "--generate-code=arch=compute_90a,code=[sm_90a]", "-std=c++20"]
+        self.assertEqual(device_units.flag_complaints(good), [])
+        self.assertEqual(len(device_units.flag_complaints(["nvcc", "-arch=sm_90a", "-std=c++20"])), 1)
+        self.assertEqual(len(device_units.flag_complaints(["nvcc", "-std=c++20", "-rdc=true"])), 1)
+        self.assertEqual(len(device_units.flag_complaints(["nvcc"])), 1)
+
+    def test_cubin_command(self) -> None:
+        command = [
+            "/usr/bin/ccache",
+            "nvcc",
+            "-O2",
+            "-MD",
+            "-MT",
+            "a.o",
+            "-MF",
+            "a.d",
+            "-x",
+            "cu",
+            "-c",
+            "a.cu",
+            "-o",
+            "a.o",
+        ]
+        got = device_units.cubin_command(command, Path("u.cubin"))
+        self.assertEqual(got, ["nvcc", "-O2", "a.cu", "-cubin", "-Xptxas", "-v", "-o", "u.cubin"])
+
+
+class InstallTreeTest(unittest.TestCase):
+    def test_exported_symbols(self) -> None:
+        good = "0000 T overlace::Team::rank() const\n0000 V typeinfo for overlace::Error\n0000 T ovl_open\n"
+        self.assertEqual(install_tree.symbol_complaints(good), [])
+        bad = "0000 T overlace::base::format(int)\n0000 W std::vector<int>::push_back(int)\n0000 T main\n"
+        self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
