@@ -24,7 +24,13 @@ std::string percent(const std::optional<double>& share) {
   return share ? format("{:.0f} %", 100 * *share) : std::string("-");
 }
 
-std::string microseconds(double us) { return us >= 100 ? format("{:.0f}", us) : format("{:.1f}", us); }
+/// Zero stands for what was not timed, because the result was wrong.
+std::string microseconds(double us) {
+  if (us == 0) return "-";
+  return us >= 100 ? format("{:.0f}", us) : format("{:.1f}", us);
+}
+
+Json number_or_null(double us) { return us == 0 ? Json() : Json(us); }
 
 /// Rows of equal length; the first `left` columns are aligned to the left, the others to the right.
 std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left) {
@@ -56,14 +62,14 @@ Json site_json(const SiteResult& site) {
   out.set("n", site.op.n);
   out.set("k", site.op.k);
   out.set("schedule", site.chosen);
-  out.set("serial_us", t.serial_us);
-  out.set("overlapped_us", t.overlapped_us);
-  out.set("limit_us", t.limit_us);
+  out.set("serial_us", number_or_null(t.serial_us));
+  out.set("overlapped_us", number_or_null(t.overlapped_us));
+  out.set("limit_us", number_or_null(t.limit_us));
   out.set("hidden", hidden ? Json(*hidden) : Json());
   out.set("reason", site.reason);
-  out.set("library_us", t.library_us);
-  out.set("compute_us", t.compute_us);
-  out.set("comm_us", t.comm_us);
+  out.set("library_us", number_or_null(t.library_us));
+  out.set("compute_us", number_or_null(t.compute_us));
+  out.set("comm_us", number_or_null(t.comm_us));
   return out;
 }
 
@@ -104,9 +110,9 @@ Json to_json(const RunResult& r) {
   for (const SiteResult& site : r.sites) sites.push_back(site_json(site));
   const auto hidden = r.total_hidden();
   Json total = Json::object();
-  total.set("serial_us", r.total_serial_us);
-  total.set("overlapped_us", r.total_overlapped_us);
-  total.set("limit_us", r.total_limit_us());
+  total.set("serial_us", number_or_null(r.total_serial_us));
+  total.set("overlapped_us", number_or_null(r.total_overlapped_us));
+  total.set("limit_us", number_or_null(r.total_limit_us()));
   total.set("hidden", hidden ? Json(*hidden) : Json());
   Json out = Json::object();
   out.set("schema", "overlace.run/1");

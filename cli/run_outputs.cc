@@ -1,0 +1,104 @@
+#include "cli/run_outputs.h"
+
+#include <sys/utsname.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <system_error>
+#include <thread>
+
+#include "cli/report.h"
+#include "src/base/file.h"
+#include "src/model/npy.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Status;
+
+std::string cpu_name() {
+  const auto info = base::read_file("/proc/cpuinfo");
+  if (!info.ok()) return "unknown";
+  const size_t key = info->find("model name");
+  const size_t colon = info->find(": ", key);
+  if (key == std::string::npos || colon == std::string::npos) return "unknown";
+  return info->substr(colon + 2, info->find('\n', colon) - colon - 2);
+}
+
+double or_nan(const std::optional<double>& value) { return value ? *value : std::numeric_limits<double>::quiet_NaN(); }
+
+Report make_report(const RunOutputs& outputs) {
+  const RunResult& r = outputs.result;
+  Report report;
+  report.model = r.model;
+  report.ranks = r.ranks;
+  report.backend = r.backend;
+  report.dtype = dtype_name(r.dtype);
+  report.emulated = r.is_emulated();
+  if (r.is_emulated()) report.emulation = "link " + r.link;
+  report.run = {{"layers", base::format("{}", r.layers)},
+                {"tokens", base::format("{}", r.tokens)},
+                {"sequence length", base::format("{}", r.sequence_length)},
+                {"seed", base::format("{}", r.seed)},
+                {"repetitions", base::format("{}", r.repetitions)},
+                {"GEMM by", r.provider},
+                {"overlace", r.version}};
+  for (const SiteResult& s : r.sites) {
+    report.sites.push_back({s.name, s.op.op, s.op.m, s.op.n, s.op.k, s.times.serial_us, s.times.overlapped_us,
+                            s.times.limit_us, or_nan(s.times.hidden()), s.chosen, s.reason});
+  }
+  report.total = {r.total_serial_us, r.total_overlapped_us, r.total_limit_us(), or_nan(r.total_hidden())};
+  report.ok = r.ok;
+  report.error = r.error;
+  report.baseline_error = r.baseline_error;
+  report.serial = outputs.serial;
+  report.overlapped = outputs.overlapped;
+  struct utsname system {};
+  ::uname(&system);
+  report.machine = {{"CPU", cpu_name()},
+                    {"cores", base::format("{}", std::thread::hardware_concurrency())},
+                    {"kernel", base::format("{} {}", system.sysname, system.release)}};
+  report.notes = {"Times of sites are medians over repetitions of the maximum over ranks, all from one run.",
+                  "Hidden is (serial - overlapped) / min(compute alone, communication alone), not clipped.",
+                  "Errors are the largest deviation from an fp64 oracle of the whole stack, in units of its rms."};
+  if (!r.ok) report.notes.push_back("WRONG: " + r.why_not);
+  return report;
+}
+
+void keep_first(Status* first, Status next) {
+  if (first->ok()) *first = std::move(next);
+}
+
+}  // namespace
+
+Status print(std::string_view text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  if (written) return {};
+  return base::error(Errc::io, "cannot write to stdout: {}", std::generic_category().message(errno));
+}
+
+Status write_outputs(const RunOptions& o, const RunOutputs& outputs) {
+  const RunResult& result = outputs.result;
+  Status status;
+  if (!o.quiet && o.json != "-") keep_first(&status, print(to_table(result)));
+  const std::string json = to_json(result).dump(2) + "\n";
+  if (o.json == "-") {
+    keep_first(&status, print(json));
+  } else if (!o.json.empty()) {
+    keep_first(&status, base::write_file(o.json, json));
+  }
+  if (!o.output.empty()) {
+    keep_first(&status, model::write_npy(o.output, result.tokens, outputs.hidden, outputs.hidden_states.data()));
+  }
+  if (!o.trace.empty()) {
+    base::Trace both = outputs.serial;
+    both.merge(outputs.overlapped);
+    keep_first(&status, base::write_trace(both, o.trace));
+  }
+  if (!o.report.empty()) keep_first(&status, base::write_file(o.report, html_report(make_report(outputs))));
+  return status;
+}
+
+}  // namespace overlace::cli
