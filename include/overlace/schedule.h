@@ -179,7 +179,9 @@ std::vector<std::string> families(std::string_view op);
 /// Builds a family's schedule. `family` without suffix; `degree` q >= 1 chunks per shard (ignored where the family has
 /// none). `options`: "align" (rows of a chunk are a multiple of it, default 1), "align_n"/"align_k" (columns of a slab,
 /// default 8), "ce_queues" (copy lanes, default 1: in need order), "own_degree" (parts of the own shard's GEMM in
-/// gemm_rs/ar, a divisor of q, default 1). Throws ScheduleError naming the known families or the bad option.
+/// gemm_rs/ar, a divisor of q, default 1), "credits" (receivers tell senders that an inbox is free, default true; false
+/// leaves that to the data signals of the call between, at depth 2). Throws ScheduleError naming the known families or
+/// the bad option.
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1, const Params& options = {});
 
 }  // namespace overlace::spec

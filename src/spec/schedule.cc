@@ -44,11 +44,28 @@ void check_op(const OpSpec& op) {
   }
 }
 
+/// At depth 2 the data signals of the call between imply what a credit says (S6 proves it); a credit lets depth 1 work
+/// too and makes each buffer safe by itself.
+void drop_credits(Schedule* schedule) {
+  auto is_credit = [](const auto& item) { return item.signal == "credit"; };
+  for (Task& task : schedule->tasks) {
+    std::erase_if(task.waits, is_credit);
+    std::erase_if(task.sets, is_credit);
+  }
+  std::erase_if(schedule->signals, [](const SignalDecl& signal) { return signal.name == "credit"; });
+}
+
 FamilyOptions check_options(std::string_view family, int degree, const Params& options) {
   if (degree < 1 || degree > kMaxDegree) refuse(base::format("degree is {}, wanted 1 to {}", degree, kMaxDegree));
   FamilyOptions out;
   out.degree = has_degree(family) ? degree : 1;
   for (const auto& [name, value] : options) {
+    if (name == "credits") {
+      const bool* flag = std::get_if<bool>(&value);
+      if (flag == nullptr) refuse("option 'credits' is no bool, wanted true or false");
+      out.has_credits = *flag;
+      continue;
+    }
     int64_t* field = name == "align"        ? &out.align
                      : name == "align_n"    ? &out.align_columns
                      : name == "align_k"    ? &out.align_columns
@@ -56,7 +73,8 @@ FamilyOptions check_options(std::string_view family, int degree, const Params& o
                      : name == "own_degree" ? &out.own_degree
                                             : nullptr;
     if (field == nullptr) {
-      refuse(base::format("unknown option '{}' (known: align, align_k, align_n, ce_queues, own_degree)", name));
+      refuse(
+          base::format("unknown option '{}' (known: align, align_k, align_n, ce_queues, credits, own_degree)", name));
     }
     const int64_t* number = std::get_if<int64_t>(&value);
     if (number == nullptr || *number < 1 || *number > (int64_t{1} << 30)) {
@@ -108,9 +126,11 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
     if (family != "comm") add_plain_gemm(&out, op, "A", op.op == "ag_gemm" ? "C" : "Y");
     return out;
   }
-  if (op.op == "ag_gemm") return make_ag_gemm(op, family, checked);
-  if (op.op == "gemm_rs") return make_gemm_rs(op, family, checked);
-  return make_gemm_ar(op, family, checked);
+  Schedule out = op.op == "ag_gemm"   ? make_ag_gemm(op, family, checked)
+                 : op.op == "gemm_rs" ? make_gemm_rs(op, family, checked)
+                                      : make_gemm_ar(op, family, checked);
+  if (!checked.has_credits) drop_credits(&out);
+  return out;
 }
 
 }  // namespace overlace::spec

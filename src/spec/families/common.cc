@@ -130,6 +130,7 @@ Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buf
   Task out = copy(std::move(id), 0, std::move(order), {chunks()}, box(buffer, nothing), box(buffer, nothing));
   out.engine = Engine::sm;
   out.waits = {wait_each(arrived, "s", "(r+p)%G", peers())};
+  if (credit.empty()) return out;
   Set give = set_at(credit, 0, "(r+p)%G");
   give.each = peers_at_last("s");
   out.sets = {give};

@@ -12,6 +12,7 @@ namespace overlace::spec {
 /// Options of make_schedule after checking.
 struct FamilyOptions {
   int64_t degree = 1, align = 1, align_columns = 8, ce_queues = 1, own_degree = 1;
+  bool has_credits = true;
 };
 
 /// params, tables ("off", "cut"; "slab" where `columns` > 0) and the buffers that callers bind.

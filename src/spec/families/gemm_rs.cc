@@ -171,14 +171,15 @@ Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOpt
   return out;
 }
 
-/// The rows that I own go to everybody's Z, and from there to Y: peers never touch a caller's buffer.
+/// The rows that I own go to everybody's Z, and from there to Y: peers never touch a caller's buffer. Z needs no
+/// credit: my broadcast follows the arrival of a peer's partials, which that peer sent after it had done with the call
+/// before.
 Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
   if (family == "library" || family == "compute") return make_gemm_rs(op, family, options);
   Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
   out.buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
   const Reduction sum = add_scatter(&out, op, family, options);
   out.signals.push_back({"ready", "q"});
-  out.signals.push_back({"credit_z", 1});
 
   const bool is_measuring = family == "comm" || family == "limit";
   std::vector<Loop> loops = sum.loops;
@@ -186,13 +187,11 @@ Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOpt
   Task broadcast = copy("broadcast", "ce_queues", sum.s + "*G+p", std::move(loops), box("Z", sum.piece.of("r", sum.s)),
                         box_at("Z", "(r-p)%G", sum.piece.of("r", sum.s)));
   broadcast.deps = {is_measuring ? "finish" : "reduce"};
-  broadcast.waits = {credit_from("credit_z", "(r-p)%G")};
-  broadcast.waits[0].each = only_if_zero("z", sum.s);
   broadcast.sets = {set_at("ready", sum.s, "(r-p)%G")};
   out.tasks.push_back(std::move(broadcast));
 
   if (is_measuring) {
-    out.tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", "credit_z"));
+    out.tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", ""));
     return out;
   }
   const Loop owners = {"p", 0, "G"};
@@ -201,9 +200,6 @@ Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOpt
   Task copy_out = copy("copy_out", "ce_queues+1", sum.s, sum.loops, from, to);
   copy_out.deps = {"reduce"};
   copy_out.waits = {wait_each("ready", sum.s, "(r+p)%G", peers())};
-  Set credit = set_at("credit_z", 0, "(r+p)%G");
-  credit.each = peers_at_last(sum.s);
-  copy_out.sets = {credit};
   out.tasks.push_back(std::move(copy_out));
   return out;
 }

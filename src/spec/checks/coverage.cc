@@ -1,0 +1,364 @@
+// S9: runs the schedule on provenance instead of numbers. Each piece of a buffer knows which rows and columns of the
+// problem it holds and which (rank, range of K) products were added into it; at the end every output element must
+// hold each contribution exactly once.
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "src/base/format.h"
+#include "src/spec/checks/graph.h"
+#include "src/spec/checks/task_form.h"
+
+namespace overlace::spec {
+namespace {
+
+/// Products of rank `source` over K in [begin, end).
+struct Term {
+  int source;
+  int64_t begin, end;
+  auto operator<=>(const Term&) const = default;
+};
+
+/// A rectangle of one matrix and what it holds. Its first element is (origin_row, origin_column) of the problem: of A
+/// (global row, k) where is_operand, else of the result (global row, n).
+struct Piece {
+  int64_t row = 0, rows = 0, column = 0, columns = 0;
+  int64_t origin_row = 0, origin_column = 0;
+  bool is_operand = false;
+  int num_biases = 0;
+  std::vector<Term> terms = {};  // sorted; touching ranges of a source are one
+
+  /// The part inside the window, moved so that the window's corner becomes (0, 0).
+  bool cut(int64_t r, int64_t nr, int64_t c, int64_t nc, Piece* out) const {
+    const int64_t r0 = std::max(row, r), r1 = std::min(row + rows, r + nr);
+    const int64_t c0 = std::max(column, c), c1 = std::min(column + columns, c + nc);
+    if (r0 >= r1 || c0 >= c1) return false;
+    *out = *this;
+    out->origin_row += r0 - row;
+    out->origin_column += c0 - column;
+    out->row = r0 - r, out->rows = r1 - r0;
+    out->column = c0 - c, out->columns = c1 - c0;
+    return true;
+  }
+  int64_t area() const { return rows * columns; }
+};
+using Pieces = std::vector<Piece>;
+
+void add_terms(std::vector<Term>* to, const std::vector<Term>& more) {
+  to->insert(to->end(), more.begin(), more.end());
+  std::sort(to->begin(), to->end());
+  std::vector<Term> merged;
+  for (const Term& term : *to) {
+    if (!merged.empty() && merged.back().source == term.source && merged.back().end == term.begin) {
+      merged.back().end = term.end;
+    } else {
+      merged.push_back(term);
+    }
+  }
+  *to = std::move(merged);
+}
+
+int64_t area_of(const Pieces& pieces) {
+  int64_t out = 0;
+  for (const Piece& piece : pieces) out += piece.area();
+  return out;
+}
+
+class Provenance {
+ public:
+  Provenance(const AllRanks& team, Findings* out) : team_(team), out_(out) {
+    for (int rank = 0; rank < team.size(); ++rank) bind_arguments(rank);
+  }
+  bool ok() const { return ok_; }
+
+  void step(const Graph::Step& step) {
+    const Instance& in = team_.at(step.rank, step.instance);
+    const Task& task = team_.schedule->tasks[static_cast<size_t>(in.task)];
+    at_ = {step.rank, step.instance};
+    if (task.kind == Kind::gemm) gemm(in, task);
+    if (task.kind == Kind::copy) copy(in);
+    if (task.kind == Kind::reduce) reduce(in, task);
+    if (task.kind == Kind::collective) step.is_start ? send(in) : receive(in, task);
+  }
+
+  void check_outputs() {
+    const bool is_ag = team_.schedule->op == "ag_gemm";
+    const int buffer = find(is_ag ? "C" : "Y");
+    const auto& off = team_.schedule->tables.at("off");
+    for (int rank = 0; rank < team_.size() && ok_; ++rank) {
+      const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(buffer)];
+      const bool is_rs = team_.schedule->op == "gemm_rs";
+      const int64_t first_row = is_rs ? off[static_cast<size_t>(rank)] : 0;
+      at_ = {rank, -1};
+      const Pieces found = read({buffer, rank, 0, 1, 0, shape[0], 0, shape[1]});
+      for (const Piece& piece : found) check_output(piece, rank, first_row, is_ag);
+    }
+  }
+
+ private:
+  using Key = std::tuple<int, int, int64_t>;  // buffer, rank, layer
+
+  int find(std::string_view name) const {
+    const auto& buffers = team_.schedule->buffers;
+    const auto it = std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.name == name; });
+    return it == buffers.end() ? -1 : static_cast<int>(it - buffers.begin());
+  }
+  int64_t param(const char* name) const {
+    const auto it = team_.schedule->params.find(name);
+    const int64_t* value = it == team_.schedule->params.end() ? nullptr : std::get_if<int64_t>(&it->second);
+    return value == nullptr ? 0 : *value;
+  }
+  void fail(const std::string& why) {
+    ok_ = false;
+    out_->error("S9", at_.second < 0 ? "the result" : team_.id(at_.first, at_.second), at_.first, why);
+  }
+
+  /// A holds rows of this rank (ag_gemm) or all rows of this rank's K.
+  void bind_arguments(int rank) {
+    const int a = find("A");
+    if (a < 0) return;
+    const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(a)];
+    const bool is_ag = team_.schedule->op == "ag_gemm";
+    const int64_t origin = is_ag ? team_.schedule->tables.at("off")[static_cast<size_t>(rank)] : 0;
+    if (shape[0] * shape[1] > 0) store_[{a, rank, 0}] = {{0, shape[0], 0, shape[1], origin, 0, true, 0, {}}};
+  }
+
+  Pieces read(const Rect& rect) {
+    Pieces out;
+    for (const Piece& piece : store_[{rect.buffer, rect.rank, rect.layer}]) {
+      if (Piece part; piece.cut(rect.row, rect.rows, rect.column, rect.columns, &part)) out.push_back(std::move(part));
+    }
+    if (area_of(out) != rect.rows * rect.columns && ok_) {
+      fail(base::format("{} of the {} elements of {}@{} rows {}:{} columns {}:{} were never written",
+                        rect.rows * rect.columns - area_of(out), rect.rows * rect.columns,
+                        team_.schedule->buffers[static_cast<size_t>(rect.buffer)].name, rect.rank, rect.row,
+                        rect.row + rect.rows, rect.column, rect.column + rect.columns));
+    }
+    return out;
+  }
+
+  /// Replaces the rectangle's contents by `pieces` (relative to its corner).
+  void write(const Rect& rect, Pieces pieces) {
+    Pieces& list = store_[{rect.buffer, rect.rank, rect.layer}];
+    Pieces kept;
+    const int64_t r0 = rect.row, r1 = rect.row + rect.rows, c0 = rect.column, c1 = rect.column + rect.columns;
+    for (const Piece& old : list) {
+      const int64_t top = std::max(old.row, r0), bottom = std::min(old.row + old.rows, r1);
+      const int64_t left = std::max(old.column, c0), right = std::min(old.column + old.columns, c1);
+      if (top >= bottom || left >= right) {
+        kept.push_back(old);
+        continue;
+      }
+      auto keep = [&](int64_t from_row, int64_t to_row, int64_t from_column, int64_t to_column) {
+        Piece part;
+        if (!old.cut(from_row, to_row - from_row, from_column, to_column - from_column, &part)) return;
+        part.row += from_row;
+        part.column += from_column;
+        kept.push_back(std::move(part));
+      };
+      keep(old.row, top, old.column, old.column + old.columns);
+      keep(bottom, old.row + old.rows, old.column, old.column + old.columns);
+      keep(top, bottom, old.column, left);
+      keep(top, bottom, right, old.column + old.columns);
+    }
+    for (Piece& piece : pieces) {
+      piece.row += rect.row;
+      piece.column += rect.column;
+      kept.push_back(std::move(piece));
+    }
+    list = std::move(kept);
+  }
+
+  /// Sum of contents of one extent, element by element.
+  Pieces sum(const Pieces& a, const Pieces& b) {
+    Pieces out;
+    for (const Piece& x : a) {
+      for (const Piece& y : b) {
+        Piece part, other;
+        if (!x.cut(y.row, y.rows, y.column, y.columns, &part)) continue;
+        part.row += y.row;
+        part.column += y.column;
+        y.cut(part.row, part.rows, part.column, part.columns, &other);
+        if (part.origin_row != other.origin_row || part.origin_column != other.origin_column || part.is_operand ||
+            other.is_operand) {
+          fail(base::format("adds element ({}, {}) of the problem to element ({}, {})", other.origin_row,
+                            other.origin_column, part.origin_row, part.origin_column));
+          return out;
+        }
+        part.num_biases += other.num_biases;
+        add_terms(&part.terms, other.terms);
+        out.push_back(std::move(part));
+      }
+    }
+    return out;
+  }
+
+  /// Rows of the result from pieces of a; b begins at (k, n) of the problem.
+  Pieces product(const Pieces& a, int64_t rows, int64_t depth, int64_t k, int64_t n, int64_t columns, int biases) {
+    std::vector<int64_t> cuts = {0, rows};
+    for (const Piece& piece : a) cuts.push_back(piece.row), cuts.push_back(piece.row + piece.rows);
+    std::sort(cuts.begin(), cuts.end());
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    Pieces out;
+    for (size_t i = 0; i + 1 < cuts.size() && ok_; ++i) {
+      Piece result{cuts[i], cuts[i + 1] - cuts[i], 0, columns, -1, n, false, biases, {}};
+      for (const Piece& piece : a) {
+        Piece part;
+        if (!piece.cut(result.row, result.rows, 0, depth, &part)) continue;
+        if (!part.is_operand) fail("multiplies what is no part of a");
+        if (result.origin_row >= 0 && part.origin_row != result.origin_row) fail("multiplies a row made of several");
+        if (part.origin_column != k + part.column) {
+          fail(base::format("multiplies column {} of a by row {} of b", part.origin_column, k + part.column));
+        }
+        result.origin_row = part.origin_row;
+        add_terms(&result.terms, {{at_.first, part.origin_column, part.origin_column + part.columns}});
+      }
+      out.push_back(std::move(result));
+    }
+    return out;
+  }
+
+  void gemm(const Instance& in, const Task& task) {
+    const Rect b = rect_of(in.reads[1][0]);
+    const bool is_nk = is_b_nk(task);
+    const int64_t k = is_nk ? b.column : b.row, n = is_nk ? b.row : b.column;
+    for (size_t i = 0; i < in.reads[0].size() && ok_; ++i) {
+      if (in.writes[0][i].empty() || (in.reads[0][i].empty() && task.combine == Combine::add)) continue;
+      const Rect a = rect_of(in.reads[0][i]), c = rect_of(in.writes[0][i]);
+      Pieces result = product(read(a), a.rows, a.columns, k, n, c.columns, in.reads.size() == 3 ? 1 : 0);
+      if (task.combine == Combine::add && ok_) result = sum(read(c), result);
+      if (ok_) write(c, std::move(result));
+    }
+  }
+
+  void copy(const Instance& in) {
+    for (size_t i = 0; i < in.reads[0].size() && ok_; ++i) {
+      if (in.reads[0][i].empty()) continue;
+      Rect from = rect_of(in.reads[0][i]), to = rect_of(in.writes[0][i]);
+      for (int64_t layer = 0; layer < from.layers && ok_; ++layer, ++from.layer, ++to.layer) write(to, read(from));
+    }
+  }
+
+  void reduce(const Instance& in, const Task& task) {
+    const Box& target = in.writes[0][0];
+    if (target.empty()) return;
+    Pieces total;
+    bool is_first = true;
+    const size_t num_sources = in.reads.size() - (has_bias(task) ? 1 : 0);
+    for (size_t i = 0; i < num_sources && ok_; ++i) {
+      for (const Box& box : in.reads[i]) {
+        Pieces next = read(rect_of(box));
+        total = is_first ? std::move(next) : sum(total, next);
+        is_first = false;
+        if (!ok_) return;
+      }
+    }
+    if (has_bias(task)) add_bias(&total, rect_of(in.reads.back()[0]).column);
+    if (task.combine == Combine::add && ok_) total = sum(read(rect_of(target)), total);
+    if (ok_) write(rect_of(target), std::move(total));
+  }
+  void add_bias(Pieces* pieces, int64_t first_column) {
+    for (Piece& piece : *pieces) {
+      ++piece.num_biases;
+      if (piece.origin_column != first_column + piece.column) fail("adds the bias of other columns");
+    }
+  }
+
+  void send(const Instance& in) { sent_[{in.task, in.loop_values, at_.first}] = read(rect_of(in.reads[0][0])); }
+
+  void receive(const Instance& in, const Task& task) {
+    const std::string name = collective_of(task);
+    Rect to = rect_of(in.writes[0][0]);
+    if (name == "all_gather") {
+      for (int rank = 0; rank < team_.size(); ++rank) {
+        Pieces part = sent_[{in.task, in.loop_values, rank}];
+        to.rows = 0;
+        for (const Piece& piece : part) to.rows = std::max(to.rows, piece.row + piece.rows);
+        write(to, std::move(part));
+        to.row += to.rows;
+      }
+      return;
+    }
+    Pieces total = sent_[{in.task, in.loop_values, 0}];
+    for (int rank = 1; rank < team_.size() && ok_; ++rank) total = sum(total, sent_[{in.task, in.loop_values, rank}]);
+    if (name == "reduce_scatter") {
+      Pieces mine;
+      for (const Piece& piece : total) {
+        if (Piece part; piece.cut(rows_before(in), to.rows, 0, to.columns, &part)) mine.push_back(std::move(part));
+      }
+      total = std::move(mine);
+    }
+    if (ok_) write(to, std::move(total));
+  }
+  /// Rows that go to lower ranks in a reduce-scatter.
+  int64_t rows_before(const Instance& in) const {
+    int64_t out = 0;
+    for (int rank = 0; rank < at_.first; ++rank) {
+      for (const Instance& other : team_.ranks[static_cast<size_t>(rank)].instances) {
+        if (other.task == in.task && other.loop_values == in.loop_values) out += rect_of(other.writes[0][0]).rows;
+      }
+    }
+    return out;
+  }
+
+  void check_output(const Piece& piece, int rank, int64_t first_row, bool is_ag) {
+    if (!ok_) return;
+    const std::string where = base::format("rows {}:{} columns {}:{}", piece.row, piece.row + piece.rows, piece.column,
+                                           piece.column + piece.columns);
+    if (piece.origin_row != first_row + piece.row || piece.origin_column != piece.column) {
+      return fail(base::format("{} hold element ({}, {}) of the product, wanted ({}, {})", where, piece.origin_row,
+                               piece.origin_column, first_row + piece.row, piece.column));
+    }
+    std::vector<Term> want;
+    if (param("K") > 0) {
+      for (int source = is_ag ? rank : 0; source < (is_ag ? rank + 1 : team_.size()); ++source) {
+        want.push_back({source, 0, param("K")});
+      }
+    }
+    if (piece.terms != want) {
+      std::string got;
+      for (const Term& term : piece.terms) got += base::format(" rank {} k {}:{}", term.source, term.begin, term.end);
+      return fail(base::format("{} are the sum of{}, wanted each of {} sources once over k 0:{}", where,
+                               got.empty() ? " nothing" : got, want.size(), param("K")));
+    }
+    const int biases = find("bias") >= 0 ? 1 : 0;
+    if (piece.num_biases != biases) {
+      fail(base::format("{} hold the bias {} times, wanted {}", where, piece.num_biases, biases));
+    }
+  }
+
+  const AllRanks& team_;
+  Findings* out_;
+  bool ok_ = true;
+  std::pair<int, int> at_ = {0, -1};
+  std::map<Key, Pieces> store_;
+  std::map<std::tuple<int, std::vector<int64_t>, int>, Pieces> sent_;
+};
+
+}  // namespace
+
+void check_coverage(const AllRanks& team, const Graph& graph, Findings* out) {
+  const Schedule& schedule = *team.schedule;
+  const bool is_known = schedule.op == "ag_gemm" || schedule.op == "gemm_rs" || schedule.op == "gemm_ar";
+  const auto off = schedule.tables.find("off");
+  const bool has_names = std::any_of(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& b) {
+    return b.name == (schedule.op == "ag_gemm" ? "C" : "Y") && b.shape.size() == 2;
+  });
+  if (!is_known || !has_names || off == schedule.tables.end() ||
+      off->second.size() != static_cast<size_t>(team.size()) + 1) {
+    return out->warn("S9", schedule.family, 0,
+                     "needs an operator known here, its arguments A and C or Y, and the table off");
+  }
+  const auto k = schedule.params.find("K");
+  if (k != schedule.params.end() && k->second == Param(int64_t{0})) return;  // nothing to contribute
+  Provenance provenance(team, out);
+  for (const Graph::Step& step : graph.steps()) {
+    provenance.step(step);
+    if (!provenance.ok()) return;
+  }
+  provenance.check_outputs();
+}
+
+}  // namespace overlace::spec

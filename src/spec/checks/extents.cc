@@ -1,0 +1,158 @@
+// S2 across regions: what a task reads fits what it writes.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "src/base/format.h"
+#include "src/spec/checks/graph.h"
+#include "src/spec/checks/task_form.h"
+
+namespace overlace::spec {
+namespace {
+
+class ExtentCheck {
+ public:
+  ExtentCheck(const AllRanks& team, int rank, int instance, Findings* out)
+      : team_(team), rank_(rank), in_(team.at(rank, instance)), id_(team.id(rank, instance)), out_(out) {}
+
+  void run() {
+    const Task& task = team_.schedule->tasks[static_cast<size_t>(in_.task)];
+    if (task.kind == Kind::gemm) gemm(task);
+    if (task.kind == Kind::copy) copy();
+    if (task.kind == Kind::reduce) reduce(task);
+    if (task.kind == Kind::collective) collective(task);
+  }
+
+ private:
+  void fail(const std::string& why) { out_->error("S2", id_, rank_, why); }
+  std::string text(const Box& box) const { return box_text(*team_.schedule, box); }
+  /// Pairs box i of one list with box i of the other.
+  bool same_length(const std::vector<Box>& a, const std::vector<Box>& b) {
+    if (a.size() != b.size()) fail(base::format("{} boxes to read, {} to write", a.size(), b.size()));
+    return a.size() == b.size();
+  }
+
+  void gemm(const Task& task) {
+    if (in_.reads.size() < 2 || in_.reads.size() > 3 || in_.writes.size() != 1 || in_.reads[1].size() != 1) {
+      return fail("a gemm reads a, one b and perhaps a bias, and writes c");
+    }
+    const std::vector<Box>&a = in_.reads[0], &c = in_.writes[0];
+    if (!same_length(a, c)) return;
+    const Rect b = rect_of(in_.reads[1][0]);
+    const bool is_nk = is_b_nk(task);
+    const int64_t n = is_nk ? b.rows : b.columns, k = is_nk ? b.columns : b.rows;
+    for (size_t i = 0; i < a.size(); ++i) {
+      const Rect x = rect_of(a[i]), y = rect_of(c[i]);
+      if (x.rows != y.rows || x.columns != k || y.columns != n) {
+        return fail(base::format("{} times {} does not give {}", text(a[i]), text(in_.reads[1][0]), text(c[i])));
+      }
+    }
+    if (in_.reads.size() == 3 && (in_.reads[2].size() != 1 || in_.reads[2][0].numel() != n)) {
+      fail(base::format("the bias has not the {} columns of the result", n));
+    }
+  }
+  void copy() {
+    if (in_.reads.size() != 1 || in_.writes.size() != 1) return fail("a copy has one region to read and one to write");
+    if (!same_length(in_.reads[0], in_.writes[0])) return;
+    for (size_t i = 0; i < in_.reads[0].size(); ++i) {
+      const Box &from = in_.reads[0][i], &to = in_.writes[0][i];
+      const bool is_empty = from.empty() && to.empty();
+      if (!is_empty && !same_extent(rect_of(from), rect_of(to))) {
+        return fail(base::format("copies {} to {} of another extent", text(from), text(to)));
+      }
+      if (team_.schedule->buffers[static_cast<size_t>(from.buffer)].dtype !=
+          team_.schedule->buffers[static_cast<size_t>(to.buffer)].dtype) {
+        return fail(base::format("copies {} to {} of another type", text(from), text(to)));
+      }
+      if (from.rank != rank_) return fail(base::format("pulls {}: copies push", text(from)));
+    }
+  }
+  void reduce(const Task& task) {
+    const size_t num_sources = in_.reads.size() - (has_bias(task) && !in_.reads.empty() ? 1 : 0);
+    if (num_sources < 1 || in_.writes.size() != 1 || in_.writes[0].size() != 1) {
+      return fail("a reduce reads sources, perhaps a bias, and writes one box");
+    }
+    const Rect to = rect_of(in_.writes[0][0]);
+    for (size_t i = 0; i < num_sources; ++i) {
+      for (const Box& from : in_.reads[i]) {
+        if ((from.empty() && to.rows * to.columns == 0) || same_extent(rect_of(from), to)) continue;
+        return fail(base::format("adds {} to {} of another extent", text(from), text(in_.writes[0][0])));
+      }
+    }
+    if (num_sources < in_.reads.size() && (in_.reads.back().size() != 1 || in_.reads.back()[0].numel() != to.columns)) {
+      fail(base::format("the bias has not the {} columns of the result", to.columns));
+    }
+  }
+  void collective(const Task& task) {
+    const std::string name = collective_of(task);
+    if (name != "all_gather" && name != "reduce_scatter" && name != "all_reduce") {
+      return fail(base::format("collective '{}', wanted all_gather, reduce_scatter or all_reduce", name));
+    }
+    if (in_.reads.size() != 1 || in_.writes.size() != 1 || in_.reads[0].size() != 1 || in_.writes[0].size() != 1) {
+      return fail("a collective reads one box and writes one");
+    }
+    const Rect send = rect_of(in_.reads[0][0]), recv = rect_of(in_.writes[0][0]);
+    int64_t sends = 0, recvs = 0;  // rows of all ranks
+    for (int rank = 0; rank < team_.size(); ++rank) {
+      for (const Instance& other : team_.ranks[static_cast<size_t>(rank)].instances) {
+        if (other.task != in_.task || other.loop_values != in_.loop_values) continue;
+        if (other.reads.size() == 1 && other.reads[0].size() == 1) sends += rect_of(other.reads[0][0]).rows;
+        if (other.writes.size() == 1 && other.writes[0].size() == 1) recvs += rect_of(other.writes[0][0]).rows;
+      }
+    }
+    const bool fits = send.columns == recv.columns && (name == "all_gather"       ? sends == recv.rows
+                                                       : name == "reduce_scatter" ? recvs == send.rows
+                                                                                  : send.rows == recv.rows);
+    if (!fits) fail(base::format("{} of {} does not give {}", name, text(in_.reads[0][0]), text(in_.writes[0][0])));
+  }
+
+  const AllRanks& team_;
+  const int rank_;
+  const Instance& in_;
+  const std::string id_;
+  Findings* out_;
+};
+
+}  // namespace
+
+Rect rect_of(const Box& box) {
+  Rect out;
+  const int d = box.ndim;
+  out.buffer = box.buffer;
+  out.rank = box.rank;
+  out.column = box.begin[d - 1], out.columns = box.count[d - 1];
+  if (d >= 2) out.row = box.begin[d - 2], out.rows = box.count[d - 2];
+  if (d >= 3) out.layer = box.begin[0], out.layers = box.count[0];
+  return out;
+}
+
+bool same_extent(const Rect& a, const Rect& b) {
+  return a.layers == b.layers && a.rows == b.rows && a.columns == b.columns;
+}
+
+bool is_b_nk(const Task& task) {
+  const auto it = task.params.find("b_layout");
+  const auto* text = it == task.params.end() ? nullptr : std::get_if<std::string>(&it->second);
+  return text == nullptr || *text != "kn";
+}
+
+bool has_bias(const Task& task) {
+  const auto it = task.params.find("bias");
+  const bool* flag = it == task.params.end() ? nullptr : std::get_if<bool>(&it->second);
+  return flag != nullptr && *flag;
+}
+
+std::string collective_of(const Task& task) {
+  const auto it = task.params.find("collective");
+  const auto* text = it == task.params.end() ? nullptr : std::get_if<std::string>(&it->second);
+  return text == nullptr ? "" : *text;
+}
+
+void check_extents(const AllRanks& team, Findings* out) {
+  for (int rank = 0; rank < team.size(); ++rank) {
+    const size_t n = team.ranks[static_cast<size_t>(rank)].instances.size();
+    for (size_t i = 0; i < n; ++i) ExtentCheck(team, rank, static_cast<int>(i), out).run();
+  }
+}
+
+}  // namespace overlace::spec

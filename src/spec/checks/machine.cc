@@ -1,0 +1,94 @@
+// S11 and S12: what this machine can do, and its limits.
+#include <algorithm>
+#include <map>
+
+#include "src/base/format.h"
+#include "src/spec/checks/graph.h"
+#include "src/spec/names.h"
+
+namespace overlace::spec {
+namespace {
+
+bool engine_does(Engine engine, Kind kind) {
+  switch (kind) {
+    case Kind::gemm:
+    case Kind::tiles:
+    case Kind::reduce:
+      return engine == Engine::sm || engine == Engine::cpu;
+    case Kind::copy:
+      return engine == Engine::ce || engine == Engine::sm;
+    case Kind::collective:
+      return engine == Engine::sm || engine == Engine::nic || engine == Engine::ce;
+    case Kind::barrier:
+      return engine == Engine::sm;
+    case Kind::host:
+      return engine == Engine::cpu;
+  }
+  return false;
+}
+
+void check_engine(const Task& task, const Machine& machine, Findings* out) {
+  if (!engine_does(task.engine, task.kind)) {
+    return out->error("S11", task.id, 0,
+                      base::format("engine {} cannot do a {}", name_of(task.engine), name_of(task.kind)));
+  }
+  if (task.engine == Engine::ce && !machine.has_copy_engine) {
+    out->error("S11", task.id, 0, base::format("machine {} has no copy engine", machine.name));
+  }
+  if (task.kind == Kind::collective && !machine.has_net_engine) {
+    out->error("S11", task.id, 0, base::format("machine {} has no engine for collectives", machine.name));
+  }
+  if ((task.engine == Engine::nic && task.kind != Kind::collective) || task.engine == Engine::io) {
+    out->error("S11", task.id, 0, base::format("machine {} has no engine {}", machine.name, name_of(task.engine)));
+  }
+}
+
+}  // namespace
+
+void check_machine(const AllRanks& team, const Machine& machine, Findings* out) {
+  const Schedule& schedule = *team.schedule;
+  for (const Task& task : schedule.tasks) check_engine(task, machine, out);
+  if (machine.is_gpu) {
+    for (const Buffer& buffer : schedule.buffers) {
+      if (buffer.dtype != DType::fp64) continue;
+      out->error("S11", buffer.name, 0, base::format("machine {} computes no fp64", machine.name));
+    }
+  }
+
+  const Expansion& first = team.ranks.front();
+  int64_t bytes = 0, words = 0;
+  for (size_t b = 0; b < schedule.buffers.size(); ++b) {
+    const Buffer& buffer = schedule.buffers[b];
+    if (buffer.space != Space::symmetric) continue;
+    int64_t size = static_cast<int64_t>(dtype_bytes(buffer.dtype)) * buffer.depth;
+    for (int64_t extent : first.buffer_shapes[b]) {
+      if (__builtin_mul_overflow(size, extent, &size)) size = INT64_MAX;
+    }
+    if (__builtin_add_overflow(bytes, size, &bytes)) bytes = INT64_MAX;
+  }
+  if (bytes > machine.heap_bytes) {
+    out->error("S12", schedule.family, 0,
+               base::format("symmetric buffers take {} bytes, the heap of {} has {}", bytes, machine.name,
+                            machine.heap_bytes));
+  }
+  for (int64_t slots : first.signal_slots) words += slots * team.depth();
+  if (words > machine.num_signal_ids) {
+    out->error("S12", schedule.family, 0,
+               base::format("{} signal words, {} has {}", words, machine.name, machine.num_signal_ids));
+  }
+  std::map<Lane, int64_t> sms;
+  for (const Instance& in : first.instances) {
+    const Params& params = schedule.tasks[static_cast<size_t>(in.task)].params;
+    const auto it = params.find("sms");
+    if (it == params.end() || !std::holds_alternative<int64_t>(it->second)) continue;
+    sms[in.lane] = std::max(sms[in.lane], std::get<int64_t>(it->second));
+  }
+  int64_t total = 0;
+  for (const auto& [lane, count] : sms) total += count;
+  if (total > machine.sms) {
+    out->error("S12", schedule.family, 0,
+               base::format("the lanes ask for {} SMs together, {} has {}", total, machine.name, machine.sms));
+  }
+}
+
+}  // namespace overlace::spec

@@ -1,0 +1,392 @@
+#include "src/spec/check.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "overlace/schedule.h"
+
+namespace overlace::spec {
+namespace {
+
+const char* const kOps[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
+
+OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = true) {
+  OpSpec op;
+  op.op = name;
+  op.m = m;
+  op.n = 24;
+  op.k = 40;
+  op.ranks = ranks;
+  op.bias = bias;
+  return op;
+}
+
+bool is_measuring(const std::string& family) { return family == "compute" || family == "comm" || family == "limit"; }
+
+void expect_ok(const OpSpec& op, const std::string& family, int degree, const Params& options = {}) {
+  CheckOptions how;
+  how.coverage = !is_measuring(family);
+  const CheckReport report = check(make_schedule(op, family, degree, options), Machine{}, how);
+  EXPECT_TRUE(report.ok()) << op.to_string() << " " << family << " q " << degree << "\n" << report.to_string();
+  for (const Finding& finding : report.findings) {
+    EXPECT_NE(finding.code, "S9") << op.to_string() << " " << family << "\n" << report.to_string();
+  }
+}
+
+TEST(Check, AllFamiliesPassForAllTeamSizes) {
+  for (const char* name : kOps) {
+    for (const std::string& family : families(name)) {
+      for (int ranks : {1, 2, 3, 4, 8}) {
+        for (int degree : {1, 2, 4}) {
+          expect_ok(op_of(name, 64, ranks), family, degree);
+          expect_ok(op_of(name, 45, ranks, false), family, degree, {{"ce_queues", int64_t{3}}});
+        }
+      }
+    }
+  }
+}
+
+TEST(Check, AllFamiliesPassWithRaggedAndEmptyShards) {
+  for (const char* name : kOps) {
+    for (const std::string& family : families(name)) {
+      for (int64_t m : {0, 1, 3}) expect_ok(op_of(name, m, 4), family, 3);
+      OpSpec op = op_of(name, 50, 4);
+      op.row_offsets = {0, 0, 31, 31, 50};
+      expect_ok(op, family, 2, {{"align", int64_t{8}}});
+      op.b_layout = BLayout::kn;
+      expect_ok(op, family, 5);
+      if (is_measuring(family) || family == "library" || family == "serial" || family == "shard_p2p") continue;
+      expect_ok(op, family, 6, {{"own_degree", int64_t{3}}});
+    }
+  }
+}
+
+// ---- one mutant per check: exactly its code ----
+
+Task& task(Schedule& schedule, const std::string& id) {
+  for (Task& t : schedule.tasks) {
+    if (t.id == id) return t;
+  }
+  throw std::out_of_range(id);
+}
+
+std::set<std::string> errors(const Schedule& schedule, const Machine& machine = {}) {
+  std::set<std::string> out;
+  const CheckReport report = check(schedule, machine);
+  for (const Finding& finding : report.findings) {
+    if (finding.is_error) out.insert(finding.code);
+  }
+  EXPECT_EQ(report.ok(), out.empty());
+  return out;
+}
+
+using Codes = std::set<std::string>;
+
+Schedule sample(const std::string& family, const std::string& op = "ag_gemm", int degree = 2) {
+  return make_schedule(op_of(op, 48, 4), family, degree);
+}
+
+TEST(CheckS1, UnknownNamesAndInexactDivision) {
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "push").order = "s*H";
+  EXPECT_EQ(errors(s), Codes{"S1"});
+  s = sample("hetero_fused_1d");
+  s.buffers[0].shape[0] = "M/5";
+  EXPECT_EQ(errors(s), Codes{"S1"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_own").reads[0].buffer = "D";
+  EXPECT_EQ(errors(s), Codes{"S1"});
+  s = sample("hetero_fused_1d");
+  s.consts = {{"a", "b+1"}, {"b", "a"}};
+  EXPECT_EQ(errors(s), Codes{"S1"});
+  s = sample("hetero_fused_1d");
+  task(s, "push").deps = {"nobody"};
+  EXPECT_EQ(errors(s), Codes{"S1"});
+  s = sample("hetero_fused_1d");
+  s.tasks.push_back(s.tasks[0]);
+  EXPECT_EQ(errors(s), Codes{"S1"});
+  s = sample("hetero_fused_1d");
+  task(s, "push").loops[0].var = "M";
+  EXPECT_EQ(errors(s), Codes{"S1"});
+}
+
+TEST(CheckS2, RegionsInsideBuffersAndRanks) {
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "push").writes[0].dims[0].begin = "cut[r*q+s]+1";  // one row too far at the end
+  EXPECT_EQ(errors(s), Codes{"S2"});
+  s = sample("hetero_fused_1d");
+  task(s, "push").writes[0].at = "r+p";
+  EXPECT_EQ(errors(s), Codes{"S2"});
+  s = sample("hetero_fused_1d");
+  task(s, "push").sets[0].slot = "s+1";
+  EXPECT_EQ(errors(s), Codes{"S2"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_own").reads[1].dims[0].count = "N-1";
+  EXPECT_EQ(errors(s), Codes{"S2"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_own").writes[0].at = "(r+1)%G";  // C is not symmetric
+  EXPECT_EQ(errors(s), Codes{"S2"});
+}
+
+TEST(CheckS3, WaitThatDependsOnItself) {
+  Schedule s = sample("hetero_fused_1d");
+  Task& push = task(s, "push");
+  push.queue = "s*G+p";  // lanes of their own: only data and signals remain
+  push.deps = {"gemm_remote"};
+  EXPECT_EQ(errors(s), Codes{"S3"});
+}
+
+TEST(CheckS4, CountsOfAdds) {
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "push").sets.clear();
+  EXPECT_EQ(errors(s), Codes{"S4"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_remote").waits[0].at_least = 2;
+  EXPECT_EQ(errors(s), Codes{"S4"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_remote").waits[0].from = "r";  // swapped slot: a word that nobody adds to
+  EXPECT_EQ(errors(s), Codes{"S4"});
+}
+
+TEST(CheckS4, AddsForWhichNobodyWaitsAreAWarning) {
+  Schedule s = sample("hetero_fused_1d");
+  s.signals.push_back({"extra", 1});
+  task(s, "gemm_own").sets.push_back({.signal = "extra", .slot = 0, .at = "r"});
+  const CheckReport report = check(s, Machine{});
+  EXPECT_TRUE(report.ok());
+  ASSERT_FALSE(report.findings.empty());
+  EXPECT_EQ(report.findings[0].code, "S4");
+  EXPECT_FALSE(report.findings[0].is_error);
+}
+
+TEST(CheckS5, UnorderedAccess) {
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "gemm_remote").waits.clear();  // dropped wait
+  EXPECT_EQ(errors(s), Codes{"S5"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_remote").waits[0].slot = 0;  // always the first chunk's word
+  EXPECT_EQ(errors(s), Codes{"S5"});
+  s = sample("uniform_fused_1d", "gemm_rs");
+  task(s, "push").deps.clear();  // sends partials before they are computed
+  EXPECT_EQ(errors(s), Codes{"S5"});
+  s = sample("uniform_fused_1d", "gemm_ar");
+  task(s, "copy_out").waits.clear();
+  EXPECT_EQ(errors(s), Codes{"S5"});
+  s = sample("uniform_fused_1d");
+  task(s, "gemm").reads[0].dims[0].begin = "min(cut[p*q+s]+1,M-(cut[p*q+s+1]-cut[p*q+s]))";  // off by one row
+  EXPECT_EQ(errors(s), Codes{"S5"});
+}
+
+TEST(CheckS6, ReuseWithoutCredit) {
+  Schedule s = sample("hetero_fused_1d", "gemm_rs");
+  task(s, "push").waits.clear();
+  for (Buffer& buffer : s.buffers) buffer.depth = 1;
+  EXPECT_EQ(errors(s), Codes{"S6"});
+}
+
+TEST(CheckS6, ABroadcastNeedsNoCreditBecauseItFollowsThePeersPartials) {
+  Schedule s = sample("shard_p2p", "gemm_ar");
+  for (Buffer& buffer : s.buffers) buffer.depth = 1;
+  EXPECT_EQ(errors(s), Codes{});
+}
+
+TEST(CheckS6, WithoutCreditsAllFamiliesRestOnDepthTwo) {
+  for (const char* name : kOps) {
+    for (const std::string& family : families(name)) {
+      for (int ranks : {2, 3, 4}) {
+        expect_ok(op_of(name, 45, ranks), family, 2, {{"credits", false}});
+        Schedule s = make_schedule(op_of(name, 45, ranks), family, 2, {{"credits", false}});
+        if (s.signals.empty()) continue;  // library and compute have no inbox
+        for (Buffer& buffer : s.buffers) buffer.depth = 1;
+        // gemm_ar: `ready` of a peer says that it has read my partials.
+        EXPECT_EQ(check(s, Machine{}, {.ranks = {}, .coverage = false}).ok(), std::string(name) == "gemm_ar")
+            << name << " " << family;
+      }
+    }
+  }
+}
+
+TEST(CheckS6, DataSignalsAloneMakeAGatherSafeAtDepthTwoOnly) {
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "push").waits.clear();
+  EXPECT_EQ(errors(s), Codes{});
+  for (Buffer& buffer : s.buffers) buffer.depth = 1;
+  EXPECT_EQ(errors(s), Codes{"S6"});
+}
+
+TEST(CheckS7, ReversedQueueDeadlocks) {
+  Schedule s = sample("hetero_fused_1d", "gemm_ar");
+  Task& broadcast = task(s, "broadcast");
+  broadcast.queue = 0;  // before the copies that its own reduction needs
+  broadcast.order = "0-1";
+  EXPECT_EQ(errors(s), Codes{"S7"});
+}
+
+TEST(CheckS7, SpinningKernelNeedsRoomBesideItsProducer) {
+  Schedule s = sample("hetero_fused_1d");
+  s.signals.push_back({"own", 1});
+  task(s, "gemm_own").queue = 1;
+  task(s, "gemm_own").sets.push_back({.signal = "own", .slot = 0, .at = "r"});
+  Task& remote = task(s, "gemm_remote");
+  remote.wait_by = WaitBy::kernel;
+  remote.waits.push_back({.signal = "own", .slot = 0, .from = "r"});
+  Machine machine;
+  machine.sms = 132;
+  EXPECT_EQ(errors(s, machine), Codes{"S7"});
+  remote.params["sms"] = int64_t{100};
+  task(s, "gemm_own").params["sms"] = int64_t{32};
+  EXPECT_EQ(errors(s, machine), Codes{});
+}
+
+TEST(CheckS8, QueueWaitsNeedHardwareQueues) {
+  Machine machine;
+  machine.is_gpu = true;
+  machine.sms = 132;
+  const Schedule s = sample("hetero_fused_1d");
+  EXPECT_EQ(errors(s, machine), Codes{});
+  machine.max_connections = 1;
+  EXPECT_EQ(errors(s, machine), Codes{"S8"});
+  EXPECT_EQ(errors(sample("library"), machine), Codes{});
+  machine.max_connections = 2;  // sm 0 and ce 0 have one each
+  EXPECT_EQ(errors(s, machine), Codes{});
+}
+
+TEST(CheckS8, WaitBeforeItsProducerInOneHardwareQueue) {
+  const Schedule s = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"crossed",
+    "buffers":[["X","local","bf16",[1,1]]],"signals":[["go",1],["late",1]],
+    "tasks":[{"id":"a","kind":"barrier","engine":"sm","sets":[["go",0,"(r+1)%G",1]]},
+      {"id":"waiter","kind":"barrier","engine":"sm","queue":1,"waits":[["late",0,"(r+1)%G",1]]},
+      {"id":"b","kind":"barrier","engine":"sm","queue":2,"waits":[["go",0,"(r+1)%G",1]]},
+      {"id":"producer","kind":"barrier","engine":"sm","queue":3,"waits":[["go",0,"(r+1)%G",1]],
+       "sets":[["late",0,"(r+1)%G",1]]}]})");
+  const CheckOptions two_ranks = {.ranks = {2}, .coverage = true};
+  Machine machine;
+  machine.is_gpu = true;
+  for (const auto& [connections, is_ok] : std::map<int, bool>{{8, true}, {4, true}, {3, true}, {2, false}}) {
+    machine.max_connections = connections;
+    const CheckReport report = check(s, machine, two_ranks);
+    EXPECT_EQ(report.ok(), is_ok) << connections << "\n" << report.to_string();
+    if (!is_ok) {
+      EXPECT_EQ(report.findings[0].code, "S8");
+      EXPECT_NE(report.findings[0].text.find("producer of rank"), std::string::npos) << report.to_string();
+    }
+  }
+}
+
+TEST(CheckS9, EveryContributionExactlyOnce) {
+  Schedule s = sample("hetero_fused_1d");
+  Task& own = task(s, "gemm_own");
+  own.reads[0].dims[0].count = "off[r+1]-off[r]-1";  // last row forgotten
+  own.writes[0].dims[0].count = "off[r+1]-off[r]-1";
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = sample("uniform_fused_1d", "gemm_rs");
+  task(s, "reduce").reads[0].each->begin = "min(1,r)";  // source 0 left out
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = sample("uniform_fused_1d", "gemm_rs");
+  task(s, "reduce").reads[0].each = Loop{"i", 0, "r"};
+  task(s, "reduce").reads.push_back(task(s, "reduce").reads[0]);  // sources counted twice, and as the bias
+  EXPECT_EQ(errors(s), Codes{"S2"});
+  s = sample("uniform_fused_1d", "gemm_rs");
+  auto& reads = task(s, "reduce").reads;
+  reads.insert(reads.begin(), reads[1]);  // own partial twice
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = sample("uniform_fused_2d");
+  task(s, "gemm_add").reads[1].dims[1].begin = "slab[s-1]";  // the same slab of b again
+  task(s, "gemm_add").reads[1].dims[1].count = task(s, "gemm_add").reads[0].dims[1].count;
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = sample("library", "gemm_ar");
+  s.tasks.back().writes[0].dims[0].count = "M-1";
+  s.tasks.back().reads[0].dims[0].count = "M-1";
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = sample("hetero_fused_1d");
+  task(s, "gemm_own").reads.pop_back();  // no bias on the own rows
+  EXPECT_EQ(errors(s), Codes{"S9"});
+}
+
+TEST(CheckS10, UnorderedSums) {
+  Schedule s = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"adds",
+    "buffers":[["X","symmetric","fp32",[8,4]],["P","local","fp32",[8,4]]],"signals":[["sent",1]],
+    "tasks":[{"id":"push","kind":"copy","engine":"ce","combine":"add",
+      "reads":[["P","r",[0,8],[0,4]]],"writes":[["X",0,[0,8],[0,4]]],"sets":[["sent",0,"p",1,{"each":["p",0,"G"]}]]},
+      {"id":"last","kind":"host","engine":"cpu","waits":[["sent",0,"p",1,{"each":["p",0,"G"]}]]}]})");
+  auto codes = [&](int ranks) {
+    Codes out;
+    const CheckReport report = check(s, Machine{}, {.ranks = {ranks}, .coverage = true});
+    for (const Finding& finding : report.findings) {
+      if (finding.is_error) out.insert(finding.code);
+    }
+    return out;
+  };
+  EXPECT_EQ(codes(2), Codes{}) << "two terms commute";
+  EXPECT_EQ(codes(3), Codes{"S10"});
+  s.deterministic = false;
+  EXPECT_EQ(codes(3), Codes{});
+}
+
+TEST(CheckS11, EnginesOfTheMachine) {
+  Machine machine;
+  machine.has_net_engine = false;
+  EXPECT_EQ(errors(sample("library"), machine), Codes{"S11"});
+  machine = {};
+  machine.has_copy_engine = false;
+  EXPECT_EQ(errors(sample("hetero_fused_1d"), machine), Codes{"S11"});
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "gemm_own").engine = Engine::ce;
+  task(s, "gemm_own").queue = 9;
+  EXPECT_EQ(errors(s), Codes{"S11"});
+  machine = {};
+  machine.is_gpu = true;
+  OpSpec op = op_of("ag_gemm", 48, 4);
+  op.dtype = op.out_dtype = DType::fp64;
+  EXPECT_EQ(errors(make_schedule(op, "hetero_fused_1d"), machine), Codes{"S11"});
+  EXPECT_EQ(errors(make_schedule(op, "hetero_fused_1d")), Codes{});
+}
+
+TEST(CheckS12, LimitsOfTheMachine) {
+  Machine machine;
+  machine.heap_bytes = 48 * 40 * 2 * 2;
+  EXPECT_EQ(errors(sample("hetero_fused_1d"), machine), Codes{});
+  machine.heap_bytes -= 1;
+  EXPECT_EQ(errors(sample("hetero_fused_1d"), machine), Codes{"S12"});
+  machine = {};
+  machine.num_signal_ids = 6;
+  EXPECT_EQ(errors(sample("hetero_fused_1d"), machine), Codes{});
+  machine.num_signal_ids = 5;
+  EXPECT_EQ(errors(sample("hetero_fused_1d"), machine), Codes{"S12"});
+  Schedule s = sample("hetero_fused_1d", "gemm_rs");
+  task(s, "reduce").params["sms"] = int64_t{100};
+  task(s, "gemm_own").params["sms"] = int64_t{100};
+  machine = {};
+  machine.sms = 132;
+  EXPECT_EQ(errors(s, machine), Codes{"S12"});
+}
+
+TEST(CheckReport, NamesCodeTaskRankAndBothSides) {
+  Schedule s = sample("hetero_fused_1d");
+  task(s, "gemm_remote").waits.clear();
+  const std::string text = check(s, Machine{}).to_string();
+  EXPECT_NE(text.find("S5 error: "), std::string::npos) << text;
+  EXPECT_NE(text.find("push[s="), std::string::npos) << text;
+  EXPECT_NE(text.find("gemm_remote[s="), std::string::npos) << text;
+  EXPECT_NE(text.find("X@"), std::string::npos) << text;
+}
+
+TEST(Check, FollowsTheTeamSizesAskedForWhereTheScheduleLeavesThemOpen) {
+  Schedule s = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"ring","params":{"M":24},
+    "buffers":[["X","symmetric","bf16",["M",8],1]],"signals":[["done",1]],
+    "tasks":[{"id":"fill","kind":"copy","engine":"ce","reads":[["X","r",[0,0],[0,8]]],"writes":[["X","r",[0,0],[0,8]]],
+    "sets":[["done",0,"(r+1)%G",1]]},
+    {"id":"last","kind":"host","engine":"cpu","waits":[["done",0,"(r+G-1)%G",1]]}]})");
+  EXPECT_TRUE(check(s, Machine{}).ok()) << check(s, Machine{}).to_string();
+  s.buffers[0].shape[0] = "M/G*(4/(G-1))";  // G = 4 gives 4/3
+  const CheckReport report = check(s, Machine{}, {.ranks = {3, 4}, .coverage = true});
+  ASSERT_FALSE(report.ok());
+  EXPECT_NE(report.to_string().find("of 4"), std::string::npos) << report.to_string();
+}
+
+}  // namespace
+}  // namespace overlace::spec
