@@ -323,7 +323,7 @@ std::string legend(const Trace& serial, const Trace& overlapped) {
   out +=
       "<li><svg width=\"18\" height=\"12\" aria-hidden=\"true\"><rect class=\"exposed\" width=\"18\" "
       "height=\"12\"/></svg>"
-      "exposed communication: the rank communicates and computes nothing</li>";
+      "exposed: the rank communicates or waits for a peer, and computes nothing</li>";
   if (!overlapped.arrows.empty() || !serial.arrows.empty())
     out +=
         "<li><svg width=\"22\" height=\"12\" aria-hidden=\"true\"><line class=\"arrow\" x1=\"0\" y1=\"6\" x2=\"19\" "
@@ -355,13 +355,15 @@ Intervals exposed_communication(const Trace& trace, int rank) {
   for (const Arrow& arrow : trace.arrows)
     if (arrow.to_rank == rank && arrow.from_rank != rank)
       arrivals.insert({arrow.from_rank, arrow.from_lane, arrow.from_ns});
+  const std::string link_end = format("->{}", rank);
   Intervals computing, communicating;
   for (const Span& span : trace.spans) {
     const Kind kind = kind_of(span);
-    if (span.rank == rank && is_compute(kind)) computing.push_back({span.begin_ns, span.end_ns});
-    if (!is_communication(kind)) continue;
-    if (span.rank == rank || arrivals.contains({span.rank, span.lane, span.end_ns}))
-      communicating.push_back({span.begin_ns, span.end_ns});
+    const bool is_own = span.rank == rank;
+    const bool is_arriving = is_communication(kind) &&
+                             (span.lane.ends_with(link_end) || arrivals.contains({span.rank, span.lane, span.end_ns}));
+    if (is_own && is_compute(kind)) computing.push_back({span.begin_ns, span.end_ns});
+    if (is_arriving || (is_own && !is_compute(kind))) communicating.push_back({span.begin_ns, span.end_ns});
   }
   return subtract(united(std::move(communicating)), united(std::move(computing)));
 }

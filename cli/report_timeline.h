@@ -16,8 +16,9 @@ struct Interval {
 /// Sorted, disjoint, not empty.
 using Intervals = std::vector<Interval>;
 
-/// When `rank` communicates (copies and collectives of its own, and copies of peers that end in an arrow to it) while
-/// none of its lanes computes: communication that costs time.
+/// When `rank` communicates while none of its lanes computes: communication that costs time. It communicates during its
+/// own copies, collectives and waits for peers, during copies of peers that end in an arrow to it, and while a link to
+/// it is busy (a lane "link 0->1").
 Intervals exposed_communication(const base::Trace& trace, int rank);
 /// Sorts and joins.
 Intervals united(Intervals intervals);

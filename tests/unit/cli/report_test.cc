@@ -118,6 +118,18 @@ TEST(Exposed, JoinsLanesAndSplitsAroundComputation) {
   EXPECT_EQ(exposed[2].end, 100);
 }
 
+TEST(Exposed, CountsBusyLinksAtBothEndsAndWaits) {
+  Trace t;
+  t.spans = {{0, "link 0->1", "transfer", "copy", 0, 100, 1, 0},
+             {0, "sm 0", "x", "gemm", 0, 80, 0, 0},
+             {1, "sm 0", "y", "gemm", 0, 30, 0, 0},
+             {11, "sm 0", "z", "gemm", 0, 30, 0, 0},
+             {11, "sm 0", "w", "wait", 30, 45, 0, 0}};
+  EXPECT_EQ(total_ns(exposed_communication(t, 0)), 20);
+  EXPECT_EQ(total_ns(exposed_communication(t, 1)), 70);
+  EXPECT_EQ(total_ns(exposed_communication(t, 11)), 15);
+}
+
 TEST(Duration, HasThreeDigitsAndItsUnit) {
   EXPECT_EQ(duration_text(0), "0.00 us");
   EXPECT_EQ(duration_text(3.14159), "3.14 us");
