@@ -1,0 +1,67 @@
+// The memory of a symmetric heap on GPUs: one allocation per rank, all of a host's mapped at every rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/runtime/backend/cuda_peer/probe.h"
+#include "src/runtime/control.h"
+
+namespace overlace::runtime::cuda_peer {
+
+struct HeapRequest {
+  Control& control;
+  std::span<const DeviceFacts> facts;  // by world rank
+  std::vector<int> local;              // world ranks that load and store reach, this one included, ascending
+  int device = 0;
+  uint64_t bytes = 0;  // per rank, a multiple of kHeapGranule
+  int64_t timeout_ms = 0;
+};
+
+inline constexpr uint64_t kHeapGranule = 2ull << 20;
+
+class DeviceHeap {
+ public:
+  virtual ~DeviceHeap() = default;
+  virtual const char* kind() const = 0;  // "vmm" | "ipc"
+  /// In my mapping; null for ranks that are not local. Ranks of one process share one mapping: two addresses of one
+  /// word on one device would need alias fences.
+  virtual char* base(int world_rank) const = 0;
+};
+
+/// Collective; memory is zero. Closing is local: what peers still map stays valid until they close too.
+base::Result<std::unique_ptr<DeviceHeap>> open_vmm_heap(const HeapRequest& request);
+base::Result<std::unique_ptr<DeviceHeap>> open_ipc_heap(const HeapRequest& request);
+
+/// A value of every rank, by world rank.
+template <class T>
+base::Result<std::vector<T>> exchange_value(Control& control, const T& mine, int64_t timeout_ms, const char* what);
+
+}  // namespace overlace::runtime::cuda_peer
+
+#include <cstring>
+#include <numeric>
+
+namespace overlace::runtime::cuda_peer {
+
+template <class T>
+base::Result<std::vector<T>> exchange_value(Control& control, const T& mine, int64_t timeout_ms, const char* what) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<int> all(static_cast<size_t>(control.size()));
+  std::iota(all.begin(), all.end(), 0);
+  auto got = control.exchange(all, std::as_bytes(std::span(&mine, 1)), timeout_ms, what);
+  if (!got.ok()) return got.status();
+  std::vector<T> values(all.size());
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    if ((*got)[rank].size() != sizeof(T))
+      return base::error(Errc::internal, "{}: rank {} sent {} bytes, wanted {}", what, rank, (*got)[rank].size(),
+                         sizeof(T));
+    std::memcpy(&values[rank], (*got)[rank].data(), sizeof(T));
+  }
+  return values;
+}
+
+}  // namespace overlace::runtime::cuda_peer
