@@ -200,7 +200,7 @@ TEST(CheckS6, WithoutCreditsAllFamiliesRestOnDepthTwo) {
       for (int ranks : {2, 3, 4}) {
         expect_ok(op_of(name, 45, ranks), family, 2, {{"credits", false}});
         Schedule s = make_schedule(op_of(name, 45, ranks), family, 2, {{"credits", false}});
-        if (s.signals.empty()) continue;  // library and compute have no inbox
+        if (s.signals.empty() || is_measuring(family)) continue;  // nobody reads an inbox
         for (Buffer& buffer : s.buffers) buffer.depth = 1;
         // gemm_ar: `ready` of a peer says that it has read my partials.
         EXPECT_EQ(check(s, Machine{}, {.ranks = {}, .coverage = false}).ok(), std::string(name) == "gemm_ar")
