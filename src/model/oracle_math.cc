@@ -9,52 +9,31 @@
 #include <thread>
 #include <vector>
 
+#include "src/model/cpu/vector_math.h"
+
 namespace overlace::model {
 namespace {
 
 using base::Status;
 
-constexpr int64_t kRows = 4, kCols = 4;  // of c kept in registers
-constexpr int64_t kDepth = 256;          // of k per pass: kCols packed rows of w stay in the first-level cache
+constexpr int64_t kRows = 4, kCols = 8;  // of c kept in registers
+constexpr int64_t kDepth = 256;          // of k per pass: packed columns of w stay in the first-level cache
 constexpr int64_t kPanelRows = 64;
-
-/// c (rows, kCols) += a (rows, depth) times packed w (depth, kCols).
-void micro(const double* const* a, const double* w, double* const* c, int64_t rows, int64_t cols, int64_t depth) {
-  double sum[kRows][kCols] = {};
-  if (rows == kRows) {
-    for (int64_t p = 0; p < depth; ++p)
-      for (int64_t i = 0; i < kRows; ++i)
-        for (int64_t j = 0; j < kCols; ++j) sum[i][j] += a[i][p] * w[p * kCols + j];
-  } else {
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t p = 0; p < depth; ++p)
-        for (int64_t j = 0; j < kCols; ++j) sum[i][j] += a[i][p] * w[p * kCols + j];
-  }
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < cols; ++j) c[i][j] += sum[i][j];
-}
 
 /// Rows [begin, end) of c.
 void gemm_rows(const double* a, const double* w, double* c, int64_t begin, int64_t end, int64_t n, int64_t k) {
+  const cpu::VectorMath& math = cpu::vector_math();
   std::vector<double> packed(static_cast<size_t>(kDepth * kCols));
   std::fill(c + begin * n, c + end * n, 0.0);
   for (int64_t p0 = 0; p0 < k; p0 += kDepth) {
     const int64_t depth = std::min(kDepth, k - p0);
     for (int64_t j0 = 0; j0 < n; j0 += kCols) {
       const int64_t cols = std::min(kCols, n - j0);
-      for (int64_t p = 0; p < depth; ++p)
-        for (int64_t j = 0; j < kCols; ++j)
+      for (int64_t j = 0; j < kCols; ++j)
+        for (int64_t p = 0; p < depth; ++p)
           packed[static_cast<size_t>(p * kCols + j)] = j < cols ? w[(j0 + j) * k + p0 + p] : 0.0;
-      for (int64_t i0 = begin; i0 < end; i0 += kRows) {
-        const int64_t rows = std::min(kRows, end - i0);
-        const double* a_rows[kRows];
-        double* c_rows[kRows];
-        for (int64_t i = 0; i < rows; ++i) {
-          a_rows[i] = a + (i0 + i) * k + p0;
-          c_rows[i] = c + (i0 + i) * n + j0;
-        }
-        micro(a_rows, packed.data(), c_rows, rows, cols, depth);
-      }
+      for (int64_t i = begin; i < end; i += kRows)
+        math.fp64_block({a + i * k + p0, packed.data(), c + i * n + j0, k, n, std::min(kRows, end - i), cols, depth});
     }
   }
 }

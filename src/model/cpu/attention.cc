@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "src/base/half.h"
 #include "src/exec/gemm.h"
+#include "src/model/cpu/vector_math.h"
 
 namespace overlace::model::cpu {
 namespace {
@@ -86,13 +86,8 @@ class Group {
     float* s = &scores_[size(r * keys)];
     const int64_t seen_end = query + 1 - first_key;
     const int64_t seen_begin = args_.window > 0 ? std::max(int64_t{0}, query - args_.window + 1 - first_key) : 0;
-    float largest = -std::numeric_limits<float>::infinity();
-    for (int64_t j = seen_begin; j < seen_end; ++j) largest = std::max(largest, s[j]);
-    double sum = 0;
-    for (int64_t j = seen_begin; j < seen_end; ++j) {
-      s[j] = std::exp(s[j] - largest);
-      sum += static_cast<double>(s[j]);
-    }
+    const float largest = math_.largest(s + seen_begin, seen_end - seen_begin);
+    const double sum = math_.exp_sum(s + seen_begin, seen_end - seen_begin, largest);
     std::fill(s, s + seen_begin, 0.0f);
     std::fill(s + seen_end, s + keys, 0.0f);
     sums_[size(r)] = static_cast<float>(1 / sum);
@@ -107,6 +102,7 @@ class Group {
   }
 
   const AttentionArgs& args_;
+  const VectorMath& math_ = vector_math();
   int64_t dim_, length_, queries_, block_, first_token_ = 0;
   float scale_;
   std::vector<float> k_, v_, q_, o_, scores_, sums_;

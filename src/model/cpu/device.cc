@@ -1,5 +1,6 @@
 #include "src/model/device.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "src/base/half.h"
 #include "src/model/cpu/attention.h"
+#include "src/model/cpu/vector_math.h"
 #include "src/model/weights.h"
 
 namespace overlace::model {
@@ -47,23 +49,19 @@ void layer_norm(float* x, int64_t n, double eps, const float* weight, const floa
     x[i] = static_cast<float>((static_cast<double>(x[i]) - mean) * factor) * weight[i] + bias[i];
 }
 
-float silu(float x) { return x / (1 + std::exp(-x)); }
-
-float apply(Activation kind, float x) {
+void apply(Activation kind, float* x, int64_t n) {
   switch (kind) {
-    case Activation::gelu_tanh: {
-      const float inner = static_cast<float>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) *
-                          (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
-      return 0.5f * x * (1 + std::tanh(inner));
-    }
-    case Activation::gelu_erf:
-      return 0.5f * x * (1 + std::erf(x * static_cast<float>(1 / std::numbers::sqrt2)));
-    case Activation::relu:
-      return std::max(x, 0.0f);
     case Activation::swiglu:
-      return silu(x);
+      return cpu::vector_math().silu(x, n);
+    case Activation::gelu_tanh:
+      return cpu::vector_math().gelu_tanh(x, n);
+    case Activation::gelu_erf:
+      for (int64_t i = 0; i < n; ++i)
+        x[i] = 0.5f * x[i] * (1 + std::erf(x[i] * static_cast<float>(1 / std::numbers::sqrt2)));
+      return;
+    case Activation::relu:
+      for (int64_t i = 0; i < n; ++i) x[i] = std::max(x[i], 0.0f);
   }
-  return x;
 }
 
 class CpuDevice final : public Device {
@@ -140,11 +138,8 @@ class CpuDevice final : public Device {
     std::vector<float> x(static_cast<size_t>(n_in));
     for (int64_t i = 0; i < args.out.dim(0); ++i) {
       base::convert_to_float(row_of(args.in, i), args.in.dtype, x.data(), n_in);
-      for (int64_t j = 0; j < n; ++j) {
-        float& value = x[static_cast<size_t>(j)];
-        value = apply(args.kind, value);
-        if (args.kind == Activation::swiglu) value *= x[static_cast<size_t>(n + j)];
-      }
+      apply(args.kind, x.data(), n);
+      for (size_t j = 0; j < x.size() / 2 && args.kind == Activation::swiglu; ++j) x[j] *= x[x.size() / 2 + j];
       base::convert_from_float(x.data(), row_of(args.out, i), args.out.dtype, n);
     }
     return {};
