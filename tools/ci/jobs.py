@@ -70,7 +70,7 @@ def run_label(preset: str, label: str, parallel: int, prefix: list[str], env: di
 
 def all_tests(preset: str, prefix: list[str] | None = None, env: dict[str, str] | None = None) -> Cases:
     """unit side by side, then ranks one after the other: these start threads and processes of their own."""
-    env = {"OVERLACE_CLI": str(ROOT / "build" / preset / "overlace"), **(env or {})}
+    env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
     yield from run_label(preset, "unit", jobs(), prefix or [], env)
     yield from run_label(preset, "ranks", 1, prefix or [], env)
 
@@ -150,7 +150,7 @@ def job_python() -> Cases:
 
     report = OUT / "python.xml"
     report.unlink(missing_ok=True)
-    env = {"OVERLACE_CLI": str(ROOT / "build/cpu/overlace"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {"OVERLACE_BIN": str(ROOT / "build/cpu/overlace"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(folder)], 1500, env
     )
