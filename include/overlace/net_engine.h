@@ -25,6 +25,10 @@ class NetEngine {
   virtual void all_reduce(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
   /// Block p of send (count each) goes to rank p.
   virtual void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
+  /// buffer (count) of `root` goes to all.
+  virtual void broadcast(void* buffer, size_t count, DType dtype, int root, StreamRef stream) = 0;
+  /// recv (count; used on `root` only) <- sum over ranks of send.
+  virtual void reduce(const void* send, void* recv, size_t count, DType dtype, int root, StreamRef stream) = 0;
   /// Matched by recv on `peer`; pairs of one rank go between group_begin and group_end.
   virtual void send(const void* data, size_t bytes, int peer, StreamRef stream) = 0;
   virtual void recv(void* data, size_t bytes, int peer, StreamRef stream) = 0;

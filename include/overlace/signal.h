@@ -1,5 +1,7 @@
 // Signals, puts and waits of CPU agents. The device twins in src/device bear the same names and meanings.
 //
+// An agent is a CPU thread: flush(), quiet() and fence() speak of what the calling thread issued.
+//
 // A signal only grows; one 64-bit slot per (id, sender) at the receiver; never reset: wait for a value, not for a
 // change.
 #pragma once
@@ -44,6 +46,9 @@ void signal_post(const ChannelPod& channel, int peer, uint32_t id, uint64_t tota
 /// What this rank has consumed of the slot so far; consume() adds. At rest slot == ticket everywhere.
 uint64_t ticket(const ChannelPod& channel, int sender, uint32_t id);
 void consume(const ChannelPod& channel, int sender, uint32_t id, uint64_t delta);
+
+/// Blocking read of a peer's heap; the emulated link paces it.
+[[nodiscard]] Errc get(const ChannelPod& channel, int peer, uint64_t src_offset, void* dst, size_t bytes);
 
 /// Orders this agent's earlier puts to `peer` before its later signals to it.
 void fence(const ChannelPod& channel, int peer);

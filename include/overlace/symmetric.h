@@ -13,7 +13,7 @@ struct SymBuffer {
   explicit operator bool() const { return bytes != 0; }
 };
 
-class Runtime;
+struct RuntimeState;
 
 /// Sub-allocation is local arithmetic, but every rank must make the same calls in the same order; `verify` names the
 /// first rank that did not. Not thread-safe.
@@ -29,9 +29,9 @@ class SymmetricHeap {
   size_t in_use() const;
 
  private:
-  friend class Runtime;
-  explicit SymmetricHeap(struct RuntimeState& state) : state_(&state) {}
-  struct RuntimeState* state_;
+  friend struct RuntimeState;
+  explicit SymmetricHeap(RuntimeState& state) : state_(&state) {}
+  RuntimeState* state_;
 };
 
 }  // namespace overlace

@@ -19,6 +19,7 @@ namespace overlace {
 struct TeamPod;
 struct TeamState;
 class NetEngine;
+class Runtime;
 
 /// self: this rank; lsa: loads and stores reach its heap; net: only a network engine does.
 enum class Reach { self, lsa, net };

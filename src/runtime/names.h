@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "src/spec/handle_pod.h"
 
@@ -12,10 +13,12 @@ namespace overlace::runtime {
 
 class Names {
  public:
-  void set_team(uint32_t team, std::string name);
+  void set_team(uint32_t team, std::string name, std::vector<int> members);
   void set_ids(uint32_t first, uint32_t count, std::string name);
   void clear_ids(uint32_t first);
   std::string team(uint32_t team) const;
+  /// World rank of a member, -1 if there is none.
+  int world_rank(uint32_t team, uint32_t rank) const;
   /// "" if nobody owns the id.
   std::string id(uint32_t id) const;
   /// timeout after 300.0 s: rank 2 waited for rank 1, team "tp", signal 37 (gemm_rs.arrive, block 5): expected >= 8192,
@@ -23,12 +26,16 @@ class Names {
   std::string timeout_text(const TimeoutRecord& record, const std::string& peer_state) const;
 
  private:
+  struct TeamNames {
+    std::string name;
+    std::vector<int> members;
+  };
   struct Ids {
     uint32_t count;
     std::string name;
   };
   mutable std::mutex mutex_;
-  std::map<uint32_t, std::string> teams_;
+  std::map<uint32_t, TeamNames> teams_;
   std::map<uint32_t, Ids> ids_;
 };
 

@@ -1,0 +1,179 @@
+// Backend `cpu`: ranks are threads or processes that share memory.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "overlace/error.h"
+#include "src/runtime/backend.h"
+#include "src/runtime/backend/cpu/agent.h"
+#include "src/runtime/backend/cpu/futex.h"
+#include "src/runtime/backend/cpu/mapping.h"
+#include "src/runtime/backend/cpu/wire.h"
+#include "src/runtime/engine/reference.h"
+#include "src/runtime/lives.h"
+#include "src/runtime/state.h"
+#include "src/runtime/wait.h"
+
+namespace overlace::runtime {
+namespace {
+
+constexpr uint64_t kGranule = 4096;
+constexpr uint64_t kStagingPerRank = 512 * 1024;  // collectives of the world and as much again for sub-teams
+constexpr int kPoisonByte = 0xff;                 // a NaN in every floating type
+
+class CpuBackend final : public BackendState {
+ public:
+  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, std::shared_ptr<Mapping> mapping)
+      : mapping_(std::move(mapping)), staging_(layout.staging.offset) {
+    const RuntimeOptions& options = context.options;
+    agent_.rank = context.control.rank();
+    agent_.world = context.control.size();
+    agent_.cores = usable_cores();
+    agent_.wait = options.wait;
+    agent_.timeout_ns = static_cast<uint64_t>(options.timeout_ms) * 1000000u;
+    agent_.fork_count = fork_count();
+    agent_.layout = layout;
+    for (int r = 0; r < agent_.world; ++r) agent_.bases.push_back(mapping_->base(r));
+    agent_.control = &context.control;
+    agent_.names = &context.names;
+    agent_.sent.resize(size_t{layout.num_ids} * layout.slot_stride);
+    agent_.tickets.resize(agent_.sent.size());
+    is_poisoning_ = options.adversary.enabled;
+#ifndef NDEBUG
+    is_poisoning_ = true;
+#endif
+    ControlBlock& block = control_block(own());
+    block = ControlBlock{};
+    block.layout_hash = layout.hash();
+    block.generation = context.control.generation();
+    block.pid = ::getpid();
+    block.rank = agent_.rank;
+    if (options.adversary.enabled || options.link.enabled)
+      agent_.wire = std::make_unique<Wire>(agent_, options.adversary, options.link);
+  }
+  ~CpuBackend() override { agent_.wire.reset(); }
+
+  Backend kind() const override { return Backend::cpu; }
+  Caps caps(int) const override {
+    return {.load_store = true,
+            .device_initiated = true,
+            .multi_writer_signals = true,
+            .remote_add = true,
+            .collectives = true};
+  }
+  Reach reach(int world_rank) const override { return world_rank == agent_.rank ? Reach::self : Reach::lsa; }
+  char* heap_base(int world_rank) const override { return agent_.bases[static_cast<size_t>(world_rank)]; }
+  uint64_t user_offset() const override { return agent_.layout.user.offset; }
+  uint64_t user_bytes() const override { return agent_.layout.user.bytes; }
+
+  TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) override {
+    TeamPod pod{};
+    pod.rank = rank;
+    pod.size = static_cast<int32_t>(members.size());
+    std::vector<char*>& table = tables_.emplace_back();
+    for (const int member : members) table.push_back(heap_base(member));
+    for (size_t r = 0; r < std::min<size_t>(table.size(), kPodPeers); ++r) pod.heap[r] = table[r];
+    pod.heap_more = table.size() > kPodPeers ? table.data() : nullptr;
+    pod.sig_off = agent_.layout.slots.offset;
+    pod.sig_pitch = agent_.layout.slot_pitch;
+    pod.sig_stride = agent_.layout.slot_stride;
+    pod.num_ids = agent_.layout.num_ids;
+    pod.team_id = team_id;
+    pod.sent = agent_.sent.data();
+    pod.ticket = agent_.tickets.data();
+    pod.abort_word = &agent_.abort_word();
+    pod.record = &agent_.record;
+    pod.timeout_ns = agent_.timeout_ns;
+    pod.agent = &agent_;
+    return pod;
+  }
+
+  std::unique_ptr<NetEngine> make_engine(Team& team, int) override {
+    const uint64_t end = agent_.layout.staging.offset + agent_.layout.staging.bytes;
+    return make_reference_engine(team, staging_, end);
+  }
+
+  base::Status synchronize() override {
+    if (!agent_.wire) return {};
+    ChannelPod channel{};
+    channel.team = make_world_pod();
+    const Errc code = poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent_.wire->is_idle(); });
+    if (code == Errc::ok) return {};
+    const AbortCause first = cause();
+    return {first.code, first.message};
+  }
+
+  base::Status check_quiescent() override {
+    for (uint32_t id = 0; id < agent_.layout.num_ids; ++id)
+      for (uint32_t sender = 0; sender < agent_.layout.slot_stride; ++sender) {
+        auto* slot = reinterpret_cast<uint64_t*>(own() + agent_.layout.slot_offset(id, sender));
+        const uint64_t seen = std::atomic_ref(*slot).load(std::memory_order_acquire);
+        const uint64_t ticket = agent_.tickets[size_t{id} * agent_.layout.slot_stride + sender];
+        if (seen != ticket)
+          return base::error(Errc::internal,
+                             "rank {} is not quiescent: signal {} ({}) of sender {} was added {} times, {} consumed",
+                             agent_.rank, id, agent_.names->id(id), sender, seen, ticket);
+      }
+    return {};
+  }
+
+  void poison(uint64_t offset, uint64_t bytes) override {
+    if (is_poisoning_) std::memset(own() + offset, kPoisonByte, bytes);
+  }
+  void abort(const AbortCause& cause) override {
+    std::atomic_ref(control_block(own()).state)
+        .store(static_cast<uint32_t>(RankState::aborted), std::memory_order_relaxed);
+    agent_.abort(cause);
+  }
+  AbortCause cause() override { return agent_.cause(); }
+  void close(bool) override {
+    if (agent_.wire) agent_.wire->drop_all();
+    agent_.wire.reset();
+  }
+  CpuAgent& agent() { return agent_; }
+
+ private:
+  char* own() { return heap_base(agent_.rank); }
+  TeamPod make_world_pod() {
+    TeamPod pod{};
+    pod.rank = 0;
+    pod.size = 1;
+    pod.heap[0] = own();
+    pod.abort_word = &agent_.abort_word();
+    pod.agent = &agent_;
+    return pod;
+  }
+
+  const std::shared_ptr<Mapping> mapping_;
+  CpuAgent agent_;
+  std::deque<std::vector<char*>> tables_;  // addresses stay
+  uint64_t staging_;                       // first byte that no engine has
+  bool is_poisoning_ = false;
+};
+
+}  // namespace
+
+base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context) {
+  Control& control = context.control;
+  for (const Hello& hello : context.hellos)
+    if (hello.host_id != context.hellos[0].host_id)
+      return base::error(Errc::not_supported,
+                         "ranks 0 and {} are on different hosts; CPU ranks share memory and must be on one host",
+                         hello.rank);
+  const auto world = static_cast<uint32_t>(control.size());
+  const RuntimeLayout layout = runtime_layout(world, context.options.num_signal_ids, kSlotPitchCpu,
+                                              context.options.heap_bytes, kGranule, world * kStagingPerRank);
+  base::Result<std::shared_ptr<Mapping>> mapping = map_heaps(context, layout.total_bytes);
+  OVERLACE_TRY(agree_on_status(control, mapping.ok() ? base::Status() : mapping.status(), context.options.timeout_ms,
+                               "open, heap"));
+  return std::unique_ptr<BackendState>(std::make_unique<CpuBackend>(context, layout, std::move(*mapping)));
+}
+
+void set_transfer_sink(Runtime& runtime, TransferSink sink) {
+  auto* backend = dynamic_cast<CpuBackend*>(runtime.state().backend.get());
+  if (backend != nullptr && backend->agent().wire) backend->agent().wire->set_sink(std::move(sink));
+}
+
+}  // namespace overlace::runtime

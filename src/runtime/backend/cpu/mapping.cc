@@ -1,0 +1,97 @@
+#include "src/runtime/backend/cpu/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "src/runtime/bootstrap/fd_exchange.h"
+#include "src/runtime/hash.h"
+#include "src/runtime/in_process.h"
+
+namespace overlace::runtime {
+namespace {
+
+constexpr uint64_t kAlign = uint64_t{2} << 20;
+
+base::Status no_memory(const char* call, uint64_t bytes) {
+  return base::error(Errc::out_of_memory, "symmetric heap: {} of {} bytes failed: {}", call, bytes,
+                     std::strerror(errno));
+}
+
+base::Result<std::shared_ptr<Mapping>> map_in_process(const OpenContext& context, uint64_t heap_bytes) {
+  struct Shared {
+    base::Result<std::shared_ptr<Mapping>> mapping;
+  };
+  const int world = context.control.size();
+  const std::shared_ptr<void> shared =
+      share_in_process(hash_text("heaps", context.control.generation()), [&]() -> std::shared_ptr<void> {
+        base::Result<std::shared_ptr<Mapping>> mapping = Mapping::reserve(world, heap_bytes);
+        for (int r = 0; mapping.ok() && r < world; ++r)
+          if (::mprotect((*mapping)->base(r), heap_bytes, PROT_READ | PROT_WRITE) != 0)
+            mapping = no_memory("mprotect", heap_bytes);
+        return std::make_shared<Shared>(Shared{std::move(mapping)});
+      });
+  base::Result<std::shared_ptr<Mapping>> mapping = std::static_pointer_cast<Shared>(shared)->mapping;
+  // Nobody lets go before all hold it.
+  OVERLACE_TRY(agree_on_status(context.control, mapping.status(), context.options.timeout_ms, "open, heap"));
+  return mapping;
+}
+
+base::Status map_descriptors(const Mapping& mapping, const std::vector<int>& fds, uint64_t heap_bytes) {
+  for (size_t r = 0; r < fds.size(); ++r) {
+    void* const wanted = mapping.base(static_cast<int>(r));
+    void* const got = ::mmap(wanted, heap_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fds[r], 0);
+    if (got != wanted) return no_memory("mmap", heap_bytes);
+  }
+  return {};
+}
+
+base::Result<std::shared_ptr<Mapping>> map_processes(const OpenContext& context, uint64_t heap_bytes) {
+  Control& control = context.control;
+  const int64_t timeout_ms = context.options.timeout_ms;
+  base::Status status;
+  const int own = ::memfd_create("overlace-heap", MFD_CLOEXEC);
+  if (own < 0) status = no_memory("memfd_create", heap_bytes);
+  // Reserves the pages: too little memory is an error here, not a SIGBUS later.
+  if (status.ok())
+    if (const int code = ::posix_fallocate(own, 0, static_cast<off_t>(heap_bytes)); code != 0) {
+      errno = code;
+      status = no_memory("fallocate", heap_bytes);
+    }
+  status = agree_on_status(control, status, timeout_ms, "open, heap");
+  base::Result<std::vector<int>> fds = status.ok() ? exchange_fds(control, own, timeout_ms) : status;
+  if (own >= 0) ::close(own);
+  if (!fds.ok()) return fds.status();
+  base::Result<std::shared_ptr<Mapping>> mapping = Mapping::reserve(control.size(), heap_bytes);
+  if (mapping.ok())
+    if (base::Status mapped = map_descriptors(**mapping, *fds, heap_bytes); !mapped.ok()) mapping = mapped;
+  for (const int fd : *fds) ::close(fd);
+  return mapping;
+}
+
+}  // namespace
+
+Mapping::Mapping(void* address, uint64_t bytes, uint64_t stride)
+    : address_(address),
+      bytes_(bytes),
+      stride_(stride),
+      first_(reinterpret_cast<char*>(align_up(reinterpret_cast<uintptr_t>(address), kAlign))) {}
+
+Mapping::~Mapping() { ::munmap(address_, bytes_); }
+
+base::Result<std::shared_ptr<Mapping>> Mapping::reserve(int world, uint64_t heap_bytes) {
+  const uint64_t stride = align_up(heap_bytes, kAlign);
+  const uint64_t bytes = stride * static_cast<uint64_t>(world) + kAlign;
+  void* const address = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) return no_memory("reservation", bytes);
+  return std::shared_ptr<Mapping>(new Mapping(address, bytes, stride));
+}
+
+base::Result<std::shared_ptr<Mapping>> map_heaps(const OpenContext& context, uint64_t heap_bytes) {
+  return context.control.in_process() ? map_in_process(context, heap_bytes) : map_processes(context, heap_bytes);
+}
+
+}  // namespace overlace::runtime

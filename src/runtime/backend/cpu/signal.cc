@@ -1,0 +1,221 @@
+// CPU twins of signals, puts and waits (overlace/signal.h). Slots are touched by acquire and release operations only,
+// never by standalone fences.
+#include "overlace/signal.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "overlace/error.h"
+#include "src/base/status.h"
+#include "src/runtime/backend/cpu/agent.h"
+#include "src/runtime/backend/cpu/wire.h"
+#include "src/runtime/wait.h"
+
+namespace overlace {
+namespace {
+
+using runtime::agent_of;
+using runtime::Arrival;
+using runtime::CpuAgent;
+using runtime::heap_of;
+using runtime::own_heap;
+using runtime::Payload;
+using runtime::WaitSite;
+
+size_t cell(const TeamPod& team, int rank, uint32_t id) {
+  if (rank < 0 || rank >= team.size || id >= team.num_ids || team.agent == nullptr)
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("signal: rank {} and id {}, wanted a rank below {} and an id below {} of a "
+                                       "channel of CPU ranks",
+                                       rank, id, team.size, team.num_ids));
+  return size_t{id} * team.sig_stride + static_cast<size_t>(rank);
+}
+
+/// The counter that `sender` advances in the heap of `owner`.
+uint64_t* slot(const TeamPod& team, int owner, uint32_t id, int sender) {
+  return reinterpret_cast<uint64_t*>(heap_of(team, owner) + team.sig_off + cell(team, sender, id) * team.sig_pitch);
+}
+
+int world_rank(const TeamPod& team, int peer) { return runtime::control_block(heap_of(team, peer)).rank; }
+
+/// Through the wire if there is one, else at once.
+void send(const ChannelPod& channel, int peer, const Payload& payload, const Arrival& arrival) {
+  CpuAgent& agent = agent_of(channel);
+  char* base = heap_of(channel.team, peer);
+  if (agent.wire) {
+    const int target = world_rank(channel.team, peer);
+    if (agent.wire->carries(target)) return agent.wire->send(target, payload, arrival);
+  }
+  payload.copy(0, payload.bytes());
+  if (arrival.kind != Arrival::Kind::none) apply(arrival, base);
+}
+
+Payload contiguous(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes) {
+  return {heap_of(channel.team, peer) + dst_offset, static_cast<const char*>(src), bytes, bytes, bytes,
+          bytes == 0 ? size_t{0} : size_t{1}};
+}
+
+Arrival arrival_of(const ChannelPod& channel, int peer, uint32_t id, Arrival::Kind kind, uint64_t value) {
+  return {kind, slot(channel.team, peer, id, channel.team.rank), value, id % runtime::kBells};
+}
+
+/// Bookkeeping of what I added; threads of one rank may share a slot.
+void count_sent(const ChannelPod& channel, int peer, uint32_t id, uint64_t delta) {
+  std::atomic_ref(channel.team.sent[cell(channel.team, peer, id)]).fetch_add(delta, std::memory_order_relaxed);
+}
+
+uint64_t* own_word(const ChannelPod& channel, uint64_t offset) {
+  if (offset % sizeof(uint64_t) != 0)
+    throw InvalidArgument(Errc::invalid_argument, base::format("word: offset is {}, wanted a multiple of 8", offset));
+  return reinterpret_cast<uint64_t*>(own_heap(channel.team) + offset);
+}
+
+void send_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word, Arrival::Kind kind) {
+  if (dst_offset % sizeof(uint64_t) != 0)
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("put_word: offset is {}, wanted a multiple of 8", dst_offset));
+  send(channel, peer, {},
+       {kind, reinterpret_cast<uint64_t*>(heap_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell});
+}
+
+}  // namespace
+
+void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes) {
+  send(channel, peer, contiguous(channel, peer, dst_offset, src, bytes), {});
+}
+
+void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
+            size_t src_pitch, size_t row_bytes, size_t rows) {
+  if (row_bytes == 0) return;
+  send(channel, peer,
+       {heap_of(channel.team, peer) + dst_offset, static_cast<const char*>(src), dst_pitch, src_pitch, row_bytes, rows},
+       {});
+}
+
+void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
+                uint32_t delta) {
+  count_sent(channel, peer, id, delta);
+  send(channel, peer, contiguous(channel, peer, dst_offset, src, bytes),
+       arrival_of(channel, peer, id, Arrival::Kind::add, delta));
+}
+
+void put_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word) {
+  send_word(channel, peer, dst_offset, word, Arrival::Kind::word);
+}
+
+void put_word_release(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word) {
+  send_word(channel, peer, dst_offset, word, Arrival::Kind::word_release);
+}
+
+void signal_add(const ChannelPod& channel, int peer, uint32_t id, uint32_t delta) {
+  count_sent(channel, peer, id, delta);
+  send(channel, peer, {}, arrival_of(channel, peer, id, Arrival::Kind::add, delta));
+}
+
+void signal_post(const ChannelPod& channel, int peer, uint32_t id, uint64_t total) {
+  std::atomic_ref(channel.team.sent[cell(channel.team, peer, id)]).store(total, std::memory_order_relaxed);
+  send(channel, peer, {}, arrival_of(channel, peer, id, Arrival::Kind::post, total));
+}
+
+bool test_ge(const ChannelPod& channel, int sender, uint32_t id, uint64_t value) {
+  const std::atomic_ref counter(*slot(channel.team, channel.team.rank, id, sender));
+  return static_cast<int64_t>(counter.load(std::memory_order_acquire) - value) >= 0;
+}
+
+Errc wait_ge(const ChannelPod& channel, int sender, uint32_t id, uint64_t value) {
+  const WaitSite site{.kind = WaitKind::signal,
+                      .peer = static_cast<uint32_t>(sender),
+                      .id = id,
+                      .expected = value,
+                      .word = slot(channel.team, channel.team.rank, id, sender)};
+  return runtime::poll_until(channel, site, [&] { return test_ge(channel, sender, id, value); });
+}
+
+Errc wait_word(const ChannelPod& channel, uint64_t offset, uint32_t epoch, uint32_t* low) {
+  uint64_t* word = own_word(channel, offset);
+  const WaitSite site{.kind = WaitKind::word,
+                      .peer = static_cast<uint32_t>(channel.team.rank),
+                      .expected = uint64_t{epoch} << 32,
+                      .word = word,
+                      .extra = offset};
+  return runtime::poll_until(channel, site, [&] {
+    const uint64_t seen = std::atomic_ref(*word).load(std::memory_order_acquire);
+    if (seen >> 32 != epoch) return false;
+    *low = static_cast<uint32_t>(seen);
+    return true;
+  });
+}
+
+Errc wait_word_ge(const ChannelPod& channel, uint64_t offset, uint64_t value) {
+  uint64_t* word = own_word(channel, offset);
+  const WaitSite site{.kind = WaitKind::word,
+                      .peer = static_cast<uint32_t>(channel.team.rank),
+                      .expected = value,
+                      .word = word,
+                      .extra = offset};
+  return runtime::poll_until(channel, site, [&] {
+    return static_cast<int64_t>(std::atomic_ref(*word).load(std::memory_order_acquire) - value) >= 0;
+  });
+}
+
+uint64_t ticket(const ChannelPod& channel, int sender, uint32_t id) {
+  return std::atomic_ref(channel.team.ticket[cell(channel.team, sender, id)]).load(std::memory_order_relaxed);
+}
+
+void consume(const ChannelPod& channel, int sender, uint32_t id, uint64_t delta) {
+  std::atomic_ref(channel.team.ticket[cell(channel.team, sender, id)]).fetch_add(delta, std::memory_order_relaxed);
+}
+
+void fence(const ChannelPod& channel, int peer) {
+  CpuAgent& agent = agent_of(channel);
+  if (agent.wire) return agent.wire->fence(world_rank(channel.team, peer));
+  agent.fence_word.fetch_add(1, std::memory_order_acq_rel);
+}
+
+Errc flush(const ChannelPod& channel) {
+  CpuAgent& agent = agent_of(channel);
+  if (!agent.wire) return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
+  return runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent.wire->is_flushed(); });
+}
+
+Errc quiet(const ChannelPod& channel) {
+  CpuAgent& agent = agent_of(channel);
+  if (!agent.wire) return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
+  return runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent.wire->is_quiet(); });
+}
+
+Errc get(const ChannelPod& channel, int peer, uint64_t src_offset, void* dst, size_t bytes) {
+  CpuAgent& agent = agent_of(channel);
+  if (agent.wire) {
+    const int64_t due = agent.wire->reserve_get(world_rank(channel.team, peer), bytes);
+    if (const Errc code = runtime::sleep_until(channel, due); code != Errc::ok) return code;
+  }
+  if (bytes != 0) std::memcpy(dst, heap_of(channel.team, peer) + src_offset, bytes);
+  return Errc::ok;
+}
+
+Errc barrier(const ChannelPod& channel) {
+  const TeamPod& team = channel.team;
+  for (int i = 1; i < team.size; ++i) {
+    const int peer = (team.rank + i) % team.size;
+    fence(channel, peer);
+    signal_add(channel, peer, channel.barrier_id);
+  }
+  for (int i = 1; i < team.size; ++i) {
+    const int peer = (team.rank + i) % team.size;
+    const uint64_t value = ticket(channel, peer, channel.barrier_id) + 1;
+    const WaitSite site{.kind = WaitKind::barrier,
+                        .peer = static_cast<uint32_t>(peer),
+                        .id = channel.barrier_id,
+                        .expected = value,
+                        .word = slot(team, team.rank, channel.barrier_id, peer)};
+    const Errc code =
+        runtime::poll_until(channel, site, [&] { return test_ge(channel, peer, channel.barrier_id, value); });
+    if (code != Errc::ok) return code;
+    consume(channel, peer, channel.barrier_id, 1);
+  }
+  return Errc::ok;
+}
+
+}  // namespace overlace

@@ -1,0 +1,84 @@
+#include "src/runtime/control.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "src/runtime/hash.h"
+#include "src/runtime/mailbox.h"
+
+namespace overlace::runtime {
+namespace {
+
+constexpr uint32_t kExchange = 1;
+
+uint64_t random_word() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64_t timeout_ms) {
+  try {
+    const uint64_t mine = random_word();
+    const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(&mine, 1)), timeout_ms);
+    uint64_t generation = 0;
+    if (all.empty() || all[0].size() != sizeof generation)
+      return base::error(Errc::bootstrap, "the bootstrap's all-gather gave {} entries of {} bytes, wanted {} of {}",
+                         all.size(), all.empty() ? 0 : all[0].size(), bootstrap.size(), sizeof generation);
+    std::memcpy(&generation, all[0].data(), sizeof generation);
+    return bootstrap.in_process() ? open_threads_control(bootstrap, generation, timeout_ms)
+                                  : open_socket_control(bootstrap, generation, timeout_ms);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+base::Result<std::vector<Bytes>> Control::exchange(std::span<const int> members, std::span<const std::byte> mine,
+                                                   int64_t timeout_ms, const std::string& what) {
+  if (mine.size() > kMaxBytes)
+    return base::invalid_argument("exchange: {} bytes, wanted at most {} a rank", mine.size(), kMaxBytes);
+  uint64_t group = kHashSeed;
+  for (const int member : members) group = hash_word(static_cast<uint64_t>(member), group);
+  auto number = std::find_if(numbers_.begin(), numbers_.end(), [&](const auto& n) { return n.first == group; });
+  if (number == numbers_.end()) number = numbers_.insert(numbers_.end(), {group, 0});
+  const Tag tag{group, kExchange, number->second++};
+  for (const int member : members)
+    if (member != rank()) OVERLACE_TRY(send(member, tag, mine));
+  std::vector<Bytes> all;
+  all.reserve(members.size());
+  for (const int member : members) {
+    if (member == rank()) {
+      all.emplace_back(mine.begin(), mine.end());
+      continue;
+    }
+    base::Result<Message> message = receive(member, tag, timeout_ms, what);
+    if (!message.ok()) return message.status();
+    all.push_back(std::move(message->bytes));
+  }
+  return all;
+}
+
+base::Status agree_on_status(Control& control, const base::Status& mine, int64_t timeout_ms, const std::string& what) {
+  std::vector<int> members(static_cast<size_t>(control.size()));
+  for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
+  std::string text(1, static_cast<char>(mine.code()));
+  text += mine.message().substr(0, Control::kMaxBytes / 2);
+  base::Result<std::vector<Bytes>> all = control.exchange(members, bytes_of(text), timeout_ms, what);
+  if (!mine.ok()) return mine;
+  if (!all.ok()) return all.status();
+  for (size_t r = 0; r < all->size(); ++r) {
+    const Bytes& entry = (*all)[r];
+    if (entry.empty() || entry[0] == std::byte{0}) continue;
+    const std::string message(reinterpret_cast<const char*>(entry.data()) + 1, entry.size() - 1);
+    return base::error(static_cast<Errc>(entry[0]), "rank {}: {}", r, message);
+  }
+  return {};
+}
+
+}  // namespace overlace::runtime

@@ -1,0 +1,131 @@
+#include "src/runtime/mailbox.h"
+
+#include <unistd.h>
+
+#include <chrono>
+
+namespace overlace::runtime {
+
+MailboxControl::MailboxControl(int rank, int size, uint64_t generation)
+    : rank_(rank), generation_(generation), peers_(static_cast<size_t>(size)) {}
+
+MailboxControl::~MailboxControl() {
+  for (auto& [key, queue] : messages_)
+    for (const Message& message : queue)
+      if (message.fd >= 0) ::close(message.fd);
+}
+
+int64_t MailboxControl::pid(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[static_cast<size_t>(peer)].pid;
+}
+
+std::string MailboxControl::peer_state(int peer) const {
+  const std::lock_guard lock(mutex_);
+  if (peer < 0 || static_cast<size_t>(peer) >= peers_.size()) return "unknown";
+  const Peer& p = peers_[static_cast<size_t>(peer)];
+  return p.is_gone && p.state != RankState::left ? "lost" : rank_state_name(p.state);
+}
+
+void MailboxControl::set_peer(int peer, int64_t pid, RankState state) {
+  const std::lock_guard lock(mutex_);
+  Peer& p = peers_[static_cast<size_t>(peer)];
+  if (pid != 0) p.pid = pid;
+  p.state = state;
+}
+
+base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) {
+  std::unique_lock lock(mutex_);
+  const auto key = std::pair(from, tag);
+  const auto has_news = [&] {
+    return messages_.contains(key) || cause_.code != Errc::ok || peers_[static_cast<size_t>(from)].is_gone;
+  };
+  changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), has_news);
+  if (const auto it = messages_.find(key); it != messages_.end()) {
+    Message message = std::move(it->second.front());
+    it->second.pop_front();
+    if (it->second.empty()) messages_.erase(it);
+    return message;
+  }
+  if (cause_.code != Errc::ok) return base::Status(cause_.code, cause_.message);
+  const Peer& peer = peers_[static_cast<size_t>(from)];
+  if (peer.is_gone) {
+    const AbortCause cause = lost(from, "it closed its runtime");
+    return base::Status(cause.code, cause.message);
+  }
+  return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited for rank {}, {}; peer state {}",
+                     static_cast<double>(timeout_ms) * 1e-3, rank_, from, what, rank_state_name(peer.state));
+}
+
+void MailboxControl::listen(std::function<void(const AbortCause&)> listener) {
+  const std::lock_guard listener_lock(listener_mutex_);
+  listener_ = std::move(listener);
+  AbortCause cause;
+  {
+    const std::lock_guard lock(mutex_);
+    cause = cause_;
+  }
+  if (cause.code == Errc::ok || !listener_ || was_told_) return;
+  was_told_ = true;
+  listener_(cause);
+}
+
+void MailboxControl::arrived(int from, const Tag& tag, Message message) {
+  const std::lock_guard lock(mutex_);
+  messages_[{from, tag}].push_back(std::move(message));
+  changed_.notify_all();
+}
+
+void MailboxControl::peer_aborted(int from, const AbortCause& cause) {
+  set_peer(from, 0, RankState::aborted);
+  // Everybody sees a lost rank the same way, whoever noticed first.
+  if (cause.code == Errc::peer_lost) return fail(cause, true);
+  fail({Errc::aborted, base::format("aborted by rank {}: {}", from, cause.message)}, true);
+}
+
+AbortCause MailboxControl::lost(int peer, const std::string& how) const {
+  const Peer& p = peers_[static_cast<size_t>(peer)];
+  return {Errc::peer_lost,
+          base::format("lost rank {} (pid {}, last state {}): {}", peer, p.pid, rank_state_name(p.state), how)};
+}
+
+void MailboxControl::peer_gone(int from, const std::string& how) {
+  AbortCause cause;
+  {
+    const std::lock_guard lock(mutex_);
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    if (peer.is_gone) return;
+    peer.is_gone = true;
+    cause = lost(from, how);
+    changed_.notify_all();
+  }
+  fail(cause, true);
+}
+
+void MailboxControl::peer_left(int from, bool clean) {
+  AbortCause cause;
+  {
+    const std::lock_guard lock(mutex_);
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    peer.state = RankState::left;
+    peer.is_gone = true;
+    cause = lost(from, "it ended without close()");
+    changed_.notify_all();
+  }
+  if (!clean) fail(cause, true);
+}
+
+void MailboxControl::fail(const AbortCause& cause, bool tell) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (cause_.code == Errc::ok) cause_ = cause;
+    changed_.notify_all();
+  }
+  if (!tell) return;
+  const std::lock_guard listener_lock(listener_mutex_);
+  if (was_told_ || !listener_) return;
+  was_told_ = true;
+  listener_(cause);
+}
+
+}  // namespace overlace::runtime

@@ -1,0 +1,66 @@
+// What both control planes share: arrived messages, the state of the peers, the first cause of an abort.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/runtime/control.h"
+#include "src/spec/layout_pod.h"
+
+namespace overlace::runtime {
+
+class MailboxControl : public Control {
+ public:
+  MailboxControl(int rank, int size, uint64_t generation);
+  ~MailboxControl() override;
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  uint64_t generation() const override { return generation_; }
+  int64_t pid(int peer) const override;
+  std::string peer_state(int peer) const override;
+  base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) override;
+  void listen(std::function<void(const AbortCause&)> listener) override;
+
+  /// News from `from`, on any thread.
+  void arrived(int from, const Tag& tag, Message message);
+  void set_peer(int peer, int64_t pid, RankState state);
+  void peer_aborted(int from, const AbortCause& cause);
+  /// Unless it left in good order.
+  void peer_gone(int from, const std::string& how);
+  void peer_left(int from, bool clean);
+
+ protected:
+  /// First cause wins; wakes receivers; tells the listener if `tell`.
+  void fail(const AbortCause& cause, bool tell);
+
+ private:
+  struct Peer {
+    int64_t pid = 0;
+    RankState state = RankState::starting;
+    bool is_gone = false;  // its connection has ended, in good order or not
+  };
+  AbortCause lost(int peer, const std::string& how) const;
+
+  const int rank_;
+  const uint64_t generation_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;
+  std::map<std::pair<int, Tag>, std::deque<Message>> messages_;
+  AbortCause cause_;
+  std::mutex listener_mutex_;  // held while the listener runs, so that listen({}) returns after its end
+  std::function<void(const AbortCause&)> listener_;
+  bool was_told_ = false;
+};
+
+base::Result<std::unique_ptr<Control>> open_threads_control(Bootstrap& bootstrap, uint64_t generation,
+                                                            int64_t timeout_ms);
+base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap, uint64_t generation,
+                                                           int64_t timeout_ms);
+
+}  // namespace overlace::runtime

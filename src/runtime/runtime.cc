@@ -1,0 +1,280 @@
+#include "overlace/runtime.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "overlace/error.h"
+#include "src/base/env.h"
+#include "src/base/log.h"
+#include "src/runtime/channel.h"
+#include "src/runtime/hello.h"
+#include "src/runtime/lives.h"
+#include "src/runtime/state.h"
+
+namespace overlace {
+namespace {
+
+using runtime::AbortCause;
+using runtime::Control;
+
+constexpr int64_t kMaxTimeoutMs = 86400 * 1000;
+
+void check_range(const char* name, int64_t value, int64_t min, int64_t max) {
+  if (value < min || value > max)
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("RuntimeOptions::{} is {}, wanted {} to {}", name, value, min, max));
+}
+
+/// Validates, and fills in what was left open; `backend` stays automatic.
+RuntimeOptions complete(RuntimeOptions options, int world) {
+  if (options.timeout_ms == 0) options.timeout_ms = base::env().timeout_s * 1000;
+  check_range("timeout_ms", options.timeout_ms, 1, kMaxTimeoutMs);
+  check_range("num_signal_ids", options.num_signal_ids, 64, 1 << 20);
+  check_range("heap_bytes", static_cast<int64_t>(options.heap_bytes), 0, int64_t{1} << 46);
+  check_range("world size", world, 1, 1024);
+  if (options.net_engine != "auto" && options.net_engine != "nccl" && options.net_engine != "none")
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("RuntimeOptions::net_engine is \"{}\", wanted auto, nccl or none; mpi is not "
+                                       "built",
+                                       options.net_engine));
+  return options;
+}
+
+/// What `automatic` means: GPUs if every rank has one for itself or is asked to use one, else CPU ranks.
+base::Result<Backend> choose_backend(Control& control, const RuntimeOptions& options) {
+  Backend mine = options.backend;
+  std::string why;
+  if (mine == Backend::automatic)
+    mine = runtime::cuda_device_count(&why) >= control.size() ? Backend::cuda_peer : Backend::cpu;
+  std::vector<int> members(static_cast<size_t>(control.size()));
+  for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
+  const std::byte vote{options.backend == Backend::automatic && mine == Backend::cpu};
+  base::Result<std::vector<Bytes>> votes =
+      control.exchange(members, std::span(&vote, 1), options.timeout_ms, "open, backend");
+  if (!votes.ok()) return votes.status();
+  if (options.backend != Backend::automatic) return mine;
+  for (const Bytes& one : *votes)
+    if (!one.empty() && one[0] != std::byte{0}) return Backend::cpu;  // the weakest rank decides
+  return mine;
+}
+
+base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
+  RuntimeOptions& options = state.options;
+  base::Result<std::unique_ptr<Control>> control = Control::open(bootstrap, options.timeout_ms);
+  if (!control.ok()) return control.status();
+  state.control = std::move(*control);
+  base::Result<Backend> backend = choose_backend(*state.control, options);
+  if (!backend.ok()) return backend.status();
+  options.backend = *backend;
+  if (options.heap_bytes == 0) options.heap_bytes = *backend == Backend::cpu ? size_t{64} << 20 : size_t{1} << 30;
+  base::Result<std::vector<runtime::Hello>> hellos = runtime::exchange_hello(*state.control, options, kHeapAbi);
+  if (!hellos.ok()) return hellos.status();
+
+  const runtime::OpenContext context{bootstrap, *state.control, state.names, options, *hellos};
+  base::Result<std::unique_ptr<runtime::BackendState>> opened =
+      *backend == Backend::cpu ? runtime::open_cpu(context) : runtime::open_cuda_peer(context);
+  if (opened.ok()) state.backend = std::move(*opened);
+  OVERLACE_TRY(runtime::agree_on_status(*state.control, opened.ok() ? base::Status() : opened.status(),
+                                        options.timeout_ms, "open, backend"));
+  const uint64_t user = state.backend->user_offset();
+  state.blocks = runtime::Allocator(user, user + state.backend->user_bytes(), kHeapAlign);
+  state.control->listen([&state](const AbortCause& cause) { state.backend->abort(cause); });
+  return {};
+}
+
+}  // namespace
+
+RuntimeState::RuntimeState() : heap(*this) {}
+RuntimeState::~RuntimeState() {
+  if (control) control->listen({});  // the watcher must not find a backend that is being destroyed
+}
+
+bool RuntimeState::is_forked() const { return runtime::fork_count() != fork_count; }
+
+void RuntimeState::enter() {
+  if (is_forked())
+    throw InvalidArgument(Errc::forked, base::format("this runtime belongs to process {}; process {} was forked from "
+                                                     "it and cannot use it",
+                                                     pid, ::getpid()));
+  if (is_closed) throw InvalidArgument(Errc::closed, "the runtime was closed; open a new one");
+  if (const AbortCause cause = backend->cause(); cause.code != Errc::ok) throw_cause(cause);
+}
+
+void RuntimeState::throw_cause(const AbortCause& cause) {
+  has_thrown_cause = true;
+  throw_error(cause.code, cause.message);
+}
+
+void RuntimeState::abort(const AbortCause& cause) {
+  backend->abort(cause);
+  control->spread(cause);
+}
+
+void RuntimeState::fail(const base::Status& status) {
+  if (backend->cause().code == Errc::ok) abort({status.code(), status.message()});
+  throw_cause(backend->cause());
+}
+
+std::vector<Bytes> RuntimeState::exchange(const TeamState& team, std::span<const std::byte> mine,
+                                          const std::string& what) {
+  base::Result<std::vector<Bytes>> all = control->exchange(team.members, mine, options.timeout_ms, what);
+  if (!all.ok()) fail(all.status());
+  return std::move(*all);
+}
+
+std::shared_ptr<TeamState> RuntimeState::make_team(std::vector<int> members, uint32_t id, uint32_t first_id,
+                                                   uint32_t num_ids, const TeamOptions& team_options) {
+  auto team = std::make_shared<TeamState>();
+  team->runtime = this;
+  team->id = id;
+  team->name = team_options.name;
+  for (size_t i = 0; i < members.size(); ++i)
+    if (members[i] == rank) team->rank = static_cast<int>(i);
+  team->members = std::move(members);
+  team->pod = backend->make_pod(team->members, team->rank, id);
+  team->ids = runtime::Allocator(first_id, first_id + num_ids, 1);
+  names.set_team(id, team->name, team->members);
+  teams.push_back(team);
+  if (options.net_engine != "none") {
+    Team handle(team);
+    team->engine = backend->make_engine(handle, team_options.max_ctas);
+  }
+  return team;
+}
+
+void RuntimeState::close() {
+  bool is_aborted = backend->cause().code != Errc::ok;
+  if (!is_aborted) {
+    base::Status status = backend->synchronize();
+    if (status.ok()) status = control->exchange(teams[0]->members, {}, options.timeout_ms, "close").status();
+    if (!status.ok()) {
+      abort({status.code(), status.message()});
+      is_aborted = true;
+    }
+  }
+  release(!is_aborted);
+}
+
+void RuntimeState::release(bool clean) {
+  is_closed = true;
+  runtime::remove_life(control.get());
+  // Before anything is unmapped: peers that wait for us must not wait longer than needed.
+  if (!clean && backend->cause().code == Errc::ok) {
+    control->leave(false);
+    backend->abort({Errc::closed, "the runtime was destroyed without close()"});
+  }
+  for (const std::shared_ptr<TeamState>& team : teams) {
+    for (const auto& channel : team->channels) channel->attachment().reset();
+    if (!clean && team->engine) team->engine->abort();
+    team->engine.reset();
+  }
+  control->listen({});
+  backend->close(!clean);
+  control->leave(true);
+}
+
+Runtime Runtime::open(Bootstrap& bootstrap, const RuntimeOptions& options) {
+  auto state = std::make_unique<RuntimeState>();
+  state->rank = bootstrap.rank();
+  state->world = bootstrap.size();
+  state->options = complete(options, state->world);
+  state->fork_count = runtime::fork_count();
+  state->pid = ::getpid();
+  open_state(*state, bootstrap).or_throw();
+
+  Runtime runtime(std::move(state));
+  RuntimeState& opened = *runtime.state_;
+  std::vector<int> members(static_cast<size_t>(opened.world));
+  for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
+  // Sub-teams take their ids from the upper half, so that the world's are the same on all ranks whatever was split.
+  opened.next_team_ids = opened.options.num_signal_ids / 2;
+  opened.world_team = Team(opened.make_team(std::move(members), 0, 0, opened.next_team_ids, {.name = "world"}));
+  opened.exchange(*opened.teams[0], {}, "open, last barrier");
+  opened.control->set_alive();
+  runtime::add_life(opened.control.get());
+  base::log(base::LogLevel::info, "runtime", "open: rank {} of {}, backend {}, heap {} bytes{}", opened.rank,
+            opened.world, opened.options.backend == Backend::cpu ? "cpu" : "cuda_peer", opened.options.heap_bytes,
+            opened.options.link.enabled ? ", emulated link " + opened.options.link.to_string() : std::string());
+  return runtime;
+}
+
+Runtime::Runtime(std::unique_ptr<RuntimeState> state) : state_(std::move(state)) { state_->owner = this; }
+
+Runtime::Runtime(Runtime&& other) noexcept : state_(std::move(other.state_)) {
+  if (state_) state_->owner = this;
+}
+
+Runtime& Runtime::operator=(Runtime&& other) noexcept {
+  if (this == &other) return *this;
+  Runtime old(std::move(*this));
+  state_ = std::move(other.state_);
+  if (state_) state_->owner = this;
+  return *this;
+}
+
+Runtime::~Runtime() {
+  if (!state_) return;
+  if (state_->is_forked()) {
+    // Everything here belongs to the parent: threads that do not exist in this process, memory that peers still use.
+    (void)state_.release();
+    return;
+  }
+  if (state_->is_closed) return;
+  try {
+    state_->release(false);
+  } catch (...) {
+    return;  // a destructor has nobody to tell
+  }
+}
+
+Team& Runtime::world() { return state_->world_team; }
+
+SymmetricHeap& Runtime::heap() { return state_->heap; }
+
+Backend Runtime::backend() const { return state_->options.backend; }
+
+int Runtime::device() const { return state_->backend->device(); }
+
+Caps Runtime::caps(int peer) const {
+  check_range("caps: peer", peer, 0, state_->world - 1);
+  return state_->backend->caps(peer);
+}
+
+const RuntimeOptions& Runtime::options() const { return state_->options; }
+
+void Runtime::check() { state_->enter(); }
+
+void Runtime::synchronize() {
+  state_->enter();
+  if (const base::Status status = state_->backend->synchronize(); !status.ok()) state_->fail(status);
+  state_->enter();
+}
+
+void Runtime::check_quiescent() {
+  state_->enter();
+  state_->backend->check_quiescent().or_throw();
+}
+
+void Runtime::abort(Errc code, std::string_view why) {
+  if (state_->is_forked() || state_->is_closed) return;
+  state_->abort({code == Errc::ok ? Errc::aborted : code, std::string(why)});
+}
+
+void Runtime::close() {
+  if (state_->is_forked()) state_->enter();
+  if (state_->is_closed) return;
+  state_->close();
+  const AbortCause cause = state_->backend->cause();
+  if (cause.code != Errc::ok && !state_->has_thrown_cause) state_->throw_cause(cause);
+}
+
+namespace runtime {
+
+base::Status cause_status(Runtime& runtime) {
+  const AbortCause cause = runtime.state().backend->cause();
+  return cause.code == Errc::ok ? base::Status() : base::Status(cause.code, cause.message);
+}
+
+}  // namespace runtime
+}  // namespace overlace

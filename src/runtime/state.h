@@ -1,0 +1,92 @@
+// What Runtime, Team, SymmetricHeap and Channel share: one per rank.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "overlace/runtime.h"
+#include "src/runtime/allocator.h"
+#include "src/runtime/backend.h"
+#include "src/runtime/control.h"
+#include "src/runtime/hash.h"
+#include "src/runtime/names.h"
+
+namespace overlace {
+
+struct ChannelState;
+
+struct TeamState {
+  RuntimeState* runtime = nullptr;
+  std::vector<int> members;  // world ranks
+  int rank = -1;             // mine in this team; -1: not a member
+  uint32_t id = 0;
+  std::string name;
+  TeamPod pod{};
+  runtime::Allocator ids;  // signal ids of this team
+  std::deque<std::unique_ptr<ChannelState>> channels;
+  std::unique_ptr<NetEngine> engine;
+  Channel* engine_channel = nullptr;  // not for others
+
+  TeamState();
+  ~TeamState();
+};
+
+struct RuntimeState {
+  RuntimeState();
+  ~RuntimeState();
+
+  Runtime* owner = nullptr;  // follows moves
+  RuntimeOptions options;
+  int rank = 0, world = 0;
+  uint64_t fork_count = 0;  // at open
+  int64_t pid = 0;
+  bool is_closed = false;
+  bool has_thrown_cause = false;
+  std::unique_ptr<runtime::Control> control;
+  runtime::Names names;
+  std::unique_ptr<runtime::BackendState> backend;
+  runtime::Allocator blocks;
+  uint64_t heap_calls = 0, heap_hash = runtime::kHashSeed;
+  std::string last_heap_call = "none";
+  SymmetricHeap heap;
+  std::deque<std::shared_ptr<TeamState>> teams;  // [0]: the world
+  Team world_team;
+  uint32_t next_team_id = 1, next_team_ids = 0;  // first id of the next sub-team
+  uint32_t next_channel_id = 0;
+
+  bool is_forked() const;
+  /// At the entry of every call: forked, closed, or the first cause of an abort.
+  void enter();
+  /// A failed host operation: aborts all ranks unless that has happened, and throws the first cause.
+  [[noreturn]] void fail(const base::Status& status);
+  void abort(const runtime::AbortCause& cause);
+  [[noreturn]] void throw_cause(const runtime::AbortCause& cause);
+  std::vector<Bytes> exchange(const TeamState& team, std::span<const std::byte> mine, const std::string& what);
+  /// A new team from agreed values; makes its engine if asked.
+  std::shared_ptr<TeamState> make_team(std::vector<int> members, uint32_t id, uint32_t first_id, uint32_t num_ids,
+                                       const TeamOptions& team_options);
+  /// Collective unless aborted.
+  void close();
+  /// Gives everything up. clean: all ranks came here together.
+  void release(bool clean);
+};
+
+}  // namespace overlace
+
+namespace overlace::runtime {
+
+/// A channel of its own even if the team has one for this stream (engines).
+Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& options);
+
+/// Spans of the emulated link: peer (world rank), when the link was busy with a transfer, its bytes. Called by the
+/// progress thread; set before transfers start. Nothing happens without an emulated link.
+using TransferSink = std::function<void(int peer, int64_t begin_ns, int64_t end_ns, size_t bytes)>;
+void set_transfer_sink(Runtime& runtime, TransferSink sink);
+
+/// Why this runtime is unusable as a status, ok if it is usable. For waits that returned an Errc.
+base::Status cause_status(Runtime& runtime);
+
+}  // namespace overlace::runtime

@@ -1,0 +1,74 @@
+// The only spin loop of CPU code. A waiter spins about 20 us, then sleeps on a doorbell of its rank that every signal,
+// word and notify() rings; with more waiters than cores it sleeps at once.
+#pragma once
+
+#include <cstdint>
+
+#include "overlace/errc_pod.h"
+#include "src/spec/handle_pod.h"
+
+namespace overlace::runtime {
+
+/// Who waits for what: goes into the TimeoutRecord.
+struct WaitSite {
+  WaitKind kind = WaitKind::engine;
+  uint32_t peer = 0;               // rank of the team
+  uint32_t id = 0;                 // signal id, or the operator's wait site
+  uint32_t block = 0, call = 0;    // lane and number of the call; 0: not said
+  uint64_t expected = 0;           // shown
+  const uint64_t* word = nullptr;  // watched for "seen" and "last change"; may be null
+  uint64_t extra = 0;
+};
+
+/// State of one wait that was not satisfied at once.
+class Waiter {
+ public:
+  Waiter(const ChannelPod& channel, const WaitSite& site);
+  ~Waiter();
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+  /// Before each look at the condition: what changes after it wakes pause().
+  void arm();
+  /// ok: look again; aborted or forked: leave; timeout: look a last time, then time_out().
+  Errc pause();
+  /// Writes the record if this is the first wait that failed, and aborts all ranks.
+  Errc time_out();
+
+ private:
+  void start_sleeping();
+
+  const ChannelPod& channel_;
+  const WaitSite& site_;
+  const int64_t start_ns_;
+  int64_t last_change_ns_;
+  uint64_t last_seen_ = 0;
+  uint32_t armed_ = 0, polls_ = 0;
+  bool may_spin_ = true, is_sleeping_ = false;
+};
+
+/// Waits until `ready()` (any callable without arguments; it makes the acquire loads). Each thread of a rank may wait.
+/// Several conditions at once are fine: give WaitKind::engine, which every arrival wakes.
+template <class Ready>
+[[nodiscard]] Errc poll_until(const ChannelPod& channel, const WaitSite& site, Ready ready) {
+  if (ready()) return Errc::ok;
+  Waiter waiter(channel, site);
+  while (true) {
+    waiter.arm();
+    if (ready()) return Errc::ok;
+    const Errc code = waiter.pause();
+    if (code == Errc::ok) continue;
+    if (code != Errc::timeout) return code;
+    return ready() ? Errc::ok : waiter.time_out();
+  }
+}
+
+/// Wakes waiters of this rank (any thread): something they wait for that is no signal has changed.
+void notify(const ChannelPod& channel);
+
+/// Sleeps until `time_ns` of now_ns(), unless aborted.
+[[nodiscard]] Errc sleep_until(const ChannelPod& channel, int64_t time_ns);
+
+/// Non-zero once this rank was aborted; acquire.
+bool is_aborted(const ChannelPod& channel);
+
+}  // namespace overlace::runtime

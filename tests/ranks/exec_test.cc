@@ -1,0 +1,338 @@
+// What all operators share when schedules run: reuse, eviction, agreement, deadlines, bits, traces.
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <random>
+
+#include "src/base/trace.h"
+#include "src/exec/gemm.h"
+#include "src/exec/run.h"
+#include "src/ops/ag_gemm/impl.h"
+#include "src/ops/gemm_rs/impl.h"
+#include "tests/ranks/ops_cases.h"
+
+namespace overlace::test {
+namespace {
+
+Channel& channel_of(Runtime& runtime) { return runtime.world().channel(StreamRef::cpu()); }
+
+std::vector<std::string> valid_families(const std::string& op) {
+  std::vector<std::string> all = spec::families(op);
+  std::erase_if(all, [](const std::string& f) { return f == "compute" || f == "comm" || f == "limit"; });
+  return all;
+}
+
+/// Runs once and expects the right result.
+void call(const Case& c, Channel& channel, int64_t seed) {
+  Operands operands(c, channel);
+  operands.fill(seed);
+  operands.run();
+  ASSERT_EQ(operands.mismatch(), "");
+}
+
+template <class E>
+std::string thrown(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "another exception: " << e.what();
+    return "";
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+TEST(Exec, GivesUpTheLeastRecentlyUsedWhenTheHeapIsFull) {
+  RankOptions options;
+  options.heap_bytes = 1 << 20;
+  run_ranks(
+      3, Mode::threads,
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        // Two copies of X take 2 * 60 * k * 4 bytes: 0.3 to 0.4 MB each, so three do not fit.
+        for (int round = 0; round < 3; ++round) {
+          for (const int64_t k : {640, 720, 800, 880}) {
+            call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 60, .n = 2, .k = k}, channel, round);
+          }
+        }
+        runtime.heap().verify();
+        runtime.world().barrier();
+        runtime.check_quiescent();
+      },
+      options);
+}
+
+TEST(Exec, GivesUpIdsToo) {
+  RankOptions options;
+  options.num_signal_ids = 64;
+  run_ranks(
+      2, Mode::threads_adversary,
+      [](Runtime& runtime) {
+        for (int round = 0; round < 2; ++round) {
+          for (const int degree : {1, 2, 3, 5, 7, 8}) {
+            call({.op = "gemm_ar", .family = "uniform_fused_1d", .degree = degree, .m = 16}, channel_of(runtime),
+                 round);
+          }
+        }
+      },
+      options);
+}
+
+TEST(Exec, AScheduleThatCannotFitIsHeapExhaustedOnAllRanksAndOthersStillRun) {
+  RankOptions options;
+  options.heap_bytes = 1 << 20;
+  run_ranks(
+      2, Mode::threads,
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        call({.op = "ag_gemm", .family = "serial"}, channel, 0);
+        Operands large({.op = "ag_gemm", .family = "serial", .m = 1024, .n = 1, .k = 512}, channel);
+        large.fill(1);
+        const std::string text = thrown<OutOfMemory>([&] { large.run(); });
+        EXPECT_NE(text.find("\"ag_gemm.serial\" asked 4194304 bytes"), std::string::npos) << text;
+        call({.op = "ag_gemm", .family = "serial"}, channel, 2);
+      },
+      options);
+}
+
+TEST(Exec, RanksWithDifferentSchedulesAllSeeBoth) {
+  run_ranks(3, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    const int degree = runtime.world().rank() == 1 ? 2 : 1;
+    Operands mine({.op = "gemm_rs", .family = "hetero_fused_1d", .degree = degree}, channel);
+    mine.fill(0);
+    const std::string text = thrown<PlanMismatch>([&] { mine.run(); });
+    for (const char* part : {"rank 0 has gemm_rs M 8 N 5 G 3 fp32 -> fp32", "hetero_fused_1d_rs q 1",
+                             "rank 1 has gemm_rs", "hetero_fused_1d_rs q 2"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in " << text;
+    }
+    call({.op = "gemm_rs", .family = "hetero_fused_1d", .degree = 2}, channel, 1);
+  });
+}
+
+TEST(Exec, ARankThatCannotExpandTellsTheOthers) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    Matrix a(4, 6, DType::fp32, 0), b(6, 5, DType::fp32, 0), out(8, 5, DType::fp32, 0);
+    const ops::AgGemmArgs args{.a_shard = a.view, .b = b.view, .c = out.view};
+    spec::Schedule schedule = spec::make_schedule(ops::op_spec(channel, args), "serial");
+    if (runtime.world().rank() == 1) schedule.tasks[0].queue = spec::Expr("1/0");
+    const std::string text = thrown<PlanMismatch>([&] { ops::run(channel, args, schedule); });
+    EXPECT_NE(text.find("refused: "), std::string::npos) << text;
+  });
+}
+
+TEST(Exec, AnotherLocalWidthNeedsNoNewAgreement) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    const int rank = runtime.world().rank();
+    const size_t before = runtime.heap().in_use();
+    call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .n = 5}, channel, 0);
+    const size_t after = runtime.heap().in_use();
+    // Rank 0 repeats its call, rank 1 comes with two new widths: if that were agreed upon anew, rank 0 would not
+    // answer.
+    for (const int64_t n : {5, 6, 7}) {
+      call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .n = rank == 0 ? 5 : n}, channel, n);
+    }
+    EXPECT_GT(after, before);
+    EXPECT_EQ(runtime.heap().in_use(), after);
+  });
+}
+
+TEST(Exec, AMissingRankIsNamedWithSignalAndInstance) {
+  RankOptions options;
+  options.timeout_ms = 300;
+  options.checks_end = false;
+  std::atomic<int> timeouts{0};
+  run_ranks(
+      3, Mode::threads,
+      [&](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        const Case c{.op = "ag_gemm", .family = "hetero_unfused_1d", .degree = 1, .m = 9};
+        call(c, channel, 0);
+        if (runtime.world().rank() == 1) return;
+        Operands operands(c, channel);
+        operands.fill(1);
+        try {
+          operands.run();
+          ADD_FAILURE() << "nothing was thrown";
+        } catch (const Timeout& e) {
+          ++timeouts;
+          const std::string text = e.what();
+          for (const char* part : {"waited for rank 1", "ag_gemm.hetero_unfused_1d", "gemm_remote[", "arrived[0]"}) {
+            EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in " << text;
+          }
+        } catch (const PeerLost& e) {  // somebody else's deadline came first
+          EXPECT_NE(std::string(e.what()).find("timeout"), std::string::npos) << e.what();
+        }
+      },
+      options);
+  EXPECT_GE(timeouts, 1);
+}
+
+/// Normal data; out in fp32 bits per rank and family.
+std::vector<char> run_normal(const Case& c, Channel& channel) {
+  Operands operands(c, channel);
+  operands.fill_normal(11);
+  operands.run();
+  return operands.out().bytes();
+}
+
+TEST(Exec, TheSameScheduleGivesTheSameBitsAgain) {
+  for (const Mode mode : {Mode::threads, Mode::threads_adversary}) {
+    run_ranks(3, mode, [](Runtime& runtime) {
+      Channel& channel = channel_of(runtime);
+      for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+        for (const std::string& family : valid_families(op)) {
+          const Case c{.op = op,
+                       .family = family,
+                       .degree = 2,
+                       .m = 40,
+                       .n = 24,
+                       .k = 70,
+                       .in = DType::bf16,
+                       .out = DType::bf16,
+                       .bias = true};
+          EXPECT_EQ(run_normal(c, channel), run_normal(c, channel)) << c.text();
+        }
+      }
+    });
+  }
+}
+
+TEST(Exec, WithTheReferenceProductAllSchedulesGiveTheSameBits) {
+  ASSERT_TRUE(exec::set_cpu_gemm_provider("reference").ok());
+  run_ranks(3, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+      for (const DType in : {DType::fp32, DType::bf16}) {
+        Case c{.op = op, .family = "serial", .m = 41, .n = 24, .k = 70, .in = in, .out = in};
+        const std::vector<char> want = run_normal(c, channel);
+        for (const std::string& family : valid_families(op)) {
+          for (const int degree : {2, 3}) {
+            if (family == "library" && std::string(op) != "ag_gemm") continue;  // the engine adds in its own order
+            c.family = family;
+            c.degree = degree;
+            EXPECT_EQ(run_normal(c, channel), want) << c.text();
+          }
+        }
+      }
+    }
+  });
+  ASSERT_TRUE(exec::set_cpu_gemm_provider("auto").ok());
+}
+
+TEST(Exec, ErrorsOnNormalDataStayNearThoseOfTheLibrary) {
+  run_ranks(4, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+      for (const auto& [in, out] : {std::pair(DType::fp32, DType::fp32), std::pair(DType::bf16, DType::bf16),
+                                    std::pair(DType::fp16, DType::fp16), std::pair(DType::bf16, DType::fp32)}) {
+        Case c{.op = op, .family = "library", .m = 30, .n = 20, .k = 200, .in = in, .out = out, .bias = true};
+        const auto error_of = [&](const std::string& family) {
+          c.family = family;
+          c.degree = 3;
+          Operands operands(c, channel);
+          operands.fill_normal(5);
+          operands.run();
+          return operands.largest_error();
+        };
+        const auto [baseline, magnitude] = error_of("library");
+        const int digits = out == DType::fp32 ? 24 : out == DType::fp16 ? 11 : 8;
+        for (const std::string& family : valid_families(op)) {
+          const double error = error_of(family).first;
+          EXPECT_LE(error, 2 * baseline + std::ldexp(magnitude, 1 - digits)) << c.text();
+        }
+      }
+    }
+  });
+}
+
+TEST(Exec, TracesEveryInstanceWaitAndArrowOfBothRanks) {
+  std::mutex mutex;
+  base::Trace trace;
+  run_ranks(2, Mode::threads, [&](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    const Case c{.op = "gemm_rs", .family = "hetero_fused_1d", .degree = 2, .m = 16};
+    call(c, channel, 0);
+    base::Trace mine;
+    exec::set_trace(channel, &mine);
+    call(c, channel, 1);
+    exec::set_trace(channel, nullptr);
+    call(c, channel, 2);
+    const std::lock_guard lock(mutex);
+    trace.merge(std::move(mine));
+  });
+  exec::join_arrows(trace);
+  for (const int rank : {0, 1}) {
+    for (const char* name : {"gemm_remote[s=0]", "gemm_remote[s=1]", "gemm_own", "push[s=0,p=1]", "push[s=1,p=1]",
+                             "reduce[s=0]", "reduce[s=1]"}) {
+      const auto count = std::count_if(trace.spans.begin(), trace.spans.end(), [&](const base::Span& s) {
+        return s.rank == rank && s.name == name && s.end_ns >= s.begin_ns && s.begin_ns > 0;
+      });
+      EXPECT_EQ(count, 1) << name << " of rank " << rank;
+    }
+  }
+  for (const base::Span& span : trace.spans) {
+    if (span.name.starts_with("gemm")) {
+      EXPECT_GT(span.flops, 0) << span.name;
+    }
+    if (span.name.starts_with("push")) {
+      EXPECT_EQ(span.bytes, 4 * 5 * 4) << span.name;
+    }
+    EXPECT_TRUE(span.category == "gemm" || span.category == "copy" || span.category == "reduce" ||
+                span.category == "wait")
+        << span.category;
+  }
+  std::vector<std::string> arrows;
+  for (const base::Arrow& a : trace.arrows) {
+    arrows.push_back(a.name + " " + std::to_string(a.from_rank) + ">" + std::to_string(a.to_rank));
+    EXPECT_LE(a.from_ns, a.to_ns);
+    EXPECT_EQ(a.from_lane, "ce 0");
+    EXPECT_EQ(a.to_lane, "sm 1");
+  }
+  std::sort(arrows.begin(), arrows.end());
+  EXPECT_EQ(arrows, (std::vector<std::string>{"arrived[0] 0>1", "arrived[0] 1>0", "arrived[1] 0>1", "arrived[1] 1>0"}));
+}
+
+TEST(Exec, RunsOverAnEmulatedLink) {
+  RankOptions options;
+  options.link = LinkOptions::parse("200MB/s,200us");
+  run_ranks(
+      3, Mode::threads,
+      [](Runtime& runtime) {
+        for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+          run_cases(runtime, channel_of(runtime),
+                    {{.op = op, .family = "hetero_fused_1d", .degree = 2, .m = 33, .gathered = true},
+                     {.op = op, .family = "uniform_fused_2d", .degree = 3, .m = 12, .k = 20}});
+        }
+      },
+      options);
+}
+
+TEST(Exec, LongProductsServeTransfersInBetween) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    for (const char* op : {"gemm_rs", "gemm_ar"}) {
+      run_cases(runtime, channel_of(runtime),
+                {{.op = op, .family = "hetero_fused_1d", .degree = 3, .m = 2100, .n = 4, .k = 5}});
+    }
+  });
+}
+
+TEST(Exec, TwoTeamsOfOneJobRunTheirOwnSchedules) {
+  run_ranks(4, Mode::threads, [](Runtime& runtime) {
+    const int rank = runtime.world().rank();
+    const std::vector<int> even = {0, 2}, odd = {3, 1};
+    Team first = runtime.world().sub(even, {.name = "even"});
+    Team second = runtime.world().sub(odd, {.name = "odd"});
+    Team& mine = rank % 2 == 0 ? first : second;
+    for (int64_t seed = 0; seed < 3; ++seed) {
+      call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 9}, mine.channel(StreamRef::cpu()), seed);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace overlace::test

@@ -1,0 +1,325 @@
+// Dense operators on exact data: one rank's operands, filled with hashed integers that differ by rank, place and call,
+// and what must come out.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/gemm_ar.h"
+#include "overlace/ops/gemm_rs.h"
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+#include "src/base/half.h"
+#include "tests/ranks/support/run_ranks.h"
+
+namespace overlace::test {
+
+inline uint64_t hash_of(uint64_t what, int64_t rank, int64_t i, int64_t j, int64_t seed) {
+  uint64_t h = what * 0x9E3779B97F4A7C15U + static_cast<uint64_t>(rank) * 0xC2B2AE3D27D4EB4FU +
+               static_cast<uint64_t>(i) * 0x165667B19E3779F9U + static_cast<uint64_t>(j) * 0x27D4EB2F165667C5U +
+               static_cast<uint64_t>(seed) * 0x85EBCA77C2B2AE63U;
+  h ^= h >> 29;
+  h *= 0xBF58476D1CE4E5B9U;
+  h ^= h >> 32;
+  return h * 0x94D049BB133111EBU;
+}
+
+/// In [-4, 4], or [-1, 1] for 16-bit types, whose partial sums must stay exact too.
+inline int64_t hashed(uint64_t what, int64_t rank, int64_t i, int64_t j, int64_t seed, DType dtype) {
+  const uint64_t h = hash_of(what, rank, i, j, seed);
+  const int64_t limit = dtype_bytes(dtype) == 2 ? 1 : 4;
+  return static_cast<int64_t>((h >> 33) % static_cast<uint64_t>(2 * limit + 1)) - limit;
+}
+
+/// Memory of a matrix whose rows are `gap` elements apart; everything outside the view keeps its canary.
+class Matrix {
+ public:
+  static constexpr double kCanary = 77;
+
+  Matrix() = default;
+  Matrix(int64_t rows, int64_t cols, DType dtype, int64_t gap)
+      : storage_(static_cast<size_t>(rows * (cols + gap)) * dtype_bytes(dtype) + 64) {
+    view = TensorView::contiguous(storage_.data(), dtype, {rows, cols + gap});
+    view.sizes[1] = cols;
+    for (int64_t i = 0; i < rows * (cols + gap); ++i) base::store_element(storage_.data(), dtype, i, kCanary);
+  }
+  double get(int64_t i, int64_t j) const { return base::load_element(view.data, view.dtype, i * view.stride(0) + j); }
+  void set(int64_t i, int64_t j, double v) { base::store_element(view.data, view.dtype, i * view.stride(0) + j, v); }
+  template <class F>
+  void fill(F value) {
+    for (int64_t i = 0; i < view.dim(0); ++i) {
+      for (int64_t j = 0; j < view.dim(1); ++j) set(i, j, value(i, j));
+    }
+  }
+  /// The gaps between rows are untouched.
+  bool gaps_intact() const {
+    const int64_t pitch = view.ndim == 2 ? view.stride(0) : 0;
+    for (int64_t i = 0; i < view.dim(0); ++i) {
+      for (int64_t j = view.dim(1); j < pitch; ++j) {
+        if (base::load_element(view.data, view.dtype, i * pitch + j) != kCanary) return false;
+      }
+    }
+    return true;
+  }
+  std::vector<char> bytes() const { return storage_; }
+  TensorView view;
+
+ private:
+  std::vector<char> storage_;
+};
+
+struct Case {
+  std::string op = "ag_gemm";
+  std::string family = "library";
+  int degree = 1;
+  int64_t m = 8, n = 5, k = 6;  // n of ag_gemm, k of the others: at rank 0; rank r has r % 3 more where `uneven`
+  bool uneven = false;
+  DType in = DType::fp32, out = DType::fp32;
+  spec::BLayout layout = spec::BLayout::nk;
+  bool bias = false;
+  bool gathered = false;  // ag_gemm: return a too
+  int64_t gap = 0;        // between rows of every matrix
+  std::vector<int64_t> offsets{};
+
+  std::string text() const {
+    std::string rows;
+    for (int64_t o : offsets) rows += " " + std::to_string(o);
+    return op + " " + family + " q " + std::to_string(degree) + " M " + std::to_string(m) + " N " + std::to_string(n) +
+           " K " + std::to_string(k) + " " + dtype_name(in) + "->" + dtype_name(out) +
+           (layout == spec::BLayout::nk ? " nk" : " kn") + (bias ? " bias" : "") + (uneven ? " uneven" : "") +
+           (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows);
+  }
+};
+
+/// One rank's part of a case: operands, schedule, run, verify.
+class Operands {
+ public:
+  Operands(const Case& c, Channel& channel)
+      : case_(c), channel_(channel), rank_(channel.team().rank()), ranks_(channel.team().size()) {
+    const std::vector<int64_t> off = spec::row_offsets(spec_of(rank_));
+    first_ = off[static_cast<size_t>(rank_)];
+    const int64_t mine = off[static_cast<size_t>(rank_) + 1] - first_;
+    const bool is_ag = c.op == "ag_gemm";
+    a_ = Matrix(is_ag ? mine : c.m, k_of(rank_), c.in, c.gap);
+    const bool nk = c.layout == spec::BLayout::nk;
+    b_ = Matrix(nk ? n() : k_of(rank_), nk ? k_of(rank_) : n(), c.in, c.gap);
+    out_ = Matrix(c.op == "gemm_rs" ? mine : c.m, n(), c.out, c.gap);
+    bias_ = Matrix(1, n(), c.out, 0);
+    if (is_ag && c.gathered) gathered_ = Matrix(c.m, c.k, c.in, c.gap);
+    schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree);
+  }
+
+  const spec::Schedule& schedule() const { return schedule_; }
+  const Matrix& out() const { return out_; }
+
+  void fill(int64_t seed) {
+    seed_ = seed;
+    const bool nk = case_.layout == spec::BLayout::nk;
+    const int64_t row = case_.op == "ag_gemm" ? first_ : 0;
+    a_.fill([&](int64_t i, int64_t j) { return static_cast<double>(a_at(rank_, row + i, j)); });
+    b_.fill([&](int64_t i, int64_t j) { return static_cast<double>(nk ? b_at(rank_, j, i) : b_at(rank_, i, j)); });
+    bias_.fill([&](int64_t, int64_t j) { return static_cast<double>(bias_at(j)); });
+    out_.fill([](int64_t, int64_t) { return NAN; });
+    if (gathered_.view.defined()) gathered_.fill([](int64_t, int64_t) { return NAN; });
+  }
+
+  /// normal(0, 1), a pure function of seed, rank and place.
+  void fill_normal(int64_t seed) {
+    fill(seed);
+    const bool nk = case_.layout == spec::BLayout::nk;
+    const int64_t row = case_.op == "ag_gemm" ? first_ : 0;
+    a_.fill([&](int64_t i, int64_t j) { return normal(1, owner_of_a(rank_), row + i, j); });
+    b_.fill([&](int64_t i, int64_t j) { return nk ? normal(2, rank_, j, i) : normal(2, rank_, i, j); });
+    bias_.fill([&](int64_t, int64_t j) { return normal(3, case_.op == "ag_gemm" ? rank_ : 0, 0, j); });
+  }
+
+  /// After fill_normal: largest distance from the fp64 result of the rounded operands, and the largest result.
+  std::pair<double, double> largest_error() const {
+    const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
+    const bool is_ag = case_.op == "ag_gemm";
+    double error = 0, magnitude = 0;
+    for (int64_t i = 0; i < out_.view.dim(0); ++i) {
+      for (int64_t j = 0; j < n(); ++j) {
+        double sum = case_.bias ? rounded(normal(3, is_ag ? rank_ : 0, 0, j), case_.out) : 0;
+        for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
+          for (int64_t k = 0; k < k_of(s); ++k) {
+            sum += rounded(normal(1, owner_of_a(s), row + i, k), case_.in) * rounded(normal(2, s, k, j), case_.in);
+          }
+        }
+        error = std::max(error, std::abs(out_.get(i, j) - sum));
+        magnitude = std::max(magnitude, std::abs(sum));
+      }
+    }
+    return {error, magnitude};
+  }
+
+  void run() {
+    const TensorView b = case_.layout == spec::BLayout::nk ? b_.view.transposed() : b_.view;
+    const TensorView bias = case_.bias ? TensorView::contiguous(bias_.view.data, case_.out, {n()}) : TensorView{};
+    if (case_.op == "ag_gemm") {
+      ops::run(channel_,
+               ops::AgGemmArgs{.a_shard = a_.view,
+                               .b = b,
+                               .c = out_.view,
+                               .bias = bias,
+                               .a = gathered_.view,
+                               .row_offsets = case_.offsets},
+               schedule_);
+    } else if (case_.op == "gemm_rs") {
+      ops::run(channel_,
+               ops::GemmRsArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias, .row_offsets = case_.offsets},
+               schedule_);
+    } else {
+      ops::run(channel_, ops::GemmArArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias}, schedule_);
+    }
+  }
+
+  /// First wrong element in words; empty if all are right.
+  std::string mismatch() const {
+    const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
+    std::vector<char> rounded(8);
+    for (int64_t i = 0; i < out_.view.dim(0); ++i) {
+      for (int64_t j = 0; j < n(); ++j) {
+        base::store_element(rounded.data(), case_.out, 0, static_cast<double>(want(row + i, j)));
+        const double expected = base::load_element(rounded.data(), case_.out, 0);
+        if (out_.get(i, j) == expected) continue;
+        return case_.text() + ": rank " + std::to_string(rank_) + " out[" + std::to_string(i) + "][" +
+               std::to_string(j) + "] is " + std::to_string(out_.get(i, j)) + ", wanted " + std::to_string(expected);
+      }
+    }
+    if (!out_.gaps_intact()) return case_.text() + ": rank " + std::to_string(rank_) + " wrote between rows";
+    for (int64_t i = 0; gathered_.view.defined() && i < case_.m; ++i) {
+      for (int64_t j = 0; j < case_.k; ++j) {
+        if (gathered_.get(i, j) == static_cast<double>(a_at(owner(i), i, j))) continue;
+        return case_.text() + ": rank " + std::to_string(rank_) + " a[" + std::to_string(i) + "][" + std::to_string(j) +
+               "] is " + std::to_string(gathered_.get(i, j));
+      }
+    }
+    return "";
+  }
+
+ private:
+  /// Twelve uniform numbers add up to something normal enough.
+  double normal(uint64_t what, int64_t rank, int64_t i, int64_t j) const {
+    double sum = -6;
+    for (int64_t draw = 0; draw < 12; ++draw) {
+      sum +=
+          static_cast<double>(hash_of(what + 16 * static_cast<uint64_t>(draw + 1), rank, i, j, seed_) >> 11) * 0x1p-53;
+    }
+    return sum;
+  }
+  static double rounded(double v, DType dtype) {
+    std::vector<char> at(8);
+    base::store_element(at.data(), dtype, 0, v);
+    return base::load_element(at.data(), dtype, 0);
+  }
+  int owner_of_a(int rank) const { return case_.op == "ag_gemm" ? 0 : rank; }
+  int64_t extra(int rank) const { return case_.uneven ? rank % 3 : 0; }
+  int64_t n() const { return case_.n + (case_.op == "ag_gemm" ? extra(rank_) : 0); }
+  int64_t k_of(int rank) const { return case_.k + (case_.op == "ag_gemm" ? 0 : extra(rank)); }
+  spec::OpSpec spec_of(int rank) const {
+    return {.op = case_.op,
+            .m = case_.m,
+            .n = n(),
+            .k = k_of(rank),
+            .ranks = ranks_,
+            .dtype = case_.in,
+            .out_dtype = case_.out,
+            .b_layout = case_.layout,
+            .bias = case_.bias,
+            .row_offsets = case_.offsets};
+  }
+  int owner(int64_t row) const {
+    const std::vector<int64_t> off = spec::row_offsets(spec_of(rank_));
+    int p = 0;
+    while (row >= off[static_cast<size_t>(p) + 1]) ++p;
+    return p;
+  }
+  /// ag_gemm: row i of the whole, whoever owns it; else: of that rank's part.
+  int64_t a_at(int rank, int64_t i, int64_t k) const { return hashed(1, owner_of_a(rank), i, k, seed_, case_.in); }
+  int64_t b_at(int rank, int64_t k, int64_t j) const { return hashed(2, rank, k, j, seed_, case_.in); }
+  int64_t bias_at(int64_t j) const { return hashed(3, case_.op == "ag_gemm" ? rank_ : 0, 0, j, seed_, case_.in); }
+  int64_t want(int64_t row, int64_t j) const {
+    int64_t sum = case_.bias ? bias_at(j) : 0;
+    const bool is_ag = case_.op == "ag_gemm";
+    for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
+      for (int64_t k = 0; k < k_of(s); ++k) sum += a_at(s, row, k) * b_at(s, k, j);
+    }
+    return sum;
+  }
+
+  Case case_;
+  Channel& channel_;
+  int rank_, ranks_;
+  int64_t first_ = 0, seed_ = 0;
+  Matrix a_, b_, out_, bias_, gathered_;
+  spec::Schedule schedule_;
+};
+
+/// Runs the cases two by two, each three times and interleaved, so that buffers are reused while credits of the other
+/// are under way; verifies after each call and that nothing is left over after each pair.
+inline void run_cases(Runtime& runtime, Channel& channel, const std::vector<Case>& cases) {
+  for (size_t i = 0; i < cases.size(); i += 2) {
+    std::vector<Operands> pair;
+    for (size_t j = i; j < std::min(i + 2, cases.size()); ++j) pair.emplace_back(cases[j], channel);
+    for (int64_t call = 0; call < 3; ++call) {
+      for (Operands& operands : pair) {
+        operands.fill(static_cast<int64_t>(i) * 3 + call);
+        operands.run();
+        ASSERT_EQ(operands.mismatch(), "") << "call " << call;
+      }
+    }
+    runtime.synchronize();
+    channel.team().barrier();
+    runtime.check_quiescent();
+  }
+}
+
+/// All families and degrees of an operator; shapes, types, layouts, bias and raggedness take turns, so that each pair
+/// of them meets in some case and team size.
+inline std::vector<Case> cases_of(const std::string& op, int ranks) {
+  const int64_t rows[] = {7, 33, 1, 2 * ranks, 0, 3 * ranks + 1, 2, 5 * ranks};
+  const std::pair<DType, DType> types[] = {{DType::fp32, DType::fp32}, {DType::bf16, DType::bf16},
+                                           {DType::fp64, DType::fp64}, {DType::fp16, DType::fp32},
+                                           {DType::fp16, DType::fp16}, {DType::bf16, DType::fp32}};
+  std::vector<Case> cases;
+  size_t turn = static_cast<size_t>(ranks);
+  for (const std::string& family : spec::families(op)) {
+    if (family == "compute" || family == "comm" || family == "limit") continue;
+    for (const int degree : {1, 2, 3, 5}) {
+      Case c{.op = op, .family = family, .degree = degree};
+      c.m = rows[turn % 8];
+      std::tie(c.in, c.out) = types[turn % 6];
+      c.n = 3 + static_cast<int64_t>(turn % 3) * 5;
+      c.k = turn % 7 == 3 && op != "ag_gemm" ? 0 : 1 + static_cast<int64_t>(turn % 4) * 4;
+      c.layout = turn % 2 == 0 ? spec::BLayout::nk : spec::BLayout::kn;
+      c.bias = turn % 5 < 2;
+      c.uneven = turn % 3 == 1;
+      c.gathered = turn % 4 != 1;
+      c.gap = turn % 5 == 3 ? 3 : 0;
+      if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
+        c.offsets.assign(static_cast<size_t>(ranks) + 1, 0);
+        for (int p = 1; p <= ranks; ++p)
+          c.offsets[static_cast<size_t>(p)] =
+              p == ranks || p % 2 == 0 ? c.m * p / ranks : c.offsets[static_cast<size_t>(p) - 1];
+      }
+      cases.push_back(c);
+      ++turn;
+    }
+    ++turn;  // so that degrees and turns do not stay in step
+  }
+  return cases;
+}
+
+inline auto all_teams() {
+  return ::testing::Combine(::testing::Range(1, 10),
+                            ::testing::Values(Mode::threads, Mode::threads_adversary, Mode::processes));
+}
+
+}  // namespace overlace::test

@@ -1,0 +1,210 @@
+// Every precondition of the dense operators: the error's type, and the argument, the value got and the value wanted in
+// its text. All ranks make the same bad call; afterwards a good one succeeds, for nothing has moved.
+#include <functional>
+
+#include "tests/ranks/ops_cases.h"
+
+namespace overlace::test {
+namespace {
+
+/// What a call throws, as "code: text"; "ok" if nothing.
+std::string thrown(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return std::string(errc_name(e.code())) + ": " + e.what();
+  }
+  return "ok";
+}
+
+void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is missing in: " << text;
+  }
+}
+
+/// A good call of two ranks, to be spoilt.
+struct AgCall {
+  explicit AgCall(Channel& c)
+      : channel(c),
+        rank(c.team().rank()),
+        a(4, 6, DType::fp32, 0),
+        b(5, 6, DType::fp32, 0),
+        out(8, 5, DType::fp32, 0),
+        bias(1, 5, DType::fp32, 0),
+        gathered(8, 6, DType::fp32, 0),
+        args{.a_shard = a.view, .b = b.view.transposed(), .c = out.view} {
+    a.fill([](int64_t, int64_t) { return 1.0; });
+    b.fill([](int64_t, int64_t) { return 1.0; });
+    schedule = spec::make_schedule(ops::op_spec(channel, args), "hetero_fused_1d", 2);
+  }
+  std::string call() const {
+    return thrown([&] { ops::run(channel, args, schedule); });
+  }
+  Channel& channel;
+  int rank;
+  Matrix a, b, out, bias, gathered;
+  ops::AgGemmArgs args;
+  spec::Schedule schedule;
+};
+
+void expect_good(Channel& channel) {
+  const AgCall good(channel);
+  EXPECT_EQ(good.call(), "ok");
+  EXPECT_EQ(good.out.get(7, 4), 6);
+}
+
+void check_ag_gemm(Channel& channel) {
+  const auto spoilt = [&](const std::function<void(AgCall&)>& spoil) {
+    AgCall call(channel);
+    spoil(call);
+    return call.call() + " ";
+  };
+  const std::string rank = "rank " + std::to_string(channel.team().rank()) + " ";
+  const auto expect = [&](std::initializer_list<const char*> parts, const std::function<void(AgCall&)>& spoil) {
+    const std::string text = spoilt(spoil);
+    expect_parts(text, parts);
+    expect_parts(text, {"ag_gemm", rank.c_str()});
+  };
+  expect({"invalid_argument", "a_shard must have 2 dimensions, got 0"}, [](AgCall& c) { c.args.a_shard = {}; });
+  expect({"invalid_argument", "a_shard must be fp32, bf16, fp16 or fp64, got i32"},
+         [](AgCall& c) { c.args.a_shard.dtype = DType::i32; });
+  expect({"invalid_argument", "a_shard must be (4, 6)", "got (3, 6)"},
+         [](AgCall& c) { c.args.a_shard = c.args.a_shard.rows(0, 3); });
+  expect({"invalid_argument", "a_shard (4, 6) must have contiguous rows", "got strides (1, 4)"}, [](AgCall& c) {
+    c.args.a_shard.strides = {1, 4};
+  });
+  expect({"invalid_argument", "a_shard (4, 6) has no memory"}, [](AgCall& c) { c.args.a_shard.data = nullptr; });
+  expect({"invalid_argument", "a_shard must be aligned to its 4 bytes of fp32"},
+         [](AgCall& c) { c.args.a_shard.data = static_cast<char*>(c.args.a_shard.data) + 2; });
+  expect({"invalid_argument", "b must have K = 6 rows as a_shard (4, 6) has columns, got (5, 6)"},
+         [](AgCall& c) { c.args.b = c.b.view; });
+  expect({"invalid_argument", "b must have the dtype of a_shard (fp32), got bf16"},
+         [](AgCall& c) { c.args.b.dtype = DType::bf16; });
+  expect({"invalid_argument", "b (6, 5) must be contiguous in K", "got strides (2, 12)"}, [](AgCall& c) {
+    c.args.b.strides = {2, 12};
+  });
+  expect({"invalid_argument", "b must have 2 dimensions, got 1"}, [](AgCall& c) { c.args.b.ndim = 1; });
+  expect({"invalid_argument", "c must have the dtype of a_shard (fp32) or fp32, got fp64"},
+         [](AgCall& c) { c.args.c.dtype = DType::fp64; });
+  expect({"invalid_argument", "c must be (8, 5)", "got (8, 4)"}, [](AgCall& c) { c.args.c.sizes[1] = 4; });
+  expect({"invalid_argument", "c (8, 5) must have contiguous rows that do not overlap", "got strides (4, 1)"},
+         [](AgCall& c) { c.args.c.strides[0] = 4; });
+  expect({"invalid_argument", "bias must be (5), got (1, 5)"}, [](AgCall& c) { c.args.bias = c.bias.view; });
+  expect({"invalid_argument", "bias must have the dtype of c (fp32) or of a_shard (fp32), got fp16"},
+         [](AgCall& c) { c.args.bias = TensorView::contiguous(c.bias.view.data, DType::fp16, {5}); });
+  expect({"invalid_argument", "c (8, 5) must not share memory with b (6, 5)"},
+         [](AgCall& c) { c.args.b.data = static_cast<char*>(c.args.c.data) + 16; });
+  expect({"invalid_argument", "row_offsets must be 3 ascending entries from 0 to M = 8, got 2 entries: 0 8"},
+         [](AgCall& c) {
+           c.args.row_offsets = {0, 8};
+         });
+  expect({"invalid_argument", "row_offsets must be 3 ascending entries from 0 to M = 8, got 3 entries: 0 9 8"},
+         [](AgCall& c) {
+           c.args.row_offsets = {0, 9, 8};
+         });
+  expect({"invalid_argument", "a must be (8, 6) to take the gathered rows, got (4, 6)"},
+         [](AgCall& c) { c.args.a = c.gathered.view.rows(0, 4); });
+  expect({"invalid_argument", "a must have the dtype of a_shard (fp32), got bf16"}, [](AgCall& c) {
+    c.args.a = c.gathered.view;
+    c.args.a.dtype = DType::bf16;
+  });
+  expect({"invalid_argument", "a (8, 6) must not share memory with c (8, 5)"}, [](AgCall& c) {
+    c.args.a = c.gathered.view;
+    c.args.a.data = c.out.view.data;
+  });
+}
+
+void check_schedules(Channel& channel) {
+  AgCall good(channel);
+  const auto with = [&](const std::function<void(spec::OpSpec&)>& change) {
+    AgCall call(channel);
+    spec::OpSpec op = ops::op_spec(channel, call.args);
+    change(op);
+    call.schedule = spec::make_schedule(op, "serial");
+    return call.call();
+  };
+  expect_parts(with([](spec::OpSpec& op) { op.op = "gemm_rs"; }),
+               {"plan_mismatch", "ag_gemm: schedule serial_rs was made for operator gemm_rs"});
+  expect_parts(with([](spec::OpSpec& op) { op.m = 10; }), {"plan_mismatch", "made for M 10, the call has 8"});
+  expect_parts(with([](spec::OpSpec& op) { op.k = 7; }), {"plan_mismatch", "made for K 7, the call has 6"});
+  expect_parts(with([](spec::OpSpec& op) { op.n = 7; }), {"plan_mismatch", "made for N 7, the call has 5"});
+  expect_parts(with([](spec::OpSpec& op) { op.ranks = 3; }), {"plan_mismatch", "made for G 3, the call has 2"});
+  expect_parts(with([](spec::OpSpec& op) { op.dtype = DType::bf16; }),
+               {"plan_mismatch", "made for dtype bf16, the call has fp32"});
+  expect_parts(with([](spec::OpSpec& op) { op.bias = true; }),
+               {"plan_mismatch", "made for bias true, the call has false"});
+  expect_parts(with([](spec::OpSpec& op) { op.b_layout = spec::BLayout::kn; }),
+               {"plan_mismatch", "made for b_layout kn, the call has nk"});
+  expect_parts(with([](spec::OpSpec& op) {
+                 op.row_offsets = {0, 3, 8};
+               }),
+               {"plan_mismatch", "made for row offsets 0 3 8, the call has 0 4 8"});
+}
+
+void check_gemm_rs(Channel& channel) {
+  Matrix a(8, 6, DType::fp32, 0), b(6, 5, DType::fp32, 0), out(4, 5, DType::fp32, 0), whole(8, 5, DType::fp32, 0);
+  const ops::GemmRsArgs good{.a = a.view, .b = b.view, .out = out.view};
+  const spec::Schedule schedule = spec::make_schedule(ops::op_spec(channel, good), "library");
+  const auto call = [&](const std::function<void(ops::GemmRsArgs&)>& spoil) {
+    ops::GemmRsArgs args = good;
+    spoil(args);
+    return thrown([&] { ops::run(channel, args, schedule); });
+  };
+  expect_parts(call([&](auto& args) { args.out = whole.view; }),
+               {"invalid_argument", "gemm_rs: out must be (4, 5)", "got (8, 5)"});
+  expect_parts(call([&](auto& args) { args.a.ndim = 3; }), {"invalid_argument", "gemm_rs: a must have 2 dimensions"});
+  expect_parts(call([&](auto& args) { args.b = args.b.rows(0, 5); }),
+               {"gemm_rs: b must have K = 6 rows", "got (5, 5)"});
+  expect_parts(call([&](auto& args) { args.out.data = args.a.data; }),
+               {"out (4, 5) must not share memory with a (8, 6)"});
+  expect_parts(call([&](auto& args) { args.row_offsets = {0, 4, 7}; }), {"row_offsets", "from 0 to M = 8", "0 4 7"});
+  expect_parts(call([&](auto& args) { args.bias = out.view; }), {"gemm_rs: bias must be (5), got (4, 5)"});
+
+  const ops::GemmArArgs good_ar{.a = a.view, .b = b.view, .out = whole.view};
+  const spec::Schedule serial = spec::make_schedule(ops::op_spec(channel, good_ar), "serial");
+  const auto call_ar = [&](const std::function<void(ops::GemmArArgs&)>& spoil) {
+    ops::GemmArArgs args = good_ar;
+    spoil(args);
+    return thrown([&] { ops::run(channel, args, serial); });
+  };
+  expect_parts(call_ar([&](auto& args) { args.out = out.view; }),
+               {"invalid_argument", "gemm_ar: out must be (8, 5) to take a b, got (4, 5)"});
+  expect_parts(call_ar([&](auto& args) { args.a.dtype = DType::u8; }), {"gemm_ar: a must be fp32", "got u8"});
+  expect_parts(call_ar([&](auto& args) { args.out.dtype = DType::bf16; }),
+               {"out must have the dtype of a (fp32) or fp32, got bf16"});
+  EXPECT_EQ(thrown([&] { ops::run(channel, good, schedule); }), "ok");
+}
+
+TEST(OpsChecks, EachBadCallNamesArgumentGotAndWantedAndLeavesTheRanksUsable) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    check_ag_gemm(channel);
+    check_schedules(channel);
+    check_gemm_rs(channel);
+    expect_good(channel);
+  });
+}
+
+TEST(OpsChecks, ColumnsOfOneMatrixAreNoOverlap) {
+  run_ranks(1, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    // x (4, 12): columns 0..5 are a, columns 6..10 take c.
+    Matrix x(4, 12, DType::fp32, 0), b(6, 5, DType::fp32, 0);
+    x.fill([](int64_t, int64_t) { return 1.0; });
+    b.fill([](int64_t, int64_t) { return 2.0; });
+    ops::AgGemmArgs args{.a_shard = x.view, .b = b.view, .c = x.view};
+    args.a_shard.sizes[1] = 6;
+    args.c.sizes[1] = 5;
+    args.c.data = static_cast<float*>(x.view.data) + 6;
+    const spec::Schedule schedule = spec::make_schedule(ops::op_spec(channel, args), "serial");
+    ops::run(channel, args, schedule);
+    EXPECT_EQ(x.get(3, 10), 12);
+    EXPECT_EQ(x.get(3, 11), 1);
+    args.c.data = static_cast<float*>(x.view.data) + 5;
+    expect_parts(thrown([&] { ops::run(channel, args, schedule); }), {"c (4, 5) must not share memory with a_shard"});
+  });
+}
+
+}  // namespace
+}  // namespace overlace::test

@@ -1,0 +1,112 @@
+// Puts of every size, aligned or not, between all pairs of ranks.
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+#include "tests/ranks/support/run_ranks.h"
+
+namespace overlace::test {
+namespace {
+
+/// Differs by sender, receiver and index, so that a swapped rank or a shifted byte shows.
+std::byte pattern(int from, int to, size_t i, int round) {
+  return static_cast<std::byte>((i * 131 + static_cast<size_t>(from * 29 + to * 7 + round * 3) + 1) & 0xff);
+}
+
+class PutTest : public testing::TestWithParam<std::tuple<int, Mode>> {};
+
+TEST_P(PutTest, EveryPairEverySizeUnaligned) {
+  const auto [n, mode] = GetParam();
+  run_ranks(n, mode, [n = n](Runtime& runtime) {
+    Team& team = runtime.world();
+    const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+    const SignalIds ids = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "put.arrive");
+    constexpr size_t kRoom = 70000;
+    const SymBuffer inbox = runtime.heap().alloc(kRoom * static_cast<size_t>(n), 256, "inbox");
+    team.barrier();
+    const size_t sizes[] = {1, 2, 3, 7, 8, 63, 64, 65, 255, 4096, 4099, 65537};
+    int round = 0;
+    for (const size_t bytes : sizes) {
+      const size_t shift = static_cast<size_t>(round) % 8;
+      std::vector<std::vector<std::byte>> sources(static_cast<size_t>(n));
+      for (int peer = 0; peer < n; ++peer) {
+        std::vector<std::byte>& source = sources[static_cast<size_t>(peer)];
+        for (size_t i = 0; i < bytes; ++i) source.push_back(pattern(team.rank(), peer, i, round));
+        put_signal(channel, peer, inbox.offset + static_cast<size_t>(team.rank()) * kRoom + shift, source.data(), bytes,
+                   ids.first);
+      }
+      for (int peer = 0; peer < n; ++peer) {
+        ASSERT_EQ(wait_ge(channel, peer, ids.first, ticket(channel, peer, ids.first) + 1), Errc::ok);
+        consume(channel, peer, ids.first, 1);
+        const auto* got =
+            static_cast<const std::byte*>(team.local_ptr(inbox)) + static_cast<size_t>(peer) * kRoom + shift;
+        for (size_t i = 0; i < bytes; ++i)
+          ASSERT_EQ(got[i], pattern(peer, team.rank(), i, round))
+              << "from " << peer << " byte " << i << " of " << bytes;
+      }
+      ASSERT_EQ(flush(channel), Errc::ok);
+      ASSERT_EQ(barrier(channel), Errc::ok);
+      ++round;
+    }
+  });
+}
+
+TEST_P(PutTest, RowsWithPitches) {
+  const auto [n, mode] = GetParam();
+  run_ranks(n, mode, [n = n](Runtime& runtime) {
+    Team& team = runtime.world();
+    const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+    const SignalIds ids = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "put.rows");
+    const SymBuffer inbox = runtime.heap().alloc(40 * 100, 256, "inbox");
+    auto* mine = static_cast<std::byte*>(team.local_ptr(inbox));
+    std::memset(mine, 0x55, 4000);
+    team.barrier();
+    const int to = (team.rank() + 1) % n, from = (team.rank() + n - 1) % n;
+    std::vector<std::byte> source(30 * 50);
+    for (size_t i = 0; i < source.size(); ++i) source[i] = pattern(team.rank(), to, i, 0);
+    put_2d(channel, to, inbox.offset + 5, 100, source.data() + 3, 50, 13, 30);
+    fence(channel, to);
+    signal_add(channel, to, ids.first);
+    ASSERT_EQ(wait_ge(channel, from, ids.first, 1), Errc::ok);
+    consume(channel, from, ids.first, 1);
+    for (size_t row = 0; row < 40; ++row)
+      for (size_t i = 0; i < 100; ++i) {
+        const bool is_inside = row < 30 && i >= 5 && i < 18;
+        const std::byte want = is_inside ? pattern(from, team.rank(), row * 50 + 3 + i - 5, 0) : std::byte{0x55};
+        ASSERT_EQ(mine[row * 100 + i], want) << "row " << row << " byte " << i;
+      }
+    ASSERT_EQ(flush(channel), Errc::ok);
+  });
+}
+
+TEST_P(PutTest, QuietMakesEverythingVisible) {
+  const auto [n, mode] = GetParam();
+  run_ranks(n, mode, [n = n](Runtime& runtime) {
+    Team& team = runtime.world();
+    const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+    const SymBuffer inbox = runtime.heap().alloc(sizeof(int32_t) * 64 * static_cast<size_t>(n), 256, "inbox");
+    team.barrier();
+    std::vector<int32_t> source(64);
+    for (int i = 0; i < 64; ++i) source[static_cast<size_t>(i)] = team.rank() * 100 + i;
+    for (int peer = 0; peer < n; ++peer)
+      put(channel, peer, inbox.offset + static_cast<size_t>(team.rank()) * 256, source.data(), 256);
+    ASSERT_EQ(quiet(channel), Errc::ok);
+    team.barrier();
+    const auto* got = static_cast<const int32_t*>(team.local_ptr(inbox));
+    for (int peer = 0; peer < n; ++peer)
+      for (int i = 0; i < 64; ++i) ASSERT_EQ(got[peer * 64 + i], peer * 100 + i);
+    const int peer = (team.rank() + 1) % n;
+    std::vector<int32_t> read(64);
+    ASSERT_EQ(get(channel, peer, inbox.offset + static_cast<size_t>(team.rank()) * 256, read.data(), 256), Errc::ok);
+    for (int i = 0; i < 64; ++i) ASSERT_EQ(read[static_cast<size_t>(i)], team.rank() * 100 + i);
+    team.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PutTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 9),
+                                          testing::Values(Mode::threads, Mode::threads_adversary)),
+                         mode_test_name);
+
+}  // namespace
+}  // namespace overlace::test

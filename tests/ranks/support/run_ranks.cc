@@ -1,0 +1,115 @@
+#include "tests/ranks/support/run_ranks.h"
+
+#include <atomic>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "src/base/env.h"
+#include "src/base/format.h"
+
+namespace overlace::test {
+namespace {
+
+uint64_t draw_seed() {
+  static std::atomic<uint64_t> next{std::random_device{}()};
+  return next.fetch_add(1) % 1000000;
+}
+
+std::string label(int rank, int n, Mode mode, const RuntimeOptions& options) {
+  std::string text = base::format("rank {} of {}, {}", rank, n, mode_name(mode));
+  if (options.adversary.enabled) text += base::format(", OVERLACE_ADVERSARY=\"seed={}\"", options.adversary.seed);
+  return text;
+}
+
+/// A rank whose peers were aborted because another one failed has nothing to add.
+bool is_echo(const Error& error) {
+  return testing::Test::HasFailure() && (error.code() == Errc::aborted || error.code() == Errc::peer_lost);
+}
+
+void check_end(Runtime& runtime) {
+  runtime.synchronize();
+  runtime.world().barrier();
+  runtime.check_quiescent();
+  runtime.heap().verify();
+}
+
+void run_one(Bootstrap& bootstrap, const RuntimeOptions& runtime_options, const RankOptions& options,
+             const std::function<void(Runtime&)>& body) {
+  Runtime runtime = Runtime::open(bootstrap, runtime_options);
+  try {
+    body(runtime);
+    if (testing::Test::HasFailure()) {
+      runtime.abort(Errc::aborted, "the test failed on this rank");
+    } else if (options.checks_end) {
+      check_end(runtime);
+    }
+  } catch (const Error& error) {
+    if (!is_echo(error)) ADD_FAILURE() << errc_name(error.code()) << ": " << error.what();
+    runtime.abort(Errc::aborted, error.what());
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+    runtime.abort(Errc::aborted, error.what());
+  }
+  try {
+    if (options.checks_end) runtime.close();
+  } catch (const Error& error) {
+    if (!is_echo(error)) ADD_FAILURE() << "close: " << errc_name(error.code()) << ": " << error.what();
+  }
+}
+
+void run_threads(int n, const std::function<void(Bootstrap&)>& body) {
+  auto bootstraps = thread_bootstraps(n);
+  std::vector<std::thread> threads;
+  for (auto& bootstrap : bootstraps)
+    threads.emplace_back([&body, bootstrap = std::move(bootstrap)]() mutable {
+      body(*bootstrap);
+      bootstrap.reset();  // peers that still wait for this rank learn that it is gone
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+RuntimeOptions runtime_options(Mode mode, const RankOptions& options) {
+  RuntimeOptions result;
+  result.backend = Backend::cpu;
+  result.heap_bytes = options.heap_bytes;
+  result.timeout_ms = options.timeout_ms;
+  result.num_signal_ids = options.num_signal_ids;
+  result.link = options.link;
+  result.wait = options.wait;
+  result.net_engine = options.net_engine;
+  result.adversary = options.adversary;
+  if (mode == Mode::threads_adversary && !result.adversary.enabled) {
+    result.adversary.enabled = true;
+    result.adversary.seed = draw_seed();
+    if (!base::env().adversary.empty()) result.adversary = AdversaryOptions::parse(base::env().adversary);
+  }
+  return result;
+}
+
+void run_bootstraps(int n, Mode mode, const std::function<void(Bootstrap&)>& body) {
+  const auto guarded = [&](Bootstrap& bootstrap) {
+    const testing::ScopedTrace trace("run_ranks", bootstrap.rank(),
+                                     base::format("rank {} of {}, {}", bootstrap.rank(), n, mode_name(mode)));
+    try {
+      body(bootstrap);
+    } catch (const Error& error) {
+      if (!is_echo(error)) ADD_FAILURE() << errc_name(error.code()) << ": " << error.what();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+  };
+  run_threads(n, guarded);
+}
+
+void run_ranks(int n, Mode mode, const std::function<void(Runtime&)>& body, const RankOptions& options) {
+  const RuntimeOptions chosen = runtime_options(mode, options);
+  run_bootstraps(n, mode, [&](Bootstrap& bootstrap) {
+    const testing::ScopedTrace trace("run_ranks", 0, label(bootstrap.rank(), n, mode, chosen));
+    run_one(bootstrap, chosen, options, body);
+  });
+}
+
+}  // namespace overlace::test
