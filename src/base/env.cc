@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <optional>
@@ -285,5 +286,7 @@ const Env& env() {
   }();
   return instance.value();
 }
+
+void set_environment_default(const char* name, const char* value) { (void)::setenv(name, value, 0); }
 
 }  // namespace overlace::base

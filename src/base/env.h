@@ -57,4 +57,7 @@ struct Env {
 /// The process environment, read at the first call; throws InvalidArgument on a bad value.
 const Env& env();
 
+/// Sets a variable for libraries that read their own, unless it is set. Before they are loaded.
+void set_environment_default(const char* name, const char* value);
+
 }  // namespace overlace::base

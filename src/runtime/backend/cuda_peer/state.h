@@ -1,0 +1,126 @@
+// One rank on a GPU: its heap, words that kernels and host share, and the watcher.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/runtime/backend.h"
+#include "src/runtime/backend/cuda_peer/device_heap.h"
+#include "src/runtime/backend/cuda_peer/host_block.h"
+#include "src/runtime/backend/cuda_peer/stream_ops.h"
+
+namespace overlace::runtime::cuda_peer {
+
+/// A wait that a stream makes by itself and that therefore sees neither deadline nor abort.
+struct StreamWait {
+  uint64_t* word = nullptr;
+  uint64_t value = 0;
+  uint32_t peer = 0, team = 0, id = 0;  // for the record; team rank
+};
+
+/// An engine's asynchronous failures, polled by the watcher. The engine outlives its entry.
+class EngineWatch {
+ public:
+  virtual ~EngineWatch() = default;
+  /// Any thread. First failure so far.
+  virtual base::Status poll() = 0;
+  /// Any thread; idempotent.
+  virtual void abort() = 0;
+};
+
+class CudaPeerState final : public BackendState {
+ public:
+  static base::Result<std::unique_ptr<CudaPeerState>> open(const OpenContext& context);
+  ~CudaPeerState() override;
+
+  Backend kind() const override { return Backend::cuda_peer; }
+  int device() const override { return device_; }
+  Caps caps(int world_rank) const override;
+  Reach reach(int world_rank) const override;
+  char* heap_base(int world_rank) const override { return heap_->base(world_rank); }
+  uint64_t user_offset() const override { return layout_.user.offset; }
+  uint64_t user_bytes() const override { return layout_.user.bytes; }
+  TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) override;
+  std::unique_ptr<NetEngine> make_engine(Team& team, int max_ctas) override;
+  base::Status synchronize() override;
+  base::Status check_quiescent() override;
+  void poison(uint64_t offset, uint64_t bytes) override;
+  void abort(const AbortCause& cause) override;
+  AbortCause cause() override;
+  void close(bool aborted) override;
+
+  const StreamCaps& stream_caps() const { return stream_caps_; }
+  /// stream_post may be used: proven by the self-test of this open, on all pairs.
+  bool copy_then_flag() const { return copy_then_flag_; }
+  const char* heap_kind() const { return heap_->kind(); }  // "vmm" | "ipc"
+  /// Right after stream_wait on that stream, outside capture: the watcher ends the wait at the deadline and on abort by
+  /// writing the word past the value, so that the queue drains.
+  base::Status guard_stream_wait(cudaStream_t stream, const StreamWait& wait);
+  void add_engine(EngineWatch* engine);
+  void remove_engine(EngineWatch* engine);
+
+ private:
+  struct GuardedWait {
+    StreamWait wait;
+    cudaEvent_t done = nullptr;
+    int64_t begin_ns = 0;
+    bool released = false;
+  };
+
+  explicit CudaPeerState(const OpenContext& context);
+  base::Status open_device(const OpenContext& context);
+  base::Status find_local(const OpenContext& context);
+  base::Status open_heap(const OpenContext& context);
+  base::Status open_memory();
+  base::Status check_peers();
+  base::Status prove_pairs();
+  /// The cause as one text; sets the abort word. True if it is the first.
+  bool set_cause(const AbortCause& cause);
+  void set_cause_and_spread(const AbortCause& cause);
+  /// From a TimeoutRecord that a kernel left.
+  AbortCause recorded_cause() const;
+  int world_rank_of(uint32_t team, uint32_t team_rank) const;
+  void watch();
+  void watch_streams(bool aborted);
+  void watch_engines(bool aborted);
+  void release_word(GuardedWait& guarded);
+
+  Control& control_;
+  Names& names_;
+  const RuntimeOptions options_;
+  int rank_, world_, device_ = -1;
+  std::vector<DeviceFacts> facts_;
+  std::vector<int> local_;  // world ranks that loads and stores reach, ascending
+  bool atomics_ = false, copy_then_flag_ = false, has_shared_device_ = false;
+  StreamCaps stream_caps_;
+  RuntimeLayout layout_;
+  std::unique_ptr<DeviceHeap> heap_;
+  uint64_t* ticket_ = nullptr;  // device memory
+  Pinned<HostBlock> host_;
+  std::vector<Pinned<char*>> more_bases_;  // tables of teams beyond kPodPeers
+  cudaStream_t stream_ = nullptr, watch_stream_ = nullptr;
+  bool is_closed_ = false;
+
+  mutable std::mutex mutex_;  // cause_, guarded_, spare_events_, is_stopping_
+  AbortCause cause_;
+  std::list<GuardedWait> guarded_;
+  std::vector<cudaEvent_t> spare_events_;
+  bool is_stopping_ = false;
+  std::condition_variable wake_;
+  std::mutex engines_mutex_;
+  std::vector<EngineWatch*> engines_;
+  std::thread watcher_;
+};
+
+/// The state of a runtime whose backend is cuda_peer.
+CudaPeerState& cuda_peer_state(BackendState& state);
+
+}  // namespace overlace::runtime::cuda_peer

@@ -1,0 +1,119 @@
+// The watcher thread of a rank: finds the records of kernels, keeps the deadlines of stream waits, polls engines.
+#include <algorithm>
+#include <atomic>
+
+#include "src/runtime/backend/cuda_peer/state.h"
+#include "src/runtime/clock.h"
+
+namespace overlace::runtime::cuda_peer {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(2);
+constexpr int kTicksPerEnginePoll = 10;
+
+}  // namespace
+
+void CudaPeerState::watch() {
+  // Streams of other threads may be captured meanwhile: what this thread calls must not end their captures.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  (void)cudaSetDevice(device_);
+  bool was_aborted = false;
+  for (int tick = 0;; ++tick) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kTick, [&] { return is_stopping_ || (cause_.code != Errc::ok && !was_aborted); });
+      if (is_stopping_) return;
+    }
+    const bool is_aborted = cause().code != Errc::ok;
+    watch_streams(is_aborted);
+    if (is_aborted != was_aborted || tick % kTicksPerEnginePoll == 0) watch_engines(is_aborted);
+    was_aborted = is_aborted;
+  }
+}
+
+void CudaPeerState::watch_streams(bool aborted) {
+  std::unique_lock lock(mutex_);
+  AbortCause timed_out;
+  for (auto it = guarded_.begin(); it != guarded_.end();) {
+    if (cudaEventQuery(it->done) != cudaErrorNotReady) {
+      spare_events_.push_back(it->done);
+      it = guarded_.erase(it);
+      continue;
+    }
+    const int64_t waited_ns = now_ns() - it->begin_ns;
+    if (!aborted && timed_out.code == Errc::ok && waited_ns > options_.timeout_ms * 1'000'000) {
+      TimeoutRecord record;
+      record.rank = static_cast<uint32_t>(rank_);
+      record.peer = static_cast<uint32_t>(world_rank_of(it->wait.team, it->wait.peer));
+      record.team = it->wait.team;
+      record.id = it->wait.id;
+      record.kind = WaitKind::stream;
+      record.expected = it->wait.value;
+      (void)cudaMemcpyAsync(&record.seen, it->wait.word, sizeof record.seen, cudaMemcpyDeviceToHost, watch_stream_);
+      (void)cudaStreamSynchronize(watch_stream_);
+      record.waited_ns = record.last_change_ns = static_cast<uint64_t>(waited_ns);
+      timed_out = {Errc::timeout, names_.timeout_text(record, control_.peer_state(static_cast<int>(record.peer)))};
+    }
+    if ((aborted || timed_out.code != Errc::ok) && !it->released) release_word(*it);
+    ++it;
+  }
+  (void)cudaGetLastError();
+  lock.unlock();
+  if (timed_out.code != Errc::ok) set_cause_and_spread(timed_out);
+}
+
+/// Lets the stream go on: its work is undefined from here on, but its queue drains.
+void CudaPeerState::release_word(GuardedWait& guarded) {
+  (void)cudaMemcpyAsync(guarded.wait.word, &guarded.wait.value, sizeof guarded.wait.value, cudaMemcpyHostToDevice,
+                        watch_stream_);
+  (void)cudaStreamSynchronize(watch_stream_);
+  guarded.released = true;
+}
+
+base::Status CudaPeerState::guard_stream_wait(cudaStream_t stream, const StreamWait& wait) {
+  const DeviceGuard guard(device_);
+  const std::lock_guard lock(mutex_);
+  GuardedWait guarded;
+  guarded.wait = wait;
+  guarded.begin_ns = now_ns();
+  if (!spare_events_.empty()) {
+    guarded.done = spare_events_.back();
+    spare_events_.pop_back();
+  } else {
+    OVERLACE_TRY(cuda_status(cudaEventCreateWithFlags(&guarded.done, cudaEventDisableTiming), "cudaEventCreate"));
+  }
+  if (base::Status status = cuda_status(cudaEventRecord(guarded.done, stream), "cudaEventRecord"); !status.ok()) {
+    spare_events_.push_back(guarded.done);
+    return status;
+  }
+  guarded_.push_back(guarded);
+  return {};
+}
+
+void CudaPeerState::watch_engines(bool aborted) {
+  base::Status failed;
+  {
+    const std::lock_guard lock(engines_mutex_);
+    for (EngineWatch* engine : engines_) {
+      if (aborted) {
+        engine->abort();
+      } else if (base::Status status = engine->poll(); !status.ok() && failed.ok()) {
+        failed = status;
+      }
+    }
+  }
+  if (!failed.ok()) set_cause_and_spread({failed.code(), failed.message()});
+}
+
+void CudaPeerState::add_engine(EngineWatch* engine) {
+  const std::lock_guard lock(engines_mutex_);
+  engines_.push_back(engine);
+}
+
+void CudaPeerState::remove_engine(EngineWatch* engine) {
+  const std::lock_guard lock(engines_mutex_);
+  engines_.erase(std::remove(engines_.begin(), engines_.end(), engine), engines_.end());
+}
+
+}  // namespace overlace::runtime::cuda_peer

@@ -1,0 +1,301 @@
+#include "src/runtime/engine/nccl/engine.h"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "src/runtime/backend/cuda_peer/state.h"
+#include "src/runtime/clock.h"
+#include "src/runtime/engine/nccl/library.h"
+
+namespace overlace::runtime::nccl {
+namespace {
+
+using cuda_peer::cuda_status;
+using cuda_peer::DeviceGuard;
+
+cudaStream_t stream_of(StreamRef stream) {
+  if (stream.kind != StreamRef::Kind::cuda)
+    throw_error(Errc::invalid_argument, "engine nccl: the stream is a CPU lane, wanted a CUDA stream");
+  return static_cast<cudaStream_t>(stream.cuda_stream);
+}
+
+/// 8-bit floats can be moved, not added.
+ncclDataType_t type_of(DType dtype, bool adds, const char* call) {
+  switch (dtype) {
+    case DType::fp64:
+      return ncclFloat64;
+    case DType::fp32:
+      return ncclFloat32;
+    case DType::fp16:
+      return ncclFloat16;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::i64:
+      return ncclInt64;
+    case DType::i32:
+      return ncclInt32;
+    case DType::i8:
+      return ncclInt8;
+    case DType::u8:
+      return ncclUint8;
+    case DType::e4m3:
+    case DType::e5m2:
+      break;
+  }
+  if (adds)
+    throw_error(Errc::not_supported,
+                base::format("nccl {}: dtype is {}, wanted one that can be added", call, dtype_name(dtype)));
+  return ncclUint8;
+}
+
+class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
+ public:
+  NcclEngine(const Library& lib, const Options& options, int rank, int size, cuda_peer::CudaPeerState* state)
+      : lib_(lib), options_(options), rank_(rank), size_(size), state_(state) {}
+  ~NcclEngine() override {
+    if (is_watched_) state_->remove_engine(this);
+    const DeviceGuard guard(options_.device);
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) return;
+    // Destroy waits for the peers; after a failure they may never come.
+    if (is_aborting_ || lib_.ncclCommFinalize(comm_) > ncclSystemError || !settle("close").ok()) {
+      (void)lib_.ncclCommAbort(comm_);
+    } else {
+      (void)lib_.ncclCommDestroy(comm_);
+    }
+  }
+
+  base::Status open(const ncclUniqueId& id) {
+    const DeviceGuard guard(options_.device);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
+    {
+      const std::lock_guard lock(mutex_);
+      const ncclResult_t code = lib_.ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
+      if (code != ncclSuccess && code != ncclInProgress) return failure("ncclCommInitRankConfig", code);
+      OVERLACE_TRY(settle("ncclCommInitRankConfig"));
+    }
+    state_->add_engine(this);
+    is_watched_ = true;
+    return warm_up();
+  }
+
+  std::string name() const override { return "nccl"; }
+  std::string version() const override { return lib_.version_text(); }
+
+  void all_gather(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const cudaStream_t queue = stream_of(stream);
+    const ncclDataType_t type = type_of(dtype, false, "all_gather");
+    call("ncclAllGather", [&] { return lib_.ncclAllGather(send, recv, count, type, comm_, queue); });
+  }
+  void reduce_scatter(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const cudaStream_t queue = stream_of(stream);
+    const ncclDataType_t type = type_of(dtype, true, "reduce_scatter");
+    call("ncclReduceScatter", [&] { return lib_.ncclReduceScatter(send, recv, count, type, ncclSum, comm_, queue); });
+  }
+  void all_reduce(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const cudaStream_t queue = stream_of(stream);
+    const ncclDataType_t type = type_of(dtype, true, "all_reduce");
+    call("ncclAllReduce", [&] { return lib_.ncclAllReduce(send, recv, count, type, ncclSum, comm_, queue); });
+  }
+  void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const size_t bytes = count * dtype_bytes(dtype);
+    group_begin();
+    for (int step = 0; step < size_; ++step) {
+      const int to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
+      this->send(static_cast<const char*>(send) + static_cast<size_t>(to) * bytes, bytes, to, stream);
+      this->recv(static_cast<char*>(recv) + static_cast<size_t>(from) * bytes, bytes, from, stream);
+    }
+    group_end();
+  }
+  void broadcast(void* buffer, size_t count, DType dtype, int root, StreamRef stream) override {
+    check_peer("broadcast", "root", root);
+    const cudaStream_t queue = stream_of(stream);
+    const ncclDataType_t type = type_of(dtype, false, "broadcast");
+    call("ncclBroadcast", [&] { return lib_.ncclBroadcast(buffer, buffer, count, type, root, comm_, queue); });
+  }
+  void reduce(const void* send, void* recv, size_t count, DType dtype, int root, StreamRef stream) override {
+    check_peer("reduce", "root", root);
+    const cudaStream_t queue = stream_of(stream);
+    const ncclDataType_t type = type_of(dtype, true, "reduce");
+    call("ncclReduce", [&] { return lib_.ncclReduce(send, recv, count, type, ncclSum, root, comm_, queue); });
+  }
+  void send(const void* data, size_t bytes, int peer, StreamRef stream) override {
+    check_peer("send", "peer", peer);
+    const cudaStream_t queue = stream_of(stream);
+    call("ncclSend", [&] { return lib_.ncclSend(data, bytes, ncclUint8, peer, comm_, queue); });
+  }
+  void recv(void* data, size_t bytes, int peer, StreamRef stream) override {
+    check_peer("recv", "peer", peer);
+    const cudaStream_t queue = stream_of(stream);
+    call("ncclRecv", [&] { return lib_.ncclRecv(data, bytes, ncclUint8, peer, comm_, queue); });
+  }
+  void group_begin() override {
+    call("ncclGroupStart", [&] { return lib_.ncclGroupStart(); });
+    ++groups_;
+  }
+  void group_end() override {
+    --groups_;
+    call("ncclGroupEnd", [&] { return lib_.ncclGroupEnd(); });
+  }
+
+  /// Kernels of the communicator end; its calls throw from now on.
+  void abort() override {
+    is_aborting_ = true;
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) return;
+    const DeviceGuard guard(options_.device);
+    (void)lib_.ncclCommAbort(comm_);
+    comm_ = nullptr;
+  }
+  base::Status poll() override {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || comm_ == nullptr) return {};  // a call in progress looks itself
+    ncclResult_t state = ncclSuccess;
+    if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
+      return {};
+    return failure("asynchronous", state);
+  }
+
+ private:
+  base::Status failure(const char* what, ncclResult_t code) const {
+    return base::error(Errc::engine, "nccl {}: {} failed on rank {} of {}: {} (code {})", version(), what, rank_, size_,
+                       lib_.ncclGetErrorString(code), static_cast<int>(code));
+  }
+  void check_peer(const char* call_name, const char* argument, int peer) const {
+    if (peer < 0 || peer >= size_)
+      throw_error(Errc::invalid_argument,
+                  base::format("nccl {}: {} is {}, wanted 0 to {}", call_name, argument, peer, size_ - 1));
+  }
+
+  /// A non-blocking communicator finishes a call in its own time. Precondition: mutex_ held.
+  base::Status settle(const char* what) {
+    const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
+    for (int spins = 0;; ++spins) {
+      if (is_aborting_) return base::error(Errc::aborted, "nccl {}: the runtime was aborted", what);
+      ncclResult_t state = ncclSuccess;
+      const ncclResult_t code = lib_.ncclCommGetAsyncError(comm_, &state);
+      if (code != ncclSuccess) return failure(what, code);
+      if (state == ncclSuccess) return {};
+      if (state != ncclInProgress) return failure(what, state);
+      if (now_ns() > deadline)
+        return base::error(Errc::timeout, "nccl {}: rank {} of {} waited {} ms for its peers", what, rank_, size_,
+                           options_.timeout_ms);
+      if (spins > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+  template <class Function>
+  void call(const char* what, const Function& function) {
+    const DeviceGuard guard(options_.device);
+    const std::lock_guard lock(mutex_);
+    if (comm_ == nullptr || is_aborting_)
+      throw_error(Errc::aborted, base::format("nccl {}: the communicator was aborted", what));
+    const ncclResult_t code = function();
+    if (code != ncclSuccess && code != ncclInProgress) failure(what, code).or_throw();
+    if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
+  }
+
+  /// First uses connect: done here, not on a hot path.
+  base::Status warm_up() {
+    const DeviceGuard guard(options_.device);
+    const size_t count = 256, bytes = count * sizeof(float) * static_cast<size_t>(size_);
+    void *from = nullptr, *to = nullptr;
+    cudaStream_t stream = nullptr;
+    base::Status status = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (status.ok()) status = cuda_status(cudaMalloc(&from, bytes), "cudaMalloc");
+    if (status.ok()) status = cuda_status(cudaMalloc(&to, bytes), "cudaMalloc");
+    if (status.ok()) status = cuda_status(cudaMemsetAsync(from, 0, bytes, stream), "cudaMemsetAsync");
+    try {
+      status.or_throw();
+      const StreamRef ref = StreamRef::cuda(stream);
+      all_reduce(from, to, count, DType::fp32, ref);
+      all_gather(from, to, count, DType::fp32, ref);
+      reduce_scatter(from, to, count, DType::fp32, ref);
+      all_to_all(from, to, count, DType::fp32, ref);
+    } catch (...) {
+      status = base::status_of_current_exception();
+    }
+    const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
+    while (status.ok()) {
+      const cudaError_t code = cudaStreamQuery(stream);
+      if (code == cudaSuccess) break;
+      if (code != cudaErrorNotReady) status = cuda_status(code, "nccl warm-up");
+      if (status.ok()) status = poll();
+      if (status.ok() && (is_aborting_ || now_ns() > deadline))
+        status = base::error(Errc::timeout, "nccl warm-up: rank {} of {} waited {} ms for its peers", rank_, size_,
+                             options_.timeout_ms);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    if (!status.ok()) abort();
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+    (void)cudaFree(from);
+    (void)cudaFree(to);
+    (void)cudaGetLastError();
+    return status;
+  }
+
+  const Library& lib_;
+  const Options options_;
+  const int rank_, size_;
+  cuda_peer::CudaPeerState* const state_;
+  std::mutex mutex_;  // comm_
+  ncclComm_t comm_ = nullptr;
+  std::atomic<bool> is_aborting_ = false;
+  bool is_watched_ = false;
+  int groups_ = 0;  // open ones; calls inside finish with the last
+};
+
+/// What a rank brings to the first meeting.
+struct Offer {
+  int version = 0;  // 0: no library here
+  ncclUniqueId id{};
+};
+
+}  // namespace
+
+bool is_available() { return library().ok(); }
+
+base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& options,
+                                                     cuda_peer::CudaPeerState* state) {
+  const base::Result<const Library*> lib = library();
+  Offer mine;
+  base::Status status = lib.status();
+  if (lib.ok()) {
+    mine.version = (*lib)->version;
+    if (team.rank() == 0) {
+      const DeviceGuard guard(options.device);
+      const ncclResult_t code = (*lib)->ncclGetUniqueId(&mine.id);
+      if (code != ncclSuccess) {
+        mine.version = 0;
+        status = base::error(Errc::engine, "ncclGetUniqueId: {}", (*lib)->ncclGetErrorString(code));
+      }
+    }
+  }
+  const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(&mine, 1)));
+  Offer first;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    Offer offer;
+    if (all[rank].size() == sizeof offer) std::memcpy(&offer, all[rank].data(), sizeof offer);
+    if (rank == 0) first = offer;
+    if (offer.version == 0) {
+      if (!options.is_required) return std::unique_ptr<NetEngine>();
+      if (!status.ok()) return status;
+      return base::error(Errc::not_supported, "engine nccl: rank {} of team \"{}\" has no libnccl.so.2", rank,
+                         team.name());
+    }
+    if (offer.version != first.version)
+      return base::error(Errc::version_mismatch, "engine nccl: rank 0 has version {}, rank {} has {}", first.version,
+                         rank, offer.version);
+  }
+  auto engine = std::make_unique<NcclEngine>(**lib, options, team.rank(), team.size(), state);
+  OVERLACE_TRY(engine->open(first.id));
+  return std::unique_ptr<NetEngine>(std::move(engine));
+}
+
+}  // namespace overlace::runtime::nccl
