@@ -8,14 +8,14 @@ namespace {
 
 namespace plain {
 #define OVERLACE_TARGET
-#include "src/model/cpu/vector_body.h"
+#include "src/model/cpu/vector_body.inl"
 #undef OVERLACE_TARGET
 }  // namespace plain
 
 #if defined(__x86_64__)
 namespace avx2 {
 #define OVERLACE_TARGET __attribute__((target("avx2,fma")))
-#include "src/model/cpu/vector_body.h"
+#include "src/model/cpu/vector_body.inl"
 #undef OVERLACE_TARGET
 }  // namespace avx2
 #endif
