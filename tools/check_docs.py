@@ -83,6 +83,10 @@ def check(root: Path) -> tuple[list[str], int]:
             problems += word_problems(path, text)
         if path.endswith(".md"):
             problems += link_problems(root, path, text) + name_problems(root, path, text, known)
+    index = texts.get("docs/README.md", "")
+    for path in (p for p in texts if p.startswith("docs/") and p.endswith(".md") and p != "docs/README.md"):
+        if f"]({path.removeprefix('docs/')})" not in index:
+            problems.append(f"docs/README.md: does not link {path}")
     return problems, len(paths)
 
 

@@ -14,6 +14,7 @@ class CheckDocsTest(support.TreeTest):
     def setUp(self) -> None:
         super().setUp()
         self.write("src/base/env.cc", 'auto a = read("OVERLACE_TIMEOUT_S");\n')
+        self.write("docs/README.md", "[a](guides/a.md) [b](b.md)\n")
         self.write("docs/b.md", "# A title, with `code`\n\ntext\n")
 
     def test_what_exists_passes(self) -> None:
@@ -32,6 +33,10 @@ class CheckDocsTest(support.TreeTest):
             self.problems("x\n`src/base/gone.cc`\n"), "docs/guides/a.md:2: no such path: src/base/gone.cc"
         )
         self.assert_problem(self.problems("Set OVERLACE_GONE.\n"), "no such option or variable: OVERLACE_GONE")
+
+    def test_each_page_is_in_the_index(self) -> None:
+        self.write("docs/lost.md", "# Lost\n")
+        self.assert_problem(self.problems("fine\n"), "docs/README.md: does not link docs/lost.md")
 
     def test_words(self) -> None:
         self.assert_problem(self.problems("TODO later\n"), "unfinished: TODO")
