@@ -143,7 +143,7 @@ class Cache {
   /// Room on the heap and among the ids, if need be that of the least recently used. All ranks made the same calls, so
   /// they give up the same ones.
   base::Status allocate_shared(Shared& shared, const spec::Schedule& schedule) {
-    const std::string name = schedule.op + " " + schedule.family;
+    const std::string name = schedule.op + "." + schedule.family;
     for (;;) {
       const base::Status status = guarded([&] {
         SymmetricHeap& heap = channel_.team().runtime().heap();
@@ -165,7 +165,7 @@ class Cache {
 
   base::Status allocate_workspace(Program& program) {
     if (program.workspace_bytes == 0) return {};
-    const std::string name = program.schedule.op + " " + program.schedule.family;
+    const std::string name = program.schedule.op + "." + program.schedule.family;
     for (;;) {
       const base::Status status = executor_->allocate(program.workspace_bytes, name.c_str(), &program.workspace);
       if (status.code() != Errc::out_of_memory || programs_.empty()) return status;

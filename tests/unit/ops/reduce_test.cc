@@ -34,7 +34,7 @@ TEST_F(ReduceOnCpu, AddsSourcesOfAllRegionsInOrderAndRoundsOnce) {
   ASSERT_TRUE(reduce({{a}, {b, b, b, b}, {vector}}, {dst}, true).ok());
   for (int64_t i = 0; i < 2; ++i) {
     for (int64_t j = 0; j < 3; ++j) {
-      EXPECT_EQ(base::bf16_to_float(out[static_cast<size_t>(i * 3 + j)]), 1 + 4 * small + static_cast<float>(j));
+      EXPECT_EQ(out[static_cast<size_t>(i * 3 + j)], base::float_to_bf16(1 + 4 * small + static_cast<float>(j)));
     }
   }
 }

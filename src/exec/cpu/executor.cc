@@ -1,0 +1,371 @@
+// Runs a program on the calling thread: lanes are queues, and the thread serves whichever head is ready.
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+#include "overlace/runtime.h"
+#include "overlace/signal.h"
+#include "src/exec/arrows.h"
+#include "src/exec/backend.h"
+#include "src/exec/collective.h"
+#include "src/exec/cpu/copy.h"
+#include "src/exec/gemm.h"
+#include "src/runtime/state.h"
+#include "src/runtime/wait.h"
+
+namespace overlace::exec {
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// A word of mine and how much one call adds to it.
+struct Consumption {
+  int signal = 0;
+  int64_t slot = 0;
+  int from = 0;
+  uint64_t adds = 0;
+};
+
+/// What is computed once per program.
+struct CpuPrepared {
+  std::vector<Consumption> consumptions;
+  /// Some transfer waits for a peer, so long products look after the lanes in between.
+  bool has_waiting_transfers = false;
+};
+
+bool is_transfer(const spec::Lane& lane) { return lane.engine != spec::Engine::sm; }
+
+/// One call. NOTE: a wait is satisfied when its word has grown by at_least since the ticket, which counts the adds of
+/// all calls before; so nothing here depends on how long the channel has lived.
+class CpuCall {
+ public:
+  CpuCall(Channel& channel, const Call& call, CpuPrepared& prepared, uint64_t number)
+      : call_(call),
+        program_(call.program),
+        prepared_(prepared),
+        team_(channel.team()),
+        pod_(channel.pod()),
+        stream_(channel.stream()),
+        number_(number),
+        heads_(program_.lanes.size()),
+        blocked_since_(program_.lanes.size()),
+        is_done_(program_.expansion.instances.size()),
+        is_sent_(program_.expansion.instances.size()),
+        is_unfenced_(static_cast<size_t>(program_.ranks())) {}
+
+  base::Status run() {
+    while (num_done_ < is_done_.size()) {
+      const int lane = ready_lane(/*transfers_only=*/false);
+      if (lane < 0) {
+        OVERLACE_TRY(wait_for_any());
+        continue;
+      }
+      OVERLACE_TRY(step(static_cast<size_t>(lane)));
+    }
+    OVERLACE_TRY(wait_status(flush(pod_), "flush of the call's puts"));
+    for (const Consumption& c : prepared_.consumptions)
+      consume(pod_, c.from, program_.id(call_.copy, c.signal, c.slot), c.adds);
+    for (const auto& [from, to] : call_.copies_out) copy_tensor(from, to);
+    return {};
+  }
+
+ private:
+  const spec::Instance& instance(int index) const { return program_.expansion.instances[static_cast<size_t>(index)]; }
+  const spec::Instance* head(size_t lane) const {
+    const std::vector<int>& queue = program_.lanes[lane].instances;
+    return heads_[lane] < queue.size() ? &instance(queue[heads_[lane]]) : nullptr;
+  }
+
+  bool deps_done(const spec::Instance& i) const {
+    return std::all_of(i.deps.begin(), i.deps.end(), [&](int d) { return is_done_[static_cast<size_t>(d)] != 0; });
+  }
+  uint64_t expected(const spec::ResolvedWait& w) const {
+    const uint64_t before = ticket(pod_, w.from, program_.id(call_.copy, w.signal, w.slot));
+    return w.previous ? before : before + static_cast<uint64_t>(w.at_least);
+  }
+  bool holds(const spec::ResolvedWait& w) const {
+    return test_ge(pod_, w.from, program_.id(call_.copy, w.signal, w.slot), expected(w));
+  }
+  bool waits_hold(const spec::Instance& i) const {
+    return std::all_of(i.waits.begin(), i.waits.end(), [&](const spec::ResolvedWait& w) { return holds(w); });
+  }
+
+  /// The first lane, transfers before computation, whose head may start; -1: none.
+  int ready_lane(bool transfers_only) {
+    for (size_t lane = 0; lane < program_.lanes.size(); ++lane) {
+      if (transfers_only && !is_transfer(program_.lanes[lane].lane)) break;
+      const spec::Instance* i = head(lane);
+      if (i == nullptr || !deps_done(*i)) continue;
+      if (waits_hold(*i)) return static_cast<int>(lane);
+      if (blocked_since_[lane] == 0 && call_.trace != nullptr) blocked_since_[lane] = now_ns();
+    }
+    return -1;
+  }
+
+  base::Status wait_for_any() {
+    const spec::Instance* first = nullptr;
+    for (size_t lane = 0; lane < program_.lanes.size(); ++lane) {
+      const spec::Instance* i = head(lane);
+      if (i != nullptr && deps_done(*i) && (first == nullptr || !is_transfer(program_.lanes[lane].lane))) first = i;
+    }
+    if (first == nullptr) {
+      return base::error(Errc::bad_schedule, "schedule {}: every lane waits for another one", program_.schedule.family);
+    }
+    const auto unmet =
+        std::find_if(first->waits.begin(), first->waits.end(), [&](const spec::ResolvedWait& w) { return !holds(w); });
+    if (unmet == first->waits.end()) return {};
+    const uint32_t id = program_.id(call_.copy, unmet->signal, unmet->slot);
+    runtime::WaitSite site;  // of kind engine: any arrival wakes it
+    site.peer = static_cast<uint32_t>(unmet->from);
+    site.id = id;
+    site.call = static_cast<uint32_t>(number_);
+    site.expected = expected(*unmet);
+    site.word = word(id, unmet->from);
+    const Errc code = runtime::poll_until(pod_, site, [&] { return ready_lane(/*transfers_only=*/false) >= 0; });
+    return wait_status(code, describe_wait(*first, *unmet));
+  }
+
+  const uint64_t* word(uint32_t id, int from) const {
+    const TeamPod& team = pod_.team;
+    char* own = team.heap_more == nullptr ? team.heap[team.rank] : team.heap_more[team.rank];
+    const uint64_t index = uint64_t{id} * team.sig_stride + static_cast<uint64_t>(from);
+    return reinterpret_cast<const uint64_t*>(own + team.sig_off + index * team.sig_pitch);
+  }
+
+  std::string describe_wait(const spec::Instance& i, const spec::ResolvedWait& w) const {
+    return base::format("{} of {} for {} from rank {}", i.id(program_.schedule), program_.schedule.family,
+                        program_.word_name(w.signal, w.slot), w.from);
+  }
+
+  /// The runtime's first cause, and what this rank waited for.
+  base::Status wait_status(Errc code, const std::string& what) {
+    if (code == Errc::ok) return {};
+    const base::Status cause = runtime::cause_status(team_.runtime());
+    if (cause.ok()) return base::error(code, "rank {}: {}", team_.rank(), what);
+    return base::error(cause.code(), "{}; rank {} was at {}", cause.message(), team_.rank(), what);
+  }
+
+  /// Runs the head of `lane`, which is ready.
+  base::Status step(size_t lane) {
+    const std::vector<int>& queue = program_.lanes[lane].instances;
+    const int index = queue[heads_[lane]];
+    const spec::Instance& i = instance(index);
+    const std::string name = call_.trace != nullptr ? lane_name(i.lane) : std::string();
+    if (call_.trace != nullptr) trace_wait(lane, i, name);
+    for (int d : i.deps) {
+      // A finished dependency promises that its sources may be overwritten.
+      if (is_sent_[static_cast<size_t>(d)] == 0) continue;
+      OVERLACE_TRY(wait_status(flush(pod_), "flush before " + i.id(program_.schedule)));
+      std::fill(is_sent_.begin(), is_sent_.end(), 0);
+    }
+    ++heads_[lane];  // before the work: products may serve other lanes meanwhile
+    const int64_t begin = call_.trace != nullptr ? now_ns() : 0;
+    OVERLACE_TRY(execute(i, index));
+    is_done_[static_cast<size_t>(index)] = 1;
+    ++num_done_;
+    if (call_.trace != nullptr) trace_work(i, name, begin);
+    send_signals(i, name);
+    return {};
+  }
+
+  base::Status execute(const spec::Instance& i, int index) {
+    const spec::Task& task = program_.task(i);
+    switch (task.kind) {
+      case spec::Kind::gemm:
+        return multiply(i);
+      case spec::Kind::copy:
+        return copy(i, index);
+      case spec::Kind::collective:
+        return run_collective(call_, team_, i, stream_, [](const TensorView& from, const TensorView& to) {
+          copy_tensor(from, to);
+          return base::Status();
+        });
+      case spec::Kind::barrier:
+        return wait_status(barrier(pod_), "barrier " + i.id(program_.schedule));
+      case spec::Kind::tiles:
+      case spec::Kind::reduce:
+      case spec::Kind::host:
+        break;
+    }
+    const auto body = call_.bodies.find(task.kind);
+    if (body == call_.bodies.end()) {
+      return base::error(Errc::not_supported, "{}: operator {} brings no body for tasks of this kind", task.id,
+                         program_.schedule.op);
+    }
+    return body->second(body_context(call_, team_, i, stream_));
+  }
+
+  base::Status multiply(const spec::Instance& i) {
+    base::Result<std::vector<GemmBlock>> blocks = gemm_blocks(call_, team_, i);
+    if (!blocks.ok()) return blocks.status();
+    for (const GemmBlock& block : *blocks) {
+      for (int64_t n = 0; n < block.batch; ++n) {
+        GemmArgs g{.a = block.a, .b = block.b, .c = block.c, .bias = block.bias, .accumulate = block.accumulate};
+        shift(&g.a, n * block.batch_stride_a);
+        shift(&g.c, n * block.batch_stride_c);
+        OVERLACE_TRY(multiply_rows(g));
+      }
+    }
+    return {};
+  }
+
+  static void shift(TensorView* t, int64_t elements) {
+    if (elements != 0) t->data = static_cast<char*>(t->data) + elements * static_cast<int64_t>(dtype_bytes(t->dtype));
+  }
+
+  /// Whole, or in row blocks between which transfers are served. NOTE: the blocks depend on the shape alone, so that
+  /// the bits do not depend on timing.
+  base::Status multiply_rows(const GemmArgs& g) {
+    constexpr int64_t kRows = 256;
+    const int64_t rows = g.c.dim(0);
+    if (!prepared_.has_waiting_transfers || rows <= kRows) return cpu_gemm(g);
+    for (int64_t first = 0; first < rows; first += kRows) {
+      GemmArgs part = g;
+      part.a = g.a.rows(first, std::min(kRows, rows - first));
+      part.c = g.c.rows(first, std::min(kRows, rows - first));
+      OVERLACE_TRY(cpu_gemm(part));
+      for (int lane = ready_lane(/*transfers_only=*/true); lane >= 0; lane = ready_lane(/*transfers_only=*/true)) {
+        OVERLACE_TRY(step(static_cast<size_t>(lane)));
+      }
+    }
+    return {};
+  }
+
+  base::Status copy(const spec::Instance& i, int index) {
+    if (i.reads.size() != 1 || i.writes.size() != 1 || i.reads[0].size() != i.writes[0].size()) {
+      return base::error(Errc::bad_schedule, "{}: a copy reads as many boxes as it writes", i.id(program_.schedule));
+    }
+    for (size_t b = 0; b < i.reads[0].size(); ++b) {
+      const spec::Box& from = i.reads[0][b];
+      const spec::Box& to = i.writes[0][b];
+      if (from.empty()) continue;
+      const TensorView source = view_of(call_, team_, from);
+      if (to.rank == team_.rank()) {
+        copy_tensor(source, view_of(call_, team_, to));
+        continue;
+      }
+      const ByteRows rows = byte_rows(source);
+      const TensorView target = view_of(call_, team_, to);
+      put_2d(pod_, to.rank, symmetric_offset(call_, to),
+             static_cast<size_t>(target.stride(0)) * dtype_bytes(target.dtype), rows.data, rows.pitch, rows.row_bytes,
+             rows.rows);
+      is_unfenced_[static_cast<size_t>(to.rank)] = 1;
+      is_sent_[static_cast<size_t>(index)] = 1;
+    }
+    return {};
+  }
+
+  void send_signals(const spec::Instance& i, const std::string& lane) {
+    for (const spec::ResolvedSet& set : i.sets) {
+      if (is_unfenced_[static_cast<size_t>(set.at)] != 0) {
+        fence(pod_, set.at);
+        is_unfenced_[static_cast<size_t>(set.at)] = 0;
+      }
+      if (call_.trace != nullptr && set.at != team_.rank()) {
+        call_.trace->arrows.push_back(
+            sent_half(program_.word_name(set.signal, set.slot), number_, team_.rank(), lane, now_ns(), set.at));
+      }
+      signal_add(pod_, set.at, program_.id(call_.copy, set.signal, set.slot), static_cast<uint32_t>(set.add));
+    }
+  }
+
+  void trace_wait(size_t lane, const spec::Instance& i, const std::string& name) {
+    const int64_t end = now_ns();
+    if (blocked_since_[lane] != 0 && !i.waits.empty()) {
+      const spec::ResolvedWait& w = i.waits.front();
+      call_.trace->spans.push_back({.rank = team_.rank(),
+                                    .lane = name,
+                                    .name = base::format("wait {}", program_.word_name(w.signal, w.slot)),
+                                    .category = "wait",
+                                    .begin_ns = blocked_since_[lane],
+                                    .end_ns = end});
+    }
+    blocked_since_[lane] = 0;
+    for (const spec::ResolvedWait& w : i.waits) {
+      if (w.previous || w.from == team_.rank()) continue;
+      call_.trace->arrows.push_back(
+          seen_half(program_.word_name(w.signal, w.slot), number_, w.from, team_.rank(), name, end));
+    }
+  }
+
+  void trace_work(const spec::Instance& i, const std::string& name, int64_t begin) {
+    const spec::Kind kind = program_.task(i).kind;
+    call_.trace->spans.push_back({.rank = team_.rank(),
+                                  .lane = name,
+                                  .name = i.id(program_.schedule),
+                                  .category = category_name(kind),
+                                  .begin_ns = begin,
+                                  .end_ns = now_ns(),
+                                  .bytes = kind == spec::Kind::gemm ? 0 : moved_bytes(program_, i),
+                                  .flops = gemm_flops(program_, i)});
+  }
+
+  const Call& call_;
+  Program& program_;
+  CpuPrepared& prepared_;
+  Team& team_;
+  const ChannelPod& pod_;
+  StreamRef stream_;
+  uint64_t number_;
+  std::vector<size_t> heads_;           // per lane
+  std::vector<int64_t> blocked_since_;  // per lane; 0: its head is not known to wait
+  size_t num_done_ = 0;
+  std::vector<char> is_done_, is_sent_;  // per instance; sent: its puts may still read their source
+  std::vector<char> is_unfenced_;        // per peer
+};
+
+class CpuExecutor final : public Executor {
+ public:
+  explicit CpuExecutor(Channel& channel) : channel_(channel) {}
+
+  Domain domain() const override { return Domain::cpu; }
+
+  base::Status allocate(size_t bytes, const char* name, void** out) override {
+    *out = ::operator new(bytes, std::align_val_t(64), std::nothrow);
+    if (*out != nullptr) return {};
+    return base::error(Errc::out_of_memory, "workspace of {}: {} bytes", name, bytes);
+  }
+  void deallocate(void* memory) override { ::operator delete(memory, std::align_val_t(64)); }
+
+  base::Status prepare(Program& program) override {
+    auto prepared = std::make_shared<CpuPrepared>();
+    const auto& table = program.expansion.adds_table;
+    for (size_t signal = 0; signal < table.size(); ++signal) {
+      for (size_t i = 0; i < table[signal].size(); ++i) {
+        if (table[signal][i] == 0) continue;
+        const int64_t ranks = program.ranks(), word = static_cast<int64_t>(i);
+        prepared->consumptions.push_back({static_cast<int>(signal), word / ranks, static_cast<int>(word % ranks),
+                                          static_cast<uint64_t>(table[signal][i])});
+      }
+    }
+    for (const spec::Instance& i : program.expansion.instances) {
+      prepared->has_waiting_transfers |= is_transfer(i.lane) && (!i.waits.empty() || !i.deps.empty());
+    }
+    program.prepared = prepared;
+    return {};
+  }
+
+  base::Status run(const Call& call) override {
+    return CpuCall(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_).run();
+  }
+
+  base::Status drain() override {
+    const Errc code = quiet(channel_.pod());
+    if (code == Errc::ok) return {};
+    return base::error(code, "rank {}: puts of this channel did not complete", channel_.team().rank());
+  }
+
+ private:
+  Channel& channel_;
+  uint64_t calls_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cpu_executor(Channel& channel) { return std::make_unique<CpuExecutor>(channel); }
+
+}  // namespace overlace::exec
