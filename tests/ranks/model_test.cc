@@ -56,6 +56,8 @@ void run_ranks(int ranks, const AdversaryOptions& adversary, const std::function
   for (std::thread& thread : threads) thread.join();
 }
 
+void expect_ok(const base::Status& status) { EXPECT_TRUE(status.ok()) << status.message(); }
+
 struct NamedSchedules {
   std::string name;
   SiteSchedules sites;
@@ -91,6 +93,10 @@ struct StackCase {
   int64_t tokens, length;
   bool adversary;
 };
+
+void PrintTo(const StackCase& c, std::ostream* out) {
+  *out << c.family << " ranks " << c.ranks << " " << dtype_name(c.dtype) << " tokens " << c.tokens;
+}
 
 class StackTest : public ::testing::TestWithParam<StackCase> {};
 
@@ -169,14 +175,13 @@ TEST(StackCallsTest, TimingCallsLeaveForwardAsItWas) {
     const auto [first, rows] = token_rows(9, rank, 2);
     std::vector<float> input(static_cast<size_t>(rows * config.hidden)), before(input.size()), after(input.size());
     seeded_input(1, first, rows, config.hidden, input.data());
-    for (const Site& site : all_sites)
-      ASSERT_TRUE(stack->run_site(site.name, schedules.at(site.name), 2).ok()) << site.name;
-    ASSERT_TRUE(stack->forward(input.data(), schedules, before.data()).ok());
-    ASSERT_TRUE(stack->run_layers(schedules, 2).ok());
-    for (const Site& site : all_sites) ASSERT_TRUE(stack->run_site(site.name, schedules.at(site.name), 1).ok());
-    ASSERT_TRUE(stack->forward(input.data(), schedules, after.data()).ok());
+    for (const Site& site : all_sites) expect_ok(stack->run_site(site.name, schedules.at(site.name), 2));
+    expect_ok(stack->forward(input.data(), schedules, before.data()));
+    expect_ok(stack->run_layers(schedules, 2));
+    for (const Site& site : all_sites) expect_ok(stack->run_site(site.name, schedules.at(site.name), 1));
+    expect_ok(stack->forward(input.data(), schedules, after.data()));
     EXPECT_EQ(before, after);
-    ASSERT_TRUE(stack->synchronize().ok());
+    expect_ok(stack->synchronize());
     const base::Status unknown = stack->run_site("attention", schedules.at("qkv"), 1);
     EXPECT_EQ(unknown.code(), Errc::invalid_argument);
     EXPECT_NE(unknown.message().find("wanted qkv, o_proj, gate_up or down"), std::string::npos) << unknown.message();
