@@ -1,0 +1,22 @@
+// `overlace doctor`: what this machine has, what overlace will use, and whether two ranks can talk.
+#pragma once
+
+#include <string>
+
+#include "src/base/json.h"
+
+namespace overlace::cli {
+
+struct DoctorOptions {
+  bool link_test = true;
+  int64_t timeout_ms = 20000;  // of the link test
+};
+
+/// {"schema": "overlace.doctor/1", "ok", "version", "cpu", "memory", "gpu", "libraries", "use", "environment",
+/// "unknown", "link_tests", "problems"}. Throws nothing: what fails is a problem, and "ok" is false.
+base::Json doctor(const DoctorOptions& options = {});
+
+/// The same for people, ending with a newline.
+std::string doctor_text(const base::Json& report);
+
+}  // namespace overlace::cli
