@@ -1,5 +1,6 @@
 #include "cli/run_outputs.h"
 
+#include <signal.h>
 #include <sys/utsname.h>
 
 #include <cerrno>
@@ -67,6 +68,29 @@ Report make_report(const RunOutputs& outputs) {
   return report;
 }
 
+volatile sig_atomic_t held_signal = 0;
+void hold(int number) { held_signal = number; }
+
+/// Ctrl-C between a temporary file and its rename would leave the former behind: it takes effect afterwards.
+class HoldSignals {
+ public:
+  HoldSignals() {
+    struct sigaction action {};
+    action.sa_handler = hold;
+    for (size_t i = 0; i < 2; ++i) ::sigaction(kNumbers[i], &action, &before_[i]);
+  }
+  HoldSignals(const HoldSignals&) = delete;
+  HoldSignals& operator=(const HoldSignals&) = delete;
+  ~HoldSignals() {
+    for (size_t i = 0; i < 2; ++i) ::sigaction(kNumbers[i], &before_[i], nullptr);
+    if (held_signal != 0) ::raise(held_signal);
+  }
+
+ private:
+  static constexpr int kNumbers[2] = {SIGINT, SIGTERM};
+  struct sigaction before_[2] = {};
+};
+
 void keep_first(Status* first, Status next) {
   if (first->ok()) *first = std::move(next);
 }
@@ -80,6 +104,7 @@ Status print(std::string_view text) {
 }
 
 Status write_outputs(const RunOptions& o, const RunOutputs& outputs) {
+  const HoldSignals until_written;
   const RunResult& result = outputs.result;
   Status status;
   if (!o.quiet && o.json != "-") keep_first(&status, print(to_table(result)));

@@ -1,0 +1,85 @@
+#include "cli/run.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "cli/run_failures.h"
+#include "cli/run_launch.h"
+#include "cli/run_plan.h"
+#include "cli/run_rank.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+using base::Status;
+
+constexpr int kExitWrong = 1;  // ran, result wrong (docs/reference/errors.md)
+
+int exit_of(const Status& status) {
+  std::fprintf(stderr, "overlace: error: %s\n", status.message().c_str());
+  return exit_code(status.code());
+}
+
+int exit_of_threads(const std::vector<Result<bool>>& results) {
+  std::vector<RankFailure> failures;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    if (!results[rank].ok()) failures.push_back({static_cast<int>(rank), results[rank].status()});
+  }
+  if (const auto cause = first_cause(failures)) {
+    return exit_of(Status(cause->status.code(), failure_text(*cause, failures)));
+  }
+  return *results.front() ? 0 : kExitWrong;
+}
+
+int run_as_threads(const RunOptions& options, const RunPlan& plan) {
+  auto bootstraps = thread_bootstraps(plan.ranks);
+  std::vector<Result<bool>> results(bootstraps.size(), Result<bool>(false));
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < bootstraps.size(); ++rank) {
+    threads.emplace_back([&, rank] { results[rank] = run_rank(options, plan, *bootstraps[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return exit_of_threads(results);
+}
+
+/// A rank that somebody started: our launcher (which words the failures of all ranks) or a foreign one.
+int run_as_rank(const RunOptions& options, const RunPlan& plan) {
+  int rank = 0;
+  const auto result = [&]() -> Result<bool> {
+    try {
+      const auto bootstrap = environment_bootstrap();
+      rank = bootstrap->rank();
+      return run_rank(options, plan, *bootstrap);
+    } catch (...) {
+      return base::status_of_current_exception();
+    }
+  }();
+  if (result.ok()) return *result ? 0 : kExitWrong;
+  const RankFailure failure{rank, result.status()};
+  const std::string record = encode_failure(failure);
+  if (options.error_fd >= 0 && ::write(options.error_fd, record.data(), record.size()) > 0) {
+    return exit_code(failure.status.code());
+  }
+  return exit_of(Status(failure.status.code(), failure_text(failure, {failure})));
+}
+
+}  // namespace
+
+int run(const RunOptions& options) {
+  const base::Env& env = base::env();
+  if (!options.program.empty()) return launch_program(options);
+  const Surroundings around = look_around(env);
+  if (options.threads && around.started_ranks > 0)
+    return exit_of(base::invalid_argument("--threads: {} ranks were started as processes already, wanted one of both",
+                                          around.started_ranks));
+  const auto plan = make_plan(options, env, around);
+  if (!plan.ok()) return exit_of(plan.status());
+  if (around.started_ranks > 0) return run_as_rank(options, *plan);
+  if (options.threads || plan->ranks == 1) return run_as_threads(options, *plan);
+  return launch_ranks(*plan);
+}
+
+}  // namespace overlace::cli

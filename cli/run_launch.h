@@ -1,0 +1,16 @@
+// Ranks as processes of this host.
+#pragma once
+
+#include "cli/run_options.h"
+#include "cli/run_plan.h"
+
+namespace overlace::cli {
+
+/// Starts this executable with the arguments of this process once per rank, waits, and says on stderr what failed.
+/// Returns the exit status.
+int launch_ranks(const RunPlan& plan);
+
+/// `overlace run -n N -- PROGRAM ...`.
+int launch_program(const RunOptions& options);
+
+}  // namespace overlace::cli

@@ -1,0 +1,404 @@
+#include "cli/run_rank.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "cli/measure.h"
+#include "cli/progress.h"
+#include "cli/run_check.h"
+#include "cli/run_crew.h"
+#include "cli/run_outputs.h"
+#include "cli/run_result.h"
+#include "cli/version.h"
+#include "overlace/plan.h"
+#include "src/exec/gemm.h"
+#include "src/exec/run.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+using base::Status;
+using model::SiteSchedules;
+
+// Of one H200 (docs/reference/benchmarks.md): copy-engine pushes between peers, sustained bf16 products.
+constexpr double kGpuLinkBytesPerS = 390e9, kGpuFlopsPerS = 650e12;
+
+// Weights of the progress bar, in parts of a typical run.
+constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
+
+/// Large enough for the inboxes of all sites at once, twice over; CPU heaps cost only the pages that are touched.
+size_t heap_bytes(const RunPlan& plan) {
+  int64_t bytes = 0;
+  for (const model::Site& site : plan.sites) {
+    const int64_t row = std::max(site.op.k, site.op.n);
+    bytes += 4 * site.op.m * row * static_cast<int64_t>(std::max<size_t>(dtype_bytes(site.op.dtype), 4));
+  }
+  const bool on_gpus = plan.backend == Backend::cuda_peer;
+  return static_cast<size_t>(std::max(bytes, int64_t{on_gpus ? 1024 : 256} << 20));
+}
+
+class RankRun {
+ public:
+  RankRun(const RunOptions& options, const RunPlan& plan, Runtime& runtime)
+      : options_(options),
+        plan_(plan),
+        runtime_(runtime),
+        team_(runtime.world()),
+        progress_(stderr, team_.rank() == 0 && shows_progress(STDERR_FILENO, options.quiet),
+                  kLoadWeight + kCheckWeight + kSiteWeight * static_cast<double>(plan.sites.size()) + kTotalWeight +
+                      kTraceWeight) {}
+
+  Result<bool> run();
+
+ private:
+  bool is_first() const { return team_.rank() == 0; }
+  Status open();
+  Result<double> measure_flops();
+  Status choose();
+  Status check();
+  Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
+  Result<std::vector<double>> oracle_in_background();
+  Status time_site(const model::Site& site, SiteResult* result);
+  Status time_layers();
+  Status repeat_forward();
+  Status trace();
+  Result<base::Trace> trace_pass(const SiteSchedules& schedules, const char* title);
+  SiteSchedules of_family(const char* family) const;
+
+  const RunOptions& options_;
+  const RunPlan& plan_;
+  Runtime& runtime_;
+  Team& team_;
+  Progress progress_;
+  Channel* channel_ = nullptr;
+  std::unique_ptr<model::Stack> stack_;
+  std::unique_ptr<TeamCrew> crew_;
+  std::vector<float> input_;  // tokens x hidden
+  SiteSchedules chosen_, library_, best_serial_;
+  RunResult result_;
+  std::vector<float> my_output_, output_, baseline_;  // the latter two on rank 0, whole
+  base::Trace serial_trace_, overlapped_trace_;       // on rank 0
+};
+
+SiteSchedules RankRun::of_family(const char* family) const {
+  SiteSchedules out;
+  for (const model::Site& site : plan_.sites) out[site.name] = spec::make_schedule(site.op, family);
+  return out;
+}
+
+Status RankRun::open() {
+  progress_.begin("loading weights", kLoadWeight);
+  const bool on_gpus = plan_.backend == Backend::cuda_peer;
+  channel_ = &team_.channel(on_gpus ? StreamRef::cuda(nullptr) : StreamRef::cpu());
+  auto stack = model::Stack::create(plan_.config, plan_.problem, *channel_);
+  OVERLACE_TRY(agree_on(team_, stack.ok() ? Status() : stack.status()));
+  stack_ = std::move(*stack);
+  crew_ = std::make_unique<TeamCrew>(team_, *stack_);
+  auto input = read_input(options_, plan_);
+  OVERLACE_TRY(agree_on(team_, input.ok() ? Status() : input.status()));
+  input_ = std::move(*input);
+  library_ = of_family("library");
+  result_.version = kVersion;
+  result_.backend = on_gpus ? "cuda_peer" : "cpu";
+  result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
+  if (plan_.link.enabled) result_.link = plan_.link.to_string();
+  result_.ranks = team_.size();
+  result_.model = plan_.config.name;
+  result_.layers = plan_.problem.layers;
+  result_.tokens = plan_.problem.tokens;
+  result_.sequence_length = plan_.problem.sequence_length;
+  result_.dtype = plan_.problem.dtype;
+  result_.seed = plan_.problem.seed;
+  result_.repetitions = plan_.repetitions;
+  return {};
+}
+
+/// Rate of the widest site's GEMM while all ranks compute; of the slowest rank, so that all choose alike.
+Result<double> RankRun::measure_flops() {
+  const auto work = [](const model::Site& s) {
+    return 2.0 * static_cast<double>(s.op.m) * static_cast<double>(s.op.n) * static_cast<double>(s.op.k);
+  };
+  const auto by_work = [&](const model::Site& a, const model::Site& b) { return work(a) < work(b); };
+  const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_work);
+  const spec::Schedule compute = spec::make_schedule(site.op, "compute");
+  MeasureOptions options;
+  options.repetitions = 3;
+  options.burst_us = 10000;
+  const auto run_compute = [&](int iterations) { return stack_->run_site(site.name, compute, iterations); };
+  const auto timing = measure({{"compute", run_compute}}, *crew_, options);
+  if (!timing.ok()) return timing.status();
+  return work(site) / (timing->front().median_us * 1e-6);
+}
+
+Status RankRun::choose() {
+  plan::Hardware hardware;
+  hardware.is_gpu = plan_.backend == Backend::cuda_peer;
+  if (hardware.is_gpu) {
+    hardware.link_bytes_per_s = kGpuLinkBytesPerS;
+    hardware.flops_per_s = kGpuFlopsPerS;
+  } else {
+    hardware.link_bytes_per_s = plan_.link.enabled ? plan_.link.bytes_per_s : 0;
+    const auto flops = measure_flops();
+    if (!flops.ok()) return flops.status();
+    hardware.flops_per_s = *flops;
+  }
+  for (const model::Site& site : plan_.sites) {
+    SiteResult result;
+    result.name = site.name;
+    result.op = site.op;
+    const auto asked = plan_.request.by_site.find(site.name);
+    if (asked != plan_.request.by_site.end()) {
+      chosen_[site.name] = asked->second;
+      result.reason = plan_.request.reason;
+    } else {
+      plan::Choice choice = plan::choose(site.op, hardware);
+      chosen_[site.name] = std::move(choice.schedule);
+      result.reason = std::move(choice.reason);
+    }
+    result.chosen = schedule_name(chosen_[site.name]);
+    result_.sites.push_back(std::move(result));
+  }
+  return {};
+}
+
+/// Forward over all layers; `mine` are my rows, the value all rows on rank 0.
+Result<std::vector<float>> RankRun::whole_output(const SiteSchedules& schedules, std::vector<float>* mine) {
+  const int64_t hidden = plan_.config.hidden;
+  const auto [first, rows] = model::token_rows(plan_.problem.tokens, team_.rank(), team_.size());
+  mine->assign(static_cast<size_t>(rows * hidden), 0.0f);
+  OVERLACE_TRY(stack_->forward(input_.data() + first * hidden, schedules, mine->data()));
+  const auto parts =
+      gather(team_, std::string(reinterpret_cast<const char*>(mine->data()), mine->size() * sizeof(float)));
+  if (!parts.ok()) return parts.status();
+  std::vector<float> whole(is_first() ? input_.size() : 0);
+  size_t at = 0;
+  for (const std::string& part : *parts) {
+    if (at + part.size() > whole.size() * sizeof(float))
+      return base::error(Errc::internal, "the ranks' rows are more than {} x {}", plan_.problem.tokens, hidden);
+    std::memcpy(reinterpret_cast<char*>(whole.data()) + at, part.data(), part.size());
+    at += part.size();
+  }
+  if (at != whole.size() * sizeof(float))
+    return base::error(Errc::internal, "the ranks' rows are {} bytes, wanted {}", at, whole.size() * sizeof(float));
+  return whole;
+}
+
+/// On rank 0. The other ranks wait in short exchanges, so that neither a long oracle reaches their deadline nor a lost
+/// rank stays unseen.
+Result<std::vector<double>> RankRun::oracle_in_background() {
+  std::future<Result<std::vector<double>>> work;
+  if (is_first()) {
+    const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    work = std::async(std::launch::async, [&, threads] {
+      return model::oracle(plan_.config, plan_.problem, input_, runtime_.device(), threads);
+    });
+  }
+  constexpr auto kBeat = std::chrono::milliseconds(250);
+  for (bool running = true; running;) {
+    const double mine = is_first() && work.wait_for(kBeat) != std::future_status::ready ? 1 : 0;
+    const auto any = crew_->max_over_ranks({mine});
+    if (!any.ok()) return any.status();
+    running = any->front() > 0;
+  }
+  Result<std::vector<double>> out = is_first() ? work.get() : std::vector<double>{};
+  OVERLACE_TRY(agree_on(team_, out.ok() ? Status() : out.status()));
+  return out;
+}
+
+Status RankRun::check() {
+  progress_.begin("running the layers", kCheckWeight / 3);
+  std::vector<float> unused;
+  auto baseline = whole_output(library_, &unused);
+  if (!baseline.ok()) return baseline.status();
+  baseline_ = std::move(*baseline);
+  auto output = whole_output(chosen_, &my_output_);
+  if (!output.ok()) return output.status();
+  output_ = std::move(*output);
+  progress_.begin("computing the fp64 oracle", kCheckWeight * 2 / 3);
+  const auto oracle = oracle_in_background();
+  if (!oracle.ok()) return oracle.status();
+  if (is_first()) {
+    int64_t depth = 0;
+    for (const model::Site& site : plan_.sites)
+      depth = std::max(depth, site.op.op == "ag_gemm" ? site.op.k : site.op.k * site.op.ranks);
+    result_.error = relative_error(output_, *oracle);
+    result_.baseline_error = relative_error(baseline_, *oracle);
+    const Verdict verdict =
+        judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
+    result_.ok = verdict.ok;
+    result_.error_limit = verdict.limit;
+    result_.why_not = verdict.why_not;
+  }
+  const auto ok = crew_->max_over_ranks({is_first() && result_.ok ? 1.0 : 0.0});
+  if (!ok.ok()) return ok.status();
+  result_.ok = ok->front() > 0;
+  baseline_.clear();
+  return {};
+}
+
+Status RankRun::time_site(const model::Site& site, SiteResult* result) {
+  progress_.begin("timing " + site.name, kSiteWeight);
+  std::vector<std::string> names = {"compute", "comm", "limit", "serial", "library"};
+  std::vector<spec::Schedule> schedules;
+  for (const std::string& name : names) schedules.push_back(spec::make_schedule(site.op, name));
+  const spec::Schedule& chosen = chosen_.at(site.name);
+  const auto same = std::find(schedules.begin(), schedules.end(), chosen);
+  const auto chosen_at = static_cast<size_t>(same - schedules.begin());
+  if (same == schedules.end()) {
+    names.push_back("overlapped");
+    schedules.push_back(chosen);
+  }
+  std::vector<Competitor> competitors;
+  for (size_t i = 0; i < names.size(); ++i) {
+    competitors.push_back({names[i], [this, &site, schedule = &schedules[i]](int iterations) {
+                             return stack_->run_site(site.name, *schedule, iterations);
+                           }});
+  }
+  MeasureOptions options;
+  options.repetitions = plan_.repetitions;
+  options.burst_us = plan_.backend == Backend::cuda_peer ? 50000 : 20000;
+  options.seed = plan_.problem.seed;
+  const auto timings = measure(competitors, *crew_, options,
+                               [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+  if (!timings.ok()) return timings.status();
+  const auto us = [&](size_t i) { return (*timings)[i].median_us; };
+  SiteTimes& t = result->times;
+  t.compute_us = us(0);
+  t.comm_us = team_.size() == 1 ? 0 : us(1);
+  t.library_us = us(4);
+  t.serial_us = std::min(us(3), us(4));
+  t.limit_us = std::min(us(2), t.serial_us);
+  t.overlapped_us = us(chosen_at);
+  best_serial_[site.name] = schedules[us(3) <= us(4) ? 3 : 4];
+  return {};
+}
+
+Status RankRun::time_layers() {
+  progress_.begin("timing all layers", kTotalWeight);
+  MeasureOptions options;
+  options.repetitions = plan_.repetitions;
+  options.burst_us = plan_.backend == Backend::cuda_peer ? 100000 : 20000;
+  options.seed = plan_.problem.seed + 1;
+  const auto timings =
+      measure({{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
+               {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }}},
+              *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+  if (!timings.ok()) return timings.status();
+  result_.total_serial_us = timings->front().median_us;
+  result_.total_overlapped_us = timings->back().median_us;
+  return {};
+}
+
+/// The same layers once more after everything else ran: stale signals, overruns and races would show here.
+Status RankRun::repeat_forward() {
+  const bool deterministic =
+      std::all_of(chosen_.begin(), chosen_.end(), [](const auto& s) { return s.second.deterministic; });
+  std::vector<float> again;
+  const auto whole = whole_output(chosen_, &again);
+  if (!whole.ok()) return whole.status();
+  double differing = 0;
+  for (size_t i = 0; deterministic && i < again.size(); ++i)
+    differing += std::memcmp(&again[i], &my_output_[i], sizeof(float)) != 0 ? 1 : 0;
+  const auto most = crew_->max_over_ranks({differing});
+  if (!most.ok()) return most.status();
+  if (most->front() > 0 && result_.ok) {
+    result_.ok = false;
+    result_.why_not = base::format("the same layers run again differ in up to {} elements a rank", most->front());
+  }
+  return {};
+}
+
+Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const char* title) {
+  base::Trace mine;
+  OVERLACE_TRY(crew_->synchronize());
+  OVERLACE_TRY(crew_->barrier());
+  exec::set_trace(*channel_, &mine);
+  Status status = stack_->run_layers(schedules, 1);
+  if (status.ok()) status = crew_->synchronize();
+  if (status.ok() && plan_.backend == Backend::cuda_peer) {
+    auto recorded = exec::collect_trace(*channel_);
+    status = recorded.ok() ? Status() : recorded.status();
+    if (status.ok()) mine.merge(std::move(*recorded));
+  }
+  exec::set_trace(*channel_, nullptr);
+  OVERLACE_TRY(std::move(status));
+  const auto parts = gather(team_, mine.to_json());
+  if (!parts.ok()) return parts.status();
+  base::Trace all;
+  for (const std::string& part : *parts) {
+    auto trace = base::Trace::from_json(part);
+    if (!trace.ok()) return trace.status();
+    all.merge(std::move(*trace));
+  }
+  all.title = base::format("{} {}", plan_.config.name, title);
+  all.emulated = plan_.link.enabled;
+  exec::join_arrows(all);
+  return all;
+}
+
+Status RankRun::trace() {
+  if (options_.trace.empty() && options_.report.empty()) return {};
+  progress_.begin("recording the timeline", kTraceWeight);
+  auto serial = trace_pass(best_serial_, "serial");
+  if (!serial.ok()) return serial.status();
+  auto overlapped = trace_pass(chosen_, "overlapped");
+  if (!overlapped.ok()) return overlapped.status();
+  serial_trace_ = std::move(*serial);
+  overlapped_trace_ = std::move(*overlapped);
+  return {};
+}
+
+Result<bool> RankRun::run() {
+  OVERLACE_TRY(open());
+  OVERLACE_TRY(choose());
+  OVERLACE_TRY(check());
+  // A wrong result is not timed (docs/reference/benchmarks.md), but it is reported.
+  if (result_.ok) {
+    for (size_t i = 0; i < plan_.sites.size(); ++i) OVERLACE_TRY(time_site(plan_.sites[i], &result_.sites[i]));
+    OVERLACE_TRY(time_layers());
+    OVERLACE_TRY(trace());
+    OVERLACE_TRY(repeat_forward());
+  }
+  progress_.clear();
+  Status written;
+  if (is_first()) {
+    written = write_outputs(
+        options_, {result_, output_, plan_.config.hidden, std::move(serial_trace_), std::move(overlapped_trace_)});
+  }
+  OVERLACE_TRY(agree_on(team_, written));
+  return result_.ok;
+}
+
+}  // namespace
+
+Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap) {
+  try {
+    RuntimeOptions wanted = RuntimeOptions::from_environment();
+    wanted.backend = plan.backend;
+    wanted.link = plan.link;
+    if (wanted.heap_bytes == 0) wanted.heap_bytes = heap_bytes(plan);
+    Runtime runtime = Runtime::open(bootstrap, wanted);
+    Result<bool> result = [&]() -> Result<bool> {
+      try {
+        return RankRun(options, plan, runtime).run();
+      } catch (...) {
+        return base::status_of_current_exception();
+      }
+    }();
+    if (!result.ok()) {
+      runtime.abort(result.status().code(), result.status().message());
+    }
+    runtime.close();
+    return result;
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+}  // namespace overlace::cli

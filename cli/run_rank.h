@@ -1,0 +1,14 @@
+// One rank of `overlace run`: choose, check, time, trace; rank 0 also prints and writes.
+#pragma once
+
+#include "cli/run_options.h"
+#include "cli/run_plan.h"
+#include "overlace/bootstrap.h"
+#include "src/base/status.h"
+
+namespace overlace::cli {
+
+/// Collective over the bootstrap's ranks, by the calling thread. The value: every check passed (the same on all ranks).
+base::Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap);
+
+}  // namespace overlace::cli
