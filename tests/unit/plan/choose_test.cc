@@ -1,0 +1,87 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "overlace/plan.h"
+#include "src/spec/check.h"
+
+namespace overlace::plan {
+namespace {
+
+constexpr Hardware kH200 = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+
+spec::OpSpec op_of(const std::string& name, int64_t m, int64_t n, int64_t k, int ranks = 4) {
+  spec::OpSpec op;
+  op.op = name;
+  op.m = m;
+  op.n = n;
+  op.k = k;
+  op.ranks = ranks;
+  return op;
+}
+
+int64_t degree(const Choice& choice) { return std::get<int64_t>(choice.schedule.params.at("q")); }
+
+TEST(Choose, FallsBackToLibraryWithTheReason) {
+  const spec::OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
+  auto expect_library = [](const Choice& choice, const char* reason) {
+    EXPECT_TRUE(choice.schedule.family.starts_with("library")) << choice.schedule.family;
+    EXPECT_NE(choice.reason.find(reason), std::string::npos) << choice.reason;
+  };
+  expect_library(choose(op_of("ag_gemm", 8192, 2560, 8192, 1), kH200), "one rank");
+  Hardware hardware = kH200;
+  hardware.flops_per_s = 0;
+  expect_library(choose(op, hardware), "rate of this machine is unknown");
+  hardware = {.is_gpu = false, .link_bytes_per_s = 0, .flops_per_s = 1e11};
+  expect_library(choose(op, hardware), "copies cost the computing core itself");
+  expect_library(choose(op_of("gemm_rs", 64, 8192, 2048), kH200), "M 64 is below 4096");
+  expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "M 0 is below");
+  // The transfer is 2 % of the whole: nothing worth hiding.
+  expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), kH200), "nothing expected to gain");
+}
+
+TEST(Choose, HidesTransfersWorthHiding) {
+  for (const int64_t m : {4096, 8192, 16384}) {
+    const Choice gather = choose(op_of("ag_gemm", m, 2560, 8192), kH200);
+    EXPECT_EQ(gather.schedule.family, "hetero_fused_1d") << m << " " << gather.reason;
+    const Choice scatter = choose(op_of("gemm_rs", m, 8192, 2048), kH200);
+    EXPECT_TRUE(scatter.schedule.family.ends_with("fused_1d_rs")) << m << " " << scatter.reason;
+    EXPECT_NE(scatter.reason.find("expected at"), std::string::npos) << scatter.reason;
+  }
+}
+
+TEST(Choose, UsesAnEmulatedLinkOnCpus) {
+  const Hardware hardware = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 50e9};
+  const Choice choice = choose(op_of("ag_gemm", 2048, 1024, 1024, 2), hardware);
+  EXPECT_EQ(choice.schedule.family, "hetero_fused_1d") << choice.reason;
+}
+
+TEST(Choose, CutsFinerWhereTheFirstTransferIsExposed) {
+  // Transfer as long as the GEMM: in one chunk it could not start before half of the GEMM is done.
+  const Hardware slow_link = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 1e11};
+  const Choice scatter = choose(op_of("gemm_rs", 4096, 2048, 256, 2), slow_link);
+  EXPECT_GT(degree(scatter), 1) << scatter.reason;
+}
+
+TEST(Choose, IsPureAndItsSchedulesAreValid) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const int ranks : {2, 4, 8}) {
+      for (const int64_t m : {100, 4096, 4097, 8191, 16384}) {
+        const spec::OpSpec op = op_of(name, m, 8192, 2048, ranks);
+        const Choice choice = choose(op, kH200), again = choose(op, kH200);
+        EXPECT_EQ(choice.schedule, again.schedule);
+        EXPECT_EQ(choice.reason, again.reason);
+        spec::Machine machine;
+        machine.is_gpu = true;
+        machine.ranks = ranks;
+        machine.sms = 132;
+        machine.heap_bytes = int64_t{8} << 30;
+        const spec::CheckReport report = spec::check(choice.schedule, machine);
+        EXPECT_TRUE(report.ok()) << op.to_string() << "\n" << report.to_string();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace overlace::plan
