@@ -1,8 +1,9 @@
 // What all operators share when schedules run: reuse, eviction, agreement, deadlines, bits, traces.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
-#include <random>
+#include <thread>
 
 #include "src/base/trace.h"
 #include "src/exec/gemm.h"
@@ -66,7 +67,7 @@ TEST(Exec, GivesUpTheLeastRecentlyUsedWhenTheHeapIsFull) {
 
 TEST(Exec, GivesUpIdsToo) {
   RankOptions options;
-  options.num_signal_ids = 64;
+  options.num_signal_ids = 128;
   run_ranks(
       2, Mode::threads_adversary,
       [](Runtime& runtime) {
@@ -145,14 +146,18 @@ TEST(Exec, AMissingRankIsNamedWithSignalAndInstance) {
   RankOptions options;
   options.timeout_ms = 300;
   options.checks_end = false;
-  std::atomic<int> timeouts{0};
+  std::atomic<int> timeouts{0}, finished{0};
   run_ranks(
       3, Mode::threads,
       [&](Runtime& runtime) {
         Channel& channel = channel_of(runtime);
         const Case c{.op = "ag_gemm", .family = "hetero_unfused_1d", .degree = 1, .m = 9};
         call(c, channel, 0);
-        if (runtime.world().rank() == 1) return;
+        if (runtime.world().rank() == 1) {  // alive, but does not call
+          for (int i = 0; i < 1000 && finished < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          EXPECT_NE(thrown<PeerLost>([&] { runtime.check(); }).find("timeout after 0.3 s"), std::string::npos);
+          return;
+        }
         Operands operands(c, channel);
         operands.fill(1);
         try {

@@ -10,6 +10,7 @@
 #include "src/exec/backend.h"
 #include "src/exec/collective.h"
 #include "src/exec/cpu/copy.h"
+#include "src/exec/cpu/link_trace.h"
 #include "src/exec/gemm.h"
 #include "src/runtime/state.h"
 #include "src/runtime/wait.h"
@@ -320,7 +321,9 @@ class CpuCall {
 
 class CpuExecutor final : public Executor {
  public:
-  explicit CpuExecutor(Channel& channel) : channel_(channel) {}
+  explicit CpuExecutor(Channel& channel)
+      : channel_(channel),
+        link_(LinkTrace::of(channel.team().runtime(), channel.team().world_rank(channel.team().rank()))) {}
 
   Domain domain() const override { return Domain::cpu; }
 
@@ -350,7 +353,13 @@ class CpuExecutor final : public Executor {
   }
 
   base::Status run(const Call& call) override {
-    return CpuCall(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_).run();
+    CpuCall run(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_);
+    if (call.trace == nullptr || link_ == nullptr) return run.run();
+    call.trace->emulated = true;
+    link_->start();
+    const base::Status status = run.run();
+    link_->stop(call.trace);
+    return status;
   }
 
   base::Status drain() override {
@@ -361,6 +370,7 @@ class CpuExecutor final : public Executor {
 
  private:
   Channel& channel_;
+  std::shared_ptr<LinkTrace> link_;  // null: no emulated link
   uint64_t calls_ = 0;
 };
 

@@ -9,16 +9,17 @@ namespace {
 /// The gathered activation: others' rows from the schedule's buffer, mine from where they are.
 base::Status copies_of_gathered(const AgGemmArgs& args, const spec::Schedule& schedule, int rank,
                                 std::vector<exec::CopyOut>* out) {
+  const std::vector<int64_t>& off = schedule.tables.at("off");
+  const int64_t begin = off[static_cast<size_t>(rank)], end = off[static_cast<size_t>(rank) + 1], m = off.back();
+  out->push_back({.from = args.a_shard, .to = args.a.rows(begin, end - begin)});
+  if (begin == 0 && end == m) return {};
   const auto gathered = schedule.params.find("gathered");
   if (gathered == schedule.params.end()) {
     return base::error(Errc::not_supported, "ag_gemm: schedule {} gathers nothing that could be returned in a",
                        schedule.family);
   }
   const std::string buffer = std::get<std::string>(gathered->second);
-  const std::vector<int64_t>& off = schedule.tables.at("off");
-  const int64_t begin = off[static_cast<size_t>(rank)], end = off[static_cast<size_t>(rank) + 1], m = off.back();
   out->push_back({.buffer = buffer, .first_row = 0, .to = args.a.rows(0, begin)});
-  out->push_back({.from = args.a_shard, .to = args.a.rows(begin, end - begin)});
   out->push_back({.buffer = buffer, .first_row = end, .to = args.a.rows(end, m - end)});
   return {};
 }
