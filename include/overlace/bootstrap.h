@@ -11,6 +11,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 using Bytes = std::vector<std::byte>;
 
 class Bootstrap {
@@ -38,5 +40,7 @@ std::unique_ptr<Bootstrap> callback_bootstrap(int rank, int size, std::string to
 /// From the environment: `overlace run`'s launcher, torchrun, mpirun or srun variables (one host); a single rank if
 /// none is set. Throws PeerLost (`bootstrap`) with the accepted ways when the variables contradict each other.
 std::unique_ptr<Bootstrap> environment_bootstrap();
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

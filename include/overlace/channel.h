@@ -13,6 +13,8 @@ struct ChannelPod;
 struct ChannelState;
 class Team;
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// A range of signal ids, the same on all ranks of the team.
 struct SignalIds {
   uint32_t first = 0;
@@ -40,5 +42,7 @@ class Channel {
   /// Type-erased cache of whoever is layered above (prepared schedules); destroyed before the heap goes.
   virtual std::shared_ptr<void>& attachment() = 0;
 };
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

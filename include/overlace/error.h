@@ -9,6 +9,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// Base of everything the library throws. `what()` names the argument, the value got and the value wanted.
 class Error : public std::runtime_error {
  public:
@@ -68,5 +70,7 @@ int exit_code(Errc code);
 
 /// Throws the class that belongs to `code`. Precondition: code != ok.
 [[noreturn]] void throw_error(Errc code, const std::string& message);
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

@@ -11,6 +11,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// One per team, fixed at its creation. Buffers are any memory of the backend's device; calls are queued on `stream` in
 /// the same order on all ranks. Throws EngineError with the foreign code and text.
 class NetEngine {
@@ -36,5 +38,7 @@ class NetEngine {
   virtual void group_end() = 0;
   virtual void abort() = 0;
 };
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

@@ -7,6 +7,8 @@
 
 namespace overlace::plan {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 struct Choice {
   spec::Schedule schedule;
   std::string reason;  // "one wave of tiles and no link faster than the GEMM: library"
@@ -21,5 +23,7 @@ struct Hardware {
 
 /// Pure: same input, same choice. Falls back to `library` wherever a finer schedule is not expected to win.
 Choice choose(const spec::OpSpec& op, const Hardware& hardware);
+
+#pragma GCC visibility pop
 
 }  // namespace overlace::plan

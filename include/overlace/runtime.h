@@ -13,6 +13,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 enum class Backend { automatic, cpu, cuda_peer };
 enum class WaitPolicy { automatic, spin, futex };
 
@@ -99,5 +101,7 @@ class Runtime {
   explicit Runtime(std::unique_ptr<RuntimeState> state);
   std::unique_ptr<RuntimeState> state_;
 };
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

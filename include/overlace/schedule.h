@@ -14,6 +14,8 @@
 
 namespace overlace::spec {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// What an expression may name: r (this rank), G (ranks), host, local, loop variables, consts, integer params, tables.
 using Env = std::map<std::string, int64_t, std::less<>>;
 using Tables = std::map<std::string, std::vector<int64_t>, std::less<>>;
@@ -183,5 +185,7 @@ std::vector<std::string> families(std::string_view op);
 /// leaves that to the data signals of the call between, at depth 2). Throws ScheduleError naming the known families or
 /// the bad option.
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1, const Params& options = {});
+
+#pragma GCC visibility pop
 
 }  // namespace overlace::spec

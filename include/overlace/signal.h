@@ -15,6 +15,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// Non-blocking, unordered, byte-granular: `bytes` from `src` to offset `dst_offset` of `peer`'s heap. The source must
 /// not change before flush().
 void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes);
@@ -58,5 +60,7 @@ void fence(const ChannelPod& channel, int peer);
 [[nodiscard]] Errc quiet(const ChannelPod& channel);
 /// All ranks of the team; release and acquire, all to all, through slots.
 [[nodiscard]] Errc barrier(const ChannelPod& channel);
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

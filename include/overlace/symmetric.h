@@ -6,6 +6,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// A block at the same offset of every rank's heap. Plain data: valid as an argument of kernels.
 struct SymBuffer {
   uint64_t offset = 0;
@@ -33,5 +35,7 @@ class SymmetricHeap {
   explicit SymmetricHeap(RuntimeState& state) : state_(&state) {}
   RuntimeState* state_;
 };
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

@@ -21,6 +21,8 @@ struct TeamState;
 class NetEngine;
 class Runtime;
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// self: this rank; lsa: loads and stores reach its heap; net: only a network engine does.
 enum class Reach { self, lsa, net };
 
@@ -64,5 +66,7 @@ class Team {
  private:
   std::shared_ptr<TeamState> state_;
 };
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

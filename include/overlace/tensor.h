@@ -10,6 +10,8 @@
 
 namespace overlace {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// Up to 4 dimensions; strides in elements. The memory is on the device of the backend that uses it (host for `cpu`).
 struct TensorView {
   void* data = nullptr;
@@ -32,5 +34,7 @@ struct TensorView {
   /// Rows [begin, begin + count) of a tensor of at least one dimension.
   TensorView rows(int64_t begin, int64_t count) const;
 };
+
+#pragma GCC visibility pop
 
 }  // namespace overlace

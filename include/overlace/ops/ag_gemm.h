@@ -10,6 +10,8 @@
 
 namespace overlace::ops {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// Team of G ranks, rank r. Column-parallel layer (arXiv 2406.06858, section 2).
 struct AgGemmArgs {
   TensorView a_shard{};  // (rows of r, K)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
@@ -25,5 +27,7 @@ struct AgGemmArgs {
 void run(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule);
 /// The problem these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const AgGemmArgs& args);
+
+#pragma GCC visibility pop
 
 }  // namespace overlace::ops

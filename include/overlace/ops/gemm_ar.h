@@ -10,6 +10,8 @@
 
 namespace overlace::ops {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// Team of G ranks. Row-parallel layer with replicated output. One owner reduces each row (rows split as gemm_rs), in
 /// fp32 and rank order, then broadcasts it.
 struct GemmArArgs {
@@ -22,5 +24,7 @@ struct GemmArArgs {
 /// As run(AgGemmArgs).
 void run(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule);
 spec::OpSpec op_spec(const Channel& channel, const GemmArArgs& args);
+
+#pragma GCC visibility pop
 
 }  // namespace overlace::ops

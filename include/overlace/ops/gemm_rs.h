@@ -10,6 +10,8 @@
 
 namespace overlace::ops {
 
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
 /// Team of G ranks, rank r. Row-parallel layer with sequence-parallel output (arXiv 2406.06858, section 2). Partials
 /// travel in the dtype of out; the sum is fp32 in rank order with one final rounding; bias is added once, after the
 /// sum.
@@ -24,5 +26,7 @@ struct GemmRsArgs {
 /// As run(AgGemmArgs).
 void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule);
 spec::OpSpec op_spec(const Channel& channel, const GemmRsArgs& args);
+
+#pragma GCC visibility pop
 
 }  // namespace overlace::ops
