@@ -57,8 +57,33 @@ struct Prepared {
   Events lanes;  // fork, then the join of each copy lane
   std::vector<spec::Lane> copy_lanes;
   std::map<std::tuple<int, int64_t, int>, uint64_t> adds_to;  // (signal, slot, at) -> adds I make there in an epoch
+  std::vector<int> order;                                     // of issue, indices into Expansion::instances
   bool has_previous = false;
 };
+
+/// Deps and lanes respected: transfers as early as they can be queued, then sm lanes by queue. All sm lanes share the
+/// caller's stream, so a reduction, which waits for peers, goes behind every GEMM that need not wait.
+std::vector<int> issue_order(const Program& program) {
+  std::vector<int> order;
+  std::vector<size_t> next(program.lanes.size(), 0);  // lanes: transfer engines first, then sm by queue
+  std::vector<bool> issued(program.expansion.instances.size(), false);
+  const auto is_ready = [&](int index) {
+    const std::vector<int>& deps = program.expansion.instances[static_cast<size_t>(index)].deps;
+    return std::all_of(deps.begin(), deps.end(), [&](int dep) { return issued[static_cast<size_t>(dep)]; });
+  };
+  while (order.size() < issued.size()) {
+    bool moved = false;
+    for (size_t lane = 0; lane < program.lanes.size() && !moved; ++lane) {
+      const std::vector<int>& queue = program.lanes[lane].instances;
+      if (next[lane] == queue.size() || !is_ready(queue[next[lane]])) continue;
+      order.push_back(queue[next[lane]++]);
+      issued[static_cast<size_t>(order.back())] = true;
+      moved = true;
+    }
+    OVERLACE_ASSERT(moved);  // expand() gives a topological order, so one exists
+  }
+  return order;
+}
 
 bool is_sm(const spec::Lane& lane) { return lane.engine == spec::Engine::sm; }
 
@@ -206,6 +231,7 @@ base::Status CudaExecutor::prepare(Program& program) {
       }
     }
   }
+  prepared->order = issue_order(program);
   prepared->copy_lanes.assign(copy_lanes.begin(), copy_lanes.end());
   prepared->lanes.grow(copy_lanes.size() + 1);
   for (size_t i = 0; i <= copy_lanes.size(); ++i) OVERLACE_TRY(prepared->lanes.make(i));
@@ -434,9 +460,7 @@ base::Status CudaExecutor::run(const Call& call) {
   DeviceScope scope(device_);
   auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
   OVERLACE_TRY(prologue(call, prepared));
-  for (size_t i = 0; i < call.program.expansion.instances.size(); ++i) {
-    OVERLACE_TRY(issue(call, prepared, static_cast<int>(i)));
-  }
+  for (int index : prepared.order) OVERLACE_TRY(issue(call, prepared, index));
   return epilogue(call, prepared);
 }
 

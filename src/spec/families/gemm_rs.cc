@@ -197,7 +197,9 @@ Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOpt
   const Loop owners = {"p", 0, "G"};
   Region from = box("Z", sum.piece.of("p", sum.s)), to = box("Y", sum.piece.of("p", sum.s));
   from.each = to.each = owners;
-  Task copy_out = copy("copy_out", "ce_queues+1", sum.s, sum.loops, from, to);
+  // Behind the reductions on an sm lane: it waits for the peers' rows, which no copy lane can do on GPUs.
+  Task copy_out = copy("copy_out", 1, "q+1+" + sum.s, sum.loops, from, to);
+  copy_out.engine = Engine::sm;
   copy_out.deps = {"reduce"};
   copy_out.waits = {wait_each("ready", sum.s, "(r+p)%G", peers())};
   out.tasks.push_back(std::move(copy_out));
