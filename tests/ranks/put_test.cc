@@ -104,8 +104,7 @@ TEST_P(PutTest, QuietMakesEverythingVisible) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PutTest,
-                         testing::Combine(testing::Values(1, 2, 3, 5, 9),
-                                          testing::Values(Mode::threads, Mode::threads_adversary)),
+                         testing::Combine(testing::Values(1, 2, 3, 5, 9), testing::ValuesIn(all_modes())),
                          mode_test_name);
 
 }  // namespace

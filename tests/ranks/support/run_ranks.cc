@@ -1,12 +1,20 @@
 #include "tests/ranks/support/run_ranks.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
+#include <cstdlib>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "src/base/env.h"
 #include "src/base/format.h"
+#include "src/runtime/bootstrap/launcher.h"
+#include "src/runtime/bootstrap/relay.h"
+#include "src/runtime/bootstrap/socket.h"
 
 namespace overlace::test {
 namespace {
@@ -69,6 +77,48 @@ void run_threads(int n, const std::function<void(Bootstrap&)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
+/// What the assertions of this process said since `first`.
+std::string failures_since(int first) {
+  const testing::TestResult& result = *testing::UnitTest::GetInstance()->current_test_info()->result();
+  std::string text;
+  for (int i = first; i < result.total_part_count(); ++i) {
+    const testing::TestPartResult& part = result.GetTestPartResult(i);
+    if (!part.failed()) continue;
+    text += base::format("{}:{}\n{}\n", part.file_name() == nullptr ? "unknown" : part.file_name(), part.line_number(),
+                         part.message());
+  }
+  return text;
+}
+
+void drain(int fd, std::string& text) {
+  std::array<char, 4096> buffer{};
+  ssize_t got = 0;
+  while ((got = ::read(fd, buffer.data(), buffer.size())) > 0) text.append(buffer.data(), static_cast<size_t>(got));
+}
+
+void run_processes(int n, const std::function<void(Bootstrap&)>& body) {
+  int pipe_fds[2];
+  ASSERT_EQ(::pipe2(pipe_fds, O_CLOEXEC), 0);
+  runtime::UniqueFd texts(pipe_fds[0]), reports(pipe_fds[1]);
+  ::fcntl(texts.get(), F_SETFL, O_NONBLOCK);
+  const int first = testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count();
+  const auto child = [&](int rank, const std::string& launch_socket) {
+    const size_t colon = launch_socket.find(':');
+    auto bootstrap =
+        runtime::relay_bootstrap(launch_socket.substr(0, colon), launch_socket.substr(colon + 1), rank, n, 20000);
+    if (bootstrap.ok())
+      body(**bootstrap);
+    else
+      ADD_FAILURE() << bootstrap.status().message();
+    const std::string text = failures_since(first);
+    if (text.empty()) return 0;
+    return ::write(reports.get(), text.data(), text.size()) > 0 ? 1 : 2;
+  };
+  std::string text;
+  const int status = runtime::launch_forked(n, child, [&] { drain(texts.get(), text); });
+  if (status != 0 || !text.empty()) ADD_FAILURE() << "processes ended with status " << status << "\n" << text;
+}
+
 }  // namespace
 
 RuntimeOptions runtime_options(Mode mode, const RankOptions& options) {
@@ -101,7 +151,7 @@ void run_bootstraps(int n, Mode mode, const std::function<void(Bootstrap&)>& bod
       ADD_FAILURE() << error.what();
     }
   };
-  run_threads(n, guarded);
+  mode == Mode::processes ? run_processes(n, guarded) : run_threads(n, guarded);
 }
 
 void run_ranks(int n, Mode mode, const std::function<void(Runtime&)>& body, const RankOptions& options) {

@@ -7,6 +7,8 @@
 #include <functional>
 #include <ostream>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "overlace/error.h"
 #include "overlace/runtime.h"
@@ -31,6 +33,13 @@ inline constexpr bool kHasProcesses = false;
 #else
 inline constexpr bool kHasProcesses = true;
 #endif
+
+/// What a parameterised test runs in.
+inline std::vector<Mode> all_modes() {
+  std::vector<Mode> modes = {Mode::threads, Mode::threads_adversary};
+  if (kHasProcesses) modes.push_back(Mode::processes);
+  return modes;
+}
 
 struct RankOptions {
   size_t heap_bytes = size_t{8} << 20;
