@@ -136,6 +136,14 @@ Shared shared_layout(const Program& program) {
   return shared;
 }
 
+base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int ranks) {
+  base::Result<std::unique_ptr<Program>> program = expand_program(schedule, "", rank, ranks);
+  if (!program.ok()) return program.status();
+  const Shared shared = shared_layout(**program);
+  const auto copies = static_cast<uint32_t>(shared.copies);
+  return Footprint{shared.copy_bytes * copies, (*program)->workspace_bytes, shared.words * copies};
+}
+
 base::Status check_bindings(const Program& program, const Bindings& bindings) {
   for (size_t b = 0; b < program.schedule.buffers.size(); ++b) {
     const spec::Buffer& buffer = program.schedule.buffers[b];

@@ -2,6 +2,7 @@
 // for `reduce` and `tiles`.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -43,6 +44,15 @@ struct RunOptions {
   std::string_view local_param{};  // the schedule's parameter that may differ between ranks: "N" of ag_gemm, "K"
   std::vector<CopyOut> copies_out{};
 };
+
+/// What a schedule needs on one rank before its first call: bytes of the symmetric heap and signal ids (the same on all
+/// ranks), and local workspace.
+struct Footprint {
+  uint64_t heap_bytes = 0;
+  uint64_t workspace_bytes = 0;
+  uint32_t signal_ids = 0;
+};
+base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int ranks);
 
 /// Collective in the sense of the channel: all ranks run the same schedules in the same order. The first call with a
 /// schedule (by digest) allocates its symmetric buffers and signal ids, agrees with the peers (plan_mismatch on all)

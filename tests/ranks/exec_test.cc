@@ -9,7 +9,7 @@
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
 #include "src/ops/ag_gemm/impl.h"
-#include "src/ops/gemm_rs/impl.h"
+#include "src/ops/reduce/bodies.h"
 #include "tests/ranks/ops_cases.h"
 
 namespace overlace::test {
@@ -172,6 +172,7 @@ TEST(Exec, AMissingRankIsNamedWithSignalAndInstance) {
         } catch (const PeerLost& e) {  // somebody else's deadline came first
           EXPECT_NE(std::string(e.what()).find("timeout"), std::string::npos) << e.what();
         }
+        ++finished;
       },
       options);
   EXPECT_GE(timeouts, 1);
@@ -183,6 +184,32 @@ std::vector<char> run_normal(const Case& c, Channel& channel) {
   operands.fill_normal(11);
   operands.run();
   return operands.out().bytes();
+}
+
+TEST(Exec, AFailingBodyEndsTheCallOnAllRanks) {
+  RankOptions options;
+  options.checks_end = false;
+  const auto body = [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    Operands operands({.op = "gemm_rs", .family = "serial"}, channel);
+    operands.fill(0);
+    const TensorView a = operands.a(), b = operands.b(), out = operands.out().view;
+    const exec::Bodies bodies = {{spec::Kind::reduce, [&](const exec::BodyContext& context) {
+                                    if (runtime.world().rank() == 0) return base::invalid_argument("spoilt");
+                                    return ops::reduce_on_cpu(context);
+                                  }}};
+    const auto run = [&] {
+      return exec::run(channel, operands.schedule(), "spoilt", {{"A", a}, {"B", b}, {"Y", out}}, bodies);
+    };
+    base::Status status = run();
+    if (runtime.world().rank() == 0) {
+      EXPECT_EQ(status.message(), "spoilt");
+    } else {
+      while (status.ok()) status = run();  // its part of the first call may not need the other rank's reduction
+      EXPECT_NE(status.message().find("aborted by rank 0: spoilt"), std::string::npos) << status.message();
+    }
+  };
+  run_ranks(2, Mode::threads, body, options);
 }
 
 TEST(Exec, TheSameScheduleGivesTheSameBitsAgain) {
@@ -315,6 +342,37 @@ TEST(Exec, RunsOverAnEmulatedLink) {
         }
       },
       options);
+}
+
+TEST(Exec, TransfersOfTheEmulatedLinkAreInTheTrace) {
+  RankOptions options;
+  options.link = LinkOptions::parse("100MB/s,100us");
+  std::mutex mutex;
+  base::Trace trace;
+  const auto body = [&](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    base::Trace mine;
+    exec::set_trace(channel, &mine);
+    for (int64_t seed = 0; seed < 2; ++seed) {
+      call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 16, .k = 64}, channel, seed);
+    }
+    exec::set_trace(channel, nullptr);
+    const std::lock_guard lock(mutex);
+    trace.merge(std::move(mine));
+  };
+  run_ranks(2, Mode::threads, body, options);
+  EXPECT_TRUE(trace.emulated);
+  for (const char* lane : {"link 0->1", "link 1->0"}) {
+    int64_t bytes = 0, count = 0;
+    for (const base::Span& span : trace.spans) {
+      if (span.lane != lane) continue;
+      ++count;
+      bytes += span.bytes;
+      EXPECT_GE(span.end_ns - span.begin_ns, span.bytes * 10 / 2) << "100 MB/s are 10 ns a byte";
+    }
+    EXPECT_EQ(count, 4) << lane;
+    EXPECT_EQ(bytes, 2 * 8 * 64 * 4) << lane;
+  }
 }
 
 TEST(Exec, LongProductsServeTransfersInBetween) {

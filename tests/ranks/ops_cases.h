@@ -117,6 +117,8 @@ class Operands {
 
   const spec::Schedule& schedule() const { return schedule_; }
   const Matrix& out() const { return out_; }
+  TensorView a() const { return a_.view; }
+  TensorView b() const { return b_.view; }  // as stored
 
   void fill(int64_t seed) {
     seed_ = seed;

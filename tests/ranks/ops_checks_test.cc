@@ -186,6 +186,22 @@ TEST(OpsChecks, EachBadCallNamesArgumentGotAndWantedAndLeavesTheRanksUsable) {
   });
 }
 
+TEST(OpsChecks, SchedulesThatTheTeamCannotRunAreRefusedBeforeAnythingMoves) {
+  RankOptions options;
+  options.net_engine = "none";
+  const auto body = [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    AgCall call(channel);
+    call.schedule = spec::make_schedule(ops::op_spec(channel, call.args), "library");
+    expect_parts(call.call(), {"not_supported", "schedule library, task all_gather", "no collectives engine"});
+    call.schedule = spec::make_schedule(ops::op_spec(channel, call.args), "serial");
+    call.schedule.tasks.back().kind = spec::Kind::tiles;
+    expect_parts(call.call(), {"not_supported", "schedule serial, task gemm: the operator has no tiles body"});
+    expect_good(channel);
+  };
+  run_ranks(2, Mode::threads, body, options);
+}
+
 TEST(OpsChecks, ColumnsOfOneMatrixAreNoOverlap) {
   run_ranks(1, Mode::threads, [](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());

@@ -353,12 +353,9 @@ class CpuExecutor final : public Executor {
   }
 
   base::Status run(const Call& call) override {
-    CpuCall run(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_);
-    if (call.trace == nullptr || link_ == nullptr) return run.run();
-    call.trace->emulated = true;
-    link_->start();
-    const base::Status status = run.run();
-    link_->stop(call.trace);
+    const base::Status status = run_traced(call);
+    // Half a call leaves signals that nobody can take back: the peers must not wait for the rest.
+    if (!status.ok()) channel_.team().runtime().abort(status.code(), status.message());
     return status;
   }
 
@@ -369,6 +366,16 @@ class CpuExecutor final : public Executor {
   }
 
  private:
+  base::Status run_traced(const Call& call) {
+    CpuCall run(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_);
+    if (call.trace == nullptr || link_ == nullptr) return run.run();
+    call.trace->emulated = true;
+    link_->start();
+    const base::Status status = run.run();
+    link_->stop(call.trace);
+    return status;
+  }
+
   Channel& channel_;
   std::shared_ptr<LinkTrace> link_;  // null: no emulated link
   uint64_t calls_ = 0;

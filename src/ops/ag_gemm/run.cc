@@ -31,6 +31,7 @@ base::Status run_status(Channel& channel, const AgGemmArgs& args, const spec::Sc
   const spec::OpSpec op = op_spec(channel, args);
   const Site site = site_of(channel, op.op);
   OVERLACE_TRY(check_schedule(site, op, args.b, schedule));
+  OVERLACE_TRY(check_supported(channel, schedule));
   const exec::Bindings bindings = {
       {"A", args.a_shard}, {"B", stored_b(args.b, schedule)}, {"C", args.c}, {"bias", args.bias}};
   exec::RunOptions options{.local_param = "N"};

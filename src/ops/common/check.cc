@@ -207,6 +207,23 @@ base::Status check_schedule(const Site& site, const spec::OpSpec& op, const Tens
   return {};
 }
 
+base::Status check_supported(const Channel& channel, const spec::Schedule& schedule) {
+  Team& team = channel.team();
+  for (const spec::Task& task : schedule.tasks) {
+    if (task.kind == spec::Kind::tiles || task.kind == spec::Kind::host) {
+      return base::error(Errc::not_supported, "{}: schedule {}, task {}: the operator has no {} body; rank {}",
+                         schedule.op, schedule.family, task.id, task.kind == spec::Kind::tiles ? "tiles" : "host",
+                         team.rank());
+    }
+    if (task.kind == spec::Kind::collective && team.size() > 1 && team.net() == nullptr) {
+      return base::error(Errc::not_supported,
+                         "{}: schedule {}, task {}: team \"{}\" has no collectives engine; serial needs none; rank {}",
+                         schedule.op, schedule.family, task.id, team.name(), team.rank());
+    }
+  }
+  return {};
+}
+
 spec::BLayout layout_of(const TensorView& b) { return b.stride(0) == 1 ? spec::BLayout::nk : spec::BLayout::kn; }
 
 TensorView stored_b(const TensorView& b, const spec::Schedule& schedule) {

@@ -45,6 +45,9 @@ base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets
 /// if b fits it.
 base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
                             const spec::Schedule& schedule);
+/// not_supported with the task and the reason where this team cannot run the schedule: bodies that the operator does
+/// not bring, collectives without an engine.
+base::Status check_supported(const Channel& channel, const spec::Schedule& schedule);
 /// K contiguous (a transposed weight) or N contiguous.
 spec::BLayout layout_of(const TensorView& b);
 /// The binding of buffer "B": (N, K) or (K, N) as the schedule stores it.

@@ -8,6 +8,7 @@ base::Status run_status(Channel& channel, const GemmArArgs& args, const spec::Sc
   OVERLACE_TRY(validate(channel, args));
   const spec::OpSpec op = op_spec(channel, args);
   OVERLACE_TRY(check_schedule(site_of(channel, op.op), op, args.b, schedule));
+  OVERLACE_TRY(check_supported(channel, schedule));
   const exec::Bindings bindings = {
       {"A", args.a}, {"B", stored_b(args.b, schedule)}, {"Y", args.out}, {"bias", args.bias}};
   return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings,

@@ -173,6 +173,11 @@ TEST(Program, LaysOutWorkspaceSharedBlockAndIds) {
   EXPECT_EQ(shared.copy_bytes, 256u);  // X: 10 x 5 x 4 bytes, rounded up
   EXPECT_EQ(shared.words, 3u);         // arrived[0..1], credit[0]
   EXPECT_EQ(shared.first_id, (std::vector<uint32_t>{0, 2}));
+  const base::Result<Footprint> footprint = exec::footprint((*program)->schedule, 1, 3);
+  ASSERT_TRUE(footprint.ok());
+  EXPECT_EQ(footprint->heap_bytes, 512u);
+  EXPECT_EQ(footprint->workspace_bytes, 0u);
+  EXPECT_EQ(footprint->signal_ids, 6u);
   size_t instances = 0;
   bool is_sm_last = true, saw_sm = false;
   for (const LaneQueue& lane : (*program)->lanes) {
