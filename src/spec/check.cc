@@ -11,6 +11,7 @@ namespace overlace::spec {
 namespace {
 
 constexpr int64_t kMaxGraph = 1'000'000;
+constexpr int kMaxRanks = 4096;
 
 template <class List, class Name>
 void check_unique(const List& list, std::string_view what, Name name, Findings* out) {
@@ -45,6 +46,8 @@ bool check_circles(const AllRanks& team, Findings* out) {
 
 void check_team(const Schedule& schedule, int ranks, const Machine& machine, const CheckOptions& options,
                 Findings* out) {
+  if (ranks > kMaxRanks)
+    return out->error("S1", schedule.family, 0, base::format("{} ranks, at most {}", ranks, kMaxRanks));
   AllRanks team{&schedule, {}};
   for (int rank = 0; rank < ranks; ++rank) {
     base::Result<Expansion> expansion = expand(schedule, rank, ranks);

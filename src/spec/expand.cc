@@ -25,6 +25,7 @@ std::vector<std::pair<size_t, size_t>> common_loops(const Task& mine, const Task
 }
 
 base::Status resolve_deps(const Schedule& schedule, const std::vector<std::pair<int, int>>& ranges, Expansion* out) {
+  int64_t num_deps = 0;
   for (size_t t = 0; t < schedule.tasks.size(); ++t) {
     const Task& task = schedule.tasks[t];
     for (const std::string& name : task.deps) {
@@ -35,14 +36,22 @@ base::Status resolve_deps(const Schedule& schedule, const std::vector<std::pair<
       }
       const auto common = common_loops(task, *dep);
       const auto [first, last] = ranges[static_cast<size_t>(dep - schedule.tasks.begin())];
+      std::map<std::vector<int64_t>, std::vector<int>> theirs;  // by the values of the common variables
+      std::vector<int64_t> values(common.size());
+      for (int j = first; j < last; ++j) {
+        const Instance& in = out->instances[static_cast<size_t>(j)];
+        for (size_t c = 0; c < common.size(); ++c) values[c] = in.loop_values[common[c].second];
+        theirs[values].push_back(j);
+      }
       for (int i = ranges[t].first; i < ranges[t].second; ++i) {
         Instance& in = out->instances[static_cast<size_t>(i)];
-        for (int j = first; j < last; ++j) {
-          const std::vector<int64_t>& theirs = out->instances[static_cast<size_t>(j)].loop_values;
-          const bool match = std::all_of(common.begin(), common.end(), [&](const auto& pair) {
-            return in.loop_values[pair.first] == theirs[pair.second];
-          });
-          if (match) in.deps.push_back(j);
+        for (size_t c = 0; c < common.size(); ++c) values[c] = in.loop_values[common[c].first];
+        const auto match = theirs.find(values);
+        if (match == theirs.end()) continue;
+        in.deps.insert(in.deps.end(), match->second.begin(), match->second.end());
+        num_deps += static_cast<int64_t>(match->second.size());
+        if (num_deps > 16 * kMaxInstances) {
+          return base::error(Errc::bad_schedule, "S1: task {}: more than {} dependencies", task.id, 16 * kMaxInstances);
         }
       }
     }
@@ -115,6 +124,8 @@ base::Status sort_for_issue(const Schedule& schedule, Expansion* out) {
 
 }  // namespace
 
+bool Box::empty() const { return ndim == 0 || std::find(count, count + ndim, 0) != count + ndim; }
+
 int64_t Box::numel() const {
   int64_t n = ndim > 0 ? 1 : 0;
   for (int d = 0; d < ndim; ++d) n *= count[d];
@@ -134,7 +145,13 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
   OVERLACE_TRY(mine.expand(&out));
   OVERLACE_TRY(resolve_deps(schedule, mine.task_ranges(), &out));
   OVERLACE_TRY(sort_for_issue(schedule, &out));
-  for (int64_t slots : out.signal_slots) out.adds_table.emplace_back(static_cast<size_t>(slots * ranks), 0);
+  for (int64_t slots : out.signal_slots) {
+    if (slots * ranks > 16 * kMaxInstances) {
+      return base::error(Errc::bad_schedule, "S1: {} slots for {} senders, wanted at most {} words", slots, ranks,
+                         16 * kMaxInstances);
+    }
+    out.adds_table.emplace_back(static_cast<size_t>(slots * ranks), 0);
+  }
   for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&out, rank));
   return out;
 }

@@ -20,7 +20,7 @@ struct Box {
   int64_t begin[kMaxDims] = {};
   int64_t count[kMaxDims] = {};
   int64_t numel() const;
-  bool empty() const { return numel() == 0; }
+  bool empty() const;
   bool operator==(const Box&) const = default;
 };
 

@@ -173,13 +173,11 @@ void Expander::for_each(const std::optional<BoundLoop>& each, Visit visit) {
 template <class Visit>
 void Expander::for_points(const BoundTask& task, size_t depth, std::vector<int64_t>* point, const Visit& visit) {
   if (!ok()) return;
-  if (depth == task.loops.size()) {
-    if (++num_points_ > kMaxInstances) return fail("S1", base::format("more than {} instances", kMaxInstances));
-    return visit();
-  }
+  if (depth == task.loops.size()) return visit();
   const BoundLoop& loop = task.loops[depth];
   const int64_t end = eval(loop.end);
   for (int64_t i = eval(loop.begin); i < end && ok(); ++i) {
+    if (++num_points_ > kMaxInstances) return fail("S1", base::format("more than {} instances", kMaxInstances));
     symbols_.value(loop.slot) = i;
     point->push_back(i);
     for_points(task, depth + 1, point, visit);
@@ -269,6 +267,11 @@ void Expander::shapes(Expansion* out) {
       fail("S1", base::format("{} dimensions, wanted 1 to {}", shape.size(), kMaxDims));
     }
     if (ok() && *std::min_element(shape.begin(), shape.end()) < 0) fail("S1", "negative extent");
+    int64_t numel = 1;
+    for (int64_t extent : shape) {
+      if (ok() && __builtin_mul_overflow(numel, std::max<int64_t>(extent, 1), &numel))
+        fail("S1", "overflow of its size");
+    }
     if (buffer.depth < 1) fail("S1", base::format("depth is {}, wanted >= 1", buffer.depth));
   }
   for (const SignalDecl& signal : schedule_.signals) {
