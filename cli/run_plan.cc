@@ -20,7 +20,6 @@ namespace {
 using base::Result;
 using base::Status;
 
-constexpr int64_t kMaxRanks = 64;        // CPU ranks: far beyond what one host does anything useful with
 constexpr int64_t kMaxTokens = 1 << 24;  // 16 M rows: any larger number is a slip of the keyboard
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxRepetitions = 1000;

@@ -18,6 +18,9 @@ namespace overlace::cli {
 /// The emulated link of CPU ranks where neither --link nor OVERLACE_LINK says otherwise.
 inline constexpr const char* kDefaultLink = "200MB/s,20us";
 
+/// CPU ranks of one host, far beyond what does anything useful.
+inline constexpr int64_t kMaxRanks = 64;
+
 /// Schedules that were asked for by name or file; a site that is missing is chosen for.
 struct ScheduleRequest {
   std::map<std::string, spec::Schedule, std::less<>> by_site;

@@ -58,6 +58,8 @@ class RankRun {
 
  private:
   bool is_first() const { return team_.rank() == 0; }
+  /// Without a collectives engine (no NCCL, say) the family `library` cannot run.
+  bool has_library() const { return team_.size() == 1 || team_.net() != nullptr; }
   Status open();
   Result<double> measure_flops();
   Status choose();
@@ -80,7 +82,7 @@ class RankRun {
   std::unique_ptr<model::Stack> stack_;
   std::unique_ptr<TeamCrew> crew_;
   std::vector<float> input_;  // tokens x hidden
-  SiteSchedules chosen_, library_, best_serial_;
+  SiteSchedules chosen_, unfused_, best_serial_;
   RunResult result_;
   std::vector<float> my_output_, output_, baseline_;  // the latter two on rank 0, whole
   base::Trace serial_trace_, overlapped_trace_;       // on rank 0
@@ -103,7 +105,7 @@ Status RankRun::open() {
   auto input = read_input(options_, plan_);
   OVERLACE_TRY(agree_on(team_, input.ok() ? Status() : input.status()));
   input_ = std::move(*input);
-  library_ = of_family("library");
+  unfused_ = of_family(has_library() ? "library" : "serial");
   result_.version = kVersion;
   result_.backend = on_gpus ? "cuda_peer" : "cpu";
   result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
@@ -160,6 +162,10 @@ Status RankRun::choose() {
       plan::Choice choice = plan::choose(site.op, hardware);
       chosen_[site.name] = std::move(choice.schedule);
       result.reason = std::move(choice.reason);
+      if (!has_library() && schedule_name(chosen_[site.name]) == "library") {
+        chosen_[site.name] = spec::make_schedule(site.op, "serial");
+        result.reason += "; there is no collectives engine: serial";
+      }
     }
     result.chosen = schedule_name(chosen_[site.name]);
     result_.sites.push_back(std::move(result));
@@ -214,7 +220,7 @@ Result<std::vector<double>> RankRun::oracle_in_background() {
 Status RankRun::check() {
   progress_.begin("running the layers", kCheckWeight / 3);
   std::vector<float> unused;
-  auto baseline = whole_output(library_, &unused);
+  auto baseline = whole_output(unfused_, &unused);
   if (!baseline.ok()) return baseline.status();
   baseline_ = std::move(*baseline);
   auto output = whole_output(chosen_, &my_output_);
@@ -244,7 +250,8 @@ Status RankRun::check() {
 
 Status RankRun::time_site(const model::Site& site, SiteResult* result) {
   progress_.begin("timing " + site.name, kSiteWeight);
-  std::vector<std::string> names = {"compute", "comm", "limit", "serial", "library"};
+  std::vector<std::string> names = {"compute", "comm", "limit", "serial"};
+  if (has_library()) names.push_back("library");
   std::vector<spec::Schedule> schedules;
   for (const std::string& name : names) schedules.push_back(spec::make_schedule(site.op, name));
   const spec::Schedule& chosen = chosen_.at(site.name);
@@ -271,11 +278,12 @@ Status RankRun::time_site(const model::Site& site, SiteResult* result) {
   SiteTimes& t = result->times;
   t.compute_us = us(0);
   t.comm_us = team_.size() == 1 ? 0 : us(1);
-  t.library_us = us(4);
-  t.serial_us = std::min(us(3), us(4));
+  const size_t library_at = has_library() ? 4 : 3;
+  t.library_us = has_library() ? us(library_at) : 0;
+  t.serial_us = std::min(us(3), us(library_at));
   t.limit_us = std::min(us(2), t.serial_us);
   t.overlapped_us = us(chosen_at);
-  best_serial_[site.name] = schedules[us(3) <= us(4) ? 3 : 4];
+  best_serial_[site.name] = schedules[us(3) <= us(library_at) ? 3 : library_at];
   return {};
 }
 

@@ -1,0 +1,145 @@
+// The command line: words become options; everything else lives beside this file.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstring>
+
+#include "cli/doctor.h"
+#include "cli/run.h"
+#include "cli/run_outputs.h"
+#include "cli/trace.h"
+#include "cli/version.h"
+#include "overlace/error.h"
+#include "src/base/env.h"
+#include "src/base/file.h"
+#include "src/base/log.h"
+#include "src/base/status.h"
+
+namespace {
+
+using overlace::Errc;
+using overlace::cli::RunOptions;
+
+int fail(Errc code, const std::string& message) {
+  std::fprintf(stderr, "overlace: error: %s\n", message.c_str());
+  return overlace::exit_code(code);
+}
+
+void add_run(CLI::App& app, RunOptions* o) {
+  CLI::App* run = app.add_subcommand("run", "Run decoder layers over several ranks with their communication hidden");
+  run->footer("`overlace run -n N -- PROGRAM ...` starts any program on N ranks instead.");
+  run->add_option("-n,--ranks", o->ranks, "Ranks (default: the GPUs, else 2 CPU ranks)");
+  run->add_option("--config", o->config, "Shipped model or config.json (default: tiny, on GPUs Llama-3.1-8B)");
+  run->add_option("--checkpoint", o->checkpoint,
+                  "Directory with safetensors and config.json (default: seeded weights)");
+  run->add_option("--layers", o->layers, "Decoder layers (default: all; 1 of a large shipped model)");
+  run->add_option("--tokens", o->tokens, "Tokens of the whole team");
+  run->add_option("--sequence-length", o->sequence_length, "Tokens of a sequence; attention stays within");
+  run->add_option("--dtype", o->dtype, "fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
+  run->add_option("--schedule", o->schedule, "auto, FAMILY, FAMILY:DEGREE or FILE.json")->capture_default_str();
+  run->add_option("--backend", o->backend, "auto, cpu or cuda_peer")->capture_default_str();
+  run->add_option("--seed", o->seed, "Of weights, input and order of measurements")->capture_default_str();
+  run->add_option("--link", o->link, "Emulated link between CPU ranks, such as 2GB/s,20us, or none");
+  run->add_option("--input", o->input, "Hidden states before the first layer: tokens x hidden, .npy");
+  run->add_option("--output", o->output, "Hidden states after the last layer, .npy");
+  run->add_option("--json", o->json, "Results as data; - is stdout");
+  run->add_option("--trace", o->trace, "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome)");
+  run->add_option("--report", o->report, "Timeline and results as an HTML page");
+  run->add_option("--repeat", o->repeat, "Repetitions of every measurement");
+  run->add_flag("--quiet", o->quiet, "Print errors only");
+  run->add_flag("--threads", o->threads, "Ranks are threads of one process");
+  run->add_option("--error-fd", o->error_fd)->group("");
+}
+
+struct DoctorWords {
+  std::string json;
+  bool no_link_test = false;
+};
+
+void add_doctor(CLI::App& app, DoctorWords* words) {
+  CLI::App* doctor = app.add_subcommand("doctor", "What this machine has and what overlace will use");
+  doctor->add_option("--json", words->json, "The same as data; - is stdout");
+  doctor->add_flag("--no-link-test", words->no_link_test, "Start no ranks");
+}
+
+struct TraceWords {
+  std::string from, to;
+};
+
+void add_trace(CLI::App& app, TraceWords* words) {
+  CLI::App* trace = app.add_subcommand("trace", "Look at timelines");
+  trace->require_subcommand(1);
+  CLI::App* info = trace->add_subcommand("info", "Ranks, duration, and what each lane did");
+  info->add_option("file", words->from, "Timeline")->required();
+  CLI::App* convert = trace->add_subcommand("convert", "Write a timeline in another format");
+  convert->add_option("from", words->from, "Timeline")->required();
+  convert->add_option("to", words->to, "Its ending chooses: .json, .pftrace, .perfetto-trace")->required();
+}
+
+int run_doctor(const DoctorWords& words) {
+  const bool as_json = words.json == "-";
+  overlace::cli::DoctorOptions options;
+  options.link_test = !words.no_link_test;
+  const overlace::base::Json report = overlace::cli::doctor(options);
+  overlace::cli::print(as_json ? report.dump(2) + "\n" : overlace::cli::doctor_text(report)).or_throw();
+  if (!as_json && !words.json.empty()) overlace::base::write_file(words.json, report.dump(2) + "\n").or_throw();
+  const overlace::base::Json* ok = report.find("ok");
+  return ok != nullptr && ok->is_bool() && ok->as_bool() ? 0 : 1;
+}
+
+int run_trace(const CLI::App& trace, const TraceWords& words) {
+  if (trace.got_subcommand("convert")) {
+    overlace::cli::trace_convert(words.from, words.to).or_throw();
+    return 0;
+  }
+  overlace::cli::print(overlace::cli::trace_info(words.from).value()).or_throw();
+  return 0;
+}
+
+void log_to_stderr() {
+  using overlace::base::LogLevel;
+  const std::string& wanted = overlace::base::env().log;
+  if (wanted == "off") return;
+  const LogLevel level = wanted == "debug"   ? LogLevel::debug
+                         : wanted == "info"  ? LogLevel::info
+                         : wanted == "error" ? LogLevel::error
+                                             : LogLevel::warn;
+  const auto sink = [](LogLevel, std::string_view line) {
+    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
+  };
+  overlace::base::set_log_sink(sink, level);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // NOTE: what follows "--" belongs to the program that `run` starts and is not ours to parse.
+  int own = 0;
+  while (own < argc && std::strcmp(argv[own], "--") != 0) ++own;
+  RunOptions options;
+  for (int i = own + 1; i < argc; ++i) options.program.emplace_back(argv[i]);
+  CLI::App app("overlace: communication hidden behind the computation that depends on it");
+  app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
+  app.require_subcommand(1);
+  add_run(app, &options);
+  DoctorWords doctor;
+  add_doctor(app, &doctor);
+  TraceWords trace;
+  add_trace(app, &trace);
+  try {
+    app.parse(own, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);
+    return fail(Errc::invalid_argument, e.what());
+  }
+  try {
+    log_to_stderr();
+    if (app.got_subcommand("doctor")) return run_doctor(doctor);
+    if (app.got_subcommand("trace")) return run_trace(*app.get_subcommand("trace"), trace);
+    if (own < argc && options.program.empty())
+      return fail(Errc::invalid_argument, "-- is followed by nothing, wanted a program and its arguments");
+    return overlace::cli::run(options);
+  } catch (...) {
+    const auto status = overlace::base::status_of_current_exception();
+    return fail(status.code(), status.message());
+  }
+}

@@ -1,0 +1,105 @@
+#include "cli/run_launch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <system_error>
+#include <vector>
+
+#include "cli/run_failures.h"
+#include "src/base/file.h"
+#include "src/runtime/bootstrap/launcher.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+using base::Status;
+
+constexpr int kInterrupted = 130, kSignalled = 128;
+
+/// Where ranks leave their failures: memory, so that no rank ever blocks on words.
+class FailureLog {
+ public:
+  FailureLog() : fd_(::memfd_create("overlace failures", 0)) {
+    // Ranks append at the same time.
+    if (fd_ >= 0 && ::fcntl(fd_, F_SETFL, O_APPEND) != 0) close();
+  }
+  FailureLog(const FailureLog&) = delete;
+  FailureLog& operator=(const FailureLog&) = delete;
+  ~FailureLog() { close(); }
+  int fd() const { return fd_; }
+  std::vector<RankFailure> failures() const {
+    std::string text;
+    char piece[4096];
+    for (off_t at = 0;;) {
+      const ssize_t n = ::pread(fd_, piece, sizeof piece, at);
+      if (n <= 0) return decode_failures(text);
+      text.append(piece, static_cast<size_t>(n));
+      at += n;
+    }
+  }
+
+ private:
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  int fd_;
+};
+
+/// This program, and the words it was called with.
+Result<std::vector<std::string>> own_command() {
+  const auto words = base::read_file("/proc/self/cmdline");
+  if (!words.ok()) return words.status();
+  std::vector<std::string> out;
+  for (size_t at = 0; at < words->size();) {
+    const size_t end = words->find('\0', at);
+    out.push_back(words->substr(at, end - at));
+    at = end == std::string::npos ? words->size() : end + 1;
+  }
+  if (out.empty()) return base::error(Errc::io, "/proc/self/cmdline is empty, wanted this process's arguments");
+  char path[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path);
+  out.front() = length > 0 ? std::string(path, static_cast<size_t>(length)) : "/proc/self/exe";
+  // A program that was replaced while it runs is still there under its process.
+  if (::access(out.front().c_str(), X_OK) != 0) out.front() = "/proc/self/exe";
+  return out;
+}
+
+int exit_with(Errc code, const std::string& message) {
+  std::fprintf(stderr, "overlace: error: %s\n", message.c_str());
+  return exit_code(code);
+}
+
+}  // namespace
+
+int launch_ranks(const RunPlan& plan) {
+  auto command = own_command();
+  if (!command.ok()) return exit_with(command.status().code(), command.status().message());
+  const FailureLog log;
+  if (log.fd() >= 0) {
+    command->push_back("--error-fd");
+    command->push_back(std::to_string(log.fd()));
+  }
+  const int status = runtime::launch(plan.ranks, *command);
+  if (status == 0 || status == kInterrupted) return status;
+  const auto failures = log.failures();
+  if (const auto cause = first_cause(failures)) return exit_with(cause->status.code(), failure_text(*cause, failures));
+  if (status > kSignalled)
+    return exit_with(Errc::peer_lost, base::format("a rank was ended by signal {}", status - kSignalled));
+  return status;
+}
+
+int launch_program(const RunOptions& options) {
+  const int64_t ranks = options.ranks ? *options.ranks : 2;
+  if (ranks < 1 || ranks > kMaxRanks)
+    return exit_with(Errc::invalid_argument, base::format("--ranks is {}, wanted 1 to {}", ranks, kMaxRanks));
+  return runtime::launch(static_cast<int>(ranks), options.program);
+}
+
+}  // namespace overlace::cli
