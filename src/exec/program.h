@@ -27,8 +27,8 @@ struct Shared {
   uint32_t words = 0;              // ids of a copy: one per (signal, slot)
   std::vector<uint32_t> first_id;  // per Schedule::signals, inside a copy
   int copies = 1;
-  uint64_t calls = 0;     // made so far; call c uses copy c % copies, and is that copy's epoch c / copies + 1
-  uint64_t last_use = 0;  // stamp of the channel's call counter: who goes first when the heap is full
+  uint64_t calls = 0;           // made so far; call c uses copy c % copies, and is that copy's epoch c / copies + 1
+  uint64_t last_use = 0;        // stamp of the channel's call counter: who goes first when the heap is full
   std::shared_ptr<void> cells;  // of the executor: epochs in device memory
 };
 
