@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "overlace/plan.h"
 #include "src/base/format.h"
@@ -22,9 +23,10 @@ struct Costs {
   double library_rate;  // share of the link that the library's collective reaches
   double contention;    // GEMM time lost per time of traffic beside it
   double memory;        // bytes per us that a reduction reads and writes
+  bool sums_last;       // reductions wait for all GEMMs
 };
-constexpr Costs kGpu = {7, 8, 30, 0.8, 0.1, 3e6};
-constexpr Costs kCpu = {40, 20, 60, 1.0, 0.02, 4e3};
+constexpr Costs kGpu = {7, 8, 30, 0.8, 0.1, 3e6, true};
+constexpr Costs kCpu = {40, 20, 60, 1.0, 0.02, 4e3, false};
 
 /// One problem in us: the GEMM, the transfer of one rank (each way, once), the reduction of my rows.
 struct Times {
@@ -62,21 +64,24 @@ double gather_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int
   return computed;
 }
 
-/// Chunk by chunk: a transfer starts when its partials are computed and the one before it has left. gemm_ar sends each
-/// reduced chunk behind the next partials.
+/// Chunk by chunk: a transfer starts when its partials are computed and the one before it has left; a chunk is summed
+/// when it has come, on GPUs behind all GEMMs (one stream). gemm_ar then sends the sums over the same link.
 double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, bool is_hetero) {
   const double g = op.ranks, chunk = t.transfer / q + (g - 1) * costs.copy;
   const double gemm = gemm_beside_traffic_us(t, costs), sent = is_hetero ? gemm * (g - 1) / g : gemm;
   const double own_done = gemm + (q + (is_hetero ? 1 : 0)) * costs.launch;
-  const bool is_ar = op.op == "gemm_ar";
-  double link = 0, reduced = 0;
+  std::vector<double> arrived;
+  double link = 0;
   for (int s = 0; s < q; ++s) {
     link = std::max(link, (s + 1) * (sent / q + costs.launch)) + chunk;
-    if (is_ar && !is_hetero && s > 0) link = std::max(link, reduced) + chunk;
-    reduced = std::max({reduced, link, is_hetero ? own_done : 0}) + t.reduce / q;
+    arrived.push_back(link);
   }
-  if (!is_ar) return std::max(reduced, own_done);
-  return std::max(reduced, link) + chunk * (is_hetero ? q : 1);
+  double reduced = is_hetero || costs.sums_last ? own_done : 0;
+  for (const double us : arrived) {
+    reduced = std::max(reduced, us) + t.reduce / q;
+    if (op.op == "gemm_ar") link = std::max(link, reduced) + chunk;
+  }
+  return std::max({reduced, link, own_done});
 }
 
 Choice library(const spec::OpSpec& op, std::string reason) {
