@@ -11,13 +11,14 @@ import ast
 import json
 import re
 import shlex
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from files import CPP, ROOT, finish, listed, read, without_comments
+from measure import Measured, measure
 
 FILE_LINES, HEADER_LINES, FUNCTION_LINES, README_LINES = 600, 400, 80, 80
 TEMPLATE_PARAMETERS, SHARED_LINES = 8, 0.40
@@ -132,8 +133,8 @@ def slow_outputs(log: str) -> list[str]:
     return [output for output, s in seconds.items() if s > UNIT_SECONDS * TOLERANCE]
 
 
-def compile_alone(command: str, folder: str) -> tuple[float, float]:
-    """Processor seconds and MiB of one compilation, without a cache."""
+def compile_alone(command: str, folder: Path) -> Measured:
+    """One compilation, without a cache."""
     arguments = shlex.split(command)
     if Path(arguments[0]).name == "ccache":
         arguments = arguments[1:]
@@ -142,17 +143,8 @@ def compile_alone(command: str, folder: str) -> tuple[float, float]:
     for option in ("-MT", "-MF"):
         if option in arguments:
             del arguments[arguments.index(option) : arguments.index(option) + 2]
-    # A process of its own, so that the maximum of the memory is the one of this compilation.
-    measure = (
-        "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:]).returncode; "
-        "u = resource.getrusage(resource.RUSAGE_CHILDREN); print(u.ru_utime + u.ru_stime, u.ru_maxrss / 1024); "
-        "sys.exit(r)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", measure, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    seconds, mib = done.stdout.split()[-2:]
-    return float(seconds), float(mib)
+    with tempfile.TemporaryDirectory() as scratch:
+        return measure(arguments, folder, Path(scratch))
 
 
 def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
@@ -166,10 +158,12 @@ def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
             continue
         if f"compile: {path}" in waived:
             continue
-        seconds, mib = compile_alone(unit["command"], unit["directory"])
-        if seconds > UNIT_SECONDS * TOLERANCE or mib > UNIT_MIB * TOLERANCE:
+        used = compile_alone(unit["command"], Path(unit["directory"]))
+        if used.rc != 0:
+            problems.append(f"{path}: did not compile a second time:\n{used.output[-2000:]}")
+        elif used.seconds > UNIT_SECONDS * TOLERANCE or used.mib > UNIT_MIB * TOLERANCE:
             problems.append(
-                f"{path}: {seconds:.1f} s and {mib:.0f} MiB to compile; budget {UNIT_SECONDS:.0f} s, {UNIT_MIB} MiB"
+                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB to compile; budget: {UNIT_SECONDS:.0f} s, {UNIT_MIB} MiB"
             )
     return problems
 

@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from measure import measure
 from results import FAILED, PASSED, Case
-from runner import ROOT, run
+from runner import ROOT
 
 SECONDS = 4 * 1.2  # budget of a device unit, with the tolerance of tools/check_budgets.py
 # C7504 and C7508: setmaxnreg is ignored, so a warp-specialised kernel would run with the wrong register counts.
@@ -67,10 +68,11 @@ def check(folder: Path) -> Iterator[Case]:
         for unit in units:
             name = str(Path(unit["file"]).relative_to(ROOT))
             arguments = shlex.split(unit["command"])
-            done = run(cubin_command(arguments, Path(scratch) / "unit.cubin"), 300, cwd=Path(unit["directory"]))
+            command = cubin_command(arguments, Path(scratch) / "unit.cubin")
+            done = measure(command, Path(unit["directory"]), Path(scratch))
             bad = flag_complaints(arguments) + complaints(done.output)
             if done.rc != 0:
-                bad.append(done.why())
+                bad.append(f"exit code {done.rc}\n{done.output[-4000:]}")
             elif done.seconds > SECONDS:
-                bad.append(f"{done.seconds:.1f} s to compile; budget: {SECONDS:.1f} s")
+                bad.append(f"{done.seconds:.1f} s of processor time to compile; budget: {SECONDS:.1f} s")
             yield Case(f"cubin {name}", FAILED, "\n".join(bad)) if bad else Case(f"cubin {name}", PASSED)

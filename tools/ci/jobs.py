@@ -122,7 +122,7 @@ def job_cubin() -> Cases:
         return
     frontend = []
     try:
-        python = python_env.environment("build", ["build.txt"])
+        python = python_env.environment("build", ["build.txt"], "--no-deps")
         headers = next(python.parent.parent.glob("lib/python*/site-packages/include"), None)
         frontend = [f"-DOVERLACE_CUDNN_FRONTEND_DIR={headers}"] if headers else []
     except python_env.Unavailable as why:

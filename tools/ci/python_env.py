@@ -44,7 +44,7 @@ def key(requirements: list[str], version: str = sys.version) -> str:
     return digest.hexdigest()[:16]
 
 
-def environment(name: str, requirements: list[str]) -> Path:
+def environment(name: str, requirements: list[str], *pip_options: str) -> Path:
     """The interpreter of an environment with these files of requirements/; raises Unavailable or RuntimeError."""
     folder = cache_dir() / f"{name}-{key(requirements)}"
     done_mark = folder / ".complete"
@@ -69,7 +69,7 @@ def environment(name: str, requirements: list[str]) -> Path:
                 "--timeout",
                 "60",
             ]
-            installed = run([*pip, *files], 1200)
+            installed = run([*pip, *pip_options, *files], 1200)
             if installed.rc != 0:
                 if UNREACHABLE.search(installed.output):
                     raise Unavailable("PyPI cannot be reached")
