@@ -52,34 +52,46 @@ double gemm_beside_traffic_us(const Times& t, const Costs& costs) {
   return t.gemm + costs.contention * std::min(t.gemm, t.transfer);
 }
 
-/// Chunk by chunk: a GEMM starts when the one before it is done and its rows are there.
-double gather_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q) {
-  const double g = op.ranks, gemm = gemm_beside_traffic_us(t, costs), part = gemm * (g - 1) / (g * q) + costs.launch;
-  const double chunk = t.transfer / q + (g - 1) * costs.copy;
-  double computed = gemm / g, arrived = 0;
-  for (int s = 0; s < q; ++s) {
-    arrived += chunk;
+/// What a schedule does with chunk s of its q: one GEMM for all peers, or one per peer as each part comes or goes.
+struct Family {
+  const char* name;
+  bool per_peer;   // one GEMM per peer
+  bool own_apart;  // the own shard is a GEMM of its own, which hides a transfer
+};
+constexpr Family kFamilies[] = {
+    {"hetero_unfused_1d", true, true}, {"hetero_fused_1d", false, true}, {"uniform_fused_1d", false, false}};
+
+/// Own shard first; then part by part: a GEMM starts when the one before it is done and its rows are there.
+double gather_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, const Family& family) {
+  const int peers = op.ranks - 1, parts = q * (family.per_peer ? peers : 1);
+  const double gemm = gemm_beside_traffic_us(t, costs), remote = gemm * peers / op.ranks;
+  const double part = remote / parts + costs.launch;
+  const double transfer = t.transfer / parts + (family.per_peer ? 1 : peers) * costs.copy;
+  double computed = gemm / op.ranks, arrived = 0;
+  for (int i = 0; i < parts; ++i) {
+    arrived += transfer;
     computed = std::max(computed, arrived) + part;
   }
   return computed;
 }
 
-/// Chunk by chunk: a transfer starts when its partials are computed and the one before it has left; a chunk is summed
+/// Part by part: a transfer starts when its partials are computed and the one before it has left; a chunk is summed
 /// when it has come, on GPUs behind all GEMMs (one stream). gemm_ar then sends the sums over the same link.
-double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, bool is_hetero) {
-  const double g = op.ranks, chunk = t.transfer / q + (g - 1) * costs.copy;
-  const double gemm = gemm_beside_traffic_us(t, costs), sent = is_hetero ? gemm * (g - 1) / g : gemm;
-  const double own_done = gemm + (q + (is_hetero ? 1 : 0)) * costs.launch;
-  std::vector<double> arrived;
+double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, const Family& family) {
+  const int peers = op.ranks - 1, parts = q * (family.per_peer ? peers : 1);
+  const double transfer = t.transfer / parts + (family.per_peer ? 1 : peers) * costs.copy;
+  const double gemm = gemm_beside_traffic_us(t, costs), sent = family.own_apart ? gemm * peers / op.ranks : gemm;
+  const double own_done = gemm + (parts + (family.own_apart ? 1 : 0)) * costs.launch;
+  std::vector<double> arrived;  // chunk by chunk: its last part
   double link = 0;
-  for (int s = 0; s < q; ++s) {
-    link = std::max(link, (s + 1) * (sent / q + costs.launch)) + chunk;
-    arrived.push_back(link);
+  for (int i = 0; i < parts; ++i) {
+    link = std::max(link, (i + 1) * (sent / parts + costs.launch)) + transfer;
+    if ((i + 1) % (parts / q) == 0) arrived.push_back(link);
   }
-  double reduced = is_hetero || costs.sums_last ? own_done : 0;
+  double reduced = family.own_apart || costs.sums_last ? own_done : 0;
   for (const double us : arrived) {
     reduced = std::max(reduced, us) + t.reduce / q;
-    if (op.op == "gemm_ar") link = std::max(link, reduced) + chunk;
+    if (op.op == "gemm_ar") link = std::max(link, reduced) + t.transfer / q + peers * costs.copy;
   }
   return std::max({reduced, link, own_done});
 }
@@ -106,13 +118,13 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   for (const int q : kDegrees) {
     if (hardware.is_gpu && t.chunk_bytes / q < kMinChunkBytesGpu) break;
     if (op.m / op.ranks < q * (hardware.is_gpu ? 128 : 16)) break;  // rows of a tile
-    for (const char* family : {"hetero_fused_1d", "uniform_fused_1d"}) {
-      const bool is_hetero = std::string_view(family) == "hetero_fused_1d";
-      if (op.op == "ag_gemm" && !is_hetero) continue;  // copies its own rows for nothing
-      const double us = op.op == "ag_gemm" ? gather_us(op, t, costs, q) : scatter_us(op, t, costs, q, is_hetero);
+    for (const Family& family : kFamilies) {
+      const bool is_ag = op.op == "ag_gemm";
+      if (is_ag && !family.own_apart) continue;  // copies its own rows for nothing
+      const double us = is_ag ? gather_us(op, t, costs, q, family) : scatter_us(op, t, costs, q, family);
       if (us >= best) continue;
       best = us;
-      best_family = family;
+      best_family = family.name;
       best_degree = q;
     }
   }
