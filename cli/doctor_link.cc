@@ -1,5 +1,7 @@
 #include "cli/doctor_link.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -86,6 +88,22 @@ double ping_pong(Runtime& runtime, const PingPong& p) {
   return rounds.empty() ? 0 : base::median(rounds);
 }
 
+/// Gives this thread the n-th core it may use, so that the ranks do not share one by chance. After open, which counts
+/// the cores of its thread.
+void pin_to_core(size_t n) {
+  cpu_set_t allowed, one;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const auto count = static_cast<size_t>(CPU_COUNT(&allowed));
+  size_t left = n % std::max<size_t>(count, 1);
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || left-- != 0) continue;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    (void)::sched_setaffinity(0, sizeof one, &one);
+    return;
+  }
+}
+
 const char* reach_name(Reach reach) { return reach == Reach::self ? "self" : reach == Reach::lsa ? "lsa" : "net"; }
 
 /// One rank: opens, looks around, measures where the host can put, closes.
@@ -100,6 +118,7 @@ void examine(Bootstrap& bootstrap, RuntimeOptions options, Finding& finding, std
     if (rank == 0) finding.caps = runtime.caps(team.size() > 1 ? 1 : 0);
   }
   if (options.backend == Backend::cpu) {
+    pin_to_core(rank);
     const double latency = ping_pong(runtime, {.bytes = 8, .batch = 1, .max_rounds = 2000, .limit_s = 0.3}) / 2;
     const double batch = ping_pong(runtime, {.bytes = kMessage, .batch = kBatch, .max_rounds = 40, .limit_s = 0.5});
     if (rank == 0) {
