@@ -1,7 +1,9 @@
 // The command line: words become options; everything else lives beside this file.
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <type_traits>
 
 #include "cli/doctor.h"
 #include "cli/run.h"
@@ -22,6 +24,15 @@ using overlace::cli::RunOptions;
 int fail(Errc code, const std::string& message) {
   std::fprintf(stderr, "overlace: error: %s\n", message.c_str());
   return overlace::exit_code(code);
+}
+
+/// CLI11 takes what it can of a number that is too large; this does not.
+template <class Number>
+std::string number_error(const std::string& text) {
+  Number value = 0;
+  const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code == std::errc() && stop == text.data() + text.size()) return {};
+  return "it is " + text + ", wanted a whole number" + (std::is_signed_v<Number> ? "" : " that is not negative");
 }
 
 void add_run(CLI::App& app, RunOptions* o) {
@@ -48,6 +59,9 @@ void add_run(CLI::App& app, RunOptions* o) {
   run->add_flag("--quiet", o->quiet, "Print errors only");
   run->add_flag("--threads", o->threads, "Ranks are threads of one process");
   run->add_option("--error-fd", o->error_fd)->group("");
+  for (const char* option : {"--ranks", "--layers", "--tokens", "--sequence-length", "--repeat"})
+    run->get_option(option)->check(number_error<int64_t>);
+  run->get_option("--seed")->check(number_error<uint64_t>);
 }
 
 struct DoctorWords {
@@ -109,6 +123,8 @@ void log_to_stderr() {
   overlace::base::set_log_sink(sink, level);
 }
 
+bool is_subcommand(const std::string& word) { return word == "run" || word == "doctor" || word == "trace"; }
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -117,6 +133,8 @@ int main(int argc, char** argv) {
   while (own < argc && std::strcmp(argv[own], "--") != 0) ++own;
   RunOptions options;
   for (int i = own + 1; i < argc; ++i) options.program.emplace_back(argv[i]);
+  if (argc > 1 && argv[1][0] != '-' && !is_subcommand(argv[1]))
+    return fail(Errc::invalid_argument, std::string("unknown subcommand ") + argv[1] + ", wanted run, doctor or trace");
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
   app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
   app.require_subcommand(1);

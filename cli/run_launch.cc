@@ -89,9 +89,13 @@ int launch_ranks(const RunPlan& plan) {
   const int status = runtime::launch(plan.ranks, *command);
   if (status == 0 || status == kInterrupted) return status;
   const auto failures = log.failures();
-  if (const auto cause = first_cause(failures)) return exit_with(cause->status.code(), failure_text(*cause, failures));
-  if (status > kSignalled)
-    return exit_with(Errc::peer_lost, base::format("a rank was ended by signal {}", status - kSignalled));
+  const std::string killed =
+      status > kSignalled ? base::format("a rank was ended by signal {}", status - kSignalled) : std::string();
+  if (const auto cause = first_cause(failures)) {
+    const std::string why = killed.empty() ? std::string() : "; " + killed;
+    return exit_with(cause->status.code(), failure_text(*cause, failures) + why);
+  }
+  if (!killed.empty()) return exit_with(Errc::peer_lost, killed);
   return status;
 }
 

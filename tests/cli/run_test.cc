@@ -1,0 +1,189 @@
+// The main job as a user runs it: results, files, every way to start ranks.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "src/base/json.h"
+#include "tests/cli/support/command.h"
+#include "tests/cli/support/files.h"
+
+namespace overlace::cli_test {
+namespace {
+
+using base::Json;
+
+const std::map<std::string, std::string> kNoGpu = {{"CUDA_VISIBLE_DEVICES", ""}, {"OVERLACE_TIMEOUT_S", "60"}};
+
+/// A run of the small model in `directory`: quick, and small enough that a wrong element is seen.
+Command small_run(const Directory& directory, std::vector<std::string> more) {
+  directory.write("config.json", small_config());
+  Command command;
+  command.args = {"run", "--config", "./config.json", "--tokens", "24", "--sequence-length", "8", "--repeat", "1"};
+  command.args.insert(command.args.end(), more.begin(), more.end());
+  command.env = kNoGpu;
+  command.directory = directory.path();
+  return command;
+}
+
+std::vector<float> npy_values(const std::string& bytes) {
+  const size_t begin = bytes.find('\n') + 1;
+  std::vector<float> out((bytes.size() - begin) / sizeof(float));
+  std::memcpy(out.data(), bytes.data() + begin, out.size() * sizeof(float));
+  return out;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(double{a[i]} - double{b[i]}));
+  return largest;
+}
+
+TEST(Run, GivesATrueResultOverTwoProcesses) {
+  Directory directory;
+  const Result result = run(small_run(directory, {"-n", "2", "--json", "r.json", "--output", "y.npy"}));
+  ASSERT_EQ(result.exit, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_NE(result.out.find("\nok\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("EMULATED"), std::string::npos);
+  const auto json = Json::parse(directory.read("r.json"));
+  ASSERT_TRUE(json.ok());
+  EXPECT_EQ(json->find("schema")->as_string(), "overlace.run/1");
+  EXPECT_TRUE(json->find("ok")->as_bool());
+  EXPECT_TRUE(json->find("emulated")->as_bool());
+  EXPECT_EQ(json->find("backend")->as_string(), "cpu");
+  EXPECT_EQ(json->find("ranks")->as_int(), 2);
+  EXPECT_GT(json->find("error")->as_double(), 0);
+  EXPECT_LT(json->find("error")->as_double(), 1e-4);
+  ASSERT_EQ(json->find("sites")->as_array().size(), 4u);
+  for (const Json& site : json->find("sites")->as_array()) {
+    EXPECT_EQ(site.find("m")->as_int(), 24);
+    for (const char* key : {"serial_us", "overlapped_us", "limit_us"})
+      EXPECT_GT(site.find(key)->as_double(), 0) << site.find("name")->as_string() << " " << key;
+    EXPECT_FALSE(site.find("reason")->as_string().empty());
+  }
+  EXPECT_EQ(npy_values(directory.read("y.npy")).size(), 24u * 16);
+}
+
+TEST(Run, GivesTheSameHiddenStatesOverAnyRanks) {
+  Directory directory;
+  directory.write("x.npy", npy("(24, 16)", floats(24 * 16, -0.04f)));
+  std::vector<std::vector<float>> outputs;
+  const std::vector<std::vector<std::string>> ways = {
+      {"-n", "1"}, {"-n", "2"}, {"-n", "2", "--threads"}, {"-n", "2", "--schedule", "uniform_fused_1d:3"}};
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const std::string file = "y" + std::to_string(i) + ".npy";
+    std::vector<std::string> args = ways[i];
+    args.insert(args.end(), {"--input", "x.npy", "--output", file, "--quiet", "--link", "none"});
+    const Result result = run(small_run(directory, args));
+    ASSERT_EQ(result.exit, 0) << result.err;
+    EXPECT_EQ(result.out, "");
+    outputs.push_back(npy_values(directory.read(file)));
+    ASSERT_EQ(outputs.back().size(), 24u * 16);
+  }
+  for (size_t i = 1; i < outputs.size(); ++i) EXPECT_LT(largest_difference(outputs[0], outputs[i]), 1e-5) << i;
+  EXPECT_EQ(outputs[1], outputs[2]) << "threads and processes run the same schedules";
+  EXPECT_GT(largest_difference(outputs[0], std::vector<float>(24 * 16)), 0.01);
+}
+
+TEST(Run, TakesEveryScheduleFamily) {
+  Directory directory;
+  for (const char* family : {"serial", "library", "shard_p2p", "uniform_fused_1d:2", "hetero_fused_1d:2",
+                             "hetero_unfused_1d:2", "uniform_fused_2d:2"}) {
+    const Result result = run(small_run(directory, {"--threads", "-n", "2", "--schedule", family, "--json", "-"}));
+    ASSERT_EQ(result.exit, 0) << family << ": " << result.err;
+    const auto json = Json::parse(result.out);
+    ASSERT_TRUE(json.ok()) << result.out;
+    for (const Json& site : json->find("sites")->as_array()) {
+      EXPECT_EQ(site.find("schedule")->as_string(), family);
+      EXPECT_EQ(site.find("reason")->as_string(), std::string("asked for: --schedule ") + family);
+    }
+  }
+}
+
+TEST(Run, ReadsACheckpoint) {
+  Directory directory;
+  directory.write("ckpt/config.json", small_config());
+  directory.write("ckpt/model.safetensors", safetensors(small_tensors()));
+  Command command;
+  command.args = {"run", "--checkpoint", "ckpt", "--tokens", "8", "-n", "2", "--repeat", "1", "--quiet"};
+  command.env = kNoGpu;
+  command.directory = directory.path();
+  const Result result = run(command);
+  EXPECT_EQ(result.exit, 0) << result.err;
+}
+
+TEST(Run, WritesTimelineAndReport) {
+  Directory directory;
+  const Result result = run(small_run(directory, {"-n", "2", "--trace", "t.json", "--report", "r.html", "--quiet"}));
+  ASSERT_EQ(result.exit, 0) << result.err;
+  const auto trace = Json::parse(directory.read("t.json"));
+  ASSERT_TRUE(trace.ok());
+  ASSERT_NE(trace->find("traceEvents"), nullptr);
+  EXPECT_GT(trace->find("traceEvents")->as_array().size(), 20u);
+  const std::string page = directory.read("r.html");
+  EXPECT_NE(page.find("<svg"), std::string::npos);
+  EXPECT_NE(page.find("emulated"), std::string::npos);
+  EXPECT_EQ(directory.entries(), (std::set<std::string>{"config.json", "t.json", "r.html"}));
+  Command convert;
+  convert.args = {"trace", "convert", "t.json", "t.pftrace"};
+  convert.directory = directory.path();
+  EXPECT_EQ(run(convert).exit, 0);
+  Command info;
+  info.args = {"trace", "info", "t.pftrace"};
+  info.directory = directory.path();
+  EXPECT_NE(run(info).out.find("2 ranks"), std::string::npos);
+}
+
+TEST(Run, JoinsRanksThatSomebodyElseStarted) {
+  Directory directory;
+  std::vector<std::unique_ptr<Process>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    Command command = small_run(directory, {"--json", "r.json", "--quiet"});
+    command.env["RANK"] = command.env["LOCAL_RANK"] = std::to_string(rank);
+    command.env["WORLD_SIZE"] = "2";
+    command.env["MASTER_ADDR"] = "127.0.0.1";
+    command.env["MASTER_PORT"] = std::to_string(20000 + ::getpid() % 20000);
+    ranks.push_back(std::make_unique<Process>(command));
+  }
+  for (auto& rank : ranks) {
+    const Result result = rank->wait();
+    EXPECT_EQ(result.exit, 0) << result.err;
+  }
+  EXPECT_TRUE(Json::parse(directory.read("r.json"))->find("ok")->as_bool());
+}
+
+TEST(Run, StartsAnyProgram) {
+  Command command;
+  command.args = {"run", "-n", "3", "--", "/bin/sh", "-c", "echo rank $RANK of $WORLD_SIZE"};
+  const Result result = run(command);
+  EXPECT_EQ(result.exit, 0) << result.err;
+  for (int rank = 0; rank < 3; ++rank)
+    EXPECT_NE(result.out.find("rank " + std::to_string(rank) + " of 3\n"), std::string::npos) << result.out;
+  command.args = {"run", "-n", "2", "--", "/bin/sh", "-c", "test $RANK = 0 || exit 7; exec sleep 100"};
+  const Result failed = run(command);
+  EXPECT_EQ(failed.exit, 7);
+  EXPECT_LT(failed.seconds, 30);
+}
+
+TEST(CommandLine, KnowsItsVersionAndHelp) {
+  Command command;
+  command.args = {"--version"};
+  const Result version = run(command);
+  EXPECT_EQ(version.exit, 0);
+  EXPECT_EQ(version.out.rfind("overlace ", 0), 0u);
+  command.args = {"run", "--help"};
+  const Result help = run(command);
+  EXPECT_EQ(help.exit, 0);
+  for (const char* option : {"--ranks", "--config", "--checkpoint", "--layers", "--tokens", "--sequence-length",
+                             "--dtype", "--schedule", "--backend", "--seed", "--link", "--input", "--output", "--json",
+                             "--trace", "--report", "--repeat", "--quiet", "--threads"})
+    EXPECT_NE(help.out.find(option), std::string::npos) << option;
+  EXPECT_EQ(help.out.find("--error-fd"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace overlace::cli_test
