@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -149,15 +150,23 @@ class Operands {
   std::pair<double, double> largest_error() const {
     const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
     const bool is_ag = case_.op == "ag_gemm";
-    double error = 0, magnitude = 0;
-    for (int64_t i = 0; i < out_.view.dim(0); ++i) {
-      for (int64_t j = 0; j < n(); ++j) {
-        double sum = case_.bias ? rounded(normal(3, is_ag ? rank_ : 0, 0, j), case_.out) : 0;
-        for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
-          for (int64_t k = 0; k < k_of(s); ++k) {
-            sum += rounded(normal(1, owner_of_a(s), row + i, k), case_.in) * rounded(normal(2, s, k, j), case_.in);
-          }
+    const int64_t rows = out_.view.dim(0);
+    std::vector<double> sums(static_cast<size_t>(rows * n()));
+    for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
+      for (int64_t k = 0; k < k_of(s); ++k) {
+        std::vector<double> b_row;
+        for (int64_t j = 0; j < n(); ++j) b_row.push_back(rounded(normal(2, s, k, j), case_.in));
+        for (int64_t i = 0; i < rows; ++i) {
+          const double a = rounded(normal(1, owner_of_a(s), row + i, k), case_.in);
+          for (int64_t j = 0; j < n(); ++j) sums[static_cast<size_t>(i * n() + j)] += a * b_row[static_cast<size_t>(j)];
         }
+      }
+    }
+    double error = 0, magnitude = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < n(); ++j) {
+        double sum = sums[static_cast<size_t>(i * n() + j)];
+        if (case_.bias) sum += rounded(normal(3, is_ag ? rank_ : 0, 0, j), case_.out);
         error = std::max(error, std::abs(out_.get(i, j) - sum));
         magnitude = std::max(magnitude, std::abs(sum));
       }
@@ -221,7 +230,7 @@ class Operands {
     return sum;
   }
   static double rounded(double v, DType dtype) {
-    std::vector<char> at(8);
+    std::array<char, 8> at{};
     base::store_element(at.data(), dtype, 0, v);
     return base::load_element(at.data(), dtype, 0);
   }
