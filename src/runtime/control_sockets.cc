@@ -30,6 +30,7 @@ struct Header {
 
 constexpr size_t kMaxPacket = Control::kMaxBytes + sizeof(Header);
 constexpr int64_t kMaxConnectMs = 30000;
+constexpr int kProbeMs = 20, kHelloMs = 1000;
 
 base::Status send_packet(int fd, const Header& header, std::span<const std::byte> bytes, int passed_fd) {
   iovec parts[2] = {{const_cast<Header*>(&header), sizeof header},
@@ -202,43 +203,54 @@ std::string socket_name(uint64_t generation, int rank) {
   return base::format("overlace.control.{:016x}.{}", generation, rank);
 }
 
-/// Waits for the connections of the ranks above this one.
+base::Status gone(int rank, size_t size, int peer) {
+  return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} is gone", rank, size, peer);
+}
+
+/// Takes one connection if there is one. Strangers are sent away; the ranks still come.
+void accept_one(int listener, int rank, uint64_t generation, std::vector<UniqueFd>& sockets) {
+  pollfd entry = {listener, POLLIN, 0};
+  if (::poll(&entry, 1, kProbeMs) <= 0) return;
+  UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (!fd || !check_peer_uid(fd.get()).ok()) return;
+  std::vector<std::byte> buffer;
+  Packet hello;
+  pollfd first = {fd.get(), POLLIN, 0};
+  if (::poll(&first, 1, kHelloMs) <= 0 || receive_packet(fd.get(), MSG_DONTWAIT, buffer, hello) != Received::packet)
+    return;
+  const int peer = hello.header.value;
+  if (hello.header.type != PacketType::hello || hello.header.tag.group != generation || peer <= rank ||
+      static_cast<size_t>(peer) >= sockets.size() || sockets[static_cast<size_t>(peer)])
+    return;
+  sockets[static_cast<size_t>(peer)] = std::move(fd);
+}
+
+/// Waits for the connections of the ranks above this one. Each of them listens until it has all its connections, so one
+/// that neither has come nor listens is dead.
 base::Status accept_peers(int listener, int rank, uint64_t generation, int64_t deadline_ns,
                           std::vector<UniqueFd>& sockets) {
-  size_t missing = sockets.size() - static_cast<size_t>(rank) - 1;
-  std::vector<std::byte> buffer;
-  while (missing != 0) {
-    const int64_t left_ms = (deadline_ns - now_ns()) / 1000000;
-    if (left_ms <= 0) {
-      std::string who;
-      for (size_t r = static_cast<size_t>(rank) + 1; r < sockets.size(); ++r)
-        if (!sockets[r]) who += (who.empty() ? "" : ", ") + base::format("{}", r);
-      return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} did not connect in time", rank,
-                         sockets.size(), who);
-    }
-    pollfd entry = {listener, POLLIN, 0};
-    if (::poll(&entry, 1, static_cast<int>(left_ms)) <= 0) continue;
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd || !check_peer_uid(fd.get()).ok()) continue;  // a stranger is sent away; the ranks still come
-    Packet hello;
-    pollfd first = {fd.get(), POLLIN, 0};
-    if (::poll(&first, 1, static_cast<int>(left_ms)) <= 0 ||
-        receive_packet(fd.get(), MSG_DONTWAIT, buffer, hello) != Received::packet)
+  for (size_t peer = static_cast<size_t>(rank) + 1; peer < sockets.size();) {
+    if (sockets[peer]) {
+      ++peer;
       continue;
-    const int peer = hello.header.value;
-    const bool is_ours = hello.header.type == PacketType::hello && hello.header.tag.group == generation &&
-                         peer > rank && static_cast<size_t>(peer) < sockets.size();
-    if (!is_ours || sockets[static_cast<size_t>(peer)]) continue;
-    sockets[static_cast<size_t>(peer)] = std::move(fd);
-    --missing;
+    }
+    if (now_ns() >= deadline_ns)
+      return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} did not connect in time", rank,
+                         sockets.size(), peer);
+    const bool is_listening = connect_to(socket_name(generation, static_cast<int>(peer)), SOCK_SEQPACKET, 0).ok();
+    accept_one(listener, rank, generation, sockets);
+    if (is_listening || sockets[peer]) continue;
+    for (size_t i = 0; i < sockets.size() && !sockets[peer]; ++i) accept_one(listener, rank, generation, sockets);
+    if (!sockets[peer]) return gone(rank, sockets.size(), static_cast<int>(peer));
   }
   return {};
 }
 
-base::Status connect_peers(int rank, uint64_t generation, int64_t deadline_ns, std::vector<UniqueFd>& sockets) {
+/// To the ranks below this one; all of them listen.
+base::Status connect_peers(int rank, uint64_t generation, std::vector<UniqueFd>& sockets) {
   for (int peer = 0; peer < rank; ++peer) {
-    base::Result<UniqueFd> fd = connect_to(socket_name(generation, peer), SOCK_SEQPACKET, deadline_ns);
-    if (!fd.ok()) return fd.status();
+    base::Result<UniqueFd> fd = connect_to(socket_name(generation, peer), SOCK_SEQPACKET, 0);
+    if (!fd.ok()) return gone(rank, sockets.size(), peer);
     OVERLACE_TRY(check_peer_uid(fd->get()));
     const Header hello{.type = PacketType::hello, .tag = {generation, 0, 0}, .value = rank};
     OVERLACE_TRY(send_packet(fd->get(), hello, {}, -1));
@@ -261,7 +273,7 @@ base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap,
                          std::string(reinterpret_cast<const char*>(all[r].data()), all[r].size()));
   std::vector<UniqueFd> sockets(static_cast<size_t>(size));
   const int64_t deadline_ns = now_ns() + std::min(timeout_ms, kMaxConnectMs) * 1000000;
-  OVERLACE_TRY(connect_peers(rank, generation, deadline_ns, sockets));
+  OVERLACE_TRY(connect_peers(rank, generation, sockets));
   OVERLACE_TRY(accept_peers(listener->get(), rank, generation, deadline_ns, sockets));
   return std::unique_ptr<Control>(std::make_unique<SocketControl>(rank, size, generation, std::move(sockets)));
 }

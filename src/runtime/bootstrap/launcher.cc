@@ -220,7 +220,10 @@ int launch(int n, const std::vector<std::string>& argv,
                                                             {"LOCAL_RANK", base::format("{}", rank)},
                                                             {"LOCAL_WORLD_SIZE", base::format("{}", n)},
                                                             {"OVERLACE_LAUNCH_SOCKET", launch_socket}};
-    own.insert(own.end(), additions.begin(), additions.end());
+    for (const auto& addition : additions) {
+      std::erase_if(own, [&](const auto& variable) { return variable.first == addition.first; });
+      own.push_back(addition);
+    }
     std::vector<std::string> block = environment_with(own);
     ::execvpe(argument_pointers[0], argument_pointers.data(), pointers_to(block).data());
     const int code = errno;

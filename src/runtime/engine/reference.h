@@ -11,7 +11,7 @@
 namespace overlace::runtime {
 
 /// Collective. Takes its staging from [staging, staging_end) of the heap and moves `staging` behind it; null where
-/// nothing is left.
+/// nothing is left. Lives as long as the team.
 std::unique_ptr<NetEngine> make_reference_engine(Team& team, uint64_t& staging, uint64_t staging_end);
 
 }  // namespace overlace::runtime

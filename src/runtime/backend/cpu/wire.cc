@@ -162,7 +162,9 @@ void Wire::send(int peer, const Payload& payload, const Arrival& arrival) {
   job->pieces_left = job->pieces.size();
   job->arrival_due_ns = end + random_delay_ns();
   if (link_.enabled && peer != agent_.rank) job->arrival_due_ns += static_cast<int64_t>(link_.latency_s * 1e9);
-  job->after = adversary_.weak_signal ? job->issuer->fenced[static_cast<size_t>(peer)] : job->number;
+  // A plain word orders nothing: not even a fence holds it back.
+  const bool is_ordered = arrival.kind != Arrival::Kind::word;
+  job->after = is_ordered ? job->issuer->fenced[static_cast<size_t>(peer)] : 0;
   if (bytes != 0 && !reads_early) job->issuer->unread.fetch_add(1, std::memory_order_relaxed);
   job->issuer->in_flight.fetch_add(1, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
@@ -191,7 +193,7 @@ bool Wire::is_ready(const Queue& queue, size_t index) const {
   const bool has_order = job.arrival.kind != Arrival::Kind::add;  // stores to one word keep their order; adds commute
   for (size_t i = 0; i < index; ++i) {
     const Job& earlier = *queue[i];
-    const bool is_covered = adversary_.weak_signal ? earlier.issuer == job.issuer && earlier.number <= job.after : true;
+    const bool is_covered = !adversary_.weak_signal || (earlier.issuer == job.issuer && earlier.number <= job.after);
     if (is_covered && earlier.pieces_left != 0) return false;
     if (has_order && earlier.arrival.target == job.arrival.target) return false;
   }
