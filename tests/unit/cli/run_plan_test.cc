@@ -1,0 +1,151 @@
+#include "cli/run_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace overlace::cli {
+namespace {
+
+base::Env environment(const std::vector<std::string>& block = {}) { return base::Env::parse(block).value(); }
+
+Surroundings with_gpus(int gpus) {
+  Surroundings out;
+  out.gpus = gpus;
+  out.why_no_gpu = "no driver";
+  return out;
+}
+
+base::Status refusal(const RunOptions& options, const Surroundings& around = {}, const base::Env& env = environment()) {
+  const auto plan = make_plan(options, env, around);
+  return plan.ok() ? base::Status() : plan.status();
+}
+
+TEST(Plan, TakesTwoCpuRanksAndAnEmulatedLinkWithoutGpus) {
+  const auto plan = make_plan({}, environment(), {});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->backend, Backend::cpu);
+  EXPECT_EQ(plan->ranks, 2);
+  EXPECT_TRUE(plan->link.enabled);
+  EXPECT_EQ(plan->link.to_string(), kDefaultLink);
+  EXPECT_EQ(plan->config.name, "tiny");
+  EXPECT_EQ(plan->problem.layers, 2);
+  EXPECT_EQ(plan->problem.dtype, DType::fp32);
+  EXPECT_EQ(plan->problem.tokens % plan->problem.sequence_length, 0);
+  EXPECT_EQ(plan->sites.size(), 4u);
+  EXPECT_TRUE(plan->request.by_site.empty());
+}
+
+TEST(Plan, TakesTheGpusIfThereAreAny) {
+  for (const auto& [gpus, ranks] : std::map<int, int>{{1, 1}, {2, 2}, {3, 2}, {4, 4}, {8, 4}}) {
+    const auto plan = make_plan({}, environment(), with_gpus(gpus));
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->backend, Backend::cuda_peer);
+    EXPECT_EQ(plan->ranks, ranks) << gpus;
+    EXPECT_FALSE(plan->link.enabled);
+    EXPECT_EQ(plan->config.name, "Llama-3.1-8B");
+    EXPECT_EQ(plan->problem.layers, 1);
+    EXPECT_EQ(plan->problem.dtype, DType::bf16);
+  }
+}
+
+TEST(Plan, PrefersOptionsToVariablesToDefaults) {
+  RunOptions options;
+  EXPECT_EQ(make_plan(options, environment({"OVERLACE_BACKEND=cpu"}), with_gpus(4))->backend, Backend::cpu);
+  EXPECT_EQ(make_plan(options, environment({"OVERLACE_LINK=1GB/s,5us"}), {})->link.to_string(), "1GB/s,5us");
+  options.link = "2GB/s,20us";
+  EXPECT_EQ(make_plan(options, environment({"OVERLACE_LINK=1GB/s,5us"}), {})->link.to_string(), "2GB/s,20us");
+  options.link = "none";
+  EXPECT_FALSE(make_plan(options, environment({"OVERLACE_LINK=1GB/s,5us"}), {})->link.enabled);
+  options.link = std::nullopt;
+  options.backend = "cuda_peer";
+  EXPECT_EQ(make_plan(options, environment({"OVERLACE_BACKEND=cpu"}), with_gpus(2))->backend, Backend::cuda_peer);
+}
+
+TEST(Plan, AsksForNoMoreGpusThanThereAre) {
+  RunOptions options;
+  options.ranks = 8;
+  const base::Status status = refusal(options, with_gpus(4));
+  EXPECT_EQ(status.code(), Errc::not_supported);
+  EXPECT_NE(status.message().find("--ranks is 8"), std::string::npos);
+  EXPECT_NE(status.message().find("4 usable GPUs"), std::string::npos);
+}
+
+TEST(Plan, EmulatesNoLinkBetweenGpus) {
+  RunOptions options;
+  options.backend = "cuda_peer";
+  options.link = "2GB/s,20us";
+  EXPECT_EQ(refusal(options, with_gpus(4)).code(), Errc::not_supported);
+  options.backend = "auto";  // who wants a link wants CPU ranks
+  EXPECT_EQ(make_plan(options, environment(), with_gpus(4))->backend, Backend::cpu);
+}
+
+TEST(Plan, NamesWhyThereIsNoGpu) {
+  RunOptions options;
+  options.backend = "cuda_peer";
+  const base::Status status = refusal(options, with_gpus(0));
+  EXPECT_EQ(status.code(), Errc::not_supported);
+  EXPECT_NE(status.message().find("no driver"), std::string::npos);
+}
+
+TEST(Plan, HasAsManyRanksAsWereStarted) {
+  Surroundings around;
+  around.started_ranks = 4;
+  EXPECT_EQ(make_plan({}, environment(), around)->ranks, 4);
+  RunOptions options;
+  options.ranks = 2;
+  const base::Status status = refusal(options, around);
+  EXPECT_EQ(status.code(), Errc::invalid_argument);
+  EXPECT_NE(status.message().find("--ranks is 2, but 4 ranks were started"), std::string::npos);
+}
+
+TEST(Plan, NeedsNoLinkForOneRank) {
+  RunOptions options;
+  options.ranks = 1;
+  EXPECT_FALSE(make_plan(options, environment(), {})->link.enabled);
+}
+
+TEST(Plan, FillsInTheSequenceLength) {
+  RunOptions options;
+  options.tokens = 96;
+  EXPECT_EQ(make_plan(options, environment(), {})->problem.sequence_length, 96);
+  options.sequence_length = 32;
+  EXPECT_EQ(make_plan(options, environment(), {})->problem.sequence_length, 32);
+  options.tokens = std::nullopt;
+  options.sequence_length = 300;
+  const auto plan = make_plan(options, environment(), {});
+  EXPECT_EQ(plan->problem.sequence_length, 300);
+  EXPECT_EQ(plan->problem.tokens % 300, 0);
+  EXPECT_GE(plan->problem.tokens, 300);
+}
+
+TEST(Plan, MakesTheSchedulesThatWereAskedFor) {
+  RunOptions options;
+  options.schedule = "uniform_fused_1d:4";
+  const auto plan = make_plan(options, environment(), {});
+  ASSERT_TRUE(plan.ok());
+  ASSERT_EQ(plan->request.by_site.size(), 4u);
+  EXPECT_EQ(plan->request.by_site.at("qkv").op, "ag_gemm");
+  EXPECT_EQ(plan->request.by_site.at("down").family, "uniform_fused_1d_rs");
+  EXPECT_EQ(plan->request.reason, "asked for: --schedule uniform_fused_1d:4");
+}
+
+TEST(ScheduleNames, HaveAnOptionalDegree) {
+  EXPECT_EQ(parse_schedule_name("serial").value(), std::pair(std::string("serial"), 1));
+  EXPECT_EQ(parse_schedule_name("hetero_fused_1d:16").value(), std::pair(std::string("hetero_fused_1d"), 16));
+  for (const char* bad : {"a:", "a:0", "a:-1", "a:2x", "a:99999999999"})
+    EXPECT_EQ(parse_schedule_name(bad).status().code(), Errc::invalid_argument) << bad;
+}
+
+TEST(Input, IsAFunctionOfTheSeed) {
+  RunOptions options;
+  options.tokens = 8;
+  options.sequence_length = 8;
+  const auto plan = make_plan(options, environment(), {});
+  const auto first = read_input(options, *plan), again = read_input(options, *plan);
+  ASSERT_EQ(first->size(), static_cast<size_t>(8 * plan->config.hidden));
+  EXPECT_EQ(*first, *again);
+  options.seed = 1;
+  EXPECT_NE(*first, *read_input(options, *make_plan(options, environment(), {})));
+}
+
+}  // namespace
+}  // namespace overlace::cli
