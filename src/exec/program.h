@@ -29,7 +29,7 @@ struct Shared {
   int copies = 1;
   uint64_t calls = 0;           // made so far; call c uses copy c % copies, and is that copy's epoch c / copies + 1
   uint64_t last_use = 0;        // stamp of the channel's call counter: who goes first when the heap is full
-  std::shared_ptr<void> cells;  // of the executor: epochs in device memory
+  std::shared_ptr<void> cells;  // of the executor: counts in device memory
 };
 
 /// The instances of one lane, in order.

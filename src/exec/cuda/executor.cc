@@ -1,11 +1,14 @@
 // Runs a schedule on one GPU: sm lanes on the caller's stream in issue order, copy lanes on streams of their own.
 //
 // Waits run on the caller's stream as one-warp kernels between GEMMs, where no persistent kernel can be in their way; a
-// copy lane waits for nothing but events and the credits, which are awaited once at the start. Signals of copies are
-// 8-byte copies of the epoch cell behind the data, so a captured call replays with the values of its own epoch.
+// copy lane waits for nothing but events and the credits, which are awaited once at the start. All counts live in
+// device memory: a wait compares with the ticket of its word, the signal of a copy is an 8-byte copy of the word's next
+// total behind the data, and one kernel at the end of a call moves both on. So a captured call replays with its own
+// values, and words that another schedule used before go on from where they are.
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "overlace/runtime.h"
@@ -39,14 +42,18 @@ class DeviceScope {
   int device_, before_ = -1;
 };
 
-/// Per Shared: an epoch cell per copy, and the tickets that a call of that copy consumes.
+/// A word at a peer: signal, slot, rank.
+using Word = std::tuple<int, int64_t, int>;
+
+/// Per Shared: what moves on at the end of a call, copy by copy, and the next totals of the words that copies post.
 struct Cells {
-  uint64_t* epochs = nullptr;          // (copies), from 1
-  node::TicketAdd* tickets = nullptr;  // (copies, count)
-  uint32_t count = 0;
+  uint64_t* totals = nullptr;        // (copies, posts)
+  node::TicketAdd* moves = nullptr;  // (copies, num_moves): tickets, sent, totals
+  uint32_t num_moves = 0;
+  std::map<Word, size_t> posts;  // words with one add per call, made by a copy lane
   ~Cells() {
-    (void)cudaFree(epochs);
-    (void)cudaFree(tickets);
+    (void)cudaFree(totals);
+    (void)cudaFree(moves);
   }
 };
 
@@ -56,8 +63,7 @@ struct Prepared {
   Events done;   // of instances with a dependent on another stream
   Events lanes;  // fork, then the join of each copy lane
   std::vector<spec::Lane> copy_lanes;
-  std::map<std::tuple<int, int64_t, int>, uint64_t> adds_to;  // (signal, slot, at) -> adds I make there in an epoch
-  std::vector<int> order;                                     // of issue, indices into Expansion::instances
+  std::vector<int> order;  // of issue, indices into Expansion::instances
   bool has_previous = false;
 };
 
@@ -154,8 +160,7 @@ class CudaExecutor final : public Executor {
   base::Status gemm(const Call& call, const spec::Instance& instance);
   base::Status copy(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);
-  base::Status send_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
-                            cudaStream_t stream);
+  base::Status send_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status epilogue(const Call& call, Prepared& prepared);
   base::Status launch_waits(node::WaitList& list);
 
@@ -164,8 +169,11 @@ class CudaExecutor final : public Executor {
     if (!is_sm(lane)) lanes_.get(lane, &stream).or_throw();  // made in prepare
     return stream;
   }
-  uint64_t* epoch_cell(const Call& call) const {
-    return static_cast<Cells*>(call.program.shared->cells.get())->epochs + call.copy;
+  static const Cells& cells_of(const Program& program) { return *static_cast<Cells*>(program.shared->cells.get()); }
+  /// Of a word in the private arrays: (id, the rank at its other end).
+  size_t word_index(const Program& program, int copy, const Word& word) const {
+    const auto& [signal, slot, rank] = word;
+    return size_t{program.id(copy, signal, slot)} * team_.pod().sig_stride + static_cast<size_t>(rank);
   }
   node::WaitItem wait_item(const Call& call, const spec::ResolvedWait& wait) const;
   base::Span span_of(const Call& call, const spec::Instance& instance, const char* category) const;
@@ -183,24 +191,54 @@ base::Status CudaExecutor::prepare_cells(Program& program) {
   if (program.shared->cells != nullptr) return {};
   auto cells = std::make_shared<Cells>();
   const TeamPod& pod = team_.pod();
-  std::vector<node::TicketAdd> tickets;
+  std::map<Word, uint64_t> sent;  // adds I make there in a call
+  for (const spec::Instance& instance : program.expansion.instances) {
+    for (const spec::ResolvedSet& set : instance.sets) {
+      sent[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
+      if (!is_sm(instance.lane)) cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
+    }
+  }
+  std::erase_if(cells->posts, [&](const auto& post) { return sent.at(post.first) != 1; });
+  size_t next = 0;
+  for (auto& [word, index] : cells->posts) index = next++;
+
   const int copies = program.shared->copies;
+  std::vector<uint64_t> totals(static_cast<size_t>(copies) * cells->posts.size());
+  if (!totals.empty()) {
+    void** address = reinterpret_cast<void**>(&cells->totals);
+    OVERLACE_TRY(cuda_status(cudaMalloc(address, totals.size() * sizeof(uint64_t)), "cudaMalloc"));
+  }
+  std::vector<node::TicketAdd> moves;
   for (int copy = 0; copy < copies; ++copy) {
     for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
       for (int64_t slot = 0; slot < program.expansion.signal_slots[signal]; ++slot) {
         for (int from = 0; from < program.ranks(); ++from) {
           const int64_t adds = program.expansion.adds(static_cast<int>(signal), slot, from);
           if (adds == 0) continue;
-          const uint64_t id = program.id(copy, static_cast<int>(signal), slot);
-          tickets.push_back(
-              {pod.ticket + id * pod.sig_stride + static_cast<uint64_t>(from), static_cast<uint64_t>(adds)});
+          moves.push_back({pod.ticket + word_index(program, copy, {static_cast<int>(signal), slot, from}),
+                           static_cast<uint64_t>(adds)});
         }
       }
     }
+    for (const auto& [word, adds] : sent) {
+      uint64_t* total = pod.sent + word_index(program, copy, word);
+      moves.push_back({total, adds});
+      const auto post = cells->posts.find(word);
+      if (post == cells->posts.end()) continue;
+      const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + post->second;
+      OVERLACE_TRY(
+          cuda_status(cudaMemcpy(&totals[cell], total, sizeof(uint64_t), cudaMemcpyDeviceToHost), "cudaMemcpy"));
+      ++totals[cell];
+      moves.push_back({cells->totals + cell, 1});
+    }
   }
-  cells->count = static_cast<uint32_t>(tickets.size() / static_cast<size_t>(copies));
-  OVERLACE_TRY(upload(tickets, &cells->tickets));
-  OVERLACE_TRY(upload(std::vector<uint64_t>(static_cast<size_t>(copies), 1), &cells->epochs));
+  cells->num_moves = static_cast<uint32_t>(moves.size() / static_cast<size_t>(copies));
+  OVERLACE_TRY(upload(moves, &cells->moves));
+  if (!totals.empty()) {
+    OVERLACE_TRY(
+        cuda_status(cudaMemcpy(cells->totals, totals.data(), totals.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
+                    "cudaMemcpy"));
+  }
   program.shared->cells = cells;
   return {};
 }
@@ -217,9 +255,6 @@ base::Status CudaExecutor::prepare(Program& program) {
     for (int dep : instance.deps) {
       const spec::Lane& from = instances[static_cast<size_t>(dep)].lane;
       if (stream_of(from) != stream_of(instance.lane)) OVERLACE_TRY(prepared->done.make(static_cast<size_t>(dep)));
-    }
-    for (const spec::ResolvedSet& set : instance.sets) {
-      prepared->adds_to[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
     }
     for (const spec::ResolvedWait& wait : instance.waits) {
       prepared->has_previous = prepared->has_previous || wait.previous;
@@ -242,12 +277,11 @@ base::Status CudaExecutor::prepare(Program& program) {
 node::WaitItem CudaExecutor::wait_item(const Call& call, const spec::ResolvedWait& wait) const {
   const Program& p = call.program;
   const uint32_t id = p.id(call.copy, wait.signal, wait.slot);
-  node::WaitItem item;
+  node::WaitItem item;  // the ticket takes the place of an epoch that starts at 1: expected = *epoch - 1 + at_least
   item.slot = node::slot_address(team_.pod(), team_.rank(), id, wait.from);
-  item.epoch = epoch_cell(call);
-  item.adds_per_epoch = static_cast<uint64_t>(p.expansion.adds(wait.signal, wait.slot, wait.from));
-  item.at_least = static_cast<uint64_t>(wait.at_least);
-  item.previous = wait.previous ? 1 : 0;
+  item.epoch = team_.pod().ticket + word_index(p, call.copy, {wait.signal, wait.slot, wait.from});
+  item.adds_per_epoch = 1;
+  item.at_least = 1 + (wait.previous ? 0 : static_cast<uint64_t>(wait.at_least));
   item.peer = static_cast<uint32_t>(wait.from);
   item.id = id;
   return item;
@@ -395,24 +429,22 @@ base::Status CudaExecutor::execute(const Call& call, const spec::Instance& insta
   return body->second(context);
 }
 
-base::Status CudaExecutor::send_signals(const Call& call, const Prepared& prepared, const spec::Instance& instance,
-                                        cudaStream_t stream) {
+base::Status CudaExecutor::send_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
+  const Cells& cells = cells_of(call.program);
   node::SignalList list;
   for (const spec::ResolvedSet& set : instance.sets) {
     const uint32_t id = call.program.id(call.copy, set.signal, set.slot);
     uint64_t* slot = node::slot_address(team_.pod(), set.at, id, team_.rank());
-    const bool one_add = prepared.adds_to.at({set.signal, set.slot, set.at}) == 1;
-    if (one_add && !is_sm(instance.lane)) {
-      OVERLACE_TRY(node::stream_post(slot, epoch_cell(call), stream));
+    const auto post = is_sm(instance.lane) ? cells.posts.end() : cells.posts.find({set.signal, set.slot, set.at});
+    if (post != cells.posts.end()) {
+      const size_t cell = static_cast<size_t>(call.copy) * cells.posts.size() + post->second;
+      OVERLACE_TRY(node::stream_post(slot, cells.totals + cell, stream));
       continue;
     }
     node::SignalItem& item = list.items[list.count++];
     item = {};
     item.slot = slot;
-    item.epoch = epoch_cell(call);
-    item.adds_per_epoch = one_add ? 1 : 0;
     item.value = static_cast<uint64_t>(set.add);
-    item.post = one_add ? 1 : 0;
     if (list.count == node::kMaxNodeItems) {
       OVERLACE_TRY(node::launch_signal(stream, list));
       list.count = 0;
@@ -434,7 +466,7 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
   }
   OVERLACE_TRY(execute(call, instance, stream));
   if (call.trace != nullptr) OVERLACE_TRY(recorder_.end(stream));
-  OVERLACE_TRY(send_signals(call, prepared, instance, stream));
+  OVERLACE_TRY(send_signals(call, instance, stream));
   if (cudaEvent_t done = prepared.done[static_cast<size_t>(index)]; done != nullptr) {
     OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream), "cudaEventRecord"));
   }
@@ -448,11 +480,10 @@ base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
     OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.lanes[i + 1]), "cudaStreamWaitEvent"));
   }
   for (const auto& [from, to] : call.copies_out) OVERLACE_TRY(copy_view(from, to, stream_));
-  const auto* cells = static_cast<Cells*>(call.program.shared->cells.get());
+  const Cells& cells = cells_of(call.program);
   node::EpochEnd end;
-  end.epoch = cells->epochs + call.copy;
-  end.tickets = cells->tickets + static_cast<size_t>(call.copy) * cells->count;
-  end.count = cells->count;
+  end.tickets = cells.moves + static_cast<size_t>(call.copy) * cells.num_moves;
+  end.count = cells.num_moves;
   return node::launch_epoch_end(stream_, end);
 }
 
