@@ -48,7 +48,7 @@ using Word = std::tuple<int, int64_t, int>;
 /// Per Shared: what moves on at the end of a call, copy by copy, and the next totals of the words that copies post.
 struct Cells {
   uint64_t* totals = nullptr;        // (copies, posts)
-  node::TicketAdd* moves = nullptr;  // (copies, num_moves): tickets, sent, totals
+  node::TicketAdd* moves = nullptr;  // (copies, num_moves): tickets, totals
   uint32_t num_moves = 0;
   std::map<Word, size_t> posts;  // words with one add per call, made by a copy lane
   ~Cells() {
@@ -220,14 +220,12 @@ base::Status CudaExecutor::prepare_cells(Program& program) {
         }
       }
     }
-    for (const auto& [word, adds] : sent) {
-      uint64_t* total = pod.sent + word_index(program, copy, word);
-      moves.push_back({total, adds});
-      const auto post = cells->posts.find(word);
-      if (post == cells->posts.end()) continue;
-      const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + post->second;
+    for (const auto& [word, index] : cells->posts) {  // only I write that slot, and my earlier posts have completed
+      const auto& [signal, slot, at] = word;
+      const uint64_t* seen = node::slot_address(pod, at, program.id(copy, signal, slot), team_.rank());
+      const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + index;
       OVERLACE_TRY(
-          cuda_status(cudaMemcpy(&totals[cell], total, sizeof(uint64_t), cudaMemcpyDeviceToHost), "cudaMemcpy"));
+          cuda_status(cudaMemcpy(&totals[cell], seen, sizeof(uint64_t), cudaMemcpyDeviceToHost), "cudaMemcpy"));
       ++totals[cell];
       moves.push_back({cells->totals + cell, 1});
     }
