@@ -192,7 +192,8 @@ class Site {
 };
 
 /// Runs `body` on n rank threads and gives the first failure's text.
-std::string on_ranks(int n, const std::function<void(Runtime&, cudaStream_t)>& body) {
+std::string on_ranks(int n, const std::function<void(Runtime&, cudaStream_t)>& body,
+                     size_t heap_bytes = size_t{512} << 20) {
   std::vector<std::unique_ptr<Bootstrap>> bootstraps = thread_bootstraps(n);
   std::mutex mutex;
   std::string failure;
@@ -204,7 +205,7 @@ std::string on_ranks(int n, const std::function<void(Runtime&, cudaStream_t)>& b
         RuntimeOptions options;
         options.backend = Backend::cuda_peer;
         options.device = r % device_count();
-        options.heap_bytes = size_t{512} << 20;
+        options.heap_bytes = heap_bytes;
         options.timeout_ms = 20000;
         Runtime runtime = Runtime::open(*bootstraps[static_cast<size_t>(r)], options);
         cudaStream_t stream = nullptr;
@@ -338,6 +339,33 @@ TEST_F(GpuOps, CapturedCallsReplayWithTheSameBits) {
       EXPECT_EQ(failure, "");
     }
   }
+}
+
+/// The heap holds few of these schedules at once: memory and signal words of those given up are used again.
+TEST_F(GpuOps, SchedulesThatTakeTurnsOnASmallHeapStayExact) {
+  const std::string failure = on_ranks(
+      team_sizes().back(),
+      [&](Runtime& runtime, cudaStream_t stream) {
+        Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
+        for (int turn = 0; turn < 3; ++turn) {
+          for (int64_t m : {256, 384, 512}) {
+            for (const char* op : {"ag_gemm", "gemm_rs"}) {
+              Site site({.op = op, .m = m, .n = 256, .k = 320}, channel);
+              for (const char* family : {"serial", "hetero_unfused_1d", "uniform_fused_1d"}) {
+                const spec::Schedule schedule = spec::make_schedule(site.op(), family, 2);
+                for (int call = 0; call < 3; ++call) {
+                  site.out().poison();
+                  site.run(schedule);
+                  runtime.synchronize();
+                  require(site.mismatch(), base::format("{} {} m {} turn {}", op, family, m, turn));
+                }
+              }
+            }
+          }
+        }
+      },
+      size_t{6} << 20);
+  EXPECT_EQ(failure, "");
 }
 
 TEST_F(GpuOps, FirstCallInCaptureIsRefused) {
