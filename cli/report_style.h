@@ -10,12 +10,12 @@ inline constexpr std::string_view kReportStyle = R"css(
 :root{--back:#f6f7f9;--card:#fff;--text:#16202b;--soft:#55616e;--line:#d9dee4;--lane:#eef1f4;
 --gemm:#0072b2;--gemm-text:#fff;--other:#56b4e9;--other-text:#0b2233;--reduce:#009e73;--reduce-text:#fff;
 --copy:#e69f00;--copy-text:#2b1d00;--collective:#cc79a7;--collective-text:#2d0a1d;--wait:#c3cad1;
---exposed:#d55e00;--exposed-line:#7a3300;--exposed-text:#a84700;--saved:#009e7330;--saved-line:#00805d;--arrow:#1b2733;
+--exposed:#d55e00;--exposed-line:#7a3300;--exposed-text:#a84700;--saved:#009e7330;--lost:#d55e0026;--saved-line:#00805d;--arrow:#1b2733;
 --good:#00694c;--good-back:#dff3ec;--bad:#a32c00;--bad-back:#fde5db;--emulated:#5b3a00;--emulated-back:#ffe9b8}
 @media (prefers-color-scheme:dark){:root{--back:#10151b;--card:#19212a;--text:#e8edf2;--soft:#9fadba;--line:#2f3a46;
 --lane:#222c37;--gemm:#3a9bdc;--gemm-text:#04131f;--other:#8fd0f5;--other-text:#06202f;--reduce:#2fc49b;
 --reduce-text:#00241a;--copy:#f0b12f;--copy-text:#2b1d00;--collective:#dd93bb;--collective-text:#2d0a1d;--wait:#4a5663;
---exposed:#ff7a1a;--exposed-line:#5e2700;--exposed-text:#ff9a52;--saved:#2fc49b3a;--saved-line:#45d6ae;--arrow:#f2f5f8;
+--exposed:#ff7a1a;--exposed-line:#5e2700;--exposed-text:#ff9a52;--saved:#2fc49b3a;--lost:#ff7a1a33;--saved-line:#45d6ae;--arrow:#f2f5f8;
 --good:#7fe0c3;--good-back:#0f3529;--bad:#ffb199;--bad-back:#45180a;--emulated:#ffd57a;--emulated-back:#453109}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--text);font:16px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,
@@ -67,11 +67,13 @@ svg text{font-family:inherit;fill:var(--text)}
 .arrow{stroke:var(--arrow);stroke-width:1.25;opacity:.8}
 .arrow.faint{stroke-width:.75;opacity:.5}
 .head{fill:var(--arrow)}
-.saved{fill:var(--saved)}
-.end{stroke:var(--saved-line);stroke-width:1.5;stroke-dasharray:5 3}
-.span-line{stroke:var(--saved-line);stroke-width:1.5}
-.saved-head{fill:var(--saved-line)}
-.saved-text{fill:var(--saved-line)!important;font-size:14px;font-weight:650;paint-order:stroke;stroke:var(--card);
+.saved{--tone:var(--saved-line);--area:var(--saved)}
+.lost{--tone:var(--exposed-text);--area:var(--lost)}
+.area{fill:var(--area)}
+.end{stroke:var(--tone);stroke-width:1.5;stroke-dasharray:5 3}
+.span-line{stroke:var(--tone);stroke-width:1.5}
+.saved-head{fill:var(--saved-line)}.lost-head{fill:var(--exposed-text)}
+.difference{fill:var(--tone)!important;font-size:14px;font-weight:650;paint-order:stroke;stroke:var(--card);
 stroke-width:5px;stroke-linejoin:round}
 .legend{list-style:none;margin:12px 0 0;padding:0;display:flex;flex-wrap:wrap;gap:4px 18px;font-size:.875rem}
 .legend li{display:flex;align-items:center;gap:7px}

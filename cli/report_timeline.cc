@@ -20,7 +20,8 @@ constexpr int kRankTitle = 20, kLane = 20, kLaneGap = 3, kStrip = 14, kRankGap =
 constexpr size_t kMaxArrows = 400, kManyArrows = 40;
 // Spans below this share of the axis are joined with like neighbours: nobody can see them apart.
 constexpr double kMergePercent = 0.08;
-constexpr double kLabelPercent = 5;
+// An outline in the ground's colour parts neighbours, but would cover a thin span; only wide ones bear a name.
+constexpr double kThinPercent = 0.5, kLabelPercent = 5;
 
 enum class Kind { gemm, other, reduce, copy, collective, wait };
 
@@ -165,9 +166,9 @@ void draw_span(const Span& span, const Scale& scale, int y, std::string& out) {
   const double width = scale.width(span.begin_ns, span.end_ns);
   const std::string title = tooltip(span, scale.origin);
   if (width < kLabelPercent) {
-    out +=
-        format("<rect class=\"s {}\" x=\"{:.3f}%\" y=\"{}\" width=\"{:.3f}%\" height=\"{}\"><title>{}</title></rect>",
-               kind, scale.at(span.begin_ns), y, std::max(width, 0.05), kLane, title);
+    out += format(
+        "<rect class=\"{} {}\" x=\"{:.3f}%\" y=\"{}\" width=\"{:.3f}%\" height=\"{}\"><title>{}</title></rect>",
+        width < kThinPercent ? "thin" : "s", kind, scale.at(span.begin_ns), y, std::max(width, 0.05), kLane, title);
     return;
   }
   out += format(
@@ -248,24 +249,26 @@ void draw_exposed(const RankRows& rows, const Scale& scale, std::string& out) {
   }
 }
 
-/// From the end of this run to the end of the slower one; drawn last, its text on a ground of its own.
-void draw_difference(const Scale& scale, int64_t own, int64_t other, int height, std::string& out) {
+/// From the end of this run to the end of the slower one; drawn last, its text on a ground of its own. Time is saved
+/// where the overlapped run is the faster one, else it was lost.
+void draw_difference(const Scale& scale, int64_t own, int64_t other, bool is_saved, int height, std::string& out) {
   if (own >= other) return;
+  const std::string_view kind = is_saved ? "saved" : "lost";
   const double begin = scale.at(scale.origin + own), end = scale.at(scale.origin + other);
   const int bottom = height - kAxis, y = bottom / 2;
-  out += format("<rect class=\"saved\" x=\"{:.3f}%\" y=\"0\" width=\"{:.3f}%\" height=\"{}\"/>", begin, end - begin,
-                bottom);
+  out += format("<g class=\"{}\"><rect class=\"area\" x=\"{:.3f}%\" y=\"0\" width=\"{:.3f}%\" height=\"{}\"/>", kind,
+                begin, end - begin, bottom);
   for (double x : {begin, end})
     out += format("<line class=\"end\" x1=\"{:.3f}%\" y1=\"0\" x2=\"{:.3f}%\" y2=\"{}\"/>", x, x, bottom);
   out += format(
-      "<line class=\"span-line\" x1=\"{:.3f}%\" y1=\"{}\" x2=\"{:.3f}%\" y2=\"{}\" marker-start=\"url(#saved-head)\" "
-      "marker-end=\"url(#saved-head)\"/>",
-      begin, y, end, y);
-  const std::string text = format("{} saved ({:.0f} %)", duration_text(static_cast<double>(other - own) * 1e-3),
-                                  100 * static_cast<double>(other - own) / static_cast<double>(other));
+      "<line class=\"span-line\" x1=\"{:.3f}%\" y1=\"{}\" x2=\"{:.3f}%\" y2=\"{}\" marker-start=\"url(#{}-head)\" "
+      "marker-end=\"url(#{}-head)\"/>",
+      begin, y, end, y, kind, kind);
+  const std::string text = format("{} {} ({:.0f} %)", duration_text(static_cast<double>(other - own) * 1e-3), kind,
+                                  100 * static_cast<double>(other - own) / static_cast<double>(is_saved ? other : own));
   // Beside the arrow's middle where there is room for the text, else to the left of the end.
   const bool has_room = end - begin > 22;
-  out += format("<text class=\"saved-text\" x=\"{:.3f}%\" y=\"{}\" text-anchor=\"{}\">{}</text>",
+  out += format("<text class=\"difference\" x=\"{:.3f}%\" y=\"{}\" text-anchor=\"{}\">{}</text></g>",
                 has_room ? (begin + end) / 2 : end - 0.3, y - 9, has_room ? "middle" : "end", text);
 }
 
@@ -282,7 +285,8 @@ std::string labels_svg(const Picture& picture) {
   return out + "</svg>";
 }
 
-std::string timeline(const Trace& trace, std::string_view title, int64_t other_ns, double length) {
+std::string timeline(const Trace& trace, bool is_overlapped, int64_t other_ns, double length) {
+  const std::string_view title = is_overlapped ? "Overlapped" : "Serial";
   const Picture picture = layout(trace);
   const Scale scale{origin_ns(trace), length};
   const int64_t own = extent_ns(trace);
@@ -302,7 +306,7 @@ std::string timeline(const Trace& trace, std::string_view title, int64_t other_n
     draw_exposed(rows, scale, out);
   }
   draw_arrows(trace, picture, scale, out);
-  draw_difference(scale, own, other_ns, picture.height, out);
+  draw_difference(scale, own, other_ns, is_overlapped, picture.height, out);
   return out + "</svg></div>";
 }
 
@@ -339,6 +343,8 @@ constexpr std::string_view kDefinitions =
     "orient=\"auto-start-reverse\"><path class=\"head\" d=\"M0 0L8 4L0 8z\"/></marker>"
     "<marker id=\"saved-head\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" "
     "orient=\"auto-start-reverse\"><path class=\"saved-head\" d=\"M0 0L8 4L0 8z\"/></marker>"
+    "<marker id=\"lost-head\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" "
+    "orient=\"auto-start-reverse\"><path class=\"lost-head\" d=\"M0 0L8 4L0 8z\"/></marker>"
     "<pattern id=\"hatch\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
     "<rect class=\"hatch-back\" width=\"6\" height=\"6\"/><rect class=\"hatch-line\" width=\"2\" "
     "height=\"6\"/></pattern>"
@@ -438,10 +444,11 @@ std::string timelines_html(const Trace& serial, const Trace& overlapped) {
   std::string out(kDefinitions);
   out += "<p class=\"note hint\">The picture scrolls sideways.</p>";
   out += "<div class=\"scroll\" tabindex=\"0\" role=\"group\" aria-label=\"Timelines\"><div class=\"wide\">";
-  if (!serial.spans.empty()) out += timeline(serial, "Serial", overlapped_ns, length);
-  if (!overlapped.spans.empty()) out += timeline(overlapped, "Overlapped", serial_ns, length);
+  if (!serial.spans.empty()) out += timeline(serial, false, overlapped_ns, length);
+  if (!overlapped.spans.empty()) out += timeline(overlapped, true, serial_ns, length);
   out += "</div></div>" + legend(serial, overlapped);
   const size_t num_arrows = std::max(serial.arrows.size(), overlapped.arrows.size());
+  out += "<p class=\"note\">The picture shows one run of each; the other times of this page are medians.</p>";
   if (num_arrows > kMaxArrows)
     out += format("<p class=\"note\">{} signals are too many to draw; the trace file has them.</p>", num_arrows);
   return out;

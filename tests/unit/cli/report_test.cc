@@ -180,11 +180,15 @@ TEST(Report, MarksTheSavedTimeOnOneScale) {
   const std::string page = html_report(sample());
   // 8 us serial, 6 us overlapped: a quarter, between 6 and 8 us of an axis of 8.08 us.
   EXPECT_NE(page.find("2.00 us saved (25 %)"), std::string::npos);
-  EXPECT_NE(page.find("<rect class=\"saved\" x=\"74.257%\""), std::string::npos);
+  EXPECT_NE(page.find("<g class=\"saved\"><rect class=\"area\" x=\"74.257%\""), std::string::npos);
   Report slower = sample();
   std::swap(slower.serial, slower.overlapped);
   slower.total.overlapped_us = 20;
-  EXPECT_NE(html_report(slower).find("8.00 us lost"), std::string::npos);
+  const std::string lost = html_report(slower);
+  EXPECT_NE(lost.find("<g class=\"lost\">"), std::string::npos);
+  EXPECT_NE(lost.find("2.00 us lost (33 %)"), std::string::npos);
+  EXPECT_EQ(lost.find(" saved ("), std::string::npos);
+  EXPECT_NE(lost.find("8.00 us lost</div>"), std::string::npos);
 }
 
 TEST(Report, EscapesWhatItIsGiven) {
