@@ -163,7 +163,7 @@ def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
             problems.append(f"{path}: did not compile a second time:\n{used.output[-2000:]}")
         elif used.seconds > UNIT_SECONDS * TOLERANCE or used.mib > UNIT_MIB * TOLERANCE:
             problems.append(
-                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB to compile; budget: {UNIT_SECONDS:.0f} s, {UNIT_MIB} MiB"
+                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB; budget: {UNIT_SECONDS:.0f} s, {UNIT_MIB} MiB"
             )
     return problems
 
