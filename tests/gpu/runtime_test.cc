@@ -34,7 +34,6 @@ TEST_P(GpuRuntimeTest, OpensWithCapsReachAndMappedHeaps) {
     EXPECT_EQ(gpu.runtime.backend(), Backend::cuda_peer);
     EXPECT_EQ(gpu.runtime.device(), gpu.rank % gpu_count());
     EXPECT_EQ(std::string(gpu.state().heap_kind()), "vmm");
-    EXPECT_TRUE(gpu.state().copy_then_flag() || gpu.size == 1);
     const SymBuffer buffer = gpu.runtime.heap().alloc(4096, 256, "words");
     std::set<void*> places;
     for (int peer = 0; peer < gpu.size; ++peer) {
@@ -168,7 +167,7 @@ TEST(GpuRuntimeFourRanksTest, SubteamsHaveTheirOwnRanksAndSignals) {
 }
 
 TEST(GpuRuntimeFourRanksTest, MoreRanksThanThePodHolds) {
-  OVERLACE_NEED_GPUS(1);
+  OVERLACE_NEED_GPUS(2);  // ten ranks of one device would need more hardware queues than there are
   GpuOptions options;
   options.heap_bytes = size_t{24} << 20;  // ten inboxes of 2 MiB
   run_gpu_threads(10, exchange_patterns, options);

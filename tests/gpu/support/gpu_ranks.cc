@@ -115,7 +115,7 @@ struct Board {
   }
 };
 
-void run_child(Board& board, int rank, int n, const std::vector<std::string>& variables,
+void run_child(Board& board, int job, int rank, int n, const std::vector<std::string>& variables,
                const std::function<void(Bootstrap&)>& body) {
   for (const std::string& variable : variables) {
     const size_t equals = variable.find('=');
@@ -125,7 +125,7 @@ void run_child(Board& board, int rank, int n, const std::vector<std::string>& va
   ::setenv("RANK", base::format("{}", rank).c_str(), 1);
   ::setenv("WORLD_SIZE", base::format("{}", n).c_str(), 1);
   auto bootstrap =
-      callback_bootstrap(rank, n, base::format("gpu-test-{}", ::getppid()),
+      callback_bootstrap(rank, n, base::format("gpu-test-{}-{}", ::getppid(), job),
                          [&board, rank, n](std::span<const std::byte> mine) { return board.allgather(rank, n, mine); });
   const testing::ScopedTrace trace("fork_ranks", rank, base::format("rank {} of {}", rank, n));
   try {
@@ -244,10 +244,12 @@ Ended fork_ranks(int n, const std::vector<std::string>& variables, const std::fu
   std::fflush(stdout);
   std::fflush(stderr);
   std::vector<pid_t> children;
+  static int jobs = 0;
+  const int job = jobs++;
   for (int rank = 0; rank < n; ++rank) {
     const pid_t child = ::fork();
     if (child == 0) {
-      run_child(*board, rank, n, variables, body);
+      run_child(*board, job, rank, n, variables, body);
       std::fflush(stdout);
       std::fflush(stderr);
       ::_exit(testing::Test::HasFailure() ? 1 : 0);

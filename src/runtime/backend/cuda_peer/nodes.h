@@ -64,9 +64,9 @@ struct EpochEnd {
   uint32_t count = 0;
 };
 
-/// Queue the kernel; `cuda` with the launch error. A wait that fails (deadline, abort) ends the kernel, leaves its
-/// record and sets the abort word: later work of the stream runs on and its output is undefined (Runtime::check
-/// throws).
+/// Queue the kernel (the stream's device is current); `cuda` with the launch error. A wait that fails (deadline, abort)
+/// ends the kernel, leaves its record and sets the abort word: later work of the stream runs on and its output is
+/// undefined (Runtime::check throws).
 base::Status launch_wait(cudaStream_t stream, const WaitList& waits);
 base::Status launch_signal(cudaStream_t stream, const SignalList& signals);
 base::Status launch_epoch_end(cudaStream_t stream, const EpochEnd& end);

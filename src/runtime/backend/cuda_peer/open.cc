@@ -1,7 +1,6 @@
 // How a rank opens: device, reach, heap, shared words, self-test, watcher. Each step ends with an agreement, so that
 // all ranks leave at the same step with the same cause.
 #include <algorithm>
-#include <cstring>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -77,9 +76,7 @@ base::Status CudaPeerState::find_local(const OpenContext& context) {
   OVERLACE_TRY(agree(facts.status()));
   facts_ = std::move(*facts);
   OVERLACE_TRY(check_sharing(facts_));
-  for (size_t a = 0; a < facts_.size(); ++a)
-    for (size_t b = a + 1; b < facts_.size(); ++b)
-      has_shared_device_ |= std::memcmp(facts_[a].uuid, facts_[b].uuid, sizeof facts_[a].uuid) == 0;
+  sharing_ = find_sharing(facts_);
 
   struct Vote {
     bool access = true, atomics = true;
@@ -131,7 +128,11 @@ base::Status CudaPeerState::open_heap(const OpenContext& context) {
   };
   if (mode == kIpc || !has_vmm) return agreed(open_ipc_heap(request));
   base::Status status = agreed(open_vmm_heap(request));
-  if (status.ok() || mode == kVmm || status.code() != Errc::cuda) return status;
+  if (status.ok() || mode == kVmm) return status;
+  // Ranks may have failed for different reasons: all take the other heap, or none.
+  const uint32_t mine = status.code() == Errc::cuda ? 1 : 0;
+  base::Result<std::vector<uint32_t>> all = exchange_value(control_, mine, options_.timeout_ms, "open, heap");
+  if (!all.ok() || std::find(all->begin(), all->end(), 0u) != all->end()) return status;
   base::log(base::LogLevel::warn, "runtime", "{}; the heap uses cudaIpc handles instead", status.message());
   return agreed(open_ipc_heap(request));
 }
@@ -183,6 +184,7 @@ base::Status CudaPeerState::prove_pairs() {
   test.user_offset = layout_.user.offset;
   test.user_bytes = layout_.user.bytes;
   test.test_atomics = atomics_;
+  test.test_order = !sharing_.between_processes;
   test.stream = stream_;
   test.second = watch_stream_;
   test.timeout_ms = options_.timeout_ms;

@@ -78,21 +78,31 @@ base::Status check_sharing(std::span<const DeviceFacts> facts) {
   return {};
 }
 
-int find_device(const char (&uuid)[16]) {
-  const int count = cuda_device_count(nullptr);
-  for (int ordinal = 0; ordinal < count; ++ordinal) {
-    cudaDeviceProp properties{};
-    if (cudaGetDeviceProperties(&properties, ordinal) == cudaSuccess &&
-        std::memcmp(properties.uuid.bytes, uuid, sizeof(uuid)) == 0)
-      return ordinal;
+Sharing find_sharing(std::span<const DeviceFacts> facts) {
+  Sharing sharing;
+  for (size_t a = 0; a < facts.size(); ++a) {
+    for (size_t b = a + 1; b < facts.size(); ++b) {
+      if (std::memcmp(facts[a].uuid, facts[b].uuid, sizeof(facts[a].uuid)) != 0) continue;
+      sharing.any = true;
+      sharing.between_processes |= facts[a].pid != facts[b].pid;
+    }
   }
-  return -1;
+  return sharing;
 }
 
 std::vector<PeerAccess> query_access(int ordinal, std::span<const DeviceFacts> facts) {
   std::vector<PeerAccess> result(facts.size());
+  std::vector<cudaDeviceProp> visible(static_cast<size_t>(cuda_device_count(nullptr)));
+  for (size_t i = 0; i < visible.size(); ++i)
+    if (cudaGetDeviceProperties(&visible[i], static_cast<int>(i)) != cudaSuccess) visible[i] = {};
+  const auto find = [&](const DeviceFacts& device) {
+    if (device.pid == ::getpid()) return device.ordinal;
+    for (size_t i = 0; i < visible.size(); ++i)
+      if (std::memcmp(visible[i].uuid.bytes, device.uuid, sizeof(device.uuid)) == 0) return static_cast<int>(i);
+    return -1;
+  };
   for (size_t rank = 0; rank < facts.size(); ++rank) {
-    const int peer = facts[rank].pid == ::getpid() ? facts[rank].ordinal : find_device(facts[rank].uuid);
+    const int peer = find(facts[rank]);
     if (peer == ordinal) {
       result[rank] = {true, true};
       continue;

@@ -29,14 +29,18 @@ base::Result<DeviceFacts> query_device(int ordinal);
 /// Two processes on one device: refused unless all of them allow it. Names both ranks.
 base::Status check_sharing(std::span<const DeviceFacts> facts);
 
+/// How many ranks share a device, and whether two of them are processes: their kernels take turns then, so that none
+/// may wait on the device for another.
+struct Sharing {
+  bool any = false, between_processes = false;
+};
+Sharing find_sharing(std::span<const DeviceFacts> facts);
+
 /// Peer access and native atomics from `ordinal` to each of `facts`; a peer's device that this process does not see
 /// counts as unreachable.
 struct PeerAccess {
   bool access = false, atomics = false;
 };
 std::vector<PeerAccess> query_access(int ordinal, std::span<const DeviceFacts> facts);
-
-/// Ordinal of the device with that UUID in this process, -1 if it is not visible.
-int find_device(const char (&uuid)[16]);
 
 }  // namespace overlace::runtime::cuda_peer

@@ -20,6 +20,7 @@ struct SelfTest {
   uint64_t user_offset = 0;  // scratch of the test; zero again afterwards
   uint64_t user_bytes = 0;
   bool test_atomics = false;
+  bool test_order = true;                           // kernels of different ranks may run at once
   cudaStream_t stream = nullptr, second = nullptr;  // of my device, non-blocking
   int64_t timeout_ms = 0;
 };

@@ -18,12 +18,12 @@ Caps CudaPeerState::caps(int world_rank) const {
   const bool is_near = reach(world_rank) != Reach::net;
   Caps caps;
   caps.load_store = is_near;
-  caps.device_initiated = is_near;
+  caps.device_initiated = is_near && !sharing_.between_processes;
   caps.multi_writer_signals = is_near && atomics_;
   caps.remote_add = is_near && atomics_;
   caps.copy_engine = is_near;
   caps.stream_wait = is_near && stream_caps_.wait_value;
-  caps.collectives = options_.net_engine != "none" && !has_shared_device_ && nccl::is_available();
+  caps.collectives = options_.net_engine != "none" && !sharing_.any && nccl::is_available();
   return caps;
 }
 
@@ -35,7 +35,7 @@ Reach CudaPeerState::reach(int world_rank) const {
 std::unique_ptr<NetEngine> CudaPeerState::make_engine(Team& team, int max_ctas) {
   if (options_.net_engine == "none") return nullptr;
   const bool is_wanted = options_.net_engine == "nccl";
-  if (has_shared_device_) {
+  if (sharing_.any) {
     if (is_wanted)
       throw_error(Errc::not_supported, "engine nccl: two ranks of the world share a device; wanted one device a rank");
     return nullptr;

@@ -99,7 +99,8 @@ class CudaPeerState final : public BackendState {
   int rank_, world_, device_ = -1;
   std::vector<DeviceFacts> facts_;
   std::vector<int> local_;  // world ranks that loads and stores reach, ascending
-  bool atomics_ = false, copy_then_flag_ = false, has_shared_device_ = false;
+  bool atomics_ = false, copy_then_flag_ = false;
+  Sharing sharing_;
   StreamCaps stream_caps_;
   RuntimeLayout layout_;
   std::unique_ptr<DeviceHeap> heap_;

@@ -62,10 +62,11 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
     // Destroy waits for the peers; after a failure they may never come.
-    if (is_aborting_ || lib_.ncclCommFinalize(comm_) > ncclSystemError || !settle("close").ok()) {
-      (void)lib_.ncclCommAbort(comm_);
-    } else {
+    const ncclResult_t code = is_aborting_ ? ncclInternalError : lib_.ncclCommFinalize(comm_);
+    if ((code == ncclSuccess || code == ncclInProgress) && settle("close").ok()) {
       (void)lib_.ncclCommDestroy(comm_);
+    } else {
+      (void)lib_.ncclCommAbort(comm_);
     }
   }
 
@@ -74,14 +75,14 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
+    state_->add_engine(this);  // before the peers are met: an abort must end that wait too
+    is_watched_ = true;
     {
       const std::lock_guard lock(mutex_);
       const ncclResult_t code = lib_.ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
       if (code != ncclSuccess && code != ncclInProgress) return failure("ncclCommInitRankConfig", code);
       OVERLACE_TRY(settle("ncclCommInitRankConfig"));
     }
-    state_->add_engine(this);
-    is_watched_ = true;
     return warm_up();
   }
 
