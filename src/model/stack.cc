@@ -11,6 +11,7 @@
 #include "src/model/device.h"
 #include "src/model/rope.h"
 #include "src/model/sharding.h"
+#include "src/model/traced_device.h"
 #include "src/model/weights.h"
 
 namespace overlace::model {
@@ -48,7 +49,8 @@ Status run_operator(Channel& channel, const Args& args, const spec::Schedule& sc
 }
 
 Result<std::unique_ptr<Device>> make_device(Channel& channel) {
-  if (channel.stream().kind == StreamRef::Kind::cpu) return make_cpu_device();
+  if (channel.stream().kind == StreamRef::Kind::cpu)
+    return std::unique_ptr<Device>(std::make_unique<TracedDevice>(make_cpu_device(), channel.team().rank()));
 #ifdef OVERLACE_HAS_CUDA
   return make_cuda_device(channel);
 #else
@@ -72,6 +74,10 @@ class StackImpl final : public Stack {
   Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) override;
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
+  void set_trace(base::Trace* trace) override {
+    trace_ = trace;
+    if (auto* traced = dynamic_cast<TracedDevice*>(device_.get())) traced->set_trace(trace);
+  }
 
  private:
   using Schedules = std::array<const spec::Schedule*, kNumSites>;
@@ -88,6 +94,7 @@ class StackImpl final : public Stack {
   Status one_layer(const LayerWeights& w, const Schedules& schedules, TensorView* pending);
   Status all_layers(const Schedules& schedules);
   Status site(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule);
+  Status site_operator(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule);
 
   ModelConfig config_;
   Problem problem_;
@@ -96,6 +103,7 @@ class StackImpl final : public Stack {
   std::unique_ptr<Device> device_;
   std::vector<void*> blocks_;
   std::vector<std::string> site_names_;
+  base::Trace* trace_ = nullptr;
   std::vector<LayerWeights> layers_;
   TensorView input_, x_;              // (my rows, hidden): resident input, residual stream
   TensorView norm1_out_, norm2_out_;  // (my rows, hidden)
@@ -233,6 +241,14 @@ Result<StackImpl::Schedules> StackImpl::pick(const SiteSchedules& schedules) con
 }
 
 Status StackImpl::site(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule) {
+  const size_t first = trace_ == nullptr ? 0 : trace_->spans.size();
+  Status status = site_operator(index, w, schedule);
+  for (size_t i = first; trace_ != nullptr && i < trace_->spans.size(); ++i)
+    trace_->spans[i].name = site_names_[index] + " " + trace_->spans[i].name;  // a task's name is the same at all sites
+  return status;
+}
+
+Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule) {
   const auto gather = [&](const TensorView& a, const TensorView& weight, const TensorView& bias, const TensorView& c) {
     ops::AgGemmArgs args;
     args.a_shard = a;              // (my rows, hidden)

@@ -10,6 +10,7 @@
 #include "overlace/channel.h"
 #include "overlace/schedule.h"
 #include "src/base/status.h"
+#include "src/base/trace.h"
 #include "src/model/config.h"
 
 namespace overlace::model {
@@ -55,6 +56,9 @@ class Stack {
   virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
   /// Waits for all queued work of this rank.
   virtual base::Status synchronize() = 0;
+  /// CPU ranks: what is computed between the operators is appended, and spans of operators (exec::set_trace with the
+  /// same trace) get their site's name, until a null pointer is given. Nothing on GPUs.
+  virtual void set_trace(base::Trace* trace) = 0;
 };
 
 /// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0
