@@ -198,7 +198,8 @@ base::Status CudaExecutor::prepare_cells(Program& program) {
       if (!is_sm(instance.lane)) cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
     }
   }
-  std::erase_if(cells->posts, [&](const auto& post) { return sent.at(post.first) != 1; });
+  const bool can_post = (pod.caps & node::kCapCopyThenFlag) != 0;
+  std::erase_if(cells->posts, [&](const auto& post) { return !can_post || sent.at(post.first) != 1; });
   size_t next = 0;
   for (auto& [word, index] : cells->posts) index = next++;
 

@@ -15,6 +15,8 @@
 namespace overlace::runtime::cuda_peer {
 
 inline constexpr int kMaxNodeItems = 32;
+/// Bit of TeamPod::caps: an 8-byte copy may signal (stream_post), as the opening self-test proved.
+inline constexpr uint32_t kCapCopyThenFlag = 1;
 
 /// Holds once int64(*slot - expected) >= 0, where expected is
 ///   at_least                                       without an epoch cell,

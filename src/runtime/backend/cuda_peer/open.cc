@@ -4,6 +4,7 @@
 
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/backend/cuda_peer/preload.h"
 #include "src/runtime/backend/cuda_peer/self_test.h"
 #include "src/runtime/backend/cuda_peer/state.h"
@@ -211,7 +212,7 @@ TeamPod CudaPeerState::make_pod(const std::vector<int>& members, int rank, uint3
   pod.sig_pitch = layout_.slot_pitch;
   pod.sig_stride = layout_.slot_stride;
   pod.num_ids = layout_.num_ids;
-  pod.caps = 0;
+  pod.caps = copy_then_flag_ ? kCapCopyThenFlag : 0;
   pod.team_id = team_id;
   pod.ticket = ticket_;
   pod.abort_word = &host_[0].abort_word;

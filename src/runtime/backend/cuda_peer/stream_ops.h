@@ -26,7 +26,7 @@ base::Status stream_put(void* dst, const void* src, size_t bytes, cudaStream_t s
 base::Status stream_put_2d(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t row_bytes,
                            size_t rows, cudaStream_t stream);
 /// Signal of a slot with one writer: an 8-byte copy of the epoch cell, after the copies queued before it. Only where
-/// the opening self-test proved that order (CudaPeerState::copy_then_flag). Capturable: the value is read when it runs.
+/// the opening self-test proved that order (kCapCopyThenFlag). Capturable: the value is read when it runs.
 base::Status stream_post(uint64_t* slot, const uint64_t* epoch_cell, cudaStream_t stream);
 /// Signal of a slot with one writer by value, after all earlier work of the stream. Error `capture` in a capture, where
 /// the value would be frozen; `not_supported` without StreamCaps::write_value.
