@@ -23,7 +23,8 @@ void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* s
 /// `rows` rows of `row_bytes`, pitches in bytes.
 void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
             size_t src_pitch, size_t row_bytes, size_t rows);
-/// put, then signal_add; the signal implies this put's payload only.
+/// put, then signal_add; the signal implies this put's payload only. Of several on their way to one slot the later may
+/// be counted first: where one slot counts puts, use put, fence, signal_add.
 void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
                 uint32_t delta = 1);
 /// 8 aligned bytes, seen whole or not at all; orders nothing else.

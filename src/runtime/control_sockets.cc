@@ -207,22 +207,23 @@ base::Status gone(int rank, size_t size, int peer) {
   return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} is gone", rank, size, peer);
 }
 
-/// Takes one connection if there is one. Strangers are sent away; the ranks still come.
-void accept_one(int listener, int rank, uint64_t generation, std::vector<UniqueFd>& sockets) {
+/// Takes one connection; false if there is none. Strangers are sent away; the ranks still come.
+bool accept_one(int listener, int rank, uint64_t generation, int wait_ms, std::vector<UniqueFd>& sockets) {
   pollfd entry = {listener, POLLIN, 0};
-  if (::poll(&entry, 1, kProbeMs) <= 0) return;
+  if (::poll(&entry, 1, wait_ms) <= 0) return false;
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-  if (!fd || !check_peer_uid(fd.get()).ok()) return;
+  if (!fd || !check_peer_uid(fd.get()).ok()) return true;
   std::vector<std::byte> buffer;
   Packet hello;
   pollfd first = {fd.get(), POLLIN, 0};
   if (::poll(&first, 1, kHelloMs) <= 0 || receive_packet(fd.get(), MSG_DONTWAIT, buffer, hello) != Received::packet)
-    return;
+    return true;
   const int peer = hello.header.value;
   if (hello.header.type != PacketType::hello || hello.header.tag.group != generation || peer <= rank ||
       static_cast<size_t>(peer) >= sockets.size() || sockets[static_cast<size_t>(peer)])
-    return;
+    return true;
   sockets[static_cast<size_t>(peer)] = std::move(fd);
+  return true;
 }
 
 /// Waits for the connections of the ranks above this one. Each of them listens until it has all its connections, so one
@@ -238,9 +239,11 @@ base::Status accept_peers(int listener, int rank, uint64_t generation, int64_t d
       return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} did not connect in time", rank,
                          sockets.size(), peer);
     const bool is_listening = connect_to(socket_name(generation, static_cast<int>(peer)), SOCK_SEQPACKET, 0).ok();
-    accept_one(listener, rank, generation, sockets);
-    if (is_listening || sockets[peer]) continue;
-    for (size_t i = 0; i < sockets.size() && !sockets[peer]; ++i) accept_one(listener, rank, generation, sockets);
+    if (is_listening) {
+      accept_one(listener, rank, generation, kProbeMs, sockets);
+      continue;
+    }
+    while (accept_one(listener, rank, generation, 0, sockets)) continue;
     if (!sockets[peer]) return gone(rank, sockets.size(), static_cast<int>(peer));
   }
   return {};

@@ -50,7 +50,7 @@ base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t 
   if (cause_.code != Errc::ok) return base::Status(cause_.code, cause_.message);
   const Peer& peer = peers_[static_cast<size_t>(from)];
   if (peer.is_gone) {
-    const AbortCause cause = lost(from, "it closed its runtime");
+    const AbortCause cause = lost(from, "it has left");
     return base::Status(cause.code, cause.message);
   }
   return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited for rank {}, {}; peer state {}",
@@ -104,15 +104,18 @@ void MailboxControl::peer_gone(int from, const std::string& how) {
 
 void MailboxControl::peer_left(int from, bool clean) {
   AbortCause cause;
+  bool was_starting = false;
   {
     const std::lock_guard lock(mutex_);
     Peer& peer = peers_[static_cast<size_t>(from)];
+    was_starting = peer.state == RankState::starting;
     peer.state = RankState::left;
     peer.is_gone = true;
     cause = lost(from, "it ended without close()");
     changed_.notify_all();
   }
-  if (!clean) fail(cause, true);
+  // A rank whose open failed told the others why; its leaving must not overtake what is still on its way from others.
+  if (!clean && !was_starting) fail(cause, true);
 }
 
 void MailboxControl::fail(const AbortCause& cause, bool tell) {

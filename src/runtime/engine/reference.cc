@@ -274,7 +274,11 @@ class ReferenceEngine final : public NetEngine {
     size_t& done = traffic.out_done[peer];
     const size_t bytes = std::min(chunk_, message.bytes - done);
     const int to = static_cast<int>(peer);
-    put_signal(channel_, to, inbox(self(), sent_[peer]), message.data + done, bytes, data_id_);
+    // Several chunks are on their way and counted by one signal: a put_signal of a later one could be taken for an
+    // earlier one, so each signal comes behind all puts before it.
+    put(channel_, to, inbox(self(), sent_[peer]), message.data + done, bytes);
+    fence(channel_, to);
+    signal_add(channel_, to, data_id_);
     consume(channel_, to, credit_id_, 1);  // comes back when the chunk was taken
     ++sent_[peer];
     done += bytes;

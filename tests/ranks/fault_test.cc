@@ -1,0 +1,390 @@
+// What survivors see: withheld signals, killed ranks, ranks that leave, aborts, forks.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <regex>
+#include <thread>
+#include <tuple>
+
+#include "src/runtime/bootstrap/launcher.h"
+#include "src/runtime/bootstrap/relay.h"
+#include "src/runtime/wait.h"
+#include "src/spec/handle_pod.h"
+#include "tests/ranks/support/run_ranks.h"
+
+namespace overlace::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+class FaultTest : public testing::TestWithParam<std::tuple<int, Mode>> {};
+
+RankOptions failing(int64_t timeout_ms = 20000) {
+  RankOptions options;
+  options.timeout_ms = timeout_ms;
+  options.checks_end = false;
+  return options;
+}
+
+/// Code and text of what check() throws, ok if nothing.
+std::pair<Errc, std::string> verdict(Runtime& runtime) {
+  try {
+    runtime.check();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+  return {Errc::ok, ""};
+}
+
+TEST_P(FaultTest, WithheldSignalIsNamedExactly) {
+  const auto [n, mode] = GetParam();
+  run_ranks(
+      n, mode,
+      [n = n](Runtime& runtime) {
+        Team& team = runtime.world();
+        Channel& owner = team.channel(StreamRef::cpu());
+        const ChannelPod& channel = owner.pod();
+        const uint32_t id = owner.ids(4, Domain::cpu, "test.arrive").first + 2;
+        team.barrier();
+        const int waiter = n - 1;
+        if (team.rank() == 0) signal_add(channel, waiter, id, 2);
+        if (team.rank() != waiter) {
+          // Everybody else waits too, and is told.
+          Errc code = Errc::ok;
+          while (code == Errc::ok) code = runtime::sleep_until(channel, INT64_MAX);
+          ASSERT_EQ(code, Errc::aborted);
+          const auto [why, text] = verdict(runtime);
+          ASSERT_EQ(why, Errc::aborted);
+          ASSERT_EQ(text.find("aborted by rank " + std::to_string(waiter) + ": timeout after 0.4 s"), 0u) << text;
+          return;
+        }
+        const Errc code = wait_ge(channel, 0, id, 3);
+        ASSERT_EQ(code, Errc::timeout);
+        const auto [why, text] = verdict(runtime);
+        ASSERT_EQ(why, Errc::timeout);
+        const std::regex wanted("timeout after 0\\.4 s: rank " + std::to_string(waiter) +
+                                " waited for rank 0, team \"world\", signal " + std::to_string(id) +
+                                " \\(test\\.arrive, block 0\\): expected >= 3, seen 2, last change 0\\.[34] s ago; " +
+                                "peer state alive");
+        ASSERT_TRUE(std::regex_match(text, wanted)) << text;
+        const TimeoutRecord& record = *channel.team.record;
+        ASSERT_EQ(record.magic, TimeoutRecord::kMagic);
+        ASSERT_EQ(record.kind, WaitKind::signal);
+        ASSERT_EQ(record.expected, 3u);
+        ASSERT_EQ(record.seen, 2u);
+        ASSERT_EQ(record.id, id);
+        // After that every wait returns at once.
+        const auto begin = Clock::now();
+        ASSERT_EQ(wait_ge(channel, 0, id, 4), Errc::aborted);
+        ASSERT_EQ(barrier(channel), Errc::aborted);
+        ASSERT_EQ(flush(channel), Errc::aborted);
+        ASSERT_EQ(quiet(channel), Errc::aborted);
+        ASSERT_LT(seconds_since(begin), 0.3);
+      },
+      failing(400));
+}
+
+TEST_P(FaultTest, HostBarrierTimesOut) {
+  const auto [n, mode] = GetParam();
+  run_ranks(
+      n, mode,
+      [](Runtime& runtime) {
+        Team& team = runtime.world();
+        if (team.rank() == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(900));
+          EXPECT_NE(verdict(runtime).first, Errc::ok);
+          return;
+        }
+        try {
+          team.barrier();
+          FAIL() << "rank 0 never came";
+        } catch (const Error& error) {
+          const std::string text = error.what();
+          EXPECT_TRUE(error.code() == Errc::timeout || error.code() == Errc::aborted) << text;
+          EXPECT_NE(text.find("waited for rank 0, team \"world\", barrier; peer state alive"), std::string::npos)
+              << text;
+        }
+      },
+      failing(300));
+}
+
+TEST_P(FaultTest, AbortReachesEveryWait) {
+  const auto [n, mode] = GetParam();
+  run_ranks(
+      n, mode,
+      [n = n](Runtime& runtime) {
+        Team& team = runtime.world();
+        Channel& owner = team.channel(StreamRef::cpu());
+        const uint32_t id = owner.ids(1, Domain::cpu, "abort.never").first;
+        team.barrier();
+        const auto begin = Clock::now();
+        if (team.rank() == n - 1) {
+          runtime.abort(Errc::io, "the disk is full");
+          const auto [code, text] = verdict(runtime);
+          EXPECT_EQ(code, Errc::io);
+          EXPECT_EQ(text, "the disk is full");
+        } else {
+          EXPECT_EQ(wait_ge(owner.pod(), n - 1, id, 1), Errc::aborted);
+          const auto [code, text] = verdict(runtime);
+          EXPECT_EQ(code, Errc::aborted);
+          EXPECT_EQ(text, "aborted by rank " + std::to_string(n - 1) + ": the disk is full");
+        }
+        EXPECT_LT(seconds_since(begin), 10);
+        runtime.close();  // an aborted runtime can be closed, without a barrier
+        runtime.close();
+      },
+      failing());
+}
+
+TEST_P(FaultTest, LeavingWithoutCloseIsSeen) {
+  const auto [n, mode] = GetParam();
+  const RuntimeOptions options = runtime_options(mode, failing());
+  run_bootstraps(n, mode, [&options, n = n](Bootstrap& bootstrap) {
+    Runtime runtime = Runtime::open(bootstrap, options);
+    Team& team = runtime.world();
+    const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "leave.never").first;
+    team.barrier();
+    if (team.rank() == n - 1) return;  // the destructor runs, close() does not
+    EXPECT_EQ(wait_ge(team.channel(StreamRef::cpu()).pod(), n - 1, id, 1), Errc::aborted);
+    const auto [code, text] = verdict(runtime);
+    EXPECT_EQ(code, Errc::peer_lost);
+    // All ranks that leave are seen; which one first is a matter of time.
+    EXPECT_TRUE(std::regex_match(
+        text, std::regex("lost rank \\d \\(pid \\d+, last state left\\): it ended without close\\(\\)")))
+        << text;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, FaultTest, testing::Combine(testing::Values(2, 4), testing::ValuesIn(all_modes())),
+                         mode_test_name);
+
+#if !defined(__SANITIZE_THREAD__)
+
+/// What a survivor saw, in memory shared with the test.
+struct Report {
+  int code;
+  double seconds;
+  char text[480];
+};
+
+/// Dies in its n-th all-gather.
+class DyingBootstrap final : public Bootstrap {
+ public:
+  DyingBootstrap(std::unique_ptr<Bootstrap> inner, int dies_at) : inner_(std::move(inner)), dies_at_(dies_at) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string token() const override { return inner_->token(); }
+  std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) override {
+    if (calls_ == dies_at_) ::kill(::getpid(), SIGKILL);
+    std::vector<Bytes> all = inner_->allgather(mine, timeout_ms);
+    if (++calls_ + 100 == dies_at_) ::kill(::getpid(), SIGKILL);  // after it, before what follows
+    return all;
+  }
+
+ private:
+  const std::unique_ptr<Bootstrap> inner_;
+  const int dies_at_;
+  int calls_ = 0;
+};
+
+/// Runs `body` on n processes; rank n - 1 is expected to die, the others to throw. Their reports.
+std::vector<Report> survivors(int n, const std::function<void(std::unique_ptr<Bootstrap>)>& body) {
+  const size_t bytes = sizeof(Report) * static_cast<size_t>(n);
+  auto* reports =
+      static_cast<Report*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  std::memset(static_cast<void*>(reports), 0, bytes);
+  const auto child = [&](int rank, const std::string& launch_socket) {
+    const size_t colon = launch_socket.find(':');
+    Report& report = reports[rank];
+    const auto begin = Clock::now();
+    try {
+      body(std::move(
+          runtime::relay_bootstrap(launch_socket.substr(0, colon), launch_socket.substr(colon + 1), rank, n, 20000)
+              .value()));
+    } catch (const Error& error) {
+      report.code = static_cast<int>(error.code());
+      std::strncpy(report.text, error.what(), sizeof report.text - 1);
+    }
+    report.seconds = seconds_since(begin);
+    return 0;
+  };
+  EXPECT_EQ(runtime::launch_forked(n, child), 128 + SIGKILL);
+  std::vector<Report> result(reports, reports + n);
+  ::munmap(reports, bytes);
+  return result;
+}
+
+TEST(Kill, InEachPhaseOfOpen) {
+  // Before the first all-gather, after it, before the second, after it (peers connect), in the middle of the rest.
+  for (const int phase : {0, 101, 1, 102}) {
+    const std::vector<Report> reports = survivors(3, [phase](std::unique_ptr<Bootstrap> bootstrap) {
+      if (bootstrap->rank() == 2) bootstrap = std::make_unique<DyingBootstrap>(std::move(bootstrap), phase);
+      const RuntimeOptions options = runtime_options(Mode::processes, failing());
+      Runtime runtime = Runtime::open(*bootstrap, options);
+    });
+    for (int rank = 0; rank < 2; ++rank) {
+      const Report& report = reports[static_cast<size_t>(rank)];
+      const auto code = static_cast<Errc>(report.code);
+      EXPECT_TRUE(code == Errc::bootstrap || code == Errc::peer_lost) << "phase " << phase << ": " << report.text;
+      EXPECT_NE(std::string(report.text).find("rank 2"), std::string::npos) << "phase " << phase << ": " << report.text;
+      EXPECT_LT(report.seconds, 10) << "phase " << phase;
+    }
+  }
+}
+
+TEST(Kill, InAWaitABarrierAndUnderTheLink) {
+  for (int phase = 0; phase < 3; ++phase) {
+    const std::vector<Report> reports = survivors(3, [phase](std::unique_ptr<Bootstrap> bootstrap) {
+      RankOptions rank_options = failing();
+      if (phase == 2) rank_options.link = LinkOptions::parse("1MB/s,20us");
+      Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, rank_options));
+      Team& team = runtime.world();
+      const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+      const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "kill.never").first;
+      const SymBuffer inbox = runtime.heap().alloc(1 << 20, 256, "inbox");
+      std::vector<char> source(1 << 20);
+      team.barrier();
+      if (phase == 2 && team.rank() != 2) put_signal(channel, 2, inbox.offset, source.data(), source.size(), id);
+      if (team.rank() == 2) ::kill(::getpid(), SIGKILL);
+      const Errc code = phase == 0 ? wait_ge(channel, 2, id, 1) : phase == 1 ? barrier(channel) : flush(channel);
+      EXPECT_EQ(code, Errc::aborted);
+      try {
+        runtime.check();
+      } catch (...) {
+        runtime.close();  // closes although a rank is gone
+        throw;
+      }
+    });
+    for (int rank = 0; rank < 2; ++rank) {
+      const Report& report = reports[static_cast<size_t>(rank)];
+      EXPECT_EQ(static_cast<Errc>(report.code), Errc::peer_lost) << report.text;
+      EXPECT_TRUE(
+          std::regex_match(std::string(report.text),
+                           std::regex("lost rank 2 \\(pid \\d+, last state (alive|starting)\\): its process ended")))
+          << report.text;
+      EXPECT_LT(report.seconds, 5);
+    }
+  }
+}
+
+TEST(Kill, ExitWithoutCloseIsLeft) {
+  const std::vector<Report> reports = [] {
+    return survivors(2, [](std::unique_ptr<Bootstrap> bootstrap) {
+      Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, failing()));
+      Team& team = runtime.world();
+      const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+      const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "exit.never").first;
+      team.barrier();
+      if (team.rank() == 1) {
+        const pid_t self = ::getpid();
+        std::atexit([] { ::kill(::getpid(), SIGKILL); });  // last: the status is that of the other tests
+        (void)self;
+        std::exit(0);
+      }
+      EXPECT_EQ(wait_ge(channel, 1, id, 1), Errc::aborted);
+      runtime.check();
+    });
+  }();
+  const Report& report = reports[0];
+  EXPECT_EQ(static_cast<Errc>(report.code), Errc::peer_lost) << report.text;
+  EXPECT_LT(report.seconds, 5);
+}
+
+size_t count_descriptors() {
+  return static_cast<size_t>(
+      std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()));
+}
+
+TEST(Leaks, OpenAndCloseLeaveNoDescriptorBehind) {
+  run_bootstraps(3, Mode::processes, [](Bootstrap& bootstrap) {
+    const RuntimeOptions options = runtime_options(Mode::processes, {});
+    size_t before = 0;
+    for (int i = 0; i < 4; ++i) {
+      Runtime runtime = Runtime::open(bootstrap, options);
+      runtime.world().barrier();
+      runtime.close();
+      if (i == 0) before = count_descriptors();  // the first open may make some for the process's life
+    }
+    EXPECT_EQ(count_descriptors(), before);
+  });
+}
+
+TEST(Fork, TheChildIsRefusedAndTheParentGoesOn) {
+  run_ranks(2, Mode::processes, [](Runtime& runtime) {
+    Team& team = runtime.world();
+    const SymBuffer buffer = runtime.heap().alloc(64, 256, "buffer");
+    const pid_t parent = ::getpid();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int status = 1;
+      try {
+        team.barrier();
+      } catch (const InvalidArgument& error) {
+        const std::string wanted = "this runtime belongs to process " + std::to_string(parent) + "; process " +
+                                   std::to_string(::getpid()) + " was forked from it and cannot use it";
+        status = error.code() == Errc::forked && error.what() == wanted ? 0 : 2;
+      }
+      const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+      (void)channel;
+      ::_exit(status);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    team.barrier();
+    runtime.heap().free(buffer);
+  });
+}
+
+/// A data-loader worker outlives the rank that forked it; the peers still see at once that the rank died.
+TEST(Fork, AWorkerDoesNotHideTheDeathOfItsRank) {
+  const std::vector<Report> reports = survivors(2, [](std::unique_ptr<Bootstrap> bootstrap) {
+    Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, failing()));
+    Team& team = runtime.world();
+    const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "worker.never").first;
+    team.barrier();
+    if (team.rank() == 1) {
+      if (::fork() == 0) {
+        ::setpgid(0, 0);  // out of the launcher's reach, as a daemon would be
+        ::sleep(8);
+        ::_exit(0);
+      }
+      ::usleep(50000);
+      ::kill(::getpid(), SIGKILL);
+    }
+    EXPECT_EQ(wait_ge(team.channel(StreamRef::cpu()).pod(), 1, id, 1), Errc::aborted);
+    runtime.check();
+  });
+  EXPECT_EQ(static_cast<Errc>(reports[0].code), Errc::peer_lost) << reports[0].text;
+  EXPECT_LT(reports[0].seconds, 5);
+}
+
+/// Child destructors do nothing: the runtime of the parent survives a child that returns from its scope.
+TEST(Fork, DestructorsInTheChildDoNothing) {
+  auto bootstrap = std::move(thread_bootstraps(1)[0]);
+  auto runtime = std::make_unique<Runtime>(Runtime::open(*bootstrap, runtime_options(Mode::threads, {})));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    runtime.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  runtime->world().barrier();
+  runtime->check_quiescent();
+  runtime->close();
+}
+
+#endif
+
+}  // namespace
+}  // namespace overlace::test

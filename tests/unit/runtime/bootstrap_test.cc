@@ -1,0 +1,186 @@
+// All-gathers of threads, of relay clients, and who is turned away.
+#include "overlace/bootstrap.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <future>
+#include <string>
+#include <thread>
+
+#include "overlace/error.h"
+#include "src/runtime/bootstrap/relay.h"
+#include "src/runtime/bootstrap/socket.h"
+#include "src/runtime/clock.h"
+
+namespace overlace::runtime {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+std::string text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+std::string unique_name(const char* what) { return "overlace.test." + std::string(what) + "." + random_token(); }
+
+/// Texts of different lengths, several rounds, on every rank.
+void gather_rounds(Bootstrap& bootstrap) {
+  for (int round = 0; round < 20; ++round) {
+    const auto text_for = [&](int rank) {
+      return std::string(static_cast<size_t>(rank * 7 + round), static_cast<char>('a' + rank));
+    };
+    const std::vector<Bytes> all = bootstrap.allgather(bytes_of(text_for(bootstrap.rank())), 20000);
+    ASSERT_EQ(all.size(), static_cast<size_t>(bootstrap.size()));
+    for (int r = 0; r < bootstrap.size(); ++r) ASSERT_EQ(text_of(all[static_cast<size_t>(r)]), text_for(r));
+  }
+}
+
+TEST(ThreadBootstrap, GathersInRankOrder) {
+  auto all = thread_bootstraps(5);
+  std::vector<std::thread> threads;
+  for (auto& one : all) threads.emplace_back([&] { gather_rounds(*one); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(all[0]->token(), all[4]->token());
+}
+
+TEST(ThreadBootstrap, NamesWhoIsMissing) {
+  auto all = thread_bootstraps(3);
+  try {
+    (void)all[1]->allgather({}, 50);
+    FAIL() << "nothing was thrown";
+  } catch (const PeerLost& error) {
+    EXPECT_EQ(error.code(), Errc::bootstrap);
+    EXPECT_STREQ(error.what(), "bootstrap: rank 1 of 3 misses rank 0, 2 after 0.1 s");
+  }
+}
+
+TEST(ThreadBootstrap, NoticesARankThatIsGone) {
+  auto all = thread_bootstraps(2);
+  all[0].reset();
+  try {
+    (void)all[1]->allgather({}, 20000);
+    FAIL() << "nothing was thrown";
+  } catch (const PeerLost& error) {
+    EXPECT_STREQ(error.what(), "bootstrap: rank 1 of 2 misses rank 0 because it is gone");
+  }
+}
+
+TEST(Relay, GathersInRankOrder) {
+  const std::string name = unique_name("gather");
+  auto server = RelayServer::open(name, "secret", 4);
+  ASSERT_TRUE(server.ok());
+  const RelayThread serving(std::move(*server));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 4; ++rank)
+    threads.emplace_back([&, rank] {
+      auto bootstrap = relay_bootstrap(name, "secret", rank, 4, 20000);
+      ASSERT_TRUE(bootstrap.ok()) << bootstrap.status().message();
+      gather_rounds(**bootstrap);
+      const std::string big(3 << 20, static_cast<char>('0' + rank));
+      const std::vector<Bytes> all = (*bootstrap)->allgather(bytes_of(big), 20000);
+      for (int r = 0; r < 4; ++r)
+        ASSERT_EQ(text_of(all[static_cast<size_t>(r)]), std::string(3 << 20, static_cast<char>('0' + r)));
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Relay, TurnsAwayWrongTokensSizesAndRanks) {
+  const std::string name = unique_name("strangers");
+  auto server = RelayServer::open(name, "secret", 2);
+  ASSERT_TRUE(server.ok());
+  const RelayThread serving(std::move(*server));
+  const auto refusal = [&](const char* token, int rank, int size) {
+    auto bootstrap = relay_bootstrap(name, token, rank, size, 20000);
+    EXPECT_FALSE(bootstrap.ok());
+    EXPECT_EQ(bootstrap.status().code(), Errc::bootstrap);
+    return bootstrap.status().message();
+  };
+  EXPECT_EQ(refusal("guess", 0, 2), "bootstrap: wrong token; wanted the one of this job's launcher");
+  EXPECT_EQ(refusal("secret", 0, 3), "bootstrap: rank 0 says that there are 3 ranks, wanted 2");
+  EXPECT_EQ(refusal("secret", 7, 2), "bootstrap: rank is 7, wanted 0 to 1");
+  auto first = relay_bootstrap(name, "secret", 1, 2, 20000);
+  ASSERT_TRUE(first.ok());
+  EXPECT_NE(refusal("secret", 1, 2).find("bootstrap: rank 1 is taken by process"), std::string::npos);
+}
+
+TEST(Relay, KeepsTheDeadlineAndNamesTheMissing) {
+  const std::string name = unique_name("late");
+  auto server = RelayServer::open(name, "", 3);
+  ASSERT_TRUE(server.ok());
+  const RelayThread serving(std::move(*server));
+  auto one = relay_bootstrap(name, "", 1, 3, 20000);
+  ASSERT_TRUE(one.ok());
+  try {
+    (void)(*one)->allgather({}, 100);
+    FAIL() << "nothing was thrown";
+  } catch (const PeerLost& error) {
+    EXPECT_STREQ(error.what(), "bootstrap: rank 1 of 3: rank 0, 2 is missing after 0.1 s");
+  }
+}
+
+TEST(Relay, NoticesARankThatIsGone) {
+  const std::string name = unique_name("gone");
+  auto server = RelayServer::open(name, "", 2);
+  ASSERT_TRUE(server.ok());
+  const RelayThread serving(std::move(*server));
+  auto zero = relay_bootstrap(name, "", 0, 2, 20000), one = relay_bootstrap(name, "", 1, 2, 20000);
+  ASSERT_TRUE(zero.ok() && one.ok());
+  auto waiting = std::async(std::launch::async, [&] { return (*one)->allgather({}, 20000); });
+  zero->reset();
+  try {
+    (void)waiting.get();
+    FAIL() << "nothing was thrown";
+  } catch (const PeerLost& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 0 (pid "), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("is gone"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Relay, SaysThatNobodyListens) {
+  auto bootstrap = relay_bootstrap(unique_name("nobody"), "", 1, 2, 50);
+  ASSERT_FALSE(bootstrap.ok());
+  EXPECT_EQ(bootstrap.status().code(), Errc::bootstrap);
+  EXPECT_NE(bootstrap.status().message().find("rank 1 of 2 found nobody after 0.1 s"), std::string::npos);
+  EXPECT_NE(bootstrap.status().message().find("Ranks on several hosts need a callback"), std::string::npos);
+}
+
+TEST(Relay, SecondServerOfANameIsRefused) {
+  const std::string name = unique_name("twice");
+  auto first = RelayServer::open(name, "", 1);
+  ASSERT_TRUE(first.ok());
+  bool in_use = false;
+  EXPECT_FALSE(RelayServer::open(name, "", 1, &in_use).ok());
+  EXPECT_TRUE(in_use);
+}
+
+TEST(Relay, ForeignUidIsRejected) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "forks beside a thread";
+#endif
+  const std::string name = unique_name("uid");
+  auto server = RelayServer::open(name, "secret", 1);
+  ASSERT_TRUE(server.ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::setuid(65534) != 0) ::_exit(3);
+    auto bootstrap = relay_bootstrap(name, "secret", 0, 1, 5000);
+    ::_exit(!bootstrap.ok() && bootstrap.status().code() == Errc::bootstrap ? 0 : 4);
+  }
+  int status = -1;
+  const int64_t deadline = now_ns() + 20000000000;
+  while (::waitpid(child, &status, WNOHANG) == 0 && now_ns() < deadline) {
+    (*server)->serve();
+    ::usleep(1000);
+  }
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  (*server)->serve();
+  EXPECT_EQ((*server)->num_rejected(), 1);
+}
+
+}  // namespace
+}  // namespace overlace::runtime
