@@ -4,12 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 
-#include "cli/run_result.h"
-#include "src/base/file.h"
+#include "cli/run_schedules.h"
 #include "src/base/half.h"
-#include "src/base/json.h"
 #include "src/model/npy.h"
 #include "src/model/weights.h"
 #include "src/runtime/backend.h"
@@ -23,15 +20,6 @@ using base::Status;
 constexpr int64_t kMaxTokens = 1 << 24;  // 16 M rows: any larger number is a slip of the keyboard
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxRepetitions = 1000;
-
-template <class Body>
-auto as_result(Body body) -> Result<decltype(body())> {
-  try {
-    return body();
-  } catch (...) {
-    return base::status_of_current_exception();
-  }
-}
 
 Status check_range(const char* option, const std::optional<int64_t>& value, int64_t low, int64_t high) {
   if (!value || (*value >= low && *value <= high)) return {};
@@ -115,6 +103,14 @@ Result<int> choose_ranks(const RunOptions& o, Backend backend, const Surrounding
   return o.ranks ? static_cast<int>(*o.ranks) : 2;
 }
 
+Result<LinkOptions> parse_link(const std::string& text) {
+  try {
+    return LinkOptions::parse(text);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
 Result<LinkOptions> choose_link(const RunOptions& o, const base::Env& env, const RunPlan& plan) {
   if (plan.backend == Backend::cuda_peer) {
     if (o.link && *o.link != "none")
@@ -125,7 +121,7 @@ Result<LinkOptions> choose_link(const RunOptions& o, const base::Env& env, const
     return LinkOptions{};
   }
   const std::string text = o.link ? *o.link : !env.link.empty() ? env.link : kDefaultLink;
-  auto link = as_result([&] { return LinkOptions::parse(text); });
+  auto link = parse_link(text);
   if (link.ok() && plan.ranks == 1) return LinkOptions{};
   return link;
 }
@@ -187,67 +183,6 @@ Status choose_size(const RunOptions& o, RunPlan* plan) {
   return {};
 }
 
-/// A file of one schedule serves the sites that pose its problem; a file of several names them.
-Status read_schedules(const std::string& path, RunPlan* plan) {
-  const auto text = base::read_file(path);
-  if (!text.ok()) return text.status();
-  const auto json = base::Json::parse(*text, path);
-  if (!json.ok()) return json.status();
-  const auto named = [&](const Status& why) {
-    return Status(why.code(), base::format("--schedule {}: {}", path, why.message()));
-  };
-  const auto parse = [&](const base::Json& value) {
-    return as_result([&] { return spec::Schedule::from_json(value.dump()); });
-  };
-  std::string known;
-  for (const model::Site& site : plan->sites) known += (known.empty() ? "" : ", ") + site.name;
-  const bool is_single = json->find("op") != nullptr;
-  if (!json->is_object())
-    return named(base::error(Errc::bad_schedule, "it is {}, wanted an object", json->type_name()));
-  if (is_single) {
-    auto schedule = parse(*json);
-    if (!schedule.ok()) return named(schedule.status());
-    for (const model::Site& site : plan->sites) {
-      const auto number = [&](const char* key) {
-        const auto found = schedule->params.find(key);
-        const int64_t* value = found == schedule->params.end() ? nullptr : std::get_if<int64_t>(&found->second);
-        return value == nullptr ? int64_t{-1} : *value;
-      };
-      if (schedule->op == site.op.op && number("M") == site.op.m && number("N") == site.op.n &&
-          number("K") == site.op.k && number("G") == site.op.ranks)
-        plan->request.by_site[site.name] = *schedule;
-    }
-    if (!plan->request.by_site.empty()) return {};
-    return named(base::error(Errc::bad_schedule, "it is for another problem than any of the sites {}", known));
-  }
-  for (const auto& [name, value] : json->as_object()) {
-    const auto is_site = [&, &site_name = name](const model::Site& site) { return site.name == site_name; };
-    if (std::none_of(plan->sites.begin(), plan->sites.end(), is_site))
-      return named(base::error(Errc::bad_schedule, "there is no site {}, wanted some of {}", name, known));
-    auto schedule = parse(value);
-    if (!schedule.ok()) return named(schedule.status());
-    plan->request.by_site[name] = std::move(*schedule);
-  }
-  return {};
-}
-
-Status choose_schedules(const RunOptions& o, RunPlan* plan) {
-  if (o.schedule == "auto") return {};
-  plan->request.reason = "asked for: --schedule " + o.schedule;
-  if (o.schedule.ends_with(".json")) return read_schedules(o.schedule, plan);
-  const auto name = parse_schedule_name(o.schedule);
-  if (!name.ok()) return name.status();
-  for (const char* partial : {"compute", "comm", "limit"})
-    if (name->first == partial)
-      return base::invalid_argument("--schedule is {}, which measures a part and gives no result", o.schedule);
-  for (const model::Site& site : plan->sites) {
-    auto schedule = as_result([&] { return spec::make_schedule(site.op, name->first, name->second); });
-    if (!schedule.ok()) return schedule.status();
-    plan->request.by_site[site.name] = std::move(*schedule);
-  }
-  return {};
-}
-
 }  // namespace
 
 Surroundings look_around(const base::Env& env) {
@@ -255,22 +190,6 @@ Surroundings look_around(const base::Env& env) {
   out.gpus = runtime::cuda_device_count(&out.why_no_gpu);
   out.started_ranks = std::max(env.world_size, 0);
   return out;
-}
-
-Result<std::pair<std::string, int>> parse_schedule_name(const std::string& text) {
-  const size_t colon = text.find(':');
-  int degree = 1;
-  if (colon != std::string::npos) {
-    const char* begin = text.data() + colon + 1;
-    const char* end = text.data() + text.size();
-    const auto [stop, code] = std::from_chars(begin, end, degree);
-    if (code != std::errc() || stop != end || degree < 1)
-      return base::invalid_argument(
-          "--schedule is {}, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a "
-          "file ending in .json",
-          text);
-  }
-  return std::pair(text.substr(0, colon), degree);
 }
 
 Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surroundings& around) {
@@ -294,7 +213,9 @@ Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surro
   auto sites = model::sites(plan.config, plan.problem, plan.ranks);
   if (!sites.ok()) return sites.status();
   plan.sites = std::move(*sites);
-  OVERLACE_TRY(choose_schedules(o, &plan));
+  auto request = request_schedules(o.schedule, plan);
+  if (!request.ok()) return request.status();
+  plan.request = std::move(*request);
   if (o.repeat) plan.repetitions = static_cast<int>(*o.repeat);
   const auto weights = model::Weights::open(plan.config, plan.problem);
   if (!weights.ok()) return weights.status();

@@ -53,7 +53,4 @@ base::Result<RunPlan> make_plan(const RunOptions& options, const base::Env& env,
 /// The hidden states that a run starts with: `--input`, or seeded. tokens x hidden.
 base::Result<std::vector<float>> read_input(const RunOptions& options, const RunPlan& plan);
 
-/// "family" or "family:degree".
-base::Result<std::pair<std::string, int>> parse_schedule_name(const std::string& text);
-
 }  // namespace overlace::cli

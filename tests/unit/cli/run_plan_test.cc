@@ -128,13 +128,6 @@ TEST(Plan, MakesTheSchedulesThatWereAskedFor) {
   EXPECT_EQ(plan->request.reason, "asked for: --schedule uniform_fused_1d:4");
 }
 
-TEST(ScheduleNames, HaveAnOptionalDegree) {
-  EXPECT_EQ(parse_schedule_name("serial").value(), std::pair(std::string("serial"), 1));
-  EXPECT_EQ(parse_schedule_name("hetero_fused_1d:16").value(), std::pair(std::string("hetero_fused_1d"), 16));
-  for (const char* bad : {"a:", "a:0", "a:-1", "a:2x", "a:99999999999"})
-    EXPECT_EQ(parse_schedule_name(bad).status().code(), Errc::invalid_argument) << bad;
-}
-
 TEST(Input, IsAFunctionOfTheSeed) {
   RunOptions options;
   options.tokens = 8;
