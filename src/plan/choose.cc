@@ -9,13 +9,23 @@
 namespace overlace::plan {
 namespace {
 
-// Below these a finer schedule's launches and partial waves of tiles cost more than the transfer that they hide.
-constexpr int64_t kMinRowsGpu = 4096, kMinRowsCpu = 64;
-constexpr double kMinChunkBytesGpu = 512 * 1024;  // smaller copies run at a fifth of the link
-constexpr double kMinGain = 0.05;                 // of the library's time, expected; less is within the model's error
+/// GPUs: from how many rows a shard on one GEMM per shard beats the library's path. Measured on 4x H200 over the
+/// canonical shapes (docs/results/h200x4.md): there q = 1 beats every finer cut, whose GEMMs are partial waves of
+/// tiles.
+struct GpuRule {
+  const char* op;
+  int64_t min_rows;          // of a shard
+  int64_t min_rows_if_busy;  // the same where the transfer takes at least kBusyLink of the GEMM
+};
+constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512}, {"gemm_rs", 256, 256}, {"gemm_ar", 1024, 1024}};
+constexpr double kBusyLink = 0.2;
+constexpr double kMinHiddenUs = 25;  // less than this is lost to the flags and launches of one GEMM per shard
+
+constexpr int64_t kMinRowsCpu = 64;
+constexpr double kMinGain = 0.05;  // of the library's time, expected; less is within the model's error
 constexpr int kDegrees[] = {1, 2, 4, 8};
 
-/// Fixed costs, in us.
+/// CPU ranks on an emulated link; times in us.
 struct Costs {
   double copy;          // of one copy with its signal
   double launch;        // of one more GEMM
@@ -23,14 +33,12 @@ struct Costs {
   double library_rate;  // share of the link that the library's collective reaches
   double contention;    // GEMM time lost per time of traffic beside it
   double memory;        // bytes per us that a reduction reads and writes
-  bool sums_last;       // reductions wait for all GEMMs
 };
-constexpr Costs kGpu = {7, 8, 30, 0.8, 0.1, 3e6, true};
-constexpr Costs kCpu = {40, 20, 60, 1.0, 0.02, 4e3, false};
+constexpr Costs kCpu = {40, 20, 60, 1.0, 0.02, 4e3};
 
 /// One problem in us: the GEMM, the transfer of one rank (each way, once), the reduction of my rows.
 struct Times {
-  double gemm, transfer, reduce, chunk_bytes;
+  double gemm, transfer, reduce;
 };
 
 Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& costs) {
@@ -40,7 +48,7 @@ Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& co
   const double shard = is_ag ? m / g * k * static_cast<double>(dtype_bytes(op.dtype))
                              : m / g * n * static_cast<double>(dtype_bytes(op.out_dtype));
   const double reduce = is_ag ? 0 : shard * (g + 1) / costs.memory;
-  return {2 * m * n * k / hardware.flops_per_s * 1e6, (g - 1) * shard / hardware.link_bytes_per_s * 1e6, reduce, shard};
+  return {2 * m * n * k / hardware.flops_per_s * 1e6, (g - 1) * shard / hardware.link_bytes_per_s * 1e6, reduce};
 }
 
 double library_us(const spec::OpSpec& op, const Times& t, const Costs& costs) {
@@ -76,7 +84,7 @@ double gather_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int
 }
 
 /// Part by part: a transfer starts when its partials are computed and the one before it has left; a chunk is summed
-/// when it has come, on GPUs behind all GEMMs (one stream). gemm_ar then sends the sums over the same link.
+/// when it has come. gemm_ar then sends the sums over the same link.
 double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, const Family& family) {
   const int peers = op.ranks - 1, parts = q * (family.per_peer ? peers : 1);
   const double transfer = t.transfer / parts + (family.per_peer ? 1 : peers) * costs.copy;
@@ -88,7 +96,7 @@ double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, in
     link = std::max(link, (i + 1) * (sent / parts + costs.launch)) + transfer;
     if ((i + 1) % (parts / q) == 0) arrived.push_back(link);
   }
-  double reduced = family.own_apart || costs.sums_last ? own_done : 0;
+  double reduced = family.own_apart ? own_done : 0;
   for (const double us : arrived) {
     reduced = std::max(reduced, us) + t.reduce / q;
     if (op.op == "gemm_ar") link = std::max(link, reduced) + t.transfer / q + peers * costs.copy;
@@ -100,28 +108,43 @@ Choice library(const spec::OpSpec& op, std::string reason) {
   return {spec::make_schedule(op, "library"), std::move(reason) + ": library"};
 }
 
+Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
+  const int64_t rows = op.m / op.ranks;
+  const double share = t.gemm > 0 ? t.transfer / t.gemm : 0, hidden = std::min(t.gemm, t.transfer);
+  if (hidden < kMinHiddenUs) {
+    return library(op, base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer));
+  }
+  for (const GpuRule& rule : kGpuRules) {
+    if (op.op != rule.op) continue;
+    const int64_t wanted = share >= kBusyLink ? rule.min_rows_if_busy : rule.min_rows;
+    const std::string facts = base::format("shards of {} rows, {} wanted where the transfer takes {:.0f} % of the GEMM",
+                                           rows, wanted, 100 * share);
+    if (rows < wanted) return library(op, facts);
+    return {spec::make_schedule(op, "hetero_unfused_1d"), facts + ": one GEMM per shard"};
+  }
+  return library(op, base::format("no measured rule for {}", op.op));
+}
+
 }  // namespace
 
 Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (op.ranks == 1) return library(op, "one rank has nothing to transfer");
   if (hardware.flops_per_s <= 0) return library(op, "the GEMM rate of this machine is unknown");
   if (hardware.link_bytes_per_s <= 0) return library(op, "copies cost the computing core itself");
-  const int64_t min_rows = hardware.is_gpu ? kMinRowsGpu : kMinRowsCpu;
-  if (op.m < min_rows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, min_rows));
+  const Times t = times_of(op, hardware, kCpu);
+  if (hardware.is_gpu) return choose_for_gpus(op, t);
+  if (op.m < kMinRowsCpu) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRowsCpu));
 
-  const Costs& costs = hardware.is_gpu ? kGpu : kCpu;
-  const Times t = times_of(op, hardware, costs);
-  const double whole = library_us(op, t, costs);
+  const double whole = library_us(op, t, kCpu);
   std::string best_family;
   int best_degree = 0;
   double best = whole * (1 - kMinGain);
   for (const int q : kDegrees) {
-    if (hardware.is_gpu && t.chunk_bytes / q < kMinChunkBytesGpu) break;
-    if (op.m / op.ranks < q * (hardware.is_gpu ? 128 : 16)) break;  // rows of a tile
+    if (op.m / op.ranks < q * 16) break;
     for (const Family& family : kFamilies) {
       const bool is_ag = op.op == "ag_gemm";
       if (is_ag && !family.own_apart) continue;  // copies its own rows for nothing
-      const double us = is_ag ? gather_us(op, t, costs, q, family) : scatter_us(op, t, costs, q, family);
+      const double us = is_ag ? gather_us(op, t, kCpu, q, family) : scatter_us(op, t, kCpu, q, family);
       if (us >= best) continue;
       best = us;
       best_family = family.name;

@@ -34,10 +34,12 @@ TEST(Choose, FallsBackToLibraryWithTheReason) {
   expect_library(choose(op, hardware), "rate of this machine is unknown");
   hardware = {.is_gpu = false, .link_bytes_per_s = 0, .flops_per_s = 1e11};
   expect_library(choose(op, hardware), "copies cost the computing core itself");
-  expect_library(choose(op_of("gemm_rs", 64, 8192, 2048), kH200), "M 64 is below 4096");
-  expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "M 0 is below");
+  expect_library(choose(op_of("gemm_rs", 64, 8192, 2048), kH200), "too little to hide");
+  expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "too little to hide");
+  expect_library(choose(op_of("ag_gemm", 1024, 14336, 8192), kH200), "shards of 256 rows, 1024 wanted");
   // The transfer is 2 % of the whole: nothing worth hiding.
-  expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), kH200), "nothing expected to gain");
+  hardware = {.is_gpu = false, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+  expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), hardware), "nothing expected to gain");
 }
 
 TEST(Choose, HidesTransfersWorthHiding) {
@@ -46,7 +48,7 @@ TEST(Choose, HidesTransfersWorthHiding) {
     EXPECT_EQ(gather.schedule.family, "hetero_unfused_1d") << m << " " << gather.reason;
     const Choice scatter = choose(op_of("gemm_rs", m, 8192, 2048), kH200);
     EXPECT_EQ(scatter.schedule.family, "hetero_unfused_1d_rs") << m << " " << scatter.reason;
-    EXPECT_NE(scatter.reason.find("expected at"), std::string::npos) << scatter.reason;
+    EXPECT_NE(scatter.reason.find("one GEMM per shard"), std::string::npos) << scatter.reason;
   }
 }
 
