@@ -1,4 +1,4 @@
-#include "bench/runtime/kernels.h"
+#include "bench/runtime/kernels.cuh"
 #include "bench/runtime/pattern.cuh"
 #include "src/device/mem/tma.cuh"
 #include "src/device/sync/barrier.cuh"

@@ -1,5 +1,5 @@
 // The probe: the least code that does the same, without handles, deadlines or checks.
-#include "bench/runtime/kernels.h"
+#include "bench/runtime/kernels.cuh"
 #include "bench/runtime/pattern.cuh"
 
 namespace overlace::bench {

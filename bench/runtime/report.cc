@@ -3,7 +3,7 @@
 #include <ctime>
 #include <fstream>
 
-#include "bench/runtime/harness.h"
+#include "bench/runtime/table.h"
 #include "overlace/error.h"
 #include "src/base/json.h"
 #include "src/base/statistics.h"

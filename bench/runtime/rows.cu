@@ -1,7 +1,7 @@
 // The rows: each is verified, then timed beside its probe.
 #include <array>
 
-#include "bench/runtime/harness.h"
+#include "bench/runtime/harness.cuh"
 #include "overlace/error.h"
 #include "src/base/statistics.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"

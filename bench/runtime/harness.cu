@@ -1,7 +1,6 @@
-#include "bench/runtime/harness.h"
-
 #include <algorithm>
 
+#include "bench/runtime/harness.cuh"
 #include "overlace/error.h"
 
 namespace overlace::bench {

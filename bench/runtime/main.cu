@@ -8,7 +8,7 @@
 #include <exception>
 #include <thread>
 
-#include "bench/runtime/harness.h"
+#include "bench/runtime/harness.cuh"
 #include "overlace/error.h"
 #include "overlace/net_engine.h"
 #include "src/base/env.h"
