@@ -7,6 +7,7 @@
 
 #include "cli/run_failures.h"
 #include "cli/run_launch.h"
+#include "cli/run_memory.h"
 #include "cli/run_plan.h"
 #include "cli/run_rank.h"
 
@@ -68,8 +69,10 @@ int run_as_rank(const RunOptions& options, const RunPlan& plan) {
 
 }  // namespace
 
-int run(const RunOptions& options) {
+int run(const RunOptions& given) {
   const base::Env& env = base::env();
+  RunOptions options = given;
+  if (options.trace.empty()) options.trace = env.trace;
   if (!options.program.empty()) return launch_program(options);
   const Surroundings around = look_around(env);
   if (options.threads && around.started_ranks > 0)
@@ -77,6 +80,7 @@ int run(const RunOptions& options) {
                                           around.started_ranks));
   const auto plan = make_plan(options, env, around);
   if (!plan.ok()) return exit_of(plan.status());
+  if (const Status status = check_memory(*plan, available_bytes()); !status.ok()) return exit_of(status);
   if (around.started_ranks > 0) return run_as_rank(options, *plan);
   if (options.threads || plan->ranks == 1) return run_as_threads(options, *plan);
   return launch_ranks(*plan);

@@ -12,6 +12,7 @@
 #include "cli/progress.h"
 #include "cli/run_check.h"
 #include "cli/run_crew.h"
+#include "cli/run_memory.h"
 #include "cli/run_outputs.h"
 #include "cli/run_result.h"
 #include "cli/version.h"
@@ -31,17 +32,6 @@ constexpr double kGpuLinkBytesPerS = 390e9, kGpuFlopsPerS = 650e12;
 
 // Weights of the progress bar, in parts of a typical run.
 constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
-
-/// Large enough for the inboxes of all sites at once, twice over; CPU heaps cost only the pages that are touched.
-size_t heap_bytes(const RunPlan& plan) {
-  int64_t bytes = 0;
-  for (const model::Site& site : plan.sites) {
-    const int64_t row = std::max(site.op.k, site.op.n);
-    bytes += 4 * site.op.m * row * static_cast<int64_t>(std::max<size_t>(dtype_bytes(site.op.dtype), 4));
-  }
-  const bool on_gpus = plan.backend == Backend::cuda_peer;
-  return static_cast<size_t>(std::max(bytes, int64_t{on_gpus ? 1024 : 256} << 20));
-}
 
 class RankRun {
  public:
@@ -392,7 +382,7 @@ Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap&
     RuntimeOptions wanted = RuntimeOptions::from_environment();
     wanted.backend = plan.backend;
     wanted.link = plan.link;
-    if (wanted.heap_bytes == 0) wanted.heap_bytes = heap_bytes(plan);
+    if (wanted.heap_bytes == 0) wanted.heap_bytes = heap_bytes(plan).value();
     Runtime runtime = Runtime::open(bootstrap, wanted);
     Result<bool> result = [&]() -> Result<bool> {
       try {

@@ -82,6 +82,8 @@ const std::vector<Case>& option_cases() {
       run_case("seed_negative", {"--seed", "-1"}, 2, {"-1", "--seed", "not negative"}),
       run_case("seed_too_large", {"--seed", "99999999999999999999"}, 2, {"99999999999999999999", "--seed"}),
       run_case("tokens_with_a_fraction", {"--tokens", "10.5"}, 2, {"10.5", "--tokens", "whole number"}),
+      run_case("more_memory_than_there_is", {"--config", "Llama-3.1-70B", "--layers", "80", "--tokens", "1000000"}, 7,
+               {"Llama-3.1-70B", "80 layers", "GiB", "this host has"}),
       run_case("unknown_backend", {"--backend", "tpu"}, 2, {"tpu", "auto, cpu or cuda_peer"}),
       run_case("no_gpu", {"--backend", "cuda_peer"}, 3, {"cuda_peer", "no usable GPU"}),
       run_case("link_in_words", {"--link", "fast"}, 2, {"fast", "2GB/s,20us"}),
@@ -114,6 +116,8 @@ const std::vector<Case>& environment_cases() {
       with("backend_variable", {{"OVERLACE_BACKEND", "tpu"}}, 2, {"OVERLACE_BACKEND", "tpu", "cuda_peer"}),
       with("link_variable", {{"OVERLACE_LINK", "slow"}}, 2, {"slow", "2GB/s,20us"}),
       with("rank_outside_world", {{"RANK", "5"}, {"WORLD_SIZE", "2"}}, 4, {"5", "2"}),
+      with("heap_too_small", {{"OVERLACE_HEAP_BYTES", "64K"}}, 7, {"heap"}),
+      with("trace_variable", {{"OVERLACE_TRACE", "trace.txt"}}, 2, {"trace.txt", ".pftrace"}),
       with("world_of_words", {{"WORLD_SIZE", "two"}}, 2, {"WORLD_SIZE", "two"}),
   };
   return cases;

@@ -1,0 +1,99 @@
+#include "cli/run_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "overlace/error.h"
+#include "src/base/file.h"
+#include "src/exec/run.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+
+constexpr uint64_t kSlack = uint64_t{64} << 20;  // collectives' staging, channels, alignment
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
+  uint64_t always = 0, chosen = 0;
+  const auto add = [&](const spec::Schedule& schedule, bool may_be_chosen) -> base::Status {
+    const auto needs = exec::footprint(schedule, 0, plan.ranks);
+    if (!needs.ok()) return needs.status();
+    if (may_be_chosen) {
+      chosen = std::max(chosen, needs->heap_bytes);
+    } else {
+      always += needs->heap_bytes;
+    }
+    return {};
+  };
+  for (const char* family : {"serial", "library", "comm", "limit"})
+    OVERLACE_TRY(add(spec::make_schedule(site.op, family), false));
+  const auto asked = plan.request.by_site.find(site.name);
+  if (asked != plan.request.by_site.end()) {
+    OVERLACE_TRY(add(asked->second, true));
+    return always + chosen;
+  }
+  for (const char* family : {"uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d"})
+    for (int degree : {1, 4}) OVERLACE_TRY(add(spec::make_schedule(site.op, family, degree), true));
+  return always + chosen;
+}
+
+}  // namespace
+
+Result<uint64_t> heap_bytes(const RunPlan& plan) {
+  try {
+    uint64_t bytes = kSlack;
+    for (const model::Site& site : plan.sites) {
+      const auto needs = site_bytes(plan, site);
+      if (!needs.ok()) return needs.status();
+      bytes += *needs + *needs / 8;
+    }
+    const uint64_t least = (plan.backend == Backend::cuda_peer ? uint64_t{1024} : uint64_t{256}) << 20;
+    return std::max(bytes, least);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+double host_bytes(const RunPlan& plan, uint64_t heap) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double element = real(static_cast<int64_t>(dtype_bytes(plan.problem.dtype)));
+  const double tokens = real(plan.problem.tokens), hidden = real(plan.config.hidden), ranks = plan.ranks;
+  double weights = 0, columns = 0;  // of one layer over all ranks; K and N of ag_gemm and gemm_rs
+  for (const model::Site& site : plan.sites) {
+    weights += real(site.op.n) * real(site.op.k) * ranks;
+    columns += (site.op.op == "ag_gemm" ? real(site.op.n) : real(site.op.k)) * ranks;
+  }
+  const double activations = tokens * (columns + 6 * hidden) * element;
+  const double states = tokens * hidden * sizeof(float) * (ranks + 3);  // every rank holds the input
+  const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);
+  return weights * real(plan.problem.layers) * element + activations + states + oracle +
+         real(static_cast<int64_t>(heap)) * ranks;
+}
+
+base::Status check_memory(const RunPlan& plan, double available) {
+  const auto heap = heap_bytes(plan);
+  if (!heap.ok()) return heap.status();
+  if (plan.backend != Backend::cpu) return {};  // devices refuse on their own, with their numbers
+  const double needed = host_bytes(plan, *heap);
+  if (needed <= available) return {};
+  return base::error(Errc::out_of_memory,
+                     "{} with {} layers, {} tokens, {} ranks takes about {:.1f} GiB, this host has {:.1f} GiB; wanted "
+                     "fewer --layers or --tokens",
+                     plan.config.name, plan.problem.layers, plan.problem.tokens, plan.ranks, needed / kGiB,
+                     available / kGiB);
+}
+
+double available_bytes() {
+  const double physical = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  const auto limit = base::read_file("/sys/fs/cgroup/memory.max");
+  int64_t bytes = 0;
+  if (limit.ok() && std::from_chars(limit->data(), limit->data() + limit->size(), bytes).ec == std::errc() && bytes > 0)
+    return std::min(physical, static_cast<double>(bytes));
+  return physical;
+}
+
+}  // namespace overlace::cli
