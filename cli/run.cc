@@ -1,5 +1,6 @@
 #include "cli/run.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -24,6 +25,13 @@ int exit_of(const Status& status) {
   return exit_code(status.code());
 }
 
+/// Our launcher words the failures of all its ranks.
+bool tell_launcher(const RunOptions& options, const RankFailure& failure) {
+  if (options.error_fd < 0) return false;
+  const std::string record = encode_failure(failure);
+  return ::write(options.error_fd, record.data(), record.size()) == static_cast<ssize_t>(record.size());
+}
+
 int exit_of_threads(const std::vector<Result<bool>>& results) {
   std::vector<RankFailure> failures;
   for (size_t rank = 0; rank < results.size(); ++rank) {
@@ -46,7 +54,7 @@ int run_as_threads(const RunOptions& options, const RunPlan& plan) {
   return exit_of_threads(results);
 }
 
-/// A rank that somebody started: our launcher (which words the failures of all ranks) or a foreign one.
+/// A rank that somebody started: our launcher or a foreign one.
 int run_as_rank(const RunOptions& options, const RunPlan& plan) {
   int rank = 0;
   const auto result = [&]() -> Result<bool> {
@@ -60,10 +68,7 @@ int run_as_rank(const RunOptions& options, const RunPlan& plan) {
   }();
   if (result.ok()) return *result ? 0 : kExitWrong;
   const RankFailure failure{rank, result.status()};
-  const std::string record = encode_failure(failure);
-  if (options.error_fd >= 0 && ::write(options.error_fd, record.data(), record.size()) > 0) {
-    return exit_code(failure.status.code());
-  }
+  if (tell_launcher(options, failure)) return exit_code(failure.status.code());
   return exit_of(Status(failure.status.code(), failure_text(failure, {failure})));
 }
 
@@ -74,13 +79,15 @@ int run(const RunOptions& given) {
   RunOptions options = given;
   if (options.trace.empty()) options.trace = env.trace;
   if (!options.program.empty()) return launch_program(options);
+  ::signal(SIGPIPE, SIG_IGN);  // a reader that left is an error of a write, not the end of a rank
   const Surroundings around = look_around(env);
   if (options.threads && around.started_ranks > 0)
     return exit_of(base::invalid_argument("--threads: {} ranks were started as processes already, wanted one of both",
                                           around.started_ranks));
   const auto plan = make_plan(options, env, around);
-  if (!plan.ok()) return exit_of(plan.status());
-  if (const Status status = check_memory(*plan, available_bytes()); !status.ok()) return exit_of(status);
+  Status status = plan.ok() ? check_memory(*plan, available_bytes()) : plan.status();
+  if (!status.ok() && tell_launcher(options, {env.rank, status})) return exit_code(status.code());
+  if (!status.ok()) return exit_of(status);
   if (around.started_ranks > 0) return run_as_rank(options, *plan);
   if (options.threads || plan->ranks == 1) return run_as_threads(options, *plan);
   return launch_ranks(*plan);
