@@ -20,9 +20,14 @@ constexpr int kMaxDescriptors = 4096;
 std::atomic<uint64_t> forks{0};
 std::atomic<int> descriptors[kMaxDescriptors];  // fd + 1; 0: free
 
+struct Life {
+  Control* control;
+  pid_t pid;  // a forked child inherits the list, not the lives
+};
+
 struct Lives {
   std::mutex mutex;
-  std::vector<Control*> controls;
+  std::vector<Life> all;
 };
 
 /// Never destroyed: used while the process ends.
@@ -38,13 +43,15 @@ void in_child() {
 }
 
 void at_exit() {
-  if (fork_count() != 0) return;  // these are the parent's
-  std::vector<Control*> controls;
+  std::vector<Life> ending;
   {
-    const std::lock_guard lock(lives().mutex);
-    controls.swap(lives().controls);
+    // In a forked child the lock may be held by a thread that does not exist there.
+    const std::unique_lock lock(lives().mutex, std::try_to_lock);
+    if (!lock) return;
+    ending.swap(lives().all);
   }
-  for (Control* control : controls) control->leave(false);
+  for (const Life& life : ending)
+    if (life.pid == ::getpid()) life.control->leave(false);
 }
 
 void install_once() {
@@ -62,12 +69,12 @@ uint64_t fork_count() { return forks.load(std::memory_order_relaxed); }
 void add_life(Control* control) {
   install_once();
   const std::lock_guard lock(lives().mutex);
-  lives().controls.push_back(control);
+  lives().all.push_back({control, ::getpid()});
 }
 
 void remove_life(Control* control) {
   const std::lock_guard lock(lives().mutex);
-  std::erase(lives().controls, control);
+  std::erase_if(lives().all, [&](const Life& life) { return life.control == control; });
 }
 
 void add_descriptor(int fd) {

@@ -47,6 +47,7 @@ std::vector<pid_t> pids_in(const std::filesystem::path& directory, size_t count)
   for (const auto begin = Clock::now(); seconds_since(begin) < 20; ::usleep(10000)) {
     pids.clear();
     for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+      if (entry.path().extension() == ".part") continue;
       std::ifstream file(entry.path());
       pid_t pid = 0;
       while (file >> pid) pids.push_back(pid);
@@ -130,7 +131,8 @@ TEST(Launch, AKilledLauncherLeavesNoRanks) {
   for (const char* rank : {"0", "1"}) {
     std::ifstream file(directory / rank);
     pid_t sleeper = 0, shell_pid = 0;
-    file >> sleeper >> shell_pid;
+    ASSERT_TRUE(file >> sleeper >> shell_pid);
+    ASSERT_GT(shell_pid, 1);
     ranks.push_back(shell_pid);
   }
   ::kill(launcher, SIGKILL);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -115,6 +116,7 @@ void run_processes(int n, const std::function<void(Bootstrap&)>& body) {
     return ::write(reports.get(), text.data(), text.size()) > 0 ? 1 : 2;
   };
   std::string text;
+  std::fflush(stdout);  // or each child would print it again
   const int status = runtime::launch_forked(n, child, [&] { drain(texts.get(), text); });
   if (status != 0 || !text.empty()) ADD_FAILURE() << "processes ended with status " << status << "\n" << text;
 }

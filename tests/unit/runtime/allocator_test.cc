@@ -23,7 +23,8 @@ TEST(Allocator, AlignsAndKeepsTheHole) {
   Allocator a(256, 65536, 256);
   EXPECT_EQ(a.take(100, 4096), 4096u);
   EXPECT_EQ(a.take(100, 256), 256u);
-  EXPECT_EQ(a.take(60000, 256), std::nullopt);
+  EXPECT_EQ(a.take(62000, 256), std::nullopt);
+  EXPECT_EQ(a.take(3584, 256), 512u);  // the rest of the hole
   EXPECT_EQ(a.largest_free(), 65536u - 4096 - 256);
 }
 

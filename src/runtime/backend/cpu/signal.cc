@@ -79,6 +79,17 @@ void send_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_
        {kind, reinterpret_cast<uint64_t*>(heap_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell});
 }
 
+/// After an abort nothing is in flight because it was dropped: that is no success.
+Errc drain(const ChannelPod& channel, bool (runtime::Wire::*is_drained)()) {
+  CpuAgent& agent = agent_of(channel);
+  if (agent.wire && !runtime::is_aborted(channel)) {
+    const Errc code =
+        runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return (agent.wire.get()->*is_drained)(); });
+    if (code != Errc::ok) return code;
+  }
+  return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
+}
+
 }  // namespace
 
 void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes) {
@@ -173,17 +184,9 @@ void fence(const ChannelPod& channel, int peer) {
   agent.fence_word.fetch_add(1, std::memory_order_acq_rel);
 }
 
-Errc flush(const ChannelPod& channel) {
-  CpuAgent& agent = agent_of(channel);
-  if (!agent.wire) return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
-  return runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent.wire->is_flushed(); });
-}
+Errc flush(const ChannelPod& channel) { return drain(channel, &runtime::Wire::is_flushed); }
 
-Errc quiet(const ChannelPod& channel) {
-  CpuAgent& agent = agent_of(channel);
-  if (!agent.wire) return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
-  return runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent.wire->is_quiet(); });
-}
+Errc quiet(const ChannelPod& channel) { return drain(channel, &runtime::Wire::is_quiet); }
 
 Errc get(const ChannelPod& channel, int peer, uint64_t src_offset, void* dst, size_t bytes) {
   CpuAgent& agent = agent_of(channel);
