@@ -187,12 +187,15 @@ void GpuRank::wait() {
   runtime.check();
 }
 
+// Copies of pageable memory block in the driver: nothing that waits for a peer may be queued in front of them.
 void GpuRank::fetch(void* host, const void* from, size_t bytes) {
+  EXPECT_CUDA(cudaStreamSynchronize(stream));
   EXPECT_CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream));
   EXPECT_CUDA(cudaStreamSynchronize(stream));
 }
 
 void GpuRank::store(void* to, const void* host, size_t bytes) {
+  EXPECT_CUDA(cudaStreamSynchronize(stream));
   EXPECT_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream));
   EXPECT_CUDA(cudaStreamSynchronize(stream));
 }

@@ -199,10 +199,6 @@ __global__ void litmus(const __grid_constant__ LitmusArgs a) {
   if (!by_word) device::consume(a.channel, from, a.signal, a.rounds);
 }
 
-__global__ void spin(const uint32_t* stop) {
-  while (device::ptx::load_relaxed_sys(stop) == 0) __nanosleep(1000);
-}
-
 }  // namespace
 
 void launch_fill(cudaStream_t stream, void* data, uint64_t bytes, uint32_t seed) {
@@ -240,15 +236,12 @@ void launch_grid_rounds(cudaStream_t stream, const ChannelPod& channel, uint32_t
 
 void launch_litmus(cudaStream_t stream, const LitmusArgs& args) { litmus<<<1, 128, 0, stream>>>(args); }
 
-void launch_spin(cudaStream_t stream, const uint32_t* stop) { spin<<<1, 32, 0, stream>>>(stop); }
-
 cudaError_t load_kernels() {
   const void* const kernels[] = {
       reinterpret_cast<const void*>(&fill),          reinterpret_cast<const void*>(&compare),
       reinterpret_cast<const void*>(&put_signal),    reinterpret_cast<const void*>(&wait_one),
       reinterpret_cast<const void*>(&rounds_kernel), reinterpret_cast<const void*>(&many_adds),
-      reinterpret_cast<const void*>(&grid_rounds),   reinterpret_cast<const void*>(&litmus),
-      reinterpret_cast<const void*>(&spin)};
+      reinterpret_cast<const void*>(&grid_rounds),   reinterpret_cast<const void*>(&litmus)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes{};
     if (const cudaError_t code = cudaFuncGetAttributes(&attributes, kernel); code != cudaSuccess) return code;

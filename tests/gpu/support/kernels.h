@@ -63,9 +63,6 @@ struct LitmusArgs {
 inline constexpr uint32_t kLitmusBytes = 16 * 1024;
 void launch_litmus(cudaStream_t stream, const LitmusArgs& args);
 
-/// Spins until *stop (pinned host memory) is not 0: occupies one warp.
-void launch_spin(cudaStream_t stream, const uint32_t* stop);
-
 /// All kernels of this unit, loaded on the current device: loading one beside a spinning kernel can wedge.
 cudaError_t load_kernels();
 
