@@ -135,7 +135,8 @@ def run(program, case, ranks, *more):
     output = case.directory / f"output-{ranks}.npy"
     output.unlink(missing_ok=True)
     command = [program, "run", "--backend", "cpu", "--checkpoint", case.directory, "--input", case.input]
-    command += ["--output", output, "--dtype", "fp32", "--ranks", ranks, "--sequence-length", SEQUENCE, *more]
+    command += ["--output", output, "--dtype", "fp32", "--ranks", ranks, "--sequence-length", SEQUENCE]
+    command += ["--repeat", 1, *more]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=TIMEOUT_S)
     return done, output
 
