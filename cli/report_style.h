@@ -10,12 +10,14 @@ inline constexpr std::string_view kReportStyle = R"css(
 :root{--back:#f6f7f9;--card:#fff;--text:#16202b;--soft:#55616e;--line:#d9dee4;--lane:#eef1f4;
 --gemm:#0072b2;--gemm-text:#fff;--other:#56b4e9;--other-text:#0b2233;--reduce:#009e73;--reduce-text:#fff;
 --copy:#e69f00;--copy-text:#2b1d00;--collective:#cc79a7;--collective-text:#2d0a1d;--wait:#c3cad1;
---exposed:#d55e00;--exposed-line:#7a3300;--exposed-text:#a84700;--saved:#009e7330;--lost:#d55e0026;--saved-line:#00805d;--arrow:#1b2733;
+--exposed:#d55e00;--exposed-line:#7a3300;--exposed-text:#a84700;--saved:#009e7330;--lost:#d55e0026;
+--saved-line:#00805d;--arrow:#1b2733;
 --good:#00694c;--good-back:#dff3ec;--bad:#a32c00;--bad-back:#fde5db;--emulated:#5b3a00;--emulated-back:#ffe9b8}
 @media (prefers-color-scheme:dark){:root{--back:#10151b;--card:#19212a;--text:#e8edf2;--soft:#9fadba;--line:#2f3a46;
 --lane:#222c37;--gemm:#3a9bdc;--gemm-text:#04131f;--other:#8fd0f5;--other-text:#06202f;--reduce:#2fc49b;
 --reduce-text:#00241a;--copy:#f0b12f;--copy-text:#2b1d00;--collective:#dd93bb;--collective-text:#2d0a1d;--wait:#4a5663;
---exposed:#ff7a1a;--exposed-line:#5e2700;--exposed-text:#ff9a52;--saved:#2fc49b3a;--lost:#ff7a1a33;--saved-line:#45d6ae;--arrow:#f2f5f8;
+--exposed:#ff7a1a;--exposed-line:#5e2700;--exposed-text:#ff9a52;--saved:#2fc49b3a;--lost:#ff7a1a33;
+--saved-line:#45d6ae;--arrow:#f2f5f8;
 --good:#7fe0c3;--good-back:#0f3529;--bad:#ffb199;--bad-back:#45180a;--emulated:#ffd57a;--emulated-back:#453109}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--text);font:16px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,
@@ -27,7 +29,8 @@ h3{margin:0 0 6px;font-size:1rem;font-weight:500;position:sticky;left:0;width:ma
 .hint{display:none}
 .timeline+h3{margin-top:22px}
 .facts{margin:0;display:flex;flex-wrap:wrap;gap:6px}
-.badge{display:inline-block;padding:2px 10px;border-radius:99px;background:var(--lane);font-size:.875rem;font-weight:500}
+.badge{display:inline-block;padding:2px 10px;border-radius:99px;background:var(--lane);font-size:.875rem;
+font-weight:500}
 .badge.emulated{background:var(--emulated-back);color:var(--emulated);font-weight:700;border:1px solid var(--emulated)}
 .badge.good{background:var(--good-back);color:var(--good)}
 .badge.bad{background:var(--bad-back);color:var(--bad)}
