@@ -10,6 +10,9 @@ namespace {
 using base::format;
 using base::Json;
 
+// Two measurements of the same thing differ by more than this part of it, so a share of less says nothing.
+constexpr double kNoRoom = 0.02;
+
 /// The families of gemm_rs and gemm_ar carry the operator's suffix, which the column beside them says already.
 std::string without_suffix(const spec::Schedule& schedule) {
   const std::string suffix = schedule.op == "gemm_rs" ? "_rs" : schedule.op == "gemm_ar" ? "_ar" : "";
@@ -77,7 +80,7 @@ Json site_json(const SiteResult& site) {
 
 std::optional<double> SiteTimes::hidden() const {
   const double side = std::min(compute_us, comm_us);
-  if (side <= 0) return std::nullopt;
+  if (side <= kNoRoom * serial_us) return std::nullopt;
   return (serial_us - overlapped_us) / side;
 }
 

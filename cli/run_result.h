@@ -20,7 +20,7 @@ struct SiteTimes {
   double library_us = 0;
   double serial_us = 0;  // the better of the families `serial` and `library`
   double overlapped_us = 0;
-  /// (serial - overlapped) / min(compute, comm), not clipped; nothing where there is no communication to hide.
+  /// (serial - overlapped) / min(compute, comm), not clipped; nothing where the shorter side is below 2 % of serial.
   std::optional<double> hidden() const;
 };
 

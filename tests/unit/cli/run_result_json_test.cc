@@ -61,6 +61,10 @@ TEST(SiteTimes, HiddenIsTheSavedShareOfTheShorterSide) {
   EXPECT_DOUBLE_EQ(*slower.hidden(), -0.1);  // nothing is clipped
   SiteTimes alone{9000, 0, 9000, 9000, 9000, 9000};
   EXPECT_FALSE(alone.hidden().has_value());
+  SiteTimes no_room{9000, 170, 9100, 9170, 9170, 9500};  // noise of the large side, as a share of next to nothing
+  EXPECT_FALSE(no_room.hidden().has_value());
+  no_room.comm_us = 190;
+  EXPECT_TRUE(no_room.hidden().has_value());
 }
 
 TEST(RunResult, TotalsCountEverySite) {
