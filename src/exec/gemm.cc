@@ -43,8 +43,25 @@ std::vector<std::string> search_directories() {
   return found;
 }
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kHasThreadSanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+constexpr bool kHasThreadSanitizer = true;
+#else
+constexpr bool kHasThreadSanitizer = false;
+#endif
+#else
+constexpr bool kHasThreadSanitizer = false;
+#endif
+
 Onednn open_onednn() {
   Onednn p;
+  // ThreadSanitizer cannot see how the uninstrumented library orders its own threads.
+  if (kHasThreadSanitizer) {
+    p.why = "ThreadSanitizer would report the library's own locks as races";
+    return p;
+  }
   for (const std::string& dir : search_directories()) {
     const std::string path = dir + "/" + kOnednnLibrary;
     if (access(path.c_str(), R_OK) != 0) continue;
