@@ -14,6 +14,9 @@ using base::Json;
 using base::Result;
 using base::Status;
 
+constexpr int kGpuSms = 132;                    // of an H200
+constexpr int64_t kAnyHeap = int64_t{1} << 46;  // heaps are made as large as the schedules ask (run_memory.h)
+
 Status bad_schedule(const std::string& why) { return Status(Errc::bad_schedule, why); }
 
 Result<spec::Schedule> parse_schedule(const Json& json) {
@@ -55,6 +58,8 @@ Status check_static(const spec::Schedule& schedule, const RunPlan& plan) {
   machine.is_gpu = plan.backend == Backend::cuda_peer;
   machine.name = machine.is_gpu ? "GPUs" : "CPU ranks";
   machine.ranks = plan.ranks;
+  machine.sms = machine.is_gpu ? kGpuSms : 1;
+  machine.heap_bytes = kAnyHeap;
   spec::CheckOptions options;
   options.ranks = {plan.ranks};
   try {
