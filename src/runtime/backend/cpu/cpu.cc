@@ -25,12 +25,12 @@ constexpr int kPoisonByte = 0xff;                 // a NaN in every floating typ
 
 class CpuBackend final : public BackendState {
  public:
-  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, std::shared_ptr<Mapping> mapping)
+  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, std::shared_ptr<Mapping> mapping, int cores)
       : mapping_(std::move(mapping)), staging_(layout.staging.offset) {
     const RuntimeOptions& options = context.options;
     agent_.rank = context.control.rank();
     agent_.world = context.control.size();
-    agent_.cores = usable_cores();
+    agent_.cores = cores;
     agent_.wait = options.wait;
     agent_.timeout_ns = static_cast<uint64_t>(options.timeout_ms) * 1000000u;
     agent_.fork_count = fork_count();
@@ -168,7 +168,14 @@ base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context)
   base::Result<std::shared_ptr<Mapping>> mapping = map_heaps(context, layout.total_bytes);
   OVERLACE_TRY(agree_on_status(control, mapping.ok() ? base::Status() : mapping.status(), context.options.timeout_ms,
                                "open, heap"));
-  return std::unique_ptr<BackendState>(std::make_unique<CpuBackend>(context, layout, std::move(*mapping)));
+  // Ranks may be pinned each to its own cores: what counts is what all of them have together.
+  std::vector<int> members(world);
+  for (uint32_t r = 0; r < world; ++r) members[r] = static_cast<int>(r);
+  base::Result<std::vector<Bytes>> cpus =
+      control.exchange(members, own_cpus(), context.options.timeout_ms, "open, affinity");
+  if (!cpus.ok()) return cpus.status();
+  return std::unique_ptr<BackendState>(
+      std::make_unique<CpuBackend>(context, layout, std::move(*mapping), usable_cores(*cpus)));
 }
 
 void set_transfer_sink(Runtime& runtime, TransferSink sink) {

@@ -168,8 +168,11 @@ void Wire::send(int peer, const Payload& payload, const Arrival& arrival) {
   if (bytes != 0 && !reads_early) job->issuer->unread.fetch_add(1, std::memory_order_relaxed);
   job->issuer->in_flight.fetch_add(1, std::memory_order_relaxed);
   in_flight_.fetch_add(1, std::memory_order_relaxed);
+  int64_t first_due_ns = job->arrival_due_ns;
+  for (const Piece& piece : job->pieces) first_due_ns = std::min(first_due_ns, piece.due_ns);
   queues_[static_cast<size_t>(peer)].push_back(std::move(job));
-  changed_.notify_all();
+  // A wake costs microseconds; behind what the link carries already the thread comes by anyway.
+  if (first_due_ns < wake_ns_) changed_.notify_all();
 }
 
 void Wire::fence(int peer) {
@@ -279,10 +282,12 @@ void Wire::run() {
         continue;
       }
     }
+    wake_ns_ = next_ns;
     if (next_ns == std::numeric_limits<int64_t>::max())
       changed_.wait(lock);
     else
       changed_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::nanoseconds(next_ns)));
+    wake_ns_ = 0;
   }
 }
 

@@ -117,6 +117,7 @@ class Wire {
   std::map<uint32_t, std::unique_ptr<Issuer>> issuers_;
   std::mt19937_64 random_;
   uint64_t next_number_ = 1;
+  int64_t wake_ns_ = 0;  // when the sleeping thread looks again by itself; 0: it is awake
   std::atomic<uint64_t> in_flight_{0};
   std::atomic<bool> is_stopped_{false};
   bool is_delivering_ = false, is_ending_ = false;
