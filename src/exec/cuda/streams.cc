@@ -1,12 +1,32 @@
 #include "src/exec/cuda/streams.h"
 
+#include <algorithm>
 #include <ctime>
+#include <random>
+
+#include "src/base/half.h"
 
 namespace overlace::exec {
 
 base::Status cuda_status(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return {};
   return base::error(Errc::cuda, "{}: {}", call, cudaGetErrorString(error));
+}
+
+base::Status fill_normal(void* device, size_t bytes, DType dtype) {
+  const size_t element = dtype_bytes(dtype), block = std::min(bytes, size_t{4} << 20) / element * element;
+  std::vector<unsigned char> host(block);
+  std::mt19937_64 random(1);
+  std::normal_distribution<double> normal;
+  for (size_t i = 0; i < block / element; ++i) {
+    base::store_element(host.data(), dtype, static_cast<int64_t>(i), normal(random));
+  }
+  for (size_t at = 0; at < bytes; at += block) {
+    OVERLACE_TRY(cuda_status(
+        cudaMemcpy(static_cast<char*>(device) + at, host.data(), std::min(block, bytes - at), cudaMemcpyHostToDevice),
+        "cudaMemcpy"));
+  }
+  return {};
 }
 
 LaneStreams::~LaneStreams() {

@@ -16,6 +16,9 @@ namespace overlace::exec {
 
 base::Status cuda_status(cudaError_t error, const char* call);
 
+/// `bytes` of device memory become normal(0, 1) values of a floating dtype, a block of some MiB repeated. Synchronous.
+base::Status fill_normal(void* device, size_t bytes, DType dtype);
+
 /// Side streams of a channel, one per copy lane, made at first use and shared by its programs. Higher priority than the
 /// caller's stream, so that a transfer that became ready is not held back.
 class LaneStreams {
