@@ -239,6 +239,21 @@ TEST_P(TeamTest, TwoRuntimesInOneProcess) {
   });
 }
 
+TEST_P(TeamTest, AHeapThatDoesNotFitIsRefused) {
+  const auto [n, mode] = GetParam();
+  run_bootstraps(n, mode, [n = n, mode = mode](Bootstrap& bootstrap) {
+    RuntimeOptions options = runtime_options(mode == Mode::processes ? mode : Mode::threads, {});
+    options.heap_bytes = size_t{1} << 45;
+    const std::string what = refusal<OutOfMemory>([&] { (void)Runtime::open(bootstrap, options); });
+    EXPECT_EQ(what.find("symmetric heap: " + std::to_string(n) + " ranks with 351843"), 0u) << what;
+    EXPECT_NE(what.find("bytes of available memory; lower heap_bytes"), std::string::npos) << what;
+    // The bootstrap is still good for another try.
+    options.heap_bytes = 1 << 20;
+    Runtime runtime = Runtime::open(bootstrap, options);
+    runtime.close();
+  });
+}
+
 TEST_P(TeamTest, DifferentOptionsAreNamed) {
   const auto [n, mode] = GetParam();
   if (n < 2) GTEST_SKIP() << "one rank agrees with itself";

@@ -20,8 +20,8 @@ namespace overlace::runtime {
 namespace {
 
 constexpr uint64_t kGranule = 4096;
-constexpr uint64_t kStagingPerRank = 512 * 1024;  // collectives of the world and as much again for sub-teams
-constexpr int kPoisonByte = 0xff;                 // a NaN in every floating type
+constexpr uint64_t kStagingPerRank = 1 << 20;  // collectives of the world and as much again for sub-teams
+constexpr int kPoisonByte = 0xff;              // a NaN in every floating type
 
 class CpuBackend final : public BackendState {
  public:

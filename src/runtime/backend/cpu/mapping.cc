@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "src/runtime/bootstrap/fd_exchange.h"
 #include "src/runtime/hash.h"
@@ -19,6 +21,21 @@ constexpr uint64_t kAlign = uint64_t{2} << 20;
 base::Status no_memory(const char* call, uint64_t bytes) {
   return base::error(Errc::out_of_memory, "symmetric heap: {} of {} bytes failed: {}", call, bytes,
                      std::strerror(errno));
+}
+
+/// A memfd that is too large would not fail: it would fill the machine first.
+base::Status check_room(const OpenContext& context, uint64_t heap_bytes) {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  uint64_t kib = 0, available = 0;
+  while (file >> name >> kib && std::getline(file, unit))
+    if (name == "MemAvailable:") available = kib * 1024;
+  const auto world = static_cast<uint64_t>(context.control.size());
+  if (available == 0 || heap_bytes <= available / world) return {};
+  return base::error(Errc::out_of_memory,
+                     "symmetric heap: {} ranks with {} bytes each do not fit into {} bytes of available memory; lower "
+                     "heap_bytes",
+                     world, heap_bytes, available);
 }
 
 base::Result<std::shared_ptr<Mapping>> map_in_process(const OpenContext& context, uint64_t heap_bytes) {
@@ -91,6 +108,8 @@ base::Result<std::shared_ptr<Mapping>> Mapping::reserve(int world, uint64_t heap
 }
 
 base::Result<std::shared_ptr<Mapping>> map_heaps(const OpenContext& context, uint64_t heap_bytes) {
+  OVERLACE_TRY(
+      agree_on_status(context.control, check_room(context, heap_bytes), context.options.timeout_ms, "open, heap"));
   return context.control.in_process() ? map_in_process(context, heap_bytes) : map_processes(context, heap_bytes);
 }
 
