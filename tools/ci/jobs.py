@@ -70,14 +70,17 @@ def run_label(preset: str, label: str, parallel: int, prefix: list[str], env: di
 
 
 def all_tests(preset: str, prefix: list[str] | None = None, env: dict[str, str] | None = None) -> Cases:
-    """unit side by side, then ranks one after the other: these start threads and processes of their own."""
+    """unit side by side, then ranks and cli one by one: these start threads and processes of their own."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
     yield from run_label(preset, "unit", jobs(), prefix or [], env)
     yield from run_label(preset, "ranks", 1, prefix or [], env)
+    # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
+    if preset != "tsan":
+        yield from run_label(preset, "cli", 1, prefix or [], env)
 
 
 def job_test() -> Cases:
-    """Unit and rank tests: threads, adversary, processes."""
+    """Unit and rank tests (threads, adversary, processes), and the command line as a user runs it."""
     yield from all_tests("cpu")
 
 
