@@ -41,6 +41,7 @@ def job_layers() -> Cases:
     yield tool("check_layers")
     yield tool("check_budgets")
     yield tool("check_docs")
+    yield tool("gen_results", "--check")
     yield from run_unittest("tests/unit/tools")
 
 

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Writes docs/results/<machine>.md from bench/results/*.jsonl; `--check` fails if the committed page differs.
+
+Derived values follow docs/reference/benchmarks.md. Of each case and competitor the
+newest run counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+DENSE = ("ag_gemm", "gemm_rs", "gemm_ar")
+
+
+def records(name: str) -> list[dict]:
+    path = RESULTS / f"{name}.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def newest(rows: list[dict]) -> dict[tuple, dict[str, dict]]:
+    """(name, m, n, k) -> competitor -> record, in order of first appearance."""
+    cases: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        case = row["case"]
+        group = cases.setdefault((case["name"], case["m"], case["n"], case["k"]), {})
+        old = group.get(row["competitor"])
+        if old is None or row["run"] >= old["run"]:
+            group[row["competitor"]] = row
+    return cases
+
+
+def median(group: dict[str, dict], competitor: str) -> float:
+    return group.get(competitor, {}).get("time_us", {}).get("median", math.nan)
+
+
+def derived(group: dict[str, dict]) -> dict[str, float]:
+    compute, library, serial = (median(group, c) for c in ("compute", "library", "serial"))
+    best_serial = min(library, serial)
+    limit = min(median(group, "limit"), best_serial)
+    if limit < 0.98 * compute:
+        limit = compute
+    auto = median(group, "auto")
+    return {
+        "compute": compute,
+        "library": library,
+        "serial": serial,
+        "limit": limit,
+        "auto": auto,
+        "rho": auto / limit,
+        "gain": library / auto,
+    }
+
+
+def geomean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def dense_section(workload: str) -> tuple[list[str], list[tuple]]:
+    cases = newest(records(workload))
+    if not cases:
+        return [], []
+    lines = [
+        f"## {workload}",
+        "",
+        "| layer | M | N | K | compute | library | serial | limit | auto | rho | x library | schedule |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    facts = []
+    for (name, m, n, k), group in cases.items():
+        d = derived(group)
+        family = group["auto"]["schedule"].removesuffix("_rs").removesuffix("_ar")
+        times = " | ".join(
+            f"{d[c]:.0f}" if d[c] >= 100 else f"{d[c]:.1f}" for c in ("compute", "library", "serial", "limit", "auto")
+        )
+        lines.append(f"| {name} | {m} | {n} | {k} | {times} | {d['rho']:.2f} | {d['gain']:.2f} | {family} |")
+        facts.append((workload, name, m, d))
+    return [*lines, ""], facts
+
+
+def summary(facts: list[tuple]) -> list[str]:
+    large = [d["rho"] for w, _, m, d in facts if w != "gemm_ar" and m >= 4096]
+    busy = [d["gain"] for _, name, m, d in facts if name in ("70B qkv", "70B o_proj") and m >= 4096 and _ != "gemm_ar"]
+    slower = [(w, name, m, d["gain"]) for w, name, m, d in facts if d["gain"] < 0.98]
+    lines = [
+        f"- rho (auto over the attainable limit), ag_gemm and gemm_rs, M >= 4096, {len(large)} cases: geometric mean"
+        f" {geomean(large):.3f}, worst {max(large):.2f}.",
+        "- Gain over `library` (NCCL and cuBLAS) on qkv and o_proj, M >= 4096: geometric mean"
+        f" {geomean(busy):.2f}, least {min(busy):.2f}.",
+        f"- `auto` more than 2 % slower than `library`: {len(slower)} of {len(facts)} cases"
+        + ("." if not slower else ": " + "; ".join(f"{w} {n} M {m} ({g:.2f})" for w, n, m, g in slower) + "."),
+    ]
+    return lines
+
+
+def value(row: dict | None, moved: float) -> str:
+    """GB/s where bytes are moved, else us."""
+    if row is None:
+        return "-"
+    t = row["time_us"]["median"]
+    return f"{moved / t / 1e3:.1f}" if moved else f"{t:.2f}"
+
+
+def runtime_section() -> list[str]:
+    rows = records("runtime")
+    if not rows:
+        return []
+    by_case: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in rows:
+        if row["run"] == rows[-1]["run"]:
+            by_case.setdefault((row["case"]["name"], row["case"]["what"]), {})[row["competitor"]] = row
+    lines = ["## Runtime primitives", "", "| what | case | overlace | plain CUDA | wanted |", "|---|---|---|---|---|"]
+    for (name, what), group in by_case.items():
+        ours = group.get("overlace")
+        if ours is None:
+            continue
+        moved = ours.get("bytes") or 0
+        unit = "GB/s" if moved else "us"
+
+        target = ours.get("target")
+        wanted = "-" if not target else f"{'>=' if moved else '<='} {target:g} {unit}"
+        lines.append(
+            f"| {name} | {what} | {value(ours, moved)} {unit} | {value(group.get('plain'), moved)} | {wanted} |"
+        )
+    return [*lines, ""]
+
+
+def page() -> str:
+    sections: list[str] = []
+    facts: list[tuple] = []
+    for workload in DENSE:
+        lines, new = dense_section(workload)
+        sections += lines
+        facts += new
+    sections += runtime_section()
+    first = next(r for w in DENSE for r in records(w))
+    machine = first["machine"]
+    gits = sorted({r["git"] for w in DENSE for r in records(w)})
+    head = [
+        "# Results on 4x H200",
+        "",
+        "Generated by `tools/gen_results.py` from `bench/results/*.jsonl`; do not edit. How each number is measured, and"
+        " what the columns mean: [benchmarks](../reference/benchmarks.md).",
+        "",
+        f"Machine: {machine['gpus']}, driver {machine['driver']}, CUDA {machine['cuda']}, NCCL {machine['nccl']}, power"
+        f" limit {machine['power_limit_w']:.0f} W. bf16, normal data, TP = {first['team']}, M of the whole team, N and K as"
+        f" one rank sees them, microseconds (median of {first['method']['repetitions']} bursts, worst rank). Commits"
+        f" {', '.join(gits)}.",
+        "",
+        *summary(facts),
+        "",
+    ]
+    return "\n".join(head + sections).rstrip() + "\n"
+
+
+def main() -> int:
+    path = ROOT / "docs" / "results" / "h200x4.md"
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if not path.exists() or path.read_text() != text:
+            print(f"{path.relative_to(ROOT)} differs from the records; run tools/gen_results.py")
+            return 1
+        return 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
