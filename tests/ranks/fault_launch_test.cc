@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 
 #include "overlace/bootstrap.h"
@@ -82,6 +83,20 @@ TEST(Launch, SaysWhatCannotBeStarted) {
   }
   EXPECT_THROW((void)launch(0, shell("exit 0")), InvalidArgument);
   EXPECT_THROW((void)launch(1, {}), InvalidArgument);
+}
+
+TEST(Launch, AnExceptionOfTheCallerEndsTheGroup) {
+  const auto begin = Clock::now();
+  EXPECT_THROW((void)launch_forked(
+                   2,
+                   [](int, const std::string&) {
+                     ::sleep(60);
+                     return 0;
+                   },
+                   [] { throw std::runtime_error("enough"); }),
+               std::runtime_error);
+  EXPECT_LT(seconds_since(begin), 30);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "no child is left";
 }
 
 TEST(Launch, EndsTheGroupAfterAFailure) {

@@ -85,6 +85,14 @@ class Group {
     }
   }
 
+  /// Also when `tick` throws: nothing that was started survives.
+  ~Group() {
+    end_all(SIGKILL);
+    wait_all();
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
   int run(const std::function<void()>& tick) {
     while (num_ended_ < children_.size()) {
       wait_some();
@@ -164,7 +172,8 @@ class Group {
       if (!child.has_ended) ::kill(-child.pid, signal);
   }
   void wait_all() {
-    for (const Child& child : children_) ::waitpid(child.pid, nullptr, 0);
+    for (const Child& child : children_)
+      if (!child.has_ended) ::waitpid(child.pid, nullptr, 0);
   }
 
   Signals signals_;
