@@ -4,10 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <regex>
 #include <thread>
 #include <tuple>
 
@@ -23,6 +23,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// The text with every number of seconds as "T s" and every pid as "P": what depends on the machine's load.
+std::string steady(std::string text) {
+  for (size_t at = 0; (at = text.find(" s", at)) != std::string::npos; ++at) {
+    size_t begin = at;
+    while (begin > 0 && (std::isdigit(text[begin - 1]) != 0 || text[begin - 1] == '.')) --begin;
+    if (begin < at) text.replace(begin, at - begin, "T"), at = begin;
+  }
+  const std::string pid = "(pid ";
+  for (size_t at = 0; (at = text.find(pid, at)) != std::string::npos; ++at) {
+    const size_t begin = at + pid.size();
+    text.replace(begin, text.find_first_not_of("0123456789", begin) - begin, "P");
+  }
+  return text;
+}
 
 class FaultTest : public testing::TestWithParam<std::tuple<int, Mode>> {};
 
@@ -62,18 +77,17 @@ TEST_P(FaultTest, WithheldSignalIsNamedExactly) {
           ASSERT_EQ(code, Errc::aborted);
           const auto [why, text] = verdict(runtime);
           ASSERT_EQ(why, Errc::aborted);
-          ASSERT_EQ(text.find("aborted by rank " + std::to_string(waiter) + ": timeout after 0.4 s"), 0u) << text;
+          ASSERT_EQ(text.find("aborted by rank " + std::to_string(waiter) + ": timeout after "), 0u) << text;
           return;
         }
         const Errc code = wait_ge(channel, 0, id, 3);
         ASSERT_EQ(code, Errc::timeout);
         const auto [why, text] = verdict(runtime);
         ASSERT_EQ(why, Errc::timeout);
-        const std::regex wanted("timeout after 0\\.4 s: rank " + std::to_string(waiter) +
-                                " waited for rank 0, team \"world\", signal " + std::to_string(id) +
-                                " \\(test\\.arrive, block 0\\): expected >= 3, seen 2, last change 0\\.[34] s ago; " +
-                                "peer state alive");
-        ASSERT_TRUE(std::regex_match(text, wanted)) << text;
+        ASSERT_EQ(steady(text),
+                  "timeout after T s: rank " + std::to_string(waiter) + " waited for rank 0, team \"world\", signal " +
+                      std::to_string(id) +
+                      " (test.arrive, block 0): expected >= 3, seen 2, last change T s ago; peer state alive");
         const TimeoutRecord& record = *channel.team.record;
         ASSERT_EQ(record.magic, TimeoutRecord::kMagic);
         ASSERT_EQ(record.kind, WaitKind::signal);
@@ -161,9 +175,9 @@ TEST_P(FaultTest, LeavingWithoutCloseIsSeen) {
     const auto [code, text] = verdict(runtime);
     EXPECT_EQ(code, Errc::peer_lost);
     // All ranks that leave are seen; which one first is a matter of time.
-    EXPECT_TRUE(std::regex_match(
-        text, std::regex("lost rank \\d \\(pid \\d+, last state left\\): it ended without close\\(\\)")))
-        << text;
+    const std::string seen = steady(text);
+    EXPECT_EQ(seen.find("lost rank "), 0u) << text;
+    EXPECT_TRUE(seen.ends_with(" (pid P, last state left): it ended without close()")) << text;
   });
 }
 
@@ -271,9 +285,9 @@ TEST(Kill, InAWaitABarrierAndUnderTheLink) {
     for (int rank = 0; rank < 2; ++rank) {
       const Report& report = reports[static_cast<size_t>(rank)];
       EXPECT_EQ(static_cast<Errc>(report.code), Errc::peer_lost) << report.text;
-      EXPECT_TRUE(
-          std::regex_match(std::string(report.text),
-                           std::regex("lost rank 2 \\(pid \\d+, last state (alive|starting)\\): its process ended")))
+      const std::string text = steady(report.text);
+      EXPECT_TRUE(text == "lost rank 2 (pid P, last state alive): its process ended" ||
+                  text == "lost rank 2 (pid P, last state starting): its process ended")
           << report.text;
       EXPECT_LT(report.seconds, 5);
     }
