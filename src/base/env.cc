@@ -269,7 +269,8 @@ Result<Env> Env::parse(const std::vector<std::string>& block) {
   }
   OVERLACE_TRY(read_launcher(settings, env));
   for (EnvValue& row : foreign_values(settings)) env.values_.push_back(std::move(row));
-  for (const auto& [name, value] : settings) {
+  for (const auto& setting : settings) {
+    const std::string& name = setting.first;
     if (!name.starts_with(kPrefix)) continue;
     const bool is_known = std::any_of(std::begin(kVariables), std::end(kVariables),
                                       [&](const Variable& variable) { return variable.name == name; });

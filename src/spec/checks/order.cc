@@ -123,7 +123,8 @@ void check_reuse(const AllRanks& team, const Graph& graph, Findings* out) {
 
 void check_order_of_sums(const AllRanks& team, const Graph& graph, Findings* out) {
   if (!team.schedule->deterministic) return;
-  for (const auto& [key, list] : accesses_of(team)) {
+  for (const auto& entry : accesses_of(team)) {
+    const auto& list = entry.second;
     for_conflicts(list, [&](const Access& a, const Access& b) {
       if (!a.is_add || !b.is_add) return;
       if (graph.before(a.who, 0, b.who, 0) || graph.before(b.who, 0, a.who, 0)) return;
