@@ -119,8 +119,14 @@ Process::Process(const Command& command)
   ::posix_spawn_file_actions_addopen(&actions, 2, err_.c_str(), O_WRONLY | O_TRUNC, 0);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);  // a terminal's Ctrl-C can be imitated
+  // A group of its own, so that a terminal's Ctrl-C can be imitated; and SIGINT is not ignored, as it is for whatever a
+  // shell without job control starts in the background.
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
   ::posix_spawnattr_setpgroup(&attributes, 0);
+  sigset_t defaults;
+  ::sigemptyset(&defaults);
+  ::sigaddset(&defaults, SIGINT);
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
   const int failed =
       ::posix_spawn(&pid_, OVERLACE_PROGRAM, &actions, &attributes, pointers(args).data(), pointers(env).data());
   ::posix_spawn_file_actions_destroy(&actions);
