@@ -145,6 +145,9 @@ TEST(Run, JoinsRanksThatSomebodyElseStarted) {
     Command command = small_run(directory, {"--json", "r.json", "--quiet"});
     command.env["RANK"] = command.env["LOCAL_RANK"] = std::to_string(rank);
     command.env["WORLD_SIZE"] = "2";
+    // NOTE: g++ 12's LeakSanitizer crashes here in the thread-local storage of oneDNN, which is opened at run time. The
+    // same ranks under our own launcher are checked for leaks by the other tests.
+    command.env["ASAN_OPTIONS"] = "detect_leaks=0";
     command.env["MASTER_ADDR"] = "127.0.0.1";
     command.env["MASTER_PORT"] = std::to_string(20000 + ::getpid() % 20000);
     ranks.push_back(std::make_unique<Process>(command));
