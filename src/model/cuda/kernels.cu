@@ -222,10 +222,11 @@ __device__ A apply(Pointwise f, A x) {
 template <class T>
 __global__ void __launch_bounds__(256) swiglu_rows(const T* in, T* out, int64_t rows, int64_t cols) {
   using A = Acc<T>;
-  for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < rows * cols; i += gridDim.x * int64_t{256}) {
-    const int64_t row = i / cols, col = i - row * cols;
-    const A gate = widen(in[row * 2 * cols + col]), up = widen(in[row * 2 * cols + cols + col]);
-    out[i] = narrow<T>(gate / (A(1) + exp(-gate)) * up);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int64_t col = threadIdx.x; col < cols; col += 256) {
+      const A gate = widen(in[row * 2 * cols + col]), up = widen(in[row * 2 * cols + cols + col]);
+      out[row * cols + col] = narrow<T>(gate / (A(1) + exp(-gate)) * up);
+    }
   }
 }
 
@@ -311,8 +312,8 @@ base::Status launch_swiglu(const void* in, void* out, int64_t rows, int64_t cols
   if (rows * cols == 0) return {};
   return with_type(dtype, "swiglu", [&](auto zero) {
     using T = decltype(zero);
-    swiglu_rows<T><<<blocks_for(rows * cols), 256, 0, cuda(stream)>>>(static_cast<const T*>(in), static_cast<T*>(out),
-                                                                      rows, cols);
+    swiglu_rows<T>
+        <<<blocks_for(rows * 256), 256, 0, cuda(stream)>>>(static_cast<const T*>(in), static_cast<T*>(out), rows, cols);
   });
 }
 
