@@ -9,9 +9,8 @@
 namespace overlace::plan {
 namespace {
 
-/// GPUs: from how many rows a shard on one GEMM per shard beats the library's path. Measured on 4x H200 over the
-/// canonical shapes (docs/results/h200x4.md): there q = 1 beats every finer cut, whose GEMMs are partial waves of
-/// tiles.
+/// GPUs: from how many rows a shard on one GEMM per shard beats the library's path, at 4x H200 and the canonical shapes
+/// (docs/results/h200x4.md). Finer cuts gained nothing there (docs/design/decisions/004-one-gemm-per-shard.md).
 struct GpuRule {
   const char* op;
   int64_t min_rows;          // of a shard

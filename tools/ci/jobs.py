@@ -98,7 +98,6 @@ SANITIZER_ENV = {
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "second_deadlock_stack=1",
-    "OVERLACE_TEST_SEEDS": "5",
 }
 
 
@@ -180,12 +179,6 @@ def job_clang_test() -> Cases:
     yield from all_tests("cpu-clang")
 
 
-def job_adversary() -> Cases:
-    """Weekly: rank tests with 1000 seeds of the adversary."""
-    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
-    yield from run_label("cpu", "ranks", 1, [], {"OVERLACE_TEST_SEEDS": "1000"})
-
-
 JOBS: dict[str, Callable[[], Cases]] = {
     "format": job_format,
     "layers": job_layers,
@@ -198,7 +191,6 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "python": job_python,
     "install": job_install,
     "clang-test": job_clang_test,
-    "adversary": job_adversary,
 }
-WEEKLY_ONLY = ("clang-test", "adversary")
+WEEKLY_ONLY = ("clang-test",)
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]
