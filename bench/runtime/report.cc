@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 
+#include "bench/common/record.h"
 #include "bench/runtime/table.h"
 #include "overlace/error.h"
 #include "src/base/json.h"
@@ -12,15 +12,6 @@ namespace overlace::bench {
 namespace {
 
 using base::Json;
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  char text[32] = {};
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
 
 /// GB/s of a row of bytes, else the time itself.
 double figure(const Row& row, double us) { return row.bytes > 0 ? row.bytes / us * 1e-3 : us; }
@@ -48,15 +39,6 @@ void print(const Row& row) {
   if (row.target > 0)
     std::printf("  %s %.4g %s", row.bytes > 0 ? ">=" : "<=", row.target, is_reached(row, ours) ? "yes" : "NO");
   std::printf("%s%s\n", row.note.empty() ? "" : "  ", row.note.c_str());
-}
-
-Json time_of(const std::vector<double>& samples) {
-  Json all = Json::array();
-  for (double one : samples) all.push_back(one);
-  Json time = Json::object();
-  time.set("median", base::median(samples)).set("p10", base::percentile(samples, 10));
-  time.set("p90", base::percentile(samples, 90)).set("min", *std::min_element(samples.begin(), samples.end()));
-  return time.set("samples", all);
 }
 
 Json clocks_of(const std::vector<std::unique_ptr<Gpu>>& gpus, bool* attested) {
@@ -117,7 +99,7 @@ int report(const Options& options, const std::vector<Row>& rows, const std::vect
       record.set("status", row.is_verified ? (samples.empty() ? "unsupported" : "ok") : "wrong");
       if (!row.note.empty()) record.set("reason", row.note);
       if (is_ours) record.set("verify", verify);
-      if (!samples.empty()) record.set("time_us", time_of(samples));
+      if (!samples.empty()) record.set("time_us", time_json(samples));
       out << record.dump() << "\n";
     }
   }
