@@ -314,18 +314,16 @@ Status RankRun::repeat_forward() {
 
 Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const char* title) {
   base::Trace mine;
-  OVERLACE_TRY(crew_->synchronize());
-  OVERLACE_TRY(crew_->barrier());
   exec::set_trace(*channel_, &mine);
-  stack_->set_trace(&mine);
-  Status status = stack_->run_layers(schedules, 1);
+  Status status = crew_->synchronize();
+  if (status.ok()) status = crew_->barrier();
+  if (status.ok()) status = stack_->run_layers(schedules, 1);
   if (status.ok()) status = crew_->synchronize();
-  if (status.ok() && plan_.backend == Backend::cuda_peer) {
+  if (status.ok()) {
     auto recorded = exec::collect_trace(*channel_);
     status = recorded.ok() ? Status() : recorded.status();
     if (status.ok()) mine.merge(std::move(*recorded));
   }
-  stack_->set_trace(nullptr);
   exec::set_trace(*channel_, nullptr);
   OVERLACE_TRY(std::move(status));
   const auto parts = gather(team_, mine.to_json());

@@ -24,6 +24,11 @@ class Executor {
   virtual base::Status run(const Call& call) = 0;
   /// Everything issued by this channel has completed and is visible at the peers; then it may be given up.
   virtual base::Status drain() = 0;
+  /// A trace begins: what can be made ahead for it.
+  virtual base::Status prepare_trace() { return {}; }
+  /// `work` as a span of category `other`.
+  virtual base::Status run_traced(base::Trace& trace, std::string_view label, const char* name,
+                                  const std::function<base::Status()>& work) = 0;
   /// Spans of calls that were traced but not yet reported.
   virtual base::Result<base::Trace> collect() { return base::Trace{}; }
 };

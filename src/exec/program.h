@@ -75,6 +75,7 @@ struct Call {
   uint64_t epoch = 1;  // of the copy
   base::Trace* trace = nullptr;
   std::vector<std::pair<TensorView, TensorView>> copies_out;  // (from, to), after all tasks
+  std::string_view label = {};                                // of its spans; lives as long as the channel
 };
 
 /// expansion, lanes and the places of local buffers; `shared` and memory are still missing.

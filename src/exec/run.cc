@@ -49,6 +49,11 @@ class Cache {
     }
     return static_cast<Cache*>(slot.get());
   }
+  /// Null while the channel is not traced.
+  static Cache* traced(Channel& channel) {
+    auto* cache = static_cast<Cache*>(channel.attachment().get());
+    return cache == nullptr || cache->trace == nullptr ? nullptr : cache;
+  }
 
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
@@ -74,6 +79,7 @@ class Cache {
 
   Executor& executor() { return *executor_; }
   base::Trace* trace = nullptr;
+  std::string label;  // of its spans
 
  private:
   explicit Cache(Channel& channel) : channel_(channel) {}
@@ -251,7 +257,8 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
             .copy = static_cast<int>(shared.calls % copies),
             .epoch = shared.calls / copies + 1,
             .trace = options.trace != nullptr ? options.trace : (*cache)->trace,
-            .copies_out = {}};
+            .copies_out = {},
+            .label = (*cache)->label};
   for (const CopyOut& copy : options.copies_out) {
     auto resolved = resolve(call, channel.team(), copy);
     if (!resolved.ok()) return resolved.status();
@@ -271,7 +278,19 @@ base::Result<base::Trace> collect_trace(Channel& channel) {
 void set_trace(Channel& channel, base::Trace* trace) {
   base::Result<Cache*> cache = Cache::of(channel);
   cache.status().or_throw();
+  if (trace != nullptr) (*cache)->executor().prepare_trace().or_throw();
   (*cache)->trace = trace;
+  (*cache)->label.clear();
+}
+
+void set_trace_label(Channel& channel, std::string_view label) {
+  Cache* cache = Cache::traced(channel);
+  if (cache != nullptr) cache->label = label;
+}
+
+base::Status run_traced(Channel& channel, const char* name, const std::function<base::Status()>& work) {
+  Cache* cache = Cache::traced(channel);
+  return cache == nullptr ? work() : cache->executor().run_traced(*cache->trace, cache->label, name, work);
 }
 
 }  // namespace overlace::exec

@@ -62,15 +62,20 @@ base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int 
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options = {});
 
-/// Everything the traced calls of this channel recorded so far (synchronises it).
+/// What traced calls of this channel recorded and did not append themselves (cuda; synchronises the device).
 base::Result<base::Trace> collect_trace(Channel& channel);
 
 /// Calls traced on several ranks give halves of arrows (the sender's and the receiver's); pairs become whole in place,
 /// the rest is dropped. For the merged trace, before it is written.
 void join_arrows(base::Trace& trace);
 
-/// Traces every run on this channel until turned off (a null pointer). cpu: spans are appended at once; cuda: at
-/// collect_trace.
+/// Traces every run on this channel until turned off (a null pointer). cpu: spans are appended at once; cuda: by
+/// collect_trace; captured calls are not traced.
 void set_trace(Channel& channel, base::Trace* trace);
+/// Spans from now on are called "label name", until another label or an empty one. Nothing while there is no trace.
+void set_trace_label(Channel& channel, std::string_view label);
+/// Runs `work`, which queues (cpu: does) something outside schedules on the channel's stream, as a span of category
+/// `other` where the channel is traced.
+base::Status run_traced(Channel& channel, const char* name, const std::function<base::Status()>& work);
 
 }  // namespace overlace::exec

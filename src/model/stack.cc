@@ -2,12 +2,14 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 #include <span>
 
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
+#include "src/exec/run.h"
 #include "src/model/device.h"
 #include "src/model/rope.h"
 #include "src/model/sharding.h"
@@ -48,14 +50,22 @@ Status run_operator(Channel& channel, const Args& args, const spec::Schedule& sc
   }
 }
 
-Result<std::unique_ptr<Device>> make_device(Channel& channel) {
-  if (channel.stream().kind == StreamRef::Kind::cpu)
-    return std::unique_ptr<Device>(std::make_unique<TracedDevice>(make_cpu_device(), channel.team().rank()));
+Result<std::unique_ptr<Device>> plain_device(Channel& channel) {
+  if (channel.stream().kind == StreamRef::Kind::cpu) return make_cpu_device();
 #ifdef OVERLACE_HAS_CUDA
   return make_cuda_device(channel);
 #else
   return base::error(Errc::not_supported, "the channel's stream is CUDA, but this build has no CUDA");
 #endif
+}
+
+Result<std::unique_ptr<Device>> make_device(Channel& channel) {
+  auto device = plain_device(channel);
+  if (!device.ok()) return device;
+  const auto run_traced = [&channel](const char* name, const std::function<Status()>& work) {
+    return exec::run_traced(channel, name, work);
+  };
+  return std::unique_ptr<Device>(std::make_unique<TracedDevice>(std::move(*device), run_traced));
 }
 
 class StackImpl final : public Stack {
@@ -74,10 +84,6 @@ class StackImpl final : public Stack {
   Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) override;
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
-  void set_trace(base::Trace* trace) override {
-    trace_ = trace;
-    if (auto* traced = dynamic_cast<TracedDevice*>(device_.get())) traced->set_trace(trace);
-  }
 
  private:
   using Schedules = std::array<const spec::Schedule*, kNumSites>;
@@ -103,7 +109,6 @@ class StackImpl final : public Stack {
   std::unique_ptr<Device> device_;
   std::vector<void*> blocks_;
   std::vector<std::string> site_names_;
-  base::Trace* trace_ = nullptr;
   std::vector<LayerWeights> layers_;
   TensorView input_, x_;              // (my rows, hidden): resident input, residual stream
   TensorView norm1_out_, norm2_out_;  // (my rows, hidden)
@@ -241,10 +246,9 @@ Result<StackImpl::Schedules> StackImpl::pick(const SiteSchedules& schedules) con
 }
 
 Status StackImpl::site(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule) {
-  const size_t first = trace_ == nullptr ? 0 : trace_->spans.size();
+  exec::set_trace_label(channel_, site_names_[index]);  // a task's name is the same at all sites
   Status status = site_operator(index, w, schedule);
-  for (size_t i = first; trace_ != nullptr && i < trace_->spans.size(); ++i)
-    trace_->spans[i].name = site_names_[index] + " " + trace_->spans[i].name;  // a task's name is the same at all sites
+  exec::set_trace_label(channel_, "");
   return status;
 }
 

@@ -10,7 +10,6 @@
 #include "overlace/channel.h"
 #include "overlace/schedule.h"
 #include "src/base/status.h"
-#include "src/base/trace.h"
 #include "src/model/config.h"
 
 namespace overlace::model {
@@ -41,6 +40,8 @@ std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks);
 /// Hidden states before the first layer where no file gives them: normal(0, 1), a pure function of (seed, row, column).
 void seeded_input(uint64_t seed, int64_t first_row, int64_t rows, int64_t hidden, float* out);
 
+/// Traced with its channel (exec::set_trace): spans of operators bear their site's name, and what is computed between
+/// operators is there too.
 class Stack {
  public:
   /// Loads or makes this rank's weights on the channel's device. Collective only in that all ranks call it.
@@ -56,9 +57,6 @@ class Stack {
   virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
   /// Waits for all queued work of this rank.
   virtual base::Status synchronize() = 0;
-  /// CPU ranks: what is computed between the operators is appended, and spans of operators (exec::set_trace with the
-  /// same trace) get their site's name, until a null pointer is given. Nothing on GPUs.
-  virtual void set_trace(base::Trace* trace) = 0;
 };
 
 /// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0

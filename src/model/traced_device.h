@@ -1,18 +1,20 @@
-// A CPU device that writes down what it does between the operators: timelines then show all of a rank's work.
+// A device whose work between the operators is written down: timelines then show all of a rank's work.
 #pragma once
 
+#include <functional>
 #include <memory>
 
-#include "src/base/trace.h"
 #include "src/model/device.h"
 
 namespace overlace::model {
 
+/// Runs `work`, and makes it a span of that name where there is a trace (exec::run_traced).
+using RunTraced = std::function<base::Status(const char* name, const std::function<base::Status()>& work)>;
+
 class TracedDevice final : public Device {
  public:
-  TracedDevice(std::unique_ptr<Device> device, int rank) : device_(std::move(device)), rank_(rank) {}
-  /// Spans of category `other` on lane "sm 0" are appended until a null pointer is given.
-  void set_trace(base::Trace* trace) { trace_ = trace; }
+  TracedDevice(std::unique_ptr<Device> device, RunTraced run_traced)
+      : device_(std::move(device)), run_traced_(std::move(run_traced)) {}
 
   base::Result<void*> alloc(int64_t bytes, std::string_view what) override { return device_->alloc(bytes, what); }
   void free(void* block) override { device_->free(block); }
@@ -31,12 +33,8 @@ class TracedDevice final : public Device {
   base::Status activation(const ActivationArgs& args) override;
 
  private:
-  template <class Work>
-  base::Status traced(const char* name, Work work);
-
   std::unique_ptr<Device> device_;
-  const int rank_;
-  base::Trace* trace_ = nullptr;
+  RunTraced run_traced_;
 };
 
 }  // namespace overlace::model

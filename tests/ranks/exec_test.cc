@@ -324,6 +324,13 @@ TEST(Exec, TracesEveryInstanceWaitAndArrowOfBothRanks) {
     EXPECT_LE(a.from_ns, a.to_ns);
     EXPECT_EQ(a.from_lane, "ce 0");
     EXPECT_EQ(a.to_lane, "sm 1");
+    const auto spans_at = [&](int rank, const std::string& name, int64_t base::Span::*time, int64_t ns) {
+      return std::count_if(trace.spans.begin(), trace.spans.end(), [&](const base::Span& s) {
+        return s.rank == rank && s.name.starts_with(name) && s.*time == ns;
+      });
+    };
+    EXPECT_EQ(spans_at(a.from_rank, "push", &base::Span::end_ns, a.from_ns), 1);
+    EXPECT_EQ(spans_at(a.to_rank, "reduce", &base::Span::begin_ns, a.to_ns), 1);
   }
   std::sort(arrows.begin(), arrows.end());
   EXPECT_EQ(arrows, (std::vector<std::string>{"arrived[0] 0>1", "arrived[0] 1>0", "arrived[1] 0>1", "arrived[1] 1>0"}));

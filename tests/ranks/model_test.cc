@@ -3,10 +3,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <span>
 
 #include "overlace/runtime.h"
 #include "src/base/half.h"
+#include "src/base/trace.h"
+#include "src/exec/run.h"
 #include "src/model/stack.h"
 #include "tests/ranks/support/run_ranks.h"
 #include "tests/unit/model/safetensors_writer.h"
@@ -182,6 +185,40 @@ TEST(StackCallsTest, TimingCallsLeaveForwardAsItWas) {
     const base::Status missing = stack->run_layers(fewer, 1);
     EXPECT_EQ(missing.code(), Errc::invalid_argument);
     EXPECT_NE(missing.message().find("none for site \"down\""), std::string::npos) << missing.message();
+  });
+}
+
+TEST(StackCallsTest, TracesNameTheSitesAndShowTheWorkBetweenThem) {
+  const ModelConfig config = config_of("llama", 2);
+  Problem problem;
+  problem.layers = 2;
+  problem.tokens = problem.sequence_length = 9;
+  SiteSchedules schedules;
+  const std::vector<Site> all_sites = sites(config, problem, 2).value();
+  for (const Site& site : all_sites) schedules.emplace(site.name, spec::make_schedule(site.op, "hetero_fused_1d", 2));
+  test::run_ranks(2, test::Mode::threads, [&](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    auto stack = Stack::create(config, problem, channel).value();
+    expect_ok(stack->run_layers(schedules, 1));
+    base::Trace trace;
+    exec::set_trace(channel, &trace);
+    expect_ok(stack->run_layers(schedules, 1));
+    exec::set_trace(channel, nullptr);
+    expect_ok(stack->run_layers(schedules, 1));
+    EXPECT_TRUE(exec::collect_trace(channel).value().spans.empty());  // all are in `trace` already
+    std::map<std::string, int> count;
+    for (const base::Span& span : trace.spans) {
+      EXPECT_EQ(span.rank, runtime.world().rank());
+      EXPECT_LE(span.begin_ns, span.end_ns);
+      if (span.category != "wait") ++count[span.name];
+    }
+    const std::map<std::string, int> once_per_layer = {
+        {"attention", 2},        {"activation", 2},         {"rope", 2},
+        {"add, norm", 5},        {"copy input", 1},         {"qkv gemm_own", 2},
+        {"gate_up gemm_own", 2}, {"o_proj gemm_own", 2},    {"down gemm_own", 2},
+        {"down reduce[s=1]", 2}, {"o_proj reduce[s=0]", 2}, {"qkv gemm_remote[s=1]", 2},
+        {"qkv push[s=0,p=1]", 2}};
+    for (const auto& [name, want] : once_per_layer) EXPECT_EQ(count[name], want) << name;
   });
 }
 

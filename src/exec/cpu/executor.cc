@@ -12,6 +12,7 @@
 #include "src/exec/cpu/copy.h"
 #include "src/exec/cpu/link_trace.h"
 #include "src/exec/gemm.h"
+#include "src/exec/timeline.h"
 #include "src/runtime/state.h"
 #include "src/runtime/wait.h"
 
@@ -155,21 +156,19 @@ class CpuCall {
     const std::vector<int>& queue = program_.lanes[lane].instances;
     const int index = queue[heads_[lane]];
     const spec::Instance& i = instance(index);
-    const std::string name = call_.trace != nullptr ? lane_name(i.lane) : std::string();
-    if (call_.trace != nullptr) trace_wait(lane, i, name);
     for (int d : i.deps) {
       // A finished dependency promises that its sources may be overwritten.
       if (is_sent_[static_cast<size_t>(d)] == 0) continue;
       OVERLACE_TRY(wait_status(flush(pod_), "flush before " + i.id(program_.schedule)));
       std::fill(is_sent_.begin(), is_sent_.end(), 0);
     }
+    const int64_t begin = call_.trace != nullptr ? trace_wait(lane, i) : 0;
     ++heads_[lane];  // before the work: products may serve other lanes meanwhile
-    const int64_t begin = call_.trace != nullptr ? now_ns() : 0;
     OVERLACE_TRY(execute(i, index));
     is_done_[static_cast<size_t>(index)] = 1;
     ++num_done_;
-    if (call_.trace != nullptr) trace_work(i, name, begin);
-    send_signals(i, name);
+    if (call_.trace != nullptr) trace_work(i, begin);
+    send_signals(i);
     return {};
   }
 
@@ -260,30 +259,25 @@ class CpuCall {
     return {};
   }
 
-  void send_signals(const spec::Instance& i, const std::string& lane) {
+  void send_signals(const spec::Instance& i) {
     for (const spec::ResolvedSet& set : i.sets) {
       if (is_unfenced_[static_cast<size_t>(set.at)] != 0) {
         fence(pod_, set.at);
         is_unfenced_[static_cast<size_t>(set.at)] = 0;
       }
-      if (call_.trace != nullptr && set.at != team_.rank()) {
-        call_.trace->arrows.push_back(
-            sent_half(program_.word_name(set.signal, set.slot), number_, team_.rank(), lane, now_ns(), set.at));
-      }
       signal_add(pod_, set.at, program_.id(call_.copy, set.signal, set.slot), static_cast<uint32_t>(set.add));
     }
   }
 
-  void trace_wait(size_t lane, const spec::Instance& i, const std::string& name) {
+  /// The time at which the waits were over and the work may begin.
+  int64_t trace_wait(size_t lane, const spec::Instance& i) {
+    const std::string name = lane_name(i.lane);
     const int64_t end = now_ns();
     if (blocked_since_[lane] != 0 && !i.waits.empty()) {
-      const spec::ResolvedWait& w = i.waits.front();
-      call_.trace->spans.push_back({.rank = team_.rank(),
-                                    .lane = name,
-                                    .name = base::format("wait {}", program_.word_name(w.signal, w.slot)),
-                                    .category = "wait",
-                                    .begin_ns = blocked_since_[lane],
-                                    .end_ns = end});
+      base::Span span = wait_span(call_, i.waits.front(), name);
+      span.begin_ns = blocked_since_[lane];
+      span.end_ns = end;
+      call_.trace->spans.push_back(std::move(span));
     }
     blocked_since_[lane] = 0;
     for (const spec::ResolvedWait& w : i.waits) {
@@ -291,18 +285,20 @@ class CpuCall {
       call_.trace->arrows.push_back(
           seen_half(program_.word_name(w.signal, w.slot), number_, w.from, team_.rank(), name, end));
     }
+    return end;
   }
 
-  void trace_work(const spec::Instance& i, const std::string& name, int64_t begin) {
-    const spec::Kind kind = program_.task(i).kind;
-    call_.trace->spans.push_back({.rank = team_.rank(),
-                                  .lane = name,
-                                  .name = i.id(program_.schedule),
-                                  .category = category_name(kind),
-                                  .begin_ns = begin,
-                                  .end_ns = now_ns(),
-                                  .bytes = kind == spec::Kind::gemm ? 0 : moved_bytes(program_, i),
-                                  .flops = gemm_flops(program_, i)});
+  /// NOTE: before the signals, which a peer may see at once: its half must not be the earlier one.
+  void trace_work(const spec::Instance& i, int64_t begin) {
+    base::Span span = work_span(call_, i);
+    span.begin_ns = begin;
+    span.end_ns = now_ns();
+    for (const spec::ResolvedSet& set : i.sets) {
+      if (set.at == team_.rank()) continue;
+      call_.trace->arrows.push_back(
+          sent_half(program_.word_name(set.signal, set.slot), number_, team_.rank(), span.lane, span.end_ns, set.at));
+    }
+    call_.trace->spans.push_back(std::move(span));
   }
 
   const Call& call_;
@@ -353,9 +349,19 @@ class CpuExecutor final : public Executor {
   }
 
   base::Status run(const Call& call) override {
-    const base::Status status = run_traced(call);
+    const base::Status status = run_over_link(call);
     // Half a call leaves signals that nobody can take back: the peers must not wait for the rest.
     if (!status.ok()) channel_.team().runtime().abort(status.code(), status.message());
+    return status;
+  }
+
+  base::Status run_traced(base::Trace& trace, std::string_view label, const char* name,
+                          const std::function<base::Status()>& work) override {
+    base::Span span = caller_span(channel_.team().rank(), label, name);
+    span.begin_ns = now_ns();
+    const base::Status status = work();
+    span.end_ns = now_ns();
+    trace.spans.push_back(std::move(span));
     return status;
   }
 
@@ -366,13 +372,13 @@ class CpuExecutor final : public Executor {
   }
 
  private:
-  base::Status run_traced(const Call& call) {
+  base::Status run_over_link(const Call& call) {
     CpuCall run(channel_, call, *static_cast<CpuPrepared*>(call.program.prepared.get()), ++calls_);
     if (call.trace == nullptr || link_ == nullptr) return run.run();
     call.trace->emulated = true;
     link_->start();
     const base::Status status = run.run();
-    link_->stop(call.trace);
+    link_->stop(call.label, call.trace);
     return status;
   }
 

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "src/base/format.h"
+#include "src/exec/timeline.h"
 #include "src/runtime/state.h"
 
 namespace overlace::exec {
@@ -40,9 +41,10 @@ void LinkTrace::start() {
   is_on_ = true;
 }
 
-void LinkTrace::stop(base::Trace* trace) {
+void LinkTrace::stop(std::string_view label, base::Trace* trace) {
   const std::lock_guard lock(mutex_);
   is_on_ = false;
+  for (base::Span& span : spans_) span.name = labelled(label, span.name);
   trace->spans.insert(trace->spans.end(), std::make_move_iterator(spans_.begin()),
                       std::make_move_iterator(spans_.end()));
   spans_.clear();

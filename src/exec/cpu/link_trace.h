@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "overlace/runtime.h"
@@ -18,8 +19,8 @@ class LinkTrace {
 
   /// Keeps spans from now on.
   void start();
-  /// Moves what was kept to `trace` and keeps no more.
-  void stop(base::Trace* trace);
+  /// Moves what was kept to `trace`, its names labelled, and keeps no more.
+  void stop(std::string_view label, base::Trace* trace);
 
  private:
   void record(base::Span span);

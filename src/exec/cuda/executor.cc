@@ -16,7 +16,9 @@
 #include "src/exec/backend.h"
 #include "src/exec/collective.h"
 #include "src/exec/cuda/cublaslt.h"
+#include "src/exec/cuda/recorder.h"
 #include "src/exec/cuda/streams.h"
+#include "src/exec/timeline.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
 
@@ -100,6 +102,11 @@ base::Status upload(const std::vector<T>& host, T** device) {
   return cuda_status(cudaMemcpy(*device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
+/// Of one traced instance: its stream has reached its waits, they are over, its work is done.
+struct Marks {
+  size_t reached = 0, begin = 0, end = 0;
+};
+
 class CudaExecutor final : public Executor {
  public:
   CudaExecutor(Channel& channel, std::unique_ptr<CublasLt> blas)
@@ -143,11 +150,15 @@ class CudaExecutor final : public Executor {
     DeviceScope scope(device_);
     return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
+  base::Status prepare_trace() override {
+    DeviceScope scope(device_);
+    return recorder_.reserve();
+  }
+  base::Status run_traced(base::Trace&, std::string_view label, const char* name,
+                          const std::function<base::Status()>& work) override;
   base::Result<base::Trace> collect() override {
     DeviceScope scope(device_);
-    base::Trace trace;
-    OVERLACE_TRY(recorder_.collect(stream_, &trace));
-    return trace;
+    return recorder_.collect(stream_);
   }
 
  private:
@@ -177,7 +188,12 @@ class CudaExecutor final : public Executor {
     return size_t{program.id(copy, signal, slot)} * team_.pod().sig_stride + static_cast<size_t>(rank);
   }
   node::WaitItem wait_item(const Call& call, const spec::ResolvedWait& wait) const;
-  base::Span span_of(const Call& call, const spec::Instance& instance, const char* category) const;
+  bool is_capturing() const;
+  /// Nothing unless this call is traced.
+  base::Status mark(cudaStream_t stream, size_t* number) {
+    return is_traced_ ? recorder_.mark(stream, number) : base::Status();
+  }
+  void record(const Call& call, const spec::Instance& instance, const Marks& marks);
 
   Channel& channel_;
   Team& team_;
@@ -185,7 +201,9 @@ class CudaExecutor final : public Executor {
   cudaStream_t stream_;
   std::unique_ptr<CublasLt> blas_;
   LaneStreams lanes_;
-  SpanRecorder recorder_;
+  Recorder recorder_;
+  bool is_traced_ = false;  // the call that is being queued
+  uint64_t calls_ = 0;      // made on this channel: the same on all ranks
 };
 
 base::Status CudaExecutor::prepare_cells(Program& program) {
@@ -318,27 +336,65 @@ base::Status CudaExecutor::launch_waits(node::WaitList& list) {
   return status;
 }
 
-base::Span CudaExecutor::span_of(const Call& call, const spec::Instance& instance, const char* category) const {
-  base::Span span;
-  span.rank = team_.rank();
-  span.lane = lane_name(instance.lane);
-  span.name = instance.id(call.program.schedule);
-  span.category = category;
-  return span;
+bool CudaExecutor::is_capturing() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream_, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
+/// An arrow leaves where the work of the put or kernel before the signal ends, and arrives where the wait is over.
+void CudaExecutor::record(const Call& call, const spec::Instance& instance, const Marks& marks) {
+  Recording& out = recorder_.recording;
+  base::Span span = work_span(call, instance);
+  const std::string lane = span.lane;
+  out.spans.push_back({std::move(span), marks.begin, marks.end});
+  const spec::ResolvedWait* first = nullptr;
+  for (const spec::ResolvedWait& wait : instance.waits) {
+    if (wait.previous) continue;
+    if (first == nullptr) first = &wait;
+    if (wait.from == team_.rank()) continue;
+    const std::string word = call.program.word_name(wait.signal, wait.slot);
+    out.halves.push_back({seen_half(word, calls_, wait.from, team_.rank(), lane, 0), marks.begin});
+  }
+  if (first != nullptr) out.spans.push_back({wait_span(call, *first, lane), marks.reached, marks.begin});
+  for (const spec::ResolvedSet& set : instance.sets) {
+    if (set.at == team_.rank()) continue;
+    const std::string word = call.program.word_name(set.signal, set.slot);
+    out.halves.push_back({sent_half(word, calls_, team_.rank(), lane, 0, set.at), marks.end});
+  }
+}
+
+base::Status CudaExecutor::run_traced(base::Trace&, std::string_view label, const char* name,
+                                      const std::function<base::Status()>& work) {
+  if (is_capturing()) return work();
+  DeviceScope scope(device_);
+  Marks marks;
+  OVERLACE_TRY(recorder_.mark(stream_, &marks.begin));
+  const base::Status status = work();
+  OVERLACE_TRY(recorder_.mark(stream_, &marks.end));
+  recorder_.recording.spans.push_back({caller_span(team_.rank(), label, name), marks.begin, marks.end});
+  return status;
 }
 
 /// Credits of the previous use of this copy, all in one wait; then the copy lanes may start.
 base::Status CudaExecutor::prologue(const Call& call, Prepared& prepared) {
   if (prepared.has_previous) {
     node::WaitList list;
+    Marks marks;
+    const spec::ResolvedWait* first = nullptr;
+    OVERLACE_TRY(mark(stream_, &marks.reached));
     for (const spec::Instance& instance : call.program.expansion.instances) {
       for (const spec::ResolvedWait& wait : instance.waits) {
         if (!wait.previous) continue;
+        if (first == nullptr) first = &wait;
         list.items[list.count++] = wait_item(call, wait);
         if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list));
       }
     }
     OVERLACE_TRY(launch_waits(list));
+    OVERLACE_TRY(mark(stream_, &marks.begin));
+    if (is_traced_) {
+      recorder_.recording.spans.push_back({wait_span(call, *first, kCallerLane), marks.reached, marks.begin});
+    }
   }
   if (prepared.copy_lanes.empty()) return {};
   OVERLACE_TRY(cuda_status(cudaEventRecord(prepared.lanes[0], stream_), "cudaEventRecord"));
@@ -360,18 +416,12 @@ base::Status CudaExecutor::wait_for_deps(const Call& call, Prepared& prepared, c
 
 base::Status CudaExecutor::wait_for_signals(const Call& call, const spec::Instance& instance) {
   node::WaitList list;
-  bool traced = false;
   for (const spec::ResolvedWait& wait : instance.waits) {
     if (wait.previous) continue;
-    if (call.trace != nullptr && !traced) {
-      traced = true;
-      OVERLACE_TRY(recorder_.begin(stream_, span_of(call, instance, "wait")));
-    }
     list.items[list.count++] = wait_item(call, wait);
     if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list));
   }
-  OVERLACE_TRY(launch_waits(list));
-  return traced ? recorder_.end(stream_) : base::Status();
+  return launch_waits(list);
 }
 
 base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance) {
@@ -480,19 +530,21 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
   const spec::Instance& instance = call.program.expansion.instances[static_cast<size_t>(index)];
   cudaStream_t stream = stream_of(instance.lane);
   OVERLACE_TRY(wait_for_deps(call, prepared, instance, stream));
-  OVERLACE_TRY(wait_for_signals(call, instance));
-  if (call.trace != nullptr) {
-    base::Span span = span_of(call, instance, category_name(call.program.task(instance).kind));
-    span.bytes = moved_bytes(call.program, instance);
-    span.flops = gemm_flops(call.program, instance);
-    OVERLACE_TRY(recorder_.begin(stream, std::move(span)));
+  Marks marks;
+  const bool has_waits = std::any_of(instance.waits.begin(), instance.waits.end(),
+                                     [](const spec::ResolvedWait& wait) { return !wait.previous; });
+  if (has_waits) {
+    OVERLACE_TRY(mark(stream, &marks.reached));
+    OVERLACE_TRY(wait_for_signals(call, instance));
   }
+  OVERLACE_TRY(mark(stream, &marks.begin));
   OVERLACE_TRY(execute(call, instance, stream));
-  if (call.trace != nullptr) OVERLACE_TRY(recorder_.end(stream));
+  OVERLACE_TRY(mark(stream, &marks.end));
   OVERLACE_TRY(send_signals(call, instance, stream));
   if (cudaEvent_t done = prepared.done[static_cast<size_t>(index)]; done != nullptr) {
     OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream), "cudaEventRecord"));
   }
+  if (is_traced_) record(call, instance, marks);
   return {};
 }
 
@@ -513,6 +565,8 @@ base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
 base::Status CudaExecutor::run(const Call& call) {
   DeviceScope scope(device_);
   auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
+  ++calls_;
+  is_traced_ = call.trace != nullptr && !is_capturing();
   OVERLACE_TRY(prologue(call, prepared));
   for (int index : prepared.order) OVERLACE_TRY(issue(call, prepared, index));
   return epilogue(call, prepared);

@@ -1,15 +1,13 @@
-// Streams and events of one program on one device, and the timing of traced calls.
+// Streams and events of one program on one device.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "src/base/status.h"
-#include "src/base/trace.h"
 #include "src/spec/expand.h"
 
 namespace overlace::exec {
@@ -45,28 +43,6 @@ class Events {
 
  private:
   std::vector<cudaEvent_t> events_;
-};
-
-/// Spans between pairs of timing events, placed on the host's clock by one synchronised reference per collect().
-class SpanRecorder {
- public:
-  ~SpanRecorder();
-  /// Queues the begin of a span on `stream`; `end` the end of the last begun one of that stream.
-  base::Status begin(cudaStream_t stream, base::Span span);
-  base::Status end(cudaStream_t stream);
-  bool empty() const { return pending_.empty(); }
-  /// Synchronises the device; appends the spans with times on CLOCK_MONOTONIC to `out`.
-  base::Status collect(cudaStream_t reference, base::Trace* out);
-
- private:
-  struct Pending {
-    base::Span span;
-    cudaEvent_t begin = nullptr, end = nullptr;
-    cudaStream_t stream = nullptr;
-  };
-  base::Status take_event(cudaEvent_t* out);
-  std::vector<Pending> pending_;
-  std::vector<cudaEvent_t> free_;
 };
 
 }  // namespace overlace::exec
