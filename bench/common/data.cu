@@ -1,11 +1,10 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cmath>
 #include <vector>
 
 #include "bench/common/data.h"
+#include "src/device/mem/convert.cuh"
 
 namespace overlace::bench {
 namespace {
@@ -28,35 +27,18 @@ __device__ float normal_at(const Normal& n, int64_t row, int64_t col) {
   return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v) * static_cast<float>(n.scale);
 }
 
+/// For sums in fp64.
 template <class T>
-__device__ T narrow(float v);
-template <>
-__device__ float narrow<float>(float v) {
-  return v;
+__device__ double wide(T v) {
+  return device::widen(v);
 }
-template <>
-__device__ double narrow<double>(float v) {
-  return v;
-}
-template <>
-__device__ __half narrow<__half>(float v) {
-  return __float2half_rn(v);
-}
-template <>
-__device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
-  return __float2bfloat16_rn(v);
-}
-__device__ double widen(double v) { return v; }
-__device__ double widen(float v) { return v; }
-__device__ double widen(__half v) { return __half2float(v); }
-__device__ double widen(__nv_bfloat16 v) { return __bfloat162float(v); }
 
 template <class T>
 __global__ void fill(T* data, int64_t pitch, int64_t rows, int64_t cols, Normal n) {
   const int64_t step = gridDim.x * static_cast<int64_t>(blockDim.x);
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * cols; i += step) {
     const int64_t row = i / cols, col = i - row * cols;
-    data[row * pitch + col] = narrow<T>(normal_at(n, row, col));
+    data[row * pitch + col] = device::narrow<T>(normal_at(n, row, col));
   }
 }
 
@@ -89,8 +71,8 @@ __global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols,
     const Factor& f = factors.f[s];
     double dot = 0;
     for (int64_t k = threadIdx.x; k < f.k; k += blockDim.x) {
-      dot += widen(narrow<Operand>(normal_at(f.left, first_row + row, k))) *
-             widen(narrow<Operand>(normal_at(f.right, col, k)));
+      dot += wide(device::narrow<Operand>(normal_at(f.left, first_row + row, k))) *
+             wide(device::narrow<Operand>(normal_at(f.right, col, k)));
     }
     partial[threadIdx.x] = dot;
     __syncthreads();
@@ -102,7 +84,7 @@ __global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols,
     __syncthreads();
   }
   if (threadIdx.x == 0) {
-    const double got = widen(out[row * pitch + col]);
+    const double got = wide(out[row * pitch + col]);
     if (!isfinite(got)) atomicExch(&sums->finite, 0);
     const double error = fabs(got - want);
     atomic_max(&sums->max_error, isfinite(error) ? error : 1e300);
@@ -123,7 +105,7 @@ __global__ void difference(const T* a, int64_t pitch_a, const T* b, int64_t pitc
   const int64_t step = gridDim.x * static_cast<int64_t>(blockDim.x);
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * cols; i += step) {
     const int64_t row = i / cols, col = i - row * cols;
-    const double x = widen(a[row * pitch_a + col]), y = widen(b[row * pitch_b + col]);
+    const double x = wide(a[row * pitch_a + col]), y = wide(b[row * pitch_b + col]);
     same = same && x == y;  // NaN differs from itself: unwritten output shows
     const double d = fabs(x - y);
     worst = isfinite(d) ? fmax(worst, d) : 1e300;

@@ -1,15 +1,17 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
+#include "src/device/mem/convert.cuh"
 #include "src/model/cuda/kernels.h"
 
 namespace overlace::model {
 namespace {
 
-// ---- conversions: Acc is float, or double for the fp64 oracle ----
+using device::narrow;
+using device::widen;
+
+/// Acc<T> is float, or double for the fp64 oracle.
 
 template <class T>
 struct AccOf {
@@ -21,47 +23,6 @@ struct AccOf<double> {
 };
 template <class T>
 using Acc = typename AccOf<T>::type;
-
-__device__ float widen(float v) { return v; }
-__device__ double widen(double v) { return v; }
-__device__ float widen(__half v) { return __half2float(v); }
-__device__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
-template <class T>
-__device__ T narrow(float v);
-template <class T>
-__device__ T narrow(double v);
-template <>
-__device__ float narrow<float>(float v) {
-  return v;
-}
-template <>
-__device__ __half narrow<__half>(float v) {
-  return __float2half_rn(v);
-}
-template <>
-__device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
-  return __float2bfloat16_rn(v);
-}
-template <>
-__device__ double narrow<double>(float v) {
-  return v;
-}
-template <>
-__device__ double narrow<double>(double v) {
-  return v;
-}
-template <>
-__device__ float narrow<float>(double v) {
-  return static_cast<float>(v);
-}
-template <>
-__device__ __half narrow<__half>(double v) {
-  return __double2half(v);
-}
-template <>
-__device__ __nv_bfloat16 narrow<__nv_bfloat16>(double v) {
-  return __double2bfloat16(v);
-}
 
 template <class A>
 __device__ A warp_sum(A v) {

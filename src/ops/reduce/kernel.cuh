@@ -1,38 +1,11 @@
 // Sum of G row blocks, one element in one thread's registers from first source to rounding.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "src/device/mem/convert.cuh"
+
 namespace overlace::ops {
-
-template <class Acc, class T>
-__device__ Acc widen(T v) {
-  return static_cast<Acc>(v);
-}
-template <>
-inline __device__ float widen<float, __half>(__half v) {
-  return __half2float(v);
-}
-template <>
-inline __device__ float widen<float, __nv_bfloat16>(__nv_bfloat16 v) {
-  return __bfloat162float(v);
-}
-
-template <class T, class Acc>
-__device__ T narrow(Acc v) {
-  return static_cast<T>(v);
-}
-template <>
-inline __device__ __half narrow<__half, float>(float v) {
-  return __float2half_rn(v);
-}
-template <>
-inline __device__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) {
-  return __float2bfloat16_rn(v);
-}
 
 /// kVector elements that load and store as one unit.
 template <class T, int kVector>
@@ -65,15 +38,15 @@ __global__ void __launch_bounds__(256) reduce_rows(const __grid_constant__ Reduc
     for (int s = 0; s < p.count; ++s) {
       const auto in = *reinterpret_cast<const Pack<Src, kVector>*>(p.src[s] + row * p.src_pitch[s] + col);
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) sum[j] += widen<Acc>(in.v[j]);
+      for (int j = 0; j < kVector; ++j) sum[j] += device::widen(in.v[j]);
     }
     if (p.bias != nullptr) {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) sum[j] += widen<Acc>(p.bias[col + j]);
+      for (int j = 0; j < kVector; ++j) sum[j] += device::widen(p.bias[col + j]);
     }
     Pack<Dst, kVector> out;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) out.v[j] = narrow<Dst>(sum[j]);
+    for (int j = 0; j < kVector; ++j) out.v[j] = device::narrow<Dst>(sum[j]);
     *reinterpret_cast<Pack<Dst, kVector>*>(p.dst + row * p.dst_pitch + col) = out;
   }
 }
