@@ -6,11 +6,14 @@
 #include <memory>
 
 #include "overlace/stream.h"
+#include "overlace/symmetric.h"
 
 namespace overlace {
 
 struct ChannelPod;
 struct ChannelState;
+struct CountersPod;
+struct InboxPod;
 class Team;
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
@@ -25,19 +28,55 @@ struct SignalIds {
 enum class Domain { cpu, stream, device };
 
 struct ChannelOptions {
-  int sm_budget = 0;  // 0: all SMs
+  int sm_budget = 0;  // SMs that its calls may fill; 0: all. Channels whose budgets fit side by side run side by side.
 };
 
-/// Calls on one channel run in the order in which they were made, which must be the same on all ranks.
+/// Buffers in every rank's heap that peers fill in turn, and the signals that go with them (overlace/signal.h,
+/// inbox_*). A buffer of epoch e is used again in epoch e + buffers, after the credit for e. Cheap handle.
+struct Inbox {
+  SymBuffer memory{};  // all buffers
+  uint64_t pitch = 0;  // from a buffer to the next; >= the bytes asked for
+  int buffers = 0;     // k
+  SignalIds data{};    // one id: counts what arrived
+  SignalIds credit{};  // one id: counts epochs that may be overwritten
+  const InboxPod& pod() const { return *handle; }
+
+  const InboxPod* handle = nullptr;  // of the channel, until it is released
+};
+
+/// Local words that this rank's agents count up and wait for (tile triggers); 32 bytes apart. Peers never write them.
+struct Counters {
+  uint32_t count = 0;
+  const CountersPod& pod() const { return *handle; }
+
+  const CountersPod* handle = nullptr;  // of the channel, until they are released
+};
+
+/// Calls on one channel run in the order in which they were made, which must be the same on all ranks. On GPUs calls of
+/// several channels of a rank whose SM budgets do not fit side by side run one after the other, in call order; inside a
+/// capture, where that order cannot be kept, such a call is refused (Unsupported, `co_residency`).
 class Channel {
  public:
   virtual ~Channel() = default;
   virtual Team& team() const = 0;
   virtual StreamRef stream() const = 0;
+  /// The next calls go to another stream, behind the earlier ones (counted: Stats::moved_calls). Of the same kind.
+  virtual void use(StreamRef stream) = 0;
   virtual const ChannelOptions& options() const = 0;
   /// Deterministic, in call order, no communication. Throws OutOfMemory (`heap_exhausted`) when no ids are left.
   virtual SignalIds ids(uint32_t count, Domain domain, const char* name) = 0;
   virtual void release(SignalIds ids) = 0;
+  /// Collective on the team, and a heap allocation (SymmetricHeap: the ranks of other teams make it too); outside
+  /// captures. `bytes` of each of the `k` buffers: who writes where in them is the operator's. Throws InvalidArgument
+  /// (k), OutOfMemory, PlanMismatch on all ranks where they differ.
+  virtual Inbox inbox(size_t bytes, int k = 2, const char* name = "inbox") = 0;
+  /// Collective on the team; everything that was sent has been released and advanced past. Heap memory and ids go.
+  virtual void release(const Inbox& inbox) = 0;
+  /// Local, zeroed; outside captures. Throws InvalidArgument, OutOfMemory, or `capture`.
+  virtual Counters counters(uint32_t count, const char* name) = 0;
+  /// Zeroes them in stream order; on CPU ranks at once. Nobody may count or wait meanwhile. Capturable.
+  virtual void reset(const Counters& counters) = 0;
+  virtual void release(const Counters& counters) = 0;
   virtual const ChannelPod& pod() const = 0;
   /// Type-erased cache of whoever is layered above (prepared schedules); destroyed before the heap goes.
   virtual std::shared_ptr<void>& attachment() = 0;

@@ -41,6 +41,15 @@ struct LinkOptions {
   std::string to_string() const;
 };
 
+/// Extra checks of every operator call, for tests and for finding ranks that do not do the same.
+struct CheckOptions {
+  bool sync = false;   // wait for the call's work, then Runtime::check()
+  bool calls = false;  // before each call all ranks compare its number and operation, or Desync on all of them
+  /// "sync,calls"; a comma-separated list, "" for none.
+  static CheckOptions parse(std::string_view text);
+  std::string to_string() const;
+};
+
 struct RuntimeOptions {
   Backend backend = Backend::automatic;
   int device = -1;        // CUDA ordinal; -1: the local rank
@@ -51,6 +60,7 @@ struct RuntimeOptions {
   AdversaryOptions adversary{};
   LinkOptions link{};
   std::string net_engine = "auto";  // nccl | none | auto
+  CheckOptions checks{};
   /// Argument > variable > default: fields left at their default are taken from OVERLACE_* variables.
   static RuntimeOptions from_environment();
 };
@@ -64,6 +74,13 @@ struct Caps {
   bool copy_engine = false;
   bool stream_wait = false;
   bool collectives = false;
+};
+
+/// What this rank did since it was opened.
+struct Stats {
+  uint64_t calls = 0;             // of operators
+  uint64_t serialised_calls = 0;  // that waited for calls of other channels, for want of SMs
+  uint64_t moved_calls = 0;       // that waited because their channel was used from another stream before
 };
 
 struct RuntimeState;
@@ -83,6 +100,7 @@ class Runtime {
   int device() const;  // CUDA ordinal, -1 on cpu
   Caps caps(int peer) const;
   const RuntimeOptions& options() const;  // after defaults were filled in
+  Stats stats() const;
 
   /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout.
   void check();

@@ -27,6 +27,16 @@ void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst
 /// be counted first: where one slot counts puts, use put, fence, signal_add.
 void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
                 uint32_t delta = 1);
+// The same three to an offset of adopted memory.
+void put(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
+         size_t bytes);
+void put_2d(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, size_t dst_pitch,
+            const void* src, size_t src_pitch, size_t row_bytes, size_t rows);
+void put_signal(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
+                size_t bytes, uint32_t id, uint32_t delta = 1);
+/// Address in this process of an offset of adopted memory; null where reach is net.
+void* peer_ptr(const RegionPod& region, int peer, uint64_t offset);
+
 /// 8 aligned bytes, seen whole or not at all; orders nothing else.
 void put_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
 /// The same word as a release: covers what a signal_add at its place would cover.
@@ -50,8 +60,44 @@ void signal_post(const ChannelPod& channel, int peer, uint32_t id, uint64_t tota
 uint64_t ticket(const ChannelPod& channel, int sender, uint32_t id);
 void consume(const ChannelPod& channel, int sender, uint32_t id, uint64_t delta);
 
+// ---- inbox: one call of each per epoch and peer; all ranks advance together ----
+
+/// Number of the epoch that runs now, from 1.
+uint64_t inbox_epoch(const InboxPod& inbox);
+/// Where its buffer begins in every heap.
+uint64_t inbox_offset(const InboxPod& inbox);
+/// Acquire. ok once `peer` has given credit for what I sent there `buffers` epochs ago, or before: I may write into
+/// this epoch's buffer there. Partner of inbox_release.
+[[nodiscard]] Errc inbox_wait_credit(const ChannelPod& channel, const InboxPod& inbox, int peer);
+/// put to `where` in this epoch's buffer of `peer`, fence, one data signal. Not before inbox_wait_credit. Other ways of
+/// writing are fine: then signal_add(data_id) follows, after a fence where puts were used.
+void inbox_put(const ChannelPod& channel, const InboxPod& inbox, int peer, uint64_t where, const void* src,
+               size_t bytes);
+/// I have sent to `peer` in this epoch and expect its credit. After the last inbox_wait_credit of that peer.
+void inbox_sent(const ChannelPod& channel, const InboxPod& inbox, int peer);
+/// Acquire. ok once `adds` data signals of `sender` have come in this epoch. All adds of one epoch come before those of
+/// the next.
+[[nodiscard]] Errc inbox_wait_data(const ChannelPod& channel, const InboxPod& inbox, int sender, uint64_t adds = 1);
+/// Release. My agents have read what `sender` sent: consumes its `adds` signals and gives credit. For each rank that
+/// sent in this epoch, no other.
+void inbox_release(const ChannelPod& channel, const InboxPod& inbox, int sender, uint64_t adds = 1);
+/// The next epoch, once this rank is done with all of the above; one agent.
+void inbox_advance(const InboxPod& inbox);
+
+// ---- local counters ----
+
+/// Release, among the agents of this rank.
+void counter_add(const ChannelPod& channel, const CountersPod& counters, uint32_t index, uint64_t delta = 1);
+/// Release and acquire; the new total: whoever reaches the last one sees what all others did before.
+uint64_t counter_arrive(const ChannelPod& channel, const CountersPod& counters, uint32_t index, uint64_t delta = 1);
+/// Acquire: int64(counter - value) >= 0. Its TimeoutRecord names the counter.
+[[nodiscard]] Errc counter_wait_ge(const ChannelPod& channel, const CountersPod& counters, uint32_t index,
+                                   uint64_t value);
+
 /// Blocking read of a peer's heap; the emulated link paces it.
 [[nodiscard]] Errc get(const ChannelPod& channel, int peer, uint64_t src_offset, void* dst, size_t bytes);
+[[nodiscard]] Errc get(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t src_offset, void* dst,
+                       size_t bytes);
 
 /// Orders this agent's earlier puts to `peer` before its later signals to it.
 void fence(const ChannelPod& channel, int peer);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,28 @@ struct OpenContext {
   const std::vector<Hello>& hellos;  // by rank
 };
 
+/// One call of an operator on a channel.
+struct CallSite {
+  uint32_t channel = 0;
+  StreamRef stream;
+  int sm_budget = 0;  // 0: all
+};
+
+/// What all ranks want of a striped range, by rank of the world.
+struct StripePlan {
+  std::string name;
+  uint64_t number = 0;  // of this runtime's ranges; the same on all ranks
+  std::vector<std::vector<StripePart>> parts;
+  int64_t timeout_ms = 0;
+};
+
+/// Mapped pages of a striped range; unmapped with the last copy of the pointer.
+struct StripeMemory {
+  char* data = nullptr;            // my range
+  std::vector<StripePiece> owned;  // as StripedRange::owned
+  std::shared_ptr<void> mapping;
+};
+
 /// One per rank. All calls but abort come from the thread that opened the runtime.
 class BackendState {
  public:
@@ -61,6 +84,29 @@ class BackendState {
   virtual TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) = 0;
   /// The collectives engine of a new team; null if there is none. Collective.
   virtual std::unique_ptr<NetEngine> make_engine(Team& team, int max_ctas) = 0;
+  /// Zeroed memory that only this rank's agents use, given back at close at the latest. `capture` where `stream` is
+  /// captured.
+  virtual base::Result<void*> allocate_local(size_t bytes, StreamRef stream) = 0;
+  virtual void free_local(void* memory) = 0;
+  /// In stream order.
+  virtual base::Status zero_local(void* memory, size_t bytes, StreamRef stream) = 0;
+  /// `bases` as the pods of agents take them beyond kPodPeers; valid until close.
+  virtual base::Result<char* const*> make_table(std::span<char* const> bases) = 0;
+  /// Between host memory and any memory of this rank or mapped from a peer; done on return.
+  virtual base::Status copy(void* dst, const void* src, size_t bytes) = 0;
+  /// 0 with the reason in `why` where ranges cannot be striped.
+  virtual uint64_t stripe_granule(std::string* why) const = 0;
+  /// Collective; the parts have been checked. Ends with an agreement: all ranks have theirs, or none.
+  virtual base::Result<StripeMemory> stripe(const StripePlan& plan) = 0;
+  /// SMs that channels of this rank share; 0: no such limit.
+  virtual int sm_room() const = 0;
+  /// Around the work that a call queues: what must run before it is waited for in stream order. co_residency in a
+  /// capture that cannot wait. Counts in `stats`.
+  virtual base::Status begin_call(const CallSite& call, Stats& stats) = 0;
+  virtual base::Status end_call(const CallSite& call) = 0;
+  virtual bool is_capturing(StreamRef stream) const = 0;
+  /// What this rank queued on the stream has run; nothing where it is captured.
+  virtual base::Status drain(StreamRef stream) = 0;
   virtual base::Status synchronize() = 0;
   /// `internal` naming the first slot that differs from its ticket.
   virtual base::Status check_quiescent() = 0;

@@ -31,6 +31,16 @@ ChannelState::ChannelState(TeamState& team_state, StreamRef stream_ref, const Ch
 
 ChannelState::~ChannelState() = default;
 
+void ChannelState::use(StreamRef stream) {
+  team_.runtime->enter();
+  if (stream.kind != stream_.kind)
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("channel.use: a {}, wanted a {} as before",
+                                       stream.kind == StreamRef::Kind::cpu ? "CPU lane" : "CUDA stream",
+                                       stream_.kind == StreamRef::Kind::cpu ? "CPU lane" : "CUDA stream"));
+  stream_ = stream;
+}
+
 SignalIds ChannelState::ids(uint32_t count, Domain domain, const char* name) {
   RuntimeState& state = *team_.runtime;
   state.enter();
@@ -70,6 +80,14 @@ void ChannelState::release(SignalIds ids) {
 namespace runtime {
 
 Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& options) {
+  const int room = team.runtime->backend->sm_room();
+  if (options.sm_budget < 0)
+    throw InvalidArgument(
+        Errc::invalid_argument,
+        base::format("ChannelOptions::sm_budget is {}, wanted 0 (all SMs) or more", options.sm_budget));
+  if (room > 0 && options.sm_budget > room)
+    throw Unsupported(Errc::co_residency, base::format("a channel of team \"{}\" asks for {} SMs, there is room for {}",
+                                                       team.name, options.sm_budget, room));
   return *team.channels.emplace_back(std::make_unique<ChannelState>(team, stream, options));
 }
 

@@ -12,13 +12,13 @@ namespace {
 
 constexpr size_t kMaxAlign = size_t{2} << 20;
 
-void fold(RuntimeState& state, std::string call) {
-  ++state.heap_calls;
-  state.heap_hash = runtime::hash_text(call, state.heap_hash);
-  state.last_heap_call = std::move(call);
-}
-
 }  // namespace
+
+void RuntimeState::fold_heap_call(std::string call) {
+  ++heap_calls;
+  heap_hash = runtime::hash_text(call, heap_hash);
+  last_heap_call = std::move(call);
+}
 
 SymBuffer SymmetricHeap::alloc(size_t bytes, size_t align, const char* name) {
   RuntimeState& state = *state_;
@@ -27,7 +27,7 @@ SymBuffer SymmetricHeap::alloc(size_t bytes, size_t align, const char* name) {
     throw InvalidArgument(Errc::invalid_argument,
                           base::format("heap.alloc \"{}\": align is {}, wanted a power of two <= 2 MiB", name, align));
   if (bytes == 0) {
-    fold(state, base::format("alloc {} {} \"{}\"", bytes, align, name));
+    state.fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
     return {};
   }
   const std::optional<uint64_t> offset = state.blocks.take(bytes, align);
@@ -37,7 +37,7 @@ SymBuffer SymmetricHeap::alloc(size_t bytes, size_t align, const char* name) {
         base::format("symmetric heap exhausted: \"{}\" asked {} bytes, largest free block {}, total {}, "
                      "in use {}; raise heap_bytes",
                      name, bytes, state.blocks.largest_free(), state.blocks.capacity(), state.blocks.in_use()));
-  fold(state, base::format("alloc {} {} \"{}\"", bytes, align, name));
+  state.fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
   state.backend->poison(*offset, align_up(bytes, kHeapAlign));
   return {*offset, bytes};
 }
@@ -52,7 +52,7 @@ void SymmetricHeap::free(SymBuffer buffer) {
                           base::format("heap.free: no block starts at offset {} ({} bytes); wanted one that alloc gave "
                                        "and that was not freed before",
                                        buffer.offset, buffer.bytes));
-  fold(state, base::format("free {}", buffer.offset));
+  state.fold_heap_call(base::format("free {}", buffer.offset));
   state.backend->poison(buffer.offset, *size);
 }
 

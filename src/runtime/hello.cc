@@ -27,7 +27,8 @@ Fields fields_of(const RuntimeOptions& options, uint32_t abi, int world) {
           {"timeout_ms", base::format("{}", options.timeout_ms)},
           {"adversary", base::format("{} {} {} {}", a.enabled, a.max_pieces, a.reorder_window, a.weak_signal)},
           {"link", options.link.to_string()},
-          {"net_engine", options.net_engine}};
+          {"net_engine", options.net_engine},
+          {"checks of calls", options.checks.calls ? "on" : "off"}};
 }
 
 /// name=value lines.

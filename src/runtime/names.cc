@@ -19,6 +19,8 @@ const char* kind_text(WaitKind kind) {
       return "barrier";
     case WaitKind::engine:
       return "engine";
+    case WaitKind::counter:
+      return "counter";
     case WaitKind::none:
       break;
   }
@@ -44,6 +46,17 @@ void Names::clear_ids(uint32_t first) {
   ids_.erase(first);
 }
 
+uint32_t Names::add_counters(std::string name) {
+  const std::lock_guard lock(mutex_);
+  counters_.push_back(std::move(name));
+  return static_cast<uint32_t>(counters_.size());
+}
+
+std::string Names::counters(uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return number == 0 || number > counters_.size() ? "" : counters_[number - 1];
+}
+
 std::string Names::team(uint32_t team) const {
   const std::lock_guard lock(mutex_);
   const auto it = teams_.find(team);
@@ -65,7 +78,9 @@ std::string Names::id(uint32_t id) const {
 }
 
 std::string Names::timeout_text(const TimeoutRecord& record, const std::string& peer_state) const {
-  std::string name = record.kind == WaitKind::word ? "" : id(record.id);
+  std::string name = record.kind == WaitKind::word      ? ""
+                     : record.kind == WaitKind::counter ? counters(record.extra)
+                                                        : id(record.id);
   const std::string op = name.substr(0, name.find('.'));
   if (!name.empty()) name += ", ";
   std::string text = base::format(

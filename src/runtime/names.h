@@ -16,11 +16,15 @@ class Names {
   void set_team(uint32_t team, std::string name, std::vector<int> members);
   void set_ids(uint32_t first, uint32_t count, std::string name);
   void clear_ids(uint32_t first);
+  /// Numbers that nobody has had before, from 1.
+  uint32_t add_counters(std::string name);
   std::string team(uint32_t team) const;
   /// World rank of a member, -1 if there is none.
   int world_rank(uint32_t team, uint32_t rank) const;
   /// "" if nobody owns the id.
   std::string id(uint32_t id) const;
+  /// Of a TimeoutRecord with kind counter: `extra` is the number, `id` the index.
+  std::string counters(uint64_t number) const;
   /// timeout after 300.0 s: rank 2 waited for rank 1, team "tp", signal 37 (gemm_rs.arrive, block 5): expected >= 8192,
   /// seen 8176, last change 299.8 s ago; gemm_rs call 412; peer state alive
   std::string timeout_text(const TimeoutRecord& record, const std::string& peer_state) const;
@@ -37,6 +41,7 @@ class Names {
   mutable std::mutex mutex_;
   std::map<uint32_t, TeamNames> teams_;
   std::map<uint32_t, Ids> ids_;
+  std::vector<std::string> counters_;
 };
 
 }  // namespace overlace::runtime

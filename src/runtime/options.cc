@@ -122,6 +122,21 @@ std::string LinkOptions::to_string() const {
   return quantity_text(bytes_per_s, kRates) + "," + quantity_text(latency_s, times);
 }
 
+CheckOptions CheckOptions::parse(std::string_view text) {
+  CheckOptions options;
+  if (text.empty()) return options;
+  for (const std::string_view word : split(text, ',')) {
+    if (word != "sync" && word != "calls")
+      bad("checks", text, base::format("\"{}\" is unknown", word), "a comma-separated list of sync, calls");
+    (word == "sync" ? options.sync : options.calls) = true;
+  }
+  return options;
+}
+
+std::string CheckOptions::to_string() const {
+  return std::string(sync ? "sync" : "") + (sync && calls ? "," : "") + (calls ? "calls" : "");
+}
+
 RuntimeOptions RuntimeOptions::from_environment() {
   const base::Env& env = base::env();
   RuntimeOptions options;
@@ -136,6 +151,7 @@ RuntimeOptions RuntimeOptions::from_environment() {
   if (!env.adversary.empty()) options.adversary = AdversaryOptions::parse(env.adversary);
   if (!env.link.empty()) options.link = LinkOptions::parse(env.link);
   options.net_engine = env.net_engine;
+  options.checks = CheckOptions::parse(env.check);
   return options;
 }
 

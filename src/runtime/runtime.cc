@@ -10,6 +10,7 @@
 #include "src/runtime/channel.h"
 #include "src/runtime/hello.h"
 #include "src/runtime/lives.h"
+#include "src/runtime/phases.h"
 #include "src/runtime/state.h"
 
 namespace overlace {
@@ -64,12 +65,15 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   base::Result<std::unique_ptr<Control>> control = Control::open(bootstrap, options.timeout_ms);
   if (!control.ok()) return control.status();
   state.control = std::move(*control);
+  runtime::come_past(runtime::Phase::backend, state.rank);
   base::Result<Backend> backend = choose_backend(*state.control, options);
   if (!backend.ok()) return backend.status();
   options.backend = *backend;
   if (options.heap_bytes == 0) options.heap_bytes = *backend == Backend::cpu ? size_t{64} << 20 : size_t{1} << 30;
+  runtime::come_past(runtime::Phase::hello, state.rank);
   base::Result<std::vector<runtime::Hello>> hellos = runtime::exchange_hello(*state.control, options, kHeapAbi);
   if (!hellos.ok()) return hellos.status();
+  runtime::come_past(runtime::Phase::heap, state.rank);
 
   const runtime::OpenContext context{bootstrap, *state.control, state.names, options, *hellos};
   base::Result<std::unique_ptr<runtime::BackendState>> opened =
@@ -123,6 +127,23 @@ std::vector<Bytes> RuntimeState::exchange(const TeamState& team, std::span<const
   return std::move(*all);
 }
 
+void RuntimeState::agree(const base::Status& mine, const std::string& what) {
+  const base::Status all = runtime::agree_on_status(*control, mine, options.timeout_ms, what);
+  if (all.ok()) return;
+  const bool is_lost = all.code() == Errc::timeout || all.code() == Errc::peer_lost || all.code() == Errc::aborted;
+  if (is_lost) fail(all);
+  all.or_throw();
+}
+
+base::Status RuntimeState::check_no_capture(const std::string& call) const {
+  for (const std::shared_ptr<TeamState>& team : teams)
+    for (const auto& channel : team->channels)
+      if (backend->is_capturing(channel->stream()))
+        return base::error(Errc::capture, "{}: a stream of team \"{}\" is being captured; wanted before the capture",
+                           call, team->name);
+  return {};
+}
+
 std::shared_ptr<TeamState> RuntimeState::make_team(std::vector<int> members, uint32_t id, uint32_t first_id,
                                                    uint32_t num_ids, const TeamOptions& team_options) {
   auto team = std::make_shared<TeamState>();
@@ -170,6 +191,8 @@ void RuntimeState::release(bool clean) {
     team->engine.reset();
   }
   control->listen({});
+  if (!clean && !stripes.empty()) (void)backend->synchronize();  // what runs on to its end may touch them
+  stripes.clear();
   backend->close(!clean);
   control->leave(true);
 }
@@ -181,18 +204,29 @@ Runtime Runtime::open(Bootstrap& bootstrap, const RuntimeOptions& options) {
   state->options = complete(options, state->world);
   state->fork_count = runtime::fork_count();
   state->pid = ::getpid();
-  open_state(*state, bootstrap).or_throw();
+  try {
+    open_state(*state, bootstrap).or_throw();
+  } catch (...) {
+    // Those who wait for this rank learn why it does not come.
+    const base::Status why = base::status_of_current_exception();
+    if (state->control) state->control->spread({why.code(), why.message()});
+    throw;
+  }
 
   Runtime runtime(std::move(state));
   RuntimeState& opened = *runtime.state_;
+  runtime::come_past(runtime::Phase::team, opened.rank);
   std::vector<int> members(static_cast<size_t>(opened.world));
   for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
   // Sub-teams take their ids from the upper half, so that the world's are the same on all ranks whatever was split.
   opened.next_team_ids = opened.options.num_signal_ids / 2;
   opened.world_team = Team(opened.make_team(std::move(members), 0, 0, opened.next_team_ids, {.name = "world"}));
+  runtime::come_past(runtime::Phase::barrier, opened.rank);
   opened.exchange(*opened.teams[0], {}, "open, last barrier");
+  runtime::come_past(runtime::Phase::alive, opened.rank);
   opened.control->set_alive();
   runtime::add_life(opened.control.get());
+  runtime::come_past(runtime::Phase::open, opened.rank);
   base::log(base::LogLevel::info, "runtime", "open: rank {} of {}, backend {}, heap {} bytes{}", opened.rank,
             opened.world, opened.options.backend == Backend::cpu ? "cpu" : "cuda_peer", opened.options.heap_bytes,
             opened.options.link.enabled ? ", emulated link " + opened.options.link.to_string() : std::string());
@@ -242,6 +276,8 @@ Caps Runtime::caps(int peer) const {
 }
 
 const RuntimeOptions& Runtime::options() const { return state_->options; }
+
+Stats Runtime::stats() const { return state_->stats; }
 
 void Runtime::check() { state_->enter(); }
 

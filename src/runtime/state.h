@@ -29,9 +29,24 @@ struct TeamState {
   std::deque<std::unique_ptr<ChannelState>> channels;
   std::unique_ptr<NetEngine> engine;
   Channel* engine_channel = nullptr;  // not for others
+  uint64_t calls = 0;                 // compared so far (CheckOptions::calls)
 
   TeamState();
   ~TeamState();
+};
+
+struct RegionState {
+  std::string name;
+  size_t bytes = 0;
+  std::vector<char*> bases;  // by world rank
+  RuntimeState* runtime = nullptr;
+};
+
+struct StripeState {
+  std::string name;
+  size_t bytes = 0;
+  std::vector<StripePiece> parts;
+  runtime::StripeMemory memory;
 };
 
 struct RuntimeState {
@@ -52,6 +67,10 @@ struct RuntimeState {
   uint64_t heap_calls = 0, heap_hash = runtime::kHashSeed;
   std::string last_heap_call = "none";
   SymmetricHeap heap;
+  std::deque<RegionState> regions;  // addresses stay
+  std::vector<std::unique_ptr<StripeState>> stripes;
+  uint64_t next_stripe = 0;
+  Stats stats;
   std::deque<std::shared_ptr<TeamState>> teams;  // [0]: the world
   Team world_team;
   uint32_t next_team_id = 1, next_team_ids = 0;  // first id of the next sub-team
@@ -65,6 +84,12 @@ struct RuntimeState {
   void abort(const runtime::AbortCause& cause);
   [[noreturn]] void throw_cause(const runtime::AbortCause& cause);
   std::vector<Bytes> exchange(const TeamState& team, std::span<const std::byte> mine, const std::string& what);
+  /// Throws `mine`, or what another rank of the world has, on all of them; ok only if all are.
+  void agree(const base::Status& mine, const std::string& what);
+  /// Heap calls must be the same on all ranks; verify() compares their hash.
+  void fold_heap_call(std::string call);
+  /// `capture` if a stream of any channel is captured.
+  base::Status check_no_capture(const std::string& call) const;
   /// A new team from agreed values; makes its engine if asked.
   std::shared_ptr<TeamState> make_team(std::vector<int> members, uint32_t id, uint32_t first_id, uint32_t num_ids,
                                        const TeamOptions& team_options);
@@ -80,6 +105,11 @@ namespace overlace::runtime {
 
 /// A channel of its own even if the team has one for this stream (engines).
 Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& options);
+
+/// Around each call of an operator. begin: compares `operation()` where CheckOptions::calls is set (desync on all
+/// ranks of the team), and keeps the order of channels that do not fit side by side. end: CheckOptions::sync.
+base::Status begin_call(Channel& channel, const std::function<std::string()>& operation);
+base::Status end_call(Channel& channel);
 
 /// Spans of the emulated link: peer (world rank), when the link was busy with a transfer, its bytes. Called by the
 /// progress thread; set before transfers start. Nothing happens without an emulated link.

@@ -8,7 +8,7 @@
 
 namespace overlace {
 
-enum class WaitKind : uint32_t { none, signal, word, stream, barrier, engine };
+enum class WaitKind : uint32_t { none, signal, word, stream, barrier, engine, counter };
 
 /// What a failed wait leaves behind. Written once, by the first waiter that reached its deadline.
 struct TimeoutRecord {
@@ -45,5 +45,46 @@ struct ChannelPod {
   uint32_t channel_id, barrier_id;
 };
 static_assert(std::is_trivially_copyable_v<ChannelPod>);
+
+/// Adopted memory: bases by team rank, of `bytes` each; null where reach is net.
+struct RegionPod {
+  char* base[kPodPeers];
+  char* const* base_more;  // table of all bases of a team of more than kPodPeers ranks, else null
+  uint64_t bytes;
+};
+static_assert(std::is_trivially_copyable_v<RegionPod>);
+
+/// Buffers that peers write in turn: epoch e, from 1, uses buffer (e - 1) % buffers. `cells` are private: epochs that
+/// are over, then by team rank the epoch in which I last sent there, then by team rank that for which I last gave
+/// credit.
+struct InboxPod {
+  uint64_t offset, pitch;  // of the first buffer in every heap; from a buffer to the next
+  uint64_t* cells;
+  uint32_t buffers, ranks, data_id, credit_id;
+
+  constexpr uint64_t* sent_cell(int peer) const { return cells + 1 + peer; }
+  constexpr uint64_t* credited_cell(int sender) const { return cells + 1 + ranks + static_cast<uint32_t>(sender); }
+  constexpr uint64_t buffer_offset(uint64_t epoch) const { return offset + (epoch - 1) % buffers * pitch; }
+};
+static_assert(std::is_trivially_copyable_v<InboxPod>);
+
+constexpr uint64_t inbox_cells(uint32_t ranks) { return 1 + 2 * uint64_t{ranks}; }
+
+/// What a credit slot must reach before the inbox's buffer of `epoch` may be written. `owed`: its ticket, the credits
+/// due for all I sent there, the last in epoch `sent` (0: never). Credits count epochs, so the last ones may be
+/// missing.
+constexpr uint64_t credit_needed(uint64_t owed, uint64_t epoch, uint64_t sent, uint32_t buffers) {
+  const int64_t missing = static_cast<int64_t>(sent + buffers - epoch);  // of the last epochs up to `sent`
+  return missing > 0 ? owed - static_cast<uint64_t>(missing) : owed;
+}
+
+inline constexpr uint32_t kCounterPitch = 32;  // a sector
+
+/// 64-bit words of one rank, kCounterPitch apart, counted up by its own agents only; `number` names them in messages.
+struct CountersPod {
+  char* words;
+  uint32_t count, number;
+};
+static_assert(std::is_trivially_copyable_v<CountersPod>);
 
 }  // namespace overlace

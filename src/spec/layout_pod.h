@@ -41,14 +41,14 @@ struct ControlBlock {
 };
 static_assert(std::is_trivially_copyable_v<ControlBlock> && sizeof(ControlBlock) <= 4096);
 
-struct Region {
+struct LayoutRegion {
   const char* name = "";
   uint64_t offset = 0, bytes = 0;
 };
 
 /// control | slots | staging | user, in this order. Offsets count from the base of a rank's heap.
 struct RuntimeLayout {
-  Region control, slots, staging, user;
+  LayoutRegion control, slots, staging, user;
   uint32_t slot_pitch = 0, slot_stride = 0, num_ids = 0;
   uint64_t total_bytes = 0;
 
@@ -79,7 +79,7 @@ constexpr RuntimeLayout runtime_layout(uint32_t world, uint32_t num_ids, uint32_
   layout.num_ids = num_ids;
   uint64_t end = 0;
   const auto place = [&](const char* name, uint64_t bytes, uint64_t align) {
-    const Region region{name, align_up(end, align), bytes};
+    const LayoutRegion region{name, align_up(end, align), bytes};
     end = region.offset + bytes;
     return region;
   };

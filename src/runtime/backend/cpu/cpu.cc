@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 
 #include "overlace/error.h"
 #include "src/runtime/backend.h"
@@ -22,6 +23,10 @@ namespace {
 constexpr uint64_t kGranule = 4096;
 constexpr uint64_t kStagingPerRank = 1 << 20;  // collectives of the world and as much again for sub-teams
 constexpr int kPoisonByte = 0xff;              // a NaN in every floating type
+
+struct Line {
+  alignas(64) unsigned char bytes[64] = {};
+};
 
 class CpuBackend final : public BackendState {
  public:
@@ -95,6 +100,35 @@ class CpuBackend final : public BackendState {
     return make_reference_engine(team, staging_, end);
   }
 
+  base::Result<void*> allocate_local(size_t bytes, StreamRef) override {
+    auto memory = std::make_unique<Line[]>(align_up(bytes, sizeof(Line)) / sizeof(Line));
+    void* const address = memory.get();
+    local_.emplace(address, std::move(memory));
+    return address;
+  }
+  void free_local(void* memory) override { local_.erase(memory); }
+  base::Status zero_local(void* memory, size_t bytes, StreamRef) override {
+    for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i)
+      std::atomic_ref(static_cast<uint64_t*>(memory)[i]).store(0, std::memory_order_relaxed);
+    return {};
+  }
+
+  base::Result<char* const*> make_table(std::span<char* const> bases) override {
+    return tables_.emplace_back(bases.begin(), bases.end()).data();
+  }
+  base::Status copy(void* dst, const void* src, size_t bytes) override {
+    std::memcpy(dst, src, bytes);
+    return {};
+  }
+  uint64_t stripe_granule(std::string*) const override { return kGranule; }
+  base::Result<StripeMemory> stripe(const StripePlan& plan) override { return map_stripes(*agent_.control, plan); }
+  // Calls run on the calling thread: nothing is queued.
+  int sm_room() const override { return 0; }
+  base::Status begin_call(const CallSite&, Stats&) override { return {}; }
+  base::Status end_call(const CallSite&) override { return {}; }
+  bool is_capturing(StreamRef) const override { return false; }
+  base::Status drain(StreamRef) override { return {}; }
+
   base::Status synchronize() override {
     if (!agent_.wire) return {};
     ChannelPod channel{};
@@ -149,7 +183,8 @@ class CpuBackend final : public BackendState {
   const std::shared_ptr<Mapping> mapping_;
   CpuAgent agent_;
   std::deque<std::vector<char*>> tables_;  // addresses stay
-  uint64_t staging_;                       // first byte that no engine has
+  std::map<void*, std::unique_ptr<Line[]>> local_;
+  uint64_t staging_;  // first byte that no engine has
   bool is_poisoning_ = false;
 };
 

@@ -2,16 +2,18 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "src/runtime/bootstrap/fd_exchange.h"
+#include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/hash.h"
 #include "src/runtime/in_process.h"
+#include "src/runtime/phases.h"
 
 namespace overlace::runtime {
 namespace {
@@ -21,21 +23,6 @@ constexpr uint64_t kAlign = uint64_t{2} << 20;
 base::Status no_memory(const char* call, uint64_t bytes) {
   return base::error(Errc::out_of_memory, "symmetric heap: {} of {} bytes failed: {}", call, bytes,
                      std::strerror(errno));
-}
-
-/// A memfd that is too large would not fail: it would fill the machine first.
-base::Status check_room(const OpenContext& context, uint64_t heap_bytes) {
-  std::ifstream file("/proc/meminfo");
-  std::string name, unit;
-  uint64_t kib = 0, available = 0;
-  while (file >> name >> kib && std::getline(file, unit))
-    if (name == "MemAvailable:") available = kib * 1024;
-  const auto world = static_cast<uint64_t>(context.control.size());
-  if (available == 0 || heap_bytes <= available / world) return {};
-  return base::error(Errc::out_of_memory,
-                     "symmetric heap: {} ranks with {} bytes each do not fit into {} bytes of available memory; lower "
-                     "heap_bytes",
-                     world, heap_bytes, available);
 }
 
 base::Result<std::shared_ptr<Mapping>> map_in_process(const OpenContext& context, uint64_t heap_bytes) {
@@ -70,26 +57,38 @@ base::Result<std::shared_ptr<Mapping>> map_processes(const OpenContext& context,
   Control& control = context.control;
   const int64_t timeout_ms = context.options.timeout_ms;
   base::Status status;
-  const int own = ::memfd_create("overlace-heap", MFD_CLOEXEC);
-  if (own < 0) status = no_memory("memfd_create", heap_bytes);
+  UniqueFd own(::memfd_create("overlace-heap", MFD_CLOEXEC));
+  if (!own) status = no_memory("memfd_create", heap_bytes);
   // Reserves the pages: too little memory is an error here, not a SIGBUS later.
   if (status.ok())
-    if (const int code = ::posix_fallocate(own, 0, static_cast<off_t>(heap_bytes)); code != 0) {
+    if (const int code = ::posix_fallocate(own.get(), 0, static_cast<off_t>(heap_bytes)); code != 0) {
       errno = code;
       status = no_memory("fallocate", heap_bytes);
     }
   status = agree_on_status(control, status, timeout_ms, "open, heap");
-  base::Result<std::vector<int>> fds = status.ok() ? exchange_fds(control, own, timeout_ms) : status;
-  if (own >= 0) ::close(own);
+  base::Result<std::vector<int>> fds = status.ok() ? exchange_fds(control, own.get(), timeout_ms) : status;
+  own.reset();
   if (!fds.ok()) return fds.status();
+  std::vector<UniqueFd> closed_at_end;
+  for (const int fd : *fds) closed_at_end.emplace_back(fd);
+  come_past(Phase::mapping, control.rank());
   base::Result<std::shared_ptr<Mapping>> mapping = Mapping::reserve(control.size(), heap_bytes);
   if (mapping.ok())
     if (base::Status mapped = map_descriptors(**mapping, *fds, heap_bytes); !mapped.ok()) mapping = mapped;
-  for (const int fd : *fds) ::close(fd);
   return mapping;
 }
 
 }  // namespace
+
+base::Status check_available(uint64_t bytes, const std::string& what) {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  uint64_t kib = 0, available = 0;
+  while (file >> name >> kib && std::getline(file, unit))
+    if (name == "MemAvailable:") available = kib * 1024;
+  if (available == 0 || bytes <= available) return {};
+  return base::error(Errc::out_of_memory, "{} into {} bytes of available memory", what, available);
+}
 
 Mapping::Mapping(void* address, uint64_t bytes, uint64_t stride)
     : address_(address),
@@ -108,8 +107,13 @@ base::Result<std::shared_ptr<Mapping>> Mapping::reserve(int world, uint64_t heap
 }
 
 base::Result<std::shared_ptr<Mapping>> map_heaps(const OpenContext& context, uint64_t heap_bytes) {
-  OVERLACE_TRY(
-      agree_on_status(context.control, check_room(context, heap_bytes), context.options.timeout_ms, "open, heap"));
+  const auto world = static_cast<uint64_t>(context.control.size());
+  const uint64_t most = std::numeric_limits<uint64_t>::max();
+  base::Status status =
+      check_available(heap_bytes > most / world ? most : heap_bytes * world,
+                      base::format("symmetric heap: {} ranks with {} bytes each do not fit", world, heap_bytes));
+  if (!status.ok()) status = base::Status(status.code(), status.message() + "; lower heap_bytes");
+  OVERLACE_TRY(agree_on_status(context.control, status, context.options.timeout_ms, "open, heap"));
   return context.control.in_process() ? map_in_process(context, heap_bytes) : map_processes(context, heap_bytes);
 }
 

@@ -30,4 +30,11 @@ class Mapping {
 /// the control plane. Collective.
 base::Result<std::shared_ptr<Mapping>> map_heaps(const OpenContext& context, uint64_t heap_bytes);
 
+/// Pages of the owners' memfds in one range of addresses. Collective; ends with an agreement.
+base::Result<StripeMemory> map_stripes(Control& control, const StripePlan& plan);
+
+/// out_of_memory unless `bytes` fit into what the machine has left: a memfd that is too large would not fail, it would
+/// fill the machine first.
+base::Status check_available(uint64_t bytes, const std::string& what);
+
 }  // namespace overlace::runtime

@@ -51,9 +51,17 @@ void send(const ChannelPod& channel, int peer, const Payload& payload, const Arr
   if (arrival.kind != Arrival::Kind::none) apply(arrival, base);
 }
 
-Payload contiguous(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes) {
-  return {heap_of(channel.team, peer) + dst_offset, static_cast<const char*>(src), bytes, bytes, bytes,
-          bytes == 0 ? size_t{0} : size_t{1}};
+Payload contiguous(char* dst, const void* src, size_t bytes) {
+  return {dst, static_cast<const char*>(src), bytes, bytes, bytes, bytes == 0 ? size_t{0} : size_t{1}};
+}
+
+/// Adopted memory has an end that nothing else guards.
+char* region_place(const RegionPod& region, int peer, uint64_t offset, uint64_t bytes) {
+  if (offset > region.bytes || bytes > region.bytes - offset)
+    throw InvalidArgument(Errc::invalid_argument, base::format("adopted memory: bytes {} to {}, wanted at most {}",
+                                                               offset, offset + bytes, region.bytes));
+  char* const base = region.base_more == nullptr ? region.base[peer] : region.base_more[peer];
+  return base == nullptr ? nullptr : base + offset;
 }
 
 Arrival arrival_of(const ChannelPod& channel, int peer, uint32_t id, Arrival::Kind kind, uint64_t value) {
@@ -79,6 +87,16 @@ void send_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_
        {kind, reinterpret_cast<uint64_t*>(heap_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell});
 }
 
+Errc fetch(const ChannelPod& channel, int peer, const char* src, void* dst, size_t bytes) {
+  CpuAgent& agent = agent_of(channel);
+  if (agent.wire) {
+    const int64_t due = agent.wire->reserve_get(world_rank(channel.team, peer), bytes);
+    if (const Errc code = runtime::sleep_until(channel, due); code != Errc::ok) return code;
+  }
+  if (bytes != 0) std::memcpy(dst, src, bytes);
+  return Errc::ok;
+}
+
 /// After an abort nothing is in flight because it was dropped: that is no success.
 Errc drain(const ChannelPod& channel, bool (runtime::Wire::*is_drained)()) {
   CpuAgent& agent = agent_of(channel);
@@ -93,7 +111,7 @@ Errc drain(const ChannelPod& channel, bool (runtime::Wire::*is_drained)()) {
 }  // namespace
 
 void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes) {
-  send(channel, peer, contiguous(channel, peer, dst_offset, src, bytes), {});
+  send(channel, peer, contiguous(heap_of(channel.team, peer) + dst_offset, src, bytes), {});
 }
 
 void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
@@ -107,8 +125,29 @@ void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst
 void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
                 uint32_t delta) {
   count_sent(channel, peer, id, delta);
-  send(channel, peer, contiguous(channel, peer, dst_offset, src, bytes),
+  send(channel, peer, contiguous(heap_of(channel.team, peer) + dst_offset, src, bytes),
        arrival_of(channel, peer, id, Arrival::Kind::add, delta));
+}
+
+void* peer_ptr(const RegionPod& region, int peer, uint64_t offset) { return region_place(region, peer, offset, 0); }
+
+void put(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
+         size_t bytes) {
+  send(channel, peer, contiguous(region_place(region, peer, dst_offset, bytes), src, bytes), {});
+}
+
+void put_2d(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, size_t dst_pitch,
+            const void* src, size_t src_pitch, size_t row_bytes, size_t rows) {
+  if (row_bytes == 0 || rows == 0) return;
+  char* const dst = region_place(region, peer, dst_offset, (rows - 1) * dst_pitch + row_bytes);
+  send(channel, peer, {dst, static_cast<const char*>(src), dst_pitch, src_pitch, row_bytes, rows}, {});
+}
+
+void put_signal(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
+                size_t bytes, uint32_t id, uint32_t delta) {
+  const Payload payload = contiguous(region_place(region, peer, dst_offset, bytes), src, bytes);
+  count_sent(channel, peer, id, delta);
+  send(channel, peer, payload, arrival_of(channel, peer, id, Arrival::Kind::add, delta));
 }
 
 void put_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word) {
@@ -189,13 +228,11 @@ Errc flush(const ChannelPod& channel) { return drain(channel, &runtime::Wire::is
 Errc quiet(const ChannelPod& channel) { return drain(channel, &runtime::Wire::is_quiet); }
 
 Errc get(const ChannelPod& channel, int peer, uint64_t src_offset, void* dst, size_t bytes) {
-  CpuAgent& agent = agent_of(channel);
-  if (agent.wire) {
-    const int64_t due = agent.wire->reserve_get(world_rank(channel.team, peer), bytes);
-    if (const Errc code = runtime::sleep_until(channel, due); code != Errc::ok) return code;
-  }
-  if (bytes != 0) std::memcpy(dst, heap_of(channel.team, peer) + src_offset, bytes);
-  return Errc::ok;
+  return fetch(channel, peer, heap_of(channel.team, peer) + src_offset, dst, bytes);
+}
+
+Errc get(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t src_offset, void* dst, size_t bytes) {
+  return fetch(channel, peer, region_place(region, peer, src_offset, bytes), dst, bytes);
 }
 
 Errc barrier(const ChannelPod& channel) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/status.h"
+#include "src/runtime/backend.h"
 #include "src/runtime/backend/cuda_peer/probe.h"
 #include "src/runtime/control.h"
 
@@ -23,6 +24,10 @@ struct HeapRequest {
 
 inline constexpr uint64_t kHeapGranule = 2ull << 20;
 
+/// A physical allocation on request.device, exportable as a descriptor; `bytes` is a multiple of kHeapGranule.
+/// out_of_memory names `what`.
+base::Result<unsigned long long> create_allocation(const HeapRequest& request, uint64_t bytes, const char* what);
+
 class DeviceHeap {
  public:
   virtual ~DeviceHeap() = default;
@@ -35,6 +40,9 @@ class DeviceHeap {
 /// Collective; memory is zero. Closing is local: what peers still map stays valid until they close too.
 base::Result<std::unique_ptr<DeviceHeap>> open_vmm_heap(const HeapRequest& request);
 base::Result<std::unique_ptr<DeviceHeap>> open_ipc_heap(const HeapRequest& request);
+
+/// Striped ranges of a vmm heap. Collective; ends with an agreement.
+base::Result<StripeMemory> map_stripes(const HeapRequest& request, const StripePlan& plan);
 
 /// A value of every rank, by world rank.
 template <class T>

@@ -78,6 +78,12 @@ base::Status CudaPeerState::find_local(const OpenContext& context) {
   facts_ = std::move(*facts);
   OVERLACE_TRY(check_sharing(facts_));
   sharing_ = find_sharing(facts_);
+  // Ranks that are threads on one device share its SMs; processes take turns.
+  const auto sharers = std::count_if(facts_.begin(), facts_.end(), [&](const DeviceFacts& f) {
+    const DeviceFacts& own = facts_[static_cast<size_t>(rank_)];
+    return f.pid == own.pid && std::equal(std::begin(f.uuid), std::end(f.uuid), std::begin(own.uuid));
+  });
+  sm_room_ = std::max(1, count_sms(device_) / static_cast<int>(sharers));
 
   struct Vote {
     bool access = true, atomics = true;
@@ -202,11 +208,11 @@ TeamPod CudaPeerState::make_pod(const std::vector<int>& members, int rank, uint3
   for (size_t i = 0; i < members.size() && i < static_cast<size_t>(kPodPeers); ++i)
     pod.heap[i] = heap_->base(members[i]);
   if (members.size() > static_cast<size_t>(kPodPeers)) {
-    base::Result<Pinned<char*>> table = allocate_pinned<char*>(members.size());
+    std::vector<char*> bases;
+    for (const int member : members) bases.push_back(heap_->base(member));
+    base::Result<char* const*> table = make_table(bases);
     table.status().or_throw();
-    for (size_t i = 0; i < members.size(); ++i) (*table)[i] = heap_->base(members[i]);
-    pod.heap_more = table->get();
-    more_bases_.push_back(std::move(*table));
+    pod.heap_more = *table;
   }
   pod.sig_off = layout_.slots.offset;
   pod.sig_pitch = layout_.slot_pitch;

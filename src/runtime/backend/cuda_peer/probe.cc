@@ -63,6 +63,13 @@ base::Result<DeviceFacts> query_device(int ordinal) {
   return facts;
 }
 
+int count_sms(int ordinal) {
+  int count = 0;
+  const cudaError_t code = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ordinal);
+  (void)cudaGetLastError();
+  return code == cudaSuccess ? count : 0;
+}
+
 base::Status check_sharing(std::span<const DeviceFacts> facts) {
   for (size_t a = 0; a < facts.size(); ++a) {
     for (size_t b = a + 1; b < facts.size(); ++b) {

@@ -26,6 +26,9 @@ struct DeviceFacts {
 base::Result<int> choose_device(int wanted, int local_rank);
 base::Result<DeviceFacts> query_device(int ordinal);
 
+/// Multiprocessors of a device; 0 if it cannot be asked.
+int count_sms(int ordinal);
+
 /// Two processes on one device: refused unless all of them allow it. Names both ranks.
 base::Status check_sharing(std::span<const DeviceFacts> facts);
 

@@ -50,6 +50,42 @@ std::unique_ptr<NetEngine> CudaPeerState::make_engine(Team& team, int max_ctas) 
   return std::move(*engine);
 }
 
+base::Result<void*> CudaPeerState::allocate_local(size_t bytes, StreamRef stream) {
+  const DeviceGuard guard(device_);
+  if (is_capturing(stream))
+    return base::error(Errc::capture, "{} bytes of device memory: allocate before the capture", bytes);
+  void* memory = nullptr;
+  OVERLACE_TRY(cuda_status(cudaMalloc(&memory, bytes), "cudaMalloc (local memory)"));
+  local_memory_.push_back(memory);
+  OVERLACE_TRY(cuda_status(cudaMemsetAsync(memory, 0, bytes, stream_), "cudaMemsetAsync (local memory)"));
+  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"));
+  return memory;
+}
+
+void CudaPeerState::free_local(void* memory) {
+  const DeviceGuard guard(device_);
+  if (std::erase(local_memory_, memory) != 0) (void)cudaFree(memory);
+}
+
+base::Status CudaPeerState::zero_local(void* memory, size_t bytes, StreamRef stream) {
+  const DeviceGuard guard(device_);
+  return stream_reset(memory, bytes, static_cast<cudaStream_t>(stream.cuda_stream));
+}
+
+base::Status CudaPeerState::copy(void* dst, const void* src, size_t bytes) {
+  const DeviceGuard guard(device_);
+  OVERLACE_TRY(cuda_status(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync"));
+  return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+base::Result<char* const*> CudaPeerState::make_table(std::span<char* const> bases) {
+  const DeviceGuard guard(device_);
+  base::Result<Pinned<char*>> table = allocate_pinned<char*>(bases.size());
+  if (!table.ok()) return table.status();
+  std::copy(bases.begin(), bases.end(), table->get());
+  return more_bases_.emplace_back(std::move(*table)).get();
+}
+
 base::Status CudaPeerState::synchronize() {
   const DeviceGuard guard(device_);
   return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -152,6 +188,10 @@ void CudaPeerState::close(bool aborted) {
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   if (watch_stream_ != nullptr) (void)cudaStreamDestroy(watch_stream_);
   if (ticket_ != nullptr) (void)cudaFree(ticket_);
+  for (const LastCall& call : last_calls_) (void)cudaEventDestroy(call.done);
+  last_calls_.clear();
+  for (void* memory : local_memory_) (void)cudaFree(memory);
+  local_memory_.clear();
   guarded_.clear();
   spare_events_.clear();
   stream_ = watch_stream_ = nullptr;

@@ -50,6 +50,18 @@ class CudaPeerState final : public BackendState {
   uint64_t user_bytes() const override { return layout_.user.bytes; }
   TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) override;
   std::unique_ptr<NetEngine> make_engine(Team& team, int max_ctas) override;
+  base::Result<void*> allocate_local(size_t bytes, StreamRef stream) override;
+  void free_local(void* memory) override;
+  base::Status zero_local(void* memory, size_t bytes, StreamRef stream) override;
+  base::Result<char* const*> make_table(std::span<char* const> bases) override;
+  base::Status copy(void* dst, const void* src, size_t bytes) override;
+  uint64_t stripe_granule(std::string* why) const override;
+  base::Result<StripeMemory> stripe(const StripePlan& plan) override;
+  int sm_room() const override { return sm_room_; }
+  base::Status begin_call(const CallSite& call, Stats& stats) override;
+  base::Status end_call(const CallSite& call) override;
+  bool is_capturing(StreamRef stream) const override;
+  base::Status drain(StreamRef stream) override;
   base::Status synchronize() override;
   base::Status check_quiescent() override;
   void poison(uint64_t offset, uint64_t bytes) override;
@@ -75,7 +87,18 @@ class CudaPeerState final : public BackendState {
     bool released = false;
   };
 
+  /// The last call of a channel, as far as it may still run.
+  struct LastCall {
+    uint32_t channel = 0;
+    int sms = 0;
+    cudaStream_t stream = nullptr;
+    cudaEvent_t done = nullptr;
+    bool is_live = false;
+  };
+
   explicit CudaPeerState(const OpenContext& context);
+  LastCall& last_call(const CallSite& call);
+  void forget_ended_calls();
   base::Status open_device(const OpenContext& context);
   base::Status find_local(const OpenContext& context);
   base::Status open_heap(const OpenContext& context);
@@ -97,6 +120,7 @@ class CudaPeerState final : public BackendState {
   Names& names_;
   const RuntimeOptions options_;
   int rank_, world_, device_ = -1;
+  int sm_room_ = 0;
   std::vector<DeviceFacts> facts_;
   std::vector<int> local_;  // world ranks that loads and stores reach, ascending
   bool atomics_ = false, copy_then_flag_ = false;
@@ -105,8 +129,10 @@ class CudaPeerState final : public BackendState {
   RuntimeLayout layout_;
   std::unique_ptr<DeviceHeap> heap_;
   uint64_t* ticket_ = nullptr;  // device memory
+  std::vector<void*> local_memory_;
   Pinned<HostBlock> host_;
   std::vector<Pinned<char*>> more_bases_;  // tables of teams beyond kPodPeers
+  std::list<LastCall> last_calls_;         // by age of the last call, one per channel
   cudaStream_t stream_ = nullptr, watch_stream_ = nullptr;
   bool is_closed_ = false;
 

@@ -9,13 +9,13 @@ namespace {
 
 CUdeviceptr device_address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
+}  // namespace
+
 base::Result<bool> is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   OVERLACE_TRY(cuda_status(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing"));
   return status != cudaStreamCaptureStatusNone;
 }
-
-}  // namespace
 
 StreamCaps query_stream_caps(int device) {
   StreamCaps caps;

@@ -20,6 +20,8 @@ struct StreamCaps {
 /// Never fails: what cannot be asked for is off.
 StreamCaps query_stream_caps(int device);
 
+base::Result<bool> is_capturing(cudaStream_t stream);
+
 /// Copies of a stream run in its order. Capturable.
 base::Status stream_put(void* dst, const void* src, size_t bytes, cudaStream_t stream);
 /// `rows` rows of `row_bytes`, pitches in bytes.

@@ -80,29 +80,6 @@ class VmmHeap final : public DeviceHeap {
   std::vector<int> local_;
 };
 
-base::Result<CUmemGenericAllocationHandle> create(const Driver& api, const HeapRequest& request) {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.location.id = request.device;
-  properties.requestedHandleTypes = kHandleType;
-  const DeviceFacts& mine = request.facts[static_cast<size_t>(request.control.rank())];
-  properties.allocFlags.gpuDirectRDMACapable = mine.rdma != 0 ? 1 : 0;
-  size_t granule = 0;
-  OVERLACE_TRY(api.status(api.cuMemGetAllocationGranularity(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-                          "cuMemGetAllocationGranularity"));
-  if (granule == 0 || request.bytes % granule != 0)
-    return base::error(Errc::not_supported, "heap of {} bytes: the device allocates multiples of {}", request.bytes,
-                       granule);
-  CUmemGenericAllocationHandle handle = 0;
-  const CUresult code = api.cuMemCreate(&handle, request.bytes, &properties, 0);
-  if (code == CUDA_ERROR_OUT_OF_MEMORY)
-    return base::error(Errc::out_of_memory, "symmetric heap: device {} has no {} bytes left", request.device,
-                       request.bytes);
-  OVERLACE_TRY(api.status(code, "cuMemCreate"));
-  return handle;
-}
-
 size_t part_of(const HeapRequest& request, int world_rank) {
   return static_cast<size_t>(std::lower_bound(request.local.begin(), request.local.end(), world_rank) -
                              request.local.begin());
@@ -142,6 +119,32 @@ base::Status import_peers(const Driver& api, const HeapRequest& request, const s
 
 }  // namespace
 
+base::Result<CUmemGenericAllocationHandle> create_allocation(const HeapRequest& request, uint64_t bytes,
+                                                             const char* what) {
+  const base::Result<const Driver*> found = driver();
+  if (!found.ok()) return found.status();
+  const Driver& api = **found;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = request.device;
+  properties.requestedHandleTypes = kHandleType;
+  const DeviceFacts& mine = request.facts[static_cast<size_t>(request.control.rank())];
+  properties.allocFlags.gpuDirectRDMACapable = mine.rdma != 0 ? 1 : 0;
+  size_t granule = 0;
+  OVERLACE_TRY(api.status(api.cuMemGetAllocationGranularity(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                          "cuMemGetAllocationGranularity"));
+  if (granule == 0 || bytes % granule != 0)
+    return base::error(Errc::not_supported, "{} of {} bytes: the device allocates multiples of {}", what, bytes,
+                       granule);
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult code = api.cuMemCreate(&handle, bytes, &properties, 0);
+  if (code == CUDA_ERROR_OUT_OF_MEMORY)
+    return base::error(Errc::out_of_memory, "{}: device {} has no {} bytes left", what, request.device, bytes);
+  OVERLACE_TRY(api.status(code, "cuMemCreate"));
+  return handle;
+}
+
 base::Result<std::unique_ptr<DeviceHeap>> open_vmm_heap(const HeapRequest& request) {
   const base::Result<const Driver*> found = driver();
   if (!found.ok()) return found.status();
@@ -162,7 +165,7 @@ base::Result<std::unique_ptr<DeviceHeap>> open_vmm_heap(const HeapRequest& reque
       mapping = std::make_shared<Mapping>(api, request.local.size(), request.bytes);
       OVERLACE_TRY(mapping->reserve());
     }
-    base::Result<CUmemGenericAllocationHandle> handle = create(api, request);
+    base::Result<CUmemGenericAllocationHandle> handle = create_allocation(request, request.bytes, "symmetric heap");
     if (!handle.ok()) return handle.status();
     const CUmemGenericAllocationHandle mine = *handle;
     std::vector<int> devices{request.device};
