@@ -4,8 +4,10 @@
 #include <cstring>
 #include <random>
 
+#include "src/runtime/clock.h"
 #include "src/runtime/hash.h"
 #include "src/runtime/mailbox.h"
+#include "src/runtime/phases.h"
 
 namespace overlace::runtime {
 namespace {
@@ -25,6 +27,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 
 base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64_t timeout_ms) {
   try {
+    come_past(Phase::bootstrap, bootstrap.rank());
     const uint64_t mine = random_word();
     const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(&mine, 1)), timeout_ms);
     uint64_t generation = 0;
@@ -39,8 +42,7 @@ base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64
   }
 }
 
-base::Result<std::vector<Bytes>> Control::exchange(std::span<const int> members, std::span<const std::byte> mine,
-                                                   int64_t timeout_ms, const std::string& what) {
+base::Result<Tag> Control::post(std::span<const int> members, std::span<const std::byte> mine) {
   if (mine.size() > kMaxBytes)
     return base::invalid_argument("exchange: {} bytes, wanted at most {} a rank", mine.size(), kMaxBytes);
   uint64_t group = kHashSeed;
@@ -50,6 +52,15 @@ base::Result<std::vector<Bytes>> Control::exchange(std::span<const int> members,
   const Tag tag{group, kExchange, number->second++};
   for (const int member : members)
     if (member != rank()) OVERLACE_TRY(send(member, tag, mine));
+  return tag;
+}
+
+base::Result<std::vector<Bytes>> Control::exchange(std::span<const int> members, std::span<const std::byte> mine,
+                                                   int64_t timeout_ms, const std::string& what) {
+  const int64_t deadline_ns = now_ns() + timeout_ms * 1000000;
+  const base::Result<Tag> posted = post(members, mine);
+  if (!posted.ok()) return posted.status();
+  const Tag tag = *posted;
   std::vector<Bytes> all;
   all.reserve(members.size());
   for (const int member : members) {
@@ -57,11 +68,28 @@ base::Result<std::vector<Bytes>> Control::exchange(std::span<const int> members,
       all.emplace_back(mine.begin(), mine.end());
       continue;
     }
-    base::Result<Message> message = receive(member, tag, timeout_ms, what);
+    const int64_t left_ms = std::max<int64_t>((deadline_ns - now_ns()) / 1000000, 0);
+    base::Result<Message> message = receive(member, tag, left_ms, what);
+    if (message.status().code() == Errc::timeout) return missing(members, tag, timeout_ms, what);
     if (!message.ok()) return message.status();
     all.push_back(std::move(message->bytes));
   }
   return all;
+}
+
+/// At the deadline some ranks are only late because they wait as well: all that have not come are named.
+base::Status Control::missing(std::span<const int> members, const Tag& tag, int64_t timeout_ms,
+                              const std::string& what) const {
+  std::string ranks, states;
+  int count = 0;
+  for (const int member : members) {
+    if (member == rank() || has_arrived(member, tag)) continue;
+    const char* separator = count++ == 0 ? "" : ", ";
+    ranks += separator + base::format("{}", member);
+    states += separator + peer_state(member);
+  }
+  return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited for rank{} {}, {}; peer state {}",
+                     static_cast<double>(timeout_ms) * 1e-3, rank(), count == 1 ? "" : "s", ranks, what, states);
 }
 
 base::Status agree_on_status(Control& control, const base::Status& mine, int64_t timeout_ms, const std::string& what) {
@@ -69,8 +97,12 @@ base::Status agree_on_status(Control& control, const base::Status& mine, int64_t
   for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
   std::string text(1, static_cast<char>(mine.code()));
   text += mine.message().substr(0, Control::kMaxBytes / 2);
+  if (!mine.ok()) {
+    // What the others have to say changes nothing, and after a deadline there is no time left to wait for it.
+    (void)control.post(members, bytes_of(text));
+    return mine;
+  }
   base::Result<std::vector<Bytes>> all = control.exchange(members, bytes_of(text), timeout_ms, what);
-  if (!mine.ok()) return mine;
   if (!all.ok()) return all.status();
   for (size_t r = 0; r < all->size(); ++r) {
     const Bytes& entry = (*all)[r];

@@ -52,31 +52,40 @@ class Control {
   /// Drawn by rank 0 at open; equal on all ranks, different for every open.
   virtual uint64_t generation() const = 0;
 
-  /// Any thread. At most kMaxBytes; `fd` is duplicated for the receiver (-1: none).
+  /// Any thread. At most kMaxBytes; `fd` is duplicated for the receiver (-1: none). A peer that is gone is no error
+  /// here: receive() tells why. timeout if it takes nothing.
   virtual base::Status send(int to, const Tag& tag, std::span<const std::byte> bytes, int fd = -1) = 0;
-  /// timeout at the deadline (naming `from` and `what`); aborted or peer_lost as soon as that happened.
+  /// timeout at the deadline (naming `from` and `what`); aborted or peer_lost as soon as that happened. While this rank
+  /// and the failed one are still opening that concerns only who waits for the failed one: what others sent before
+  /// still arrives, so that ranks that agreed on an error all see it.
   virtual base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) = 0;
 
+  virtual bool has_arrived(int from, const Tag& tag) const = 0;
+
   /// All-gather among `members` (world ranks, this one included), in their order. All of them make the same calls in
-  /// the same order. Called by the thread that opened the runtime.
+  /// the same order. Called by the thread that opened the runtime. One deadline for all of them; timeout names every
+  /// rank that has not come.
   base::Result<std::vector<Bytes>> exchange(std::span<const int> members, std::span<const std::byte> mine,
                                             int64_t timeout_ms, const std::string& what);
+  /// This rank's half of an exchange, for one that leaves. The tag of the exchange.
+  base::Result<Tag> post(std::span<const int> members, std::span<const std::byte> mine);
 
   /// `listener` runs once, in the watcher or in the thread that aborts, when a peer aborted, died or left; at once if
   /// that has happened already. Everything that waits in receive() returns.
   virtual void listen(std::function<void(const AbortCause&)> listener) = 0;
   /// Any thread. Tells all peers; this rank's own receive() returns as well, its listener is not called.
   virtual void spread(const AbortCause& cause) = 0;
-  /// Sets what the peers see as peer_state.
+  /// Sets what the peers see as peer_state. From here on any peer's failure is this rank's.
   virtual void set_alive() = 0;
   /// Last call before destruction. clean: the peers expect it; else they get peer_lost (left).
   virtual void leave(bool clean) = 0;
 
  private:
+  base::Status missing(std::span<const int> members, const Tag& tag, int64_t timeout_ms, const std::string& what) const;
   std::vector<std::pair<uint64_t, uint32_t>> numbers_;  // exchanges so far by group
 };
 
-/// The same status on all ranks: ok, or the first failure with its rank in front.
+/// ok if all ranks were, this rank's own failure (without waiting), or the first of the others' with its rank in front.
 base::Status agree_on_status(Control& control, const base::Status& mine, int64_t timeout_ms, const std::string& what);
 
 }  // namespace overlace::runtime

@@ -45,8 +45,7 @@ class ThreadsControl final : public MailboxControl {
       return {};
     }
     if (message.fd >= 0) ::close(message.fd);
-    return base::error(Errc::peer_lost, "lost rank {} (pid {}, last state {}): it is gone", to, pid(to),
-                       peer_state(to));
+    return {};  // whoever waits for this peer's answer is told why it is gone
   }
 
   void spread(const AbortCause& cause) override {
@@ -55,6 +54,7 @@ class ThreadsControl final : public MailboxControl {
   }
   void set_alive() override {
     for_each_peer([&](ThreadsControl& peer) { peer.set_peer(rank(), 0, RankState::alive); });
+    start_failing();
   }
   void leave(bool clean) override {
     const std::lock_guard lock(hub_->mutex);

@@ -32,13 +32,15 @@ void MailboxControl::set_peer(int peer, int64_t pid, RankState state) {
   Peer& p = peers_[static_cast<size_t>(peer)];
   if (pid != 0) p.pid = pid;
   p.state = state;
+  p.was_alive = p.was_alive || state == RankState::alive;
 }
 
 base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) {
   std::unique_lock lock(mutex_);
   const auto key = std::pair(from, tag);
   const auto has_news = [&] {
-    return messages_.contains(key) || cause_.code != Errc::ok || peers_[static_cast<size_t>(from)].is_gone;
+    const Peer& peer = peers_[static_cast<size_t>(from)];
+    return messages_.contains(key) || cause_.code != Errc::ok || peer.is_gone || peer.failure.code != Errc::ok;
   };
   changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), has_news);
   if (const auto it = messages_.find(key); it != messages_.end()) {
@@ -49,12 +51,18 @@ base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t 
   }
   if (cause_.code != Errc::ok) return base::Status(cause_.code, cause_.message);
   const Peer& peer = peers_[static_cast<size_t>(from)];
+  if (peer.failure.code != Errc::ok) return base::Status(peer.failure.code, peer.failure.message);
   if (peer.is_gone) {
     const AbortCause cause = lost(from, "it has left");
     return base::Status(cause.code, cause.message);
   }
   return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited for rank {}, {}; peer state {}",
                      static_cast<double>(timeout_ms) * 1e-3, rank_, from, what, rank_state_name(peer.state));
+}
+
+bool MailboxControl::has_arrived(int from, const Tag& tag) const {
+  const std::lock_guard lock(mutex_);
+  return messages_.contains({from, tag});
 }
 
 void MailboxControl::listen(std::function<void(const AbortCause&)> listener) {
@@ -79,8 +87,30 @@ void MailboxControl::arrived(int from, const Tag& tag, Message message) {
 void MailboxControl::peer_aborted(int from, const AbortCause& cause) {
   set_peer(from, 0, RankState::aborted);
   // Everybody sees a lost rank the same way, whoever noticed first.
-  if (cause.code == Errc::peer_lost) return fail(cause, true);
-  fail({Errc::aborted, base::format("aborted by rank {}: {}", from, cause.message)}, true);
+  if (cause.code == Errc::peer_lost) return peer_failed(from, cause);
+  peer_failed(from, {Errc::aborted, base::format("aborted by rank {}: {}", from, cause.message)});
+}
+
+void MailboxControl::peer_failed(int from, const AbortCause& cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    Peer& peer = peers_[static_cast<size_t>(from)];
+    if (peer.failure.code == Errc::ok) peer.failure = cause;
+    changed_.notify_all();
+    if (!is_alive_ && !peer.was_alive) return;
+  }
+  fail(cause, true);
+}
+
+void MailboxControl::start_failing() {
+  AbortCause first;
+  {
+    const std::lock_guard lock(mutex_);
+    is_alive_ = true;
+    for (const Peer& peer : peers_)
+      if (first.code == Errc::ok) first = peer.failure;
+  }
+  if (first.code != Errc::ok) fail(first, true);
 }
 
 AbortCause MailboxControl::lost(int peer, const std::string& how) const {
@@ -99,23 +129,20 @@ void MailboxControl::peer_gone(int from, const std::string& how) {
     cause = lost(from, how);
     changed_.notify_all();
   }
-  fail(cause, true);
+  peer_failed(from, cause);
 }
 
 void MailboxControl::peer_left(int from, bool clean) {
   AbortCause cause;
-  bool was_starting = false;
   {
     const std::lock_guard lock(mutex_);
     Peer& peer = peers_[static_cast<size_t>(from)];
-    was_starting = peer.state == RankState::starting;
     peer.state = RankState::left;
     peer.is_gone = true;
     cause = lost(from, "it ended without close()");
     changed_.notify_all();
   }
-  // A rank whose open failed told the others why; its leaving must not overtake what is still on its way from others.
-  if (!clean && !was_starting) fail(cause, true);
+  if (!clean) peer_failed(from, cause);
 }
 
 void MailboxControl::fail(const AbortCause& cause, bool tell) {

@@ -24,6 +24,7 @@ class MailboxControl : public Control {
   int64_t pid(int peer) const override;
   std::string peer_state(int peer) const override;
   base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) override;
+  bool has_arrived(int from, const Tag& tag) const override;
   void listen(std::function<void(const AbortCause&)> listener) override;
 
   /// News from `from`, on any thread.
@@ -37,13 +38,19 @@ class MailboxControl : public Control {
  protected:
   /// First cause wins; wakes receivers; tells the listener if `tell`.
   void fail(const AbortCause& cause, bool tell);
+  /// This rank is alive now: fails if a peer has failed already.
+  void start_failing();
 
  private:
   struct Peer {
     int64_t pid = 0;
     RankState state = RankState::starting;
     bool is_gone = false;  // its connection has ended, in good order or not
+    bool was_alive = false;
+    AbortCause failure;  // the first
   };
+  /// At once if one of the two is alive.
+  void peer_failed(int from, const AbortCause& cause);
   AbortCause lost(int peer, const std::string& how) const;
 
   const int rank_;
@@ -53,6 +60,7 @@ class MailboxControl : public Control {
   std::vector<Peer> peers_;
   std::map<std::pair<int, Tag>, std::deque<Message>> messages_;
   AbortCause cause_;
+  bool is_alive_ = false;
   std::mutex listener_mutex_;  // held while the listener runs, so that listen({}) returns after its end
   std::function<void(const AbortCause&)> listener_;
   bool was_told_ = false;

@@ -10,6 +10,7 @@
 #include "src/runtime/channel.h"
 #include "src/runtime/hello.h"
 #include "src/runtime/lives.h"
+#include "src/runtime/phases.h"
 #include "src/runtime/state.h"
 
 namespace overlace {
@@ -64,12 +65,15 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   base::Result<std::unique_ptr<Control>> control = Control::open(bootstrap, options.timeout_ms);
   if (!control.ok()) return control.status();
   state.control = std::move(*control);
+  runtime::come_past(runtime::Phase::backend, state.rank);
   base::Result<Backend> backend = choose_backend(*state.control, options);
   if (!backend.ok()) return backend.status();
   options.backend = *backend;
   if (options.heap_bytes == 0) options.heap_bytes = *backend == Backend::cpu ? size_t{64} << 20 : size_t{1} << 30;
+  runtime::come_past(runtime::Phase::hello, state.rank);
   base::Result<std::vector<runtime::Hello>> hellos = runtime::exchange_hello(*state.control, options, kHeapAbi);
   if (!hellos.ok()) return hellos.status();
+  runtime::come_past(runtime::Phase::heap, state.rank);
 
   const runtime::OpenContext context{bootstrap, *state.control, state.names, options, *hellos};
   base::Result<std::unique_ptr<runtime::BackendState>> opened =
@@ -211,14 +215,18 @@ Runtime Runtime::open(Bootstrap& bootstrap, const RuntimeOptions& options) {
 
   Runtime runtime(std::move(state));
   RuntimeState& opened = *runtime.state_;
+  runtime::come_past(runtime::Phase::team, opened.rank);
   std::vector<int> members(static_cast<size_t>(opened.world));
   for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
   // Sub-teams take their ids from the upper half, so that the world's are the same on all ranks whatever was split.
   opened.next_team_ids = opened.options.num_signal_ids / 2;
   opened.world_team = Team(opened.make_team(std::move(members), 0, 0, opened.next_team_ids, {.name = "world"}));
+  runtime::come_past(runtime::Phase::barrier, opened.rank);
   opened.exchange(*opened.teams[0], {}, "open, last barrier");
+  runtime::come_past(runtime::Phase::alive, opened.rank);
   opened.control->set_alive();
   runtime::add_life(opened.control.get());
+  runtime::come_past(runtime::Phase::open, opened.rank);
   base::log(base::LogLevel::info, "runtime", "open: rank {} of {}, backend {}, heap {} bytes{}", opened.rank,
             opened.world, opened.options.backend == Backend::cpu ? "cpu" : "cuda_peer", opened.options.heap_bytes,
             opened.options.link.enabled ? ", emulated link " + opened.options.link.to_string() : std::string());

@@ -193,26 +193,6 @@ struct Report {
   char text[480];
 };
 
-/// Dies in its n-th all-gather.
-class DyingBootstrap final : public Bootstrap {
- public:
-  DyingBootstrap(std::unique_ptr<Bootstrap> inner, int dies_at) : inner_(std::move(inner)), dies_at_(dies_at) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string token() const override { return inner_->token(); }
-  std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) override {
-    if (calls_ == dies_at_) ::kill(::getpid(), SIGKILL);
-    std::vector<Bytes> all = inner_->allgather(mine, timeout_ms);
-    if (++calls_ + 100 == dies_at_) ::kill(::getpid(), SIGKILL);  // after it, before what follows
-    return all;
-  }
-
- private:
-  const std::unique_ptr<Bootstrap> inner_;
-  const int dies_at_;
-  int calls_ = 0;
-};
-
 /// Runs `body` on n processes; rank n - 1 is expected to end with `status`, the others to throw. Their reports.
 std::vector<Report> survivors(int n, const std::function<void(std::unique_ptr<Bootstrap>)>& body,
                               int status = 128 + SIGKILL) {
@@ -239,24 +219,6 @@ std::vector<Report> survivors(int n, const std::function<void(std::unique_ptr<Bo
   std::vector<Report> result(reports, reports + n);
   ::munmap(reports, bytes);
   return result;
-}
-
-TEST(Kill, InEachPhaseOfOpen) {
-  // Before the first all-gather, after it, before the second, after it (peers connect), in the middle of the rest.
-  for (const int phase : {0, 101, 1, 102}) {
-    const std::vector<Report> reports = survivors(3, [phase](std::unique_ptr<Bootstrap> bootstrap) {
-      if (bootstrap->rank() == 2) bootstrap = std::make_unique<DyingBootstrap>(std::move(bootstrap), phase);
-      const RuntimeOptions options = runtime_options(Mode::processes, failing());
-      Runtime runtime = Runtime::open(*bootstrap, options);
-    });
-    for (int rank = 0; rank < 2; ++rank) {
-      const Report& report = reports[static_cast<size_t>(rank)];
-      const auto code = static_cast<Errc>(report.code);
-      EXPECT_TRUE(code == Errc::bootstrap || code == Errc::peer_lost) << "phase " << phase << ": " << report.text;
-      EXPECT_NE(std::string(report.text).find("rank 2"), std::string::npos) << "phase " << phase << ": " << report.text;
-      EXPECT_LT(report.seconds, 10) << "phase " << phase;
-    }
-  }
 }
 
 TEST(Kill, InAWaitABarrierAndUnderTheLink) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "src/runtime/bootstrap/socket.h"
+#include "src/runtime/phases.h"
 
 namespace overlace::runtime {
 namespace {
@@ -33,6 +34,7 @@ base::Result<std::vector<int>> exchange_fds(Control& control, int mine, int64_t 
   if (!own) return base::error(Errc::io, "descriptor exchange: cannot duplicate: {}", std::strerror(errno));
   for (int peer = 0; peer < control.size(); ++peer)
     if (peer != self) OVERLACE_TRY(control.send(peer, kDescriptor, bytes_of(self), mine));
+  come_past(Phase::descriptors, self);
   for (int peer = 0; peer < control.size(); ++peer) {
     if (peer == self) continue;
     base::Result<Message> message = control.receive(peer, kDescriptor, timeout_ms, "descriptor exchange");

@@ -13,6 +13,7 @@
 #include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/hash.h"
 #include "src/runtime/in_process.h"
+#include "src/runtime/phases.h"
 
 namespace overlace::runtime {
 namespace {
@@ -70,6 +71,7 @@ base::Result<std::shared_ptr<Mapping>> map_processes(const OpenContext& context,
   if (!fds.ok()) return fds.status();
   std::vector<UniqueFd> closed_at_end;
   for (const int fd : *fds) closed_at_end.emplace_back(fd);
+  come_past(Phase::mapping, control.rank());
   base::Result<std::shared_ptr<Mapping>> mapping = Mapping::reserve(control.size(), heap_bytes);
   if (mapping.ok())
     if (base::Status mapped = map_descriptors(**mapping, *fds, heap_bytes); !mapped.ok()) mapping = mapped;
