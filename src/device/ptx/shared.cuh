@@ -1,0 +1,17 @@
+// Shared memory by 32-bit address: matrix stores.
+#pragma once
+
+#include <cstdint>
+
+namespace overlace::device::ptx {
+
+/// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes); r0..r3
+/// hold this lane's two elements of matrix 0..3: row l / 4, columns 2 (l % 4) and the next.
+__device__ __forceinline__ void store_matrices(uint32_t row_address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                               uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
+               : "memory");
+}
+
+}  // namespace overlace::device::ptx

@@ -1,0 +1,63 @@
+// What an instance of the GEMM kernel is compiled for.
+#pragma once
+
+#include <cstdint>
+
+#include "overlace/dtype_pod.h"
+
+namespace overlace::ops::gemm_core {
+
+/// Contiguous dimension of B: k for `weight.t()` of an (N, K) parameter, n for a (K, N) matrix.
+enum class BMajor : int32_t { k, n };
+
+inline constexpr int kTileK = 64;  // 128 bytes of 16-bit elements: one swizzled row of shared memory
+inline constexpr int kConsumerGroups = 2;
+inline constexpr int kThreads = 128 * (1 + kConsumerGroups);
+
+/// A cluster of (cluster_m, cluster_n) CTAs computes as many neighbouring tiles. CTAs of a column share loads of B,
+/// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, 64 rows by store_cols().
+struct ConfigSpec {
+  DType dtype = DType::bf16;
+  BMajor b_major = BMajor::k;
+  int tile_m = 128, tile_n = 256, cluster_m = 1, cluster_n = 1;
+  int stages = 4, store_buffers = 2;
+
+  constexpr int cluster() const { return cluster_m * cluster_n; }
+  constexpr int store_cols() const { return tile_n % 64 == 0 ? 64 : 32; }
+  constexpr uint32_t a_bytes() const { return static_cast<uint32_t>(tile_m * kTileK * 2); }
+  constexpr uint32_t b_bytes() const { return static_cast<uint32_t>(tile_n * kTileK * 2); }
+  constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(64 * store_cols() * 2); }
+};
+
+/// Offsets in the CTA's shared memory: operands and staging buffers at multiples of 1024, then the barriers.
+struct SharedLayout {
+  uint32_t a = 0, b = 0, out = 0, full = 0, empty = 0, staged = 0, freed = 0, bytes = 0;
+};
+constexpr SharedLayout shared_layout(const ConfigSpec& c) {
+  SharedLayout s;
+  const auto stages = static_cast<uint32_t>(c.stages);
+  const auto buffers = static_cast<uint32_t>(kConsumerGroups * c.store_buffers);
+  s.b = stages * c.a_bytes();
+  s.out = s.b + stages * c.b_bytes();
+  s.full = s.out + buffers * c.store_bytes();
+  s.empty = s.full + stages * 8;
+  s.staged = s.empty + stages * 8;
+  s.freed = s.staged + buffers * 8;
+  s.bytes = s.freed + buffers * 8;
+  return s;
+}
+/// What a launch asks for: the base of dynamic shared memory is aligned by the kernel.
+constexpr uint32_t dynamic_shared_bytes(const ConfigSpec& c) { return shared_layout(c).bytes + 1024; }
+inline constexpr uint32_t kSharedLimit = 227 * 1024;
+
+constexpr bool is_valid(const ConfigSpec& c) {
+  const bool tile = (c.tile_m == 128 &&
+                     (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 || c.tile_n == 192 || c.tile_n == 256)) ||
+                    (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
+  const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.cluster() <= 2;
+  const bool major = c.b_major == BMajor::k || c.tile_n % 64 == 0;
+  return tile && cluster && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) && c.stages >= 2 &&
+         c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
+}
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,102 @@
+// Results: consumers round them into staging buffers in shared memory, one thread per consumer warpgroup stores those.
+#pragma once
+
+#include "src/device/ptx/bulk.cuh"
+#include "src/device/ptx/shared.cuh"
+#include "src/ops/gemm_core/mainloop.cuh"
+
+namespace overlace::ops::gemm_core {
+
+template <class Config>
+struct Staging {
+  static constexpr int kBuffers = Config::kSpec.store_buffers, kCols = Config::kSpec.store_cols();
+  static constexpr int kPieces = Config::kTileN / kCols;  // of 64 rows by kCols, per block of 64 rows
+  static constexpr uint32_t kRowBytes = kCols * 2;
+  uint32_t out, staged_first, freed_first;  // this warpgroup's
+
+  __device__ Staging(const Place<Config>& place, uint32_t group)
+      : out(place.shared + Config::kShared.out + group * kBuffers * Config::kSpec.store_bytes()),
+        staged_first(place.shared + Config::kShared.staged + group * kBuffers * 8),
+        freed_first(place.shared + Config::kShared.freed + group * kBuffers * 8) {}
+  __device__ uint32_t buffer(uint32_t slot) const { return out + slot * Config::kSpec.store_bytes(); }
+  __device__ uint32_t staged(uint32_t slot) const { return staged_first + slot * 8; }
+  __device__ uint32_t freed(uint32_t slot) const { return freed_first + slot * 8; }
+  /// Position of 16 bytes in a row, as the tensor map's swizzle has it.
+  __device__ static uint32_t swizzled(uint32_t row, uint32_t unit) {
+    return unit ^ (kCols == 64 ? row % 8 : row / 2 % 4);
+  }
+};
+
+__device__ __forceinline__ uint32_t round_pair(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ uint32_t round_pair(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+/// All threads of a consumer warpgroup. The warpgroups do not wait for each other: while one stages, the other's
+/// products keep the tensor cores busy.
+template <class Config>
+__device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Staging<Config>& staging,
+                                           Ring<Staging<Config>::kBuffers>& ring, Patience& patience) {
+  using Element = typename Config::Element;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const uint32_t row = warp * 16 + lane % 16;  // lanes 0..15: rows of a column of 8, lanes 16..31: of the next column
+#pragma unroll
+  for (int block = 0; block < Config::kBlocksM; ++block) {
+#pragma unroll
+    for (int piece = 0; piece < Staging<Config>::kPieces; ++piece) {
+      wait_barrier(staging.freed(ring.slot), ring.parity ^ 1, patience);
+      const uint32_t to = staging.buffer(ring.slot) + row * Staging<Config>::kRowBytes;
+#pragma unroll
+      for (int pair = 0; pair < Staging<Config>::kCols / 16; ++pair) {
+        const float* d = &sums[block][(piece * Staging<Config>::kCols + pair * 16) / 2];
+        const uint32_t unit = static_cast<uint32_t>(pair) * 2 + lane / 16;
+        ptx::store_matrices(to + Staging<Config>::swizzled(row, unit) * 16, round_pair(d[0], d[1], Element{}),
+                            round_pair(d[2], d[3], Element{}), round_pair(d[4], d[5], Element{}),
+                            round_pair(d[6], d[7], Element{}));
+      }
+      ptx::fence_shared_to_bulk();
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
+      ring.advance();
+    }
+  }
+}
+
+/// One thread per consumer warpgroup. `store.store(tile, row, col, shared)` issues the store of a buffer; `signal.done`
+/// is told when all of this warpgroup's part of the tile is at its place.
+template <class Config, class StoreOutput, class SignalDone>
+__device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uint32_t group, StoreOutput& store,
+                            SignalDone& signal) {
+  constexpr int kBuffers = Staging<Config>::kBuffers;
+  const Staging<Config> staging(place, group);
+  Patience patience{p.error, p.timeout_ns};
+  Ring<kBuffers> ring;
+  bool is_first_round = true;
+  for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+    const Tile tile = tile_of(p, place, index);
+    const int32_t row = tile.row + static_cast<int32_t>(group) * Config::kBlocksM * 64;
+#pragma unroll 1
+    for (int piece = 0; piece < Config::kBlocksM * Staging<Config>::kPieces; ++piece) {
+      wait_barrier(staging.staged(ring.slot), ring.parity, patience);
+      store.store(tile, row + piece / Staging<Config>::kPieces * 64,
+                  tile.col + piece % Staging<Config>::kPieces * Staging<Config>::kCols, staging.buffer(ring.slot));
+      ptx::bulk_commit();
+      ring.advance();
+      // The oldest buffer is the next to be written; free once its store has read it.
+      if (ring.slot == 0) is_first_round = false;
+      ptx::bulk_wait_read<kBuffers - 1>();
+      if (!is_first_round) ptx::mbarrier_arrive(staging.freed(ring.slot));
+    }
+    if constexpr (SignalDone::kNeedsCompletion) {
+      ptx::bulk_wait<0>();
+      signal.done(tile);
+    }
+  }
+  ptx::bulk_wait_read<0>();
+}
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,25 @@
+// Hooks of a GEMM without communication: inputs are there, outputs go to C, nobody is told.
+#pragma once
+
+#include "src/device/ptx/tensor.cuh"
+#include "src/ops/gemm_core/mainloop.cuh"
+
+namespace overlace::ops::gemm_core {
+
+struct WaitNone {
+  __device__ __forceinline__ void wait(const Tile&, int32_t, Patience&) {}
+};
+
+struct StorePlain {
+  const CUtensorMap* c;  // (M, N)
+  __device__ __forceinline__ void store(const Tile&, int32_t row, int32_t col, uint32_t shared) {
+    ptx::store_box(c, col, row, shared);
+  }
+};
+
+struct SignalNone {
+  static constexpr bool kNeedsCompletion = false;
+  __device__ __forceinline__ void done(const Tile&) {}
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,27 @@
+// The instances of instances.def: their specs, and where their kernels come from.
+#pragma once
+
+#include <span>
+
+#include "src/ops/gemm_core/config.h"
+
+namespace overlace::ops::gemm_core {
+
+#define INSTANCE(name, dtype, b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers) \
+  inline constexpr ConfigSpec kSpec_##name{DType::dtype, BMajor::b_major, tile_m, tile_n,           \
+                                           cluster_m,    cluster_n,       stages, store_buffers};   \
+  const void* kernel_##name();
+#include "src/ops/gemm_core/instances.def"
+#undef INSTANCE
+
+/// A compiled kernel: a line of instances.def.
+struct Instance {
+  const char* name;
+  ConfigSpec spec;
+  const void* kernel;
+};
+std::span<const Instance> instances();
+/// nullptr if there is none.
+const Instance* find_instance(const char* name);
+
+}  // namespace overlace::ops::gemm_core

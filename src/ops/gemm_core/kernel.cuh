@@ -1,0 +1,22 @@
+// The plain GEMM: C = A B, no hooks. One instance per unit in instances/.
+#pragma once
+
+#include "src/ops/gemm_core/hooks/plain.cuh"
+#include "src/ops/gemm_core/instances.h"
+#include "src/ops/gemm_core/run.cuh"
+
+namespace overlace::ops::gemm_core {
+
+template <class Config>
+__global__ __launch_bounds__(kThreads, 1) void sm90_gemm(const __grid_constant__ GemmParams p) {
+  run<Config>(p, WaitNone{}, StorePlain{&p.c}, SignalNone{});
+}
+
+}  // namespace overlace::ops::gemm_core
+
+/// Body of a unit: defines the function that instances.h declares for `name`.
+#define OVERLACE_GEMM_UNIT(name)                                            \
+  const void* overlace::ops::gemm_core::kernel_##name() {                   \
+    using namespace overlace::ops::gemm_core;                               \
+    return reinterpret_cast<const void*>(&sm90_gemm<Config<kSpec_##name>>); \
+  }

@@ -1,0 +1,150 @@
+// Operands: one thread of the load warp brings them in, the consumer warpgroups multiply them.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "src/device/ptx/cluster.cuh"
+#include "src/device/ptx/tensor.cuh"
+#include "src/device/ptx/wgmma.cuh"
+#include "src/ops/gemm_core/config.h"
+#include "src/ops/gemm_core/params.cuh"
+#include "src/ops/gemm_core/wait.cuh"
+
+namespace overlace::ops::gemm_core {
+
+template <ConfigSpec kSpec_>
+struct Config {
+  static_assert(is_valid(kSpec_));
+  static constexpr ConfigSpec kSpec = kSpec_;
+  static constexpr SharedLayout kShared = shared_layout(kSpec);
+  using Element = std::conditional_t<kSpec.dtype == DType::bf16, __nv_bfloat16, __half>;
+  static constexpr int kTileM = kSpec.tile_m, kTileN = kSpec.tile_n, kStages = kSpec.stages;
+  static constexpr int kClusterM = kSpec.cluster_m, kClusterN = kSpec.cluster_n, kCluster = kSpec.cluster();
+  static constexpr int kBlocksM = kTileM / 64 / kConsumerGroups;  // of 64 rows, per consumer warpgroup
+  static constexpr bool kBTransposed = kSpec.b_major == BMajor::n;
+};
+
+/// This CTA's place: shared memory by 32-bit address, number in the cluster, clusters of the grid.
+template <class Config>
+struct Place {
+  uint32_t shared;  // multiple of 1024
+  int32_t cluster, num_clusters;
+  int32_t m_in_cluster, n_in_cluster;
+
+  __device__ uint32_t a(uint32_t stage) const { return shared + stage * Config::kSpec.a_bytes(); }
+  __device__ uint32_t b(uint32_t stage) const { return shared + Config::kShared.b + stage * Config::kSpec.b_bytes(); }
+  __device__ uint32_t full(uint32_t stage) const { return shared + Config::kShared.full + stage * 8; }
+  __device__ uint32_t empty(uint32_t stage) const { return shared + Config::kShared.empty + stage * 8; }
+};
+
+/// A tile of this CTA.
+struct Tile {
+  TileCoord at;      // of the cluster
+  int32_t row, col;  // first of this CTA's tile
+};
+template <class Config>
+__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, int32_t index) {
+  Tile t;
+  t.at = tile_at(p.order, index);
+  t.row = first_row(p.order, t.at) + place.m_in_cluster * Config::kTileM;
+  t.col = (t.at.n * Config::kClusterN + place.n_in_cluster) * Config::kTileN;
+  return t;
+}
+
+/// A (kTileM, kTileK): whole, or this CTA's part of the rows, to all CTAs that share them.
+template <class Config>
+__device__ __forceinline__ void load_a(const CUtensorMap* map, const Place<Config>& place, uint32_t stage, int32_t row,
+                                       int32_t k) {
+  if constexpr (Config::kClusterN == 1) {
+    ptx::load_box(place.a(stage), map, k, row, place.full(stage));
+  } else {
+    constexpr int kRows = Config::kTileM / Config::kClusterN;
+    const int32_t first = place.n_in_cluster * kRows;
+    ptx::load_box_to((1u << Config::kCluster) - 1, place.a(stage) + static_cast<uint32_t>(first) * 128, map, k,
+                     row + first, place.full(stage));
+  }
+}
+
+/// B (kTileN, kTileK): whole, or this CTA's part, to all CTAs that share it. K-contiguous: a part is rows of N.
+/// N-contiguous: boxes of 64 columns, of which a part is rows of K.
+template <class Config>
+__device__ __forceinline__ void load_b(const CUtensorMap* map, const Place<Config>& place, uint32_t stage, int32_t col,
+                                       int32_t k) {
+  constexpr int kParts = Config::kClusterM, kBoxes = Config::kBTransposed ? Config::kTileN / 64 : 1;
+  constexpr int kRows = (Config::kBTransposed ? kTileK : Config::kTileN) / kParts;
+  const int32_t first = place.m_in_cluster * kRows;
+#pragma unroll
+  for (int box = 0; box < kBoxes; ++box) {
+    const uint32_t to = place.b(stage) + static_cast<uint32_t>(box * kTileK + first) * 128;
+    const int32_t x = Config::kBTransposed ? col + box * 64 : k;
+    const int32_t y = (Config::kBTransposed ? k : col) + first;
+    if constexpr (kParts == 1) {
+      ptx::load_box(to, map, x, y, place.full(stage));
+    } else {
+      ptx::load_box_to((1u << Config::kCluster) - 1, to, map, x, y, place.full(stage));
+    }
+  }
+}
+
+/// One thread. `wait.wait(tile, k_block)` returns when those rows and columns of A may be read.
+template <class Config, class WaitInput>
+__device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait) {
+  Patience patience{p.error, p.timeout_ns};
+  Ring<Config::kStages> ring;
+  ptx::prefetch_map(&p.a);
+  ptx::prefetch_map(&p.b);
+  ptx::wait_for_previous_grid();
+  for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+    const Tile tile = tile_of(p, place, index);
+    for (int32_t k = 0; k < p.k_blocks; ++k) {
+      // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
+      wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
+      ptx::mbarrier_arrive_expect(place.full(ring.slot), Config::kSpec.a_bytes() + Config::kSpec.b_bytes());
+      load_b(&p.b, place, ring.slot, tile.col, k * kTileK);
+      wait.wait(tile, k, patience);
+      load_a(&p.a, place, ring.slot, tile.row, k * kTileK);
+      ring.advance();
+    }
+  }
+}
+
+/// Sums of one consumer warpgroup, per block of 64 rows.
+template <class Config>
+using Sums = float[Config::kBlocksM][Config::kTileN / 2];
+
+/// All threads of consumer warpgroup `group`: sums = A B of one tile.
+template <class Config>
+__device__ __forceinline__ void multiply_tile(Sums<Config>& sums, int32_t k_blocks, const Place<Config>& place,
+                                              uint32_t group, Ring<Config::kStages>& ring, Patience& patience) {
+  const uint32_t thread = threadIdx.x % 128;
+  const uint32_t empty_there = ptx::cluster_address(place.empty(0), thread % Config::kCluster);
+  const uint32_t first_row = group * Config::kBlocksM * 64;
+  uint32_t last_slot = 0;
+  for (int32_t k = 0; k < k_blocks; ++k) {
+    wait_barrier(place.full(ring.slot), ring.parity, patience);
+    const uint64_t a = ptx::descriptor_k_major(place.a(ring.slot) + first_row * 128);
+    const uint64_t b = Config::kBTransposed ? ptx::descriptor_mn_major(place.b(ring.slot))
+                                            : ptx::descriptor_k_major(place.b(ring.slot));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kTileK / 16; ++step) {
+#pragma unroll
+      for (int block = 0; block < Config::kBlocksM; ++block) {
+        ptx::wgmma<typename Config::Element, Config::kBTransposed>(
+            sums[block], a + block * (64 * 128 / 16) + step * 2, b + step * (Config::kBTransposed ? 128 : 2), k | step);
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();  // the block before has been read
+    if (k > 0 && thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + last_slot * 8);
+    last_slot = ring.slot;
+    ring.advance();
+  }
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int block = 0; block < Config::kBlocksM; ++block) ptx::wgmma_hold(sums[block]);
+  if (thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + last_slot * 8);
+}
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,22 @@
+// What the kernel gets by value.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "src/spec/tile_order_pod.h"
+
+namespace overlace::ops::gemm_core {
+
+struct GemmParams {
+  CUtensorMap a;    // (M, K)
+  CUtensorMap b;    // (N, K) or (K, N)
+  CUtensorMap c;    // (M, N)
+  TileOrder order;  // of the clusters' tiles
+  int32_t num_tiles, k_blocks;
+  uint32_t* error;  // device or pinned memory: not 0 once a wait has passed its end
+  uint64_t timeout_ns;
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,72 @@
+// The persistent kernel body: who does what.
+#pragma once
+
+#include "src/ops/gemm_core/epilogue.cuh"
+
+namespace overlace::ops::gemm_core {
+
+// Registers of a thread: 128 x 56 + 256 x 224 <= 64 K. The order of tiles takes more than 40.
+inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+template <class Config>
+__device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
+  Place<Config> place;
+  place.shared = (shared + 1023) & ~1023u;
+  const uint32_t in_cluster = Config::kCluster == 1 ? 0 : ptx::cluster_rank();
+  place.cluster = static_cast<int32_t>(blockIdx.x / Config::kCluster);
+  place.num_clusters = static_cast<int32_t>(gridDim.x / Config::kCluster);
+  place.m_in_cluster = static_cast<int32_t>(in_cluster % Config::kClusterM);
+  place.n_in_cluster = static_cast<int32_t>(in_cluster / Config::kClusterM);
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < Config::kStages; ++i) {
+      ptx::mbarrier_init(place.full(i), 1);
+      ptx::mbarrier_init(place.empty(i), kConsumerGroups * Config::kCluster);
+    }
+    for (uint32_t i = 0; i < kConsumerGroups * Config::kSpec.store_buffers; ++i) {
+      ptx::mbarrier_init(place.shared + Config::kShared.staged + i * 8, 4);  // warps
+      ptx::mbarrier_init(place.shared + Config::kShared.freed + i * 8, 1);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  if constexpr (Config::kCluster > 1) ptx::cluster_sync_relaxed();
+  return place;
+}
+
+/// All threads of the CTA. Warps of the first warpgroup: 0 loads, 2 and 3 store what consumers 0 and 1 staged.
+template <class Config, class WaitInput, class StoreOutput, class SignalDone>
+__device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal) {
+  extern __shared__ uint8_t dynamic_shared[];
+  const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared));
+  const uint32_t warp = threadIdx.x / 32;
+  ptx::let_next_grid_start();
+  if (warp < 4) {
+    // ---- producers ----
+    ptx::registers_shrink<kProducerRegisters>();
+    if (threadIdx.x % 32 == 0) {
+      if (warp == 0) {
+        load_tiles(p, place, wait);
+      } else if (warp >= 2) {
+        store_tiles(p, place, warp - 2, store, signal);
+      }
+    }
+    __syncwarp();
+  } else {
+    // ---- consumers ----
+    ptx::registers_grow<kConsumerRegisters>();
+    const uint32_t group = warp / 4 - 1;
+    const Staging<Config> staging(place, group);
+    Patience patience{p.error, p.timeout_ns};
+    Ring<Config::kStages> operands;
+    Ring<Staging<Config>::kBuffers> results;
+    Sums<Config> sums;
+    for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+      multiply_tile<Config>(sums, p.k_blocks, place, group, operands, patience);
+      stage_tile<Config>(sums, staging, results, patience);
+    }
+  }
+  // NOTE: nobody leaves while another CTA of the cluster may still arrive at its barriers.
+  if constexpr (Config::kCluster > 1) ptx::cluster_sync_relaxed();
+}
+
+}  // namespace overlace::ops::gemm_core

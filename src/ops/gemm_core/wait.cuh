@@ -1,0 +1,50 @@
+// Waits of the kernel's own pipelines, with an end.
+#pragma once
+
+#include "src/device/ptx/mbarrier.cuh"
+
+namespace overlace::ops::gemm_core {
+
+namespace ptx = device::ptx;
+
+/// Word of GemmParams::error.
+inline constexpr uint32_t kPipelineStuck = 1;
+inline constexpr uint32_t kPollsPerLook = 16;
+
+/// How long one thread waits. After the first failure, its own or another's, it waits no more: every loop then runs to
+/// its end with whatever the memory holds, the kernel ends, and the error word tells.
+struct Patience {
+  uint32_t* error;
+  uint64_t timeout_ns;
+  bool is_over = false;
+};
+
+__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity, Patience& patience) {
+  if (patience.is_over) return;
+  uint64_t begin = 0;
+  for (uint32_t polls = 1; !ptx::mbarrier_try_wait(barrier, parity); ++polls) {
+    if (polls % kPollsPerLook != 0) continue;
+    const uint64_t now = ptx::global_ns();
+    if (begin == 0) begin = now;
+    const bool is_late = now - begin > patience.timeout_ns;
+    if (is_late) ptx::store_relaxed_sys(patience.error, kPipelineStuck);
+    if (is_late || ptx::load_relaxed_sys(patience.error) != 0) {
+      patience.is_over = true;
+      return;
+    }
+  }
+}
+
+/// Position in a ring of kSlots: the slot, and the parity of the phase in which it is filled.
+template <int kSlots>
+struct Ring {
+  uint32_t slot = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace overlace::ops::gemm_core

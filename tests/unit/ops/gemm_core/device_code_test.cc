@@ -1,0 +1,136 @@
+// What the compiler makes of each instance: tensor core instructions, no spills, no serialised products.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <regex>
+#include <set>
+#include <string>
+
+#include "src/ops/gemm_core/config.h"
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Listed {
+  const char* name;
+  ConfigSpec spec;
+};
+constexpr Listed kListed[] = {
+#define INSTANCE(name, dtype, b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers) \
+  {#name, {DType::dtype, BMajor::b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers}},
+#include "src/ops/gemm_core/instances.def"
+#undef INSTANCE
+};
+constexpr size_t kMostInstances = 40;  // of the compile budget
+
+const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/instances";
+
+TEST(GemmCoreInstances, EachLineOfTheListHasItsUnitAndEachUnitItsLine) {
+  std::set<std::string> listed, units;
+  for (const Listed& i : kListed) EXPECT_TRUE(listed.insert(i.name).second) << i.name << " is listed twice";
+  for (const auto& entry : fs::directory_iterator(kUnits)) units.insert(entry.path().stem().string());
+  EXPECT_EQ(listed, units);
+  EXPECT_LE(listed.size(), kMostInstances);
+}
+
+TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
+  for (const Listed& i : kListed) {
+    const ConfigSpec& s = i.spec;
+    const std::string want = std::string(dtype_name(s.dtype)) + (s.b_major == BMajor::k ? "_k_" : "_n_") +
+                             std::to_string(s.tile_m) + "x" + std::to_string(s.tile_n) + "_c" +
+                             std::to_string(s.cluster_m) + std::to_string(s.cluster_n) + "_s" +
+                             std::to_string(s.stages);
+    EXPECT_EQ(std::string(i.name).substr(0, want.size()), want);
+    EXPECT_TRUE(is_valid(s)) << i.name;
+  }
+}
+
+TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
+  for (const Listed& i : kListed) {
+    const SharedLayout s = shared_layout(i.spec);
+    EXPECT_LE(dynamic_shared_bytes(i.spec), kSharedLimit) << i.name;
+    EXPECT_EQ(s.b % 1024, 0u) << i.name;
+    EXPECT_EQ(s.out % 1024, 0u) << i.name;
+    EXPECT_EQ(i.spec.a_bytes() % 1024, 0u) << i.name;
+    EXPECT_EQ(i.spec.b_bytes() % 1024, 0u) << i.name;
+    EXPECT_EQ(s.full % 8, 0u) << i.name;
+  }
+}
+
+TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
+  ConfigSpec s;
+  EXPECT_TRUE(is_valid(s));
+  s.stages = 5;  // 240 KB of operands
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.tile_n = 224;
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.cluster_m = s.cluster_n = 2;
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.tile_n = 160;
+  s.b_major = BMajor::n;  // boxes of 64 columns
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.dtype = DType::fp32;
+  EXPECT_FALSE(is_valid(s));
+}
+
+struct Output {
+  int exit_code = -1;
+  std::string text;
+};
+Output run(const std::string& command) {
+  Output out;
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return out;
+  std::array<char, 4096> buffer;
+  while (std::fgets(buffer.data(), static_cast<int>(buffer.size()), pipe) != nullptr) out.text += buffer.data();
+  out.exit_code = pclose(pipe);
+  return out;
+}
+std::string find_tool(const char* name) {
+  for (const std::string& path : {std::string(name), "/usr/local/cuda/bin/" + std::string(name)}) {
+    if (run("command -v " + path).exit_code == 0) return path;
+  }
+  return {};
+}
+int count(const std::string& text, const char* pattern) {
+  const std::regex expression(pattern);
+  return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), expression), {}));
+}
+
+class GemmCoreDeviceCode : public testing::TestWithParam<Listed> {};
+
+TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
+  const std::string nvcc = find_tool("nvcc"), cuobjdump = find_tool("cuobjdump");
+  if (nvcc.empty()) GTEST_SKIP() << "nvcc was not found";
+  const std::string root = OVERLACE_SOURCE_DIR, name = GetParam().name;
+  const fs::path cubin = fs::path(testing::TempDir()) / (name + "." + std::to_string(getpid()) + ".cubin");
+  const Output compiled =
+      run(nvcc + " -gencode arch=compute_90a,code=sm_90a -std=c++20 --expt-relaxed-constexpr -O3 -I" + root + " -I" +
+          root + "/include -Xptxas -v -cubin -o " + cubin.string() + " " + (kUnits / (name + ".cu")).string());
+  ASSERT_EQ(compiled.exit_code, 0) << compiled.text;
+  EXPECT_EQ(count(compiled.text, "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), 1) << compiled.text;
+  EXPECT_EQ(count(compiled.text, "C75\\d\\d|serializ|setmaxnreg.*ignored|warning"), 0) << compiled.text;
+  EXPECT_EQ(count(compiled.text, "Used 168 registers"), 1) << compiled.text;  // 64 K over 384 threads
+  if (!cuobjdump.empty()) {
+    const std::string sass = run(cuobjdump + " -sass " + cubin.string()).text;
+    const std::string shape = "HGMMA\\.64x" + std::to_string(GetParam().spec.tile_n) + "x16\\.F32";
+    EXPECT_EQ(count(sass, shape.c_str()), 4 * GetParam().spec.tile_m / 128);  // 4 steps of K, whole blocks of rows
+    EXPECT_EQ(count(sass, "\\b(LDL|STL)\\b"), 0);
+    EXPECT_EQ(count(sass, "USETMAXREG"), 2);
+  }
+  fs::remove(cubin);
+}
+INSTANTIATE_TEST_SUITE_P(All, GemmCoreDeviceCode, testing::ValuesIn(kListed),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+}  // namespace
+}  // namespace overlace::ops::gemm_core
