@@ -138,7 +138,8 @@ struct Schedule {
   std::string family;  // "hetero_fused_1d", mirrors end in _rs, _ar
   Params params;       // M, N, K, G, q, dtype, ...
   std::map<std::string, Expr, std::less<>> consts;
-  Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns
+  Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns;
+                  // "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s
   bool deterministic = true;
   std::vector<Buffer> buffers;
   std::vector<SignalDecl> signals;

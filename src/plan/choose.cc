@@ -9,16 +9,21 @@
 namespace overlace::plan {
 namespace {
 
-/// GPUs: from how many rows a shard on one GEMM per shard beats the library's path, at 4x H200 and the canonical shapes
+/// GPUs: from how many rows a shard on a schedule beats the library's path, at 4x H200 and the canonical shapes
 /// (docs/results/h200x4.md). Finer cuts gained nothing there (docs/design/decisions/004-one-gemm-per-shard.md).
 struct GpuRule {
   const char* op;
   int64_t min_rows;          // of a shard
   int64_t min_rows_if_busy;  // the same where the transfer takes at least kBusyLink of the GEMM
+  const char* family;
+  int degree;
+  const char* name;  // of the two, in reasons
 };
-constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512}, {"gemm_rs", 256, 256}, {"gemm_ar", 1024, 1024}};
+constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512, "hetero_unfused_1d", 1, "one GEMM per shard"},
+                                 {"gemm_rs", 256, 256, "hetero_unfused_1d", 1, "one GEMM per shard"},
+                                 {"gemm_ar", 1024, 1024, "hetero_unfused_1d", 1, "one GEMM per shard"}};
 constexpr double kBusyLink = 0.2;
-constexpr double kMinHiddenUs = 25;  // less than this is lost to the flags and launches of one GEMM per shard
+constexpr double kMinHiddenUs = 25;  // less than this is lost to flags and launches
 
 constexpr int64_t kMinRowsCpu = 64;
 constexpr double kMinGain = 0.05;  // of the library's time, expected; less is within the model's error
@@ -119,7 +124,7 @@ Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
     const std::string facts = base::format("shards of {} rows, {} wanted where the transfer takes {:.0f} % of the GEMM",
                                            rows, wanted, 100 * share);
     if (rows < wanted) return library(op, facts);
-    return {spec::make_schedule(op, "hetero_unfused_1d"), facts + ": one GEMM per shard"};
+    return {spec::make_schedule(op, rule.family, rule.degree), facts + ": " + rule.name};
   }
   return library(op, base::format("no measured rule for {}", op.op));
 }

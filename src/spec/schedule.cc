@@ -13,10 +13,12 @@ namespace {
 
 constexpr int64_t kMaxDegree = 1024;
 
-const std::vector<std::string>& known_families() {
-  static const std::vector<std::string> names = {
-      "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d",
-      "compute", "comm",   "limit"};
+std::vector<std::string> known_families(std::string_view op) {
+  std::vector<std::string> names = {
+      "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"};
+  // They broadcast what the groups before sum up: only gemm_ar broadcasts.
+  if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d"});
+  names.insert(names.end(), {"compute", "comm", "limit"});
   return names;
 }
 
@@ -109,12 +111,12 @@ std::vector<int64_t> row_offsets(const OpSpec& op) {
 
 std::vector<std::string> families(std::string_view op) {
   if (op != "ag_gemm" && op != "gemm_rs" && op != "gemm_ar") return {};
-  return known_families();
+  return known_families(op);
 }
 
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, const Params& options) {
   check_op(op);
-  const auto& names = known_families();
+  const auto names = known_families(op.op);
   if (std::find(names.begin(), names.end(), family) == names.end()) {
     std::string list;
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;

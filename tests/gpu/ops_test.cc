@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <mutex>
 #include <thread>
 
@@ -297,12 +298,19 @@ TEST_F(GpuOps, GemmRsEmptyShards) {
   run_all({.op = "gemm_rs", .m = 1, .n = 64, .k = 64}, {1});
 }
 TEST_F(GpuOps, GemmArBf16) { run_all({.op = "gemm_ar", .m = 512, .n = 256, .k = 320}, {1, 2, 4}); }
+TEST_F(GpuOps, GemmArFewRows) {
+  run_all({.op = "gemm_ar", .m = 5, .n = 64, .k = 64}, {1, 4});
+  run_all({.op = "gemm_ar", .m = 0, .n = 64, .k = 64}, {2});
+}
 TEST_F(GpuOps, GemmArBiasRagged) { run_all({.op = "gemm_ar", .m = 203, .n = 64, .k = 64, .bias = true}, {1, 2}); }
 
 /// The schedules whose calls can be captured: all but those of the library's collectives are ours.
 TEST_F(GpuOps, CapturedCallsReplayWithTheSameBits) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    for (const char* family : {"serial", "hetero_fused_1d", "uniform_fused_1d"}) {
+    const std::vector<std::string> known = spec::families(op);
+    for (const char* family :
+         {"serial", "hetero_fused_1d", "uniform_fused_1d", "grouped_fused_1d", "grouped_unfused_1d"}) {
+      if (std::find(known.begin(), known.end(), family) == known.end()) continue;
       const std::string failure = on_ranks(team_sizes().back(), [&](Runtime& runtime, cudaStream_t stream) {
         Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
         Site site({.op = op, .m = 512, .n = 256, .k = 320}, channel);

@@ -4,9 +4,6 @@
 #include "src/spec/families/families.h"
 
 namespace overlace::spec {
-namespace {
-
-/// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last, and the end.
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
   const int64_t per_part = (extent + parts - 1) / parts, step = (per_part + align - 1) / align * align;
   std::vector<int64_t> out;
@@ -14,8 +11,6 @@ std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
   out.back() = extent;
   return out;
 }
-
-}  // namespace
 
 Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& options, int64_t columns) {
   Schedule out;
@@ -76,6 +71,15 @@ Range chunk_rows_in_shard(const std::string& shard, const std::string& s) {
   Range out = chunk_rows(shard, s);
   out.begin = out.begin.text() + "-off[" + shard + "]";
   return out;
+}
+
+Range grouped_rows(const std::string& shard, const std::string& s) {
+  const std::string chunk = "chunk[" + shard + "*q+" + s + "]";
+  return {"cut[" + chunk + "]", "cut[" + chunk + "+1]-cut[" + chunk + "]"};
+}
+
+Range grouped_rows_in_shard(const std::string& shard, const std::string& s) {
+  return {"place[" + shard + "*q+" + s + "]", grouped_rows(shard, s).count};
 }
 
 Range shard_rows(const std::string& shard) { return {"off[" + shard + "]", "off[" + shard + "+1]-off[" + shard + "]"}; }

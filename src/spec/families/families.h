@@ -18,31 +18,38 @@ struct FamilyOptions {
 /// params, tables ("off", "cut"; "slab" where `columns` > 0) and the buffers that callers bind.
 Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& options, int64_t columns = 0);
 
+/// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last ones, and the end.
+std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
+
 /// One builder per operator, for two ranks or more.
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 
 /// The part of a result that travels at once: chunk s of a shard's rows and all columns (1-D), or a whole shard's rows
-/// and slab s of the columns (2-D).
+/// and slab s of the columns (2-D). Grouped: shard p is the chunks that the tables "chunk" and "place" give it.
 struct Piece {
   bool is_slab = false;
+  bool is_grouped = false;
   /// Dims in a buffer of all M rows, and in a buffer of that shard's rows.
   std::vector<Range> of(const std::string& shard, const std::string& s = "s") const;
   std::vector<Range> in_shard(const std::string& shard, const std::string& s = "s") const;
 };
 /// gemm_rs and gemm_ar up to the reduction: "S", signals `arrived` and `credit`, GEMMs, transfers to the owners, and
-/// the reduction into "Y" (gemm_rs) or my rows of "Z" (gemm_ar). Returns the loops of the reduction and its chunk
-/// number.
+/// the reduction into my rows of "Y". Returns the loops of the reduction and its chunk number.
 struct Reduction {
   Piece piece;
   std::vector<Loop> loops;
   std::string s;
 };
 Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options);
+/// "P", "S" with `shard_max` rows a slot, signals `arrived[chunk]` of each source and `credit` back to the sources.
+void add_slots(Schedule* schedule, const OpSpec& op, int64_t shard_max);
 /// Copies of partials "P" to the owners' slots "S".
-void add_scatter_copies(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, const Piece& piece,
+void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const Piece& piece,
                         const std::vector<std::string>& deps);
+/// My slots of my rows, in rank order with my own partial in its place, then the bias; one rounding, into "Y".
+Task sum_of_sources(const OpSpec& op, const Piece& piece, const std::vector<Loop>& loops, const std::string& s);
 
 /// The plain GEMM: what every family is on one rank, and `compute` on several.
 void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c);
@@ -62,6 +69,9 @@ Loop others();
 Range chunk_rows(const std::string& shard, const std::string& s = "s");
 /// The same inside the shard.
 Range chunk_rows_in_shard(const std::string& shard, const std::string& s = "s");
+/// The same where the tables say which chunks a shard has, and where in its slots they lie.
+Range grouped_rows(const std::string& shard, const std::string& s = "s");
+Range grouped_rows_in_shard(const std::string& shard, const std::string& s = "s");
 Range shard_rows(const std::string& shard);
 Range all(const std::string& extent);
 Range slab_columns(const std::string& s = "s");

@@ -8,17 +8,6 @@ namespace {
 
 const char* const kOwner = "((r+p)%G)";
 
-/// S: one slot per source at the owner; `arrived[chunk]` of each source; `credit` back to the sources.
-void add_slots(Schedule* out, const OpSpec& op) {
-  const std::vector<int64_t>& off = out->tables.at("off");
-  int64_t shard_max = 0;
-  for (size_t p = 0; p + 1 < off.size(); ++p) shard_max = std::max(shard_max, off[p + 1] - off[p]);
-  out->consts["shard_max"] = shard_max;
-  out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
-  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G", "shard_max", "N"}, 2});
-  out->signals = {{"arrived", "q"}, {"credit", 1}};
-}
-
 std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_and_columns) {
   rows_and_columns.insert(rows_and_columns.begin(), Range{source, 1});
   return rows_and_columns;
@@ -83,33 +72,41 @@ void add_library(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(std::move(bias));
 }
 
-/// My slots of my rows, in rank order with my own partial in its place, then the bias; one rounding.
+}  // namespace
+
+std::vector<Range> Piece::of(const std::string& shard, const std::string& s) const {
+  if (is_slab) return {shard_rows(shard), slab_columns(s)};
+  if (is_grouped) return {grouped_rows(shard, s), all("N")};
+  return {chunk_rows(shard, s), all("N")};
+}
+
+std::vector<Range> Piece::in_shard(const std::string& shard, const std::string& s) const {
+  if (is_slab) return {Range{0, shard_rows(shard).count}, slab_columns(s)};
+  if (is_grouped) return {grouped_rows_in_shard(shard, s), all("N")};
+  return {chunk_rows_in_shard(shard, s), all("N")};
+}
+
+void add_slots(Schedule* schedule, const OpSpec& op, int64_t shard_max) {
+  schedule->consts["shard_max"] = shard_max;
+  schedule->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
+  schedule->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G", "shard_max", "N"}, 2});
+  schedule->signals = {{"arrived", "q"}, {"credit", 1}};
+}
+
 Task sum_of_sources(const OpSpec& op, const Piece& piece, const std::vector<Loop>& loops, const std::string& s) {
   const auto slot = slot_of("i", piece.in_shard("r", s));
   std::vector<Region> sources = {boxes("S", slot, {"i", 0, "r"}), box("P", piece.of("r", s)),
                                  boxes("S", slot, {"i", "r+1", "G"})};
   const bool is_ar = op.op == "gemm_ar";
   if (op.bias) sources.push_back(box("bias", {piece.of("r", s)[1]}));
-  Task out = reduce("reduce", 1, s, loops, std::move(sources),
-                    is_ar ? box("Z", piece.of("r", s)) : box("Y", piece.in_shard("r", s)));
+  Task out =
+      reduce("reduce", 1, s, loops, std::move(sources), box("Y", is_ar ? piece.of("r", s) : piece.in_shard("r", s)));
   if (op.bias) out.params["bias"] = true;
   out.waits = {wait_each("arrived", s, "(r+p)%G", peers())};
   Set credit = set_at("credit", 0, "(r+p)%G");
   credit.each = peers_at_last(s);
   out.sets = {credit};
   return out;
-}
-
-}  // namespace
-
-std::vector<Range> Piece::of(const std::string& shard, const std::string& s) const {
-  if (is_slab) return {shard_rows(shard), slab_columns(s)};
-  return {chunk_rows(shard, s), all("N")};
-}
-
-std::vector<Range> Piece::in_shard(const std::string& shard, const std::string& s) const {
-  if (is_slab) return {Range{0, shard_rows(shard).count}, slab_columns(s)};
-  return {chunk_rows_in_shard(shard, s), all("N")};
 }
 
 void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const Piece& piece,
@@ -123,8 +120,11 @@ void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const 
 }
 
 Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  Reduction out{{family == "uniform_fused_2d"}, {chunks()}, "s"};
-  add_slots(schedule, op);
+  Reduction out{{.is_slab = family == "uniform_fused_2d"}, {chunks()}, "s"};
+  const std::vector<int64_t>& off = schedule->tables.at("off");
+  int64_t shard_max = 0;
+  for (size_t p = 0; p + 1 < off.size(); ++p) shard_max = std::max(shard_max, off[p + 1] - off[p]);
+  add_slots(schedule, op, shard_max);
   if (family == "comm" || family == "limit") {
     if (family == "limit") {
       schedule->buffers.push_back({"P0", Space::local, op.out_dtype, {"M", "N"}});
@@ -168,41 +168,6 @@ Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOpt
     return out;
   }
   add_scatter(&out, op, family, options);
-  return out;
-}
-
-/// The rows that I own go to everybody's Z, and from there to Y: peers never touch a caller's buffer. Z needs no
-/// credit: my broadcast follows the arrival of a peer's partials, which that peer sent after it had done with the call
-/// before.
-Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  if (family == "library" || family == "compute") return make_gemm_rs(op, family, options);
-  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
-  out.buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
-  const Reduction sum = add_scatter(&out, op, family, options);
-  out.signals.push_back({"ready", "q"});
-
-  const bool is_measuring = family == "comm" || family == "limit";
-  std::vector<Loop> loops = sum.loops;
-  loops.push_back(peers());
-  Task broadcast = copy("broadcast", "ce_queues", sum.s + "*G+p", std::move(loops), box("Z", sum.piece.of("r", sum.s)),
-                        box_at("Z", "(r-p)%G", sum.piece.of("r", sum.s)));
-  broadcast.deps = {is_measuring ? "finish" : "reduce"};
-  broadcast.sets = {set_at("ready", sum.s, "(r-p)%G")};
-  out.tasks.push_back(std::move(broadcast));
-
-  if (is_measuring) {
-    out.tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", ""));
-    return out;
-  }
-  const Loop owners = {"p", 0, "G"};
-  Region from = box("Z", sum.piece.of("p", sum.s)), to = box("Y", sum.piece.of("p", sum.s));
-  from.each = to.each = owners;
-  // Behind the reductions on an sm lane: it waits for the peers' rows, which no copy lane can do on GPUs.
-  Task copy_out = copy("copy_out", 1, "q+1+" + sum.s, sum.loops, from, to);
-  copy_out.engine = Engine::sm;
-  copy_out.deps = {"reduce"};
-  copy_out.waits = {wait_each("ready", sum.s, "(r+p)%G", peers())};
-  out.tasks.push_back(std::move(copy_out));
   return out;
 }
 

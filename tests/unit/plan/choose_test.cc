@@ -52,6 +52,15 @@ TEST(Choose, HidesTransfersWorthHiding) {
   }
 }
 
+TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const Choice choice = choose(op_of(name, 8192, 8192, 2048), kH200);
+    EXPECT_FALSE(choice.schedule.family.starts_with("library")) << choice.reason;
+    const spec::CheckReport report = spec::check(choice.schedule, spec::Machine{.is_gpu = true});
+    EXPECT_TRUE(report.ok()) << report.to_string();
+  }
+}
+
 TEST(Choose, UsesAnEmulatedLinkOnCpus) {
   const Hardware hardware = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 50e9};
   const Choice choice = choose(op_of("ag_gemm", 2048, 1024, 1024, 2), hardware);

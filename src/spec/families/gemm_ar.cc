@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <utility>
+
+#include "src/spec/families/families.h"
+
+namespace overlace::spec {
+namespace {
+
+/// Tables of grouped rows: chunk s * G + p belongs to owner p, so the owners take turns and group s is G chunks that
+/// touch. The owner's slots hold its chunks one behind the other. Returns the rows of the owner that has most.
+int64_t add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  const int64_t groups = options.degree, ranks = op.ranks;
+  const std::vector<int64_t> cut = cut_evenly(op.m, groups * ranks, options.align);
+  std::vector<int64_t> chunk, place;
+  int64_t most = 0;
+  for (int64_t p = 0; p < ranks; ++p) {
+    int64_t rows = 0;
+    for (int64_t s = 0; s < groups; ++s) {
+      chunk.push_back(s * ranks + p);
+      place.push_back(rows);
+      rows += cut[static_cast<size_t>(chunk.back()) + 1] - cut[static_cast<size_t>(chunk.back())];
+    }
+    most = std::max(most, rows);
+  }
+  out->tables["cut"] = cut;
+  out->tables["chunk"] = std::move(chunk);
+  out->tables["place"] = std::move(place);
+  return most;
+}
+
+/// My reduced rows to everybody's Z. Z needs no credit: my broadcast follows the arrival of a peer's partials, which
+/// that peer sent after it had done with the call before.
+void add_broadcast(Schedule* out, const Reduction& sum, const std::string& from, const std::string& after) {
+  std::vector<Loop> loops = sum.loops;
+  loops.push_back(peers());
+  Task broadcast = copy("broadcast", "ce_queues", sum.s + "*G+p", std::move(loops), box(from, sum.piece.of("r", sum.s)),
+                        box_at("Z", "(r-p)%G", sum.piece.of("r", sum.s)));
+  broadcast.deps = {after};
+  broadcast.sets = {set_at("ready", sum.s, "(r-p)%G")};
+  out->tasks.push_back(std::move(broadcast));
+}
+
+/// The others' rows from Z to Y: peers never touch a caller's buffer.
+Task copy_out_of(const Reduction& sum, Expr queue, Expr order) {
+  const std::string shard(kOther);
+  Region from = box("Z", sum.piece.of(shard, sum.s)), to = box("Y", sum.piece.of(shard, sum.s));
+  from.each = to.each = others();
+  return copy("copy_out", std::move(queue), std::move(order), sum.loops, from, to);
+}
+
+/// Group by group: GEMMs, transfers to the owners, sums, broadcasts. The sums share the GEMMs' lane, so that a backend
+/// with one stream for all sm lanes does not keep them to the end: group s is summed behind what the group after it
+/// sends, which covers its last transfer, and taken from Z two groups later.
+void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_fused) {
+  const Reduction sum{{.is_grouped = true}, {chunks()}, "s"};
+  add_slots(out, op, add_groups(out, op, options));
+  out->buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
+  out->signals.push_back({"ready", "q"});
+
+  const auto product = [&](const char* id, const char* order, const std::string& shard) {
+    Range rows = sum.piece.of(shard)[0];
+    return gemm(op, id, order, box("A", {rows, all("K")}), b_operand(op), box("P", {rows, all("N")}), false);
+  };
+  if (is_fused) {  // the chunks of a group touch: one product
+    Task group = product("gemm", "8*s", "p");
+    group.loops = {chunks()};
+    group.reads[0].each = group.writes[0].each = Loop{"p", 0, "G"};
+    out->tasks.push_back(std::move(group));
+  } else {
+    Task remote = product("gemm_remote", "8*s", "((r+p)%G)");
+    remote.loops = {chunks(), peers()};
+    out->tasks.push_back(std::move(remote));
+    Task own = product("gemm_own", "8*s+4", "r");
+    own.loops = {chunks()};
+    out->tasks.push_back(std::move(own));
+  }
+  add_scatter_copies(out, options, sum.piece, {is_fused ? "gemm" : "gemm_remote"});
+  Task reduce = sum_of_sources(op, sum.piece, sum.loops, sum.s);
+  reduce.queue = 0;
+  reduce.order = "8*(s+1)+1";
+  reduce.deps = {is_fused ? "gemm" : "gemm_own"};
+  out->tasks.push_back(std::move(reduce));
+  add_broadcast(out, sum, "Y", "reduce");
+
+  // A copy lane cannot wait for peers on GPUs: `take` moves nothing and waits for it.
+  Task take = finish(op, "take", "8*(s+2)+2", "Z", "ready", "");
+  out->tasks.push_back(std::move(take));
+  Task copy_out = copy_out_of(sum, "ce_queues+1", "s");
+  copy_out.deps = {"take"};
+  out->tasks.push_back(std::move(copy_out));
+}
+
+}  // namespace
+
+Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
+  if (family == "library" || family == "compute") return make_gemm_rs(op, family, options);
+  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
+  if (family == "grouped_fused_1d" || family == "grouped_unfused_1d") {
+    add_grouped(&out, op, options, family == "grouped_fused_1d");
+    return out;
+  }
+  out.buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
+  const Reduction sum = add_scatter(&out, op, family, options);
+  out.signals.push_back({"ready", "q"});
+  if (family == "comm" || family == "limit") {
+    add_broadcast(&out, sum, "Z", "finish");
+    out.tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", ""));
+    return out;
+  }
+  add_broadcast(&out, sum, "Y", "reduce");
+  // Behind the reductions on an sm lane: it waits for the peers' rows, which no copy lane can do on GPUs.
+  Task copy_out = copy_out_of(sum, 1, "q+1+" + sum.s);
+  copy_out.engine = Engine::sm;
+  copy_out.waits = {wait_each("ready", sum.s, "(r+p)%G", peers())};
+  out.tasks.push_back(std::move(copy_out));
+  return out;
+}
+
+}  // namespace overlace::spec
