@@ -5,6 +5,7 @@
 
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/backend/cpu/futex.h"
+#include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
 #include "src/runtime/clock.h"
 #include "src/runtime/lives.h"
@@ -23,6 +24,18 @@ std::atomic_ref<uint32_t> world_waiting(const ChannelPod& channel) {
 }
 
 }  // namespace
+
+bool is_observed(const ChannelPod& channel) {
+  return agent_of(channel).observer.load(std::memory_order_acquire) != nullptr;
+}
+
+std::optional<Errc> observed_wait(const ChannelPod& channel, const WaitSite& site, const std::function<bool()>& ready) {
+  CpuAgent& agent = agent_of(channel);
+  Observer* observer = agent.observer.load(std::memory_order_acquire);
+  if (observer == nullptr) return std::nullopt;
+  const int peer = agent.names->world_rank(channel.team.team_id, site.peer);
+  return observer->wait({.kind = Step::Kind::wait, .rank = agent.rank, .peer = peer, .id = site.id}, site, ready);
+}
 
 Waiter::Waiter(const ChannelPod& channel, const WaitSite& site)
     : channel_(channel), site_(site), start_ns_(now_ns()), last_change_ns_(start_ns_) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 
 #include "overlace/errc_pod.h"
 #include "src/runtime/backend/cpu/futex.h"
@@ -50,6 +52,10 @@ class Waiter {
   bool may_spin_ = true, is_sleeping_ = false;
 };
 
+/// Somebody watches what this rank does (tests, the explorer), and may wait in its place.
+bool is_observed(const ChannelPod& channel);
+std::optional<Errc> observed_wait(const ChannelPod& channel, const WaitSite& site, const std::function<bool()>& ready);
+
 /// Waits until `ready()` (any callable without arguments; it makes the acquire loads). Each thread of a rank may wait.
 /// Several conditions at once are fine: give WaitKind::engine, which every arrival wakes.
 template <class Ready>
@@ -58,6 +64,8 @@ template <class Ready>
     if (ready()) return Errc::ok;
     cpu_relax();
   }
+  if (is_observed(channel))
+    if (const std::optional<Errc> code = observed_wait(channel, site, ready)) return *code;
   Waiter waiter(channel, site);
   while (true) {
     waiter.arm();

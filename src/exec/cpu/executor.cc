@@ -127,7 +127,9 @@ class CpuCall {
     site.call = static_cast<uint32_t>(number_);
     site.expected = expected(*unmet);
     site.word = word(id, unmet->from);
-    const Errc code = runtime::poll_until(pod_, site, [&] { return ready_lane(/*transfers_only=*/false) >= 0; });
+    // Once the named word has come, whatever is still missing is somebody else's: a timeout must name that one.
+    const Errc code =
+        runtime::poll_until(pod_, site, [&] { return ready_lane(/*transfers_only=*/false) >= 0 || holds(*unmet); });
     return wait_status(code, describe_wait(*first, *unmet));
   }
 

@@ -1,6 +1,7 @@
 #include "src/runtime/backend/cpu/agent.h"
 
 #include "src/runtime/backend/cpu/futex.h"
+#include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
 
 namespace overlace::runtime {
@@ -19,6 +20,15 @@ void ring(char* base, uint32_t bell) {
   if (std::atomic_ref(control.waiters).load(std::memory_order_seq_cst) == 0) return;
   if (bell != kAnyBell) ring_one(control.bells[bell]);
   ring_one(control.bells[kAnyBell]);
+}
+
+const char* step_name(Step::Kind kind) {
+  constexpr const char* kNames[] = {"put", "put_signal", "add", "post", "word", "fence", "wait"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+void observe(Runtime& runtime, Observer* observer) {
+  if (CpuAgent* agent = cpu_agent(runtime)) agent->observer.store(observer, std::memory_order_release);
 }
 
 CpuAgent::CpuAgent() = default;

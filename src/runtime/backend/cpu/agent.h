@@ -15,6 +15,7 @@
 
 namespace overlace::runtime {
 
+class Observer;
 class Wire;
 
 inline constexpr int kMaxRanks = 1024;
@@ -58,6 +59,7 @@ struct CpuAgent {
   std::unique_ptr<Wire> wire;           // null: puts are stores
   std::vector<uint64_t> sent, tickets;  // id * world + rank
   std::atomic<uint64_t> fence_word{0};
+  std::atomic<Observer*> observer{nullptr};
   std::atomic<bool> is_claimed{false};  // a TimeoutRecord has an author
   TimeoutRecord record;
 

@@ -11,6 +11,7 @@
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/backend/cpu/futex.h"
 #include "src/runtime/backend/cpu/mapping.h"
+#include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
 #include "src/runtime/engine/reference.h"
 #include "src/runtime/lives.h"
@@ -213,9 +214,14 @@ base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context)
       std::make_unique<CpuBackend>(context, layout, std::move(*mapping), usable_cores(*cpus)));
 }
 
-void set_transfer_sink(Runtime& runtime, TransferSink sink) {
+CpuAgent* cpu_agent(Runtime& runtime) {
   auto* backend = dynamic_cast<CpuBackend*>(runtime.state().backend.get());
-  if (backend != nullptr && backend->agent().wire) backend->agent().wire->set_sink(std::move(sink));
+  return backend == nullptr ? nullptr : &backend->agent();
+}
+
+void set_transfer_sink(Runtime& runtime, TransferSink sink) {
+  CpuAgent* agent = cpu_agent(runtime);
+  if (agent != nullptr && agent->wire) agent->wire->set_sink(std::move(sink));
 }
 
 }  // namespace overlace::runtime

@@ -9,6 +9,7 @@
 #include "overlace/error.h"
 #include "src/base/status.h"
 #include "src/runtime/backend/cpu/agent.h"
+#include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
 #include "src/runtime/wait.h"
 
@@ -19,8 +20,10 @@ using runtime::agent_of;
 using runtime::Arrival;
 using runtime::CpuAgent;
 using runtime::heap_of;
+using runtime::Observer;
 using runtime::own_heap;
 using runtime::Payload;
+using runtime::Step;
 using runtime::WaitSite;
 
 size_t cell(const TeamPod& team, int rank, uint32_t id) {
@@ -39,9 +42,32 @@ uint64_t* slot(const TeamPod& team, int owner, uint32_t id, int sender) {
 
 int world_rank(const TeamPod& team, int peer) { return runtime::control_block(heap_of(team, peer)).rank; }
 
+Step step_of(const ChannelPod& channel, int peer, const Payload& payload, const Arrival& arrival) {
+  const bool has_payload = payload.bytes() != 0;
+  Step step{.rank = agent_of(channel).rank, .peer = world_rank(channel.team, peer), .id = arrival.id};
+  switch (arrival.kind) {
+    case Arrival::Kind::none:
+      step.kind = Step::Kind::put;
+      break;
+    case Arrival::Kind::add:
+      step.kind = has_payload ? Step::Kind::put_signal : Step::Kind::add;
+      break;
+    case Arrival::Kind::post:
+      step.kind = Step::Kind::post;
+      break;
+    case Arrival::Kind::word:
+    case Arrival::Kind::word_release:
+      step.kind = Step::Kind::word;
+      break;
+  }
+  return step;
+}
+
 /// Through the wire if there is one, else at once.
 void send(const ChannelPod& channel, int peer, const Payload& payload, const Arrival& arrival) {
   CpuAgent& agent = agent_of(channel);
+  if (Observer* observer = agent.observer.load(std::memory_order_acquire))
+    if (!observer->before(step_of(channel, peer, payload, arrival))) return;
   char* base = heap_of(channel.team, peer);
   if (agent.wire) {
     const int target = world_rank(channel.team, peer);
@@ -65,7 +91,7 @@ char* region_place(const RegionPod& region, int peer, uint64_t offset, uint64_t 
 }
 
 Arrival arrival_of(const ChannelPod& channel, int peer, uint32_t id, Arrival::Kind kind, uint64_t value) {
-  return {kind, slot(channel.team, peer, id, channel.team.rank), value, id % runtime::kBells};
+  return {kind, slot(channel.team, peer, id, channel.team.rank), value, id % runtime::kBells, id};
 }
 
 /// Bookkeeping of what I added; threads of one rank may share a slot.
@@ -84,7 +110,7 @@ void send_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_
     throw InvalidArgument(Errc::invalid_argument,
                           base::format("put_word: offset is {}, wanted a multiple of 8", dst_offset));
   send(channel, peer, {},
-       {kind, reinterpret_cast<uint64_t*>(heap_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell});
+       {kind, reinterpret_cast<uint64_t*>(heap_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell, 0});
 }
 
 Errc fetch(const ChannelPod& channel, int peer, const char* src, void* dst, size_t bytes) {
@@ -98,11 +124,11 @@ Errc fetch(const ChannelPod& channel, int peer, const char* src, void* dst, size
 }
 
 /// After an abort nothing is in flight because it was dropped: that is no success.
-Errc drain(const ChannelPod& channel, bool (runtime::Wire::*is_drained)()) {
+Errc drain(const ChannelPod& channel, bool (*is_drained)(const runtime::Wire::Issuer&)) {
   CpuAgent& agent = agent_of(channel);
   if (agent.wire && !runtime::is_aborted(channel)) {
-    const Errc code =
-        runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return (agent.wire.get()->*is_drained)(); });
+    const runtime::Wire::Issuer& mine = agent.wire->issuer();
+    const Errc code = runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return is_drained(mine); });
     if (code != Errc::ok) return code;
   }
   return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
@@ -219,6 +245,10 @@ void consume(const ChannelPod& channel, int sender, uint32_t id, uint64_t delta)
 
 void fence(const ChannelPod& channel, int peer) {
   CpuAgent& agent = agent_of(channel);
+  if (Observer* observer = agent.observer.load(std::memory_order_acquire)) {
+    const Step step{.kind = Step::Kind::fence, .rank = agent.rank, .peer = world_rank(channel.team, peer), .id = 0};
+    if (!observer->before(step)) return;
+  }
   if (agent.wire) return agent.wire->fence(world_rank(channel.team, peer));
   agent.fence_word.fetch_add(1, std::memory_order_acq_rel);
 }

@@ -74,6 +74,11 @@ Wire::~Wire() {
 }
 
 Wire::Issuer& Wire::issuer() {
+  const std::lock_guard lock(mutex_);
+  return issuer_locked();
+}
+
+Wire::Issuer& Wire::issuer_locked() {
   std::unique_ptr<Issuer>& entry = issuers_[thread_number()];
   if (!entry) {
     entry = std::make_unique<Issuer>();
@@ -155,7 +160,7 @@ void Wire::send(int peer, const Payload& payload, const Arrival& arrival) {
   if (link_.enabled && peer != agent_.rank)
     std::tie(begin, end) = reserve(agent_.rank, peer, std::max<size_t>(bytes, sizeof(uint64_t)));
   job->number = next_number_++;
-  job->issuer = &issuer();
+  job->issuer = &issuer_locked();
   job->busy_begin_ns = begin;
   job->busy_end_ns = end;
   cut(*job, bytes, begin);
@@ -177,18 +182,12 @@ void Wire::send(int peer, const Payload& payload, const Arrival& arrival) {
 
 void Wire::fence(int peer) {
   const std::lock_guard lock(mutex_);
-  issuer().fenced[static_cast<size_t>(peer)] = next_number_ - 1;
+  issuer_locked().fenced[static_cast<size_t>(peer)] = next_number_ - 1;
 }
 
-bool Wire::is_flushed() {
-  const std::lock_guard lock(mutex_);
-  return issuer().unread.load(std::memory_order_acquire) == 0;
-}
+bool Wire::is_flushed(const Issuer& issuer) { return issuer.unread.load(std::memory_order_acquire) == 0; }
 
-bool Wire::is_quiet() {
-  const std::lock_guard lock(mutex_);
-  return issuer().in_flight.load(std::memory_order_acquire) == 0;
-}
+bool Wire::is_quiet(const Issuer& issuer) { return issuer.in_flight.load(std::memory_order_acquire) == 0; }
 
 /// May the arrival of this job happen now, its payload being there?
 bool Wire::is_ready(const Queue& queue, size_t index) const {
@@ -275,7 +274,7 @@ void Wire::run() {
   std::unique_lock lock(mutex_);
   while (!is_ending_) {
     int64_t next_ns = std::numeric_limits<int64_t>::max();
-    if (!is_stopped_.load(std::memory_order_relaxed)) {
+    if (!is_by_hand_ && !is_stopped_.load(std::memory_order_relaxed)) {
       const Choice choice = choose(now_ns(), next_ns);
       if (choice.job != nullptr) {
         deliver(choice, lock);
@@ -297,12 +296,49 @@ void Wire::drop_all() {
   std::unique_lock lock(mutex_);
   is_stopped_.store(true, std::memory_order_relaxed);
   changed_.wait(lock, [&] { return !is_delivering_; });
+  clear();
+}
+
+void Wire::clear() {
   for (Queue& queue : queues_) queue.clear();
   for (auto& [number, from] : issuers_) {
     from->unread.store(0, std::memory_order_relaxed);
     from->in_flight.store(0, std::memory_order_relaxed);
   }
   in_flight_.store(0, std::memory_order_relaxed);
+}
+
+void Wire::deliver_by_hand() {
+  std::unique_lock lock(mutex_);
+  is_by_hand_ = true;
+  changed_.wait(lock, [&] { return !is_delivering_; });
+}
+
+size_t Wire::num_deliverable() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Choice> choices;
+  for (const Queue& queue : queues_) collect(queue, choices);
+  return choices.size();
+}
+
+Step Wire::deliver_one(size_t index) {
+  std::unique_lock lock(mutex_);
+  std::vector<Choice> choices;
+  for (const Queue& queue : queues_) collect(queue, choices);
+  const Choice& choice = choices.at(index);
+  const Arrival& arrival = choice.job->arrival;
+  Step step{.kind = Step::Kind::put, .rank = agent_.rank, .peer = choice.job->peer, .id = arrival.id};
+  if (choice.piece == choice.job->pieces.size())
+    step.kind = arrival.kind == Arrival::Kind::add    ? Step::Kind::add
+                : arrival.kind == Arrival::Kind::post ? Step::Kind::post
+                                                      : Step::Kind::word;
+  deliver(choice, lock);
+  return step;
+}
+
+void Wire::forget_all() {
+  const std::lock_guard lock(mutex_);
+  clear();
 }
 
 void Wire::set_sink(TransferSink sink) {

@@ -15,6 +15,7 @@
 
 #include "overlace/runtime.h"
 #include "src/runtime/backend/cpu/agent.h"
+#include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/state.h"
 
 namespace overlace::runtime {
@@ -25,6 +26,7 @@ struct Arrival {
   uint64_t* target = nullptr;
   uint64_t value = 0;
   uint32_t bell = kAnyBell;
+  uint32_t id = 0;  // add, post: the signal
 };
 
 /// The store of an arrival and the wake of whoever waits for it. `base`: heap of the receiver.
@@ -51,9 +53,12 @@ class Wire {
   void send(int peer, const Payload& payload, const Arrival& arrival);
   /// The calling thread's earlier puts to that rank come before its later arrivals there.
   void fence(int peer);
-  /// Of the calling thread: sources of its puts have been read; everything has arrived.
-  bool is_flushed();
-  bool is_quiet();
+  struct Issuer;
+  /// The calling thread, as one that issues.
+  Issuer& issuer();
+  /// Sources of its puts have been read; everything of it has arrived.
+  static bool is_flushed(const Issuer& issuer);
+  static bool is_quiet(const Issuer& issuer);
   /// Everything of this rank has arrived.
   bool is_idle() const { return in_flight_.load(std::memory_order_acquire) == 0; }
   /// Paced read: when `bytes` from `peer`'s heap may be taken, in now_ns() time. 0: at once.
@@ -63,6 +68,16 @@ class Wire {
   void stop_delivering();
   /// Also waits for the piece that is being copied, so that sources may be freed.
   void drop_all();
+
+  /// From now on the thread rests and somebody else delivers: which of the deliveries that the adversary's rules allow
+  /// comes next is drawn by him.
+  void deliver_by_hand();
+  size_t num_deliverable();
+  /// Returns what that was, and for whom.
+  Step deliver_one(size_t index);
+  /// Nothing is on its way any more.
+  void forget_all();
+
   void set_sink(TransferSink sink);
 
  private:
@@ -70,11 +85,6 @@ class Wire {
     size_t begin, end;
     int64_t due_ns;
     bool is_done;
-  };
-  /// One thread that issues; its counters outlive its jobs.
-  struct Issuer {
-    std::atomic<uint64_t> unread{0}, in_flight{0};
-    std::vector<uint64_t> fenced;  // by peer: last job before its last fence
   };
   struct Job {
     uint64_t number;
@@ -96,7 +106,8 @@ class Wire {
   };
   using Queue = std::deque<std::unique_ptr<Job>>;
 
-  Issuer& issuer();
+  Issuer& issuer_locked();
+  void clear();
   void cut(Job& job, size_t bytes, int64_t begin_ns);
   std::pair<int64_t, int64_t> reserve(int from, int to, size_t bytes);
   int64_t random_delay_ns();
@@ -120,9 +131,15 @@ class Wire {
   int64_t wake_ns_ = 0;  // when the sleeping thread looks again by itself; 0: it is awake
   std::atomic<uint64_t> in_flight_{0};
   std::atomic<bool> is_stopped_{false};
-  bool is_delivering_ = false, is_ending_ = false;
+  bool is_delivering_ = false, is_ending_ = false, is_by_hand_ = false;
   TransferSink sink_;
   std::thread thread_;
+};
+
+/// One thread that issues; its counters outlive its jobs.
+struct Wire::Issuer {
+  std::atomic<uint64_t> unread{0}, in_flight{0};
+  std::vector<uint64_t> fenced;  // by peer: last job before its last fence
 };
 
 }  // namespace overlace::runtime
