@@ -34,9 +34,14 @@ std::string text_of(const Entry& entry) {
   return base::format("call {}: {}", entry.record.number, entry.text);
 }
 
-/// The peers see the same entries and come to the same end: nobody is told, so that nobody's own message is lost.
-[[noreturn]] void desync(RuntimeState& state, const std::string& message) {
-  state.backend->abort({Errc::desync, message});
+/// The ranks of the team see the same entries and come to the same end, each with the whole message. The others are
+/// told once those have: an abort that came first would take its place.
+[[noreturn]] void desync(RuntimeState& state, const TeamState& team, const std::string& message) {
+  constexpr int64_t kMaxWaitMs = 1000;  // a rank that makes no calls does not answer
+  const AbortCause cause{Errc::desync, message};
+  state.backend->abort(cause);
+  (void)state.control->exchange(team.members, {}, std::min(state.options.timeout_ms, kMaxWaitMs), "desync");
+  state.control->spread(cause);
   state.has_thrown_cause = true;
   throw Desync(Errc::desync, message);
 }
@@ -55,8 +60,9 @@ void compare_calls(RuntimeState& state, TeamState& team, const std::string& oper
   for (size_t r = 1; r < all.size(); ++r) {
     const Entry other = read_entry(all[r]);
     if (std::memcmp(&first.record, &other.record, sizeof record) == 0) continue;
-    desync(state, base::format("ranks of team \"{}\" do not make the same calls: rank 0 makes {}; rank {} makes {}",
-                               team.name, text_of(first), r, text_of(other)));
+    desync(state, team,
+           base::format("ranks of team \"{}\" do not make the same calls: rank 0 makes {}; rank {} makes {}", team.name,
+                        text_of(first), r, text_of(other)));
   }
 }
 

@@ -137,6 +137,7 @@ class CudaExecutor final : public Executor {
   }
 
   base::Status can_prepare() override {
+    follow_channel();
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     OVERLACE_TRY(cuda_status(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
     if (status == cudaStreamCaptureStatusNone) return {};
@@ -176,6 +177,8 @@ class CudaExecutor final : public Executor {
   base::Status epilogue(const Call& call, Prepared& prepared);
   base::Status launch_waits(node::WaitList& list);
 
+  /// A channel may be used from another stream; the runtime keeps its calls in order.
+  void follow_channel() { stream_ = static_cast<cudaStream_t>(channel_.stream().cuda_stream); }
   cudaStream_t stream_of(const spec::Lane& lane) {
     cudaStream_t stream = stream_;
     if (!is_sm(lane)) lanes_.get(lane, &stream).or_throw();  // made in prepare
@@ -564,6 +567,7 @@ base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
 
 base::Status CudaExecutor::run(const Call& call) {
   DeviceScope scope(device_);
+  follow_channel();
   auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
   ++calls_;
   is_traced_ = call.trace != nullptr && !is_capturing();

@@ -47,6 +47,28 @@ TEST(Layout, HashTellsEveryParameter) {
   EXPECT_TRUE(hashes.insert(runtime_layout(2, 64, 64, 4096, 4096, 512).hash()).second);
 }
 
+/// Credits count epochs: with k buffers the last k may be missing, and epochs in which nothing was sent owe none.
+TEST(Inbox, CreditNeededIsThatOfKEpochsAgo) {
+  for (const uint64_t base : {uint64_t{0}, uint64_t{100}, ~uint64_t{0} - 3}) {  // what the slot had before
+    const auto needed = [&](uint64_t epoch, uint64_t sent, uint32_t k) {
+      return static_cast<int64_t>(credit_needed(base + sent, epoch, sent, k) - base);
+    };
+    EXPECT_LE(needed(1, 0, 2), 0);
+    EXPECT_LE(needed(2, 1, 2), 0);
+    EXPECT_EQ(needed(3, 2, 2), 1);
+    EXPECT_EQ(needed(9, 8, 2), 7);
+    EXPECT_EQ(needed(9, 8, 1), 8);
+    EXPECT_LE(needed(9, 0, 2), 0) << "never sent";
+    EXPECT_EQ(needed(9, 3, 2), 3) << "all that I sent";
+    EXPECT_EQ(needed(9, 7, 4), 5);
+  }
+  const InboxPod inbox{
+      .offset = 1000, .pitch = 256, .cells = nullptr, .buffers = 3, .ranks = 2, .data_id = 0, .credit_id = 1};
+  EXPECT_EQ(inbox.buffer_offset(1), 1000u);
+  EXPECT_EQ(inbox.buffer_offset(3), 1512u);
+  EXPECT_EQ(inbox.buffer_offset(4), 1000u);
+}
+
 TEST(Names, WordsATimeoutAsDocumented) {
   runtime::Names names;
   names.set_team(3, "tp", {4, 5, 6});
@@ -71,6 +93,10 @@ TEST(Names, WordsATimeoutAsDocumented) {
   EXPECT_EQ(names.id(38), "");
   names.clear_ids(30);
   EXPECT_EQ(names.id(37), "");
+  record.extra = names.add_counters("mlp.tiles");
+  record.kind = WaitKind::counter;
+  EXPECT_NE(names.timeout_text(record, "alive").find("counter 37 (mlp.tiles, block 5): expected >= 8192"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -70,6 +70,14 @@ TEST(AdversaryOptions, RefusesWithValueAndForm) {
   }
 }
 
+TEST(CheckOptions, ReadsListsAndWritesThemBack) {
+  for (const char* text : {"", "sync", "calls", "sync,calls"}) EXPECT_EQ(CheckOptions::parse(text).to_string(), text);
+  EXPECT_TRUE(CheckOptions::parse("calls,sync").sync);
+  EXPECT_TRUE(CheckOptions::parse("calls,sync").calls);
+  EXPECT_EQ(refusal([] { (void)CheckOptions::parse("sync,all"); }),
+            "checks \"sync,all\": \"all\" is unknown; wanted a comma-separated list of sync, calls");
+}
+
 TEST(RuntimeOptions, RefusesValuesOutOfRange) {
   const auto open = [](auto change) {
     return refusal([&] {
