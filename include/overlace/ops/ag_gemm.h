@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "overlace/channel.h"
+#include "overlace/ops/common.h"
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
 

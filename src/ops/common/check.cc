@@ -85,6 +85,33 @@ std::string join(const std::vector<int64_t>& values) {
   return text;
 }
 
+/// All but the layout of b.
+base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule) {
+  if (schedule.op != op.op) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for operator {}; rank {}", site.op,
+                       schedule.family, schedule.op, site.rank);
+  }
+  OVERLACE_TRY(check_param(site, schedule, "M", op.m));
+  OVERLACE_TRY(check_param(site, schedule, "N", op.n));
+  OVERLACE_TRY(check_param(site, schedule, "K", op.k));
+  OVERLACE_TRY(check_param(site, schedule, "G", int64_t{op.ranks}));
+  OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
+  OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
+  OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  const std::vector<int64_t> want = spec::row_offsets(op);
+  const auto off = schedule.tables.find("off");
+  if (off == schedule.tables.end() || off->second != want) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for row offsets {}, the call has {}; rank {}",
+                       site.op, schedule.family, off == schedule.tables.end() ? "none" : join(off->second), join(want),
+                       site.rank);
+  }
+  return {};
+}
+
+base::Status check_layout(const Site& site, spec::BLayout layout, const spec::Schedule& schedule) {
+  return check_param(site, schedule, "b_layout", std::string(layout == spec::BLayout::nk ? "nk" : "kn"));
+}
+
 }  // namespace
 
 Site site_of(const Channel& channel, std::string_view op) {
@@ -182,29 +209,16 @@ base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets
                 offsets.size(), join(offsets));
 }
 
+base::Status check_made_for(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule) {
+  OVERLACE_TRY(check_problem(site, op, schedule));
+  return check_layout(site, op.b_layout, schedule);
+}
+
 base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
                             const spec::Schedule& schedule) {
-  if (schedule.op != op.op) {
-    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for operator {}; rank {}", site.op,
-                       schedule.family, schedule.op, site.rank);
-  }
-  OVERLACE_TRY(check_param(site, schedule, "M", op.m));
-  OVERLACE_TRY(check_param(site, schedule, "N", op.n));
-  OVERLACE_TRY(check_param(site, schedule, "K", op.k));
-  OVERLACE_TRY(check_param(site, schedule, "G", int64_t{op.ranks}));
-  OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
-  OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
-  OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  OVERLACE_TRY(check_problem(site, op, schedule));
   const bool nk = b.dim(0) <= 1 || b.stride(0) == 1, kn = b.dim(1) <= 1 || b.stride(1) == 1;
-  if (!(nk && kn)) OVERLACE_TRY(check_param(site, schedule, "b_layout", std::string(nk ? "nk" : "kn")));
-  const std::vector<int64_t> want = spec::row_offsets(op);
-  const auto off = schedule.tables.find("off");
-  if (off == schedule.tables.end() || off->second != want) {
-    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for row offsets {}, the call has {}; rank {}",
-                       site.op, schedule.family, off == schedule.tables.end() ? "none" : join(off->second), join(want),
-                       site.rank);
-  }
-  return {};
+  return nk && kn ? base::Status() : check_layout(site, nk ? spec::BLayout::nk : spec::BLayout::kn, schedule);
 }
 
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule) {

@@ -41,8 +41,9 @@ base::Status check_disjoint(const Site& site, const Named& out, const std::vecto
 /// G + 1 ascending entries from 0 to m, or empty.
 base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets, int ranks, int64_t m);
 
-/// The schedule was made for this problem; plan_mismatch with both values otherwise. The layout of b is the schedule's
-/// if b fits it.
+/// The schedule was made for this problem; plan_mismatch with both values otherwise.
+base::Status check_made_for(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule);
+/// The same with operands at hand: the layout of b is the schedule's if b fits it.
 base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
                             const spec::Schedule& schedule);
 /// not_supported with the task and the reason where this team cannot run the schedule: bodies that the operator does
