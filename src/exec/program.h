@@ -19,8 +19,9 @@ namespace overlace::exec {
 /// What the programs of one agreement share with the peers: a block of the symmetric heap and a range of signal ids,
 /// each cut into `copies` equal parts that rotate over the calls. Same on all ranks.
 struct Shared {
-  std::string key;  // agreement and digest without what may differ
-  SymBuffer block;  // copies * copy_bytes
+  std::string digest;  // of the schedule without what may differ
+  std::string key;     // agreement and digest
+  SymBuffer block;     // copies * copy_bytes
   uint64_t copy_bytes = 0;
   std::vector<uint64_t> offsets;   // per Schedule::buffers, inside a copy; only of symmetric ones
   SignalIds ids;                   // copies * words

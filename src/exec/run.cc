@@ -5,6 +5,7 @@
 #include <map>
 
 #include "overlace/runtime.h"
+#include "src/exec/agree.h"
 #include "src/exec/backend.h"
 #include "src/exec/program.h"
 #include "src/runtime/state.h"
@@ -30,12 +31,17 @@ std::string param_text(const spec::Params& params, std::string_view name) {
   return std::to_string(std::get<int64_t>(it->second));
 }
 
-/// What the ranks compare: the agreement in words, and the schedule less the parameter that is each rank's own.
-std::string agreement_key(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
+/// Of the schedule less the parameter that is each rank's own.
+std::string common_digest(const spec::Schedule& schedule, std::string_view local_param) {
   spec::Schedule common = schedule;
   if (!local_param.empty()) common.params.insert_or_assign(std::string(local_param), int64_t{0});
+  return spec::digest(common);
+}
+
+/// What the ranks compare: the agreement in words, and the schedule.
+std::string agreement_key(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
   return base::format("{}; {} q {}, digest {}", agreement, schedule.family, param_text(schedule.params, "q"),
-                      spec::digest(common));
+                      common_digest(schedule, local_param));
 }
 
 /// The prepared schedules of a channel.
@@ -78,6 +84,14 @@ class Cache {
     return &program;
   }
 
+  base::Status refuse(const spec::Schedule& schedule, std::string_view local_param, const base::Status& why) {
+    const std::string digest = common_digest(schedule, local_param);
+    const bool is_known =
+        std::any_of(shared_.begin(), shared_.end(), [&](const auto& s) { return s->digest == digest; });
+    if (is_known || !executor_->can_prepare().ok()) return why;
+    return agree_all(channel_.team(), why, "", "call and schedule");
+  }
+
   Executor& executor() { return *executor_; }
   base::Trace* trace = nullptr;
   std::string label;  // of its spans
@@ -111,16 +125,12 @@ class Cache {
         std::find_if(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& s) { return s->key == key; });
     std::shared_ptr<Shared> shared = known != shared_.end() ? *known : nullptr;
     const bool is_new = shared == nullptr;
-    if (is_new) {
-      OVERLACE_TRY(guarded([&] {
-        team.agree(expanded.ok() ? key : key + "; refused: " + expanded.status().message(), "call and schedule");
-        return base::Status();
-      }));
-    }
-    if (!expanded.ok()) return expanded.status();
+    const base::Status mine = expanded.ok() ? base::Status() : expanded.status();
+    OVERLACE_TRY(is_new ? agree_all(team, mine, key, "call and schedule") : mine);
     Program& program = **expanded;
     if (is_new) {
       shared = std::make_shared<Shared>(shared_layout(program));
+      shared->digest = common_digest(schedule, local_param);
       shared->key = key;
       OVERLACE_TRY(allocate_shared(*shared, schedule));
       shared_.push_back(shared);
@@ -129,15 +139,12 @@ class Cache {
                          local_param);
     }
     program.shared = shared;
-    while (programs_.size() >= kMaxPrograms) OVERLACE_TRY(drop_oldest_program());
-    OVERLACE_TRY(allocate_workspace(program));
-    base::Status status = executor_->prepare(program);
-    if (status.ok() && is_new) {
-      // Fresh heap memory may get a pattern: nobody puts before all have it.
-      status = guarded([&] {
-        team.barrier();
-        return base::Status();
-      });
+    base::Status status = make_ready(program);
+    if (is_new) {
+      // Fresh heap memory may get a pattern: nobody puts before all have it. And where one rank cannot go on, none
+      // does.
+      status = agree_all(team, status, "", "memory of the call");
+      if (!status.ok()) free_shared(*shared), shared_.pop_back();
     }
     if (!status.ok()) {
       give_up_workspace(program);
@@ -145,6 +152,13 @@ class Cache {
     }
     programs_.insert(programs_.begin(), std::move(expanded).value());
     return {};
+  }
+
+  /// What is this rank's own.
+  base::Status make_ready(Program& program) {
+    while (programs_.size() >= kMaxPrograms) OVERLACE_TRY(drop_oldest_program());
+    OVERLACE_TRY(allocate_workspace(program));
+    return executor_->prepare(program);
   }
 
   /// Room on the heap and among the ids, if need be that of the least recently used. All ranks made the same calls, so
@@ -207,10 +221,15 @@ class Cache {
     shared_.erase(oldest);
     return guarded([&] {
       channel_.team().barrier();
-      if (victim->block) channel_.team().runtime().heap().free(victim->block);
-      if (victim->ids.count != 0) channel_.release(victim->ids);
+      free_shared(*victim);
       return base::Status();
     });
+  }
+
+  /// After all ranks have met: no peer writes there any more.
+  void free_shared(Shared& shared) {
+    if (shared.block) channel_.team().runtime().heap().free(shared.block);
+    if (shared.ids.count != 0) channel_.release(shared.ids);
   }
 
   Channel& channel_;
@@ -266,6 +285,12 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
   ++shared.calls;
   const base::Status ended = runtime::end_call(channel);  // also of a call that has queued a part of its work
   return status.ok() ? ended : status;
+}
+
+base::Status refuse(Channel& channel, const spec::Schedule& schedule, std::string_view local_param,
+                    const base::Status& why) {
+  base::Result<Cache*> cache = Cache::of(channel);
+  return cache.ok() ? (*cache)->refuse(schedule, local_param, why) : why;
 }
 
 base::Result<base::Trace> collect_trace(Channel& channel) {

@@ -62,6 +62,12 @@ base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int 
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options = {});
 
+/// In place of `run` by a rank whose arguments are wrong; gives back `why`. Where the peers' first call with this
+/// schedule agrees with all ranks, they learn of it there: they get the same error, naming this rank, and nothing has
+/// moved. A schedule that this channel has run before agrees with nobody: then only this rank knows.
+base::Status refuse(Channel& channel, const spec::Schedule& schedule, std::string_view local_param,
+                    const base::Status& why);
+
 /// What traced calls of this channel recorded and did not append themselves (cuda; synchronises the device).
 base::Result<base::Trace> collect_trace(Channel& channel);
 

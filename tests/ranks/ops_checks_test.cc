@@ -1,6 +1,7 @@
 // Every precondition of the dense operators: the error's type, and the argument, the value got and the value wanted in
 // its text. All ranks make the same bad call; afterwards a good one succeeds, for nothing has moved.
 #include <functional>
+#include <utility>
 
 #include "tests/ranks/ops_cases.h"
 
@@ -200,6 +201,107 @@ TEST(OpsChecks, SchedulesThatTheTeamCannotRunAreRefusedBeforeAnythingMoves) {
     expect_good(channel);
   };
   run_ranks(2, Mode::threads, body, options);
+}
+
+/// Text of the error with its code; ranks other than `bad` get it with that rank's name in front.
+void expect_refused_by(int bad, const std::string& text, std::initializer_list<const char*> parts, int rank) {
+  expect_parts(text, parts);
+  const std::string who = "rank " + std::to_string(bad) + " refused the call";
+  EXPECT_EQ(text.find(who) != std::string::npos, rank != bad) << text;
+}
+
+TEST(OpsChecks, OneRankWithBadArgumentsEndsTheFirstCallOfAShapeOnAllRanks) {
+  for (const Mode mode : {Mode::threads, Mode::threads_adversary, Mode::processes}) {
+    if (mode == Mode::processes && !kHasProcesses) continue;
+    run_ranks(2, mode, [](Runtime& runtime) {
+      Channel& channel = runtime.world().channel(StreamRef::cpu());
+      const int rank = runtime.world().rank();
+      for (const int bad : {1, 0}) {
+        AgCall wrong(channel);
+        if (rank == bad) wrong.args.b.dtype = DType::bf16;
+        expect_refused_by(bad, wrong.call(),
+                          {"invalid_argument", "b must have the dtype of a_shard (fp32), got bf16",
+                           bad == 0 ? "; rank 0" : "; rank 1"},
+                          rank);
+      }
+      AgCall made_for_another(channel);
+      if (rank == 1) made_for_another.schedule.op = "gemm_rs";
+      expect_refused_by(1, made_for_another.call(), {"plan_mismatch", "was made for operator gemm_rs"}, rank);
+      expect_good(channel);
+    });
+  }
+}
+
+TEST(OpsChecks, TheOtherOperatorsTellTheirPeersToo) {
+  run_ranks(3, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const int rank = runtime.world().rank();
+    Matrix a(9, 6, DType::fp32, 0), b(6, 5, DType::fp32, 0), rows(3, 5, DType::fp32, 0), whole(9, 5, DType::fp32, 0);
+    for (Matrix* m : {&a, &b}) m->fill([](int64_t, int64_t) { return 1.0; });
+    const ops::GemmRsArgs rs{.a = a.view, .b = b.view, .out = rows.view};
+    const ops::GemmArArgs ar{.a = a.view, .b = b.view, .out = whole.view};
+    const spec::Schedule scatter = spec::make_schedule(ops::op_spec(channel, rs), "hetero_fused_1d");
+    const spec::Schedule reduce = spec::make_schedule(ops::op_spec(channel, ar), "grouped_unfused_1d", 2);
+    ops::GemmRsArgs bad_rs = rs;
+    ops::GemmArArgs bad_ar = ar;
+    if (rank == 2) bad_rs.out = whole.view;
+    if (rank == 1) bad_ar.a.data = nullptr;
+    expect_refused_by(2, thrown([&] { ops::run(channel, bad_rs, scatter); }),
+                      {"invalid_argument", "out must be (3, 5)"}, rank);
+    expect_refused_by(1, thrown([&] { ops::run(channel, bad_ar, reduce); }),
+                      {"invalid_argument", "gemm_ar: a (9, 6) has no memory (null)"}, rank);
+    EXPECT_EQ(thrown([&] { ops::run(channel, rs, scatter); }), "ok");
+    EXPECT_EQ(thrown([&] { ops::run(channel, ar, reduce); }), "ok");
+    EXPECT_EQ(rows.get(2, 4), 18);
+    EXPECT_EQ(whole.get(8, 4), 18);
+  });
+}
+
+TEST(OpsChecks, AShapeThatRanBeforeIsRefusedWithoutTheOthers) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    expect_good(channel);
+    if (runtime.world().rank() == 1) {  // rank 0 makes no call at all now
+      AgCall wrong(channel);
+      wrong.args.a_shard.data = nullptr;
+      expect_parts(wrong.call(), {"invalid_argument", "a_shard (4, 6) has no memory", "rank 1"});
+    }
+    expect_good(channel);
+  });
+}
+
+TEST(OpsChecks, SupportsAnswersWhatRunWouldRefuse) {
+  RankOptions options;
+  options.net_engine = "none";
+  run_ranks(
+      2, Mode::threads,
+      [](Runtime& runtime) {
+        Channel& channel = runtime.world().channel(StreamRef::cpu());
+        const AgCall call(channel);
+        const spec::OpSpec op = ops::op_spec(channel, call.args);
+        EXPECT_EQ(ops::supports(channel, op, call.schedule).reason, "");
+        EXPECT_TRUE(ops::supports(channel, op, call.schedule).ok());
+        const ops::Support library = ops::supports(channel, op, spec::make_schedule(op, "library"));
+        EXPECT_FALSE(library.ok());
+        expect_parts(library.reason, {"schedule library, task all_gather", "no collectives engine"});
+        spec::Schedule tiles = call.schedule;
+        tiles.tasks.back().kind = spec::Kind::tiles;
+        expect_parts(ops::supports(channel, op, tiles).reason, {"the operator has no tiles body"});
+        for (const auto& [field, change] : std::vector<std::pair<const char*, std::function<void(spec::OpSpec&)>>>{
+                 {"M 8, the call has 9", [](spec::OpSpec& o) { o.m = 9; }},
+                 {"b_layout nk, the call has kn", [](spec::OpSpec& o) { o.b_layout = spec::BLayout::kn; }},
+                 {"operator ag_gemm", [](spec::OpSpec& o) { o.op = "gemm_rs"; }}}) {
+          spec::OpSpec other = op;
+          change(other);
+          expect_parts(ops::supports(channel, other, call.schedule).reason, {"was made for", field});
+        }
+        spec::OpSpec integers = op;
+        integers.dtype = DType::i32;
+        spec::Schedule of_integers = call.schedule;
+        of_integers.params["dtype"] = std::string("i32");
+        expect_parts(ops::supports(channel, integers, of_integers).reason, {"a_shard must be fp32", "got i32"});
+      },
+      options);
 }
 
 TEST(OpsChecks, ColumnsOfOneMatrixAreNoOverlap) {

@@ -24,18 +24,26 @@ base::Status copies_of_gathered(const AgGemmArgs& args, const spec::Schedule& sc
   return {};
 }
 
-}  // namespace
-
-base::Status run_status(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {
+base::Status check_call(const Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule,
+                        exec::RunOptions* options) {
   OVERLACE_TRY(validate(channel, args));
   const spec::OpSpec op = op_spec(channel, args);
   const Site site = site_of(channel, op.op);
   OVERLACE_TRY(check_schedule(site, op, args.b, schedule));
   OVERLACE_TRY(check_supported(channel, schedule));
+  return args.a.defined() ? copies_of_gathered(args, schedule, site.rank, &options->copies_out) : base::Status();
+}
+
+}  // namespace
+
+base::Status run_status(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {
+  exec::RunOptions options{.local_param = "N"};
+  if (const base::Status bad = check_call(channel, args, schedule, &options); !bad.ok()) {
+    return exec::refuse(channel, schedule, options.local_param, bad);
+  }
+  const spec::OpSpec op = op_spec(channel, args);
   const exec::Bindings bindings = {
       {"A", args.a_shard}, {"B", stored_b(args.b, schedule)}, {"C", args.c}, {"bias", args.bias}};
-  exec::RunOptions options{.local_param = "N"};
-  if (args.a.defined()) OVERLACE_TRY(copies_of_gathered(args, schedule, site.rank, &options.copies_out));
   return exec::run(channel, schedule, agreement(op, base::format("M {} K {}", op.m, op.k)), bindings,
                    reduce_bodies(channel), options);
 }

@@ -3,12 +3,22 @@
 #include "src/ops/reduce/bodies.h"
 
 namespace overlace::ops {
+namespace {
 
-base::Status run_status(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
+base::Status check_call(const Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
   OVERLACE_TRY(validate(channel, args));
   const spec::OpSpec op = op_spec(channel, args);
   OVERLACE_TRY(check_schedule(site_of(channel, op.op), op, args.b, schedule));
-  OVERLACE_TRY(check_supported(channel, schedule));
+  return check_supported(channel, schedule);
+}
+
+}  // namespace
+
+base::Status run_status(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
+  if (const base::Status bad = check_call(channel, args, schedule); !bad.ok()) {
+    return exec::refuse(channel, schedule, "K", bad);
+  }
+  const spec::OpSpec op = op_spec(channel, args);
   const exec::Bindings bindings = {
       {"A", args.a}, {"B", stored_b(args.b, schedule)}, {"Y", args.out}, {"bias", args.bias}};
   return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings,

@@ -1,0 +1,72 @@
+#include "src/exec/agree.h"
+
+#include <cstring>
+#include <span>
+
+namespace overlace::exec {
+namespace {
+
+constexpr size_t kMaxMessage = 4096;
+constexpr char kAccepted = 'a', kRefused = 'r';
+
+/// What one rank brought.
+struct Entry {
+  bool is_refused = false;
+  Errc code = Errc::ok;
+  std::string text;
+};
+
+Entry read_entry(const Bytes& bytes) {
+  Entry out;
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (all.size() < 1 + sizeof(int32_t) || (all[0] != kAccepted && all[0] != kRefused)) {
+    return {true, Errc::plan_mismatch, "it is in another collective call"};
+  }
+  int32_t code = 0;
+  std::memcpy(&code, all.data() + 1, sizeof code);
+  out.is_refused = all[0] == kRefused;
+  out.code = static_cast<Errc>(code);
+  out.text = all.substr(1 + sizeof code);
+  return out;
+}
+
+}  // namespace
+
+std::string agree_entry(const base::Status& mine, std::string_view text) {
+  const auto code = static_cast<int32_t>(mine.code());
+  std::string out(1 + sizeof code, mine.ok() ? kAccepted : kRefused);
+  std::memcpy(out.data() + 1, &code, sizeof code);
+  return out + (mine.ok() ? std::string(text) : mine.message().substr(0, kMaxMessage));
+}
+
+base::Status agree_outcome(const std::vector<Bytes>& entries, int rank, const base::Status& mine, std::string_view what,
+                           std::string_view team) {
+  if (!mine.ok()) return mine;
+  for (size_t r = 0; r < entries.size(); ++r) {
+    const Entry entry = read_entry(entries[r]);
+    if (entry.is_refused && static_cast<int>(r) != rank) {
+      return base::error(entry.code, "rank {} refused the call, so that no rank of team \"{}\" makes it: {}", r, team,
+                         entry.text);
+    }
+  }
+  const std::string first = read_entry(entries[0]).text;
+  for (size_t r = 1; r < entries.size(); ++r) {
+    const std::string other = read_entry(entries[r]).text;
+    if (other == first) continue;
+    return base::error(Errc::plan_mismatch, "{} differs between ranks of team \"{}\": rank 0 has {}, rank {} has {}",
+                       what, team, first, r, other);
+  }
+  return {};
+}
+
+base::Status agree_all(Team& team, const base::Status& mine, std::string_view text, std::string_view what) {
+  try {
+    const std::string entry = agree_entry(mine, text);
+    const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(entry.data(), entry.size())));
+    return agree_outcome(all, team.rank(), mine, what, team.name());
+  } catch (...) {
+    return mine.ok() ? base::status_of_current_exception() : mine;
+  }
+}
+
+}  // namespace overlace::exec
