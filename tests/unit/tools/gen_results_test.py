@@ -57,8 +57,19 @@ class Page(TreeTest):
         self.write("bench/results/ag_gemm.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
         self.assertNotEqual(first, gen_results.page())
 
-    def test_committed_page_is_current(self) -> None:
-        self.assertEqual((ROOT / "docs/results/h200x4.md").read_text(), gen_results.page())
+    def test_committed_pages_are_current(self) -> None:
+        for name, write in gen_results.PAGES.items():
+            self.assertEqual((ROOT / "docs" / "results" / name).read_text(), write())
+
+    def test_few_rows_are_compared_with_library_alone(self) -> None:
+        rows = [record(c, 100 + i) for i, c in enumerate(("library", "auto"))]
+        self.write("bench/results/ag_gemm.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+        old = gen_results.RESULTS
+        self.addCleanup(setattr, gen_results, "RESULTS", old)
+        gen_results.RESULTS = self.root / "bench" / "results"
+        lines, facts = gen_results.dense_section("ag_gemm")
+        self.assertIn("| - | 100 | - | - | 101 | - | 0.99 |", "\n".join(lines))
+        self.assertEqual(len(facts), 1)
 
 
 if __name__ == "__main__":
