@@ -80,8 +80,7 @@ TEST_P(CheckTest, RanksOutsideTheTeamAreTold) {
     const int two[] = {0, 1};
     Team team = runtime.world().sub(two, {.name = "two"});
     if (team.size() == 0) {
-      expect_part(thrown([&] { runtime.world().barrier(); }),
-                  ": ranks of team \"two\" do not make the same calls");
+      expect_part(thrown([&] { runtime.world().barrier(); }), ": ranks of team \"two\" do not make the same calls");
     } else {
       Channel& channel = team.channel(StreamRef::cpu());
       expect_part(thrown([&] { call(team.rank() == 1 ? kOther : kGemm, channel, 2); }),
