@@ -143,8 +143,8 @@ int one_way(Runtime& runtime, bool is_broken) {
 }
 
 TEST(InboxLitmusTest, ReuseWithCreditHolds) {
-  for (int round = 0; round < 10; ++round)
-    run_ranks(2, Mode::threads_adversary, [](Runtime& runtime) { EXPECT_EQ(one_way(runtime, false), 0); });
+  run_ranks(2, Mode::threads_adversary, [](Runtime& runtime) { EXPECT_EQ(one_way(runtime, false), 0); },
+            {.min_seeds = 10});
 }
 
 TEST(InboxLitmusTest, ReuseWithoutCreditIsCaught) {
@@ -152,8 +152,8 @@ TEST(InboxLitmusTest, ReuseWithoutCreditIsCaught) {
   GTEST_SKIP() << "the broken twin is a data race";
 #endif
   std::atomic<int> wrong{0};
-  for (int round = 0; round < 20 && wrong == 0; ++round)
-    run_ranks(2, Mode::threads_adversary, [&](Runtime& runtime) { wrong += one_way(runtime, true); });
+  const auto body = [&](Runtime& runtime) { wrong += one_way(runtime, true); };
+  for (int round = 0; round < 20 && wrong == 0; ++round) run_ranks(2, Mode::threads_adversary, body, {.max_seeds = 1});
   EXPECT_GT(wrong, 0) << "nobody overwrote a buffer that was still being read";
 }
 

@@ -239,11 +239,10 @@ class LitmusTest : public testing::TestWithParam<std::tuple<Litmus, Mode>> {};
 
 TEST_P(LitmusTest, Holds) {
   const auto [litmus, mode] = GetParam();
-  // The adversary draws another seed in each round.
-  for (int round = 0; round < (mode == Mode::threads_adversary ? 10 : 1); ++round)
-    run_ranks(2, mode, [litmus = litmus](Runtime& runtime) {
-      EXPECT_EQ(litmus.program(runtime, false), 0) << litmus.name << " saw words that were not there yet";
-    });
+  const auto body = [litmus = litmus](Runtime& runtime) {
+    EXPECT_EQ(litmus.program(runtime, false), 0) << litmus.name << " saw words that were not there yet";
+  };
+  run_ranks(2, mode, body, {.min_seeds = 10});
 }
 
 TEST_P(LitmusTest, BrokenTwinIsCaught) {
@@ -253,8 +252,8 @@ TEST_P(LitmusTest, BrokenTwinIsCaught) {
   GTEST_SKIP() << "the broken twins are data races";
 #endif
   std::atomic<int> wrong{0};
-  for (int round = 0; round < 20 && wrong == 0; ++round)
-    run_ranks(2, mode, [&, litmus = litmus](Runtime& runtime) { wrong += litmus.program(runtime, true); });
+  const auto body = [&, litmus = litmus](Runtime& runtime) { wrong += litmus.program(runtime, true); };
+  for (int round = 0; round < 20 && wrong == 0; ++round) run_ranks(2, mode, body, {.max_seeds = 1});
   EXPECT_GT(wrong, 0) << litmus.name << " without its rule was never wrong";
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -70,11 +71,45 @@ def run_label(preset: str, label: str, parallel: int, prefix: list[str], env: di
     yield from run_programs(found, OUT / preset, parallel, prefix, env)
 
 
-def all_tests(preset: str, prefix: list[str] | None = None, env: dict[str, str] | None = None) -> Cases:
-    """unit side by side, then ranks and cli one by one: these start threads and processes of their own."""
+# How often each adversary case of the rank tests runs, with another seed each time: in short programs, in those that
+# take seconds per seed, and in the others, which go through many shapes, teams and schedules with each seed.
+SHORT = ("ranks_barrier", "ranks_counters", "ranks_litmus", "ranks_put", "ranks_team")
+MEDIUM = ("ranks_inbox", "ranks_signal")
+COMMIT_SEEDS, SANITIZER_SEEDS, WEEKLY_SEEDS = (20, 5, 1), (5, 1, 1), (1000, 250, 50)
+
+
+def seeds_of(program: str, counts: tuple[int, int, int]) -> int:
+    return counts[0] if program in SHORT else counts[1] if program in MEDIUM else counts[2]
+
+
+def rank_tests(
+    preset: str,
+    counts: tuple[int, int, int],
+    prefix: list[str],
+    env: dict[str, str],
+    first: int | None = None,
+    timeout_s: float = 0,
+) -> Cases:
+    """One by one: they start threads and processes of their own. `first`: of the seeds; None: drawn, and printed with
+    each failure."""
+    for program in programs(preset):
+        if "ranks" not in program.labels:
+            continue
+        seeds = str(seeds_of(program.name, counts)) + (f"@{first}" if first is not None else "")
+        patient = dataclasses.replace(program, timeout_s=max(program.timeout_s, timeout_s))
+        yield from run_programs([patient], OUT / preset, 1, prefix, {**env, "OVERLACE_TEST_SEEDS": seeds})
+
+
+def all_tests(
+    preset: str,
+    seeds: tuple[int, int, int],
+    prefix: list[str] | None = None,
+    env: dict[str, str] | None = None,
+) -> Cases:
+    """unit side by side, then ranks and cli one by one."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
     yield from run_label(preset, "unit", jobs(), prefix or [], env)
-    yield from run_label(preset, "ranks", 1, prefix or [], env)
+    yield from rank_tests(preset, seeds, prefix or [], env)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
         yield from run_label(preset, "cli", 1, prefix or [], env)
@@ -82,7 +117,7 @@ def all_tests(preset: str, prefix: list[str] | None = None, env: dict[str, str] 
 
 def job_test() -> Cases:
     """Unit and rank tests (threads, adversary, processes), and the command line as a user runs it."""
-    yield from all_tests("cpu")
+    yield from all_tests("cpu", COMMIT_SEEDS)
 
 
 def job_cpu_clang() -> Cases:
@@ -104,7 +139,7 @@ SANITIZER_ENV = {
 def job_asan() -> Cases:
     """The same tests under address and undefined behaviour sanitizers."""
     yield from build_cases("asan", ["-DOVERLACE_TESTS=ON"])
-    yield from all_tests("asan", env=SANITIZER_ENV)
+    yield from all_tests("asan", SANITIZER_SEEDS, env=SANITIZER_ENV)
 
 
 def job_tsan() -> Cases:
@@ -116,7 +151,7 @@ def job_tsan() -> Cases:
     if prefix and run([*prefix, "true"], 10).rc != 0:
         yield Case("tests under tsan", SKIPPED, "vm.mmap_rnd_bits > 28, and setarch -R is not permitted here")
         return
-    yield from all_tests("tsan", prefix, SANITIZER_ENV)
+    yield from all_tests("tsan", SANITIZER_SEEDS, prefix, SANITIZER_ENV)
 
 
 def job_cubin() -> Cases:
@@ -176,7 +211,13 @@ def job_install() -> Cases:
 def job_clang_test() -> Cases:
     """Weekly: the tests built by the second compiler."""
     yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=ON"])
-    yield from all_tests("cpu-clang")
+    yield from all_tests("cpu-clang", COMMIT_SEEDS)
+
+
+def job_seeds() -> Cases:
+    """Weekly: the rank tests with 1000 seeds (fewer where a seed takes long), always the same ones."""
+    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
+    yield from rank_tests("cpu", WEEKLY_SEEDS, [], {}, first=1, timeout_s=3600)
 
 
 JOBS: dict[str, Callable[[], Cases]] = {
@@ -191,6 +232,7 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "python": job_python,
     "install": job_install,
     "clang-test": job_clang_test,
+    "seeds": job_seeds,
 }
-WEEKLY_ONLY = ("clang-test",)
+WEEKLY_ONLY = ("clang-test", "seeds")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]

@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -16,13 +16,15 @@
 #include "src/runtime/bootstrap/launcher.h"
 #include "src/runtime/bootstrap/relay.h"
 #include "src/runtime/bootstrap/socket.h"
+#include "tests/ranks/support/seeds.h"
 
 namespace overlace::test {
 namespace {
 
-uint64_t draw_seed() {
-  static std::atomic<uint64_t> next{std::random_device{}()};
-  return next.fetch_add(1) % 1000000;
+/// For bodies that run once: another one each time.
+uint64_t next_seed() {
+  static std::atomic<uint64_t> drawn{0};
+  return seeds().first + drawn.fetch_add(1);
 }
 
 std::string label(int rank, int n, Mode mode, const RuntimeOptions& options) {
@@ -135,7 +137,7 @@ RuntimeOptions runtime_options(Mode mode, const RankOptions& options) {
   result.adversary = options.adversary;
   if (mode == Mode::threads_adversary && !result.adversary.enabled) {
     result.adversary.enabled = true;
-    result.adversary.seed = draw_seed();
+    result.adversary.seed = next_seed();
     if (!base::env().adversary.empty()) result.adversary = AdversaryOptions::parse(base::env().adversary);
   }
   return result;
@@ -157,11 +159,16 @@ void run_bootstraps(int n, Mode mode, const std::function<void(Bootstrap&)>& bod
 }
 
 void run_ranks(int n, Mode mode, const std::function<void(Runtime&)>& body, const RankOptions& options) {
-  const RuntimeOptions chosen = runtime_options(mode, options);
-  run_bootstraps(n, mode, [&](Bootstrap& bootstrap) {
-    const testing::ScopedTrace trace("run_ranks", 0, label(bootstrap.rank(), n, mode, chosen));
-    run_one(bootstrap, chosen, options, body);
-  });
+  RuntimeOptions chosen = runtime_options(mode, options);
+  const bool is_drawn = mode == Mode::threads_adversary && !options.adversary.enabled && base::env().adversary.empty();
+  const int count = is_drawn ? std::clamp(seeds().count, options.min_seeds, options.max_seeds) : 1;
+  for (int i = 0; i < count && (i == 0 || !testing::Test::HasFailure()); ++i) {
+    if (count > 1) chosen.adversary.seed = seeds().first + static_cast<uint64_t>(i);
+    run_bootstraps(n, mode, [&](Bootstrap& bootstrap) {
+      const testing::ScopedTrace trace("run_ranks", 0, label(bootstrap.rank(), n, mode, chosen));
+      run_one(bootstrap, chosen, options, body);
+    });
+  }
 }
 
 }  // namespace overlace::test

@@ -45,7 +45,8 @@ struct RankOptions {
   size_t heap_bytes = size_t{8} << 20;
   int64_t timeout_ms = 20000;
   LinkOptions link{};
-  AdversaryOptions adversary{};  // Mode::threads_adversary enables it and draws a seed unless one is given
+  AdversaryOptions adversary{};            // Mode::threads_adversary enables it and draws a seed unless one is given
+  int min_seeds = 1, max_seeds = 1 << 30;  // of an adversary that is not given: the body runs once with each
   uint32_t num_signal_ids = 512;
   WaitPolicy wait = WaitPolicy::automatic;
   std::string net_engine = "auto";
@@ -56,8 +57,9 @@ struct RankOptions {
 RuntimeOptions runtime_options(Mode mode, const RankOptions& options);
 
 /// Opens a runtime on each rank, runs `body`, closes. A failed assertion or an exception of any rank fails the current
-/// test, with the rank in front; the other ranks are aborted. Hangs end at the deadline. The adversary's seed is
-/// printed with every failure; OVERLACE_ADVERSARY="seed=N" replays it. Processes are forked: memory that `body` writes
+/// test, with the rank in front; the other ranks are aborted. Hangs end at the deadline. Under the adversary all that
+/// happens once per seed (seeds.h) until one fails. The seed is printed with every failure; OVERLACE_ADVERSARY="seed=N"
+/// replays it. Processes are forked: memory that `body` writes
 /// stays in the child, only failures come back.
 void run_ranks(int n, Mode mode, const std::function<void(Runtime&)>& body, const RankOptions& options = {});
 

@@ -3,11 +3,14 @@
 import sys
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import support
 import device_units
 import install_tree
+import jobs
+import main
 import results
 import runner
 from results import FAILED, PASSED, SKIPPED, Case
@@ -90,6 +93,29 @@ class RunnerTest(support.TreeTest):
 
     def test_a_missing_program_is_a_failure(self) -> None:
         self.assertEqual(runner.run(["/nonexistent/program"]).rc, 127)
+
+
+class JobsTest(support.TreeTest):
+    def test_weekly_is_everything_and_the_default_is_not(self) -> None:
+        self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
+        self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), {"clang-test", "seeds"})
+        self.assertEqual(main.chosen(["seeds"]), ["seeds"])
+
+    def test_rank_tests_get_their_seeds(self) -> None:
+        text = "import os, sys\nprint(sys.argv[1], os.environ['OVERLACE_TEST_SEEDS'])\nsys.exit(1)\n"
+        self.write("p.py", text)
+        names = ("ranks_litmus", "ranks_signal", "ranks_model", "unit_base")
+        found = [
+            runner.Program(name, (sys.executable, str(self.root / "p.py"), name), (label,), 30, self.root)
+            for name, label in zip(names, ("ranks", "ranks", "ranks", "unit"), strict=True)
+        ]
+        with unittest.mock.patch.object(jobs, "programs", lambda preset: found):
+            commit = list(jobs.rank_tests("cpu", jobs.COMMIT_SEEDS, [], {}))
+            weekly = list(jobs.rank_tests("cpu", jobs.WEEKLY_SEEDS, [], {}, first=1))
+        shown = [c.detail.splitlines()[-1] for c in commit]
+        self.assertEqual(shown, ["ranks_litmus 20", "ranks_signal 5", "ranks_model 1"])
+        shown = [c.detail.splitlines()[-1] for c in weekly]
+        self.assertEqual(shown, ["ranks_litmus 1000@1", "ranks_signal 250@1", "ranks_model 50@1"])
 
 
 class DeviceUnitsTest(unittest.TestCase):
