@@ -108,6 +108,32 @@ double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, in
   return std::max({reduced, link, own_done});
 }
 
+/// gemm_ar in q groups of chunks, a GEMM per owner: group s is summed behind what group s + 1 sends, and its broadcast
+/// shares the link with the partials of later groups.
+double grouped_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q) {
+  const int peers = op.ranks - 1;
+  const double gemm = gemm_beside_traffic_us(t, costs) / q / op.ranks + costs.launch;
+  const double transfer = t.transfer / q / peers + costs.copy;
+  double computed = 0, link = 0, arrived = 0;  // of the group before
+  const auto sum_and_send = [&] {
+    computed = std::max(computed, arrived) + t.reduce / q;
+    link = std::max(link, computed) + peers * transfer;
+  };
+  for (int s = 0; s < q; ++s) {
+    double sent = link;
+    for (int p = 0; p < peers; ++p) {
+      computed += gemm;
+      sent = std::max(sent, computed) + transfer;
+    }
+    link = sent;
+    if (s > 0) sum_and_send();
+    arrived = sent;
+    computed += gemm;  // the own chunk
+  }
+  sum_and_send();
+  return std::max(computed, link);
+}
+
 Choice library(const spec::OpSpec& op, std::string reason) {
   return {spec::make_schedule(op, "library"), std::move(reason) + ": library"};
 }
@@ -143,17 +169,20 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   std::string best_family;
   int best_degree = 0;
   double best = whole * (1 - kMinGain);
+  const auto consider = [&](const char* family, int q, double us) {
+    if (us >= best) return;
+    best = us;
+    best_family = family;
+    best_degree = q;
+  };
   for (const int q : kDegrees) {
     if (op.m / op.ranks < q * 16) break;
     for (const Family& family : kFamilies) {
       const bool is_ag = op.op == "ag_gemm";
       if (is_ag && !family.own_apart) continue;  // copies its own rows for nothing
-      const double us = is_ag ? gather_us(op, t, kCpu, q, family) : scatter_us(op, t, kCpu, q, family);
-      if (us >= best) continue;
-      best = us;
-      best_family = family.name;
-      best_degree = q;
+      consider(family.name, q, is_ag ? gather_us(op, t, kCpu, q, family) : scatter_us(op, t, kCpu, q, family));
     }
+    if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, grouped_us(op, t, kCpu, q));
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
   if (best_family.empty()) {

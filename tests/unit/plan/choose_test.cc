@@ -59,6 +59,22 @@ TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
     const spec::CheckReport report = spec::check(choice.schedule, spec::Machine{.is_gpu = true});
     EXPECT_TRUE(report.ok()) << report.to_string();
   }
+  for (const char* family : {"grouped_fused_1d", "grouped_unfused_1d"}) {  // for a rule to come
+    const spec::Schedule schedule = spec::make_schedule(op_of("gemm_ar", 8192, 8192, 2048), family, 4);
+    const spec::CheckReport report = spec::check(schedule, spec::Machine{.is_gpu = true});
+    EXPECT_TRUE(report.ok()) << report.to_string();
+  }
+}
+
+TEST(Choose, BroadcastsGroupByGroupWhereTheLinkIsAsSlowAsTheGemm) {
+  // GEMM 86 ms, each of the two passes over the link 42 ms.
+  const Hardware hardware = {.is_gpu = false, .link_bytes_per_s = 100e6, .flops_per_s = 50e9};
+  spec::OpSpec op = op_of("gemm_ar", 2048, 1024, 1024, 2);
+  op.dtype = op.out_dtype = DType::fp32;
+  const Choice choice = choose(op, hardware);
+  EXPECT_EQ(choice.schedule.family, "grouped_unfused_1d_ar") << choice.reason;
+  EXPECT_GE(degree(choice), 4) << choice.reason;
+  EXPECT_NE(choice.reason.find("grouped_unfused_1d q"), std::string::npos) << choice.reason;
 }
 
 TEST(Choose, UsesAnEmulatedLinkOnCpus) {
