@@ -1,5 +1,7 @@
 // bench_dense: ag_gemm, gemm_rs, gemm_ar with all schedules side by side in one run. One process per GPU:
 //   overlace run -n 4 -- bench_dense --set canonical --out records.jsonl
+// --competitors takes auto, families, and families with degree and options: grouped_unfused_1d:4:ce_queues=3. Schedules
+// that do not all fit in --heap-gib (12) make room for each other, which must not be timed: fewer competitors then.
 // Method: docs/reference/benchmarks.md. Every competitor is verified before it is timed; a wrong one is not timed.
 #include <unistd.h>
 
@@ -44,15 +46,27 @@ struct Competitor {
   double host_us = 0;
 };
 
-std::vector<std::string> split(const std::string& text) {
+std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> parts;
   size_t begin = 0;
-  for (size_t comma = text.find(','); comma != std::string::npos; comma = text.find(',', begin)) {
-    parts.push_back(text.substr(begin, comma - begin));
-    begin = comma + 1;
+  for (size_t end = text.find(at); end != std::string::npos; end = text.find(at, begin)) {
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
   }
   parts.push_back(text.substr(begin));
   return parts;
+}
+
+/// "family", "family:q" or "family:q:option=number:...": a family, its degree, options of make_schedule.
+spec::Schedule schedule_of(const spec::OpSpec& op, const std::string& name) {
+  const std::vector<std::string> parts = split(name, ':');
+  spec::Params options;
+  for (size_t i = 2; i < parts.size(); ++i) {
+    const std::vector<std::string> option = split(parts[i], '=');
+    if (option.size() != 2) throw_error(Errc::invalid_argument, name + ": wanted option=number, got " + parts[i]);
+    options[option[0]] = int64_t{std::stoll(option[1])};
+  }
+  return spec::make_schedule(op, parts[0], parts.size() > 1 ? std::stoi(parts[1]) : 1, options);
 }
 
 Options parse(int argc, char** argv) {
@@ -65,7 +79,7 @@ Options parse(int argc, char** argv) {
     if (auto it = texts.find(key); it != texts.end())
       *it->second = value;
     else if (key == "--competitors")
-      o.competitors = split(value);
+      o.competitors = split(value, ',');
     else if (key == "--repetitions")
       o.repetitions = std::stoi(value);
     else if (key == "--burst-ms")
@@ -74,6 +88,8 @@ Options parse(int argc, char** argv) {
       o.warm_s = std::stod(value);
     else if (key == "--seed")
       o.seed = std::stoull(value);
+    else if (key == "--heap-gib")
+      o.heap_bytes = std::stoull(value) << 30;
     else
       throw_error(Errc::invalid_argument, "bench_dense: unknown option " + key);
   }
@@ -155,9 +171,7 @@ class Bench {
           x.schedule = choice.schedule;
           x.reason = choice.reason;
         } else {
-          const size_t colon = name.find(':');
-          const int degree = colon == std::string::npos ? 1 : std::stoi(name.substr(colon + 1));
-          x.schedule = spec::make_schedule(workload.op(), name.substr(0, colon), degree);
+          x.schedule = schedule_of(workload.op(), name);
         }
       } catch (const Error& e) {
         x.status = "unsupported";
