@@ -74,6 +74,8 @@ Region SymmetricHeap::adopt(const char* name, void* local, size_t bytes, std::sp
     state.agree(status, call);
     state.agree(check_peers(*state.backend, region, mark, marked), call);
   } catch (...) {
+    // A rank that knows better does not wait for the others, which may still be looking.
+    (void)state.control->exchange(state.teams[0]->members, {}, state.options.timeout_ms, call);
     if (has_saved) (void)state.backend->copy(local, &before, marked);
     throw;
   }

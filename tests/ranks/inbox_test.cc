@@ -51,13 +51,11 @@ std::string refusal(Function function) {
 struct Exchange {
   using Sends = bool (*)(int from, int to, uint64_t epoch);
 
-  Exchange(Runtime& runtime, Team& used_team, int k)
+  Exchange(Team& used_team, int k)
       : team(used_team),
         owner(team.channel(StreamRef::cpu())),
         inbox(owner.inbox(kBytes * static_cast<size_t>(team.size()), k)),
-        rank(team.rank()) {
-    (void)runtime;
-  }
+        rank(team.rank()) {}
 
   int run_epoch(Sends sends, bool is_broken = false) {
     const ChannelPod& channel = owner.pod();
@@ -103,7 +101,7 @@ TEST_P(InboxTest, EveryEpochArrivesWhole) {
   const auto [n, mode] = GetParam();
   run_ranks(n, mode, [](Runtime& runtime) {
     for (const int k : {1, 2, 5}) {
-      Exchange exchange(runtime, runtime.world(), k);
+      Exchange exchange(runtime.world(), k);
       for (int epoch = 1; epoch <= 40; ++epoch) ASSERT_EQ(exchange.run_epoch(to_all), 0) << "k " << k << ", " << epoch;
       ASSERT_EQ(flush(exchange.owner.pod()), Errc::ok);
       runtime.synchronize();
@@ -120,11 +118,26 @@ TEST_P(InboxTest, OnlyWhoWasSentToGivesCredit) {
   run_ranks(n, mode, [n = n](Runtime& runtime) {
     for (const Exchange::Sends sends : {now_and_then, to_next_of_four}) {
       if (sends == to_next_of_four && n != 4) continue;
-      Exchange exchange(runtime, runtime.world(), 2);
+      Exchange exchange(runtime.world(), 2);
       for (int epoch = 1; epoch <= 60; ++epoch) ASSERT_EQ(exchange.run_epoch(sends), 0) << "epoch " << epoch;
       ASSERT_EQ(flush(exchange.owner.pod()), Errc::ok);
       exchange.owner.release(exchange.inbox);
     }
+  });
+}
+
+/// Every team makes the same heap calls; each has signals of its own.
+TEST_P(InboxTest, HalvesExchangeSideBySide) {
+  const auto [n, mode] = GetParam();
+  if (n != 4) GTEST_SKIP() << "two halves of two";
+  run_ranks(n, mode, [](Runtime& runtime) {
+    const int low[] = {1, 0}, high[] = {2, 3};
+    Team first = runtime.world().sub(low, {.name = "low"}), second = runtime.world().sub(high, {.name = "high"});
+    Team& mine = first.size() != 0 ? first : second;
+    Exchange exchange(mine, 2);
+    for (int epoch = 1; epoch <= 50; ++epoch) ASSERT_EQ(exchange.run_epoch(to_all), 0) << "epoch " << epoch;
+    ASSERT_EQ(flush(exchange.owner.pod()), Errc::ok);
+    exchange.owner.release(exchange.inbox);
   });
 }
 
@@ -134,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, InboxTest, testing::Combine(testing::Values(1, 2
 /// Rank 0 sends in each epoch, rank 1 reads. Rank 1 is slow in every 8th epoch, so that only a credit holds rank 0
 /// back.
 int one_way(Runtime& runtime, bool is_broken) {
-  Exchange exchange(runtime, runtime.world(), 2);
+  Exchange exchange(runtime.world(), 2);
   int wrong = 0;
   for (int epoch = 1; epoch <= 150; ++epoch)
     wrong += exchange.run_epoch([](int from, int to, uint64_t) { return from == 0 && to == 1; }, is_broken);

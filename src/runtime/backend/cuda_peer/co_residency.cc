@@ -61,12 +61,12 @@ void CudaPeerState::forget_ended_calls() {
 }
 
 base::Status CudaPeerState::begin_call(const CallSite& call, Stats& stats) {
-  const DeviceGuard guard(device_);
-  const RelaxedCapture relaxed;
   LastCall& own = last_call(call);
   const cudaStream_t stream = stream_of(call.stream);
   const bool has_moved = own.is_live && own.stream != stream;
   if (last_calls_.size() == 1 && !has_moved) return {};
+  const DeviceGuard guard(device_);
+  const RelaxedCapture relaxed;
   forget_ended_calls();
   std::vector<LiveCall> live;
   std::vector<cudaEvent_t> events;
