@@ -23,7 +23,7 @@ void ring(char* base, uint32_t bell) {
 }
 
 const char* step_name(Step::Kind kind) {
-  constexpr const char* kNames[] = {"put", "put_signal", "add", "post", "word", "fence", "wait"};
+  constexpr const char* kNames[] = {"put", "put_signal", "add", "post", "word", "fence", "wait", "start"};
   return kNames[static_cast<size_t>(kind)];
 }
 

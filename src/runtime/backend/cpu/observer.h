@@ -14,9 +14,9 @@ namespace overlace::runtime {
 struct CpuAgent;
 struct WaitSite;
 
-/// What a rank is about to do. Ranks are world ranks.
+/// What a rank is about to do; `start`: whatever comes first. Ranks are world ranks.
 struct Step {
-  enum class Kind { put, put_signal, add, post, word, fence, wait } kind = Kind::put;
+  enum class Kind { put, put_signal, add, post, word, fence, wait, start } kind = Kind::put;
   int rank = 0, peer = 0;
   uint32_t id = 0;  // put_signal, add, post, wait: the signal
 };
