@@ -37,9 +37,12 @@ void store_and_find(GpuRank& gpu) {
   auto* wrong = gpu.device_array<uint64_t>(1);
   for (int round = 0; round < 3; ++round) {
     const StripedRange range = heap.stripe(shards(gpu.rank, gpu.size), "c");
-    std::vector<uint8_t> seen(range.bytes(), 1);
-    gpu.fetch(seen.data(), range.data(), seen.size());
-    EXPECT_EQ(std::vector<uint8_t>(seen.size(), 0), seen) << "fresh pages are zero";
+    std::vector<uint8_t> seen;
+    for (const StripePiece& part : range.parts()) {
+      seen.assign(part.bytes, 1);
+      gpu.fetch(seen.data(), part.data, part.bytes);
+      EXPECT_EQ(std::vector<uint8_t>(part.bytes, 0), seen) << "fresh pages are zero, part " << part.part;
+    }
     gpu.team.barrier();
     launch_fill(gpu.stream, range.data(), range.bytes(), seed_of(gpu.rank, round));
     // The completion of all ranks' stores, in stream order.

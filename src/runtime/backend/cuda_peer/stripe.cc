@@ -108,13 +108,13 @@ class Setup {
         if (rank == me_) continue;
         if (!in_process_) {
           OVERLACE_TRY(ranges_->owned.map(at, part.bytes, *handle, devices_));
+          OVERLACE_TRY(zero(ranges_->owned.data() + at, part.bytes));
           at += part.bytes;
         }
         OVERLACE_TRY(send(static_cast<int>(rank), i, *handle));
       }
     }
-    if (foreign == 0 || in_process_) return {};
-    return zero(ranges_->owned.data(), foreign);
+    return {};
   }
 
   /// My range, of my own parts and of those that others sent.
