@@ -6,6 +6,8 @@
 namespace overlace::bench {
 namespace {
 
+constexpr uint64_t kPiece = 256 * 1024;
+
 __global__ void values(uint32_t* data, uint64_t words, uint32_t from) {
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) data[i] = value_of(i, from);
@@ -28,8 +30,8 @@ __global__ __launch_bounds__(1024) void store(const __grid_constant__ ChannelPod
   for (int step = 1; step <= peers; ++step) {
     const int to = (team.rank + step) % team.size;
     const uint64_t base = offset + static_cast<uint64_t>(team.rank) * peer_stride;
-    const uint64_t part = (bytes / gridDim.x + 15) & ~uint64_t{15}, at = blockIdx.x * part;
-    if (at < bytes) device::put_cta(channel, to, base + at, src + at, bytes - at < part ? bytes - at : part);
+    for (uint64_t at = blockIdx.x * kPiece; at < bytes; at += gridDim.x * kPiece)
+      device::put_cta(channel, to, base + at, src + at, bytes - at < kPiece ? bytes - at : kPiece);
   }
 }
 
