@@ -1,20 +1,16 @@
 // What survivors see: withheld signals, killed ranks, ranks that leave, aborts, forks.
-#include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cctype>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <thread>
 #include <tuple>
 
-#include "src/runtime/bootstrap/launcher.h"
-#include "src/runtime/bootstrap/relay.h"
 #include "src/runtime/wait.h"
 #include "src/spec/handle_pod.h"
+#include "tests/ranks/support/faults.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {
@@ -186,44 +182,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, FaultTest, testing::Combine(testing::Values(2, 4
 
 #if !defined(__SANITIZE_THREAD__)
 
-/// What a survivor saw, in memory shared with the test.
-struct Report {
-  int code;
-  double seconds;
-  char text[480];
-};
-
-/// Runs `body` on n processes; rank n - 1 is expected to end with `status`, the others to throw. Their reports.
-std::vector<Report> survivors(int n, const std::function<void(std::unique_ptr<Bootstrap>)>& body,
-                              int status = 128 + SIGKILL) {
-  const size_t bytes = sizeof(Report) * static_cast<size_t>(n);
-  auto* reports =
-      static_cast<Report*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  std::memset(static_cast<void*>(reports), 0, bytes);
-  const auto child = [&](int rank, const std::string& launch_socket) {
-    const size_t colon = launch_socket.find(':');
-    Report& report = reports[rank];
-    const auto begin = Clock::now();
-    try {
-      body(std::move(
-          runtime::relay_bootstrap(launch_socket.substr(0, colon), launch_socket.substr(colon + 1), rank, n, 20000)
-              .value()));
-    } catch (const Error& error) {
-      report.code = static_cast<int>(error.code());
-      std::strncpy(report.text, error.what(), sizeof report.text - 1);
-    }
-    report.seconds = seconds_since(begin);
-    return 0;
-  };
-  EXPECT_EQ(runtime::launch_forked(n, child), status);
-  std::vector<Report> result(reports, reports + n);
-  ::munmap(reports, bytes);
-  return result;
-}
-
 TEST(Kill, InAWaitABarrierAndUnderTheLink) {
   for (int phase = 0; phase < 3; ++phase) {
-    const std::vector<Report> reports = survivors(3, [phase](std::unique_ptr<Bootstrap> bootstrap) {
+    const auto body = [phase](std::unique_ptr<Bootstrap> bootstrap, const std::function<void()>& happen) {
       RankOptions rank_options = failing();
       if (phase == 2) rank_options.link = LinkOptions::parse("1MB/s,20us");
       Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, rank_options));
@@ -234,7 +195,7 @@ TEST(Kill, InAWaitABarrierAndUnderTheLink) {
       std::vector<char> source(1 << 20);
       team.barrier();
       if (phase == 2 && team.rank() != 2) put_signal(channel, 2, inbox.offset, source.data(), source.size(), id);
-      if (team.rank() == 2) ::kill(::getpid(), SIGKILL);
+      if (team.rank() == 2) happen();
       const Errc code = phase == 0 ? wait_ge(channel, 2, id, 1) : phase == 1 ? barrier(channel) : flush(channel);
       EXPECT_EQ(code, Errc::aborted);
       try {
@@ -243,36 +204,16 @@ TEST(Kill, InAWaitABarrierAndUnderTheLink) {
         runtime.close();  // closes although a rank is gone
         throw;
       }
-    });
-    for (int rank = 0; rank < 2; ++rank) {
-      const Report& report = reports[static_cast<size_t>(rank)];
-      EXPECT_EQ(static_cast<Errc>(report.code), Errc::peer_lost) << report.text;
-      const std::string text = steady(report.text);
+    };
+    const std::vector<Survivor> survivors = run_with_fault(3, 2, Fault::kill, body);
+    expect_told(survivors, 2, allowed_seconds(Fault::kill, 0), {Errc::peer_lost}, "phase " + std::to_string(phase));
+    for (const Survivor& s : survivors) {
+      const std::string text = steady(s.text);
       EXPECT_TRUE(text == "lost rank 2 (pid P, last state alive): its process ended" ||
                   text == "lost rank 2 (pid P, last state starting): its process ended")
-          << report.text;
-      EXPECT_LT(report.seconds, 5);
+          << s.text;
     }
   }
-}
-
-TEST(Kill, ExitWithoutCloseIsLeft) {
-  const auto body = [](std::unique_ptr<Bootstrap> bootstrap) {
-    Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, failing()));
-    Team& team = runtime.world();
-    const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
-    const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "exit.never").first;
-    team.barrier();
-    if (team.rank() == 1) std::exit(0);
-    EXPECT_EQ(wait_ge(channel, 1, id, 1), Errc::aborted);
-    runtime.check();
-  };
-  const std::vector<Report> reports = survivors(2, body, 0);
-  const Report& report = reports[0];
-  EXPECT_EQ(static_cast<Errc>(report.code), Errc::peer_lost) << report.text;
-  EXPECT_NE(std::string(report.text).find("last state left): it ended without close()"), std::string::npos)
-      << report.text;
-  EXPECT_LT(report.seconds, 5);
 }
 
 size_t count_descriptors() {
@@ -324,7 +265,7 @@ TEST(Fork, TheChildIsRefusedAndTheParentGoesOn) {
 
 /// A data-loader worker outlives the rank that forked it; the peers still see at once that the rank died.
 TEST(Fork, AWorkerDoesNotHideTheDeathOfItsRank) {
-  const std::vector<Report> reports = survivors(2, [](std::unique_ptr<Bootstrap> bootstrap) {
+  const auto body = [](std::unique_ptr<Bootstrap> bootstrap, const std::function<void()>& happen) {
     Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, failing()));
     Team& team = runtime.world();
     const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "worker.never").first;
@@ -336,13 +277,12 @@ TEST(Fork, AWorkerDoesNotHideTheDeathOfItsRank) {
         ::_exit(0);
       }
       ::usleep(50000);
-      ::kill(::getpid(), SIGKILL);
+      happen();
     }
     EXPECT_EQ(wait_ge(team.channel(StreamRef::cpu()).pod(), 1, id, 1), Errc::aborted);
     runtime.check();
-  });
-  EXPECT_EQ(static_cast<Errc>(reports[0].code), Errc::peer_lost) << reports[0].text;
-  EXPECT_LT(reports[0].seconds, 5);
+  };
+  expect_told(run_with_fault(2, 1, Fault::kill, body), 1, allowed_seconds(Fault::kill, 0), {Errc::peer_lost}, "worker");
 }
 
 /// Child destructors do nothing: the runtime of the parent survives a child that returns from its scope.

@@ -1,6 +1,7 @@
 // Schedules and steps with one rule broken. Each mutant must be caught: by the static checks, or when it runs under the
 // adversary. docs/design/testing.md has the table.
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include "src/runtime/backend/cpu/observer.h"
 #include "src/spec/check.h"
 #include "tests/ranks/ops_cases.h"
+#include "tests/ranks/support/explore.h"
 
 namespace overlace::test {
 namespace {
@@ -136,6 +138,14 @@ class NoFences final : public runtime::Observer {
   bool before(const runtime::Step& step) override { return step.kind != runtime::Step::Kind::fence; }
 };
 
+/// Leaves out the signals of rank 1 to rank 0.
+class NoSignal final : public runtime::Observer {
+ public:
+  bool before(const runtime::Step& step) override {
+    return step.kind != runtime::Step::Kind::add || step.rank != 1 || step.peer != 0;
+  }
+};
+
 struct Mutation {
   const char* name;
   Mutate mutate;
@@ -172,6 +182,19 @@ std::string checks(const Schedule& schedule) {
 
 Case case_of(const std::string& op, const std::string& family) {
   return {.op = op, .family = family, .degree = 2, .m = 24, .n = 6, .k = 10};
+}
+
+spec::OpSpec spec_of(const Case& c) {
+  return {.op = c.op,
+          .m = c.m,
+          .n = c.n,
+          .k = c.k,
+          .ranks = kRanks,
+          .dtype = c.in,
+          .out_dtype = c.out,
+          .b_layout = c.layout,
+          .bias = false,
+          .row_offsets = {}};
 }
 
 /// Six calls with one seed of the adversary: the first wrong element or error of any rank, "" if all was right.
@@ -220,6 +243,24 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
   return first;
 }
 
+/// Calls 2 and 3 of each path under the explorer; the first call, which allocates and agrees, comes before.
+ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Observer* filter = nullptr) {
+  const auto make = [&](Runtime& runtime) -> Protocol {
+    Channel* const channel = &runtime.world().channel(StreamRef::cpu());
+    const auto operands = std::make_shared<Operands>(c, *channel);
+    const auto call = [=, &c, &schedule](int64_t seed) {
+      operands->fill(seed);
+      const exec::Bindings bindings = {
+          {"A", operands->a()}, {"B", operands->b()}, {c.op == "ag_gemm" ? "C" : "Y", operands->out().view}};
+      const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::reduce_bodies(*channel));
+      return status.ok() ? operands->mismatch() : status.message();
+    };
+    EXPECT_EQ(call(1), "");
+    return [call] { return call(2) + call(3); };
+  };
+  return explore({.ranks = kRanks, .num_seeds = 10, .max_steps = 20000, .filter = filter}, make);
+}
+
 class MutationTest : public testing::TestWithParam<std::tuple<const char*, Mutation>> {
  protected:
   /// Whole schedules of the operator, before they are broken.
@@ -229,17 +270,7 @@ class MutationTest : public testing::TestWithParam<std::tuple<const char*, Mutat
     for (const std::string& family : spec::families(op)) {
       if (family == "compute" || family == "comm" || family == "limit" || family == "library") continue;
       const Case c = case_of(op, family);
-      const spec::OpSpec spec{.op = op,
-                              .m = c.m,
-                              .n = c.n,
-                              .k = c.k,
-                              .ranks = kRanks,
-                              .dtype = c.in,
-                              .out_dtype = c.out,
-                              .b_layout = c.layout,
-                              .bias = false,
-                              .row_offsets = {}};
-      Schedule schedule = spec::make_schedule(spec, family, c.degree);
+      Schedule schedule = spec::make_schedule(spec_of(c), family, c.degree);
       mutation.prepare(schedule);
       use(c, std::move(schedule), mutation);
     }
@@ -275,6 +306,19 @@ TEST_P(MutationTest, TheAdversaryCatchesIt) {
   const bool has_none = std::get<0>(GetParam()) == std::string("ag_gemm") &&
                         std::get<1>(GetParam()).name == std::string("missing_dependency");  // its copies need none
   EXPECT_EQ(num_mutants == 0, has_none) << num_mutants;
+}
+
+/// What the deadline says after a while, the explorer says at once, with everybody's waits.
+TEST(Mutation, TheExplorerNamesTheDeadlockOfAMissingSignal) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const Case c = case_of(op, "hetero_fused_1d");
+    Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
+    EXPECT_EQ(explore_calls(c, schedule).failure, "") << op;
+    NoSignal no_signal;
+    const ExploreReport report = explore_calls(c, schedule, &no_signal);
+    EXPECT_NE(report.failure.find("deadlock: "), std::string::npos) << op << ": " << report.failure;
+    EXPECT_NE(report.failure.find(", signal "), std::string::npos) << op << ": " << report.failure;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Protocols, MutationTest,

@@ -55,6 +55,7 @@ class Walk {
     const Protocol protocol = make(runtime);
     const int rank = runtime.world().rank();
     std::string& said = said_[static_cast<size_t>(rank)];
+    runtime.synchronize();  // what make() has sent has arrived
     runtime.world().barrier();
     while (!is_over_) {
       clear(runtime);
@@ -143,8 +144,13 @@ ExploreReport explore(const ExploreOptions& options, const std::function<Protoco
       options.ranks, Mode::threads,
       [&](Runtime& runtime) {
         walk.run_rank(runtime, make);
-        runtime.world().barrier();
-        runtime.close();
+        try {
+          runtime.world().barrier();
+          runtime.close();
+        } catch (const Error&) {
+          // A protocol that failed may have aborted its runtime.
+          if (walk.report.failure.empty()) throw;
+        }
       },
       rank_options);
   return walk.report;

@@ -27,6 +27,7 @@ namespace {
 struct Report {
   std::atomic<int64_t> pid, end_ns;
   int code;
+  bool has_failed;  // an expectation in the process
   char text[1000], left[1000];
 };
 struct Board {
@@ -103,6 +104,7 @@ std::vector<Survivor> run_with_fault(
       copy_text(report.text, error.what());
     }
     copy_text(report.left, Belongings().beyond(before));
+    report.has_failed = testing::Test::HasFailure();
     report.end_ns = runtime::now_ns();
     return 0;
   };
@@ -122,6 +124,7 @@ std::vector<Survivor> run_with_fault(
     if (rank == culprit) continue;
     const Report& report = board.ranks[rank];
     EXPECT_NE(report.end_ns, 0) << "rank " << rank << " was ended by force";
+    EXPECT_FALSE(report.has_failed) << "rank " << rank << " printed what it expected";
     survivors.push_back({.rank = rank,
                          .code = static_cast<Errc>(report.code),
                          .text = report.text,
