@@ -87,7 +87,31 @@ __device__ __forceinline__ void load_b(const CUtensorMap* map, const Place<Confi
   }
 }
 
-/// One thread. `wait.wait(tile, k_block)` returns when those rows and columns of A may be read.
+/// Where a tile finds its rows of A.
+struct Source {
+  const CUtensorMap* map;
+  int32_t row;
+};
+
+/// Claims a stage and loads its part of B.
+template <class Config>
+__device__ __forceinline__ void open_stage(const GemmParams& p, const Place<Config>& place, uint32_t stage, int32_t col,
+                                           int32_t k) {
+  ptx::mbarrier_arrive_expect(place.full(stage), Config::kSpec.a_bytes() + Config::kSpec.b_bytes());
+  load_b(&p.b, place, stage, col, k * kTileK);
+}
+
+/// All that was loaded has arrived: nothing is read from memory any more.
+template <class Config>
+__device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ring<Config::kStages>& next,
+                                            Patience& patience) {
+  for (uint32_t slot = 0; slot < Config::kStages; ++slot) {
+    wait_barrier(place.full(slot), slot < next.slot ? next.parity : next.parity ^ 1, patience);
+  }
+}
+
+/// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
+/// `wait.source(p, tile)`.
 template <class Config, class WaitInput>
 __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait) {
   Patience patience{p.error, p.timeout_ns};
@@ -95,18 +119,30 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
   ptx::prefetch_map(&p.a);
   ptx::prefetch_map(&p.b);
   ptx::wait_for_previous_grid();
+  wait.begin();
+  int32_t opened = 0;  // stages ahead of the ring
+  if constexpr (WaitInput::kWaits) {
+    const Tile first = tile_of(p, place, place.cluster);
+    const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
+    for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first.col, opened);
+  }
   for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
     const Tile tile = tile_of(p, place, index);
+    const Source from = wait.source(p, tile);
     for (int32_t k = 0; k < p.k_blocks; ++k) {
-      // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
-      wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
-      ptx::mbarrier_arrive_expect(place.full(ring.slot), Config::kSpec.a_bytes() + Config::kSpec.b_bytes());
-      load_b(&p.b, place, ring.slot, tile.col, k * kTileK);
-      wait.wait(tile, k, patience);
-      load_a(&p.a, place, ring.slot, tile.row, k * kTileK);
+      if (opened > 0) {
+        --opened;
+      } else {
+        // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
+        wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
+        open_stage(p, place, ring.slot, tile.col, k);
+      }
+      wait.template wait<Config>(tile, k, patience);
+      load_a(from.map, place, ring.slot, from.row, k * kTileK);
       ring.advance();
     }
   }
+  if constexpr (WaitInput::kWaits) drain_loads(place, ring, patience);
 }
 
 /// Sums of one consumer warpgroup, per block of 64 rows.

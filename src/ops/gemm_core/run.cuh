@@ -5,8 +5,11 @@
 
 namespace overlace::ops::gemm_core {
 
-// Registers of a thread: 128 x 56 + 256 x 224 <= 64 K. The order of tiles takes more than 40.
-inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+/// Of a thread; 128 producers and 256 consumers share 64 K. The order of tiles takes more than 40.
+struct Registers {
+  int producer, consumer;
+};
+constexpr Registers registers(bool pushes) { return pushes ? Registers{72, 208} : Registers{56, 224}; }
 
 template <class Config>
 __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
@@ -33,27 +36,31 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
   return place;
 }
 
-/// All threads of the CTA. Warps of the first warpgroup: 0 loads, 2 and 3 store what consumers 0 and 1 staged.
-template <class Config, class WaitInput, class StoreOutput, class SignalDone>
-__device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal) {
+/// All threads of the CTA. Warps of the first warpgroup: 0 loads, 2 and 3 store what consumers 0 and 1 staged; 1 to 3
+/// first push, where `push` does.
+template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push>
+__device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal,
+                                    Push push) {
   extern __shared__ uint8_t dynamic_shared[];
+  constexpr Registers kRegisters = registers(Push::kPushes);
   const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared));
   const uint32_t warp = threadIdx.x / 32;
   ptx::let_next_grid_start();
   if (warp < 4) {
     // ---- producers ----
-    ptx::registers_shrink<kProducerRegisters>();
-    if (threadIdx.x % 32 == 0) {
-      if (warp == 0) {
-        load_tiles(p, place, wait);
-      } else if (warp >= 2) {
-        store_tiles(p, place, warp - 2, store, signal);
-      }
+    ptx::registers_shrink<kRegisters.producer>();
+    if (warp == 0) {
+      if (threadIdx.x % 32 == 0) load_tiles(p, place, wait);
+      __syncwarp();
+      wait.end();
+    } else {
+      push.run();
+      if (warp >= 2 && threadIdx.x % 32 == 0) store_tiles(p, place, warp - 2, store, signal);
     }
     __syncwarp();
   } else {
     // ---- consumers ----
-    ptx::registers_grow<kConsumerRegisters>();
+    ptx::registers_grow<kRegisters.consumer>();
     const uint32_t group = warp / 4 - 1;
     const Staging<Config> staging(place, group);
     Patience patience{p.error, p.timeout_ns};

@@ -7,7 +7,12 @@
 namespace overlace::ops::gemm_core {
 
 struct WaitNone {
+  static constexpr bool kWaits = false;
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ Source source(const GemmParams& p, const Tile& tile) const { return {&p.a, tile.row}; }
+  template <class Config>
   __device__ __forceinline__ void wait(const Tile&, int32_t, Patience&) {}
+  __device__ __forceinline__ void end() const {}
 };
 
 struct StorePlain {
@@ -20,6 +25,11 @@ struct StorePlain {
 struct SignalNone {
   static constexpr bool kNeedsCompletion = false;
   __device__ __forceinline__ void done(const Tile&) {}
+};
+
+struct PushNone {
+  static constexpr bool kPushes = false;
+  __device__ __forceinline__ void run() {}
 };
 
 }  // namespace overlace::ops::gemm_core

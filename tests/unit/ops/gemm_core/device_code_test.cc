@@ -8,6 +8,7 @@
 #include <regex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "src/ops/gemm_core/config.h"
 
@@ -26,6 +27,12 @@ constexpr Listed kListed[] = {
 #include "src/ops/gemm_core/instances.def"
 #undef INSTANCE
 };
+/// AllGather in front of the GEMM, by the name of the plain instance.
+constexpr const char* kGather[] = {
+#define INSTANCE(name) #name,
+#include "src/ops/gemm_core/gather_instances.def"
+#undef INSTANCE
+};
 constexpr size_t kMostInstances = 40;  // of the compile budget
 
 const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/instances";
@@ -33,6 +40,10 @@ const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/insta
 TEST(GemmCoreInstances, EachLineOfTheListHasItsUnitAndEachUnitItsLine) {
   std::set<std::string> listed, units;
   for (const Listed& i : kListed) EXPECT_TRUE(listed.insert(i.name).second) << i.name << " is listed twice";
+  for (const char* name : kGather) {
+    EXPECT_EQ(listed.count(name), 1u) << name << " is no plain instance";
+    EXPECT_TRUE(listed.insert(std::string("gather_") + name).second) << name << " is listed twice";
+  }
   for (const auto& entry : fs::directory_iterator(kUnits)) units.insert(entry.path().stem().string());
   EXPECT_EQ(listed, units);
   EXPECT_LE(listed.size(), kMostInstances);
@@ -106,7 +117,23 @@ int count(const std::string& text, const char* pattern) {
   return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), expression), {}));
 }
 
-class GemmCoreDeviceCode : public testing::TestWithParam<Listed> {};
+/// A unit of instances/ and the config that its kernel has.
+struct Unit {
+  std::string name;
+  ConfigSpec spec;
+};
+std::vector<Unit> units() {
+  std::vector<Unit> out;
+  for (const Listed& i : kListed) out.push_back({i.name, i.spec});
+  for (const std::string name : kGather) {
+    for (const Listed& i : kListed) {
+      if (name == i.name) out.push_back({"gather_" + name, i.spec});
+    }
+  }
+  return out;
+}
+
+class GemmCoreDeviceCode : public testing::TestWithParam<Unit> {};
 
 TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
   const std::string nvcc = find_tool("nvcc"), cuobjdump = find_tool("cuobjdump");
@@ -129,8 +156,8 @@ TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
   }
   fs::remove(cubin);
 }
-INSTANTIATE_TEST_SUITE_P(All, GemmCoreDeviceCode, testing::ValuesIn(kListed),
-                         [](const auto& instance) { return std::string(instance.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, GemmCoreDeviceCode, testing::ValuesIn(units()),
+                         [](const auto& instance) { return instance.param.name; });
 
 }  // namespace
 }  // namespace overlace::ops::gemm_core

@@ -1,0 +1,41 @@
+// Rows of the bench of fused operators, their print and their records.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace overlace::bench {
+
+/// One product: M rows of all ranks. `offsets` is empty where the rows are shared equally.
+struct Case {
+  std::string name;
+  int64_t m = 0, n = 0, k = 0;
+  std::string instance;
+  std::vector<int64_t> offsets{};
+};
+std::string title(const Case& c);
+
+struct Options {
+  bool smoke = false;
+  int ranks = 0, rounds = 7;
+  double burst_ms = 20;
+  std::string rows, out;
+};
+
+struct Timed {
+  std::string name;
+  std::vector<double> us{};  // worst rank, per call and burst; empty: verified only
+  double host_us = 0;        // worst rank, to queue a call
+  double max_error = 0;      // of rank 0, against fp64, of the rms
+};
+struct Outcome {
+  Case of;
+  std::vector<Timed> variants;
+};
+
+void print(const Outcome& outcome);
+/// Writes all of them to `path`; throws.
+void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& path);
+
+}  // namespace overlace::bench

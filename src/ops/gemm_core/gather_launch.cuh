@@ -1,0 +1,68 @@
+// AllGather and GEMM from the host: C (M, N) = A (M, K) B (K, N), where each rank has the rows of A of its shard.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+
+#include "overlace/channel.h"
+#include "src/base/status.h"
+#include "src/ops/gemm_core/gather.cuh"
+#include "src/ops/gemm_core/gather_instances.h"
+
+namespace overlace::ops::gemm_core {
+
+enum class Arrival : int32_t { rows, k_slab };
+/// store_own: idle warps of the kernel push; nothing else is queued, graphs may capture it. ce: copies on a stream of
+/// their own (queue_copies), whose buffer is fixed when they are queued.
+enum class GatherTransport : int32_t { store_own, ce };
+
+/// What calls of one operator share. All ranks of the team make it alike.
+struct GatherState {
+  const ChannelPod* channel = nullptr;
+  const InboxPod* inbox = nullptr;        // two buffers of M K elements
+  const CountersPod* arrivals = nullptr;  // one word, 0
+  uint32_t ready_id = 0;                  // the first of `pieces`
+  uint64_t* totals = nullptr;             // ce: (pieces, ranks) in device memory, from initial_totals
+};
+
+struct GatherArgs {
+  const void* shard = nullptr;           // (rows of this rank, K)
+  const void* b = nullptr;               // (N, K) or (K, N)
+  void* c = nullptr;                     // (M, N)
+  std::span<const int64_t> row_offsets;  // ranks + 1
+  int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+  GatherTransport transport = GatherTransport::store_own;
+  Arrival arrival = Arrival::k_slab;  // rows: with ce only
+  int pieces = 1;                     // a shard arrives in
+  int swizzle = 8;
+  bool waits = true;          // false: GatherParams::waits
+  uint32_t* error = nullptr;  // as GemmArgs::error
+  GatherState state;
+};
+
+/// Everything a launch needs; reusable while the pointers hold.
+struct PreparedGather {
+  GatherGemmParams params;
+  const Instance* instance = nullptr;
+  int clusters = 0;
+  int64_t k_bytes = 0, shard_pitch_bytes = 0;
+  Arrival arrival = Arrival::rows;
+  GatherTransport transport = GatherTransport::store_own;
+};
+/// invalid_argument names the argument, the value and what is wanted. ce: not_supported where the runtime has not
+/// proved that a copy may signal.
+base::Result<PreparedGather> prepare_gather(const Instance& instance, const GatherArgs& args);
+
+/// ce: queues the copies of call `epoch` (1, 2, ... of the inbox) to all peers in the order of their need, a flag
+/// behind each. `copies` is behind what wrote the shard and behind the call before; the kernel goes behind this in
+/// program order, and the caller's stream behind `copies` afterwards.
+base::Status queue_copies(const PreparedGather& prepared, uint64_t epoch, cudaStream_t copies);
+/// Queues the kernel. `starts_early` as launch() has it; not with ce, where events order the calls.
+base::Status launch_gather(const PreparedGather& prepared, bool starts_early, cudaStream_t stream);
+
+/// ce: what the first call's flags post: kShares more than the slots hold now. (pieces, ranks). Synchronises.
+base::Status initial_totals(const ChannelPod& channel, uint32_t ready_id, int pieces, uint64_t* totals);
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,18 @@
+// Stores a tile of C into the rows of its shard: what lies beyond them is clipped.
+#pragma once
+
+#include "src/device/ptx/tensor.cuh"
+#include "src/ops/gemm_core/gather.cuh"
+#include "src/ops/gemm_core/mainloop.cuh"
+
+namespace overlace::ops::gemm_core {
+
+struct StoreShard {
+  const GatherParams* g;
+  const TileOrder* order;
+  __device__ __forceinline__ void store(const Tile& tile, int32_t row, int32_t col, uint32_t shared) {
+    ptx::store_box(&g->c[tile.at.shard], col, row - order->row_begin[tile.at.shard], shared);
+  }
+};
+
+}  // namespace overlace::ops::gemm_core
