@@ -33,8 +33,8 @@ int64_t add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options
 void add_broadcast(Schedule* out, const Reduction& sum, const std::string& from, const std::string& after) {
   std::vector<Loop> loops = sum.loops;
   loops.push_back(peers());
-  Task broadcast = copy("broadcast", "ce_queues", sum.s + "*G+p", std::move(loops), box(from, sum.piece.of("r", sum.s)),
-                        box_at("Z", "(r-p)%G", sum.piece.of("r", sum.s)));
+  Task broadcast = copy("broadcast", "ce_queues+(p-1)%ce_queues", sum.s + "*G+p", std::move(loops),
+                        box(from, sum.piece.of("r", sum.s)), box_at("Z", "(r-p)%G", sum.piece.of("r", sum.s)));
   broadcast.deps = {after};
   broadcast.sets = {set_at("ready", sum.s, "(r-p)%G")};
   out->tasks.push_back(std::move(broadcast));
@@ -85,7 +85,7 @@ void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, 
   // A copy lane cannot wait for peers on GPUs: `take` moves nothing and waits for it.
   Task take = finish(op, "take", "8*(s+2)+2", "Z", "ready", "");
   out->tasks.push_back(std::move(take));
-  Task copy_out = copy_out_of(sum, "ce_queues+1", "s");
+  Task copy_out = copy_out_of(sum, "2*ce_queues", "s");
   copy_out.deps = {"take"};
   out->tasks.push_back(std::move(copy_out));
 }
