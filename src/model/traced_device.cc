@@ -2,24 +2,30 @@
 
 namespace overlace::model {
 
+/// By reference: what `work` captures is not copied to the heap while nothing is traced.
+template <class Work>
+base::Status TracedDevice::traced(const char* name, Work work) {
+  return run_traced_(name, std::ref(work));
+}
+
 base::Status TracedDevice::copy(const void* from, void* to, int64_t bytes) {
-  return run_traced_("copy input", [&] { return device_->copy(from, to, bytes); });
+  return traced("copy input", [&] { return device_->copy(from, to, bytes); });
 }
 
 base::Status TracedDevice::add_norm(const AddNormArgs& args) {
-  return run_traced_("add, norm", [&] { return device_->add_norm(args); });
+  return traced("add, norm", [&] { return device_->add_norm(args); });
 }
 
 base::Status TracedDevice::rope(const RopeArgs& args) {
-  return run_traced_("rope", [&] { return device_->rope(args); });
+  return traced("rope", [&] { return device_->rope(args); });
 }
 
 base::Status TracedDevice::attention(const AttentionArgs& args) {
-  return run_traced_("attention", [&] { return device_->attention(args); });
+  return traced("attention", [&] { return device_->attention(args); });
 }
 
 base::Status TracedDevice::activation(const ActivationArgs& args) {
-  return run_traced_("activation", [&] { return device_->activation(args); });
+  return traced("activation", [&] { return device_->activation(args); });
 }
 
 }  // namespace overlace::model

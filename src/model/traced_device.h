@@ -33,6 +33,9 @@ class TracedDevice final : public Device {
   base::Status activation(const ActivationArgs& args) override;
 
  private:
+  template <class Work>
+  base::Status traced(const char* name, Work work);
+
   std::unique_ptr<Device> device_;
   RunTraced run_traced_;
 };

@@ -386,6 +386,7 @@ TEST(Exec, TransfersOfTheEmulatedLinkAreInTheTrace) {
     Channel& channel = channel_of(runtime);
     base::Trace mine;
     exec::set_trace(channel, &mine);
+    exec::set_trace_label(channel, "qkv");
     for (int64_t seed = 0; seed < 2; ++seed) {
       call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 16, .k = 64}, channel, seed);
     }
@@ -401,6 +402,7 @@ TEST(Exec, TransfersOfTheEmulatedLinkAreInTheTrace) {
       if (span.lane != lane) continue;
       ++count;
       bytes += span.bytes;
+      EXPECT_EQ(span.name, "qkv transfer");
       EXPECT_GE(span.end_ns - span.begin_ns, span.bytes * 10 / 2) << "100 MB/s are 10 ns a byte";
     }
     EXPECT_EQ(count, 4) << lane;
