@@ -31,14 +31,19 @@ class FailAt final : public runtime::Observer {
   const std::function<void()> happen_;
 };
 
-class FaultOperatorTest : public testing::TestWithParam<std::tuple<const char*, Place, Fault>> {};
+/// An operator with a schedule of its own signals, and one of the engine's collectives.
+struct Op {
+  const char *op, *family;
+};
+
+class FaultOperatorTest : public testing::TestWithParam<std::tuple<Op, Place, Fault>> {};
 
 TEST_P(FaultOperatorTest, TheOthersAreTold) {
   const auto [op, place, fault] = GetParam();
   RankOptions rank_options;
   if (fault == Fault::stop) rank_options.timeout_ms = 400;
   constexpr int kRanks = 3, kCulprit = 1;
-  const Case c{.op = op, .family = "hetero_fused_1d", .degree = 2, .m = 12};
+  const Case c{.op = op.op, .family = op.family, .degree = 2, .m = 12};
   const auto body = [&, where = place, how = fault](std::unique_ptr<Bootstrap> bootstrap,
                                                     const std::function<void()>& happen) {
     Runtime runtime = Runtime::open(*bootstrap, runtime_options(Mode::processes, rank_options));
@@ -64,7 +69,7 @@ TEST_P(FaultOperatorTest, TheOthersAreTold) {
     }
   };
   const std::vector<Survivor> survivors = run_with_fault(kRanks, kCulprit, fault, body);
-  const std::string name = std::string(op) + " " + kPlaceNames[static_cast<size_t>(place)] + " " + fault_name(fault);
+  const std::string name = std::string(op.op) + " " + kPlaceNames[static_cast<size_t>(place)] + " " + fault_name(fault);
   const std::vector<Errc> codes = fault == Fault::stop   ? std::vector{Errc::timeout, Errc::aborted}
                                   : fault == Fault::fail ? std::vector{Errc::aborted}
                                                          : std::vector{Errc::peer_lost};
@@ -81,12 +86,13 @@ TEST_P(FaultOperatorTest, TheOthersAreTold) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, FaultOperatorTest,
-                         testing::Combine(testing::Values("ag_gemm", "gemm_rs"),
+                         testing::Combine(testing::Values(Op{"ag_gemm", "hetero_fused_1d"},
+                                                          Op{"gemm_rs", "uniform_fused_2d"}, Op{"gemm_ar", "library"}),
                                           testing::Values(Place::before, Place::first_put, Place::first_signal,
                                                           Place::wait, Place::after),
                                           testing::Values(Fault::kill, Fault::exit, Fault::stop, Fault::fail)),
                          [](const auto& test) {
-                           return std::string(std::get<0>(test.param)) + "_" +
+                           return std::string(std::get<0>(test.param).op) + "_" +
                                   kPlaceNames[static_cast<size_t>(std::get<1>(test.param))] + "_" +
                                   fault_name(std::get<2>(test.param));
                          });
