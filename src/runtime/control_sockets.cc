@@ -16,7 +16,7 @@
 namespace overlace::runtime {
 namespace {
 
-constexpr int64_t kNewsNs = 1000000000;  // longest that news for one peer may delay what this rank does
+constexpr int64_t kNewsNs = 400000000;  // longest that news for one peer may delay what this rank does
 
 class SocketControl final : public MailboxControl {
  public:

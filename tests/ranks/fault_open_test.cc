@@ -1,9 +1,11 @@
 // A rank dies, stops or fails in each phase of Runtime::open: what the others see, how soon, and what is left.
 #include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
 
+#include "src/runtime/bootstrap/relay.h"
 #include "src/runtime/phases.h"
 #include "tests/ranks/support/faults.h"
 #include "tests/ranks/support/run_ranks.h"
@@ -66,6 +68,36 @@ INSTANTIATE_TEST_SUITE_P(Phases, FaultOpenTest,
                          [](const auto& test) {
                            return std::string(std::get<0>(test.param).name) + "_" + fault_name(std::get<1>(test.param));
                          });
+
+/// Where ranks were started one by one, rank 0 serves their all-gathers: nobody is there to say that it is gone.
+class FaultServingTest : public testing::TestWithParam<Fault> {};
+
+TEST_P(FaultServingTest, TheOthersNameRankZero) {
+  const Fault fault = GetParam();
+  RankOptions rank_options;
+  if (fault == Fault::stop) rank_options.timeout_ms = 400;
+  constexpr int kRanks = 3, kCulprit = 0;
+  const auto body = [&](std::unique_ptr<Bootstrap> launched, const std::function<void()>& happen) {
+    const std::string name = launched->token() + ".served";
+    const int rank = launched->rank();
+    std::unique_ptr<runtime::RelayThread> server;
+    if (rank == kCulprit)
+      server = std::make_unique<runtime::RelayThread>(std::move(runtime::RelayServer::open(name, "", kRanks).value()));
+    const auto bootstrap =
+        std::move(runtime::relay_bootstrap(name, "", rank, kRanks, rank_options.timeout_ms, "rank 0").value());
+    bootstrap->barrier(10000);
+    runtime::set_phase_hook([&](Phase now, int at) {
+      if (now == Phase::bootstrap && at == kCulprit) happen();
+    });
+    if (rank == kCulprit) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the others wait by then
+    (void)Runtime::open(*bootstrap, runtime_options(Mode::processes, rank_options));
+  };
+  expect_told(run_with_fault(kRanks, kCulprit, fault, body), kCulprit, allowed_seconds(fault, rank_options.timeout_ms),
+              {Errc::bootstrap}, std::string("serving ") + fault_name(fault));
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, FaultServingTest, testing::Values(Fault::kill, Fault::exit, Fault::stop, Fault::fail),
+                         [](const auto& test) { return std::string(fault_name(test.param)); });
 
 /// A rank that loses its processor between connect() and its first packet was taken for a stranger after a second.
 TEST(FaultOpen, ALateIntroductionIsNoStranger) {

@@ -20,7 +20,7 @@ class ServingBootstrap final : public Bootstrap {
  public:
   ServingBootstrap(std::unique_ptr<runtime::RelayServer> server) : thread_(std::move(server)) {}
   base::Status join(const std::string& name, int size, int64_t timeout_ms) {
-    base::Result<std::unique_ptr<Bootstrap>> client = runtime::relay_bootstrap(name, "", 0, size, timeout_ms);
+    base::Result<std::unique_ptr<Bootstrap>> client = runtime::relay_bootstrap(name, "", 0, size, timeout_ms, "rank 0");
     if (!client.ok()) return client.status();
     client_ = std::move(*client);
     return {};
@@ -88,7 +88,7 @@ std::unique_ptr<Bootstrap> environment_bootstrap() {
   const std::string name = job_name(env);
   base::Result<std::unique_ptr<Bootstrap>> bootstrap =
       env.rank == 0 ? serve_job(name, env.world_size, timeout_ms)
-                    : runtime::relay_bootstrap(name, "", env.rank, env.world_size, timeout_ms);
+                    : runtime::relay_bootstrap(name, "", env.rank, env.world_size, timeout_ms, "rank 0");
   return std::move(bootstrap.value());
 }
 

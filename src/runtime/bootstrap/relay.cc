@@ -30,6 +30,7 @@ namespace {
 
 constexpr uint64_t kMaxFrame = uint64_t{64} << 20;
 constexpr int kServeMs = 50;
+constexpr int64_t kFallbackNs = 800000000;
 
 std::string list_text(const std::vector<int>& ranks) {
   std::string text;
@@ -246,8 +247,11 @@ namespace {
 class RelayBootstrap final : public Bootstrap {
  public:
   using Frame = RelayServer::Frame;
-  RelayBootstrap(UniqueFd fd, std::string name, int rank, int size)
-      : fd_(std::move(fd)), name_(std::move(name)), rank_(rank), size_(size) {}
+  RelayBootstrap(UniqueFd fd, std::string name, int rank, int size, std::string server)
+      : fd_(std::move(fd)), name_(std::move(name)), rank_(rank), size_(size), server_(std::move(server)) {
+    if (const base::Result<PeerCredentials> peer = credentials_of(fd_.get()); peer.ok())
+      server_ += base::format(" (pid {})", peer->pid);
+  }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string token() const override { return name_; }
@@ -262,7 +266,7 @@ class RelayBootstrap final : public Bootstrap {
   std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) override {
     const uint64_t number = next_++;
     // The server keeps the deadline and knows who is missing; ours is the fallback.
-    const int64_t deadline_ns = now_ns() + (timeout_ms + 2000) * 1000000;
+    const int64_t deadline_ns = now_ns() + timeout_ms * 1000000 + kFallbackNs;
     send_frame(fd_.get(), Frame{.type = FrameType::give, .number = number, .value = timeout_ms}, mine.data(),
                mine.size())
         .or_throw();
@@ -274,14 +278,20 @@ class RelayBootstrap final : public Bootstrap {
   }
 
  private:
+  base::Status take(void* data, size_t bytes, int64_t deadline_ns) {
+    const base::Status status = receive_all(fd_.get(), data, bytes, deadline_ns);
+    return status.ok() ? status
+                       : base::error(status.code(), "{}, which serves the ranks: {}", server_, status.message());
+  }
+
   base::Result<std::vector<char>> receive(FrameType wanted, uint64_t number, int64_t deadline_ns) {
     while (true) {
       Frame frame;
-      OVERLACE_TRY(receive_all(fd_.get(), &frame, sizeof frame, deadline_ns));
+      OVERLACE_TRY(take(&frame, sizeof frame, deadline_ns));
       if (frame.magic != Frame::kMagic || frame.length > kMaxFrame * static_cast<uint64_t>(size_))
         return base::error(Errc::bootstrap, "the server speaks another protocol");
       std::vector<char> payload(frame.length);
-      OVERLACE_TRY(receive_all(fd_.get(), payload.data(), payload.size(), deadline_ns));
+      OVERLACE_TRY(take(payload.data(), payload.size(), deadline_ns));
       if (frame.number != number) continue;  // of an all-gather that we gave up
       if (frame.type == wanted) return payload;
       return base::Status(Errc::bootstrap, std::string(payload.begin(), payload.end()));
@@ -310,13 +320,14 @@ class RelayBootstrap final : public Bootstrap {
   const UniqueFd fd_;
   const std::string name_;
   const int rank_, size_;
+  std::string server_;
   uint64_t next_ = 1;
 };
 
 }  // namespace
 
 base::Result<std::unique_ptr<Bootstrap>> relay_bootstrap(const std::string& name, const std::string& token, int rank,
-                                                         int size, int64_t timeout_ms) {
+                                                         int size, int64_t timeout_ms, const std::string& server) {
   const int64_t deadline_ns = now_ns() + timeout_ms * 1000000;
   base::Result<UniqueFd> fd = connect_to(name, SOCK_STREAM, deadline_ns);
   if (!fd.ok())
@@ -325,7 +336,7 @@ base::Result<std::unique_ptr<Bootstrap>> relay_bootstrap(const std::string& name
                        "callback (a torch process group) or MPI",
                        rank, size, static_cast<double>(timeout_ms) * 1e-3, fd.status().message());
   OVERLACE_TRY(check_peer_uid(fd->get()));
-  auto bootstrap = std::make_unique<RelayBootstrap>(std::move(*fd), name, rank, size);
+  auto bootstrap = std::make_unique<RelayBootstrap>(std::move(*fd), name, rank, size, server);
   OVERLACE_TRY(bootstrap->join(token, deadline_ns));
   return std::unique_ptr<Bootstrap>(std::move(bootstrap));
 }

@@ -76,7 +76,9 @@ class RelayThread {
 };
 
 /// Connects until the deadline. bootstrap with the reason: nobody there, wrong token, foreign uid, rank taken.
+/// `server`: who that is, for the words of an error.
 base::Result<std::unique_ptr<Bootstrap>> relay_bootstrap(const std::string& name, const std::string& token, int rank,
-                                                         int size, int64_t timeout_ms);
+                                                         int size, int64_t timeout_ms,
+                                                         const std::string& server = "the launcher");
 
 }  // namespace overlace::runtime
