@@ -5,7 +5,11 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "cli/report_timeline.h"
 #include "src/base/file.h"
+#include "src/exec/arrows.h"
+#include "src/exec/run.h"
+#include "src/exec/timeline.h"
 
 namespace overlace::cli {
 namespace {
@@ -75,6 +79,42 @@ TEST_F(TraceCommand, BadFilesAreTypedErrorsAndLeaveNothing) {
   EXPECT_EQ(trace_convert(path("good.json"), path("out.txt")).code(), Errc::invalid_argument);
   EXPECT_EQ(trace_convert(path("good.json"), path("no/out.json")).code(), Errc::io);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 2);
+}
+
+/// One rank's span over two marks.
+exec::Recording::MarkedSpan marked(int rank, const char* lane, const char* name, const char* category, size_t begin,
+                                   size_t end) {
+  base::Span span;
+  span.rank = rank;
+  span.lane = lane;
+  span.name = name;
+  span.category = category;
+  return {span, begin, end};
+}
+
+TEST(TraceInfo, ExposedCommunicationOfWhatGpusRecord) {
+  exec::Recording sender, receiver;
+  sender.spans = {marked(0, "sm 0", "qkv gemm_own", "gemm", 0, 1),
+                  marked(0, "ce 0", "qkv push[s=0,p=1]", "copy", 0, 2)};
+  sender.halves = {{exec::sent_half("arrived[0]", 1, 0, "ce 0", 0, 1), 2}};
+  receiver.spans = {marked(1, "sm 0", "qkv gemm_own", "gemm", 0, 1),
+                    marked(1, "sm 0", "qkv wait arrived[0]", "wait", 1, 2),
+                    marked(1, "sm 0", "qkv gemm_remote[s=0]", "gemm", 2, 3)};
+  receiver.halves = {{exec::seen_half("arrived[0]", 1, 0, 1, "sm 0", 0), 2}};
+  const std::vector<int64_t> sender_ns = {100000, 300000, 400000}, receiver_ns = {100000, 250000, 420000, 600000};
+  base::Trace trace = exec::timed(sender, sender_ns);
+  trace.merge(exec::timed(receiver, receiver_ns));
+  exec::join_arrows(trace);
+  ASSERT_EQ(trace.arrows.size(), 1u);
+  const Intervals at_sender = exposed_communication(trace, 0), at_receiver = exposed_communication(trace, 1);
+  ASSERT_EQ(at_sender.size(), 1u);  // its push outlasts its GEMM
+  EXPECT_EQ(at_sender[0].begin, 300000);
+  EXPECT_EQ(at_sender[0].end, 400000);
+  ASSERT_EQ(at_receiver.size(), 1u);  // the push hides behind its GEMM until it waits
+  EXPECT_EQ(at_receiver[0].begin, 250000);
+  EXPECT_EQ(at_receiver[0].end, 420000);
+  const std::string text = describe_trace(trace);
+  EXPECT_NE(text.find("2 ranks, 3 lanes, 5 spans, 1 signals, 500 us"), std::string::npos) << text;
 }
 
 }  // namespace
