@@ -23,6 +23,10 @@ constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512, "hetero_unfused_1d", 1, 
                                  {"gemm_rs", 256, 256, "hetero_unfused_1d", 1, "one GEMM per shard"},
                                  {"gemm_ar", 1024, 1024, "hetero_unfused_1d", 1, "one GEMM per shard"}};
 constexpr double kBusyLink = 0.2;
+/// gemm_ar: the sums of a group of chunks go out while the next group is computed. Chunks under this lose more to
+/// copies and partial waves than they hide (bench/results/gemm_ar_x2.jsonl; decision 004).
+constexpr int64_t kMinGroupedChunk = int64_t{16} << 20;
+constexpr int64_t kMaxGroups = 4;
 constexpr double kMinHiddenUs = 25;  // less than this is lost to flags and launches
 
 constexpr int64_t kMinRowsCpu = 64;
@@ -150,6 +154,11 @@ Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
     const std::string facts = base::format("shards of {} rows, {} wanted where the transfer takes {:.0f} % of the GEMM",
                                            rows, wanted, 100 * share);
     if (rows < wanted) return library(op, facts);
+    const int64_t shard_bytes = rows * op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
+    const int64_t groups = std::min(kMaxGroups, shard_bytes / kMinGroupedChunk);
+    if (op.op == "gemm_ar" && groups > 1)
+      return {spec::make_schedule(op, "grouped_unfused_1d", static_cast<int>(groups)),
+              base::format("{}: {} groups of chunks of at least 16 MiB", facts, groups)};
     return {spec::make_schedule(op, rule.family, rule.degree), facts + ": " + rule.name};
   }
   return library(op, base::format("no measured rule for {}", op.op));

@@ -52,6 +52,16 @@ TEST(Choose, HidesTransfersWorthHiding) {
   }
 }
 
+TEST(Choose, GroupsLargeAllReducesOnGpus) {
+  const Choice small = choose(op_of("gemm_ar", 4096, 8192, 2048), kH200);
+  EXPECT_EQ(small.schedule.family, "hetero_unfused_1d_ar") << small.reason;
+  const Choice two = choose(op_of("gemm_ar", 8192, 8192, 2048), kH200);
+  EXPECT_EQ(two.schedule.family, "grouped_unfused_1d_ar") << two.reason;
+  EXPECT_EQ(degree(two), 2);
+  EXPECT_NE(two.reason.find("2 groups"), std::string::npos) << two.reason;
+  EXPECT_EQ(degree(choose(op_of("gemm_ar", 65536, 8192, 2048), kH200)), 4);
+}
+
 TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     const Choice choice = choose(op_of(name, 8192, 8192, 2048), kH200);
