@@ -1,8 +1,10 @@
-// AllGather and GEMM in one kernel beside what it must beat, on all GPUs of the host, bf16, normal data:
-//   bench_fused [--smoke] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]
-// Each variant is verified on changing inputs (fp64 samples; every bit against the mainloop alone) before it is timed,
-// and its last outputs are compared again afterwards. Times: worst rank, median of interleaved bursts.
-// limit: GEMM beside the same copies without dependence. Exit 0: all right; 1: wrong; 3: too few GPUs.
+// AllGather and GEMM, GEMM and ReduceScatter, each in one kernel, beside what they must beat, on all GPUs of the host,
+// bf16, normal data:
+//   bench_fused [--smoke] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]
+// Each variant is verified on changing inputs (fp64 samples; every bit against the mainloop alone, or against the
+// ordered sum of its partial products) before it is timed, and its last outputs are compared again afterwards. Times:
+// worst rank, median of interleaved bursts. limit: GEMM beside the same copies without dependence. Exit 0: all right;
+// 1: wrong; 3: too few GPUs.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -18,7 +20,7 @@ namespace overlace::bench {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_fused [--smoke] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]\n";
+    "usage: bench_fused [--smoke] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]\n";
 constexpr int64_t kHostDeadlineMs = 20000;  // kernels have a shorter one
 
 bool parse(int argc, char** argv, Options* o) {
@@ -32,7 +34,9 @@ bool parse(int argc, char** argv, Options* o) {
     }
     if (i + 1 == argc) return false;
     const char* value = argv[++i];
-    if (key == "--rows") {
+    if (key == "--ops") {
+      o->ops = value;
+    } else if (key == "--rows") {
       o->rows = value;
     } else if (key == "--out") {
       o->out = value;
@@ -46,29 +50,45 @@ bool parse(int argc, char** argv, Options* o) {
       return false;
     }
   }
-  return o->rounds >= 0 && o->burst_ms > 0;
+  return o->rounds >= 0 && o->burst_ms > 0 && (o->ops.empty() || o->ops == "ag" || o->ops == "rs");
+}
+
+constexpr const char* kNarrow = "bf16_k_128x160_c21_s5";
+constexpr const char* kWide = "bf16_k_128x256_c21_s4";
+
+std::vector<Case> smoke_cases(int ranks) {
+  // Shards of other than whole tiles, one of them empty; K of other than whole slabs.
+  const auto uneven = ranks == 2 ? std::vector<int64_t>{0, 300, 1000} : std::vector<int64_t>{0, 300, 300, 812, 1000};
+  const auto empty = ranks == 2 ? std::vector<int64_t>{0, 0, 520} : std::vector<int64_t>{0, 0, 520, 520, 777};
+  return {{Op::ag, "ragged", 1000, 2568, 1032, kNarrow, uneven},
+          {Op::ag, "qkv", 1024, 2560, 8192, kNarrow},
+          {Op::ag, "ragged", 1000, 2568, 1032, kWide, uneven},
+          {Op::ag, "ragged", 1000, 2568, 1032, "bf16_k_128x128_c21_s6", uneven},
+          {Op::ag, "square_ag", 4096, 1024, 4096, "bf16_k_128x192_c21_s4"},
+          {Op::rs, "ragged", 1000, 2568, 1032, kWide, uneven},
+          {Op::rs, "ragged", empty.back(), 1544, 200, "bf16_k_128x128_c21_s6", empty},
+          {Op::rs, "o_proj", 1024, 8192, 2048, kWide}};
 }
 
 std::vector<Case> cases(const Options& o) {
-  std::vector<Case> all = {{"qkv", 1024, 2560, 8192, "bf16_k_128x160_c21_s5"}};
-  if (o.smoke) {
-    // Shards of other than whole tiles, one of them empty; K of other than whole slabs.
-    const std::vector<int64_t> uneven =
-        o.ranks == 2 ? std::vector<int64_t>{0, 300, 1000} : std::vector<int64_t>{0, 300, 300, 812, 1000};
-    all.insert(all.begin(), {"ragged", 1000, 2568, 1032, "bf16_k_128x160_c21_s5", uneven});
-    all.push_back({"ragged", 1000, 2568, 1032, "bf16_k_128x256_c21_s4", uneven});
-    all.push_back({"ragged", 1000, 2568, 1032, "bf16_k_128x128_c21_s6", uneven});
-    all.push_back({"square_ag", 4096, 1024, 4096, "bf16_k_128x192_c21_s4"});
-  } else {
-    const Case others[] = {{"qkv", 2048, 2560, 8192, "bf16_k_128x160_c21_s5"},
-                           {"qkv", 4096, 2560, 8192, "bf16_k_128x160_c21_s5"},
-                           {"qkv", 8192, 2560, 8192, "bf16_k_128x256_c21_s4"},
-                           {"gate_up", 1024, 14336, 8192, "bf16_k_128x128_c21_s6"},
-                           {"gate_up", 1024, 14336, 8192, "bf16_k_128x256_c21_s4"},
-                           {"square_ag", 4096, 1024, 4096, "bf16_k_128x256_c21_s4"}};
-    all.insert(all.end(), std::begin(others), std::end(others));
-  }
-  std::erase_if(all, [&](const Case& c) { return title(c).find(o.rows) == std::string::npos; });
+  std::vector<Case> all = {{Op::ag, "qkv", 1024, 2560, 8192, kNarrow},
+                           {Op::ag, "qkv", 2048, 2560, 8192, kNarrow},
+                           {Op::ag, "qkv", 4096, 2560, 8192, kNarrow},
+                           {Op::ag, "qkv", 8192, 2560, 8192, kWide},
+                           {Op::ag, "gate_up", 1024, 14336, 8192, "bf16_k_128x128_c21_s6"},
+                           {Op::ag, "gate_up", 1024, 14336, 8192, kWide},
+                           {Op::ag, "square_ag", 4096, 1024, 4096, kWide},
+                           {Op::rs, "o_proj", 1024, 8192, 2048, kWide},
+                           {Op::rs, "o_proj", 2048, 8192, 2048, kWide},
+                           {Op::rs, "o_proj", 4096, 8192, 2048, kWide},
+                           {Op::rs, "o_proj", 8192, 8192, 2048, kWide},
+                           {Op::rs, "down", 1024, 8192, 7168, kWide},
+                           {Op::rs, "square_rs", 4096, 4096, 1024, kWide}};
+  if (o.smoke) all = smoke_cases(o.ranks);
+  std::erase_if(all, [&](const Case& c) {
+    const bool is_other = !o.ops.empty() && (o.ops == "ag") != (c.op == Op::ag);
+    return is_other || title(c).find(o.rows) == std::string::npos;
+  });
   return all;
 }
 

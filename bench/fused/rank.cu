@@ -80,11 +80,13 @@ FusedRank::~FusedRank() {
   (void)cudaStreamDestroy(copies_);
 }
 
-/// Rows of A are one matrix of all ranks; each rank has a B of its own.
-Normal FusedRank::left(int set) const { return {kSeed + static_cast<uint64_t>(set), 1, 1.0, 0, 0}; }
-Normal FusedRank::right(int set) const {
+/// ag: rows of A are one matrix of all ranks; rs: each rank has its own columns of A. B is a rank's own.
+Normal FusedRank::left(int set, int rank) const {
+  return {kSeed + static_cast<uint64_t>(set), is_gather() ? 1 : 500 + static_cast<uint64_t>(rank), 1.0, 0, 0};
+}
+Normal FusedRank::right(int set, int rank) const {
   const double scale = 1.0 / std::sqrt(static_cast<double>(case_.k));
-  return {kSeed + static_cast<uint64_t>(set), 1000 + static_cast<uint64_t>(rank_), scale, 0, 0};
+  return {kSeed + static_cast<uint64_t>(set), 1000 + static_cast<uint64_t>(rank), scale, 0, 0};
 }
 
 void* FusedRank::allocate(int64_t bytes) {
@@ -94,33 +96,28 @@ void* FusedRank::allocate(int64_t bytes) {
   return memory;
 }
 
+void* FusedRank::allocate_filled(int64_t rows, int64_t cols, const Normal& values) {
+  void* const at = allocate(rows * cols * 2);
+  if (rows > 0) fill_normal(TensorView::contiguous(at, DType::bf16, {rows, cols}), values, stream_).or_throw();
+  return at;
+}
+
 void FusedRank::open_case(const Case& c) {
   case_ = c;
   offsets_ = c.offsets;
   for (int r = 0; is_equal() && r <= size_; ++r) offsets_.push_back(c.m / size_ * r);
-  const auto bytes = static_cast<size_t>(c.m * c.k * 2);
-  inbox_ = channel_.inbox(bytes, 2, "bench gathered");
-  scratch_ = runtime_.heap().alloc(bytes, 1 << 20, "bench scratch");
   epoch_ = 0;
   const int64_t touched = (c.m * c.k + c.n * c.k + c.m * c.n) * 2;
   const auto count = std::max<int64_t>(3, kRotatedBytes / touched + 2);
   for (int i = 0; i < count; ++i) {
     Set s;
-    s.shard = allocate(rows() * c.k * 2);
-    s.whole = allocate(c.m * c.k * 2);
-    s.b = allocate(c.n * c.k * 2);
+    s.whole = allocate_filled(c.m, c.k, left(i, rank_));
+    s.b = allocate_filled(c.n, c.k, right(i, rank_));
     s.c = allocate(c.m * c.n * 2);
-    s.reference = allocate(c.m * c.n * 2);
-    Normal mine = left(i);
-    mine.first_row = offsets_[static_cast<size_t>(rank_)];
-    const auto fill = [&](void* at, int64_t r, const Normal& values) {
-      if (r > 0) fill_normal(TensorView::contiguous(at, DType::bf16, {r, c.k}), values, stream_).or_throw();
-    };
-    fill(s.shard, rows(), mine);
-    fill(s.whole, c.m, left(i));
-    fill(s.b, c.n, right(i));
+    s.core = allocate(c.m * c.n * 2);
     sets_.push_back(s);
   }
+  is_gather() ? open_gather() : open_scatter();
   BENCH_CUDA(cudaStreamSynchronize(stream_));
 }
 
@@ -134,67 +131,18 @@ void FusedRank::close_case() {
   sets_.clear();
 }
 
-core::GatherState FusedRank::state_of(core::GatherTransport transport) {
-  core::GatherState state;
-  state.channel = &pod_;
-  state.inbox = &inbox_.pod();
-  state.arrivals = &arrivals_.pod();
-  const bool is_ce = transport == core::GatherTransport::ce;
-  state.ready_id = is_ce ? copied_.first : pushed_.first;
-  state.totals = is_ce ? totals_ : nullptr;
-  return state;
-}
-
-void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
-  const core::Instance* instance = core::find_gather_instance(case_.instance.c_str());
-  if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no fused instance");
-  const bool is_ce = how.transport == core::GatherTransport::ce;
-  auto prepared = std::make_shared<std::vector<core::PreparedGather>>();
-  for (const Set& s : sets_) {
-    core::GatherArgs args;
-    args.shard = s.shard;
-    args.b = s.b;
-    args.c = s.c;
-    args.row_offsets = offsets_;
-    args.n = args.ldc = case_.n;
-    args.k = args.lda = args.ldb = case_.k;
-    args.transport = how.transport;
-    args.arrival = how.arrival;
-    args.pieces = how.pieces;
-    args.waits = how.waits;
-    args.error = error_;
-    args.state = state_of(how.transport);
-    auto one = core::prepare_gather(*instance, args);
-    one.status().or_throw();
-    prepared->push_back(*one);
-  }
-  Variant v;
-  v.name =
-      base::format("{} {} q{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
-                   how.pieces, how.waits ? "" : " unwaited");
-  v.has_core_bits = how.waits;
-  v.is_wrong = !how.waits;
-  v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
-    const core::PreparedGather& call = (*prepared)[static_cast<size_t>(set)];
-    ++epoch_;
-    if (!is_ce) return core::launch_gather(call, true, stream_);
-    BENCH_CUDA(cudaEventRecord(fork_, stream_));
-    BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
-    OVERLACE_TRY(core::queue_copies(call, epoch_, copies_));
-    OVERLACE_TRY(core::launch_gather(call, false, stream_));
-    BENCH_CUDA(cudaEventRecord(join_, copies_));
-    BENCH_CUDA(cudaStreamWaitEvent(stream_, join_));
-    return {};
-  };
-  list->push_back(std::move(v));
-}
-
+/// The bytes of the collective: ag: the own shard to everybody; rs: of every partial product the owner's rows.
 base::Status FusedRank::copy_to_peers() {
-  const auto bytes = static_cast<size_t>(rows() * case_.k * 2);
-  const auto at = static_cast<size_t>(offsets_[static_cast<size_t>(rank_)] * case_.k * 2);
-  for (int hop = 1; hop < size_ && bytes > 0; ++hop) {
-    auto* to = static_cast<char*>(team_.peer_ptr(scratch_, (rank_ - hop + size_) % size_)) + at;
-    OVERLACE_TRY(runtime::cuda_peer::stream_put(to, sets_[0].shard, bytes, copies_));
+  for (int hop = 1; hop < size_; ++hop) {
+    const int peer = is_gather() ? (rank_ - hop + size_) % size_ : (rank_ + hop) % size_;
+    const int64_t count = is_gather() ? rows() * case_.k : core::rows_of(offsets_, peer) * case_.n;
+    if (count == 0) continue;
+    const int64_t to = is_gather() ? first_row() * case_.k : rank_ * core::longest_rows(offsets_) * case_.n;
+    const int64_t from = is_gather() ? 0 : offsets_[static_cast<size_t>(peer)] * case_.n;
+    const void* data = is_gather() ? sets_[0].shard : sets_[0].core;
+    OVERLACE_TRY(runtime::cuda_peer::stream_put(static_cast<char*>(team_.peer_ptr(scratch_, peer)) + to * 2,
+                                                static_cast<const char*>(data) + from * 2,
+                                                static_cast<size_t>(count * 2), copies_));
   }
   return {};
 }
@@ -240,32 +188,61 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
       return core::launch((*prepared)[static_cast<size_t>(set)], early, stream_);
     };
   };
-  list->push_back({"gemm_core", own(true), true});
+  Variant alone{"gemm_core", own(true), &Set::core};
+  alone.sets_bits = true;
+  list->push_back(std::move(alone));
   list->push_back({"cublas", vendor});
   if (NetEngine* net = team_.net(); net != nullptr && is_equal()) {
-    void* const gathered = allocate(case_.m * case_.k * 2);
-    list->push_back({"library", [this, net, g, of, gathered](int set) -> base::Status {
-                       const auto count = static_cast<size_t>(rows() * case_.k);
-                       net->all_gather(of(set).shard, gathered, count, DType::bf16, StreamRef::cuda(stream_));
-                       return blas_->run(g, gathered, of(set).b, nullptr, of(set).c, 0, stream_);
-                     }});
+    void* const gathered = is_gather() ? allocate(case_.m * case_.k * 2) : nullptr;
+    Variant v{"library", [this, net, g, gathered](int set) { return library(set, g, *net, gathered); }};
+    v.is_shard = !is_gather();
+    list->push_back(std::move(v));
   }
   list->push_back({"limit cublas", [this, vendor](int set) { return limit(vendor, set); }});
-  list->push_back({"limit gemm_core", [this, plain = own(false)](int set) { return limit(plain, set); }, true});
-  using core::Arrival, core::GatherTransport;
-  for (const int q : {1, 2, 4}) add_gather(list, {GatherTransport::ce, Arrival::rows, q});
-  add_gather(list, {GatherTransport::ce, Arrival::k_slab, 2});
-  for (const int q : {2, 4, 8, 16}) add_gather(list, {GatherTransport::store_own, Arrival::k_slab, q});
-  add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 8, false});
+  list->push_back({"limit gemm_core", [this, plain = own(false)](int set) { return limit(plain, set); }, &Set::core});
+  is_gather() ? add_gathers(list) : add_scatters(list);
 }
 
-/// Each set once: poisoned output and inbox, then fp64 samples; and every bit of the mainloop alone where its order of
-/// sums is the same.
+base::Status FusedRank::library(int set, const exec::LtGemm& gemm, NetEngine& net, void* gathered) {
+  const Set& s = sets_[static_cast<size_t>(set)];
+  const StreamRef stream = StreamRef::cuda(stream_);
+  if (is_gather()) {
+    net.all_gather(s.shard, gathered, static_cast<size_t>(rows() * case_.k), DType::bf16, stream);
+    return blas_->run(gemm, gathered, s.b, nullptr, s.c, 0, stream_);
+  }
+  OVERLACE_TRY(blas_->run(gemm, s.whole, s.b, nullptr, s.c, 0, stream_));
+  net.reduce_scatter(s.c, s.out, static_cast<size_t>(rows() * case_.n), DType::bf16, stream);
+  return {};
+}
+
+TensorView FusedRank::output(const Variant& variant, const Set& set) const {
+  return variant.is_shard ? TensorView::contiguous(set.out, DType::bf16, {rows(), case_.n})
+                          : TensorView::contiguous(set.c, DType::bf16, {case_.m, case_.n});
+}
+
+/// Against fp64.
+void FusedRank::check(Variant& variant, int set) {
+  std::vector<Factor> factors;
+  for (int r = 0; r < size_; ++r) {
+    if (variant.is_shard || r == rank_) factors.push_back({left(set, r), right(set, r), case_.k});
+  }
+  auto found = check_product(output(variant, sets_[static_cast<size_t>(set)]), factors.data(),
+                             static_cast<int>(factors.size()), variant.is_shard ? first_row() : 0, DType::bf16,
+                             kSamples, kSeed + static_cast<uint64_t>(set), stream_);
+  found.status().or_throw();
+  variant.timed.max_error = std::max(variant.timed.max_error, found->max_error);
+  if (found->finite && found->max_error <= kMaxError) return;
+  throw_error(Errc::internal, base::format("{}: {}: rank {}, set {}: error {} of rms, finite {}", title(case_),
+                                           variant.name, rank_, set, found->max_error, found->finite));
+}
+
+/// Each set once: poisoned output and inbox, then fp64 samples; and every bit where the order of sums is known.
 void FusedRank::verify(Variant& variant) {
   for (size_t i = 0; i < sets_.size(); ++i) {
     const Set& s = sets_[i];
-    const auto c_bytes = static_cast<size_t>(case_.m * case_.n * 2);
-    BENCH_CUDA(cudaMemsetAsync(s.c, 0xff, c_bytes, stream_));
+    const TensorView out = output(variant, s);
+    const auto bytes = static_cast<size_t>(out.numel() * 2);
+    BENCH_CUDA(cudaMemsetAsync(out.data, 0xff, bytes, stream_));
     BENCH_CUDA(cudaMemsetAsync(team_.local_ptr(inbox_.memory), 0xff, inbox_.memory.bytes, stream_));
     BENCH_CUDA(cudaStreamSynchronize(stream_));
     group_.meet();
@@ -273,34 +250,26 @@ void FusedRank::verify(Variant& variant) {
     BENCH_CUDA(cudaStreamSynchronize(stream_));
     runtime_.check();
     group_.meet();
-    const TensorView out = TensorView::contiguous(s.c, DType::bf16, {case_.m, case_.n});
-    const Factor factor{left(static_cast<int>(i)), right(static_cast<int>(i)), case_.k};
-    auto check = check_product(out, &factor, 1, 0, DType::bf16, kSamples, kSeed + i, stream_);
-    check.status().or_throw();
-    variant.timed.max_error = std::max(variant.timed.max_error, check->max_error);
     uint32_t stuck = 0;
     BENCH_CUDA(cudaMemcpy(&stuck, error_, sizeof stuck, cudaMemcpyDeviceToHost));
-    if (!check->finite || check->max_error > kMaxError || stuck != 0) {
-      throw_error(Errc::internal, base::format("{} {}x{}x{}: {}: rank {}, set {}: error {} of rms, finite {}, stuck {}",
-                                               case_.name, case_.m, case_.n, case_.k, variant.name, rank_, i,
-                                               check->max_error, check->finite, stuck));
-    }
-    if (variant.name == "gemm_core")
-      BENCH_CUDA(cudaMemcpyAsync(s.reference, s.c, c_bytes, cudaMemcpyDeviceToDevice, stream_));
+    if (stuck != 0) throw_error(Errc::internal, base::format("{}: {}: a pipeline hung", title(case_), variant.name));
+    if (variant.is_sampled) check(variant, static_cast<int>(i));
+    if (variant.sets_bits)
+      BENCH_CUDA(cudaMemcpyAsync(s.*variant.bits, out.data, bytes, cudaMemcpyDeviceToDevice, stream_));
   }
   compare_all(variant);
 }
 
 /// What the last calls left in all sets.
 void FusedRank::compare_all(const Variant& variant) {
-  for (size_t i = 0; variant.has_core_bits && i < sets_.size(); ++i) {
-    const auto view = [&](void* at) { return TensorView::contiguous(at, DType::bf16, {case_.m, case_.n}); };
-    auto difference = compare(view(sets_[i].reference), view(sets_[i].c), stream_);
+  for (size_t i = 0; variant.bits != nullptr && i < sets_.size(); ++i) {
+    const TensorView got = output(variant, sets_[i]);
+    const auto want = TensorView::contiguous(sets_[i].*variant.bits, DType::bf16, {got.dim(0), got.dim(1)});
+    auto difference = compare(want, got, stream_);
     difference.status().or_throw();
     if (difference->same_bits) continue;
-    throw_error(Errc::internal,
-                base::format("{} {}x{}x{}: {}: rank {}, set {}: bits differ from gemm_core, by {}", case_.name, case_.m,
-                             case_.n, case_.k, variant.name, rank_, i, difference->max_abs));
+    throw_error(Errc::internal, base::format("{}: {}: rank {}, set {}: bits differ, by {}", title(case_), variant.name,
+                                             rank_, i, difference->max_abs));
   }
 }
 
@@ -327,17 +296,17 @@ double FusedRank::burst(Variant& variant, int calls) {
 }
 
 /// Bursts of all variants in turn; the first round warms up and finds how many calls fill a burst.
-void FusedRank::time(std::vector<Variant>& list) {
+void FusedRank::time(const std::vector<Variant*>& list) {
   std::vector<int> calls;
-  for (Variant& v : list) {
-    const double us = burst(v, 8);
+  for (Variant* v : list) {
+    const double us = burst(*v, 8);
     calls.push_back(std::max(8, static_cast<int>(std::ceil(options_.burst_ms * 1e3 / us))));
   }
-  for (Variant& v : list) (void)burst(v, calls[static_cast<size_t>(&v - list.data())]);
+  for (size_t i = 0; i < list.size(); ++i) (void)burst(*list[i], calls[i]);
   for (int round = 0; round < options_.rounds; ++round) {
     for (size_t i = 0; i < list.size(); ++i) {
-      list[i].timed.us.push_back(burst(list[i], calls[i]));
-      if (round + 1 == options_.rounds) compare_all(list[i]);
+      list[i]->timed.us.push_back(burst(*list[i], calls[i]));
+      if (round + 1 == options_.rounds) compare_all(*list[i]);
     }
     runtime_.check();
   }
@@ -351,8 +320,13 @@ std::vector<Timed> FusedRank::run(const Case& c) {
   group_.meet();  // every kernel is loaded everywhere before one waits for a peer
   for (Variant& v : list) {
     if (!v.is_wrong) verify(v);
+    if (v.name == "gemm_core" && !is_gather()) make_sums();
   }
-  if (options_.rounds > 0 && is_equal()) time(list);
+  std::vector<Variant*> timed;
+  for (Variant& v : list) {
+    if (v.is_timed) timed.push_back(&v);
+  }
+  if (options_.rounds > 0 && is_equal()) time(timed);
   runtime_.check();
   close_case();
   std::vector<Timed> out;

@@ -16,6 +16,7 @@
 #include "src/exec/cuda/cublaslt.h"
 #include "src/ops/gemm_core/gather_launch.cuh"
 #include "src/ops/gemm_core/launch.cuh"
+#include "src/ops/gemm_core/scatter_launch.cuh"
 
 namespace overlace::bench {
 
@@ -38,11 +39,24 @@ class Group {
   std::vector<double> elapsed, host;  // us of the last burst, by rank
 };
 
+/// Operands of one epoch; several sets, so that inputs change and caches do not help.
+struct Set {
+  void *shard = nullptr, *whole = nullptr, *b = nullptr;  // A: rows of this rank (ag); all rows
+  void *c = nullptr, *out = nullptr;                      // (M, N); rs: (rows of this rank, N)
+  // What results are bit for bit, by variant: the mainloop alone, the ordered sum, that of rounded partials, the same
+  // scaled and with a bias.
+  void *core = nullptr, *ordered = nullptr, *rounded = nullptr, *biased = nullptr;
+};
+
 struct Variant {
   std::string name;
   std::function<base::Status(int set)> enqueue;
-  bool has_core_bits = false;  // its results are bit for bit those of the mainloop alone
+  void* Set::*bits = nullptr;  // its results are compared with these
+  bool sets_bits = false;      // or are these
+  bool is_shard = false;       // rs: the result is `out`, a sum over ranks
+  bool is_sampled = true;      // against fp64
   bool is_wrong = false;       // by intent: not verified
+  bool is_timed = true;
   Timed timed{};
 };
 
@@ -57,14 +71,15 @@ class FusedRank {
   std::vector<Timed> run(const Case& c);
 
  private:
-  /// Operands of one epoch; several sets, so that inputs change and caches do not help.
-  struct Set {
-    void *shard = nullptr, *whole = nullptr, *b = nullptr, *c = nullptr, *reference = nullptr;
-  };
   void open_case(const Case& c);
   void close_case();
   void* allocate(int64_t bytes);
+  void* allocate_filled(int64_t rows, int64_t cols, const Normal& values);
+  void open_gather();
+  void open_scatter();
   void add_variants(std::vector<Variant>* list);
+  void add_gathers(std::vector<Variant>* list);
+  void add_scatters(std::vector<Variant>* list);
   struct Gathering {
     ops::gemm_core::GatherTransport transport;
     ops::gemm_core::Arrival arrival;
@@ -72,16 +87,29 @@ class FusedRank {
     bool waits = true;
   };
   void add_gather(std::vector<Variant>* list, const Gathering& how);
+  struct Scattering {
+    std::string name, instance;
+    TileOrderKind order = TileOrderKind::own_last;
+    int groups = ops::gemm_core::kMaxGroups;
+    bool rounds_own = false, has_bias = false;
+  };
+  Variant make_scatter(const Scattering& how);
+  void make_sums();
   ops::gemm_core::GatherState state_of(ops::gemm_core::GatherTransport transport);
   base::Status copy_to_peers();
   base::Status limit(const std::function<base::Status(int)>& gemm, int set);
+  base::Status library(int set, const exec::LtGemm& gemm, NetEngine& net, void* gathered);
+  TensorView output(const Variant& variant, const Set& set) const;
+  void check(Variant& variant, int set);
   void verify(Variant& variant);
   void compare_all(const Variant& variant);
-  void time(std::vector<Variant>& list);
+  void time(const std::vector<Variant*>& list);
   double burst(Variant& variant, int calls);
-  Normal left(int set) const;
-  Normal right(int set) const;
-  int64_t rows() const { return offsets_[static_cast<size_t>(rank_) + 1] - offsets_[static_cast<size_t>(rank_)]; }
+  Normal left(int set, int rank) const;
+  Normal right(int set, int rank) const;
+  int64_t rows() const { return ops::gemm_core::rows_of(offsets_, rank_); }
+  int64_t first_row() const { return offsets_[static_cast<size_t>(rank_)]; }
+  bool is_gather() const { return case_.op == Op::ag; }
   bool is_equal() const { return case_.offsets.empty(); }
 
   Runtime& runtime_;
@@ -106,6 +134,7 @@ class FusedRank {
   std::vector<void*> memory_;
   Inbox inbox_;
   SymBuffer scratch_;  // where the limit's copies go
+  void* bias_ = nullptr;
   uint64_t epoch_ = 0;
   int turn_ = 0;
 };

@@ -35,11 +35,11 @@ void print(const Outcome& outcome) {
   std::printf("%s\n", title(c).c_str());
   for (const Timed& v : outcome.variants) {
     if (v.us.empty()) {
-      std::printf("  %-20s verified, error %.4f of rms\n", v.name.c_str(), v.max_error);
+      std::printf("  %-34s verified, error %.4f of rms\n", v.name.c_str(), v.max_error);
       continue;
     }
     const double us = base::median(v.us);
-    std::printf("  %-20s %8.1f us  %8.1f..%-8.1f  rho %.3f  x library %.3f  %6.1f TF/s  host %.1f us%s\n",
+    std::printf("  %-34s %8.1f us  %8.1f..%-8.1f  rho %.3f  x library %.3f  %6.1f TF/s  host %.1f us%s\n",
                 v.name.c_str(), us, base::percentile(v.us, 0), base::percentile(v.us, 100), limit > 0 ? us / limit : 0,
                 library / us, 2e-6 * static_cast<double>(c.m * c.n * c.k) / us, v.host_us,
                 v.host_us > 0.9 * us ? " (host-bound)" : "");
@@ -52,7 +52,13 @@ void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& pa
   for (const Outcome& outcome : outcomes) {
     const Case& c = outcome.of;
     Json row = Json::object();
-    row.set("row", c.name).set("m", c.m).set("n", c.n).set("k", c.k).set("instance", c.instance).set("ranks", ranks);
+    row.set("op", c.op == Op::ag ? "ag_gemm" : "gemm_rs")
+        .set("row", c.name)
+        .set("m", c.m)
+        .set("n", c.n)
+        .set("k", c.k)
+        .set("instance", c.instance)
+        .set("ranks", ranks);
     row.set("limit_us", limit_of(outcome)).set("library_us", median_of(outcome, "library"));
     Json variants = Json::array();
     for (const Timed& v : outcome.variants) {

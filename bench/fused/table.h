@@ -7,8 +7,12 @@
 
 namespace overlace::bench {
 
+/// ag: A is gathered, N and B are a rank's own. rs: rows of the sum over ranks, K, A and B are a rank's own.
+enum class Op { ag, rs };
+
 /// One product: M rows of all ranks. `offsets` is empty where the rows are shared equally.
 struct Case {
+  Op op = Op::ag;
   std::string name;
   int64_t m = 0, n = 0, k = 0;
   std::string instance;
@@ -20,7 +24,7 @@ struct Options {
   bool smoke = false;
   int ranks = 0, rounds = 7;
   double burst_ms = 20;
-  std::string rows, out;
+  std::string ops, rows, out;  // ops: ag, rs, or empty for both
 };
 
 struct Timed {

@@ -1,4 +1,4 @@
-// Shared memory by 32-bit address: matrix stores.
+// Shared memory by 32-bit address: matrix stores and loads.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,13 @@ __device__ __forceinline__ void store_matrices(uint32_t row_address, uint32_t r0
                                                uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0), "r"(r1),
                "r"(r2), "r"(r3)
+               : "memory");
+}
+/// The inverse: lanes and registers as store_matrices has them.
+__device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row_address)
                : "memory");
 }
 

@@ -27,6 +27,8 @@ struct ConfigSpec {
   constexpr uint32_t a_bytes() const { return static_cast<uint32_t>(tile_m * kTileK * 2); }
   constexpr uint32_t b_bytes() const { return static_cast<uint32_t>(tile_n * kTileK * 2); }
   constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(64 * store_cols() * 2); }
+  /// Boxes of the size of a staging buffer that the operands' place in a stage can hold.
+  constexpr int stage_boxes() const { return static_cast<int>((a_bytes() + b_bytes()) / store_bytes()); }
 };
 
 /// Offsets in the CTA's shared memory: operands and staging buffers at multiples of 1024, then the barriers.

@@ -36,6 +36,13 @@ __device__ __forceinline__ uint32_t round_pair(float low, float high, __half) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+__device__ __forceinline__ float2 unpack_pair(uint32_t pair, __nv_bfloat16) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+}
+__device__ __forceinline__ float2 unpack_pair(uint32_t pair, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+
 /// All threads of a consumer warpgroup. The warpgroups do not wait for each other: while one stages, the other's
 /// products keep the tensor cores busy.
 template <class Config>
@@ -76,6 +83,7 @@ __device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uin
   Patience patience{p.error, p.timeout_ns};
   Ring<kBuffers> ring;
   bool is_first_round = true;
+  store.begin();
   for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
     const Tile tile = tile_of(p, place, index);
     const int32_t row = tile.row + static_cast<int32_t>(group) * Config::kBlocksM * 64;

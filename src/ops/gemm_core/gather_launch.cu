@@ -12,23 +12,10 @@ namespace {
 
 namespace node = runtime::cuda_peer;
 
-/// The pipeline waits for longer than its load thread waits for a peer.
-constexpr uint64_t kPipelineExtraNs = 2000000000;
-
-int64_t rows_of(const GatherArgs& g, int rank) {
-  return g.row_offsets[static_cast<size_t>(rank) + 1] - g.row_offsets[static_cast<size_t>(rank)];
-}
-
 base::Status validate(const Instance& instance, const GatherArgs& g) {
   const GatherState& s = g.state;
-  if (s.channel == nullptr || s.inbox == nullptr || s.arrivals == nullptr || g.error == nullptr) {
-    return base::invalid_argument("gemm_core: channel, inbox, arrivals or error is null; wanted: all of them");
-  }
-  const int size = s.channel->team.size;
-  if (size > kPodPeers || g.row_offsets.size() != static_cast<size_t>(size) + 1) {
-    return base::invalid_argument("gemm_core: {} row offsets for {} ranks; wanted: one more than ranks, at most {}",
-                                  g.row_offsets.size(), size, kPodPeers + 1);
-  }
+  const uint64_t elements = static_cast<uint64_t>(g.row_offsets.empty() ? 0 : g.row_offsets.back() * g.k);
+  OVERLACE_TRY(validate_exchange(s, g.row_offsets, g.error, elements * 2));
   if (g.n < 1 || g.k < 1 || g.k % 8 != 0 || g.row_offsets.back() < 1) {
     return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: all >= 1, k a multiple of 8",
                                   g.row_offsets.back(), g.n, g.k);
@@ -40,11 +27,6 @@ base::Status validate(const Instance& instance, const GatherArgs& g) {
   if (g.pieces < 1 || g.pieces > kMaxPieces || g.swizzle < 1) {
     return base::invalid_argument("gemm_core: {} pieces, swizzle {}; wanted: 1 to {} and >= 1", g.pieces, g.swizzle,
                                   kMaxPieces);
-  }
-  const uint64_t bytes = static_cast<uint64_t>(g.row_offsets.back()) * static_cast<uint64_t>(g.k) * 2;
-  if (s.inbox->buffers != 2 || s.inbox->pitch < bytes) {
-    return base::invalid_argument("gemm_core: inbox of {} buffers of {} bytes; wanted: 2 of >= {}", s.inbox->buffers,
-                                  s.inbox->pitch, bytes);
   }
   if (g.transport == GatherTransport::store_own) {
     if (g.arrival == Arrival::k_slab) return {};
@@ -66,7 +48,7 @@ TileOrder order_of(const ConfigSpec& s, const GatherArgs& g) {
 
 base::Status encode_maps(const ConfigSpec& s, const GatherArgs& g, GatherGemmParams* p) {
   const TeamPod& team = g.state.channel->team;
-  const int64_t m = g.row_offsets.back(), mine = std::max<int64_t>(rows_of(g, team.rank), 1);
+  const int64_t m = g.row_offsets.back(), mine = std::max<int64_t>(rows_of(g.row_offsets, team.rank), 1);
   OVERLACE_TRY(encode(as_a(s, {"shard", g.shard, mine, g.k, g.lda, 0, 0}), s.dtype, &p->gemm.a));
   OVERLACE_TRY(encode(as_b(s, g.b, g.n, g.k, g.ldb), s.dtype, &p->gemm.b));
   p->gemm.c = CUtensorMap{};
@@ -77,8 +59,8 @@ base::Status encode_maps(const ConfigSpec& s, const GatherArgs& g, GatherGemmPar
   }
   for (int shard = 0; shard < team.size; ++shard) {
     char* at = static_cast<char*>(g.c) + g.row_offsets[static_cast<size_t>(shard)] * g.ldc * 2;
-    if (rows_of(g, shard) == 0) continue;
-    OVERLACE_TRY(encode(as_c(s, at, rows_of(g, shard), g.n, g.ldc), s.dtype, &p->gather.c[shard]));
+    if (rows_of(g.row_offsets, shard) == 0) continue;
+    OVERLACE_TRY(encode(as_c(s, at, rows_of(g.row_offsets, shard), g.n, g.ldc), s.dtype, &p->gather.c[shard]));
   }
   return {};
 }
@@ -86,13 +68,9 @@ base::Status encode_maps(const ConfigSpec& s, const GatherArgs& g, GatherGemmPar
 void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherGemmParams* p) {
   const TeamPod& team = g.state.channel->team;
   GatherParams& out = p->gather;
-  out.channel = *g.state.channel;
-  out.inbox = *g.state.inbox;
-  out.arrivals = *g.state.arrivals;
-  out.ready_id = g.state.ready_id;
+  out.ready_id = g.state.first_id;
   out.totals = g.transport == GatherTransport::ce ? g.state.totals : nullptr;
-  int64_t longest = 1;
-  for (int shard = 0; shard < team.size; ++shard) longest = std::max(longest, rows_of(g, shard));
+  const int64_t longest = longest_rows(g.row_offsets);
   const int32_t blocks = p->gemm.k_blocks;
   out.chunks = g.arrival == Arrival::rows ? g.pieces : 1;
   out.slabs = g.arrival == Arrival::rows ? 1 : g.pieces;
@@ -101,14 +79,14 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   out.waits = g.waits;
   out.shard = static_cast<const uint4*>(g.shard);
   out.shard_pitch = g.lda / 8;
-  out.shard_rows = static_cast<int32_t>(rows_of(g, team.rank));
+  out.shard_rows = static_cast<int32_t>(rows_of(g.row_offsets, team.rank));
   out.row_units = static_cast<int32_t>(g.k / 8);
   const int32_t own =
       (p->gemm.order.first_tile[team.rank + 1] - p->gemm.order.first_tile[team.rank]) * p->gemm.order.tiles_n;
   const int ctas = clusters * s.cluster();
   // A rank without rows has nothing to push, but its peers wait for the signals.
   out.push_ctas = g.transport == GatherTransport::store_own ? std::max(1, std::min(clusters, own)) * s.cluster() : 0;
-  out.arrivals_per_call = static_cast<uint32_t>(ctas + out.push_ctas);
+  fill_exchange(g.state, ctas + out.push_ctas, &out);
 }
 
 }  // namespace
@@ -144,7 +122,7 @@ base::Result<PreparedGather> prepare_gather(const Instance& instance, const Gath
   gemm.num_tiles = count_tiles(gemm.order);
   gemm.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
   gemm.error = g.error;
-  gemm.timeout_ns = 2 * g.state.channel->team.timeout_ns + kPipelineExtraNs;
+  gemm.timeout_ns = pipeline_timeout_ns(g.state);
   const auto clusters = count_clusters(instance.kernel, s, instance.name);
   if (!clusters.ok()) return clusters.status();
   out.clusters = std::min(*clusters, gemm.num_tiles);

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "overlace/channel.h"
 #include "src/base/status.h"
+#include "src/ops/gemm_core/exchange_host.cuh"
 #include "src/ops/gemm_core/gather.cuh"
 #include "src/ops/gemm_core/gather_instances.h"
 
@@ -18,13 +18,9 @@ enum class Arrival : int32_t { rows, k_slab };
 /// their own (queue_copies), whose buffer is fixed when they are queued.
 enum class GatherTransport : int32_t { store_own, ce };
 
-/// What calls of one operator share. All ranks of the team make it alike.
-struct GatherState {
-  const ChannelPod* channel = nullptr;
-  const InboxPod* inbox = nullptr;        // two buffers of M K elements
-  const CountersPod* arrivals = nullptr;  // one word, 0
-  uint32_t ready_id = 0;                  // the first of `pieces`
-  uint64_t* totals = nullptr;             // ce: (pieces, ranks) in device memory, from initial_totals
+/// The inbox: two buffers of M K elements. `first_id`: ready, the first of `pieces`.
+struct GatherState : ExchangeState {
+  uint64_t* totals = nullptr;  // ce: (pieces, ranks) in device memory, from initial_totals
 };
 
 struct GatherArgs {

@@ -34,6 +34,12 @@ struct Place {
 
   __device__ uint32_t a(uint32_t stage) const { return shared + stage * Config::kSpec.a_bytes(); }
   __device__ uint32_t b(uint32_t stage) const { return shared + Config::kShared.b + stage * Config::kSpec.b_bytes(); }
+  /// Box i of stage_boxes() of a stage that holds no operands.
+  __device__ uint32_t box(uint32_t stage, int32_t i) const {
+    constexpr auto kInA = static_cast<int32_t>(Config::kSpec.a_bytes() / Config::kSpec.store_bytes());
+    return (i < kInA ? a(stage) : b(stage) - Config::kSpec.a_bytes()) +
+           static_cast<uint32_t>(i) * Config::kSpec.store_bytes();
+  }
   __device__ uint32_t full(uint32_t stage) const { return shared + Config::kShared.full + stage * 8; }
   __device__ uint32_t empty(uint32_t stage) const { return shared + Config::kShared.empty + stage * 8; }
 };
@@ -111,15 +117,16 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
 }
 
 /// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
-/// `wait.source(p, tile)`.
-template <class Config, class WaitInput>
-__device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait) {
+/// `wait.source(p, tile)`. `reduce.load` brings what is added to a tile, through the stages behind its operands.
+template <class Config, class WaitInput, class Reduce>
+__device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait, Reduce& reduce) {
   Patience patience{p.error, p.timeout_ns};
   Ring<Config::kStages> ring;
   ptx::prefetch_map(&p.a);
   ptx::prefetch_map(&p.b);
   ptx::wait_for_previous_grid();
   wait.begin();
+  reduce.begin();
   int32_t opened = 0;  // stages ahead of the ring
   if constexpr (WaitInput::kWaits) {
     const Tile first = tile_of(p, place, place.cluster);
@@ -141,8 +148,11 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
       load_a(from.map, place, ring.slot, from.row, k * kTileK);
       ring.advance();
     }
+    if constexpr (Reduce::kReduces) {
+      if (reduce.applies(index)) reduce.template load<Config>(place, tile, ring, patience);
+    }
   }
-  if constexpr (WaitInput::kWaits) drain_loads(place, ring, patience);
+  if constexpr (WaitInput::kWaits || Reduce::kReduces) drain_loads(place, ring, patience);
 }
 
 /// Sums of one consumer warpgroup, per block of 64 rows.

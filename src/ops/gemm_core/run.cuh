@@ -38,9 +38,9 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
 
 /// All threads of the CTA. Warps of the first warpgroup: 0 loads, 2 and 3 store what consumers 0 and 1 staged; 1 to 3
 /// first push, where `push` does.
-template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push>
+template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
 __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal,
-                                    Push push) {
+                                    Push push, Reduce reduce) {
   extern __shared__ uint8_t dynamic_shared[];
   constexpr Registers kRegisters = registers(Push::kPushes);
   const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared));
@@ -50,12 +50,17 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     // ---- producers ----
     ptx::registers_shrink<kRegisters.producer>();
     if (warp == 0) {
-      if (threadIdx.x % 32 == 0) load_tiles(p, place, wait);
+      if (threadIdx.x % 32 == 0) load_tiles(p, place, wait, reduce);
       __syncwarp();
       wait.end();
+      reduce.end();
     } else {
       push.run();
-      if (warp >= 2 && threadIdx.x % 32 == 0) store_tiles(p, place, warp - 2, store, signal);
+      if (warp >= 2) {
+        if (threadIdx.x % 32 == 0) store_tiles(p, place, warp - 2, store, signal);
+        __syncwarp();
+        store.end();
+      }
     }
     __syncwarp();
   } else {
@@ -69,6 +74,9 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     Sums<Config> sums;
     for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
       multiply_tile<Config>(sums, p.k_blocks, place, group, operands, patience);
+      if constexpr (Reduce::kReduces) {
+        if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
+      }
       stage_tile<Config>(sums, staging, results, patience);
     }
   }

@@ -17,6 +17,8 @@ struct WaitNone {
 
 struct StorePlain {
   const CUtensorMap* c;  // (M, N)
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
   __device__ __forceinline__ void store(const Tile&, int32_t row, int32_t col, uint32_t shared) {
     ptx::store_box(c, col, row, shared);
   }
@@ -25,6 +27,12 @@ struct StorePlain {
 struct SignalNone {
   static constexpr bool kNeedsCompletion = false;
   __device__ __forceinline__ void done(const Tile&) {}
+};
+
+struct ReduceNone {
+  static constexpr bool kReduces = false;
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
 };
 
 struct PushNone {

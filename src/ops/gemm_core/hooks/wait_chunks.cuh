@@ -17,7 +17,7 @@ struct WaitChunks {
   int32_t next_block = 0, next_piece = 0;  // of the tile: at which k block to ask for what
   bool has_failed = false;
 
-  __device__ void begin() { gathered = &g->gathered[(device::inbox_epoch(g->inbox) - 1) % 2]; }
+  __device__ void begin() { gathered = &g->gathered[buffer_of_call(*g)]; }
 
   __device__ Source source(const GemmParams& p, const Tile& tile) const {
     if (tile.at.shard == order->rank) return {&p.a, tile.row - order->row_begin[order->rank]};

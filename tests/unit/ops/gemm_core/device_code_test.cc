@@ -33,6 +33,12 @@ constexpr const char* kGather[] = {
 #include "src/ops/gemm_core/gather_instances.def"
 #undef INSTANCE
 };
+/// ReduceScatter behind the GEMM, likewise.
+constexpr const char* kScatter[] = {
+#define INSTANCE(name) #name,
+#include "src/ops/gemm_core/scatter_instances.def"
+#undef INSTANCE
+};
 constexpr size_t kMostInstances = 40;  // of the compile budget
 
 const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/instances";
@@ -40,9 +46,14 @@ const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/insta
 TEST(GemmCoreInstances, EachLineOfTheListHasItsUnitAndEachUnitItsLine) {
   std::set<std::string> listed, units;
   for (const Listed& i : kListed) EXPECT_TRUE(listed.insert(i.name).second) << i.name << " is listed twice";
-  for (const char* name : kGather) {
-    EXPECT_EQ(listed.count(name), 1u) << name << " is no plain instance";
-    EXPECT_TRUE(listed.insert(std::string("gather_") + name).second) << name << " is listed twice";
+  const std::set<std::string> plain = listed;
+  for (const std::string name : kGather) {
+    EXPECT_EQ(plain.count(name), 1u) << name << " is no plain instance";
+    EXPECT_TRUE(listed.insert("gather_" + name).second) << name << " is listed twice";
+  }
+  for (const std::string name : kScatter) {
+    EXPECT_EQ(plain.count(name), 1u) << name << " is no plain instance";
+    EXPECT_TRUE(listed.insert("scatter_" + name).second) << name << " is listed twice";
   }
   for (const auto& entry : fs::directory_iterator(kUnits)) units.insert(entry.path().stem().string());
   EXPECT_EQ(listed, units);
@@ -70,6 +81,17 @@ TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
     EXPECT_EQ(i.spec.a_bytes() % 1024, 0u) << i.name;
     EXPECT_EQ(i.spec.b_bytes() % 1024, 0u) << i.name;
     EXPECT_EQ(s.full % 8, 0u) << i.name;
+  }
+}
+
+/// Sources that are added to a tile come through the stages: boxes of 64 rows by staging columns.
+TEST(GemmCoreInstances, BoxesOfSourcesFillAStage) {
+  for (const Listed& i : kListed) {
+    const auto box = i.spec.store_bytes();
+    EXPECT_EQ(i.spec.a_bytes() % box, 0u) << i.name;
+    EXPECT_EQ(i.spec.b_bytes() % box, 0u) << i.name;
+    EXPECT_EQ(static_cast<uint32_t>(i.spec.stage_boxes()) * box, i.spec.a_bytes() + i.spec.b_bytes()) << i.name;
+    EXPECT_GE(i.spec.stages * i.spec.stage_boxes(), 7 * kConsumerGroups) << i.name << ": no room for 8 ranks";
   }
 }
 
@@ -125,11 +147,13 @@ struct Unit {
 std::vector<Unit> units() {
   std::vector<Unit> out;
   for (const Listed& i : kListed) out.push_back({i.name, i.spec});
-  for (const std::string name : kGather) {
+  const auto add = [&](const std::string& prefix, const std::string& name) {
     for (const Listed& i : kListed) {
-      if (name == i.name) out.push_back({"gather_" + name, i.spec});
+      if (name == i.name) out.push_back({prefix + name, i.spec});
     }
-  }
+  };
+  for (const char* name : kGather) add("gather_", name);
+  for (const char* name : kScatter) add("scatter_", name);
   return out;
 }
 

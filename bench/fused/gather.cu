@@ -1,0 +1,82 @@
+#include "bench/fused/rank.cuh"
+#include "overlace/error.h"
+
+namespace overlace::bench {
+
+namespace core = ops::gemm_core;
+
+void FusedRank::open_gather() {
+  const auto bytes = static_cast<size_t>(case_.m * case_.k * 2);
+  inbox_ = channel_.inbox(bytes, 2, "bench gathered");
+  scratch_ = runtime_.heap().alloc(bytes, 1 << 20, "bench scratch");
+  for (size_t i = 0; i < sets_.size(); ++i) {
+    Normal mine = left(static_cast<int>(i), rank_);
+    mine.first_row = first_row();
+    sets_[i].shard = allocate_filled(rows(), case_.k, mine);
+  }
+}
+
+void FusedRank::add_gathers(std::vector<Variant>* list) {
+  using core::Arrival, core::GatherTransport;
+  for (const int q : {1, 2, 4}) add_gather(list, {GatherTransport::ce, Arrival::rows, q});
+  add_gather(list, {GatherTransport::ce, Arrival::k_slab, 2});
+  for (const int q : {2, 4, 8, 16}) add_gather(list, {GatherTransport::store_own, Arrival::k_slab, q});
+  add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 8, false});
+}
+
+core::GatherState FusedRank::state_of(core::GatherTransport transport) {
+  core::GatherState state;
+  state.channel = &pod_;
+  state.inbox = &inbox_.pod();
+  state.arrivals = &arrivals_.pod();
+  const bool is_ce = transport == core::GatherTransport::ce;
+  state.first_id = is_ce ? copied_.first : pushed_.first;
+  state.totals = is_ce ? totals_ : nullptr;
+  return state;
+}
+
+void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
+  const core::Instance* instance = core::find_gather_instance(case_.instance.c_str());
+  if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no fused instance");
+  const bool is_ce = how.transport == core::GatherTransport::ce;
+  auto prepared = std::make_shared<std::vector<core::PreparedGather>>();
+  for (const Set& s : sets_) {
+    core::GatherArgs args;
+    args.shard = s.shard;
+    args.b = s.b;
+    args.c = s.c;
+    args.row_offsets = offsets_;
+    args.n = args.ldc = case_.n;
+    args.k = args.lda = args.ldb = case_.k;
+    args.transport = how.transport;
+    args.arrival = how.arrival;
+    args.pieces = how.pieces;
+    args.waits = how.waits;
+    args.error = error_;
+    args.state = state_of(how.transport);
+    auto one = core::prepare_gather(*instance, args);
+    one.status().or_throw();
+    prepared->push_back(*one);
+  }
+  Variant v;
+  v.name =
+      base::format("{} {} q{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
+                   how.pieces, how.waits ? "" : " unwaited");
+  if (how.waits) v.bits = &Set::core;
+  v.is_wrong = !how.waits;
+  v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
+    const core::PreparedGather& call = (*prepared)[static_cast<size_t>(set)];
+    ++epoch_;
+    if (!is_ce) return core::launch_gather(call, true, stream_);
+    BENCH_CUDA(cudaEventRecord(fork_, stream_));
+    BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
+    OVERLACE_TRY(core::queue_copies(call, epoch_, copies_));
+    OVERLACE_TRY(core::launch_gather(call, false, stream_));
+    BENCH_CUDA(cudaEventRecord(join_, copies_));
+    BENCH_CUDA(cudaStreamWaitEvent(stream_, join_));
+    return {};
+  };
+  list->push_back(std::move(v));
+}
+
+}  // namespace overlace::bench

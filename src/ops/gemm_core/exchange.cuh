@@ -1,0 +1,54 @@
+// What calls of all fused operators share: an inbox of two buffers that peers fill, and how a call ends on the device.
+// Nothing is reset by the host, no rank waits for all others.
+#pragma once
+
+#include "src/device/sync/counter.cuh"
+#include "src/device/sync/inbox.cuh"
+#include "src/ops/gemm_core/params.cuh"
+
+namespace overlace::ops::gemm_core {
+
+struct ExchangeParams {
+  ChannelPod channel;
+  InboxPod inbox;        // two buffers
+  CountersPod arrivals;  // word 0: warps of this call that are done; 0 between calls
+  uint32_t arrivals_per_call;
+};
+
+/// The maps of this call's buffer are [this].
+__device__ __forceinline__ uint32_t buffer_of_call(const ExchangeParams& x) {
+  return static_cast<uint32_t>((device::inbox_epoch(x.inbox) - 1) % 2);
+}
+
+/// All lanes of the warp of the last CTA to arrive: gives credit for this call's buffer, opens the next epoch, and
+/// waits until its buffer is free everywhere: peers gave that credit when they were done with the call before this one,
+/// which all have ended whose data this call has waited for. `code`: how the call went up to here.
+__device__ __forceinline__ void end_call(const ExchangeParams& x, uint32_t lane, Errc code) {
+  const TeamPod& team = x.channel.team;
+  const auto rank = static_cast<uint32_t>(team.rank), size = static_cast<uint32_t>(team.size);
+  const bool has_peer = lane < size && lane != rank;
+  const int peer = static_cast<int>(lane);
+  if (has_peer) {
+    device::inbox_sent(x.channel, x.inbox, peer);
+    device::inbox_release(x.channel, x.inbox, peer, 0);
+  }
+  __syncwarp();
+  if (lane == 0) *device::counter_word(x.arrivals, 0) = 0;
+  if (lane == 0) device::inbox_advance(x.inbox);
+  __syncwarp();
+  if (has_peer && code == Errc::ok) code = device::inbox_wait_credit(x.channel, x.inbox, peer);
+}
+
+/// All lanes of one warp, whose part of the call is over: its loads from the inbox, or what it sends. The operator's
+/// `consume_signals` moves on the tickets of the signals that the call has waited for.
+template <class Params>
+__device__ __forceinline__ void arrive(const Params& p) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t is_last = 0;
+  if (lane == 0) is_last = device::counter_arrive(p.arrivals, 0) == p.arrivals_per_call;
+  if (__shfl_sync(~0u, is_last, 0) == 0) return;
+  const Errc code = consume_signals(p, lane);
+  end_call(p, lane, code);
+}
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,50 @@
+#include <algorithm>
+
+#include "src/ops/gemm_core/exchange_host.cuh"
+
+namespace overlace::ops::gemm_core {
+
+base::Status validate_exchange(const ExchangeState& state, std::span<const int64_t> row_offsets, const uint32_t* error,
+                               uint64_t bytes) {
+  if (state.channel == nullptr || state.inbox == nullptr || state.arrivals == nullptr || error == nullptr) {
+    return base::invalid_argument("gemm_core: channel, inbox, arrivals or error is null; wanted: all of them");
+  }
+  const int size = state.channel->team.size;
+  if (size > kPodPeers || row_offsets.size() != static_cast<size_t>(size) + 1) {
+    return base::invalid_argument("gemm_core: {} row offsets for {} ranks; wanted: one more than ranks, at most {}",
+                                  row_offsets.size(), size, kPodPeers + 1);
+  }
+  if (row_offsets.front() != 0 || !std::is_sorted(row_offsets.begin(), row_offsets.end())) {
+    return base::invalid_argument("gemm_core: row offsets begin with {} or fall; wanted: 0, monotone",
+                                  row_offsets.front());
+  }
+  if (state.inbox->buffers != 2 || state.inbox->pitch < bytes) {
+    return base::invalid_argument("gemm_core: inbox of {} buffers of {} bytes; wanted: 2 of >= {}",
+                                  state.inbox->buffers, state.inbox->pitch, bytes);
+  }
+  return {};
+}
+
+void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangeParams* params) {
+  params->channel = *state.channel;
+  params->inbox = *state.inbox;
+  params->arrivals = *state.arrivals;
+  params->arrivals_per_call = static_cast<uint32_t>(arrivals_per_call);
+}
+
+uint64_t pipeline_timeout_ns(const ExchangeState& state) {
+  constexpr uint64_t kExtraNs = 2000000000;
+  return 2 * state.channel->team.timeout_ns + kExtraNs;
+}
+
+int64_t rows_of(std::span<const int64_t> row_offsets, int rank) {
+  return row_offsets[static_cast<size_t>(rank) + 1] - row_offsets[static_cast<size_t>(rank)];
+}
+
+int64_t longest_rows(std::span<const int64_t> row_offsets) {
+  int64_t longest = 1;
+  for (size_t i = 1; i < row_offsets.size(); ++i) longest = std::max(longest, row_offsets[i] - row_offsets[i - 1]);
+  return longest;
+}
+
+}  // namespace overlace::ops::gemm_core

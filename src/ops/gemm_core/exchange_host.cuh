@@ -1,0 +1,31 @@
+// The host side of exchange.cuh: what calls of one fused operator share, and its checks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "overlace/channel.h"
+#include "src/base/status.h"
+#include "src/ops/gemm_core/exchange.cuh"
+
+namespace overlace::ops::gemm_core {
+
+/// All ranks of the team make it alike.
+struct ExchangeState {
+  const ChannelPod* channel = nullptr;
+  const InboxPod* inbox = nullptr;        // two buffers
+  const CountersPod* arrivals = nullptr;  // one word, 0
+  uint32_t first_id = 0;                  // of the operator's signals
+};
+/// `row_offsets`: ranks + 1. `bytes`: that a buffer of the inbox must have.
+base::Status validate_exchange(const ExchangeState& state, std::span<const int64_t> row_offsets, const uint32_t* error,
+                               uint64_t bytes);
+void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangeParams* params);
+/// The pipeline waits for longer than its load thread waits for a peer.
+uint64_t pipeline_timeout_ns(const ExchangeState& state);
+
+/// Rows of `rank`, and of the rank that has most.
+int64_t rows_of(std::span<const int64_t> row_offsets, int rank);
+int64_t longest_rows(std::span<const int64_t> row_offsets);
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,160 @@
+// Adds to the tiles of my rows what all other ranks have computed of them, in rank order.
+#pragma once
+
+#include "src/device/ptx/barrier.cuh"
+#include "src/ops/gemm_core/epilogue.cuh"
+#include "src/ops/gemm_core/scatter.cuh"
+
+namespace overlace::ops::gemm_core {
+
+/// Sources need no memory of their own: behind the operands of an own tile the load thread sends them through the same
+/// stages, for a slice of store_cols() columns at a time, boxes of 64 rows by source and consumer warpgroup. Own tiles
+/// are the last, and come in the order in which the others computed them.
+struct ReduceOwn {
+  static constexpr bool kReduces = true;
+  static constexpr uint32_t kFirstBarrier = 5;  // of each consumer warpgroup; those before are PushShard's
+  const ScatterParams* s;
+  const TileOrder* order;
+  const GemmParams* gemm;
+  const CUtensorMap* from = nullptr;
+  int32_t group = -1;  // that has been waited for
+  bool has_failed = false;
+
+  __device__ __forceinline__ bool applies(int32_t index) const { return index >= s->first_own; }
+  __device__ __forceinline__ int32_t boxes_per_slice() const { return (order->size - 1) * kConsumerGroups; }
+
+  // ---- load thread ----
+
+  __device__ void begin() { from = &s->from[buffer_of_call(*s)]; }
+
+  template <class Config>
+  __device__ void load(const Place<Config>& place, const Tile& tile, Ring<Config::kStages>& ring, Patience& patience) {
+    constexpr int32_t kBoxes = Config::kSpec.stage_boxes(), kPieces = Staging<Config>::kPieces;
+    wait(group_of(s->groups, *order, tile.at));
+    const int32_t boxes = boxes_per_slice(), row = tile.row - order->row_begin[order->rank];
+    for (int32_t slice = 0; slice < Config::kBlocksM * kPieces; ++slice) {
+      const int32_t col = tile.col + slice % kPieces * Staging<Config>::kCols;
+      for (int32_t box = 0; box < boxes; ++box) {
+        const int32_t in_stage = box % kBoxes, left = boxes - box;
+        if (in_stage == 0) {
+          wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
+          ptx::mbarrier_arrive_expect(place.full(ring.slot), static_cast<uint32_t>(left < kBoxes ? left : kBoxes) *
+                                                                 Config::kSpec.store_bytes());
+        }
+        const int32_t block = box % kConsumerGroups * Config::kBlocksM + slice / kPieces;
+        ptx::load_box(place.box(ring.slot, in_stage), from, col,
+                      box / kConsumerGroups * s->slot_rows + row + block * 64, place.full(ring.slot));
+        if (in_stage + 1 == kBoxes || left == 1) ring.advance();
+      }
+    }
+  }
+
+  /// All lanes of the load warp, once its loads are over.
+  __device__ void end() const { arrive(*s); }
+
+  // ---- consumers ----
+
+  /// All threads of a warpgroup: sums become those of all ranks, scaled, with the bias.
+  template <class Config>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t consumer, int32_t index,
+                                      Ring<Config::kStages>& ring, Patience& patience) const {
+    constexpr int kCols = Staging<Config>::kCols, kPieces = Staging<Config>::kPieces;
+    constexpr int32_t kBoxes = Config::kSpec.stage_boxes();
+    const int32_t stages = (boxes_per_slice() + kBoxes - 1) / kBoxes;
+    const uint32_t thread = threadIdx.x % 128;
+    const uint32_t empty_there = ptx::cluster_address(place.empty(0), thread % Config::kCluster);
+    int32_t col = 0;
+    if (s->bias != nullptr) {
+      ptx::wait_for_previous_grid();
+      col = tile_of(*gemm, place, index).col;
+    }
+#pragma unroll
+    for (int block = 0; block < Config::kBlocksM; ++block) {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        Ring<Config::kStages> next = ring;
+        for (int32_t i = 0; i < stages; ++i, next.advance()) wait_barrier(place.full(next.slot), next.parity, patience);
+        float(&part)[kCols / 2] = reinterpret_cast<float(&)[kCols / 2]>(sums[block][piece * kCols / 2]);
+        add_slice<Config>(part, place, consumer, ring.slot);
+        scale<Config>(part, col + piece * kCols);
+        // Read by all warps before the slots are given back.
+        ptx::named_barrier_sync<128>(kFirstBarrier + consumer);
+        for (int32_t i = 0; i < stages; ++i, ring.advance())
+          if (thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + ring.slot * 8);
+      }
+    }
+  }
+
+ private:
+  /// Once per group: the order of tiles never returns to one. After a failure nobody is waited for.
+  __device__ void wait(int32_t wanted) {
+    if (wanted == group) return;
+    group = wanted;
+    const uint32_t id = s->arrive_id + static_cast<uint32_t>(wanted), adds = adds_of_group(*s, wanted);
+    for (int32_t step = 1; step < order->size && !has_failed; ++step) {
+      const int sender = (order->rank + step) % order->size;
+      has_failed =
+          device::wait_ge_async(s->channel, sender, id, device::ticket(s->channel, sender, id) + adds) != Errc::ok;
+    }
+  }
+
+  /// fp32, rank 0 first, wherever the owner stands among them.
+  template <class Config>
+  __device__ __forceinline__ void add_slice(float (&own)[Staging<Config>::kCols / 2], const Place<Config>& place,
+                                            uint32_t consumer, uint32_t first_slot) const {
+    using Element = typename Config::Element;
+    constexpr int kFloats = Staging<Config>::kCols / 2;
+    constexpr uint32_t kBoxes = Config::kSpec.stage_boxes();
+    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+    float sum[kFloats];
+#pragma unroll
+    for (float& x : sum) x = -0.0f;  // the zero that changes no summand
+#pragma unroll 1
+    for (int32_t rank = 0; rank < order->size; ++rank) {
+      if (rank == order->rank) {
+#pragma unroll
+        for (int i = 0; i < kFloats; i += 2) {
+          const float2 rounded = unpack_pair(round_pair(own[i], own[i + 1], Element{}), Element{});
+          sum[i] += s->rounds_own ? rounded.x : own[i];
+          sum[i + 1] += s->rounds_own ? rounded.y : own[i + 1];
+        }
+        continue;
+      }
+      const int32_t source = (rank - order->rank - 1 + order->size) % order->size;
+      const uint32_t box = static_cast<uint32_t>(source) * kConsumerGroups + consumer;
+      const uint32_t slot = (first_slot + box / kBoxes) % Config::kStages;
+      const uint32_t at = place.box(slot, static_cast<int32_t>(box % kBoxes)) + row * Staging<Config>::kRowBytes;
+#pragma unroll
+      for (int pair = 0; pair < kFloats / 8; ++pair) {
+        uint32_t r[4];
+        ptx::load_matrices(at + Staging<Config>::swizzled(row, static_cast<uint32_t>(pair) * 2 + lane / 16) * 16, r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 x = unpack_pair(r[i], Element{});
+          sum[pair * 8 + i * 2] += x.x;
+          sum[pair * 8 + i * 2 + 1] += x.y;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kFloats; ++i) own[i] = sum[i];
+  }
+
+  /// Thread t holds columns 8 j + 2 (t % 4) and the next of two rows, in values 4 j up to 4 j + 3.
+  template <class Config>
+  __device__ __forceinline__ void scale(float (&sums)[Staging<Config>::kCols / 2], int32_t col) const {
+    using Element = typename Config::Element;
+#pragma unroll
+    for (float& x : sums) x *= s->alpha;
+    if (s->bias == nullptr) return;
+    const auto* bias = static_cast<const Element*>(s->bias);
+    const int32_t first = col + static_cast<int32_t>(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int i = 0; i < Staging<Config>::kCols / 2; ++i) {
+      const int32_t at = first + i / 4 * 8 + i % 2;
+      if (at < s->n) sums[i] += static_cast<float>(bias[at]);
+    }
+  }
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,22 @@
+// Tells the owner of a tile that this consumer warpgroup's part of it lies in its inbox.
+#pragma once
+
+#include "src/ops/gemm_core/mainloop.cuh"
+#include "src/ops/gemm_core/scatter.cuh"
+
+namespace overlace::ops::gemm_core {
+
+/// Of the store thread, which has waited until its bulk stores were complete.
+struct SignalPeer {
+  static constexpr bool kNeedsCompletion = true;
+  const ScatterParams* s;
+  const TileOrder* order;
+  __device__ __forceinline__ void done(const Tile& tile) {
+    if (tile.at.shard == order->rank) return;
+    const auto id = s->arrive_id + static_cast<uint32_t>(group_of(s->groups, *order, tile.at));
+    ptx::fence_sys();
+    device::signal_add_relaxed(s->channel, tile.at.shard, id);
+  }
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,29 @@
+// Stores a tile where its rows belong: a peer's into my slot of its inbox, my own into the result.
+#pragma once
+
+#include "src/device/ptx/tensor.cuh"
+#include "src/ops/gemm_core/mainloop.cuh"
+#include "src/ops/gemm_core/scatter.cuh"
+
+namespace overlace::ops::gemm_core {
+
+struct StoreSlot {
+  const ScatterParams* s;
+  const TileOrder* order;
+  const CUtensorMap* c;  // my rows
+  const CUtensorMap* to = nullptr;
+
+  __device__ __forceinline__ void begin() {
+    ptx::wait_for_previous_grid();
+    to = s->to[buffer_of_call(*s)];
+  }
+  /// Rows beyond those of the shard are clipped: free offsets, empty shards.
+  __device__ __forceinline__ void store(const Tile& tile, int32_t row, int32_t col, uint32_t shared) {
+    const int32_t shard = tile.at.shard;
+    ptx::store_box(shard == order->rank ? c : to + shard, col, row - order->row_begin[shard], shared);
+  }
+  /// All lanes of a store warp, once its stores are over.
+  __device__ __forceinline__ void end() const { arrive(*s); }
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,131 @@
+#include <algorithm>
+#include <cstring>
+
+#include "src/ops/gemm_core/host.cuh"
+#include "src/ops/gemm_core/scatter_launch.cuh"
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+/// Of `sender` at `owner`.
+int64_t slot_of(int sender, int owner, int size) { return (sender - owner - 1 + size) % size; }
+
+base::Status validate(const Instance& instance, const ScatterArgs& g) {
+  const uint64_t bytes = g.row_offsets.empty() ? 0 : scatter_inbox_bytes(g.row_offsets, g.n);
+  OVERLACE_TRY(validate_exchange(g.state, g.row_offsets, g.error, bytes));
+  if (g.n < 1 || g.n % 8 != 0 || g.k < 1 || g.row_offsets.back() < 1) {
+    return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: all >= 1, n a multiple of 8",
+                                  g.row_offsets.back(), g.n, g.k);
+  }
+  const bool b_is_nk = instance.spec.b_major == BMajor::k;
+  const Operand operands[] = {{"a", g.a, g.lda, g.k}, {"b", g.b, g.ldb, b_is_nk ? g.k : g.n}, {"c", g.c, g.ldc, g.n}};
+  for (const Operand& x : operands) OVERLACE_TRY(validate_operand(x));
+  if (g.groups < 1 || g.groups > kMaxGroups || g.swizzle < 1) {
+    return base::invalid_argument("gemm_core: {} groups, swizzle {}; wanted: 1 to {} and >= 1", g.groups, g.swizzle,
+                                  kMaxGroups);
+  }
+  if (g.order != TileOrderKind::own_last && g.order != TileOrderKind::interleaved) {
+    return base::error(Errc::bad_schedule, "gemm_core: order {}; wanted: own_last or interleaved",
+                       static_cast<int>(g.order));
+  }
+  const int64_t boxes = int64_t{g.state.channel->team.size - 1} * kConsumerGroups;
+  if (boxes <= int64_t{instance.spec.stages} * instance.spec.stage_boxes()) return {};
+  return base::error(Errc::not_supported, "gemm_core: sources of {} ranks do not fit into the stages of {}",
+                     g.state.channel->team.size, instance.name);
+}
+
+TileOrder order_of(const ConfigSpec& s, const ScatterArgs& g) {
+  const TeamPod& team = g.state.channel->team;
+  TileOrder order = make_tile_order(g.order, team.rank, team.size, g.row_offsets.data(), s.tile_m * s.cluster_m,
+                                    static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
+  order.swizzle = g.swizzle;
+  return order;
+}
+
+base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmParams* p) {
+  const TeamPod& team = g.state.channel->team;
+  const InboxPod& inbox = *g.state.inbox;
+  const int64_t slot_rows = longest_rows(g.row_offsets), mine = rows_of(g.row_offsets, team.rank);
+  OVERLACE_TRY(encode(as_a(s, {"a", g.a, g.row_offsets.back(), g.k, g.lda, 0, 0}), s.dtype, &p->gemm.a));
+  OVERLACE_TRY(encode(as_b(s, g.b, g.n, g.k, g.ldb), s.dtype, &p->gemm.b));
+  OVERLACE_TRY(encode(as_c(s, g.c, std::max<int64_t>(mine, 1), g.n, g.ldc), s.dtype, &p->gemm.c));
+  for (uint64_t buffer = 0; buffer < 2; ++buffer) {
+    for (int peer = 0; peer < team.size; ++peer) {
+      const int64_t rows = rows_of(g.row_offsets, peer);
+      if (peer == team.rank || rows == 0) continue;
+      char* to = team.heap[peer] + inbox.offset + buffer * inbox.pitch +
+                 slot_of(team.rank, peer, team.size) * slot_rows * g.n * 2;
+      OVERLACE_TRY(encode(as_c(s, to, rows, g.n, g.n), s.dtype, &p->scatter.to[buffer][peer]));
+    }
+    const char* from = team.heap[team.rank] + inbox.offset + buffer * inbox.pitch;
+    const int64_t rows = std::max(team.size - 1, 1) * slot_rows;
+    OVERLACE_TRY(encode(as_c(s, from, rows, g.n, g.n), s.dtype, &p->scatter.from[buffer]));
+  }
+  return {};
+}
+
+void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
+  constexpr int kArrivingWarps = 1 + kConsumerGroups;  // of a CTA: that loads, those that store
+  const TileOrder& order = p->gemm.order;
+  ScatterParams& out = p->scatter;
+  fill_exchange(g.state, clusters * s.cluster() * kArrivingWarps, &out);
+  out.groups = make_groups(order, g.groups);
+  out.arrive_id = g.state.first_id;
+  out.adds_per_tile = s.cluster() * kConsumerGroups;
+  out.own_rows = order.first_tile[order.rank + 1] - order.first_tile[order.rank];
+  out.first_own = p->gemm.num_tiles - out.own_rows * order.tiles_n;
+  out.slot_rows = static_cast<int32_t>(longest_rows(g.row_offsets));
+  out.n = static_cast<int32_t>(g.n);
+  out.rounds_own = g.rounds_own;
+  out.alpha = g.alpha;
+  out.bias = g.bias;
+}
+
+}  // namespace
+
+std::span<const Instance> scatter_instances() {
+  static const Instance rows[] = {
+#define INSTANCE(name) {#name, kSpec_##name, scatter_kernel_##name()},
+#include "src/ops/gemm_core/scatter_instances.def"
+#undef INSTANCE
+  };
+  return rows;
+}
+
+const Instance* find_scatter_instance(const char* name) {
+  for (const Instance& i : scatter_instances()) {
+    if (std::strcmp(i.name, name) == 0) return &i;
+  }
+  return nullptr;
+}
+
+uint64_t scatter_inbox_bytes(std::span<const int64_t> row_offsets, int64_t n) {
+  const auto senders = static_cast<int64_t>(row_offsets.size()) - 2;
+  return static_cast<uint64_t>(std::max<int64_t>(senders, 1) * longest_rows(row_offsets) * n) * 2;
+}
+
+base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const ScatterArgs& g) {
+  OVERLACE_TRY(validate(instance, g));
+  const ConfigSpec& s = instance.spec;
+  PreparedScatter out{};
+  out.instance = &instance;
+  GemmParams& gemm = out.params.gemm;
+  OVERLACE_TRY(encode_maps(s, g, &out.params));
+  gemm.order = order_of(s, g);
+  gemm.num_tiles = count_tiles(gemm.order);
+  gemm.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
+  gemm.error = g.error;
+  gemm.timeout_ns = pipeline_timeout_ns(g.state);
+  const auto clusters = count_clusters(instance.kernel, s, instance.name);
+  if (!clusters.ok()) return clusters.status();
+  out.clusters = std::min(*clusters, gemm.num_tiles);
+  fill_scatter(s, g, out.clusters, &out.params);
+  return out;
+}
+
+base::Status launch_scatter(const PreparedScatter& prepared, bool starts_early, cudaStream_t stream) {
+  const Instance& instance = *prepared.instance;
+  return launch_grid({instance.kernel, instance.spec, prepared.clusters, starts_early}, &prepared.params, stream);
+}
+
+}  // namespace overlace::ops::gemm_core

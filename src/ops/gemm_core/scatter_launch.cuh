@@ -1,0 +1,48 @@
+// GEMM and ReduceScatter from the host: C (rows of this rank, N) = those rows of the sum over ranks of A B, where each
+// rank has a part of K.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+
+#include "src/base/status.h"
+#include "src/ops/gemm_core/exchange_host.cuh"
+#include "src/ops/gemm_core/scatter.cuh"
+#include "src/ops/gemm_core/scatter_instances.h"
+
+namespace overlace::ops::gemm_core {
+
+/// Bytes of a buffer of the inbox; `first_id` of the state: kMaxGroups ids of CTAs.
+uint64_t scatter_inbox_bytes(std::span<const int64_t> row_offsets, int64_t n);
+
+struct ScatterArgs {
+  const void* a = nullptr;               // (M, K of this rank)
+  const void* b = nullptr;               // (N, K) or (K, N)
+  void* c = nullptr;                     // (rows of this rank, N)
+  const void* bias = nullptr;            // (N), or null
+  std::span<const int64_t> row_offsets;  // ranks + 1
+  int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+  TileOrderKind order = TileOrderKind::own_last;  // or interleaved
+  int groups = kMaxGroups;                        // that the tiles for an owner are told in, at most
+  int swizzle = 8;
+  bool rounds_own = false;  // level 2: the own partial is rounded too
+  float alpha = 1;          // of the sum; the bias is added behind it
+  uint32_t* error = nullptr;
+  ExchangeState state;
+};
+
+/// Everything a launch needs; reusable while the pointers hold. All ranks use the same instance, order, groups and
+/// swizzle.
+struct PreparedScatter {
+  ScatterGemmParams params;
+  const Instance* instance = nullptr;
+  int clusters = 0;
+};
+/// invalid_argument names the argument, the value and what is wanted.
+base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const ScatterArgs& args);
+/// Queues; capturable. `starts_early` as launch() has it.
+base::Status launch_scatter(const PreparedScatter& prepared, bool starts_early, cudaStream_t stream);
+
+}  // namespace overlace::ops::gemm_core
