@@ -38,7 +38,7 @@ class Explorer final : public Observer {
   /// `max_steps`: a path that is longer has failed.
   Explorer(int ranks, Choices choices, size_t max_steps);
 
-  /// Each rank once, before its first path. It must detach() before its runtime is closed.
+  /// Each rank, before its first path. It must detach() before its runtime is closed.
   void attach(Runtime& runtime);
   void detach(Runtime& runtime);
 
