@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
-#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -134,9 +133,10 @@ std::string find_tool(const char* name) {
   }
   return {};
 }
-int count(const std::string& text, const char* pattern) {
-  const std::regex expression(pattern);
-  return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), expression), {}));
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++found;
+  return found;
 }
 
 /// A unit of instances/ and the config that its kernel has.
@@ -160,6 +160,9 @@ std::vector<Unit> units() {
 class GemmCoreDeviceCode : public testing::TestWithParam<Unit> {};
 
 TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "what nvcc makes does not depend on how this test was built";
+#endif
   const std::string nvcc = find_tool("nvcc"), cuobjdump = find_tool("cuobjdump");
   if (nvcc.empty()) GTEST_SKIP() << "nvcc was not found";
   const std::string root = OVERLACE_SOURCE_DIR, name = GetParam().name;
@@ -169,13 +172,14 @@ TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
           root + "/include -Xptxas -v -cubin -o " + cubin.string() + " " + (kUnits / (name + ".cu")).string());
   ASSERT_EQ(compiled.exit_code, 0) << compiled.text;
   EXPECT_EQ(count(compiled.text, "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), 1) << compiled.text;
-  EXPECT_EQ(count(compiled.text, "C75\\d\\d|serializ|setmaxnreg.*ignored|warning"), 0) << compiled.text;
+  for (const char* complaint : {"C75", "serializ", "setmaxnreg", "warning"})
+    EXPECT_EQ(count(compiled.text, complaint), 0) << compiled.text;
   EXPECT_EQ(count(compiled.text, "Used 168 registers"), 1) << compiled.text;  // 64 K over 384 threads
   if (!cuobjdump.empty()) {
     const std::string sass = run(cuobjdump + " -sass " + cubin.string()).text;
-    const std::string shape = "HGMMA\\.64x" + std::to_string(GetParam().spec.tile_n) + "x16\\.F32";
-    EXPECT_EQ(count(sass, shape.c_str()), 4 * GetParam().spec.tile_m / 128);  // 4 steps of K, whole blocks of rows
-    EXPECT_EQ(count(sass, "\\b(LDL|STL)\\b"), 0);
+    const std::string shape = " HGMMA.64x" + std::to_string(GetParam().spec.tile_n) + "x16.F32";
+    EXPECT_EQ(count(sass, shape), 4 * GetParam().spec.tile_m / 128);  // 4 steps of K, whole blocks of rows
+    EXPECT_EQ(count(sass, " LDL") + count(sass, " STL"), 0);
     EXPECT_EQ(count(sass, "USETMAXREG"), 2);
   }
   fs::remove(cubin);
