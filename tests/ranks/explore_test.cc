@@ -280,6 +280,15 @@ TEST(Explorer, ABarrierThatOneRankLeavesOutIsADeadlock) {
   EXPECT_TRUE(has(report, "rank 1 has ended")) << report.failure;
 }
 
+TEST(Explorer, AnExceptionIsAFailureOfItsPath) {
+  const ExploreReport report = walk({}, [](const Two& two) -> std::string {
+    if (two.rank() == 1) put_word(two.channel, 0, 3, 1);  // no multiple of 8
+    return two.rank() == 0 && two.take(two.a) != Errc::aborted ? "the wait ended" : "";
+  });
+  EXPECT_TRUE(has(report, "rank 1 has ended") || has(report, "offset is 3")) << report.failure;
+  EXPECT_EQ(report.paths, 1u);
+}
+
 TEST(Explorer, APathThatIsTooLongFails) {
   const ExploreReport report = walk({.max_steps = 5}, [](const Two& two) {
     for (int i = 0; i < 4; ++i) {

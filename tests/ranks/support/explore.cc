@@ -52,6 +52,19 @@ class Walk {
   }
 
   void run_rank(Runtime& runtime, const std::function<Protocol(Runtime&)>& make) {
+    try {
+      walk(runtime, make);
+    } catch (...) {
+      is_over_ = true;
+      meeting_.arrive_and_drop();  // or the others would wait for this rank forever
+      throw;
+    }
+  }
+
+  ExploreReport report;
+
+ private:
+  void walk(Runtime& runtime, const std::function<Protocol(Runtime&)>& make) {
     const Protocol protocol = make(runtime);
     const int rank = runtime.world().rank();
     std::string& said = said_[static_cast<size_t>(rank)];
@@ -65,7 +78,11 @@ class Walk {
       runtime::observe(runtime, &filtered);
       meet();
       explorer_->enter(rank);
-      said = protocol();
+      try {
+        said = protocol();
+      } catch (const std::exception& error) {
+        said = error.what();
+      }
       explorer_->leave(rank);
       meet();
       said += unconsumed(runtime);
@@ -76,9 +93,6 @@ class Walk {
     explorer_->detach(runtime);
   }
 
-  ExploreReport report;
-
- private:
   /// Runs once all ranks have arrived, on one of them.
   struct Judge {
     Walk* walk;

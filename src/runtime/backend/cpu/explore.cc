@@ -1,7 +1,9 @@
 #include "src/runtime/backend/cpu/explore.h"
 
 #include <algorithm>
+#include <chrono>
 
+#include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/backend/cpu/wire.h"
@@ -9,6 +11,11 @@
 #include "src/runtime/wait.h"
 
 namespace overlace::runtime {
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+
+}  // namespace
 
 Choices Choices::of_seed(uint64_t seed) {
   Choices choices;
@@ -73,7 +80,7 @@ void Explorer::enter(int rank) {
     failure_.clear();
     choose();
   }
-  mine.turn.wait(lock, [&] { return current_ == rank; });
+  await_turn(rank, lock);
 }
 
 void Explorer::leave(int rank) {
@@ -113,8 +120,15 @@ std::optional<Errc> Explorer::wait(const Step& step, const WaitSite& site, const
 /// Until it is this rank's turn again.
 void Explorer::pass_on(int rank, std::unique_lock<std::mutex>& lock) {
   choose();
+  await_turn(rank, lock);
+}
+
+void Explorer::await_turn(int rank, std::unique_lock<std::mutex>& lock) {
   Rank& mine = ranks_[static_cast<size_t>(rank)];
-  mine.turn.wait(lock, [&] { return current_ == rank; });
+  if (mine.turn.wait_for(lock, kPatience, [&] { return current_ == rank; })) return;
+  mine.state = State::done;  // what it waits for is gone with its stack
+  throw Internal(Errc::internal, base::format("explorer: rank {} waited {} s for its turn, which rank {} has", rank,
+                                              kPatience.count(), current_));
 }
 
 void Explorer::run_on(int rank) {

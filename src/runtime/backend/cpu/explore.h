@@ -44,7 +44,7 @@ class Explorer final : public Observer {
 
   /// A path: each rank calls enter(), its part of the protocol, leave(). Between leave() and the next enter() no rank
   /// touches the heap before all have left. Inside, nothing may wait but on signals, words, flush, quiet and barrier
-  /// of channels.
+  /// of channels: whoever waits a minute for the others throws Internal.
   void enter(int rank);
   void leave(int rank);
 
@@ -74,6 +74,7 @@ class Explorer final : public Observer {
     Step step;
   };
   void pass_on(int rank, std::unique_lock<std::mutex>& lock);
+  void await_turn(int rank, std::unique_lock<std::mutex>& lock);
   void choose();
   void run_on(int rank);
   void finish();
