@@ -31,7 +31,7 @@ core::GatherState FusedRank::state_of(core::GatherTransport transport) {
   state.arrivals = &arrivals_.pod();
   const bool is_ce = transport == core::GatherTransport::ce;
   state.first_id = is_ce ? copied_.first : pushed_.first;
-  state.totals = is_ce ? totals_ : nullptr;
+  state.totals = is_ce ? gather_totals_ : nullptr;
   return state;
 }
 

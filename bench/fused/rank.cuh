@@ -92,6 +92,7 @@ class FusedRank {
     TileOrderKind order = TileOrderKind::own_last;
     int groups = ops::gemm_core::kMaxGroups;
     bool rounds_own = false, has_bias = false;
+    ops::gemm_core::ScatterTransport transport = ops::gemm_core::ScatterTransport::tma_slot;
   };
   Variant make_scatter(const Scattering& how);
   void make_sums();
@@ -121,10 +122,11 @@ class FusedRank {
   cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr;
   Channel& channel_;
   std::unique_ptr<exec::CublasLt> blas_;
-  Counters arrivals_;
-  SignalIds pushed_, copied_;   // written by CTAs, by streams
-  ChannelPod pod_;              // with the deadline of this bench
-  uint64_t* totals_ = nullptr;  // of copied_
+  Counters arrivals_, triggers_;
+  SignalIds pushed_, copied_, fetched_;  // written by CTAs, by streams
+  ChannelPod pod_;                       // with the deadline of this bench
+  runtime::cuda_peer::StreamCaps caps_;
+  uint64_t *gather_totals_ = nullptr, *scatter_totals_ = nullptr;  // of copied_, of fetched_
   uint32_t* error_ = nullptr;
 
   // ---- of the case ----
@@ -134,7 +136,7 @@ class FusedRank {
   std::vector<void*> memory_;
   Inbox inbox_;
   SymBuffer scratch_;  // where the limit's copies go
-  void* bias_ = nullptr;
+  void *bias_ = nullptr, *partial_ = nullptr;
   uint64_t epoch_ = 0;
   int turn_ = 0;
 };

@@ -38,6 +38,7 @@ void FusedRank::open_scatter() {
     for (void* Set::*result : {&Set::out, &Set::ordered, &Set::rounded, &Set::biased})
       s.*result = allocate(rows() * case_.n * 2);
   }
+  partial_ = allocate(case_.m * case_.n * 2);
   bias_ = allocate_filled(1, case_.n, {left(0, 0).seed, 1, 1.0, 0, 0});
 }
 
@@ -78,6 +79,7 @@ void FusedRank::make_sums() {
 Variant FusedRank::make_scatter(const Scattering& how) {
   const core::Instance* instance = core::find_scatter_instance(how.instance.c_str());
   if (instance == nullptr) throw_error(Errc::not_supported, how.instance + ": no fused instance");
+  const bool is_ce = how.transport == core::ScatterTransport::ce;
   auto prepared = std::make_shared<std::vector<core::PreparedScatter>>();
   for (const Set& s : sets_) {
     core::ScatterArgs args;
@@ -91,7 +93,14 @@ Variant FusedRank::make_scatter(const Scattering& how) {
     args.groups = how.groups;
     args.rounds_own = how.rounds_own;
     args.error = error_;
-    args.state = {&pod_, &inbox_.pod(), &arrivals_.pod(), pushed_.first};
+    args.transport = how.transport;
+    args.state.channel = &pod_;
+    args.state.inbox = &inbox_.pod();
+    args.state.arrivals = &arrivals_.pod();
+    args.state.first_id = is_ce ? fetched_.first : pushed_.first;
+    args.state.triggers = &triggers_.pod();
+    args.state.totals = scatter_totals_;
+    args.state.partial = partial_;
     if (how.has_bias) {
       args.alpha = kAlpha;
       args.bias = bias_;
@@ -104,8 +113,17 @@ Variant FusedRank::make_scatter(const Scattering& how) {
   v.name = how.name;
   v.is_shard = true;
   v.is_sampled = !how.has_bias;
-  v.enqueue = [this, prepared](int set) {
-    return core::launch_scatter((*prepared)[static_cast<size_t>(set)], true, stream_);
+  v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
+    const core::PreparedScatter& call = (*prepared)[static_cast<size_t>(set)];
+    ++epoch_;
+    if (!is_ce) return core::launch_scatter(call, true, stream_);
+    BENCH_CUDA(cudaEventRecord(fork_, stream_));
+    BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
+    OVERLACE_TRY(core::launch_scatter(call, false, stream_));
+    OVERLACE_TRY(core::queue_scatter(call, epoch_, caps_, copies_));
+    BENCH_CUDA(cudaEventRecord(join_, copies_));
+    BENCH_CUDA(cudaStreamWaitEvent(stream_, join_));
+    return {};
   };
   return v;
 }
@@ -128,6 +146,12 @@ void FusedRank::add_scatters(std::vector<Variant>* list) {
   rounded.name += ", bias";
   rounded.has_bias = true;
   add(rounded, &Set::biased, false, false);
+  for (const int q : {1, 2, 4}) {
+    if (!caps_.wait_value) break;  // streams cannot wait for tiles here
+    Scattering copied{base::format("ce q{}", q), instance, TileOrderKind::own_last, q};
+    copied.transport = core::ScatterTransport::ce;
+    add(copied, &Set::ordered);
+  }
   for (const core::Instance& other : core::scatter_instances()) {
     if (instance != other.name) add({std::string("slot ") + other.name, other.name}, nullptr);
   }

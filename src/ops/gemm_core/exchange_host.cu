@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <vector>
 
 #include "src/ops/gemm_core/exchange_host.cuh"
+#include "src/ops/gemm_core/host.cuh"
+#include "src/runtime/backend/cuda_peer/nodes.h"
 
 namespace overlace::ops::gemm_core {
 
@@ -35,6 +38,22 @@ void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangePa
 uint64_t pipeline_timeout_ns(const ExchangeState& state) {
   constexpr uint64_t kExtraNs = 2000000000;
   return 2 * state.channel->team.timeout_ns + kExtraNs;
+}
+
+base::Status initial_totals(const ChannelPod& channel, uint32_t first_id, int count, uint64_t step, uint64_t* totals) {
+  const TeamPod& team = channel.team;
+  std::vector<uint64_t> values;
+  for (int i = 0; i < count; ++i) {
+    for (int peer = 0; peer < team.size; ++peer) {
+      uint64_t now = 0;
+      const uint64_t* slot =
+          runtime::cuda_peer::slot_address(team, peer, first_id + static_cast<uint32_t>(i), team.rank);
+      OVERLACE_TRY(cuda_status(cudaMemcpy(&now, slot, sizeof now, cudaMemcpyDeviceToHost), "cudaMemcpy"));
+      values.push_back(now + step);
+    }
+  }
+  return cuda_status(cudaMemcpy(totals, values.data(), values.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
+                     "cudaMemcpy");
 }
 
 int64_t rows_of(std::span<const int64_t> row_offsets, int rank) {

@@ -24,6 +24,10 @@ void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangePa
 /// The pipeline waits for longer than its load thread waits for a peer.
 uint64_t pipeline_timeout_ns(const ExchangeState& state);
 
+/// Where a copy engine posts flags: what those of the first call post, `step` more than the slots of this rank hold
+/// now. (count, ranks), in device memory. Synchronises.
+base::Status initial_totals(const ChannelPod& channel, uint32_t first_id, int count, uint64_t step, uint64_t* totals);
+
 /// Rows of `rank`, and of the rank that has most.
 int64_t rows_of(std::span<const int64_t> row_offsets, int rank);
 int64_t longest_rows(std::span<const int64_t> row_offsets);

@@ -182,19 +182,4 @@ base::Status queue_copies(const PreparedGather& prepared, uint64_t epoch, cudaSt
   return node::stream_post(node::slot_address(team, team.rank, g.ready_id, team.rank), g.totals + team.rank, copies);
 }
 
-base::Status initial_totals(const ChannelPod& channel, uint32_t ready_id, int pieces, uint64_t* totals) {
-  const TeamPod& team = channel.team;
-  std::vector<uint64_t> values;
-  for (int piece = 0; piece < pieces; ++piece) {
-    for (int peer = 0; peer < team.size; ++peer) {
-      uint64_t now = 0;
-      const uint64_t* slot = node::slot_address(team, peer, ready_id + static_cast<uint32_t>(piece), team.rank);
-      OVERLACE_TRY(cuda_status(cudaMemcpy(&now, slot, sizeof now, cudaMemcpyDeviceToHost), "cudaMemcpy"));
-      values.push_back(now + kShares);
-    }
-  }
-  return cuda_status(cudaMemcpy(totals, values.data(), values.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
-                     "cudaMemcpy");
-}
-
 }  // namespace overlace::ops::gemm_core

@@ -20,7 +20,7 @@ enum class GatherTransport : int32_t { store_own, ce };
 
 /// The inbox: two buffers of M K elements. `first_id`: ready, the first of `pieces`.
 struct GatherState : ExchangeState {
-  uint64_t* totals = nullptr;  // ce: (pieces, ranks) in device memory, from initial_totals
+  uint64_t* totals = nullptr;  // ce: (pieces, ranks) in device memory, from initial_totals(kShares)
 };
 
 struct GatherArgs {
@@ -57,8 +57,5 @@ base::Result<PreparedGather> prepare_gather(const Instance& instance, const Gath
 base::Status queue_copies(const PreparedGather& prepared, uint64_t epoch, cudaStream_t copies);
 /// Queues the kernel. `starts_early` as launch() has it; not with ce, where events order the calls.
 base::Status launch_gather(const PreparedGather& prepared, bool starts_early, cudaStream_t stream);
-
-/// ce: what the first call's flags post: kShares more than the slots hold now. (pieces, ranks). Synchronises.
-base::Status initial_totals(const ChannelPod& channel, uint32_t ready_id, int pieces, uint64_t* totals);
 
 }  // namespace overlace::ops::gemm_core

@@ -11,10 +11,22 @@
 #include "src/ops/gemm_core/exchange_host.cuh"
 #include "src/ops/gemm_core/scatter.cuh"
 #include "src/ops/gemm_core/scatter_instances.h"
+#include "src/runtime/backend/cuda_peer/stream_ops.h"
 
 namespace overlace::ops::gemm_core {
 
-/// Bytes of a buffer of the inbox; `first_id` of the state: kMaxGroups ids of CTAs.
+/// tma_slot: the kernel stores into the owners' inboxes; nothing else is queued, graphs may capture it. ce: it stores
+/// here, copies on a stream of their own (queue_scatter) bring groups of tiles to the owners.
+enum class ScatterTransport : int32_t { tma_slot, ce };
+
+/// `first_id`: kMaxGroups ids, of CTAs; with ce of streams.
+struct ScatterState : ExchangeState {
+  const CountersPod* triggers = nullptr;  // ce: kMaxGroups per rank, 0
+  uint64_t* totals = nullptr;             // ce: (kMaxGroups, ranks) in device memory, from initial_totals(1)
+  void* partial = nullptr;                // ce: (M, N), rows of peers
+};
+
+/// Bytes of a buffer of the inbox.
 uint64_t scatter_inbox_bytes(std::span<const int64_t> row_offsets, int64_t n);
 
 struct ScatterArgs {
@@ -24,13 +36,14 @@ struct ScatterArgs {
   const void* bias = nullptr;            // (N), or null
   std::span<const int64_t> row_offsets;  // ranks + 1
   int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
-  TileOrderKind order = TileOrderKind::own_last;  // or interleaved
+  ScatterTransport transport = ScatterTransport::tma_slot;
+  TileOrderKind order = TileOrderKind::own_last;  // or, not with ce, interleaved
   int groups = kMaxGroups;                        // that the tiles for an owner are told in, at most
   int swizzle = 8;
   bool rounds_own = false;  // level 2: the own partial is rounded too
   float alpha = 1;          // of the sum; the bias is added behind it
   uint32_t* error = nullptr;
-  ExchangeState state;
+  ScatterState state;
 };
 
 /// Everything a launch needs; reusable while the pointers hold. All ranks use the same instance, order, groups and
@@ -39,10 +52,17 @@ struct PreparedScatter {
   ScatterGemmParams params;
   const Instance* instance = nullptr;
   int clusters = 0;
+  int64_t tile_cols = 0;  // of a cluster
+  const char* partial = nullptr;
 };
 /// invalid_argument names the argument, the value and what is wanted.
 base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const ScatterArgs& args);
 /// Queues; capturable. `starts_early` as launch() has it.
 base::Status launch_scatter(const PreparedScatter& prepared, bool starts_early, cudaStream_t stream);
+
+/// ce: queues the copies of call `epoch` (1, 2, ... of the inbox), behind waits for the tiles of the kernel, which is
+/// queued before. `copies` is behind the call before; the caller's stream goes behind `copies` afterwards.
+base::Status queue_scatter(const PreparedScatter& prepared, uint64_t epoch, const runtime::cuda_peer::StreamCaps& caps,
+                           cudaStream_t copies);
 
 }  // namespace overlace::ops::gemm_core

@@ -1,4 +1,5 @@
-// Tells the owner of a tile that this consumer warpgroup's part of it lies in its inbox.
+// Tells the owner of a tile that this consumer warpgroup's part of it lies in its inbox, or the copy engine that it may
+// fetch it.
 #pragma once
 
 #include "src/ops/gemm_core/mainloop.cuh"
@@ -13,9 +14,13 @@ struct SignalPeer {
   const TileOrder* order;
   __device__ __forceinline__ void done(const Tile& tile) {
     if (tile.at.shard == order->rank) return;
-    const auto id = s->arrive_id + static_cast<uint32_t>(group_of(s->groups, *order, tile.at));
+    const auto group = static_cast<uint32_t>(group_of(s->groups, *order, tile.at));
     ptx::fence_sys();
-    device::signal_add_relaxed(s->channel, tile.at.shard, id);
+    if (s->totals == nullptr) {
+      device::signal_add_relaxed(s->channel, tile.at.shard, s->arrive_id + group);
+    } else {
+      device::counter_add_system(s->triggers, static_cast<uint32_t>(tile.at.shard) * kMaxGroups + group);
+    }
   }
 };
 
