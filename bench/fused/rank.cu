@@ -15,7 +15,8 @@ namespace core = ops::gemm_core;
 
 constexpr int64_t kRotatedBytes = int64_t{2} * 60 * 1000 * 1000;  // twice the L2 of an H200
 constexpr int64_t kSamples = 1024;
-constexpr double kMaxError = 0.02;  // of the rms: rounding to bf16 gives 2^-9 of the largest element
+constexpr double kMaxError = 0.02;       // of the rms: rounding to bf16 gives 2^-9 of the largest element
+constexpr double kMaxErrorOfSum = 0.04;  // where partials were rounded before
 constexpr uint64_t kSeed = 11;
 constexpr uint64_t kDeadlineNs = 5000000000;  // of waits in kernels
 
@@ -239,7 +240,7 @@ void FusedRank::check(Variant& variant, int set) {
                              kSamples, kSeed + static_cast<uint64_t>(set), stream_);
   found.status().or_throw();
   variant.timed.max_error = std::max(variant.timed.max_error, found->max_error);
-  if (found->finite && found->max_error <= kMaxError) return;
+  if (found->finite && found->max_error <= (variant.is_shard ? kMaxErrorOfSum : kMaxError)) return;
   throw_error(Errc::internal, base::format("{}: {}: rank {}, set {}: error {} of rms, finite {}", title(case_),
                                            variant.name, rank_, set, found->max_error, found->finite));
 }
