@@ -63,7 +63,7 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
       base::format("{} {} q{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
                    how.pieces, how.waits ? "" : " unwaited");
   if (how.waits) v.bits = &Set::core;
-  v.is_wrong = !how.waits;
+  v.timed.is_wrong = !how.waits;
   v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
     const core::PreparedGather& call = (*prepared)[static_cast<size_t>(set)];
     ++epoch_;

@@ -328,7 +328,7 @@ std::vector<Timed> FusedRank::run(const Case& c) {
   runtime_.synchronize();
   group_.meet();  // every kernel is loaded everywhere before one waits for a peer
   for (Variant& v : list) {
-    if (!v.is_wrong) verify(v);
+    if (!v.timed.is_wrong) verify(v);
     if (v.name == "gemm_core" && !is_gather()) make_sums();
   }
   std::vector<Variant*> timed;

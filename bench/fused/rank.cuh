@@ -55,7 +55,6 @@ struct Variant {
   bool sets_bits = false;      // or are these
   bool is_shard = false;       // rs: the result is `out`, a sum over ranks
   bool is_sampled = true;      // against fp64
-  bool is_wrong = false;       // by intent: not verified
   bool is_timed = true;
   Timed timed{};
 };

@@ -35,7 +35,10 @@ void print(const Outcome& outcome) {
   std::printf("%s\n", title(c).c_str());
   for (const Timed& v : outcome.variants) {
     if (v.us.empty()) {
-      std::printf("  %-34s verified, error %.4f of rms\n", v.name.c_str(), v.max_error);
+      if (v.is_wrong)
+        std::printf("  %-34s wrong by intent, not verified\n", v.name.c_str());
+      else
+        std::printf("  %-34s verified, error %.4f of rms\n", v.name.c_str(), v.max_error);
       continue;
     }
     const double us = base::median(v.us);
@@ -63,7 +66,10 @@ void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& pa
     Json variants = Json::array();
     for (const Timed& v : outcome.variants) {
       Json one = Json::object();
-      one.set("name", v.name).set("max_error", v.max_error).set("host_us", v.host_us);
+      one.set("name", v.name)
+          .set("max_error", v.max_error)
+          .set("host_us", v.host_us)
+          .set("wrong_by_intent", v.is_wrong);
       if (!v.us.empty()) one.set("time_us", time_json(v.us));
       variants.push_back(std::move(one));
     }

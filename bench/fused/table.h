@@ -32,6 +32,7 @@ struct Timed {
   std::vector<double> us{};  // worst rank, per call and burst; empty: verified only
   double host_us = 0;        // worst rank, to queue a call
   double max_error = 0;      // of rank 0, against fp64, of the rms
+  bool is_wrong = false;     // by intent: traffic without waiting; never verified, no competitor
 };
 struct Outcome {
   Case of;
