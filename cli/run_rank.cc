@@ -3,16 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <future>
-#include <thread>
 
 #include "cli/measure.h"
 #include "cli/progress.h"
 #include "cli/run_check.h"
 #include "cli/run_crew.h"
 #include "cli/run_memory.h"
+#include "cli/run_oracle.h"
 #include "cli/run_outputs.h"
 #include "cli/run_result.h"
 #include "cli/version.h"
@@ -55,7 +53,6 @@ class RankRun {
   Status choose();
   Status check();
   Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
-  Result<std::vector<double>> oracle_in_background();
   Status time_site(const model::Site& site, SiteResult* result);
   Status time_layers();
   Status repeat_forward();
@@ -185,28 +182,6 @@ Result<std::vector<float>> RankRun::whole_output(const SiteSchedules& schedules,
   return whole;
 }
 
-/// On rank 0. The other ranks wait in short exchanges, so that neither a long oracle reaches their deadline nor a lost
-/// rank stays unseen.
-Result<std::vector<double>> RankRun::oracle_in_background() {
-  std::future<Result<std::vector<double>>> work;
-  if (is_first()) {
-    const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    work = std::async(std::launch::async, [&, threads] {
-      return model::oracle(plan_.config, plan_.problem, input_, runtime_.device(), threads);
-    });
-  }
-  constexpr auto kBeat = std::chrono::milliseconds(250);
-  for (bool running = true; running;) {
-    const double mine = is_first() && work.wait_for(kBeat) != std::future_status::ready ? 1 : 0;
-    const auto any = crew_->max_over_ranks({mine});
-    if (!any.ok()) return any.status();
-    running = any->front() > 0;
-  }
-  Result<std::vector<double>> out = is_first() ? work.get() : std::vector<double>{};
-  OVERLACE_TRY(agree_on(team_, out.ok() ? Status() : out.status()));
-  return out;
-}
-
 Status RankRun::check() {
   progress_.begin("running the layers", kCheckWeight / 3);
   std::vector<float> unused;
@@ -217,7 +192,7 @@ Status RankRun::check() {
   if (!output.ok()) return output.status();
   output_ = std::move(*output);
   progress_.begin("computing the fp64 oracle", kCheckWeight * 2 / 3);
-  const auto oracle = oracle_in_background();
+  const auto oracle = oracle_in_background(plan_, input_, runtime_, *crew_);
   if (!oracle.ok()) return oracle.status();
   if (is_first()) {
     int64_t depth = 0;

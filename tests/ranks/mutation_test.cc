@@ -1,7 +1,6 @@
 // Schedules and steps with one rule broken. Each mutant must be caught: by the static checks, or when it runs under the
 // adversary. docs/design/testing.md has the table.
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -11,17 +10,13 @@
 #include "src/ops/reduce/bodies.h"
 #include "src/runtime/backend/cpu/observer.h"
 #include "src/spec/check.h"
-#include "tests/ranks/ops_cases.h"
-#include "tests/ranks/support/explore.h"
-#include "tests/ranks/support/seeds.h"
+#include "tests/ranks/whole_cases.h"
 
 namespace overlace::test {
 namespace {
 
 using spec::Schedule;
 using spec::Task;
-
-constexpr int kRanks = 3;
 
 /// Copies to peers that say when they have arrived.
 bool is_push(const Task& task) {
@@ -139,14 +134,6 @@ class NoFences final : public runtime::Observer {
   bool before(const runtime::Step& step) override { return step.kind != runtime::Step::Kind::fence; }
 };
 
-/// Leaves out the signals of rank 1 to rank 0.
-class NoSignal final : public runtime::Observer {
- public:
-  bool before(const runtime::Step& step) override {
-    return step.kind != runtime::Step::Kind::add || step.rank != 1 || step.peer != 0;
-  }
-};
-
 struct Mutation {
   const char* name;
   Mutate mutate;
@@ -179,31 +166,6 @@ std::string checks(const Schedule& schedule) {
   std::string text;
   for (const std::string& code : codes) text += (text.empty() ? "" : " ") + code;
   return text;
-}
-
-Case case_of(const std::string& op, const std::string& family) {
-  return {.op = op, .family = family, .degree = 2, .m = 24, .n = 6, .k = 10};
-}
-
-/// Families with signals of their own that give a result.
-std::vector<std::string> whole_families(const std::string& op) {
-  std::vector<std::string> all = spec::families(op);
-  std::erase_if(all,
-                [](const std::string& f) { return f == "compute" || f == "comm" || f == "limit" || f == "library"; });
-  return all;
-}
-
-spec::OpSpec spec_of(const Case& c) {
-  return {.op = c.op,
-          .m = c.m,
-          .n = c.n,
-          .k = c.k,
-          .ranks = kRanks,
-          .dtype = c.in,
-          .out_dtype = c.out,
-          .b_layout = c.layout,
-          .bias = false,
-          .row_offsets = {}};
 }
 
 /// Six calls with one seed of the adversary: the first wrong element or error of any rank, "" if all was right.
@@ -240,7 +202,7 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
     }
     runtime.abort(Errc::aborted, "caught");
   };
-  run_bootstraps(kRanks, Mode::threads_adversary, [&](Bootstrap& bootstrap) {
+  run_bootstraps(kWholeRanks, Mode::threads_adversary, [&](Bootstrap& bootstrap) {
     Runtime runtime = Runtime::open(bootstrap, runtime_options(Mode::threads_adversary, options));
     try {
       body(runtime);
@@ -252,32 +214,26 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
   return first;
 }
 
-/// Calls 2 and 3 of each path under the explorer; the first call, which allocates and agrees, comes before.
-ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Observer* filter = nullptr) {
-  const auto make = [&](Runtime& runtime) -> Protocol {
-    Channel* const channel = &runtime.world().channel(StreamRef::cpu());
-    const auto operands = std::make_shared<Operands>(c, *channel);
-    const auto call = [=, &c, &schedule](int64_t seed) {
-      operands->fill(seed);
-      const exec::Bindings bindings = {
-          {"A", operands->a()}, {"B", operands->b()}, {c.op == "ag_gemm" ? "C" : "Y", operands->out().view}};
-      const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::reduce_bodies(*channel));
-      return status.ok() ? operands->mismatch() : status.message();
-    };
-    EXPECT_EQ(call(1), "");
-    return [call] { return call(2) + call(3); };
-  };
-  const uint64_t paths = 10 * static_cast<uint64_t>(seeds().count);
-  return explore(
-      {.ranks = kRanks, .num_seeds = paths, .first_seed = seeds().first, .max_steps = 20000, .filter = filter}, make);
+/// A mutation of one operator's schedules.
+struct Mutant {
+  const char* op;
+  const Mutation* mutation;
+};
+std::vector<Mutant> mutants() {
+  std::vector<Mutant> all;
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+    for (const Mutation& mutation : kMutations) all.push_back({op, &mutation});
+  return all;
 }
+void PrintTo(const Mutant& one, std::ostream* out) { *out << one.op << " " << one.mutation->name; }
 
-class MutationTest : public testing::TestWithParam<std::tuple<const char*, Mutation>> {
+class MutationTest : public testing::TestWithParam<Mutant> {
  protected:
   /// Whole schedules of the operator, before they are broken.
   template <class F>
   void for_each_family(F use) {
-    const auto [op, mutation] = GetParam();
+    const std::string op = GetParam().op;
+    const Mutation& mutation = *GetParam().mutation;
     for (const std::string& family : whole_families(op)) {
       const Case c = case_of(op, family);
       Schedule schedule = spec::make_schedule(spec_of(c), family, c.degree);
@@ -312,40 +268,13 @@ TEST_P(MutationTest, TheAdversaryCatchesIt) {
       caught = run(c, schedule, mutation, seed);
     EXPECT_EQ(!caught.empty(), is_caught) << mutation.name << " of " << c.text() << ": " << caught;
   });
-  const bool has_none = std::get<0>(GetParam()) == std::string("ag_gemm") &&
-                        std::get<1>(GetParam()).name == std::string("missing_dependency");  // its copies need none
+  const bool has_none = GetParam().op == std::string("ag_gemm") &&
+                        GetParam().mutation->name == std::string("missing_dependency");  // its copies need none
   EXPECT_EQ(num_mutants == 0, has_none) << num_mutants;
 }
 
-TEST(Mutation, SoundSchedulesHoldOnPathsOfTheExplorer) {
-  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
-    for (const std::string& family : whole_families(op)) {
-      const Case c = case_of(op, family);
-      const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), family, c.degree));
-      EXPECT_EQ(report.failure, "") << c.text();
-      EXPECT_GE(report.paths, 10u);
-    }
-}
-
-/// What the deadline says after a while, the explorer says at once, with everybody's waits.
-TEST(Mutation, TheExplorerNamesTheDeadlockOfAMissingSignal) {
-  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    const Case c = case_of(op, "hetero_fused_1d");
-    Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
-    EXPECT_EQ(explore_calls(c, schedule).failure, "") << op;
-    NoSignal no_signal;
-    const ExploreReport report = explore_calls(c, schedule, &no_signal);
-    EXPECT_NE(report.failure.find("deadlock: "), std::string::npos) << op << ": " << report.failure;
-    EXPECT_NE(report.failure.find(", signal "), std::string::npos) << op << ": " << report.failure;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Protocols, MutationTest,
-                         testing::Combine(testing::Values("ag_gemm", "gemm_rs", "gemm_ar"),
-                                          testing::ValuesIn(kMutations)),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)) + "_" + std::get<1>(test.param).name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Protocols, MutationTest, testing::ValuesIn(mutants()),
+                         [](const auto& test) { return std::string(test.param.op) + "_" + test.param.mutation->name; });
 
 }  // namespace
 }  // namespace overlace::test

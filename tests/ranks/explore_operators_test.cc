@@ -1,0 +1,70 @@
+// Calls of operators on paths of the explorer.
+#include <memory>
+#include <string>
+
+#include "src/exec/run.h"
+#include "src/ops/reduce/bodies.h"
+#include "src/runtime/backend/cpu/observer.h"
+#include "tests/ranks/support/explore.h"
+#include "tests/ranks/support/seeds.h"
+#include "tests/ranks/whole_cases.h"
+
+namespace overlace::test {
+namespace {
+
+using spec::Schedule;
+
+/// Leaves out the signals of rank 1 to rank 0.
+class NoSignal final : public runtime::Observer {
+ public:
+  bool before(const runtime::Step& step) override {
+    return step.kind != runtime::Step::Kind::add || step.rank != 1 || step.peer != 0;
+  }
+};
+
+/// Calls 2 and 3 of each path under the explorer; the first call, which allocates and agrees, comes before.
+ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Observer* filter = nullptr) {
+  const auto make = [&](Runtime& runtime) -> Protocol {
+    Channel* const channel = &runtime.world().channel(StreamRef::cpu());
+    const auto operands = std::make_shared<Operands>(c, *channel);
+    const auto call = [=, &c, &schedule](int64_t seed) {
+      operands->fill(seed);
+      const exec::Bindings bindings = {
+          {"A", operands->a()}, {"B", operands->b()}, {c.op == "ag_gemm" ? "C" : "Y", operands->out().view}};
+      const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::reduce_bodies(*channel));
+      return status.ok() ? operands->mismatch() : status.message();
+    };
+    EXPECT_EQ(call(1), "");
+    return [call] { return call(2) + call(3); };
+  };
+  const uint64_t paths = 10 * static_cast<uint64_t>(seeds().count);
+  return explore(
+      {.ranks = kWholeRanks, .num_seeds = paths, .first_seed = seeds().first, .max_steps = 20000, .filter = filter},
+      make);
+}
+
+TEST(ExploreOperators, SoundSchedulesHoldOnPathsOfTheExplorer) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+    for (const std::string& family : whole_families(op)) {
+      const Case c = case_of(op, family);
+      const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), family, c.degree));
+      EXPECT_EQ(report.failure, "") << c.text();
+      EXPECT_GE(report.paths, 10u);
+    }
+}
+
+/// What the deadline says after a while, the explorer says at once, with everybody's waits.
+TEST(ExploreOperators, TheExplorerNamesTheDeadlockOfAMissingSignal) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const Case c = case_of(op, "hetero_fused_1d");
+    Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
+    EXPECT_EQ(explore_calls(c, schedule).failure, "") << op;
+    NoSignal no_signal;
+    const ExploreReport report = explore_calls(c, schedule, &no_signal);
+    EXPECT_NE(report.failure.find("deadlock: "), std::string::npos) << op << ": " << report.failure;
+    EXPECT_NE(report.failure.find(", signal "), std::string::npos) << op << ": " << report.failure;
+  }
+}
+
+}  // namespace
+}  // namespace overlace::test
