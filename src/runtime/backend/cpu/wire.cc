@@ -12,9 +12,11 @@
 namespace overlace::runtime {
 namespace {
 
-// A piece of the link is what passes in this time, so that a stream of pieces looks continuous to whoever waits for it.
-constexpr double kPieceSeconds = 50e-6;
-constexpr size_t kMinPieceBytes = 4096, kMaxPieceBytes = 1 << 20;
+// A piece of the link is what passes in this time. Each piece wakes the progress thread on a core that computes: with
+// pieces of 50 us the layer of model tiny hid 35 to 43 % at 200 MB/s on two cores, with these 87 to 89 %. A piece is
+// copied when its last byte is due, so its size is bounded by what a copy may be late.
+constexpr double kPieceSeconds = 500e-6;
+constexpr size_t kMinPieceBytes = 4096, kMaxPieceBytes = 128 << 10;
 
 uint32_t thread_number() {
   static std::atomic<uint32_t> next{1};
