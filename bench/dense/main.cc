@@ -15,6 +15,7 @@
 #include <random>
 
 #include "bench/common/gpu.h"
+#include "bench/common/record.h"
 #include "bench/dense/workload.h"
 #include "overlace/bootstrap.h"
 #include "overlace/net_engine.h"
@@ -111,15 +112,6 @@ double seconds_now() {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
-}
-
-std::string utc_now() {
-  char text[32];
-  const time_t now = time(nullptr);
-  tm parts{};
-  gmtime_r(&now, &parts);
-  strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
 }
 
 class Bench {
@@ -335,15 +327,10 @@ class Bench {
     row.set("data", base::format("normal(0,1), weights / sqrt(K), seed {}", options_.seed)).set("method", method);
     row.set("competitor", x.name).set("schedule", x.schedule.family).set("reason", x.reason).set("status", x.status);
     if (!x.samples_us.empty()) {
-      std::vector<double> s = x.samples_us;
-      base::Json time = base::Json::object();
-      base::Json samples = base::Json::array();
-      for (double v : s) samples.push_back(v);
-      time.set("median", base::median(s)).set("p10", base::percentile(s, 10)).set("p90", base::percentile(s, 90));
-      time.set("min", *std::min_element(s.begin(), s.end())).set("samples", samples);
-      time.set("over_library", library > 0 ? base::median(s) / library : 0);
-      time.set("over_serial", serial > 0 ? base::median(s) / serial : 0)
-          .set("over_limit", limit > 0 ? base::median(s) / limit : 0);
+      base::Json time = time_json(x.samples_us);
+      const double median = base::median(x.samples_us);
+      time.set("over_library", library > 0 ? median / library : 0);
+      time.set("over_serial", serial > 0 ? median / serial : 0).set("over_limit", limit > 0 ? median / limit : 0);
       base::Json verify = base::Json::object();
       verify.set("oracle", "fp64, 2048 sampled elements and every element against library");
       verify.set("rms_error", x.before.rms_error)

@@ -1,6 +1,7 @@
 #include "src/device/mem/tma.cuh"
 #include "src/device/sync/barrier.cuh"
 #include "tests/gpu/support/kernels.h"
+#include "tests/gpu/support/put_by_tma.cuh"
 
 namespace overlace::test {
 namespace {
@@ -22,23 +23,6 @@ __global__ void compare(const uint8_t* data, uint64_t bytes, uint32_t seed, uint
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < bytes; i += step)
     count += data[i] != device_pattern(seed, i);
   if (count != 0) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), static_cast<unsigned long long>(count));
-}
-
-constexpr uint32_t kStage = 8192;
-
-__device__ void put_by_tma(const ChannelPod& channel, int peer, uint64_t offset, const char* src, uint64_t bytes) {
-  __shared__ alignas(128) char stage[kStage];
-  for (uint64_t at = 0; at < bytes; at += kStage) {
-    const uint32_t part = bytes - at < kStage ? static_cast<uint32_t>(bytes - at) : kStage;
-    for (uint32_t i = threadIdx.x; i < part; i += blockDim.x) stage[i] = src[at + i];
-    device::ptx::fence_shared_to_bulk();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      device::put_tma(channel, peer, offset + at, stage, part);
-      device::flush();
-    }
-    __syncthreads();
-  }
 }
 
 __global__ void put_signal(const __grid_constant__ ChannelPod channel, Put how, int peer, uint64_t offset,

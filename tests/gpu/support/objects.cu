@@ -3,6 +3,7 @@
 #include "src/device/sync/counter.cuh"
 #include "src/device/sync/inbox.cuh"
 #include "tests/gpu/support/objects.h"
+#include "tests/gpu/support/put_by_tma.cuh"
 
 namespace overlace::test {
 namespace {
@@ -113,23 +114,6 @@ __global__ void fill_and_count(uint8_t* data, uint32_t bytes, uint32_t seed,
   }
   __syncthreads();
   if (threadIdx.x == 0) device::counter_add_system(counters, index);
-}
-
-constexpr uint32_t kStage = 8192;
-
-__device__ void put_by_tma(const RegionPod& region, int peer, uint64_t offset, const char* src, uint64_t bytes) {
-  __shared__ alignas(128) char stage[kStage];
-  for (uint64_t at = 0; at < bytes; at += kStage) {
-    const uint32_t part = bytes - at < kStage ? static_cast<uint32_t>(bytes - at) : kStage;
-    for (uint32_t i = threadIdx.x; i < part; i += blockDim.x) stage[i] = src[at + i];
-    device::ptx::fence_shared_to_bulk();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      device::put_tma(region, peer, offset + at, stage, part);
-      device::flush();
-    }
-    __syncthreads();
-  }
 }
 
 __global__ void region_put(const __grid_constant__ ChannelPod channel, const __grid_constant__ RegionPod region,
