@@ -21,13 +21,15 @@ struct GpuRule {
 };
 constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512, "hetero_unfused_1d", 1, "one GEMM per shard"},
                                  {"gemm_rs", 256, 256, "hetero_unfused_1d", 1, "one GEMM per shard"},
-                                 {"gemm_ar", 1024, 1024, "hetero_unfused_1d", 1, "one GEMM per shard"}};
+                                 {"gemm_ar", 512, 512, "hetero_unfused_1d", 1, "one GEMM per shard"}};
 constexpr double kBusyLink = 0.2;
-/// gemm_ar: the sums of a group of chunks go out while the next group is computed. Chunks under this lose more to
-/// copies and partial waves than they hide (bench/results/gemm_ar_x2.jsonl; decision 004).
-constexpr int64_t kMinGroupedChunk = int64_t{16} << 20;
+/// gemm_ar: the sums of a group of chunks go out while the next group is computed. Groups of which a rank sends less
+/// lose more to copies and partial waves than they hide, and where the links are busy for longer than the GEMMs the
+/// tail is not what costs (bench/results/gemm_ar.jsonl and gemm_ar_x2.jsonl; decision 004).
+constexpr int64_t kMinSentPerGroup = int64_t{16} << 20;
 constexpr int64_t kMaxGroups = 4;
-constexpr double kMinHiddenUs = 25;  // less than this is lost to flags and launches
+constexpr double kMaxGroupedShare = 0.5;  // of the GEMM, of one of the two passes
+constexpr double kMinHiddenUs = 25;       // less than this is lost to flags and launches
 
 constexpr int64_t kMinRowsCpu = 64;
 constexpr double kMinGain = 0.05;  // of the library's time, expected; less is within the model's error
@@ -142,6 +144,15 @@ Choice library(const spec::OpSpec& op, std::string reason) {
   return {spec::make_schedule(op, "library"), std::move(reason) + ": library"};
 }
 
+int groups_on_gpus(const spec::OpSpec& op, double share) {
+  if (op.op != "gemm_ar" || share > kMaxGroupedShare) return 1;
+  const int64_t rows = op.m / op.ranks * (op.ranks - 1);
+  const int64_t sent = rows * op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
+  int groups = 1;
+  while (groups < kMaxGroups && sent / (2 * groups) >= kMinSentPerGroup) groups *= 2;
+  return groups;
+}
+
 Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
   const int64_t rows = op.m / op.ranks;
   const double share = t.gemm > 0 ? t.transfer / t.gemm : 0, hidden = std::min(t.gemm, t.transfer);
@@ -154,11 +165,9 @@ Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
     const std::string facts = base::format("shards of {} rows, {} wanted where the transfer takes {:.0f} % of the GEMM",
                                            rows, wanted, 100 * share);
     if (rows < wanted) return library(op, facts);
-    const int64_t shard_bytes = rows * op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
-    const int64_t groups = std::min(kMaxGroups, shard_bytes / kMinGroupedChunk);
-    if (op.op == "gemm_ar" && groups > 1)
-      return {spec::make_schedule(op, "grouped_unfused_1d", static_cast<int>(groups)),
-              base::format("{}: {} groups of chunks of at least 16 MiB", facts, groups)};
+    if (const int groups = groups_on_gpus(op, share); groups > 1)
+      return {spec::make_schedule(op, "grouped_unfused_1d", groups),
+              base::format("{}: {} groups of at least 16 MiB sent by each rank", facts, groups)};
     return {spec::make_schedule(op, rule.family, rule.degree), facts + ": " + rule.name};
   }
   return library(op, base::format("no measured rule for {}", op.op));

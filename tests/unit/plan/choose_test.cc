@@ -53,13 +53,24 @@ TEST(Choose, HidesTransfersWorthHiding) {
 }
 
 TEST(Choose, GroupsLargeAllReducesOnGpus) {
-  const Choice small = choose(op_of("gemm_ar", 4096, 8192, 2048), kH200);
-  EXPECT_EQ(small.schedule.family, "hetero_unfused_1d_ar") << small.reason;
-  const Choice two = choose(op_of("gemm_ar", 8192, 8192, 2048), kH200);
-  EXPECT_EQ(two.schedule.family, "grouped_unfused_1d_ar") << two.reason;
-  EXPECT_EQ(degree(two), 2);
-  EXPECT_NE(two.reason.find("2 groups"), std::string::npos) << two.reason;
-  EXPECT_EQ(degree(choose(op_of("gemm_ar", 65536, 8192, 2048), kH200)), 4);
+  const auto groups = [](int64_t m, int64_t k, int ranks) {
+    const Choice choice = choose(op_of("gemm_ar", m, 8192, k, ranks), kH200);
+    const bool grouped = choice.schedule.family == "grouped_unfused_1d_ar";
+    EXPECT_TRUE(grouped || choice.schedule.family == "hetero_unfused_1d_ar") << choice.reason;
+    const int64_t count = grouped ? degree(choice) : 1;
+    EXPECT_EQ(choice.reason.find(std::to_string(count) + " groups") != std::string::npos, grouped) << choice.reason;
+    return count;
+  };
+  EXPECT_EQ(groups(2048, 7168, 4), 1);
+  EXPECT_EQ(groups(4096, 7168, 4), 2);
+  EXPECT_EQ(groups(8192, 7168, 4), 4);
+  EXPECT_EQ(groups(65536, 7168, 4), 4);
+  EXPECT_EQ(groups(4096, 2048, 2), 2);
+  EXPECT_EQ(groups(8192, 2048, 2), 4);
+  // Four ranks and a short K: the links are busy for longer than the GEMMs, and groups made it slower.
+  EXPECT_EQ(groups(8192, 2048, 4), 1);
+  const Choice small = choose(op_of("gemm_ar", 1024, 8192, 7168), kH200);
+  EXPECT_NE(small.reason.find("shards of 256 rows, 512 wanted"), std::string::npos) << small.reason;
 }
 
 TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
