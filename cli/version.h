@@ -1,8 +1,10 @@
-// Version of the command line and the library.
+// Version of the command line: the library's.
 #pragma once
+
+#include "src/base/version.h"
 
 namespace overlace::cli {
 
-inline constexpr const char* kVersion = "0.1.0";
+using base::kVersion;
 
 }  // namespace overlace::cli

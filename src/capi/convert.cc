@@ -1,0 +1,116 @@
+#include "src/capi/convert.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace overlace::capi {
+namespace {
+
+constexpr int kMaxRanks = 1024;
+/// Elements of a tensor and addresses within it; far beyond what there is.
+constexpr int64_t kMaxElements = int64_t{1} << 46;
+
+bool is_dtype(int dtype) { return dtype >= OVL_FP64 && dtype <= OVL_U8; }
+
+static_assert(OVL_FP64 == static_cast<int>(DType::fp64) && OVL_BF16 == static_cast<int>(DType::bf16) &&
+              OVL_I64 == static_cast<int>(DType::i64) && OVL_U8 == static_cast<int>(DType::u8));
+
+}  // namespace
+
+base::Result<DType> dtype_of(const Argument& argument, int dtype) {
+  if (is_dtype(dtype)) return static_cast<DType>(dtype);
+  return base::invalid_argument("{}: {} is {}, wanted 0 (fp64) to {} (u8)", argument.call, argument.name, dtype,
+                                static_cast<int>(OVL_U8));
+}
+
+base::Result<TensorView> view_of(const Argument& argument, const ovl_tensor& tensor) {
+  TensorView view;
+  if (tensor.ndim == 0) return view;
+  const auto refuse = [&](std::string_view field, int64_t got, std::string_view wanted) {
+    return base::invalid_argument("{}: {}.{} is {}, wanted {}", argument.call, argument.name, field, got, wanted);
+  };
+  if (tensor.ndim < 0 || tensor.ndim > 4) return refuse("ndim", tensor.ndim, "0 to 4");
+  if (!is_dtype(tensor.dtype)) return refuse("dtype", tensor.dtype, "0 (fp64) to 9 (u8)");
+  view.data = tensor.data;
+  view.dtype = static_cast<DType>(tensor.dtype);
+  view.ndim = tensor.ndim;
+  int64_t elements = 1;
+  for (size_t i = 0; i < static_cast<size_t>(tensor.ndim); ++i) {
+    const int64_t size = tensor.sizes[i], stride = tensor.strides[i];
+    int64_t reached = 0;
+    if (size < 0) return refuse(base::format("sizes[{}]", i), size, "0 or more");
+    if (stride < 0) return refuse(base::format("strides[{}]", i), stride, "0 or more");
+    if (__builtin_mul_overflow(elements, size, &elements) || elements > kMaxElements)
+      return refuse(base::format("sizes[{}]", i), size, "at most 2^46 elements in all");
+    if (__builtin_mul_overflow(size, stride, &reached) || reached > kMaxElements)
+      return refuse(base::format("strides[{}]", i), stride, "the last element within 2^46 of the first");
+    view.sizes[i] = size;
+    view.strides[i] = stride;
+  }
+  return view;
+}
+
+std::vector<int64_t> offsets_of(const int64_t* row_offsets, int ranks) {
+  return row_offsets == nullptr ? std::vector<int64_t>() : std::vector<int64_t>(row_offsets, row_offsets + ranks + 1);
+}
+
+base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
+  OVERLACE_TRY(check_struct(argument, op));
+  const std::string_view call = argument.call;
+  OVERLACE_TRY(check_not_null({call, "op.name"}, op->name));
+  const std::string_view name = op->name;
+  if (name != "ag_gemm" && name != "gemm_rs" && name != "gemm_ar")
+    return base::invalid_argument("{}: op.name is \"{}\", wanted ag_gemm, gemm_rs or gemm_ar", call, name);
+  const auto refuse = [&](std::string_view field, int64_t got, std::string_view wanted) {
+    return base::invalid_argument("{}: op.{} is {}, wanted {}", call, field, got, wanted);
+  };
+  if (op->m < 0 || op->m > kMaxElements) return refuse("m", op->m, "0 to 2^46");
+  if (op->n < 0 || op->n > kMaxElements) return refuse("n", op->n, "0 to 2^46");
+  if (op->k < 0 || op->k > kMaxElements) return refuse("k", op->k, "0 to 2^46");
+  if (op->ranks < 1 || op->ranks > kMaxRanks) return refuse("ranks", op->ranks, "1 to 1024");
+  if (!is_dtype(op->dtype)) return refuse("dtype", op->dtype, "0 (fp64) to 9 (u8)");
+  if (!is_dtype(op->out_dtype)) return refuse("out_dtype", op->out_dtype, "0 (fp64) to 9 (u8)");
+  if (op->b_layout != OVL_NK && op->b_layout != OVL_KN) return refuse("b_layout", op->b_layout, "0 (NK) or 1 (KN)");
+  if (op->has_bias != 0 && op->has_bias != 1) return refuse("has_bias", op->has_bias, "0 or 1");
+  spec::OpSpec out{.op = std::string(name),
+                   .m = op->m,
+                   .n = op->n,
+                   .k = op->k,
+                   .ranks = op->ranks,
+                   .dtype = static_cast<DType>(op->dtype),
+                   .out_dtype = static_cast<DType>(op->out_dtype),
+                   .b_layout = static_cast<spec::BLayout>(op->b_layout),
+                   .bias = op->has_bias == 1,
+                   .row_offsets = offsets_of(op->row_offsets, op->ranks)};
+  if (const std::vector<int64_t>& off = out.row_offsets;
+      !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))
+    return base::invalid_argument("{}: op.row_offsets go from {} to {}, wanted {} ascending entries from 0 to m = {}",
+                                  call, off.front(), off.back(), off.size(), op->m);
+  return out;
+}
+
+}  // namespace overlace::capi
+
+int ovl_matrix(void* data, int dtype, int64_t rows, int64_t columns, ovl_tensor* tensor) {
+  using namespace overlace;        // NOLINT(google-build-using-namespace)
+  using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_matrix", "tensor"}, tensor));
+    const ovl_tensor made{data, dtype, 2, {rows, columns, 0, 0}, {columns, 1, 0, 0}};
+    OVERLACE_TRY(view_of({"ovl_matrix", "tensor"}, made).status());
+    *tensor = made;
+    return {};
+  });
+}
+
+int ovl_transpose(ovl_tensor* tensor) {
+  using namespace overlace;        // NOLINT(google-build-using-namespace)
+  using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_transpose", "tensor"}, tensor));
+    if (tensor->ndim != 2) return base::invalid_argument("ovl_transpose: tensor.ndim is {}, wanted 2", tensor->ndim);
+    std::swap(tensor->sizes[0], tensor->sizes[1]);
+    std::swap(tensor->strides[0], tensor->strides[1]);
+    return {};
+  });
+}

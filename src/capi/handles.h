@@ -1,0 +1,169 @@
+// What stands behind the handles of the C API, and how its functions end: with a code and this thread's message.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "overlace/bootstrap.h"
+#include "overlace/capi.h"
+#include "overlace/channel.h"
+#include "overlace/runtime.h"
+#include "overlace/schedule.h"
+#include "overlace/symmetric.h"
+#include "overlace/team.h"
+#include "src/base/status.h"
+
+namespace overlace::capi {
+
+struct Object {
+  virtual ~Object() = default;
+};
+
+struct WorldObject : Object {
+  static constexpr std::string_view kName = "world";
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Bootstrap>> bootstraps;  // by rank; null: taken
+};
+
+struct RuntimeObject : Object {
+  static constexpr std::string_view kName = "runtime";
+  std::unique_ptr<Bootstrap> bootstrap;
+  std::optional<Runtime> runtime;
+  std::mutex busy;                 // held by the one thread that is inside
+  std::mutex ending;               // abort() may come from another thread while this ends
+  std::vector<uint64_t> children;  // handles that end with this one
+};
+
+/// What belongs to a runtime; `owner` is alive while the handle is.
+struct Child : Object {
+  std::shared_ptr<RuntimeObject> owner;
+};
+struct TeamObject : Child {
+  static constexpr std::string_view kName = "team";
+  Team team;
+};
+struct ChannelObject : Child {
+  static constexpr std::string_view kName = "channel";
+  Channel* channel = nullptr;
+  std::vector<SignalIds> ids;  // given out by ovl_signal_ids
+};
+struct RegionObject : Child {
+  static constexpr std::string_view kName = "region";
+  Region region;
+};
+
+struct ScheduleObject : Object {
+  static constexpr std::string_view kName = "schedule";
+  spec::Schedule schedule;
+  std::string reason;
+  std::once_flag json_once, text_once;
+  std::string json, text;
+};
+
+/// Where a call and its handle are named in messages.
+struct Argument {
+  std::string_view call, name;
+};
+
+/// Handles are numbers that are given once. A handle that ends while a call uses its object ends with that call.
+class Registry {
+ public:
+  uint64_t add(std::shared_ptr<Object> object, std::string_view kind);
+  /// closed: it was one once; invalid_argument: it never was, or is something else.
+  base::Result<std::shared_ptr<Object>> find(const Argument& argument, const void* handle, std::string_view kind);
+  void remove(uint64_t handle);
+
+  static Registry& instance();
+
+ private:
+  struct Known {
+    std::shared_ptr<Object> object;
+    std::string_view kind;
+  };
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Known> table_;
+  uint64_t next_ = 1;
+};
+
+inline uint64_t number_of(const void* handle) { return reinterpret_cast<uint64_t>(handle); }
+
+template <class T>
+base::Result<std::shared_ptr<T>> find(const Argument& argument, const void* handle) {
+  base::Result<std::shared_ptr<Object>> found = Registry::instance().find(argument, handle, T::kName);
+  if (!found.ok()) return found.status();
+  return std::static_pointer_cast<T>(*found);
+}
+
+/// Gives the caller a handle of `object`.
+template <class Handle, class T>
+void give(std::shared_ptr<T> object, Handle** out) {
+  *out = reinterpret_cast<Handle*>(Registry::instance().add(std::move(object), T::kName));
+}
+/// The same for what ends with its runtime.
+template <class Handle, class T>
+void give_child(const std::shared_ptr<RuntimeObject>& owner, std::shared_ptr<T> object, Handle** out) {
+  object->owner = owner;
+  owner->children.reserve(owner->children.size() + 1);
+  give(std::move(object), out);
+  owner->children.push_back(number_of(*out));
+}
+
+/// A runtime's thread is inside until this goes.
+class Entry {
+ public:
+  Entry() = default;
+  base::Status enter(std::string_view call, std::shared_ptr<RuntimeObject> object);
+  RuntimeObject& object() const { return *object_; }
+  const std::shared_ptr<RuntimeObject>& shared() const { return object_; }
+  Runtime& runtime() const { return *object_->runtime; }
+
+ private:
+  std::shared_ptr<RuntimeObject> object_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+/// Finds a handle and enters its runtime.
+base::Status enter(const Argument& argument, const ovl_runtime* handle, Entry* entry);
+template <class T>
+base::Status enter(const Argument& argument, const void* handle, Entry* entry, std::shared_ptr<T>* out) {
+  base::Result<std::shared_ptr<T>> found = find<T>(argument, handle);
+  if (!found.ok()) return found.status();
+  *out = std::move(*found);
+  return entry->enter(argument.call, (*out)->owner);
+}
+
+inline base::Status check_not_null(const Argument& argument, const void* pointer) {
+  return pointer != nullptr ? base::Status() : base::invalid_argument("{}: {} is null", argument.call, argument.name);
+}
+/// Not null, and of the size that this library knows.
+template <class T>
+base::Status check_struct(const Argument& argument, const T* pointer) {
+  OVERLACE_TRY(check_not_null(argument, pointer));
+  if (pointer->struct_size == sizeof(T)) return {};
+  return base::error(Errc::version_mismatch, "{}: {}.struct_size is {}, wanted {} (OVL_API_VERSION {})", argument.call,
+                     argument.name, pointer->struct_size, sizeof(T), OVL_API_VERSION);
+}
+
+/// Keeps the message for ovl_error_text and gives the code.
+int fail(const base::Status& status) noexcept;
+int fail_with_current_exception() noexcept;
+
+/// The body of every function of the API: a Status in, a code out.
+template <class Body>
+int guarded(Body body) noexcept {
+  try {
+    const base::Status status = body();
+    return status.ok() ? OVL_OK : fail(status);
+  } catch (...) {
+    return fail_with_current_exception();
+  }
+}
+
+}  // namespace overlace::capi

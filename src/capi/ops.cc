@@ -1,0 +1,179 @@
+// Operators and collectives of the C API.
+#include <cstdint>
+
+#include "overlace/net_engine.h"
+#include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/gemm_ar.h"
+#include "overlace/ops/gemm_rs.h"
+#include "src/capi/convert.h"
+#include "src/exec/run.h"
+
+using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
+using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+/// A field of the arguments and where its view goes.
+struct Field {
+  std::string_view name;
+  const ovl_tensor* from;
+  TensorView* to;
+};
+
+base::Status read_fields(std::string_view call, std::initializer_list<Field> fields) {
+  for (const Field& field : fields) {
+    base::Result<TensorView> view = view_of({call, field.name}, *field.from);
+    if (!view.ok()) return view.status();
+    *field.to = *view;
+  }
+  return {};
+}
+
+/// What every operator needs first.
+struct Call {
+  Entry entry;
+  std::shared_ptr<ChannelObject> channel;
+  std::shared_ptr<ScheduleObject> schedule;
+};
+
+base::Status enter_call(std::string_view name, const ovl_channel* channel, const ovl_schedule* schedule, Call* call) {
+  base::Result<std::shared_ptr<ScheduleObject>> found = find<ScheduleObject>({name, "schedule"}, schedule);
+  if (!found.ok()) return found.status();
+  call->schedule = std::move(*found);
+  return enter({name, "channel"}, channel, &call->entry, &call->channel);
+}
+
+/// Runs with arguments that could be read; else the peers, who may be waiting already, learn why this rank does not.
+template <class Args>
+base::Status run_or_refuse(const Call& call, const base::Status& read, const Args& args, std::string_view local_param) {
+  Channel& channel = *call.channel->channel;
+  if (!read.ok()) return exec::refuse(channel, call.schedule->schedule, local_param, read);
+  ops::run(channel, args, call.schedule->schedule);
+  return {};
+}
+
+/// A collective of the team's engine, with what the engines do not check themselves.
+struct Collective {
+  std::string_view name;
+  const void* send;
+  const void* recv;
+  int64_t count;
+  int dtype;
+};
+
+template <class Body>
+int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
+  return guarded([&]() -> base::Status {
+    Entry entry;
+    std::shared_ptr<ChannelObject> object;
+    OVERLACE_TRY(enter({wanted.name, "channel"}, channel, &entry, &object));
+    const base::Result<DType> dtype = dtype_of({wanted.name, "dtype"}, wanted.dtype);
+    if (!dtype.ok()) return dtype.status();
+    if (wanted.count < 0 || wanted.count > int64_t{1} << 40)
+      return base::invalid_argument("{}: count is {}, wanted 0 to 2^40", wanted.name, wanted.count);
+    for (const auto& [name, pointer] : {std::pair("send", wanted.send), std::pair("recv", wanted.recv)}) {
+      if (wanted.count == 0) break;
+      OVERLACE_TRY(check_not_null({wanted.name, name}, pointer));
+      const size_t past = reinterpret_cast<uintptr_t>(pointer) % dtype_bytes(*dtype);
+      if (past != 0)
+        return base::invalid_argument("{}: {} must be aligned to its {} bytes of {}, got an address {} past that",
+                                      wanted.name, name, dtype_bytes(*dtype), dtype_name(*dtype), past);
+    }
+    entry.runtime().check();
+    NetEngine* const engine = object->channel->team().net();
+    if (engine == nullptr)
+      return base::error(Errc::not_supported, "{}: team \"{}\" has no collectives engine", wanted.name,
+                         object->channel->team().name());
+    return body(*engine, object->channel->team(), *dtype, static_cast<size_t>(wanted.count), object->channel->stream());
+  });
+}
+
+}  // namespace
+
+int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule* schedule) {
+  return guarded([&]() -> base::Status {
+    Call call;
+    OVERLACE_TRY(check_struct({"ovl_ag_gemm", "args"}, args));
+    OVERLACE_TRY(enter_call("ovl_ag_gemm", channel, schedule, &call));
+    ops::AgGemmArgs own;
+    const base::Status read = read_fields("ovl_ag_gemm", {{"args.a_shard", &args->a_shard, &own.a_shard},
+                                                          {"args.b", &args->b, &own.b},
+                                                          {"args.c", &args->c, &own.c},
+                                                          {"args.bias", &args->bias, &own.bias},
+                                                          {"args.a", &args->a, &own.a}});
+    own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
+    return run_or_refuse(call, read, own, "N");
+  });
+}
+
+int ovl_gemm_rs(ovl_channel* channel, const ovl_gemm_rs_args* args, ovl_schedule* schedule) {
+  return guarded([&]() -> base::Status {
+    Call call;
+    OVERLACE_TRY(check_struct({"ovl_gemm_rs", "args"}, args));
+    OVERLACE_TRY(enter_call("ovl_gemm_rs", channel, schedule, &call));
+    ops::GemmRsArgs own;
+    const base::Status read = read_fields("ovl_gemm_rs", {{"args.a", &args->a, &own.a},
+                                                          {"args.b", &args->b, &own.b},
+                                                          {"args.out", &args->out, &own.out},
+                                                          {"args.bias", &args->bias, &own.bias}});
+    own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
+    return run_or_refuse(call, read, own, "K");
+  });
+}
+
+int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule* schedule) {
+  return guarded([&]() -> base::Status {
+    Call call;
+    OVERLACE_TRY(check_struct({"ovl_gemm_ar", "args"}, args));
+    OVERLACE_TRY(enter_call("ovl_gemm_ar", channel, schedule, &call));
+    ops::GemmArArgs own;
+    const base::Status read = read_fields("ovl_gemm_ar", {{"args.a", &args->a, &own.a},
+                                                          {"args.b", &args->b, &own.b},
+                                                          {"args.out", &args->out, &own.out},
+                                                          {"args.bias", &args->bias, &own.bias}});
+    return run_or_refuse(call, read, own, "K");
+  });
+}
+
+int ovl_all_gather(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype) {
+  return run_collective(channel, {"ovl_all_gather", send, recv, count, dtype},
+                        [&](NetEngine& engine, Team&, DType type, size_t n, StreamRef stream) -> base::Status {
+                          engine.all_gather(send, recv, n, type, stream);
+                          return {};
+                        });
+}
+
+int ovl_reduce_scatter(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype) {
+  return run_collective(channel, {"ovl_reduce_scatter", send, recv, count, dtype},
+                        [&](NetEngine& engine, Team&, DType type, size_t n, StreamRef stream) -> base::Status {
+                          engine.reduce_scatter(send, recv, n, type, stream);
+                          return {};
+                        });
+}
+
+int ovl_all_reduce(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype) {
+  return run_collective(channel, {"ovl_all_reduce", send, recv, count, dtype},
+                        [&](NetEngine& engine, Team&, DType type, size_t n, StreamRef stream) -> base::Status {
+                          engine.all_reduce(send, recv, n, type, stream);
+                          return {};
+                        });
+}
+
+int ovl_all_to_all(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype) {
+  return run_collective(channel, {"ovl_all_to_all", send, recv, count, dtype},
+                        [&](NetEngine& engine, Team&, DType type, size_t n, StreamRef stream) -> base::Status {
+                          engine.all_to_all(send, recv, n, type, stream);
+                          return {};
+                        });
+}
+
+int ovl_broadcast(ovl_channel* channel, void* buffer, int64_t count, int dtype, int root) {
+  return run_collective(channel, {"ovl_broadcast", buffer, buffer, count, dtype},
+                        [&](NetEngine& engine, Team& team, DType type, size_t n, StreamRef stream) -> base::Status {
+                          if (root < 0 || root >= team.size())
+                            return base::invalid_argument("ovl_broadcast: root is {}, wanted 0 to {}", root,
+                                                          team.size() - 1);
+                          engine.broadcast(buffer, n, type, root, stream);
+                          return {};
+                        });
+}

@@ -1,0 +1,168 @@
+// Schedules of the C API: made, chosen, read, shown.
+#include <cmath>
+
+#include "overlace/ops/common.h"
+#include "overlace/plan.h"
+#include "src/capi/convert.h"
+#include "src/spec/check.h"
+
+using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
+using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+/// Schedules are checked for what is wrong wherever they run; what this machine lacks says ovl_schedule_supported.
+spec::Machine any_machine() {
+  spec::Machine machine;
+  machine.name = "any";
+  machine.sms = 132;  // of an H200: the largest that there is a schedule for
+  machine.heap_bytes = int64_t{1} << 46;
+  machine.num_signal_ids = int64_t{1} << 20;
+  return machine;
+}
+
+base::Status check_static(const spec::Schedule& schedule) {
+  spec::CheckOptions options;
+  if (const auto ranks = schedule.params.find("G"); ranks != schedule.params.end())
+    if (const auto* value = std::get_if<int64_t>(&ranks->second)) {
+      if (*value < 1 || *value > 1024)
+        return base::error(Errc::bad_schedule, "schedule /params/G: got {}, wanted 1 to 1024", *value);
+      options.ranks = {static_cast<int>(*value)};
+    }
+  for (const spec::Finding& f : spec::check(schedule, any_machine(), options).findings)
+    if (f.is_error)
+      return base::error(Errc::bad_schedule, "schedule: {}: task {}, rank {}: {}", f.code, f.task, f.rank, f.text);
+  return {};
+}
+
+void give_schedule(spec::Schedule schedule, std::string reason, ovl_schedule** out) {
+  auto object = std::make_shared<ScheduleObject>();
+  object->schedule = std::move(schedule);
+  object->reason = std::move(reason);
+  give(std::move(object), out);
+}
+
+base::Status check_rate(std::string_view field, double rate) {
+  if (std::isfinite(rate) && rate >= 0) return {};
+  return base::invalid_argument("ovl_schedule_choose: hardware.{} is {}, wanted 0 (unknown) or more", field, rate);
+}
+
+}  // namespace
+
+int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_schedule** schedule) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_schedule_make";
+    OVERLACE_TRY(check_not_null({kCall, "schedule"}, schedule));
+    OVERLACE_TRY(check_not_null({kCall, "family"}, family));
+    const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
+    if (!problem.ok()) return problem.status();
+    give_schedule(spec::make_schedule(*problem, family, degree), "", schedule);
+    return {};
+  });
+}
+
+int ovl_schedule_choose(const ovl_op* op, const ovl_hardware* hardware, ovl_schedule** schedule) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_schedule_choose";
+    OVERLACE_TRY(check_not_null({kCall, "schedule"}, schedule));
+    OVERLACE_TRY(check_struct({kCall, "hardware"}, hardware));
+    OVERLACE_TRY(check_rate("link_bytes_per_s", hardware->link_bytes_per_s));
+    OVERLACE_TRY(check_rate("flops_per_s", hardware->flops_per_s));
+    const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
+    if (!problem.ok()) return problem.status();
+    plan::Hardware machine;
+    machine.is_gpu = hardware->is_gpu != 0;
+    machine.link_bytes_per_s = hardware->link_bytes_per_s;
+    machine.flops_per_s = hardware->flops_per_s;
+    plan::Choice choice = plan::choose(*problem, machine);
+    give_schedule(std::move(choice.schedule), std::move(choice.reason), schedule);
+    return {};
+  });
+}
+
+int ovl_schedule_from_json(const char* json, ovl_schedule** schedule) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_schedule_from_json", "schedule"}, schedule));
+    OVERLACE_TRY(check_not_null({"ovl_schedule_from_json", "json"}, json));
+    spec::Schedule read = spec::Schedule::from_json(json);
+    OVERLACE_TRY(check_static(read));
+    give_schedule(std::move(read), "", schedule);
+    return {};
+  });
+}
+
+int ovl_schedule_free(ovl_schedule* schedule) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(find<ScheduleObject>({"ovl_schedule_free", "schedule"}, schedule).status());
+    Registry::instance().remove(number_of(schedule));
+    return {};
+  });
+}
+
+int ovl_schedule_json(ovl_schedule* schedule, const char** json) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_schedule_json", "json"}, json));
+    const base::Result<std::shared_ptr<ScheduleObject>> found =
+        find<ScheduleObject>({"ovl_schedule_json", "schedule"}, schedule);
+    if (!found.ok()) return found.status();
+    ScheduleObject& object = **found;
+    std::call_once(object.json_once, [&] { object.json = object.schedule.to_json(); });
+    *json = object.json.c_str();
+    return {};
+  });
+}
+
+int ovl_schedule_text(ovl_schedule* schedule, const char** text) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_schedule_text", "text"}, text));
+    const base::Result<std::shared_ptr<ScheduleObject>> found =
+        find<ScheduleObject>({"ovl_schedule_text", "schedule"}, schedule);
+    if (!found.ok()) return found.status();
+    ScheduleObject& object = **found;
+    std::call_once(object.text_once, [&] { object.text = object.schedule.to_string(); });
+    *text = object.text.c_str();
+    return {};
+  });
+}
+
+int ovl_schedule_reason(ovl_schedule* schedule, const char** reason) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_schedule_reason", "reason"}, reason));
+    const base::Result<std::shared_ptr<ScheduleObject>> found =
+        find<ScheduleObject>({"ovl_schedule_reason", "schedule"}, schedule);
+    if (!found.ok()) return found.status();
+    *reason = (*found)->reason.c_str();
+    return {};
+  });
+}
+
+int ovl_schedule_supported(ovl_schedule* schedule, ovl_channel* channel, const ovl_op* op) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_schedule_supported";
+    Entry entry;
+    std::shared_ptr<ChannelObject> object;
+    const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
+    if (!problem.ok()) return problem.status();
+    const base::Result<std::shared_ptr<ScheduleObject>> found = find<ScheduleObject>({kCall, "schedule"}, schedule);
+    if (!found.ok()) return found.status();
+    OVERLACE_TRY(enter({kCall, "channel"}, channel, &entry, &object));
+    const ops::Support support = ops::supports(*object->channel, *problem, (*found)->schedule);
+    return support.ok() ? base::Status() : base::Status(Errc::not_supported, support.reason);
+  });
+}
+
+int ovl_schedule_memory(ovl_schedule* schedule, const ovl_op* op, int rank, uint64_t* workspace, uint64_t* heap) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_schedule_memory";
+    OVERLACE_TRY(check_not_null({kCall, "workspace"}, workspace));
+    OVERLACE_TRY(check_not_null({kCall, "heap"}, heap));
+    const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
+    if (!problem.ok()) return problem.status();
+    const base::Result<std::shared_ptr<ScheduleObject>> found = find<ScheduleObject>({kCall, "schedule"}, schedule);
+    if (!found.ok()) return found.status();
+    const uint64_t local = ops::workspace_bytes(*problem, (*found)->schedule, rank);
+    *heap = ops::heap_bytes(*problem, (*found)->schedule);
+    *workspace = local;
+    return {};
+  });
+}

@@ -1,0 +1,377 @@
+// What a caller can do wrong, each with its code and its whole message. Nothing waits, nothing moves.
+#include <stdlib.h>
+
+#include "tests/c/threads.h"
+
+#define INVALID(text, call) EXPECT_ERROR(OVL_INVALID_ARGUMENT, text, call)
+
+typedef struct fixture {
+  ovl_world* world;
+  ovl_runtime* runtime;
+  ovl_team* team;
+  ovl_channel* channel;
+  ovl_schedule* schedule;
+  ovl_op op;
+  ovl_ag_gemm_args args;
+  float a[8], b[6], c[12];
+} fixture;
+
+static ovl_op small_op(void) {
+  ovl_op op = OVL_INIT(ovl_op);
+  op.name = "ag_gemm", op.m = 4, op.n = 3, op.k = 2, op.ranks = 1, op.dtype = op.out_dtype = OVL_FP32;
+  op.b_layout = OVL_KN;
+  return op;
+}
+
+/// One rank, and arguments of a product (4, 2) x (2, 3) that are right.
+static void open_fixture(fixture* f) {
+  memset(f, 0, sizeof *f);
+  ovl_options options = OVL_INIT(ovl_options);
+  options.backend = OVL_BACKEND_CPU;
+  options.heap_bytes = 1 << 20;
+  f->op = small_op();
+  EXPECT_OK(ovl_world_create(1, &f->world));
+  EXPECT_OK(ovl_runtime_open_thread(f->world, 0, &options, &f->runtime));
+  EXPECT_OK(ovl_runtime_world(f->runtime, &f->team));
+  EXPECT_OK(ovl_channel_open(f->team, NULL, 0, &f->channel));
+  EXPECT_OK(ovl_schedule_make(&f->op, "library", 1, &f->schedule));
+  f->args = (ovl_ag_gemm_args)OVL_INIT(ovl_ag_gemm_args);
+  EXPECT_OK(ovl_matrix(f->a, OVL_FP32, 4, 2, &f->args.a_shard));
+  EXPECT_OK(ovl_matrix(f->b, OVL_FP32, 2, 3, &f->args.b));
+  EXPECT_OK(ovl_matrix(f->c, OVL_FP32, 4, 3, &f->args.c));
+  EXPECT_OK(ovl_ag_gemm(f->channel, &f->args, f->schedule));
+}
+
+static void test_handles(fixture* f) {
+  int rank = 0;
+  ovl_team* team = NULL;
+  INVALID("ovl_runtime_world: runtime is null", ovl_runtime_world(NULL, &team));
+  INVALID("ovl_runtime_world: team is null", ovl_runtime_world(f->runtime, NULL));
+  INVALID("ovl_team_rank: team is null", ovl_team_rank(NULL, &rank));
+  INVALID("ovl_team_rank: rank is null", ovl_team_rank(f->team, NULL));
+  INVALID("ovl_team_rank: team is a channel, wanted a team", ovl_team_rank((ovl_team*)f->channel, &rank));
+  INVALID("ovl_team_rank: team is no handle of overlace", ovl_team_rank((ovl_team*)&rank, &rank));
+  INVALID("ovl_runtime_close: runtime is a world, wanted a runtime", ovl_runtime_close((ovl_runtime*)f->world));
+  INVALID("ovl_schedule_free: schedule is null", ovl_schedule_free(NULL));
+  INVALID("ovl_world_free: world is null", ovl_world_free(NULL));
+  ovl_schedule* schedule = NULL;
+  const char* text = NULL;
+  EXPECT_OK(ovl_schedule_make(&f->op, "serial", 1, &schedule));
+  EXPECT_OK(ovl_schedule_free(schedule));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_schedule_free: schedule was closed before this call", ovl_schedule_free(schedule));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_schedule_json: schedule was closed before this call",
+               ovl_schedule_json(schedule, &text));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_ag_gemm: schedule was closed before this call",
+               ovl_ag_gemm(f->channel, &f->args, schedule));
+}
+
+static void test_open(fixture* f) {
+  ovl_world* world = NULL;
+  ovl_runtime* runtime = NULL;
+  INVALID("ovl_world_create: ranks is 0, wanted 1 to 1024", ovl_world_create(0, &world));
+  INVALID("ovl_world_create: ranks is -3, wanted 1 to 1024", ovl_world_create(-3, &world));
+  INVALID("ovl_world_create: ranks is 1025, wanted 1 to 1024", ovl_world_create(1025, &world));
+  INVALID("ovl_world_create: world is null", ovl_world_create(1, NULL));
+  INVALID("ovl_runtime_open_thread: rank is 1, wanted 0 to 0", ovl_runtime_open_thread(f->world, 1, NULL, &runtime));
+  INVALID("ovl_runtime_open_thread: rank 0 of this world was opened before",
+          ovl_runtime_open_thread(f->world, 0, NULL, &runtime));
+  INVALID("ovl_runtime_open: runtime is null", ovl_runtime_open(NULL, NULL));
+
+  ovl_options options = {0};
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 72 (OVL_API_VERSION 1)",
+               ovl_runtime_open(&options, &runtime));
+  options = (ovl_options)OVL_INIT(ovl_options);
+  options.backend = 3;
+  INVALID("ovl_runtime_open: options.backend is 3, wanted 0 (auto), 1 (cpu) or 2 (cuda_peer)",
+          ovl_runtime_open(&options, &runtime));
+  options.backend = OVL_BACKEND_CPU, options.has_device = 1, options.device = -1;
+  INVALID("ovl_runtime_open: options.device is -1, wanted 0 or more", ovl_runtime_open(&options, &runtime));
+  options.has_device = 0, options.timeout_ms = -1;
+  INVALID("RuntimeOptions::timeout_ms is -1, wanted 1 to 86400000", ovl_runtime_open(&options, &runtime));
+  options.timeout_ms = 0, options.num_signal_ids = 8;
+  INVALID("RuntimeOptions::num_signal_ids is 8, wanted 64 to 1048576", ovl_runtime_open(&options, &runtime));
+  options.num_signal_ids = 0, options.link = "fast";
+  INVALID(
+      "link \"fast\": it has 1 parts; wanted RATE,LATENCY such as 2GB/s,20us (B, KB, MB, GB per second; ns, us, ms, "
+      "s), or none",
+      ovl_runtime_open(&options, &runtime));
+  options.link = NULL, options.checks = "all";
+  INVALID("checks \"all\": \"all\" is unknown; wanted a comma-separated list of sync, calls",
+          ovl_runtime_open(&options, &runtime));
+
+  ovl_given given = OVL_INIT(ovl_given);
+  INVALID("ovl_runtime_open_given: given.token is null", ovl_runtime_open_given(&given, NULL, &runtime));
+  given.token = "job";
+  INVALID("ovl_runtime_open_given: given.allgather is null", ovl_runtime_open_given(&given, NULL, &runtime));
+  CHECK(runtime == NULL && world == NULL);
+}
+
+static int failing_gather(void* user, const void* mine, size_t bytes, void* all) {
+  (void)user, (void)mine, (void)bytes, (void)all;
+  return 17;
+}
+
+static void test_gather(void) {
+  ovl_runtime* runtime = NULL;
+  ovl_given given = OVL_INIT(ovl_given);
+  given.rank = 2, given.size = 2, given.token = "job", given.allgather = failing_gather;
+  INVALID("callback_bootstrap: rank is 2 of 2, wanted 0 <= rank < size and a callable",
+          ovl_runtime_open_given(&given, NULL, &runtime));
+  given.rank = 0;
+  EXPECT_ERROR(OVL_BOOTSTRAP, "bootstrap: the caller's allgather returned 17",
+               ovl_runtime_open_given(&given, NULL, &runtime));
+}
+
+static void test_heap(fixture* f) {
+  ovl_buffer buffer = {0, 0}, foreign = {12, 8};
+  void* address = NULL;
+  char local[8];
+  void* peers[1] = {local + 1};
+  ovl_region* region = NULL;
+  INVALID("ovl_heap_alloc: buffer is null", ovl_heap_alloc(f->runtime, 8, 0, "x", NULL));
+  INVALID("heap.alloc \"x\": align is 24, wanted a power of two <= 2 MiB",
+          ovl_heap_alloc(f->runtime, 8, 24, "x", &buffer));
+  EXPECT_ERROR(OVL_HEAP_EXHAUSTED,
+               "symmetric heap exhausted: \"x\" asked 2097152 bytes, largest free block 1048576, total 1048576, in use "
+               "0; raise heap_bytes",
+               ovl_heap_alloc(f->runtime, 2 << 20, 0, "x", &buffer));
+  INVALID("heap.free: no block starts at offset 12 (8 bytes); wanted one that alloc gave and that was not freed before",
+          ovl_heap_free(f->runtime, foreign));
+  INVALID("ovl_peer_ptr: peer is 1, wanted 0 to 0", ovl_peer_ptr(f->team, buffer, 1, &address));
+  INVALID("ovl_heap_adopt: name is null", ovl_heap_adopt(f->runtime, NULL, local, 8, peers, &region));
+  INVALID("heap.adopt \"x\": peers[0] is this rank's own and must be `local`",
+          ovl_heap_adopt(f->runtime, "x", local, 8, peers, &region));
+  INVALID("ovl_peer_ptr: address is null", ovl_peer_ptr(f->team, buffer, 0, NULL));
+  EXPECT_OK(ovl_heap_alloc(f->runtime, 100, 0, NULL, &buffer));
+  ovl_buffer beyond = {buffer.offset, 2 << 20};
+  char wanted[160];
+  snprintf(wanted, sizeof wanted, "ovl_peer_ptr: 2097152 bytes at offset %llu of the heap, wanted within %llu to %llu",
+           (unsigned long long)buffer.offset, (unsigned long long)buffer.offset,
+           (unsigned long long)buffer.offset + (1 << 20));
+  INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
+  EXPECT_OK(ovl_heap_free(f->runtime, buffer));
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 72 (OVL_API_VERSION 1)",
+               ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
+}
+
+static void test_signals(fixture* f) {
+  uint32_t id = 0;
+  char byte = 1;
+  INVALID("ovl_signal_ids: count is 0, wanted 1 or more", ovl_signal_ids(f->channel, 0, "x", &id));
+  EXPECT_ERROR(
+      OVL_HEAP_EXHAUSTED,
+      "signal ids exhausted: \"x\" asked 1048576, largest free range 2044, total 2048 of team \"world\"; raise "
+      "num_signal_ids",
+      ovl_signal_ids(f->channel, 1 << 20, "x", &id));
+  INVALID("ovl_signal_add: id is 0, which ovl_signal_ids did not give for this channel",
+          ovl_signal_add(f->channel, 0, 0, 1));
+  EXPECT_OK(ovl_signal_ids(f->channel, 1, NULL, &id));
+  INVALID("ovl_signal_add: peer is -1, wanted 0 to 0", ovl_signal_add(f->channel, -1, id, 1));
+  INVALID("ovl_signal_add: delta is 0, wanted 1 to 2147483647", ovl_signal_add(f->channel, 0, id, 0));
+  INVALID("ovl_signal_take: delta is 2147483648, wanted 1 to 2147483647",
+          ovl_signal_take(f->channel, 0, id, UINT32_C(1) << 31));
+  INVALID("ovl_signal_take: sender is 7, wanted 0 to 0", ovl_signal_take(f->channel, 7, id, 1));
+  INVALID("ovl_put: src is null", ovl_put(f->channel, 0, 0, NULL, 1));
+  INVALID("ovl_put: peer is 2, wanted 0 to 0", ovl_put(f->channel, 2, 0, &byte, 1));
+  CHECK(ovl_put(f->channel, 0, 0, &byte, 1) == OVL_INVALID_ARGUMENT);  // the control block is not the user's
+  CHECK(ovl_put_signal(f->channel, 0, UINT64_MAX, &byte, 1, id) == OVL_INVALID_ARGUMENT);
+  INVALID("ovl_region_put: region is null", ovl_region_put(f->channel, NULL, 0, 0, &byte, 1));
+  INVALID("ovl_fence: peer is 1, wanted 0 to 0", ovl_fence(f->channel, 1));
+  INVALID("ovl_channel_open: stream is set, wanted null: CPU ranks run on the calling thread",
+          ovl_channel_open(f->team, &byte, 0, &f->channel));
+  INVALID("ChannelOptions::sm_budget is -1, wanted 0 (all SMs) or more",
+          ovl_channel_open(f->team, NULL, -1, &f->channel));
+  int ranks[2] = {0, 0};
+  ovl_team* sub = NULL;
+  INVALID("ovl_team_sub: count is 2, wanted 1 to 1", ovl_team_sub(f->team, ranks, 2, "x", &sub));
+  ranks[0] = 4;
+  INVALID("team.sub: peer is 4, wanted 0 to 0 (team \"world\")", ovl_team_sub(f->team, ranks, 1, "x", &sub));
+}
+
+static void test_schedules(fixture* f) {
+  ovl_schedule* made = NULL;
+  ovl_op op = small_op();
+  op.name = "conv";
+  INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, gemm_rs or gemm_ar",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.name = NULL;
+  INVALID("ovl_schedule_make: op.name is null", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.m = -4;
+  INVALID("ovl_schedule_make: op.m is -4, wanted 0 to 2^46", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.k = INT64_MAX;
+  INVALID("ovl_schedule_make: op.k is 9223372036854775807, wanted 0 to 2^46",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.ranks = 0;
+  INVALID("ovl_schedule_make: op.ranks is 0, wanted 1 to 1024", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.dtype = 10;
+  INVALID("ovl_schedule_make: op.dtype is 10, wanted 0 (fp64) to 9 (u8)", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.b_layout = 2;
+  INVALID("ovl_schedule_make: op.b_layout is 2, wanted 0 (NK) or 1 (KN)", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.has_bias = -1;
+  INVALID("ovl_schedule_make: op.has_bias is -1, wanted 0 or 1", ovl_schedule_make(&op, "library", 1, &made));
+  const int64_t offsets[] = {0, 5};
+  op = small_op(), op.row_offsets = offsets;
+  INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.struct_size -= 8;
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 64, wanted 72 (OVL_API_VERSION 1)",
+               ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op();
+  INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
+  CHECK(ovl_schedule_make(&op, "fastest", 1, &made) == OVL_BAD_SCHEDULE && strstr(ovl_error_text(), "fastest") != NULL);
+  CHECK(ovl_schedule_make(&op, "uniform_fused_1d", 0, &made) == OVL_BAD_SCHEDULE);
+  ovl_hardware hardware = OVL_INIT(ovl_hardware);
+  hardware.flops_per_s = -1;
+  INVALID("ovl_schedule_choose: hardware.flops_per_s is -1, wanted 0 (unknown) or more",
+          ovl_schedule_choose(&op, &hardware, &made));
+  INVALID("ovl_schedule_from_json: json is null", ovl_schedule_from_json(NULL, &made));
+  CHECK(ovl_schedule_from_json("{", &made) == OVL_BAD_SCHEDULE);
+  EXPECT_ERROR(OVL_BAD_SCHEDULE, "schedule /: got [], wanted an object", ovl_schedule_from_json("[]", &made));
+  uint64_t workspace = 0, heap = 0;
+  INVALID("ag_gemm: rank is 1, wanted 0 to 0", ovl_schedule_memory(f->schedule, &op, 1, &workspace, &heap));
+  op.m = 8;
+  EXPECT_ERROR(OVL_NOT_SUPPORTED, "ag_gemm: schedule library was made for M 4, the call has 8; rank 0",
+               ovl_schedule_supported(f->schedule, f->channel, &op));
+  CHECK(made == NULL);
+}
+
+static void test_tensors(fixture* f) {
+  ovl_tensor tensor;
+  INVALID("ovl_matrix: tensor is null", ovl_matrix(f->a, OVL_FP32, 1, 1, NULL));
+  INVALID("ovl_matrix: tensor.sizes[0] is -1, wanted 0 or more", ovl_matrix(f->a, OVL_FP32, -1, 1, &tensor));
+  INVALID("ovl_matrix: tensor.dtype is 11, wanted 0 (fp64) to 9 (u8)", ovl_matrix(f->a, 11, 1, 1, &tensor));
+  INVALID(
+      "ovl_matrix: tensor.strides[0] is 4611686018427387904, wanted the last element within 2^46 of the "
+      "first",
+      ovl_matrix(f->a, OVL_FP32, 4, INT64_C(1) << 62, &tensor));
+  INVALID("ovl_transpose: tensor.ndim is 0, wanted 2", ovl_transpose(&(ovl_tensor){0}));
+  INVALID("ovl_ag_gemm: args is null", ovl_ag_gemm(f->channel, NULL, f->schedule));
+  INVALID("ovl_ag_gemm: schedule is null", ovl_ag_gemm(f->channel, &f->args, NULL));
+  INVALID("ovl_ag_gemm: channel is null", ovl_ag_gemm(NULL, &f->args, f->schedule));
+  ovl_ag_gemm_args args = f->args;
+  args.struct_size = 16;
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 416 (OVL_API_VERSION 1)",
+               ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.b.ndim = 5;
+  INVALID("ovl_ag_gemm: args.b.ndim is 5, wanted 0 to 4", ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.c.strides[0] = -3;
+  INVALID("ovl_ag_gemm: args.c.strides[0] is -3, wanted 0 or more", ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.a_shard.strides[0] = INT64_MAX;
+  INVALID(
+      "ovl_ag_gemm: args.a_shard.strides[0] is 9223372036854775807, wanted the last element within 2^46 of the "
+      "first",
+      ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.b.sizes[1] = INT64_C(1) << 46, args.b.strides[0] = args.b.strides[1] = 0;
+  INVALID("ovl_ag_gemm: args.b.sizes[1] is 70368744177664, wanted at most 2^46 elements in all",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.a_shard.dtype = OVL_I32;
+  INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got i32; rank 0",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.b.dtype = OVL_BF16;
+  INVALID("ag_gemm: b must have the dtype of a_shard (fp32), got bf16; rank 0",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.c.data = NULL;
+  INVALID("ag_gemm: c (4, 3) has no memory (null); rank 0", ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.b.data = (char*)args.b.data + 2;
+  INVALID("ag_gemm: b must be aligned to its 4 bytes of fp32, got an address 2 past that; rank 0",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.c.data = f->a;
+  INVALID("ag_gemm: c (4, 3) must not share memory with a_shard (4, 2); rank 0",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.a_shard.sizes[1] = 1;
+  INVALID("ag_gemm: b must have K = 1 rows as a_shard (4, 1) has columns, got (2, 3); rank 0",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.b = (ovl_tensor){0};
+  INVALID("ag_gemm: b must have 2 dimensions, got 0 (); rank 0", ovl_ag_gemm(f->channel, &args, f->schedule));
+  ovl_gemm_rs_args rs = OVL_INIT(ovl_gemm_rs_args);
+  rs.a = f->args.a_shard, rs.b = f->args.b, rs.out = f->args.c;
+  EXPECT_ERROR(OVL_PLAN_MISMATCH, "gemm_rs: schedule library was made for operator ag_gemm; rank 0",
+               ovl_gemm_rs(f->channel, &rs, f->schedule));
+}
+
+static void test_collectives(fixture* f) {
+  float in[2] = {1, 2}, out[2];
+  INVALID("ovl_all_reduce: count is -1, wanted 0 to 2^40", ovl_all_reduce(f->channel, in, out, -1, OVL_FP32));
+  INVALID("ovl_all_gather: dtype is -1, wanted 0 (fp64) to 9 (u8)", ovl_all_gather(f->channel, in, out, 1, -1));
+  INVALID("ovl_all_gather: send is null", ovl_all_gather(f->channel, NULL, out, 1, OVL_FP32));
+  INVALID("ovl_all_to_all: recv is null", ovl_all_to_all(f->channel, in, NULL, 1, OVL_FP32));
+  INVALID("ovl_reduce_scatter: send must be aligned to its 4 bytes of fp32, got an address 1 past that",
+          ovl_reduce_scatter(f->channel, (char*)in + 1, out, 1, OVL_FP32));
+  INVALID("ovl_broadcast: root is 1, wanted 0 to 0", ovl_broadcast(f->channel, in, 1, OVL_FP32, 1));
+}
+
+/// One rank's arguments are wrong: both learn of it, and both can go on.
+static void one_is_wrong(ovl_runtime* runtime, ovl_team* team, int rank) {
+  float a[4] = {1, 2, 3, 4}, b[4] = {1, 0, 0, 1}, c[8] = {0};
+  ovl_channel* channel = NULL;
+  ovl_schedule* schedule = NULL;
+  ovl_op op = small_op();
+  op.n = 2, op.ranks = kRanks;
+  ovl_ag_gemm_args args = OVL_INIT(ovl_ag_gemm_args);
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  EXPECT_OK_RANK(rank, ovl_schedule_make(&op, "hetero_fused_1d", 1, &schedule));
+  EXPECT_OK_RANK(rank, ovl_matrix(a, OVL_FP32, 2, 2, &args.a_shard));
+  EXPECT_OK_RANK(rank, ovl_matrix(b, OVL_FP32, 2, 2, &args.b));
+  EXPECT_OK_RANK(rank, ovl_matrix(c, OVL_FP32, 4, 2, &args.c));
+  const ovl_ag_gemm_args right = args;
+  if (rank == 1) args.b.dtype = 77;
+  const int code = ovl_ag_gemm(channel, &args, schedule);
+  CHECK_RANK(rank, code == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(rank, strstr(ovl_error_text(), "ovl_ag_gemm: args.b.dtype is 77, wanted 0 (fp64) to 9 (u8)") != NULL);
+  EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &right, schedule));
+  CHECK_RANK(rank, c[0] == 1 && c[3] == 4 && c[4] == 1 && c[7] == 4);
+  EXPECT_OK_RANK(rank, ovl_runtime_check(runtime));
+}
+
+/// A rank that gives up ends the other's wait.
+static void abort_ends_waits(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_channel* channel = NULL;
+  uint32_t id = 0;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  EXPECT_OK_RANK(rank, ovl_signal_ids(channel, 1, "never", &id));
+  if (rank == 0) {
+    EXPECT_OK_RANK(rank, ovl_signal_add(channel, 1, id, 1));  // the other has to wait for this before it gives up
+  } else {
+    EXPECT_OK_RANK(rank, ovl_signal_take(channel, 0, id, 1));
+    EXPECT_OK_RANK(rank, ovl_runtime_abort(runtime, "rank 1 gave up"));
+  }
+  const int code = rank == 0 ? ovl_signal_take(channel, 1, id, 1) : ovl_runtime_check(runtime);
+  CHECK_RANK(rank, code == OVL_ABORTED && strstr(ovl_error_text(), "rank 1 gave up") != NULL);
+  CHECK_RANK(rank, ovl_team_barrier(team) == OVL_ABORTED);
+}
+
+static void test_closed(fixture* f) {
+  int size = 0;
+  char byte = 0;
+  EXPECT_OK(ovl_world_free(f->world));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_world_free: world was closed before this call", ovl_world_free(f->world));
+  EXPECT_OK(ovl_runtime_close(f->runtime));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_runtime_close: runtime was closed before this call", ovl_runtime_close(f->runtime));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_runtime_check: runtime was closed before this call", ovl_runtime_check(f->runtime));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_runtime_abort: runtime was closed before this call",
+               ovl_runtime_abort(f->runtime, "late"));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_team_size: team was closed before this call", ovl_team_size(f->team, &size));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_put: channel was closed before this call", ovl_put(f->channel, 0, 0, &byte, 1));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_ag_gemm: channel was closed before this call",
+               ovl_ag_gemm(f->channel, &f->args, f->schedule));
+  EXPECT_OK(ovl_schedule_free(f->schedule));
+}
+
+int main(void) {
+  fixture f;
+  CHECK(strcmp(ovl_error_text(), "") == 0);
+  open_fixture(&f);
+  test_handles(&f);
+  test_open(&f);
+  test_gather();
+  test_heap(&f);
+  test_signals(&f);
+  test_schedules(&f);
+  test_tensors(&f);
+  test_collectives(&f);
+  EXPECT_OK(ovl_ag_gemm(f.channel, &f.args, f.schedule));  // after all that
+  test_closed(&f);
+  run_ranks(one_is_wrong);
+  run_ranks(abort_ends_waits);
+  return finish("bad_input_test", 120);
+}

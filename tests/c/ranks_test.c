@@ -1,0 +1,216 @@
+// Two CPU ranks as threads, in C: signals, operators against products by hand, collectives, sub-teams, adopted memory.
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "tests/c/threads.h"
+
+enum { kM = 22, kN = 9, kK = 6 };
+
+static float a_value(int rank, int row, int k) { return (float)((row * 7 + k * 3 + rank * 5) % 9 - 4); }
+static float b_value(int rank, int k, int n) { return (float)((k * 5 + n * 2 + rank) % 7 - 3); }
+
+static ovl_tensor matrix(void* data, int64_t rows, int64_t columns) {
+  ovl_tensor tensor = {0};
+  EXPECT_OK(ovl_matrix(data, OVL_FP32, rows, columns, &tensor));
+  return tensor;
+}
+
+static void test_names(void) {
+  static const char* const names[] = {"ok",
+                                      "invalid_argument",
+                                      "layout_mismatch",
+                                      "closed",
+                                      "forked",
+                                      "capture",
+                                      "bad_schedule",
+                                      "plan_mismatch",
+                                      "not_supported",
+                                      "co_residency",
+                                      "version_mismatch",
+                                      "timeout",
+                                      "peer_lost",
+                                      "aborted",
+                                      "bootstrap",
+                                      "desync",
+                                      "io",
+                                      "corrupt",
+                                      "stale",
+                                      "cuda",
+                                      "engine",
+                                      "heap_exhausted",
+                                      "out_of_memory",
+                                      "non_finite",
+                                      "internal"};
+  CHECK(sizeof names / sizeof names[0] == OVL_INTERNAL + 1);
+  for (int code = 0; code <= OVL_INTERNAL; ++code) CHECK(strcmp(ovl_error_name(code), names[code]) == 0);
+  CHECK(strcmp(ovl_error_name(99), "unknown") == 0);
+  CHECK(strcmp(ovl_error_name(-1), "unknown") == 0);
+  CHECK(ovl_exit_code(OVL_TIMEOUT) == 4);
+  CHECK(ovl_api_version() == OVL_API_VERSION);
+  CHECK(strcmp(ovl_version(), PROJECT_VERSION) == 0);
+}
+
+static void signals(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_channel* channel = NULL;
+  ovl_buffer buffer;
+  uint32_t id = 0;
+  void* mine = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  EXPECT_OK_RANK(rank, ovl_signal_ids(channel, 2, "words", &id));
+  EXPECT_OK_RANK(rank, ovl_heap_alloc(runtime, 4096, 0, "words", &buffer));
+  EXPECT_OK_RANK(rank, ovl_peer_ptr(team, buffer, rank, &mine));
+  for (int round = 0; round < 5; ++round) {
+    uint32_t words[256];
+    for (uint32_t i = 0; i < 256; ++i) words[i] = (uint32_t)(round * 1000 + rank * 100000) + i;
+    EXPECT_OK_RANK(rank, ovl_put(channel, 1 - rank, buffer.offset, words, sizeof words / 2));
+    EXPECT_OK_RANK(rank, ovl_fence(channel, 1 - rank));
+    EXPECT_OK_RANK(rank, ovl_put_signal(channel, 1 - rank, buffer.offset + 512, words + 128, 512, id));
+    EXPECT_OK_RANK(rank, ovl_signal_add(channel, 1 - rank, id + 1, 3));
+    EXPECT_OK_RANK(rank, ovl_signal_take(channel, 1 - rank, id, 1));
+    EXPECT_OK_RANK(rank, ovl_signal_take(channel, 1 - rank, id + 1, 3));
+    int wrong = 0;
+    for (uint32_t i = 0; i < 256; ++i)
+      wrong += ((uint32_t*)mine)[i] != (uint32_t)(round * 1000 + (1 - rank) * 100000) + i;
+    CHECK_RANK(rank, wrong == 0);
+    EXPECT_OK_RANK(rank, ovl_flush(channel));
+    EXPECT_OK_RANK(rank, ovl_barrier(channel));
+  }
+  EXPECT_OK_RANK(rank, ovl_heap_free(runtime, buffer));
+  EXPECT_OK_RANK(rank, ovl_heap_verify(runtime));
+  EXPECT_OK_RANK(rank, ovl_runtime_synchronize(runtime));
+}
+
+/// M rows over two ranks, ragged: 13 and 9.
+static const int64_t kOffsets[] = {0, 13, kM};
+
+static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_channel* channel = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  const int rows = (int)(kOffsets[rank + 1] - kOffsets[rank]), first = (int)kOffsets[rank];
+  float a[kM * kK], shard[kM * kK], weight[kN * kK], c[kM * kN], own[kM * kN], all[kM * kN];
+  for (int i = 0; i < kM; ++i)
+    for (int k = 0; k < kK; ++k) a[i * kK + k] = a_value(rank, i, k);
+  for (int i = 0; i < rows; ++i)
+    for (int k = 0; k < kK; ++k) shard[i * kK + k] = a_value(0, first + i, k);
+  for (int n = 0; n < kN; ++n)
+    for (int k = 0; k < kK; ++k) weight[n * kK + k] = b_value(rank, k, n);
+  ovl_tensor b = {0};
+  pthread_mutex_lock(&check_mutex);
+  b = matrix(weight, kN, kK);
+  EXPECT_OK(ovl_transpose(&b));  // the weight (N, K) as b (K, N)
+  ovl_ag_gemm_args ag = OVL_INIT(ovl_ag_gemm_args);
+  ag.a_shard = matrix(shard, rows, kK), ag.b = b, ag.c = matrix(c, kM, kN), ag.row_offsets = kOffsets;
+  ovl_gemm_rs_args rs = OVL_INIT(ovl_gemm_rs_args);
+  rs.a = matrix(a, kM, kK), rs.b = b, rs.out = matrix(own, rows, kN), rs.row_offsets = kOffsets;
+  ovl_gemm_ar_args ar = OVL_INIT(ovl_gemm_ar_args);
+  ar.a = rs.a, ar.b = b, ar.out = matrix(all, kM, kN);
+  pthread_mutex_unlock(&check_mutex);
+
+  ovl_op op = OVL_INIT(ovl_op);
+  op.m = kM, op.n = kN, op.k = kK, op.ranks = kRanks, op.dtype = op.out_dtype = OVL_FP32, op.row_offsets = kOffsets;
+  static const char* const families[] = {"library", "serial", "hetero_fused_1d", "uniform_fused_1d"};
+  for (int f = 0; f < 4; ++f) {
+    ovl_schedule *for_ag = NULL, *for_rs = NULL, *for_ar = NULL;
+    uint64_t workspace = 0, heap = 0;
+    op.name = "ag_gemm", op.row_offsets = kOffsets;
+    EXPECT_OK_RANK(rank, ovl_schedule_make(&op, families[f], 2, &for_ag));
+    EXPECT_OK_RANK(rank, ovl_schedule_supported(for_ag, channel, &op));
+    EXPECT_OK_RANK(rank, ovl_schedule_memory(for_ag, &op, rank, &workspace, &heap));
+    CHECK_RANK(rank, heap > 0 || f == 0);
+    op.name = "gemm_rs";
+    EXPECT_OK_RANK(rank, ovl_schedule_make(&op, families[f], 2, &for_rs));
+    op.name = "gemm_ar", op.row_offsets = NULL;
+    EXPECT_OK_RANK(rank, ovl_schedule_make(&op, families[f], 2, &for_ar));
+    memset(c, 0xFF, sizeof c), memset(own, 0xFF, sizeof own), memset(all, 0xFF, sizeof all);
+    EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &ag, for_ag));
+    EXPECT_OK_RANK(rank, ovl_gemm_rs(channel, &rs, for_rs));
+    EXPECT_OK_RANK(rank, ovl_gemm_ar(channel, &ar, for_ar));
+    int wrong_c = 0, wrong_own = 0, wrong_all = 0;
+    for (int i = 0; i < kM; ++i) {
+      for (int n = 0; n < kN; ++n) {
+        float gathered = 0, sum = 0;
+        for (int k = 0; k < kK; ++k) {
+          gathered += a_value(0, i, k) * b_value(rank, k, n);
+          for (int r = 0; r < kRanks; ++r) sum += a_value(r, i, k) * b_value(r, k, n);
+        }
+        wrong_c += c[i * kN + n] != gathered;
+        wrong_all += all[i * kN + n] != sum;
+        if (i >= first && i < first + rows) wrong_own += own[(i - first) * kN + n] != sum;
+      }
+    }
+    CHECK_RANK(rank, wrong_c == 0 && wrong_own == 0 && wrong_all == 0);
+    EXPECT_OK_RANK(rank, ovl_schedule_free(for_ag));
+    EXPECT_OK_RANK(rank, ovl_schedule_free(for_rs));
+    EXPECT_OK_RANK(rank, ovl_schedule_free(for_ar));
+  }
+  ovl_info info = OVL_INIT(ovl_info);
+  EXPECT_OK_RANK(rank, ovl_runtime_info(runtime, &info));
+  CHECK_RANK(rank, info.rank == rank && info.size == kRanks && info.backend == OVL_BACKEND_CPU && info.device == -1);
+  CHECK_RANK(rank, info.calls == 12 && info.heap_bytes >= 8 << 20 && info.heap_in_use > 0 && !info.is_emulated);
+}
+
+static void collectives(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_channel* channel = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  int32_t mine[6], all[6], sum[3], turned[6];
+  for (int i = 0; i < 6; ++i) mine[i] = 1000 * (rank + 1) + i;
+  EXPECT_OK_RANK(rank, ovl_all_gather(channel, mine, all, 3, OVL_I32));
+  for (int i = 0; i < 6; ++i) CHECK_RANK(rank, all[i] == 1000 * (i / 3 + 1) + i % 3);
+  EXPECT_OK_RANK(rank, ovl_all_to_all(channel, mine, turned, 3, OVL_I32));
+  for (int i = 0; i < 6; ++i) CHECK_RANK(rank, turned[i] == 1000 * (i / 3 + 1) + 3 * rank + i % 3);
+  float in[6], out[6];
+  for (int i = 0; i < 6; ++i) in[i] = (float)mine[i];
+  EXPECT_OK_RANK(rank, ovl_all_reduce(channel, in, out, 6, OVL_FP32));
+  for (int i = 0; i < 6; ++i) CHECK_RANK(rank, out[i] == (float)(3000 + 2 * i));
+  EXPECT_OK_RANK(rank, ovl_reduce_scatter(channel, in, out, 3, OVL_FP32));
+  for (int i = 0; i < 3; ++i) CHECK_RANK(rank, out[i] == (float)(3000 + 2 * (3 * rank + i)));
+  memcpy(sum, mine, sizeof sum);
+  EXPECT_OK_RANK(rank, ovl_broadcast(channel, sum, 3, OVL_I32, 1));
+  for (int i = 0; i < 3; ++i) CHECK_RANK(rank, sum[i] == 2000 + i);
+  EXPECT_OK_RANK(rank, ovl_runtime_check(runtime));
+}
+
+static void* adopted[kRanks];
+
+static void teams_and_regions(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_team *one = NULL, *turned = NULL;
+  const int first[] = {0}, reversed[] = {1, 0};
+  int got = -1, size = -1;
+  EXPECT_OK_RANK(rank, ovl_team_sub(team, first, 1, "first", &one));
+  CHECK_RANK(rank, (one != NULL) == (rank == 0));
+  EXPECT_OK_RANK(rank, ovl_team_sub(team, reversed, 2, NULL, &turned));
+  EXPECT_OK_RANK(rank, ovl_team_rank(turned, &got));
+  EXPECT_OK_RANK(rank, ovl_team_size(turned, &size));
+  CHECK_RANK(rank, got == 1 - rank && size == 2);
+  const uint64_t mine = 77 + (uint64_t)rank;
+  uint64_t all[kRanks] = {0, 0};
+  EXPECT_OK_RANK(rank, ovl_team_exchange(turned, &mine, sizeof mine, all));
+  CHECK_RANK(rank, all[0] == 78 && all[1] == 77);
+
+  static char memory[kRanks][256];
+  adopted[rank] = memory[rank];
+  EXPECT_OK_RANK(rank, ovl_team_barrier(team));
+  ovl_region* region = NULL;
+  ovl_channel* channel = NULL;
+  uint32_t id = 0;
+  EXPECT_OK_RANK(rank, ovl_heap_adopt(runtime, "memory", memory[rank], 256, adopted, &region));
+  EXPECT_OK_RANK(rank, ovl_channel_open(turned, NULL, 0, &channel));
+  EXPECT_OK_RANK(rank, ovl_signal_ids(channel, 1, "region", &id));
+  char text[16] = "from rank ?";
+  text[10] = (char)('0' + rank);
+  EXPECT_OK_RANK(rank, ovl_region_put(channel, region, rank, 100, text, sizeof text));  // peers of `turned`
+  EXPECT_OK_RANK(rank, ovl_fence(channel, rank));
+  EXPECT_OK_RANK(rank, ovl_signal_add(channel, rank, id, 1));
+  EXPECT_OK_RANK(rank, ovl_signal_take(channel, rank, id, 1));
+  CHECK_RANK(rank, strcmp(memory[rank] + 100, rank == 0 ? "from rank 1" : "from rank 0") == 0);
+  EXPECT_OK_RANK(rank, ovl_team_barrier(team));
+}
+
+int main(void) {
+  test_names();
+  run_ranks(signals);
+  run_ranks(operators);
+  run_ranks(collectives);
+  run_ranks(teams_and_regions);
+  return finish("ranks_test", 200);
+}

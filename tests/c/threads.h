@@ -1,0 +1,59 @@
+// Ranks that are threads of this process, each with a runtime of its own.
+#pragma once
+
+#include <pthread.h>
+
+#include "tests/c/check.h"
+
+enum { kRanks = 2 };
+
+typedef struct rank_context {
+  ovl_world* world;
+  void (*body)(ovl_runtime*, ovl_team*, int);
+  int rank;
+} rank_context;
+
+/// Checks of two threads would race: one of them counts at a time.
+static pthread_mutex_t check_mutex = PTHREAD_MUTEX_INITIALIZER;
+#define CHECK_RANK(rank, condition)                                                         \
+  do {                                                                                      \
+    const int holds_ = (condition) ? 1 : 0;                                                 \
+    pthread_mutex_lock(&check_mutex);                                                       \
+    check(holds_, #condition, (rank) == 0 ? " (rank 0)" : " (rank 1)", __FILE__, __LINE__); \
+    pthread_mutex_unlock(&check_mutex);                                                     \
+  } while (0)
+#define EXPECT_OK_RANK(rank, call)                       \
+  do {                                                   \
+    const int got_ = (call);                             \
+    pthread_mutex_lock(&check_mutex);                    \
+    expect(OVL_OK, "", got_, #call, __FILE__, __LINE__); \
+    pthread_mutex_unlock(&check_mutex);                  \
+  } while (0)
+
+static void* run_rank(void* argument) {
+  const rank_context* context = argument;
+  ovl_options options = OVL_INIT(ovl_options);
+  options.backend = OVL_BACKEND_CPU;
+  options.heap_bytes = 8 << 20;
+  options.timeout_ms = 20000;
+  ovl_runtime* runtime = NULL;
+  ovl_team* team = NULL;
+  EXPECT_OK_RANK(context->rank, ovl_runtime_open_thread(context->world, context->rank, &options, &runtime));
+  EXPECT_OK_RANK(context->rank, ovl_runtime_world(runtime, &team));
+  context->body(runtime, team, context->rank);
+  EXPECT_OK_RANK(context->rank, ovl_runtime_close(runtime));
+  return NULL;
+}
+
+static inline void run_ranks(void (*body)(ovl_runtime*, ovl_team*, int)) {
+  ovl_world* world = NULL;
+  pthread_t threads[kRanks];
+  rank_context contexts[kRanks];
+  EXPECT_OK(ovl_world_create(kRanks, &world));
+  for (int r = 0; r < kRanks; ++r) {
+    contexts[r] = (rank_context){world, body, r};
+    pthread_create(&threads[r], NULL, run_rank, &contexts[r]);
+  }
+  for (int r = 0; r < kRanks; ++r) pthread_join(threads[r], NULL);
+  EXPECT_OK(ovl_world_free(world));
+}
