@@ -1,13 +1,14 @@
 #include "cli/run_failures.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "src/base/json.h"
 
 namespace overlace::cli {
 namespace {
 
-constexpr size_t kMaxText = 3000;  // a record stays below PIPE_BUF (4096), also when JSON escapes a part of it
+constexpr size_t kMaxRecord = 4096;  // PIPE_BUF: what a pipe takes whole
 
 bool is_consequence(const RankFailure& failure) {
   const Errc code = failure.status.code();
@@ -20,8 +21,12 @@ std::string encode_failure(const RankFailure& failure) {
   base::Json record = base::Json::object();
   record.set("rank", failure.rank);
   record.set("code", static_cast<int>(failure.status.code()));
-  record.set("text", failure.status.message().substr(0, kMaxText));
-  return record.dump() + "\n";
+  // JSON writes some characters as six bytes.
+  for (size_t length = kMaxRecord;; length = length * 3 / 4) {
+    record.set("text", failure.status.message().substr(0, length));
+    const std::string line = record.dump() + "\n";
+    if (line.size() <= kMaxRecord) return line;
+  }
 }
 
 std::vector<RankFailure> decode_failures(std::string_view bytes) {
@@ -34,6 +39,8 @@ std::vector<RankFailure> decode_failures(std::string_view bytes) {
     const base::Json *rank = record->find("rank"), *code = record->find("code"), *text = record->find("text");
     if (rank == nullptr || code == nullptr || text == nullptr) continue;
     if (!rank->is_int() || !code->is_int() || !text->is_string()) continue;
+    if (rank->as_int() < 0 || rank->as_int() > std::numeric_limits<int>::max()) continue;
+    if (code->as_int() <= 0 || code->as_int() > static_cast<int64_t>(Errc::internal)) continue;
     out.push_back(
         {static_cast<int>(rank->as_int()), base::Status(static_cast<Errc>(code->as_int()), text->as_string())});
   }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import device_units
+import fuzz
 import install_tree
 import python_env
 from results import FAILED, PASSED, SKIPPED, Case
@@ -208,6 +209,16 @@ def job_install() -> Cases:
     yield from install_tree.check(ROOT / "build" / "cpu", OUT / "install")
 
 
+def job_fuzz() -> Cases:
+    """Foreign bytes for every parser: the committed ones, then new ones for some seconds."""
+    yield from fuzz.check(is_weekly=False)
+
+
+def job_fuzz_long() -> Cases:
+    """Weekly: a million new inputs for every parser."""
+    yield from fuzz.check(is_weekly=True)
+
+
 def job_clang_test() -> Cases:
     """Weekly: the tests built by the second compiler."""
     yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=ON"])
@@ -231,8 +242,10 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "cubin": job_cubin,
     "python": job_python,
     "install": job_install,
+    "fuzz": job_fuzz,
     "clang-test": job_clang_test,
     "seeds": job_seeds,
+    "fuzz-long": job_fuzz_long,
 }
-WEEKLY_ONLY = ("clang-test", "seeds")
+WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]

@@ -29,6 +29,8 @@ struct RelayServer::Frame {
 namespace {
 
 constexpr uint64_t kMaxFrame = uint64_t{64} << 20;
+constexpr uint64_t kMaxHello = 4096;  // before a client has shown its token
+constexpr int64_t kMaxTimeoutMs = 86400000;
 constexpr int kServeMs = 50;
 constexpr int64_t kFallbackNs = 800000000;
 
@@ -127,7 +129,7 @@ bool RelayServer::read_from(Client& client) {
   while (client.input.size() - used >= sizeof(Frame)) {
     Frame frame;
     std::memcpy(&frame, client.input.data() + used, sizeof frame);
-    if (frame.magic != Frame::kMagic || frame.length > kMaxFrame) return false;
+    if (frame.magic != Frame::kMagic || frame.length > (client.rank < 0 ? kMaxHello : kMaxFrame)) return false;
     if (client.input.size() - used < sizeof frame + frame.length) break;
     if (!handle(client, frame, client.input.data() + used + sizeof frame)) return false;
     used += sizeof frame + frame.length;
@@ -137,8 +139,8 @@ bool RelayServer::read_from(Client& client) {
 }
 
 bool RelayServer::handle(Client& client, const Frame& frame, const char* payload) {
-  if (frame.type == FrameType::hello) return welcome(client, frame, payload);
-  if (frame.type != FrameType::give || client.rank < 0) return false;
+  if (client.rank < 0) return frame.type == FrameType::hello && welcome(client, frame, payload);
+  if (frame.type != FrameType::give || frame.value < 0 || frame.value > kMaxTimeoutMs) return false;
   give(client, frame, payload);
   return true;
 }

@@ -21,7 +21,25 @@ TEST(Failures, SurviveThePipe) {
 }
 
 TEST(Failures, AreShortEnoughToArriveWhole) {
-  EXPECT_LE(encode_failure({0, Status(Errc::io, std::string(100000, 'x'))}).size(), size_t{PIPE_BUF});
+  for (const char c : {'x', '"', '\x01'}) {
+    const std::string record = encode_failure({0, Status(Errc::io, std::string(100000, c))});
+    EXPECT_LE(record.size(), size_t{PIPE_BUF}) << int{c};
+    EXPECT_GT(record.size(), size_t{PIPE_BUF / 2}) << int{c};
+    EXPECT_EQ(decode_failures(record).size(), 1u) << int{c};
+  }
+}
+
+TEST(Failures, OfForeignWritersAreLeftOut) {
+  const auto count = [](const std::string& rank, const std::string& code) {
+    return decode_failures("{\"rank\":" + rank + ",\"code\":" + code + ",\"text\":\"x\"}\n").size();
+  };
+  EXPECT_EQ(count("1", "1"), 1u);
+  EXPECT_EQ(count("1", "0"), 0u) << "not a failure: the status would be 0";
+  EXPECT_EQ(count("1", "-3"), 0u);
+  EXPECT_EQ(count("1", "99"), 0u);
+  EXPECT_EQ(count("1", "4294967297"), 0u) << "its lower half is a code";
+  EXPECT_EQ(count("-1", "1"), 0u);
+  EXPECT_EQ(count("4294967297", "1"), 0u);
 }
 
 TEST(FirstCause, IsNotAConsequence) {

@@ -156,6 +156,44 @@ TEST(Relay, SecondServerOfANameIsRefused) {
   EXPECT_TRUE(in_use);
 }
 
+/// What a client sends, byte by byte.
+struct RawFrame {
+  uint32_t magic = 0x0B1ACE02, type = 0;  // 0: hello, 2: give
+  uint64_t number = 0;
+  int64_t value = 0;
+  uint64_t length = 0;
+};
+
+/// True if the server hangs up on a client that sends these frames, after the hello of rank 0 if `is_member`.
+bool hangs_up(RelayServer& server, const std::string& name, bool is_member, const RawFrame& frame) {
+  const UniqueFd fd = connect_to(name, SOCK_STREAM, now_ns() + 1000000000).value();
+  std::vector<RawFrame> frames = {frame};
+  if (is_member) frames.insert(frames.begin(), {.value = 2});
+  EXPECT_TRUE(send_all(fd.get(), frames.data(), frames.size() * sizeof frame).ok());
+  for (int i = 0; i < 3; ++i) server.serve();
+  RawFrame welcome;
+  if (is_member) {
+    EXPECT_TRUE(receive_all(fd.get(), &welcome, sizeof welcome, now_ns() + 1000000000).ok());
+  }
+  char byte = 0;
+  return ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0;
+}
+
+TEST(Relay, HangsUpOnFramesThatNoClientSends) {
+  const std::string name = unique_name("frames");
+  auto server = RelayServer::open(name, "", 2);
+  ASSERT_TRUE(server.ok());
+  const auto ends = [&](bool is_member, const RawFrame& frame) { return hangs_up(**server, name, is_member, frame); };
+  EXPECT_FALSE(ends(true, {.type = 2, .number = 1, .value = 20000}));
+  EXPECT_TRUE(ends(true, {.type = 2, .number = 2, .value = int64_t{1} << 62})) << "a deadline beyond time";
+  EXPECT_TRUE(ends(true, {.type = 2, .number = 3, .value = -1}));
+  EXPECT_TRUE(ends(true, {.number = 1, .value = 2})) << "a second hello, as another rank";
+  EXPECT_TRUE(ends(true, {.magic = 1, .type = 2}));
+  EXPECT_TRUE(ends(true, {.type = 1}));
+  EXPECT_TRUE(ends(false, {.type = 2, .number = 4, .value = 20000})) << "no hello before";
+  EXPECT_TRUE(ends(false, {.value = 2, .length = uint64_t{1} << 20})) << "more memory than a token takes";
+}
+
 TEST(Relay, ForeignUidIsRejected) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
 #if defined(__SANITIZE_THREAD__)

@@ -1,0 +1,40 @@
+// The command line of `overlace`, one argument per line. cli/main.cc as it is, with subcommands that only look at what
+// they were given: CLI11 throws what it likes, and none of it may leave main.
+// Sources: cli/main.cc
+#include "cli/doctor.h"
+#include "cli/run.h"
+#include "cli/run_outputs.h"
+#include "cli/trace.h"
+#include "tests/fuzz/fuzz.h"
+
+int overlace_main(int argc, char** argv);
+
+namespace overlace::cli {
+
+int run(const RunOptions& options) {
+  FUZZ_REQUIRE(!options.schedule.empty() || options.program.empty());
+  return 0;
+}
+// NOTE: it must not return, or `--json FILE` would be written.
+base::Json doctor(const DoctorOptions&) { throw Unsupported(Errc::not_supported, "not in this program"); }
+std::string doctor_text(const base::Json&) { return ""; }
+base::Result<std::string> trace_info(const std::string& path) { return path; }
+base::Status trace_convert(const std::string&, const std::string&) { return {}; }
+base::Status print(std::string_view) { return {}; }
+
+}  // namespace overlace::cli
+
+namespace overlace::fuzz {
+
+void run(std::string_view input) {
+  if (input.find('\0') != std::string_view::npos) return;
+  std::vector<std::string> words = split(input, '\n');
+  words.insert(words.begin(), "overlace");
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  const int status = overlace_main(static_cast<int>(words.size()), pointers.data());
+  FUZZ_REQUIRE(status >= 0 && status != 70);
+}
+
+}  // namespace overlace::fuzz
