@@ -1,0 +1,229 @@
+// Many calls of every schedule on GPUs that start each call at random times: every call must give the bits of the
+// first, eager and replayed. OVERLACE_TEST_CALLS (default 300) says how many of each.
+#include <cuda_bf16.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/gemm_ar.h"
+#include "overlace/ops/gemm_rs.h"
+#include "src/base/format.h"
+#include "tests/gpu/support/gpu_ranks.h"
+
+namespace overlace::test {
+namespace {
+
+constexpr int64_t kRows = 1000, kN = 512, kK = 768;  // shards of other than whole tiles
+constexpr uint64_t kMostDelayNs = 40'000, kLongDelayNs = 2'000'000;
+constexpr int kLongEvery = 512;
+
+int calls() {
+  const char* text = std::getenv("OVERLACE_TEST_CALLS");
+  const int count = text == nullptr ? 300 : std::atoi(text);
+  EXPECT_GT(count, 0) << "OVERLACE_TEST_CALLS is \"" << (text == nullptr ? "" : text) << "\", wanted a count >= 1";
+  return count;
+}
+
+__host__ __device__ uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+/// Sum of four uniform values: about normal, variance 1/3.
+__global__ void fill_values(__nv_bfloat16* data, int64_t count, uint64_t seed) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const uint64_t bits = mixed(seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i) + 1);
+  float sum = -2;
+  for (int part = 0; part < 4; ++part) sum += static_cast<float>(bits >> (16 * part) & 0xffff) / 65536.0f;
+  data[i] = __float2bfloat16_rn(sum);
+}
+
+__global__ void count_differences(const uint16_t* data, const uint16_t* wanted, int64_t count, uint64_t* wrong) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count && data[i] != wanted[i]) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), 1ull);
+}
+
+__global__ void wait_ns(uint64_t ns) {
+  uint64_t begin = 0, now = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < ns);
+}
+
+unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + 255) / 256); }
+
+struct Soaked {
+  std::string op, family;
+  int degree = 1;
+};
+
+class SoakTest : public testing::TestWithParam<Soaked> {};
+
+/// One rank's operands, its call, and the comparison behind it.
+class Site {
+ public:
+  Site(GpuRank& rank, const Soaked& how) : rank_(rank), how_(how) {
+    const bool is_gather = how.op == "ag_gemm";
+    const int64_t rows = is_gather ? own_rows() : kRows;
+    out_count_ = (how.op == "gemm_rs" ? own_rows() : kRows) * kN;
+    a_ = filled(rows * kK, 1);
+    b_ = filled(kN * kK, 2);
+    out_ = rank.device_array<__nv_bfloat16>(static_cast<size_t>(out_count_));
+    first_ = rank.device_array<__nv_bfloat16>(static_cast<size_t>(out_count_));
+    wrong_ = rank.device_array<uint64_t>(1);
+    a_view_ = TensorView::contiguous(a_, DType::bf16, {rows, kK});
+    b_view_ = TensorView::contiguous(b_, DType::bf16, {kN, kK}).transposed();
+    out_view_ = TensorView::contiguous(out_, DType::bf16, {out_count_ / kN, kN});
+    schedule_ = spec::make_schedule(op_spec(), how.family, how.degree);
+  }
+
+  void run() {
+    if (how_.op == "ag_gemm") {
+      ops::run(rank_.channel, gather_args(), schedule_);
+    } else if (how_.op == "gemm_rs") {
+      ops::run(rank_.channel, scatter_args(), schedule_);
+    } else {
+      ops::run(rank_.channel, reduce_args(), schedule_);
+    }
+  }
+  void keep_first() { EXPECT_CUDA(cudaMemcpyAsync(first_, out_, bytes(), cudaMemcpyDeviceToDevice, rank_.stream)); }
+  void compare() {
+    count_differences<<<blocks_of(out_count_), 256, 0, rank_.stream>>>(
+        reinterpret_cast<const uint16_t*>(out_), reinterpret_cast<const uint16_t*>(first_), out_count_, wrong_);
+    EXPECT_CUDA(cudaGetLastError());
+    EXPECT_CUDA(cudaMemsetAsync(out_, 0xff, bytes(), rank_.stream));
+  }
+  /// Ranks draw apart by up to kMostDelayNs a call, and now and then by much more than a call takes.
+  void delay(int call) {
+    const uint64_t drawn = mixed(static_cast<uint64_t>(call) * 64 + static_cast<uint64_t>(rank_.rank) + 7);
+    wait_ns<<<1, 1, 0, rank_.stream>>>(drawn % kLongEvery == 0 ? kLongDelayNs : drawn / kLongEvery % kMostDelayNs);
+    EXPECT_CUDA(cudaGetLastError());
+  }
+  uint64_t wrong() { return rank_.read(wrong_); }
+
+ private:
+  int64_t own_rows() const {
+    const std::vector<int64_t> off = spec::row_offsets(op_spec());
+    return off[static_cast<size_t>(rank_.rank) + 1] - off[static_cast<size_t>(rank_.rank)];
+  }
+  spec::OpSpec op_spec() const {
+    spec::OpSpec op;
+    op.op = how_.op;
+    op.m = kRows;
+    op.n = kN;
+    op.k = kK;
+    op.ranks = rank_.size;
+    return op;
+  }
+  ops::AgGemmArgs gather_args() const { return {.a_shard = a_view_, .b = b_view_, .c = out_view_}; }
+  ops::GemmRsArgs scatter_args() const { return {.a = a_view_, .b = b_view_, .out = out_view_}; }
+  ops::GemmArArgs reduce_args() const { return {.a = a_view_, .b = b_view_, .out = out_view_}; }
+  size_t bytes() const { return static_cast<size_t>(out_count_) * 2; }
+  __nv_bfloat16* filled(int64_t count, uint64_t tensor) {
+    auto* data = rank_.device_array<__nv_bfloat16>(static_cast<size_t>(count));
+    fill_values<<<blocks_of(count), 256, 0, rank_.stream>>>(data, count,
+                                                            tensor * 64 + static_cast<uint64_t>(rank_.rank));
+    EXPECT_CUDA(cudaGetLastError());
+    return data;
+  }
+
+  GpuRank& rank_;
+  Soaked how_;
+  __nv_bfloat16 *a_ = nullptr, *b_ = nullptr, *out_ = nullptr, *first_ = nullptr;
+  uint64_t* wrong_ = nullptr;
+  int64_t out_count_ = 0;
+  TensorView a_view_, b_view_, out_view_;
+  spec::Schedule schedule_;
+};
+
+GpuOptions options() {
+  GpuOptions o;
+  o.heap_bytes = size_t{256} << 20;
+  o.net_engine = "auto";
+  return o;
+}
+int team_size() { return gpu_count() >= 4 ? 4 : 2; }  // on one GPU two ranks share it
+
+TEST_P(SoakTest, EagerCallsGiveTheSameBits) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(
+      team_size(),
+      [](GpuRank& rank) {
+        Site site(rank, GetParam());
+        site.run();
+        site.keep_first();
+        for (int call = 0; call < calls(); ++call) {
+          site.delay(call);
+          site.run();
+          site.compare();
+        }
+        EXPECT_EQ(site.wrong(), 0u) << "elements of rank " << rank.rank << " in " << calls() << " calls";
+      },
+      options());
+}
+
+/// Ends a capture that a refusal broke off.
+void drop_capture(cudaStream_t stream) {
+  cudaGraph_t graph = nullptr;
+  (void)cudaStreamEndCapture(stream, &graph);
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  (void)cudaGetLastError();
+}
+
+TEST_P(SoakTest, ReplaysGiveTheSameBits) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(
+      team_size(),
+      [](GpuRank& rank) {
+        Site site(rank, GetParam());
+        site.run();
+        site.keep_first();
+        rank.wait();
+        EXPECT_CUDA(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
+        try {
+          site.run();
+        } catch (const Error& error) {  // some schedules need stream waits, and say so
+          drop_capture(rank.stream);
+          EXPECT_TRUE(error.code() == Errc::not_supported || error.code() == Errc::capture) << error.what();
+          EXPECT_NE(std::string(error.what()).find("captur"), std::string::npos) << error.what();
+          return;
+        }
+        site.compare();
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t replay = nullptr;
+        EXPECT_CUDA(cudaStreamEndCapture(rank.stream, &graph));
+        EXPECT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+        rank.wait();
+        rank.team.barrier();
+        for (int call = 0; call < calls(); ++call) {
+          site.delay(call);
+          EXPECT_CUDA(cudaGraphLaunch(replay, rank.stream));
+        }
+        EXPECT_EQ(site.wrong(), 0u) << "elements of rank " << rank.rank << " in " << calls() << " replays";
+        EXPECT_CUDA(cudaGraphExecDestroy(replay));
+        EXPECT_CUDA(cudaGraphDestroy(graph));
+      },
+      options());
+}
+
+std::vector<Soaked> all_schedules() {
+  std::vector<Soaked> list;
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const std::string& family : spec::families(op)) {
+      if (family == "compute" || family == "comm" || family == "limit") continue;
+      list.push_back({op, family, 1});
+      if (family != "library" && family != "serial") list.push_back({op, family, 2});
+    }
+  }
+  return list;
+}
+INSTANTIATE_TEST_SUITE_P(Schedules, SoakTest, testing::ValuesIn(all_schedules()), [](const auto& case_) {
+  return case_.param.op + "_" + case_.param.family + "_q" + std::to_string(case_.param.degree);
+});
+
+}  // namespace
+}  // namespace overlace::test
