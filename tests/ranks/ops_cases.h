@@ -87,14 +87,19 @@ struct Case {
   bool gathered = false;  // ag_gemm: return a too
   int64_t gap = 0;        // between rows of every matrix
   std::vector<int64_t> offsets{};
+  spec::Params options{};  // of make_schedule
 
   std::string text() const {
-    std::string rows;
+    std::string rows, chosen;
     for (int64_t o : offsets) rows += " " + std::to_string(o);
+    for (const auto& [name, value] : options) {
+      const int64_t* number = std::get_if<int64_t>(&value);
+      chosen += " " + name + "=" + (number != nullptr ? std::to_string(*number) : "false");
+    }
     return op + " " + family + " q " + std::to_string(degree) + " M " + std::to_string(m) + " N " + std::to_string(n) +
            " K " + std::to_string(k) + " " + dtype_name(in) + "->" + dtype_name(out) +
            (layout == spec::BLayout::nk ? " nk" : " kn") + (bias ? " bias" : "") + (uneven ? " uneven" : "") +
-           (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows);
+           (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows) + chosen;
   }
 };
 
@@ -113,10 +118,11 @@ class Operands {
     out_ = Matrix(c.op == "gemm_rs" ? mine : c.m, n(), c.out, c.gap);
     bias_ = Matrix(1, n(), c.out, 0);
     if (is_ag && c.gathered) gathered_ = Matrix(c.m, c.k, c.in, c.gap);
-    schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree);
+    schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree, c.options);
   }
 
   const spec::Schedule& schedule() const { return schedule_; }
+  spec::OpSpec problem() const { return spec_of(rank_); }
   const Matrix& out() const { return out_; }
   TensorView a() const { return a_.view; }
   TensorView b() const { return b_.view; }  // as stored
@@ -146,32 +152,46 @@ class Operands {
     bias_.fill([&](int64_t, int64_t j) { return normal(3, case_.op == "ag_gemm" ? rank_ : 0, 0, j); });
   }
 
-  /// After fill_normal: largest distance from the fp64 result of the rounded operands, and the largest result.
-  std::pair<double, double> largest_error() const {
+  /// After fill_normal: largest distance from the fp64 result of the rounded operands, the largest result, and the
+  /// largest sum of absolute terms.
+  struct Errors {
+    double error = 0, magnitude = 0, terms = 0;
+  };
+  Errors errors() const {
     const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
     const bool is_ag = case_.op == "ag_gemm";
     const int64_t rows = out_.view.dim(0);
-    std::vector<double> sums(static_cast<size_t>(rows * n()));
+    std::vector<double> sums(static_cast<size_t>(rows * n())), terms(sums.size());
     for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
       for (int64_t k = 0; k < k_of(s); ++k) {
         std::vector<double> b_row;
         for (int64_t j = 0; j < n(); ++j) b_row.push_back(rounded(normal(2, s, k, j), case_.in));
         for (int64_t i = 0; i < rows; ++i) {
           const double a = rounded(normal(1, owner_of_a(s), row + i, k), case_.in);
-          for (int64_t j = 0; j < n(); ++j) sums[static_cast<size_t>(i * n() + j)] += a * b_row[static_cast<size_t>(j)];
+          for (int64_t j = 0; j < n(); ++j) {
+            const double product = a * b_row[static_cast<size_t>(j)];
+            sums[static_cast<size_t>(i * n() + j)] += product;
+            terms[static_cast<size_t>(i * n() + j)] += std::abs(product);
+          }
         }
       }
     }
-    double error = 0, magnitude = 0;
+    Errors largest;
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < n(); ++j) {
-        double sum = sums[static_cast<size_t>(i * n() + j)];
-        if (case_.bias) sum += rounded(normal(3, is_ag ? rank_ : 0, 0, j), case_.out);
-        error = std::max(error, std::abs(out_.get(i, j) - sum));
-        magnitude = std::max(magnitude, std::abs(sum));
+        const double bias = case_.bias ? rounded(normal(3, is_ag ? rank_ : 0, 0, j), case_.out) : 0;
+        const double sum = sums[static_cast<size_t>(i * n() + j)] + bias;
+        const double error = std::abs(out_.get(i, j) - sum);
+        if (!(error <= largest.error) && !std::isnan(largest.error)) largest.error = error;  // NaN is the largest
+        largest.magnitude = std::max(largest.magnitude, std::abs(sum));
+        largest.terms = std::max(largest.terms, terms[static_cast<size_t>(i * n() + j)] + std::abs(bias));
       }
     }
-    return {error, magnitude};
+    return largest;
+  }
+  std::pair<double, double> largest_error() const {
+    const Errors all = errors();
+    return {all.error, all.magnitude};
   }
 
   void run() {
@@ -319,7 +339,9 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       c.layout = turn % 2 == 0 ? spec::BLayout::nk : spec::BLayout::kn;
       c.bias = turn % 5 < 2;
       c.uneven = turn % 3 == 1;
-      c.gathered = turn % 4 != 1;
+      c.gathered = turn % 4 != 1 && family != "k_slab";  // whose kernel alone knows where the gathered rows are
+      if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
+      if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       c.gap = turn % 5 == 3 ? 3 : 0;
       if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
         c.offsets.assign(static_cast<size_t>(ranks) + 1, 0);

@@ -169,5 +169,12 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
 
 
+class SeedsTest(unittest.TestCase):
+    def test_programs_get_the_seeds_of_their_kind(self) -> None:
+        counts = (1, 2, 3, 4)
+        names = ("ranks_put", "ranks_signal", "ranks_random", "ranks_ag_gemm")
+        self.assertEqual([jobs.seeds_of(name, counts) for name in names], [1, 2, 3, 4])
+
+
 if __name__ == "__main__":
     unittest.main()
