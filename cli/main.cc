@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cli/bench.h"
 #include "cli/doctor.h"
 #include "cli/run.h"
 #include "cli/run_outputs.h"
@@ -123,18 +124,22 @@ void log_to_stderr() {
   overlace::base::set_log_sink(sink, level);
 }
 
-bool is_subcommand(const std::string& word) { return word == "run" || word == "doctor" || word == "trace"; }
+bool is_subcommand(const std::string& word) {
+  return word == "run" || word == "doctor" || word == "trace" || word == "bench";
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "bench") == 0) return overlace::cli::bench({argv + 2, argv + argc});
   // NOTE: what follows "--" belongs to the program that `run` starts and is not ours to parse.
   int own = 0;
   while (own < argc && std::strcmp(argv[own], "--") != 0) ++own;
   RunOptions options;
   for (int i = own + 1; i < argc; ++i) options.program.emplace_back(argv[i]);
   if (argc > 1 && argv[1][0] != '-' && !is_subcommand(argv[1]))
-    return fail(Errc::invalid_argument, std::string("unknown subcommand ") + argv[1] + ", wanted run, doctor or trace");
+    return fail(Errc::invalid_argument,
+                std::string("unknown subcommand ") + argv[1] + ", wanted run, doctor, trace or bench");
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
   app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
   app.require_subcommand(1);
@@ -143,6 +148,7 @@ int main(int argc, char** argv) {
   add_doctor(app, &doctor);
   TraceWords trace;
   add_trace(app, &trace);
+  app.add_subcommand("bench", "Measure workloads beside their competitors");
   try {
     app.parse(own, argv);
   } catch (const CLI::ParseError& e) {

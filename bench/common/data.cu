@@ -9,22 +9,11 @@
 namespace overlace::bench {
 namespace {
 
-__host__ __device__ uint64_t mix(uint64_t x) {  // splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014)
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
 /// Box-Muller on two halves of a hash.
-__device__ float normal_at(const Normal& n, int64_t row, int64_t col) {
-  const uint64_t key = mix(n.seed * 0x9e3779b97f4a7c15ull + n.stream);
-  const uint64_t h = mix(key ^ mix(static_cast<uint64_t>(n.first_row + row) * 0x9e3779b97f4a7c15ull +
-                                   static_cast<uint64_t>(n.first_col + col)));
-  const float u = (static_cast<float>(static_cast<uint32_t>(h >> 40)) + 0.5f) * 0x1p-24f;
-  const float v = static_cast<float>(static_cast<uint32_t>(h) >> 8) * 0x1p-24f;
-  return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v) * static_cast<float>(n.scale);
+__device__ float value_at(const Normal& n, int64_t row, int64_t col) {
+  if (n.is_ramp) return ramp_at(n, row, col);
+  const Uniforms at = uniforms_at(n, row, col);
+  return sqrtf(-2.0f * logf(at.u)) * cospif(2.0f * at.v) * static_cast<float>(n.scale);
 }
 
 /// For sums in fp64.
@@ -38,7 +27,7 @@ __global__ void fill(T* data, int64_t pitch, int64_t rows, int64_t cols, Normal 
   const int64_t step = gridDim.x * static_cast<int64_t>(blockDim.x);
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < rows * cols; i += step) {
     const int64_t row = i / cols, col = i - row * cols;
-    data[row * pitch + col] = device::narrow<T>(normal_at(n, row, col));
+    data[row * pitch + col] = device::narrow<T>(value_at(n, row, col));
   }
 }
 
@@ -62,7 +51,7 @@ __device__ void atomic_max(double* address, double value) {
 template <class Operand, class Out>
 __global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols, Factors factors, int64_t first_row,
                       uint64_t seed, Sums* sums) {
-  const uint64_t h = mix(seed + blockIdx.x * 0x9e3779b97f4a7c15ull);
+  const uint64_t h = mix(seed + blockIdx.x * kGoldenRatio);
   const int64_t row = static_cast<int64_t>((h >> 32) % static_cast<uint64_t>(rows));
   const int64_t col = static_cast<int64_t>((h & 0xffffffffu) % static_cast<uint64_t>(cols));
   __shared__ double partial[256];
@@ -71,8 +60,8 @@ __global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols,
     const Factor& f = factors.f[s];
     double dot = 0;
     for (int64_t k = threadIdx.x; k < f.k; k += blockDim.x) {
-      dot += wide(device::narrow<Operand>(normal_at(f.left, first_row + row, k))) *
-             wide(device::narrow<Operand>(normal_at(f.right, col, k)));
+      dot += wide(device::narrow<Operand>(value_at(f.left, first_row + row, k))) *
+             wide(device::narrow<Operand>(value_at(f.right, col, k)));
     }
     partial[threadIdx.x] = dot;
     __syncthreads();

@@ -1,14 +1,17 @@
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <vector>
 
+#include "bench/common/data.h"
 #include "bench/common/gpu.h"
+#include "src/base/half.h"
 
 namespace overlace::bench {
 namespace {
 
-base::Status check(cudaError_t e, const char* call) {
+base::Status cuda_ok(cudaError_t e, const char* call) {
   return e == cudaSuccess ? base::Status() : base::error(Errc::cuda, "{}: {}", call, cudaGetErrorString(e));
 }
 
@@ -53,9 +56,9 @@ class CudaGpu final : public Gpu {
     (void)cudaStreamDestroy(stream_);
   }
   base::Status init() {
-    OVERLACE_TRY(check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
-    OVERLACE_TRY(check(cudaEventCreate(&begin_), "cudaEventCreate"));
-    return check(cudaEventCreate(&end_), "cudaEventCreate");
+    OVERLACE_TRY(cuda_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+    OVERLACE_TRY(cuda_ok(cudaEventCreate(&begin_), "cudaEventCreate"));
+    return cuda_ok(cudaEventCreate(&end_), "cudaEventCreate");
   }
   StreamRef stream() override { return StreamRef::cuda(stream_); }
   base::Result<void*> alloc(size_t bytes) override {
@@ -70,31 +73,49 @@ class CudaGpu final : public Gpu {
     for (void* p : blocks_) (void)cudaFree(p);
     blocks_.clear();
   }
-  base::Status synchronize() override { return check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  base::Status synchronize() override { return cuda_ok(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
   base::Status memset(void* data, int byte, size_t bytes) override {
-    return check(cudaMemsetAsync(data, byte, bytes, stream_), "cudaMemsetAsync");
+    return cuda_ok(cudaMemsetAsync(data, byte, bytes, stream_), "cudaMemsetAsync");
   }
-  base::Status record_begin() override { return check(cudaEventRecord(begin_, stream_), "cudaEventRecord"); }
-  base::Status record_end() override { return check(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
+  base::Status record_begin() override { return cuda_ok(cudaEventRecord(begin_, stream_), "cudaEventRecord"); }
+  base::Status record_end() override { return cuda_ok(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
   base::Result<double> elapsed_us() override {
-    OVERLACE_TRY(check(cudaEventSynchronize(end_), "cudaEventSynchronize"));
+    OVERLACE_TRY(cuda_ok(cudaEventSynchronize(end_), "cudaEventSynchronize"));
     float ms = 0;
-    OVERLACE_TRY(check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime"));
+    OVERLACE_TRY(cuda_ok(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime"));
     return static_cast<double>(ms) * 1e3;
   }
   base::Status capture(const std::function<base::Status()>& enqueue) override {
-    OVERLACE_TRY(check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
+    OVERLACE_TRY(cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
     const base::Status queued = enqueue();
     cudaGraph_t graph = nullptr;
-    const base::Status ended = check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    const base::Status ended = cuda_ok(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
     OVERLACE_TRY(queued);
     OVERLACE_TRY(ended);
     if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
-    const base::Status made = check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    const base::Status made = cuda_ok(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
     (void)cudaGraphDestroy(graph);
     return made;
   }
-  base::Status replay() override { return check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
+  base::Status replay() override { return cuda_ok(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
+  base::Status fill(const TensorView& matrix, const Normal& values) override {
+    return fill_normal(matrix, values, stream_);
+  }
+  base::Result<Check> check(const TensorView& out, const std::vector<Factor>& factors, int64_t first_row, DType operand,
+                            int64_t samples, uint64_t seed) override {
+    return check_product(out, factors.data(), static_cast<int>(factors.size()), first_row, operand, samples, seed,
+                         stream_);
+  }
+  base::Result<Difference> compare(const TensorView& a, const TensorView& b) override {
+    return bench::compare(a, b, stream_);
+  }
+  base::Result<std::vector<float>> first_values(const TensorView& matrix, int64_t count) override {
+    std::vector<float> values(static_cast<size_t>(std::min(count, matrix.numel())));
+    std::vector<char> raw(values.size() * dtype_bytes(matrix.dtype));
+    OVERLACE_TRY(cuda_ok(cudaMemcpy(raw.data(), matrix.data, raw.size(), cudaMemcpyDeviceToHost), "cudaMemcpy"));
+    base::convert_to_float(raw.data(), matrix.dtype, values.data(), static_cast<int64_t>(values.size()));
+    return values;
+  }
   ClockSample clocks() override {
     ClockSample c;
     if (!nvml_.ok) return c;
@@ -112,12 +133,12 @@ class CudaGpu final : public Gpu {
     c.throttle = why;
     return c;
   }
-  GpuInfo describe() override {
+  DeviceInfo describe() override {
     cudaDeviceProp properties{};
     int runtime = 0;
     (void)cudaGetDeviceProperties(&properties, device_);
     (void)cudaRuntimeGetVersion(&runtime);
-    GpuInfo info;
+    DeviceInfo info;
     info.name = properties.name;
     info.cuda = base::format("{}.{}", runtime / 1000, runtime % 1000 / 10);
     info.sms = properties.multiProcessorCount;
@@ -141,9 +162,9 @@ class CudaGpu final : public Gpu {
 }  // namespace
 
 base::Result<std::unique_ptr<Gpu>> Gpu::open(int device) {
-  OVERLACE_TRY(check(cudaSetDevice(device), "cudaSetDevice"));
+  OVERLACE_TRY(cuda_ok(cudaSetDevice(device), "cudaSetDevice"));
   char bus_id[32] = "";
-  OVERLACE_TRY(check(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device), "cudaDeviceGetPCIBusId"));
+  OVERLACE_TRY(cuda_ok(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device), "cudaDeviceGetPCIBusId"));
   auto gpu = std::make_unique<CudaGpu>(device, bus_id);
   OVERLACE_TRY(gpu->init());
   return std::unique_ptr<Gpu>(std::move(gpu));

@@ -1,22 +1,20 @@
 // What the runtime reaches between CPU ranks that are processes of one host, beside plain code of the same in the same
 // run:
-//   overlace run -n 2 -- bench_cpu [--repetitions N] [--out records.jsonl] [--git COMMIT] [--pin]
+//   overlace run -n 2 -- bench_cpu [--repetitions N] [--out records.jsonl] [--git COMMIT] [--pin] [--verify-only]
 // Two ranks: the cost of puts and the one-way time of a signal. More: the time of a hop of a token around the ring.
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "bench/common/arguments.h"
+#include "bench/common/device.h"
 #include "bench/common/record.h"
 #include "overlace/bootstrap.h"
 #include "overlace/error.h"
@@ -36,40 +34,20 @@ constexpr uint32_t kMaxSpins = 2000000000;  // of the plain probes, which have n
 
 struct Options {
   int repetitions = 101;
-  bool pin = false;
+  bool pin = false, verify_only = false;
   int cores = 0;  // that the ranks may use together
-  std::string out, git = "unknown", command;
+  RunFacts run;
 };
 
 Options parse(int argc, char** argv) {
   Options options;
-  for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name == "--pin") {
-      options.pin = true;
-      continue;
-    }
-    if (i + 1 == argc || (name != "--repetitions" && name != "--out" && name != "--git"))
-      throw_error(Errc::invalid_argument, name + ": wanted --pin, or --repetitions, --out, --git and a value");
-    const std::string value = argv[++i];
-    if (name == "--repetitions") options.repetitions = std::max(1, std::atoi(value.c_str()));
-    if (name == "--out") options.out = value;
-    if (name == "--git") options.git = value;
-  }
+  Arguments arguments(&options.run);
+  arguments.add("--pin", &options.pin);
+  arguments.add("--verify-only", &options.verify_only);
+  arguments.add("--repetitions", &options.repetitions, 1);
+  arguments.parse(argc, argv);
+  if (options.verify_only) options.repetitions = 1;
   return options;
-}
-
-std::string cpu_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
-int usable_cores() {
-  cpu_set_t allowed;
-  return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
 }
 
 /// This thread onto the n-th core it may use. After open, which counts the cores.
@@ -234,31 +212,30 @@ class Bench {
   std::vector<Row> rows_;
 };
 
-void report(const Options& options, const std::vector<Row>& rows, int ranks) {
-  const std::string date = utc_now();
-  Json machine = Json::object();
-  machine.set("cpu", cpu_name()).set("cores", options.cores);
+void report(const Options& options, const RecordHead& head, const std::vector<Row>& rows, int ranks) {
+  std::vector<Json> records;
   for (const Row& row : rows) {
     const double ours = base::median(row.ours_us), plain = row.plain_us.empty() ? 0 : base::median(row.plain_us);
     std::printf("%-10s %-60s %9.3f us %9.3f plain", row.name.c_str(), row.what.c_str(), ours, plain);
     if (row.target_us > 0) std::printf("  <= %g %s", row.target_us, ours <= row.target_us ? "yes" : "NO");
     std::printf("\n");
-    if (options.out.empty()) continue;
-    std::ofstream out(options.out, std::ios::app);
     for (const bool is_ours : {true, false}) {
       const std::vector<double>& samples = is_ours ? row.ours_us : row.plain_us;
       if (samples.empty()) continue;
-      Json shape = Json::object(), method = Json::object(), record = Json::object();
+      Json shape = Json::object(), method = Json::object();
       shape.set("name", row.name).set("what", row.what);
       method.set("repetitions", static_cast<int64_t>(samples.size())).set("processes", true);
       method.set("pinned", options.pin);
-      record.set("schema", "overlace.bench/1").set("run", date + "." + options.git).set("date", date);
-      record.set("git", options.git).set("command", options.command).set("machine", machine);
-      record.set("workload", "cpu").set("case", shape).set("team", ranks).set("method", method);
-      record.set("competitor", is_ours ? "overlace" : "plain").set("target", row.target_us).set("status", "ok");
-      out << record.set("time_us", time_json(samples)).dump() << "\n";
+      Json record = new_record(head, "cpu", std::move(shape), is_ours ? "overlace" : "plain");
+      Json verify = Json::object();
+      verify.set("ok", true).set("oracle", "every byte and every signal");
+      if (is_ours) record.set("verify", verify);
+      record.set("team", ranks).set("method", method).set("target", row.target_us).set("status", "ok");
+      if (!options.verify_only) record.set("time_us", time_json(samples));
+      records.push_back(std::move(record));
     }
   }
+  append_records(options.run, records).or_throw();
 }
 
 int run_main(int argc, char** argv) {
@@ -268,12 +245,13 @@ int run_main(int argc, char** argv) {
   runtime_options.backend = Backend::cpu;
   Runtime runtime = Runtime::open(*bootstrap, runtime_options);
   options.cores = usable_cores();
+  const RecordHead head{options.run, machine_json(*cpu_device(), bootstrap->size())};
   if (options.pin) pin_to_core(bootstrap->rank());
   Bench bench(runtime, options);
   bench.run();
   runtime.synchronize();
   runtime.world().barrier();
-  if (bootstrap->rank() == 0) report(options, bench.rows(), bootstrap->size());
+  if (bootstrap->rank() == 0) report(options, head, bench.rows(), bootstrap->size());
   runtime.close();
   return 0;
 }
@@ -282,13 +260,5 @@ int run_main(int argc, char** argv) {
 }  // namespace overlace::bench
 
 int main(int argc, char** argv) {
-  try {
-    return overlace::bench::run_main(argc, argv);
-  } catch (const overlace::Error& e) {
-    std::fprintf(stderr, "bench_cpu: %s: %s\n", std::string(overlace::errc_name(e.code())).c_str(), e.what());
-    return overlace::exit_code(e.code());
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "bench_cpu: %s\n", e.what());
-    return 70;
-  }
+  return overlace::bench::run_program("bench_cpu", argc, argv, overlace::bench::run_main);
 }

@@ -2,31 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/team.h"
+#include "src/base/file.h"
+#include "src/base/half.h"
 
 namespace overlace::bench {
 namespace {
 
 constexpr int64_t kRotatedBytes = int64_t{2} * 60 * 1000 * 1000;  // twice the L2 of an H200
-constexpr int64_t kSamples = 2048;
+constexpr int64_t kSamplesGpu = 2048, kSamplesCpu = 256;          // of the check against fp64
+constexpr int64_t kEntropySample = 4096;
 
 }  // namespace
 
-base::Result<std::vector<Case>> load_cases(const std::string& path, const std::string& set, const std::string& filter) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return base::error(Errc::io, "{}: cannot be read", path);
-  base::Result<base::Json> json = base::Json::parse(text.str(), path);
+base::Result<std::vector<Case>> load_cases(const Selection& selection) {
+  const base::Result<std::string> text = base::read_file(selection.path);
+  if (!text.ok()) return text.status();
+  base::Result<base::Json> json = base::Json::parse(*text, selection.path);
   if (!json.ok()) return json.status();
-  const base::Json* list = json->find(set);
-  if (list == nullptr) return base::invalid_argument("case set: got \"{}\", which {} does not have", set, path);
+  const base::Json* list = json->find(selection.set);
+  if (list == nullptr)
+    return base::invalid_argument("--set is {}, which {} does not have", selection.set, selection.path);
   std::vector<Case> cases;
   for (const base::Json& row : list->as_array()) {
     for (const base::Json& m : row.find("m")->as_array()) {
@@ -36,14 +36,19 @@ base::Result<std::vector<Case>> load_cases(const std::string& path, const std::s
       c.n = row.find("n")->as_int();
       c.k = row.find("k")->as_int();
       c.m = m.as_int();
-      if (filter.empty() || (c.op + " " + c.name).find(filter) != std::string::npos) cases.push_back(c);
+      if (const base::Json* dtype = row.find("dtype"); dtype != nullptr)
+        if (!base::parse_dtype(dtype->as_string().c_str(), &c.dtype))
+          return base::invalid_argument("{}: dtype of {} is {}", selection.path, c.name, dtype->as_string());
+      const bool is_asked =
+          selection.ops.empty() || std::find(selection.ops.begin(), selection.ops.end(), c.op) != selection.ops.end();
+      if (is_asked && (c.op + " " + c.name).find(selection.filter) != std::string::npos) cases.push_back(c);
     }
   }
   return cases;
 }
 
-base::Result<Workload> Workload::create(const Case& c, Channel& channel, Gpu& gpu, uint64_t seed) {
-  Workload w(c, channel, gpu, seed);
+base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device& device, const Normal& data) {
+  Workload w(c, channel, device, data);
   const spec::OpSpec op = w.op();
   const std::vector<int64_t> off = spec::row_offsets(op);
   const size_t rank = static_cast<size_t>(channel.team().rank());
@@ -56,7 +61,7 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Gpu& gp
   w.bytes_rotated_ = bytes * sets;
   for (int64_t i = 0; i <= sets; ++i) {  // the last output is the reference
     const auto make = [&](int64_t rows, int64_t cols, TensorView* out) -> base::Status {
-      base::Result<void*> p = gpu.alloc(static_cast<size_t>(rows * cols * element));
+      base::Result<void*> p = device.alloc(static_cast<size_t>(rows * cols * element));
       if (!p.ok()) return p.status();
       *out = TensorView::contiguous(*p, c.dtype, {rows, cols});
       return {};
@@ -92,22 +97,21 @@ int64_t Workload::first_row() const { return spec::row_offsets(op())[static_cast
 
 Normal Workload::left(int rank, int64_t row) const {
   // ag_gemm: one matrix of all ranks' rows; gemm_rs, gemm_ar: one matrix per rank (its part of K).
-  return Normal{seed_, case_.op == "ag_gemm" ? 1u : 1u + static_cast<uint64_t>(rank), 1.0, row, 0};
+  return Normal{data_.seed, case_.op == "ag_gemm" ? 1u : 1u + static_cast<uint64_t>(rank), 1.0, row, 0, data_.is_ramp};
 }
 
 Normal Workload::right(int rank) const {
   const double total_k = static_cast<double>(case_.k) * (case_.op == "ag_gemm" ? 1 : channel_->team().size());
-  return Normal{seed_, 1000u + static_cast<uint64_t>(rank), 1.0 / std::sqrt(total_k), 0, 0};
+  return Normal{data_.seed, 1000u + static_cast<uint64_t>(rank), 1.0 / std::sqrt(total_k), 0, 0, data_.is_ramp};
 }
 
 base::Status Workload::fill() {
   const int rank = channel_->team().rank();
-  void* stream = gpu_->stream().cuda_stream;
   for (size_t i = 0; i < a_.size(); ++i) {  // every set holds the same values: one oracle serves all
-    OVERLACE_TRY(fill_normal(a_[i], left(rank, case_.op == "ag_gemm" ? first_row() : 0), stream));
-    OVERLACE_TRY(fill_normal(b_[i], right(rank), stream));
+    OVERLACE_TRY(device_->fill(a_[i], left(rank, case_.op == "ag_gemm" ? first_row() : 0)));
+    OVERLACE_TRY(device_->fill(b_[i], right(rank)));
   }
-  return gpu_->synchronize();
+  return device_->synchronize();
 }
 
 base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
@@ -131,11 +135,11 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
   return {};
 }
 
-base::Result<Check> Workload::verify(const spec::Schedule& schedule) {
+base::Result<Check> Workload::verify(const std::function<base::Status()>& call) {
   const TensorView& out = out_[0];
-  OVERLACE_TRY(gpu_->memset(out.data, 0xff, static_cast<size_t>(out.numel()) * dtype_bytes(out.dtype)));
-  OVERLACE_TRY(enqueue(schedule, 0));
-  OVERLACE_TRY(gpu_->synchronize());
+  OVERLACE_TRY(device_->memset(out.data, 0xff, static_cast<size_t>(out.numel()) * dtype_bytes(out.dtype)));
+  OVERLACE_TRY(call());
+  OVERLACE_TRY(device_->synchronize());
   std::vector<Factor> factors;
   const int size = channel_->team().size();
   if (case_.op == "ag_gemm") {
@@ -143,8 +147,15 @@ base::Result<Check> Workload::verify(const spec::Schedule& schedule) {
   } else {
     for (int r = 0; r < size; ++r) factors.push_back({left(r, 0), right(r), case_.k});
   }
-  return check_product(out, factors.data(), static_cast<int>(factors.size()), case_.op == "gemm_rs" ? first_row() : 0,
-                       case_.dtype, kSamples, seed_ + 17, gpu_->stream().cuda_stream);
+  return device_->check(out, factors, case_.op == "gemm_rs" ? first_row() : 0, case_.dtype,
+                        device_->is_gpu() ? kSamplesGpu : kSamplesCpu, data_.seed + 17);
+}
+
+double Workload::bytes_sent() const {
+  const double g = channel_->team().size(), element = static_cast<double>(dtype_bytes(case_.dtype));
+  const double width = static_cast<double>(case_.op == "ag_gemm" ? case_.k : case_.n);
+  const double passes = case_.op == "gemm_ar" ? 2 : 1;
+  return passes * (g - 1) * static_cast<double>(case_.m) / g * width * element;
 }
 
 base::Status Workload::keep_reference() {
@@ -152,6 +163,23 @@ base::Status Workload::keep_reference() {
   return {};
 }
 
-base::Result<Difference> Workload::difference() { return compare(reference_, out_[0], gpu_->stream().cuda_stream); }
+base::Result<Difference> Workload::difference() { return device_->compare(reference_, out_[0]); }
+
+base::Status Workload::damage(int iteration) {
+  const TensorView& out = out_[static_cast<size_t>(iteration) % out_.size()];
+  if (out.numel() == 0) return {};
+  const size_t bytes = dtype_bytes(out.dtype);
+  // As a number of any floating type 0x42... is finite and far from a sum of normal products.
+  return device_->memset(static_cast<char*>(out.data) + static_cast<size_t>(out.numel() - 1) * bytes, 0x42, bytes);
+}
+
+base::Result<std::string> Workload::refusal() {
+  for (const TensorView& operand : {a_[0], b_[0]}) {
+    const auto values = device_->first_values(operand, kEntropySample);
+    if (!values.ok()) return values.status();
+    if (std::string why = low_entropy(*values); !why.empty()) return why;
+  }
+  return std::string();
+}
 
 }  // namespace overlace::bench

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "bench/common/data.h"
-#include "bench/common/gpu.h"
+#include "bench/common/device.h"
 #include "overlace/channel.h"
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
@@ -21,28 +21,39 @@ struct Case {
   DType dtype = DType::bf16;
 };
 
-/// The cases of set `set` in cases.json, in file order; `filter`: only names that contain it (empty: all).
-base::Result<std::vector<Case>> load_cases(const std::string& path, const std::string& set, const std::string& filter);
+/// Which cases of cases.json to run, in file order.
+struct Selection {
+  std::string path, set;
+  std::string filter;            // only those of which "op name" contains it
+  std::vector<std::string> ops;  // only these; empty: all
+};
+base::Result<std::vector<Case>> load_cases(const Selection& selection);
 
 /// Operands of one case, in as many sets as it takes to touch twice the L2 between two uses.
 class Workload {
  public:
-  /// normal(0, 1) activations, weights scaled by 1 / sqrt(K of the whole sum).
-  static base::Result<Workload> create(const Case& c, Channel& channel, Gpu& gpu, uint64_t seed);
+  /// normal(0, 1) activations, weights scaled by 1 / sqrt(K of the whole sum); `data` has the seed.
+  static base::Result<Workload> create(const Case& c, Channel& channel, Device& device, const Normal& data);
   spec::OpSpec op() const;
   /// Queues one call on operand set `iteration % sets`.
   base::Status enqueue(const spec::Schedule& schedule, int iteration);
-  /// Fills the output of set 0 with NaN, runs once, compares sampled elements with fp64.
-  base::Result<Check> verify(const spec::Schedule& schedule);
+  /// Fills the output of set 0 with NaN, runs `call`, which works on that set, compares sampled elements with fp64.
+  base::Result<Check> verify(const std::function<base::Status()>& call);
   /// Keeps the last verified output as the one that `difference` compares with.
   base::Status keep_reference();
   base::Result<Difference> difference();
+  /// Changes one element of the output of set `iteration % sets`.
+  base::Status damage(int iteration);
+  /// Why my operands must not be timed; empty if they may.
+  base::Result<std::string> refusal();
   int sets() const { return static_cast<int>(out_.size()); }
   int64_t bytes_rotated() const { return bytes_rotated_; }
+  /// That a rank must send: shards of A, or partial sums to their owners, and those of gemm_ar back.
+  double bytes_sent() const;
 
  private:
-  Workload(const Case& c, Channel& channel, Gpu& gpu, uint64_t seed)
-      : case_(c), channel_(&channel), gpu_(&gpu), seed_(seed) {}
+  Workload(const Case& c, Channel& channel, Device& device, const Normal& data)
+      : case_(c), channel_(&channel), device_(&device), data_(data) {}
   base::Status fill();
   int64_t first_row() const;  // of my output
   Normal left(int rank, int64_t row) const;
@@ -50,8 +61,8 @@ class Workload {
 
   Case case_;
   Channel* channel_;
-  Gpu* gpu_;
-  uint64_t seed_;
+  Device* device_;
+  Normal data_;
   std::vector<TensorView> a_, b_, out_;
   TensorView reference_;
   int64_t bytes_rotated_ = 0;

@@ -1,15 +1,18 @@
 // bench_gemm_core: the plain GEMM beside cuBLASLt on one GPU, bf16, normal data.
-//   bench_gemm_core [--smoke] [--rows TEXT] [--only TEXT] [--out FILE] [--bursts N] [--burst-ms X] [--screen-ms X]
+//   bench_gemm_core [--smoke] [--filter TEXT] [--only TEXT] [--out FILE] [--repetitions N] [--burst-ms X] [--screen-ms
+//   X]
 // Each row: every instance is verified against fp64, then screened with short bursts; the best ones and cuBLASLt's best
-// algorithm are timed in interleaved bursts. --smoke: few shapes, all instances, short bursts.
+// algorithm are timed in interleaved bursts. --smoke: few shapes, all instances, short bursts. --verify-only: the same
+// shapes, nothing timed.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
+#include "bench/common/arguments.h"
+#include "bench/common/protocol.h"
+#include "bench/common/record.h"
 #include "bench/gemm_core/problem.h"
-#include "src/base/file.h"
-#include "src/base/json.h"
 #include "src/base/statistics.h"
 
 namespace overlace::bench {
@@ -19,47 +22,31 @@ using base::Json;
 using ops::gemm_core::Instance;
 
 struct Options {
-  bool smoke = false;
-  std::string rows, only, out;
-  int bursts = 7, algorithms = 8;
+  bool smoke = false, verify_only = false;
+  std::string filter, only;
+  int repetitions = 7, algorithms = 8;
   double burst_ms = 25, screen_ms = 3;
+  RunFacts run;
 };
 
-constexpr const char* kUsage =
-    "usage: bench_gemm_core [--smoke] [--rows TEXT] [--only TEXT] [--out FILE] [--bursts N] [--burst-ms X] "
-    "[--screen-ms X] [--algorithms N]\n";
-
-bool parse(int argc, char** argv, Options* o) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string key = argv[i];
-    if (key == "--smoke") {
-      o->smoke = true;
-      o->bursts = 3;
-      o->burst_ms = 4;
-      o->screen_ms = 0.5;
-      continue;
-    }
-    if (i + 1 == argc) return false;
-    const char* value = argv[++i];
-    if (key == "--rows") {
-      o->rows = value;
-    } else if (key == "--only") {
-      o->only = value;
-    } else if (key == "--out") {
-      o->out = value;
-    } else if (key == "--bursts") {
-      o->bursts = std::atoi(value);
-    } else if (key == "--algorithms") {
-      o->algorithms = std::atoi(value);
-    } else if (key == "--burst-ms") {
-      o->burst_ms = std::atof(value);
-    } else if (key == "--screen-ms") {
-      o->screen_ms = std::atof(value);
-    } else {
-      return false;
-    }
-  }
-  return o->bursts >= 1 && o->algorithms >= 1 && o->burst_ms > 0 && o->screen_ms > 0;
+Options parse(int argc, char** argv) {
+  Options o;
+  Arguments arguments(&o.run);
+  arguments.add("--smoke", &o.smoke);
+  arguments.add("--verify-only", &o.verify_only);
+  arguments.add("--filter", &o.filter);
+  arguments.add("--only", &o.only);
+  arguments.add("--repetitions", &o.repetitions, 1);
+  arguments.add("--algorithms", &o.algorithms, 1);
+  arguments.add("--burst-ms", &o.burst_ms, 0.1);
+  arguments.add("--screen-ms", &o.screen_ms, 0.1);
+  arguments.parse(argc, argv);
+  if (o.verify_only) o.smoke = true;
+  if (!o.smoke) return o;
+  o.repetitions = 3;
+  o.burst_ms = 4;
+  o.screen_ms = 0.5;
+  return o;
 }
 
 /// The canonical products, each once; small and ragged ones with --smoke.
@@ -86,7 +73,7 @@ std::vector<Shape> shapes(const Options& o) {
     all.insert(all.end(), std::begin(others), std::end(others));
   }
   std::erase_if(all, [&](const Shape& s) {
-    return base::format("{} {}x{}x{}", s.name, s.m, s.n, s.k).find(o.rows) == std::string::npos;
+    return base::format("{} {}x{}x{}", s.name, s.m, s.n, s.k).find(o.filter) == std::string::npos;
   });
   return all;
 }
@@ -104,13 +91,14 @@ class Row {
     if (!library.ok()) return library.status();
     library_ = std::move(*library);
     for (Competitor& c : library_.competitors) OVERLACE_TRY(verify(&c));
-    OVERLACE_TRY(screen(&library_.competitors));
+    if (!options_.verify_only) OVERLACE_TRY(screen(&library_.competitors));
     for (const Instance& i : ops::gemm_core::instances()) {
       const bool fits = i.spec.dtype == problem_.dtype() &&
                         (i.spec.b_major == ops::gemm_core::BMajor::n) == problem_.b_is_kn() &&
                         std::strstr(i.name, options_.only.c_str()) != nullptr;
       if (fits) OVERLACE_TRY(add(i, {}));
     }
+    if (options_.verify_only) return {};
     OVERLACE_TRY(screen(&core_));
     OVERLACE_TRY(refine());
     return time_finalists();
@@ -120,7 +108,8 @@ class Row {
     return std::all_of(core_.begin(), core_.end(), [](const Competitor& c) { return c.failure.empty(); });
   }
   void print() const;
-  Json json() const;
+  /// One per competitor, timed ones with all bursts, the others with the time of their screening.
+  std::vector<Json> records(const RecordHead& head) const;
 
  private:
   base::Status add(const Instance& instance, const CoreSettings& settings) {
@@ -236,7 +225,7 @@ class Row {
     for (Competitor& c : core_) {
       if (c.failure.empty() && std::find(names.begin(), names.end(), c.name) != names.end()) finalists_.push_back(&c);
     }
-    for (int round = 0; round < options_.bursts; ++round) {
+    for (int round = 0; round < options_.repetitions; ++round) {
       for (Competitor* c : finalists_) {
         const auto us = burst(*c, calls_for(options_.burst_ms, of_library[0]->screen_us, 2));
         if (!us.ok()) return us.status();
@@ -273,84 +262,63 @@ void Row::print() const {
   std::fflush(stdout);
 }
 
-Json Row::json() const {
+std::vector<Json> Row::records(const RecordHead& head) const {
   const Shape& s = problem_.shape();
-  Json out = Json::object();
-  out.set("row", s.name);
-  out.set("m", s.m);
-  out.set("n", s.n);
-  out.set("k", s.k);
-  out.set("dtype", dtype_name(problem_.dtype()));
-  out.set("b", problem_.b_is_kn() ? "kn" : "nk");
-  out.set("sets", problem_.sets());
-  Json list = Json::array();
+  const ClockSample clocks = gpu_.clocks();
+  std::vector<Json> list;
   for (const auto* group : {&library_.competitors, &core_}) {
     for (const Competitor& c : *group) {
-      Json one = Json::object();
-      one.set("name", c.name);
-      one.set("screen_us", c.screen_us);
-      one.set("max_error", c.max_error);
-      if (!c.failure.empty()) one.set("failure", c.failure);
+      Json shape = Json::object(), method = Json::object(), verify = Json::object(), flags = Json::array();
+      shape.set("name", s.name).set("m", s.m).set("n", s.n).set("k", s.k).set("b", problem_.b_is_kn() ? "kn" : "nk");
+      method.set("repetitions", options_.repetitions).set("burst_ms", options_.burst_ms).set("sets", problem_.sets());
+      verify.set("oracle", "fp64, 1024 sampled elements").set("ok", c.failure.empty()).set("max_error", c.max_error);
+      Json record = new_record(head, "gemm_core", std::move(shape), c.name);
+      record.set("dtype", dtype_name(problem_.dtype())).set("team", 1).set("launch", "stream");
+      record.set("data", "normal(0,1), weights / sqrt(K), seed 1").set("method", method).set("verify", verify);
+      record.set("status", c.failure.empty() ? "ok" : "wrong").set("reason", c.failure);
+      record.set("flops", 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k));
+      if (c.screen_us > 0) record.set("screen_us", c.screen_us);
       if (!c.burst_us.empty()) {
-        Json bursts = Json::array();
-        for (const double us : c.burst_us) bursts.push_back(us);
-        one.set("us", base::median(c.burst_us));
-        one.set("bursts_us", std::move(bursts));
+        record.set("time_us", time_json(c.burst_us)).set("clocks", clocks_json({clocks}));
+        if (!clocks.ok) flags.push_back("unattested");
       }
-      list.push_back(std::move(one));
+      list.push_back(record.set("flags", flags));
     }
   }
-  out.set("competitors", std::move(list));
-  return out;
+  return list;
 }
 
-base::Status run_rows(const Options& o, Json* records, bool* all_right) {
-  auto gpu = Gpu::open(0);
-  if (!gpu.ok()) return gpu.status();
-  const GpuInfo info = (*gpu)->describe();
+/// Whether every instance was right.
+bool run_rows(const Options& o) {
+  const std::unique_ptr<Gpu> gpu = Gpu::open(0).value();
+  const DeviceInfo info = gpu->describe();
   std::printf("%s, %d SMs, driver %s\n", info.name.c_str(), info.sms, info.driver.c_str());
+  const RecordHead head{o.run, machine_json(*gpu, 1)};
   struct Kind {
     DType dtype;
     bool b_is_kn;
   };
   std::vector<Kind> kinds = {{DType::bf16, false}};
   if (o.smoke) kinds.insert(kinds.end(), {{DType::fp16, false}, {DType::bf16, true}});
+  bool all_right = true;
   for (const Shape& shape : shapes(o)) {
     for (const Kind& kind : kinds) {
-      auto problem = Problem::create(shape, kind.dtype, kind.b_is_kn, **gpu, 1);
-      if (!problem.ok()) return problem.status();
-      Row row(o, **gpu, std::move(*problem));
-      OVERLACE_TRY(row.run());
+      Row row(o, *gpu, Problem::create(shape, kind.dtype, kind.b_is_kn, *gpu, 1).value());
+      row.run().or_throw();
       row.print();
-      const ClockSample clocks = (*gpu)->clocks();
-      std::printf("%29s%.0f MHz %.0f W %.0f C\n", "", clocks.sm_mhz, clocks.watts, clocks.celsius);
-      Json record = row.json();
-      record.set("sm_mhz", clocks.sm_mhz);
-      record.set("watts", clocks.watts);
-      records->push_back(std::move(record));
-      *all_right = *all_right && row.all_right();
-      (*gpu)->release_all();
-      if (!o.out.empty()) OVERLACE_TRY(base::write_file(o.out, records->dump(1)));
+      append_records(o.run, row.records(head)).or_throw();
+      all_right = all_right && row.all_right();
+      gpu->release_all();
     }
   }
-  return {};
+  return all_right;
 }
+
+int run_main(int argc, char** argv) { return run_rows(parse(argc, argv)) ? 0 : 1; }
 
 }  // namespace
 }  // namespace overlace::bench
 
 int main(int argc, char** argv) {
-  overlace::bench::Options options;
-  if (!overlace::bench::parse(argc, argv, &options)) {
-    std::fputs(overlace::bench::kUsage, stderr);
-    return 2;
-  }
-  auto records = overlace::base::Json::array();
-  bool all_right = true;
-  const auto status = overlace::bench::run_rows(options, &records, &all_right);
-  if (!status.ok()) {
-    std::fprintf(stderr, "bench_gemm_core: %s\n", status.message().c_str());
-    return 6;
-  }
-  return all_right ? 0 : 1;
+  return overlace::bench::run_program("bench_gemm_core", argc, argv, overlace::bench::run_main);
 }

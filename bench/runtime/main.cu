@@ -8,6 +8,7 @@
 #include <exception>
 #include <thread>
 
+#include "bench/common/arguments.h"
 #include "bench/runtime/harness.cuh"
 #include "overlace/error.h"
 #include "overlace/net_engine.h"
@@ -21,28 +22,11 @@ constexpr int kMaxRanks = 4;  // 128 MiB of each peer fit an inbox
 
 Options parse(int argc, char** argv) {
   Options options;
-  for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name == "--verify-only") {
-      options.verify_only = true;
-      continue;
-    }
-    if (i + 1 == argc) throw_error(Errc::invalid_argument, name + ": unknown, or its value is missing");
-    const std::string value = argv[++i];
-    if (name == "--ranks") {
-      options.ranks = std::atoi(value.c_str());
-    } else if (name == "--repetitions") {
-      options.repetitions = std::max(1, std::atoi(value.c_str()));
-    } else if (name == "--out") {
-      options.out = value;
-    } else if (name == "--git") {
-      options.git = value;
-    } else {
-      throw_error(Errc::invalid_argument,
-                  name + ": unknown; wanted --ranks, --repetitions, --out, --git, --verify-only");
-    }
-  }
+  Arguments arguments(&options.run);
+  arguments.add("--verify-only", &options.verify_only);
+  arguments.add("--ranks", &options.ranks, 2);
+  arguments.add("--repetitions", &options.repetitions, 1);
+  arguments.parse(argc, argv);
   return options;
 }
 
@@ -107,7 +91,7 @@ int run_main(int argc, char** argv) {
     return 3;
   }
   if (options.ranks == 0) options.ranks = devices == 1 ? 2 : devices >= 4 ? 4 : 2;
-  if (options.ranks < 2 || options.ranks > kMaxRanks)
+  if (options.ranks > kMaxRanks)
     throw_error(Errc::invalid_argument, base::format("--ranks is {}, wanted 2 to {}", options.ranks, kMaxRanks));
   Shared shared(options.ranks);
   run_ranks(options.ranks, shared.meeting, [&](Bootstrap& bootstrap) {
@@ -136,16 +120,7 @@ int run_main(int argc, char** argv) {
 }  // namespace overlace::bench
 
 int main(int argc, char** argv) {
-  try {
-    // Ranks that share a device keep many streams busy at once.
-    overlace::base::set_environment_default("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-    return overlace::bench::run_main(argc, argv);
-  } catch (const overlace::Error& error) {
-    std::fprintf(stderr, "bench_runtime: %s: %s\n", std::string(overlace::errc_name(error.code())).c_str(),
-                 error.what());
-    return overlace::exit_code(error.code());
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_runtime: %s\n", error.what());
-    return 70;
-  }
+  // Ranks that share a device keep many streams busy at once.
+  overlace::base::set_environment_default("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+  return overlace::bench::run_program("bench_runtime", argc, argv, overlace::bench::run_main);
 }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 
 #include "bench/common/record.h"
 #include "bench/runtime/table.h"
@@ -55,11 +54,15 @@ Json clocks_of(const std::vector<std::unique_ptr<Gpu>>& gpus, bool* attested) {
   return rows;
 }
 
+const char* status_of(const Row& row, bool is_missing) {
+  return !row.is_verified ? "wrong" : is_missing ? "unsupported" : "ok";
+}
+
 }  // namespace
 
 int report(const Options& options, const std::vector<Row>& rows, const std::vector<std::unique_ptr<Gpu>>& gpus,
            int devices, const std::string& nccl_version) {
-  const GpuInfo info = gpus.empty() ? GpuInfo{} : gpus[0]->describe();
+  const DeviceInfo info = gpus.empty() ? DeviceInfo{} : gpus[0]->describe();
   std::printf("runtime   %d ranks on %d x %s, driver %s, CUDA %s   median of %d, worst rank, all GPUs at once\n",
               options.ranks, devices, info.name.c_str(), info.driver.c_str(), info.cuda.c_str(), options.repetitions);
   std::printf("%-18s %-52s %10s %9s..%-9s %10s %7s\n", "", "", "overlace", "p10", "p90", "plain", "of it");
@@ -68,19 +71,17 @@ int report(const Options& options, const std::vector<Row>& rows, const std::vect
     print(row);
     wrong += row.is_verified ? 0 : 1;
   }
-  if (options.out.empty()) return wrong;
+  if (gpus.empty()) return wrong;
   bool attested = false;
   const Json clocks = clocks_of(gpus, &attested);
-  const std::string date = utc_now();
-  Json machine = Json::object();
-  machine.set("gpus", base::format("{} x {}", devices, info.name)).set("driver", info.driver).set("cuda", info.cuda);
-  machine.set("nccl", nccl_version).set("l2_bytes", info.l2_bytes).set("power_limit_w", info.power_limit_w);
+  RecordHead head{options.run, machine_json(*gpus[0], devices)};
+  head.machine.set("nccl", nccl_version);
   Json method = Json::object();
   method.set("repetitions", options.repetitions).set("n", 1).set("worst_rank", true).set("alternating", true);
   Json flags = Json::array();
   if (!attested) flags.push_back("unattested");
   if (options.ranks > devices) flags.push_back("shared_device");
-  std::ofstream out(options.out, std::ios::app);
+  std::vector<Json> records;
   for (const Row& row : rows) {
     for (const bool is_ours : {true, false}) {
       const std::vector<double>& samples = is_ours ? row.ours_us : row.plain_us;
@@ -89,20 +90,18 @@ int report(const Options& options, const std::vector<Row>& rows, const std::vect
       shape.set("name", row.name).set("what", row.what);
       Json verify = Json::object();
       verify.set("ok", row.is_verified).set("wrong_words", row.wrong).set("oracle", "every word, by rank and index");
-      Json record = Json::object();
-      record.set("schema", "overlace.bench/1").set("run", date + "." + options.git).set("date", date);
-      record.set("git", options.git).set("command", options.command).set("machine", machine);
-      record.set("workload", "runtime").set("case", shape).set("team", options.ranks).set("launch", "stream");
+      Json record = new_record(head, "runtime", std::move(shape), is_ours ? "overlace" : "plain");
+      record.set("team", options.ranks).set("launch", "stream");
       record.set("data", "bf16 pairs of magnitude 0.5 to 2, mixed signs, by rank and index").set("method", method);
-      record.set("competitor", is_ours ? "overlace" : "plain").set("bytes", row.bytes);
-      record.set("target", row.target).set("clocks", clocks).set("flags", flags);
-      record.set("status", row.is_verified ? (samples.empty() ? "unsupported" : "ok") : "wrong");
+      record.set("bytes", row.bytes).set("target", row.target).set("clocks", clocks).set("flags", flags);
+      record.set("status", status_of(row, samples.empty() && !options.verify_only));
       if (!row.note.empty()) record.set("reason", row.note);
       if (is_ours) record.set("verify", verify);
       if (!samples.empty()) record.set("time_us", time_json(samples));
-      out << record.dump() << "\n";
+      records.push_back(std::move(record));
     }
   }
+  append_records(options.run, records).or_throw();
   return wrong;
 }
 

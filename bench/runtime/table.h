@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/common/arguments.h"
 #include "bench/common/gpu.h"
 
 namespace overlace::bench {
@@ -13,7 +14,7 @@ namespace overlace::bench {
 struct Options {
   int ranks = 0;  // 0: one per GPU, at most 4; two on a machine with one GPU
   int repetitions = 101;
-  std::string out, git = "unknown", command;
+  RunFacts run;
   bool verify_only = false;
 };
 

@@ -58,7 +58,7 @@ def build_cases(preset: str, options: list[str], *targets: str) -> Cases:
 
 def job_cpu() -> Cases:
     """Everything for CPU ranks; warnings are errors; compile budgets of what was compiled."""
-    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
+    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON", "-DOVERLACE_BENCH=ON"])
     link = ROOT / "build" / "overlace"
     if (ROOT / "build/cpu/overlace").exists() and not link.exists():
         link.unlink(missing_ok=True)
@@ -223,6 +223,22 @@ def job_fuzz_long() -> Cases:
     yield from fuzz.check(is_weekly=True)
 
 
+def job_bench() -> Cases:
+    """Benches on CPU ranks: every competitor verified, none timed; the driver's tests."""
+    built = configure("cpu", "-DOVERLACE_TESTS=ON", "-DOVERLACE_BENCH=ON")
+    if built.rc == 0:
+        built = build("cpu", "overlace", "bench_dense", "bench_cpu")
+    yield step("build cpu", built)
+    if built.rc != 0:
+        return
+    overlace = ROOT / "build/cpu/overlace"
+    words = [str(overlace), "bench", "--verify-only", "--git", "ci", "--out", str(OUT / "bench.jsonl")]
+    (OUT / "bench.jsonl").unlink(missing_ok=True)
+    workloads = ("ag_gemm", "gemm_rs", "gemm_ar", "cpu", "run")
+    yield step("overlace bench --verify-only", run([*words, *workloads], 300, {"CUDA_VISIBLE_DEVICES": ""}))
+    yield from run_unittest("tests/bench", env={"OVERLACE_BIN": str(overlace), "CUDA_VISIBLE_DEVICES": ""})
+
+
 def job_clang_test() -> Cases:
     """Weekly: the tests built by the second compiler."""
     yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=ON"])
@@ -246,6 +262,7 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "cubin": job_cubin,
     "python": job_python,
     "install": job_install,
+    "bench": job_bench,
     "fuzz": job_fuzz,
     "clang-test": job_clang_test,
     "seeds": job_seeds,

@@ -1,0 +1,50 @@
+// Schedules of one dense operator as competitors: what they run, and when their output is right.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/common/protocol.h"
+#include "bench/common/team_crew.h"
+#include "bench/dense/workload.h"
+#include "overlace/plan.h"
+
+namespace overlace::bench {
+
+class Operators final : public Subject {
+ public:
+  /// Names as in bench/dense/main.cc. `hardware` is what `auto` chooses by; measure_flops fills what is unknown.
+  Operators(const Case& c, Workload& workload, Channel& channel, Crew& crew, const plan::Hardware& hardware,
+            std::vector<std::string> names)
+      : case_(c), workload_(workload), channel_(channel), crew_(crew), hardware_(hardware), names_(std::move(names)) {}
+  /// Rate of the whole GEMM on the slowest rank.
+  base::Status measure_flops();
+  /// In the order of the names. Those that the operator or the machine does not have are `unsupported`.
+  std::vector<Entrant> entrants();
+  /// Bits equal to those of the first competitor with an output.
+  bool same_bits(size_t which) const { return same_bits_[which]; }
+  const spec::Schedule& schedule(size_t which) const { return schedules_[which]; }
+
+  base::Status enqueue(size_t which, int turn) override;
+  base::Result<std::string> verify(size_t which, Check* check) override;
+
+ private:
+  base::Status resolve(const std::string& name, spec::Schedule* schedule, std::string* reason);
+  /// The same on all ranks: empty if it holds on all of them.
+  base::Result<std::string> agree(bool good, const std::string& complaint);
+  base::Result<std::string> compare(size_t which);
+
+  const Case& case_;
+  Workload& workload_;
+  Channel& channel_;
+  Crew& crew_;
+  plan::Hardware hardware_;
+  std::vector<std::string> names_;
+  std::vector<spec::Schedule> schedules_;
+  std::vector<bool> same_bits_;
+  std::optional<size_t> first_;  // whose output the others are compared with
+  Check baseline_;
+};
+
+}  // namespace overlace::bench

@@ -1,0 +1,199 @@
+"""`overlace bench`: runs workloads beside their competitors, keeps records, shows and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import compare
+import page
+import programs
+import records
+import table
+from programs import CASES, DEFAULT, EXIT_USAGE, EXIT_WRONG, TORCH, WORKLOADS, Plan, Refused
+
+SOURCES = ("bench", "cli", "cmake", "include", "src")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="overlace bench", description=__doc__, allow_abbrev=False)
+    add = p.add_argument
+    add("workload", nargs="*", help=f"{', '.join(WORKLOADS)}; default: {', '.join(records.OPERATORS)}")
+    add("--list", action="store_true", help="show workloads, case sets and competitors")
+    add("--set", default="", help="cases of the dense operators (default: smoke; on CPU ranks cpu)")
+    add("--filter", default="", help="only cases of which 'operator name' contains this")
+    add("--competitors", help="list by commas; all: also those through torch")
+    add("--aa", action="store_true", help="measure auto twice: both must agree, or the run is void")
+    add("-n", "--ranks", type=int, help="default: the GPUs (4 or 2), else 2 CPU ranks")
+    add("--link", default="", help=f"emulated link between CPU ranks (default {programs.DEFAULT_LINK})")
+    add("--repetitions", type=int, help="bursts of each competitor (default 15)")
+    add("--burst-ms", type=float, help="wanted length of a burst (default 50)")
+    add("--warm-s", type=float, help="least time of warming up per case (default 1)")
+    add("--runs", type=int, default=1, help="repeat the whole: a verdict needs two runs")
+    add("--seed", type=int, default=1, help="of data and order")
+    add("--data", default="normal", help="ramp: data that must be refused for timing")
+    add("--verify-only", action="store_true", help="check every competitor, time none")
+    add("--out", type=Path, help="add the records to this file")
+    add("--from", dest="source", type=Path, metavar="RECORDS", help="measure nothing: show and compare these records")
+    add("--compare", type=Path, metavar="RECORDS", help="name what became slower since these")
+    add("--agree", type=Path, metavar="RECORDS", help="whether serial/limit agrees with these")
+    add("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    add("--timeout-s", type=float, default=3600, help="of each program (default 3600)")
+    add("--git", help="commit that the records name (default: that of the checkout)")
+    add("--programs", type=Path, help="folder of the bench programs (default: beside overlace)")
+    add("--overlace", type=Path, help=argparse.SUPPRESS)
+    return p
+
+
+def nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1, 0)
+    return f"; the nearest is {close[0]}" if close else ""
+
+
+def commit() -> str:
+    """HEAD of the checkout that the driver lies in, -dirty if sources differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", programs.BENCH.parent, *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return (head + ("-dirty" if git("status", "--porcelain", "--", *SOURCES) else "")) or "unknown"
+
+
+def plan_of(o: argparse.Namespace) -> Plan:
+    for word in o.workload:
+        if word not in WORKLOADS:
+            raise Refused(f"there is no workload {word}{nearest(word, list(WORKLOADS))}; wanted {', '.join(WORKLOADS)}")
+    sets = json.loads(CASES.read_text())
+    if o.set and o.set not in sets:
+        raise Refused(f"--set is {o.set}{nearest(o.set, list(sets))}; wanted {', '.join(sets)}")
+    for option, value, low in (("--ranks", o.ranks, 1), ("--repetitions", o.repetitions, 1), ("--runs", o.runs, 1)):
+        if value is not None and value < low:
+            raise Refused(f"{option} is {value}, wanted at least {low}")
+    names = DEFAULT if not o.competitors else tuple(o.competitors.split(","))
+    if names == ("all",):
+        names = DEFAULT + TORCH
+    if o.aa:
+        names += ("auto@2",)
+    gpus = len(programs.gpu_names())
+    if o.overlace is None:
+        raise Refused("--overlace names the command line; `overlace bench` does this itself")
+    return Plan(
+        o.workload or list(records.OPERATORS),
+        o.overlace.resolve(),
+        o.programs,
+        o.ranks,
+        o.set or ("verify" if o.verify_only and (gpus < 2 or o.link) else ""),
+        o.filter,
+        names,
+        o.repetitions,
+        o.burst_ms,
+        o.warm_s,
+        o.seed,
+        o.data,
+        o.link,
+        o.verify_only,
+        o.timeout_s,
+        o.git or commit(),
+        gpus,
+    )
+
+
+def show_list() -> None:
+    print("workloads")
+    for name, what in WORKLOADS.items():
+        print(f"  {name:<11} {what}")
+    print("\nsets of cases of the dense operators (--set)")
+    for name, rows in json.loads(CASES.read_text()).items():
+        cases = sum(len(row["m"]) for row in rows)
+        print(f"  {name:<11} {cases:>3} cases: {', '.join(dict.fromkeys(r['op'] + ' ' + r['name'] for r in rows))}")
+    print("\ncompetitors (--competitors)")
+    print(
+        f"  {', '.join(DEFAULT)}\n  FAMILY[:DEGREE[:OPTION=NUMBER]...], NAME@2 (NAME once more), wrong (must be refused)"
+    )
+    print(f"  through torch: {', '.join(TORCH)}")
+
+
+def measure(plan: Plan, o: argparse.Namespace) -> tuple[list[dict], int]:
+    """The new records, and the first status that is not 0."""
+    out = o.out or Path(f"build/bench-{programs.now().replace(':', '')}.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    known = len(records.read(out)) if out.exists() else 0
+    plan.out = out.resolve()
+    first = 0
+    for run in range(o.runs):
+        for step in programs.steps(plan):
+            seen = len(records.read(out)) if out.exists() else 0
+            print(f"-- {step.title}{f', run {run + 1} of {o.runs}' if o.runs > 1 else ''}", file=sys.stderr, flush=True)
+            status = programs.run(step, plan, lambda line: print(f"   {line}", file=sys.stderr, flush=True))
+            new = records.read(out)[seen:] if out.exists() else []
+            if new:
+                print(table.text(records.groups(new)), flush=True)
+            if status != 0 and first == 0:
+                first = status
+                print(f"overlace bench: {step.title} ended with {status}: {shlex.join(step.command)}", file=sys.stderr)
+    rows = records.read(out)[known:] if out.exists() else []
+    print(f"{len(rows)} records in {out}")
+    return rows, first
+
+
+def conclude(rows: list[dict], o: argparse.Namespace, status: int) -> int:
+    wrong = [r for r in rows if r["status"] == "wrong"]
+    for row in wrong:
+        print(f"WRONG {row['workload']} {row['case']['name']} {row['competitor']}: {row.get('reason', '')}")
+    checks = []
+    if o.aa and not o.verify_only:
+        checks.append(("A against A", *compare.same_twice(rows)))
+    if o.compare:
+        lines, is_slower = compare.regressions(records.read(o.compare), rows)
+        checks.append((f"since {o.compare}", lines, not is_slower))
+    if o.agree:
+        checks.append((f"agreement with {o.agree}", *compare.agreement(records.read(o.agree), rows)))
+    for title, lines, good in checks:
+        print(f"\n== {title}: {'ok' if good else 'NOT OK'}")
+        print("\n".join(lines))
+        status = status or (0 if good else EXIT_WRONG)
+    if o.html:
+        o.html.write_text(page.html(rows))
+        print(f"page: {o.html}")
+    return status or (EXIT_WRONG if wrong else 0)
+
+
+def main(arguments: list[str]) -> int:
+    o = parser().parse_args(arguments)
+    try:
+        if o.list:
+            show_list()
+            return 0
+        if o.source:
+            rows = records.read(o.source)
+            print(table.text(records.groups(rows)))
+            return conclude(rows, o, 0)
+        plan = plan_of(o)
+        with programs.machine_lock():
+            if plan.gpus and not plan.verify_only:
+                programs.refuse_foreign_processes()
+            return conclude(*measure_with(plan, o))
+    except Refused as why:
+        print(f"overlace bench: error: {why}", file=sys.stderr)
+        return why.exit
+    except (OSError, ValueError) as why:
+        print(f"overlace bench: error: {why}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+
+
+def measure_with(plan: Plan, o: argparse.Namespace) -> tuple[list[dict], argparse.Namespace, int]:
+    rows, status = measure(plan, o)
+    return rows, o, status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""Checks records against bench/record.schema.json: the part of JSON Schema that it uses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+PATH = Path(__file__).resolve().parents[1] / "record.schema.json"
+ID = re.compile(r',"id":"([0-9a-f]{16})"}$')
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def has_type(value: object, name: str) -> bool:
+    if isinstance(value, bool) and name != "boolean":
+        return False
+    return isinstance(value, TYPES[name])
+
+
+def complaints(value: object, schema: dict, place: str = "record") -> list[str]:
+    wanted = schema.get("type")
+    names = wanted if isinstance(wanted, list) else [wanted]
+    if wanted and not any(has_type(value, name) for name in names):
+        return [f"{place} is {json.dumps(value)[:60]}, wanted {' or '.join(names)}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{place} is {value!r}, wanted one of {', '.join(map(str, schema['enum']))}")
+    if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
+        found.append(f"{place} is {value!r}, wanted {schema['pattern']}")
+    if "minimum" in schema and isinstance(value, (int, float)) and value < schema["minimum"]:
+        found.append(f"{place} is {value}, wanted at least {schema['minimum']}")
+    if isinstance(value, dict):
+        found += [f"{place} has no {name}" for name in schema.get("required", []) if name not in value]
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                found += complaints(value[name], inner, f"{place}.{name}")
+    if isinstance(value, list):
+        if len(value) < schema.get("minItems", 0):
+            found.append(f"{place} has {len(value)} items, wanted at least {schema['minItems']}")
+        for i, item in enumerate(value):
+            found += complaints(item, schema.get("items", {}), f"{place}[{i}]")
+    return found
+
+
+def record_id(body: str) -> str:
+    """FNV-1a of a record's line without its id."""
+    value = 0xCBF29CE484222325
+    for byte in body.encode():
+        value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return f"{value:016x}"
+
+
+def with_id(record: dict) -> str:
+    """The line of a record."""
+    body = json.dumps(record, separators=(",", ":"))
+    return f'{body[:-1]},"id":"{record_id(body)}"}}'
+
+
+def check_file(path: Path) -> list[str]:
+    """What is wrong with the records of a file. One that has an id must still be what the id was made of."""
+    schema = json.loads(PATH.read_text())
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        place = f"{path.name}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as why:
+            found.append(f"{place}: {why}")
+            continue
+        found += complaints(record, schema, place)
+        if (match := ID.search(line)) and record_id(ID.sub("}", line)) != match[1]:
+            found.append(f"{place}: its id is not that of its content")
+        if record.get("status") == "ok" and "time_us" in record and record.get("verify", {}).get("ok") is False:
+            found.append(f"{place}: timed although wrong")
+    return found

@@ -1,0 +1,168 @@
+"""`overlace bench` as a user runs it, on CPU ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+import support
+from support import FolderTest, bench
+
+import records
+import schema
+
+
+class VerifyTest(FolderTest):
+    def test_every_competitor_of_every_operator_is_right(self) -> None:
+        out = self.folder / "r.jsonl"
+        done = bench("--verify-only", "--ranks", "3", "--out", str(out))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = records.read(out)
+        self.assertEqual({r["workload"] for r in rows}, set(records.OPERATORS))
+        outputs = [r for r in rows if r["competitor"] not in records.PARTS]
+        self.assertTrue(all(r["verify"]["ok"] and r["status"] == "ok" for r in outputs))
+        self.assertFalse([r for r in rows if "time_us" in r])
+        self.assertEqual(schema.check_file(out), [])
+
+    def test_one_wrong_element_refuses_a_competitor(self) -> None:
+        out = self.folder / "r.jsonl"
+        words = ["--filter", "half", "--competitors", "library,wrong,serial", "--repetitions", "1", "--burst-ms", "1"]
+        done = bench("gemm_rs", "--set", "verify", "--warm-s", "0", *words, "--out", str(out))
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        rows = {r["competitor"]: r for r in records.read(out)}
+        self.assertEqual(rows["wrong"]["status"], "wrong")
+        self.assertNotIn("time_us", rows["wrong"])
+        self.assertIn("differs from that of library", rows["wrong"]["reason"])
+        self.assertIn("time_us", rows["library"])
+        self.assertIn("time_us", rows["serial"])
+        self.assertIn("WRONG gemm_rs half wrong", done.stdout)
+
+    def test_low_entropy_is_refused_for_timing_only(self) -> None:
+        words = [
+            "ag_gemm",
+            "--set",
+            "verify",
+            "--filter",
+            "half",
+            "--data",
+            "ramp",
+            "--out",
+            str(self.folder / "r.jsonl"),
+        ]
+        self.assertEqual(bench(*words, "--verify-only").returncode, 0)
+        timed = bench(*words)
+        self.assertEqual(timed.returncode, 2, timed.stdout)
+        self.assertIn("refused for timing", timed.stderr)
+
+    def test_primitives_between_cpu_ranks(self) -> None:
+        out = self.folder / "r.jsonl"
+        done = bench("cpu", "--verify-only", "--out", str(out))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(schema.check_file(out), [])
+        self.assertEqual({r["team"] for r in records.read(out)}, {2, 4})
+
+
+class CommandLineTest(FolderTest):
+    def test_list_names_workloads_sets_and_competitors(self) -> None:
+        done = bench("--list")
+        self.assertEqual(done.returncode, 0)
+        for word in ("gemm_core", "canonical", "torch_async_tp", "runtime"):
+            self.assertIn(word, done.stdout)
+
+    def test_unknown_names_show_the_nearest(self) -> None:
+        done = bench("gem_rs")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("nearest is gemm_rs", done.stderr)
+        done = bench("--set", "canonica")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("nearest is canonical", done.stderr)
+
+    def test_bad_numbers(self) -> None:
+        for words in (["--repetitions", "0"], ["--ranks", "0"], ["--repetitions", "x"], ["--burst-ms", "nan"]):
+            done = bench("ag_gemm", *words, "--out", str(self.folder / "r.jsonl"))
+            self.assertEqual(done.returncode, 2, words)
+
+
+class KilledRankTest(FolderTest):
+    def test_records_so_far_stay_valid(self) -> None:
+        out = self.folder / "r.jsonl"
+        command = [support.OVERLACE, "bench", "ag_gemm", "--set", "cpu", "--repetitions", "50", "--out", str(out)]
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OVERLACE_TIMEOUT_S": "20"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        victim = self.rank_of(process.pid)
+        os.kill(victim, signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 4, err)
+        if out.exists():
+            self.assertEqual(schema.check_file(out), [])
+
+    def rank_of(self, driver: int) -> int:
+        """A bench_dense below the driver, once it has run for a moment."""
+        for _ in range(100):
+            for pid in descendants(driver):
+                if command_of(pid).endswith("bench_dense"):
+                    time.sleep(0.5)
+                    return pid
+            time.sleep(0.1)
+        self.fail("no rank was started")
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = [int(x) for x in file.read().split()]
+    except OSError:
+        return found
+    for child in children:
+        found += [child, *descendants(child)]
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read().split("\0")[0]
+    except OSError:
+        return ""
+
+
+class RecordsTest(unittest.TestCase):
+    def test_committed_records_fit_the_schema(self) -> None:
+        files = sorted((support.ROOT / "bench" / "results").glob("*.jsonl"))
+        self.assertTrue(files)
+        for path in files:
+            self.assertEqual(schema.check_file(path), [])
+
+    def test_schema_names_what_is_missing_or_bad(self) -> None:
+        wanted = json.loads(schema.PATH.read_text())
+        good = support.record("auto", [1.0, 2.0])
+        self.assertEqual(schema.complaints(good, wanted), [])
+        for change, complaint in (
+            ({"status": "fine"}, "wanted one of"),
+            ({"team": "4"}, "wanted integer"),
+            ({"team": True}, "wanted integer"),
+            ({"time_us": {"median": -1.0}}, "wanted at least 0"),
+            ({"time_us": {"median": 1.0, "samples": []}}, "wanted at least 1"),
+            ({"date": "yesterday"}, "wanted ^20"),
+            ({"flags": ["odd"]}, "record.flags[0]"),
+        ):
+            self.assertIn(complaint, " ".join(schema.complaints({**good, **change}, wanted)), change)
+        del good["machine"]
+        self.assertIn("record has no machine", schema.complaints(good, wanted))
+
+
+class IdTest(FolderTest):
+    def test_an_edited_record_is_noticed(self) -> None:
+        path = self.folder / "r.jsonl"
+        line = schema.with_id(support.record("auto", [100.0]))
+        path.write_text(line + "\n")
+        self.assertEqual(schema.check_file(path), [])
+        path.write_text(line.replace("100.0", "90.0") + "\n")
+        self.assertIn("its id is not that of its content", schema.check_file(path)[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
