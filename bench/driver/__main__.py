@@ -114,9 +114,8 @@ def show_list() -> None:
         cases = sum(len(row["m"]) for row in rows)
         print(f"  {name:<11} {cases:>3} cases: {', '.join(dict.fromkeys(r['op'] + ' ' + r['name'] for r in rows))}")
     print("\ncompetitors (--competitors)")
-    print(
-        f"  {', '.join(DEFAULT)}\n  FAMILY[:DEGREE[:OPTION=NUMBER]...], NAME@2 (NAME once more), wrong (must be refused)"
-    )
+    print(f"  {', '.join(DEFAULT)}")
+    print("  FAMILY[:DEGREE[:OPTION=NUMBER]...], NAME@2 (NAME once more), wrong (must be refused)")
     print(f"  through torch: {', '.join(TORCH)}")
 
 

@@ -36,8 +36,8 @@ class Finding:
 
     def line(self) -> str:
         return (
-            f"{self.verdict:<15} {self.group.workload}  {self.group.title()}  {self.competitor}: {100 * self.moved:+.1f} %"
-            f" (band {100 * self.band:.1f} %)"
+            f"{self.verdict:<15} {self.group.workload}  {self.group.title()}  {self.competitor}:"
+            f" {100 * self.moved:+.1f} % (band {100 * self.band:.1f} %)"
         )
 
 
@@ -114,8 +114,9 @@ def agreement(old: list[dict], new: list[dict]) -> tuple[list[str], bool]:
         moved = two / one - 1
         good = good and abs(moved) <= band
         lines.append(
-            f"{'agree' if abs(moved) <= band else 'DIFFER':<7} {after.workload}  {after.title()}: serial/limit {one:.3f}"
-            f" and {two:.3f} ({100 * moved:+.1f} %, band {100 * band:.0f} %); serial {a.serial:.0f} and {b.serial:.0f} us"
+            f"{'agree' if abs(moved) <= band else 'DIFFER':<7} {after.workload}  {after.title()}: serial/limit"
+            f" {one:.3f} and {two:.3f} ({100 * moved:+.1f} %, band {100 * band:.0f} %);"
+            f" serial {a.serial:.0f} and {b.serial:.0f} us"
         )
     if not lines:
         return ["nothing to compare: no case with serial and limit is in both, on a machine of the same name"], False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import fcntl
 import json
 import os
@@ -210,8 +211,6 @@ RUN_TIMES["auto"] = "overlapped"
 
 
 def now() -> str:
-    import datetime
-
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

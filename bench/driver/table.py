@@ -54,8 +54,8 @@ def operator_table(group: Group) -> list[str]:
         d = records.derive(row, b)
         efficiency = "no room" if math.isnan(d.efficiency) and not math.isnan(b.limit) else number(d.efficiency)
         lines.append(
-            f"{name:<26} {us(d.us):>8} {us(d.p10) + '..' + us(d.p90):>17} {number(d.gain):>9} {number(d.over_serial):>8}"
-            f" {number(d.rho):>6} {us(d.exposed):>10} {efficiency:>6} {number(d.tflops, 0):>8}  {verdict(row)}"
+            f"{name:<26} {us(d.us):>8} {us(d.p10) + '..' + us(d.p90):>17} {number(d.gain):>9}"
+            f" {number(d.over_serial):>8} {number(d.rho):>6} {us(d.exposed):>10} {efficiency:>6} {number(d.tflops, 0):>8}  {verdict(row)}"
         )
     return lines + bars(group, b)
 
