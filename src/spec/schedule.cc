@@ -78,9 +78,11 @@ FamilyOptions check_options(std::string_view family, int degree, const Params& o
       refuse(
           base::format("unknown option '{}' (known: align, align_k, align_n, ce_queues, credits, own_degree)", name));
     }
+    constexpr int64_t kMaxOption = int64_t{1} << 30;
     const int64_t* number = std::get_if<int64_t>(&value);
-    if (number == nullptr || *number < 1 || *number > (int64_t{1} << 30)) {
-      refuse(base::format("option '{}' is {}, wanted an integer >= 1", name, number == nullptr ? 0 : *number));
+    if (number == nullptr || *number < 1 || *number > kMaxOption) {
+      const std::string got = number == nullptr ? "no integer" : std::to_string(*number);
+      refuse(base::format("option '{}' is {}, wanted an integer from 1 to {}", name, got, kMaxOption));
     }
     *field = *number;
   }
