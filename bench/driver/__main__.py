@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add("--timeout-s", type=float, default=3600, help="of each program (default 3600)")
     add("--git", help="commit that the records name (default: that of the checkout)")
     add("--programs", type=Path, help="folder of the bench programs (default: beside overlace)")
+    add("--python", default=sys.executable, help="interpreter that has PyTorch (default: the driver's)")
     add("--overlace", type=Path, help=argparse.SUPPRESS)
     return p
 
@@ -102,6 +103,7 @@ def plan_of(o: argparse.Namespace) -> Plan:
         o.timeout_s,
         o.git or commit(),
         gpus,
+        o.python,
     )
 
 
@@ -127,6 +129,7 @@ def measure(plan: Plan, o: argparse.Namespace) -> tuple[list[dict], int]:
     plan.out = out.resolve()
     first = 0
     for run in range(o.runs):
+        plan.run = programs.now() + (f".{run + 1}" if o.runs > 1 else "")
         for step in programs.steps(plan):
             seen = len(records.read(out)) if out.exists() else 0
             print(f"-- {step.title}{f', run {run + 1} of {o.runs}' if o.runs > 1 else ''}", file=sys.stderr, flush=True)

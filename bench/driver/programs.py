@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import schema
 
 BENCH = Path(__file__).resolve().parents[1]
 CASES = BENCH / "dense" / "cases.json"
-TORCH = ("torch_library", "torch_async_tp", "torch_one_shot", "torch_two_shot", "quack")
+TORCH = ("torch_library", "torch_async_tp", "torch_one_shot", "torch_two_shot", "quack")  # by torch_competitors.py
 DEFAULT = ("compute", "comm", "library", "serial", "limit", "auto")
 DEFAULT_LINK = "1GB/s,20us"  # between CPU ranks: without one, copies cost the core that computes
 KILLED = 128
@@ -68,6 +69,8 @@ class Plan:
     timeout_s: float = 3600
     git: str = "unknown"
     gpus: int = 0
+    python: str = sys.executable
+    run: str = ""  # id, shared by all records of a run
     out: Path = Path("records.jsonl")
 
     def program(self, name: str) -> str:
@@ -101,7 +104,7 @@ class Step:
 
 
 def common(plan: Plan, default_repetitions: int | None = None) -> list[str]:
-    words = ["--git", plan.git, "--out", str(plan.out)]
+    words = ["--git", plan.git, "--run", plan.run, "--out", str(plan.out)]
     repetitions = plan.repetitions or default_repetitions
     if repetitions:
         words += ["--repetitions", str(repetitions)]
@@ -121,18 +124,21 @@ def dense_words(plan: Plan, ops: list[str], names: list[str]) -> list[str]:
     return words + common(plan)
 
 
+def is_foreign(competitor: str) -> bool:
+    return competitor in TORCH or competitor.startswith("torch_")
+
+
 def steps(plan: Plan) -> Iterator[Step]:
     ops = [w for w in plan.workloads if w in records.OPERATORS]
-    own = [c for c in plan.competitors if c not in TORCH]
+    own = [c for c in plan.competitors if not is_foreign(c)]
     if ops and own:
         words = [plan.program("bench_dense"), *dense_words(plan, ops, own), "--data", plan.data]
         words += ["--backend", "cuda_peer"] if plan.on_gpus() else ["--backend", "cpu", "--link", link(plan)]
         yield Step(", ".join(ops), launched(plan, plan.team(), words))
-    foreign = [c for c in plan.competitors if c in TORCH]
+    foreign = [c for c in plan.competitors if is_foreign(c)]
     if ops and foreign:
-        words = [sys.executable, str(BENCH / "torch_competitors.py"), *dense_words(plan, ops, foreign)]
-        # NOTE: multicast objects are never made here: neither by NCCL nor by symmetric memory.
-        env = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+        words = [plan.python, str(BENCH / "torch_competitors.py"), *dense_words(plan, ops, foreign)]
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         yield Step("competitors through torch", launched(plan, plan.team(), words), env=env)
     if "cpu" in plan.workloads:
         program = plan.program("bench_cpu")
@@ -146,6 +152,12 @@ def steps(plan: Plan) -> Iterator[Step]:
         yield Step("gemm_core", [plan.program("bench_gemm_core"), *rows, *common(plan)])
     if "run" in plan.workloads:
         yield run_step(plan)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def link(plan: Plan) -> str:
@@ -169,7 +181,6 @@ def convert_run(plan: Plan, out: Path, words: list[str]) -> None:
     machine = {"name": machine_of(plan), "cpu": cpu_name()}
     if result.get("link"):
         machine["link"] = result["link"]
-    date = now()
     lines = []
     for site in [*result["sites"], {"name": "total", **result["total"]}]:
         case = {"name": f"{result['model']} {site['name']}", **{k: site[k] for k in ("m", "n", "k") if k in site}}
@@ -179,8 +190,8 @@ def convert_run(plan: Plan, out: Path, words: list[str]) -> None:
                 continue
             row = {
                 "schema": "overlace.bench/1",
-                "run": date,
-                "date": date,
+                "run": plan.run,
+                "date": now(),
                 "git": plan.git,
                 "command": " ".join(["overlace", *words[1:]]),
                 "machine": machine,
@@ -238,6 +249,7 @@ def nvidia_smi(*words: str) -> list[str]:
 
 def gpu_names() -> list[str]:
     names = nvidia_smi("--query-gpu=name", "--format=csv,noheader")
+    names = names or ["GPU" for _ in Path("/dev").glob("nvidia[0-9]*")]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return names

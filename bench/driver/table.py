@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import records
 from records import Group
@@ -36,7 +37,7 @@ def head(row: dict) -> str:
     ]
     if machine.get("link"):
         parts.append(f"link EMULATED {machine['link']}")
-    parts.append(row.get("data", "").split(",")[0] or "")
+    parts.append(re.split(r",(?![^(]*\))", row.get("data", ""))[0])
     return "   ".join(p for p in parts if p)
 
 
@@ -45,7 +46,7 @@ def operator_table(group: Group) -> list[str]:
     lines = [
         f"{group.workload}  {group.title()}   {bursts(group)}",
         f"{'competitor':<26} {'us':>8} {'p10..p90':>17} {'x library':>9} {'x serial':>8} {'rho':>6} {'exposed us':>10}"
-        f" {'E':>6} {'TFLOP/s':>8}  verify",
+        f" {'E':>7} {'TFLOP/s':>8}  verify",
     ]
     for name, row in group.rows.items():
         if "time_us" not in row:
@@ -55,13 +56,16 @@ def operator_table(group: Group) -> list[str]:
         efficiency = "no room" if math.isnan(d.efficiency) and not math.isnan(b.limit) else number(d.efficiency)
         lines.append(
             f"{name:<26} {us(d.us):>8} {us(d.p10) + '..' + us(d.p90):>17} {number(d.gain):>9}"
-            f" {number(d.over_serial):>8} {number(d.rho):>6} {us(d.exposed):>10} {efficiency:>6} {number(d.tflops, 0):>8}  {verdict(row)}"
+            f" {number(d.over_serial):>8} {number(d.rho):>6} {us(d.exposed):>10} {efficiency:>7}"
+            f" {number(d.tflops, 0):>8}  {verdict(row)}"
         )
     return lines + bars(group, b)
 
 
 def bursts(group: Group) -> str:
     method = group.first["method"]
+    if not any("time_us" in row for row in group.rows.values()):
+        return ""
     return f"{method['repetitions']} x {method['n']} calls" if method.get("n") else f"{method['repetitions']} bursts"
 
 
