@@ -54,11 +54,13 @@ class Group:
     def workload(self) -> str:
         return self.first["workload"]
 
-    def title(self) -> str:
+    def size(self) -> str:
         case = self.first["case"]
         size = "  ".join(f"{k.upper()} {case[k]}" for k in ("m", "n", "k") if k in case)
-        what = case.get("what", "")
-        return "  ".join(x for x in (case["name"], what, size, self.first.get("dtype", "")) if x)
+        return "  ".join(x for x in (case.get("what", ""), size, self.first.get("dtype", "")) if x)
+
+    def title(self) -> str:
+        return f"{self.first['case']['name']}  {self.size()}".rstrip()
 
     def us(self, competitor: str) -> float:
         return self.rows.get(competitor, {}).get("time_us", {}).get("median", NAN)

@@ -1,0 +1,193 @@
+"""What the driver makes of records: derived values, comparison, agreement, the table and the page."""
+
+import math
+import re
+import unittest
+
+import support
+from support import FolderTest, bench, case, record
+
+import compare
+import page
+import protocol
+import records
+import schema
+import table
+
+TIMES = {"compute": 500.0, "comm": 300.0, "library": 900.0, "serial": 880.0, "limit": 520.0, "auto": 560.0}
+DAYS = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z")
+
+
+def scaled(run: str, **factors: float) -> list[dict]:
+    return case(run, **{name: us * factors.get(name, 1.0) for name, us in TIMES.items()})
+
+
+class DerivedTest(unittest.TestCase):
+    def test_quantities(self) -> None:
+        (group,) = records.groups(case(**TIMES))
+        b = records.bounds_of(group)
+        self.assertEqual((b.serial, b.limit, b.regime), (880.0, 520.0, False))
+        d = records.derive(group.rows["auto"], b)
+        self.assertAlmostEqual(d.rho, 560 / 520)
+        self.assertAlmostEqual(d.hidden, 320 / 300)
+        self.assertAlmostEqual(d.efficiency, 320 / 360)
+        self.assertAlmostEqual(d.exposed, 60)
+        self.assertAlmostEqual(d.tflops, 2 * 8192 * 2560 * 8192 / 560e-6 / 1e12)
+
+    def test_serial_and_limit_are_the_least_attained(self) -> None:
+        b = records.bounds({"compute": 90, "library": 200, "serial": 210, "limit": 205})
+        self.assertEqual((b.serial, b.limit), (200, 200))
+
+    def test_a_limit_below_the_gemm_alone_is_the_gemm(self) -> None:
+        b = records.bounds({"compute": 100, "library": 200, "limit": 90})
+        self.assertTrue(b.regime)
+        self.assertEqual(b.limit, 100)
+        self.assertFalse(records.bounds({"compute": 100, "library": 200, "limit": 99}).regime)
+
+    def test_little_room_gives_no_efficiency(self) -> None:
+        (group,) = records.groups(case(compute=95.0, library=100.0, limit=97.0, auto=98.0))
+        self.assertTrue(math.isnan(records.derive(group.rows["auto"], records.bounds_of(group)).efficiency))
+
+    def test_without_a_limit_there_is_no_rho(self) -> None:
+        (group,) = records.groups(case(library=100.0, auto=90.0))
+        d = records.derive(group.rows["auto"], records.bounds_of(group))
+        self.assertTrue(math.isnan(d.rho))
+        self.assertAlmostEqual(d.gain, 100 / 90)
+
+    def test_ratios_by_repetition_cancel_drift(self) -> None:
+        a, b = record("auto", [100.0, 200.0, 300.0]), record("library", [110.0, 220.0, 330.0])
+        self.assertEqual([round(x, 6) for x in records.ratio(b, a)], [1.1, 1.1, 1.1])
+
+    def test_newest_run_of_a_competitor_counts(self) -> None:
+        rows = [record("auto", [5.0], DAYS[1]), record("auto", [7.0], DAYS[0])]
+        self.assertEqual(records.groups(rows)[0].us("auto"), 5.0)
+
+
+class CompareTest(unittest.TestCase):
+    def test_four_percent_slower_twice_is_named(self) -> None:
+        new = scaled(DAYS[1], auto=1.04) + scaled(DAYS[2], auto=1.045)
+        lines, slower = compare.regressions(scaled(DAYS[0]), new)
+        self.assertTrue(slower)
+        self.assertRegex("\n".join(lines), r"slower +ag_gemm .*auto: \+4\.0 %")
+
+    def test_four_percent_slower_once_is_no_verdict(self) -> None:
+        lines, slower = compare.regressions(scaled(DAYS[0]), scaled(DAYS[1], auto=1.04))
+        self.assertFalse(slower)
+        self.assertIn("one run gives no verdict", lines[-1])
+        lines, slower = compare.regressions(scaled(DAYS[0]), scaled(DAYS[1], auto=1.04) + scaled(DAYS[2]))
+        self.assertFalse(slower)
+
+    def test_one_percent_is_noise(self) -> None:
+        new = scaled(DAYS[1], auto=1.01) + scaled(DAYS[2], auto=1.01)
+        lines, slower = compare.regressions(scaled(DAYS[0]), new)
+        self.assertFalse(slower)
+        self.assertEqual(len(lines), 1)
+
+    def test_short_calls_and_wide_spreads_have_wider_bands(self) -> None:
+        short = {name: us / 10 for name, us in TIMES.items()}
+        new = [r for day in DAYS[1:] for r in case(day, **{**short, "auto": short["auto"] * 1.05})]
+        self.assertFalse(compare.regressions(case(DAYS[0], **short), new)[1])
+        wide = [record(n, [0.9 * t, t, 1.1 * t], day) for day in DAYS[1:] for n, t in {**TIMES, "auto": 588.0}.items()]
+        self.assertFalse(compare.regressions(scaled(DAYS[0]), wide)[1])
+
+    def test_a_faster_machine_is_not_a_faster_operator(self) -> None:
+        everything = dict.fromkeys(TIMES, 0.9)
+        lines, slower = compare.regressions(scaled(DAYS[0]), scaled(DAYS[1], **everything))
+        self.assertFalse(slower)
+        self.assertIn("machine differs", lines[0])
+
+    def test_another_machine_is_not_compared(self) -> None:
+        other = [{**r, "machine": {"name": "8 x GPU"}} for r in scaled(DAYS[1], auto=2)]
+        self.assertIn("nothing to compare", compare.regressions(scaled(DAYS[0]), other)[0][0])
+        self.assertFalse(compare.agreement(scaled(DAYS[0]), other)[1])
+
+    def test_two_runs_agree_within_two_percent(self) -> None:
+        self.assertTrue(compare.agreement(scaled(DAYS[0]), scaled(DAYS[1], limit=1.01))[1])
+        lines, good = compare.agreement(scaled(DAYS[0]), scaled(DAYS[1], limit=1.04))
+        self.assertFalse(good)
+        self.assertIn("DIFFER", lines[0])
+
+    def test_a_against_a(self) -> None:
+        self.assertTrue(compare.same_twice(case(**{"auto": 500.0, "auto@2": 503.0}))[1])
+        self.assertFalse(compare.same_twice(case(**{"auto": 500.0, "auto@2": 510.0}))[1])
+        self.assertTrue(compare.same_twice(case(**{"auto": 50.0, "auto@2": 51.0}))[1])
+        self.assertFalse(compare.same_twice(case(auto=500.0))[1])
+
+
+class CompareCommandTest(FolderTest):
+    def test_status_says_what_a_comparison_found(self) -> None:
+        def write(name: str, rows: list[dict]) -> str:
+            path = self.folder / name
+            path.write_text("".join(schema.with_id(r) + "\n" for r in rows))
+            return str(path)
+
+        old = write("old", scaled(DAYS[0]))
+        same = write("same", scaled(DAYS[1]) + scaled(DAYS[2]))
+        slow = write("slow", scaled(DAYS[1], auto=1.05) + scaled(DAYS[2], auto=1.05))
+        html = str(self.folder / "page.html")
+        self.assertEqual(bench("--from", same, "--compare", old, "--agree", old, "--html", html).returncode, 0)
+        self.assertIn("70B qkv", (self.folder / "page.html").read_text())
+        done = bench("--from", slow, "--compare", old)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("slower", done.stdout)
+        self.assertEqual(bench("--from", str(self.folder / "none")).returncode, 2)
+
+
+class TwinTest(unittest.TestCase):
+    """The values of tests/unit/bench/protocol_test.cc."""
+
+    def test_normal_values(self) -> None:
+        got = [protocol.normal(1, 1, 0, 0), protocol.normal(1, 1000, 5, 77, 0.5), protocol.normal(7, 3, 123456, 8191)]
+        for value, want in zip(got, NORMALS, strict=True):
+            self.assertAlmostEqual(value, want, 6)
+
+    def test_burst_orders(self) -> None:
+        self.assertEqual(protocol.burst_order(6, 0, 1), ORDER)
+        self.assertEqual(protocol.burst_order(6, 1, 1), ORDER[::-1])
+        self.assertNotEqual(protocol.burst_order(6, 2, 1), ORDER)
+        for repetition in range(8):
+            self.assertEqual(sorted(protocol.burst_order(5, repetition, 9)), [0, 1, 2, 3, 4])
+
+    def test_percentiles(self) -> None:
+        self.assertEqual(protocol.median([3.0, 1.0, 2.0, 10.0]), 2.5)
+        self.assertAlmostEqual(protocol.percentile([0.0, 10.0], 90), 9.0)
+
+    def test_entropy(self) -> None:
+        few, many = [1, 2, 3, 4] * 512, list(range(2048))
+        self.assertIn("2.0 bits", protocol.low_entropy(few, many))
+        self.assertIn("from one to the next", protocol.low_entropy(many, few))
+        self.assertEqual(protocol.low_entropy(many, many), "")
+
+
+NORMALS = (-0.5419128606113093, -0.0004434317315156187, -1.472313413907492)
+ORDER = [3, 4, 5, 0, 1, 2]
+
+
+class ShownTest(unittest.TestCase):
+    def test_the_table_names_the_wrong_and_the_absent(self) -> None:
+        rows = case(**TIMES)
+        rows += [record("bad", [1.0], status="wrong", reason="off by one"), record("far", [1.0], status="absent")]
+        for row in rows[-2:]:
+            del row["time_us"]
+        text = table.text(records.groups(rows))
+        self.assertRegex(text, r"bad +WRONG  off by one")
+        self.assertRegex(text, r"far +absent")
+        self.assertRegex(text, r"auto +560 +554\.\.566 +1\.61 +1\.57 +1\.08")
+        self.assertIn("^ limit", text)
+
+    def test_the_page_is_self_contained_and_escapes(self) -> None:
+        rows = case(**TIMES) + [record("x<y>", [10.0])]
+        html = page.html(rows)
+        self.assertIn("x&lt;y&gt;", html)
+        self.assertFalse(re.search(r"<script|src=|href=\"(?!#)|url\(", html))
+        self.assertEqual(html.count("<section"), html.count("</section>"))
+        self.assertEqual(html, page.html(rows))
+
+    def test_emulated_is_said(self) -> None:
+        rows = [{**r, "machine": {"name": "CPU", "link": "1GB/s,20us"}} for r in case(**TIMES)]
+        self.assertIn("EMULATED", page.html(rows))
+        self.assertIn("EMULATED", table.text(records.groups(rows)))
+
+
+if __name__ == "__main__":
+    unittest.main()
