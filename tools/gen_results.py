@@ -13,15 +13,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench" / "driver"))
+
+import records as bench_records  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results"
-DENSE = ("ag_gemm", "gemm_rs", "gemm_ar")
+DENSE = bench_records.OPERATORS
+TORCH = ("torch_library", "torch_async_tp", "torch_one_shot", "torch_two_shot")
 
 
 def records(name: str) -> list[dict]:
     path = RESULTS / f"{name}.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return bench_records.read(path) if path.exists() else []
 
 
 def newest(rows: list[dict]) -> dict[tuple, dict[str, dict]]:
@@ -41,27 +44,19 @@ def median(group: dict[str, dict], competitor: str) -> float:
 
 
 def derived(group: dict[str, dict]) -> dict[str, float]:
-    compute, library, serial = (median(group, c) for c in ("compute", "library", "serial"))
-    # Few rows are measured against `library` alone: what is not there is NaN, and so is what follows from it.
-    limit = median(group, "limit")
-    if not math.isnan(limit):
-        limit = min(limit, library, serial)
-    if limit < 0.98 * compute:
-        limit = compute
-    auto = median(group, "auto")
+    """Few rows are measured against `library` alone: what is not there is NaN, and so is what follows from it."""
+    names = ("compute", "comm", "library", "serial", "limit")
+    b = bench_records.bounds({name: median(group, name) for name in names})
+    auto, own = median(group, "auto"), median(group, "serial")
     return {
-        "compute": compute,
-        "library": library,
-        "serial": serial,
-        "limit": limit,
+        "compute": b.compute,
+        "library": b.library,
+        "serial": own,
+        "limit": b.limit,
         "auto": auto,
-        "rho": auto / limit,
-        "gain": library / auto,
+        "rho": auto / b.limit,
+        "gain": b.library / auto,
     }
-
-
-def geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def microseconds(value: float) -> str:
@@ -95,9 +90,9 @@ def summary(facts: list[tuple]) -> list[str]:
     slower = [(w, name, m, d["gain"]) for w, name, m, d in facts if d["gain"] < 0.98]
     lines = [
         f"- rho (auto over the attainable limit), ag_gemm and gemm_rs, M >= 4096, {len(large)} cases: geometric mean"
-        f" {geomean(large):.3f}, worst {max(large):.2f}.",
+        f" {bench_records.geomean(large):.3f}, worst {max(large):.2f}.",
         "- Gain over `library` (NCCL and cuBLAS) on qkv and o_proj, M >= 4096: geometric mean"
-        f" {geomean(busy):.2f}, least {min(busy):.2f}.",
+        f" {bench_records.geomean(busy):.2f}, least {min(busy):.2f}.",
         f"- `auto` more than 2 % slower than `library`: {len(slower)} of {len(facts)} cases"
         + ("." if not slower else ": " + "; ".join(f"{w} {n} M {m} ({g:.2f})" for w, n, m, g in slower) + "."),
     ]
@@ -136,6 +131,36 @@ def runtime_section(file: str) -> list[str]:
     return [*lines, ""]
 
 
+def torch_section(facts: list[tuple]) -> list[str]:
+    """What PyTorch's competitors gain over its own unfused path, beside what `auto` gains over the same."""
+    rows = records("torch")
+    if not rows:
+        return []
+    gains = {(w, name, m): d["gain"] for w, name, m, d in facts}
+    lines = [
+        "## Through PyTorch",
+        "",
+        f"torch {rows[-1]['machine'].get('torch', '?')}, NCCL {rows[-1]['machine'].get('nccl', '?')}, in a process of"
+        " its own: us, and time of `torch_library` (torch.mm and NCCL) over that of the fastest of the others; last,"
+        " time of `library` over that of `auto` in the tables above.",
+        "",
+        f"| operator | layer | M | {' | '.join(f'`{x}`' for x in TORCH)} | gain | gain of auto |",
+        "|---" * (5 + len(TORCH)) + "|",
+    ]
+    for workload in DENSE:
+        mine = [r for r in rows if r["workload"] == workload]
+        for (name, m, _, _), group in newest(mine).items():
+            times = [median(group, x) for x in TORCH]
+            best = bench_records.least(*times[1:])
+            gain = f"{times[0] / best:.2f}" if not math.isnan(best) else "-"
+            own = gains.get((workload, name, m), math.nan)
+            shown = " | ".join(microseconds(t) for t in times)
+            lines.append(
+                f"| {workload} | {name} | {m} | {shown} | {gain} | {'-' if math.isnan(own) else f'{own:.2f}'} |"
+            )
+    return [*lines, ""]
+
+
 def page() -> str:
     sections: list[str] = []
     facts: list[tuple] = []
@@ -143,7 +168,7 @@ def page() -> str:
         lines, new = dense_section(workload)
         sections += lines
         facts += new
-    sections += runtime_section("runtime")
+    sections += torch_section(facts) + runtime_section("runtime")
     first = next(r for w in DENSE for r in records(w))
     machine = first["machine"]
     gits = sorted({r["git"] for w in DENSE for r in records(w)})

@@ -136,6 +136,13 @@ class RecordsTest(unittest.TestCase):
         for path in files:
             self.assertEqual(schema.check_file(path), [])
 
+    def test_committed_records_can_be_cited(self) -> None:
+        for path in sorted((support.ROOT / "bench" / "results").glob("*.jsonl")):
+            for row in records.read(path):
+                self.assertFalse(row["git"].endswith("-dirty"), path)
+                if "gpus" in row["machine"]:
+                    self.assertNotIn("unattested", row.get("flags", []), path)
+
     def test_schema_names_what_is_missing_or_bad(self) -> None:
         wanted = json.loads(schema.PATH.read_text())
         good = support.record("auto", [1.0, 2.0])

@@ -4,7 +4,6 @@ import math
 import re
 import unittest
 
-import support
 from support import FolderTest, bench, case, record
 
 import compare
@@ -176,7 +175,7 @@ class ShownTest(unittest.TestCase):
         self.assertIn("^ limit", text)
 
     def test_the_page_is_self_contained_and_escapes(self) -> None:
-        rows = case(**TIMES) + [record("x<y>", [10.0])]
+        rows = [*case(**TIMES), record("x<y>", [10.0])]
         html = page.html(rows)
         self.assertIn("x&lt;y&gt;", html)
         self.assertFalse(re.search(r"<script|src=|href=\"(?!#)|url\(", html))

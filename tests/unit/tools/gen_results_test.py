@@ -71,6 +71,16 @@ class Page(TreeTest):
         self.assertIn("| - | 100 | - | - | 101 | - | 0.99 |", "\n".join(lines))
         self.assertEqual(len(facts), 1)
 
+    def test_torch_is_compared_with_its_own_unfused_path(self) -> None:
+        rows = [record("torch_library", 200), record("torch_async_tp", 160), record("torch_one_shot", 170)]
+        rows = [{**r, "workload": "ag_gemm", "machine": {**r["machine"], "torch": "2.11"}} for r in rows]
+        self.write("bench/results/torch.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+        old = gen_results.RESULTS
+        self.addCleanup(setattr, gen_results, "RESULTS", old)
+        gen_results.RESULTS = self.root / "bench" / "results"
+        text = "\n".join(gen_results.torch_section([("ag_gemm", "70B qkv", 8192, {"gain": 1.5})]))
+        self.assertIn("| ag_gemm | 70B qkv | 8192 | 200 | 160 | 170 | - | 1.25 | 1.50 |", text)
+
 
 if __name__ == "__main__":
     unittest.main()
