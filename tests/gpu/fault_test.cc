@@ -93,6 +93,7 @@ class GpuFaultCallTest : public testing::TestWithParam<std::tuple<Op, When, Faul
 class Call {
  public:
   Call(Runtime& runtime, const Op& op) : op_(op.op) {
+    EXPECT_CUDA(cudaSetDevice(runtime.device()));
     EXPECT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     channel_ = &runtime.world().channel(StreamRef::cuda(stream_));
     spec::OpSpec spec;

@@ -168,6 +168,12 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     return base::error(Errc::engine, "nccl {}: {} failed on rank {} of {}: {} (code {})", version(), what, rank_, size_,
                        lib_.ncclGetErrorString(code), static_cast<int>(code));
   }
+  /// Why the runtime was aborted, where that is known: it names the rank.
+  base::Status aborted(const char* what) const {
+    const auto cause = state_->cause();
+    if (cause.code == Errc::ok) return base::error(Errc::aborted, "nccl {}: the communicator was aborted", what);
+    return base::error(cause.code, "nccl {}: {}", what, cause.message);
+  }
   void check_peer(const char* call_name, const char* argument, int peer) const {
     if (peer < 0 || peer >= size_)
       throw_error(Errc::invalid_argument,
@@ -178,7 +184,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   base::Status settle(const char* what) {
     const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
     for (int spins = 0;; ++spins) {
-      if (is_aborting_) return base::error(Errc::aborted, "nccl {}: the runtime was aborted", what);
+      if (is_aborting_) return aborted(what);
       ncclResult_t state = ncclSuccess;
       const ncclResult_t code = lib_.ncclCommGetAsyncError(comm_, &state);
       if (code != ncclSuccess) return failure(what, code);
@@ -195,8 +201,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   void call(const char* what, const Function& function) {
     const DeviceGuard guard(options_.device);
     const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr || is_aborting_)
-      throw_error(Errc::aborted, base::format("nccl {}: the communicator was aborted", what));
+    if (comm_ == nullptr || is_aborting_) aborted(what).or_throw();
     const ncclResult_t code = function();
     if (code != ncclSuccess && code != ncclInProgress) failure(what, code).or_throw();
     if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
