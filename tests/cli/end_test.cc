@@ -45,23 +45,52 @@ class Ending : public testing::Test {
   std::set<std::string> memory_ = shared_memory();
 };
 
-class KilledRank : public Ending, public testing::WithParamInterface<size_t> {};
+/// A rank that ends, and one that no longer answers: exit status 4, as a lost peer and a deadline have.
+struct Fate {
+  const char* name;
+  size_t rank;
+  int signal;
+  const char* timeout_s;
+};
+void PrintTo(const Fate& fate, std::ostream* out) { *out << fate.name; }
 
-TEST_P(KilledRank, EndsTheRunWithTheReason) {
-  Process process(long_run(directory_));
+class LostRank : public Ending, public testing::WithParamInterface<Fate> {};
+
+TEST_P(LostRank, EndsTheRunWithTheReason) {
+  Command command = long_run(directory_);
+  command.env["OVERLACE_TIMEOUT_S"] = GetParam().timeout_s;
+  Process process(command);
   const auto ranks = wait_for_ranks(process, 2);
   ASSERT_EQ(ranks.size(), 2u);
-  ASSERT_EQ(::kill(ranks[GetParam()], SIGKILL), 0);
+  ASSERT_EQ(::kill(ranks[GetParam().rank], GetParam().signal), 0);
   const Result result = process.wait();
   EXPECT_FALSE(result.timed_out);
   EXPECT_EQ(result.exit, 4) << result.err;
   EXPECT_LT(result.seconds, 30);
   EXPECT_EQ(result.err.rfind("overlace: error: ", 0), 0u) << result.err;
+  EXPECT_NE(result.err.find("rank " + std::to_string(GetParam().rank)), std::string::npos) << result.err;
   expect_nothing_left(ranks);
 }
 
-INSTANTIATE_TEST_SUITE_P(First, KilledRank, testing::Values(0u));
-INSTANTIATE_TEST_SUITE_P(Second, KilledRank, testing::Values(1u));
+INSTANTIATE_TEST_SUITE_P(Fates, LostRank,
+                         testing::Values(Fate{"first_killed", 0, SIGKILL, "20"},
+                                         Fate{"second_killed", 1, SIGKILL, "20"},
+                                         Fate{"first_aborted", 0, SIGABRT, "20"},
+                                         Fate{"second_stopped", 1, SIGSTOP, "3"}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_F(Ending, AProgramsStatusIsTheRunsStatus) {
+  const auto status_of = [&](const std::string& script) {
+    Command command;
+    command.args = {"run", "-n", "3", "--", "/bin/sh", "-c", script};
+    command.directory = directory_.path();
+    return run(command).exit;
+  };
+  EXPECT_EQ(status_of("exit 0"), 0);
+  EXPECT_EQ(status_of("[ $RANK = 1 ] && exit 7; sleep 60"), 7);
+  EXPECT_EQ(status_of("[ $RANK = 2 ] && kill -KILL $$; sleep 60"), 128 + SIGKILL);
+  expect_nothing_left({});
+}
 
 TEST_F(Ending, KilledLauncherTakesItsRanksAlong) {
   std::vector<pid_t> ranks;

@@ -221,6 +221,24 @@ size_t count_descriptors() {
       std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()));
 }
 
+/// What the fault tests rest on: what a survivor leaves behind is seen.
+TEST(Leaks, AreSeenByTheFaultTests) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ranks that die are processes; under this sanitizer threads";
+#else
+  const auto body = [](std::unique_ptr<Bootstrap> bootstrap, const std::function<void()>& happen) {
+    if (bootstrap->rank() == 1) happen();
+    EXPECT_TRUE(bootstrap->rank() != 2 || ::dup(0) >= 0);
+    bootstrap->barrier(20000);
+  };
+  const std::vector<Survivor> survivors = run_with_fault(3, 1, Fault::exit, body);
+  ASSERT_EQ(survivors.size(), 2u);
+  EXPECT_EQ(survivors[0].left, "");
+  EXPECT_EQ(survivors[1].rank, 2);
+  EXPECT_NE(survivors[1].left.find(" descriptors instead of "), std::string::npos) << survivors[1].left;
+#endif
+}
+
 TEST(Leaks, OpenAndCloseLeaveNoDescriptorBehind) {
   run_bootstraps(3, Mode::processes, [](Bootstrap& bootstrap) {
     const RuntimeOptions options = runtime_options(Mode::processes, {});

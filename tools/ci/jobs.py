@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import re
@@ -15,7 +16,23 @@ import fuzz
 import install_tree
 import python_env
 from results import FAILED, PASSED, SKIPPED, Case
-from runner import OUT, ROOT, build, cases_of, configure, jobs, programs, run, run_programs, run_unittest, step
+from runner import (
+    OUT,
+    ROOT,
+    Program,
+    build,
+    cases_of,
+    configure,
+    jobs,
+    programs,
+    run,
+    run_program,
+    run_programs,
+    run_unittest,
+    step,
+)
+
+import examples
 
 Cases = Iterator[Case]
 
@@ -267,6 +284,31 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "clang-test": job_clang_test,
     "seeds": job_seeds,
     "fuzz-long": job_fuzz_long,
+FAULT_RUNS = 100
+
+
+def repeated(program: Program, times: int, folder: Path) -> Cases:
+    """Each case once, with how often it passed; what failed says why."""
+    passed: collections.Counter[str] = collections.Counter()
+    for n in range(1, times + 1):
+        for case in run_program(program, folder, [], {}):
+            passed[case.name] += case.outcome == PASSED
+            if case.outcome == SKIPPED and n == 1:
+                yield case
+            elif case.outcome == FAILED:
+                yield Case(f"{case.name}, run {n} of {times}", FAILED, case.detail)
+    yield from (Case(f"{name}, {n} of {times}", PASSED) for name, n in passed.items() if n == times)
+
+
+def job_faults() -> Cases:
+    """Weekly: ranks that die, stop, leave or fail in each phase of open and of an operator, 100 times."""
+    yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
+    for program in programs("cpu"):
+        if program.name.startswith("ranks_fault"):
+            yield from repeated(program, FAULT_RUNS, OUT / "faults")
+
+
 }
-WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long")
+WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long", "faults")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]
+    "faults": job_faults,

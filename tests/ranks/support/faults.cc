@@ -32,6 +32,7 @@ struct Report {
 };
 struct Board {
   std::atomic<int64_t> fault_ns;
+  char job[128];  // beginning of the names of this job's sockets
   Report ranks[16];
 };
 
@@ -58,6 +59,15 @@ struct Belongings {
     return text;
   }
 };
+
+/// Sockets of this host whose names begin so, in words; heaps have no names.
+std::string sockets_of(const std::string& job) {
+  std::string text, line;
+  std::ifstream sockets("/proc/net/unix");
+  while (std::getline(sockets, line))
+    if (const size_t at = line.find("@" + job); at != std::string::npos) text += line.substr(at) + " ";
+  return text;
+}
 
 /// "rank 1" or "ranks 0, 1" stands somewhere in the text.
 bool names_rank(const std::string& text, int rank) {
@@ -109,6 +119,7 @@ std::vector<Survivor> run_with_fault(
     Report& report = board.ranks[rank];
     report.pid = ::getpid();
     const size_t colon = launch_socket.find(':');
+    if (rank == 0) launch_socket.copy(board.job, std::min(colon, sizeof board.job - 1));
     const Belongings before;
     try {
       body(std::move(
@@ -131,9 +142,13 @@ std::vector<Survivor> run_with_fault(
       if (rank != culprit && board.ranks[rank].end_ns == 0) return;
     ::kill(static_cast<pid_t>(board.ranks[culprit].pid), SIGKILL);
   };
+  const Belongings before;
   const bool is_killed = fault == Fault::kill || fault == Fault::stop;
   EXPECT_EQ(runtime::launch_forked(n, child, tick), is_killed ? 128 + SIGKILL : 0);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";
+  EXPECT_EQ(Belongings().beyond(before), "") << "left by the launcher";
+  EXPECT_NE(board.job[0], 0);
+  EXPECT_EQ(sockets_of(board.job), "") << "sockets are left";
   EXPECT_NE(board.fault_ns, 0) << "the fault did not happen";
   std::vector<Survivor> survivors;
   for (int rank = 0; rank < n; ++rank) {

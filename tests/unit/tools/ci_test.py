@@ -8,6 +8,8 @@ from pathlib import Path
 
 import support
 import device_units
+import compile_fail
+import examples
 import install_tree
 import jobs
 import main
@@ -75,6 +77,25 @@ class RunnerTest(support.TreeTest):
         self.assertEqual(cases[-1].outcome, FAILED)
         self.assertIn("exit code 66", cases[-1].detail)
 
+    def test_a_case_that_fails_once_is_named_with_its_run(self) -> None:
+        always = GTEST.replace('<failure message="x.cc:3&#10;Expected 1" type=""/>', "")
+        count = self.root / "count"
+        body = (
+            f"import pathlib\ncount = pathlib.Path({str(count)!r})\n"
+            "n = int(count.read_text()) + 1 if count.exists() else 1\ncount.write_text(str(n))\n"
+            f"open(out[0], 'w').write({GTEST!r} if n == 2 else {always!r})\nsys.exit(n == 2)\n"
+        )
+        cases = list(jobs.repeated(self.program(body, "gtest"), 3, self.root / "out"))
+        self.assertEqual(
+            sorted((c.name, c.outcome) for c in cases),
+            [
+                ("p: A.Bad, run 2 of 3", FAILED),
+                ("p: A.DISABLED_Never", SKIPPED),
+                ("p: A.Good, 3 of 3", PASSED),
+                ("p: A.Later", SKIPPED),
+            ],
+        )
+
     def test_a_report_of_an_earlier_run_does_not_count(self) -> None:
         self.write("out/p.xml", GTEST)
         self.assertEqual([c.outcome for c in self.cases(self.program("sys.exit(0)\n", "gtest"))], [FAILED])
@@ -98,7 +119,7 @@ class RunnerTest(support.TreeTest):
 class JobsTest(support.TreeTest):
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
-        self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), {"clang-test", "seeds", "fuzz-long"})
+        self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), {"clang-test", "seeds", "fuzz-long", "faults"})
         self.assertEqual(main.chosen(["seeds"]), ["seeds"])
 
     def test_rank_tests_get_their_seeds(self) -> None:
@@ -167,6 +188,43 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(install_tree.symbol_complaints(good), [])
         bad = "0000 T overlace::base::format(int)\n0000 W std::vector<int>::push_back(int)\n0000 T main\n"
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
+
+    def test_a_public_class_that_is_hidden_is_told(self) -> None:
+        every = "".join(f"0000 T overlace::{name}(int)\n" for name in install_tree.WANTED)
+        self.assertEqual(install_tree.missing_symbols(every), [])
+        hidden = every.replace(" overlace::Runtime::open(", " overlace::Runtime::opened(")
+        self.assertEqual(install_tree.missing_symbols(hidden), ["not exported: overlace::Runtime::open"])
+
+
+class ExamplesTest(support.TreeTest):
+    def problem(self, table: str) -> str:
+        self.write("README.md", table)
+        return examples.tree_problem(self.root)
+
+    def test_the_table_the_numbers_and_the_sizes(self) -> None:
+        self.write("01_a/main.cc", "int main() {}\n")
+        self.write("02_b/main.c", "int main(void) {}\n")
+        right = "| [01_a](01_a/main.cc) | x |\n| [02_b](02_b/main.c) | y |\n"
+        self.assertEqual(self.problem(right), "")
+        self.assertIn("lists ['01_a']", self.problem("| [01_a](01_a/main.cc) | x |\n"))
+        self.write("02_b/main.c", "\n" * 101)
+        self.assertIn("more than 100 lines", self.problem(right))
+        self.write("04_c/main.c", "int main(void) {}\n")
+        self.assertIn("not numbered", self.problem(right + "| [04_c](04_c/main.c) | z |\n"))
+
+
+class CompileFailTest(support.TreeTest):
+    def complaint(self, text: str) -> str:
+        self.write("a.c", text)
+        return compile_fail.complaint(self.root / "a.c", self.root)
+
+    def test_a_file_must_fail_for_its_reason_only(self) -> None:
+        body = "int f(void) {\n#ifdef FIXED\n  return 1;\n#else\n  return y;\n#endif\n}\n"
+        self.assertEqual(self.complaint("// wanted: undeclared\n" + body), "")
+        self.assertIn("but not with /other/", self.complaint("// wanted: other\n" + body))
+        self.assertEqual(self.complaint("// wanted: undeclared\nint x;\n"), "compiles")
+        self.assertIn("with -DFIXED", self.complaint("// wanted: undeclared\nint f(void) { return y; }\n"))
+        self.assertIn("first line", self.complaint(body))
 
 
 class SeedsTest(unittest.TestCase):
