@@ -32,8 +32,6 @@ from runner import (
     step,
 )
 
-import examples
-
 Cases = Iterator[Case]
 
 
@@ -268,22 +266,6 @@ def job_seeds() -> Cases:
     yield from rank_tests("cpu", WEEKLY_SEEDS, [], {}, first=1, timeout_s=3600)
 
 
-JOBS: dict[str, Callable[[], Cases]] = {
-    "format": job_format,
-    "layers": job_layers,
-    "cpu": job_cpu,
-    "test": job_test,
-    "cpu-clang": job_cpu_clang,
-    "asan": job_asan,
-    "tsan": job_tsan,
-    "cubin": job_cubin,
-    "python": job_python,
-    "install": job_install,
-    "bench": job_bench,
-    "fuzz": job_fuzz,
-    "clang-test": job_clang_test,
-    "seeds": job_seeds,
-    "fuzz-long": job_fuzz_long,
 FAULT_RUNS = 100
 
 
@@ -308,7 +290,23 @@ def job_faults() -> Cases:
             yield from repeated(program, FAULT_RUNS, OUT / "faults")
 
 
+JOBS: dict[str, Callable[[], Cases]] = {
+    "format": job_format,
+    "layers": job_layers,
+    "cpu": job_cpu,
+    "test": job_test,
+    "cpu-clang": job_cpu_clang,
+    "asan": job_asan,
+    "tsan": job_tsan,
+    "cubin": job_cubin,
+    "python": job_python,
+    "install": job_install,
+    "bench": job_bench,
+    "fuzz": job_fuzz,
+    "clang-test": job_clang_test,
+    "seeds": job_seeds,
+    "fuzz-long": job_fuzz_long,
+    "faults": job_faults,
 }
 WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long", "faults")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]
-    "faults": job_faults,
