@@ -1,4 +1,5 @@
-# Install tree: include/overlace, lib/liboverlace.so, bin/overlace, and the files of find_package(overlace).
+# Install tree: include/overlace, lib/liboverlace.so, bin/overlace, the files of find_package(overlace) and pkg-config,
+# and the examples. Nothing in it names the prefix: the tree may be moved, and `cpack` packs it.
 # NOTE: `lib` everywhere: programs find the oneDNN provider at ../lib/overlace.
 set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "Folder of libraries below the prefix")
 include(GNUInstallDirs)
@@ -22,4 +23,13 @@ function(overlace_install)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/overlaceConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/overlaceConfig.cmake ${PROJECT_BINARY_DIR}/overlaceConfigVersion.cmake
           DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/overlace)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/overlace.pc.in ${PROJECT_BINARY_DIR}/overlace.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/overlace.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DATADIR}/overlace)
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  set(CPACK_GENERATOR TGZ)
+  string(TOLOWER "${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" platform)
+  set(CPACK_PACKAGE_FILE_NAME "overlace-${PROJECT_VERSION}-${platform}")
+  set(CPACK_STRIP_FILES ON)
+  include(CPack)
 endfunction()

@@ -53,6 +53,7 @@ PUBLIC = {
     "stream.h": "runtime",
     "symmetric.h": "runtime",
     "team.h": "runtime",
+    "timeline.h": "exec",
     "capi.h": "capi",
 }
 # Who touches the environment: one reads it, the launcher hands it on to its children.
@@ -113,10 +114,12 @@ def quoted_problem(path: str, target: str) -> str | None:
     layer = layer_of(path)
     if target.startswith("overlace/"):
         target_path = "include/" + target
-    elif re.match(r"(src|cli|bench|tests)/", target):
+    elif re.match(r"(src|cli|bench|tests|python/csrc)/", target):
         target_path = target
     else:
         return f'"{target}" must be spelled from the root ("src/..." or "overlace/...")'
+    if path.startswith("python/csrc/") and target.startswith("python/csrc/"):
+        return None
     if path.startswith(("include/", "examples/", "python/")) and not target.startswith("overlace/"):
         return f'"{target}": only include/overlace may be used here'
     wanted = layer_of(target_path)

@@ -14,9 +14,10 @@ struct ChannelPod;
 struct ChannelState;
 struct CountersPod;
 struct InboxPod;
-class Team;
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
+
+class Team;  // the first declaration of a class decides whether it is exported
 
 /// A range of signal ids, the same on all ranks of the team.
 struct SignalIds {

@@ -8,6 +8,11 @@
 
 namespace overlace {
 
+struct RegionPod;
+struct RegionState;
+struct RuntimeState;
+struct StripeState;
+
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
 /// A block at the same offset of every rank's heap. Plain data: valid as an argument of kernels.
@@ -17,10 +22,6 @@ struct SymBuffer {
   explicit operator bool() const { return bytes != 0; }
 };
 
-struct RegionPod;
-struct RegionState;
-struct RuntimeState;
-struct StripeState;
 class Team;
 
 /// Memory that somebody else made symmetric: a base address per rank instead of one offset. The puts of

@@ -18,10 +18,11 @@ namespace overlace {
 
 struct TeamPod;
 struct TeamState;
-class NetEngine;
-class Runtime;
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
+
+class NetEngine;
+class Runtime;
 
 /// self: this rank; lsa: loads and stores reach its heap; net: only a network engine does.
 enum class Reach { self, lsa, net };

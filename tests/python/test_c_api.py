@@ -176,9 +176,7 @@ class CApiTest(unittest.TestCase):
             ]
             for schedule in (chosen, written):
                 out = array.array("f", [-1.0] * (rows * n))
-                args = sized(
-                    GemmRsArgs, a=self.matrix(a, m, k), b=self.matrix(b, k, n), out=self.matrix(out, rows, n)
-                )
+                args = sized(GemmRsArgs, a=self.matrix(a, m, k), b=self.matrix(b, k, n), out=self.matrix(out, rows, n))
                 self.call("ovl_gemm_rs", channel, c.byref(args), schedule)
                 self.assertEqual(list(out), want)
                 self.call("ovl_schedule_free", schedule)

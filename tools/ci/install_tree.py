@@ -1,17 +1,35 @@
-"""The install tree: what a user of the library gets, and that it is enough."""
+"""The install tree: what a user of the library gets, that it is enough, and that it works wherever it lies."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from results import FAILED, PASSED, Case
-from runner import ROOT, build, run, step
+from results import FAILED, PASSED, SKIPPED, Case
+from runner import ROOT, Done, build, run, step
 
 # Namespaces of the inside; none of their functions may be exported.
 INTERNAL = re.compile(r"overlace::(base|exec|model|runtime)::")
+# One function of each public class: a class that is declared hidden first exports none.
+WANTED = (
+    "Runtime::open",
+    "Runtime::~Runtime",
+    "Team::sub",
+    "SymmetricHeap::alloc",
+    "Region::pod",
+    "StripedRange::parts",
+    "Timeline::write",
+    "TensorView::rows",
+    "spec::Expr::eval",
+    "spec::Schedule::from_json",
+    "plan::choose",
+    "ops::run",
+    "put_signal",
+    "environment_bootstrap",
+)
 CONSUMER_CMAKE = """cmake_minimum_required(VERSION 3.25)
 project(consumer LANGUAGES CXX)
 find_package(overlace REQUIRED)
@@ -44,6 +62,38 @@ def symbol_complaints(listing: str) -> list[str]:
     return bad
 
 
+C_CONSUMER_CMAKE = """cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES C)
+find_package(overlace REQUIRED)
+add_executable(consumer main.c)
+target_link_libraries(consumer PRIVATE overlace::overlace)
+"""
+C_CONSUMER = """#include <overlace/capi.h>
+#include <stdio.h>
+
+int main(void) {
+  ovl_runtime* runtime = NULL;
+  ovl_options options = OVL_INIT(ovl_options);
+  options.backend = OVL_BACKEND_CPU;
+  const int code = ovl_runtime_open(&options, &runtime);
+  printf("%s %d %d\\n", ovl_version(), code, ovl_runtime_close(runtime));
+  return code;
+}
+"""
+C_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror"]
+SHORT_RUN = ["run", "-n", "2", "--layers", "1", "--tokens", "64", "--sequence-length", "64", "--repeat", "1"]
+
+
+def missing_symbols(listing: str) -> list[str]:
+    return [f"not exported: overlace::{name}" for name in WANTED if f" overlace::{name}(" not in listing]
+
+
+def install(build_dir: Path, prefix: Path) -> Done:
+    """What was built, into an empty folder."""
+    shutil.rmtree(prefix, ignore_errors=True)
+    return run(["cmake", "--install", str(build_dir), "--prefix", str(prefix)], 120)
+
+
 def check(build_dir: Path, out: Path) -> Iterator[Case]:
     built = build(build_dir.name)
     if built.rc != 0:
@@ -51,7 +101,7 @@ def check(build_dir: Path, out: Path) -> Iterator[Case]:
         return
     shutil.rmtree(out, ignore_errors=True)
     prefix = out / "tree"
-    done = run(["cmake", "--install", str(build_dir), "--prefix", str(prefix)], 120)
+    done = install(build_dir, prefix)
     yield step("install", done)
     if done.rc != 0:
         return
@@ -61,16 +111,95 @@ def check(build_dir: Path, out: Path) -> Iterator[Case]:
     same = wanted == got
     yield Case("headers", PASSED) if same else Case("headers", FAILED, f"wanted {wanted}, got {got}")
     yield soname_case(prefix / "lib" / "liboverlace.so")
-    bad = symbol_complaints(run(["nm", "-DC", "--defined-only", str(prefix / "lib" / "liboverlace.so")]).output)
+    symbols = run(["nm", "-DC", "--defined-only", str(prefix / "lib" / "liboverlace.so")]).output
+    bad = symbol_complaints(symbols) + missing_symbols(symbols)
     yield Case("exported symbols", FAILED, "\n".join(bad[:40])) if bad else Case("exported symbols", PASSED)
-    if (prefix / "bin" / "overlace").exists():
-        yield step("installed command line", run([str(prefix / "bin" / "overlace"), "--help"], 30))
+    yield from uses(prefix, out, "")
     yield consumer_case(prefix, out / "consumer", wanted)
+    moved = out / "moved" / "some where"
+    moved.parent.mkdir()
+    prefix.rename(moved)
+    yield from uses(moved, out / "moved", ", moved")
+    yield from archive_cases(build_dir, out / "archive")
+
+
+def uses(prefix: Path, out: Path, suffix: str) -> Iterator[Case]:
+    """The command line, and programs in C by find_package and by pkg-config."""
+    program = prefix / "bin" / "overlace"
+    if program.exists():
+        yield run_case(program, prefix, f"installed command line{suffix}")
+    yield c_consumer_case(prefix, out / "c_consumer", f"C consumer by find_package{suffix}")
+    yield pkg_config_case(prefix, out / "pkg_config", f"C consumer by pkg-config{suffix}")
+
+
+def run_case(program: Path, prefix: Path, name: str) -> Case:
+    """The main job ends with 0, on the provider that was installed with it."""
+    done = run([str(program), *SHORT_RUN, "--json", "-"], 120)
+    if done.rc != 0:
+        return Case(name, FAILED, done.why())
+    gemm = json.loads(done.output)["gemm"]
+    has_onednn = (prefix / "lib" / "overlace" / "liboverlace_onednn.so").exists()
+    right = gemm.startswith("onednn" if has_onednn else "reference")
+    return Case(name, PASSED) if right else Case(name, FAILED, f"multiplies with {gemm}")
+
+
+def c_consumer_case(prefix: Path, folder: Path, name: str) -> Case:
+    folder.mkdir(parents=True)
+    (folder / "CMakeLists.txt").write_text(C_CONSUMER_CMAKE)
+    (folder / "main.c").write_text(C_CONSUMER)
+    where = str(folder / "build")
+    commands = [
+        ["cmake", "-G", "Ninja", "-S", str(folder), "-B", where, f"-DCMAKE_PREFIX_PATH={prefix}"],
+        ["cmake", "--build", where],
+        [f"{where}/consumer"],
+    ]
+    return last_prints(name, commands, f"{version()} 0 0")
+
+
+def pkg_config_case(prefix: Path, folder: Path, name: str) -> Case:
+    if not shutil.which("pkg-config"):
+        return Case(name, SKIPPED, "pkg-config was not found")
+    folder.mkdir(parents=True)
+    (folder / "main.c").write_text(C_CONSUMER)
+    program, lib = folder / "consumer", prefix / "lib"
+    # By the shell, which undoes how pkg-config quotes spaces.
+    compiled = f"eval cc {' '.join(C_FLAGS)} -o '{program}' '{folder}/main.c' $(pkg-config --cflags --libs overlace)"
+    env = {"PKG_CONFIG_PATH": str(lib / "pkgconfig"), "LD_LIBRARY_PATH": str(lib)}
+    return last_prints(name, [["sh", "-c", compiled], [str(program)]], f"{version()} 0 0", env)
+
+
+def last_prints(name: str, commands: list[list[str]], wanted: str, env: dict[str, str] | None = None) -> Case:
+    for command in commands:
+        done = run(command, 300, env)
+        if done.rc != 0:
+            return Case(name, FAILED, done.why())
+    right = wanted in done.output
+    return Case(name, PASSED) if right else Case(name, FAILED, f"printed {done.output!r}; wanted {wanted!r}")
+
+
+def archive_cases(build_dir: Path, out: Path) -> Iterator[Case]:
+    """The archive that cpack writes, unpacked somewhere else."""
+    done = run(["cpack", "--config", str(build_dir / "CPackConfig.cmake"), "-B", str(out)], 300)
+    archives = list(out.glob(f"overlace-{version()}-*.tar.gz"))
+    if done.rc != 0 or len(archives) != 1:
+        yield Case("archive", FAILED, f"wrote {[p.name for p in archives]}; {done.why()}")
+        return
+    (out / "unpacked").mkdir()
+    done = run(["tar", "-xzf", str(archives[0]), "-C", str(out / "unpacked")], 120)
+    if done.rc != 0:
+        yield step("archive", done)
+        return
+    prefix = out / "unpacked" / archives[0].name.removesuffix(".tar.gz")
+    yield from uses(prefix, out, ", from the archive")
+
+
+def version() -> str:
+    found = re.search(r"VERSION (\d+\.\d+\.\d+) ", (ROOT / "CMakeLists.txt").read_text())
+    return found[1] if found else "?"
 
 
 def soname_case(library: Path) -> Case:
-    version = re.search(r"VERSION (\d+\.\d+)\.\d+ ", (ROOT / "CMakeLists.txt").read_text())
-    wanted = f"liboverlace.so.{version[1] if version else '?'}"
+    wanted = f"liboverlace.so.{version().rpartition('.')[0]}"
     shown = run(["readelf", "-d", str(library)], 30).output
     return (
         Case("soname", PASSED) if f"soname: [{wanted}]" in shown else Case("soname", FAILED, f"not {wanted}:\n{shown}")
@@ -84,15 +213,9 @@ def consumer_case(prefix: Path, folder: Path, headers: list[str]) -> Case:
     (folder / "CMakeLists.txt").write_text(CONSUMER_CMAKE)
     (folder / "main.cc").write_text(CONSUMER_CC.format(includes=includes))
     where = str(folder / "build")
-    for command in (
+    commands = [
         ["cmake", "-G", "Ninja", "-S", str(folder), "-B", where, f"-DCMAKE_PREFIX_PATH={prefix}"],
         ["cmake", "--build", where],
         [f"{where}/consumer"],
-    ):
-        done = run(command, 300)
-        if done.rc != 0:
-            return Case("find_package consumer", FAILED, done.why())
-    wanted = "invalid_argument 2"
-    if wanted not in done.output:
-        return Case("find_package consumer", FAILED, f"printed {done.output!r}; wanted {wanted!r}")
-    return Case("find_package consumer", PASSED)
+    ]
+    return last_prints("find_package consumer", commands, "invalid_argument 2")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import compile_fail
 import device_units
 import fuzz
 import install_tree
@@ -31,6 +32,8 @@ from runner import (
     run_unittest,
     step,
 )
+
+import examples
 
 Cases = Iterator[Case]
 
@@ -200,23 +203,23 @@ def job_cubin() -> Cases:
 
 
 def job_python() -> Cases:
-    """tests/python: outside oracles with PyTorch and transformers on CPUs."""
+    """tests/python: the C API by ctypes; outside oracles with PyTorch and transformers on CPUs."""
     folder = ROOT / "tests" / "python"
-    if not folder.exists():
-        return
-    try:
-        python = python_env.environment("test", ["test.txt"])
-    except python_env.Unavailable as why:
-        yield Case("tests/python", SKIPPED, str(why))
-        return
     configured = configure("cpu", "-DOVERLACE_TESTS=ON")
-    built = build("cpu", "overlace") if configured.rc == 0 else configured
+    built = build("cpu", "overlace", "overlace_shared") if configured.rc == 0 else configured
     if built.rc != 0:
         yield step("build cpu", built)
         return
+    env = {"OVERLACE_BIN": str(ROOT / "build/cpu/overlace"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env["OVERLACE_LIB"] = str(ROOT / "build/cpu/liboverlace.so")
+    try:
+        python = python_env.environment("test", ["test.txt"])
+    except python_env.Unavailable as why:
+        yield step("C API by ctypes", run([sys.executable, str(folder / "test_c_api.py")], 120, env))
+        yield Case("tests/python", SKIPPED, str(why))
+        return
     report = OUT / "python.xml"
     report.unlink(missing_ok=True)
-    env = {"OVERLACE_BIN": str(ROOT / "build/cpu/overlace"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(folder)], 1500, env
     )
@@ -224,8 +227,23 @@ def job_python() -> Cases:
 
 
 def job_install() -> Cases:
-    """The install tree: headers, soname, exported symbols, a consumer through find_package."""
+    """The install tree: headers, soname, exported symbols, consumers in C++ and C; moved, and out of the archive."""
     yield from install_tree.check(ROOT / "build" / "cpu", OUT / "install")
+
+
+def job_examples() -> Cases:
+    """The examples, built against an install tree and run on two ranks."""
+    yield from examples.check_examples(OUT / "examples")
+
+
+def job_docs() -> Cases:
+    """The commands of the guides are run; the code that they show and the generated references are current."""
+    yield from examples.check_docs(OUT / "docs")
+
+
+def job_compile_fail() -> Cases:
+    """tests/compile_fail: what must not compile."""
+    yield from compile_fail.check()
 
 
 def job_fuzz() -> Cases:
@@ -301,6 +319,9 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "cubin": job_cubin,
     "python": job_python,
     "install": job_install,
+    "examples": job_examples,
+    "docs": job_docs,
+    "compile-fail": job_compile_fail,
     "bench": job_bench,
     "fuzz": job_fuzz,
     "clang-test": job_clang_test,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import support
 import device_units
+import compile_fail
+import examples
 import install_tree
 import jobs
 import main
@@ -186,6 +188,43 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(install_tree.symbol_complaints(good), [])
         bad = "0000 T overlace::base::format(int)\n0000 W std::vector<int>::push_back(int)\n0000 T main\n"
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
+
+    def test_a_public_class_that_is_hidden_is_told(self) -> None:
+        every = "".join(f"0000 T overlace::{name}(int)\n" for name in install_tree.WANTED)
+        self.assertEqual(install_tree.missing_symbols(every), [])
+        hidden = every.replace(" overlace::Runtime::open(", " overlace::Runtime::opened(")
+        self.assertEqual(install_tree.missing_symbols(hidden), ["not exported: overlace::Runtime::open"])
+
+
+class ExamplesTest(support.TreeTest):
+    def problem(self, table: str) -> str:
+        self.write("README.md", table)
+        return examples.tree_problem(self.root)
+
+    def test_the_table_the_numbers_and_the_sizes(self) -> None:
+        self.write("01_a/main.cc", "int main() {}\n")
+        self.write("02_b/main.c", "int main(void) {}\n")
+        right = "| [01_a](01_a/main.cc) | x |\n| [02_b](02_b/main.c) | y |\n"
+        self.assertEqual(self.problem(right), "")
+        self.assertIn("lists ['01_a']", self.problem("| [01_a](01_a/main.cc) | x |\n"))
+        self.write("02_b/main.c", "\n" * 101)
+        self.assertIn("more than 100 lines", self.problem(right))
+        self.write("04_c/main.c", "int main(void) {}\n")
+        self.assertIn("not numbered", self.problem(right + "| [04_c](04_c/main.c) | z |\n"))
+
+
+class CompileFailTest(support.TreeTest):
+    def complaint(self, text: str) -> str:
+        self.write("a.c", text)
+        return compile_fail.complaint(self.root / "a.c", self.root)
+
+    def test_a_file_must_fail_for_its_reason_only(self) -> None:
+        body = "int f(void) {\n#ifdef FIXED\n  return 1;\n#else\n  return y;\n#endif\n}\n"
+        self.assertEqual(self.complaint("// wanted: undeclared\n" + body), "")
+        self.assertIn("but not with /other/", self.complaint("// wanted: other\n" + body))
+        self.assertEqual(self.complaint("// wanted: undeclared\nint x;\n"), "compiles")
+        self.assertIn("with -DFIXED", self.complaint("// wanted: undeclared\nint f(void) { return y; }\n"))
+        self.assertIn("first line", self.complaint(body))
 
 
 class SeedsTest(unittest.TestCase):

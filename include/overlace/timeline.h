@@ -1,0 +1,36 @@
+// When what ran on a channel, on all ranks of its team, as a file for a trace viewer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "overlace/channel.h"
+
+namespace overlace {
+
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
+/// Records the operators that this rank runs on a channel, from its construction until write() or its end. One per
+/// channel at a time. Captured calls are not recorded.
+class Timeline {
+ public:
+  explicit Timeline(Channel& channel);
+  ~Timeline();
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+  /// Spans from now on are called "label task".
+  void label(std::string_view text);
+  /// Collective on the team, blocking: waits for the recorded work, then rank 0 writes the spans of all ranks and the
+  /// signals between them to `path`: .json (Chrome), .pftrace or .perfetto-trace (Perfetto). Throws InvalidArgument,
+  /// IoError (on rank 0).
+  void write(const std::string& path);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+#pragma GCC visibility pop
+
+}  // namespace overlace

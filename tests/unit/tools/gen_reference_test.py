@@ -1,0 +1,68 @@
+"""gen_reference replaces marked parts only, and reads keys and words from the sources."""
+
+import unittest
+
+import support
+import gen_reference
+
+READER = """
+Loop loop_of(const Place& place) {
+  place.array(3, 3, "[variable, begin, end]");
+}
+Task task_of(const Place& place) {
+  place.object({"id", "kind",
+                "queue"}, {"id"});
+}
+root.object({"op", "overlace_schedule", "tasks"}, {"op"});
+"""
+NAMES = "".join(
+    f'constexpr std::array<std::string_view, 1> {name} = {{"{name.lower()}"}};\n'
+    for name in ("kSpaceNames", "kScopeNames", "kKindNames", "kEngineNames", "kCombineNames", "kWaitByNames")
+)
+PAGE = "# T\n<!-- generated: schedule -->\nold\n<!-- end -->\ntail\n"
+
+
+class GenReferenceTest(support.TreeTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.write("src/spec/read_json.cc", READER)
+        self.write("src/spec/names.h", NAMES)
+        self.write("docs/reference/schedule-json.md", PAGE)
+
+    def run_tool(self, *words: str) -> int:
+        return gen_reference.main(["--root", str(self.root), *words])
+
+    def test_check_fails_until_written(self) -> None:
+        self.assertEqual(self.run_tool("--check"), 1)
+        self.assertEqual((self.root / "docs/reference/schedule-json.md").read_text(), PAGE)
+        self.assertEqual(self.run_tool(), 0)
+        self.assertEqual(self.run_tool("--check"), 0)
+
+    def test_the_part_and_nothing_else_is_replaced(self) -> None:
+        self.run_tool()
+        text = (self.root / "docs/reference/schedule-json.md").read_text()
+        self.assertTrue(text.startswith("# T\n<!-- generated: schedule -->\n| value | form |\n"))
+        self.assertTrue(text.endswith("\n<!-- end -->\ntail\n"))
+        self.assertIn("| a task | an object with `id` (needed), `kind`, `queue` |\n", text)
+        self.assertIn("| the schedule | an object with `op` (needed), `overlace_schedule`, `tasks` |\n", text)
+        self.assertIn("| a loop | `[variable, begin, end]` |\n", text)
+        self.assertIn("| `kind` | `kkindnames` |\n", text)
+
+    def test_help_of_each_subcommand(self) -> None:
+        script = (
+            '#!/bin/sh\ncase "$*" in\n--help) printf \'Usage: %s\\n\\nSubcommands:\\n  run   text\\n\' "$0";;\n'
+            "'run --help') echo of run;;\n*) exit 3;;\nesac\n"
+        )
+        self.write("program", script)
+        (self.root / "program").chmod(0o755)
+        part = gen_reference.cli_part(self.root / "program")
+        self.assertIn("$ overlace --help\nUsage: overlace\n", part)
+        self.assertIn("$ overlace run --help\nof run\n", part)
+
+    def test_a_page_without_the_part_is_told(self) -> None:
+        with self.assertRaisesRegex(ValueError, "no part schedule"):
+            gen_reference.with_parts("text", {"schedule": "x"})
+
+
+if __name__ == "__main__":
+    unittest.main()
