@@ -26,11 +26,8 @@ void FusedRank::add_gathers(std::vector<Variant>* list) {
 
 core::GatherState FusedRank::state_of(core::GatherTransport transport) {
   core::GatherState state;
-  state.channel = &pod_;
-  state.inbox = &inbox_.pod();
-  state.arrivals = &arrivals_.pod();
   const bool is_ce = transport == core::GatherTransport::ce;
-  state.first_id = is_ce ? copied_.first : pushed_.first;
+  fill(is_ce ? copied_ : pushed_, &state);
   state.totals = is_ce ? gather_totals_ : nullptr;
   return state;
 }
@@ -42,17 +39,12 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
   auto prepared = std::make_shared<std::vector<core::PreparedGather>>();
   for (const Set& s : sets_) {
     core::GatherArgs args;
+    fill(s, s.c, &args);
     args.shard = s.shard;
-    args.b = s.b;
-    args.c = s.c;
-    args.row_offsets = offsets_;
-    args.n = args.ldc = case_.n;
-    args.k = args.lda = args.ldb = case_.k;
     args.transport = how.transport;
     args.arrival = how.arrival;
     args.pieces = how.pieces;
     args.waits = how.waits;
-    args.error = error_;
     args.state = state_of(how.transport);
     auto one = core::prepare_gather(*instance, args);
     one.status().or_throw();

@@ -61,10 +61,10 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
   for (cudaEvent_t* event : {&begin_, &end_}) BENCH_CUDA(cudaEventCreate(event));
   for (cudaEvent_t* event : {&fork_, &join_}) BENCH_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   arrivals_ = channel_.counters(1, "bench arrivals");
-  pushed_ = channel_.ids(core::kMaxPieces, Domain::device, "bench pushed");
-  copied_ = channel_.ids(core::kMaxPieces, Domain::stream, "bench copied");
-  fetched_ = channel_.ids(core::kMaxGroups, Domain::stream, "bench fetched");
-  triggers_ = channel_.counters(static_cast<uint32_t>(core::kMaxGroups * size_), "bench triggers");
+  pushed_ = channel_.ids(kMaxPieces, Domain::device, "bench pushed");
+  copied_ = channel_.ids(kMaxPieces, Domain::stream, "bench copied");
+  fetched_ = channel_.ids(kMaxGroups, Domain::stream, "bench fetched");
+  triggers_ = channel_.counters(static_cast<uint32_t>(kMaxGroups * size_), "bench triggers");
   caps_ = runtime::cuda_peer::query_stream_caps(runtime.device());
   pod_ = channel_.pod();
   pod_.team.timeout_ns = kDeadlineNs;
@@ -74,8 +74,8 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
     BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(totals), sizeof(uint64_t) * static_cast<size_t>(count * size_)));
     core::initial_totals(channel_.pod(), first_id, count, step, *totals).or_throw();
   };
-  make_totals(&gather_totals_, copied_.first, core::kMaxPieces, core::kShares);
-  make_totals(&scatter_totals_, fetched_.first, core::kMaxGroups, 1);
+  make_totals(&gather_totals_, copied_.first, kMaxPieces, kShares);
+  make_totals(&scatter_totals_, fetched_.first, kMaxGroups, 1);
 }
 
 FusedRank::~FusedRank() {
@@ -138,6 +138,22 @@ void FusedRank::close_case() {
   for (void* memory : memory_) BENCH_CUDA(cudaFree(memory));
   memory_.clear();
   sets_.clear();
+}
+
+void FusedRank::fill(const Set& set, void* c, core::FusedArgs* args) const {
+  args->b = set.b;
+  args->c = c;
+  args->row_offsets = offsets_;
+  args->n = args->ldc = case_.n;
+  args->k = args->lda = args->ldb = case_.k;
+  args->error = error_;
+}
+
+void FusedRank::fill(const SignalIds& ids, core::ExchangeState* state) const {
+  state->channel = &pod_;
+  state->inbox = &inbox_.pod();
+  state->arrivals = &arrivals_.pod();
+  state->first_id = ids.first;
 }
 
 /// The bytes of the collective: ag: the own shard to everybody; rs: of every partial product the owner's rows.

@@ -89,12 +89,15 @@ class FusedRank {
   struct Scattering {
     std::string name, instance;
     TileOrderKind order = TileOrderKind::own_last;
-    int groups = ops::gemm_core::kMaxGroups;
+    int groups = kMaxGroups;
     bool rounds_own = false, has_bias = false;
     ops::gemm_core::ScatterTransport transport = ops::gemm_core::ScatterTransport::tma_slot;
   };
   Variant make_scatter(const Scattering& how);
   void make_sums();
+  /// What all variants of both operators share.
+  void fill(const Set& set, void* c, ops::gemm_core::FusedArgs* args) const;
+  void fill(const SignalIds& ids, ops::gemm_core::ExchangeState* state) const;
   ops::gemm_core::GatherState state_of(ops::gemm_core::GatherTransport transport);
   base::Status copy_to_peers();
   base::Status limit(const std::function<base::Status(int)>& gemm, int set);

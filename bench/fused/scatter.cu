@@ -83,21 +83,13 @@ Variant FusedRank::make_scatter(const Scattering& how) {
   auto prepared = std::make_shared<std::vector<core::PreparedScatter>>();
   for (const Set& s : sets_) {
     core::ScatterArgs args;
+    fill(s, s.out, &args);
     args.a = s.whole;
-    args.b = s.b;
-    args.c = s.out;
-    args.row_offsets = offsets_;
-    args.n = args.ldc = case_.n;
-    args.k = args.lda = args.ldb = case_.k;
     args.order = how.order;
     args.groups = how.groups;
     args.rounds_own = how.rounds_own;
-    args.error = error_;
     args.transport = how.transport;
-    args.state.channel = &pod_;
-    args.state.inbox = &inbox_.pod();
-    args.state.arrivals = &arrivals_.pod();
-    args.state.first_id = is_ce ? fetched_.first : pushed_.first;
+    fill(is_ce ? fetched_ : pushed_, &args.state);
     args.state.triggers = &triggers_.pod();
     args.state.totals = scatter_totals_;
     args.state.partial = partial_;

@@ -47,11 +47,12 @@ class Expr {
 enum class Space { argument, local, symmetric };
 /// Engines own lanes (engine, queue); a lane runs its instances in order.
 enum class Engine { sm, ce, nic, io, cpu };
-/// gemm: library GEMM; tiles: one fused kernel (operator's body); copy: 1-D or 2-D bytes to `writes[0].at`; reduce:
-/// sum of sources in source order (operator's body); collective: NetEngine; barrier, host.
+/// gemm: library GEMM; tiles: part of a fused kernel (operator's body); copy: 1-D or 2-D bytes to `writes[0].at`;
+/// reduce: sum of sources in source order (operator's body); collective: NetEngine; barrier, host.
 enum class Kind { gemm, tiles, copy, reduce, collective, barrier, host };
 enum class Combine { none, add };
-/// queue: the lane stops until the waits hold; kernel: the running kernel waits (producer warp).
+/// queue: the lane stops until the waits hold; kernel: the task is a part of the schedule's one fused kernel, which is
+/// launched once for all of them, waits by itself before it reads what a wait covers, and sets by itself.
 enum class WaitBy { queue, kernel };
 enum class Scope { device, system };
 
@@ -180,11 +181,11 @@ std::vector<int64_t> row_offsets(const OpSpec& op);
 std::vector<std::string> families(std::string_view op);
 
 /// Builds a family's schedule. `family` without suffix; `degree` q >= 1 chunks per shard (ignored where the family has
-/// none). `options`: "align" (rows of a chunk are a multiple of it, default 1), "align_n"/"align_k" (columns of a slab,
-/// default 8), "ce_queues" (copy lanes, default 1: in need order), "own_degree" (parts of the own shard's GEMM in
-/// gemm_rs/ar, a divisor of q, default 1), "credits" (receivers tell senders that an inbox is free, default true; false
-/// leaves that to the data signals of the call between, at depth 2). Throws ScheduleError naming the known families or
-/// the bad option.
+/// none). `options`: "align" (rows of a chunk are a multiple of it, default 1; tma_slot: of a tile, 256), "align_n" and
+/// "align_k" (columns of a slab, default 8; k_slab: 64; tma_slot: of a tile, 128), "ce_queues" (copy lanes, default 1:
+/// in need order), "own_degree" (parts of the own shard's GEMM in gemm_rs/ar, a divisor of q, default 1), "credits"
+/// (receivers tell senders that an inbox is free, default true; false leaves that to the data signals of the call
+/// between, at depth 2). Throws ScheduleError naming the known families or the bad option.
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1, const Params& options = {});
 
 #pragma GCC visibility pop

@@ -19,7 +19,7 @@ class Executor {
   /// `capture` where nothing may be allocated or exchanged now (a captured stream).
   virtual base::Status can_prepare() { return {}; }
   /// After memory and ids are there, before the first run: streams, plans, warm-up. May fill Program::prepared.
-  virtual base::Status prepare(Program& program) = 0;
+  virtual base::Status prepare(Program& program, const Bodies& bodies) = 0;
   /// cpu: done on return. cuda: queued.
   virtual base::Status run(const Call& call) = 0;
   /// Everything issued by this channel has completed and is visible at the peers; then it may be given up.

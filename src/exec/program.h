@@ -28,9 +28,10 @@ struct Shared {
   uint32_t words = 0;              // ids of a copy: one per (signal, slot)
   std::vector<uint32_t> first_id;  // per Schedule::signals, inside a copy
   int copies = 1;
-  uint64_t calls = 0;           // made so far; call c uses copy c % copies, and is that copy's epoch c / copies + 1
-  uint64_t last_use = 0;        // stamp of the channel's call counter: who goes first when the heap is full
-  std::shared_ptr<void> cells;  // of the executor: counts in device memory
+  uint64_t calls = 0;            // made so far; call c uses copy c % copies, and is that copy's epoch c / copies + 1
+  uint64_t last_use = 0;         // stamp of the channel's call counter: who goes first when the heap is full
+  std::shared_ptr<void> cells;   // of the executor: counts in device memory
+  std::shared_ptr<void> kernel;  // of the operator's fused kernel
 };
 
 /// The instances of one lane, in order.
@@ -66,6 +67,9 @@ struct Program {
   /// Symmetric memory of `buffer` in copy `copy`: the same block on every rank.
   SymBuffer symmetric(int buffer, int copy) const;
 };
+
+/// A part of the schedule's fused kernel.
+inline bool is_part(const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; }
 
 /// One call of a program.
 struct Call {

@@ -21,15 +21,51 @@ namespace overlace::exec {
 /// Buffers of Space::argument by name. Peers' argument buffers are never touched.
 using Bindings = std::map<std::string, TensorView, std::less<>>;
 
+/// What a part of a fused kernel does by itself on CPU ranks, where its body runs instance by instance.
+struct PartAccess {
+  struct Awaited {
+    int64_t slot = 0;
+    bool previous = false;
+  };
+  std::vector<Awaited> waits;                // of the instance
+  std::function<base::Status(size_t)> wait;  // until waits[i] holds; the kernel's copies go on meanwhile
+  /// `from` to (row, col) of the box that the instance writes, at whichever rank it lies. `from` may change then.
+  std::function<void(const TensorView& from, int64_t row, int64_t col)> store;
+};
+
 /// What a body gets: one view per resolved box, in region order; empty boxes are left out.
 struct BodyContext {
   const spec::Schedule& schedule;
   const spec::Task& task;
   std::vector<std::vector<TensorView>> reads, writes;
-  StreamRef stream;  // of the lane
+  StreamRef stream;                  // of the lane
+  const PartAccess* part = nullptr;  // of a task with wait_by: kernel on CPU ranks
 };
 using Body = std::function<base::Status(const BodyContext&)>;
-using Bodies = std::map<spec::Kind, Body>;
+
+/// What a fused kernel on a GPU gets: it waits, sets and moves on the tickets of all that its tasks wait for, and
+/// counts its calls on the device. So call c uses the part c % copies of the memory even where a graph replays it, and
+/// the words of the first part for all of them.
+struct KernelContext {
+  Channel& channel;
+  const spec::Schedule& schedule;
+  const Bindings* bindings = nullptr;                     // null in prepare
+  std::map<std::string, uint64_t, std::less<>> memory{};  // symmetric buffers: offset of the first part in every heap
+  uint64_t pitch = 0;                                     // from a part to the next
+  int copies = 1;
+  std::map<std::string, uint32_t, std::less<>> ids{};  // signals: id of slot 0
+  std::shared_ptr<void>* state = nullptr;              // the kernel's own, alike for all programs that share the words
+};
+/// All tasks with wait_by: kernel of a schedule. `prepare`: before any rank makes the first call; may allocate.
+struct Kernel {
+  std::function<base::Status(const KernelContext&)> prepare, launch;
+};
+
+/// What an operator brings.
+struct Bodies {
+  std::map<spec::Kind, Body> by_kind{};
+  Kernel kernel{};  // on GPUs
+};
 
 /// After all tasks: rows of this rank's memory to a caller's tensor of the same shape and dtype.
 struct CopyOut {

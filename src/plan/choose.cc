@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,22 @@ constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512, "hetero_unfused_1d", 1, 
                                  {"gemm_rs", 256, 256, "hetero_unfused_1d", 1, "one GEMM per shard"},
                                  {"gemm_ar", 512, 512, "hetero_unfused_1d", 1, "one GEMM per shard"}};
 constexpr double kBusyLink = 0.2;
+
+/// GPUs: where one fused kernel beats these, at 4x H200 (docs/design/fused_gemm.md). AllGather: as long as the tiles
+/// are at most two waves, so that no order of rows hides anything; more of them lose more to pushing warps than they
+/// hide. ReduceScatter: while links are as busy as SMs; with a long K the GEMM alone hides the copies from 2048 rows
+/// on.
+struct FusedRule {
+  const char* op;
+  int64_t max_m, max_k, max_waves;
+  const char* family;
+  int degree;
+};
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr FusedRule kFusedRules[] = {{"ag_gemm", 4096, kAny, 2, "k_slab", 4},
+                                     {"gemm_rs", 4096, 2048, kAny, "tma_slot", 64},
+                                     {"gemm_rs", 1024, kAny, kAny, "tma_slot", 64}};
+constexpr int64_t kClusterRows = 256, kClusterCols = 160, kClusters = 66;  // the tile that fits most layers; of 132 SMs
 /// gemm_ar: the sums of a group of chunks go out while the next group is computed. Groups of which a rank sends less
 /// lose more to copies and partial waves than they hide, and where the links are busy for longer than the GEMMs the
 /// tail is not what costs (bench/results/gemm_ar.jsonl and gemm_ar_x2.jsonl; decision 004).
@@ -153,11 +170,40 @@ int groups_on_gpus(const spec::OpSpec& op, double share) {
   return groups;
 }
 
+/// What the kernels are compiled for (src/ops/gemm_core/choose.h has the word).
+bool is_fusable(const spec::OpSpec& op) {
+  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk && op.n > 0 &&
+         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.op == "ag_gemm" && op.bias);
+}
+
+int64_t waves_of_tiles(const spec::OpSpec& op) {
+  const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
+  const std::vector<int64_t> off = spec::row_offsets(op);
+  int64_t rows = 0;
+  for (size_t p = 1; p < off.size(); ++p) rows += pieces(off[p] - off[p - 1], kClusterRows);
+  return pieces(rows * pieces(op.n, kClusterCols), kClusters);
+}
+
+/// Null: none.
+const FusedRule* fused_rule(const spec::OpSpec& op) {
+  if (!is_fusable(op)) return nullptr;
+  const auto holds = [&](const FusedRule& rule) {
+    return op.op == rule.op && op.m <= rule.max_m && op.k <= rule.max_k && waves_of_tiles(op) <= rule.max_waves;
+  };
+  const auto* found = std::find_if(std::begin(kFusedRules), std::end(kFusedRules), holds);
+  return found == std::end(kFusedRules) ? nullptr : found;
+}
+
 Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
   const int64_t rows = op.m / op.ranks;
   const double share = t.gemm > 0 ? t.transfer / t.gemm : 0, hidden = std::min(t.gemm, t.transfer);
   if (hidden < kMinHiddenUs) {
     return library(op, base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer));
+  }
+  if (const FusedRule* rule = fused_rule(op)) {
+    return {spec::make_schedule(op, rule->family, rule->degree),
+            base::format("M {}, K {}, {} waves of tiles: one fused kernel, {} q {}", op.m, op.k, waves_of_tiles(op),
+                         rule->family, rule->degree)};
   }
   for (const GpuRule& rule : kGpuRules) {
     if (op.op != rule.op) continue;

@@ -7,6 +7,7 @@
 #include "src/base/format.h"
 #include "src/base/status.h"
 #include "src/spec/families/families.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::spec {
 namespace {
@@ -18,6 +19,8 @@ std::vector<std::string> known_families(std::string_view op) {
       "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"};
   // They broadcast what the groups before sum up: only gemm_ar broadcasts.
   if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d"});
+  if (op == "ag_gemm") names.push_back("k_slab");
+  if (op == "gemm_rs") names.push_back("tma_slot");
   names.insert(names.end(), {"compute", "comm", "limit"});
   return names;
 }
@@ -61,6 +64,8 @@ FamilyOptions check_options(std::string_view family, int degree, const Params& o
   if (degree < 1 || degree > kMaxDegree) refuse(base::format("degree is {}, wanted 1 to {}", degree, kMaxDegree));
   FamilyOptions out;
   out.degree = has_degree(family) ? degree : 1;
+  if (family == "k_slab") out.align_columns = kTileDepth;
+  if (family == "tma_slot") out.align = kSlotTileRows, out.align_columns = kSlotTileCols;
   for (const auto& [name, value] : options) {
     if (name == "credits") {
       const bool* flag = std::get_if<bool>(&value);

@@ -9,6 +9,7 @@
 
 #include "overlace/error.h"
 #include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/common.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/runtime.h"
@@ -252,6 +253,7 @@ class GpuOps : public ::testing::Test {
           if (family == "compute" || family == "comm" || family == "limit") continue;
           for (int degree : degrees) {
             const spec::Schedule schedule = spec::make_schedule(site.op(), family, degree);
+            if (!ops::supports(channel, site.op(), schedule).ok()) continue;  // a fused kernel: FusedKernels* wants it
             const std::string where = base::format("{} {} q {} on {} ranks", problem.op, family, degree, n);
             for (int call = 0; call < 3; ++call) {
               site.out().poison();
@@ -308,8 +310,8 @@ TEST_F(GpuOps, GemmArBiasRagged) { run_all({.op = "gemm_ar", .m = 203, .n = 64, 
 TEST_F(GpuOps, CapturedCallsReplayWithTheSameBits) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     const std::vector<std::string> known = spec::families(op);
-    for (const char* family :
-         {"serial", "hetero_fused_1d", "uniform_fused_1d", "grouped_fused_1d", "grouped_unfused_1d"}) {
+    for (const char* family : {"serial", "hetero_fused_1d", "uniform_fused_1d", "grouped_fused_1d",
+                               "grouped_unfused_1d", "k_slab", "tma_slot"}) {
       if (std::find(known.begin(), known.end(), family) == known.end()) continue;
       const std::string failure = on_ranks(team_sizes().back(), [&](Runtime& runtime, cudaStream_t stream) {
         Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
@@ -347,6 +349,97 @@ TEST_F(GpuOps, CapturedCallsReplayWithTheSameBits) {
       EXPECT_EQ(failure, "");
     }
   }
+}
+
+/// Degrees from one piece to as many as there can be; shards of other than whole tiles, one of them empty; calls that
+/// are queued behind each other without a look; on all SMs and on a part of them.
+struct FusedCase {
+  Problem problem;
+  const char* family;
+};
+std::vector<FusedCase> fused_cases(int ranks) {
+  const std::vector<int64_t> uneven =
+      ranks == 2 ? std::vector<int64_t>{0, 0, 600} : std::vector<int64_t>{0, 300, 300, 412, 600};
+  return {{{.op = "ag_gemm", .m = 1024, .n = 264, .k = 520}, "k_slab"},
+          {{.op = "ag_gemm", .m = 600, .n = 392, .k = 264, .row_offsets = uneven}, "k_slab"},
+          {{.op = "gemm_rs", .m = 1024, .n = 264, .k = 72, .bias = true}, "tma_slot"},
+          {{.op = "gemm_rs", .m = 600, .n = 392, .k = 136, .row_offsets = uneven}, "tma_slot"}};
+}
+
+TEST_F(GpuOps, FusedKernelsGiveTheExactResultAndTheSameBitsInCallsBehindEachOther) {
+  for (int n : team_sizes()) {
+    if (n == 1) continue;
+    const std::string failure = on_ranks(n, [&](Runtime& runtime, cudaStream_t stream) {
+      Channel& whole = runtime.world().channel(StreamRef::cuda(stream));
+      Channel& part = runtime.world().channel(StreamRef::cuda(stream), {.sm_budget = 24});
+      for (const FusedCase& one : fused_cases(n)) {
+        for (Channel* channel : {&whole, &part}) {
+          Site site(one.problem, *channel);
+          for (const int degree : {1, 3, 8, 64}) {
+            const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, degree);
+            require(ops::supports(*channel, site.op(), schedule).reason, one.family);
+            const std::string where = base::format("{} q {} on {} ranks", one.family, degree, n);
+            site.out().poison();
+            site.run(schedule);
+            runtime.synchronize();
+            require(site.mismatch(), where);
+            const std::vector<unsigned char> bits = site.out().bytes();
+            for (int call = 0; call < 20; ++call) {
+              if (call % 4 == 0) cuda_ok(cudaMemsetAsync(site.out().device().data, 0xff, bits.size(), stream));
+              site.run(schedule);
+            }
+            runtime.synchronize();
+            site.out().download();
+            if (site.out().bytes() != bits) throw std::runtime_error(where + ": other bits in a later call");
+            runtime.world().barrier();
+            runtime.check_quiescent();
+            runtime.world().barrier();
+          }
+        }
+      }
+    });
+    EXPECT_EQ(failure, "");
+  }
+}
+
+/// What no kernel is compiled for is refused on all ranks before anything moves, and says so.
+TEST_F(GpuOps, FusedKernelsThatAreMissingAreRefused) {
+  const std::string failure = on_ranks(2, [&](Runtime& runtime, cudaStream_t stream) {
+    Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
+    const auto refused = [&](const Problem& problem, const char* family, const char* want,
+                             Errc code = Errc::not_supported, const spec::Params& options = {}) {
+      Site site(problem, channel);
+      const spec::Schedule schedule = spec::make_schedule(site.op(), family, 2, options);
+      try {
+        site.run(schedule);
+        throw std::runtime_error(std::string(want) + ": was not refused");
+      } catch (const Error& e) {
+        const std::string what = e.what();
+        if (e.code() != code || what.find(want) == std::string::npos)
+          throw std::runtime_error(base::format("wanted {}, got {}", want, what));
+      }
+      const bool is_known = ops::supports(channel, site.op(), schedule).ok();
+      if (is_known != (code != Errc::not_supported))
+        throw std::runtime_error(std::string(want) + ": supports() differs");
+    };
+    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .dtype = DType::fp32}, "k_slab", "no kernel for fp32 -> fp32");
+    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .layout = spec::BLayout::kn}, "k_slab", "b kn");
+    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .bias = true}, "k_slab", "no kernel for a bias");
+    refused({.op = "ag_gemm", .m = 64, .n = 65, .k = 64}, "k_slab", "N 65, K 64");
+    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64}, "k_slab", "slabs of other than multiples of 64",
+            Errc::not_supported, {{"align_k", int64_t{8}}});
+    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64, .dtype = DType::fp16}, "tma_slot",
+            "no kernel for fp16 -> fp16");
+    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "tiles 64x128", Errc::not_supported,
+            {{"align", int64_t{64}}});
+    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "compiled for the tasks", Errc::bad_schedule,
+            {{"credits", false}});
+    Site site({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, channel);
+    site.run(spec::make_schedule(site.op(), "tma_slot", 2));
+    runtime.synchronize();
+    require(site.mismatch(), "after refusals");
+  });
+  EXPECT_EQ(failure, "");
 }
 
 /// The heap holds few of these schedules at once: memory and signal words of those given up are used again.

@@ -220,10 +220,11 @@ TEST(Exec, AFailingBodyEndsTheCallOnAllRanks) {
     Operands operands({.op = "gemm_rs", .family = "serial"}, channel);
     operands.fill(0);
     const TensorView a = operands.a(), b = operands.b(), out = operands.out().view;
-    const exec::Bodies bodies = {{spec::Kind::reduce, [&](const exec::BodyContext& context) {
-                                    if (runtime.world().rank() == 0) return base::invalid_argument("spoilt");
-                                    return ops::reduce_on_cpu(context);
-                                  }}};
+    const exec::Bodies bodies = {.by_kind = {{spec::Kind::reduce, [&](const exec::BodyContext& context) {
+                                                if (runtime.world().rank() == 0)
+                                                  return base::invalid_argument("spoilt");
+                                                return ops::reduce_on_cpu(context);
+                                              }}}};
     const auto run = [&] {
       return exec::run(channel, operands.schedule(), "spoilt", {{"A", a}, {"B", b}, {"Y", out}}, bodies);
     };

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "src/exec/run.h"
-#include "src/ops/reduce/bodies.h"
+#include "src/ops/common/bodies.h"
 #include "src/runtime/backend/cpu/observer.h"
 #include "tests/ranks/support/explore.h"
 #include "tests/ranks/support/seeds.h"
@@ -31,7 +31,7 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
       operands->fill(seed);
       const exec::Bindings bindings = {
           {"A", operands->a()}, {"B", operands->b()}, {c.op == "ag_gemm" ? "C" : "Y", operands->out().view}};
-      const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::reduce_bodies(*channel));
+      const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::bodies(*channel));
       return status.ok() ? operands->mismatch() : status.message();
     };
     EXPECT_EQ(call(1), "");

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "src/exec/run.h"
-#include "src/ops/reduce/bodies.h"
+#include "src/ops/common/bodies.h"
 #include "src/runtime/backend/cpu/observer.h"
 #include "src/spec/check.h"
 #include "tests/ranks/whole_cases.h"
@@ -156,6 +156,12 @@ bool is_harmless(const std::string& op, const Mutation& mutation) {
   return op == "gemm_ar" && mutation.prepare == one_buffer;
 }
 
+/// The static checks put all waits of a part of a kernel in front of it: that slabs come in another order than their
+/// flags say is the adversary's to find.
+bool is_hidden(const Case& c, const Mutation& mutation) {
+  return c.family == "k_slab" && mutation.mutate == swapped_flags;
+}
+
 // ---- who catches it ----
 
 /// Codes of the errors that the static checks find.
@@ -186,7 +192,7 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
       const base::Status status =
           exec::run(channel, schedule, c.text(),
                     {{"A", operands.a()}, {"B", operands.b()}, {c.op == "ag_gemm" ? "C" : "Y", operands.out().view}},
-                    ops::reduce_bodies(channel));
+                    ops::bodies(channel));
       said = status.ok() ? operands.mismatch() : status.message();
       if (call == 1 && mutation.drops_fences) runtime::observe(runtime, &no_fences);
     }
@@ -247,7 +253,8 @@ TEST_P(MutationTest, TheStaticChecksFindIt) {
   for_each_family([](const Case& c, Schedule schedule, const Mutation& mutation) {
     EXPECT_EQ(checks(schedule), "") << c.text();
     if (!mutation.mutate(schedule)) return;
-    const bool is_found = !is_harmless(c.op, mutation) || std::string(mutation.code) == "S4";
+    const bool is_found =
+        (!is_harmless(c.op, mutation) || std::string(mutation.code) == "S4") && !is_hidden(c, mutation);
     EXPECT_EQ(checks(schedule), is_found ? mutation.code : "") << c.text();
   });
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <new>
 
 #include "overlace/runtime.h"
@@ -37,9 +38,13 @@ struct CpuPrepared {
   std::vector<Consumption> consumptions;
   /// Some transfer waits for a peer, so long products look after the lanes in between.
   bool has_waiting_transfers = false;
+  std::vector<char> is_transfer;  // per lane: it copies, so it goes on while a body or a product runs
 };
 
-bool is_transfer(const spec::Lane& lane) { return lane.engine != spec::Engine::sm; }
+/// On an engine of its own, or by a fused kernel's own warps.
+bool is_transfer(const spec::Task& task) {
+  return task.engine != spec::Engine::sm || (is_part(task) && task.kind == spec::Kind::copy);
+}
 
 /// One call. NOTE: a wait is satisfied when its word has grown by at_least since the ticket, which counts the adds of
 /// all calls before; so nothing here depends on how long the channel has lived.
@@ -93,13 +98,15 @@ class CpuCall {
     return test_ge(pod_, w.from, program_.id(call_.copy, w.signal, w.slot), expected(w));
   }
   bool waits_hold(const spec::Instance& i) const {
+    const spec::Task& task = program_.task(i);
+    if (task.kind == spec::Kind::tiles && is_part(task)) return true;  // waits inside
     return std::all_of(i.waits.begin(), i.waits.end(), [&](const spec::ResolvedWait& w) { return holds(w); });
   }
 
   /// The first lane, transfers before computation, whose head may start; -1: none.
   int ready_lane(bool transfers_only) {
     for (size_t lane = 0; lane < program_.lanes.size(); ++lane) {
-      if (transfers_only && !is_transfer(program_.lanes[lane].lane)) break;
+      if (transfers_only && prepared_.is_transfer[lane] == 0) continue;
       const spec::Instance* i = head(lane);
       if (i == nullptr || !deps_done(*i)) continue;
       if (waits_hold(*i)) return static_cast<int>(lane);
@@ -112,7 +119,7 @@ class CpuCall {
     const spec::Instance* first = nullptr;
     for (size_t lane = 0; lane < program_.lanes.size(); ++lane) {
       const spec::Instance* i = head(lane);
-      if (i != nullptr && deps_done(*i) && (first == nullptr || !is_transfer(program_.lanes[lane].lane))) first = i;
+      if (i != nullptr && deps_done(*i) && (first == nullptr || prepared_.is_transfer[lane] == 0)) first = i;
     }
     if (first == nullptr) {
       return base::error(Errc::bad_schedule, "schedule {}: every lane waits for another one", program_.schedule.family);
@@ -120,17 +127,21 @@ class CpuCall {
     const auto unmet =
         std::find_if(first->waits.begin(), first->waits.end(), [&](const spec::ResolvedWait& w) { return !holds(w); });
     if (unmet == first->waits.end()) return {};
-    const uint32_t id = program_.id(call_.copy, unmet->signal, unmet->slot);
+    // Once the named word has come, whatever is still missing is somebody else's: a timeout must name that one.
+    const Errc code = runtime::poll_until(pod_, site_of(*unmet),
+                                          [&] { return ready_lane(/*transfers_only=*/false) >= 0 || holds(*unmet); });
+    return wait_status(code, describe_wait(*first, *unmet));
+  }
+
+  runtime::WaitSite site_of(const spec::ResolvedWait& wait) const {
+    const uint32_t id = program_.id(call_.copy, wait.signal, wait.slot);
     runtime::WaitSite site;  // of kind engine: any arrival wakes it
-    site.peer = static_cast<uint32_t>(unmet->from);
+    site.peer = static_cast<uint32_t>(wait.from);
     site.id = id;
     site.call = static_cast<uint32_t>(number_);
-    site.expected = expected(*unmet);
-    site.word = word(id, unmet->from);
-    // Once the named word has come, whatever is still missing is somebody else's: a timeout must name that one.
-    const Errc code =
-        runtime::poll_until(pod_, site, [&] { return ready_lane(/*transfers_only=*/false) >= 0 || holds(*unmet); });
-    return wait_status(code, describe_wait(*first, *unmet));
+    site.expected = expected(wait);
+    site.word = word(id, wait.from);
+    return site;
   }
 
   const uint64_t* word(uint32_t id, int from) const {
@@ -193,12 +204,51 @@ class CpuCall {
       case spec::Kind::host:
         break;
     }
-    const auto body = call_.bodies.find(task.kind);
-    if (body == call_.bodies.end()) {
+    const auto body = call_.bodies.by_kind.find(task.kind);
+    if (body == call_.bodies.by_kind.end()) {
       return base::error(Errc::not_supported, "{}: operator {} brings no body for tasks of this kind", task.id,
                          program_.schedule.op);
     }
-    return body->second(body_context(call_, team_, i, stream_));
+    BodyContext context = body_context(call_, team_, i, stream_);
+    const PartAccess part = part_access(i, index);
+    if (is_part(task)) context.part = &part;
+    return body->second(context);
+  }
+
+  PartAccess part_access(const spec::Instance& i, int index) {
+    PartAccess part;
+    if (!is_part(program_.task(i))) return part;
+    for (const spec::ResolvedWait& w : i.waits) part.waits.push_back({w.slot, w.previous});
+    part.wait = [this, &i](size_t w) { return wait_inside(i, i.waits[w]); };
+    part.store = [this, &i, index](const TensorView& from, int64_t row, int64_t col) {
+      spec::Box to = i.writes[0][0];
+      to.begin[to.ndim - 2] += row;
+      to.begin[to.ndim - 1] += col;
+      to.count[to.ndim - 2] = from.dim(0);
+      to.count[to.ndim - 1] = from.dim(1);
+      if (to.rank == team_.rank()) return copy_box(from, to, index);
+      // A put may read its source until the call is over.
+      std::vector<char>& kept = stored_.emplace_back(static_cast<size_t>(from.numel()) * dtype_bytes(from.dtype));
+      const TensorView source = TensorView::contiguous(kept.data(), from.dtype, {from.dim(0), from.dim(1)});
+      copy_tensor(from, source);
+      copy_box(source, to, index);
+    };
+    return part;
+  }
+
+  /// The lane is held meanwhile, but not those of transfers: two ranks that wait for each other's rows would wait
+  /// forever if their own had not left yet.
+  base::Status wait_inside(const spec::Instance& i, const spec::ResolvedWait& w) {
+    while (!holds(w)) {
+      if (const int lane = ready_lane(/*transfers_only=*/true); lane >= 0) {
+        OVERLACE_TRY(step(static_cast<size_t>(lane)));
+        continue;
+      }
+      const Errc code =
+          runtime::poll_until(pod_, site_of(w), [&] { return holds(w) || ready_lane(/*transfers_only=*/true) >= 0; });
+      OVERLACE_TRY(wait_status(code, describe_wait(i, w)));
+    }
+    return {};
   }
 
   base::Status multiply(const spec::Instance& i) {
@@ -245,20 +295,21 @@ class CpuCall {
       const spec::Box& from = i.reads[0][b];
       const spec::Box& to = i.writes[0][b];
       if (from.empty()) continue;
-      const TensorView source = view_of(call_, team_, from);
-      if (to.rank == team_.rank()) {
-        copy_tensor(source, view_of(call_, team_, to));
-        continue;
-      }
-      const ByteRows rows = byte_rows(source);
-      const TensorView target = view_of(call_, team_, to);
-      put_2d(pod_, to.rank, symmetric_offset(call_, to),
-             static_cast<size_t>(target.stride(0)) * dtype_bytes(target.dtype), rows.data, rows.pitch, rows.row_bytes,
-             rows.rows);
-      is_unfenced_[static_cast<size_t>(to.rank)] = 1;
-      is_sent_[static_cast<size_t>(index)] = 1;
+      copy_box(view_of(call_, team_, from), to, index);
     }
     return {};
+  }
+
+  /// To wherever the box lies; of instance `index`.
+  void copy_box(const TensorView& source, const spec::Box& to, int index) {
+    const TensorView target = view_of(call_, team_, to);
+    if (to.rank == team_.rank()) return copy_tensor(source, target);
+    const ByteRows rows = byte_rows(source);
+    put_2d(pod_, to.rank, symmetric_offset(call_, to),
+           static_cast<size_t>(target.stride(0)) * dtype_bytes(target.dtype), rows.data, rows.pitch, rows.row_bytes,
+           rows.rows);
+    is_unfenced_[static_cast<size_t>(to.rank)] = 1;
+    is_sent_[static_cast<size_t>(index)] = 1;
   }
 
   void send_signals(const spec::Instance& i) {
@@ -313,8 +364,9 @@ class CpuCall {
   std::vector<size_t> heads_;           // per lane
   std::vector<int64_t> blocked_since_;  // per lane; 0: its head is not known to wait
   size_t num_done_ = 0;
-  std::vector<char> is_done_, is_sent_;  // per instance; sent: its puts may still read their source
-  std::vector<char> is_unfenced_;        // per peer
+  std::vector<char> is_done_, is_sent_;   // per instance; sent: its puts may still read their source
+  std::vector<char> is_unfenced_;         // per peer
+  std::deque<std::vector<char>> stored_;  // by parts of a kernel
 };
 
 class CpuExecutor final : public Executor {
@@ -332,7 +384,7 @@ class CpuExecutor final : public Executor {
   }
   void deallocate(void* memory) override { ::operator delete(memory, std::align_val_t(64)); }
 
-  base::Status prepare(Program& program) override {
+  base::Status prepare(Program& program, const Bodies&) override {
     auto prepared = std::make_shared<CpuPrepared>();
     const auto& table = program.expansion.adds_table;
     for (size_t signal = 0; signal < table.size(); ++signal) {
@@ -344,7 +396,11 @@ class CpuExecutor final : public Executor {
       }
     }
     for (const spec::Instance& i : program.expansion.instances) {
-      prepared->has_waiting_transfers |= is_transfer(i.lane) && (!i.waits.empty() || !i.deps.empty());
+      prepared->has_waiting_transfers |= is_transfer(program.task(i)) && (!i.waits.empty() || !i.deps.empty());
+    }
+    for (const LaneQueue& lane : program.lanes) {
+      const auto& instances = program.expansion.instances;
+      prepared->is_transfer.push_back(is_transfer(program.task(instances[static_cast<size_t>(lane.instances[0])])));
     }
     program.prepared = prepared;
     return {};

@@ -6,15 +6,15 @@
 // total behind the data, and one kernel at the end of a call moves both on. So a captured call replays with its own
 // values, and words that another schedule used before go on from where they are.
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "overlace/runtime.h"
 #include "src/exec/arrows.h"
 #include "src/exec/backend.h"
 #include "src/exec/collective.h"
+#include "src/exec/cuda/cells.h"
 #include "src/exec/cuda/cublaslt.h"
 #include "src/exec/cuda/recorder.h"
 #include "src/exec/cuda/streams.h"
@@ -27,38 +27,6 @@ namespace {
 
 namespace node = runtime::cuda_peer;
 
-/// Makes `device` current for a scope.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) : device_(device) {
-    (void)cudaGetDevice(&before_);
-    if (before_ != device_) (void)cudaSetDevice(device_);
-  }
-  ~DeviceScope() {
-    if (before_ != device_) (void)cudaSetDevice(before_);
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int device_, before_ = -1;
-};
-
-/// A word at a peer: signal, slot, rank.
-using Word = std::tuple<int, int64_t, int>;
-
-/// Per Shared: what moves on at the end of a call, copy by copy, and the next totals of the words that copies post.
-struct Cells {
-  uint64_t* totals = nullptr;        // (copies, posts)
-  node::TicketAdd* moves = nullptr;  // (copies, num_moves): tickets, totals
-  uint32_t num_moves = 0;
-  std::map<Word, size_t> posts;  // words with one add per call, made by a copy lane
-  ~Cells() {
-    (void)cudaFree(totals);
-    (void)cudaFree(moves);
-  }
-};
-
 /// Per Program: who waits for whom across streams.
 struct Prepared {
   explicit Prepared(size_t instances) : done(instances), lanes(0) {}
@@ -67,6 +35,8 @@ struct Prepared {
   std::vector<spec::Lane> copy_lanes;
   std::vector<int> order;  // of issue, indices into Expansion::instances
   bool has_previous = false;
+  std::optional<KernelContext> kernel;
+  int first_part = -1;  // of the kernel, in `order`: there it is launched
 };
 
 /// Deps and lanes respected: transfers as early as they can be queued, then sm lanes by queue. All sm lanes share the
@@ -94,13 +64,6 @@ std::vector<int> issue_order(const Program& program) {
 }
 
 bool is_sm(const spec::Lane& lane) { return lane.engine == spec::Engine::sm; }
-
-template <class T>
-base::Status upload(const std::vector<T>& host, T** device) {
-  if (host.empty()) return {};
-  OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(device), host.size() * sizeof(T)), "cudaMalloc"));
-  return cuda_status(cudaMemcpy(*device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-}
 
 /// Of one traced instance: its stream has reached its waits, they are over, its work is done.
 struct Marks {
@@ -145,7 +108,7 @@ class CudaExecutor final : public Executor {
                        "the first call with a schedule allocates and cannot be captured; run it once before");
   }
 
-  base::Status prepare(Program& program) override;
+  base::Status prepare(Program& program, const Bodies& bodies) override;
   base::Status run(const Call& call) override;
   base::Status drain() override {
     DeviceScope scope(device_);
@@ -163,8 +126,9 @@ class CudaExecutor final : public Executor {
   }
 
  private:
-  base::Status prepare_cells(Program& program);
   base::Status fill_inputs(const Program& program);
+  base::Status prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared);
+  base::Status launch_kernel(const Call& call, Prepared& prepared);
   base::Status prologue(const Call& call, Prepared& prepared);
   base::Status issue(const Call& call, Prepared& prepared, int index);
   base::Status wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance, cudaStream_t stream);
@@ -185,11 +149,6 @@ class CudaExecutor final : public Executor {
     return stream;
   }
   static const Cells& cells_of(const Program& program) { return *static_cast<Cells*>(program.shared->cells.get()); }
-  /// Of a word in the private arrays: (id, the rank at its other end).
-  size_t word_index(const Program& program, int copy, const Word& word) const {
-    const auto& [signal, slot, rank] = word;
-    return size_t{program.id(copy, signal, slot)} * team_.pod().sig_stride + static_cast<size_t>(rank);
-  }
   node::WaitItem wait_item(const Call& call, const spec::ResolvedWait& wait) const;
   bool is_capturing() const;
   /// Nothing unless this call is traced.
@@ -208,61 +167,6 @@ class CudaExecutor final : public Executor {
   bool is_traced_ = false;  // the call that is being queued
   uint64_t calls_ = 0;      // made on this channel: the same on all ranks
 };
-
-base::Status CudaExecutor::prepare_cells(Program& program) {
-  if (program.shared->cells != nullptr) return {};
-  auto cells = std::make_shared<Cells>();
-  const TeamPod& pod = team_.pod();
-  std::map<Word, uint64_t> sent;  // adds I make there in a call
-  for (const spec::Instance& instance : program.expansion.instances) {
-    for (const spec::ResolvedSet& set : instance.sets) {
-      sent[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
-      if (!is_sm(instance.lane)) cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
-    }
-  }
-  const bool can_post = (pod.caps & node::kCapCopyThenFlag) != 0;
-  std::erase_if(cells->posts, [&](const auto& post) { return !can_post || sent.at(post.first) != 1; });
-  size_t next = 0;
-  for (auto& [word, index] : cells->posts) index = next++;
-
-  const int copies = program.shared->copies;
-  std::vector<uint64_t> totals(static_cast<size_t>(copies) * cells->posts.size());
-  if (!totals.empty()) {
-    void** address = reinterpret_cast<void**>(&cells->totals);
-    OVERLACE_TRY(cuda_status(cudaMalloc(address, totals.size() * sizeof(uint64_t)), "cudaMalloc"));
-  }
-  std::vector<node::TicketAdd> moves;
-  for (int copy = 0; copy < copies; ++copy) {
-    for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
-      for (int64_t slot = 0; slot < program.expansion.signal_slots[signal]; ++slot) {
-        for (int from = 0; from < program.ranks(); ++from) {
-          const int64_t adds = program.expansion.adds(static_cast<int>(signal), slot, from);
-          if (adds == 0) continue;
-          moves.push_back({pod.ticket + word_index(program, copy, {static_cast<int>(signal), slot, from}),
-                           static_cast<uint64_t>(adds)});
-        }
-      }
-    }
-    for (const auto& [word, index] : cells->posts) {  // only I write that slot, and my earlier posts have completed
-      const auto& [signal, slot, at] = word;
-      const uint64_t* seen = node::slot_address(pod, at, program.id(copy, signal, slot), team_.rank());
-      const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + index;
-      OVERLACE_TRY(
-          cuda_status(cudaMemcpy(&totals[cell], seen, sizeof(uint64_t), cudaMemcpyDeviceToHost), "cudaMemcpy"));
-      ++totals[cell];
-      moves.push_back({cells->totals + cell, 1});
-    }
-  }
-  cells->num_moves = static_cast<uint32_t>(moves.size() / static_cast<size_t>(copies));
-  OVERLACE_TRY(upload(moves, &cells->moves));
-  if (!totals.empty()) {
-    OVERLACE_TRY(
-        cuda_status(cudaMemcpy(cells->totals, totals.data(), totals.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
-                    "cudaMemcpy"));
-  }
-  program.shared->cells = cells;
-  return {};
-}
 
 /// Local buffers that are read and never written (the operands of schedules that only measure) get normal values: a
 /// GEMM on zeros runs faster than on data.
@@ -286,10 +190,14 @@ base::Status CudaExecutor::fill_inputs(const Program& program) {
   return {};
 }
 
-base::Status CudaExecutor::prepare(Program& program) {
+base::Status CudaExecutor::prepare(Program& program, const Bodies& bodies) {
   DeviceScope scope(device_);
   OVERLACE_TRY(fill_inputs(program));
-  OVERLACE_TRY(prepare_cells(program));
+  if (program.shared->cells == nullptr) {
+    base::Result<std::shared_ptr<Cells>> cells = make_cells(program, team_);
+    if (!cells.ok()) return cells.status();
+    program.shared->cells = std::move(cells).value();
+  }
   const std::vector<spec::Instance>& instances = program.expansion.instances;
   auto prepared = std::make_shared<Prepared>(instances.size());
   std::set<spec::Lane> copy_lanes;
@@ -300,6 +208,7 @@ base::Status CudaExecutor::prepare(Program& program) {
       const spec::Lane& from = instances[static_cast<size_t>(dep)].lane;
       if (stream_of(from) != stream_of(instance.lane)) OVERLACE_TRY(prepared->done.make(static_cast<size_t>(dep)));
     }
+    if (is_part(program.task(instance))) continue;
     for (const spec::ResolvedWait& wait : instance.waits) {
       prepared->has_previous = prepared->has_previous || wait.previous;
       if (!wait.previous && !is_sm(instance.lane)) {
@@ -311,10 +220,39 @@ base::Status CudaExecutor::prepare(Program& program) {
     }
   }
   prepared->order = issue_order(program);
+  OVERLACE_TRY(prepare_kernel(program, bodies, *prepared));
   prepared->copy_lanes.assign(copy_lanes.begin(), copy_lanes.end());
   prepared->lanes.grow(copy_lanes.size() + 1);
   for (size_t i = 0; i <= copy_lanes.size(); ++i) OVERLACE_TRY(prepared->lanes.make(i));
   program.prepared = prepared;
+  return {};
+}
+
+base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared) {
+  const auto first = std::find_if(prepared.order.begin(), prepared.order.end(), [&](int index) {
+    return is_part(program.task(program.expansion.instances[static_cast<size_t>(index)]));
+  });
+  if (first == prepared.order.end()) return {};
+  if (!bodies.kernel.launch) {
+    return base::error(Errc::not_supported, "schedule {}: operator {} brings no fused kernel", program.schedule.family,
+                       program.schedule.op);
+  }
+  prepared.first_part = *first;
+  prepared.kernel.emplace(kernel_context(channel_, program));
+  return bodies.kernel.prepare(*prepared.kernel);
+}
+
+base::Status CudaExecutor::launch_kernel(const Call& call, Prepared& prepared) {
+  Marks marks;
+  OVERLACE_TRY(mark(stream_, &marks.begin));
+  prepared.kernel->bindings = &call.bindings;
+  OVERLACE_TRY(call.bodies.kernel.launch(*prepared.kernel));
+  OVERLACE_TRY(mark(stream_, &marks.end));
+  if (!is_traced_) return {};
+  const auto first = static_cast<size_t>(prepared.first_part);
+  base::Span span = work_span(call, call.program.expansion.instances[first]);
+  span.name = labelled(call.label, call.program.schedule.family);
+  recorder_.recording.spans.push_back({std::move(span), marks.begin, marks.end});
   return {};
 }
 
@@ -323,7 +261,7 @@ node::WaitItem CudaExecutor::wait_item(const Call& call, const spec::ResolvedWai
   const uint32_t id = p.id(call.copy, wait.signal, wait.slot);
   node::WaitItem item;  // the ticket takes the place of an epoch that starts at 1: expected = *epoch - 1 + at_least
   item.slot = node::slot_address(team_.pod(), team_.rank(), id, wait.from);
-  item.epoch = team_.pod().ticket + word_index(p, call.copy, {wait.signal, wait.slot, wait.from});
+  item.epoch = team_.pod().ticket + word_index(team_.pod(), p, call.copy, {wait.signal, wait.slot, wait.from});
   item.adds_per_epoch = 1;
   item.at_least = 1 + (wait.previous ? 0 : static_cast<uint64_t>(wait.at_least));
   item.peer = static_cast<uint32_t>(wait.from);
@@ -386,6 +324,7 @@ base::Status CudaExecutor::prologue(const Call& call, Prepared& prepared) {
     const spec::ResolvedWait* first = nullptr;
     OVERLACE_TRY(mark(stream_, &marks.reached));
     for (const spec::Instance& instance : call.program.expansion.instances) {
+      if (is_part(call.program.task(instance))) continue;
       for (const spec::ResolvedWait& wait : instance.waits) {
         if (!wait.previous) continue;
         if (first == nullptr) first = &wait;
@@ -495,8 +434,8 @@ base::Status CudaExecutor::execute(const Call& call, const spec::Instance& insta
     default:
       break;
   }
-  const auto body = call.bodies.find(task.kind);
-  if (body == call.bodies.end()) {
+  const auto body = call.bodies.by_kind.find(task.kind);
+  if (body == call.bodies.by_kind.end()) {
     return base::error(Errc::not_supported, "{}: the operator brings no body for this kind of task on GPUs",
                        instance.id(call.program.schedule));
   }
@@ -533,6 +472,9 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
   const spec::Instance& instance = call.program.expansion.instances[static_cast<size_t>(index)];
   cudaStream_t stream = stream_of(instance.lane);
   OVERLACE_TRY(wait_for_deps(call, prepared, instance, stream));
+  if (is_part(call.program.task(instance))) {
+    return index == prepared.first_part ? launch_kernel(call, prepared) : base::Status();
+  }
   Marks marks;
   const bool has_waits = std::any_of(instance.waits.begin(), instance.waits.end(),
                                      [](const spec::ResolvedWait& wait) { return !wait.previous; });
@@ -559,6 +501,7 @@ base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
   }
   for (const auto& [from, to] : call.copies_out) OVERLACE_TRY(copy_view(from, to, stream_));
   const Cells& cells = cells_of(call.program);
+  if (cells.num_moves == 0) return {};
   node::EpochEnd end;
   end.tickets = cells.moves + static_cast<size_t>(call.copy) * cells.num_moves;
   end.count = cells.num_moves;

@@ -14,6 +14,23 @@ namespace overlace::exec {
 
 base::Status cuda_status(cudaError_t error, const char* call);
 
+/// Makes `device` current for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) : device_(device) {
+    (void)cudaGetDevice(&before_);
+    if (before_ != device_) (void)cudaSetDevice(device_);
+  }
+  ~DeviceScope() {
+    if (before_ != device_) (void)cudaSetDevice(before_);
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int device_, before_ = -1;
+};
+
 /// `bytes` of device memory become normal(0, 1) values of a floating dtype, a block of some MiB repeated. Synchronous.
 base::Status fill_normal(void* device, size_t bytes, DType dtype);
 

@@ -1,7 +1,7 @@
 #include "overlace/team.h"
 #include "src/ops/ag_gemm/impl.h"
+#include "src/ops/common/bodies.h"
 #include "src/ops/common/check.h"
-#include "src/ops/reduce/bodies.h"
 
 namespace overlace::ops {
 namespace {
@@ -31,6 +31,7 @@ base::Status check_call(const Channel& channel, const AgGemmArgs& args, const sp
   const Site site = site_of(channel, op.op);
   OVERLACE_TRY(check_schedule(site, op, args.b, schedule));
   OVERLACE_TRY(check_supported(channel, schedule));
+  OVERLACE_TRY(check_kernel_operands(channel, schedule, {{"a_shard", args.a_shard}, {"b", args.b}, {"c", args.c}}));
   return args.a.defined() ? copies_of_gathered(args, schedule, site.rank, &options->copies_out) : base::Status();
 }
 
@@ -44,8 +45,8 @@ base::Status run_status(Channel& channel, const AgGemmArgs& args, const spec::Sc
   const spec::OpSpec op = op_spec(channel, args);
   const exec::Bindings bindings = {
       {"A", args.a_shard}, {"B", stored_b(args.b, schedule)}, {"C", args.c}, {"bias", args.bias}};
-  return exec::run(channel, schedule, agreement(op, base::format("M {} K {}", op.m, op.k)), bindings,
-                   reduce_bodies(channel), options);
+  return exec::run(channel, schedule, agreement(op, base::format("M {} K {}", op.m, op.k)), bindings, bodies(channel),
+                   options);
 }
 
 void run(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {

@@ -4,6 +4,7 @@
 
 #include "overlace/runtime.h"
 #include "overlace/team.h"
+#include "src/ops/gemm_core/choose.h"
 
 namespace overlace::ops {
 namespace {
@@ -223,8 +224,11 @@ base::Status check_schedule(const Site& site, const spec::OpSpec& op, const Tens
 
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule) {
   Team& team = channel.team();
+  bool has_kernel = false;
   for (const spec::Task& task : schedule.tasks) {
-    if (task.kind == spec::Kind::tiles || task.kind == spec::Kind::host) {
+    const bool is_part = task.wait_by == spec::WaitBy::kernel;
+    has_kernel = has_kernel || is_part;
+    if ((task.kind == spec::Kind::tiles && !is_part) || task.kind == spec::Kind::host) {
       return base::error(Errc::not_supported, "{}: schedule {}, task {}: the operator has no {} body; rank {}",
                          schedule.op, schedule.family, task.id, task.kind == spec::Kind::tiles ? "tiles" : "host",
                          team.rank());
@@ -234,6 +238,25 @@ base::Status check_supported(const Channel& channel, const spec::Schedule& sched
                          "{}: schedule {}, task {}: team \"{}\" has no collectives engine; serial needs none; rank {}",
                          schedule.op, schedule.family, task.id, team.name(), team.rank());
     }
+  }
+  return has_kernel ? gemm_core::check_fused(channel, schedule) : base::Status();
+}
+
+base::Status check_kernel_operands(const Channel& channel, const spec::Schedule& schedule,
+                                   const std::vector<Named>& operands) {
+  const Site site = site_of(channel, schedule.op);
+  const bool has_kernel = std::any_of(schedule.tasks.begin(), schedule.tasks.end(),
+                                      [](const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; });
+  if (!site.is_gpu || !has_kernel) return {};
+  for (const Named& t : operands) {
+    if (t.view.numel() == 0) continue;
+    const int outer = t.view.stride(0) == 1 && t.view.dim(1) > 1 ? 1 : 0;
+    const auto address = reinterpret_cast<uintptr_t>(t.view.data) % 16;
+    if (address == 0 && (t.view.dim(outer) <= 1 || t.view.stride(outer) % 8 == 0)) continue;
+    return base::error(Errc::not_supported,
+                       "{}: schedule {}: no kernel for {} at an address {} past a multiple of 16, rows {} elements "
+                       "apart; wanted: a multiple of 16, of 8 elements; rank {}",
+                       site.op, schedule.family, t.name, address, t.view.stride(outer), site.rank);
   }
   return {};
 }

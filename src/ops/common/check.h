@@ -47,8 +47,11 @@ base::Status check_made_for(const Site& site, const spec::OpSpec& op, const spec
 base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
                             const spec::Schedule& schedule);
 /// not_supported with the task and the reason where this team cannot run the schedule: bodies that the operator does
-/// not bring, collectives without an engine.
+/// not bring, fused kernels that are not compiled for it, collectives without an engine.
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule);
+/// On GPUs, of a schedule with a fused kernel: not_supported names the operand whose place no kernel can load or store.
+base::Status check_kernel_operands(const Channel& channel, const spec::Schedule& schedule,
+                                   const std::vector<Named>& operands);
 /// K contiguous (a transposed weight) or N contiguous.
 spec::BLayout layout_of(const TensorView& b);
 /// The binding of buffer "B": (N, K) or (K, N) as the schedule stores it.

@@ -1,6 +1,6 @@
+#include "src/ops/common/bodies.h"
 #include "src/ops/common/check.h"
 #include "src/ops/gemm_ar/impl.h"
-#include "src/ops/reduce/bodies.h"
 
 namespace overlace::ops {
 namespace {
@@ -21,8 +21,8 @@ base::Status run_status(Channel& channel, const GemmArArgs& args, const spec::Sc
   const spec::OpSpec op = op_spec(channel, args);
   const exec::Bindings bindings = {
       {"A", args.a}, {"B", stored_b(args.b, schedule)}, {"Y", args.out}, {"bias", args.bias}};
-  return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings,
-                   reduce_bodies(channel), {.local_param = "K"});
+  return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings, bodies(channel),
+                   {.local_param = "K"});
 }
 
 void run(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {

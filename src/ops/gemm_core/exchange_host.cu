@@ -35,9 +35,22 @@ void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangePa
   params->arrivals_per_call = static_cast<uint32_t>(arrivals_per_call);
 }
 
-uint64_t pipeline_timeout_ns(const ExchangeState& state) {
+base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, const FusedArgs& g,
+                                const ExchangeState& state, GemmParams* gemm) {
+  const ConfigSpec& s = instance.spec;
+  const TeamPod& team = state.channel->team;
+  gemm->order = make_tile_order(kind, team.rank, team.size, g.row_offsets.data(), s.tile_m * s.cluster_m,
+                                static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
+  gemm->order.swizzle = g.swizzle;
+  gemm->num_tiles = count_tiles(gemm->order);
+  gemm->k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
+  gemm->error = g.error;
   constexpr uint64_t kExtraNs = 2000000000;
-  return 2 * state.channel->team.timeout_ns + kExtraNs;
+  gemm->timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its load thread waits for a peer
+  const auto clusters = count_clusters(instance.kernel, s, instance.name);
+  if (!clusters.ok()) return clusters.status();
+  const int most = g.most_clusters > 0 ? std::min(g.most_clusters, *clusters) : *clusters;
+  return std::min(most, gemm->num_tiles);
 }
 
 base::Status initial_totals(const ChannelPod& channel, uint32_t first_id, int count, uint64_t step, uint64_t* totals) {

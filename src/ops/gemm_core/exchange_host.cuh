@@ -7,6 +7,8 @@
 #include "overlace/channel.h"
 #include "src/base/status.h"
 #include "src/ops/gemm_core/exchange.cuh"
+#include "src/ops/gemm_core/instances.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::ops::gemm_core {
 
@@ -17,13 +19,24 @@ struct ExchangeState {
   const CountersPod* arrivals = nullptr;  // one word, 0
   uint32_t first_id = 0;                  // of the operator's signals
 };
+/// Of a call: what all fused operators take. `c`: (M, N), or the rows of this rank.
+struct FusedArgs {
+  const void* b = nullptr;  // (N, K) or (K, N)
+  void* c = nullptr;
+  std::span<const int64_t> row_offsets;  // ranks + 1
+  int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+  int swizzle = kTileSwizzle;
+  int most_clusters = 0;      // of the grid; 0: as many as run at once
+  uint32_t* error = nullptr;  // as GemmArgs::error
+};
+/// Order, number of tiles and of blocks of K, where waits end; gives the clusters of the grid.
+base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, const FusedArgs& args,
+                                const ExchangeState& state, GemmParams* gemm);
+
 /// `row_offsets`: ranks + 1. `bytes`: that a buffer of the inbox must have.
 base::Status validate_exchange(const ExchangeState& state, std::span<const int64_t> row_offsets, const uint32_t* error,
                                uint64_t bytes);
 void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangeParams* params);
-/// The pipeline waits for longer than its load thread waits for a peer.
-uint64_t pipeline_timeout_ns(const ExchangeState& state);
-
 /// Where a copy engine posts flags: what those of the first call post, `step` more than the slots of this rank hold
 /// now. (count, ranks), in device memory. Synchronises.
 base::Status initial_totals(const ChannelPod& channel, uint32_t first_id, int count, uint64_t step, uint64_t* totals);

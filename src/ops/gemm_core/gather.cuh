@@ -2,13 +2,9 @@
 #pragma once
 
 #include "src/ops/gemm_core/exchange.cuh"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::ops::gemm_core {
-
-/// What a call adds to each ready slot, whoever sends: the CTAs that push share it, a copy engine posts it. So ranks
-/// whose grids differ (N_local does) need not know each other's.
-inline constexpr uint32_t kShares = 4096;
-inline constexpr int32_t kMaxPieces = 64;
 
 /// A shard arrives in pieces, in ascending order: `chunks` of rows with slabs == 1, or `slabs` of K with chunks == 1.
 /// Piece i of sender s is there when slot (ready_id + i, s) is kShares above its ticket. The inbox: (M, K). Those who

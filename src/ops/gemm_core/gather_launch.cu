@@ -37,15 +37,6 @@ base::Status validate(const Instance& instance, const GatherArgs& g) {
   return base::error(Errc::not_supported, "gemm_core: transport ce: copies cannot signal here; wanted: store_own");
 }
 
-TileOrder order_of(const ConfigSpec& s, const GatherArgs& g) {
-  const TeamPod& team = g.state.channel->team;
-  TileOrder order =
-      make_tile_order(TileOrderKind::rotated, team.rank, team.size, g.row_offsets.data(), s.tile_m * s.cluster_m,
-                      static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
-  order.swizzle = g.swizzle;
-  return order;
-}
-
 base::Status encode_maps(const ConfigSpec& s, const GatherArgs& g, GatherGemmParams* p) {
   const TeamPod& team = g.state.channel->team;
   const int64_t m = g.row_offsets.back(), mine = std::max<int64_t>(rows_of(g.row_offsets, team.rank), 1);
@@ -118,14 +109,9 @@ base::Result<PreparedGather> prepare_gather(const Instance& instance, const Gath
   out.shard_pitch_bytes = g.lda * 2;
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode_maps(s, g, &out.params));
-  gemm.order = order_of(s, g);
-  gemm.num_tiles = count_tiles(gemm.order);
-  gemm.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
-  gemm.error = g.error;
-  gemm.timeout_ns = pipeline_timeout_ns(g.state);
-  const auto clusters = count_clusters(instance.kernel, s, instance.name);
+  const auto clusters = prepare_tiles(instance, TileOrderKind::rotated, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
-  out.clusters = std::min(*clusters, gemm.num_tiles);
+  out.clusters = *clusters;
   fill_gather(s, g, out.clusters, &out.params);
   return out;
 }

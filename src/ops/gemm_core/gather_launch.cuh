@@ -23,18 +23,12 @@ struct GatherState : ExchangeState {
   uint64_t* totals = nullptr;  // ce: (pieces, ranks) in device memory, from initial_totals(kShares)
 };
 
-struct GatherArgs {
-  const void* shard = nullptr;           // (rows of this rank, K)
-  const void* b = nullptr;               // (N, K) or (K, N)
-  void* c = nullptr;                     // (M, N)
-  std::span<const int64_t> row_offsets;  // ranks + 1
-  int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+struct GatherArgs : FusedArgs {
+  const void* shard = nullptr;  // (rows of this rank, K)
   GatherTransport transport = GatherTransport::store_own;
   Arrival arrival = Arrival::k_slab;  // rows: with ce only
   int pieces = 1;                     // a shard arrives in
-  int swizzle = 8;
-  bool waits = true;          // false: GatherParams::waits
-  uint32_t* error = nullptr;  // as GemmArgs::error
+  bool waits = true;                  // false: GatherParams::waits
   GatherState state;
 };
 

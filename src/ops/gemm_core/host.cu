@@ -1,3 +1,7 @@
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "src/ops/gemm_core/host.cuh"
 
 namespace overlace::ops::gemm_core {
@@ -70,6 +74,13 @@ base::Status validate_operand(const Operand& x) {
 }
 
 base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, const char* name) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int> known;  // by device
+  int device = 0;
+  OVERLACE_TRY(cuda_status(cudaGetDevice(&device), "cudaGetDevice"));
+  const std::lock_guard lock(mutex);
+  int& count = known[{kernel, device}];
+  if (count > 0) return count;
   OVERLACE_TRY(cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                 static_cast<int>(dynamic_shared_bytes(spec))),
                            "cudaFuncSetAttribute"));
@@ -79,7 +90,7 @@ base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, con
   OVERLACE_TRY(
       cuda_status(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters"));
   if (clusters < 1) return base::error(Errc::co_residency, "gemm_core: no CTA of {} fits", name);
-  return clusters;
+  return count = clusters;
 }
 
 base::Status launch_grid(const Grid& grid, const void* params, cudaStream_t stream) {

@@ -42,7 +42,7 @@ inline Matrix as_c(const ConfigSpec& s, const void* data, int64_t rows, int64_t 
   return {"c", data, rows, n, pitch, 64, s.store_cols()};
 }
 
-/// Clusters of this kernel that run at once on the current device; `co_residency` if none does.
+/// Clusters of this kernel that run at once on the current device; `co_residency` if none does. Asks the driver once.
 base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, const char* name);
 
 /// Queues. `starts_early`: CTAs may be set up while the grid before in the stream still runs.

@@ -3,11 +3,9 @@
 #pragma once
 
 #include "src/ops/gemm_core/exchange.cuh"
-#include "src/ops/gemm_core/tile_groups.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::ops::gemm_core {
-
-inline constexpr int32_t kMaxGroups = 64;
 
 /// The inbox: per sender a slot of `slot_rows` rows of N, that of rank + 1 first. Tiles of an owner's rows are told in
 /// groups. tma_slot: slot (arrive_id + group, sender) grows by one per tile, CTA and consumer warpgroup. ce: tiles stay

@@ -54,14 +54,6 @@ base::Status validate(const Instance& instance, const ScatterArgs& g) {
                      g.state.channel->team.size, instance.name);
 }
 
-TileOrder order_of(const ConfigSpec& s, const ScatterArgs& g) {
-  const TeamPod& team = g.state.channel->team;
-  TileOrder order = make_tile_order(g.order, team.rank, team.size, g.row_offsets.data(), s.tile_m * s.cluster_m,
-                                    static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
-  order.swizzle = g.swizzle;
-  return order;
-}
-
 base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmParams* p) {
   const TeamPod& team = g.state.channel->team;
   const InboxPod& inbox = *g.state.inbox;
@@ -136,14 +128,9 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
   out.instance = &instance;
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode_maps(s, g, &out.params));
-  gemm.order = order_of(s, g);
-  gemm.num_tiles = count_tiles(gemm.order);
-  gemm.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
-  gemm.error = g.error;
-  gemm.timeout_ns = pipeline_timeout_ns(g.state);
-  const auto clusters = count_clusters(instance.kernel, s, instance.name);
+  const auto clusters = prepare_tiles(instance, g.order, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
-  out.clusters = std::min(*clusters, gemm.num_tiles);
+  out.clusters = *clusters;
   fill_scatter(s, g, out.clusters, &out.params);
   out.tile_cols = int64_t{s.tile_n} * s.cluster_n;
   out.partial = static_cast<const char*>(g.state.partial);

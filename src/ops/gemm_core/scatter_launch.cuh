@@ -29,20 +29,14 @@ struct ScatterState : ExchangeState {
 /// Bytes of a buffer of the inbox.
 uint64_t scatter_inbox_bytes(std::span<const int64_t> row_offsets, int64_t n);
 
-struct ScatterArgs {
-  const void* a = nullptr;               // (M, K of this rank)
-  const void* b = nullptr;               // (N, K) or (K, N)
-  void* c = nullptr;                     // (rows of this rank, N)
-  const void* bias = nullptr;            // (N), or null
-  std::span<const int64_t> row_offsets;  // ranks + 1
-  int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+struct ScatterArgs : FusedArgs {
+  const void* a = nullptr;     // (M, K of this rank)
+  const void* bias = nullptr;  // (N), or null
   ScatterTransport transport = ScatterTransport::tma_slot;
   TileOrderKind order = TileOrderKind::own_last;  // or, not with ce, interleaved
   int groups = kMaxGroups;                        // that the tiles for an owner are told in, at most
-  int swizzle = 8;
-  bool rounds_own = false;  // level 2: the own partial is rounded too
-  float alpha = 1;          // of the sum; the bias is added behind it
-  uint32_t* error = nullptr;
+  bool rounds_own = false;                        // level 2: the own partial is rounded too
+  float alpha = 1;                                // of the sum; the bias is added behind it
   ScatterState state;
 };
 

@@ -1,6 +1,6 @@
+#include "src/ops/common/bodies.h"
 #include "src/ops/common/check.h"
 #include "src/ops/gemm_rs/impl.h"
-#include "src/ops/reduce/bodies.h"
 
 namespace overlace::ops {
 namespace {
@@ -9,7 +9,8 @@ base::Status check_call(const Channel& channel, const GemmRsArgs& args, const sp
   OVERLACE_TRY(validate(channel, args));
   const spec::OpSpec op = op_spec(channel, args);
   OVERLACE_TRY(check_schedule(site_of(channel, op.op), op, args.b, schedule));
-  return check_supported(channel, schedule);
+  OVERLACE_TRY(check_supported(channel, schedule));
+  return check_kernel_operands(channel, schedule, {{"a", args.a}, {"b", args.b}, {"out", args.out}});
 }
 
 }  // namespace
@@ -21,8 +22,8 @@ base::Status run_status(Channel& channel, const GemmRsArgs& args, const spec::Sc
   const spec::OpSpec op = op_spec(channel, args);
   const exec::Bindings bindings = {
       {"A", args.a}, {"B", stored_b(args.b, schedule)}, {"Y", args.out}, {"bias", args.bias}};
-  return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings,
-                   reduce_bodies(channel), {.local_param = "K"});
+  return exec::run(channel, schedule, agreement(op, base::format("M {} N {}", op.m, op.n)), bindings, bodies(channel),
+                   {.local_param = "K"});
 }
 
 void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule) {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "overlace/runtime.h"
-#include "overlace/team.h"
 #include "src/base/half.h"
 #if defined(OVERLACE_HAS_CUDA)
 #include "src/ops/reduce/launch.h"
@@ -55,23 +53,6 @@ void sum_rows(const ReduceOperands& r) {
   }
 }
 
-#if defined(OVERLACE_HAS_CUDA)
-base::Status reduce_on_gpu(const exec::BodyContext& context) {
-  base::Result<ReduceOperands> r = reduce_operands(context);
-  if (!r.ok()) return r.status();
-  if (!r->dst.defined()) return {};
-  if (r->sources.size() > static_cast<size_t>(kMaxReduceSources)) {
-    return base::error(Errc::not_supported, "{}: {} sources, the kernel takes {}", context.task.id, r->sources.size(),
-                       kMaxReduceSources);
-  }
-  return launch_reduce({.sources = r->sources.data(),
-                        .count = static_cast<int>(r->sources.size()),
-                        .bias = r->bias,
-                        .dst = r->dst,
-                        .cuda_stream = context.stream.cuda_stream});
-}
-#endif
-
 }  // namespace
 
 base::Result<ReduceOperands> reduce_operands(const exec::BodyContext& context) {
@@ -101,27 +82,36 @@ base::Result<ReduceOperands> reduce_operands(const exec::BodyContext& context) {
   return r;
 }
 
+void sum_on_cpu(const ReduceOperands& operands) {
+  if (operands.dst.dtype == DType::fp64) {
+    sum_rows<double>(operands);
+  } else {
+    sum_rows<float>(operands);
+  }
+}
+
 base::Status reduce_on_cpu(const exec::BodyContext& context) {
   base::Result<ReduceOperands> r = reduce_operands(context);
   if (!r.ok()) return r.status();
-  if (!r->dst.defined()) return {};
-  if (r->dst.dtype == DType::fp64) {
-    sum_rows<double>(*r);
-  } else {
-    sum_rows<float>(*r);
-  }
+  if (r->dst.defined()) sum_on_cpu(*r);
   return {};
 }
 
-const exec::Bodies& reduce_bodies(const Channel& channel) {
-  static const exec::Bodies cpu = {{spec::Kind::reduce, reduce_on_cpu}};
 #if defined(OVERLACE_HAS_CUDA)
-  static const exec::Bodies gpu = {{spec::Kind::reduce, reduce_on_gpu}};
-  if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
-#else
-  (void)channel;
-#endif
-  return cpu;
+base::Status reduce_on_gpu(const exec::BodyContext& context) {
+  base::Result<ReduceOperands> r = reduce_operands(context);
+  if (!r.ok()) return r.status();
+  if (!r->dst.defined()) return {};
+  if (r->sources.size() > static_cast<size_t>(kMaxReduceSources)) {
+    return base::error(Errc::not_supported, "{}: {} sources, the kernel takes {}", context.task.id, r->sources.size(),
+                       kMaxReduceSources);
+  }
+  return launch_reduce({.sources = r->sources.data(),
+                        .count = static_cast<int>(r->sources.size()),
+                        .bias = r->bias,
+                        .dst = r->dst,
+                        .cuda_stream = context.stream.cuda_stream});
 }
+#endif
 
 }  // namespace overlace::ops

@@ -1,17 +1,15 @@
 // The bodies that the dense operators bring for `reduce` tasks.
 #pragma once
 
-#include "overlace/channel.h"
 #include "src/exec/run.h"
 
 namespace overlace::ops {
 
 /// Sum of the sources in region and box order, in fp32 (fp64 for fp64), plus the bias once (last region where the task
-/// has parameter "bias"), rounded once. One body per backend; `backend` of the channel decides.
-const exec::Bodies& reduce_bodies(const Channel& channel);
-
-/// The one of CPU ranks.
+/// has parameter "bias"), rounded once.
 base::Status reduce_on_cpu(const exec::BodyContext& context);
+/// With CUDA only.
+base::Status reduce_on_gpu(const exec::BodyContext& context);
 
 /// Sources and bias of a reduce task; bad_schedule with the task where its regions are not of that form.
 struct ReduceOperands {
@@ -20,5 +18,7 @@ struct ReduceOperands {
   TensorView dst;   // undefined: nothing to do
 };
 base::Result<ReduceOperands> reduce_operands(const exec::BodyContext& context);
+/// The sum itself; dst is defined.
+void sum_on_cpu(const ReduceOperands& operands);
 
 }  // namespace overlace::ops

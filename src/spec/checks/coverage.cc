@@ -77,7 +77,7 @@ class Provenance {
     const Instance& in = team_.at(step.rank, step.instance);
     const Task& task = team_.schedule->tasks[static_cast<size_t>(in.task)];
     at_ = {step.rank, step.instance};
-    if (task.kind == Kind::gemm) gemm(in, task);
+    if (task.kind == Kind::gemm || task.kind == Kind::tiles) gemm(in, task);
     if (task.kind == Kind::copy) copy(in);
     if (task.kind == Kind::reduce) reduce(in, task);
     if (task.kind == Kind::collective) step.is_start ? send(in) : receive(in, task);
@@ -227,7 +227,13 @@ class Provenance {
     for (size_t i = 0; i < in.reads[0].size() && ok_; ++i) {
       if (in.writes[0][i].empty() || (in.reads[0][i].empty() && task.combine == Combine::add)) continue;
       const Rect a = rect_of(in.reads[0][i]), c = rect_of(in.writes[0][i]);
-      Pieces result = product(read(a), a.rows, a.columns, k, n, c.columns, in.reads.size() == 3 ? 1 : 0);
+      const bool is_tiles = task.kind == Kind::tiles;
+      const size_t num_bias = (is_tiles ? has_bias(task) : in.reads.size() == 3) ? 1 : 0;
+      Pieces result = product(read(a), a.rows, a.columns, k, n, c.columns, static_cast<int>(num_bias));
+      for (size_t region = 2; is_tiles && region + num_bias < in.reads.size(); ++region) {
+        for (const Box& source : in.reads[region])
+          if (ok_) result = sum(result, read(rect_of(source)));
+      }
       if (task.combine == Combine::add && ok_) result = sum(read(c), result);
       if (ok_) write(c, std::move(result));
     }

@@ -18,6 +18,7 @@ class ExtentCheck {
   void run() {
     const Task& task = team_.schedule->tasks[static_cast<size_t>(in_.task)];
     if (task.kind == Kind::gemm) gemm(task);
+    if (task.kind == Kind::tiles) tiles(task);
     if (task.kind == Kind::copy) copy();
     if (task.kind == Kind::reduce) reduce(task);
     if (task.kind == Kind::collective) collective(task);
@@ -36,6 +37,10 @@ class ExtentCheck {
     if (in_.reads.size() < 2 || in_.reads.size() > 3 || in_.writes.size() != 1 || in_.reads[1].size() != 1) {
       return fail("a gemm reads a, one b and perhaps a bias, and writes c");
     }
+    product(task, in_.reads.size() == 3 ? &in_.reads[2] : nullptr);
+  }
+  /// a b gives c, column by column with the bias.
+  void product(const Task& task, const std::vector<Box>* bias) {
     const std::vector<Box>&a = in_.reads[0], &c = in_.writes[0];
     if (!same_length(a, c)) return;
     const Rect b = rect_of(in_.reads[1][0]);
@@ -47,8 +52,24 @@ class ExtentCheck {
         return fail(base::format("{} times {} does not give {}", text(a[i]), text(in_.reads[1][0]), text(c[i])));
       }
     }
-    if (in_.reads.size() == 3 && (in_.reads[2].size() != 1 || in_.reads[2][0].numel() != n)) {
+    if (bias != nullptr && (bias->size() != 1 || bias->front().numel() != n)) {
       fail(base::format("the bias has not the {} columns of the result", n));
+    }
+  }
+  /// A gemm of one box, plus sources that are added to it.
+  void tiles(const Task& task) {
+    const size_t num_bias = has_bias(task) ? 1 : 0;
+    if (in_.reads.size() < 2 + num_bias || in_.writes.size() != 1 || in_.writes[0].size() != 1 ||
+        in_.reads[0].size() != 1 || in_.reads[1].size() != 1) {
+      return fail("tiles read one a, one b, sources and perhaps a bias, and write one c");
+    }
+    product(task, num_bias == 1 ? &in_.reads.back() : nullptr);
+    const Rect to = rect_of(in_.writes[0][0]);
+    for (size_t i = 2; i + num_bias < in_.reads.size(); ++i) {
+      for (const Box& from : in_.reads[i]) {
+        if (same_extent(rect_of(from), to)) continue;
+        return fail(base::format("adds {} to {} of another extent", text(from), text(in_.writes[0][0])));
+      }
     }
   }
   void copy() {

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "src/spec/families/families.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::spec {
 namespace {
@@ -122,6 +123,34 @@ void add_serial(Schedule* out, const OpSpec& op) {
   whole.sets = {{.signal = "credit", .slot = 0, .at = "(r+p)%G", .each = peers()}};
 }
 
+/// One kernel: warps that have nothing else to do push my rows, slab by slab of K, while tiles of my rows are computed;
+/// then tiles of the others', each of which begins with the slabs that are there.
+void add_k_slab(Schedule* out, const OpSpec& op) {
+  Task& push = out->tasks.back();
+  push.engine = Engine::sm;
+  push.queue = 0;
+  push.wait_by = WaitBy::kernel;
+  push.sets[0].add = kShares;
+  Task own = tiles(op, "tiles_own", 1, 0, box("A", {all("off[r+1]-off[r]"), all("K")}), b_operand(op),
+                   box("C", {shard_rows("r"), all("N")}));
+  const std::string shard = "((r+p)%G)";
+  Task remote = tiles(op, "tiles_remote", 1, "p", box("X", {shard_rows(shard), all("K")}), b_operand(op),
+                      box("C", {shard_rows(shard), all("N")}));
+  remote.loops = {peers()};
+  remote.params["arrival"] = std::string("k_slab");
+  Wait slabs = wait_each("arrived", "s", shard, chunks());
+  slabs.at_least = int64_t{kShares};
+  remote.waits = {std::move(slabs)};
+  remote.sets = {set_at("credit", 0, shard)};
+  for (Task* task : {&own, &remote}) {
+    if (op.bias) add_bias(task, all("N"));
+    task->params["order"] = std::string("rotated");
+    out->tasks.push_back(std::move(*task));
+  }
+  out->params["transport"] = std::string("store_own");
+  out->params.erase("gathered");  // the kernel's count of calls, not the host's, says which inbox has the rows
+}
+
 void add_library(Schedule* out, const OpSpec& op) {
   out->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
   out->params["gathered"] = std::string("X");
@@ -139,15 +168,18 @@ void add_library(Schedule* out, const OpSpec& op) {
 }  // namespace
 
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.k : 0);
+  const bool is_slab = family == "uniform_fused_2d" || family == "k_slab";
+  Schedule out = frame(op, family, options, is_slab ? op.k : 0);
   if (family == "library") return add_library(&out, op), out;
   if (family == "compute") {
     out.buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
     return add_plain_gemm(&out, op, "X", "C"), out;
   }
   add_inbox(&out, op);
-  add_push(&out, options, family == "uniform_fused_2d");
-  if (family == "serial") {
+  add_push(&out, options, is_slab);
+  if (family == "k_slab") {
+    add_k_slab(&out, op);
+  } else if (family == "serial") {
     add_serial(&out, op);
   } else if (family == "shard_p2p" || family == "hetero_unfused_1d") {
     add_hetero_unfused(&out, op);

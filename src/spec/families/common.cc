@@ -114,6 +114,19 @@ Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Regi
   return out;
 }
 
+Task tiles(const OpSpec& op, std::string id, Expr queue, Expr order, Region a, Region b, Region c) {
+  Task out = gemm(op, std::move(id), std::move(order), std::move(a), std::move(b), std::move(c), false);
+  out.kind = Kind::tiles;
+  out.queue = std::move(queue);
+  out.wait_by = WaitBy::kernel;
+  return out;
+}
+
+void add_bias(Task* task, Range columns) {
+  task->params["bias"] = true;
+  task->reads.push_back(box("bias", {std::move(columns)}));
+}
+
 Task copy(std::string id, Expr queue, Expr order, std::vector<Loop> loops, Region from, Region to) {
   Task out;
   out.id = std::move(id);

@@ -86,6 +86,10 @@ Region b_depth(const OpSpec& op, const Range& k);
 
 /// A gemm task on sm queue 0; adds the bias region when `with_bias` and the operator has one.
 Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias);
+/// A part of the fused kernel, whose tasks all have `wait_by: kernel`: c = a b, plus the sources that are appended to
+/// `reads`, plus the bias behind them. Waits are made inside, before what they cover is read.
+Task tiles(const OpSpec& op, std::string id, Expr queue, Expr order, Region a, Region b, Region c);
+void add_bias(Task* task, Range columns);
 Task copy(std::string id, Expr queue, Expr order, std::vector<Loop> loops, Region from, Region to);
 /// An instance per chunk that moves nothing: waits for `arrived` of all peers, then gives them their credit.
 Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buffer, const std::string& arrived,

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "src/spec/families/families.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::spec {
 namespace {
@@ -11,6 +12,73 @@ const char* const kOwner = "((r+p)%G)";
 std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_and_columns) {
   rows_and_columns.insert(rows_and_columns.begin(), Range{source, 1});
   return rows_and_columns;
+}
+
+int64_t longest_shard(const Schedule& schedule) {
+  const std::vector<int64_t>& off = schedule.tables.at("off");
+  int64_t out = 0;
+  for (size_t p = 0; p + 1 < off.size(); ++p) out = std::max(out, off[p + 1] - off[p]);
+  return out;
+}
+
+/// Groups of tiles as the kernel makes them: bands "cut" of rows, strips "slab" of columns; q counts the bands.
+void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
+  const std::vector<int64_t>& off = out->tables.at("off");
+  const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>((extent + piece - 1) / piece, 1); };
+  const auto tile_rows = static_cast<int32_t>(pieces(shard_max, options.align));
+  const TileGroups groups = make_groups(tile_rows, static_cast<int32_t>(pieces(op.n, options.align_columns)),
+                                        kTileSwizzle, static_cast<int32_t>(options.degree));
+  const int64_t bands = pieces(tile_rows, groups.rows), band = groups.rows * options.align;
+  std::vector<int64_t> cut = {0}, slab = {0};
+  for (size_t p = 0; p + 1 < off.size(); ++p)
+    for (int64_t i = 1; i <= bands; ++i) cut.push_back(std::min(off[p] + i * band, off[p + 1]));
+  for (int64_t j = 1; j <= groups.groups_n; ++j)
+    slab.push_back(std::min(j * groups.cols * options.align_columns, op.n));
+  out->tables["cut"] = std::move(cut);
+  out->tables["slab"] = std::move(slab);
+  out->consts["strips"] = int64_t{groups.groups_n};
+  out->params["q"] = bands;
+  out->params["groups"] = options.degree;
+  out->params["tile_m"] = options.align;
+  out->params["tile_n"] = options.align_columns;
+}
+
+/// One kernel: tiles of rows that others own go straight to my slot of their inbox, group by group; then tiles of my
+/// rows, each of which adds what the others have sent of it, in rank order. Slots in the order of distance: that of
+/// rank + 1 first.
+void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
+  add_groups(out, op, options, shard_max);
+  out->consts["shard_max"] = shard_max;
+  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G-1", "shard_max", "N"}, 2});
+  out->signals = {{"arrived", "q*strips"}, {"credit", 1}};
+  out->params["transport"] = std::string("tma_slot");
+  const Range strip = slab_columns("j");
+  const Loop strips = {"j", 0, "strips"};
+  const std::string group = "s*strips+j";
+
+  Task remote = tiles(op, "tiles_remote", 0, "p", box("A", {chunk_rows(kOwner), all("K")}), b_columns(op, strip),
+                      box_at("S", kOwner, {Range{"G-1-p", 1}, chunk_rows_in_shard(kOwner), strip}));
+  remote.loops = {peers(), chunks(), strips};
+  Wait credit = wait_each("credit", 0, kOwner, only_if_zero("z", "(" + group + ")"));
+  credit.previous = true;
+  remote.waits = {std::move(credit)};
+  remote.sets = {set_at("arrived", group, kOwner)};
+
+  Task own = tiles(op, "tiles_own", 0, "G", box("A", {chunk_rows("r"), all("K")}), b_columns(op, strip),
+                   box("Y", {chunk_rows_in_shard("r"), strip}));
+  const std::vector<Range> slot = slot_of("(i-r-1)%G", {chunk_rows_in_shard("r"), strip});
+  own.loops = {chunks(), strips};
+  own.reads.push_back(boxes("S", slot, {"i", 0, "r"}));
+  own.reads.push_back(boxes("S", slot, {"i", "r+1", "G"}));
+  if (op.bias) add_bias(&own, strip);
+  own.waits = {wait_each("arrived", group, "(r+p)%G", peers())};
+  Set give = set_at("credit", 0, "(r+p)%G");
+  give.each = Loop{"p", 1, "1+(G-1)*max(0," + group + "+2-q*strips)"};
+  own.sets = {std::move(give)};
+  for (Task* task : {&remote, &own}) {
+    task->params["order"] = std::string("own_last");
+    out->tasks.push_back(std::move(*task));
+  }
 }
 
 /// Step s computes chunk s of every shard in one GEMM.
@@ -121,10 +189,7 @@ void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const 
 
 Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options) {
   Reduction out{{.is_slab = family == "uniform_fused_2d"}, {chunks()}, "s"};
-  const std::vector<int64_t>& off = schedule->tables.at("off");
-  int64_t shard_max = 0;
-  for (size_t p = 0; p + 1 < off.size(); ++p) shard_max = std::max(shard_max, off[p + 1] - off[p]);
-  add_slots(schedule, op, shard_max);
+  add_slots(schedule, op, longest_shard(*schedule));
   if (family == "comm" || family == "limit") {
     if (family == "limit") {
       schedule->buffers.push_back({"P0", Space::local, op.out_dtype, {"M", "N"}});
@@ -167,6 +232,7 @@ Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOpt
     add_plain_gemm(&out, op, "A", "P");
     return out;
   }
+  if (family == "tma_slot") return add_tma_slot(&out, op, options, longest_shard(out)), out;
   add_scatter(&out, op, family, options);
   return out;
 }

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "overlace/plan.h"
 #include "src/spec/check.h"
@@ -46,9 +47,53 @@ TEST(Choose, HidesTransfersWorthHiding) {
   for (const int64_t m : {4096, 8192, 16384}) {
     const Choice gather = choose(op_of("ag_gemm", m, 2560, 8192), kH200);
     EXPECT_EQ(gather.schedule.family, "hetero_unfused_1d") << m << " " << gather.reason;
-    const Choice scatter = choose(op_of("gemm_rs", m, 8192, 2048), kH200);
+    const Choice scatter = choose(op_of("gemm_rs", m, 8192, 7168), kH200);
     EXPECT_EQ(scatter.schedule.family, "hetero_unfused_1d_rs") << m << " " << scatter.reason;
     EXPECT_NE(scatter.reason.find("one GEMM per shard"), std::string::npos) << scatter.reason;
+  }
+}
+
+TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
+  struct Row {
+    const char* op;
+    int64_t m, n, k;
+    const char* family;
+  };
+  const Row rows[] = {{"ag_gemm", 1024, 2560, 8192, "k_slab"},
+                      {"ag_gemm", 2048, 2560, 8192, "k_slab"},
+                      {"ag_gemm", 4096, 2560, 8192, "hetero_unfused_1d"},
+                      {"ag_gemm", 4096, 1024, 4096, "k_slab"},
+                      {"ag_gemm", 1024, 14336, 8192, "library"},
+                      {"gemm_rs", 1024, 8192, 2048, "tma_slot_rs"},
+                      {"gemm_rs", 4096, 8192, 2048, "tma_slot_rs"},
+                      {"gemm_rs", 8192, 8192, 2048, "hetero_unfused_1d_rs"},
+                      {"gemm_rs", 1024, 8192, 7168, "tma_slot_rs"},
+                      {"gemm_rs", 4096, 4096, 1024, "tma_slot_rs"}};
+  for (const Row& row : rows) {
+    const spec::OpSpec op = op_of(row.op, row.m, row.n, row.k);
+    const Choice choice = choose(op, kH200);
+    EXPECT_EQ(choice.schedule.family, row.family) << op.to_string() << ": " << choice.reason;
+  }
+  EXPECT_EQ(degree(choose(op_of("ag_gemm", 1024, 2560, 8192), kH200)), 4);
+}
+
+TEST(Choose, TakesNoKernelThatIsNotCompiled) {
+  const auto family = [](const spec::OpSpec& op) { return choose(op, kH200).schedule.family; };
+  spec::OpSpec op = op_of("ag_gemm", 2048, 2560, 8192);
+  EXPECT_EQ(family(op), "k_slab");
+  op.bias = true;
+  EXPECT_EQ(family(op), "hetero_unfused_1d");
+  op = op_of("gemm_rs", 2048, 8192, 2048);
+  op.bias = true;
+  EXPECT_EQ(family(op), "tma_slot_rs");
+  for (const auto& change : std::vector<void (*)(spec::OpSpec&)>{
+           [](spec::OpSpec& o) { o.dtype = o.out_dtype = DType::fp16; },
+           [](spec::OpSpec& o) { o.out_dtype = DType::fp32; }, [](spec::OpSpec& o) { o.b_layout = spec::BLayout::kn; },
+           [](spec::OpSpec& o) { o.n = 8190; }, [](spec::OpSpec& o) { o.k = 2044; },
+           [](spec::OpSpec& o) { o.ranks = 9; }}) {
+    spec::OpSpec other = op;
+    change(other);
+    EXPECT_FALSE(family(other).starts_with("tma_slot")) << other.to_string();
   }
 }
 

@@ -1,11 +1,11 @@
 // Groups of tiles: what senders add for a group is what its owner waits for.
-#include "src/ops/gemm_core/tile_groups.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
-namespace overlace::ops::gemm_core {
+#include "src/spec/fused_pod.h"
+
+namespace overlace {
 namespace {
 
 constexpr int kTileRows = 256;
@@ -105,4 +105,4 @@ TEST(TileGroups, AreAsFineAsTheirNumberAllows) {
 }
 
 }  // namespace
-}  // namespace overlace::ops::gemm_core
+}  // namespace overlace

@@ -1,0 +1,106 @@
+#include "src/exec/cuda/cells.h"
+
+#include <set>
+#include <vector>
+
+#include "src/exec/cuda/streams.h"
+
+namespace overlace::exec {
+namespace {
+
+namespace node = runtime::cuda_peer;
+
+template <class T>
+base::Status upload(const std::vector<T>& host, T** device) {
+  if (host.empty()) return {};
+  OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(device), host.size() * sizeof(T)), "cudaMalloc"));
+  return cuda_status(cudaMemcpy(*device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+}  // namespace
+
+Cells::~Cells() {
+  (void)cudaFree(totals);
+  (void)cudaFree(moves);
+}
+
+size_t word_index(const TeamPod& pod, const Program& program, int copy, const Word& word) {
+  const auto& [signal, slot, rank] = word;
+  return size_t{program.id(copy, signal, slot)} * pod.sig_stride + static_cast<size_t>(rank);
+}
+
+base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Team& team) {
+  auto cells = std::make_shared<Cells>();
+  const TeamPod& pod = team.pod();
+  std::map<Word, uint64_t> sent;  // adds I make there in a call
+  for (const spec::Instance& instance : program.expansion.instances) {
+    for (const spec::ResolvedSet& set : instance.sets) {
+      sent[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
+      if (instance.lane.engine != spec::Engine::sm) cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
+    }
+  }
+  const bool can_post = (pod.caps & node::kCapCopyThenFlag) != 0;
+  std::erase_if(cells->posts, [&](const auto& post) { return !can_post || sent.at(post.first) != 1; });
+  size_t next = 0;
+  for (auto& [word, index] : cells->posts) index = next++;
+
+  std::set<Word> of_kernel;
+  for (const spec::Instance& instance : program.expansion.instances) {
+    if (!is_part(program.task(instance))) continue;
+    for (const spec::ResolvedWait& wait : instance.waits) of_kernel.insert({wait.signal, wait.slot, wait.from});
+  }
+  const int copies = program.shared->copies;
+  std::vector<uint64_t> totals(static_cast<size_t>(copies) * cells->posts.size());
+  if (!totals.empty()) {
+    void** address = reinterpret_cast<void**>(&cells->totals);
+    OVERLACE_TRY(cuda_status(cudaMalloc(address, totals.size() * sizeof(uint64_t)), "cudaMalloc"));
+  }
+  std::vector<node::TicketAdd> moves;
+  for (int copy = 0; copy < copies; ++copy) {
+    for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
+      for (int64_t slot = 0; slot < program.expansion.signal_slots[signal]; ++slot) {
+        for (int from = 0; from < program.ranks(); ++from) {
+          const int64_t adds = program.expansion.adds(static_cast<int>(signal), slot, from);
+          const Word word{static_cast<int>(signal), slot, from};
+          if (adds == 0 || of_kernel.contains(word)) continue;
+          moves.push_back({pod.ticket + word_index(pod, program, copy, word), static_cast<uint64_t>(adds)});
+        }
+      }
+    }
+    for (const auto& [word, index] : cells->posts) {  // only I write that slot, and my earlier posts have completed
+      const auto& [signal, slot, at] = word;
+      const uint64_t* seen = node::slot_address(pod, at, program.id(copy, signal, slot), team.rank());
+      const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + index;
+      OVERLACE_TRY(
+          cuda_status(cudaMemcpy(&totals[cell], seen, sizeof(uint64_t), cudaMemcpyDeviceToHost), "cudaMemcpy"));
+      ++totals[cell];
+      moves.push_back({cells->totals + cell, 1});
+    }
+  }
+  cells->num_moves = static_cast<uint32_t>(moves.size() / static_cast<size_t>(copies));
+  OVERLACE_TRY(upload(moves, &cells->moves));
+  if (!totals.empty()) {
+    OVERLACE_TRY(
+        cuda_status(cudaMemcpy(cells->totals, totals.data(), totals.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
+                    "cudaMemcpy"));
+  }
+  return cells;
+}
+
+KernelContext kernel_context(Channel& channel, Program& program) {
+  Shared& shared = *program.shared;
+  KernelContext out{.channel = channel, .schedule = program.schedule};
+  const spec::Schedule& schedule = program.schedule;
+  for (size_t b = 0; b < schedule.buffers.size(); ++b) {
+    if (schedule.buffers[b].space == spec::Space::symmetric)
+      out.memory[schedule.buffers[b].name] = program.symmetric(static_cast<int>(b), 0).offset;
+  }
+  for (size_t i = 0; i < schedule.signals.size(); ++i)
+    out.ids[schedule.signals[i].name] = program.id(0, static_cast<int>(i), 0);
+  out.pitch = shared.copy_bytes;
+  out.copies = shared.copies;
+  out.state = &shared.kernel;
+  return out;
+}
+
+}  // namespace overlace::exec

@@ -1,0 +1,26 @@
+#include "src/ops/common/bodies.h"
+
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+#include "src/ops/gemm_core/cpu.h"
+#include "src/ops/reduce/bodies.h"
+#if defined(OVERLACE_HAS_CUDA)
+#include "src/ops/gemm_core/fused.h"
+#endif
+
+namespace overlace::ops {
+
+const exec::Bodies& bodies(const Channel& channel) {
+  static const exec::Bodies cpu = {
+      .by_kind = {{spec::Kind::reduce, reduce_on_cpu}, {spec::Kind::tiles, gemm_core::tiles_on_cpu}}};
+#if defined(OVERLACE_HAS_CUDA)
+  static const exec::Bodies gpu = {.by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
+                                   .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused}};
+  if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
+#else
+  (void)channel;
+#endif
+  return cpu;
+}
+
+}  // namespace overlace::ops

@@ -1,0 +1,133 @@
+#include "src/ops/gemm_core/choose.h"
+
+#include <algorithm>
+#include <string>
+
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+#if defined(OVERLACE_HAS_CUDA)
+#include "src/ops/gemm_core/fused.h"
+#endif
+#include "src/ops/gemm_core/instances.h"
+#include "src/spec/fused_pod.h"
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+template <class T>
+T param(const spec::Schedule& schedule, std::string_view name, T otherwise) {
+  const auto found = schedule.params.find(name);
+  const T* value = found == schedule.params.end() ? nullptr : std::get_if<T>(&found->second);
+  return value == nullptr ? otherwise : *value;
+}
+
+bool fits(const FusedSpec& one, DType dtype, BMajor b_major) {
+  return one.spec.dtype == dtype && one.spec.b_major == b_major;
+}
+
+/// Slabs as the kernel cuts K: equal but the last, a multiple of what a stage holds.
+bool has_even_slabs(const std::vector<int64_t>& slab, int64_t k) {
+  const int64_t width = slab.size() > 1 ? slab[1] : 0;
+  if (slab.size() > 2 && width % kTileDepth != 0) return false;
+  for (size_t s = 0; s < slab.size(); ++s)
+    if (slab[s] != std::min(static_cast<int64_t>(s) * width, k)) return false;
+  return true;
+}
+
+base::Status missing(const spec::Schedule& schedule, std::string_view what) {
+  return base::error(Errc::not_supported, "{}: schedule {}: no kernel for {}", schedule.op, schedule.family, what);
+}
+
+base::Status check_shape(const spec::Schedule& schedule) {
+  const bool is_gather = schedule.op == "ag_gemm";
+  const int64_t n = param<int64_t>(schedule, "N", 0), k = param<int64_t>(schedule, "K", 0);
+  const int64_t ranks = param<int64_t>(schedule, "G", 0);
+  if (n < 8 || n % 8 != 0 || k < 8 || k % 8 != 0)
+    return missing(schedule, base::format("N {}, K {}; wanted: multiples of 8", n, k));
+  if (ranks < 2 || ranks > kOrderShards)
+    return missing(schedule, base::format("{} ranks; wanted: 2 to {}", ranks, kOrderShards));
+  if (is_gather && param(schedule, "bias", false)) return missing(schedule, "a bias; wanted: none");
+  const int64_t pieces = param<int64_t>(schedule, is_gather ? "q" : "groups", 0);
+  if (pieces < 1 || pieces > kMaxPieces)
+    return missing(schedule, base::format("degree {}; wanted: 1 to {}", pieces, kMaxPieces));
+  const auto slab = schedule.tables.find("slab");
+  if (is_gather && (slab == schedule.tables.end() || !has_even_slabs(slab->second, k)))
+    return missing(schedule, base::format("slabs of other than multiples of {} columns", kTileDepth));
+  return {};
+}
+
+}  // namespace
+
+std::span<const FusedSpec> gather_specs() {
+  static constexpr FusedSpec kRows[] = {
+#define INSTANCE(name) {#name, kSpec_##name},
+#include "src/ops/gemm_core/gather_instances.def"
+#undef INSTANCE
+  };
+  return kRows;
+}
+
+std::span<const FusedSpec> scatter_specs() {
+  static constexpr FusedSpec kRows[] = {
+#define INSTANCE(name) {#name, kSpec_##name},
+#include "src/ops/gemm_core/scatter_instances.def"
+#undef INSTANCE
+  };
+  return kRows;
+}
+
+const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n, int sms) {
+  const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
+  const FusedSpec* best = nullptr;
+  int64_t best_cost = 0;
+  for (const FusedSpec& one : gather_specs()) {
+    if (!fits(one, dtype, b_major)) continue;
+    const ConfigSpec& s = one.spec;
+    int64_t rows = 0;  // of clusters' tiles, shard by shard
+    for (size_t i = 1; i < row_offsets.size(); ++i)
+      rows += pieces(row_offsets[i] - row_offsets[i - 1], s.tile_m * s.cluster_m);
+    const int64_t tiles = rows * pieces(n, s.tile_n * s.cluster_n);
+    const int64_t cost = pieces(tiles, std::max(1, sms / s.cluster())) * s.tile_n * s.cluster();
+    if (best != nullptr && (cost > best_cost || (cost == best_cost && s.tile_n < best->spec.tile_n))) continue;
+    best = &one;
+    best_cost = cost;
+  }
+  return best;
+}
+
+const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols) {
+  for (const FusedSpec& one : scatter_specs()) {
+    const ConfigSpec& s = one.spec;
+    if (fits(one, dtype, b_major) && s.tile_m * s.cluster_m == tile_rows && s.tile_n * s.cluster_n == tile_cols)
+      return &one;
+  }
+  return nullptr;
+}
+
+base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms) {
+  const std::string dtype = param<std::string>(schedule, "dtype", ""),
+                    out = param<std::string>(schedule, "out_dtype", "");
+  const bool is_nk = param<std::string>(schedule, "b_layout", "") == "nk";
+  const std::string operands = base::format("{} -> {}, b {}", dtype, out, is_nk ? "nk" : "kn");
+  if (dtype != out || (dtype != "bf16" && dtype != "fp16")) return missing(schedule, operands);
+  OVERLACE_TRY(check_shape(schedule));
+  const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
+  const BMajor major = is_nk ? BMajor::k : BMajor::n;
+  const int64_t tile_m = param<int64_t>(schedule, "tile_m", 0), tile_n = param<int64_t>(schedule, "tile_n", 0);
+  const FusedSpec* found = schedule.op == "ag_gemm" ? choose_gather(type, major, schedule.tables.at("off"),
+                                                                    param<int64_t>(schedule, "N", 0), sms)
+                                                    : find_scatter(type, major, tile_m, tile_n);
+  if (found != nullptr) return found;
+  return missing(schedule,
+                 schedule.op == "ag_gemm" ? operands : base::format("{}, tiles {}x{}", operands, tile_m, tile_n));
+}
+
+base::Status check_fused(const Channel& channel, const spec::Schedule& schedule) {
+  if (channel.team().runtime().backend() != Backend::cuda_peer) return {};
+#if defined(OVERLACE_HAS_CUDA)
+  OVERLACE_TRY(check_device(channel));
+#endif
+  return choose_instance(schedule, /*sms=*/1).status();  // whether there is one does not depend on how many SMs
+}
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,38 @@
+// Which compiled kernel a schedule with a fused kernel takes on GPUs, or why there is none.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "src/base/status.h"
+#include "src/ops/gemm_core/config.h"
+
+namespace overlace::ops::gemm_core {
+
+/// A line of gather_instances.def or scatter_instances.def.
+struct FusedSpec {
+  std::string_view name;
+  ConfigSpec spec;
+};
+std::span<const FusedSpec> gather_specs();
+std::span<const FusedSpec> scatter_specs();
+
+/// Fewest waves of clusters times columns of a tile; of equals the wider tile, which loads less of A. `row_offsets`:
+/// ranks + 1. K does not matter: it is the same for every tile. Null where none has that type and layout.
+const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n, int sms);
+/// With clusters of tiles of (tile_rows, tile_cols), as the schedule's groups say. These stay narrow: what costs there
+/// is the wait for the links behind each tile, the same for all widths of a wave (128 columns were best at every
+/// measured row but one).
+const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
+
+/// Of the schedule on `sms` SMs; not_supported says what is missing.
+base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms);
+
+/// CPU ranks run every schedule; a GPU needs an instance, and tensor memory units of its kind.
+base::Status check_fused(const Channel& channel, const spec::Schedule& schedule);
+
+}  // namespace overlace::ops::gemm_core

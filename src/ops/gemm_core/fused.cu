@@ -1,0 +1,212 @@
+#pragma nv_diag_suppress 1679  // nvcc loses the push of overlace/schedule.h, and warns of its pop
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+#include "src/ops/gemm_core/choose.h"
+#include "src/ops/gemm_core/fused.h"
+#include "src/ops/gemm_core/gather_launch.cuh"
+#include "src/ops/gemm_core/host.cuh"
+#include "src/ops/gemm_core/scatter_launch.cuh"
+#include "src/runtime/backend.h"
+#include "src/runtime/backend/cuda_peer/co_residency.h"
+#include "src/runtime/call_order.h"
+#include "src/runtime/state.h"
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+/// What a kernel counts on the device, for all programs that share its words. NOTE: `error` is never read: its pipeline
+/// waits longer than the thread that waits for a peer, and that one aborts the runtime.
+struct Counts {
+  void* memory = nullptr;
+  InboxPod inbox{};
+  CountersPod arrivals{};
+  uint32_t* error = nullptr;
+  Counts() = default;
+  ~Counts() { (void)cudaFree(memory); }
+  Counts(const Counts&) = delete;
+  Counts& operator=(const Counts&) = delete;
+};
+
+bool is_gather(const spec::Schedule& schedule) { return schedule.op == "ag_gemm"; }
+const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedule) ? "X" : "S"; }
+/// 1 where there is none: check_family finds what else is missing.
+int64_t number(const spec::Schedule& schedule, std::string_view name) {
+  const auto found = schedule.params.find(name);
+  const auto* value = found == schedule.params.end() ? nullptr : std::get_if<int64_t>(&found->second);
+  return value == nullptr ? 1 : *value;
+}
+bool is(const spec::Schedule& schedule, std::string_view name, const spec::Param& value) {
+  const auto found = schedule.params.find(name);
+  return found != schedule.params.end() && found->second == value;
+}
+
+base::Status make_counts(const exec::KernelContext& context) {
+  if (*context.state != nullptr) return {};
+  auto counts = std::make_shared<Counts>();
+  const auto ranks = static_cast<uint32_t>(context.channel.team().size());
+  const size_t cells = inbox_cells(ranks) * sizeof(uint64_t), bytes = (cells + 31) / 32 * 32 + 2 * kCounterPitch;
+  OVERLACE_TRY(cuda_status(cudaMalloc(&counts->memory, bytes), "cudaMalloc"));
+  OVERLACE_TRY(cuda_status(cudaMemset(counts->memory, 0, bytes), "cudaMemset"));
+  OVERLACE_TRY(cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
+                   .pitch = context.pitch,
+                   .cells = static_cast<uint64_t*>(counts->memory),
+                   .buffers = static_cast<uint32_t>(context.copies),
+                   .ranks = ranks,
+                   .data_id = context.ids.at("arrived"),
+                   .credit_id = context.ids.at("credit")};
+  char* const end = static_cast<char*>(counts->memory) + bytes;
+  counts->arrivals = {.words = end - 2 * kCounterPitch, .count = 1, .number = 0};
+  counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
+  *context.state = std::move(counts);
+  return {};
+}
+
+/// SMs that calls of this channel may fill.
+int sms_of(const exec::KernelContext& context) {
+  return runtime::sms_of(context.channel.options().sm_budget,
+                         context.channel.team().state().runtime->backend->sm_room());
+}
+
+base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
+  const auto chosen = choose_instance(context.schedule, sms_of(context));
+  if (!chosen.ok()) return chosen.status();
+  const std::string name((*chosen)->name);
+  const Instance* found =
+      is_gather(context.schedule) ? find_gather_instance(name.c_str()) : find_scatter_instance(name.c_str());
+  OVERLACE_ASSERT(found != nullptr);  // both lists come from one file
+  return found;
+}
+
+/// Clusters that the channel's SMs hold at once. `checks`: all of them must be resident.
+base::Result<int> clusters_of(const exec::KernelContext& context, const Instance& instance, bool checks) {
+  const auto most = count_clusters(instance.kernel, instance.spec, instance.name);
+  if (!most.ok()) return most.status();
+  const int sms = sms_of(context), clusters = std::min(*most, sms / instance.spec.cluster());
+  if (!checks) return clusters;
+  OVERLACE_TRY(runtime::cuda_peer::check_co_resident(
+      {instance.name, instance.kernel, std::max(1, clusters) * instance.spec.cluster(), kThreads,
+       dynamic_shared_bytes(instance.spec)},
+      sms));
+  return clusters;
+}
+
+/// Rows as a tensor map wants them. Of an empty one nothing is read or written, but the map wants an address.
+struct Rows {
+  void* data;
+  int64_t pitch;
+};
+Rows rows_of(const TensorView& t, const TensorView& in_its_place) {
+  if (t.numel() == 0) return {in_its_place.data, t.dim(1)};
+  return {t.data, t.dim(0) == 1 ? t.dim(1) : t.stride(0)};
+}
+
+/// What both operators take: all but their first operand.
+void fill(const exec::KernelContext& context, int clusters, const TensorView& a, const TensorView& c,
+          const TensorView& in_place_of_c, FusedArgs* args, ExchangeState* state) {
+  const auto& counts = *static_cast<const Counts*>(context.state->get());
+  const TensorView& b = context.bindings->find("B")->second;
+  const Rows weights = rows_of(b, b), to = rows_of(c, in_place_of_c);
+  args->b = weights.data;
+  args->c = to.data;
+  args->row_offsets = context.schedule.tables.at("off");
+  args->n = c.dim(1);
+  args->k = a.dim(1);
+  args->ldb = weights.pitch;
+  args->ldc = to.pitch;
+  args->most_clusters = clusters;
+  args->error = counts.error;
+  state->channel = &context.channel.pod();
+  state->inbox = &counts.inbox;
+  state->arrivals = &counts.arrivals;
+  state->first_id = context.ids.at("arrived");
+}
+
+base::Status launch_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters,
+                              cudaStream_t stream) {
+  const TensorView &shard = context.bindings->find("A")->second, &c = context.bindings->find("C")->second;
+  const Rows from = rows_of(shard, c);
+  GatherArgs args;
+  fill(context, clusters, shard, c, c, &args, &args.state);
+  args.shard = from.data;
+  args.lda = from.pitch;
+  args.pieces = static_cast<int>(number(context.schedule, "q"));
+  const auto prepared = prepare_gather(instance, args);
+  if (!prepared.ok()) return prepared.status();
+  return launch_gather(*prepared, /*starts_early=*/true, stream);
+}
+
+base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters,
+                               cudaStream_t stream) {
+  const TensorView &a = context.bindings->find("A")->second, &y = context.bindings->find("Y")->second;
+  const auto bias = context.bindings->find("bias");
+  const Rows from = rows_of(a, a);
+  ScatterArgs args;
+  fill(context, clusters, a, y, a, &args, &args.state);
+  args.a = from.data;
+  args.lda = from.pitch;
+  args.bias = bias == context.bindings->end() ? nullptr : bias->second.data;
+  args.groups = static_cast<int>(number(context.schedule, "groups"));
+  const auto prepared = prepare_scatter(instance, args);
+  if (!prepared.ok()) return prepared.status();
+  return launch_scatter(*prepared, /*starts_early=*/true, stream);
+}
+
+/// The kernel does what make_schedule says of its family, whatever the tasks say.
+base::Status check_family(const spec::Schedule& schedule) {
+  const bool gathers = is_gather(schedule);
+  spec::OpSpec op;
+  op.op = schedule.op;
+  op.m = number(schedule, "M");
+  op.n = number(schedule, "N");
+  op.k = number(schedule, "K");
+  op.ranks = static_cast<int>(number(schedule, "G"));
+  op.dtype = op.out_dtype = is(schedule, "dtype", std::string("bf16")) ? DType::bf16 : DType::fp16;
+  op.b_layout = is(schedule, "b_layout", std::string("nk")) ? spec::BLayout::nk : spec::BLayout::kn;
+  op.bias = is(schedule, "bias", true);
+  op.row_offsets = schedule.tables.at("off");
+  const auto degree = static_cast<int>(number(schedule, gathers ? "q" : "groups"));
+  spec::Params options;
+  options["ce_queues"] = number(schedule, "ce_queues");
+  const spec::Schedule wanted = spec::make_schedule(op, gathers ? "k_slab" : "tma_slot", degree, options);
+  if (wanted == schedule) return {};
+  return base::error(Errc::bad_schedule,
+                     "schedule {}: its kernel is compiled for the tasks of make_schedule(\"{}\", {})", schedule.family,
+                     gathers ? "k_slab" : "tma_slot", degree);
+}
+
+}  // namespace
+
+base::Status check_device(const Channel& channel) {
+  const int device = channel.team().runtime().device();
+  int major = 0;
+  OVERLACE_TRY(
+      cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute"));
+  if (major == 9) return {};
+  return base::error(Errc::not_supported, "fused kernels: GPU {} has compute capability {}; wanted: 9", device, major);
+}
+
+base::Status prepare_fused(const exec::KernelContext& context) {
+  const auto instance = instance_of(context);
+  if (!instance.ok()) return instance.status();
+  OVERLACE_TRY(check_family(context.schedule));
+  OVERLACE_TRY(clusters_of(context, **instance, /*checks=*/true).status());  // loads the kernel, too
+  return make_counts(context);
+}
+
+base::Status launch_fused(const exec::KernelContext& context) {
+  if (number(context.schedule, "M") == 0) return {};
+  const auto instance = instance_of(context);
+  if (!instance.ok()) return instance.status();
+  const auto clusters = clusters_of(context, **instance, /*checks=*/false);
+  if (!clusters.ok()) return clusters.status();
+  auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
+  return is_gather(context.schedule) ? launch_gather_of(context, **instance, *clusters, stream)
+                                     : launch_scatter_of(context, **instance, *clusters, stream);
+}
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,16 @@
+// The fused kernels as exec launches them for a schedule.
+#pragma once
+
+#include "src/exec/run.h"
+
+namespace overlace::ops::gemm_core {
+
+/// exec::Kernel of the families k_slab and tma_slot. bad_schedule where the schedule is not what make_schedule gives:
+/// the kernel does not read tasks, it is compiled for theirs. co_residency where the grid does not fit.
+base::Status prepare_fused(const exec::KernelContext& context);
+base::Status launch_fused(const exec::KernelContext& context);
+
+/// not_supported unless the channel's GPU can run them.
+base::Status check_device(const Channel& channel);
+
+}  // namespace overlace::ops::gemm_core

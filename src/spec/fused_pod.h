@@ -1,0 +1,61 @@
+// What the schedules of fused kernels and the kernels agree on: how pieces are counted, and which tiles are told at
+// once.
+#pragma once
+
+#include <cstdint>
+
+#include "src/spec/tile_order_pod.h"
+
+namespace overlace {
+
+/// AllGather and GEMM: what a call adds to each word of `arrived`. The CTAs that push a slab share it, a copy engine
+/// posts it. So ranks whose grids differ (N_local does) need not know each other's.
+inline constexpr uint32_t kShares = 4096;
+inline constexpr int32_t kMaxPieces = 64;  // of a shard
+inline constexpr int64_t kTileDepth = 64;  // columns of A that a stage holds: slabs of K are multiples
+
+/// GEMM and ReduceScatter: groups of tiles of one owner, at most.
+inline constexpr int32_t kMaxGroups = 64;
+/// Tiles of a cluster of the kernels that store into slots; row tiles of a block of the order.
+inline constexpr int64_t kSlotTileRows = 256, kSlotTileCols = 128;
+inline constexpr int32_t kTileSwizzle = 8;
+
+/// Groups of tiles of one owner's rows that are told to it together: rectangles. Sizes in tiles of the cluster;
+/// `groups_n` of them lie side by side along N.
+struct TileGroups {
+  int32_t rows, cols, groups_n, tiles_n;
+};
+
+/// At most `most` groups per owner, as fine as that allows: along N first, since tiles sweep N. `longest`: row tiles of
+/// the owner that has most. All ranks make them alike: nothing depends on the rank.
+constexpr TileGroups make_groups(int32_t longest, int32_t tiles_n, int32_t swizzle, int32_t most) {
+  const auto pieces = [](int32_t x, int32_t piece) { return (x + piece - 1) / piece; };
+  TileGroups g{};
+  g.tiles_n = tiles_n;
+  g.rows = swizzle * pieces(pieces(longest, swizzle), most);
+  g.cols = pieces(tiles_n, most / pieces(longest, g.rows));
+  g.groups_n = pieces(tiles_n, g.cols);
+  return g;
+}
+constexpr TileGroups make_groups(const TileOrder& o, int32_t most) {
+  int32_t longest = 1;
+  for (int s = 0; s < o.size; ++s) {
+    const int32_t rows = o.first_tile[s + 1] - o.first_tile[s];
+    longest = rows > longest ? rows : longest;
+  }
+  return make_groups(longest, o.tiles_n, o.swizzle, most);
+}
+
+constexpr int32_t group_of(const TileGroups& g, const TileOrder& o, const TileCoord& at) {
+  return (at.m - o.first_tile[at.shard]) / g.rows * g.groups_n + at.n / g.cols;
+}
+/// Groups of an owner of `own_rows` rows of tiles, and the tiles of one of them.
+constexpr int32_t count_groups(const TileGroups& g, int32_t own_rows) {
+  return (own_rows + g.rows - 1) / g.rows * g.groups_n;
+}
+constexpr int32_t tiles_of_group(const TileGroups& g, int32_t own_rows, int32_t group) {
+  const int32_t tall = own_rows - group / g.groups_n * g.rows, wide = g.tiles_n - group % g.groups_n * g.cols;
+  return (tall < g.rows ? tall : g.rows) * (wide < g.cols ? wide : g.cols);
+}
+
+}  // namespace overlace

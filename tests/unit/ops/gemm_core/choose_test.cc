@@ -1,0 +1,96 @@
+// Which instance of a fused kernel a schedule takes, and what it says where there is none.
+#include "src/ops/gemm_core/choose.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+constexpr int kSms = 132;
+
+std::string gather_of(int64_t m, int64_t n, int ranks = 4, int sms = kSms) {
+  std::vector<int64_t> off;
+  for (int r = 0; r <= ranks; ++r) off.push_back(m / ranks * r);
+  return std::string(choose_gather(DType::bf16, BMajor::k, off, n, sms)->name);
+}
+
+TEST(ChooseInstance, TakesFewestWavesTimesColumns) {
+  EXPECT_EQ(gather_of(1024, 2560), "bf16_k_128x160_c21_s5");   // 64 clusters: one wave of 160 columns
+  EXPECT_EQ(gather_of(2048, 2560), "bf16_k_128x160_c21_s5");   // 128: two
+  EXPECT_EQ(gather_of(1024, 14336), "bf16_k_128x128_c21_s6");  // 7 waves of 128; 6 of 160, 4 of 256 take longer
+  EXPECT_EQ(gather_of(4096, 1024), "bf16_k_128x256_c21_s4");   // one wave of 256 as two of 128: the wider
+  EXPECT_EQ(gather_of(1024, 8), "bf16_k_128x128_c21_s6");      // nothing to fill
+  EXPECT_EQ(gather_of(1024, 256, 2, 2), "bf16_k_128x256_c21_s4");
+}
+
+TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
+  const FusedSpec* narrow = find_scatter(DType::bf16, BMajor::k, 256, 128);
+  ASSERT_NE(narrow, nullptr);
+  EXPECT_EQ(narrow->name, "bf16_k_128x128_c21_s6");
+  EXPECT_EQ(find_scatter(DType::bf16, BMajor::k, 256, 160), nullptr);
+  EXPECT_EQ(find_scatter(DType::fp16, BMajor::k, 256, 128), nullptr);
+  EXPECT_EQ(find_scatter(DType::bf16, BMajor::n, 256, 128), nullptr);
+  EXPECT_EQ(choose_gather(DType::fp16, BMajor::k, std::vector<int64_t>{0, 1}, 8, kSms), nullptr);
+}
+
+spec::OpSpec op_of(const std::string& name) {
+  spec::OpSpec op;
+  op.op = name;
+  op.m = 1024, op.n = 2560, op.k = 8192;
+  op.ranks = 4;
+  return op;
+}
+
+TEST(ChooseInstance, FindsOneForSchedulesOfBothFamilies) {
+  const auto gather = choose_instance(spec::make_schedule(op_of("ag_gemm"), "k_slab", 4), kSms);
+  ASSERT_TRUE(gather.ok()) << gather.status().message();
+  EXPECT_EQ((*gather)->name, "bf16_k_128x160_c21_s5");
+  for (const int degree : {1, 64}) {
+    const auto scatter = choose_instance(spec::make_schedule(op_of("gemm_rs"), "tma_slot", degree), kSms);
+    ASSERT_TRUE(scatter.ok()) << scatter.status().message();
+    EXPECT_EQ((*scatter)->name, "bf16_k_128x128_c21_s6");
+  }
+}
+
+TEST(ChooseInstance, SaysWhatIsMissing) {
+  const auto expect_missing = [](const spec::OpSpec& op, int degree, const spec::Params& options, const char* text) {
+    const auto found =
+        choose_instance(spec::make_schedule(op, op.op == "ag_gemm" ? "k_slab" : "tma_slot", degree, options), kSms);
+    ASSERT_FALSE(found.ok()) << op.to_string();
+    EXPECT_EQ(found.status().code(), Errc::not_supported);
+    EXPECT_NE(found.status().message().find(text), std::string::npos) << found.status().message();
+  };
+  for (const char* name : {"ag_gemm", "gemm_rs"}) {
+    spec::OpSpec op = op_of(name);
+    op.dtype = op.out_dtype = DType::fp32;
+    expect_missing(op, 2, {}, "no kernel for fp32 -> fp32");
+    op = op_of(name);
+    op.out_dtype = DType::fp32;
+    expect_missing(op, 2, {}, "no kernel for bf16 -> fp32");
+    op = op_of(name);
+    op.dtype = op.out_dtype = DType::fp16;
+    expect_missing(op, 2, {}, "no kernel for fp16 -> fp16");
+    op = op_of(name);
+    op.b_layout = spec::BLayout::kn;
+    expect_missing(op, 2, {}, "b kn");
+    op = op_of(name);
+    op.n = 2561;
+    expect_missing(op, 2, {}, "N 2561, K 8192; wanted: multiples of 8");
+    op.n = 0;
+    expect_missing(op, 2, {}, "N 0, K 8192");
+    op = op_of(name);
+    op.ranks = 9;
+    expect_missing(op, 2, {}, "9 ranks; wanted: 2 to 8");
+    expect_missing(op_of(name), 65, {}, "degree 65; wanted: 1 to 64");
+  }
+  spec::OpSpec op = op_of("ag_gemm");
+  op.bias = true;
+  expect_missing(op, 2, {}, "no kernel for a bias");
+  expect_missing(op_of("ag_gemm"), 3, {{"align_k", int64_t{8}}}, "slabs of other than multiples of 64 columns");
+  expect_missing(op_of("gemm_rs"), 2, {{"align", int64_t{128}}}, "tiles 128x128");
+}
+
+}  // namespace
+}  // namespace overlace::ops::gemm_core
