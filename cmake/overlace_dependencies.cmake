@@ -69,6 +69,8 @@ else()
   endif()
 endif()
 
+include(overlace_mpi)
+
 # ---- CUDA: headers and the static runtime; driver, cuBLASLt, cuDNN and NCCL are opened at run time ----
 set(OVERLACE_HAS_CUDA OFF)
 set(OVERLACE_HAS_CUDNN_FRONTEND OFF)

@@ -14,7 +14,7 @@ endfunction()
 function(overlace_module name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cc)
   list(FILTER sources EXCLUDE REGEX "${OVERLACE_CUDA_FOLDERS}")
-  list(FILTER sources EXCLUDE REGEX "/onednn/")
+  list(FILTER sources EXCLUDE REGEX "/onednn/|/engine/mpi/plugin\\.cc$")
   if(OVERLACE_HAS_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cc
          ${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cu)
@@ -71,6 +71,7 @@ function(overlace_library)
     target_link_libraries(overlace_onednn PRIVATE overlace_flags DNNL::dnnl)
     add_dependencies(overlace_core overlace_onednn)
   endif()
+  overlace_mpi_plugins()
 endfunction()
 
 # overlace_cli_parts: cli/ without its main, for the command line and for tests/unit/cli. overlace: the command line.

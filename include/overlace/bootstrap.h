@@ -37,7 +37,7 @@ std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(int n);
 std::unique_ptr<Bootstrap> callback_bootstrap(int rank, int size, std::string token,
                                               std::function<std::vector<Bytes>(std::span<const std::byte>)> allgather);
 
-/// From the environment: `overlace run`'s launcher, torchrun, mpirun or srun variables (one host); a single rank if
+/// From the environment: `overlace run`'s launcher (one host), torchrun, mpirun or srun variables; a single rank if
 /// none is set. Throws PeerLost (`bootstrap`) with the accepted ways when the variables contradict each other.
 std::unique_ptr<Bootstrap> environment_bootstrap();
 

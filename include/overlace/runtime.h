@@ -59,7 +59,7 @@ struct RuntimeOptions {
   WaitPolicy wait = WaitPolicy::automatic;
   AdversaryOptions adversary{};
   LinkOptions link{};
-  std::string net_engine = "auto";  // nccl | none | auto
+  std::string net_engine = "auto";  // nccl | mpi | none | auto
   CheckOptions checks{};
   /// Argument > variable > default: fields left at their default are taken from OVERLACE_* variables.
   static RuntimeOptions from_environment();

@@ -147,13 +147,14 @@ const Variable kVariables[] = {
 
 /// Names of a launcher's variables, most specific launcher first. `world` being set means that it started us.
 struct Launcher {
-  std::string_view source, rank, world, local;
+  std::string_view source, rank, world, local, local_size;
 };
 constexpr Launcher kLaunchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
-    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
 };
 
 using Block = std::map<std::string, std::string, std::less<>>;
@@ -177,24 +178,39 @@ Status read_small_integer(const Block& block, std::string_view name, int& field)
   return {};
 }
 
+std::string text_of(const Block& block, std::string_view name) {
+  const std::string* text = lookup(block, name);
+  return text == nullptr ? std::string() : *text;
+}
+
+/// srun says on how many hosts a step runs, which they are, and the numbers of job and step.
+Status read_slurm(const Block& block, Env& env) {
+  int hosts = -1;
+  OVERLACE_TRY(read_small_integer(block, "SLURM_STEP_NUM_NODES", hosts));
+  if (hosts == 1) env.local_size = env.world_size;
+  if (hosts > 1) env.local_size = 0;  // how many they are is not said alike on all hosts
+  if (env.master_addr.empty()) env.master_addr = first_host(text_of(block, "SLURM_STEP_NODELIST"));
+  env.run_id = text_of(block, "SLURM_JOB_ID") + "." + text_of(block, "SLURM_STEP_ID");
+  return {};
+}
+
 Status read_launcher(const Block& block, Env& env) {
   for (const Launcher& launcher : kLaunchers) {
     if (lookup(block, launcher.world) == nullptr) continue;
     OVERLACE_TRY(read_small_integer(block, launcher.rank, env.rank));
     OVERLACE_TRY(read_small_integer(block, launcher.world, env.world_size));
     OVERLACE_TRY(read_small_integer(block, launcher.local, env.local_rank));
+    OVERLACE_TRY(read_small_integer(block, launcher.local_size, env.local_size));
     // The launcher of overlace speaks torchrun's names, so that any program understands them.
     env.rank_source = env.launch_socket.empty() ? launcher.source : "overlace";
     break;
   }
-  const auto text_of = [&](std::string_view name) {
-    const std::string* text = lookup(block, name);
-    return text == nullptr ? std::string() : *text;
-  };
-  env.master_addr = text_of("MASTER_ADDR");
-  env.master_port = text_of("MASTER_PORT");
-  env.run_id = text_of("TORCHELASTIC_RUN_ID");
-  if (const std::string restart = text_of("TORCHELASTIC_RESTART_COUNT"); !restart.empty()) env.run_id += "." + restart;
+  env.master_addr = text_of(block, "MASTER_ADDR");
+  env.master_port = text_of(block, "MASTER_PORT");
+  env.run_id = text_of(block, "TORCHELASTIC_RUN_ID");
+  if (const std::string restart = text_of(block, "TORCHELASTIC_RESTART_COUNT"); !restart.empty())
+    env.run_id += "." + restart;
+  if (env.rank_source == "slurm") OVERLACE_TRY(read_slurm(block, env));
   return read_small_integer(block, "CUDA_DEVICE_MAX_CONNECTIONS", env.cuda_device_max_connections);
 }
 
@@ -211,8 +227,13 @@ std::vector<EnvValue> foreign_values(const Block& block) {
     add(launcher.rank, "integer >= 0", by + ": this process's rank.");
     add(launcher.world, "integer >= 0", by + ": number of ranks; its presence names the launcher.");
     add(launcher.local, "integer >= 0", by + ": rank within the host, the default CUDA device.");
+    if (!launcher.local_size.empty()) add(launcher.local_size, "integer >= 0", by + ": ranks on this host.");
   }
-  add("MASTER_ADDR", "any text", "torchrun sets it; part of the job's name.");
+  add("SLURM_STEP_NUM_NODES", "integer >= 0", "slurm sets it: number of hosts.");
+  add("SLURM_STEP_NODELIST", "list such as node[01-04,07]", "slurm sets it; ranks of several hosts meet on the first.");
+  add("SLURM_JOB_ID", "any text", "slurm sets it; part of the job's name.");
+  add("SLURM_STEP_ID", "any text", "slurm sets it; part of the job's name.");
+  add("MASTER_ADDR", "any text", "torchrun sets it; part of the job's name, and where ranks of several hosts meet.");
   add("MASTER_PORT", "any text", "torchrun sets it; part of the job's name.");
   add("TORCHELASTIC_RUN_ID", "any text", "torchrun sets it; part of the job's name.");
   add("TORCHELASTIC_RESTART_COUNT", "any text", "torchrun sets it; part of the job's name.");
@@ -249,6 +270,18 @@ std::string nearest_name(std::string_view name) {
 }
 
 }  // namespace
+
+std::string first_host(std::string_view list) {
+  const size_t end = list.find_first_of("[,");
+  std::string host(list.substr(0, end));
+  if (end == std::string_view::npos || list[end] != '[') return host;
+  list.remove_prefix(end + 1);
+  host += list.substr(0, list.find_first_of("-,]"));
+  const size_t close = list.find(']');
+  if (close == std::string_view::npos) return host;
+  list.remove_prefix(close + 1);
+  return host + std::string(list.substr(0, list.find(',')));
+}
 
 std::vector<EnvValue> Env::values() const { return values_; }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/status.h"
@@ -38,7 +39,8 @@ struct Env {
   std::string launch_socket;                        // OVERLACE_LAUNCH_SOCKET: set by `overlace run` for its children
   int rank = -1, world_size = -1, local_rank = -1;  // RANK/WORLD_SIZE/LOCAL_RANK, OMPI_COMM_WORLD_*, PMI_*, SLURM_*
   std::string rank_source;                          // "overlace" | "torchrun" | "openmpi" | "pmi" | "slurm" | ""
-  std::string master_addr, master_port, run_id;     // torchrun
+  int local_size = -1;                              // ranks on this host: less than world_size where there are several
+  std::string master_addr, master_port, run_id;     // torchrun, or set by hand; srun: of the job and its first host
   int cuda_device_max_connections = -1;
 
   /// All variables with value and origin, for `overlace doctor` and the generated reference.
@@ -56,6 +58,9 @@ struct Env {
 
 /// The process environment, read at the first call; throws InvalidArgument on a bad value.
 const Env& env();
+
+/// Of Slurm's way to write hosts: "node[01-04,07],x3" begins with node01.
+std::string first_host(std::string_view list);
 
 /// Sets a variable for libraries that read their own, unless it is set. Before they are loaded.
 void set_environment_default(const char* name, const char* value);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <vector>
 
+#include "src/base/plugin.h"
 #include "src/exec/gemm_reference.h"
 #include "src/exec/onednn/api.h"
 
@@ -20,28 +21,6 @@ struct Onednn {
   OverlaceOnednnVersion version = nullptr;
   std::string why;  // not empty: not usable
 };
-
-std::string directory_of(std::string path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
-}
-
-/// Where the provider may lie: beside the program or the shared object that holds this code, and one level up (tests
-/// and benches are built below the library's folder; programs are installed beside lib).
-std::vector<std::string> search_directories() {
-  std::vector<std::string> found;
-  const auto add = [&](const std::string& dir) {
-    for (const char* below : {"", "/..", "/../lib", "/../lib/overlace"}) found.push_back(dir + below);
-  };
-  std::array<char, 4096> path{};
-  const ssize_t n = readlink("/proc/self/exe", path.data(), path.size() - 1);
-  if (n > 0) add(directory_of(std::string(path.data(), static_cast<size_t>(n))));
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&search_directories), &info) != 0 && info.dli_fname != nullptr) {
-    add(directory_of(info.dli_fname));
-  }
-  return found;
-}
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kHasThreadSanitizer = true;
@@ -62,7 +41,7 @@ Onednn open_onednn() {
     p.why = "ThreadSanitizer would report the library's own locks as races";
     return p;
   }
-  for (const std::string& dir : search_directories()) {
+  for (const std::string& dir : base::plugin_directories()) {
     const std::string path = dir + "/" + kOnednnLibrary;
     if (access(path.c_str(), R_OK) != 0) continue;
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

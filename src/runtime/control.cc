@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include "src/runtime/clock.h"
 #include "src/runtime/hash.h"
+#include "src/runtime/hello.h"
 #include "src/runtime/mailbox.h"
 #include "src/runtime/phases.h"
 
@@ -28,18 +30,31 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64_t timeout_ms) {
   try {
     come_past(Phase::bootstrap, bootstrap.rank());
-    const uint64_t mine = random_word();
-    const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(&mine, 1)), timeout_ms);
+    const uint64_t mine[2] = {random_word(), host_id()};
+    const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(mine)), timeout_ms);
     uint64_t generation = 0;
-    if (all.empty() || all[0].size() != sizeof generation)
+    std::vector<uint64_t> hosts;
+    for (size_t r = 0; r < all.size(); ++r) {
+      uint64_t theirs[2] = {};
+      if (all[r].size() != sizeof theirs) break;
+      std::memcpy(theirs, all[r].data(), sizeof theirs);
+      if (r == 0) generation = theirs[0];
+      hosts.push_back(theirs[1]);
+    }
+    if (hosts.size() != static_cast<size_t>(bootstrap.size()))
       return base::error(Errc::bootstrap, "the bootstrap's all-gather gave {} entries of {} bytes, wanted {} of {}",
-                         all.size(), all.empty() ? 0 : all[0].size(), bootstrap.size(), sizeof generation);
-    std::memcpy(&generation, all[0].data(), sizeof generation);
+                         all.size(), all.empty() ? 0 : all[0].size(), bootstrap.size(), sizeof mine);
     return bootstrap.in_process() ? open_threads_control(bootstrap, generation, timeout_ms)
-                                  : open_socket_control(bootstrap, generation, timeout_ms);
+                                  : open_socket_control(bootstrap, generation, hosts, timeout_ms);
   } catch (...) {
     return base::status_of_current_exception();
   }
+}
+
+std::vector<int> Control::all_ranks() const {
+  std::vector<int> ranks(static_cast<size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 base::Result<Tag> Control::post(std::span<const int> members, std::span<const std::byte> mine) {
@@ -93,8 +108,7 @@ base::Status Control::missing(std::span<const int> members, const Tag& tag, int6
 }
 
 base::Status agree_on_status(Control& control, const base::Status& mine, int64_t timeout_ms, const std::string& what) {
-  std::vector<int> members(static_cast<size_t>(control.size()));
-  for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
+  const std::vector<int> members = control.all_ranks();
   std::string text(1, static_cast<char>(mine.code()));
   text += mine.message().substr(0, Control::kMaxBytes / 2);
   if (!mine.ok()) {

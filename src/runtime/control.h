@@ -61,6 +61,7 @@ class Control {
   virtual base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) = 0;
 
   virtual bool has_arrived(int from, const Tag& tag) const = 0;
+  std::vector<int> all_ranks() const;
 
   /// All-gather among `members` (world ranks, this one included), in their order. All of them make the same calls in
   /// the same order. Called by the thread that opened the runtime. One deadline for all of them; timeout names every

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "src/runtime/clock.h"
@@ -21,22 +22,31 @@ std::string socket_name(uint64_t generation, int rank) {
   return base::format("overlace.control.{:016x}.{}", generation, rank);
 }
 
+/// What a rank says about itself before anybody connects: where it can be reached from other hosts.
+struct Place {
+  static constexpr size_t kMaxAddresses = 8, kAddressBytes = 16;
+  int64_t pid = 0;
+  int32_t port = 0, num_addresses = 0;
+  char addresses[kMaxAddresses][kAddressBytes] = {};
+};
+
 class Connector {
  public:
-  Connector(int rank, int size, uint64_t generation, UniqueFd listener, int64_t timeout_ms)
+  Connector(int rank, uint64_t generation, std::vector<UniqueFd> listeners, std::vector<Place> far, int64_t timeout_ms)
       : rank_(rank),
         generation_(generation),
         timeout_ms_(std::min(timeout_ms, kMaxConnectMs)),
         deadline_ns_(now_ns() + timeout_ms_ * 1000000),
-        listener_(std::move(listener)),
-        sockets_(static_cast<size_t>(size)),
+        listeners_(std::move(listeners)),
+        far_(std::move(far)),
+        sockets_(far_.size()),
         lifelines_(sockets_.size()),
         has_spoken_(sockets_.size()) {}
 
   /// The ranks below have been listening since before the bootstrap's last all-gather.
   base::Status connect_below() {
     for (int peer = 0; peer < rank_; ++peer) {
-      base::Result<UniqueFd> fd = connect_to(socket_name(generation_, peer), SOCK_SEQPACKET, 0);
+      base::Result<UniqueFd> fd = connect(peer);
       if (!fd.ok()) return gone(peer);
       OVERLACE_TRY(check_peer_uid(fd->get()));
       come_past(Phase::introduce, rank_);
@@ -73,7 +83,7 @@ class Connector {
       deadline_ns_ = std::min(deadline_ns_, now_ns() + kTellNs);
       for (int peer = 0; peer < rank_; ++peer) {
         if (sockets_[static_cast<size_t>(peer)]) continue;
-        base::Result<UniqueFd> fd = connect_to(socket_name(generation_, peer), SOCK_SEQPACKET, 0);
+        base::Result<UniqueFd> fd = connect(peer);
         if (fd.ok() && check_peer_uid(fd->get()).ok()) (void)introduce_to(peer, std::move(*fd));
       }
       open_lifelines();
@@ -90,7 +100,19 @@ class Connector {
 
  private:
   size_t above() const { return static_cast<size_t>(rank_) + 1; }
-  std::string name_of(size_t peer) const { return socket_name(generation_, static_cast<int>(peer)); }
+  /// To the rank's listener, without waiting for it.
+  base::Result<UniqueFd> connect(int peer) const {
+    const Place& place = far_[static_cast<size_t>(peer)];
+    if (place.port == 0) return connect_to(socket_name(generation_, peer), SOCK_SEQPACKET, 0);
+    base::Status why = base::error(Errc::bootstrap, "bootstrap: rank {} has no address", peer);
+    for (int i = 0; i < place.num_addresses; ++i) {
+      const std::string name = base::format("{}{}:{}", kTcp, place.addresses[i], place.port);
+      base::Result<UniqueFd> fd = connect_to(name, SOCK_STREAM, 0);
+      if (fd.ok()) return fd;
+      why = fd.status();
+    }
+    return why;
+  }
   base::Status gone(int peer) const {
     return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} is gone", rank_, sockets_.size(), peer);
   }
@@ -105,8 +127,7 @@ class Connector {
   void open_lifelines() {
     for (size_t peer = above(); peer < sockets_.size(); ++peer) {
       if (lifelines_[peer]) continue;
-      if (base::Result<UniqueFd> fd = connect_to(name_of(peer), SOCK_SEQPACKET, 0); fd.ok())
-        lifelines_[peer] = std::move(*fd);
+      if (base::Result<UniqueFd> fd = connect(static_cast<int>(peer)); fd.ok()) lifelines_[peer] = std::move(*fd);
     }
   }
 
@@ -121,11 +142,13 @@ class Connector {
   /// Everybody who has connected. Who is who says the first packet, which may come much later: a rank can lose its
   /// processor between the two.
   void take_arrivals() {
-    pollfd entry = {listener_.get(), POLLIN, 0};
-    while (::poll(&entry, 1, 0) > 0) {
-      UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!fd) break;
-      if (check_peer_uid(fd.get()).ok()) unknown_.push_back(std::move(fd));
+    for (const UniqueFd& listener : listeners_) {
+      pollfd entry = {listener.get(), POLLIN, 0};
+      while (::poll(&entry, 1, 0) > 0) {
+        UniqueFd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!fd) break;
+        if (check_peer_uid(fd.get()).ok()) unknown_.push_back(std::move(fd));
+      }
     }
     for (UniqueFd& fd : unknown_) {
       Packet hello;
@@ -166,8 +189,9 @@ class Connector {
   }
 
   void wait() const {
-    std::vector<pollfd> entries = {{listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> entries;
     const auto add = [&](const UniqueFd& fd) { entries.push_back({fd.get(), POLLIN, 0}); };
+    for (const UniqueFd& fd : listeners_) add(fd);
     for (const UniqueFd& fd : unknown_) add(fd);
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (sockets_[peer] && !has_spoken_[peer]) add(sockets_[peer]);
@@ -181,7 +205,8 @@ class Connector {
   const uint64_t generation_;
   const int64_t timeout_ms_;
   int64_t deadline_ns_;
-  const UniqueFd listener_;
+  const std::vector<UniqueFd> listeners_;
+  const std::vector<Place> far_;     // by rank; port 0: on this host
   std::vector<UniqueFd> sockets_;    // by rank
   std::vector<UniqueFd> lifelines_;  // by rank: to the listeners of the ranks above
   std::vector<UniqueFd> unknown_;    // have not said who they are: ranks, lifelines of the ranks below, strangers
@@ -189,26 +214,63 @@ class Connector {
   std::vector<std::byte> buffer_;
 };
 
+/// A door for ranks of other hosts; the listener joins the others.
+Place place_behind(UniqueFd door, std::vector<UniqueFd>& listeners) {
+  Place place{.pid = ::getpid(), .port = port_of(door.get())};
+  for (const std::string& address : own_addresses()) {
+    if (place.num_addresses == Place::kMaxAddresses) break;
+    std::strncpy(place.addresses[place.num_addresses++], address.c_str(), Place::kAddressBytes - 1);
+  }
+  listeners.push_back(std::move(door));
+  return place;
+}
+
 }  // namespace
 
-base::Result<std::vector<UniqueFd>> connect_ranks(Bootstrap& bootstrap, uint64_t generation, int64_t timeout_ms) {
-  const int rank = bootstrap.rank(), size = bootstrap.size();
+base::Result<Connections> connect_ranks(Bootstrap& bootstrap, uint64_t generation, const std::vector<uint64_t>& hosts,
+                                        int64_t timeout_ms) {
+  const int rank = bootstrap.rank();
+  const uint64_t own_host = hosts[static_cast<size_t>(rank)];
+  std::vector<UniqueFd> listeners;
   base::Result<UniqueFd> listener = listen_on(socket_name(generation, rank), SOCK_SEQPACKET);
-  const std::string failure = listener.ok() ? "" : listener.status().message();
-  const std::vector<Bytes> all = bootstrap.allgather(packet_text(failure), timeout_ms);
-  for (size_t r = 0; r < all.size(); ++r)
-    if (!all[r].empty())
-      return base::error(Errc::bootstrap, "rank {}: {}", r,
-                         std::string(reinterpret_cast<const char*>(all[r].data()), all[r].size()));
-  Connector connector(rank, size, generation, std::move(*listener), timeout_ms);
+  if (listener.ok()) listeners.push_back(std::move(*listener));
+  base::Status failure = listener.status();
+  Place mine{.pid = ::getpid()};
+  if (failure.ok() && std::count(hosts.begin(), hosts.end(), own_host) != static_cast<std::ptrdiff_t>(hosts.size())) {
+    base::Result<UniqueFd> door = listen_on(base::format("{}*:0", kTcp), SOCK_STREAM);
+    failure = door.status();
+    if (door.ok()) mine = place_behind(std::move(*door), listeners);
+  }
+  Bytes said(sizeof mine + failure.message().size());
+  std::memcpy(said.data(), &mine, sizeof mine);
+  std::memcpy(said.data() + sizeof mine, failure.message().data(), failure.message().size());
+  const std::vector<Bytes> all = bootstrap.allgather(said, timeout_ms);
+  Connections connections;
+  std::vector<Place> far;
+  for (size_t r = 0; r < all.size(); ++r) {
+    Place place;
+    if (all[r].size() < sizeof place) return base::error(Errc::bootstrap, "rank {} does not say where it is", r);
+    std::memcpy(&place, all[r].data(), sizeof place);
+    if (all[r].size() > sizeof place)
+      return base::error(
+          Errc::bootstrap, "rank {}: {}", r,
+          std::string(reinterpret_cast<const char*>(all[r].data()) + sizeof place, all[r].size() - sizeof place));
+    connections.pids.push_back(place.pid);
+    if (hosts[r] == own_host) place.port = 0;
+    far.push_back(place);
+  }
+  Connector connector(rank, generation, std::move(listeners), std::move(far), timeout_ms);
   try {
     come_past(Phase::connect, rank);
     base::Status status = connector.connect_below();
     if (status.ok()) come_past(Phase::accept, rank);
     if (status.ok()) status = connector.accept_above();
-    if (status.ok()) return connector.take();
-    connector.tell(status);
-    return status;
+    if (!status.ok()) {
+      connector.tell(status);
+      return status;
+    }
+    connections.sockets = connector.take();
+    return connections;
   } catch (...) {
     connector.tell(base::status_of_current_exception());
     throw;

@@ -1,4 +1,4 @@
-// Packets between the processes of one runtime: one SOCK_SEQPACKET connection per pair.
+// Packets between the processes of one runtime: one connection per pair, SOCK_SEQPACKET on one host, TCP between hosts.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,9 @@ struct PacketHeader {
   static constexpr uint32_t kMagic = 0x0B1ACE03;
   uint32_t magic = kMagic;
   PacketType type = PacketType::message;
-  Tag tag{};          // message; hello: group is the generation
-  int32_t value = 0;  // hello: the rank; abort: the code; leave: 1 if in good order
+  Tag tag{};            // message; hello: group is the generation
+  int32_t value = 0;    // hello: the rank; abort: the code; leave: 1 if in good order
+  uint32_t length = 0;  // of what follows; set by send_packet
 };
 
 struct Packet {
@@ -42,8 +43,14 @@ Received receive_packet(int fd, std::vector<std::byte>& buffer, Packet& packet);
 /// The same without taking it away.
 Received peek_packet(int fd, std::vector<std::byte>& buffer, Packet& packet);
 
-/// Collective. Sockets to all other ranks by rank, none for this one; every end is authenticated by uid and
-/// generation. bootstrap naming the rank that died or did not come; those that are connected already are told.
-base::Result<std::vector<UniqueFd>> connect_ranks(Bootstrap& bootstrap, uint64_t generation, int64_t timeout_ms);
+/// By rank: the connection (none for this one) and the process at its end.
+struct Connections {
+  std::vector<UniqueFd> sockets;
+  std::vector<int64_t> pids;
+};
+/// Collective. Every end is authenticated by generation, on one host by uid too. `hosts`: host_id() of each rank.
+/// bootstrap naming the rank that died or did not come; those that are connected already are told.
+base::Result<Connections> connect_ranks(Bootstrap& bootstrap, uint64_t generation, const std::vector<uint64_t>& hosts,
+                                        int64_t timeout_ms);
 
 }  // namespace overlace::runtime

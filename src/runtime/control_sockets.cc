@@ -20,20 +20,14 @@ constexpr int64_t kNewsNs = 400000000;  // longest that news for one peer may de
 
 class SocketControl final : public MailboxControl {
  public:
-  SocketControl(int rank, int size, uint64_t generation, std::vector<UniqueFd> sockets, int64_t timeout_ms)
-      : MailboxControl(rank, size, generation),
+  SocketControl(int rank, uint64_t generation, Connections connections, int64_t timeout_ms)
+      : MailboxControl(rank, static_cast<int>(connections.sockets.size()), generation),
         timeout_ns_(timeout_ms * 1000000),
-        sockets_(std::move(sockets)),
+        sockets_(std::move(connections.sockets)),
         stop_(::eventfd(0, EFD_CLOEXEC)) {
-    for (int peer = 0; peer < size; ++peer) {
-      const int fd = socket(peer);
-      if (fd < 0) {
-        set_peer(peer, ::getpid(), RankState::starting);
-        continue;
-      }
-      if (base::Result<PeerCredentials> other = credentials_of(fd); other.ok())
-        set_peer(peer, other->pid, RankState::starting);
-      add_descriptor(fd);
+    for (size_t peer = 0; peer < sockets_.size(); ++peer) {
+      set_peer(static_cast<int>(peer), connections.pids[peer], RankState::starting);
+      if (sockets_[peer]) add_descriptor(sockets_[peer].get());
     }
     add_descriptor(stop_.get());
     watcher_ = std::thread([this] { watch(); });
@@ -143,11 +137,11 @@ class SocketControl final : public MailboxControl {
 }  // namespace
 
 base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap, uint64_t generation,
-                                                           int64_t timeout_ms) {
-  base::Result<std::vector<UniqueFd>> sockets = connect_ranks(bootstrap, generation, timeout_ms);
-  if (!sockets.ok()) return sockets.status();
+                                                           const std::vector<uint64_t>& hosts, int64_t timeout_ms) {
+  base::Result<Connections> connections = connect_ranks(bootstrap, generation, hosts, timeout_ms);
+  if (!connections.ok()) return connections.status();
   return std::unique_ptr<Control>(
-      std::make_unique<SocketControl>(bootstrap.rank(), bootstrap.size(), generation, std::move(*sockets), timeout_ms));
+      std::make_unique<SocketControl>(bootstrap.rank(), generation, std::move(*connections), timeout_ms));
 }
 
 }  // namespace overlace::runtime

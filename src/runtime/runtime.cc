@@ -34,11 +34,11 @@ RuntimeOptions complete(RuntimeOptions options, int world) {
   check_range("num_signal_ids", options.num_signal_ids, 64, 1 << 20);
   check_range("heap_bytes", static_cast<int64_t>(options.heap_bytes), 0, int64_t{1} << 46);
   check_range("world size", world, 1, 1024);
-  if (options.net_engine != "auto" && options.net_engine != "nccl" && options.net_engine != "none")
-    throw InvalidArgument(Errc::invalid_argument,
-                          base::format("RuntimeOptions::net_engine is \"{}\", wanted auto, nccl or none; mpi is not "
-                                       "built",
-                                       options.net_engine));
+  if (options.net_engine != "auto" && options.net_engine != "nccl" && options.net_engine != "mpi" &&
+      options.net_engine != "none")
+    throw InvalidArgument(
+        Errc::invalid_argument,
+        base::format("RuntimeOptions::net_engine is \"{}\", wanted auto, nccl, mpi or none", options.net_engine));
   return options;
 }
 

@@ -19,8 +19,9 @@ constexpr uint32_t kPollsPerCheck = 16;
 
 uint32_t bell_of(const WaitSite& site) { return site.kind == WaitKind::signal ? site.id % kBells : kAnyBell; }
 
-std::atomic_ref<uint32_t> world_waiting(const ChannelPod& channel) {
-  return std::atomic_ref(cpu_control(agent_of(channel).bases[0]).world_waiting);
+std::atomic_ref<uint32_t> host_waiting(const ChannelPod& channel) {
+  const CpuAgent& agent = agent_of(channel);
+  return std::atomic_ref(cpu_control(agent.bases[static_cast<size_t>(agent.first_of_host)]).host_waiting);
 }
 
 }  // namespace
@@ -42,14 +43,14 @@ Waiter::Waiter(const ChannelPod& channel, const WaitSite& site)
   const CpuAgent& agent = agent_of(channel);
   if (site.word != nullptr)
     last_seen_ = std::atomic_ref(*const_cast<uint64_t*>(site.word)).load(std::memory_order_relaxed);
-  const uint32_t waiting = world_waiting(channel).fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint32_t waiting = host_waiting(channel).fetch_add(1, std::memory_order_relaxed) + 1;
   may_spin_ = agent.wait == WaitPolicy::spin ||
               (agent.wait == WaitPolicy::automatic && static_cast<int64_t>(waiting) <= agent.cores);
   if (!may_spin_) start_sleeping();
 }
 
 Waiter::~Waiter() {
-  world_waiting(channel_).fetch_sub(1, std::memory_order_relaxed);
+  host_waiting(channel_).fetch_sub(1, std::memory_order_relaxed);
   if (!is_sleeping_) return;
   CpuControl& control = cpu_control(own_heap(channel_.team));
   std::atomic_ref(control.bells[bell_of(site_)].waiters).fetch_sub(1, std::memory_order_relaxed);

@@ -33,7 +33,8 @@ struct Donor {
     Team& team = runtime.world();
     const int fd = ::memfd_create("donor", MFD_CLOEXEC);
     EXPECT_EQ(::ftruncate(fd, static_cast<off_t>(bytes)), 0);
-    auto fds = runtime::exchange_fds(*runtime.state().control, fd, 20000);
+    runtime::Control& control = *runtime.state().control;
+    auto fds = runtime::exchange_fds(control, control.all_ranks(), fd, 20000);
     ::close(fd);
     peers.resize(static_cast<size_t>(team.size()));
     const bool is_shared = runtime.state().control->in_process();

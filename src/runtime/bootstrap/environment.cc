@@ -5,6 +5,8 @@
 #include "overlace/error.h"
 #include "src/base/env.h"
 #include "src/runtime/bootstrap/relay.h"
+#include "src/runtime/bootstrap/remote.h"
+#include "src/runtime/bootstrap/serving.h"
 #include "src/runtime/clock.h"
 #include "src/runtime/hash.h"
 
@@ -13,34 +15,16 @@ namespace {
 
 constexpr const char* kAcceptedWays =
     "accepted: overlace run -n N, torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun "
-    "(SLURM_*) on one host; on several hosts a callback (a torch process group)";
-
-/// Rank 0 serves the others.
-class ServingBootstrap final : public Bootstrap {
- public:
-  ServingBootstrap(std::unique_ptr<runtime::RelayServer> server) : thread_(std::move(server)) {}
-  base::Status join(const std::string& name, int size, int64_t timeout_ms) {
-    base::Result<std::unique_ptr<Bootstrap>> client = runtime::relay_bootstrap(name, "", 0, size, timeout_ms, "rank 0");
-    if (!client.ok()) return client.status();
-    client_ = std::move(*client);
-    return {};
-  }
-  int rank() const override { return 0; }
-  int size() const override { return client_->size(); }
-  std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) override {
-    return client_->allgather(mine, timeout_ms);
-  }
-  std::string token() const override { return client_->token(); }
-
- private:
-  runtime::RelayThread thread_;
-  std::unique_ptr<Bootstrap> client_;
-};
+    "(SLURM_*); on several hosts torchrun, srun, mpirun with engine mpi or with MASTER_ADDR, or a callback (a torch "
+    "process group)";
 
 /// Equal for the ranks of a job, different for jobs that differ in anything a starter tells them.
+std::string job_text(const base::Env& env) {
+  return base::format("{} {} {} {} {}", env.rank_source, env.world_size, env.master_addr, env.master_port, env.run_id);
+}
+
 std::string job_name(const base::Env& env) {
-  std::string job =
-      base::format("{} {} {} {} {}", env.rank_source, env.world_size, env.master_addr, env.master_port, env.run_id);
+  std::string job = job_text(env);
   // mpirun and srun are the parents of all their ranks of a host.
   if (env.rank_source != "torchrun" && env.run_id.empty()) job += base::format(" {}", ::getppid());
   return base::format("overlace.{}.{:016x}", ::geteuid(), runtime::hash_text(job));
@@ -52,8 +36,8 @@ base::Result<std::unique_ptr<Bootstrap>> serve_job(const std::string& name, int 
     bool in_use = false;
     base::Result<std::unique_ptr<runtime::RelayServer>> server = runtime::RelayServer::open(name, "", size, &in_use);
     if (server.ok()) {
-      auto bootstrap = std::make_unique<ServingBootstrap>(std::move(*server));
-      OVERLACE_TRY(bootstrap->join(name, size, timeout_ms));
+      auto bootstrap = std::make_unique<runtime::ServingBootstrap>(std::move(*server));
+      OVERLACE_TRY(bootstrap->join(name, "", size, timeout_ms));
       return std::unique_ptr<Bootstrap>(std::move(bootstrap));
     }
     // An earlier runtime of the same job may still be leaving.
@@ -71,6 +55,18 @@ base::Result<std::unique_ptr<Bootstrap>> from_launcher(const base::Env& env, int
                                   env.world_size, timeout_ms);
 }
 
+/// Over TCP where it is known on which host rank 0 is, else as mpirun's ranks always can.
+base::Result<std::unique_ptr<Bootstrap>> between_hosts(const base::Env& env, int64_t timeout_ms) {
+  if (!env.master_addr.empty())
+    return runtime::tcp_bootstrap(env.master_addr, job_text(env), env.rank, env.world_size, timeout_ms);
+  if (env.rank_source == "openmpi" || env.rank_source == "pmi")
+    return runtime::mpi_bootstrap(env.rank, env.world_size, timeout_ms);
+  return base::error(Errc::bootstrap,
+                     "bootstrap: rank {} of {} ({}): the ranks are on several hosts, but not even MASTER_ADDR says "
+                     "where rank 0 is; {}",
+                     env.rank, env.world_size, env.rank_source, kAcceptedWays);
+}
+
 }  // namespace
 
 std::unique_ptr<Bootstrap> environment_bootstrap() {
@@ -81,9 +77,11 @@ std::unique_ptr<Bootstrap> environment_bootstrap() {
                                                  env.rank, env.world_size, env.rank_source, kAcceptedWays));
   const int64_t timeout_ms = env.timeout_s * 1000;
   if (!env.launch_socket.empty()) return std::move(from_launcher(env, timeout_ms).value());
+  if (env.local_size >= 0 && env.local_size < env.world_size) return std::move(between_hosts(env, timeout_ms).value());
   if (env.local_rank >= 0 && env.local_rank != env.rank)
     throw PeerLost(Errc::bootstrap, base::format("bootstrap: rank {} is rank {} of its host: the {} ranks are on "
-                                                 "several hosts; {}",
+                                                 "several hosts, but the launcher does not say how many are on each; "
+                                                 "{}",
                                                  env.rank, env.local_rank, env.world_size, kAcceptedWays));
   const std::string name = job_name(env);
   base::Result<std::unique_ptr<Bootstrap>> bootstrap =

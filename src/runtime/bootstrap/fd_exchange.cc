@@ -27,24 +27,27 @@ base::Status check_number(const Message& message, int wanted) {
 
 }  // namespace
 
-base::Result<std::vector<int>> exchange_fds(Control& control, int mine, int64_t timeout_ms) {
+base::Result<std::vector<int>> exchange_fds(Control& control, std::span<const int> members, int mine,
+                                            int64_t timeout_ms) {
   const int self = control.rank();
-  std::vector<UniqueFd> all(static_cast<size_t>(control.size()));
-  UniqueFd& own = all[static_cast<size_t>(self)] = UniqueFd(::fcntl(mine, F_DUPFD_CLOEXEC, 0));
-  if (!own) return base::error(Errc::io, "descriptor exchange: cannot duplicate: {}", std::strerror(errno));
-  for (int peer = 0; peer < control.size(); ++peer)
+  for (const int peer : members)
     if (peer != self) OVERLACE_TRY(control.send(peer, kDescriptor, bytes_of(self), mine));
   come_past(Phase::descriptors, self);
-  for (int peer = 0; peer < control.size(); ++peer) {
-    if (peer == self) continue;
+  std::vector<UniqueFd> all;
+  for (const int peer : members) {
+    if (peer == self) {
+      all.emplace_back(::fcntl(mine, F_DUPFD_CLOEXEC, 0));
+      if (!all.back()) return base::error(Errc::io, "descriptor exchange: cannot duplicate: {}", std::strerror(errno));
+      continue;
+    }
     base::Result<Message> message = control.receive(peer, kDescriptor, timeout_ms, "descriptor exchange");
     if (!message.ok()) return message.status();
-    all[static_cast<size_t>(peer)] = UniqueFd(message->fd);
+    all.emplace_back(message->fd);
     OVERLACE_TRY(check_number(*message, peer));
     if (message->fd < 0) return base::error(Errc::bootstrap, "descriptor exchange: rank {} sent none", peer);
     OVERLACE_TRY(control.send(peer, kReceipt, bytes_of(self)));
   }
-  for (int peer = 0; peer < control.size(); ++peer) {
+  for (const int peer : members) {
     if (peer == self) continue;
     base::Result<Message> receipt = control.receive(peer, kReceipt, timeout_ms, "receipt of a descriptor");
     if (!receipt.ok()) return receipt.status();

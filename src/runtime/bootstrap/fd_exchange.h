@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "src/base/status.h"
@@ -9,9 +10,10 @@
 
 namespace overlace::runtime {
 
-/// Collective. Gives `mine` to every rank of the control plane; element r of the result is rank r's descriptor (own: a
-/// duplicate), close-on-exec, owned by the caller. Numbered and acknowledged: it returns ok only if all peers have
-/// received ours. On failure nothing stays open.
-base::Result<std::vector<int>> exchange_fds(Control& control, int mine, int64_t timeout_ms);
+/// Collective among `members` (this rank is one). Gives `mine` to all of them; element i of the result is members[i]'s
+/// descriptor (own: a duplicate), close-on-exec, owned by the caller. Numbered and acknowledged: it returns ok only if
+/// all peers have received ours. On failure nothing stays open.
+base::Result<std::vector<int>> exchange_fds(Control& control, std::span<const int> members, int mine,
+                                            int64_t timeout_ms);
 
 }  // namespace overlace::runtime

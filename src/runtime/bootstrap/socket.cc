@@ -1,5 +1,12 @@
 #include "src/runtime/bootstrap/socket.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -18,6 +25,10 @@ namespace {
 
 constexpr int64_t kRetryNs = 5000000;
 constexpr timeval kSendTimeout = {5, 0};
+constexpr int kConnectMs = 1000;  // one attempt over TCP
+// A host that lost its power or its network says nothing: it is gone after 10 + 3 * 5 s.
+constexpr int kKeepIdleS = 10, kKeepIntervalS = 5, kKeepCount = 3;
+constexpr int kTcpBuffer = 1 << 20;  // a packet of the control plane and more
 
 base::Status failed(const char* call, const std::string& name) {
   return base::error(Errc::bootstrap, "bootstrap: {} of socket \"{}\" failed: {}", call, name, std::strerror(errno));
@@ -35,6 +46,86 @@ struct Address {
   sockaddr_un address{};
   socklen_t size = 0;
 };
+
+bool is_tcp(const std::string& name) { return name.rfind(kTcp, 0) == 0; }
+
+/// Of "tcp:HOST:PORT"; HOST may be a name. Only IPv4.
+base::Result<sockaddr_in> resolve(const std::string& name) {
+  const size_t begin = sizeof kTcp - 1, colon = name.rfind(':');
+  const std::string host = name.substr(begin, colon - begin), port = name.substr(colon + 1);
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = host == "*" ? AI_PASSIVE : 0;
+  const int code = ::getaddrinfo(host == "*" ? nullptr : host.c_str(), port.c_str(), &hints, &found);
+  if (code != 0 || found == nullptr)
+    return base::error(Errc::bootstrap, "bootstrap: cannot find host and port of \"{}\": {}", name,
+                       ::gai_strerror(code));
+  sockaddr_in address{};
+  std::memcpy(&address, found->ai_addr, sizeof address);
+  ::freeaddrinfo(found);
+  return address;
+}
+
+void set_option(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); }
+
+void set_tcp_options(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleS);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalS);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepCount);
+  set_option(fd, SOL_SOCKET, SO_RCVBUF, kTcpBuffer);
+  set_option(fd, SOL_SOCKET, SO_SNDBUF, kTcpBuffer);
+}
+
+base::Result<UniqueFd> listen_tcp(const std::string& name, bool* in_use) {
+  const base::Result<sockaddr_in> address = resolve(name);
+  if (!address.ok()) return address.status();
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return failed("creation", name);
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  set_tcp_options(fd.get());  // what is accepted inherits them
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
+    if (in_use != nullptr) *in_use = errno == EADDRINUSE;
+    return failed("bind", name);
+  }
+  if (::listen(fd.get(), SOMAXCONN) != 0) return failed("listen", name);
+  return fd;
+}
+
+/// errno of connect(), 0 once connected.
+int try_connect(int fd, const sockaddr_in& address) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+  int code = ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+  if (code == EINPROGRESS) {
+    pollfd entry = {fd, POLLOUT, 0};
+    socklen_t size = sizeof code;
+    if (::poll(&entry, 1, kConnectMs) <= 0)
+      code = ETIMEDOUT;
+    else
+      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size);
+  }
+  ::fcntl(fd, F_SETFL, flags);
+  return code;
+}
+
+base::Result<UniqueFd> connect_tcp(const std::string& name, int64_t deadline_ns) {
+  while (true) {
+    const base::Result<sockaddr_in> address = resolve(name);
+    if (!address.ok()) return address.status();
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd) return failed("creation", name);
+    set_tcp_options(fd.get());
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kSendTimeout, sizeof kSendTimeout);
+    const int code = try_connect(fd.get(), *address);
+    if (code == 0) return fd;
+    errno = code;
+    if (now_ns() >= deadline_ns) return failed("connect", name);
+    ::poll(nullptr, 0, static_cast<int>(kRetryNs / 1000000));
+  }
+}
 
 void bound_sends(int fd) { ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &kSendTimeout, sizeof kSendTimeout); }
 
@@ -54,6 +145,7 @@ void UniqueFd::reset() {
 
 base::Result<UniqueFd> listen_on(const std::string& name, int type, bool* in_use) {
   if (in_use != nullptr) *in_use = false;
+  if (is_tcp(name)) return listen_tcp(name, in_use);
   UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   if (!fd) return failed("creation", name);
   const Address address(name);
@@ -66,6 +158,7 @@ base::Result<UniqueFd> listen_on(const std::string& name, int type, bool* in_use
 }
 
 base::Result<UniqueFd> connect_to(const std::string& name, int type, int64_t deadline_ns) {
+  if (is_tcp(name)) return connect_tcp(name, deadline_ns);
   const Address address(name);
   while (true) {
     UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
@@ -86,6 +179,10 @@ base::Result<PeerCredentials> credentials_of(int fd) {
 }
 
 base::Status check_peer_uid(int fd) {
+  int domain = AF_UNIX;
+  socklen_t size = sizeof domain;
+  ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
+  if (domain != AF_UNIX) return {};
   base::Result<PeerCredentials> peer = credentials_of(fd);
   if (!peer.ok()) return peer.status();
   if (peer->uid == ::geteuid()) return {};
@@ -121,6 +218,30 @@ base::Status receive_all(int fd, void* data, size_t bytes, int64_t deadline_ns) 
     bytes -= static_cast<size_t>(got);
   }
   return {};
+}
+
+int port_of(int fd) {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> found, loopback;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET || (entry->ifa_flags & IFF_UP) == 0)
+      continue;
+    sockaddr_in address{};
+    std::memcpy(&address, entry->ifa_addr, sizeof address);
+    char text[INET_ADDRSTRLEN] = {};
+    ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
+    ((entry->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : found).emplace_back(text);
+  }
+  ::freeifaddrs(list);
+  return found.empty() ? loopback : found;
 }
 
 std::string random_token() {

@@ -1,10 +1,12 @@
-// Abstract UNIX sockets: the only kind that the runtime opens itself.
+// Sockets by name: abstract UNIX sockets between processes of one host, TCP ("tcp:HOST:PORT") between hosts, where
+// ranks meet and tell each other of failures. Payload never passes through them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "src/base/status.h"
 
@@ -31,19 +33,25 @@ struct PeerCredentials {
   uint32_t uid = 0;
 };
 
-/// `type`: SOCK_STREAM or SOCK_SEQPACKET. Close-on-exec. bootstrap with the reason; `in_use` says that the name is
-/// taken.
+/// `type`: SOCK_STREAM or SOCK_SEQPACKET (TCP: always the former). Close-on-exec. "tcp:*:PORT" listens on all
+/// interfaces, port 0 on any port. bootstrap with the reason; `in_use` says that the name is taken.
 base::Result<UniqueFd> listen_on(const std::string& name, int type, bool* in_use = nullptr);
 /// Tries again until somebody listens.
 base::Result<UniqueFd> connect_to(const std::string& name, int type, int64_t deadline_ns);
 /// Of the process at the other end, as the kernel says.
 base::Result<PeerCredentials> credentials_of(int fd);
-/// peer_lost naming both uids unless the other end runs as we do.
+/// bootstrap naming both uids unless the other end runs as we do; ok for TCP, where only what it says can be checked.
 base::Status check_peer_uid(int fd);
 
 /// All bytes or an error: bootstrap (closed, or why), timeout.
 base::Status send_all(int fd, const void* data, size_t bytes);
 base::Status receive_all(int fd, void* data, size_t bytes, int64_t deadline_ns);
+
+inline constexpr char kTcp[] = "tcp:";
+/// That a listening TCP socket got.
+int port_of(int fd);
+/// IPv4 addresses of this host's interfaces, loopback only where there is no other.
+std::vector<std::string> own_addresses();
 
 /// 32 random hexadecimal digits.
 std::string random_token();

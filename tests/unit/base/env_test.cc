@@ -113,6 +113,29 @@ TEST(Env, RecognisesLaunchers) {
   EXPECT_EQ(mpi.local_rank, -1);
   EXPECT_EQ(Env::parse({"PMI_RANK=0", "PMI_SIZE=4"})->rank_source, "pmi");
   EXPECT_EQ(Env::parse({"SLURM_PROCID=5", "SLURM_STEP_NUM_TASKS=6", "SLURM_LOCALID=0"})->rank, 5);
+  EXPECT_EQ(Env::parse({"PMI_RANK=3", "PMI_SIZE=4", "MPI_LOCALRANKID=1", "MPI_LOCALNRANKS=2"})->local_size, 2);
+  EXPECT_EQ(
+      Env::parse({"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=1"})->local_size, 1);
+}
+
+TEST(Env, KnowsTheHostsOfASlurmStep) {
+  const Env two = Env::parse({"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_NUM_NODES=2", "SLURM_JOB_ID=77",
+                              "SLURM_STEP_ID=0", "SLURM_STEP_NODELIST=gpu[09-10]-ib,login"})
+                      .value();
+  EXPECT_EQ(two.rank_source, "slurm");
+  EXPECT_EQ(two.local_size, 0);
+  EXPECT_EQ(two.master_addr, "gpu09-ib");
+  EXPECT_EQ(two.run_id, "77.0");
+  EXPECT_EQ(Env::parse({"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_NUM_NODES=1"})->local_size, 4);
+  EXPECT_EQ(
+      Env::parse({"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NODELIST=a[1-2]", "MASTER_ADDR=10.1.1.9"})
+          ->master_addr,
+      "10.1.1.9");
+  EXPECT_EQ(first_host("node[01-04,07],x3"), "node01");
+  EXPECT_EQ(first_host("x3,node[01-04]"), "x3");
+  EXPECT_EQ(first_host("alone"), "alone");
+  EXPECT_EQ(first_host("broken[3"), "broken3");
+  EXPECT_EQ(first_host(""), "");
   const Env own = Env::parse({"OVERLACE_LAUNCH_SOCKET=x", "RANK=0", "WORLD_SIZE=2", "OMPI_COMM_WORLD_SIZE=9"}).value();
   EXPECT_EQ(own.rank_source, "overlace");
   EXPECT_EQ(own.world_size, 2);

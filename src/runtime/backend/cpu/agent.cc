@@ -1,6 +1,7 @@
 #include "src/runtime/backend/cpu/agent.h"
 
 #include "src/runtime/backend/cpu/futex.h"
+#include "src/runtime/backend/cpu/net.h"
 #include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
 

@@ -15,6 +15,7 @@
 
 namespace overlace::runtime {
 
+class Net;
 class Observer;
 class Wire;
 
@@ -32,7 +33,7 @@ struct Doorbell {
 struct CpuControl {
   alignas(64) uint32_t waiters;  // of all bells: what a writer looks at first
   Doorbell bells[kBells + 1];
-  alignas(64) uint32_t world_waiting;            // rank 0's: threads of all ranks that wait now
+  alignas(64) uint32_t host_waiting;             // the first rank's: threads of all ranks that wait now
   alignas(64) uint64_t link_busy_ns[kMaxRanks];  // by destination: when the emulated link becomes free
 };
 inline constexpr uint64_t kCpuControlOffset = 4096;
@@ -53,10 +54,12 @@ struct CpuAgent {
   WaitPolicy wait = WaitPolicy::automatic;
   uint64_t timeout_ns = 0, fork_count = 0;
   RuntimeLayout layout;
-  std::vector<char*> bases;  // of all ranks' heaps, in this address space
+  std::vector<char*> bases;  // of all ranks' heaps, in this address space; empty reservations for other hosts
+  int first_of_host = 0;     // whose heap has the words that all ranks of this host share
   Control* control = nullptr;
   const Names* names = nullptr;
-  std::unique_ptr<Wire> wire;           // null: puts are stores
+  std::unique_ptr<Net> net;             // null: all ranks are on this host
+  std::unique_ptr<Wire> wire;           // null: puts are stores, or go to `net` at once
   std::vector<uint64_t> sent, tickets;  // id * world + rank
   std::atomic<uint64_t> fence_word{0};
   std::atomic<Observer*> observer{nullptr};

@@ -11,8 +11,10 @@
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/backend/cpu/futex.h"
 #include "src/runtime/backend/cpu/mapping.h"
+#include "src/runtime/backend/cpu/net.h"
 #include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
+#include "src/runtime/engine/mpi/engine.h"
 #include "src/runtime/engine/reference.h"
 #include "src/runtime/lives.h"
 #include "src/runtime/state.h"
@@ -31,7 +33,9 @@ struct Line {
 
 class CpuBackend final : public BackendState {
  public:
-  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, std::shared_ptr<Mapping> mapping, int cores)
+  /// `service`: null where no rank is on another host and engine mpi was not asked for.
+  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, std::shared_ptr<Mapping> mapping, int cores,
+             mpi::Service* service, const std::vector<int>& mpi_ranks)
       : mapping_(std::move(mapping)), staging_(layout.staging.offset) {
     const RuntimeOptions& options = context.options;
     agent_.rank = context.control.rank();
@@ -56,21 +60,32 @@ class CpuBackend final : public BackendState {
     block.generation = context.control.generation();
     block.pid = ::getpid();
     block.rank = agent_.rank;
+    const std::vector<int> near = ranks_of_host(context);
+    agent_.first_of_host = near.front();
+    if (service != nullptr) agent_.net = std::make_unique<Net>(agent_, *service, mpi_ranks, near);
     if (options.adversary.enabled || options.link.enabled)
       agent_.wire = std::make_unique<Wire>(agent_, options.adversary, options.link);
   }
-  ~CpuBackend() override { agent_.wire.reset(); }
+  ~CpuBackend() override {
+    agent_.wire.reset();
+    agent_.net.reset();
+  }
 
   Backend kind() const override { return Backend::cpu; }
-  Caps caps(int) const override {
-    return {.load_store = true,
-            .device_initiated = true,
+  Caps caps(int world_rank) const override {
+    const bool is_near = !is_far(world_rank);
+    return {.load_store = is_near,
+            .device_initiated = is_near,
             .multi_writer_signals = true,
-            .remote_add = true,
+            .remote_add = is_near,
             .collectives = true};
   }
-  Reach reach(int world_rank) const override { return world_rank == agent_.rank ? Reach::self : Reach::lsa; }
-  char* heap_base(int world_rank) const override { return agent_.bases[static_cast<size_t>(world_rank)]; }
+  Reach reach(int world_rank) const override {
+    return world_rank == agent_.rank ? Reach::self : is_far(world_rank) ? Reach::net : Reach::lsa;
+  }
+  char* heap_base(int world_rank) const override {
+    return is_far(world_rank) ? nullptr : agent_.bases[static_cast<size_t>(world_rank)];
+  }
   uint64_t user_offset() const override { return agent_.layout.user.offset; }
   uint64_t user_bytes() const override { return agent_.layout.user.bytes; }
 
@@ -97,6 +112,7 @@ class CpuBackend final : public BackendState {
   }
 
   std::unique_ptr<NetEngine> make_engine(Team& team, int) override {
+    if (agent_.net) return mpi::make_engine(team, agent_.net->service(), agent_.net->ranks());
     const uint64_t end = agent_.layout.staging.offset + agent_.layout.staging.bytes;
     return make_reference_engine(team, staging_, end);
   }
@@ -121,7 +137,14 @@ class CpuBackend final : public BackendState {
     std::memcpy(dst, src, bytes);
     return {};
   }
-  uint64_t stripe_granule(std::string*) const override { return kGranule; }
+  uint64_t stripe_granule(std::string* why) const override {
+    for (int r = 0; r < agent_.world; ++r) {
+      if (!is_far(r)) continue;
+      *why = base::format("rank {} is on another host", r);
+      return 0;
+    }
+    return kGranule;
+  }
   base::Result<StripeMemory> stripe(const StripePlan& plan) override { return map_stripes(*agent_.control, plan); }
   // Calls run on the calling thread: nothing is queued.
   int sm_room() const override { return 0; }
@@ -131,10 +154,11 @@ class CpuBackend final : public BackendState {
   base::Status drain(StreamRef) override { return {}; }
 
   base::Status synchronize() override {
-    if (!agent_.wire) return {};
     ChannelPod channel{};
     channel.team = make_world_pod();
-    const Errc code = poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent_.wire->is_idle(); });
+    Errc code = Errc::ok;
+    if (agent_.wire) code = poll_until(channel, {.kind = WaitKind::stream}, [&] { return agent_.wire->is_idle(); });
+    if (code == Errc::ok) code = wait_for_net(channel);
     if (code == Errc::ok) return {};
     const AbortCause first = cause();
     return {first.code, first.message};
@@ -163,13 +187,16 @@ class CpuBackend final : public BackendState {
     agent_.abort(cause);
   }
   AbortCause cause() override { return agent_.cause(); }
-  void close(bool) override {
+  void close(bool is_aborted) override {
     if (agent_.wire) agent_.wire->drop_all();
+    if (is_aborted && agent_.net) agent_.net->service().give_up();
     agent_.wire.reset();
+    agent_.net.reset();  // from here on nobody writes into this heap
   }
   CpuAgent& agent() { return agent_; }
 
  private:
+  bool is_far(int world_rank) const { return agent_.net && agent_.net->carries(world_rank); }
   char* own() { return heap_base(agent_.rank); }
   TeamPod make_world_pod() {
     TeamPod pod{};
@@ -189,15 +216,35 @@ class CpuBackend final : public BackendState {
   bool is_poisoning_ = false;
 };
 
+/// MPI where ranks are on several hosts or it was asked for, else null.
+base::Result<mpi::Service*> open_service(const OpenContext& context, std::vector<int>* mpi_ranks) {
+  const std::string& engine = context.options.net_engine;
+  const auto far = std::find_if(context.hellos.begin(), context.hellos.end(),
+                                [&](const Hello& hello) { return hello.host_id != context.hellos[0].host_id; });
+  const bool has_hosts = far != context.hellos.end();
+  if (!has_hosts && engine != "mpi") return static_cast<mpi::Service*>(nullptr);
+  if (has_hosts && engine != "auto" && engine != "mpi")
+    return base::error(Errc::not_supported,
+                       "ranks 0 and {} are on different hosts and the network engine is {}, wanted auto or mpi",
+                       far->rank, engine);
+  if (context.control.in_process())
+    return base::error(Errc::not_supported, "engine mpi: ranks are threads of one process, wanted processes");
+  const int64_t timeout_ms = context.options.timeout_ms;
+  base::Result<mpi::Service*> service = mpi::Service::open(timeout_ms);
+  OVERLACE_TRY(agree_on_status(context.control, service.status(), timeout_ms, "open, engine mpi"));
+  base::Result<std::vector<int>> ranks = mpi::exchange_ranks(**service, context.control, timeout_ms);
+  if (!ranks.ok()) return ranks.status();
+  *mpi_ranks = std::move(*ranks);
+  return service;
+}
+
 }  // namespace
 
 base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context) {
   Control& control = context.control;
-  for (const Hello& hello : context.hellos)
-    if (hello.host_id != context.hellos[0].host_id)
-      return base::error(Errc::not_supported,
-                         "ranks 0 and {} are on different hosts; CPU ranks share memory and must be on one host",
-                         hello.rank);
+  std::vector<int> mpi_ranks;
+  base::Result<mpi::Service*> service = open_service(context, &mpi_ranks);
+  OVERLACE_TRY(service.status());
   const auto world = static_cast<uint32_t>(control.size());
   const RuntimeLayout layout = runtime_layout(world, context.options.num_signal_ids, kSlotPitchCpu,
                                               context.options.heap_bytes, kGranule, world * kStagingPerRank);
@@ -205,13 +252,11 @@ base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context)
   OVERLACE_TRY(agree_on_status(control, mapping.ok() ? base::Status() : mapping.status(), context.options.timeout_ms,
                                "open, heap"));
   // Ranks may be pinned each to its own cores: what counts is what all of them have together.
-  std::vector<int> members(world);
-  for (uint32_t r = 0; r < world; ++r) members[r] = static_cast<int>(r);
   base::Result<std::vector<Bytes>> cpus =
-      control.exchange(members, own_cpus(), context.options.timeout_ms, "open, affinity");
+      control.exchange(ranks_of_host(context), own_cpus(), context.options.timeout_ms, "open, affinity");
   if (!cpus.ok()) return cpus.status();
   return std::unique_ptr<BackendState>(
-      std::make_unique<CpuBackend>(context, layout, std::move(*mapping), usable_cores(*cpus)));
+      std::make_unique<CpuBackend>(context, layout, std::move(*mapping), usable_cores(*cpus), *service, mpi_ranks));
 }
 
 CpuAgent* cpu_agent(Runtime& runtime) {

@@ -44,10 +44,11 @@ base::Result<std::shared_ptr<Mapping>> map_in_process(const OpenContext& context
   return mapping;
 }
 
-base::Status map_descriptors(const Mapping& mapping, const std::vector<int>& fds, uint64_t heap_bytes) {
-  for (size_t r = 0; r < fds.size(); ++r) {
-    void* const wanted = mapping.base(static_cast<int>(r));
-    void* const got = ::mmap(wanted, heap_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fds[r], 0);
+base::Status map_descriptors(const Mapping& mapping, const std::vector<int>& ranks, const std::vector<int>& fds,
+                             uint64_t heap_bytes) {
+  for (size_t i = 0; i < fds.size(); ++i) {
+    void* const wanted = mapping.base(ranks[i]);
+    void* const got = ::mmap(wanted, heap_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fds[i], 0);
     if (got != wanted) return no_memory("mmap", heap_bytes);
   }
   return {};
@@ -66,7 +67,8 @@ base::Result<std::shared_ptr<Mapping>> map_processes(const OpenContext& context,
       status = no_memory("fallocate", heap_bytes);
     }
   status = agree_on_status(control, status, timeout_ms, "open, heap");
-  base::Result<std::vector<int>> fds = status.ok() ? exchange_fds(control, own.get(), timeout_ms) : status;
+  const std::vector<int> near = ranks_of_host(context);
+  base::Result<std::vector<int>> fds = status.ok() ? exchange_fds(control, near, own.get(), timeout_ms) : status;
   own.reset();
   if (!fds.ok()) return fds.status();
   std::vector<UniqueFd> closed_at_end;
@@ -74,11 +76,19 @@ base::Result<std::shared_ptr<Mapping>> map_processes(const OpenContext& context,
   come_past(Phase::mapping, control.rank());
   base::Result<std::shared_ptr<Mapping>> mapping = Mapping::reserve(control.size(), heap_bytes);
   if (mapping.ok())
-    if (base::Status mapped = map_descriptors(**mapping, *fds, heap_bytes); !mapped.ok()) mapping = mapped;
+    if (base::Status mapped = map_descriptors(**mapping, near, *fds, heap_bytes); !mapped.ok()) mapping = mapped;
   return mapping;
 }
 
 }  // namespace
+
+std::vector<int> ranks_of_host(const OpenContext& context) {
+  std::vector<int> ranks;
+  for (const Hello& hello : context.hellos)
+    if (hello.host_id == context.hellos[static_cast<size_t>(context.control.rank())].host_id)
+      ranks.push_back(hello.rank);
+  return ranks;
+}
 
 base::Status check_available(uint64_t bytes, const std::string& what) {
   std::ifstream file("/proc/meminfo");
@@ -107,11 +117,11 @@ base::Result<std::shared_ptr<Mapping>> Mapping::reserve(int world, uint64_t heap
 }
 
 base::Result<std::shared_ptr<Mapping>> map_heaps(const OpenContext& context, uint64_t heap_bytes) {
-  const auto world = static_cast<uint64_t>(context.control.size());
+  const uint64_t near = ranks_of_host(context).size();
   const uint64_t most = std::numeric_limits<uint64_t>::max();
   base::Status status =
-      check_available(heap_bytes > most / world ? most : heap_bytes * world,
-                      base::format("symmetric heap: {} ranks with {} bytes each do not fit", world, heap_bytes));
+      check_available(heap_bytes > most / near ? most : heap_bytes * near,
+                      base::format("symmetric heap: {} ranks with {} bytes each do not fit", near, heap_bytes));
   if (!status.ok()) status = base::Status(status.code(), status.message() + "; lower heap_bytes");
   OVERLACE_TRY(agree_on_status(context.control, status, context.options.timeout_ms, "open, heap"));
   return context.control.in_process() ? map_in_process(context, heap_bytes) : map_processes(context, heap_bytes);

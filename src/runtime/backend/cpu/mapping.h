@@ -26,8 +26,12 @@ class Mapping {
   char* first_;
 };
 
+/// Ranks on this rank's host, itself included.
+std::vector<int> ranks_of_host(const OpenContext& context);
+
 /// Threads: memory of this process, made by whoever comes first. Processes: a memfd per rank, descriptors passed over
-/// the control plane. Collective.
+/// the control plane; what stands for ranks on other hosts is reserved and stays empty, so that an address in it says
+/// which byte of whose heap is meant. Collective.
 base::Result<std::shared_ptr<Mapping>> map_heaps(const OpenContext& context, uint64_t heap_bytes);
 
 /// Pages of the owners' memfds in one range of addresses. Collective; ends with an agreement.

@@ -9,6 +9,7 @@
 #include "overlace/error.h"
 #include "src/base/status.h"
 #include "src/runtime/backend/cpu/agent.h"
+#include "src/runtime/backend/cpu/net.h"
 #include "src/runtime/backend/cpu/observer.h"
 #include "src/runtime/backend/cpu/wire.h"
 #include "src/runtime/wait.h"
@@ -35,12 +36,21 @@ size_t cell(const TeamPod& team, int rank, uint32_t id) {
   return size_t{id} * team.sig_stride + static_cast<size_t>(rank);
 }
 
-/// The counter that `sender` advances in the heap of `owner`.
-uint64_t* slot(const TeamPod& team, int owner, uint32_t id, int sender) {
-  return reinterpret_cast<uint64_t*>(heap_of(team, owner) + team.sig_off + cell(team, sender, id) * team.sig_pitch);
+int world_rank(const TeamPod& team, int peer) {
+  if (const char* base = heap_of(team, peer)) return runtime::control_block(const_cast<char*>(base)).rank;
+  return static_cast<const CpuAgent*>(team.agent)->names->world_rank(team.team_id, static_cast<uint32_t>(peer));
 }
 
-int world_rank(const TeamPod& team, int peer) { return runtime::control_block(heap_of(team, peer)).rank; }
+/// The peer's heap, or what is reserved for it where it is on another host.
+char* place_of(const TeamPod& team, int peer) {
+  if (char* base = heap_of(team, peer)) return base;
+  return static_cast<const CpuAgent*>(team.agent)->bases[static_cast<size_t>(world_rank(team, peer))];
+}
+
+/// The counter that `sender` advances in the heap of `owner`.
+uint64_t* slot(const TeamPod& team, int owner, uint32_t id, int sender) {
+  return reinterpret_cast<uint64_t*>(place_of(team, owner) + team.sig_off + cell(team, sender, id) * team.sig_pitch);
+}
 
 Step step_of(const ChannelPod& channel, int peer, const Payload& payload, const Arrival& arrival) {
   const bool has_payload = payload.bytes() != 0;
@@ -69,9 +79,10 @@ void send(const ChannelPod& channel, int peer, const Payload& payload, const Arr
   if (Observer* observer = agent.observer.load(std::memory_order_acquire))
     if (!observer->before(step_of(channel, peer, payload, arrival))) return;
   char* base = heap_of(channel.team, peer);
-  if (agent.wire) {
+  if (agent.wire || agent.net) {
     const int target = world_rank(channel.team, peer);
-    if (agent.wire->carries(target)) return agent.wire->send(target, payload, arrival);
+    if (agent.wire && agent.wire->carries(target)) return agent.wire->send(target, payload, arrival);
+    if (agent.net && agent.net->carries(target)) return agent.net->send(target, payload, 0, payload.bytes(), arrival);
   }
   payload.copy(0, payload.bytes());
   if (arrival.kind != Arrival::Kind::none) apply(arrival, base);
@@ -110,7 +121,7 @@ void send_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_
     throw InvalidArgument(Errc::invalid_argument,
                           base::format("put_word: offset is {}, wanted a multiple of 8", dst_offset));
   send(channel, peer, {},
-       {kind, reinterpret_cast<uint64_t*>(heap_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell, 0});
+       {kind, reinterpret_cast<uint64_t*>(place_of(channel.team, peer) + dst_offset), word, runtime::kAnyBell, 0});
 }
 
 Errc fetch(const ChannelPod& channel, int peer, const char* src, void* dst, size_t bytes) {
@@ -121,6 +132,14 @@ Errc fetch(const ChannelPod& channel, int peer, const char* src, void* dst, size
   }
   if (bytes != 0) std::memcpy(dst, src, bytes);
   return Errc::ok;
+}
+
+/// Loads do not reach other hosts, and messages only push.
+void check_reach(const void* address, const ChannelPod& channel, int peer, const char* call) {
+  if (address == nullptr)
+    throw Unsupported(Errc::not_supported,
+                      base::format("{}: rank {} (of the world) is on another host, wanted one whose memory is mapped",
+                                   call, world_rank(channel.team, peer)));
 }
 
 /// After an abort nothing is in flight because it was dropped: that is no success.
@@ -137,21 +156,22 @@ Errc drain(const ChannelPod& channel, bool (*is_drained)(const runtime::Wire::Is
 }  // namespace
 
 void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes) {
-  send(channel, peer, contiguous(heap_of(channel.team, peer) + dst_offset, src, bytes), {});
+  send(channel, peer, contiguous(place_of(channel.team, peer) + dst_offset, src, bytes), {});
 }
 
 void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
             size_t src_pitch, size_t row_bytes, size_t rows) {
   if (row_bytes == 0) return;
-  send(channel, peer,
-       {heap_of(channel.team, peer) + dst_offset, static_cast<const char*>(src), dst_pitch, src_pitch, row_bytes, rows},
-       {});
+  send(
+      channel, peer,
+      {place_of(channel.team, peer) + dst_offset, static_cast<const char*>(src), dst_pitch, src_pitch, row_bytes, rows},
+      {});
 }
 
 void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
                 uint32_t delta) {
   count_sent(channel, peer, id, delta);
-  send(channel, peer, contiguous(heap_of(channel.team, peer) + dst_offset, src, bytes),
+  send(channel, peer, contiguous(place_of(channel.team, peer) + dst_offset, src, bytes),
        arrival_of(channel, peer, id, Arrival::Kind::add, delta));
 }
 
@@ -159,19 +179,23 @@ void* peer_ptr(const RegionPod& region, int peer, uint64_t offset) { return regi
 
 void put(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
          size_t bytes) {
-  send(channel, peer, contiguous(region_place(region, peer, dst_offset, bytes), src, bytes), {});
+  char* const dst = region_place(region, peer, dst_offset, bytes);
+  check_reach(dst, channel, peer, "put to adopted memory");
+  send(channel, peer, contiguous(dst, src, bytes), {});
 }
 
 void put_2d(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, size_t dst_pitch,
             const void* src, size_t src_pitch, size_t row_bytes, size_t rows) {
   if (row_bytes == 0 || rows == 0) return;
   char* const dst = region_place(region, peer, dst_offset, (rows - 1) * dst_pitch + row_bytes);
+  check_reach(dst, channel, peer, "put to adopted memory");
   send(channel, peer, {dst, static_cast<const char*>(src), dst_pitch, src_pitch, row_bytes, rows}, {});
 }
 
 void put_signal(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
                 size_t bytes, uint32_t id, uint32_t delta) {
   const Payload payload = contiguous(region_place(region, peer, dst_offset, bytes), src, bytes);
+  check_reach(payload.dst, channel, peer, "put to adopted memory");
   count_sent(channel, peer, id, delta);
   send(channel, peer, payload, arrival_of(channel, peer, id, Arrival::Kind::add, delta));
 }
@@ -255,14 +279,20 @@ void fence(const ChannelPod& channel, int peer) {
 
 Errc flush(const ChannelPod& channel) { return drain(channel, &runtime::Wire::is_flushed); }
 
-Errc quiet(const ChannelPod& channel) { return drain(channel, &runtime::Wire::is_quiet); }
+Errc quiet(const ChannelPod& channel) {
+  if (const Errc code = drain(channel, &runtime::Wire::is_quiet); code != Errc::ok) return code;
+  return runtime::wait_for_net(channel);
+}
 
 Errc get(const ChannelPod& channel, int peer, uint64_t src_offset, void* dst, size_t bytes) {
+  check_reach(heap_of(channel.team, peer), channel, peer, "get");
   return fetch(channel, peer, heap_of(channel.team, peer) + src_offset, dst, bytes);
 }
 
 Errc get(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t src_offset, void* dst, size_t bytes) {
-  return fetch(channel, peer, region_place(region, peer, src_offset, bytes), dst, bytes);
+  const char* const src = region_place(region, peer, src_offset, bytes);
+  check_reach(src, channel, peer, "get from adopted memory");
+  return fetch(channel, peer, src, dst, bytes);
 }
 
 Errc barrier(const ChannelPod& channel) {

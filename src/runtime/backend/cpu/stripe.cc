@@ -112,7 +112,8 @@ base::Result<StripeMemory> map_stripes(Control& control, const StripePlan& plan)
   base::Result<int> file = make_file(places, control.rank());
   const int own = file.ok() ? *file : -1;
   base::Status status = agree_on_status(control, file.status(), plan.timeout_ms, "striped range, memory");
-  base::Result<std::vector<int>> fds = status.ok() ? exchange_fds(control, own, plan.timeout_ms) : status;
+  base::Result<std::vector<int>> fds =
+      status.ok() ? exchange_fds(control, control.all_ranks(), own, plan.timeout_ms) : status;
   if (own >= 0) ::close(own);
   if (!fds.ok()) return fds.status();
 

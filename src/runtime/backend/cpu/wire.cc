@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "src/runtime/backend/cpu/net.h"
 #include "src/runtime/clock.h"
 
 namespace overlace::runtime {
@@ -248,10 +249,14 @@ void Wire::deliver(const Choice& choice, std::unique_lock<std::mutex>& lock) {
   const bool is_arrival = choice.piece == job.pieces.size();
   is_delivering_ = true;
   lock.unlock();
-  if (is_arrival)
+  if (agent_.net && agent_.net->carries(job.peer)) {
+    const Piece piece = is_arrival ? Piece{0, 0, 0, false} : job.pieces[choice.piece];
+    agent_.net->send(job.peer, job.payload, piece.begin, piece.end, is_arrival ? job.arrival : Arrival{});
+  } else if (is_arrival) {
     apply(job.arrival, base);
-  else
+  } else {
     job.payload.copy(job.pieces[choice.piece].begin, job.pieces[choice.piece].end);
+  }
   lock.lock();
   is_delivering_ = false;
   if (is_stopped_.load(std::memory_order_relaxed)) {

@@ -184,7 +184,7 @@ base::Result<std::unique_ptr<DeviceHeap>> open_vmm_heap(const HeapRequest& reque
 
   // ---- the others' parts ----
   if (status.ok() && !threads) {
-    base::Result<std::vector<int>> fds = exchange_fds(control, fd, request.timeout_ms);
+    base::Result<std::vector<int>> fds = exchange_fds(control, control.all_ranks(), fd, request.timeout_ms);
     status = fds.ok() ? import_peers(api, request, *fds, *mapping) : fds.status();
   }
   if (fd >= 0) (void)::close(fd);

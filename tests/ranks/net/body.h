@@ -1,0 +1,24 @@
+// What the ranks of tests/ranks/net share.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "overlace/runtime.h"
+
+namespace overlace::test {
+
+/// NAME=VALUE words of the command line.
+std::map<std::string, std::string>& parameters();
+
+/// CPU ranks with the network engine that the environment names, a small heap and a deadline of `timeout_ms`.
+inline RuntimeOptions net_options(int64_t timeout_ms = 20000) {
+  RuntimeOptions options = RuntimeOptions::from_environment();
+  options.backend = Backend::cpu;
+  options.heap_bytes = size_t{8} << 20;
+  options.num_signal_ids = 512;
+  options.timeout_ms = timeout_ms;
+  return options;
+}
+
+}  // namespace overlace::test

@@ -1,0 +1,169 @@
+// Ranks started by mpirun, on one host and on several. What they do stands in tests/ranks/net.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/cli/support/command.h"
+#include "tests/ranks/support/run_ranks.h"
+#include "tests/ranks/support/seeds.h"
+
+namespace overlace::test {
+namespace {
+
+using cli_test::Command;
+using cli_test::Result;
+using cli_test::run;
+
+/// Of Debian's root, which its MPI does not let start anything otherwise.
+const std::map<std::string, std::string> kMpiEnv = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                                    {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+
+bool is_installed(const std::string& program) {
+  for (const char* directory : {"/usr/bin/", "/usr/local/bin/", "/bin/", "/usr/sbin/", "/sbin/"})
+    if (::access((directory + program).c_str(), X_OK) == 0) return true;
+  return false;
+}
+
+/// Why ranks cannot be started with this launcher; empty if they can.
+std::string why_no_mpi(const std::string& launcher, const std::string& library) {
+  if (!kHasProcesses) return "ranks are threads under this sanitizer";
+  if (!is_installed(launcher)) return launcher + " is not installed";
+  if (std::string(OVERLACE_MPI_LIBRARIES).find(library) == std::string::npos)
+    return "engine mpi was not built for " + library;
+  return "";
+}
+
+std::vector<std::string> body(const std::string& filter, const std::vector<std::string>& parameters = {}) {
+  std::vector<std::string> words = {OVERLACE_NET_BODIES, "--gtest_brief=1", "--gtest_filter=" + filter};
+  words.insert(words.end(), parameters.begin(), parameters.end());
+  return words;
+}
+
+void append(std::vector<std::string>& to, const std::vector<std::string>& words) {
+  to.insert(to.end(), words.begin(), words.end());
+}
+
+std::string tail(const Result& result) {
+  const std::string all = result.out + result.err;
+  return all.size() > 6000 ? all.substr(all.size() - 6000) : all;
+}
+
+/// Open MPI on this machine, each host a name that its ranks give it; one host: none.
+Command openmpi(int hosts, int ranks_each, const std::vector<std::string>& program) {
+  Command command{.args = {"mpirun.openmpi", "--oversubscribe", "--bind-to", "none"}, .env = kMpiEnv};
+  for (int host = 0; host < hosts; ++host) {
+    if (host != 0) command.args.push_back(":");
+    append(command.args, {"-n", std::to_string(ranks_each)});
+    if (hosts > 1) append(command.args, {"-x", "OVERLACE_HOST_ID=host" + std::to_string(host)});
+    append(command.args, program);
+  }
+  return command;
+}
+
+void expect_good(const Result& result) {
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_EQ(result.exit, 0) << tail(result);
+  EXPECT_EQ(result.out.find("0 tests from 0 test suites"), std::string::npos) << tail(result);
+}
+
+class NetEngineTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(NetEngineTest, OnTwoProcessesOfOpenMpi) {
+  if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
+  Command command = openmpi(1, 2, body(GetParam()));
+  command.env["OVERLACE_NET_ENGINE"] = "mpi";
+  expect_good(run(command));
+}
+
+TEST_P(NetEngineTest, OnTwoProcessesOfMpich) {
+  if (const std::string why = why_no_mpi("mpiexec.hydra", "mpich"); !why.empty()) GTEST_SKIP() << why;
+  Command command{.args = {"mpiexec.hydra", "-n", "2"}, .env = {{"OVERLACE_NET_ENGINE", "mpi"}}};
+  append(command.args, body(GetParam()));
+  expect_good(run(command));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, NetEngineTest,
+                         testing::Values("Engine.Collectives*", "Engine.Sums*", "Engine.Bad*", "Engine.Different*",
+                                         "Engine.AMessage*"),
+                         [](const auto& test) { return "Case" + std::to_string(test.index); });
+
+/// Hosts are network namespaces with names of their own.
+Command namespaces(int hosts, int ranks_each, const std::vector<std::string>& program) {
+  Command command{.args = {OVERLACE_SOURCE_DIR "/tests/ranks/net/hosts.sh", "run", std::to_string(hosts),
+                           std::to_string(ranks_each)},
+                  .env = kMpiEnv};
+  append(command.args, program);
+  return command;
+}
+
+/// Why this machine cannot have them; empty if it can.
+const std::string& why_no_namespaces() {
+  static const std::string why = [] {
+    if (const std::string no_mpi = why_no_mpi("mpirun.openmpi", "openmpi"); !no_mpi.empty()) return no_mpi;
+    if (::geteuid() != 0) return std::string("network namespaces need root");
+    if (!is_installed("ip") || !is_installed("unshare")) return std::string("ip or unshare is not installed");
+    const Result result = run({.args = {OVERLACE_SOURCE_DIR "/tests/ranks/net/hosts.sh", "check"}});
+    return result.exit == 0 ? std::string() : "this machine has no network namespaces: " + tail(result);
+  }();
+  return why;
+}
+
+struct Hosts {
+  int hosts, ranks_each;
+};
+
+class NetHostsTest : public testing::TestWithParam<Hosts> {
+ protected:
+  void SetUp() override {
+    if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  }
+  Command on_hosts(const std::vector<std::string>& program) const {
+    return namespaces(GetParam().hosts, GetParam().ranks_each, program);
+  }
+};
+
+TEST_P(NetHostsTest, EveryScheduleOfEveryOperator) {
+  const int far = (GetParam().hosts - 1) * GetParam().ranks_each;
+  expect_good(run(on_hosts(body("Operator.Every*", {"far=" + std::to_string(far)}))));
+}
+
+TEST_P(NetHostsTest, Puts) { expect_good(run(on_hosts(body("Put.*:Operator.What*")))); }
+
+TEST_P(NetHostsTest, UnderTheAdversary) {
+  Command command = on_hosts(body("Put.*"));
+  command.env["OVERLACE_ADVERSARY"] = "seed=" + std::to_string(seeds().first);
+  expect_good(run(command));
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, NetHostsTest, testing::Values(Hosts{2, 1}, Hosts{2, 2}, Hosts{3, 1}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.hosts) + "x" + std::to_string(test.param.ranks_each);
+                         });
+
+std::vector<std::string> bits_of(const Result& result) {
+  expect_good(result);
+  std::vector<std::string> lines;
+  for (size_t at = 0; (at = result.out.find("bits ", at)) != std::string::npos; at += 5)
+    lines.push_back(result.out.substr(at, result.out.find('\n', at) - at));
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+TEST(NetBits, AreThoseOfOneHost) {
+  if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  const std::vector<std::string> several = bits_of(run(namespaces(2, 2, body("Operator.Bits"))));
+  EXPECT_EQ(several, bits_of(run(openmpi(1, 4, body("Operator.Bits")))));
+  EXPECT_GT(several.size(), 40u);
+}
+
+TEST(NetEmulated, HostsThatAreOnlyNames) {
+  if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
+  expect_good(run(openmpi(2, 2, body("Put.*"))));
+}
+
+}  // namespace
+}  // namespace overlace::test
