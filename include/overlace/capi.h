@@ -253,6 +253,10 @@ int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule
 int ovl_gemm_rs(ovl_channel* channel, const ovl_gemm_rs_args* args, ovl_schedule* schedule);
 int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule* schedule);
 
+/* Who multiplies tiles of CPU ranks, process-wide: "auto" (oneDNN where it is found), "reference" or "onednn". Beside a
+ * library that brings a oneDNN of its own, such as torch: "reference", before the first operator. */
+int ovl_cpu_gemm(const char* provider);
+
 /* ---- collectives of the team's engine: overlace/net_engine.h; counts in elements ---- */
 
 int ovl_all_gather(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype);

@@ -6,6 +6,7 @@
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "src/capi/convert.h"
+#include "src/exec/gemm.h"
 #include "src/exec/run.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
@@ -132,6 +133,13 @@ int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule
                                                           {"args.out", &args->out, &own.out},
                                                           {"args.bias", &args->bias, &own.bias}});
     return run_or_refuse(call, read, own, "K");
+  });
+}
+
+int ovl_cpu_gemm(const char* provider) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_cpu_gemm", "provider"}, provider));
+    return exec::set_cpu_gemm_provider(provider);
   });
 }
 

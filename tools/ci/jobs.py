@@ -203,7 +203,7 @@ def job_cubin() -> Cases:
 
 
 def job_python() -> Cases:
-    """tests/python: the C API by ctypes; outside oracles with PyTorch and transformers on CPUs."""
+    """tests/python: the C API by ctypes; the operators of PyTorch over gloo; PyTorch and transformers as oracles."""
     folder = ROOT / "tests" / "python"
     configured = configure("cpu", "-DOVERLACE_TESTS=ON")
     built = build("cpu", "overlace", "overlace_shared") if configured.rc == 0 else configured
@@ -218,6 +218,11 @@ def job_python() -> Cases:
         yield step("C API by ctypes", run([sys.executable, str(folder / "test_c_api.py")], 120, env))
         yield Case("tests/python", SKIPPED, str(why))
         return
+    torch = next(python.parent.parent.glob("lib/python*/site-packages/torch"))
+    configured = configure("cpu", f"-DOVERLACE_TORCH_DIR={torch}")
+    built = build("cpu", "overlace_python") if configured.rc == 0 else configured
+    yield step("build overlace_python", built)
+    env["PYTHONPATH"] = str(ROOT / "build/cpu/python")
     report = OUT / "python.xml"
     report.unlink(missing_ok=True)
     done = run(

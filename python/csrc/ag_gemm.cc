@@ -1,0 +1,91 @@
+// AllGather + GEMM: outs[i] = concat over ranks of a, times bs[i].
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "python/csrc/operands.h"
+
+namespace overlace_torch {
+namespace {
+
+const std::string kOp = "ag_gemm";
+
+std::string nth(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
+
+/// a (M, K) times b (K, N) plus bias, of rows that are all here.
+Tensor local_product(const Tensor& a, const Tensor& b, const Tensor* bias, ScalarType out) {
+  const auto wide = [&](const Tensor& t) { return t.scalar_type() == out ? t : torch::stable::to(t, out); };
+  std::array<StableIValue, 3> stack{
+      torch::stable::detail::from(wide(a)), torch::stable::detail::from(torch::stable::transpose(wide(b), 0, 1)),
+      torch::stable::detail::from(bias == nullptr ? std::optional<Tensor>() : std::optional<Tensor>(wide(*bias)))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+void check_arguments(const Group& group, const Tensor& a, const std::vector<Tensor>& bs,
+                     const std::vector<Tensor>& biases, int64_t gather_dim, const std::vector<int64_t>& row_offsets) {
+  check_matrix({kOp, "a"}, a);
+  if (gather_dim != 0)
+    fail(OVL_NOT_SUPPORTED, kOp + ": gather_dim is " + std::to_string(gather_dim) +
+                                " of a matrix; rows (0) can be gathered, the dimension of the sum cannot yet");
+  if (bs.empty()) refuse(kOp + ": bs is empty, wanted one matrix or more");
+  if (!biases.empty() && biases.size() != bs.size())
+    refuse(kOp + ": " + std::to_string(biases.size()) + " biases for " + std::to_string(bs.size()) + " bs");
+  for (size_t i = 0; i < bs.size(); ++i) check_factors(group, kOp, a, "a", bs[i], nth("bs", i));
+  for (size_t i = 0; i < biases.size(); ++i) check_bias({kOp, nth("biases", i)}, biases[i], a, bs[i].size(1));
+  check_row_offsets(group, kOp, row_offsets);
+  if (row_offsets.empty()) return;
+  const auto rank = static_cast<size_t>(group.rank);
+  const int64_t mine = row_offsets[rank + 1] - row_offsets[rank];
+  if (mine != a.size(0))
+    refuse(kOp + ": a is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", row_offsets give it " +
+           std::to_string(mine) + " rows");
+}
+
+/// The gather hides behind the widest product; the others are plain products of what was gathered.
+std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std::vector<Tensor>& bs,
+                                                const std::vector<Tensor>& biases, int64_t gather_dim,
+                                                const std::string& group_name, bool return_a,
+                                                std::optional<ScalarType> out_dtype, const std::string& activation,
+                                                const std::vector<int64_t>& row_offsets, const std::string& plan) {
+  const std::shared_ptr<Group> group = find_group(kOp, group_name);
+  const std::lock_guard lock(group->mutex);
+  check_activation(kOp, activation);
+  check_arguments(*group, given_a, bs, biases, gather_dim, row_offsets);
+  use_current_stream(*group, kOp, given_a);
+
+  size_t widest = 0;
+  for (size_t i = 1; i < bs.size(); ++i)
+    if (bs[i].size(1) > bs[widest].size(1)) widest = i;
+  const Tensor a = with_contiguous_rows(given_a), b = with_either_contiguous(bs[widest]);
+  const ScalarType out = out_dtype.value_or(a.scalar_type());
+  const int64_t m = row_offsets.empty() ? a.size(0) * group->size : row_offsets.back();
+  const bool keeps_a = return_a || bs.size() > 1;
+  const std::vector<int64_t> a_sizes = {keeps_a ? m : 0, keeps_a ? a.size(1) : 0}, c_sizes = {m, b.size(1)};
+  Tensor a_full = torch::stable::new_empty(a, a_sizes), c = torch::stable::new_empty(a, c_sizes, out);
+
+  auto args = sized<ovl_ag_gemm_args>();
+  args.a_shard = view_of({kOp, "a"}, a);
+  args.b = view_of({kOp, nth("bs", widest)}, b);
+  args.c = view_of({kOp, "out_dtype"}, c);
+  if (!biases.empty()) args.bias = vector_of({kOp, nth("biases", widest)}, biases[widest]);
+  if (keeps_a) args.a = view_of({kOp, "a"}, a_full);
+  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
+  ovl_schedule* const schedule =
+      schedule_of(*group, {"ag_gemm", m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype, layout_of(args.b),
+                           args.bias.ndim != 0, row_offsets, plan});
+  check(ovl_ag_gemm(group->channel, &args, schedule));
+
+  std::vector<Tensor> outs;
+  for (size_t i = 0; i < bs.size(); ++i)
+    outs.push_back(i == widest ? c : local_product(a_full, bs[i], biases.empty() ? nullptr : &biases[i], out));
+  if (!return_a && keeps_a) a_full = torch::stable::new_empty(a, std::vector<int64_t>{0, 0});
+  return {a_full, outs};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(overlace, CPU, m) { m.impl("ag_gemm", TORCH_BOX(&ag_gemm)); }
+STABLE_TORCH_LIBRARY_IMPL(overlace, CUDA, m) { m.impl("ag_gemm", TORCH_BOX(&ag_gemm)); }
+
+}  // namespace overlace_torch

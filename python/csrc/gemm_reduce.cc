@@ -1,0 +1,110 @@
+// GEMM + ReduceScatter and GEMM + AllReduce: my rows, or all, of the sum over ranks of a b.
+#include <torch/csrc/stable/library.h>
+
+#include "python/csrc/operands.h"
+
+namespace overlace_torch {
+namespace {
+
+/// Both, checked and ready for a call; out is not made yet.
+struct Operands {
+  Tensor a, b;
+  Tensor bias;  // without elements where there is none
+  bool average = false;
+};
+
+Operands read(Group& group, const std::string& op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+              const std::string& reduce_op) {
+  check_matrix({op, "a"}, a);
+  check_factors(group, op, a, "a", b, "b");
+  if (bias.has_value()) check_bias({op, "bias"}, *bias, a, b.size(1));
+  use_current_stream(group, op, a);
+  Operands x{with_contiguous_rows(a), with_either_contiguous(b), torch::stable::new_empty(a, std::vector<int64_t>{0}),
+             is_average(op, reduce_op)};
+  // The bias is added once, by the owner of a row, before the scale.
+  if (bias.has_value()) x.bias = x.average ? scaled(*bias, group.size) : *bias;
+  return x;
+}
+
+int64_t rows_of_rank(const Group& group, const Tensor& a, const std::vector<int64_t>& row_offsets) {
+  check_row_offsets(group, "gemm_rs", row_offsets);
+  if (row_offsets.empty()) {
+    if (a.size(0) % group.size != 0)
+      refuse("gemm_rs: a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) +
+             " rows are no multiple of " + std::to_string(group.size) + " ranks; row_offsets split them otherwise");
+    return a.size(0) / group.size;
+  }
+  if (row_offsets.back() != a.size(0))
+    refuse("gemm_rs: a is " + shape_of(a) + ", row_offsets end with " + std::to_string(row_offsets.back()));
+  const auto rank = static_cast<size_t>(group.rank);
+  return row_offsets[rank + 1] - row_offsets[rank];
+}
+
+Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, const std::string& reduce_op,
+               int64_t scatter_dim, const std::string& group_name, std::optional<ScalarType> out_dtype,
+               const std::string& activation, const std::vector<int64_t>& row_offsets, const std::string& plan) {
+  const std::string op = "gemm_rs";
+  const std::shared_ptr<Group> group = find_group(op, group_name);
+  const std::lock_guard lock(group->mutex);
+  check_activation(op, activation);
+  const Operands x = read(*group, op, a, b, bias, reduce_op);
+  if (scatter_dim != 0)
+    fail(OVL_NOT_SUPPORTED, op + ": scatter_dim is " + std::to_string(scatter_dim) +
+                                " of a matrix; rows (0) can be scattered, columns of the result cannot yet");
+  const std::vector<int64_t> sizes = {rows_of_rank(*group, a, row_offsets), b.size(1)};
+  Tensor out = torch::stable::new_empty(a, sizes, out_dtype.value_or(a.scalar_type()));
+
+  auto args = sized<ovl_gemm_rs_args>();
+  args.a = view_of({op, "a"}, x.a);
+  args.b = view_of({op, "b"}, x.b);
+  args.out = view_of({op, "out_dtype"}, out);
+  args.bias = vector_of({op, "bias"}, x.bias);
+  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
+  ovl_schedule* const schedule =
+      schedule_of(*group, {"gemm_rs", a.size(0), b.size(1), a.size(1), args.a.dtype, args.out.dtype, layout_of(args.b),
+                           args.bias.ndim != 0, row_offsets, plan});
+  check(ovl_gemm_rs(group->channel, &args, schedule));
+  if (x.average) scale_in_place(out, 1.0 / group->size);
+  return out;
+}
+
+Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, const std::string& reduce_op,
+               const std::string& group_name, const std::string& plan) {
+  const std::string op = "gemm_ar";
+  const std::shared_ptr<Group> group = find_group(op, group_name);
+  const std::lock_guard lock(group->mutex);
+  const Operands x = read(*group, op, a, b, bias, reduce_op);
+  Tensor out = torch::stable::new_empty(a, std::vector<int64_t>{a.size(0), b.size(1)});
+
+  auto args = sized<ovl_gemm_ar_args>();
+  args.a = view_of({op, "a"}, x.a);
+  args.b = view_of({op, "b"}, x.b);
+  args.out = view_of({op, "a"}, out);
+  args.bias = vector_of({op, "bias"}, x.bias);
+  ovl_schedule* const schedule = schedule_of(*group, {"gemm_ar",
+                                                      a.size(0),
+                                                      b.size(1),
+                                                      a.size(1),
+                                                      args.a.dtype,
+                                                      args.out.dtype,
+                                                      layout_of(args.b),
+                                                      args.bias.ndim != 0,
+                                                      {},
+                                                      plan});
+  check(ovl_gemm_ar(group->channel, &args, schedule));
+  if (x.average) scale_in_place(out, 1.0 / group->size);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(overlace, CPU, m) {
+  m.impl("gemm_rs", TORCH_BOX(&gemm_rs));
+  m.impl("gemm_ar", TORCH_BOX(&gemm_ar));
+}
+STABLE_TORCH_LIBRARY_IMPL(overlace, CUDA, m) {
+  m.impl("gemm_rs", TORCH_BOX(&gemm_rs));
+  m.impl("gemm_ar", TORCH_BOX(&gemm_ar));
+}
+
+}  // namespace overlace_torch

@@ -1,0 +1,136 @@
+#include "python/csrc/group.h"
+
+#include <charconv>
+
+// Of torch; only there where torch was built with CUDA.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
+                                                                                   void** ret_stream);
+
+namespace overlace_torch {
+namespace {
+
+std::mutex table_mutex;
+std::map<std::string, std::shared_ptr<Group>>& table() {
+  static auto* groups = new std::map<std::string, std::shared_ptr<Group>>();  // outlives exit handlers
+  return *groups;
+}
+
+ovl_op op_of(const Group& group, const Problem& problem) {
+  auto op = sized<ovl_op>();
+  op.name = problem.op;
+  op.m = problem.m, op.n = problem.n, op.k = problem.k;
+  op.ranks = group.size;
+  op.dtype = problem.dtype, op.out_dtype = problem.out_dtype;
+  op.b_layout = problem.b_layout;
+  op.has_bias = problem.has_bias ? 1 : 0;
+  op.row_offsets = problem.row_offsets.empty() ? nullptr : problem.row_offsets.data();
+  return op;
+}
+
+[[noreturn]] void refuse_plan(const Problem& problem) {
+  refuse(std::string(problem.op) + ": plan is '" + problem.plan +
+         "', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule in JSON");
+}
+
+/// "family=NAME,degree=N", the second field optional.
+ovl_schedule* make_from_fields(const ovl_op& op, const Problem& problem) {
+  std::string family;
+  int degree = 1;
+  size_t begin = 0;
+  while (begin <= problem.plan.size()) {
+    const size_t end = std::min(problem.plan.find(',', begin), problem.plan.size());
+    const std::string field = problem.plan.substr(begin, end - begin);
+    if (field.rfind("family=", 0) == 0) {
+      family = field.substr(7);
+    } else if (field.rfind("degree=", 0) == 0) {
+      const char* const last = field.data() + field.size();
+      const auto [stop, error] = std::from_chars(field.data() + 7, last, degree);
+      if (error != std::errc() || stop != last) refuse_plan(problem);
+    } else {
+      refuse_plan(problem);
+    }
+    begin = end + 1;
+  }
+  if (family.empty()) refuse_plan(problem);
+  ovl_schedule* schedule = nullptr;
+  check(ovl_schedule_make(&op, family.c_str(), degree, &schedule));
+  return schedule;
+}
+
+ovl_schedule* make_schedule(const Group& group, const Problem& problem) {
+  const ovl_op op = op_of(group, problem);
+  ovl_schedule* schedule = nullptr;
+  if (problem.plan.empty()) {
+    check(ovl_schedule_choose(&op, &group.hardware, &schedule));
+  } else if (problem.plan.front() == '{') {
+    check(ovl_schedule_from_json(problem.plan.c_str(), &schedule));
+  } else {
+    return make_from_fields(op, problem);
+  }
+  return schedule;
+}
+
+}  // namespace
+
+Group::~Group() {
+  for (const auto& [problem, schedule] : schedules) ovl_schedule_free(schedule);
+}
+
+std::shared_ptr<Group> find_group(const std::string& op, const std::string& name) {
+  const std::lock_guard lock(table_mutex);
+  const auto found = table().find(name);
+  if (found == table().end())
+    refuse(op + ": group '" + name +
+           "' has no overlace team: call overlace.init(group) on all its ranks before the first op");
+  return found->second;
+}
+
+ovl_schedule* schedule_of(Group& group, const Problem& problem) {
+  const std::vector<int64_t> numbers = {problem.m,         problem.n,        problem.k,       problem.dtype,
+                                        problem.out_dtype, problem.b_layout, problem.has_bias};
+  ovl_schedule*& schedule = group.schedules[{problem.op, numbers, problem.row_offsets, problem.plan}];
+  if (schedule == nullptr) schedule = make_schedule(group, problem);
+  return schedule;
+}
+
+void use_current_stream(Group& group, const std::string& op, const Tensor& t) {
+  if (t.is_cpu() != (group.hardware.is_gpu == 0))
+    refuse(op + ": the tensors are on " + (t.is_cpu() ? "the CPU" : "a GPU") + ", the ranks of group '" + group.name +
+           "' on " + (t.is_cpu() ? "GPUs" : "CPUs"));
+  if (t.is_cpu()) return;
+  if (aoti_torch_get_current_cuda_stream == nullptr) refuse(op + ": this torch was built without CUDA");
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+  check(ovl_channel_use(group.channel, stream));
+}
+
+void check_row_offsets(const Group& group, const std::string& op, const std::vector<int64_t>& row_offsets) {
+  if (row_offsets.empty()) return;
+  bool is_rising = row_offsets.size() == static_cast<size_t>(group.size) + 1 && row_offsets.front() == 0;
+  for (size_t i = 1; i < row_offsets.size(); ++i) is_rising = is_rising && row_offsets[i] >= row_offsets[i - 1];
+  if (is_rising) return;
+  std::string got;
+  for (const int64_t offset : row_offsets) got += (got.empty() ? "" : ", ") + std::to_string(offset);
+  refuse(op + ": row_offsets are [" + got + "], wanted " + std::to_string(group.size + 1) +
+         " numbers that begin with 0 and do not fall");
+}
+
+}  // namespace overlace_torch
+
+using overlace_torch::Group;
+
+int ovl_torch_add_group(const char* name, ovl_channel* channel, int rank, int size, const ovl_hardware* hardware) {
+  const auto group = std::make_shared<Group>();
+  group->name = name;
+  group->channel = channel;
+  group->rank = rank;
+  group->size = size;
+  group->hardware = *hardware;
+  const std::lock_guard lock(overlace_torch::table_mutex);
+  return overlace_torch::table().emplace(name, group).second ? OVL_OK : OVL_INVALID_ARGUMENT;
+}
+
+int ovl_torch_remove_group(const char* name) {
+  const std::lock_guard lock(overlace_torch::table_mutex);
+  return overlace_torch::table().erase(name) == 1 ? OVL_OK : OVL_INVALID_ARGUMENT;
+}

@@ -1,0 +1,13 @@
+// Schemas of torch.ops.overlace.*; docs/guides/pytorch.md says what each argument means.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(overlace, m) {
+  m.def(
+      "ag_gemm(Tensor a, Tensor[] bs, Tensor[] biases, int gather_dim, str group, *, bool return_a=False, "
+      "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> (Tensor, "
+      "Tensor[])");
+  m.def(
+      "gemm_rs(Tensor a, Tensor b, Tensor? bias, str reduce_op, int scatter_dim, str group, *, "
+      "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> Tensor");
+  m.def("gemm_ar(Tensor a, Tensor b, Tensor? bias, str reduce_op, str group, *, str plan=\"\") -> Tensor");
+}

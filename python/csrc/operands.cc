@@ -1,0 +1,62 @@
+#include "python/csrc/operands.h"
+
+namespace overlace_torch {
+namespace {
+
+/// Without dimensions, so that it does not decide the result's dtype; fp32 holds any small integer and its reciprocal
+/// better than 16 bits do.
+Tensor factor_of(const Tensor& like, double factor) {
+  const std::vector<int64_t> no_sizes;
+  const auto dtype = like.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  return torch::stable::fill_(torch::stable::new_empty(like, no_sizes, dtype), factor);
+}
+
+Tensor multiply(const char* name, const Tensor& t, double factor) {
+  std::array<StableIValue, 2> stack{torch::stable::detail::from(t), torch::stable::detail::from(factor_of(t, factor))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "Tensor", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+}  // namespace
+
+void check_matrix(const Argument& argument, const Tensor& t) {
+  if (t.dim() != 2)
+    refuse(argument.op + ": " + argument.name + " is " + shape_of(t) + ", wanted two dimensions; overlace.ops." +
+           argument.op + " takes more");
+  (void)dtype_of(argument, t.scalar_type());
+}
+
+void check_factors(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
+                   const Tensor& b, const std::string& b_name) {
+  check_matrix({op, b_name}, b);
+  const std::string both = op + ": " + a_name + " is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", " +
+                           b_name + " is " + shape_of(b) + ": ";
+  if (a.size(1) != b.size(0)) refuse(both + "K " + std::to_string(a.size(1)) + " != " + std::to_string(b.size(0)));
+  if (a.scalar_type() != b.scalar_type()) refuse(both + "their dtypes differ");
+  if (a.is_cpu() != b.is_cpu() || (!a.is_cpu() && a.get_device_index() != b.get_device_index()))
+    refuse(both + "they are on different devices");
+}
+
+void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n) {
+  if (bias.dim() != 1 || bias.size(0) != n)
+    refuse(argument.op + ": " + argument.name + " is " + shape_of(bias) + ", wanted [" + std::to_string(n) + "]");
+  if (a.is_cpu() != bias.is_cpu() || (!a.is_cpu() && a.get_device_index() != bias.get_device_index()))
+    refuse(argument.op + ": " + argument.name + " is on another device than a");
+}
+
+void check_activation(const std::string& op, const std::string& activation) {
+  if (activation != "none")
+    fail(OVL_NOT_SUPPORTED, op + ": activation is '" + activation + "', only 'none' is there yet");
+}
+
+bool is_average(const std::string& op, const std::string& reduce_op) {
+  if (reduce_op != "sum" && reduce_op != "avg")
+    refuse(op + ": reduce_op is '" + reduce_op + "', wanted 'sum' or 'avg'");
+  return reduce_op == "avg";
+}
+
+void scale_in_place(Tensor& t, double factor) { (void)multiply("aten::mul_", t, factor); }
+
+Tensor scaled(const Tensor& t, double factor) { return multiply("aten::mul", t, factor); }
+
+}  // namespace overlace_torch

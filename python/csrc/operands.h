@@ -1,0 +1,27 @@
+// What the operators check and compute alike.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "python/csrc/group.h"
+
+namespace overlace_torch {
+
+/// Two dimensions, floating.
+void check_matrix(const Argument& argument, const Tensor& t);
+/// b fits a: K, dtype, device.
+void check_factors(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
+                   const Tensor& b, const std::string& b_name);
+/// (N), on the device of a.
+void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n);
+/// What is not there yet is refused, not ignored.
+void check_activation(const std::string& op, const std::string& activation);
+/// Whether it is "avg"; else it must be "sum".
+bool is_average(const std::string& op, const std::string& reduce_op);
+/// t *= factor, which is rounded to t's dtype or finer.
+void scale_in_place(Tensor& t, double factor);
+Tensor scaled(const Tensor& t, double factor);
+
+}  // namespace overlace_torch

@@ -1,0 +1,71 @@
+#include "python/csrc/tensor_view.h"
+
+#include <algorithm>
+
+namespace overlace_torch {
+namespace {
+
+bool has_rows(const Tensor& t) {
+  const bool columns_touch = t.size(1) <= 1 || t.stride(1) == 1;
+  return columns_touch && (t.size(0) <= 1 || t.stride(0) >= std::max<int64_t>(t.size(1), 1));
+}
+
+bool has_columns(const Tensor& t) {
+  const bool rows_touch = t.size(0) <= 1 || t.stride(0) == 1;
+  return rows_touch && (t.size(1) <= 1 || t.stride(1) >= std::max<int64_t>(t.size(0), 1));
+}
+
+}  // namespace
+
+int dtype_of(const Argument& argument, ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+      return OVL_FP64;
+    case ScalarType::Float:
+      return OVL_FP32;
+    case ScalarType::Half:
+      return OVL_FP16;
+    case ScalarType::BFloat16:
+      return OVL_BF16;
+    default:
+      refuse(argument.op + ": " + argument.name +
+             " has a dtype that cannot be multiplied, wanted float32, bfloat16, float16, or float64 on CPUs");
+  }
+}
+
+Tensor with_contiguous_rows(const Tensor& t) { return has_rows(t) ? t : torch::stable::contiguous(t); }
+
+Tensor with_either_contiguous(const Tensor& t) {
+  return has_rows(t) || has_columns(t) ? t : torch::stable::contiguous(t);
+}
+
+ovl_tensor view_of(const Argument& argument, const Tensor& t) {
+  ovl_tensor view{};
+  view.data = t.data_ptr();
+  view.dtype = dtype_of(argument, t.scalar_type());
+  view.ndim = 2;
+  for (int i = 0; i < 2; ++i) view.sizes[i] = t.size(i), view.strides[i] = t.stride(i);
+  if (has_rows(t)) {
+    if (t.size(1) <= 1) view.strides[1] = 1;
+    if (t.size(0) <= 1) view.strides[0] = std::max<int64_t>(t.size(1), 1);
+  } else {
+    if (t.size(0) <= 1) view.strides[0] = 1;
+    if (t.size(1) <= 1) view.strides[1] = std::max<int64_t>(t.size(0), 1);
+  }
+  return view;
+}
+
+ovl_tensor vector_of(const Argument& argument, const Tensor& t) {
+  ovl_tensor view{};
+  if (t.numel() == 0) return view;
+  view.data = t.data_ptr();
+  view.dtype = dtype_of(argument, t.scalar_type());
+  view.ndim = 1;
+  view.sizes[0] = t.size(0);
+  view.strides[0] = t.size(0) <= 1 ? 1 : t.stride(0);
+  return view;
+}
+
+int layout_of(const ovl_tensor& b) { return b.strides[0] == 1 ? OVL_NK : OVL_KN; }
+
+}  // namespace overlace_torch

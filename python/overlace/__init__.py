@@ -1,0 +1,56 @@
+"""overlace: communication hidden behind the computation that depends on it, for PyTorch (docs/guides/pytorch.md).
+
+Without torch, or with one that is too old, the import works and says why the operators are missing when one is used.
+"""
+
+from __future__ import annotations
+
+from overlace import _library
+from overlace.errors import (
+    CudaError,
+    Desync,
+    EngineError,
+    Error,
+    Internal,
+    InvalidArgument,
+    IoError,
+    NonFinite,
+    OutOfMemory,
+    PeerLost,
+    PlanMismatch,
+    ScheduleError,
+    Timeout,
+    Unsupported,
+)
+
+__version__ = _library.LIBRARY.ovl_version().decode()
+_WHY_NO_TORCH = _library.why_no_torch()
+__all__ = [
+    "CudaError",
+    "Desync",
+    "EngineError",
+    "Error",
+    "Internal",
+    "InvalidArgument",
+    "IoError",
+    "NonFinite",
+    "OutOfMemory",
+    "PeerLost",
+    "PlanMismatch",
+    "ScheduleError",
+    "Timeout",
+    "Unsupported",
+]
+
+if not _WHY_NO_TORCH:
+    _library.operators()
+    from overlace import autograd, fake, ops
+    from overlace.context import Context, Stats, context, init
+
+    __all__ += ["Context", "Stats", "autograd", "context", "fake", "init", "ops"]
+
+
+def __getattr__(name: str) -> object:
+    if _WHY_NO_TORCH and name in ("Context", "Stats", "autograd", "context", "fake", "init", "ops"):
+        raise Unsupported(f"overlace.{name}: {_WHY_NO_TORCH}")
+    raise AttributeError(f"module 'overlace' has no attribute '{name}'")

@@ -1,0 +1,116 @@
+"""Gradients of the operators. Only those that are needed are computed; all ranks must need the same ones.
+
+| forward | gradient of the activation | gradient of the weight |
+|---|---|---|
+| Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i, of the kept AG(x) |
+| y = RS(A W) | dA = AG(dy) W^T: ag_gemm, which also gives AG(dy) | dW = A^T AG(dy) |
+| Y = AR(A W) | dA = dY W^T, local: dY is the same on all ranks | dW = A^T dY |
+"""
+
+from __future__ import annotations
+
+import torch
+
+_ops = torch.ops.overlace
+
+
+def _plan_of_backward(plan: str) -> str:
+    """Plans name a family of one operator; only `library` is one of all."""
+    return plan if plan == "family=library" else ""
+
+
+def _setup_ag_gemm(ctx, inputs, keyword_only_inputs, output) -> None:
+    a, bs, biases, _, ctx.group = inputs
+    ctx.row_offsets, ctx.plan = keyword_only_inputs["row_offsets"], keyword_only_inputs["plan"]
+    ctx.keeps_gathered, ctx.num_biases = keyword_only_inputs["return_a"], len(biases)
+    ctx.num_bs, ctx.bias_dtypes = len(bs), [t.dtype for t in biases]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[0] if ctx.keeps_gathered else a, *bs)
+
+
+def _grad_of_gathered(ctx, grad_a_full, pairs, like):
+    """RS of the sum of dY W^T, and of what came back through the gathered activation itself."""
+    dys, weights = [dy.to(like.dtype) for dy, _ in pairs], [b.t() for _, b in pairs]
+    if grad_a_full is not None:
+        dys.append(grad_a_full)
+        weights.append(torch.eye(like.shape[1], dtype=like.dtype, device=like.device))
+    if not dys:
+        return None
+    dy = dys[0] if len(dys) == 1 else torch.cat(dys, 1)
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights, 0)
+    return _ops.gemm_rs(
+        dy, weight, None, "sum", 0, ctx.group, row_offsets=ctx.row_offsets, plan=_plan_of_backward(ctx.plan)
+    )
+
+
+def _backward_ag_gemm(ctx, grad_a_full, grads):
+    kept, *bs = ctx.saved_tensors
+    needs_a, needs_bs, needs_biases = ctx.needs_input_grad[:3]
+    pairs = [(dy, b) for dy, b in zip(grads, bs, strict=True) if dy is not None]
+    grad_a = _grad_of_gathered(ctx, grad_a_full if ctx.keeps_gathered else None, pairs, kept) if needs_a else None
+    grad_bs: list[torch.Tensor | None] = [None] * ctx.num_bs
+    if any(needs_bs):
+        gathered = kept
+        if not ctx.keeps_gathered:  # not kept by the caller: gathered once more, beside a product without columns
+            nothing = [bs[0][:, :0]]
+            gathered, _ = _ops.ag_gemm(
+                kept, nothing, [], 0, ctx.group, return_a=True, row_offsets=ctx.row_offsets, plan="family=library"
+            )
+        for i, dy in enumerate(grads):
+            if needs_bs[i] and dy is not None:
+                grad_bs[i] = gathered.t() @ dy.to(gathered.dtype)
+    grad_biases: list[torch.Tensor | None] = [None] * ctx.num_biases
+    for i, dtype in enumerate(ctx.bias_dtypes):
+        if needs_biases[i] and grads[i] is not None:
+            grad_biases[i] = grads[i].sum(0).to(dtype)
+    return grad_a, grad_bs, grad_biases, None, None
+
+
+def _setup_reduced(ctx, inputs, keyword_only_inputs, output) -> None:
+    a, b, bias, reduce_op, *_, ctx.group = inputs
+    ctx.row_offsets = keyword_only_inputs.get("row_offsets", [])
+    ctx.plan, ctx.average = keyword_only_inputs["plan"], reduce_op == "avg"
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(a, b)
+
+
+def _scale_of(ctx) -> float:
+    from overlace.context import size_of
+
+    return 1.0 / size_of("backward", ctx.group)[1] if ctx.average else 1.0
+
+
+def _backward_gemm_rs(ctx, grad):
+    a, b = ctx.saved_tensors
+    needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
+    dy = grad.to(a.dtype)
+    factor = b.t() if needs_a else b.t()[:, :0]
+    full, (grad_a,) = _ops.ag_gemm(
+        dy * _scale_of(ctx) if ctx.average else dy,
+        [factor],
+        [],
+        0,
+        ctx.group,
+        return_a=True,
+        row_offsets=ctx.row_offsets,
+        plan=_plan_of_backward(ctx.plan),
+    )
+    grad_bias = None
+    if needs_bias:  # added once to each row, by its owner: every rank has the whole sum
+        grad_bias = full.sum(0).to(ctx.bias_dtype)
+        if ctx.average:
+            grad_bias = grad_bias / _scale_of(ctx)
+    return grad_a if needs_a else None, a.t() @ full if needs_b else None, grad_bias, None, None, None
+
+
+def _backward_gemm_ar(ctx, grad):
+    a, b = ctx.saved_tensors
+    needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
+    dy = grad * _scale_of(ctx) if ctx.average else grad
+    grad_bias = grad.sum(0).to(ctx.bias_dtype) if needs_bias else None
+    return dy @ b.t() if needs_a else None, a.t() @ dy if needs_b else None, grad_bias, None, None
+
+
+torch.library.register_autograd("overlace::ag_gemm", _backward_ag_gemm, setup_context=_setup_ag_gemm)
+torch.library.register_autograd("overlace::gemm_rs", _backward_gemm_rs, setup_context=_setup_reduced)
+torch.library.register_autograd("overlace::gemm_ar", _backward_gemm_ar, setup_context=_setup_reduced)

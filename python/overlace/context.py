@@ -1,0 +1,217 @@
+"""Teams of overlace over torch's process groups."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes as c
+import dataclasses
+import secrets
+import sys
+
+import torch
+import torch.distributed as dist
+
+from overlace import _library
+from overlace._library import Given, Hardware, Info, Options, call, handle
+from overlace.errors import InvalidArgument
+
+_OPERATORS = _library.operators()
+_BACKENDS = {"auto": 0, "cpu": 1, "cuda_peer": 2}
+# Sustained, 4x H200, bf16: what overlace's measured rules for GPUs were taken with (docs/results/h200x4.md).
+_GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S = 390e9, 650e12
+# By ProcessGroup.group_name.
+_contexts: dict[str, Context] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """What this rank did since `overlace.init`."""
+
+    calls: int
+    serialised_calls: int
+    moved_calls: int
+    heap_bytes: int
+    heap_in_use: int
+
+
+class Context:
+    """A team of the ranks of one process group. Made by `overlace.init`; also a context manager that closes it."""
+
+    def __init__(self, group: dist.ProcessGroup, options: Options) -> None:
+        self.group = group
+        self.name: str = group.group_name
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self._runtime = _open(group, options)
+        try:
+            team = handle("ovl_runtime_world", self._runtime)
+            info = self._info()
+            self.is_gpu = info.backend == _BACKENDS["cuda_peer"]
+            stream = torch.cuda.current_stream().cuda_stream if self.is_gpu else None
+            channel = handle("ovl_channel_open", team, c.c_void_p(stream), 0)
+        except BaseException:
+            _library.LIBRARY.ovl_runtime_abort(self._runtime, b"overlace.init failed")
+            _library.LIBRARY.ovl_runtime_close(self._runtime)
+            raise
+        hardware = Hardware(is_gpu=int(self.is_gpu))
+        if self.is_gpu:
+            hardware.link_bytes_per_s, hardware.flops_per_s = _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S
+        _OPERATORS.ovl_torch_add_group(self.name.encode(), channel, self.rank, self.size, c.byref(hardware))
+        _contexts[self.name] = self
+
+    def _info(self) -> Info:
+        info = Info()
+        call("ovl_runtime_info", self._runtime, c.byref(info))
+        return info
+
+    def check(self) -> None:
+        """Raises the first cause if this team was aborted by a rank, a dead peer or a deadline."""
+        call("ovl_runtime_check", self._runtime)
+
+    def synchronize(self) -> None:
+        """Waits until everything that this rank called has completed, then check()."""
+        call("ovl_runtime_synchronize", self._runtime)
+
+    def stats(self) -> Stats:
+        info = self._info()
+        return Stats(**{f.name: getattr(info, f.name) for f in dataclasses.fields(Stats)})
+
+    def abort(self, why: str) -> None:
+        """All waits of all ranks return with PeerLost. From any thread; afterwards only close() is left."""
+        call("ovl_runtime_abort", self._runtime, why.encode())
+
+    def close(self) -> None:
+        """Collective. The group is unknown afterwards and may be initialised again."""
+        if _contexts.pop(self.name, None) is None:
+            return
+        _OPERATORS.ovl_torch_remove_group(self.name.encode())
+        call("ovl_runtime_close", self._runtime)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        # The others may wait for calls that this rank will never make.
+        with contextlib.suppress(Exception):
+            self.abort(f"rank {self.rank} left with {type(error).__name__}: {error}")
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<overlace.Context of group '{self.name}', rank {self.rank} of {self.size}>"
+
+
+def _open(group: dist.ProcessGroup, options: Options) -> c.c_void_p:
+    size = group.size()
+    failures: list[BaseException] = []
+
+    def gather(mine: object) -> list:
+        everything: list = [None] * size
+        dist.all_gather_object(everything, mine, group=group)
+        return everything
+
+    @_library.ALLGATHER
+    def allgather(_user: int, mine: int, num_bytes: int, everything: int) -> int:
+        try:
+            gathered = b"".join(gather(c.string_at(mine, num_bytes)))
+            c.memmove(everything, gathered, num_bytes * size)
+        except BaseException as failure:  # nothing may leave through C
+            failures.append(failure)
+            return 1
+        return 0
+
+    token = gather(secrets.token_hex(8))[0]
+    given = Given(rank=group.rank(), size=size, token=token.encode(), allgather=allgather)
+    try:
+        return handle("ovl_runtime_open_given", c.byref(given), c.byref(options))
+    except Exception as error:
+        raise error from (failures[0] if failures else None)
+
+
+def process_group(group: object = None) -> dist.ProcessGroup:
+    """A ProcessGroup; of a DeviceMesh of one dimension its group; of None the default group; of a str that name."""
+    if group is None:
+        if not dist.is_initialized():
+            raise InvalidArgument("overlace.init: group is None and torch.distributed has no default group yet")
+        return dist.group.WORLD
+    if isinstance(group, str):
+        return dist.distributed_c10d._resolve_process_group(group)
+    return group if isinstance(group, dist.ProcessGroup) else group.get_group()
+
+
+def group_name(group: object = None) -> str:
+    """What the operators call `group`."""
+    return group if isinstance(group, str) else process_group(group).group_name
+
+
+def context(group: object = None) -> Context:
+    """The context of a group after `overlace.init`."""
+    name = group_name(group)
+    if name not in _contexts:
+        raise InvalidArgument(
+            f"group '{name}' has no overlace team: call overlace.init(group) on all its ranks before the first op"
+        )
+    return _contexts[name]
+
+
+def size_of(op: str, name: str) -> tuple[int, int]:
+    """Rank and size, for shape functions."""
+    found = _contexts.get(name)
+    if found is None:
+        raise InvalidArgument(
+            f"{op}: group '{name}' has no overlace team: call overlace.init(group) on all its ranks before the first op"
+        )
+    return found.rank, found.size
+
+
+def init(
+    group: object = None,
+    *,
+    heap_bytes: int | str = "auto",
+    timeout_s: float | None = None,
+    backend: str = "auto",
+) -> Context:
+    """Makes the team of a process group. Collective over that group; once per group, before its first operator.
+
+    group: ProcessGroup, DeviceMesh of one dimension, or None for the default group. Its ranks must be on one host.
+    heap_bytes: symmetric memory of each rank; "auto" is 1 GiB on GPUs, 64 MiB on CPUs (or OVERLACE_HEAP_BYTES).
+    timeout_s: longest wait for a peer; None is 300 s (or OVERLACE_TIMEOUT_S).
+    backend: "auto" takes "cuda_peer" where the group has NCCL, with the current CUDA device, else "cpu".
+
+    Raises InvalidArgument, PeerLost (a rank did not come), Unsupported (no access to a peer's memory), OutOfMemory.
+    Teams that are still open when the interpreter ends are closed then, aborted if it ends with an exception.
+    """
+    if backend not in _BACKENDS:
+        raise InvalidArgument(f"overlace.init: backend is '{backend}', wanted one of {', '.join(_BACKENDS)}")
+    found = process_group(group)
+    if found.group_name in _contexts:
+        raise InvalidArgument(f"overlace.init: group '{found.group_name}' has a team already; close() it first")
+    if backend == "auto":
+        backend = "cuda_peer" if "nccl" in dist.get_backend(found) and torch.cuda.is_available() else "cpu"
+    options = Options(backend=_BACKENDS[backend])
+    if heap_bytes != "auto":
+        if not isinstance(heap_bytes, int) or heap_bytes <= 0:
+            raise InvalidArgument(f"overlace.init: heap_bytes is {heap_bytes!r}, wanted 'auto' or a number above 0")
+        options.heap_bytes = heap_bytes
+    if timeout_s is not None:
+        if not 0.001 <= timeout_s <= 86400:
+            raise InvalidArgument(f"overlace.init: timeout_s is {timeout_s}, wanted 0.001 to 86400")
+        options.timeout_ms = int(timeout_s * 1000)
+    if backend == "cuda_peer":
+        options.has_device, options.device = 1, torch.cuda.current_device()
+    return Context(found, options)
+
+
+def _at_exit() -> None:
+    failed = getattr(sys, "last_value", None)
+    for found in list(_contexts.values()):
+        with contextlib.suppress(Exception):
+            if failed is not None:
+                found.abort(f"rank {found.rank} ended with {type(failed).__name__}: {failed}")
+            found.close()
+
+
+atexit.register(_at_exit)

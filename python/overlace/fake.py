@@ -1,0 +1,52 @@
+"""Shapes of the operators' results: for torch.compile, and for errors before anything moves. They touch no peer."""
+
+from __future__ import annotations
+
+import torch
+
+from overlace.context import size_of
+from overlace.errors import InvalidArgument
+
+
+def _check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: int) -> None:
+    for label, t in (("a", a), (name, b)):
+        if t.dim() != 2:
+            raise InvalidArgument(f"{op}: {label} is {list(t.shape)}, wanted two dimensions")
+    if a.shape[1] != b.shape[0]:
+        raise InvalidArgument(
+            f"{op}: a is {list(a.shape)} on rank {rank}, {name} is {list(b.shape)}: K {a.shape[1]} != {b.shape[0]}"
+        )
+
+
+@torch.library.register_fake("overlace::ag_gemm")
+def _ag_gemm(
+    a, bs, biases, gather_dim, group, *, return_a=False, out_dtype=None, activation="none", row_offsets=(), plan=""
+):
+    rank, size = size_of("ag_gemm", group)
+    for i, b in enumerate(bs):
+        _check_factors("ag_gemm", a, b, f"bs[{i}]", rank)
+    m = row_offsets[-1] if row_offsets else a.shape[0] * size
+    a_full = a.new_empty((m, a.shape[1]) if return_a else (0, 0))
+    return a_full, [a.new_empty((m, b.shape[1]), dtype=out_dtype or a.dtype) for b in bs]
+
+
+@torch.library.register_fake("overlace::gemm_rs")
+def _gemm_rs(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activation="none", row_offsets=(), plan=""):
+    rank, size = size_of("gemm_rs", group)
+    _check_factors("gemm_rs", a, b, "b", rank)
+    if row_offsets:
+        m = row_offsets[rank + 1] - row_offsets[rank]
+    else:
+        if a.shape[0] % size != 0:
+            raise InvalidArgument(
+                f"gemm_rs: a is {list(a.shape)}, scatter_dim 0: {a.shape[0]} rows are no multiple of {size} ranks"
+            )
+        m = a.shape[0] // size
+    return a.new_empty((m, b.shape[1]), dtype=out_dtype or a.dtype)
+
+
+@torch.library.register_fake("overlace::gemm_ar")
+def _gemm_ar(a, b, bias, reduce_op, group, *, plan=""):
+    rank, _ = size_of("gemm_ar", group)
+    _check_factors("gemm_ar", a, b, "b", rank)
+    return a.new_empty((a.shape[0], b.shape[1]))

@@ -1,0 +1,175 @@
+"""The operators, with names, defaults and errors of Python; torch.ops.overlace.* is what they call.
+
+All are collective: every rank of `group` calls them in the same order, with the same shapes but for what is said to be
+a rank's own. The work is queued on the current CUDA stream; on CPU ranks it is done on return. Gradients: see
+overlace.autograd. `group` is a ProcessGroup, a DeviceMesh of one dimension, or the name of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from overlace.context import group_name
+from overlace.errors import InvalidArgument, of_operator
+
+T = TypeVar("T")
+_ops = torch.ops.overlace
+
+
+def _run(call: Callable[[], T]) -> T:
+    if torch.compiler.is_compiling():
+        return call()
+    try:
+        return call()
+    except RuntimeError as error:
+        own = of_operator(error)
+        if own is None:
+            raise
+        raise own from None
+
+
+def _rows_first(op: str, t: torch.Tensor, dim: int, name: str) -> tuple[torch.Tensor, torch.Size, int]:
+    """The matrix of `t` whose rows are cut along `dim`; the shape of its rows with that dimension first; dim from 0."""
+    if t.dim() < 2:
+        raise InvalidArgument(f"{op}: a is {list(t.shape)}, wanted two dimensions or more")
+    if not -t.dim() <= dim < t.dim() - 1 or dim == -1:
+        raise InvalidArgument(
+            f"{op}: {name} is {dim}, a is {list(t.shape)}: wanted 0 to {t.dim() - 2}; the last is that of the sum"
+        )
+    dim %= t.dim()
+    moved = t.movedim(dim, 0)
+    return moved.flatten(0, -2), moved.shape[:-1], dim
+
+
+def _as_before(matrix: torch.Tensor, rows: Sequence[int], dim: int) -> torch.Tensor:
+    """The inverse for a result: its rows have this shape, and their first dimension goes back to `dim`."""
+    return matrix.unflatten(0, (-1, *rows[1:])).movedim(0, dim) if len(rows) > 1 else matrix
+
+
+def _offsets(row_offsets: Sequence[int] | None, rows: Sequence[int]) -> list[int]:
+    inner = 1
+    for n in rows[1:]:
+        inner *= n
+    return [offset * inner for offset in row_offsets] if row_offsets else []
+
+
+def ag_gemm(
+    a: torch.Tensor,
+    bs: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    group: object,
+    biases: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    gather_dim: int = 0,
+    return_a: bool = False,
+    out_dtype: torch.dtype | None = None,
+    row_offsets: Sequence[int] | None = None,
+    plan: str = "",
+) -> torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor | list[torch.Tensor]]:
+    """AllGather and GEMM: `concat over ranks of a, along gather_dim` times each of bs. A column-parallel layer.
+
+    a: (..., K), this rank's part; float32, bfloat16, float16, and float64 on CPUs.
+    bs: one (K, N) or several, of the dtype of a; rows or columns contiguous, so `weight.t()` is free. N may differ
+        by rank. The gather hides behind the widest of them.
+    biases: (N) for each of bs, or None.
+    gather_dim: any dimension of a but the last. Another than 0 costs copies.
+    return_a: give the gathered activation too.
+    out_dtype: that of a (default) or float32.
+    row_offsets: where each rank's part begins along gather_dim, and the end: ranks + 1 numbers. None: equal parts.
+    plan: "" (overlace decides), "family=NAME[,degree=N]", or a schedule in JSON.
+
+    Gives one tensor for one b, a list for a list; with return_a a tuple of the gathered activation and that.
+    Where a weight needs a gradient the gathered activation is kept for it.
+    Raises InvalidArgument (shapes, dtypes, devices, an unknown group), PlanMismatch (the ranks disagree; on all of
+    them), Unsupported, Timeout, PeerLost. Maths: arXiv 2406.06858, section 2.
+    """
+    is_one = isinstance(bs, torch.Tensor)
+    factors = [bs] if is_one else list(bs)
+    vectors = [] if biases is None else [biases] if isinstance(biases, torch.Tensor) else list(biases)
+    matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
+    keeps = return_a or (torch.is_grad_enabled() and any(b.requires_grad for b in factors))
+    a_full, outs = _run(
+        lambda: _ops.ag_gemm(
+            matrix,
+            factors,
+            vectors,
+            0,
+            group_name(group),
+            return_a=keeps,
+            out_dtype=out_dtype,
+            row_offsets=_offsets(row_offsets, rows),
+            plan=plan,
+        )
+    )
+    outs = [_as_before(out, rows, dim) for out in outs]
+    result = outs[0] if is_one else outs
+    return (_as_before(a_full, rows, dim), result) if return_a else result
+
+
+def gemm_rs(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: object,
+    bias: torch.Tensor | None = None,
+    reduce_op: str = "sum",
+    scatter_dim: int = 0,
+    out_dtype: torch.dtype | None = None,
+    row_offsets: Sequence[int] | None = None,
+    plan: str = "",
+) -> torch.Tensor:
+    """GEMM and ReduceScatter: this rank's part, along scatter_dim, of the sum over ranks of `a b`. Row-parallel layers.
+
+    a: (..., K), all rows; K may differ by rank. Dtypes as in ag_gemm.
+    b: (K, N), of the dtype of a; rows or columns contiguous.
+    bias: (N) or None, the same on all ranks: added once, after the sum. Its gradient is whole on every rank.
+    reduce_op: "sum" or "avg"; "avg" divides the sum by the ranks, not the bias.
+    scatter_dim: any dimension of a but the last; its size must be a multiple of the ranks without row_offsets.
+    out_dtype: that of a (default) or float32; partial sums travel in it, and are added in float32 in rank order.
+    row_offsets, plan: as in ag_gemm.
+
+    Gives (..., N) with this rank's part of scatter_dim. Raises as ag_gemm. Maths: arXiv 2406.06858, section 2.
+    """
+    matrix, rows, dim = _rows_first("gemm_rs", a, scatter_dim, "scatter_dim")
+    name, offsets = group_name(group), _offsets(row_offsets, rows)
+    if not offsets:
+        _check_divisible(a, dim, name)
+    out = _run(
+        lambda: _ops.gemm_rs(matrix, b, bias, reduce_op, 0, name, out_dtype=out_dtype, row_offsets=offsets, plan=plan)
+    )
+    return _as_before(out, rows, dim)
+
+
+def _check_divisible(a: torch.Tensor, dim: int, name: str) -> None:
+    from overlace.context import size_of
+
+    ranks = size_of("gemm_rs", name)[1]
+    if a.shape[dim] % ranks != 0:
+        raise InvalidArgument(
+            f"gemm_rs: a is {list(a.shape)}, scatter_dim {dim}: {a.shape[dim]} is no multiple of {ranks} ranks; "
+            "row_offsets split it otherwise"
+        )
+
+
+def gemm_ar(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: object,
+    bias: torch.Tensor | None = None,
+    reduce_op: str = "sum",
+    plan: str = "",
+) -> torch.Tensor:
+    """GEMM and AllReduce: the sum over ranks of `a b`, the same bits on all of them. A row-parallel layer.
+
+    a: (..., K); K may differ by rank. b: (K, N). bias, reduce_op, plan: as in gemm_rs.
+    Gives (..., N). The gradient of a is local: that of the result must be the same on all ranks, as it is where
+    everything behind it is computed by all of them. Raises as ag_gemm.
+    """
+    if a.dim() < 2:
+        raise InvalidArgument(f"gemm_ar: a is {list(a.shape)}, wanted two dimensions or more")
+    name = group_name(group)
+    out = _run(lambda: _ops.gemm_ar(a.flatten(0, -2), b, bias, reduce_op, name, plan=plan))
+    return out.unflatten(0, a.shape[:-1]) if a.dim() > 2 else out

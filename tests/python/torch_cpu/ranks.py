@@ -1,0 +1,119 @@
+"""Ranks for the tests: processes over gloo that stay between tests, each with overlace teams of 1, 2 and 3 ranks."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
+if overlace._WHY_NO_TORCH:
+    pytest.skip(overlace._WHY_NO_TORCH, allow_module_level=True)
+
+SIZES = (1, 2, 3)
+WAIT_S = 60
+TIMEOUT_S = 20
+
+
+def _work(rank: int, store: str, pipe: Any) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    ranks = max(SIZES)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    groups = {size: dist.new_group(list(range(size))) for size in SIZES}
+    for size in SIZES:
+        if rank < size:
+            overlace.init(groups[size], timeout_s=TIMEOUT_S)
+    while (job := pipe.recv()) is not None:
+        size, body, arguments = job
+        try:
+            pipe.send((True, body(groups[size], *arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    for size in SIZES:
+        if rank < size:
+            overlace.context(groups[size]).close()
+    dist.destroy_process_group()
+
+
+class Pool:
+    def __init__(self) -> None:
+        context = mp.get_context("spawn")
+        self.folder = tempfile.TemporaryDirectory(prefix="overlace-")
+        store = os.path.join(self.folder.name, "store")
+        self.pipes, self.processes = [], []
+        for rank in range(max(SIZES)):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(rank, store, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def run(self, size: int, body: Callable, arguments: tuple) -> list:
+        for pipe in self.pipes[:size]:
+            pipe.send((size, body, arguments))
+        answers = []
+        for rank, pipe in enumerate(self.pipes[:size]):
+            try:
+                answers.append(pipe.recv() if pipe.poll(WAIT_S) else (False, f"rank {rank} did not answer"))
+            except EOFError:
+                answers.append((False, f"rank {rank} ended"))
+        failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
+        if failures:
+            self.end(kindly=False)
+            pytest.fail("\n".join(failures), pytrace=False)
+        return [value for _, value in answers]
+
+    def end(self, kindly: bool = True) -> None:
+        global _pool
+        if _pool is self:
+            _pool = None
+        for pipe in self.pipes if kindly else []:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(30 if kindly else 0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.folder.cleanup()
+
+
+_pool: Pool | None = None
+
+
+@atexit.register
+def _end() -> None:
+    if _pool is not None:
+        _pool.end()
+
+
+def run_ranks(size: int, body: Callable, *arguments: Any) -> list:
+    """`body(group, *arguments)` on `size` ranks; what each gave, in rank order. Fails with what any raised."""
+    global _pool
+    if _pool is None:
+        _pool = Pool()
+    return _pool.run(size, body, arguments)
+
+
+def whole(rows: int, columns: int, seed: int, dtype: Any = None) -> Any:
+    """Small integers that differ by index and seed: sums are exact in any order and dtype."""
+    i = torch.arange(rows, dtype=torch.int64)[:, None]
+    j = torch.arange(columns, dtype=torch.int64)[None, :]
+    hashed = (i * 2654435761 + j * 40503 + seed * 97787 + (i * j) % 31) % 1009
+    return (hashed % 5 - 2).to(dtype or torch.float64)
+
+
+def assert_same(got: Any, want: Any) -> None:
+    assert got.shape == want.shape, f"{tuple(got.shape)} is not {tuple(want.shape)}"
+    assert got.dtype == want.dtype, f"{got.dtype} is not {want.dtype}"
+    bad = (got != want).nonzero()
+    assert len(bad) == 0, f"{len(bad)} of {want.numel()} elements differ, first at {bad[0].tolist()}"

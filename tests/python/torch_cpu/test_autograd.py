@@ -1,0 +1,192 @@
+"""Gradients: gradcheck in fp64 of the whole computation, and opcheck of each operator."""
+
+import pytest
+from ranks import SIZES, overlace, run_ranks, torch
+
+dist = torch.distributed
+
+
+class Split(torch.autograd.Function):
+    """My part of what all ranks hold; its gradient is that of all parts."""
+
+    @staticmethod
+    def forward(ctx, full, group, dim):
+        ctx.group, ctx.dim = group, dim
+        return full.chunk(group.size(), dim)[group.rank()].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts = [torch.empty_like(grad) for _ in range(ctx.group.size())]
+        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
+        return torch.cat(parts, ctx.dim), None, None
+
+
+class Join(torch.autograd.Function):
+    """All parts on all ranks; the gradient is the same on all of them, each takes that of its part."""
+
+    @staticmethod
+    def forward(ctx, part, group, dim):
+        ctx.group, ctx.dim = group, dim
+        parts = [torch.empty_like(part) for _ in range(group.size())]
+        dist.all_gather(parts, part.contiguous(), group=group)
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
+
+
+def random(*sizes):
+    return torch.randn(*sizes, dtype=torch.float64).requires_grad_()
+
+
+def check_ag_gemm(group):
+    """All ranks hold everything and perturb the same element, so the function that is checked is the global one."""
+    torch.manual_seed(1)
+    size = group.size()
+
+    def layer(x, w1, w2, bias):
+        a, (y1, y2) = overlace.ops.ag_gemm(
+            Split.apply(x, group, 0),
+            [Split.apply(w1, group, 1), Split.apply(w2, group, 1)],
+            biases=[Split.apply(bias, group, 0), torch.zeros(2, dtype=torch.float64)],
+            group=group,
+            return_a=True,
+        )
+        return Join.apply(y1, group, 1), Join.apply(y2, group, 1), a
+
+    # The gathered activation is one tensor that all ranks hold, so its gradient would be counted by each of them.
+    def without_a(*tensors):
+        return layer(*tensors)[:2]
+
+    assert torch.autograd.gradcheck(
+        without_a, (random(2 * size, 3), random(3, 2 * size), random(3, 2 * size), random(2 * size))
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradcheck_of_ag_gemm(size):
+    run_ranks(size, check_ag_gemm)
+
+
+def grad_through_gathered(group):
+    x = torch.arange(6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+    a, _ = overlace.ops.ag_gemm(x, torch.ones(3, 1, dtype=torch.float64), group=group, return_a=True)
+    (a * (1 + group.rank())).sum().backward()  # all ranks' losses count
+    want = sum(1.0 + r for r in range(group.size()))
+    assert torch.equal(x.grad, torch.full_like(x, want))
+
+
+def test_gradient_of_the_gathered_activation():
+    run_ranks(3, grad_through_gathered)
+
+
+def check_gemm_rs(group, reduce_op):
+    torch.manual_seed(2)
+    size = group.size()
+
+    def layer(a, b, bias):
+        y = overlace.ops.gemm_rs(
+            Split.apply(a, group, 1), Split.apply(b, group, 0), group=group, bias=bias, reduce_op=reduce_op
+        )
+        return Join.apply(y, group, 0)
+
+    assert torch.autograd.gradcheck(layer, (random(2 * size, 2 * size), random(2 * size, 3), random(3)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+def test_gradcheck_of_gemm_rs(size, reduce_op):
+    run_ranks(size, check_gemm_rs, reduce_op)
+
+
+def check_gemm_ar(group, reduce_op):
+    torch.manual_seed(3)
+    size = group.size()
+
+    def layer(a, b, bias):
+        return overlace.ops.gemm_ar(
+            Split.apply(a, group, 1), Split.apply(b, group, 0), group=group, bias=bias, reduce_op=reduce_op
+        )
+
+    assert torch.autograd.gradcheck(layer, (random(3, 2 * size), random(2 * size, 3), random(3)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+def test_gradcheck_of_gemm_ar(size, reduce_op):
+    run_ranks(size, check_gemm_ar, reduce_op)
+
+
+def only_needed(group):
+    """What needs no gradient costs nothing and gets none; a frozen weight keeps no gathered activation."""
+    torch.manual_seed(4)
+    x, w = torch.randn(2, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    calls = overlace.context(group).stats().calls
+    y = overlace.ops.ag_gemm(x.requires_grad_(), w, group=group)
+    y.sum().backward()
+    assert x.grad is not None and w.grad is None
+    assert overlace.context(group).stats().calls == calls + 2  # forward, gemm_rs
+    x = x.detach()
+    overlace.ops.ag_gemm(x, w.requires_grad_(), group=group).sum().backward()
+    assert overlace.context(group).stats().calls == calls + 3  # forward alone: dW is of the kept activation
+    full = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_gather(full, x, group=group)
+    torch.testing.assert_close(w.grad, torch.cat(full).sum(0)[:, None].expand(3, 2))
+    # Without the wrapper, and nothing kept: gathered once more.
+    w.grad = None
+    _, (y,) = torch.ops.overlace.ag_gemm(x, [w], [], 0, group.group_name)
+    y.sum().backward()
+    torch.testing.assert_close(w.grad, torch.cat(full).sum(0)[:, None].expand(3, 2))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_only_needed_gradients_are_computed(size):
+    run_ranks(size, only_needed)
+
+
+def error_of_bf16(group):
+    """Error of the weight's gradient against fp64, and that of the unfused computation in bf16."""
+    torch.manual_seed(5)
+    size, rank = group.size(), group.rank()
+    x, w, g = (torch.randn(*s, dtype=torch.float64) for s in ((16 * size, 32), (32, 24), (16 * size, 24)))
+    x, w, g = (t.bfloat16() for t in (x, w, g))
+    mine, weight = x.chunk(size)[rank].clone().requires_grad_(), w.clone().requires_grad_()
+    (overlace.ops.ag_gemm(mine, weight, group=group) * g).sum().backward()
+    grads = []
+    for dtype in (torch.float64, torch.bfloat16):
+        full, plain = x.to(dtype).clone().requires_grad_(), w.to(dtype).clone().requires_grad_()
+        ((full @ plain) * g.to(dtype)).sum().backward()
+        grads.append((full.grad.chunk(size)[rank] * size, plain.grad))
+    for got, true, unfused in zip((mine.grad, weight.grad), *grads, strict=True):
+        error, bar = (got.double() - true).abs().max(), (unfused.double() - true).abs().max()
+        ulp = true.abs().max() * 2**-8
+        assert error <= 2 * bar + ulp, (error, bar)
+
+
+def test_gradients_of_bf16_are_as_good_as_the_unfused_ones():
+    run_ranks(2, error_of_bf16)
+
+
+def opcheck(group):
+    name, size = group.group_name, group.size()
+    torch.manual_seed(6)
+
+    def t(*sizes):
+        return torch.randn(*sizes, dtype=torch.float64, requires_grad=True)
+
+    ops = torch.ops.overlace
+    a, b = t(2 * size, 4), t(4, 3)
+    for op, args, kwargs in (
+        (ops.ag_gemm.default, (t(2, 4), [b, t(4, 2)], [], 0, name), {"return_a": True}),
+        (ops.ag_gemm.default, (t(2, 4), [b], [t(3)], 0, name), {"plan": "family=library"}),
+        (ops.gemm_rs.default, (a, b, None, "sum", 0, name), {}),
+        (ops.gemm_rs.default, (a, b, t(3), "avg", 0, name), {}),
+        (ops.gemm_ar.default, (a, b, None, "sum", name), {}),
+    ):
+        torch.library.opcheck(op, args, kwargs)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_opcheck(size):
+    run_ranks(size, opcheck)

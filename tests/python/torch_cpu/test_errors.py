@@ -1,0 +1,216 @@
+"""Errors: class, code and text; teams that are closed, opened again, left and lost."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import TIMEOUT_S, overlace, run_ranks, torch, whole
+
+errors = overlace.errors
+
+
+def raised(body):
+    """(class, code, text) of what `body` raises."""
+    try:
+        body()
+    except errors.Error as error:
+        return type(error), error.code, str(error)
+    raise AssertionError("nothing was raised")
+
+
+def bad_calls(group):
+    ops, name = overlace.ops, group.group_name
+    a, b = whole(4, 6, 1), whole(6, 5, 2)
+    return {
+        "K": raised(lambda: ops.ag_gemm(a, b[:4], group=group)),
+        "K of the second": raised(lambda: ops.ag_gemm(a, [b, b[:2]], group=group)),
+        "dtype": raised(lambda: ops.gemm_ar(a, b.float(), group=group)),
+        "integers": raised(lambda: ops.gemm_ar(a.long(), b.long(), group=group)),
+        "rows": raised(lambda: ops.gemm_rs(whole(5, 6, 1), b, group=group)),
+        "rows of torch.ops": raised_by_torch(
+            lambda: torch.ops.overlace.gemm_rs(whole(5, 6, 1), b, None, "sum", 0, name)
+        ),
+        "vector": raised(lambda: ops.ag_gemm(a[0], b, group=group)),
+        "gather_dim": raised(lambda: ops.ag_gemm(a, b, group=group, gather_dim=1)),
+        "bias": raised(lambda: ops.gemm_rs(a, b, group=group, bias=b[0, :4])),
+        "biases": raised(lambda: ops.ag_gemm(a, [b], group=group, biases=[b[0], b[1]])),
+        "no weights": raised(lambda: ops.ag_gemm(a, [], group=group)),
+        "reduce_op": raised(lambda: ops.gemm_ar(a, b, group=group, reduce_op="max")),
+        "offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 4])),
+        "offsets fall": raised(lambda: ops.gemm_rs(a, b, group=group, row_offsets=[0, 5, 4])),
+        "my offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 3, 6])),
+        "plan": raised(lambda: ops.gemm_ar(a, b, group=group, plan="fast")),
+        "degree": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=library,degree=many")),
+        "family": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=none_such")),
+        "JSON": raised(lambda: ops.gemm_ar(a, b, group=group, plan="{}")),
+        "group": raised(lambda: ops.gemm_ar(a, b, group="tp")),
+        "again": raised(lambda: overlace.init(group)),
+        "backend": raised(lambda: overlace.init(group, backend="tpu")),
+    }
+
+
+def raised_by_torch(body):
+    with pytest.raises(RuntimeError) as caught:
+        body()
+    return type(caught.value), None, str(caught.value)
+
+
+WANTED = {
+    "K": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, bs[0] is [4, 5]: K 6 != 4"),
+    "K of the second": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, bs[1] is [2, 5]: K 6 != 2"),
+    "dtype": (errors.InvalidArgument, "gemm_ar: a is [4, 6] on rank 0, b is [6, 5]: their dtypes differ"),
+    "integers": (
+        errors.InvalidArgument,
+        "gemm_ar: a has a dtype that cannot be multiplied, wanted float32, bfloat16, float16, or float64 on CPUs",
+    ),
+    "rows": (
+        errors.InvalidArgument,
+        "gemm_rs: a is [5, 6], scatter_dim 0: 5 is no multiple of 2 ranks; row_offsets split it otherwise",
+    ),
+    "rows of torch.ops": (
+        RuntimeError,
+        "[invalid_argument] gemm_rs: a is [5, 6], scatter_dim 0: 5 rows are no multiple of 2 ranks; row_offsets split "
+        "them otherwise",
+    ),
+    "vector": (errors.InvalidArgument, "ag_gemm: a is [6], wanted two dimensions or more"),
+    "gather_dim": (
+        errors.InvalidArgument,
+        "ag_gemm: gather_dim is 1, a is [4, 6]: wanted 0 to 0; the last is that of the sum",
+    ),
+    "bias": (errors.InvalidArgument, "gemm_rs: bias is [4], wanted [5]"),
+    "biases": (errors.InvalidArgument, "ag_gemm: 2 biases for 1 bs"),
+    "no weights": (errors.InvalidArgument, "ag_gemm: bs is empty, wanted one matrix or more"),
+    "reduce_op": (errors.InvalidArgument, "gemm_ar: reduce_op is 'max', wanted 'sum' or 'avg'"),
+    "offsets": (
+        errors.InvalidArgument,
+        "ag_gemm: row_offsets are [0, 4], wanted 3 numbers that begin with 0 and do not fall",
+    ),
+    "offsets fall": (
+        errors.InvalidArgument,
+        "gemm_rs: row_offsets are [0, 5, 4], wanted 3 numbers that begin with 0 and do not fall",
+    ),
+    "my offsets": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, row_offsets give it 3 rows"),
+    "plan": (
+        errors.InvalidArgument,
+        "gemm_ar: plan is 'fast', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule "
+        "in JSON",
+    ),
+    "degree": (errors.InvalidArgument, "gemm_ar: plan is 'family=library,degree=many', wanted"),
+    "family": (errors.ScheduleError, "unknown family 'none_such'"),
+    "JSON": (errors.ScheduleError, "schedule"),
+    "group": (
+        errors.InvalidArgument,
+        "gemm_ar: group 'tp' has no overlace team: call overlace.init(group) on all its ranks before the first op",
+    ),
+    "again": (errors.InvalidArgument, "has a team already; close() it first"),
+    "backend": (errors.InvalidArgument, "overlace.init: backend is 'tpu', wanted one of auto, cpu, cuda_peer"),
+}
+
+
+def test_bad_calls_say_what_is_wrong():
+    got = run_ranks(2, bad_calls)[0]
+    assert got.keys() == WANTED.keys()
+    for name, (kind, text) in WANTED.items():
+        assert got[name][0] is kind, (name, got[name])
+        assert text in got[name][2], (name, got[name])
+    assert got["JSON"][1] == "bad_schedule" and issubclass(errors.ScheduleError, ValueError)
+
+
+def disagree(group):
+    dtype = torch.float16 if group.rank() == 1 else torch.bfloat16
+    return raised(lambda: overlace.ops.gemm_ar(whole(4, 6, 1, dtype), whole(6, 5, 2, dtype), group=group))
+
+
+def test_ranks_that_disagree_all_raise():
+    for kind, code, text in run_ranks(3, disagree):
+        assert kind is errors.PlanMismatch and code == "plan_mismatch", text
+        assert "bf16" in text and "fp16" in text, text
+
+
+def opened_again(group):
+    overlace.context(group).close()
+    closed = raised(lambda: overlace.ops.gemm_ar(whole(4, 6, 1), whole(6, 5, 2), group=group))
+    assert "has no overlace team" in closed[2]
+    context = overlace.init(group, timeout_s=TIMEOUT_S, heap_bytes=8 << 20)
+    assert overlace.context(group) is context and context.stats().heap_bytes == 8 << 20
+    y = overlace.ops.gemm_ar(whole(4, 6, 1), whole(6, 5, 2), group=group)
+    assert torch.equal(y, group.size() * (whole(4, 6, 1) @ whole(6, 5, 2)))
+    assert context.stats().calls == 1
+
+
+def test_init_close_init():
+    run_ranks(2, opened_again)
+
+
+def test_the_library_refuses_an_unknown_provider():
+    library = overlace._library.LIBRARY
+    assert library.ovl_cpu_gemm(b"blas") == 1
+    assert library.ovl_error_text() == b'cpu_gemm: unknown provider "blas", wanted auto, reference or onednn'
+    assert library.ovl_cpu_gemm(None) == 1
+    assert isinstance(library, ctypes.CDLL)
+
+
+RANK = """
+import os, sys, torch, torch.distributed as dist, overlace
+rank, store, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+context = overlace.init(timeout_s=20)
+a, b = torch.ones(2, 3), torch.ones(3, 2)
+overlace.ops.gemm_ar(a, b, group=None)
+if how == "without close":
+    sys.exit(0)
+if rank == 1:
+    if how == "killed":
+        os.kill(os.getpid(), 9)
+    raise ValueError("a fault of the user")
+try:
+    overlace.ops.gemm_ar(a, b, group=None)
+except overlace.PeerLost as error:
+    print(type(error).__name__, error.code, error)
+"""
+
+
+@pytest.mark.parametrize("how", ["without close", "killed", "raised"])
+def test_ranks_that_leave(how, tmp_path):
+    def start(rank):
+        words = [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), how]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+    ranks = [start(r) for r in range(2)]
+    try:
+        (out, err), (_, other_err) = [p.communicate(timeout=90) for p in ranks]
+    finally:
+        for p in ranks:
+            p.kill()
+    assert ranks[0].returncode == 0, err
+    if how == "without close":
+        assert ranks[1].returncode == 0, other_err
+        assert out == ""
+    elif how == "killed":
+        assert re.match(r"PeerLost peer_lost .*rank 1", out), out
+    else:
+        assert ranks[1].returncode == 1 and "a fault of the user" in other_err
+        assert out.startswith("PeerLost aborted") and "ended with ValueError: a fault of the user" in out
+
+
+def test_without_operators_the_import_says_what_is_missing(tmp_path):
+    """A package like this one, but as a machine without torch builds it."""
+    package = tmp_path / "overlace"
+    (package / "lib").mkdir(parents=True)
+    here = Path(overlace.__file__).parent
+    for module in ("__init__.py", "errors.py", "_library.py"):
+        (package / module).write_text((here / module).read_text())
+    for library in (here / "lib").glob("liboverlace.so.*"):
+        (package / "lib" / library.name).symlink_to(library)
+    code = "import sys, overlace; print(overlace.__version__, 'torch' in sys.modules); overlace.init()"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
+    assert done.returncode == 1 and done.stdout == f"{overlace.__version__} False\n", done.stderr
+    wanted = "Unsupported: overlace.init: overlace was built without torch; install torch >= 2.11, then overlace again"
+    assert wanted in done.stderr

@@ -1,0 +1,178 @@
+"""The operators on CPU ranks against the unsharded products, bit for bit."""
+
+import pytest
+from ranks import SIZES, assert_same, overlace, run_ranks, torch, whole
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+PLANS = ("", "family=library", "family=hetero_unfused_1d,degree=2", "family=uniform_fused_1d")
+
+
+def shard(full, group, dim=0):
+    return full.chunk(group.size(), dim)[group.rank()]
+
+
+def ag_gemm_of_dtype(group, dtype, is_transposed, plan):
+    dtype = getattr(torch, dtype)
+    x, w = whole(4 * group.size(), 7, 1, dtype), whole(7, 5, 2, dtype)
+    b = w.t().contiguous().t() if is_transposed else w
+    y = overlace.ops.ag_gemm(shard(x, group), b, group=group, plan=plan)
+    assert_same(y, (x.double() @ w.double()).to(dtype))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ag_gemm(size, dtype):
+    for is_transposed in (True, False):
+        run_ranks(size, ag_gemm_of_dtype, dtype, is_transposed, "")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_ag_gemm_by_plan(plan):
+    run_ranks(3, ag_gemm_of_dtype, "float32", True, plan)
+
+
+def ag_gemm_of_several(group):
+    x, ws, biases = (
+        whole(6 * group.size(), 8, 1),
+        [whole(8, n, n) for n in (3, 9, 4)],
+        [whole(1, n, n)[0] for n in (3, 9, 4)],
+    )
+    a, ys = overlace.ops.ag_gemm(shard(x, group), ws, biases=biases, group=group, return_a=True)
+    assert_same(a, x)
+    for y, w, bias in zip(ys, ws, biases, strict=True):
+        assert_same(y, x @ w + bias)
+    a, y = overlace.ops.ag_gemm(shard(x, group), ws[0], group=group, return_a=True)
+    assert_same(a, x)
+    assert_same(y, x @ ws[0])
+    low = [t.bfloat16() for t in (x, *ws)]
+    for y, w in zip(
+        overlace.ops.ag_gemm(shard(low[0], group), low[1:], group=group, out_dtype=torch.float32), ws, strict=True
+    ):
+        assert_same(y, (x @ w).float())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ag_gemm_of_several_weights(size):
+    run_ranks(size, ag_gemm_of_several)
+
+
+def ag_gemm_of_shapes(group):
+    size, w = group.size(), whole(8, 5, 2)
+    for shape, dim in (((4, 2 * size, 8), 1), ((3 * size, 2, 8), 0), ((2, 3, 2 * size, 8), -2)):
+        full = whole(4 * size * 6, 8, 3)[: torch.Size(shape[:-1]).numel()].reshape(shape)
+        a, y = overlace.ops.ag_gemm(shard(full, group, dim), w, group=group, gather_dim=dim, return_a=True)
+        assert_same(a, full)
+        assert_same(y, full @ w)
+    columns = whole(4 * size, 16, 4)[:, 3:11]  # rows apart
+    assert_same(overlace.ops.ag_gemm(shard(columns, group), w, group=group), columns @ w)
+    sideways = whole(8, 4 * size, 5).t()  # columns contiguous: copied
+    assert_same(overlace.ops.ag_gemm(shard(sideways, group), w[:, ::2], group=group), sideways @ w[:, ::2])
+    nothing = overlace.ops.ag_gemm(w.new_empty(0, 8), w, group=group)
+    assert nothing.shape == (0, 5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ag_gemm_of_other_shapes_and_strides(size):
+    run_ranks(size, ag_gemm_of_shapes)
+
+
+def ragged(group):
+    offsets = [0, 5, 5, 12]
+    mine = slice(offsets[group.rank()], offsets[group.rank() + 1])
+    x, w = whole(12, 6, 1), whole(6, 4, 2)
+    a, y = overlace.ops.ag_gemm(x[mine], w, group=group, row_offsets=offsets, return_a=True)
+    assert_same(a, x)
+    assert_same(y, x @ w)
+    parts = [whole(12, 6, 10 + r) for r in range(3)]
+    z = overlace.ops.gemm_rs(parts[group.rank()], w, group=group, row_offsets=offsets)
+    assert_same(z, (sum(parts) @ w)[mine])
+    cube = whole(36, 6, 1).reshape(3, 12, 6)
+    y = overlace.ops.ag_gemm(cube[:, mine], w, group=group, gather_dim=1, row_offsets=offsets)
+    assert_same(y, cube @ w)
+
+
+def test_rows_split_as_row_offsets_say():
+    run_ranks(3, ragged)
+
+
+def uneven_weights(group):
+    x, w = whole(4 * group.size(), 6, 1), whole(6, 3 + group.rank(), 2)
+    assert_same(overlace.ops.ag_gemm(shard(x, group), w, group=group, plan="family=library"), x @ w)
+    widths = [4, 7, 5][: group.size()]
+    a, b = whole(4 * group.size(), sum(widths), 3), whole(sum(widths), 5, 4)
+    mine = slice(sum(widths[: group.rank()]), sum(widths[: group.rank() + 1]))
+    assert_same(overlace.ops.gemm_rs(a[:, mine], b[mine], group=group), shard(a @ b, group))
+    assert_same(overlace.ops.gemm_ar(a[:, mine], b[mine], group=group), a @ b)
+
+
+def test_weights_that_are_split_unevenly():
+    run_ranks(3, uneven_weights)
+
+
+def reduced(group, dtype, plan):
+    dtype, size, rank = getattr(torch, dtype), group.size(), group.rank()
+    a, b, bias = whole(4 * size, 6 * size, 1, dtype), whole(6 * size, 5, 2, dtype), whole(1, 5, 3, dtype)[0]
+    mine = slice(6 * rank, 6 * rank + 6)
+    want = a.double() @ b.double()
+    args = (a[:, mine], b[mine])
+    rs = overlace.ops.gemm_rs(*args, group=group, plan=plan)
+    assert_same(rs, shard(want, group).to(dtype))
+    assert_same(overlace.ops.gemm_rs(*args, group=group, bias=bias, plan=plan), shard(want + bias, group).to(dtype))
+    assert_same(overlace.ops.gemm_ar(*args, group=group, plan=plan), want.to(dtype))
+    assert_same(overlace.ops.gemm_ar(*args, group=group, bias=bias, plan=plan), (want + bias).to(dtype))
+    if dtype != torch.float64:
+        wide = overlace.ops.gemm_rs(*args, group=group, out_dtype=torch.float32, plan=plan)
+        assert_same(wide, shard(want, group).float())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gemm_rs_and_gemm_ar(size, dtype):
+    run_ranks(size, reduced, dtype, "")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_gemm_rs_and_gemm_ar_by_plan(plan):
+    run_ranks(3, reduced, "float32", plan)
+
+
+def averaged(group):
+    size, rank = group.size(), group.rank()
+    a, b, bias = whole(4 * size, 6 * size, 1), whole(6 * size, 5, 2), whole(1, 5, 3)[0]
+    mine = slice(6 * rank, 6 * rank + 6)
+    want = a @ b / size + bias
+    for got, part in (
+        (overlace.ops.gemm_rs(a[:, mine], b[mine], group=group, bias=bias, reduce_op="avg"), shard(want, group)),
+        (overlace.ops.gemm_ar(a[:, mine], b[mine], group=group, bias=bias, reduce_op="avg"), want),
+    ):
+        torch.testing.assert_close(got, part, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_average_divides_the_sum_but_not_the_bias(size):
+    run_ranks(size, averaged)
+
+
+def reduced_shapes(group):
+    size, w = group.size(), whole(8, 5, 2)
+    cube = whole(3 * 4 * size, 8, 3).reshape(3, 4 * size, 8)
+    want = size * (cube @ w)
+    assert_same(overlace.ops.gemm_rs(cube, w, group=group, scatter_dim=1), shard(want, group, 1))
+    assert_same(overlace.ops.gemm_ar(cube, w, group=group), want)
+    assert overlace.ops.gemm_rs(w.new_empty(0, 8), w, group=group).shape == (0, 5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduced_products_of_other_shapes(size):
+    run_ranks(size, reduced_shapes)
+
+
+def random_bits(group):
+    torch.manual_seed(3 + group.rank())
+    a, b = torch.randn(32, 24).bfloat16(), torch.randn(24, 40).bfloat16()
+    return [overlace.ops.gemm_ar(a, b, group=group, plan=p).view(torch.int16).tolist() for p in PLANS]
+
+
+def test_gemm_ar_gives_the_same_bits_on_all_ranks():
+    first, *others = run_ranks(3, random_bits)
+    assert all(other == first for other in others)
