@@ -61,6 +61,9 @@ class CpuDevice final : public Device {
   base::Result<double> elapsed_us() override {
     return std::chrono::duration<double, std::micro>(end_ - begin_).count();
   }
+  base::Result<std::function<base::Status()>> capture(const std::function<base::Status()>&) override {
+    return base::error(Errc::not_supported, "CPU ranks have no graphs");
+  }
   ClockSample clocks() override { return {}; }
   DeviceInfo describe() override { return {}; }
 

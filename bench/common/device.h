@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,8 @@ class Device {
   virtual base::Status record_end() = 0;
   /// Microseconds between the two, after synchronising.
   virtual base::Result<double> elapsed_us() = 0;
+  /// What `enqueue` puts on the stream, as a graph: the result queues it once more. It lives as long as the result.
+  virtual base::Result<std::function<base::Status()>> capture(const std::function<base::Status()>& enqueue) = 0;
   virtual ClockSample clocks() = 0;
   virtual DeviceInfo describe() = 0;
   virtual base::Status fill(const TensorView& matrix, const Normal& values) = 0;

@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "bench/common/data.h"
@@ -50,7 +51,6 @@ class CudaGpu final : public Gpu {
   CudaGpu(int device, const char* bus_id) : device_(device), nvml_(bus_id) {}
   ~CudaGpu() override {
     release_all();
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
     (void)cudaEventDestroy(begin_);
     (void)cudaEventDestroy(end_);
     (void)cudaStreamDestroy(stream_);
@@ -85,19 +85,24 @@ class CudaGpu final : public Gpu {
     OVERLACE_TRY(cuda_ok(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime"));
     return static_cast<double>(ms) * 1e3;
   }
-  base::Status capture(const std::function<base::Status()>& enqueue) override {
+  base::Result<std::function<base::Status()>> capture(const std::function<base::Status()>& enqueue) override {
     OVERLACE_TRY(cuda_ok(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
     const base::Status queued = enqueue();
     cudaGraph_t graph = nullptr;
     const base::Status ended = cuda_ok(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    cudaGraphExec_t executable = nullptr;
+    const base::Status made = queued.ok() && ended.ok()
+                                  ? cuda_ok(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate")
+                                  : base::Status();
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
     OVERLACE_TRY(queued);
     OVERLACE_TRY(ended);
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
-    const base::Status made = cuda_ok(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
-    (void)cudaGraphDestroy(graph);
-    return made;
+    OVERLACE_TRY(made);
+    const auto release = [](cudaGraphExec_t one) { (void)cudaGraphExecDestroy(one); };
+    const std::shared_ptr<std::remove_pointer_t<cudaGraphExec_t>> owner(executable, release);
+    return std::function<base::Status()>(
+        [owner, stream = stream_] { return cuda_ok(cudaGraphLaunch(owner.get(), stream), "cudaGraphLaunch"); });
   }
-  base::Status replay() override { return cuda_ok(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
   base::Status fill(const TensorView& matrix, const Normal& values) override {
     return fill_normal(matrix, values, stream_);
   }
@@ -155,7 +160,6 @@ class CudaGpu final : public Gpu {
   Nvml nvml_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
-  cudaGraphExec_t graph_ = nullptr;
   std::vector<void*> blocks_;
 };
 

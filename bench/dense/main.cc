@@ -4,7 +4,7 @@
 // --competitors takes auto, families, and families with degree and options: grouped_unfused_1d:4:ce_queues=3. Schedules
 // that do not all fit in --heap-gib (12; CPU ranks 1) make room for each other, which must not be timed: fewer then.
 // `NAME@2` is NAME once more (A against A). `wrong` is `library` with one element changed: it must be refused.
-// Method: docs/reference/benchmarks.md.
+// --launch graph captures each call and replays it, on GPUs. Method: docs/reference/benchmarks.md.
 #include <cstdio>
 
 #include "bench/common/arguments.h"
@@ -21,7 +21,7 @@ namespace {
 
 struct Options {
   Selection cases{"bench/dense/cases.json", "", "", {}};
-  std::string backend = "auto", link, data = "normal";
+  std::string backend = "auto", link, data = "normal", launch = "stream";
   std::vector<std::string> competitors = {"compute", "comm", "library", "serial", "limit", "auto"};
   ProtocolOptions protocol;
   int heap_gib = 0;
@@ -38,6 +38,7 @@ Options parse(int argc, char** argv) {
   arguments.add("--backend", &o.backend);
   arguments.add("--link", &o.link);
   arguments.add("--data", &o.data);
+  arguments.add("--launch", &o.launch);
   arguments.add("--competitors", &o.competitors);
   arguments.add("--repetitions", &o.protocol.repetitions, 1);
   arguments.add("--burst-ms", &o.protocol.burst_ms, 0.0);
@@ -51,6 +52,8 @@ Options parse(int argc, char** argv) {
     throw_error(Errc::invalid_argument, "--backend is " + o.backend + ", wanted auto, cpu or cuda_peer");
   if (o.data != "normal" && o.data != "ramp")
     throw_error(Errc::invalid_argument, "--data is " + o.data + ", wanted normal or ramp");
+  if (o.launch != "stream" && o.launch != "graph")
+    throw_error(Errc::invalid_argument, "--launch is " + o.launch + ", wanted stream or graph");
   return o;
 }
 
@@ -72,7 +75,8 @@ class Bench {
     device_.release_all();
     Workload workload = Workload::create(c, channel_, device_, data()).value();
     if (!options_.protocol.verify_only) refuse_low_entropy(workload);
-    Operators subject(c, workload, channel_, crew_, hardware(), options_.competitors);
+    Device* const graphs = options_.launch == "graph" ? &device_ : nullptr;
+    Operators subject(c, workload, channel_, crew_, graphs, hardware(), options_.competitors);
     if (hardware_.flops_per_s == 0) subject.measure_flops().or_throw();
     std::vector<Entrant> entrants = subject.entrants();
     const Outcome outcome = run_case(&entrants, subject, crew_, options_.protocol).value();
@@ -130,7 +134,7 @@ class Bench {
     method.set("repetitions", options_.protocol.repetitions).set("lead_in", 0.2);
     method.set("bytes_rotated", workload.bytes_rotated()).set("n", x.calls);
     base::Json row = new_record(head_, c.op, std::move(shape), x.name);
-    row.set("dtype", dtype_name(c.dtype)).set("team", runtime_.world().size()).set("launch", "stream");
+    row.set("dtype", dtype_name(c.dtype)).set("team", runtime_.world().size()).set("launch", options_.launch);
     row.set("data", base::format("{}, weights / sqrt(K), seed {}",
                                  options_.data == "normal" ? "normal(0,1)" : options_.data, options_.protocol.seed));
     row.set("method", method).set("schedule", family).set("reason", x.reason).set("status", x.status);

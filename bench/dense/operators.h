@@ -15,9 +15,16 @@ namespace overlace::bench {
 class Operators final : public Subject {
  public:
   /// Names as in bench/dense/main.cc. `hardware` is what `auto` chooses by; measure_flops fills what is unknown.
-  Operators(const Case& c, Workload& workload, Channel& channel, Crew& crew, const plan::Hardware& hardware,
-            std::vector<std::string> names)
-      : case_(c), workload_(workload), channel_(channel), crew_(crew), hardware_(hardware), names_(std::move(names)) {}
+  /// With `graphs` every call is the replay of one that was captured.
+  Operators(const Case& c, Workload& workload, Channel& channel, Crew& crew, Device* graphs,
+            const plan::Hardware& hardware, std::vector<std::string> names)
+      : case_(c),
+        workload_(workload),
+        channel_(channel),
+        crew_(crew),
+        graphs_(graphs),
+        hardware_(hardware),
+        names_(std::move(names)) {}
   /// Rate of the whole GEMM on the slowest rank.
   base::Status measure_flops();
   /// In the order of the names. Those that the operator or the machine does not have are `unsupported`.
@@ -31,6 +38,9 @@ class Operators final : public Subject {
 
  private:
   base::Status resolve(const std::string& name, spec::Schedule* schedule, std::string* reason);
+  base::Status call(size_t which, int turn);
+  /// Graphs of a competitor, one per operand set. A call before allocates what a capture must not.
+  base::Status capture(size_t which);
   /// The same on all ranks: empty if it holds on all of them.
   base::Result<std::string> agree(bool good, const std::string& complaint);
   base::Result<std::string> compare(size_t which);
@@ -39,11 +49,13 @@ class Operators final : public Subject {
   Workload& workload_;
   Channel& channel_;
   Crew& crew_;
+  Device* graphs_;  // null: calls are queued one by one
   plan::Hardware hardware_;
   std::vector<std::string> names_;
   std::vector<spec::Schedule> schedules_;
   std::vector<bool> same_bits_;
-  std::optional<size_t> first_;  // whose output the others are compared with
+  std::vector<std::vector<std::function<base::Status()>>> replays_;  // by competitor and operand set
+  std::optional<size_t> first_;                                      // whose output the others are compared with
   Check baseline_;
 };
 

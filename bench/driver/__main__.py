@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     add("--runs", type=int, default=1, help="repeat the whole: a verdict needs two runs")
     add("--seed", type=int, default=1, help="of data and order")
     add("--data", default="normal", help="ramp: data that must be refused for timing")
+    add("--graph", action="store_true", help="replay each call of the dense operators from a CUDA graph")
     add("--verify-only", action="store_true", help="check every competitor, time none")
     add("--out", type=Path, help="add the records to this file")
     add("--from", dest="source", type=Path, metavar="RECORDS", help="measure nothing: show and compare these records")
@@ -99,6 +100,7 @@ def plan_of(o: argparse.Namespace) -> Plan:
         o.seed,
         o.data,
         o.link,
+        o.graph,
         o.verify_only,
         o.timeout_s,
         o.git or commit(),

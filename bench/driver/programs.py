@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import fcntl
@@ -14,7 +15,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import records
@@ -65,6 +65,7 @@ class Plan:
     seed: int = 1
     data: str = "normal"
     link: str = ""
+    graph: bool = False
     verify_only: bool = False
     timeout_s: float = 3600
     git: str = "unknown"
@@ -133,6 +134,7 @@ def steps(plan: Plan) -> Iterator[Step]:
     own = [c for c in plan.competitors if not is_foreign(c)]
     if ops and own:
         words = [plan.program("bench_dense"), *dense_words(plan, ops, own), "--data", plan.data]
+        words += ["--launch", "graph"] if plan.graph else []
         words += ["--backend", "cuda_peer"] if plan.on_gpus() else ["--backend", "cpu", "--link", link(plan)]
         yield Step(", ".join(ops), launched(plan, plan.team(), words))
     foreign = [c for c in plan.competitors if is_foreign(c)]
@@ -262,7 +264,7 @@ def refuse_foreign_processes() -> None:
         raise Refused(f"another process is on the GPUs: {line}; wanted them for this run alone", EXIT_UNSUPPORTED)
 
 
-@contextmanager
+@contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
     """One run per machine at a time."""
     path = Path(tempfile.gettempdir()) / f"overlace-bench-{os.getuid()}.lock"
@@ -287,11 +289,9 @@ def run(step: Step, plan: Plan, on_line: Callable[[str], None]) -> int:
     )
     expired = threading.Event()
 
-    def stop(number: int = signal.SIGTERM) -> None:
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
+    def stop() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
     def expire() -> None:
         expired.set()
@@ -299,17 +299,17 @@ def run(step: Step, plan: Plan, on_line: Callable[[str], None]) -> int:
 
     timer = threading.Timer(plan.timeout_s, expire)
     timer.start()
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            on_line(line.rstrip("\n"))
-        status = process.wait()
-    except BaseException:
-        stop()
-        process.wait(30)
-        raise
-    finally:
-        timer.cancel()
+    with process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                on_line(line.rstrip("\n"))
+            status = process.wait()
+        except BaseException:
+            stop()
+            raise
+        finally:
+            timer.cancel()
     if expired.is_set():
         print(f"overlace bench: {step.title} did not end within {plan.timeout_s:g} s", file=sys.stderr)
         return EXIT_LOST

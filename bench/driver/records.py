@@ -57,7 +57,8 @@ class Group:
     def size(self) -> str:
         case = self.first["case"]
         size = "  ".join(f"{k.upper()} {case[k]}" for k in ("m", "n", "k") if k in case)
-        return "  ".join(x for x in (case.get("what", ""), size, self.first.get("dtype", "")) if x)
+        launch = "graph" if self.first.get("launch") == "graph" else ""
+        return "  ".join(x for x in (case.get("what", ""), size, self.first.get("dtype", ""), launch) if x)
 
     def title(self) -> str:
         return f"{self.first['case']['name']}  {self.size()}".rstrip()

@@ -2,12 +2,16 @@
 
 import math
 import re
+import sys
 import unittest
+import unittest.mock
+from pathlib import Path
 
 from support import FolderTest, bench, case, record
 
 import compare
 import page
+import programs
 import protocol
 import records
 import schema
@@ -160,6 +164,65 @@ class TwinTest(unittest.TestCase):
 
 NORMALS = (-0.5419128606113093, -0.0004434317315156187, -1.472313413907492)
 ORDER = [3, 4, 5, 0, 1, 2]
+
+
+class StepsTest(unittest.TestCase):
+    """What would be started on a machine with GPUs."""
+
+    def plan(self, *workloads: str, **changes: object) -> programs.Plan:
+        plan = programs.Plan(list(workloads), Path("/x/overlace"), Path("/x"), gpus=4, **changes)
+        self.enterContext(unittest.mock.patch.object(programs.Plan, "program", lambda _, name: f"/x/{name}"))
+        self.enterContext(unittest.mock.patch.object(programs, "gpu_names", lambda: ["GPU"] * 4))
+        return plan
+
+    def test_operators_run_on_all_gpus(self) -> None:
+        (step,) = programs.steps(self.plan("ag_gemm", "gemm_rs", set="canonical", graph=True))
+        text = " ".join(step.command)
+        self.assertIn("/x/overlace run -n 4 -- /x/bench_dense", text)
+        self.assertIn("--ops ag_gemm,gemm_rs", text)
+        self.assertIn("--backend cuda_peer", text)
+        self.assertIn("--launch graph", text)
+        self.assertNotIn("--link", text)
+
+    def test_torch_runs_in_a_process_of_its_own_with_its_variables(self) -> None:
+        own, foreign = programs.steps(self.plan("gemm_ar", competitors=("library", "torch_one_shot")))
+        self.assertIn("--competitors library ", " ".join(own.command))
+        self.assertIn("--competitors torch_one_shot ", " ".join(foreign.command))
+        self.assertIn("torch_competitors.py", " ".join(foreign.command))
+        self.assertEqual(foreign.env["MASTER_ADDR"], "127.0.0.1")
+        self.assertGreater(int(foreign.env["MASTER_PORT"]), 1023)
+
+    def test_a_link_asks_for_cpu_ranks(self) -> None:
+        (step,) = programs.steps(self.plan("ag_gemm", link="2GB/s,20us"))
+        self.assertIn("--backend cpu --link 2GB/s,20us", " ".join(step.command))
+
+    def test_gpu_workloads(self) -> None:
+        steps = list(programs.steps(self.plan("runtime", "gemm_core", "run", verify_only=True)))
+        self.assertEqual([s.title for s in steps], ["runtime", "gemm_core", "run"])
+        for step in steps[:2]:
+            self.assertIn("--verify-only", step.command)
+        self.assertNotIn("--link", steps[2].command)
+
+    def test_a_foreign_process_on_the_gpus_refuses_the_run(self) -> None:
+        with unittest.mock.patch.object(programs, "nvidia_smi", lambda *_: ["4711, python3"]):
+            with self.assertRaises(programs.Refused) as caught:
+                programs.refuse_foreign_processes()
+            self.assertEqual(caught.exception.exit, 3)
+            self.assertIn("4711, python3", str(caught.exception))
+        with unittest.mock.patch.object(programs, "nvidia_smi", lambda *_: []):
+            programs.refuse_foreign_processes()
+
+    def test_one_run_at_a_time(self) -> None:
+        with programs.machine_lock(), self.assertRaises(programs.Refused) as caught, programs.machine_lock():
+            self.fail("two at once")
+        self.assertEqual(caught.exception.exit, 3)
+
+    def test_a_program_that_does_not_end_is_stopped(self) -> None:
+        plan = self.plan("cpu", timeout_s=0.5)
+        step = programs.Step("sleeps", [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)"])
+        lines: list[str] = []
+        self.assertEqual(programs.run(step, plan, lines.append), 4)
+        self.assertEqual(lines, ["here"])
 
 
 class ShownTest(unittest.TestCase):
