@@ -9,6 +9,7 @@
 
 #include "src/runtime/backend/cuda_peer/state.h"
 #include "src/runtime/clock.h"
+#include "src/runtime/engine/nccl/deadlines.h"
 #include "src/runtime/engine/nccl/library.h"
 
 namespace overlace::runtime::nccl {
@@ -54,8 +55,10 @@ ncclDataType_t type_of(DType dtype, bool adds, const char* call) {
 
 class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
  public:
-  NcclEngine(const Library& lib, const Options& options, int rank, int size, cuda_peer::CudaPeerState* state)
-      : lib_(lib), options_(options), rank_(rank), size_(size), state_(state) {}
+  NcclEngine(const Library& lib, const Options& options, const Team& team, cuda_peer::CudaPeerState* state)
+      : lib_(lib), options_(options), rank_(team.rank()), size_(team.size()), state_(state) {
+    for (int rank = 0; rank < size_; ++rank) world_ranks_.push_back(team.world_rank(rank));
+  }
   ~NcclEngine() override {
     if (is_watched_) state_->remove_engine(this);
     const DeviceGuard guard(options_.device);
@@ -92,17 +95,18 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   void all_gather(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, false, "all_gather");
-    call("ncclAllGather", [&] { return lib_.ncclAllGather(send, recv, count, type, comm_, queue); });
+    call("ncclAllGather", queue, [&] { return lib_.ncclAllGather(send, recv, count, type, comm_, queue); });
   }
   void reduce_scatter(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, true, "reduce_scatter");
-    call("ncclReduceScatter", [&] { return lib_.ncclReduceScatter(send, recv, count, type, ncclSum, comm_, queue); });
+    call("ncclReduceScatter", queue,
+         [&] { return lib_.ncclReduceScatter(send, recv, count, type, ncclSum, comm_, queue); });
   }
   void all_reduce(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, true, "all_reduce");
-    call("ncclAllReduce", [&] { return lib_.ncclAllReduce(send, recv, count, type, ncclSum, comm_, queue); });
+    call("ncclAllReduce", queue, [&] { return lib_.ncclAllReduce(send, recv, count, type, ncclSum, comm_, queue); });
   }
   void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
     const size_t bytes = count * dtype_bytes(dtype);
@@ -118,31 +122,31 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     check_peer("broadcast", "root", root);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, false, "broadcast");
-    call("ncclBroadcast", [&] { return lib_.ncclBroadcast(buffer, buffer, count, type, root, comm_, queue); });
+    call("ncclBroadcast", queue, [&] { return lib_.ncclBroadcast(buffer, buffer, count, type, root, comm_, queue); });
   }
   void reduce(const void* send, void* recv, size_t count, DType dtype, int root, StreamRef stream) override {
     check_peer("reduce", "root", root);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, true, "reduce");
-    call("ncclReduce", [&] { return lib_.ncclReduce(send, recv, count, type, ncclSum, root, comm_, queue); });
+    call("ncclReduce", queue, [&] { return lib_.ncclReduce(send, recv, count, type, ncclSum, root, comm_, queue); });
   }
   void send(const void* data, size_t bytes, int peer, StreamRef stream) override {
     check_peer("send", "peer", peer);
     const cudaStream_t queue = stream_of(stream);
-    call("ncclSend", [&] { return lib_.ncclSend(data, bytes, ncclUint8, peer, comm_, queue); });
+    call("ncclSend", queue, [&] { return lib_.ncclSend(data, bytes, ncclUint8, peer, comm_, queue); });
   }
   void recv(void* data, size_t bytes, int peer, StreamRef stream) override {
     check_peer("recv", "peer", peer);
     const cudaStream_t queue = stream_of(stream);
-    call("ncclRecv", [&] { return lib_.ncclRecv(data, bytes, ncclUint8, peer, comm_, queue); });
+    call("ncclRecv", queue, [&] { return lib_.ncclRecv(data, bytes, ncclUint8, peer, comm_, queue); });
   }
   void group_begin() override {
-    call("ncclGroupStart", [&] { return lib_.ncclGroupStart(); });
+    call("ncclGroupStart", nullptr, [&] { return lib_.ncclGroupStart(); });
     ++groups_;
   }
   void group_end() override {
     --groups_;
-    call("ncclGroupEnd", [&] { return lib_.ncclGroupEnd(); });
+    call("ncclGroupEnd", group_stream_, [&] { return lib_.ncclGroupEnd(); });
   }
 
   /// Kernels of the communicator end; its calls throw from now on.
@@ -158,6 +162,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || comm_ == nullptr) return {};  // a call in progress looks itself
     ncclResult_t state = ncclSuccess;
+    if (const char* what = deadlines_.overdue(options_.timeout_ms)) return timed_out(what);
     if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
       return {};
     return failure("asynchronous", state);
@@ -173,6 +178,15 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const auto cause = state_->cause();
     if (cause.code == Errc::ok) return base::error(Errc::aborted, "nccl {}: the communicator was aborted", what);
     return base::error(cause.code, "nccl {}: {}", what, cause.message);
+  }
+  base::Status timed_out(const char* what) const {
+    std::string peers;
+    const auto me = static_cast<size_t>(rank_);
+    for (size_t rank = 0; rank < world_ranks_.size(); ++rank)
+      if (rank != me) peers += base::format("{}{}", peers.empty() ? "" : ", ", world_ranks_[rank]);
+    return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited in {} for rank{} {}",
+                       static_cast<double>(options_.timeout_ms) * 1e-3, world_ranks_[me], what, size_ > 2 ? "s" : "",
+                       peers);
   }
   void check_peer(const char* call_name, const char* argument, int peer) const {
     if (peer < 0 || peer >= size_)
@@ -197,14 +211,19 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     }
   }
 
+  /// `queue`: where the call puts work, or null; in a group its end does.
   template <class Function>
-  void call(const char* what, const Function& function) {
+  void call(const char* what, cudaStream_t queue, const Function& function) {
     const DeviceGuard guard(options_.device);
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr || is_aborting_) aborted(what).or_throw();
+    if (groups_ > 0 && queue != nullptr) group_stream_ = queue;
+    const bool is_queued = groups_ == 0 && queue != nullptr;
+    if (is_queued) deadlines_.begin(what, queue);
     const ncclResult_t code = function();
     if (code != ncclSuccess && code != ncclInProgress) failure(what, code).or_throw();
     if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
+    if (is_queued) deadlines_.end(queue);
   }
 
   /// First uses connect: done here, not on a hot path.
@@ -249,12 +268,15 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   const Library& lib_;
   const Options options_;
   const int rank_, size_;
+  std::vector<int> world_ranks_;
   cuda_peer::CudaPeerState* const state_;
-  std::mutex mutex_;  // comm_
+  std::mutex mutex_;  // comm_, deadlines_
+  Deadlines deadlines_;
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> is_aborting_ = false;
   bool is_watched_ = false;
   int groups_ = 0;  // open ones; calls inside finish with the last
+  cudaStream_t group_stream_ = nullptr;
 };
 
 /// What a rank brings to the first meeting.
@@ -299,7 +321,7 @@ base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& 
       return base::error(Errc::version_mismatch, "engine nccl: rank 0 has version {}, rank {} has {}", first.version,
                          rank, offer.version);
   }
-  auto engine = std::make_unique<NcclEngine>(**lib, options, team.rank(), team.size(), state);
+  auto engine = std::make_unique<NcclEngine>(**lib, options, team, state);
   OVERLACE_TRY(engine->open(first.id));
   return std::unique_ptr<NetEngine>(std::move(engine));
 }

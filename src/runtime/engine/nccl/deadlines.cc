@@ -1,0 +1,65 @@
+#include "src/runtime/engine/nccl/deadlines.h"
+
+#include "src/runtime/clock.h"
+
+namespace overlace::runtime::nccl {
+
+Deadlines::~Deadlines() {
+  for (const Watched& w : watched_) {
+    (void)cudaEventDestroy(w.reached);
+    (void)cudaEventDestroy(w.done);
+  }
+  for (const cudaEvent_t event : spare_) (void)cudaEventDestroy(event);
+}
+
+cudaEvent_t Deadlines::take() {
+  cudaEvent_t event = nullptr;
+  if (spare_.empty()) {
+    (void)cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  } else {
+    event = spare_.back();
+    spare_.pop_back();
+  }
+  return event;
+}
+
+void Deadlines::begin(const char* what, cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
+  Watched w{what, take(), take(), 0, false};
+  if (w.reached != nullptr && w.done != nullptr && cudaEventRecord(w.reached, stream) == cudaSuccess) {
+    watched_.push_back(w);
+    return;
+  }
+  (void)cudaGetLastError();
+  for (const cudaEvent_t event : {w.reached, w.done})
+    if (event != nullptr) spare_.push_back(event);
+}
+
+void Deadlines::end(cudaStream_t stream) {
+  if (watched_.empty() || watched_.back().is_queued) return;
+  watched_.back().is_queued = cudaEventRecord(watched_.back().done, stream) == cudaSuccess;
+  if (watched_.back().is_queued) return;
+  (void)cudaGetLastError();
+  spare_.insert(spare_.end(), {watched_.back().reached, watched_.back().done});
+  watched_.pop_back();
+}
+
+const char* Deadlines::overdue(int64_t timeout_ms) {
+  for (auto it = watched_.begin(); it != watched_.end();) {
+    if (!it->is_queued) break;
+    if (cudaEventQuery(it->done) != cudaErrorNotReady) {
+      spare_.insert(spare_.end(), {it->reached, it->done});
+      it = watched_.erase(it);
+      continue;
+    }
+    const int64_t now = now_ns();
+    if (it->begin_ns == 0 && cudaEventQuery(it->reached) != cudaErrorNotReady) it->begin_ns = now;
+    if (it->begin_ns != 0 && now - it->begin_ns > timeout_ms * 1'000'000) return it->what;
+    ++it;
+  }
+  (void)cudaGetLastError();
+  return nullptr;
+}
+
+}  // namespace overlace::runtime::nccl
