@@ -1,5 +1,7 @@
 """What the driver makes of records: derived values, comparison, agreement, the table and the page."""
 
+import contextlib
+import io
 import math
 import re
 import sys
@@ -221,7 +223,9 @@ class StepsTest(unittest.TestCase):
         plan = self.plan("cpu", timeout_s=0.5)
         step = programs.Step("sleeps", [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)"])
         lines: list[str] = []
-        self.assertEqual(programs.run(step, plan, lines.append), 4)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(programs.run(step, plan, lines.append), 4)
+        self.assertIn("sleeps did not end within 0.5 s", said.getvalue())
         self.assertEqual(lines, ["here"])
 
 
