@@ -83,7 +83,6 @@ __device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uin
   Patience patience{p.error, p.timeout_ns};
   Ring<kBuffers> ring;
   bool is_first_round = true;
-  store.begin();
   for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
     const Tile tile = tile_of(p, place, index);
     const int32_t row = tile.row + static_cast<int32_t>(group) * Config::kBlocksM * 64;

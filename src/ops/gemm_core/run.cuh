@@ -57,9 +57,9 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     } else {
       push.run();
       if (warp >= 2) {
+        store.begin();
         if (threadIdx.x % 32 == 0) store_tiles(p, place, warp - 2, store, signal);
         __syncwarp();
-        store.end();
       }
     }
     __syncwarp();

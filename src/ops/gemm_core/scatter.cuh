@@ -7,10 +7,12 @@
 
 namespace overlace::ops::gemm_core {
 
+inline constexpr uint32_t kBegunBarrier = 7, kBegunThreads = 96;  // load warp and store warps
+
 /// The inbox: per sender a slot of `slot_rows` rows of N, that of rank + 1 first. Tiles of an owner's rows are told in
 /// groups. tma_slot: slot (arrive_id + group, sender) grows by one per tile, CTA and consumer warpgroup. ce: tiles stay
 /// here and count in `triggers` (peer kMaxGroups + group); a copy engine waits for those, copies, and adds one to the
-/// slot. Those who arrive: per CTA the load warp and the store warps.
+/// slot. Those who arrive: per CTA the load warp.
 struct ScatterParams : ExchangeParams {
   CUtensorMap to[2][kPodPeers];  // (rows of that peer, N): my slot in its buffers; ce: my memory
   CUtensorMap from[2];           // ((ranks - 1) slot_rows, N): my buffers

@@ -79,10 +79,9 @@ base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
 }
 
 void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
-  constexpr int kArrivingWarps = 1 + kConsumerGroups;  // of a CTA: that loads, those that store
   const TileOrder& order = p->gemm.order;
   ScatterParams& out = p->scatter;
-  fill_exchange(g.state, clusters * s.cluster() * kArrivingWarps, &out);
+  fill_exchange(g.state, clusters * s.cluster(), &out);
   out.groups = make_groups(order, g.groups);
   out.arrive_id = g.state.first_id;
   out.adds_per_tile = s.cluster() * kConsumerGroups;

@@ -18,7 +18,6 @@ struct WaitNone {
 struct StorePlain {
   const CUtensorMap* c;  // (M, N)
   __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void end() const {}
   __device__ __forceinline__ void store(const Tile&, int32_t row, int32_t col, uint32_t shared) {
     ptx::store_box(c, col, row, shared);
   }

@@ -50,7 +50,10 @@ struct ReduceOwn {
   }
 
   /// All lanes of the load warp, once its loads are over.
-  __device__ void end() const { arrive(*s); }
+  __device__ void end() const {
+    ptx::named_barrier_sync<kBegunThreads>(kBegunBarrier);
+    arrive(*s);
+  }
 
   // ---- consumers ----
 

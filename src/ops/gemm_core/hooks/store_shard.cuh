@@ -11,7 +11,6 @@ struct StoreShard {
   const GatherParams* g;
   const TileOrder* order;
   __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void end() const {}
   __device__ __forceinline__ void store(const Tile& tile, int32_t row, int32_t col, uint32_t shared) {
     ptx::store_box(&g->c[tile.at.shard], col, row - order->row_begin[tile.at.shard], shared);
   }

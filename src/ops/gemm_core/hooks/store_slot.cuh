@@ -1,6 +1,7 @@
 // Stores a tile where its rows belong: a peer's into my slot of its inbox, my own into the result.
 #pragma once
 
+#include "src/device/ptx/barrier.cuh"
 #include "src/device/ptx/tensor.cuh"
 #include "src/ops/gemm_core/mainloop.cuh"
 #include "src/ops/gemm_core/scatter.cuh"
@@ -13,17 +14,18 @@ struct StoreSlot {
   const CUtensorMap* c;  // my rows
   const CUtensorMap* to = nullptr;
 
+  /// All lanes of a store warp.
   __device__ __forceinline__ void begin() {
     ptx::wait_for_previous_grid();
     to = s->to[buffer_of_call(*s)];
+    // The call may end once the loads are over: the epoch that this has read must not have moved on before.
+    ptx::named_barrier_arrive<kBegunThreads>(kBegunBarrier);
   }
   /// Rows beyond those of the shard are clipped: free offsets, empty shards.
   __device__ __forceinline__ void store(const Tile& tile, int32_t row, int32_t col, uint32_t shared) {
     const int32_t shard = tile.at.shard;
     ptx::store_box(shard == order->rank ? c : to + shard, col, row - order->row_begin[shard], shared);
   }
-  /// All lanes of a store warp, once its stores are over.
-  __device__ __forceinline__ void end() const { arrive(*s); }
 };
 
 }  // namespace overlace::ops::gemm_core
