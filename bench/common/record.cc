@@ -4,6 +4,7 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 
 #include "bench/common/device.h"
@@ -73,6 +74,8 @@ Json machine_json(Device& device, int ranks) {
   } else {
     machine.set("name", base::format("{}, {} cores", cpu_name(), usable_cores())).set("cpu", cpu_name());
     machine.set("cores", usable_cores());
+    double load = 0;
+    if (::getloadavg(&load, 1) == 1) machine.set("load", load);
   }
   return machine.set("kernel", kernel_name());
 }

@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("workload", nargs="*", help=f"{', '.join(WORKLOADS)}; default: {', '.join(records.OPERATORS)}")
     add("--list", action="store_true", help="show workloads, case sets and competitors")
+    add("--status", action="store_true", help="which committed records are older than what they measure")
     add("--set", default="", help="cases of the dense operators (default: smoke; on CPU ranks cpu)")
     add("--filter", default="", help="only cases of which 'operator name' contains this")
     add("--competitors", help="list by commas; all: also those through torch")
@@ -123,6 +124,23 @@ def show_list() -> None:
     print(f"  through torch: {', '.join(TORCH)}")
 
 
+# What dense operators, primitives and layers are made of.
+MEASURED = ("src/device", "src/exec", "src/ops", "src/runtime", "src/spec", "src/plan")
+
+
+def changed_since(commit_id: str) -> list[str]:
+    words = ["git", "-C", str(programs.BENCH.parent), "diff", "--name-only", commit_id, "--", *MEASURED]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LookupError(f"{commit_id} is not a commit of this checkout")
+    return done.stdout.split()
+
+
+def show_status() -> None:
+    for path in sorted((programs.BENCH / "results").glob("*.jsonl")):
+        print("\n".join(compare.stale(path.name, records.read(path), changed_since)))
+
+
 def measure(plan: Plan, o: argparse.Namespace) -> tuple[list[dict], int]:
     """The new records, and the first status that is not 0."""
     out = o.out or Path(f"build/bench-{programs.now().replace(':', '')}.jsonl")
@@ -174,6 +192,9 @@ def main(arguments: list[str]) -> int:
     try:
         if o.list:
             show_list()
+            return 0
+        if o.status:
+            show_status()
             return 0
         if o.source:
             rows = records.read(o.source)

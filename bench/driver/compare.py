@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import records
 from records import Group
@@ -121,6 +122,26 @@ def agreement(old: list[dict], new: list[dict]) -> tuple[list[str], bool]:
     if not lines:
         return ["nothing to compare: no case with serial and limit is in both, on a machine of the same name"], False
     return lines, good
+
+
+def stale(path: str, rows: list[dict], changed: Callable[[str], list[str]]) -> list[str]:
+    """Workloads of a file, and whether their newest record is older than what it measured. `changed`: the sources that
+    differ from a commit; LookupError where it is unknown."""
+    newest: dict[str, dict] = {}
+    for row in rows:
+        if row["workload"] not in newest or row["run"] >= newest[row["workload"]]["run"]:
+            newest[row["workload"]] = row
+    lines = []
+    for workload, row in newest.items():
+        try:
+            files = changed(row["git"])
+        except LookupError as why:
+            lines.append(f"unknown  {path}  {workload}: {why}")
+            continue
+        place = f"{path}  {workload}"
+        differ = f"stale    {place}: {len(files)} sources differ from {row['git']}"
+        lines.append(differ if files else f"current  {place}: {row['git']}")
+    return lines
 
 
 def same_twice(rows: list[dict]) -> tuple[list[str], bool]:

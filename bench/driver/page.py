@@ -16,6 +16,7 @@ MARKS = (("compute", "mark-compute", "GEMM alone"), ("limit", "mark-limit", "att
 LEGEND = "".join(f'<span class="key"><i class="{style}"></i>{text}</span>' for _, style, text in MARKS)
 SHOWN_FLAGS = ("host_bound", "unsettled", "other_process")
 ENDS = ("median", "p90")
+BUSY = 0.7  # processes per core before the bench began
 
 
 def html(rows: list[dict]) -> str:
@@ -54,6 +55,9 @@ def head(rows: list[dict]) -> str:
     if first.get("power_limit_w"):
         facts.append(badge(f"power limit {first['power_limit_w']:.0f} W"))
     facts += [badge(f"commit {c}") for c in sorted({r["git"] for r in rows})[:4]]
+    loads = [r["machine"]["load"] / r["machine"]["cores"] for r in rows if "load" in r["machine"]]
+    if loads and max(loads) > BUSY:
+        facts.append(badge(f"other load: {max(loads):.1f} processes per core", "bad"))
     links = sorted({r["machine"]["link"] for r in rows if r["machine"].get("link")})
     facts += [badge(f"link EMULATED {x}", "emulated") for x in links]
     if any("unattested" in r.get("flags", []) for r in rows):

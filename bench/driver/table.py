@@ -18,7 +18,8 @@ def number(value: float, digits: int = 2) -> str:
 def us(value: float) -> str:
     if math.isnan(value):
         return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 3
+    return f"{value:.{digits}f}"
 
 
 def verdict(row: dict) -> str:
@@ -35,6 +36,8 @@ def head(row: dict) -> str:
         for k, key in (("CUDA", "cuda"), ("NCCL", "nccl"), ("driver", "driver"))
         if machine.get(key)
     ]
+    if "load" in machine:
+        parts.append(f"load {machine['load']:.1f} on {machine['cores']} cores")
     if machine.get("link"):
         parts.append(f"link EMULATED {machine['link']}")
     parts.append(re.split(r",(?![^(]*\))", row.get("data", ""))[0])
@@ -57,7 +60,7 @@ def operator_table(group: Group) -> list[str]:
         lines.append(
             f"{name:<26} {us(d.us):>8} {us(d.p10) + '..' + us(d.p90):>17} {number(d.gain):>9}"
             f" {number(d.over_serial):>8} {number(d.rho):>6} {us(d.exposed):>10} {efficiency:>7}"
-            f" {number(d.tflops, 0):>8}  {verdict(row)}"
+            f" {number(d.tflops, 0 if d.tflops >= 10 else 3):>8}  {verdict(row)}"
         )
     return lines + bars(group, b)
 
@@ -74,7 +77,7 @@ def bars(group: Group, b: records.Bounds) -> list[str]:
     auto = group.us("auto")
     if any(math.isnan(x) for x in (auto, b.serial, b.limit)):
         return []
-    longest = max(auto, b.serial)
+    longest = max(auto, b.serial, b.limit)
     place = lambda value: max(1, round(WIDTH * value / longest))  # noqa: E731
     mine = "#" * place(auto)
     limit = place(b.limit)

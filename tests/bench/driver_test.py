@@ -119,6 +119,27 @@ class CompareTest(unittest.TestCase):
         self.assertFalse(compare.same_twice(case(auto=500.0))[1])
 
 
+class StatusTest(unittest.TestCase):
+    def test_a_record_older_than_its_sources_is_stale(self) -> None:
+        def changed(commit: str) -> list[str]:
+            if commit == "lost":
+                raise LookupError("lost is not a commit of this checkout")
+            return ["src/exec/run.cc"] if commit == "old" else []
+
+        rows = [record("auto", [1.0], DAYS[0], git="old"), record("auto", [1.0], DAYS[1], git="new")]
+        self.assertEqual(compare.stale("a", rows[:1], changed), ["stale    a  ag_gemm: 1 sources differ from old"])
+        self.assertEqual(compare.stale("a", rows, changed), ["current  a  ag_gemm: new"])
+        lost = [record("auto", [1.0], git="lost")]
+        self.assertEqual(
+            compare.stale("a", lost, changed), ["unknown  a  ag_gemm: lost is not a commit of this checkout"]
+        )
+
+    def test_committed_records_are_listed(self) -> None:
+        done = bench("--status")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("ag_gemm.jsonl", done.stdout)
+
+
 class CompareCommandTest(FolderTest):
     def test_status_says_what_a_comparison_found(self) -> None:
         def write(name: str, rows: list[dict]) -> str:
