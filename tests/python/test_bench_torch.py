@@ -1,0 +1,57 @@
+"""Competitors through PyTorch: the data of the other benches, and wrong ones refused, on CPU ranks with gloo."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench" / "driver"))
+
+import protocol  # noqa: E402
+import records  # noqa: E402
+import schema  # noqa: E402
+import torch_rank  # noqa: E402
+
+OVERLACE = os.environ.get("OVERLACE_BIN", str(ROOT / "build/cpu/overlace"))
+
+
+def test_data_are_those_of_the_twin() -> None:
+    rows = torch.tensor([0, 5, 123456])
+    got = torch_rank.normal(7, 3, rows, 40, 0.5)
+    for i, row in enumerate(rows.tolist()):
+        want = [protocol.normal(7, 3, row, col, 0.5) for col in range(40)]
+        assert torch.allclose(got[i], torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def bench(out: Path, *words: str) -> subprocess.CompletedProcess:
+    command = [OVERLACE, "bench", "--python", sys.executable, "--out", str(out), "--set", "verify", *words]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OVERLACE_TIMEOUT_S": "60"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, check=False)
+
+
+def test_right_ones_are_timed_and_wrong_ones_refused(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    names = "torch_library,torch_wrong,torch_async_tp,torch_one_shot,quack"
+    short = ("--repetitions", "2", "--burst-ms", "1", "--warm-s", "0")
+    done = bench(out, "ag_gemm", "gemm_rs", "gemm_ar", "--filter", "a", "--competitors", names, *short)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = records.read(out)
+    assert {r["workload"] for r in rows} == set(records.OPERATORS)
+    ran = [r for r in rows if r["competitor"] == "torch_library" and r["status"] == "ok"]
+    assert {r["workload"] for r in ran} == set(records.OPERATORS)
+    assert all(len(r["time_us"]["samples"]) == 2 and r["verify"]["ok"] for r in ran)
+    wrong = [r for r in rows if r["competitor"] == "torch_wrong" and r["status"] != "unsupported"]
+    assert wrong and all(r["status"] == "wrong" and "time_us" not in r for r in wrong)
+    for name in ("torch_async_tp", "torch_one_shot", "quack"):
+        mine = [r for r in rows if r["competitor"] == name]
+        assert mine and all(r["status"] in ("unsupported", "absent") and r["reason"] for r in mine)
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    done = bench(tmp_path / "r.jsonl", "ag_gemm", "--filter", "half", "--competitors", "torch_libary", "--verify-only")
+    assert done.returncode != 0
+    assert "there is no competitor torch_libary" in done.stderr
