@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench" / "driver"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench" / "driver")]
 
 import protocol  # noqa: E402
 import records  # noqa: E402
 import schema  # noqa: E402
+import torch_competitors  # noqa: E402
 import torch_rank  # noqa: E402
 
 OVERLACE = os.environ.get("OVERLACE_BIN", str(ROOT / "build/cpu/overlace"))
@@ -24,6 +27,30 @@ def test_data_are_those_of_the_twin() -> None:
     for i, row in enumerate(rows.tolist()):
         want = [protocol.normal(7, 3, row, col, 0.5) for col in range(40)]
         assert torch.allclose(got[i], torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_the_fastest_configuration_that_runs_is_taken() -> None:
+    class FakeRank:
+        on_gpus = False
+
+        def worst(self, mine: float) -> list[float]:
+            return [mine]
+
+    class FakeWorkload:
+        rank, sets = FakeRank(), 2
+
+    def fails(_: int) -> None:
+        raise RuntimeError("tile does not fit")
+
+    def slow(_: int) -> None:
+        time.sleep(0.005)
+
+    def quick(_: int) -> None:
+        pass
+
+    assert torch_competitors.fastest(FakeWorkload(), [slow, fails, quick]) is quick
+    with pytest.raises(torch_competitors.Missing, match="tile does not fit"):
+        torch_competitors.fastest(FakeWorkload(), [fails])
 
 
 def bench(out: Path, *words: str) -> subprocess.CompletedProcess:
