@@ -9,6 +9,7 @@
 
 #include "bench/common/arguments.h"
 #include "bench/common/record.h"
+#include "bench/common/team_crew.h"
 #include "bench/dense/operators.h"
 #include "overlace/bootstrap.h"
 #include "overlace/net_engine.h"

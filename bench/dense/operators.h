@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "bench/common/protocol.h"
-#include "bench/common/team_crew.h"
 #include "bench/dense/workload.h"
 #include "overlace/plan.h"
 
