@@ -1,5 +1,10 @@
 // What a caller can do wrong, each with its code and its whole message. Nothing waits, nothing moves.
+#define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "tests/c/threads.h"
 
@@ -13,6 +18,7 @@ typedef struct fixture {
   ovl_schedule* schedule;
   ovl_op op;
   ovl_ag_gemm_args args;
+  uint32_t id;
   float a[8], b[6], c[12];
 } fixture;
 
@@ -340,6 +346,52 @@ static void abort_ends_waits(ovl_runtime* runtime, ovl_team* team, int rank) {
   CHECK_RANK(rank, ovl_team_barrier(team) == OVL_ABORTED);
 }
 
+static void* wait_for_ever(void* argument) {
+  const fixture* f = argument;
+  int code = OVL_INVALID_ARGUMENT;
+  while (code == OVL_INVALID_ARGUMENT) code = ovl_signal_take(f->channel, 0, f->id, 1);  // until it is its turn
+  CHECK_RANK(0, code == OVL_ABORTED);
+  CHECK_RANK(0, strstr(ovl_error_text(), "from another thread") != NULL);
+  return NULL;
+}
+
+/// While a thread waits inside, a second one is refused, except to abort.
+static void test_second_thread(void) {
+  fixture f;
+  pthread_t thread;
+  open_fixture(&f);
+  EXPECT_OK(ovl_signal_ids(f.channel, 1, "never", &f.id));
+  pthread_create(&thread, NULL, wait_for_ever, &f);
+  int code = OVL_OK;
+  const time_t deadline = time(NULL) + 20;
+  while (code == OVL_OK && time(NULL) < deadline) code = ovl_runtime_check(f.runtime);  // until the other is inside
+  CHECK_RANK(1, code == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(1, strcmp(ovl_error_text(),
+                       "ovl_runtime_check: another thread uses this runtime at the moment, wanted one "
+                       "at a time") == 0);
+  CHECK_RANK(1, ovl_runtime_abort(f.runtime, "from another thread") == OVL_OK);
+  pthread_join(thread, NULL);
+  EXPECT_ERROR(OVL_ABORTED, "from another thread", ovl_runtime_check(f.runtime));
+  EXPECT_OK(ovl_runtime_close(f.runtime));
+  EXPECT_OK(ovl_schedule_free(f.schedule));
+  EXPECT_OK(ovl_world_free(f.world));
+}
+
+/// A data loader's process may not use what it inherited, and does no harm to its parent.
+static void test_fork(fixture* f) {
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    int size = 0;
+    const int right = ovl_runtime_check(f->runtime) == OVL_FORKED && ovl_runtime_close(f->runtime) == OVL_FORKED &&
+                      ovl_team_size(f->team, &size) == OVL_CLOSED;
+    _exit(right ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  EXPECT_OK(ovl_runtime_check(f->runtime));
+}
+
 static void test_closed(fixture* f) {
   int size = 0;
   char byte = 0;
@@ -370,7 +422,9 @@ int main(void) {
   test_tensors(&f);
   test_collectives(&f);
   EXPECT_OK(ovl_ag_gemm(f.channel, &f.args, f.schedule));  // after all that
+  test_fork(&f);
   test_closed(&f);
+  test_second_thread();
   run_ranks(one_is_wrong);
   run_ranks(abort_ends_waits);
   return finish("bad_input_test", 120);

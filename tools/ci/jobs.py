@@ -62,6 +62,8 @@ def job_layers() -> Cases:
     yield tool("check_budgets")
     yield tool("check_docs")
     yield tool("gen_results", "--check")
+    yield tool("gen_reference", "--check")
+    yield tool("run_docs")
     yield from run_unittest("tests/unit/tools")
 
 
