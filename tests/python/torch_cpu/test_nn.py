@@ -1,0 +1,94 @@
+"""The layers against the unsharded ones: results, gradients, state."""
+
+import pytest
+from ranks import SIZES, overlace, run_ranks, torch, whole
+
+nn = torch.nn
+
+
+def unsharded(bias):
+    torch.manual_seed(7)
+    return nn.Linear(12, 24, bias, dtype=torch.float64), nn.Linear(24, 12, bias, dtype=torch.float64)
+
+
+def pair(group, bias, sequence_parallel, sequence_dim, by):
+    """Both layers, built by their constructors or from those of nn."""
+    from overlace.nn import ColumnParallelLinear, RowParallelLinear
+
+    given = {"group": group, "sequence_parallel": sequence_parallel, "sequence_dim": sequence_dim}
+    if by == "from_module":
+        first, second = unsharded(bias)
+        return ColumnParallelLinear.from_module(first, **given), RowParallelLinear.from_module(second, **given)
+    torch.manual_seed(7)
+    given["dtype"] = torch.float64
+    return ColumnParallelLinear(12, 24, bias, **given), RowParallelLinear(24, 12, bias, **given)
+
+
+def part(t, group, dim):
+    return t.chunk(group.size(), dim)[group.rank()]
+
+
+def layers(group, bias, sequence_parallel, by):
+    first, second = unsharded(bias)
+    dim = 1 if by == "from_module" else 0
+    shape = (2, 2 * group.size(), 12) if dim == 1 else (2 * group.size(), 3, 12)
+    x = torch.randn(shape, dtype=torch.float64).requires_grad_()
+    want = second(torch.tanh(first(x)))
+    weights = torch.randn_like(want)
+    (want * weights).sum().backward()
+
+    column, row = pair(group, bias, sequence_parallel, dim, by)
+    mine = (part(x, group, dim) if sequence_parallel else x).detach().clone().requires_grad_()
+    y = row(torch.tanh(column(mine)))
+
+    def my(t):
+        return part(t, group, dim) if sequence_parallel else t
+
+    torch.testing.assert_close(y, my(want))
+    (y * my(weights)).sum().backward()
+    torch.testing.assert_close(mine.grad, my(x.grad))
+    for layer, plain in ((column, first), (row, second)):
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(parameter.full_tensor(), getattr(plain, name))
+            torch.testing.assert_close(parameter.grad.full_tensor(), getattr(plain, name).grad)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("by", ["constructor", "from_module"])
+def test_layers_are_the_unsharded_ones(size, sequence_parallel, by):
+    for bias in (True, False):
+        run_ranks(size, layers, bias, sequence_parallel, by)
+
+
+def state(group):
+    column, row = pair(group, True, True, 0, "constructor")
+    full = {name: t.full_tensor() for name, t in (column.state_dict() | {"row": row.weight.detach()}).items()}
+    first, second = unsharded(True)
+    assert set(full) == {"weight", "bias", "row"}
+    assert torch.equal(full["row"], second.weight) and torch.equal(full["weight"], first.weight)
+    # Back from an unsharded state, by torch's own loader.
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    changed = {"weight": whole(24, 12, 1), "bias": whole(1, 24, 2)[0]}
+    set_model_state_dict(column, dict(changed), options=StateDictOptions(full_state_dict=True))
+    assert torch.equal(column.weight.full_tensor(), changed["weight"])
+    assert torch.equal(column.weight.to_local(), part(changed["weight"], group, 0))
+    assert torch.equal(column.bias.full_tensor(), changed["bias"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_state_is_that_of_the_unsharded_model(size):
+    run_ranks(size, state)
+
+
+def refused(group):
+    from overlace.nn import ColumnParallelLinear
+
+    with pytest.raises(overlace.InvalidArgument) as caught:
+        ColumnParallelLinear(4, 5, group=group)
+    return str(caught.value)
+
+
+def test_a_size_that_does_not_split_is_refused():
+    assert run_ranks(2, refused)[0] == "ColumnParallelLinear: out_features is 5, wanted a multiple of 2 ranks"
