@@ -37,7 +37,7 @@ TEST_P(FaultOpenTest, TheOthersAreTold) {
   RankOptions rank_options;
   rank_options.heap_bytes = 1 << 20;
   rank_options.num_signal_ids = 64;
-  if (fault == Fault::stop) rank_options.timeout_ms = 400;
+  if (fault == Fault::stop) rank_options.timeout_ms = short_deadline_ms();
   const RuntimeOptions options = runtime_options(Mode::processes, rank_options);
   constexpr int kRanks = 4, kCulprit = 1;
   const auto body = [&, phase = place.phase](std::unique_ptr<Bootstrap> bootstrap,
@@ -75,7 +75,7 @@ class FaultServingTest : public testing::TestWithParam<Fault> {};
 TEST_P(FaultServingTest, TheOthersNameRankZero) {
   const Fault fault = GetParam();
   RankOptions rank_options;
-  if (fault == Fault::stop) rank_options.timeout_ms = 400;
+  if (fault == Fault::stop) rank_options.timeout_ms = short_deadline_ms();
   constexpr int kRanks = 3, kCulprit = 0;
   const auto body = [&](std::unique_ptr<Bootstrap> launched, const std::function<void()>& happen) {
     const std::string name = launched->token() + ".served";

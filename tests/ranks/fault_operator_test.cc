@@ -41,7 +41,7 @@ class FaultOperatorTest : public testing::TestWithParam<std::tuple<Op, Place, Fa
 TEST_P(FaultOperatorTest, TheOthersAreTold) {
   const auto [op, place, fault] = GetParam();
   RankOptions rank_options;
-  if (fault == Fault::stop) rank_options.timeout_ms = 400;
+  if (fault == Fault::stop) rank_options.timeout_ms = short_deadline_ms();
   constexpr int kRanks = 3, kCulprit = 1;
   const Case c{.op = op.op, .family = op.family, .degree = 2, .m = 12};
   const auto body = [&, where = place, how = fault](std::unique_ptr<Bootstrap> bootstrap,

@@ -85,6 +85,11 @@ bool names_rank(const std::string& text, int rank) {
   return false;
 }
 
+bool is_loaded() {
+  double load = 0;
+  return ::getloadavg(&load, 1) != 1 || load > 3;
+}
+
 void copy_text(char (&to)[1000], const std::string& from) { std::strncpy(to, from.c_str(), sizeof to - 1); }
 
 void happen_here(Fault fault, Board& board) {
@@ -166,11 +171,11 @@ std::vector<Survivor> run_with_fault(
   return survivors;
 }
 
+int64_t short_deadline_ms() { return is_loaded() ? 1500 : 400; }
+
 double allowed_seconds(Fault fault, int64_t timeout_ms) {
-  double load = 0;
-  const bool is_loaded = ::getloadavg(&load, 1) != 1 || load > 3;
   // A rank that ends is seen at once, whatever the deadline is.
-  return (fault == Fault::stop ? static_cast<double>(timeout_ms) * 1e-3 : 0) + (is_loaded ? 10 : 1);
+  return (fault == Fault::stop ? static_cast<double>(timeout_ms) * 1e-3 : 0) + (is_loaded() ? 10 : 1);
 }
 
 void expect_told(const std::vector<Survivor>& survivors, int culprit, double allowed, const std::vector<Errc>& codes,

@@ -32,6 +32,9 @@ std::vector<Survivor> run_with_fault(
     int n, int culprit, Fault fault,
     const std::function<void(std::unique_ptr<Bootstrap>, const std::function<void()>& happen)>& body);
 
+/// A deadline that a test waits for: short, but long enough to open a runtime on this machine as busy as it is.
+int64_t short_deadline_ms();
+
 /// Longest time from a fault to the end of a survivor: the deadline and a second, more where the machine is loaded.
 double allowed_seconds(Fault fault, int64_t timeout_ms);
 
