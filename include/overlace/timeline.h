@@ -12,7 +12,7 @@ namespace overlace {
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
 /// Records the operators that this rank runs on a channel, from its construction until write() or its end. One per
-/// channel at a time. Captured calls are not recorded.
+/// channel at a time, and it ends before the runtime is closed. Captured calls are not recorded.
 class Timeline {
  public:
   explicit Timeline(Channel& channel);
