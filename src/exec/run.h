@@ -23,14 +23,12 @@ using Bindings = std::map<std::string, TensorView, std::less<>>;
 
 /// What a part of a fused kernel does by itself on CPU ranks, where its body runs instance by instance.
 struct PartAccess {
-  struct Awaited {
-    int64_t slot = 0;
-    bool previous = false;
-  };
-  std::vector<Awaited> waits;                // of the instance
-  std::function<base::Status(size_t)> wait;  // until waits[i] holds; the kernel's copies go on meanwhile
+  /// Until those of the instance's waits hold that are for earlier epochs, or for this one. The kernel's copies go on
+  /// meanwhile.
+  std::function<base::Status(bool previous)> wait;
   /// `from` to (row, col) of the box that the instance writes, at whichever rank it lies. `from` may change then.
   std::function<void(const TensorView& from, int64_t row, int64_t col)> store;
+  std::vector<char>* sums = nullptr;  // the body's, from part to part of a call
 };
 
 /// What a body gets: one view per resolved box, in region order; empty boxes are left out.

@@ -25,10 +25,11 @@ constexpr GpuRule kGpuRules[] = {{"ag_gemm", 1024, 512, "hetero_unfused_1d", 1, 
                                  {"gemm_ar", 512, 512, "hetero_unfused_1d", 1, "one GEMM per shard"}};
 constexpr double kBusyLink = 0.2;
 
-/// GPUs: where one fused kernel beats these, at 4x H200 (docs/design/fused_gemm.md). AllGather: as long as the tiles
-/// are at most two waves, so that no order of rows hides anything; more of them lose more to pushing warps than they
-/// hide. ReduceScatter: while links are as busy as SMs; with a long K the GEMM alone hides the copies from 2048 rows
-/// on.
+/// GPUs: where one fused kernel beats these, at 4x H200 (bench/results/fused_x4.json beside docs/results/h200x4.md).
+/// AllGather: as long as the tiles are at most two waves, so that no order of rows hides anything; more of them lose
+/// more to pushing warps than they hide. ReduceScatter: where shards are too short for copies (o_proj M 1024: 89 us,
+/// one GEMM per shard 96; M 2048: 157, 147), or K is, so that the links are busy for longer than the GEMM
+/// (4096x4096x1024: 120, 158).
 struct FusedRule {
   const char* op;
   int64_t max_m, max_k, max_waves;
@@ -37,8 +38,8 @@ struct FusedRule {
 };
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr FusedRule kFusedRules[] = {{"ag_gemm", 4096, kAny, 2, "k_slab", 4},
-                                     {"gemm_rs", 4096, 2048, kAny, "tma_slot", 64},
-                                     {"gemm_rs", 1024, kAny, kAny, "tma_slot", 64}};
+                                     {"gemm_rs", 1024, 8192, kAny, "tma_slot", 64},
+                                     {"gemm_rs", 4096, 1024, kAny, "tma_slot", 64}};
 constexpr int64_t kClusterRows = 256, kClusterCols = 160, kClusters = 66;  // the tile that fits most layers; of 132 SMs
 /// gemm_ar: the sums of a group of chunks go out while the next group is computed. Groups of which a rank sends less
 /// lose more to copies and partial waves than they hide, and where the links are busy for longer than the GEMMs the

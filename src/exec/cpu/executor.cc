@@ -218,8 +218,12 @@ class CpuCall {
   PartAccess part_access(const spec::Instance& i, int index) {
     PartAccess part;
     if (!is_part(program_.task(i))) return part;
-    for (const spec::ResolvedWait& w : i.waits) part.waits.push_back({w.slot, w.previous});
-    part.wait = [this, &i](size_t w) { return wait_inside(i, i.waits[w]); };
+    part.sums = &sums_;
+    part.wait = [this, &i](bool previous) {
+      for (const spec::ResolvedWait& w : i.waits)
+        if (w.previous == previous) OVERLACE_TRY(wait_inside(i, w));
+      return base::Status();
+    };
     part.store = [this, &i, index](const TensorView& from, int64_t row, int64_t col) {
       spec::Box to = i.writes[0][0];
       to.begin[to.ndim - 2] += row;
@@ -364,9 +368,11 @@ class CpuCall {
   std::vector<size_t> heads_;           // per lane
   std::vector<int64_t> blocked_since_;  // per lane; 0: its head is not known to wait
   size_t num_done_ = 0;
-  std::vector<char> is_done_, is_sent_;   // per instance; sent: its puts may still read their source
-  std::vector<char> is_unfenced_;         // per peer
-  std::deque<std::vector<char>> stored_;  // by parts of a kernel
+  std::vector<char> is_done_, is_sent_;  // per instance; sent: its puts may still read their source
+  std::vector<char> is_unfenced_;        // per peer
+  // Of parts of a kernel: their body's sums, and what they put elsewhere.
+  std::vector<char> sums_;
+  std::deque<std::vector<char>> stored_;
 };
 
 class CpuExecutor final : public Executor {

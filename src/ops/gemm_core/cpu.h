@@ -5,9 +5,9 @@
 
 namespace overlace::ops::gemm_core {
 
-/// A part of a fused kernel: c = a b, the sources of other ranks on both sides of it in rank order, the bias; one
-/// rounding. Tiles come in the order of tile_order_pod.h; waits are made when what they cover is needed, slab by slab
-/// of K where task parameter "arrival" is "k_slab". Does what the device does in the same order, with the same words.
+/// A part of a fused kernel: c = a b, or with combine: add c += a b, whose sums have not been rounded in between; the
+/// sources of other ranks on both sides of it in rank order; the bias; one rounding. Tiles come in the order of
+/// tile_order_pod.h. What the product reads is awaited before it, sources behind it, credits before the first store.
 base::Status tiles_on_cpu(const exec::BodyContext& context);
 
 }  // namespace overlace::ops::gemm_core

@@ -220,21 +220,30 @@ class Provenance {
     return out;
   }
 
+  /// Also `tiles`, which add sources to their product.
   void gemm(const Instance& in, const Task& task) {
     const Rect b = rect_of(in.reads[1][0]);
-    const bool is_nk = is_b_nk(task);
+    const bool is_nk = is_b_nk(task), is_tiles = task.kind == Kind::tiles;
     const int64_t k = is_nk ? b.column : b.row, n = is_nk ? b.row : b.column;
+    const bool has_bias_region = is_tiles ? has_bias(task) : in.reads.size() == 3;
+    const bool adds_bias = has_bias_region && !in.reads.back().empty();
+    const size_t end_of_sources = is_tiles ? in.reads.size() - (has_bias_region ? 1 : 0) : 2;
     for (size_t i = 0; i < in.reads[0].size() && ok_; ++i) {
-      if (in.writes[0][i].empty() || (in.reads[0][i].empty() && task.combine == Combine::add)) continue;
+      if (in.writes[0][i].empty()) continue;
       const Rect a = rect_of(in.reads[0][i]), c = rect_of(in.writes[0][i]);
-      const bool is_tiles = task.kind == Kind::tiles;
-      const size_t num_bias = (is_tiles ? has_bias(task) : in.reads.size() == 3) ? 1 : 0;
-      Pieces result = product(read(a), a.rows, a.columns, k, n, c.columns, static_cast<int>(num_bias));
-      for (size_t region = 2; is_tiles && region + num_bias < in.reads.size(); ++region) {
+      const bool is_add = task.combine == Combine::add;
+      Pieces result;
+      if (is_add && in.reads[0][i].empty()) {  // the bias alone
+        result = read(c);
+        if (adds_bias) add_bias(&result, n);
+      } else {
+        result = product(read(a), a.rows, a.columns, k, n, c.columns, adds_bias ? 1 : 0);
+        if (is_add && ok_) result = sum(read(c), result);
+      }
+      for (size_t region = 2; region < end_of_sources; ++region) {
         for (const Box& source : in.reads[region])
           if (ok_) result = sum(result, read(rect_of(source)));
       }
-      if (task.combine == Combine::add && ok_) result = sum(read(c), result);
       if (ok_) write(c, std::move(result));
     }
   }

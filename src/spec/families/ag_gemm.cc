@@ -124,29 +124,37 @@ void add_serial(Schedule* out, const OpSpec& op) {
 }
 
 /// One kernel: warps that have nothing else to do push my rows, slab by slab of K, while tiles of my rows are computed;
-/// then tiles of the others', each of which begins with the slabs that are there.
+/// then tiles of the others', slab by slab. Sums stay where they are until the last slab.
 void add_k_slab(Schedule* out, const OpSpec& op) {
   Task& push = out->tasks.back();
   push.engine = Engine::sm;
   push.queue = 0;
   push.wait_by = WaitBy::kernel;
   push.sets[0].add = kShares;
-  Task own = tiles(op, "tiles_own", 1, 0, box("A", {all("off[r+1]-off[r]"), all("K")}), b_operand(op),
-                   box("C", {shard_rows("r"), all("N")}));
+
   const std::string shard = "((r+p)%G)";
-  Task remote = tiles(op, "tiles_remote", 1, "p", box("X", {shard_rows(shard), all("K")}), b_operand(op),
-                      box("C", {shard_rows(shard), all("N")}));
-  remote.loops = {peers()};
-  remote.params["arrival"] = std::string("k_slab");
-  Wait slabs = wait_each("arrived", "s", shard, chunks());
-  slabs.at_least = int64_t{kShares};
-  remote.waits = {std::move(slabs)};
-  remote.sets = {set_at("credit", 0, shard)};
-  for (Task* task : {&own, &remote}) {
-    if (op.bias) add_bias(task, all("N"));
-    task->params["order"] = std::string("rotated");
-    out->tasks.push_back(std::move(*task));
-  }
+  const Loop only_at_last = {"z", 0, "max(0,s-q+2)"};
+  const auto part = [&](const char* id, Expr order, std::vector<Loop> loops, Region a, bool is_own) {
+    Task task = tiles(op, id, 1, std::move(order), std::move(a), is_own ? b_operand(op) : b_depth(op, slab_columns()),
+                      box("C", {shard_rows(is_own ? "r" : shard), all("N")}));
+    task.params["order"] = std::string("rotated");
+    task.loops = std::move(loops);
+    if (op.bias) add_bias(&task, all("N"));
+    if (is_own) return task;
+    if (op.bias) task.reads.back().each = only_at_last;
+    Wait slab = wait_for("arrived", "s", shard);
+    slab.at_least = int64_t{kShares};
+    task.waits = {std::move(slab)};
+    task.sets = {set_at("credit", 0, shard)};
+    task.sets[0].each = only_at_last;
+    return task;
+  };
+  const Region gathered = box("X", {shard_rows(shard), slab_columns()});
+  out->tasks.push_back(part("tiles_own", 0, {}, box("A", {all("off[r+1]-off[r]"), all("K")}), true));
+  out->tasks.push_back(part("tiles_first", "p*q+s", {peers(), {"s", 0, 1}}, gathered, false));
+  Task more = part("tiles_add", "p*q+s", {peers(), {"s", 1, "q"}}, gathered, false);
+  more.combine = Combine::add;
+  out->tasks.push_back(std::move(more));
   out->params["transport"] = std::string("store_own");
   out->params.erase("gathered");  // the kernel's count of calls, not the host's, says which inbox has the rows
 }

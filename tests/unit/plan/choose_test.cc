@@ -65,9 +65,10 @@ TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
                       {"ag_gemm", 4096, 1024, 4096, "k_slab"},
                       {"ag_gemm", 1024, 14336, 8192, "library"},
                       {"gemm_rs", 1024, 8192, 2048, "tma_slot_rs"},
-                      {"gemm_rs", 4096, 8192, 2048, "tma_slot_rs"},
-                      {"gemm_rs", 8192, 8192, 2048, "hetero_unfused_1d_rs"},
+                      {"gemm_rs", 2048, 8192, 2048, "hetero_unfused_1d_rs"},
+                      {"gemm_rs", 4096, 8192, 2048, "hetero_unfused_1d_rs"},
                       {"gemm_rs", 1024, 8192, 7168, "tma_slot_rs"},
+                      {"gemm_rs", 1024, 12288, 12288, "hetero_unfused_1d_rs"},
                       {"gemm_rs", 4096, 4096, 1024, "tma_slot_rs"}};
   for (const Row& row : rows) {
     const spec::OpSpec op = op_of(row.op, row.m, row.n, row.k);
@@ -83,7 +84,7 @@ TEST(Choose, TakesNoKernelThatIsNotCompiled) {
   EXPECT_EQ(family(op), "k_slab");
   op.bias = true;
   EXPECT_EQ(family(op), "hetero_unfused_1d");
-  op = op_of("gemm_rs", 2048, 8192, 2048);
+  op = op_of("gemm_rs", 1024, 8192, 2048);
   op.bias = true;
   EXPECT_EQ(family(op), "tma_slot_rs");
   for (const auto& change : std::vector<void (*)(spec::OpSpec&)>{
