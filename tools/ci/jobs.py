@@ -16,6 +16,7 @@ import device_units
 import fuzz
 import install_tree
 import python_env
+import wheel
 from results import FAILED, PASSED, SKIPPED, Case
 from runner import (
     OUT,
@@ -234,8 +235,9 @@ def job_python() -> Cases:
 
 
 def job_install() -> Cases:
-    """The install tree: headers, soname, exported symbols, consumers in C++ and C; moved, and out of the archive."""
+    """The install tree: headers, soname, exported symbols, consumers in C++ and C; moved, in an archive; the wheel."""
     yield from install_tree.check(ROOT / "build" / "cpu", OUT / "install")
+    yield from wheel.check(OUT / "wheel")
 
 
 def job_examples() -> Cases:
