@@ -12,6 +12,7 @@
 
 #include "src/base/file.h"
 #include "src/base/format.h"
+#include "src/runtime/engine/mpi/service.h"
 
 namespace overlace::cli {
 namespace {
@@ -215,6 +216,17 @@ std::vector<LibraryFacts> library_facts() {
     }
     facts.push_back(std::move(found));
   }
+  const auto mpi = []() -> base::Result<std::string> {
+    try {
+      return runtime::mpi::Service::library();
+    } catch (...) {  // a bad variable, which another part of the report shows
+      return base::status_of_current_exception();
+    }
+  }();
+  facts.push_back({.name = "mpi",
+                   .purpose = "CPU ranks on several hosts",
+                   .path = mpi.ok() ? "engine mpi" : "",
+                   .version = mpi.ok() ? *mpi : ""});
   return facts;
 }
 

@@ -57,10 +57,11 @@ void add_run(CLI::App& app, RunOptions* o) {
   run->add_option("--trace", o->trace, "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome)");
   run->add_option("--report", o->report, "Timeline and results as an HTML page");
   run->add_option("--repeat", o->repeat, "Repetitions of every measurement");
+  run->add_option("--emulate-hosts", o->emulate_hosts, "CPU ranks claim to be on so many hosts (needs MPI)");
   run->add_flag("--quiet", o->quiet, "Print errors only");
   run->add_flag("--threads", o->threads, "Ranks are threads of one process");
   run->add_option("--error-fd", o->error_fd)->group("");
-  for (const char* option : {"--ranks", "--layers", "--tokens", "--sequence-length", "--repeat"})
+  for (const char* option : {"--ranks", "--layers", "--tokens", "--sequence-length", "--repeat", "--emulate-hosts"})
     run->get_option(option)->check(number_error<int64_t>);
   run->get_option("--seed")->check(number_error<uint64_t>);
 }

@@ -90,7 +90,7 @@ int run(const RunOptions& given) {
   if (!status.ok()) return exit_of(status);
   if (around.started_ranks > 0) return run_as_rank(options, *plan);
   if (options.threads || plan->ranks == 1) return run_as_threads(options, *plan);
-  return launch_ranks(*plan);
+  return plan->hosts > 1 ? launch_hosts(*plan) : launch_ranks(*plan);
 }
 
 }  // namespace overlace::cli

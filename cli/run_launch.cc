@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "cli/run_failures.h"
+#include "src/base/env.h"
 #include "src/base/file.h"
 #include "src/runtime/bootstrap/launcher.h"
+#include "src/runtime/engine/mpi/service.h"
 
 namespace overlace::cli {
 namespace {
@@ -97,6 +99,37 @@ int launch_ranks(const RunPlan& plan) {
   }
   if (!killed.empty()) return exit_with(Errc::peer_lost, killed);
   return status;
+}
+
+int launch_hosts(const RunPlan& plan) {
+  const auto command = own_command();
+  if (!command.ok()) return exit_with(command.status().code(), command.status().message());
+  const auto library = runtime::mpi::Service::library();
+  if (!library.ok()) return exit_with(library.status().code(), "--emulate-hosts: " + library.status().message());
+  const bool is_openmpi = library->starts_with("openmpi");
+  const std::vector<std::string> starters = is_openmpi
+                                                ? std::vector<std::string>{"mpirun.openmpi", "mpirun"}
+                                                : std::vector<std::string>{"mpiexec.hydra", "mpirun.mpich", "mpirun"};
+  std::vector<std::string> words = {""};
+  if (is_openmpi) words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--quiet"});
+  for (int host = 0; host < plan.hosts; ++host) {
+    if (host != 0) words.push_back(":");
+    words.insert(words.end(), {"-n", std::to_string(plan.ranks / plan.hosts), "env",
+                               base::format("OVERLACE_HOST_ID={}{}", kEmulatedHost, host)});
+    words.insert(words.end(), command->begin(), command->end());
+  }
+  // Root in a container: Open MPI wants to hear that it is meant.
+  base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
+  base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  for (const std::string& starter : starters) {
+    words.front() = starter;
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    ::execvp(starter.c_str(), pointers.data());
+  }
+  return exit_with(Errc::io, base::format("--emulate-hosts: cannot start {}: {}", starters.front(),
+                                          std::generic_category().message(errno)));
 }
 
 int launch_program(const RunOptions& options) {

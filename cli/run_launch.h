@@ -10,6 +10,9 @@ namespace overlace::cli {
 /// Returns the exit status.
 int launch_ranks(const RunPlan& plan);
 
+/// The same by mpirun, in as many groups as hosts are emulated. Does not return where that can be started.
+int launch_hosts(const RunPlan& plan);
+
 /// `overlace run -n N -- PROGRAM ...`.
 int launch_program(const RunOptions& options);
 

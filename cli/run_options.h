@@ -9,7 +9,7 @@
 namespace overlace::cli {
 
 struct RunOptions {
-  std::optional<int64_t> ranks, layers, tokens, sequence_length, repeat;
+  std::optional<int64_t> ranks, layers, tokens, sequence_length, repeat, emulate_hosts;
   std::optional<std::string> config, checkpoint, dtype, link;
   std::string schedule = "auto", backend = "auto";
   uint64_t seed = 0;

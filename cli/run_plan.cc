@@ -120,10 +120,29 @@ Result<LinkOptions> choose_link(const RunOptions& o, const base::Env& env, const
                          *o.link);
     return LinkOptions{};
   }
-  const std::string text = o.link ? *o.link : !env.link.empty() ? env.link : kDefaultLink;
+  const std::string usual = kDefaultLink + std::string(plan.hosts > 1 ? ",hosts" : "");
+  const std::string text = o.link ? *o.link : !env.link.empty() ? env.link : usual;
   auto link = parse_link(text);
   if (link.ok() && plan.ranks == 1) return LinkOptions{};
   return link;
+}
+
+Status choose_hosts(const RunOptions& o, const base::Env& env, const Surroundings& around, RunPlan* plan) {
+  if (!o.emulate_hosts) return {};
+  if (plan->backend == Backend::cuda_peer)
+    return base::error(Errc::not_supported,
+                       "--emulate-hosts is {}, but hosts are emulated between CPU ranks only, wanted --backend cpu",
+                       *o.emulate_hosts);
+  if (*o.emulate_hosts < 2 || *o.emulate_hosts > plan->ranks || plan->ranks % *o.emulate_hosts != 0)
+    return base::invalid_argument("--emulate-hosts is {}, wanted a divisor of the {} ranks that is at least 2",
+                                  *o.emulate_hosts, plan->ranks);
+  if (o.threads) return base::invalid_argument("--emulate-hosts and --threads: wanted one of both");
+  if (around.started_ranks > 0 && !env.host_id.starts_with(kEmulatedHost))
+    return base::invalid_argument(
+        "--emulate-hosts is {}, but {} ranks were started already: it starts its own, with mpirun", *o.emulate_hosts,
+        around.started_ranks);
+  plan->hosts = static_cast<int>(*o.emulate_hosts);
+  return {};
 }
 
 Result<DType> choose_dtype(const RunOptions& o, Backend backend) {
@@ -202,6 +221,7 @@ Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surro
   const auto ranks = choose_ranks(o, plan.backend, around);
   if (!ranks.ok()) return ranks.status();
   plan.ranks = *ranks;
+  OVERLACE_TRY(choose_hosts(o, env, around, &plan));
   const auto link = choose_link(o, env, plan);
   if (!link.ok()) return link.status();
   plan.link = *link;

@@ -18,6 +18,9 @@ namespace overlace::cli {
 /// The emulated link of CPU ranks where neither --link nor OVERLACE_LINK says otherwise.
 inline constexpr const char* kDefaultLink = "200MB/s,20us";
 
+/// What ranks of emulated hosts have in OVERLACE_HOST_ID, in front of the host's number.
+inline constexpr const char* kEmulatedHost = "emulated host ";
+
 /// CPU ranks of one host, far beyond what does anything useful.
 inline constexpr int64_t kMaxRanks = 64;
 
@@ -31,6 +34,7 @@ struct RunPlan {
   int ranks = 1;
   Backend backend = Backend::cpu;
   LinkOptions link;
+  int hosts = 1;  // emulated
   model::ModelConfig config;
   model::Problem problem;
   std::vector<model::Site> sites;

@@ -96,7 +96,8 @@ Status RankRun::open() {
   result_.version = kVersion;
   result_.backend = on_gpus ? "cuda_peer" : "cpu";
   result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
-  if (plan_.link.enabled) result_.link = plan_.link.to_string();
+  if (plan_.link.enabled || plan_.hosts > 1) result_.link = plan_.link.to_string();
+  if (plan_.hosts > 1) result_.link += base::format(" ({} hosts on one machine)", plan_.hosts);
   result_.ranks = team_.size();
   result_.model = plan_.config.name;
   result_.layers = plan_.problem.layers;
@@ -310,7 +311,7 @@ Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const ch
     all.merge(std::move(*trace));
   }
   all.title = base::format("{} {}", plan_.config.name, title);
-  all.emulated = plan_.link.enabled;
+  all.emulated = plan_.link.enabled || plan_.hosts > 1;
   exec::join_arrows(all);
   return all;
 }

@@ -31,12 +31,14 @@ struct AdversaryOptions {
   static AdversaryOptions parse(std::string_view text);
 };
 
-/// CPU ranks: an emulated link per directed pair of ranks. Every result obtained with it is labelled `emulated`.
+/// CPU ranks: an emulated link per directed pair of ranks, or only of ranks on different hosts. Every result obtained
+/// with it is labelled `emulated`.
 struct LinkOptions {
   bool enabled = false;
   double bytes_per_s = 0;
   double latency_s = 0;
-  /// "2GB/s,20us" (B, KB, MB, GB per second, powers of ten; ns, us, ms, s), or "none".
+  bool between_hosts = false;
+  /// "2GB/s,20us" (B, KB, MB, GB per second, powers of ten; ns, us, ms, s), "2GB/s,20us,hosts" (between hosts), "none".
   static LinkOptions parse(std::string_view text);
   std::string to_string() const;
 };

@@ -1,12 +1,16 @@
 // Ranks started by mpirun, on one host and on several. What they do stands in tests/ranks/net.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "src/base/file.h"
 #include "tests/cli/support/command.h"
 #include "tests/ranks/support/run_ranks.h"
 #include "tests/ranks/support/seeds.h"
@@ -112,6 +116,29 @@ const std::string& why_no_namespaces() {
   return why;
 }
 
+bool is_loaded() {
+  double load = 0;
+  return ::getloadavg(&load, 1) != 1 || load > 3;
+}
+
+/// Ranks that run, with the word in their command line.
+int count_ranks(const std::string& word) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const base::Result<std::string> read = base::read_file((entry.path() / "cmdline").string());
+    const std::string words = read.ok() ? *read : "";
+    count += words.rfind(OVERLACE_NET_BODIES, 0) == 0 && words.find(word) != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+/// Until there is a rank, or none is left. False after `limit_s`.
+bool wait_for_ranks(const std::string& word, bool present, int limit_s) {
+  for (int i = 0; i < limit_s * 50; ++i, ::usleep(20000))
+    if ((count_ranks(word) != 0) == present) return true;
+  return false;
+}
+
 struct Hosts {
   int hosts, ranks_each;
 };
@@ -143,6 +170,97 @@ INSTANTIATE_TEST_SUITE_P(Hosts, NetHostsTest, testing::Values(Hosts{2, 1}, Hosts
                          [](const auto& test) {
                            return std::to_string(test.param.hosts) + "x" + std::to_string(test.param.ranks_each);
                          });
+
+/// Other launchers' variables in place of mpirun's.
+std::vector<std::string> started_as(const std::string& variables, std::vector<std::string> program) {
+  program.insert(program.begin(), {"sh", "-c", "env " + variables + " \"$0\" \"$@\""});
+  return program;
+}
+
+TEST(NetLaunch, VariablesOfTorchrun) {
+  if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  expect_good(run(namespaces(
+      2, 2,
+      started_as("RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=4 LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=2 "
+                 "MASTER_ADDR=10.77.0.1 MASTER_PORT=29500",
+                 body("Put.*")))));
+}
+
+TEST(NetLaunch, VariablesOfSrun) {
+  if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  expect_good(run(namespaces(
+      2, 2,
+      started_as(
+          "-u OMPI_COMM_WORLD_SIZE SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=$OMPI_"
+          "COMM_WORLD_LOCAL_RANK SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 "
+          "SLURM_STEP_NODELIST=10.77.0.1,10.77.0.2",
+          body("Put.*")))));
+}
+
+struct FaultCase {
+  const char *fault, *place;
+};
+
+/// What a rank printed about its end.
+struct Told {
+  int rank = -1, code = 0;
+  int64_t ns = 0;
+  std::string text;
+};
+
+class NetFaultTest : public testing::TestWithParam<FaultCase> {};
+
+TEST_P(NetFaultTest, TheOthersAreTold) {
+  if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  const auto [fault, place] = GetParam();
+  const cli_test::Directory directory;
+  directory.write("log", "");
+  const std::string marker = "marker=" + std::to_string(::getpid()) + fault + place;
+  Command command = namespaces(2, 2,
+                               body("Fault.*", {"fault=" + std::string(fault), "place=" + std::string(place),
+                                                "culprit=1", "log=" + (directory / "log"), marker}));
+  // Else mpirun ends the others before they can say anything. With it mpirun does not see the end of a job in which a
+  // rank was killed.
+  command.env["OVERLACE_TEST_MPIRUN"] = "--enable-recovery --mca orte_abort_on_non_zero_status 0";
+  cli_test::Process process(command);
+  EXPECT_TRUE(wait_for_ranks(marker, /*present=*/true, 20));
+  EXPECT_TRUE(wait_for_ranks(marker, /*present=*/false, 20)) << count_ranks(marker) << " ranks are left";
+  process.signal(SIGTERM);
+  const Result result = process.wait();
+  const std::string log = directory.read("log");
+  const size_t at = log.find("fault at ");
+  ASSERT_NE(at, std::string::npos) << tail(result);
+  const int64_t fault_ns = std::stoll(log.substr(at + 9));
+  int survivors = 0;
+  for (size_t line = 0; (line = log.find("told ", line)) != std::string::npos; line += 5) {
+    Told told;
+    char text[2000] = {};
+    ASSERT_EQ(std::sscanf(log.c_str() + line, "told rank %d code %d at %ld: %1999[^\n]", &told.rank, &told.code,
+                          &told.ns, text),
+              4);
+    const std::string words = text;
+    const auto code = static_cast<Errc>(told.code);
+    const bool is_stop = std::string(fault) == "stop";
+    const bool is_right = is_stop                        ? code == Errc::timeout || code == Errc::aborted
+                          : std::string(fault) == "fail" ? code == Errc::aborted || code == Errc::io
+                                                         : code == Errc::peer_lost || code == Errc::bootstrap ||
+                                                               words.find("rank 1 is gone") != std::string::npos;
+    EXPECT_TRUE(is_right) << errc_name(code) << ": " << words;
+    const bool is_named = words.find("rank 1") != std::string::npos || words.find("ranks 0, 1") != std::string::npos;
+    EXPECT_TRUE(std::string(fault) == "fail" ? words.find("the disk is full") != std::string::npos : is_named) << words;
+    const double seconds = static_cast<double>(told.ns - fault_ns) * 1e-9;
+    EXPECT_LE(seconds, (is_stop ? 1.0 : 0) + (is_loaded() ? 10 : 1)) << words;
+    ++survivors;
+  }
+  EXPECT_EQ(survivors, 3) << tail(result);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, NetFaultTest,
+                         testing::Values(FaultCase{"kill", "connect"}, FaultCase{"kill", "heap"},
+                                         FaultCase{"kill", "operator"}, FaultCase{"exit", "operator"},
+                                         FaultCase{"stop", "hello"}, FaultCase{"stop", "operator"},
+                                         FaultCase{"fail", "heap"}, FaultCase{"fail", "operator"}),
+                         [](const auto& test) { return std::string(test.param.fault) + "_" + test.param.place; });
 
 std::vector<std::string> bits_of(const Result& result) {
   expect_good(result);

@@ -34,6 +34,29 @@ TEST(Plan, TakesTwoCpuRanksAndAnEmulatedLinkWithoutGpus) {
   EXPECT_TRUE(plan->request.by_site.empty());
 }
 
+TEST(Plan, EmulatesHostsOfEqualSizeBetweenCpuRanks) {
+  RunOptions options;
+  options.ranks = 4;
+  options.emulate_hosts = 2;
+  const auto plan = make_plan(options, environment(), {});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->hosts, 2);
+  EXPECT_EQ(plan->link.to_string(), std::string(kDefaultLink) + ",hosts");
+  for (const int64_t hosts : {1, 3, 5, 0}) {
+    options.emulate_hosts = hosts;
+    EXPECT_NE(refusal(options).message().find("divisor of the 4 ranks"), std::string::npos) << hosts;
+  }
+  options.emulate_hosts = 2;
+  EXPECT_EQ(refusal(options, with_gpus(4)).code(), Errc::not_supported);
+  options.threads = true;
+  EXPECT_EQ(refusal(options).code(), Errc::invalid_argument);
+  options.threads = false;
+  Surroundings started;
+  started.started_ranks = 4;
+  EXPECT_NE(refusal(options, started).message().find("starts its own"), std::string::npos);
+  EXPECT_TRUE(refusal(options, started, environment({"OVERLACE_HOST_ID=emulated host 1"})).ok());
+}
+
 TEST(Plan, TakesTheGpusIfThereAreAny) {
   for (const auto& [gpus, ranks] : std::map<int, int>{{1, 1}, {2, 2}, {3, 2}, {4, 4}, {8, 4}}) {
     const auto plan = make_plan({}, environment(), with_gpus(gpus));

@@ -43,7 +43,16 @@ TEST(LinkOptions, RefusesWithValueAndForm) {
   EXPECT_EQ(
       refusal([] { (void)LinkOptions::parse("2GB/s,20"); }),
       "link \"2GB/s,20\": the latency is \"20\"; wanted RATE,LATENCY such as 2GB/s,20us (B, KB, MB, GB per second; "
-      "ns, us, ms, s), or none");
+      "ns, us, ms, s) and optional ,hosts, or none");
+  EXPECT_NE(refusal([] { (void)LinkOptions::parse("2GB/s,20us,ranks"); }).find("third part is \"ranks\""),
+            std::string::npos);
+}
+
+TEST(LinkOptions, MayBeBetweenHostsOnly) {
+  EXPECT_FALSE(LinkOptions::parse("2GB/s,20us").between_hosts);
+  const LinkOptions link = LinkOptions::parse("2GB/s,20us,hosts");
+  EXPECT_TRUE(link.between_hosts);
+  EXPECT_EQ(link.to_string(), "2GB/s,20us,hosts");
 }
 
 TEST(AdversaryOptions, ReadsKeysInAnyOrder) {

@@ -62,6 +62,9 @@ class CpuBackend final : public BackendState {
     block.rank = agent_.rank;
     const std::vector<int> near = ranks_of_host(context);
     agent_.first_of_host = near.front();
+    // Collectives pass the emulated link like everything else, unless engine mpi was asked for by name.
+    takes_mpi_ =
+        service != nullptr && (options.net_engine == "mpi" || !(options.link.enabled || options.adversary.enabled));
     if (service != nullptr) agent_.net = std::make_unique<Net>(agent_, *service, mpi_ranks, near);
     if (options.adversary.enabled || options.link.enabled)
       agent_.wire = std::make_unique<Wire>(agent_, options.adversary, options.link);
@@ -112,7 +115,7 @@ class CpuBackend final : public BackendState {
   }
 
   std::unique_ptr<NetEngine> make_engine(Team& team, int) override {
-    if (agent_.net) return mpi::make_engine(team, agent_.net->service(), agent_.net->ranks());
+    if (takes_mpi_) return mpi::make_engine(team, agent_.net->service(), agent_.net->ranks());
     const uint64_t end = agent_.layout.staging.offset + agent_.layout.staging.bytes;
     return make_reference_engine(team, staging_, end);
   }
@@ -213,7 +216,7 @@ class CpuBackend final : public BackendState {
   std::deque<std::vector<char*>> tables_;  // addresses stay
   std::map<void*, std::unique_ptr<Line[]>> local_;
   uint64_t staging_;  // first byte that no engine has
-  bool is_poisoning_ = false;
+  bool is_poisoning_ = false, takes_mpi_ = false;
 };
 
 /// MPI where ranks are on several hosts or it was asked for, else null.

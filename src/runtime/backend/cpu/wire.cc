@@ -76,6 +76,13 @@ Wire::~Wire() {
   thread_.join();
 }
 
+bool Wire::carries(int peer) const { return adversary_.enabled || is_paced(peer); }
+
+bool Wire::is_paced(int peer) const {
+  if (!link_.enabled || peer == agent_.rank) return false;
+  return !link_.between_hosts || (agent_.net && agent_.net->carries(peer));
+}
+
 Wire::Issuer& Wire::issuer() {
   const std::lock_guard lock(mutex_);
   return issuer_locked();
@@ -110,7 +117,7 @@ std::pair<int64_t, int64_t> Wire::reserve(int from, int to, size_t bytes) {
 }
 
 int64_t Wire::reserve_get(int peer, size_t bytes) {
-  if (!link_.enabled || peer == agent_.rank) return 0;
+  if (!is_paced(peer)) return 0;
   const auto latency = static_cast<int64_t>(link_.latency_s * 1e9);
   // The request travels first.
   const auto [begin, end] = reserve(peer, agent_.rank, bytes);
@@ -133,7 +140,7 @@ void Wire::cut(Job& job, size_t bytes, int64_t begin_ns) {
   for (const size_t end : ends) {
     if (end == begin) continue;
     int64_t due = begin_ns + random_delay_ns();
-    if (link_.enabled && job.peer != agent_.rank)
+    if (is_paced(job.peer))
       due += static_cast<int64_t>((static_cast<double>(end) / link_.bytes_per_s + link_.latency_s) * 1e9);
     job.pieces.push_back({begin, end, due, false});
     begin = end;
@@ -160,8 +167,7 @@ void Wire::send(int peer, const Payload& payload, const Arrival& arrival) {
   const std::lock_guard lock(mutex_);
   if (is_stopped_.load(std::memory_order_relaxed)) return;
   int64_t begin = now_ns(), end = begin;
-  if (link_.enabled && peer != agent_.rank)
-    std::tie(begin, end) = reserve(agent_.rank, peer, std::max<size_t>(bytes, sizeof(uint64_t)));
+  if (is_paced(peer)) std::tie(begin, end) = reserve(agent_.rank, peer, std::max<size_t>(bytes, sizeof(uint64_t)));
   job->number = next_number_++;
   job->issuer = &issuer_locked();
   job->busy_begin_ns = begin;
@@ -169,7 +175,7 @@ void Wire::send(int peer, const Payload& payload, const Arrival& arrival) {
   cut(*job, bytes, begin);
   job->pieces_left = job->pieces.size();
   job->arrival_due_ns = end + random_delay_ns();
-  if (link_.enabled && peer != agent_.rank) job->arrival_due_ns += static_cast<int64_t>(link_.latency_s * 1e9);
+  if (is_paced(peer)) job->arrival_due_ns += static_cast<int64_t>(link_.latency_s * 1e9);
   // A plain word orders nothing: not even a fence holds it back.
   const bool is_ordered = arrival.kind != Arrival::Kind::word;
   job->after = is_ordered ? job->issuer->fenced[static_cast<size_t>(peer)] : 0;

@@ -47,8 +47,8 @@ class Wire {
   Wire(CpuAgent& agent, const AdversaryOptions& adversary, const LinkOptions& link);
   ~Wire();
 
-  /// Stores to the rank itself pass the wire only under the adversary.
-  bool carries(int peer) const { return peer != agent_.rank || adversary_.enabled; }
+  /// Stores to the rank itself pass the wire only under the adversary; to others, if the link is between them.
+  bool carries(int peer) const;
   /// Payload (may be empty) to a world rank, then the arrival.
   void send(int peer, const Payload& payload, const Arrival& arrival);
   /// The calling thread's earlier puts to that rank come before its later arrivals there.
@@ -106,6 +106,7 @@ class Wire {
   };
   using Queue = std::deque<std::unique_ptr<Job>>;
 
+  bool is_paced(int peer) const;  // by the emulated link
   Issuer& issuer_locked();
   void clear();
   void cut(Job& job, size_t bytes, int64_t begin_ns);

@@ -153,6 +153,11 @@ class ServiceThread final : public Service {
   /// At exit. The thread belongs to the process that started it.
   void end() {
     if (::getpid() != pid_) return;
+    {
+      // Somebody's runtime was not closed: its peers are in another state than this process.
+      const std::lock_guard lock(listeners_mutex_);
+      if (!listeners_.empty()) has_given_up_ = true;
+    }
     std::unique_lock lock(mutex_);
     is_ending_ = true;
     changed_.notify_all();
