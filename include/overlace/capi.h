@@ -86,7 +86,7 @@ typedef struct ovl_options {
   const char* link;       /* CPU ranks: "2GB/s,20us", or "none" */
   const char* adversary;  /* CPU ranks: "seed=7" */
   const char* checks;     /* "sync,calls" */
-  const char* net_engine; /* "auto", "nccl", "none" */
+  const char* net_engine; /* "auto", "nccl", "mpi", "none" */
 } ovl_options;
 
 /* All ranks are started by somebody who can gather: each call gives `bytes` bytes of every rank, in rank order, to all.
