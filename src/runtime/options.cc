@@ -17,8 +17,7 @@ namespace {
 
 constexpr const char* kAdversaryForm =
     "seed=N with optional delay_us=0..1000000, pieces=1..64, window=1..1024, late_read=0|1, weak_signal=0|1";
-constexpr const char* kLinkForm =
-    "RATE,LATENCY such as 2GB/s,20us (B, KB, MB, GB per second; ns, us, ms, s) and optional ,hosts, or none";
+constexpr const char* kLinkForm = "RATE,LATENCY such as 2GB/s,20us (B, KB, MB, GB per second; ns, us, ms, s), or none";
 
 [[noreturn]] void bad(const char* what, std::string_view text, const std::string& why, const char* form) {
   throw InvalidArgument(Errc::invalid_argument, base::format("{} \"{}\": {}; wanted {}", what, text, why, form));
@@ -105,10 +104,8 @@ LinkOptions LinkOptions::parse(std::string_view text) {
   LinkOptions options;
   if (text == "none") return options;
   const std::vector<std::string_view> parts = split(text, ',');
-  if (parts.size() != 2 && parts.size() != 3)
-    bad("link", text, base::format("it has {} parts", parts.size()), kLinkForm);
-  if (parts.size() == 3 && parts[2] != "hosts")
-    bad("link", text, base::format("the third part is \"{}\"", parts[2]), kLinkForm);
+  const bool between_hosts = parts.size() == 3 && parts[2] == "hosts";
+  if (parts.size() != 2 && !between_hosts) bad("link", text, base::format("it has {} parts", parts.size()), kLinkForm);
   const std::optional<double> rate = parse_quantity(parts[0], kRates);
   if (!rate || *rate < 1e3 || *rate > 1e12) bad("link", text, base::format("the rate is \"{}\"", parts[0]), kLinkForm);
   const std::optional<double> latency = parse_quantity(parts[1], kTimes);
@@ -117,7 +114,7 @@ LinkOptions LinkOptions::parse(std::string_view text) {
   options.enabled = true;
   options.bytes_per_s = *rate;
   options.latency_s = *latency;
-  options.between_hosts = parts.size() == 3;
+  options.between_hosts = between_hosts;
   return options;
 }
 
