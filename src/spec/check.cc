@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kMaxGraph = 1'000'000;
 constexpr int kMaxRanks = 4096;
+constexpr int64_t kMaxTeamItems = 2'000'000;  // of all ranks together: an instance takes some 500 bytes
 
 template <class List, class Name>
 void check_unique(const List& list, std::string_view what, Name name, Findings* out) {
@@ -49,6 +50,7 @@ void check_team(const Schedule& schedule, int ranks, const Machine& machine, con
   if (ranks > kMaxRanks)
     return out->error("S1", schedule.family, 0, base::format("{} ranks, at most {}", ranks, kMaxRanks));
   AllRanks team{&schedule, {}};
+  int64_t num_items = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     base::Result<Expansion> expansion = expand(schedule, rank, ranks);
     if (!expansion.ok()) {
@@ -56,6 +58,13 @@ void check_team(const Schedule& schedule, int ranks, const Machine& machine, con
       const size_t colon = message.find(':');
       return out->error(message.substr(0, colon), schedule.family, rank,
                         message.substr(std::min(colon + 2, message.size())));
+    }
+    num_items += expansion->num_items;
+    if (num_items > kMaxTeamItems) {
+      return out->error("S1", schedule.family, rank,
+                        base::format("{} ranks need more than {} instances, regions, waits, sets, dependencies and "
+                                     "words of signals",
+                                     ranks, kMaxTeamItems));
     }
     team.ranks.push_back(std::move(expansion).value());
   }

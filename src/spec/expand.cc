@@ -50,12 +50,13 @@ base::Status resolve_deps(const Schedule& schedule, const std::vector<std::pair<
         if (match == theirs.end()) continue;
         in.deps.insert(in.deps.end(), match->second.begin(), match->second.end());
         num_deps += static_cast<int64_t>(match->second.size());
-        if (num_deps > 16 * kMaxInstances) {
-          return base::error(Errc::bad_schedule, "S1: task {}: more than {} dependencies", task.id, 16 * kMaxInstances);
+        if (num_deps > kMaxItems) {
+          return base::error(Errc::bad_schedule, "S1: task {}: more than {} dependencies", task.id, kMaxItems);
         }
       }
     }
   }
+  out->num_items += num_deps;
   return {};
 }
 
@@ -145,13 +146,17 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
   OVERLACE_TRY(mine.expand(&out));
   OVERLACE_TRY(resolve_deps(schedule, mine.task_ranges(), &out));
   OVERLACE_TRY(sort_for_issue(schedule, &out));
+  out.num_items += mine.num_items() + static_cast<int64_t>(out.instances.size());
+  int64_t num_words = 0;
   for (int64_t slots : out.signal_slots) {
-    if (slots * ranks > 16 * kMaxInstances) {
-      return base::error(Errc::bad_schedule, "S1: {} slots for {} senders, wanted at most {} words", slots, ranks,
-                         16 * kMaxInstances);
+    num_words += slots * ranks;
+    if (num_words > kMaxItems) {
+      return base::error(Errc::bad_schedule, "S1: signals of {} words and more, wanted at most {}", num_words,
+                         kMaxItems);
     }
     out.adds_table.emplace_back(static_cast<size_t>(slots * ranks), 0);
   }
+  out.num_items += num_words;
   for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&out, rank));
   return out;
 }

@@ -66,6 +66,7 @@ struct Expansion {
   std::vector<Instance> instances;                         // topological: deps and lane predecessors come first
   int64_t adds(int signal, int64_t slot, int from) const;  // A of a word of mine: adds per epoch by `from`
   std::vector<std::vector<int64_t>> adds_table;            // [signal][slot * ranks + from]
+  int64_t num_items = 0;  // instances, regions, waits, sets, dependencies, words of signals: what it takes
 };
 
 /// bad_schedule with task, rank and the expression that failed; also S1, S2 conditions that prevent resolving.

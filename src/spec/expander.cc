@@ -161,12 +161,15 @@ void Expander::drop_loops(const Task& task) {
 
 template <class Visit>
 void Expander::for_each(const std::optional<BoundLoop>& each, Visit visit) {
-  if (!each) return visit();
+  const auto visit_one = [&] {
+    if (++num_items_ > kMaxItems) return fail("S1", base::format("more than {} regions, waits and sets", kMaxItems));
+    visit();
+  };
+  if (!each) return visit_one();
   const int64_t end = eval(each->end);
   for (int64_t i = eval(each->begin); i < end && ok(); ++i) {
     symbols_.value(each->slot) = i;
-    if (++num_boxes_ > 16 * kMaxInstances) return fail("S1", "too many regions, waits and sets");
-    visit();
+    visit_one();
   }
 }
 

@@ -43,6 +43,7 @@ struct BoundTask {
 };
 
 inline constexpr int64_t kMaxInstances = 1'000'000;
+inline constexpr int64_t kMaxItems = 4'000'000;  // regions, waits and sets of a rank; dependencies; signal words
 
 class Expander {
  public:
@@ -53,6 +54,8 @@ class Expander {
   base::Status expand(Expansion* out);
   /// What this rank adds at rank `at`: into the adds table of `out`, the expansion of `at`.
   base::Status add_sets(Expansion* out, int at);
+  /// Regions, waits and sets so far.
+  int64_t num_items() const { return num_items_; }
   /// [first, last) of the instances of each task, after expand().
   const std::vector<std::pair<int, int>>& task_ranges() const { return ranges_; }
 
@@ -87,7 +90,7 @@ class Expander {
   std::vector<std::pair<int, int>> ranges_;
   std::string where_;  // task (with loop values), for messages
   const BoundTask* task_ = nullptr;
-  int64_t num_points_ = 0, num_boxes_ = 0;
+  int64_t num_points_ = 0, num_items_ = 0;
   base::Status status_;
 };
 

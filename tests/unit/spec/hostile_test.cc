@@ -32,6 +32,31 @@ TEST(HostileSchedule, IsRefusedBeforeItTakesTimeOrMemory) {
   EXPECT_EQ(code_of(family_of(8, "[]", "1", "\"0-1\"")), "S2");
 }
 
+/// Small texts whose expansion would take gigabytes.
+TEST(HostileSchedule, IsRefusedBeforeItsExpansionTakesMemory) {
+  const std::string head =
+      R"({"overlace_schedule":1,"op":"other","family":"hostile","buffers":[["X","symmetric","bf16",)"
+      R"([8,8],1]],)";
+  const auto message_of = [&](const std::string& rest, int ranks) {
+    const CheckReport report = check(Schedule::from_json(head + rest), Machine{}, {.ranks = {ranks}, .coverage = true});
+    return report.ok() ? "" : report.findings[0].code + ": " + report.findings[0].text;
+  };
+  const std::string copy = R"("kind":"copy","engine":"ce")";
+  EXPECT_EQ(
+      message_of(R"("tasks":[{"id":"t",)" + copy + R"(,"reads":[["X","r",[0,1],[0,8],{"each":["i",0,16000000]}]]}]})",
+                 2),
+      "S1: task t, rank 0 of 2: more than 4000000 regions, waits and sets");
+  EXPECT_EQ(message_of(
+                R"("tasks":[{"id":"t",)" + copy + R"(,"loops":[["s",0,200000]],"reads":[["X","r",[0,1],[0,8]]]}]})", 8),
+            "S1: 8 ranks need more than 2000000 instances, regions, waits, sets, dependencies and words of signals");
+  EXPECT_EQ(message_of(R"("signals":[["a",900000],["b",900000],["c",900000]],"tasks":[{"id":"t",)" + copy + "}]}", 2),
+            "S1: signals of 5400000 words and more, wanted at most 4000000");
+  EXPECT_EQ(message_of(R"("tasks":[{"id":"a",)" + copy + R"(,"loops":[["s",0,3000]]},{"id":"b",)" + copy +
+                           R"(,"loops":[["t",0,3000]],"deps":["a"]}]})",
+                       2),
+            "S1: task b: more than 4000000 dependencies");
+}
+
 TEST(HostileSchedule, RandomEditsOfGoodOnesNeverEscapeTheChecks) {
   std::mt19937 random(20);
   OpSpec op;
