@@ -4,7 +4,8 @@
  * or waits without a deadline. ovl_error_text() says what went wrong. Output arguments are written on success only.
  *
  * Handles are values that are never used twice: one that was closed, or that belongs to something else, is refused.
- * Teams, channels and regions end with their runtime. A runtime and what belongs to it is used by one thread at a time.
+ * Teams, channels, regions and timelines end with their runtime. A runtime and what belongs to it is used by one thread
+ * at a time.
  *
  * Structs that may grow begin with struct_size: set it by OVL_INIT(type). What a field means in detail says the C++
  * header that is named beside it. */
@@ -71,6 +72,7 @@ typedef struct ovl_team ovl_team;
 typedef struct ovl_channel ovl_channel;
 typedef struct ovl_region ovl_region;
 typedef struct ovl_schedule ovl_schedule;
+typedef struct ovl_timeline ovl_timeline;
 
 enum ovl_backend { OVL_BACKEND_AUTO = 0, OVL_BACKEND_CPU = 1, OVL_BACKEND_CUDA_PEER = 2 };
 
@@ -256,6 +258,14 @@ int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule
 /* Who multiplies tiles of CPU ranks, process-wide: "auto" (oneDNN where it is found), "reference" or "onednn". Beside a
  * library that brings a oneDNN of its own, such as torch: "reference", before the first operator. */
 int ovl_cpu_gemm(const char* provider);
+
+/* ---- timelines: overlace/timeline.h ---- */
+
+/* Records what this rank runs on the channel, until it is written or the runtime ends; one per channel at a time. */
+int ovl_timeline_begin(ovl_channel* channel, ovl_timeline** timeline);
+int ovl_timeline_label(ovl_timeline* timeline, const char* label);
+/* Collective; rank 0 writes the spans of all ranks to `path` (.json, .pftrace). The handle ends in any case. */
+int ovl_timeline_write(ovl_timeline* timeline, const char* path);
 
 /* ---- collectives of the team's engine: overlace/net_engine.h; counts in elements ---- */
 

@@ -18,6 +18,7 @@
 #include "overlace/schedule.h"
 #include "overlace/symmetric.h"
 #include "overlace/team.h"
+#include "overlace/timeline.h"
 #include "src/base/status.h"
 
 namespace overlace::capi {
@@ -57,6 +58,11 @@ struct ChannelObject : Child {
 struct RegionObject : Child {
   static constexpr std::string_view kName = "region";
   Region region;
+};
+
+struct TimelineObject : Child {
+  static constexpr std::string_view kName = "timeline";
+  std::unique_ptr<Timeline> timeline;
 };
 
 struct ScheduleObject : Object {

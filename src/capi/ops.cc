@@ -1,4 +1,4 @@
-// Operators and collectives of the C API.
+// Operators, their timelines and collectives of the C API.
 #include <cstdint>
 
 #include "overlace/net_engine.h"
@@ -140,6 +140,42 @@ int ovl_cpu_gemm(const char* provider) {
   return guarded([&]() -> base::Status {
     OVERLACE_TRY(check_not_null({"ovl_cpu_gemm", "provider"}, provider));
     return exec::set_cpu_gemm_provider(provider);
+  });
+}
+
+int ovl_timeline_begin(ovl_channel* channel, ovl_timeline** timeline) {
+  return guarded([&]() -> base::Status {
+    Entry entry;
+    std::shared_ptr<ChannelObject> object;
+    OVERLACE_TRY(check_not_null({"ovl_timeline_begin", "timeline"}, timeline));
+    OVERLACE_TRY(enter({"ovl_timeline_begin", "channel"}, channel, &entry, &object));
+    auto made = std::make_shared<TimelineObject>();
+    made->timeline = std::make_unique<Timeline>(*object->channel);
+    give_child(entry.shared(), std::move(made), timeline);
+    return {};
+  });
+}
+
+int ovl_timeline_label(ovl_timeline* timeline, const char* label) {
+  return guarded([&]() -> base::Status {
+    Entry entry;
+    std::shared_ptr<TimelineObject> object;
+    OVERLACE_TRY(check_not_null({"ovl_timeline_label", "label"}, label));
+    OVERLACE_TRY(enter({"ovl_timeline_label", "timeline"}, timeline, &entry, &object));
+    object->timeline->label(label);
+    return {};
+  });
+}
+
+int ovl_timeline_write(ovl_timeline* timeline, const char* path) {
+  return guarded([&]() -> base::Status {
+    Entry entry;
+    std::shared_ptr<TimelineObject> object;
+    OVERLACE_TRY(check_not_null({"ovl_timeline_write", "path"}, path));
+    OVERLACE_TRY(enter({"ovl_timeline_write", "timeline"}, timeline, &entry, &object));
+    Registry::instance().remove(number_of(timeline));
+    object->timeline->write(path);
+    return {};
   });
 }
 

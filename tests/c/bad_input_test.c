@@ -301,6 +301,12 @@ static void test_collectives(fixture* f) {
   INVALID("ovl_all_to_all: recv is null", ovl_all_to_all(f->channel, in, NULL, 1, OVL_FP32));
   INVALID("ovl_reduce_scatter: send must be aligned to its 4 bytes of fp32, got an address 1 past that",
           ovl_reduce_scatter(f->channel, (char*)in + 1, out, 1, OVL_FP32));
+  ovl_timeline* timeline = NULL;
+  INVALID("ovl_timeline_begin: timeline is null", ovl_timeline_begin(f->channel, NULL));
+  INVALID("ovl_timeline_write: timeline is null", ovl_timeline_write(NULL, "x.json"));
+  EXPECT_OK(ovl_timeline_begin(f->channel, &timeline));
+  INVALID("ovl_timeline_label: label is null", ovl_timeline_label(timeline, NULL));
+  CHECK(ovl_timeline_write(timeline, "/nonexistent/x.json") == OVL_IO);
   INVALID("ovl_broadcast: root is 1, wanted 0 to 0", ovl_broadcast(f->channel, in, 1, OVL_FP32, 1));
 }
 

@@ -1,6 +1,8 @@
 // Two CPU ranks as threads, in C: signals, operators against products by hand, collectives, sub-teams, adopted memory.
+#define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "tests/c/threads.h"
 
@@ -108,6 +110,11 @@ static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
 
   ovl_op op = OVL_INIT(ovl_op);
   op.m = kM, op.n = kN, op.k = kK, op.ranks = kRanks, op.dtype = op.out_dtype = OVL_FP32, op.row_offsets = kOffsets;
+  char path[64];
+  snprintf(path, sizeof path, "/tmp/overlace_c_%ld.json", (long)getpid());
+  ovl_timeline* timeline = NULL;
+  EXPECT_OK_RANK(rank, ovl_timeline_begin(channel, &timeline));
+  EXPECT_OK_RANK(rank, ovl_timeline_label(timeline, "from C"));
   static const char* const families[] = {"library", "serial", "hetero_fused_1d", "uniform_fused_1d"};
   for (int f = 0; f < 4; ++f) {
     ovl_schedule *for_ag = NULL, *for_rs = NULL, *for_ar = NULL;
@@ -143,6 +150,16 @@ static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
     EXPECT_OK_RANK(rank, ovl_schedule_free(for_rs));
     EXPECT_OK_RANK(rank, ovl_schedule_free(for_ar));
   }
+  EXPECT_OK_RANK(rank, ovl_timeline_write(timeline, path));
+  CHECK_RANK(rank, ovl_timeline_write(timeline, path) == OVL_CLOSED);
+  if (rank == 0) {
+    char text[4096] = "";
+    FILE* const file = fopen(path, "r");
+    CHECK_RANK(rank, file != NULL && fread(text, 1, sizeof text - 1, file) > 0 && strstr(text, "from C ") != NULL);
+    if (file != NULL) fclose(file);
+    CHECK_RANK(rank, remove(path) == 0);
+  }
+  EXPECT_OK_RANK(rank, ovl_timeline_begin(channel, &timeline));  // ends with the runtime
   ovl_info info = OVL_INIT(ovl_info);
   EXPECT_OK_RANK(rank, ovl_runtime_info(runtime, &info));
   CHECK_RANK(rank, info.rank == rank && info.size == kRanks && info.backend == OVL_BACKEND_CPU && info.device == -1);
