@@ -1,4 +1,5 @@
 // Engine mpi, whatever the hosts are.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 
 #include "overlace/error.h"
 #include "overlace/net_engine.h"
+#include "src/base/env.h"
 #include "src/base/half.h"
 #include "tests/ranks/net/body.h"
 
@@ -118,6 +120,42 @@ std::string thrown(Errc code, Call call) {
     return error.what();
   }
   return "";
+}
+
+/// A function of the MPI that started this process.
+template <class Function>
+Function mpi_function(const char* name) {
+  const char* const library = base::env().rank_source == "openmpi" ? "libmpi.so.40" : "libmpich.so.12";
+  void* const handle = ::dlopen(library, RTLD_NOW | RTLD_GLOBAL);
+  return handle == nullptr ? nullptr : reinterpret_cast<Function>(::dlsym(handle, name));
+}
+
+TEST(Engine, StartedByTheCaller) {
+  const auto start = mpi_function<int (*)(int*, char***, int, int*)>("MPI_Init_thread");
+  const auto end = mpi_function<int (*)()>("MPI_Finalize");
+  ASSERT_TRUE(start != nullptr && end != nullptr);
+  int level = 0;
+  constexpr int kMultiple = 3;
+  ASSERT_EQ(start(nullptr, nullptr, kMultiple, &level), 0);
+  ASSERT_EQ(level, kMultiple);
+  {
+    const auto bootstrap = environment_bootstrap();
+    Runtime runtime = Runtime::open(*bootstrap, net_options());
+    all_collectives(runtime.world(), 9);
+    runtime.close();
+  }
+  EXPECT_EQ(end(), 0);  // it is the caller's to end
+}
+
+TEST(Engine, StartedByTheCallerForOneThread) {
+  const auto start = mpi_function<int (*)(int*, char***)>("MPI_Init");
+  const auto end = mpi_function<int (*)()>("MPI_Finalize");
+  ASSERT_TRUE(start != nullptr && end != nullptr);
+  ASSERT_EQ(start(nullptr, nullptr), 0);
+  const auto bootstrap = environment_bootstrap();
+  const std::string text = thrown(Errc::not_supported, [&] { (void)Runtime::open(*bootstrap, net_options()); });
+  EXPECT_NE(text.find("without MPI_THREAD_MULTIPLE"), std::string::npos) << text;
+  EXPECT_EQ(end(), 0);
 }
 
 TEST(Engine, BadArguments) {

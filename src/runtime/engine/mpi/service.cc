@@ -261,8 +261,14 @@ class ServiceThread final : public Service {
     return receive(has_news);
   }
 
+  /// While nobody listens MPI is left alone, so that a caller who started it may end it.
+  bool has_listeners() {
+    const std::lock_guard lock(listeners_mutex_);
+    return !listeners_.empty();
+  }
+
   base::Status receive(bool* has_news) {
-    for (int is_there = 1; is_there != 0;) {
+    for (int is_there = has_listeners() ? 1 : 0; is_there != 0;) {
       int from = 0, bytes = 0;
       uint64_t handle = 0;
       OVERLACE_TRY(check(table_.probe(&is_there, &from, &bytes, &handle), "MPI_Improbe"));
