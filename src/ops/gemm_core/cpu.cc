@@ -84,7 +84,7 @@ class Part {
       for (const TensorView& source : context_.reads[region]) r.sources.push_back(cut(source, at));
     };
     if (end_of_sources_ > 2) add(2);
-    r.sources.push_back(cut(sums_, at));
+    r.sources.push_back(end_of_sources_ > 2 ? rounded_own(at) : cut(sums_, at));
     if (end_of_sources_ > 3) add(3);
     if (end_of_sources_ < context_.reads.size() && !context_.reads.back().empty()) {
       r.bias = context_.reads.back()[0];
@@ -96,11 +96,19 @@ class Part {
     context_.part->store(r.dst, at.row, at.col);
   }
 
+  /// As the partials of the others are.
+  TensorView rounded_own(const Window& at) {
+    own_.resize(rounded_.size());
+    const TensorView own = TensorView::contiguous(own_.data(), to_.dtype, {at.rows, at.cols});
+    sum_on_cpu({.sources = {cut(sums_, at)}, .bias = {}, .dst = own});
+    return own;
+  }
+
   const exec::BodyContext& context_;
   TensorView a_, b_, to_;  // a_ is undefined where K is 0
   size_t end_of_sources_;
   TensorView sums_;
-  std::vector<char> rounded_;
+  std::vector<char> rounded_, own_;
 };
 
 }  // namespace
