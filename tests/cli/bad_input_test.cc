@@ -348,6 +348,13 @@ const std::vector<Case>& checkpoint_cases() {
           "<any>ckpt/model.safetensors: tensor \"model.layers.0.self_attn.q_proj.weight\": element (0, 0) is nan, "
           "wanted a "
           "finite fp32 number"),
+  };
+  return cases;
+}
+
+const std::vector<Case>& index_cases() {
+  const std::string q = "model.layers.0.self_attn.q_proj.weight";
+  static const std::vector<Case> cases = {
       checkpoint_case(
           "index_names_missing_file",
           [=](const Directory& d) {
@@ -485,6 +492,7 @@ INSTANTIATE_TEST_SUITE_P(Environment, BadInput, testing::ValuesIn(environment_ca
 INSTANTIATE_TEST_SUITE_P(Schedules, BadInput, testing::ValuesIn(schedule_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Configs, BadInput, testing::ValuesIn(config_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Checkpoints, BadInput, testing::ValuesIn(checkpoint_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Indices, BadInput, testing::ValuesIn(index_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Inputs, BadInput, testing::ValuesIn(input_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Outputs, BadInput, testing::ValuesIn(output_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Traces, BadInput, testing::ValuesIn(trace_cases()), case_name);
