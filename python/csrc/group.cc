@@ -62,6 +62,9 @@ ovl_schedule* make_schedule(const Group& group, const Problem& problem) {
   ovl_schedule* schedule = nullptr;
   if (problem.plan.empty()) {
     check(ovl_schedule_choose(&op, &group.hardware, &schedule));
+    if (ovl_schedule_supported(schedule, group.channel, &op) == OVL_OK) return schedule;
+    ovl_schedule_free(schedule);
+    check(ovl_schedule_make(&op, "library", 1, &schedule));
   } else if (problem.plan.front() == '{') {
     check(ovl_schedule_from_json(problem.plan.c_str(), &schedule));
   } else {

@@ -15,6 +15,19 @@ bool has_columns(const Tensor& t) {
   return rows_touch && (t.size(1) <= 1 || t.stride(1) >= std::max<int64_t>(t.size(0), 1));
 }
 
+/// On GPUs: whether a copy would give tiled loads the 16 bytes of alignment that this lacks. `outer`: the dimension
+/// that is not contiguous.
+bool wants_alignment(const Tensor& t, int64_t outer) {
+  if (t.is_cpu() || t.numel() == 0) return false;
+  const auto bytes = static_cast<int64_t>(t.element_size());
+  if (t.size(1 - outer) * bytes % 16 != 0) return false;
+  return reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 != 0 ||
+         (t.size(outer) > 1 && t.stride(outer) * bytes % 16 != 0);
+}
+
+/// Rows without gaps, in memory of its own.
+Tensor copied(const Tensor& t) { return torch::stable::clone(torch::stable::contiguous(t)); }
+
 }  // namespace
 
 int dtype_of(const Argument& argument, ScalarType type) {
@@ -33,10 +46,15 @@ int dtype_of(const Argument& argument, ScalarType type) {
   }
 }
 
-Tensor with_contiguous_rows(const Tensor& t) { return has_rows(t) ? t : torch::stable::contiguous(t); }
+Tensor with_contiguous_rows(const Tensor& t) {
+  if (!has_rows(t)) return torch::stable::contiguous(t);
+  return wants_alignment(t, 0) ? copied(t) : t;
+}
 
 Tensor with_either_contiguous(const Tensor& t) {
-  return has_rows(t) || has_columns(t) ? t : torch::stable::contiguous(t);
+  if (has_rows(t)) return wants_alignment(t, 0) ? copied(t) : t;
+  if (!has_columns(t)) return torch::stable::contiguous(t);
+  return wants_alignment(t, 1) ? torch::stable::transpose(copied(torch::stable::transpose(t, 0, 1)), 0, 1) : t;
 }
 
 ovl_tensor view_of(const Argument& argument, const Tensor& t) {

@@ -49,9 +49,9 @@ struct Argument {
 
 int dtype_of(const Argument& argument, ScalarType type);
 
-/// Of a matrix with contiguous rows, copied where it has others.
+/// A matrix with contiguous rows, copied where it has others; on GPUs also where tiles could not be loaded from it.
 Tensor with_contiguous_rows(const Tensor& t);
-/// Of b: either dimension is contiguous, copied where none is.
+/// The same of b: either dimension is contiguous.
 Tensor with_either_contiguous(const Tensor& t);
 /// Dimensions of one element get the strides of a matrix without gaps; torch leaves any there.
 ovl_tensor view_of(const Argument& argument, const Tensor& t);

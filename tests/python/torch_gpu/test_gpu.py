@@ -1,0 +1,150 @@
+"""The operators on GPUs of one host: results, gradients, streams, graphs, layers. Skipped where there are no two.
+
+By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu`.
+"""
+
+import os
+import tempfile
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+if GPUS < 2:
+    pytest.skip(f"{GPUS} GPUs, wanted 2 or more", allow_module_level=True)
+dist = torch.distributed
+SIZES = [n for n in (2, 4) if n <= GPUS]
+
+
+def work(rank, size, store, body, arguments):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
+    with overlace.init(timeout_s=60), torch.device("cuda"):
+        body(dist.group.WORLD, *arguments)
+        torch.cuda.synchronize()
+    dist.destroy_process_group()
+
+
+def run_ranks(size, body, *arguments):
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(work, (size, os.path.join(folder, "store"), body, arguments), size)
+
+
+def whole(rows, columns, seed, dtype):
+    """Small integers: sums of up to 65536 products are exact in fp32."""
+    i, j = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    return ((i * 2654435761 + j * 40503 + seed * 97787) % 1009 % 5 - 2).to(dtype)
+
+
+def product(a, b):
+    return (a.double() @ b.double()).float()
+
+
+def results(group, m, n, k, dtype, plan):
+    dtype, size, rank = getattr(torch, dtype), group.size(), group.rank()
+    x, w = whole(m, k, 1, dtype), whole(n, k, 2 + rank, dtype)
+    a, y = overlace.ops.ag_gemm(x.chunk(size)[rank], w.t(), group=group, return_a=True, plan=plan)
+    assert torch.equal(a, x)
+    assert torch.equal(y, product(x, w.t()).to(dtype))
+    for b in (w.t(), w.t().contiguous()):
+        total = product(x, b)
+        dist.all_reduce(total)
+        rs = overlace.ops.gemm_rs(x, b, group=group, out_dtype=torch.float32, plan="family=library")
+        assert torch.equal(rs, total.chunk(size)[rank])
+        # Partial sums are rounded to the dtype on their way: each of `size` addends by half an ulp.
+        bound = total.abs().max() * torch.finfo(dtype).eps * size
+        for got, want in (
+            (overlace.ops.gemm_rs(x, b, group=group, plan=plan), total.chunk(size)[rank]),
+            (overlace.ops.gemm_ar(x, b, group=group, plan=plan), total),
+        ):
+            assert got.dtype == dtype and (got.float() - want).abs().max() <= bound
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("plan", ["", "family=library", "family=hetero_unfused_1d"])
+def test_results(size, dtype, plan):
+    run_ranks(size, results, 1024, 512, 768, dtype, plan)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", [(8192, 2560, 8192), (2048, 8192, 2048), (64, 1024, 1024)])
+def test_results_of_layers_as_the_planner_decides(size, shape):
+    run_ranks(size, results, *shape, "bfloat16", "")
+
+
+def misaligned(group):
+    """Views that no tile could be loaded from are copied, not refused."""
+    size, rank = group.size(), group.rank()
+    x = whole(512 * size, 1032, 1, torch.bfloat16)[:, 3:1027].chunk(size)[rank]
+    w = whole(1025, 1024, 2, torch.bfloat16).flatten()[1 : 1 + 1024 * 1024].view(1024, 1024)
+    full = [torch.empty(512, 1024, dtype=torch.bfloat16) for _ in range(size)]
+    dist.all_gather(full, x.contiguous())
+    y = overlace.ops.ag_gemm(x, w.t(), group=group)
+    assert torch.equal(y, product(torch.cat(full), w.t()).bfloat16())
+
+
+def test_misaligned_views():
+    run_ranks(2, misaligned)
+
+
+def gradients(group):
+    torch.manual_seed(1)
+    size, rank = group.size(), group.rank()
+    x, w1, w2 = (torch.randn(*s, dtype=torch.bfloat16) for s in ((1024, 512), (768, 512), (512, 768)))
+    mine = [x.chunk(size)[rank], w1.chunk(size)[rank], w2.chunk(size, 1)[rank]]
+    mine = [t.clone().requires_grad_() for t in mine]
+    y = overlace.ops.gemm_rs(overlace.ops.ag_gemm(mine[0], mine[1].t(), group=group), mine[2].t(), group=group)
+    y.float().square().sum().backward()
+    full = [t.double().requires_grad_() for t in (x, w1, w2)]
+    (full[0] @ full[1].t() @ full[2].t()).square().sum().backward()
+    wants = [full[0].grad.chunk(size)[rank], full[1].grad.chunk(size)[rank], full[2].grad.chunk(size, 1)[rank]]
+    for t, want in zip(mine, wants, strict=True):
+        assert (t.grad.double() - want).abs().max() <= 0.02 * want.abs().max()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients(size):
+    run_ranks(size, gradients)
+
+
+def streams_and_graphs(group):
+    size, rank = group.size(), group.rank()
+    x, w = whole(2048, 1024, 1, torch.bfloat16).chunk(size)[rank].clone(), whole(512, 1024, 2, torch.bfloat16)
+    want = overlace.ops.ag_gemm(x, w.t(), group=group)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        on_side = overlace.ops.ag_gemm(x, w.t(), group=group)
+        on_side.add_(0)  # behind it on the same stream
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(on_side, want)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = overlace.ops.ag_gemm(x, w.t(), group=group)
+    for step in range(20):
+        x.copy_(whole(2048, 1024, step, torch.bfloat16).chunk(size)[rank])
+        eager = overlace.ops.ag_gemm(x, w.t(), group=group)
+        graph.replay()
+        assert torch.equal(captured, eager), step
+
+
+def test_streams_and_graphs():
+    run_ranks(2, streams_and_graphs)
+
+
+def refusals(group):
+    a, b = torch.ones(8, 8), torch.ones(8, 8)
+    with pytest.raises(overlace.InvalidArgument, match="on the CPU, the ranks of group"):
+        overlace.ops.gemm_ar(a.cpu(), b.cpu(), group=group)
+    with pytest.raises(overlace.InvalidArgument, match="on different devices"):
+        overlace.ops.gemm_ar(a, b.cpu(), group=group)
+    with pytest.raises(overlace.Unsupported, match="fp64"):
+        overlace.ops.gemm_ar(a.double(), b.double(), group=group)
+
+
+def test_what_gpus_do_not_take():
+    run_ranks(2, refusals)
