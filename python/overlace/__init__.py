@@ -45,12 +45,12 @@ __all__ = [
 if not _WHY_NO_TORCH:
     _library.operators()
     from overlace import autograd, fake, ops
-    from overlace.context import Context, Stats, context, init
+    from overlace.context import Context, Stats, context_of, init
 
-    __all__ += ["Context", "Stats", "autograd", "context", "fake", "init", "ops"]
+    __all__ += ["Context", "Stats", "autograd", "context_of", "fake", "init", "ops"]
 
 
 def __getattr__(name: str) -> object:
-    if _WHY_NO_TORCH and name in ("Context", "Stats", "autograd", "context", "fake", "init", "ops"):
+    if _WHY_NO_TORCH and name in ("Context", "Stats", "autograd", "context_of", "fake", "init", "ops"):
         raise Unsupported(f"overlace.{name}: {_WHY_NO_TORCH}")
     raise AttributeError(f"module 'overlace' has no attribute '{name}'")

@@ -147,7 +147,7 @@ def group_name(group: object = None) -> str:
     return group if isinstance(group, str) else process_group(group).group_name
 
 
-def context(group: object = None) -> Context:
+def context_of(group: object = None) -> Context:
     """The context of a group after `overlace.init`."""
     name = group_name(group)
     if name not in _contexts:

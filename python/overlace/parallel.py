@@ -16,7 +16,7 @@ from torch.distributed.tensor import parallel as torch_parallel
 from torch.distributed.tensor.parallel import SequenceParallel
 
 from overlace import ops
-from overlace.context import context
+from overlace.context import context_of
 
 __all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
 
@@ -40,7 +40,7 @@ def _replace(
     forward: Callable[[torch.Tensor], torch.Tensor],
 ) -> nn.Module:
     """Splits the parameters and puts `forward` in place of the module's own."""
-    context(mesh)  # raises where there is no team
+    context_of(mesh)  # raises where there is no team
 
     def partition(_name: str, part: nn.Module, device_mesh: DeviceMesh) -> None:
         for name, parameter in list(part.named_parameters(recurse=False)):

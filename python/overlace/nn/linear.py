@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from overlace import ops
-from overlace.context import context, process_group
+from overlace.context import context_of, process_group
 from overlace.errors import InvalidArgument
 
 
@@ -16,7 +16,7 @@ def _mesh_of(group: object) -> DeviceMesh:
     if isinstance(group, DeviceMesh):
         return group
     found = process_group(group)
-    kind = "cuda" if context(found).is_gpu else "cpu"
+    kind = "cuda" if context_of(found).is_gpu else "cpu"
     return DeviceMesh.from_group(found, kind)
 
 

@@ -40,7 +40,7 @@ def _work(rank: int, store: str, pipe: Any) -> None:
             pipe.send((False, traceback.format_exc()))
     for size in SIZES:
         if rank < size:
-            overlace.context(groups[size]).close()
+            overlace.context_of(groups[size]).close()
     dist.destroy_process_group()
 
 

@@ -122,14 +122,14 @@ def only_needed(group):
     """What needs no gradient costs nothing and gets none; a frozen weight keeps no gathered activation."""
     torch.manual_seed(4)
     x, w = torch.randn(2, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
-    calls = overlace.context(group).stats().calls
+    calls = overlace.context_of(group).stats().calls
     y = overlace.ops.ag_gemm(x.requires_grad_(), w, group=group)
     y.sum().backward()
     assert x.grad is not None and w.grad is None
-    assert overlace.context(group).stats().calls == calls + 2  # forward, gemm_rs
+    assert overlace.context_of(group).stats().calls == calls + 2  # forward, gemm_rs
     x = x.detach()
     overlace.ops.ag_gemm(x, w.requires_grad_(), group=group).sum().backward()
-    assert overlace.context(group).stats().calls == calls + 3  # forward alone: dW is of the kept activation
+    assert overlace.context_of(group).stats().calls == calls + 3  # forward alone: dW is of the kept activation
     full = [torch.empty_like(x) for _ in range(group.size())]
     dist.all_gather(full, x, group=group)
     torch.testing.assert_close(w.grad, torch.cat(full).sum(0)[:, None].expand(3, 2))

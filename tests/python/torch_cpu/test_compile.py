@@ -43,13 +43,13 @@ def shapes(group):
 
     real = tensors(group, 4, torch.bfloat16)
     x, w1 = (t.detach() for t in real[:2])
-    calls = overlace.context(group).stats().calls
+    calls = overlace.context_of(group).stats().calls
     with FakeTensorMode() as mode:
         fx, f1 = mode.from_tensor(x), mode.from_tensor(w1)
         fakes = [ops.ag_gemm(fx, f1.t(), group=group, out_dtype=torch.float32)]
         fakes += [ops.gemm_rs(fx, f1.t(), group=group), ops.gemm_ar(fx[None], f1.t(), group=group)]
         fakes += list(ops.ag_gemm(fx, f1.t(), group=group, return_a=True, row_offsets=[0, 4, 8]))
-    assert overlace.context(group).stats().calls == calls  # nothing was called
+    assert overlace.context_of(group).stats().calls == calls  # nothing was called
     reals = [ops.ag_gemm(x, w1.t(), group=group, out_dtype=torch.float32)]
     reals += [ops.gemm_rs(x, w1.t(), group=group), ops.gemm_ar(x[None], w1.t(), group=group)]
     reals += list(ops.ag_gemm(x, w1.t(), group=group, return_a=True, row_offsets=[0, 4, 8]))

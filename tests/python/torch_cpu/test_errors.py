@@ -132,11 +132,11 @@ def test_ranks_that_disagree_all_raise():
 
 
 def opened_again(group):
-    overlace.context(group).close()
+    overlace.context_of(group).close()
     closed = raised(lambda: overlace.ops.gemm_ar(whole(4, 6, 1), whole(6, 5, 2), group=group))
     assert "has no overlace team" in closed[2]
     context = overlace.init(group, timeout_s=TIMEOUT_S, heap_bytes=8 << 20)
-    assert overlace.context(group) is context and context.stats().heap_bytes == 8 << 20
+    assert overlace.context_of(group) is context and context.stats().heap_bytes == 8 << 20
     y = overlace.ops.gemm_ar(whole(4, 6, 1), whole(6, 5, 2), group=group)
     assert torch.equal(y, group.size() * (whole(4, 6, 1) @ whole(6, 5, 2)))
     assert context.stats().calls == 1
@@ -161,6 +161,7 @@ dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_
 context = overlace.init(timeout_s=20)
 a, b = torch.ones(2, 3), torch.ones(3, 2)
 overlace.ops.gemm_ar(a, b, group=None)
+dist.barrier()
 if how == "without close":
     sys.exit(0)
 if rank == 1:
@@ -214,3 +215,27 @@ def test_without_operators_the_import_says_what_is_missing(tmp_path):
     assert done.returncode == 1 and done.stdout == f"{overlace.__version__} False\n", done.stderr
     wanted = "Unsupported: overlace.init: overlace was built without torch; install torch >= 2.11, then overlace again"
     assert wanted in done.stderr
+
+
+FORK = """
+import os, sys, torch, torch.distributed as dist, overlace
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+with overlace.init():
+    child = os.fork()
+    if child == 0:
+        try:
+            overlace.ops.gemm_ar(torch.ones(2, 2), torch.ones(2, 2), group=None)
+        except overlace.InvalidArgument as error:
+            print(error.code, error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(overlace.ops.gemm_ar(torch.ones(1, 2), torch.ones(2, 1), group=None).item())
+"""
+
+
+def test_a_fork_is_refused_and_the_parent_goes_on(tmp_path):
+    words = [sys.executable, "-c", FORK, str(tmp_path / "store")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    refused, went_on = done.stdout.splitlines()
+    assert re.fullmatch(r"forked this runtime belongs to process \d+; process \d+ was forked from it .*", refused)
+    assert went_on == "2.0"

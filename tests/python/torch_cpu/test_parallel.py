@@ -64,13 +64,13 @@ def styles_agree(group, is_sequence_parallel):
         given = [tuple(distribute_tensor(t, mesh, [Shard(1)]) for t in pair) for pair in inputs]
     for styles in (torch_styles, overlace.parallel):
         model = torch_styles.parallelize_module(model_of_seed(), mesh, plan_of(styles, is_sequence_parallel))
-        calls = overlace.context(group).stats().calls
+        calls = overlace.context_of(group).stats().calls
         got_losses, got_state = trained(model, given)
         torch.testing.assert_close(got_losses, losses)
         assert got_state.keys() == state.keys()
         for name, value in state.items():
             torch.testing.assert_close(got_state[name], value)
-        assert (overlace.context(group).stats().calls > calls) == (styles is overlace.parallel)
+        assert (overlace.context_of(group).stats().calls > calls) == (styles is overlace.parallel)
 
 
 @pytest.mark.parametrize("size", SIZES)
