@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import compile_fail
+import coverage
 import device_units
 import fuzz
 import install_tree
@@ -317,6 +318,16 @@ def job_faults() -> Cases:
             yield from repeated(program, FAULT_RUNS, OUT / "faults")
 
 
+def job_coverage() -> Cases:
+    """Weekly: line coverage of src/ by unit and rank tests; fails under 90 %."""
+
+    def tests(preset: str) -> Cases:
+        yield from run_label(preset, "unit", jobs(), [], {})
+        yield from rank_tests(preset, SANITIZER_SEEDS, [], {}, first=1)
+
+    yield from coverage.check(tests)
+
+
 JOBS: dict[str, Callable[[], Cases]] = {
     "format": job_format,
     "layers": job_layers,
@@ -337,6 +348,7 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "seeds": job_seeds,
     "fuzz-long": job_fuzz_long,
     "faults": job_faults,
+    "coverage": job_coverage,
 }
-WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long", "faults")
+WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long", "faults", "coverage")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]
