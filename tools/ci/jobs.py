@@ -323,7 +323,7 @@ def job_coverage() -> Cases:
 
     def tests(preset: str) -> Cases:
         yield from run_label(preset, "unit", jobs(), [], {})
-        yield from rank_tests(preset, SANITIZER_SEEDS, [], {}, first=1)
+        yield from rank_tests(preset, SANITIZER_SEEDS, [], {}, first=1, timeout_s=1800)
 
     yield from coverage.check(tests)
 
