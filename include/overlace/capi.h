@@ -191,6 +191,7 @@ typedef struct ovl_op {
   int32_t dtype, out_dtype;   /* enum ovl_dtype */
   int32_t b_layout;           /* enum ovl_layout */
   int32_t has_bias;           /* 0 or 1 */
+  int32_t has_a;              /* 0 or 1: the gathered A is a result too (ag_gemm) */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
 } ovl_op;
 

@@ -168,6 +168,7 @@ struct OpSpec {
   DType out_dtype = DType::bf16;
   BLayout b_layout = BLayout::nk;
   bool bias = false;
+  bool gathered = false;             // ag_gemm: the gathered A is a result too
   std::vector<int64_t> row_offsets;  // empty: torch.tensor_split
   /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
   std::string to_string() const;

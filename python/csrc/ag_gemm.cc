@@ -73,7 +73,7 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
   ovl_schedule* const schedule =
       schedule_of(*group, {"ag_gemm", m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype, layout_of(args.b),
-                           args.bias.ndim != 0, row_offsets, plan});
+                           args.bias.ndim != 0, keeps_a, row_offsets, plan});
   check(ovl_ag_gemm(group->channel, &args, schedule));
 
   std::vector<Tensor> outs;

@@ -62,7 +62,7 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
   ovl_schedule* const schedule =
       schedule_of(*group, {"gemm_rs", a.size(0), b.size(1), a.size(1), args.a.dtype, args.out.dtype, layout_of(args.b),
-                           args.bias.ndim != 0, row_offsets, plan});
+                           args.bias.ndim != 0, false, row_offsets, plan});
   check(ovl_gemm_rs(group->channel, &args, schedule));
   if (x.average) scale_in_place(out, 1.0 / group->size);
   return out;
@@ -89,6 +89,7 @@ Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
                                                       args.out.dtype,
                                                       layout_of(args.b),
                                                       args.bias.ndim != 0,
+                                                      false,
                                                       {},
                                                       plan});
   check(ovl_gemm_ar(group->channel, &args, schedule));

@@ -23,6 +23,7 @@ ovl_op op_of(const Group& group, const Problem& problem) {
   op.dtype = problem.dtype, op.out_dtype = problem.out_dtype;
   op.b_layout = problem.b_layout;
   op.has_bias = problem.has_bias ? 1 : 0;
+  op.has_a = problem.has_a ? 1 : 0;
   op.row_offsets = problem.row_offsets.empty() ? nullptr : problem.row_offsets.data();
   return op;
 }
@@ -89,8 +90,8 @@ std::shared_ptr<Group> find_group(const std::string& op, const std::string& name
 }
 
 ovl_schedule* schedule_of(Group& group, const Problem& problem) {
-  const std::vector<int64_t> numbers = {problem.m,         problem.n,        problem.k,       problem.dtype,
-                                        problem.out_dtype, problem.b_layout, problem.has_bias};
+  const std::vector<int64_t> numbers = {problem.m,         problem.n,        problem.k,        problem.dtype,
+                                        problem.out_dtype, problem.b_layout, problem.has_bias, problem.has_a};
   ovl_schedule*& schedule = group.schedules[{problem.op, numbers, problem.row_offsets, problem.plan}];
   if (schedule == nullptr) schedule = make_schedule(group, problem);
   return schedule;

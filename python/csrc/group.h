@@ -19,7 +19,7 @@ struct Problem {
   const char* op;
   int64_t m, n, k;
   int dtype, out_dtype, b_layout;
-  bool has_bias;
+  bool has_bias, has_a;
   std::vector<int64_t> row_offsets;  // size + 1 entries, or none
   std::string plan;
 };

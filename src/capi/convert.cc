@@ -72,6 +72,8 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   if (!is_dtype(op->out_dtype)) return refuse("out_dtype", op->out_dtype, "0 (fp64) to 9 (u8)");
   if (op->b_layout != OVL_NK && op->b_layout != OVL_KN) return refuse("b_layout", op->b_layout, "0 (NK) or 1 (KN)");
   if (op->has_bias != 0 && op->has_bias != 1) return refuse("has_bias", op->has_bias, "0 or 1");
+  if (op->has_a != 0 && (op->has_a != 1 || name != "ag_gemm"))
+    return refuse("has_a", op->has_a, name == "ag_gemm" ? "0 or 1" : "0");
   spec::OpSpec out{.op = std::string(name),
                    .m = op->m,
                    .n = op->n,
@@ -81,6 +83,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .out_dtype = static_cast<DType>(op->out_dtype),
                    .b_layout = static_cast<spec::BLayout>(op->b_layout),
                    .bias = op->has_bias == 1,
+                   .gathered = op->has_a == 1,
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
   if (const std::vector<int64_t>& off = out.row_offsets;
       !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))

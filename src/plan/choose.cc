@@ -175,7 +175,8 @@ int groups_on_gpus(const spec::OpSpec& op, double share) {
 /// What the kernels are compiled for (src/ops/gemm_core/choose.h has the word).
 bool is_fusable(const spec::OpSpec& op) {
   return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk && op.n > 0 &&
-         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.op == "ag_gemm" && op.bias);
+         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 &&
+         !(op.op == "ag_gemm" && (op.bias || op.gathered));
 }
 
 int64_t waves_of_tiles(const spec::OpSpec& op) {

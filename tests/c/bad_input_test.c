@@ -213,6 +213,8 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.b_layout is 2, wanted 0 (NK) or 1 (KN)", ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.has_bias = -1;
   INVALID("ovl_schedule_make: op.has_bias is -1, wanted 0 or 1", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.has_a = 2;
+  INVALID("ovl_schedule_make: op.has_a is 2, wanted 0 or 1", ovl_schedule_make(&op, "library", 1, &made));
   const int64_t offsets[] = {0, 5};
   op = small_op(), op.row_offsets = offsets;
   INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",

@@ -151,8 +151,8 @@ const std::vector<Case>& environment_cases() {
            "ms, s), or none"),
       with("rank_outside_world", {{"RANK", "5"}, {"WORLD_SIZE", "2"}}, 4,
            "<any>bootstrap: rank is 5 of 2 (torchrun), wanted 0 <= rank < size; accepted: overlace run -n N, "
-           "torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun (SLURM_*) on one host; "
-           "on several hosts a callback (a torch process group)"),
+           "torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun (SLURM_*); on several "
+           "hosts torchrun, srun, mpirun with engine mpi or with MASTER_ADDR, or a callback (a torch process group)"),
       with("heap_too_small", {{"OVERLACE_HEAP_BYTES", "64K"}}, 7,
            "<any>symmetric heap exhausted: <any>, total 65536, in use 0; raise heap_bytes"),
       with("trace_variable", {{"OVERLACE_TRACE", "trace.txt"}}, 2,

@@ -211,7 +211,7 @@ const BadOptions kOptions[] = {
     {"HeapTooLarge", [](RuntimeOptions& o) { o.heap_bytes = size_t{1} << 50; },
      "RuntimeOptions::heap_bytes is 1125899906842624, wanted 0 to 70368744177664"},
     {"EngineUnknown", [](RuntimeOptions& o) { o.net_engine = "gloo"; },
-     "RuntimeOptions::net_engine is \"gloo\", wanted auto, nccl or none; mpi is not built"},
+     "RuntimeOptions::net_engine is \"gloo\", wanted auto, nccl, mpi or none"},
 };
 INSTANTIATE_TEST_SUITE_P(Options, BadOptionsRanks, testing::ValuesIn(kOptions),
                          [](const auto& test) { return std::string(test.param.name); });

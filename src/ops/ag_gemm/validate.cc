@@ -14,6 +14,7 @@ spec::OpSpec op_spec(const Channel& channel, const AgGemmArgs& args) {
           .out_dtype = args.c.dtype,
           .b_layout = layout_of(args.b),
           .bias = args.bias.defined(),
+          .gathered = args.a.defined(),
           .row_offsets = args.row_offsets};
 }
 

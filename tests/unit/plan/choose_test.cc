@@ -123,6 +123,10 @@ TEST(Choose, OneFusedKernelHidesLess) {
   // Two GPUs, transfers of 22 us: 73.5 us by one kernel, 134 by the library.
   EXPECT_EQ(choose(op_of("ag_gemm", 1024, 2560, 8192, 2), kH200).schedule.family, "k_slab");
   EXPECT_EQ(choose(op_of("gemm_rs", 1024, 8192, 2048, 2), kH200).schedule.family, "tma_slot_rs");
+  spec::OpSpec keeps = op_of("ag_gemm", 1024, 2560, 8192);
+  EXPECT_EQ(choose(keeps, kH200).schedule.family, "k_slab");
+  keeps.gathered = true;  // no family of one kernel returns it
+  EXPECT_NE(choose(keeps, kH200).schedule.family, "k_slab");
   const Choice less = choose(op_of("ag_gemm", 512, 2560, 8192, 2), kH200);
   EXPECT_NE(less.reason.find("too little to hide"), std::string::npos) << less.reason;
 }
