@@ -20,6 +20,8 @@ int main() try {
   const overlace::SymBuffer inbox = runtime.heap().alloc(64, 256, "inbox");
   const overlace::SignalIds arrived = channel.ids(1, overlace::Domain::cpu, "arrived");
 
+  team.barrier();  // a peer may be written to once it has allocated
+
   const int rank = team.rank(), next = (rank + 1) % team.size(), before = (rank + team.size() - 1) % team.size();
   const std::string greeting = "hello from rank " + std::to_string(rank);
   put_signal(channel.pod(), next, inbox.offset, greeting.c_str(), greeting.size() + 1, arrived.first);

@@ -18,6 +18,7 @@ int main() try {
 
   const size_t rows = static_cast<size_t>(team.size());
   const overlace::SymBuffer table = runtime.heap().alloc(rows * kColumns * sizeof(int), 256, "table");
+  team.barrier();  // a peer may be written to once it has allocated
   for (int peer = 0; peer < team.size(); ++peer) {
     int* row = static_cast<int*>(team.peer_ptr(table, peer)) + team.rank() * kColumns;
     for (int column = 0; column < kColumns; ++column) row[column] = value_of(team.rank(), column);

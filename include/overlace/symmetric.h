@@ -82,7 +82,8 @@ class StripedRange {
 /// first rank that did not. Not thread-safe.
 class SymmetricHeap {
  public:
-  /// Memory is filled with a NaN pattern in debug and adversary runs. Throws OutOfMemory (`heap_exhausted`) with the
+  /// Peers may write into it after a barrier: before, a rank may still use the bytes for something else, and
+  /// adversary runs fill fresh memory with a NaN pattern. Throws OutOfMemory (`heap_exhausted`) with the
   /// bytes asked, the largest free block, the total and `name`. align: a power of two <= 2 MiB.
   SymBuffer alloc(size_t bytes, size_t align = 256, const char* name = "");
   void free(SymBuffer buffer);

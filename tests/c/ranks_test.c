@@ -61,6 +61,7 @@ static void signals(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_signal_ids(channel, 2, "words", &id));
   EXPECT_OK_RANK(rank, ovl_heap_alloc(runtime, 4096, 0, "words", &buffer));
   EXPECT_OK_RANK(rank, ovl_peer_ptr(team, buffer, rank, &mine));
+  EXPECT_OK_RANK(rank, ovl_barrier(channel)); /* under the adversary fresh memory is poisoned: not behind a put */
   for (int round = 0; round < 5; ++round) {
     uint32_t words[256];
     for (uint32_t i = 0; i < 256; ++i) words[i] = (uint32_t)(round * 1000 + rank * 100000) + i;
