@@ -151,8 +151,8 @@ typedef struct ovl_buffer {
   uint64_t offset, bytes;
 } ovl_buffer;
 
-/* All ranks make the same calls in the same order; peers may write into it after a barrier. align: a power of two, 0 for
- * 256. name may be null. */
+/* All ranks make the same calls in the same order; peers may write into it after a barrier. align: a power of two, 0
+ * for 256. name may be null. */
 int ovl_heap_alloc(ovl_runtime* runtime, uint64_t bytes, uint64_t align, const char* name, ovl_buffer* buffer);
 int ovl_heap_free(ovl_runtime* runtime, ovl_buffer buffer);
 /* Collective: all ranks made the same calls. */
