@@ -43,6 +43,7 @@ class Op(c.Structure):
         ("out_dtype", c.c_int32),
         ("b_layout", c.c_int32),
         ("has_bias", c.c_int32),
+        ("has_a", c.c_int32),
         ("row_offsets", c.POINTER(c.c_int64)),
     ]
 

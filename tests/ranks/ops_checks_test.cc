@@ -203,6 +203,20 @@ TEST(OpsChecks, SchedulesThatTheTeamCannotRunAreRefusedBeforeAnythingMoves) {
   run_ranks(2, Mode::threads, body, options);
 }
 
+TEST(OpsChecks, AGatheredAIsRefusedByAScheduleThatHasNone) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    AgCall call(channel);
+    const char* reason = "schedule k_slab gathers nothing that could be returned in a";
+    call.schedule = spec::make_schedule(ops::op_spec(channel, call.args), "k_slab", 2);
+    EXPECT_TRUE(ops::supports(channel, ops::op_spec(channel, call.args), call.schedule).ok());
+    call.args.a = call.gathered.view;
+    expect_parts(ops::supports(channel, ops::op_spec(channel, call.args), call.schedule).reason, {reason});
+    expect_parts(call.call(), {"not_supported", reason});
+    expect_good(channel);
+  });
+}
+
 /// Text of the error with its code; ranks other than `bad` get it with that rank's name in front.
 void expect_refused_by(int bad, const std::string& text, std::initializer_list<const char*> parts, int rank) {
   expect_parts(text, parts);

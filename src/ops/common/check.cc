@@ -99,6 +99,10 @@ base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec:
   OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
   OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
   OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  if (op.gathered && op.ranks > 1 && !schedule.params.contains("gathered")) {
+    return base::error(Errc::not_supported, "{}: schedule {} gathers nothing that could be returned in a; rank {}",
+                       site.op, schedule.family, site.rank);
+  }
   const std::vector<int64_t> want = spec::row_offsets(op);
   const auto off = schedule.tables.find("off");
   if (off == schedule.tables.end() || off->second != want) {

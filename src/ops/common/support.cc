@@ -11,9 +11,6 @@ base::Status check_support(const Channel& channel, const spec::OpSpec& op, const
   TensorView operand;
   operand.dtype = op.dtype;
   OVERLACE_TRY(check_input_dtype(site, {op.op == "ag_gemm" ? "a_shard" : "a", operand}));
-  if (op.gathered && op.ranks > 1 && !schedule.params.contains("gathered"))
-    return base::error(Errc::not_supported, "{}: schedule {} gathers nothing that could be returned in a", op.op,
-                       schedule.family);
   return check_supported(channel, schedule);
 }
 

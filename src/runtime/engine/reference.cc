@@ -9,6 +9,7 @@
 #include "overlace/error.h"
 #include "overlace/signal.h"
 #include "src/runtime/engine/accumulator.h"
+#include "src/runtime/engine/cpu_engine.h"
 #include "src/runtime/state.h"
 #include "src/runtime/wait.h"
 
@@ -64,10 +65,10 @@ struct Traffic {
   }
 };
 
-class ReferenceEngine final : public NetEngine {
+class ReferenceEngine final : public CpuEngine {
  public:
   ReferenceEngine(TeamState& team, const ChannelPod& channel, SignalIds ids, uint64_t staging, size_t chunk)
-      : team_(team),
+      : CpuEngine(team, "reference"),
         channel_(channel),
         data_id_(ids.first),
         credit_id_(ids.first + 1),
@@ -77,7 +78,6 @@ class ReferenceEngine final : public NetEngine {
         sent_(team.members.size()),
         received_(team.members.size()) {}
 
-  std::string name() const override { return "reference"; }
   std::string version() const override { return "1"; }
 
   void all_gather(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
@@ -133,51 +133,8 @@ class ReferenceEngine final : public NetEngine {
     Traffic traffic(size_);
     sum_in_order(traffic, send, recv, count, dtype);
   }
-  void send(const void* data, size_t bytes, int peer, StreamRef stream) override {
-    enter(stream);
-    pending_.push_back({true, const_cast<void*>(data), bytes, check_rank(peer, "send: peer")});
-    if (group_depth_ == 0) run_pending();
-  }
-  void recv(void* data, size_t bytes, int peer, StreamRef stream) override {
-    enter(stream);
-    pending_.push_back({false, data, bytes, check_rank(peer, "recv: peer")});
-    if (group_depth_ == 0) run_pending();
-  }
-  void group_begin() override { ++group_depth_; }
-  void group_end() override {
-    if (group_depth_ == 0)
-      throw InvalidArgument(Errc::invalid_argument, "group_end: no group is open, wanted a group_begin before");
-    if (--group_depth_ == 0) run_pending();
-  }
-  /// Waits are ended by the runtime's abort.
-  void abort() override { pending_.clear(); }
 
  private:
-  struct Pending {
-    bool is_send;
-    void* data;
-    size_t bytes, peer;
-  };
-
-  size_t self() const { return static_cast<size_t>(team_.rank); }
-
-  void enter(StreamRef stream) const {
-    team_.runtime->enter();
-    if (stream.kind != StreamRef::Kind::cpu)
-      throw InvalidArgument(Errc::invalid_argument, "engine reference: the stream is a CUDA stream, wanted the CPU");
-  }
-  void check_sum(DType dtype) const {
-    if (!can_sum(dtype))
-      throw Unsupported(
-          Errc::not_supported,
-          base::format("engine reference: no sum of {}, wanted fp64, fp32, fp16, bf16, i64 or i32", dtype_name(dtype)));
-  }
-  size_t check_rank(int rank, const char* what) const {
-    if (rank < 0 || rank >= size_)
-      throw InvalidArgument(Errc::invalid_argument, base::format("{} is {}, wanted 0 to {}", what, rank, size_ - 1));
-    return static_cast<size_t>(rank);
-  }
-
   void gather(const void* send, void* recv, const Blocks& blocks, DType dtype) {
     const size_t unit = dtype_bytes(dtype), mine = (blocks[self() + 1] - blocks[self()]) * unit;
     char* to = static_cast<char*>(recv);
@@ -235,26 +192,14 @@ class ReferenceEngine final : public NetEngine {
     move(traffic);
   }
 
-  void run_pending() {
-    std::vector<Pending> pending;
-    pending.swap(pending_);
+  void exchange(const std::vector<Message>& messages) override {
     Traffic traffic(size_);
-    std::deque<Pending> own_sends, own_receives;
-    for (const Pending& entry : pending) {
-      if (entry.peer == self())
-        (entry.is_send ? own_sends : own_receives).push_back(entry);
-      else if (entry.is_send)
-        traffic.send(entry.peer, entry.data, entry.bytes);
+    for (const Message& message : messages) {
+      if (message.is_send)
+        traffic.send(message.peer, message.data, message.bytes);
       else
-        traffic.receive(entry.peer, entry.data, entry.bytes);
+        traffic.receive(message.peer, message.data, message.bytes);
     }
-    if (own_sends.size() != own_receives.size())
-      throw InvalidArgument(Errc::invalid_argument,
-                            base::format("engine reference: {} sends and {} receives of this rank with itself in one "
-                                         "group, wanted as many",
-                                         own_sends.size(), own_receives.size()));
-    for (size_t i = 0; i < own_sends.size(); ++i)
-      if (own_sends[i].bytes != 0) std::memmove(own_receives[i].data, own_sends[i].data, own_sends[i].bytes);
     move(traffic);
   }
 
@@ -355,15 +300,12 @@ class ReferenceEngine final : public NetEngine {
     throw_error(code, "engine reference: a wait ended without a cause");
   }
 
-  TeamState& team_;
   const ChannelPod channel_;
   const uint32_t data_id_, credit_id_;
   const uint64_t staging_;
   const size_t chunk_;
   const int size_;
   std::vector<uint64_t> sent_, received_;  // chunks by peer
-  std::vector<Pending> pending_;
-  int group_depth_ = 0;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "overlace/error.h"
 #include "overlace/signal.h"
 #include "src/runtime/engine/accumulator.h"
+#include "src/runtime/engine/cpu_engine.h"
 #include "src/runtime/engine/mpi/port.h"
 #include "src/runtime/state.h"
 #include "src/runtime/wait.h"
@@ -36,11 +37,11 @@ struct Call {
   }
 };
 
-class MpiEngine final : public NetEngine {
+class MpiEngine final : public CpuEngine {
  public:
   MpiEngine(TeamState& team, const ChannelPod& channel, SignalIds ids, Service& service, uint64_t context,
             std::vector<int> members)
-      : team_(team),
+      : CpuEngine(team, "mpi"),
         channel_(channel),
         receive_id_(ids.first),
         send_id_(ids.first + 1),
@@ -49,7 +50,6 @@ class MpiEngine final : public NetEngine {
         taken_(members.size()),
         port_(service, context, std::move(members), [this] { notify(channel_); }) {}
 
-  std::string name() const override { return "mpi"; }
   std::string version() const override { return service_.name() + " " + service_.version(); }
 
   void all_gather(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
@@ -104,54 +104,12 @@ class MpiEngine final : public NetEngine {
     push(call, target, send, count * dtype_bytes(dtype));
     settle();
   }
-  void send(const void* data, size_t bytes, int peer, StreamRef stream) override {
-    enter(stream);
-    pending_.push_back({true, const_cast<void*>(data), bytes, check_rank(peer, "send: peer")});
-    if (group_depth_ == 0) run_pending();
-  }
-  void recv(void* data, size_t bytes, int peer, StreamRef stream) override {
-    enter(stream);
-    pending_.push_back({false, data, bytes, check_rank(peer, "recv: peer")});
-    if (group_depth_ == 0) run_pending();
-  }
-  void group_begin() override { ++group_depth_; }
-  void group_end() override {
-    if (group_depth_ == 0)
-      throw InvalidArgument(Errc::invalid_argument, "group_end: no group is open, wanted a group_begin before");
-    if (--group_depth_ == 0) run_pending();
-  }
-  /// Waits are ended by the runtime's abort.
   void abort() override {
-    pending_.clear();
+    CpuEngine::abort();
     service_.give_up();
   }
 
  private:
-  struct Pending {
-    bool is_send;
-    void* data;
-    size_t bytes, peer;
-  };
-
-  size_t self() const { return static_cast<size_t>(team_.rank); }
-
-  void enter(StreamRef stream) const {
-    team_.runtime->enter();
-    if (stream.kind != StreamRef::Kind::cpu)
-      throw InvalidArgument(Errc::invalid_argument, "engine mpi: the stream is a CUDA stream, wanted the CPU");
-  }
-  void check_sum(DType dtype) const {
-    if (!can_sum(dtype))
-      throw Unsupported(
-          Errc::not_supported,
-          base::format("engine mpi: no sum of {}, wanted fp64, fp32, fp16, bf16, i64 or i32", dtype_name(dtype)));
-  }
-  size_t check_rank(int rank, const char* what) const {
-    if (rank < 0 || static_cast<size_t>(rank) >= size_)
-      throw InvalidArgument(Errc::invalid_argument, base::format("{} is {}, wanted 0 to {}", what, rank, size_ - 1));
-    return static_cast<size_t>(rank);
-  }
-
   void push(const Call& call, size_t peer, const void* data, size_t bytes) {
     const char* from = static_cast<const char*>(data);
     Head head;
@@ -230,26 +188,12 @@ class MpiEngine final : public NetEngine {
     }
   }
 
-  void run_pending() {
-    std::vector<Pending> pending;
-    pending.swap(pending_);
-    std::deque<Pending> own_sends, own_receives;
-    const auto call_of = [](const Pending& entry) { return Call{Op::send, DType::u8, entry.bytes}; };
-    for (const Pending& entry : pending) {
-      if (entry.peer == self())
-        (entry.is_send ? own_sends : own_receives).push_back(entry);
-      else if (entry.is_send)
-        push(call_of(entry), entry.peer, entry.data, entry.bytes);
-    }
-    if (own_sends.size() != own_receives.size())
-      throw InvalidArgument(Errc::invalid_argument,
-                            base::format("engine mpi: {} sends and {} receives of this rank with itself in one group, "
-                                         "wanted as many",
-                                         own_sends.size(), own_receives.size()));
-    for (size_t i = 0; i < own_sends.size(); ++i)
-      if (own_sends[i].bytes != 0) std::memmove(own_receives[i].data, own_sends[i].data, own_sends[i].bytes);
-    for (const Pending& entry : pending)
-      if (!entry.is_send && entry.peer != self()) pull(call_of(entry), entry.peer, entry.data, entry.bytes);
+  void exchange(const std::vector<Message>& messages) override {
+    const auto call_of = [](const Message& message) { return Call{Op::send, DType::u8, message.bytes}; };
+    for (const Message& message : messages)
+      if (message.is_send) push(call_of(message), message.peer, message.data, message.bytes);
+    for (const Message& message : messages)
+      if (!message.is_send) pull(call_of(message), message.peer, message.data, message.bytes);
     settle();
   }
 
@@ -271,14 +215,11 @@ class MpiEngine final : public NetEngine {
     throw_error(code, "engine mpi: a wait ended without a cause");
   }
 
-  TeamState& team_;
   const ChannelPod channel_;
   const uint32_t receive_id_, send_id_;  // never added to: they name what is waited for
   Service& service_;
   const size_t size_;
   std::vector<uint64_t> taken_;  // pieces by peer
-  std::vector<Pending> pending_;
-  int group_depth_ = 0;
   Port port_;
 };
 
