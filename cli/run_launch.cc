@@ -88,11 +88,13 @@ int launch_ranks(const RunPlan& plan) {
     command->push_back("--error-fd");
     command->push_back(std::to_string(log.fd()));
   }
-  const int status = runtime::launch(plan.ranks, *command);
+  int first_failed = -1;
+  const int status = runtime::launch(plan.ranks, *command, {}, &first_failed);
   if (status == 0 || status == kInterrupted) return status;
   const auto failures = log.failures();
-  const std::string killed =
-      status > kSignalled ? base::format("a rank was ended by signal {}", status - kSignalled) : std::string();
+  const std::string killed = status > kSignalled
+                                 ? base::format("rank {} was ended by signal {}", first_failed, status - kSignalled)
+                                 : std::string();
   if (const auto cause = first_cause(failures)) {
     const std::string why = killed.empty() ? std::string() : "; " + killed;
     return exit_with(cause->status.code(), failure_text(*cause, failures) + why);

@@ -70,7 +70,9 @@ bool all_end(const std::vector<pid_t>& pids) {
 TEST(Launch, ReturnsZeroOrTheFirstFailure) {
   EXPECT_EQ(launch(3, shell("exit 0")), 0);
   EXPECT_EQ(launch(3, shell("[ $RANK = 1 ] && exit 7; exit 0")), 7);
-  EXPECT_EQ(launch(2, shell("[ $RANK = 1 ] && kill -SEGV $$; exit 0")), 128 + SIGSEGV);
+  int first_failed = -1;
+  EXPECT_EQ(launch(2, shell("[ $RANK = 1 ] && kill -SEGV $$; exit 0"), {}, &first_failed), 128 + SIGSEGV);
+  EXPECT_EQ(first_failed, 1);
   EXPECT_EQ(launch(2, shell("[ \"$WORLD_SIZE $LOCAL_RANK $EXTRA\" = \"2 $RANK yes\" ]"), {{"EXTRA", "yes"}}), 0);
 }
 

@@ -93,6 +93,8 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
+  int first_failed() const { return first_failed_; }
+
   int run(const std::function<void()>& tick) {
     while (num_ended_ < children_.size()) {
       wait_some();
@@ -152,6 +154,7 @@ class Group {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (code == 0 || status_ != 0 || is_interrupted_) return;
     status_ = code;
+    first_failed_ = static_cast<int>(&child - children_.data());
     start_ending();
   }
 
@@ -180,7 +183,7 @@ class Group {
   std::unique_ptr<RelayServer> server_;
   std::vector<Child> children_;
   size_t num_ended_ = 0;
-  int status_ = 0;
+  int status_ = 0, first_failed_ = -1;
   bool is_interrupted_ = false, was_polite_ = false;
   int64_t end_ns_ = 0;
 };
@@ -209,14 +212,17 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
 }  // namespace
 
 int launch_forked(int n, const std::function<int(int rank, const std::string& launch_socket)>& child,
-                  const std::function<void()>& tick) {
+                  const std::function<void()>& tick, int* first_failed) {
   if (n < 1 || n > 1024)
     throw InvalidArgument(Errc::invalid_argument, base::format("launch: n is {}, wanted 1 to 1024", n));
-  return Group(n, child).run(tick);
+  Group group(n, child);
+  const int status = group.run(tick);
+  if (first_failed != nullptr) *first_failed = group.first_failed();
+  return status;
 }
 
 int launch(int n, const std::vector<std::string>& argv,
-           const std::vector<std::pair<std::string, std::string>>& additions) {
+           const std::vector<std::pair<std::string, std::string>>& additions, int* first_failed) {
   if (argv.empty()) throw InvalidArgument(Errc::invalid_argument, "launch: argv is empty, wanted a program");
   std::vector<std::string> arguments = argv;
   const std::vector<char*> argument_pointers = pointers_to(arguments);
@@ -239,7 +245,7 @@ int launch(int n, const std::vector<std::string>& argv,
     (void)!::write(reports.get(), &code, sizeof code);
     return 127;
   };
-  const int status = launch_forked(n, child);
+  const int status = launch_forked(n, child, {}, first_failed);
   reports.reset();
   int code = 0;
   if (::read(failures.get(), &code, sizeof code) == sizeof code)

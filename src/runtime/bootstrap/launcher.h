@@ -12,13 +12,13 @@ namespace overlace::runtime {
 /// the environment, and returns when all have ended: 0, the status of the first that failed (128 + signal if killed),
 /// or 130 after SIGINT or SIGTERM, which are passed on. After the first failure the others have 5 seconds. Nothing that
 /// was started survives, not even if the launcher is killed. Call it from the only thread of the process. Throws
-/// IoError if the program cannot be started.
+/// IoError if the program cannot be started. `first_failed`: the rank whose status it is; -1 if there is none.
 int launch(int n, const std::vector<std::string>& argv,
-           const std::vector<std::pair<std::string, std::string>>& additions = {});
+           const std::vector<std::pair<std::string, std::string>>& additions = {}, int* first_failed = nullptr);
 
 /// The same with forked copies of this process: each runs `child` and ends with the status that it returns.
 /// `launch_socket`: for launcher_bootstrap. `tick` runs in the parent about every 50 ms and at the end.
 int launch_forked(int n, const std::function<int(int rank, const std::string& launch_socket)>& child,
-                  const std::function<void()>& tick = {});
+                  const std::function<void()>& tick = {}, int* first_failed = nullptr);
 
 }  // namespace overlace::runtime
