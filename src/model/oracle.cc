@@ -1,6 +1,7 @@
 // The stack in fp64 on whole matrices, without shards, operators or devices: what Stack is compared with.
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "src/base/half.h"
 #include "src/model/oracle_math.h"
@@ -34,8 +35,9 @@ double activate(Activation kind, double x) {
 
 class Oracle {
  public:
-  Oracle(const ModelConfig& config, const Problem& problem, Weights& weights, OracleMath& math, int threads)
-      : config_(config), problem_(problem), weights_(weights), math_(math), threads_(threads) {}
+  Oracle(const ModelConfig& config, const Problem& problem, Weights& weights, OracleMath& math, int threads,
+         std::stop_token stop)
+      : config_(config), problem_(problem), weights_(weights), math_(math), threads_(threads), stop_(std::move(stop)) {}
 
   Status layer(int64_t index, Matrix& x) {
     layer_ = index;
@@ -70,6 +72,7 @@ class Oracle {
   /// The whole weight after its rounding to the problem's dtype; empty if the model has none.
   Status weight(Weight which, Matrix& out) {
     out.clear();
+    if (stop_.stop_requested()) return base::error(Errc::aborted, "oracle: stopped by its caller");
     if (!has_weight(config_, which)) return {};
     const WeightBox shape = weight_shape(config_, which);
     out.resize(size(shape.rows * shape.cols));
@@ -151,11 +154,12 @@ class Oracle {
   Weights& weights_;
   OracleMath& math_;
   int threads_;
+  std::stop_token stop_;
   int64_t layer_ = 0;
 };
 
-Result<std::unique_ptr<OracleMath>> make_math(int device, int threads) {
-  if (device < 0) return make_cpu_oracle_math(threads);
+Result<std::unique_ptr<OracleMath>> make_math(int device, int threads, const std::stop_token& stop) {
+  if (device < 0) return make_cpu_oracle_math(threads, stop);
 #ifdef OVERLACE_HAS_CUDA
   return make_cuda_oracle_math(device);
 #else
@@ -166,13 +170,13 @@ Result<std::unique_ptr<OracleMath>> make_math(int device, int threads) {
 }  // namespace
 
 Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem, const std::vector<float>& input,
-                                   int device, int threads) {
+                                   int device, int threads, std::stop_token stop) {
   const auto whole = make_shard(config, problem, 0, 1);
   if (!whole.ok()) return whole.status();
   if (static_cast<int64_t>(input.size()) != problem.tokens * config.hidden)
     return base::invalid_argument("oracle: the input has {} elements, wanted {} tokens x {}", input.size(),
                                   problem.tokens, config.hidden);
-  auto math = make_math(device, threads);
+  auto math = make_math(device, threads, stop);
   if (!math.ok()) return math.status();
   auto weights = Weights::open(config, problem);
   if (!weights.ok()) return weights.status();
@@ -183,7 +187,7 @@ Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& pro
       base::store_element(rounded, problem.dtype, 0, static_cast<double>(input[i]));
       x[i] = base::load_element(rounded, problem.dtype, 0);
     }
-    Oracle run(config, problem, *weights, **math, threads);
+    Oracle run(config, problem, *weights, **math, threads, stop);
     for (int64_t layer = 0; layer < problem.layers; ++layer) OVERLACE_TRY(run.layer(layer, x));
     return x;
   } catch (...) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "src/model/cpu/vector_math.h"
@@ -40,26 +41,30 @@ void gemm_rows(const double* a, const double* w, double* c, int64_t begin, int64
 
 class CpuOracleMath final : public OracleMath {
  public:
-  explicit CpuOracleMath(int threads) : threads_(std::max(threads, 1)) {}
+  CpuOracleMath(int threads, std::stop_token stop) : threads_(std::max(threads, 1)), stop_(std::move(stop)) {}
 
   Status gemm(const double* a, const double* w, double* c, int64_t m, int64_t n, int64_t k) override {
     parallel_for((m + kPanelRows - 1) / kPanelRows, threads_, [&](int64_t begin, int64_t end) {
-      for (int64_t panel = begin; panel < end; ++panel)
+      for (int64_t panel = begin; panel < end && !stop_.stop_requested(); ++panel)
         gemm_rows(a, w, c, panel * kPanelRows, std::min(m, (panel + 1) * kPanelRows), n, k);
     });
-    return {};
+    return end();
   }
 
   Status attention(const Attention& x) override {
     parallel_for(x.tokens, threads_, [&](int64_t begin, int64_t end) {
       std::vector<double> p(static_cast<size_t>(x.length));
-      for (int64_t token = begin; token < end; ++token)
+      for (int64_t token = begin; token < end && !stop_.stop_requested(); ++token)
         for (int64_t head = 0; head < x.heads; ++head) one_query(x, token, head, p.data());
     });
-    return {};
+    return end();
   }
 
  private:
+  Status end() const {
+    return stop_.stop_requested() ? base::error(Errc::aborted, "oracle: stopped by its caller") : Status();
+  }
+
   static void one_query(const Attention& x, int64_t token, int64_t head, double* p) {
     const int64_t sequence = token / x.length * x.length;
     const int64_t first = x.window > 0 ? std::max(sequence, token - x.window + 1) : sequence;
@@ -84,6 +89,7 @@ class CpuOracleMath final : public OracleMath {
   }
 
   int threads_;
+  std::stop_token stop_;
 };
 
 }  // namespace
@@ -109,6 +115,8 @@ void parallel_for(int64_t n, int threads, const std::function<void(int64_t, int6
   if (failure) std::rethrow_exception(failure);
 }
 
-std::unique_ptr<OracleMath> make_cpu_oracle_math(int threads) { return std::make_unique<CpuOracleMath>(threads); }
+std::unique_ptr<OracleMath> make_cpu_oracle_math(int threads, std::stop_token stop) {
+  return std::make_unique<CpuOracleMath>(threads, std::move(stop));
+}
 
 }  // namespace overlace::model

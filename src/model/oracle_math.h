@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stop_token>
 
 #include "src/base/status.h"
 
@@ -25,7 +26,8 @@ class OracleMath {
   virtual base::Status attention(const Attention& args) = 0;
 };
 
-std::unique_ptr<OracleMath> make_cpu_oracle_math(int threads);
+/// Products end with `aborted`, part way, once `stop` is requested.
+std::unique_ptr<OracleMath> make_cpu_oracle_math(int threads, std::stop_token stop = {});
 #ifdef OVERLACE_HAS_CUDA
 base::Result<std::unique_ptr<OracleMath>> make_cuda_oracle_math(int device);
 #endif

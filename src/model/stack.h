@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -60,8 +61,9 @@ class Stack {
 };
 
 /// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0
-/// with CUDA, else on the CPU with `threads` threads.
+/// with CUDA, else on the CPU with `threads` threads. `aborted` soon after `stop` is requested.
 base::Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem,
-                                         const std::vector<float>& input, int device, int threads);
+                                         const std::vector<float>& input, int device, int threads,
+                                         std::stop_token stop = {});
 
 }  // namespace overlace::model

@@ -69,6 +69,8 @@ TEST_P(LostRank, EndsTheRunWithTheReason) {
   EXPECT_LT(result.seconds, 30);
   EXPECT_EQ(result.err.rfind("overlace: error: ", 0), 0u) << result.err;
   EXPECT_NE(result.err.find("rank " + std::to_string(GetParam().rank)), std::string::npos) << result.err;
+  // The words of the rank that is left: also while it computes the oracle, which it then gives up.
+  EXPECT_NE(result.err.find("rank " + std::to_string(1 - GetParam().rank) + ": "), std::string::npos) << result.err;
   expect_nothing_left(ranks);
 }
 

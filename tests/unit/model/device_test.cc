@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <numbers>
+#include <stop_token>
 #include <tuple>
 
 #include "src/base/half.h"
@@ -227,6 +228,21 @@ TEST(OracleMathTest, GemmIsThePlainSum) {
         }
     }
   }
+}
+
+TEST(OracleMathTest, EndsWhereItIsStopped) {
+  std::stop_source stop;
+  const auto math = make_cpu_oracle_math(2, stop.get_token());
+  const std::vector<double> a(200 * 4, 1), w(3 * 4, 1);
+  std::vector<double> c(200 * 3, NAN), out(200 * 4, NAN);
+  ASSERT_TRUE(math->gemm(a.data(), w.data(), c.data(), 200, 3, 4).ok());
+  EXPECT_EQ(c.back(), 4);
+  c.assign(c.size(), NAN);
+  stop.request_stop();
+  EXPECT_EQ(math->gemm(a.data(), w.data(), c.data(), 200, 3, 4).code(), Errc::aborted);
+  EXPECT_EQ(math->attention({a.data(), a.data(), a.data(), out.data(), 200, 200, 1, 1, 4, 0}).code(), Errc::aborted);
+  EXPECT_TRUE(std::isnan(c.back()));
+  EXPECT_TRUE(std::isnan(out.back()));
 }
 
 TEST(OracleMathTest, ParallelForCoversAllOnceAndRethrows) {
