@@ -1,21 +1,26 @@
-// What a schedule is checked against and planned for.
+// What a schedule is checked against and planned for; and the spelling of its enumerations.
 #pragma once
 
-#include <cstdint>
-#include <string>
+#include <array>
+#include <string_view>
+
+#include "overlace/machine.h"
 
 namespace overlace::spec {
 
-struct Machine {
-  std::string name = "cpu2";
-  bool is_gpu = false;
-  int ranks = 2;                // GPUs, or CPU ranks
-  int sms = 1;                  // SM lanes' budget; CPU: cores of a rank
-  bool has_copy_engine = true;  // CPU: the rank's own agent or its wire thread
-  bool has_net_engine = true;   // a NetEngine for `collective`
-  int max_connections = 8;      // CUDA_DEVICE_MAX_CONNECTIONS; 1 forbids queue waits (S8)
-  int64_t heap_bytes = int64_t{1} << 30;
-  int64_t num_signal_ids = 4096;
+inline constexpr std::array<std::string_view, 2> kSourceNames = {"prior", "measured"};
+inline constexpr std::array<std::string_view, kNumLoads> kLoadNames = {"gemm_tensor", "gemm_mem", "gemv",  "gather",
+                                                                       "reduce",      "ce_out",   "ce_in", "sm_copy",
+                                                                       "epi_store",   "epi_red",  "spin"};
+
+inline std::string_view name_of(Source v) { return kSourceNames[static_cast<size_t>(v)]; }
+inline std::string_view name_of(Load v) { return kLoadNames[static_cast<size_t>(v)]; }
+
+/// A machine that comes with the library: name and JSON. Generated from machine/*.json.
+struct ShippedMachine {
+  std::string_view name, json;
 };
+extern const ShippedMachine* const kShippedMachines;
+extern const int kNumShippedMachines;
 
 }  // namespace overlace::spec

@@ -1,0 +1,124 @@
+#include "src/spec/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "overlace/error.h"
+
+namespace overlace::spec {
+namespace {
+
+std::string refusal(const std::string& text) {
+  try {
+    (void)machine_from_json(text, "m.json");
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "taken";
+}
+
+std::string with(const std::string& members) {
+  return R"({"overlace_machine":1,"name":"x")" + (members.empty() ? "" : "," + members) + "}";
+}
+
+TEST(Machine, ShippedOnesComeBackFromTheirText) {
+  ASSERT_EQ(shipped_machines(), (std::vector<std::string>{"cpu2", "h200x4"}));
+  for (const std::string& name : shipped_machines()) {
+    const Machine machine = find_machine(name);
+    EXPECT_EQ(machine.name, name);
+    EXPECT_TRUE(machine.has_costs()) << name;
+    EXPECT_EQ(machine_from_json(to_json(machine), name), machine);
+    EXPECT_EQ(machine_from_json(to_json(machine, 2), name), machine);
+    const std::string file = std::string(OVERLACE_SOURCE_DIR) + "/machine/" + name + ".json";
+    EXPECT_EQ(find_machine(file), machine);
+  }
+}
+
+TEST(Machine, LimitsAloneAreAMachine) {
+  const Machine machine = machine_from_json(with(R"("ranks":3,"sms":7)"));
+  EXPECT_EQ(machine.ranks, 3);
+  EXPECT_EQ(machine.sms, 7);
+  EXPECT_EQ(machine.max_connections, Machine{}.max_connections);
+  EXPECT_FALSE(machine.has_costs());
+}
+
+TEST(Machine, DigestChangesWithNumbersNotWithTheDate) {
+  Machine machine = find_machine("h200x4");
+  const std::string before = digest(machine);
+  EXPECT_EQ(before.size(), 32u);
+  machine.date = "2031-01-01";
+  machine.git = "0123";
+  EXPECT_EQ(digest(machine), before);
+  machine.copy.start_us.value += 0.125;
+  EXPECT_NE(digest(machine), before);
+}
+
+TEST(Machine, CurvesAreLinearOnLogarithmicAxes) {
+  const Curve curve{{{10, 2}, {1000, 200}, {4000, 100}}, Source::measured};
+  EXPECT_DOUBLE_EQ(curve.at(1), 2);  // flat below
+  EXPECT_DOUBLE_EQ(curve.at(10), 2);
+  EXPECT_NEAR(curve.at(100), 20, 1e-12);
+  EXPECT_NEAR(curve.at(2000), 100 * std::sqrt(2.0), 1e-9);
+  EXPECT_NEAR(curve.at(16000), 50, 1e-9);  // the last slope goes on
+  EXPECT_DOUBLE_EQ((Curve{{{5, 3}}, Source::prior}).at(77), 3);
+}
+
+TEST(Machine, EveryNumberSaysWhereItComesFrom) {
+  const Machine machine =
+      machine_from_json(with(R"("link":{"egress_GBps":[1.5,"measured"],"ingress_GBps":[2,"prior"]},"x-note":[1])"));
+  EXPECT_EQ(machine.link.egress_GBps, (Figure{1.5, Source::measured}));
+  EXPECT_EQ(machine.link.ingress_GBps, (Figure{2, Source::prior}));
+}
+
+TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
+  EXPECT_EQ(
+      refusal(with(R"("link":{"egress_GBps":[0,"prior"]})")),
+      "m.json: /link/egress_GBps: got [0,\"prior\"], wanted [value, \"measured\" or \"prior\"], the value > 0 and "
+      "<= 1e+07");
+  EXPECT_EQ(refusal(with(R"("link":{"egress_GBps":[-3,"prior"]})")),
+            "m.json: /link/egress_GBps: got [-3,\"prior\"], wanted [value, \"measured\" or \"prior\"], the value > 0 "
+            "and <= 1e+07");
+  EXPECT_EQ(refusal(with(R"("link":{"egress":[1,"prior"]})")),
+            "m.json: /link/egress: got [1,\"prior\"], wanted a key with its unit: egress_GBps");
+  EXPECT_EQ(
+      refusal(with(R"("link":{"width":[1,"prior"]})")),
+      "m.json: /link/width: got [1,\"prior\"], wanted no such key (known: egress_GBps, ingress_GBps, latency_us)");
+  EXPECT_EQ(refusal(with(R"("sms":0)")), "m.json: /sms: got 0, wanted an integer from 1 to 65536");
+  EXPECT_EQ(refusal(with(R"("link":{"egress_GBps":[1,"guessed"]})")),
+            "m.json: /link/egress_GBps: got \"guessed\", wanted \"measured\" or \"prior\"");
+  EXPECT_EQ(refusal(with(R"("contention":[{"slowed":"gemm_tensor","by":"tea","factor":[1,"prior"]}])")),
+            "m.json: /contention/0/by: got \"tea\", wanted one of gemm_tensor, gemm_mem, gemv, gather, reduce, ce_out, "
+            "ce_in, sm_copy, epi_store, epi_red, spin");
+  EXPECT_EQ(refusal(R"({"overlace_machine":2})"), "m.json: /overlace_machine: got 2, wanted 1");
+  EXPECT_EQ(refusal("[]"), "m.json: : got [], wanted an object");
+}
+
+TEST(Machine, RefusesCurvesThatDoNotGrow) {
+  const auto curve = [](const std::string& points) {
+    return with(R"("copy":{"pair_us":{"x":"bytes","source":"prior","points":)" + points + "}}");
+  };
+  EXPECT_EQ(refusal(curve("[[1,2],[2,3]]")), "taken");
+  EXPECT_EQ(refusal(curve("[[1,2],[1,3]]")),
+            "m.json: /copy/pair_us/points/1: got [1,3], wanted a size > 1, that before");
+  EXPECT_EQ(refusal(curve("[[1,2],[2,1.5]]")),
+            "m.json: /copy/pair_us/points/1: got [2,1.5], wanted a value >= 2, that before: it must not fall as sizes "
+            "grow");
+  EXPECT_EQ(refusal(curve("[[1,0]]")), "m.json: /copy/pair_us/points/0: got [1,0], wanted a value > 0 and <= 1e+09");
+  EXPECT_EQ(refusal(curve("[]")), "m.json: /copy/pair_us/points: got [], wanted 1 to 1000 pairs [size, value]");
+  EXPECT_EQ(refusal(with(R"("copy":{"pair_us":{"x":"rows","source":"prior","points":[[1,1]]}})")),
+            "m.json: /copy/pair_us/x: got \"rows\", wanted \"bytes\", the unit of the sizes");
+}
+
+TEST(Machine, UnknownNamesAndFilesAreRefused) {
+  EXPECT_THROW((void)find_machine("no/such/file.json"), IoError);
+  try {
+    (void)find_machine("h300");
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_STREQ(e.what(), "machine: got h300, wanted a file that ends in .json or one of cpu2, h200x4");
+  }
+}
+
+}  // namespace
+}  // namespace overlace::spec
