@@ -36,8 +36,13 @@ void Expander::bind_names() {
   where_ = "schedule " + schedule_.family;
   symbols_.value(symbols_.slot("r")) = rank_;
   symbols_.value(symbols_.slot("G")) = ranks_;
-  symbols_.value(symbols_.slot("host")) = 0;
-  symbols_.value(symbols_.slot("local")) = rank_;
+  const auto given = schedule_.params.find("hosts");
+  const int64_t* hosts = given == schedule_.params.end() ? nullptr : std::get_if<int64_t>(&given->second);
+  if (hosts != nullptr && (*hosts < 1 || ranks_ % *hosts != 0))
+    return fail("S1", base::format("hosts is {}, wanted a divisor of the {} ranks", *hosts, ranks_));
+  const int64_t ranks_of_host = hosts == nullptr ? ranks_ : ranks_ / *hosts;
+  symbols_.value(symbols_.slot("host")) = rank_ / ranks_of_host;
+  symbols_.value(symbols_.slot("local")) = rank_ % ranks_of_host;
   if (rank_ < 0 || rank_ >= ranks_) fail("S1", base::format("rank is {}, wanted 0 to {}", rank_, ranks_ - 1));
   for (const auto& [name, value] : schedule_.params) {
     const int64_t* integer = std::get_if<int64_t>(&value);

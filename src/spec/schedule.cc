@@ -21,7 +21,7 @@ std::vector<std::string> known_families(std::string_view op) {
   if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d"});
   if (op == "ag_gemm") names.push_back("k_slab");
   if (op == "gemm_rs") names.push_back("tma_slot");
-  names.insert(names.end(), {"compute", "comm", "limit"});
+  names.insert(names.end(), {"hierarchical", "compute", "comm", "limit"});
   return names;
 }
 
@@ -60,7 +60,7 @@ void drop_credits(Schedule* schedule) {
   std::erase_if(schedule->signals, [](const SignalDecl& signal) { return signal.name == "credit"; });
 }
 
-FamilyOptions check_options(std::string_view family, int degree, const Params& options) {
+FamilyOptions check_options(const OpSpec& op, std::string_view family, int degree, const Params& options) {
   if (degree < 1 || degree > kMaxDegree) refuse(base::format("degree is {}, wanted 1 to {}", degree, kMaxDegree));
   FamilyOptions out;
   out.degree = has_degree(family) ? degree : 1;
@@ -78,10 +78,11 @@ FamilyOptions check_options(std::string_view family, int degree, const Params& o
                      : name == "align_k"    ? &out.align_columns
                      : name == "ce_queues"  ? &out.ce_queues
                      : name == "own_degree" ? &out.own_degree
+                     : name == "hosts"      ? &out.hosts
                                             : nullptr;
     if (field == nullptr) {
-      refuse(
-          base::format("unknown option '{}' (known: align, align_k, align_n, ce_queues, credits, own_degree)", name));
+      refuse(base::format("unknown option '{}' (known: align, align_k, align_n, ce_queues, credits, hosts, own_degree)",
+                          name));
     }
     constexpr int64_t kMaxOption = int64_t{1} << 30;
     const int64_t* number = std::get_if<int64_t>(&value);
@@ -94,6 +95,9 @@ FamilyOptions check_options(std::string_view family, int degree, const Params& o
   if (!has_degree(family) && out.own_degree != 1) out.own_degree = 1;
   if (out.degree % out.own_degree != 0) {
     refuse(base::format("own_degree is {}, wanted a divisor of the degree {}", out.own_degree, out.degree));
+  }
+  if (op.ranks % out.hosts != 0) {
+    refuse(base::format("hosts is {}, wanted a divisor of the {} ranks: hosts of equal size", out.hosts, op.ranks));
   }
   return out;
 }
@@ -129,15 +133,16 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
     for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
     refuse(base::format("{}: unknown family '{}' (known: {})", op.op, family, list));
   }
-  const FamilyOptions checked = check_options(family, degree, options);
+  const FamilyOptions checked = check_options(op, family, degree, options);
   if (op.ranks == 1) {
     Schedule out = frame(op, family, checked);
     if (family != "comm") add_plain_gemm(&out, op, "A", op.op == "ag_gemm" ? "C" : "Y");
     return out;
   }
-  Schedule out = op.op == "ag_gemm"   ? make_ag_gemm(op, family, checked)
-                 : op.op == "gemm_rs" ? make_gemm_rs(op, family, checked)
-                                      : make_gemm_ar(op, family, checked);
+  Schedule out = family == "hierarchical" ? make_hierarchical(op, checked)
+                 : op.op == "ag_gemm"     ? make_ag_gemm(op, family, checked)
+                 : op.op == "gemm_rs"     ? make_gemm_rs(op, family, checked)
+                                          : make_gemm_ar(op, family, checked);
   if (!checked.has_credits) drop_credits(&out);
   return out;
 }

@@ -319,6 +319,14 @@ inline void run_cases(Runtime& runtime, Channel& channel, const std::vector<Case
   }
 }
 
+/// One of the numbers of hosts of equal size that the ranks can be on, several if there is such a number.
+inline int64_t hosts_of(int ranks, size_t turn) {
+  std::vector<int64_t> all;
+  for (int64_t hosts = ranks == 1 ? 1 : 2; hosts <= ranks; ++hosts)
+    if (ranks % hosts == 0) all.push_back(hosts);
+  return all[turn % all.size()];
+}
+
 /// All families and degrees of an operator; shapes, types, layouts, bias and raggedness take turns, so that each pair
 /// of them meets in some case and team size.
 inline std::vector<Case> cases_of(const std::string& op, int ranks) {
@@ -343,6 +351,7 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       c.gap = turn % 5 == 3 ? 3 : 0;
+      if (family == "hierarchical") c.options["hosts"] = hosts_of(ranks, turn);
       if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
         c.offsets.assign(static_cast<size_t>(ranks) + 1, 0);
         for (int p = 1; p <= ranks; ++p)

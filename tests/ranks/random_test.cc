@@ -79,6 +79,7 @@ Draw draw(Dice& dice, int ranks, const Families& families) {
   c.family = dice.of(families.at(c.op));
   c.degree = static_cast<int>(dice.one_in(10) ? dice.number(9, 20) : dice.number(1, 8));
   c.options = options_of(dice, c.degree);
+  if (c.family == "hierarchical") c.options["hosts"] = hosts_of(ranks, static_cast<size_t>(dice.number(0, 11)));
   c.m = dice.one_in(12) ? 0 : dice.number(1, 40);
   c.n = extent(dice);
   c.k = dice.one_in(20) && c.op != "ag_gemm" ? 0 : extent(dice);

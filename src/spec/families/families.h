@@ -11,7 +11,7 @@ namespace overlace::spec {
 
 /// Options of make_schedule after checking.
 struct FamilyOptions {
-  int64_t degree = 1, align = 1, align_columns = 8, ce_queues = 1, own_degree = 1;
+  int64_t degree = 1, align = 1, align_columns = 8, ce_queues = 1, own_degree = 1, hosts = 1;
   bool has_credits = true;
 };
 
@@ -25,6 +25,8 @@ std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options);
+/// The same for all operators: family "hierarchical".
+Schedule make_hierarchical(const OpSpec& op, const FamilyOptions& options);
 
 /// The part of a result that travels at once: chunk s of a shard's rows and all columns (1-D), or a whole shard's rows
 /// and slab s of the columns (2-D). Grouped: shard p is the chunks that the tables "chunk" and "place" give it.
@@ -45,6 +47,8 @@ struct Reduction {
 Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options);
 /// "P", "S" with `shard_max` rows a slot, signals `arrived[chunk]` of each source and `credit` back to the sources.
 void add_slots(Schedule* schedule, const OpSpec& op, int64_t shard_max);
+/// Rows of the longest shard.
+int64_t longest_shard(const Schedule& schedule);
 /// Copies of partials "P" to the owners' slots "S".
 void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const Piece& piece,
                         const std::vector<std::string>& deps);

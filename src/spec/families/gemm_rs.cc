@@ -14,13 +14,6 @@ std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_an
   return rows_and_columns;
 }
 
-int64_t longest_shard(const Schedule& schedule) {
-  const std::vector<int64_t>& off = schedule.tables.at("off");
-  int64_t out = 0;
-  for (size_t p = 0; p + 1 < off.size(); ++p) out = std::max(out, off[p + 1] - off[p]);
-  return out;
-}
-
 /// Groups of tiles as the kernel makes them: bands "cut" of rows, strips "slab" of columns; q counts the bands.
 void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
   const std::vector<int64_t>& off = out->tables.at("off");
@@ -141,6 +134,13 @@ void add_library(Schedule* out, const OpSpec& op) {
 }
 
 }  // namespace
+
+int64_t longest_shard(const Schedule& schedule) {
+  const std::vector<int64_t>& off = schedule.tables.at("off");
+  int64_t out = 0;
+  for (size_t p = 0; p + 1 < off.size(); ++p) out = std::max(out, off[p + 1] - off[p]);
+  return out;
+}
 
 std::vector<Range> Piece::of(const std::string& shard, const std::string& s) const {
   if (is_slab) return {shard_rows(shard), slab_columns(s)};

@@ -133,7 +133,10 @@ const Case kFamilies[] = {
         "ag_gemm M 8 N 8 K 8 G 2 bf16 ragged: row_offsets go from 1 to 8, wanted 0 to 8 without a step back"),
     making(
         "MakeUnknownOption", [](Making& m) { m.options["chunks"] = int64_t{2}; },
-        "unknown option 'chunks' (known: align, align_k, align_n, ce_queues, credits, own_degree)"),
+        "unknown option 'chunks' (known: align, align_k, align_n, ce_queues, credits, hosts, own_degree)"),
+    making(
+        "MakeHostsOfUnequalSize", [](Making& m) { m.options["hosts"] = int64_t{3}; },
+        "hosts is 3, wanted a divisor of the 2 ranks: hosts of equal size"),
     making(
         "MakeAlignZero", [](Making& m) { m.options["align"] = int64_t{0}; },
         "option 'align' is 0, wanted an integer from 1 to 1073741824"),

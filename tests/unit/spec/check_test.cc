@@ -65,6 +65,24 @@ TEST(Check, AllFamiliesPassWithRaggedAndEmptyShards) {
   }
 }
 
+TEST(Check, HierarchicalPassesForHostsOfEqualSize) {
+  const std::pair<int, int64_t> teams[] = {{2, 2}, {3, 3}, {4, 2}, {4, 4}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
+  for (const char* name : kOps) {
+    for (const auto& [ranks, hosts] : teams) {
+      for (const int degree : {1, 2, 3}) {
+        expect_ok(op_of(name, 64, ranks), "hierarchical", degree, {{"hosts", hosts}});
+        expect_ok(op_of(name, 45, ranks, false), "hierarchical", degree, {{"hosts", hosts}, {"ce_queues", int64_t{2}}});
+        expect_ok(op_of(name, 45, ranks), "hierarchical", degree, {{"hosts", hosts}, {"credits", false}});
+        expect_ok(op_of(name, ranks - 1, ranks), "hierarchical", degree, {{"hosts", hosts}});
+      }
+    }
+    OpSpec op = op_of(name, 50, 4);
+    op.row_offsets = {0, 0, 31, 31, 50};
+    expect_ok(op, "hierarchical", 2, {{"hosts", int64_t{2}}});
+    expect_ok(op_of(name, 0, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  }
+}
+
 // ---- one mutant per check: exactly its code ----
 
 Task& task(Schedule& schedule, const std::string& id) {
@@ -208,6 +226,14 @@ TEST(CheckS6, WithoutCreditsAllFamiliesRestOnDepthTwo) {
       }
     }
   }
+}
+
+TEST(CheckS6, ForwardedRowsAreReadBeforeTheirCreditGoesOut) {
+  Schedule s = make_schedule(op_of("ag_gemm", 48, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  for (Buffer& buffer : s.buffers) buffer.depth = 1;
+  EXPECT_EQ(errors(s), Codes{});
+  task(s, "release").deps.clear();
+  EXPECT_EQ(errors(s), Codes{"S6"});
 }
 
 TEST(CheckS6, DataSignalsAloneMakeAGatherSafeAtDepthTwoOnly) {

@@ -137,6 +137,44 @@ TEST(Expand, AGroupIsSummedAndSentBeforeTheGemmOfTheGroupAfterTheNext) {
   }
 }
 
+/// Elements that the copies of all ranks bring to other hosts.
+int64_t crossing(const Schedule& schedule, int ranks, int hosts) {
+  int64_t out = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Expansion mine = expand(schedule, rank, ranks).value();
+    for (const Instance& in : mine.instances) {
+      if (schedule.tasks[static_cast<size_t>(in.task)].kind != Kind::copy) continue;
+      for (const Box& to : in.writes[0])
+        if (to.rank * hosts / ranks != rank * hosts / ranks) out += to.numel();
+    }
+  }
+  return out;
+}
+
+TEST(Expand, HierarchicalPiecesCrossToAnotherHostOnce) {
+  constexpr int64_t kRows = 30, kColumns[] = {40, 24, 24};  // K of ag_gemm, N of the others
+  const char* const names[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
+  for (size_t i = 0; i < 3; ++i) {
+    for (const int hosts : {2, 3}) {
+      const OpSpec op = op_of(names[i], kRows, 6);
+      const int64_t passes = i == 2 ? 2 : 1, once = passes * kRows * kColumns[i] * (hosts - 1);
+      const int64_t width = 6 / hosts;
+      EXPECT_EQ(crossing(make_schedule(op, "hierarchical", 2, {{"hosts", int64_t{hosts}}}), 6, hosts), once);
+      EXPECT_EQ(crossing(make_schedule(op, "hetero_unfused_1d", 2), 6, hosts), once * width);
+    }
+  }
+}
+
+TEST(Expand, HierarchicalGathersUseOwnRowsThenThoseOfTheHostThenTheRest) {
+  const Schedule schedule = make_schedule(op_of("ag_gemm", 64, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  const Expansion out = expand(schedule, 2, 4).value();
+  std::vector<std::string> products;
+  for (const Instance& in : out.instances)
+    if (schedule.tasks[static_cast<size_t>(in.task)].kind == Kind::gemm) products.push_back(in.id(schedule));
+  EXPECT_EQ(products, (std::vector<std::string>{"gemm_own", "gemm_near[s=0]", "gemm_near[s=1]", "gemm_far[s=0,d=1]",
+                                                "gemm_far[s=1,d=1]"}));
+}
+
 TEST(Expand, CountsOneAddPerWordAndEpoch) {
   for (const std::string name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     for (const std::string& family : families(name)) {
