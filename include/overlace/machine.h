@@ -71,7 +71,7 @@ struct Machine {
   int64_t num_signal_ids = 4096;
 
   // Where the numbers below come from.
-  std::string device, driver, cuda, nccl, topology, date, git;
+  std::string device = {}, driver = {}, cuda = {}, nccl = {}, topology = {}, date = {}, git = {};
 
   /// A product on n SMs: start_us + max(waves of tiles, operations / sustained rate, bytes / stream rate).
   struct Gemm {
@@ -81,7 +81,7 @@ struct Machine {
     Figure stream_GBps;           // operands and result, through memory
     Figure sm_stream_GBps;        // the same, of one SM
     bool operator==(const Gemm&) const = default;
-  } gemm;
+  } gemm = {};
 
   /// Copies by copy engines (CPU ranks: by the rank's agent).
   struct Copy {
@@ -94,31 +94,31 @@ struct Machine {
     Figure trigger_us;  // more where the copy waits on its lane for a word or another lane
     Figure post_us;     // the signal behind a copy, on its lane
     bool operator==(const Copy&) const = default;
-  } copy;
+  } copy = {};
 
   /// Stores and loads of SMs to a peer: CTAs -> GB/s.
   struct Transport {
     Curve store_GBps, load_GBps, tma_GBps, tma_add_GBps;
     bool operator==(const Transport&) const = default;
-  } transport;
+  } transport = {};
 
   /// Links of one rank to the others, and its memory.
   struct Link {
     Figure egress_GBps, ingress_GBps, latency_us;
     bool operator==(const Link&) const = default;
-  } link;
+  } link = {};
   struct Memory {
     Figure hbm_GBps;
     Figure reduce_GBps;  // bytes read and written by a reduction
     int64_t l2_bytes = 0;
     bool operator==(const Memory&) const = default;
-  } memory;
+  } memory = {};
 
   /// Library collectives: bytes of the whole result (all_gather) or of one rank's input (the others) -> time.
   struct Collectives {
     Curve all_gather_us, reduce_scatter_us, all_reduce_us, all_to_all_us;
     bool operator==(const Collectives&) const = default;
-  } collectives;
+  } collectives = {};
 
   /// What comes between tasks, on the device and (host_...) on the thread that queues them.
   struct Latency {
@@ -131,21 +131,21 @@ struct Machine {
     Figure call_us;     // once a call: forks, joins, the count of calls
     Figure host_kernel_us, host_copy_us, host_collective_us, host_call_us;
     bool operator==(const Latency&) const = default;
-  } latency;
+  } latency = {};
 
-  std::vector<Contention> contention;
+  std::vector<Contention> contention = {};
 
   /// Spread of kernel times (sigma of a log-normal factor) and of the ranks' starts.
   struct Noise {
     Figure kernel_sigma, start_skew_us;
     bool operator==(const Noise&) const = default;
-  } noise;
+  } noise = {};
 
   /// By operator, then family: of predictions against measurements that no fit has seen.
-  std::map<std::string, std::map<std::string, ModelError, std::less<>>, std::less<>> errors;
+  std::map<std::string, std::map<std::string, ModelError, std::less<>>, std::less<>> errors = {};
 
   /// Fitted rules as text, by their name: the planner's own.
-  std::map<std::string, std::string, std::less<>> rules;
+  std::map<std::string, std::string, std::less<>> rules = {};
 
   bool operator==(const Machine&) const = default;
   /// Whether there is what a prediction needs: products, copies, links.
