@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxGraph = 1'000'000;
 constexpr int kMaxRanks = 4096;
-constexpr int64_t kMaxTeamItems = 2'000'000;  // of all ranks together: an instance takes some 500 bytes
+constexpr int64_t kMaxTeamItems = 1'000'000;  // of all ranks together: an instance takes some 500 bytes
 
 template <class List, class Name>
 void check_unique(const List& list, std::string_view what, Name name, Findings* out) {

@@ -42,8 +42,8 @@ struct BoundTask {
   std::vector<BoundSet> sets;
 };
 
-inline constexpr int64_t kMaxInstances = 1'000'000;
-inline constexpr int64_t kMaxItems = 4'000'000;  // regions, waits and sets of a rank; dependencies; signal words
+inline constexpr int64_t kMaxInstances = 100'000;
+inline constexpr int64_t kMaxItems = 1'000'000;  // regions, waits and sets of a rank; dependencies; signal words
 
 class Expander {
  public:

@@ -45,16 +45,20 @@ TEST(HostileSchedule, IsRefusedBeforeItsExpansionTakesMemory) {
   EXPECT_EQ(
       message_of(R"("tasks":[{"id":"t",)" + copy + R"(,"reads":[["X","r",[0,1],[0,8],{"each":["i",0,16000000]}]]}]})",
                  2),
-      "S1: task t, rank 0 of 2: more than 4000000 regions, waits and sets");
-  EXPECT_EQ(message_of(
-                R"("tasks":[{"id":"t",)" + copy + R"(,"loops":[["s",0,200000]],"reads":[["X","r",[0,1],[0,8]]]}]})", 8),
-            "S1: 8 ranks need more than 2000000 instances, regions, waits, sets, dependencies and words of signals");
-  EXPECT_EQ(message_of(R"("signals":[["a",900000],["b",900000],["c",900000]],"tasks":[{"id":"t",)" + copy + "}]}", 2),
-            "S1: signals of 5400000 words and more, wanted at most 4000000");
+      "S1: task t, rank 0 of 2: more than 1000000 regions, waits and sets");
+  EXPECT_EQ(
+      message_of(R"("tasks":[{"id":"t",)" + copy + R"(,"loops":[["s",0,90000]],"reads":[["X","r",[0,1],[0,8]]]}]})", 8),
+      "S1: 8 ranks need more than 1000000 instances, regions, waits, sets, dependencies and words of signals");
+  EXPECT_EQ(
+      message_of(
+          R"("signals":[["a",90000],["b",90000],["c",90000],["d",90000],["e",90000],["f",90000]],"tasks":[{"id":"t",)" +
+              copy + "}]}",
+          2),
+      "S1: signals of 1080000 words and more, wanted at most 1000000");
   EXPECT_EQ(message_of(R"("tasks":[{"id":"a",)" + copy + R"(,"loops":[["s",0,3000]]},{"id":"b",)" + copy +
                            R"(,"loops":[["t",0,3000]],"deps":["a"]}]})",
                        2),
-            "S1: task b: more than 4000000 dependencies");
+            "S1: task b: more than 1000000 dependencies");
 }
 
 TEST(HostileSchedule, RandomEditsOfGoodOnesNeverEscapeTheChecks) {
