@@ -57,6 +57,7 @@ uint32_t Fluid::start(Time now, const FlowSpec& spec) {
   f.work = f.left = spec.work;
   f.most = spec.most_per_ps;
   f.weight = spec.weight;
+  f.intensity = spec.intensity;
   f.share = f.rate = 0;
   f.since = now;
   f.end = kNever;
@@ -156,7 +157,7 @@ double Fluid::slowdown(uint32_t id) const {
       const Flow& o = flows_[other];
       if (other == id) continue;
       for (const Presence& q : o.where()) {
-        if (q.rank == p.rank) log += row[static_cast<size_t>(q.load)] * (o.share / o.most);
+        if (q.rank == p.rank) log += row[static_cast<size_t>(q.load)] * (o.intensity * o.share / o.most);
       }
     }
   }

@@ -28,6 +28,7 @@ struct FlowSpec {
   uint64_t work = 0;       // bytes or operations
   double most_per_ps = 0;  // units of work, alone; > 0
   double weight = 1;       // flows that compete get rates in these proportions
+  double intensity = 1;    // part of a full load that others feel at its full rate
   uint32_t priority = 0;   // 0 goes first
   std::span<const Demand> demands{};
   std::span<const Presence> presences{};
@@ -68,7 +69,7 @@ class Fluid {
  private:
   struct Flow {
     uint64_t work, left;
-    double most, weight;
+    double most, weight, intensity;
     double share, rate;  // by filling; after contention
     Time since, end;
     double lost_ps;

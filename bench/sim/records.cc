@@ -1,0 +1,188 @@
+#include "bench/sim/records.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "overlace/error.h"
+#include "src/base/file.h"
+#include "src/base/format.h"
+#include "src/base/statistics.h"
+#include "src/spec/digest.h"
+
+namespace overlace::bench {
+namespace {
+
+using base::Json;
+
+const Json* member(const Json& record, std::string_view outer, std::string_view inner) {
+  const Json* v = record.find(outer);
+  return v == nullptr ? nullptr : v->find(inner);
+}
+
+std::string text(const Json* v) { return v != nullptr && v->is_string() ? v->as_string() : ""; }
+
+/// "grouped_unfused_1d:4" or, of `auto`, "...: 4 groups of at least ..."; else 1, 4 for k_slab (what auto takes).
+int degree_of(const Json& record, const std::string& family) {
+  const std::string competitor = text(record.find("competitor")), reason = text(record.find("reason"));
+  if (const size_t colon = competitor.find(':'); colon != std::string::npos)
+    return std::stoi(competitor.substr(colon + 1));
+  if (const size_t groups = reason.find(" groups of"); groups != std::string::npos) {
+    const size_t begin = reason.rfind(' ', groups - 1);
+    return std::stoi(reason.substr(begin == std::string::npos ? 0 : begin));
+  }
+  return family == "k_slab" ? 4 : 1;
+}
+
+/// Every third shape of an operator, in the order of their digests.
+void hold_out(std::vector<Measured>& list) {
+  std::map<std::string, std::map<std::string, std::string>> shapes;  // by operator: digest, then shape
+  const auto shape_of = [](const Measured& m) { return base::format("{} {} {} {}", m.op.op, m.op.m, m.op.n, m.op.k); };
+  for (const Measured& m : list) shapes[m.op.op][spec::hash128(shape_of(m))] = shape_of(m);
+  for (const auto& [op, by_digest] : shapes) {
+    size_t number = 0;
+    for (const auto& [digest, shape] : by_digest) {
+      const bool is_third = number++ % 3 == 0;
+      for (Measured& m : list) m.is_held_out = m.is_held_out || (is_third && shape_of(m) == shape);
+    }
+  }
+}
+
+bool is_valid_output(const Measured& m) { return m.family != "compute" && m.family != "comm" && m.family != "limit"; }
+
+}  // namespace
+
+double Measured::measured_us() const { return base::median(us); }
+
+base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files) {
+  std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t, std::string, int>, Measured> found;
+  for (const std::string& file : files) {
+    const base::Result<std::string> bytes = base::read_file(file);
+    if (!bytes.ok()) return bytes.status();
+    for (size_t begin = 0, line = 1; begin < bytes->size(); ++line) {
+      const size_t end = std::min(bytes->find('\n', begin), bytes->size());
+      const base::Result<Json> record =
+          Json::parse(std::string_view(*bytes).substr(begin, end - begin), base::format("{}:{}", file, line));
+      begin = end + 1;
+      if (!record.ok()) return record.status();
+      const std::string workload = text(record->find("workload")), schedule = text(record->find("schedule"));
+      const Json* median = member(*record, "time_us", "median");
+      if (!workload.starts_with("ag_gemm") && !workload.starts_with("gemm_")) continue;
+      if (median == nullptr || schedule.empty() || text(record->find("status")) != "ok") continue;
+      Measured m;
+      m.op.op = workload;
+      m.op.m = member(*record, "case", "m")->as_int();
+      m.op.n = member(*record, "case", "n")->as_int();
+      m.op.k = member(*record, "case", "k")->as_int();
+      m.op.ranks = static_cast<int>(record->find("team")->as_int());
+      m.family = schedule;
+      for (const char* suffix : {"_rs", "_ar"}) {
+        if (m.family.ends_with(suffix)) m.family.resize(m.family.size() - 3);
+      }
+      m.degree = degree_of(*record, m.family);
+      Measured& one =
+          found.try_emplace({workload, m.op.ranks, m.op.m, m.op.n, m.op.k, m.family, m.degree}, m).first->second;
+      one.us.push_back(median->as_double());
+      if (const Json* flags = record->find("flags"); flags != nullptr) {
+        for (const Json& flag : flags->as_array()) one.is_host_bound = one.is_host_bound || text(&flag) == "host_bound";
+      }
+    }
+  }
+  std::vector<Measured> out;
+  for (auto& [key, m] : found) out.push_back(std::move(m));
+  hold_out(out);
+  return out;
+}
+
+void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls) {
+  for (Measured& m : list) {
+    try {
+      spec::Params options;
+      if (m.family == "tma_slot") options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
+      const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree, options);
+      m.predicted_us = sim::simulate(schedule, machine, {.calls = calls}).us();
+      m.problem.clear();
+    } catch (const Error& e) {
+      m.problem = e.what();
+    }
+  }
+}
+
+Score score(const std::vector<const Measured*>& list) {
+  Score out;
+  std::vector<double> errors, signs;
+  std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t>, std::vector<const Measured*>> cases;
+  for (const Measured* m : list) {
+    if (!m->problem.empty()) continue;
+    errors.push_back(std::abs(m->error()));
+    signs.push_back(m->error());
+    if (is_valid_output(*m)) cases[{m->op.op, m->op.ranks, m->op.m, m->op.n, m->op.k}].push_back(m);
+  }
+  out.n = errors.size();
+  if (errors.empty()) return out;
+  out.median = base::median(errors);
+  out.p90 = base::percentile(errors, 90);
+  out.max = *std::max_element(errors.begin(), errors.end());
+  out.bias = base::median(signs);
+  int64_t agree = 0;
+  for (const auto& [key, members] : cases) {
+    for (size_t i = 0; i < members.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        const double measured = members[i]->measured_us() / members[j]->measured_us();
+        if (std::abs(std::log(measured)) < 0.02) continue;  // a tie within the noise of measuring
+        const bool same = (measured > 1) == (members[i]->predicted_us > members[j]->predicted_us);
+        agree += same ? 1 : -1;
+        ++out.pairs;
+      }
+    }
+  }
+  out.tau = out.pairs > 0 ? static_cast<double>(agree) / static_cast<double>(out.pairs) : 1;
+  return out;
+}
+
+std::string report(const std::vector<Measured>& list) {
+  std::string out = base::format("{:<44}{:>5}{:>9}{:>9}{:>9}{:>9}{:>8}{:>7}\n", "", "n", "median", "p90", "max", "bias",
+                                 "tau", "pairs");
+  const auto row = [&](const std::string& name, auto belongs) {
+    std::vector<const Measured*> part;
+    for (const Measured& m : list) {
+      if (belongs(m)) part.push_back(&m);
+    }
+    const Score s = score(part);
+    if (s.n == 0) return;
+    out += base::format("{:<44}{:>5}{:>8.1f}%{:>8.1f}%{:>8.1f}%{:>+8.1f}%{:>8.2f}{:>7}\n", name, s.n, 100 * s.median,
+                        100 * s.p90, 100 * s.max, 100 * s.bias, s.tau, s.pairs);
+  };
+  row("all", [](const Measured&) { return true; });
+  row("shapes of the fit", [](const Measured& m) { return !m.is_held_out; });
+  row("shapes held out", [](const Measured& m) { return m.is_held_out; });
+  row("held out, the device is the limit", [](const Measured& m) { return m.is_held_out && !m.is_host_bound; });
+  std::map<std::pair<std::string, std::string>, int> kinds;
+  for (const Measured& m : list) ++kinds[{base::format("{} x{}", m.op.op, m.op.ranks), m.family}];
+  for (const auto& kind : kinds) {
+    row(base::format("held out, {} {}", kind.first.first, kind.first.second), [&](const Measured& m) {
+      return m.is_held_out && base::format("{} x{}", m.op.op, m.op.ranks) == kind.first.first &&
+             m.family == kind.first.second;
+    });
+  }
+  for (const Measured& m : list) {
+    if (!m.problem.empty()) out += base::format("{} {}: {}\n", m.op.to_string(), m.family, m.problem);
+  }
+  return out;
+}
+
+Json as_json(const std::vector<Measured>& list) {
+  Json out = Json::array();
+  for (const Measured& m : list) {
+    Json one = Json::object();
+    one.set("op", m.op.op).set("m", m.op.m).set("n", m.op.n).set("k", m.op.k).set("ranks", m.op.ranks);
+    one.set("family", m.family).set("degree", m.degree).set("held_out", m.is_held_out);
+    one.set("host_bound", m.is_host_bound).set("measured_us", m.measured_us());
+    one.set("predicted_us", m.problem.empty() ? Json(m.predicted_us) : Json());
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+}  // namespace overlace::bench

@@ -1,0 +1,42 @@
+// Measured records of dense operators beside what the simulator says of the same schedules.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "overlace/sim.h"
+#include "src/base/json.h"
+#include "src/base/status.h"
+
+namespace overlace::bench {
+
+/// One (operator, schedule, shape, team), all measurements of it.
+struct Measured {
+  spec::OpSpec op;
+  std::string family;  // as make_schedule takes it
+  int degree = 1;
+  std::vector<double> us;
+  bool is_host_bound = false;
+  bool is_held_out = false;  // its shape: no fit may see it
+  double predicted_us = 0;
+  std::string problem;  // why there is no prediction
+  double measured_us() const;
+  double error() const { return predicted_us / measured_us() - 1; }
+};
+
+/// Lines of bench/results/*.jsonl; those without a time, and kinds of records that are no dense operators, are left
+/// out. A third of the shapes, chosen by their digest, is held out.
+base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files);
+
+void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls);
+
+/// Median, p90 and largest |error|, Kendall's tau of the order of schedules of one case; for a part of the list.
+struct Score {
+  size_t n = 0, pairs = 0;
+  double median = 0, p90 = 0, max = 0, bias = 0, tau = 0;
+};
+Score score(const std::vector<const Measured*>& list);
+std::string report(const std::vector<Measured>& list);
+base::Json as_json(const std::vector<Measured>& list);
+
+}  // namespace overlace::bench

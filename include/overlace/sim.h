@@ -1,0 +1,70 @@
+// How long a schedule would take on a machine, whoever owns it: the same Schedule that runs is simulated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "overlace/machine.h"
+#include "overlace/schedule.h"
+
+namespace overlace::sim {
+
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
+struct SimOptions {
+  int calls = 1;                      // one behind the other
+  uint64_t seed = 0;                  // 0: no noise; else kernels and starts vary as the machine's `noise` says
+  bool has_contention = true;         // false: tasks share links and memory, but do not slow each other besides
+  std::vector<double> start_us = {};  // by rank: begins so much later; empty: 0
+  std::vector<double> slower = {};    // by rank: its tasks take so many times as long; empty: 1
+  bool has_spans = false;
+  bool has_parts = false;  // spans of the parts of a fused kernel too, which a device does not report
+  uint64_t max_events = 100'000'000;
+  double max_us = 1e9;
+};
+
+struct SimSpan {
+  int rank = 0;
+  std::string lane, name, category;  // as in a timeline of a run
+  uint64_t begin_ps = 0, end_ps = 0;
+  int64_t bytes = 0;
+  double flops = 0;
+};
+/// A signal that somebody waited for: from the end of the span that sent it to the begin of the one that waited.
+struct SimArrow {
+  std::string name;
+  int from_rank = 0, to_rank = 0;
+  std::string from_lane, to_lane;
+  uint64_t from_ps = 0, to_ps = 0;
+};
+
+/// Bytes that passed a rank's links and memory; all calls together.
+struct RankBytes {
+  int64_t egress = 0, ingress = 0, memory = 0;
+  bool operator==(const RankBytes&) const = default;
+};
+
+struct SimResult {
+  uint64_t time_ps = 0;      // from the first begin to the last end
+  double host_us = 0;        // that the slowest thread needs to queue one call
+  double bound_us = 0;       // closed form: no call is shorter, whatever the schedule's order
+  double serial_us = 0;      // all tasks of all ranks one after the other, alone
+  double contention_us = 0;  // that tasks lost to contention besides shared resources; worst rank
+  uint64_t events = 0;
+  std::vector<RankBytes> bytes;         // by rank
+  std::vector<RankBytes> static_bytes;  // what the schedule's regions add up to: the same
+  std::vector<uint64_t> call_ps;        // end of each call, worst rank
+  std::vector<SimSpan> spans;
+  std::vector<SimArrow> arrows;
+  /// A call in a long row of calls: the later half of them, or the host's time where that is longer.
+  double us() const;
+};
+
+/// Pure. Throws ScheduleError (a schedule that cannot be expanded, or ends in a deadlock: the message has the circle of
+/// waits), Unsupported (limits reached, or no numbers for what it does), InvalidArgument (options).
+SimResult simulate(const spec::Schedule& schedule, const spec::Machine& machine, const SimOptions& options = {});
+
+#pragma GCC visibility pop
+
+}  // namespace overlace::sim

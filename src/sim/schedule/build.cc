@@ -1,0 +1,350 @@
+// From a schedule to the graph: lanes become chains, as the backend runs them (docs/design/simulator.md).
+#include <algorithm>
+
+#include "src/sim/schedule/graph.h"
+#include "src/spec/names.h"
+
+namespace overlace::sim {
+namespace {
+
+using spec::Engine;
+using spec::Instance;
+using spec::Lane;
+
+/// As in src/exec: transfer engines first, sm lanes last.
+int precedence(Engine engine) { return engine == Engine::sm ? 1 : 0; }
+
+bool waits_for_peers(const Instance& in) {
+  return std::any_of(in.waits.begin(), in.waits.end(), [](const spec::ResolvedWait& w) { return !w.previous; });
+}
+
+}  // namespace
+
+base::Result<Graph> build_graph(const spec::Schedule& schedule, const spec::Machine& machine) {
+  return GraphBuilder(schedule, machine).build();
+}
+
+base::Result<Graph> GraphBuilder::build() {
+  OVERLACE_TRY(expand());
+  for (int rank = 0; rank < graph_.ranks; ++rank) OVERLACE_TRY(add_rank(rank));
+  graph_.first_of_rank.push_back(static_cast<uint32_t>(graph_.nodes.size()));
+  lay_out();
+  add_bounds();
+  return std::move(graph_);
+}
+
+base::Status GraphBuilder::expand() {
+  if (!machine_.has_costs()) {
+    return base::error(Errc::not_supported, "machine {}: it has limits only, wanted costs of gemm, copy and link",
+                       machine_.name);
+  }
+  const auto ranks = schedule_.params.find("G");
+  const int64_t* given = ranks == schedule_.params.end() ? nullptr : std::get_if<int64_t>(&ranks->second);
+  if (given != nullptr && (*given < 1 || *given > 65536))
+    return base::error(Errc::bad_schedule, "schedule {}: G is {}, wanted 1 to 65536", schedule_.family, *given);
+  graph_.ranks = given != nullptr ? static_cast<int>(*given) : machine_.ranks;
+  graph_.is_gpu = machine_.is_gpu;
+  for (const spec::Buffer& buffer : schedule_.buffers) graph_.depth = std::max(graph_.depth, buffer.depth);
+  for (int rank = 0; rank < graph_.ranks; ++rank) {
+    base::Result<spec::Expansion> one = spec::expand(schedule_, rank, graph_.ranks);
+    if (!one.ok()) return one.status();
+    graph_.expansions.push_back(std::move(one).value());
+  }
+  for (const int64_t slots : graph_.expansions[0].signal_slots) {
+    graph_.first_id.push_back(graph_.words_per_pair);
+    graph_.words_per_pair += static_cast<uint32_t>(slots);
+  }
+  const auto g = static_cast<size_t>(graph_.ranks);
+  if (graph_.words_per_pair * g * g > (size_t{1} << 28)) {
+    return base::error(Errc::not_supported, "schedule {}: {} words of signals on {} ranks, at most 2^28 are simulated",
+                       schedule_.family, graph_.words_per_pair * g * g, graph_.ranks);
+  }
+  graph_.adds_per_epoch.assign(graph_.words_per_pair * g * g, 0);
+  graph_.static_bytes.resize(g);
+  flops_.assign(g, 0);
+  host_.assign(g, machine_.latency.host_call_us.value);
+  return {};
+}
+
+/// Chains of instances that run one after the other. GPUs: all sm lanes are one stream, in the order in which exec
+/// queues them.
+std::vector<std::vector<int>> GraphBuilder::streams_of(int rank) const {
+  const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
+  std::map<std::pair<int, Lane>, std::vector<int>> lanes;
+  for (size_t i = 0; i < list.size(); ++i)
+    lanes[{precedence(list[i].lane.engine), list[i].lane}].push_back(static_cast<int>(i));
+  std::vector<std::vector<int>> out;
+  if (!machine_.is_gpu) {
+    for (auto& [key, queue] : lanes) out.push_back(std::move(queue));
+    return out;
+  }
+  std::vector<int> stream;
+  std::vector<std::vector<int>> queues;
+  for (auto& [key, queue] : lanes) queues.push_back(queue);
+  std::vector<size_t> next(queues.size(), 0);
+  std::vector<bool> issued(list.size(), false);
+  for (size_t count = 0; count < list.size();) {
+    for (size_t lane = 0; lane < queues.size(); ++lane) {
+      if (next[lane] == queues[lane].size()) continue;
+      const int head = queues[lane][next[lane]];
+      const std::vector<int>& deps = list[static_cast<size_t>(head)].deps;
+      if (!std::all_of(deps.begin(), deps.end(), [&](int d) { return issued[static_cast<size_t>(d)]; })) continue;
+      issued[static_cast<size_t>(head)] = true;
+      if (list[static_cast<size_t>(head)].lane.engine == Engine::sm) stream.push_back(head);
+      ++next[lane];
+      ++count;
+      break;
+    }
+  }
+  for (auto& [key, queue] : lanes) {
+    if (key.second.engine != Engine::sm) out.push_back(std::move(queue));
+  }
+  out.push_back(std::move(stream));
+  return out;
+}
+
+uint32_t GraphBuilder::add_node(int rank) {
+  graph_.nodes.emplace_back().rank = rank;
+  return static_cast<uint32_t>(graph_.nodes.size()) - 1;
+}
+
+void GraphBuilder::connect(uint32_t from, uint32_t to, double delay_us) {
+  edges_.push_back({from, to, ps_of_us(delay_us)});
+  ++graph_.nodes[to].preds;
+}
+
+void GraphBuilder::add_waits(uint32_t node, const Instance& in, bool with_previous) {
+  const int rank = graph_.nodes[node].rank;
+  for (const spec::ResolvedWait& w : in.waits) {
+    if (w.previous && !with_previous) continue;
+    const uint32_t id = graph_.first_id[static_cast<size_t>(w.signal)] + static_cast<uint32_t>(w.slot);
+    graph_.waits.push_back({node, graph_.word(rank, id, w.from), w.previous ? 0 : w.at_least, w.previous});
+  }
+}
+
+void GraphBuilder::add_sets(uint32_t node, const Instance& in) {
+  const int rank = graph_.nodes[node].rank;
+  for (const spec::ResolvedSet& s : in.sets) {
+    const uint32_t id = graph_.first_id[static_cast<size_t>(s.signal)] + static_cast<uint32_t>(s.slot);
+    const uint32_t word = graph_.word(s.at, id, rank);
+    graph_.adds_per_epoch[word] += s.add;
+    graph_.adds.push_back({node, word, s.add, ps_of_us(s.at == rank ? 0 : machine_.link.latency_us.value)});
+  }
+}
+
+void GraphBuilder::count_bytes(int rank, const Work& work) {
+  RankBytes& mine = graph_.static_bytes[static_cast<size_t>(rank)];
+  mine.memory += work.memory_bytes;
+  mine.egress += work.link_bytes;
+  if (work.link_bytes > 0 && work.to >= 0) {
+    RankBytes& theirs = graph_.static_bytes[static_cast<size_t>(work.to)];
+    theirs.ingress += work.link_bytes;
+    theirs.memory += work.peer_memory_bytes;
+  } else {
+    mine.ingress += work.link_bytes;  // a collective: as much comes as goes
+  }
+  flops_[static_cast<size_t>(rank)] += work.flops;
+}
+
+/// Work per ps alone, and what a unit of it takes of links, memory and, on CPU ranks, the core.
+void GraphBuilder::set_flow(Node& node, const Work& work) {
+  node.to = work.to;
+  node.link_bytes = work.link_bytes;
+  node.memory_bytes = work.memory_bytes;
+  node.peer_memory_bytes = work.peer_memory_bytes;
+  node.moved_bytes = work.moved_bytes;
+  node.flops = work.flops;
+  if (work.amount == 0) return;
+  const double amount = static_cast<double>(work.amount);
+  node.amount = work.amount;
+  node.most_per_ps = amount / std::max(work.flow_us * 1e6, 1.0);
+  const int rank = node.rank;
+  const double per_link = static_cast<double>(work.link_bytes) / amount;
+  const double per_memory = static_cast<double>(work.memory_bytes) / amount;
+  const bool is_collective = work.to < 0 && work.link_bytes > 0;
+  node.demand(resource_of(rank, Kept::egress), per_link);
+  node.demand(resource_of(is_collective ? rank : std::max(work.to, 0), Kept::ingress), per_link);
+  if (machine_.memory.hbm_GBps.value > 0) {
+    node.demand(resource_of(rank, Kept::memory), per_memory);
+    if (work.peer_memory_bytes > 0)
+      node.demand(resource_of(work.to, Kept::memory), static_cast<double>(work.peer_memory_bytes) / amount);
+  }
+  if (!machine_.is_gpu) node.demand(resource_of(rank, Kept::core), 1 / node.most_per_ps);
+  // What competes for memory or a link gets equal bytes.
+  if (per_link > 0 || per_memory > 0) node.weight = 1 / std::max(per_link, per_memory);
+  node.presences[node.num_presences++] = {static_cast<uint32_t>(rank), work.load};
+  if (work.link_bytes > 0 && work.to >= 0)
+    node.presences[node.num_presences++] = {static_cast<uint32_t>(work.to), spec::Load::ce_in};
+}
+
+base::Status GraphBuilder::add_instance(int rank, int index, uint32_t id) {
+  const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
+  const Instance& in = expansion.instances[static_cast<size_t>(index)];
+  const base::Result<Work> found = work_of(schedule_, expansion, in, machine_);
+  if (!found.ok()) return found.status();
+  const Work& work = *found;
+  const spec::Machine::Latency& latency = machine_.latency;
+  Node& node = graph_.nodes[id];
+  node.instance = index;
+  node.jitter = index;
+  node.start_ps = ps_of_us(work.start_us);
+  set_flow(node, work);
+  const bool is_sm = in.lane.engine == Engine::sm;
+  if (is_sm && !work.is_empty()) node.launch_ps = ps_of_us(latency.launch_us.value);
+  if (!in.sets.empty()) node.post_ps = ps_of_us(is_sm ? latency.signal_us.value : machine_.copy.post_us.value);
+  if (task_of(in).kind == spec::Kind::collective) {
+    const auto [it, is_new] =
+        collectives_.try_emplace({in.task, in.loop_values}, static_cast<int>(graph_.members.size()));
+    if (is_new) graph_.members.emplace_back();
+    graph_.members[static_cast<size_t>(it->second)].push_back(id);
+    node.collective = it->second;
+  }
+  count_bytes(rank, work);
+  host_[static_cast<size_t>(rank)] +=
+      (task_of(in).kind == spec::Kind::collective ? latency.host_collective_us.value
+                                                  : static_cast<double>(work.kernels) * latency.host_kernel_us.value) +
+      static_cast<double>(work.copies) * latency.host_copy_us.value +
+      (waits_for_peers(in) ? latency.host_kernel_us.value : 0) +
+      (in.sets.empty() ? 0
+       : is_sm         ? latency.host_kernel_us.value
+                       : latency.host_copy_us.value);
+  add_waits(id, in, !machine_.is_gpu);
+  add_sets(id, in);
+  return {};
+}
+
+base::Status GraphBuilder::add_rank(int rank) {
+  const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
+  const spec::Machine::Latency& latency = machine_.latency;
+  graph_.first_of_rank.push_back(static_cast<uint32_t>(graph_.nodes.size()));
+  const uint32_t begin = add_node(rank), end = add_node(rank);
+  graph_.begins.push_back(begin);
+  graph_.ends.push_back(end);
+  graph_.nodes[end].post_ps = ps_of_us(latency.call_us.value);
+  node_of_.assign(list.size(), 0);
+  std::vector<int> stream_of(list.size(), 0), parts;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (is_part(list[i])) parts.push_back(static_cast<int>(i));
+  }
+  // GPUs: credits of all instances are awaited at once, before lanes fork.
+  bool has_previous = false;
+  for (const Instance& in : list) {
+    if (!machine_.is_gpu || is_part(in)) continue;
+    for (const spec::ResolvedWait& w : in.waits) has_previous = has_previous || w.previous;
+    Instance credits = in;
+    std::erase_if(credits.waits, [](const spec::ResolvedWait& w) { return !w.previous; });
+    add_waits(begin, credits, true);
+  }
+  if (has_previous) graph_.nodes[begin].post_ps = ps_of_us(latency.wait_us.value);
+
+  const std::vector<std::vector<int>> streams = streams_of(rank);
+  uint32_t enter = 0, leave = 0;
+  for (size_t s = 0; s < streams.size(); ++s) {
+    uint32_t last = begin;
+    for (const int index : streams[s]) {
+      const Instance& in = list[static_cast<size_t>(index)];
+      const bool is_copy_lane = machine_.is_gpu && in.lane.engine != Engine::sm;
+      stream_of[static_cast<size_t>(index)] = static_cast<int>(s);
+      if (is_part(in)) {
+        node_of_[static_cast<size_t>(index)] = leave;
+        if (enter != 0) continue;  // one kernel for all parts
+        enter = add_node(rank);
+        leave = add_node(rank);
+        node_of_[static_cast<size_t>(index)] = leave;
+        graph_.nodes[enter].launch_ps = ps_of_us(latency.launch_us.value);
+        connect(last, enter);
+        host_[static_cast<size_t>(rank)] += latency.host_kernel_us.value;
+        last = leave;
+        continue;
+      }
+      const uint32_t node = add_node(rank);
+      node_of_[static_cast<size_t>(index)] = node;
+      OVERLACE_TRY(add_instance(rank, index, node));
+      const bool is_fork = last == begin && is_copy_lane;
+      connect(last, node, is_fork ? latency.event_us.value : waits_for_peers(in) ? latency.wait_us.value : 0);
+      last = node;
+    }
+    const bool is_copy_lane =
+        machine_.is_gpu && !streams[s].empty() && list[static_cast<size_t>(streams[s][0])].lane.engine != Engine::sm;
+    connect(last, end, is_copy_lane ? latency.event_us.value : 0);
+  }
+  if (enter != 0) {
+    graph_.kernel_enters.push_back(enter);
+    const Instance& first = list[static_cast<size_t>(parts.front())];
+    graph_.kernels.emplace_back(leave, base::format("{} {}", spec::name_of(first.lane.engine), first.lane.queue));
+    OVERLACE_TRY(add_kernel(rank, parts, enter, leave));
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    for (const int dep : list[i].deps) {
+      const auto d = static_cast<size_t>(dep);
+      const bool crosses = stream_of[d] != stream_of[i];
+      if (machine_.is_gpu && !crosses) continue;  // one behind the other already
+      if (is_part(list[i]) && is_part(list[d])) continue;
+      connect(node_of_[d], is_part(list[i]) ? enter : node_of_[i], crosses ? latency.event_us.value : 0);
+    }
+  }
+  return {};
+}
+
+/// Edges, waits and adds by node.
+void GraphBuilder::lay_out() {
+  std::vector<Node>& nodes = graph_.nodes;
+  for (const LooseEdge& e : edges_) ++nodes[e.from].num_edges;
+  uint32_t at = 0;
+  for (Node& n : nodes) {
+    n.first_edge = at;
+    at += n.num_edges;
+    n.num_edges = 0;
+  }
+  graph_.edges.resize(at);
+  for (const LooseEdge& e : edges_) {
+    Node& n = nodes[e.from];
+    graph_.edges[n.first_edge + n.num_edges++] = {e.to, e.delay};
+  }
+  const auto group = [&](auto& list, auto first, auto count) {
+    std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.node < b.node; });
+    for (size_t i = 0; i < list.size(); ++i) {
+      Node& n = nodes[list[i].node];
+      if (n.*count == 0) n.*first = static_cast<uint32_t>(i);
+      ++(n.*count);
+    }
+  };
+  group(graph_.waits, &Node::first_wait, &Node::num_waits);
+  group(graph_.adds, &Node::first_set, &Node::num_sets);
+}
+
+/// No call is shorter than the work of one rank at the best rate of what it needs.
+void GraphBuilder::add_bounds() {
+  const auto us = [](double amount, double GBps) { return GBps > 0 ? amount / GBps * 1e-3 : 0; };
+  double best_rate = 0;  // operations per us
+  for (const Node& n : graph_.nodes) {
+    graph_.serial_us += n.alone_us();
+    if (n.num_presences > 0 && n.presences[0].load == spec::Load::gemm_tensor)
+      best_rate = std::max(best_rate, n.most_per_ps / n.intensity * 1e6);
+  }
+  for (const Edge& e : graph_.edges) graph_.serial_us += us_of_ps(e.delay);
+  for (const Add& a : graph_.adds) graph_.serial_us += us_of_ps(a.delay);
+  for (size_t r = 0; r < graph_.static_bytes.size(); ++r) {
+    const RankBytes& b = graph_.static_bytes[r];
+    double bound = best_rate > 0 ? flops_[r] / best_rate : 0;
+    bound = std::max(bound, us(static_cast<double>(b.egress), machine_.link.egress_GBps.value));
+    bound = std::max(bound, us(static_cast<double>(b.ingress), machine_.link.ingress_GBps.value));
+    bound = std::max(bound, us(static_cast<double>(b.memory), machine_.memory.hbm_GBps.value));
+    graph_.bound_us = std::max(graph_.bound_us, bound);
+    graph_.host_us = std::max(graph_.host_us, host_[r]);
+  }
+}
+
+std::string Graph::word_name(uint32_t word) const {
+  const uint32_t id = word / static_cast<uint32_t>(ranks) % words_per_pair;
+  const size_t signal =
+      static_cast<size_t>(std::upper_bound(first_id.begin(), first_id.end(), id) - first_id.begin()) - 1;
+  return base::format("{}[{}]", schedule->signals[signal].name, id - first_id[signal]);
+}
+
+std::string Graph::lane_name(const Node& node) const {
+  const Lane& lane = instance(node).lane;
+  return base::format("{} {}", spec::name_of(lane.engine), lane.queue);
+}
+
+}  // namespace overlace::sim

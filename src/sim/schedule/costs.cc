@@ -1,0 +1,229 @@
+#include "src/sim/schedule/costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/spec/names.h"
+
+namespace overlace::sim {
+namespace {
+
+using spec::Box;
+using spec::Instance;
+using spec::Kind;
+using spec::Machine;
+
+int64_t element_bytes(const spec::Schedule& schedule, const Box& box) {
+  return static_cast<int64_t>(dtype_bytes(schedule.buffers[static_cast<size_t>(box.buffer)].dtype));
+}
+
+double us_of(double bytes, const spec::Figure& GBps) { return GBps.value > 0 ? bytes / GBps.value * 1e-3 : 0; }
+
+/// Rows of boxes that touch are one box; boxes of one size at equal distances are one launch.
+std::vector<Product> products_of(const spec::Schedule& schedule, const Instance& in) {
+  struct Rows {
+    int64_t begin, count;
+  };
+  std::vector<Rows> rows;
+  Product p;
+  const std::vector<Box>&a = in.reads[0], &c = in.writes[0];
+  for (size_t i = 0; i < a.size() && i < c.size(); ++i) {
+    if (a[i].empty() || c[i].empty()) continue;
+    p.n = c[i].count[c[i].ndim - 1];
+    p.k = a[i].count[a[i].ndim - 1];
+    p.in_bytes = element_bytes(schedule, a[i]);
+    p.out_bytes = element_bytes(schedule, c[i]);
+    const int row = c[i].ndim - 2;
+    if (!rows.empty() && rows.back().begin + rows.back().count == c[i].begin[row]) {
+      rows.back().count += c[i].count[row];
+    } else {
+      rows.push_back({c[i].begin[row], c[i].count[row]});
+    }
+  }
+  std::vector<Product> out;
+  int64_t distance = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t step = i == 0 ? 0 : rows[i].begin - rows[i - 1].begin;
+    const bool joins = !out.empty() && out.back().m == rows[i].count && (out.back().batch == 1 || step == distance);
+    distance = step;
+    if (joins) {
+      ++out.back().batch;
+    } else {
+      out.push_back(p);
+      out.back().m = rows[i].count;
+    }
+  }
+  return out;
+}
+
+Work gemm_work(const spec::Schedule& schedule, const Instance& in, const Machine& machine) {
+  Work work;
+  double us = 0, bytes = 0;
+  for (const Product& p : products_of(schedule, in)) {
+    us += gemm_us(machine, p) + (work.kernels > 0 ? machine.latency.launch_us.value : 0);
+    work.flops += p.flops();
+    bytes += p.bytes();
+    ++work.kernels;
+  }
+  work.amount = static_cast<uint64_t>(work.flops);
+  work.flow_us = us;
+  work.memory_bytes = static_cast<int64_t>(bytes);
+  work.load = spec::Load::gemm_tensor;
+  return work;
+}
+
+base::Result<Work> copy_work(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
+                             const Machine& machine) {
+  Work work;
+  work.load = spec::Load::ce_out;
+  if (in.reads.size() != 1 || in.writes.size() != 1 || in.reads[0].size() != in.writes[0].size()) {
+    return base::error(Errc::bad_schedule, "{}: a copy reads one region and writes another of as many boxes",
+                       in.id(schedule));
+  }
+  int64_t boxes = 0, rows = 0;
+  for (size_t i = 0; i < in.writes[0].size(); ++i) {
+    const Box &to = in.writes[0][i], &from = in.reads[0][i];
+    if (to.empty()) continue;
+    if (work.to >= 0 && work.to != to.rank) {
+      return base::error(Errc::not_supported, "{}: a copy to ranks {} and {}; one that is simulated goes to one",
+                         in.id(schedule), work.to, to.rank);
+    }
+    work.to = to.rank;
+    ++boxes;
+    const auto is_2d = [&](const Box& b) {
+      const int last = b.ndim - 1;
+      return last > 0 &&
+             b.count[last] != expansion.buffer_shapes[static_cast<size_t>(b.buffer)][static_cast<size_t>(last)];
+    };
+    if (is_2d(to) || is_2d(from)) rows += to.numel() / to.count[to.ndim - 1];
+  }
+  work.moved_bytes = bytes_of(schedule, in.writes[0]);
+  work.amount = static_cast<uint64_t>(work.moved_bytes);
+  if (boxes == 0) return work;
+  const bool is_local = work.to == expansion.rank;
+  work.copies = boxes;
+  work.start_us = copy_start_us(machine, boxes, rows);
+  work.flow_us = copy_flow_us(machine, static_cast<double>(work.moved_bytes), boxes, is_local);
+  work.link_bytes = is_local ? 0 : work.moved_bytes;
+  work.memory_bytes = is_local ? 2 * work.moved_bytes : work.moved_bytes;
+  work.peer_memory_bytes = is_local ? 0 : work.moved_bytes;
+  return work;
+}
+
+base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
+                                   const Machine& machine) {
+  const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
+  const auto param = task.params.find("collective");
+  const std::string name = param != task.params.end() && std::holds_alternative<std::string>(param->second)
+                               ? std::get<std::string>(param->second)
+                               : "?";
+  const spec::Machine::Collectives& c = machine.collectives;
+  const bool is_gather = name == "all_gather";
+  const spec::Curve& curve = is_gather                  ? c.all_gather_us
+                             : name == "reduce_scatter" ? c.reduce_scatter_us
+                             : name == "all_reduce"     ? c.all_reduce_us
+                                                        : c.all_to_all_us;
+  if (curve.empty())
+    return base::error(Errc::not_supported, "{}: machine {} has no times of {}", in.id(schedule), machine.name, name);
+  Work work;
+  const int64_t whole = bytes_of(schedule, is_gather ? in.writes[0] : in.reads[0]);
+  work.moved_bytes = bytes_of(schedule, in.writes[0]);
+  work.amount = static_cast<uint64_t>(whole);
+  work.load = spec::Load::sm_copy;
+  work.kernels = 1;
+  if (whole == 0) return work;
+  // A rank sends (G - 1) / G of the whole; the curve is of a team of machine.ranks.
+  const auto sent = [](int ranks) { return static_cast<double>(ranks - 1) / ranks; };
+  const double scale = machine.ranks > 1 ? sent(expansion.ranks) / sent(machine.ranks) : 1;
+  work.flow_us = curve.at(static_cast<double>(whole) * scale);
+  const int passes = name == "all_reduce" ? 2 : 1;
+  work.link_bytes = whole / expansion.ranks * (expansion.ranks - 1) * passes;
+  work.memory_bytes = 2 * work.link_bytes;
+  return work;
+}
+
+}  // namespace
+
+double Product::bytes() const {
+  const auto d = [](int64_t x) { return static_cast<double>(x); };
+  return d(batch) * d(m) * (d(k) * d(in_bytes) + d(n) * d(out_bytes)) + d(n) * d(k) * d(in_bytes);
+}
+
+double gemm_us(const Machine& machine, const Product& p) {
+  const spec::Machine::Gemm& g = machine.gemm;
+  double best = 0, ctas = 1;
+  for (const spec::GemmTile& tile : g.tiles) {
+    const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
+    const int64_t tiles = p.batch * pieces(p.m, tile.rows) * pieces(p.n, tile.cols);
+    const int64_t waves = pieces(tiles, machine.sms);
+    const double us =
+        static_cast<double>(waves) * (tile.wave_us.value + static_cast<double>(p.k) * tile.k_ns.value * 1e-3);
+    if (best > 0 && us >= best) continue;
+    best = us;
+    ctas = static_cast<double>(std::min<int64_t>(tiles, machine.sms));
+  }
+  if (g.sustained_TFLOPs.value > 0) best = std::max(best, p.flops() / g.sustained_TFLOPs.value * 1e-6);
+  spec::Figure stream = g.stream_GBps;
+  if (g.sm_stream_GBps.value > 0) stream.value = std::min(stream.value, ctas * g.sm_stream_GBps.value);
+  return g.start_us.value + std::max(best, us_of(p.bytes(), stream));
+}
+
+double copy_start_us(const Machine& machine, int64_t boxes, int64_t rows_of_2d) {
+  return static_cast<double>(boxes) * machine.copy.start_us.value +
+         static_cast<double>(rows_of_2d) * machine.copy.row_us.value;
+}
+
+double copy_flow_us(const Machine& machine, double bytes, int64_t boxes, bool is_local) {
+  const spec::Machine::Copy& c = machine.copy;
+  if (is_local && c.local_GBps.value > 0) return us_of(bytes, c.local_GBps);
+  const double least = us_of(bytes, c.peer_GBps);
+  if (c.pair_us.empty()) return least;
+  const double each = bytes / static_cast<double>(boxes);
+  if (each < c.pair_us.points.front()[0] || each > c.pair_us.points.back()[0]) return least;
+  return std::max(least, static_cast<double>(boxes) * (c.pair_us.at(each) - c.start_us.value));
+}
+
+int64_t bytes_of(const spec::Schedule& schedule, const std::vector<Box>& boxes) {
+  int64_t bytes = 0;
+  for (const Box& box : boxes) bytes += box.numel() * element_bytes(schedule, box);
+  return bytes;
+}
+
+base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
+                           const Machine& machine) {
+  const Kind kind = schedule.tasks[static_cast<size_t>(in.task)].kind;
+  if (kind == Kind::copy) return copy_work(schedule, expansion, in, machine);
+  if (kind == Kind::barrier || kind == Kind::host) {
+    Work work;
+    work.start_us = kind == Kind::barrier ? machine.latency.barrier_us.value : 0;
+    return work;
+  }
+  if (in.reads.empty() || in.writes.empty()) {
+    return base::error(Errc::bad_schedule, "{}: a {} reads and writes regions", in.id(schedule), spec::name_of(kind));
+  }
+  if (kind == Kind::collective) return collective_work(schedule, expansion, in, machine);
+  Work work;
+  if (kind == Kind::reduce) {
+    for (const std::vector<Box>& boxes : in.reads) work.memory_bytes += bytes_of(schedule, boxes);
+    work.moved_bytes = bytes_of(schedule, in.writes[0]);
+    if (work.moved_bytes == 0) return Work{};
+    work.memory_bytes += work.moved_bytes;
+    work.amount = static_cast<uint64_t>(work.memory_bytes);
+    work.flow_us = us_of(static_cast<double>(work.memory_bytes), machine.memory.reduce_GBps);
+    work.kernels = 1;
+    work.load = spec::Load::reduce;
+  } else {
+    work = gemm_work(schedule, in, machine);
+    for (const std::vector<Box>& boxes : in.writes) work.moved_bytes += bytes_of(schedule, boxes);
+    if (kind == Kind::tiles) {
+      for (const Box& box : in.writes[0]) {
+        if (box.rank == expansion.rank || box.empty()) continue;
+        work.to = box.rank;
+        work.link_bytes += bytes_of(schedule, {box});
+      }
+    }
+  }
+  return work;
+}
+
+}  // namespace overlace::sim

@@ -1,0 +1,213 @@
+// A fused kernel as nodes: tile groups in the order in which its grid visits tiles, and what its idle warps push.
+#include <algorithm>
+
+#include "src/sim/schedule/graph.h"
+#include "src/spec/fused_pod.h"
+
+namespace overlace::sim {
+namespace {
+
+using spec::Box;
+using spec::Instance;
+
+/// The tile of a cluster of two CTAs that the kernels of ag_gemm take for most layers (docs/design/fused_gemm.md).
+constexpr int64_t kClusterRows = 256, kClusterCols = 160;
+constexpr int kClusterSms = 2;
+constexpr int kGroupsPerWave = 8;
+
+struct Rectangle {
+  int64_t row, rows, col, cols, depth;
+};
+
+/// In rows of the whole matrix: AllGather writes them to C, GEMM and ReduceScatter reads them from A.
+Rectangle rectangle_of(const spec::Schedule& schedule, const Instance& in) {
+  const Box &a = in.reads[0][0], &b = in.reads[1][0], &c = in.writes[0][0];
+  const bool is_ag = schedule.op == "ag_gemm";
+  const auto layout = schedule.params.find("b_layout");
+  const bool is_kn = layout != schedule.params.end() && layout->second == spec::Param(std::string("kn"));
+  const int n = is_kn ? 1 : 0;
+  return {is_ag ? c.begin[0] : a.begin[0], is_ag ? c.count[0] : a.count[0], b.begin[n], b.count[n], a.count[1]};
+}
+
+int64_t parameter(const spec::Schedule& schedule, const char* name, int64_t otherwise) {
+  const auto it = schedule.params.find(name);
+  const int64_t* value = it == schedule.params.end() ? nullptr : std::get_if<int64_t>(&it->second);
+  return value == nullptr ? otherwise : *value;
+}
+
+/// Of one cluster: us for a tile with all of K.
+double tile_us(const spec::Machine& machine, int64_t rows, int64_t cols, int64_t k) {
+  const spec::GemmTile& t = machine.gemm.tiles.front();
+  const double area = static_cast<double>(rows * cols) / kClusterSms / static_cast<double>(t.rows * t.cols);
+  return (t.wave_us.value + static_cast<double>(k) * t.k_ns.value * 1e-3) * area;
+}
+
+}  // namespace
+
+/// Copies of the kernel, one behind the other, by stores of all SMs.
+void GraphBuilder::add_push(int rank, const std::vector<int>& copies, uint32_t enter, uint32_t leave) {
+  const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
+  uint32_t last = enter;
+  for (const int index : copies) {
+    const Instance& in = expansion.instances[static_cast<size_t>(index)];
+    const uint32_t id = add_node(rank);
+    Node& node = graph_.nodes[id];
+    node.part_of = node.jitter = index;
+    Work work;
+    for (const Box& to : in.writes[0]) {
+      if (!to.empty()) work.to = to.rank;
+    }
+    work.moved_bytes = bytes_of(schedule_, in.writes[0]);
+    work.amount = static_cast<uint64_t>(work.moved_bytes);
+    const bool is_local = work.to == rank;
+    work.link_bytes = is_local ? 0 : work.moved_bytes;
+    work.memory_bytes = work.moved_bytes;
+    work.peer_memory_bytes = is_local ? 0 : work.moved_bytes;
+    const spec::Curve& store = machine_.transport.store_GBps;
+    const double rate = store.empty() ? machine_.link.egress_GBps.value : store.at(machine_.sms);
+    work.flow_us = static_cast<double>(work.moved_bytes) / rate * 1e-3;
+    work.load = spec::Load::sm_copy;
+    set_flow(node, work);
+    count_bytes(rank, work);
+    add_waits(id, in, true);
+    add_sets(id, in);
+    connect(last, id);
+    last = id;
+  }
+  connect(last, leave);
+}
+
+base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
+  const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
+  std::vector<int> copies, tiles;
+  for (const int index : parts) {
+    const spec::Kind kind = task_of(expansion.instances[static_cast<size_t>(index)]).kind;
+    (kind == spec::Kind::copy ? copies : tiles).push_back(index);
+  }
+  if (!copies.empty()) add_push(rank, copies, enter, leave);
+  return tiles.empty() ? base::Status() : add_tiles(rank, tiles, enter, leave);
+}
+
+/// Instances of one rectangle of C are its slabs, in order; each ends when all of its tiles have.
+base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, const std::vector<int>& parts,
+                                                                     uint32_t enter, uint32_t leave) {
+  const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
+  std::vector<Area> areas;
+  for (const int index : parts) {
+    const Instance& in = list[static_cast<size_t>(index)];
+    if (in.reads.size() < 2 || in.reads[0].size() != 1 || in.reads[1].size() != 1 || in.writes[0].size() != 1)
+      return base::error(Errc::bad_schedule, "{}: a part of tiles reads and writes one box each", in.id(schedule_));
+    const Rectangle at = rectangle_of(schedule_, in);
+    auto area = std::find_if(areas.begin(), areas.end(), [&](const Area& a) {
+      return a.row == at.row && a.col == at.col && a.rows == at.rows && a.cols == at.cols;
+    });
+    if (area == areas.end()) area = areas.insert(areas.end(), Area{at.row, at.rows, at.col, at.cols});
+    const uint32_t join = add_node(rank);
+    graph_.nodes[join].instance = index;
+    connect(enter, join);
+    connect(join, leave);
+    add_sets(join, in);
+    Work whole;
+    whole.to = in.writes[0][0].rank;
+    whole.moved_bytes = bytes_of(schedule_, in.writes[0]);
+    whole.link_bytes = whole.peer_memory_bytes = whole.to == rank ? 0 : whole.moved_bytes;
+    whole.flops = 2.0 * static_cast<double>(at.rows) * static_cast<double>(at.cols) * static_cast<double>(at.depth);
+    count_bytes(rank, whole);
+    graph_.nodes[join].moved_bytes = whole.moved_bytes;
+    area->slabs.push_back({index, join, at.depth, whole});
+    area->depth += at.depth;
+  }
+  return areas;
+}
+
+/// The chain of slabs of `tiles` tiles of an area; `before` is what these SMs did last. Returns the last node.
+uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid& grid,
+                                 const std::vector<uint32_t>& before) {
+  const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
+  uint32_t last = 0;
+  for (Slab& slab : area.slabs) {
+    const uint32_t id = add_node(rank);
+    Node& node = graph_.nodes[id];
+    node.part_of = node.jitter = slab.instance;
+    Work work;
+    work.amount = static_cast<uint64_t>(2 * grid.rows * grid.cols * tiles * slab.depth);
+    work.flow_us = tile_us(machine_, grid.rows, grid.cols, area.depth) * static_cast<double>(slab.depth) /
+                   static_cast<double>(std::max<int64_t>(area.depth, 1));
+    work.to = slab.whole.to;
+    if (slab.whole.link_bytes > 0) {  // an equal part for each tile, nothing lost to rounding
+      const int64_t all = ((area.rows + grid.rows - 1) / grid.rows) * ((area.cols + grid.cols - 1) / grid.cols);
+      const auto upto = [&](int64_t t) {
+        return slab.whole.link_bytes / all * t + slab.whole.link_bytes % all * t / all;
+      };
+      work.link_bytes = work.peer_memory_bytes = upto(area.done + tiles) - upto(area.done);
+    }
+    set_flow(node, work);
+    node.intensity = static_cast<double>(tiles) / grid.slots;
+    node.weight = tiles;
+    if (machine_.gemm.sustained_TFLOPs.value > 0) node.demand(resource_of(rank, Kept::tensor), 1);
+    if (last == 0) {
+      for (const uint32_t b : before) connect(b, id);
+    } else {
+      connect(last, id);
+    }
+    add_waits(id, list[static_cast<size_t>(slab.instance)], true);
+    connect(id, slab.join);
+    last = id;
+  }
+  area.done += tiles;
+  return last;
+}
+
+/// Tiles in the order of the grid: an eighth of a wave on an eighth of the SMs at a time.
+base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
+  const auto off = schedule_.tables.find("off");
+  if (off == schedule_.tables.end() || graph_.ranks > kOrderShards ||
+      static_cast<int>(off->second.size()) != graph_.ranks + 1) {
+    return base::error(Errc::not_supported,
+                       "schedule {}: {} ranks with a fused kernel, wanted at most {} and a table off", schedule_.family,
+                       graph_.ranks, kOrderShards);
+  }
+  base::Result<std::vector<Area>> found = areas_of(rank, parts, enter, leave);
+  if (!found.ok()) return found.status();
+  std::vector<Area>& areas = *found;
+  const Grid grid = {parameter(schedule_, "tile_m", kClusterRows), parameter(schedule_, "tile_n", kClusterCols),
+                     std::max(1, machine_.sms / kClusterSms)};
+  const Instance& first = graph_.expansions[static_cast<size_t>(rank)].instances[static_cast<size_t>(parts.front())];
+  const spec::Params& params = task_of(first).params;
+  const auto order = params.find("order");
+  const bool is_rotated = order != params.end() && order->second == spec::Param(std::string("rotated"));
+  const int64_t tiles_n = (parameter(schedule_, "N", 1) + grid.cols - 1) / grid.cols;
+  TileOrder o = make_tile_order(is_rotated ? TileOrderKind::rotated : TileOrderKind::own_last, rank, graph_.ranks,
+                                off->second.data(), static_cast<int32_t>(grid.rows), static_cast<int32_t>(tiles_n));
+  o.swizzle = kTileSwizzle;
+  const int32_t total = count_tiles(o), groups = std::min(kGroupsPerWave, grid.slots);
+  std::vector<std::vector<uint32_t>> before(static_cast<size_t>(groups), {enter});
+  std::vector<int32_t> tiles_in(areas.size());
+  for (int32_t wave = 0; wave * grid.slots < total; ++wave) {
+    for (int32_t g = 0; g < groups; ++g) {
+      const auto upto = [&](int32_t x) { return std::min(total, wave * grid.slots + grid.slots * x / groups); };
+      std::fill(tiles_in.begin(), tiles_in.end(), 0);
+      for (int32_t t = upto(g); t < upto(g + 1); ++t) {
+        const TileCoord at = tile_at(o, t);
+        const int64_t row = first_row(o, at), col = at.n * grid.cols;
+        const auto area = std::find_if(areas.begin(), areas.end(), [&](const Area& a) {
+          return row >= a.row && row < a.row + a.rows && col >= a.col && col < a.col + a.cols;
+        });
+        if (area == areas.end()) {
+          return base::error(Errc::bad_schedule, "schedule {}: no part computes row {} column {}", schedule_.family,
+                             row, col);
+        }
+        ++tiles_in[static_cast<size_t>(area - areas.begin())];
+      }
+      std::vector<uint32_t> last;
+      for (size_t a = 0; a < areas.size(); ++a) {
+        if (tiles_in[a] > 0)
+          last.push_back(add_chain(rank, areas[a], tiles_in[a], grid, before[static_cast<size_t>(g)]));
+      }
+      if (!last.empty()) before[static_cast<size_t>(g)] = std::move(last);
+    }
+  }
+  return {};
+}
+
+}  // namespace overlace::sim
