@@ -45,6 +45,7 @@ PUBLIC = {
     "tensor.h": "base",
     "machine.h": "spec",
     "schedule.h": "spec",
+    "cost_model.h": "spec",
     "plan.h": "plan",
     "sim.h": "sim",
     "bootstrap.h": "runtime",

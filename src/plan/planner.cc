@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "overlace/error.h"
+#include "overlace/plan.h"
+#include "src/base/format.h"
+#include "src/base/status.h"
+#include "src/plan/recurrence.h"
+#include "src/spec/cost_model.h"
+
+namespace overlace::plan {
+namespace {
+
+using spec::Machine;
+using spec::OpSpec;
+
+constexpr double kLeastGain = 0.02;        // of the library's time: less is within any model's error
+constexpr double kPriorError = 0.2;        // where the machine file has none
+constexpr size_t kSimulated = 8;           // of the candidates, the best of the recurrence
+constexpr size_t kKept = 4096;             // plans
+constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
+constexpr std::array kDegrees = {1, 2, 4, 8, 16};
+constexpr std::array kSlabs = {2, 4, 8, 16};
+constexpr int kTileGroups = 64;  // of tma_slot: what its kernel was measured with
+
+bool has_degree(std::string_view family) { return family != "library" && family != "serial" && family != "shard_p2p"; }
+
+/// Only measure a part, or need to know of hosts.
+bool is_no_candidate(std::string_view family) {
+  return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical";
+}
+
+/// What the kernels are compiled for (src/ops/gemm_core/choose.h has the word).
+bool is_fusable(const OpSpec& op, const Machine& machine) {
+  return machine.is_gpu && op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk &&
+         op.n > 0 && op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 &&
+         !(op.op == "ag_gemm" && (op.bias || op.gathered));
+}
+
+/// Exact up to 256, then eight per octave, upwards.
+int64_t bucket_of(int64_t m) {
+  if (m <= 256) return m;
+  int64_t octave = 256;
+  while (octave * 2 < m) octave *= 2;
+  const int64_t step = octave / 8;
+  return (m + step - 1) / step * step;
+}
+
+std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
+  std::string out = base::format(
+      "{} {} {} {} {} {} {} {}{}{}{}{}", op.op, m, op.n, op.k, op.ranks, dtype_name(op.dtype), dtype_name(op.out_dtype),
+      op.b_layout == spec::BLayout::nk ? "nk" : "kn", op.bias ? " bias" : "", op.gathered ? " gathered" : "",
+      options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
+  for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
+  return out;
+}
+
+double error_of(const Machine& machine, const OpSpec& op, std::string_view family, bool is_p90) {
+  const auto by_op = machine.errors.find(op.op);
+  if (by_op == machine.errors.end()) return is_p90 ? kPriorError : 0;
+  const auto found = by_op->second.find(family);
+  if (found == by_op->second.end()) return is_p90 ? kPriorError : 0;
+  return is_p90 ? found->second.p90 : found->second.p50;
+}
+
+struct Decision {
+  Candidate candidate;
+  Tier tier = Tier::rule;
+  std::string reason;
+  std::vector<Alternative> others;
+};
+
+/// The families of the rule are those of make_schedule, with a suffix for the operator.
+Candidate candidate_of(const OpSpec& op, const spec::Schedule& schedule) {
+  Candidate out;
+  out.family = schedule.family;
+  const std::string suffix = op.op == "gemm_rs" ? "_rs" : op.op == "gemm_ar" ? "_ar" : "";
+  if (out.family.ends_with(suffix)) out.family.resize(out.family.size() - suffix.size());
+  const char* name = out.family == "tma_slot" ? "groups" : "q";
+  out.degree = has_degree(out.family) ? static_cast<int>(std::get<int64_t>(schedule.params.at(name))) : 1;
+  return out;
+}
+
+Decision by_rule(const OpSpec& op, const Machine& machine) {
+  Hardware hardware;
+  hardware.is_gpu = machine.is_gpu;
+  hardware.link_bytes_per_s = std::max(machine.copy.all_GBps.value, machine.copy.peer_GBps.value) * 1e9;
+  hardware.flops_per_s = machine.gemm.sustained_TFLOPs.value * 1e12;
+  const Choice choice = choose(op, hardware);
+  return {candidate_of(op, choice.schedule), Tier::rule, choice.reason, {}};
+}
+
+}  // namespace
+
+std::string to_string(const Candidate& candidate) {
+  return has_degree(candidate.family) ? base::format("{} q {}", candidate.family, candidate.degree) : candidate.family;
+}
+
+std::string to_string(Tier tier) {
+  return tier == Tier::rule ? "rule" : tier == Tier::recurrence ? "recurrence" : "simulation";
+}
+
+std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
+  std::vector<Candidate> out;
+  for (const std::string& family : spec::families(op.op)) {
+    if (is_no_candidate(family)) continue;
+    const bool is_gather = op.op == "ag_gemm", is_slab = family == "uniform_fused_2d";
+    if (family == "k_slab" || family == "tma_slot") {
+      if (!is_fusable(op, machine)) continue;
+      if (family == "tma_slot") out.push_back({family, kTileGroups});
+      for (const int q : kSlabs)
+        if (family == "k_slab" && op.k / q >= 64) out.push_back({family, q});
+      continue;
+    }
+    if (!has_degree(family)) {
+      out.push_back({family, 1});
+      continue;
+    }
+    const int64_t shard = op.m / op.ranks;
+    const int64_t row = is_gather ? op.k * static_cast<int64_t>(dtype_bytes(op.dtype))
+                                  : op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
+    for (const int q : kDegrees) {
+      const bool is_too_fine = is_slab ? (is_gather ? op.k : op.n) < 8 * q : shard < q;
+      const bool is_small = machine.is_gpu && q > 1 && shard * row / q < kLeastCopy;
+      if (q == 1 || !(is_too_fine || is_small)) out.push_back({family, q});
+    }
+  }
+  return out;
+}
+
+Candidate paper_rule(const OpSpec& op, const Machine& machine) {
+  if (op.k > op.m) return {"uniform_fused_2d", op.ranks};
+  const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
+  const double bytes = static_cast<double>(dtype_bytes(op.dtype)) * (m * k + k * n + m * n);
+  const double ridge = machine.gemm.sustained_TFLOPs.value * 1e3 / std::max(machine.memory.hbm_GBps.value, 1.0);
+  const double intensity = 2 * m * n * k / bytes / std::max(ridge, 1e-9);
+  const double traffic =
+      bytes / (std::max(machine.memory.hbm_GBps.value, 1.0) * 1e3) / std::max(machine.latency.launch_us.value, 1.0);
+  const double size = std::sqrt(intensity * traffic);
+  const char* family = size < 4 ? "uniform_fused_1d" : size < 16 ? "hetero_fused_1d" : "hetero_unfused_1d";
+  return {family, op.ranks};
+}
+
+struct Planner::State {
+  State(Machine given, const spec::CostModel* model) : machine(std::move(given)), simulation(model) {}
+
+  Decision decide(const OpSpec& op, const PlanOptions& options) const {
+    if (options.paper_rule) {
+      const Candidate candidate = op.ranks == 1 ? Candidate{"library", 1} : paper_rule(op, machine);
+      return {candidate, Tier::rule, "FiCCO's rule: " + to_string(candidate), {}};
+    }
+    if (options.limit == Tier::rule || !machine.has_costs() || op.ranks == 1 || op.m == 0) return by_rule(op, machine);
+    Decision out;
+    out.tier = Tier::recurrence;
+    const Recurrence recurrence(op, machine);
+    for (const Candidate& candidate : candidates(op, machine)) {
+      const std::optional<double> us = recurrence.us(candidate);
+      if (us && std::isfinite(*us) && *us > 0) out.others.push_back({candidate, *us, 0, 0});
+    }
+    rank(&out.others);
+    if (options.limit == Tier::simulation && simulation != nullptr) simulate(op, &out);
+    for (Alternative& other : out.others) {
+      const double error = error_of(machine, op, other.candidate.family, true);
+      other.lo_us = other.us * (1 - error);
+      other.hi_us = other.us * (1 + error);
+    }
+    choose_from(op, &out);
+    return out;
+  }
+
+  static void rank(std::vector<Alternative>* list) {
+    std::stable_sort(list->begin(), list->end(),
+                     [](const Alternative& a, const Alternative& b) { return a.us < b.us; });
+  }
+
+  void simulate(const OpSpec& op, Decision* decision) const {
+    std::vector<Alternative> simulated;
+    for (size_t i = 0; i < decision->others.size(); ++i) {
+      const Candidate& candidate = decision->others[i].candidate;
+      const bool is_always =
+          !has_degree(candidate.family) || candidate.family == "k_slab" || candidate.family == "tma_slot";
+      if (i >= kSimulated && !is_always) continue;
+      const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
+      if (found.ok() && std::isfinite(found->us) && found->us > 0) simulated.push_back({candidate, found->us, 0, 0});
+    }
+    if (simulated.empty()) return;
+    rank(&simulated);
+    decision->others = std::move(simulated);
+    decision->tier = Tier::simulation;
+  }
+
+  void choose_from(const OpSpec& op, Decision* out) const {
+    const auto library = std::find_if(out->others.begin(), out->others.end(),
+                                      [](const Alternative& a) { return a.candidate.family == "library"; });
+    if (library == out->others.end()) {
+      out->candidate = {"library", 1};
+      out->reason = "no model of the library's own path on this machine: library";
+      return;
+    }
+    const Alternative& best = out->others.front();
+    const double wanted = std::max(kLeastGain, error_of(machine, op, best.candidate.family, false));
+    const double gain = 1 - best.us / library->us;
+    const std::string times =
+        base::format("{} {:.1f} us, library {:.1f} us", to_string(best.candidate), best.us, library->us);
+    if (best.candidate.family == "library") {
+      out->candidate = best.candidate;
+      out->reason = base::format("library {:.1f} us, nothing is faster", library->us);
+    } else if (gain < wanted) {
+      out->candidate = library->candidate;
+      out->reason =
+          base::format("{}: a gain of {:.1f} % where {:.1f} % are wanted: library", times, 100 * gain, 100 * wanted);
+    } else {
+      out->candidate = best.candidate;
+      out->reason = times;
+      if (out->others.size() > 1)
+        out->reason += base::format(", next {} {:.1f} us", to_string(out->others[1].candidate), out->others[1].us);
+    }
+    out->reason = base::format("{}: {} ({}{}{})", to_string(out->tier), out->reason, machine.name,
+                               machine.date.empty() ? "" : " of ", machine.date);
+  }
+
+  const Machine machine;
+  const spec::CostModel* const simulation;
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Decision>> decisions;  // by bucket of M
+  std::map<std::string, std::shared_ptr<const Plan>> plans;          // by M
+};
+
+Planner::Planner(Machine machine, const spec::CostModel* simulation)
+    : state_(std::make_unique<State>(std::move(machine), simulation)) {}
+Planner::~Planner() = default;
+
+const Machine& Planner::machine() const { return state_->machine; }
+
+std::shared_ptr<const Plan> Planner::plan(const OpSpec& op, const PlanOptions& options) {
+  const std::string key = key_of(op, options, op.m);
+  const std::lock_guard lock(state_->mutex);
+  if (const auto found = state_->plans.find(key); found != state_->plans.end()) return found->second;
+
+  OpSpec upper = op;
+  if (op.row_offsets.empty()) upper.m = bucket_of(op.m);
+  auto plan = std::make_shared<Plan>();
+  plan->key = key_of(op, options, upper.m);
+  std::shared_ptr<const Decision>& decision = state_->decisions[plan->key];
+  if (decision == nullptr) decision = std::make_shared<const Decision>(state_->decide(upper, options));
+  plan->candidate = decision->candidate;
+  plan->tier = decision->tier;
+  plan->reason = decision->reason;
+  plan->others = decision->others;
+  plan->schedule = spec::make_schedule(op, plan->candidate.family, plan->candidate.degree);
+  if (state_->machine.has_costs()) plan->estimate.parts = Recurrence(upper, state_->machine).waterfall(plan->candidate);
+  const auto mine = std::find_if(plan->others.begin(), plan->others.end(),
+                                 [&](const Alternative& a) { return a.candidate == plan->candidate; });
+  if (mine != plan->others.end()) {
+    plan->estimate.us = mine->us;
+    plan->estimate.lo_us = mine->lo_us;
+    plan->estimate.hi_us = mine->hi_us;
+  }
+  if (state_->plans.size() >= kKept) state_->plans.clear();
+  if (state_->decisions.size() >= kKept) state_->decisions.clear();
+  state_->plans[key] = plan;
+  return plan;
+}
+
+}  // namespace overlace::plan

@@ -1,0 +1,284 @@
+#include "src/plan/recurrence.h"
+
+#include <algorithm>
+
+#include "src/spec/costs.h"
+
+namespace overlace::plan {
+namespace {
+
+using spec::Load;
+
+constexpr double kBytesPerUs = 1e3;  // of a GB/s
+constexpr int kPushingCtas = 132;    // of a fused kernel: each has warps that only push
+
+int64_t pieces(int64_t extent, int64_t piece) { return (extent + piece - 1) / piece; }
+
+bool is_fused(std::string_view family) { return family == "k_slab" || family == "tma_slot"; }
+
+}  // namespace
+
+Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
+    : op_(op),
+      machine_(machine),
+      is_gather_(op.op == "ag_gemm"),
+      is_reduced_twice_(op.op == "gemm_ar"),
+      peers_(op.ranks - 1),
+      shard_(pieces(op.m, op.ranks)),
+      element_(static_cast<double>(dtype_bytes(op.dtype))),
+      row_bytes_(is_gather_ ? static_cast<double>(op.k) * element_
+                            : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype))) {
+  gemm_us_ = product_us(op.m, 1, op.n, op.k);
+  const double passes = is_reduced_twice_ ? 2 : 1;
+  transfer_us_ = passes * peers_ * spec::copy_us(machine, static_cast<double>(shard_) * row_bytes_);
+}
+
+double Recurrence::product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const {
+  return spec::gemm_cost(machine_, {rows, n, k, static_cast<int>(element_), batch}).us;
+}
+
+double Recurrence::host_us(int kernels, int copies, int collectives) const {
+  const auto& host = machine_.latency;
+  return host.host_call_us.value + kernels * host.host_kernel_us.value + copies * host.host_copy_us.value +
+         collectives * host.host_collective_us.value;
+}
+
+std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate) const {
+  const std::string_view family = candidate.family;
+  const bool has_degree = family != "serial" && family != "shard_p2p";
+  const int q = has_degree ? candidate.degree : 1;
+  const bool is_slab = family == "uniform_fused_2d";
+  const int64_t cut = is_slab ? (is_gather_ ? op_.k : op_.n) : shard_;
+  if (q < 1 || cut < q) return std::nullopt;
+  const int64_t chunk = pieces(shard_, q);
+  const double shard_bytes = static_cast<double>(shard_) * row_bytes_;
+
+  Steps out;
+  out.chunks = q;
+  out.copies = peers_;
+  out.copy = spec::copy_us(machine_, shard_bytes / q);
+  if (is_slab) out.copy += static_cast<double>(shard_) * machine_.copy.row_us.value;
+  out.reduce = is_gather_ ? 0 : spec::reduce_us(machine_, shard_bytes / q * (op_.ranks + 1));
+  if (family == "serial") {
+    out.steps = 1;
+    out.each = gemm_us_;
+  } else if (family == "shard_p2p" || family == "hetero_unfused_1d") {
+    out.steps = q * peers_;
+    out.copies = 1;
+    out.each = product_us(chunk, 1, op_.n, op_.k);
+    out.own = product_us(shard_, 1, op_.n, op_.k);
+  } else if (family == "hetero_fused_1d") {
+    out.steps = q;
+    out.each = product_us(chunk, peers_, op_.n, op_.k);
+    out.own = product_us(shard_, 1, op_.n, op_.k);
+  } else if (family == "uniform_fused_1d") {
+    out.steps = q;
+    out.each = product_us(chunk, op_.ranks, op_.n, op_.k);
+  } else if (is_slab) {
+    out.steps = q;
+    out.each =
+        is_gather_ ? product_us(op_.m, 1, op_.n, pieces(op_.k, q)) : product_us(op_.m, 1, pieces(op_.n, q), op_.k);
+    if (is_gather_) {
+      const double sums = static_cast<double>(op_.m) * static_cast<double>(op_.n) * 4;  // fp32
+      out.wide = spec::reduce_us(machine_, 2 * sums);
+    }
+  } else if (is_reduced_twice_ && (family == "grouped_unfused_1d" || family == "grouped_fused_1d")) {
+    const bool is_one = family == "grouped_fused_1d";
+    out.steps = is_one ? 1 : peers_;
+    out.copies = is_one ? peers_ : 1;
+    out.each = product_us(chunk, is_one ? op_.ranks : 1, op_.n, op_.k);
+    out.own = is_one ? 0 : out.each;
+  } else {
+    return std::nullopt;
+  }
+  return out;
+}
+
+double Recurrence::library_us(const With& with) const {
+  const auto& l = machine_.latency;
+  const double bytes = static_cast<double>(op_.m) * row_bytes_;
+  const double sum = is_gather_          ? spec::collective_us(machine_, "all_gather", bytes)
+                     : is_reduced_twice_ ? spec::collective_us(machine_, "all_reduce", bytes)
+                                         : spec::collective_us(machine_, "reduce_scatter", bytes);
+  const double device = gemm_us_ + sum + (with.latencies ? l.call_us.value + 2 * l.launch_us.value : 0);
+  return with.host ? std::max(device, host_us(1, 0, 1)) : device;
+}
+
+/// Own shard first; then step by step: a product starts when the one before it is done and its rows are there.
+double Recurrence::gather_us(const Steps& s, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const double launch = on * l.launch_us.value, seen = on * (l.flag_us.value + l.wait_us.value);
+  const double copies = s.copies * (s.copy * with.copy + on * machine_.copy.post_us.value);
+  double computed = on * l.call_us.value, arrived = computed;
+  if (s.own > 0) computed += launch + s.own * with.gemm;
+  for (int i = 0; i < s.steps; ++i) {
+    arrived += copies;
+    computed = std::max(computed, arrived + seen) + launch + (s.each + (i > 0 ? s.wide : 0)) * with.gemm;
+  }
+  if (s.wide > 0) computed += launch + s.wide;
+  return computed;
+}
+
+/// Step by step: a transfer starts when its rows are computed and the one before it has left; a chunk is summed when it
+/// has come, behind the last product. gemm_ar then sends the sums.
+double Recurrence::scatter_us(const Steps& s, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const double launch = on * l.launch_us.value, seen = on * (l.flag_us.value + l.wait_us.value);
+  const double triggered = on * (l.event_us.value + machine_.copy.trigger_us.value);
+  const double copies = s.copies * (s.copy * with.copy + on * machine_.copy.post_us.value);
+  const int per_chunk = s.steps / s.chunks;
+  double computed = on * l.call_us.value, link = computed;
+  std::vector<double> arrived(static_cast<size_t>(s.chunks));
+  for (int i = 0; i < s.steps; ++i) {
+    computed += launch + s.each * with.gemm;
+    link = std::max(link, computed + triggered) + copies;
+    arrived[static_cast<size_t>(i / per_chunk)] = link;
+  }
+  if (s.own > 0) computed += launch + s.own * with.gemm;
+  for (const double at : arrived) {
+    computed = std::max(computed, at + seen) + launch + s.reduce;
+    if (!is_reduced_twice_) continue;
+    link = std::max(link, computed + triggered) + peers_ * (s.copy * with.copy + on * machine_.copy.post_us.value);
+  }
+  if (!is_reduced_twice_) return computed;
+  const double taken = spec::local_copy_us(machine_, static_cast<double>(shard_) * peers_ * row_bytes_ / s.chunks);
+  return std::max(computed, link + seen) + launch + taken;
+}
+
+/// gemm_ar in groups: group s is summed behind what group s + 1 sends, and its broadcast shares the link with the
+/// partials of later groups.
+double Recurrence::grouped_us(const Steps& s, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const double launch = on * l.launch_us.value, seen = on * (l.flag_us.value + l.wait_us.value);
+  const double triggered = on * (l.event_us.value + machine_.copy.trigger_us.value);
+  const double copy = s.copy * with.copy + on * machine_.copy.post_us.value;
+  double computed = on * l.call_us.value, link = computed, arrived = 0;  // of the group before
+  const auto sum_and_send = [&] {
+    computed = std::max(computed, arrived + seen) + launch + s.reduce;
+    link = std::max(link, computed + triggered) + peers_ * copy;
+  };
+  for (int group = 0; group < s.chunks; ++group) {
+    double sent = link;
+    for (int i = 0; i < s.steps; ++i) {
+      computed += launch + s.each * with.gemm;
+      sent = std::max(sent, computed + triggered) + s.copies * copy;
+    }
+    link = sent;
+    if (group > 0) sum_and_send();
+    arrived = sent;
+    if (s.own > 0) computed += launch + s.own * with.gemm;
+  }
+  sum_and_send();
+  const double taken = spec::local_copy_us(machine_, static_cast<double>(shard_) * peers_ * row_bytes_ / s.chunks);
+  return std::max(computed, link + seen) + triggered + taken;
+}
+
+/// One kernel: the last wave of tiles goes through the slabs as they come; waves before it find more and more there.
+double Recurrence::k_slab_us(int slabs, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, static_cast<int>(element_), 1});
+  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double rate = machine_.transport.store_GBps.at(kPushingCtas) * kBytesPerUs;
+  const double slab = peers_ * static_cast<double>(shard_) * row_bytes_ / slabs / rate * with.copy;
+  double computed = compute / waves * (waves - 1), arrived = 0;
+  for (int i = 0; i < slabs; ++i) {
+    arrived += slab;
+    computed = std::max(computed, arrived + on * l.flag_us.value) + compute / waves / slabs;
+  }
+  return whole.start_us + computed + on * (l.call_us.value + l.launch_us.value);
+}
+
+/// One kernel: tiles of the others' rows leave as they are computed, tiles of my rows come last and add what has come.
+double Recurrence::tma_slot_us(int groups, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, static_cast<int>(element_), 1});
+  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double sent = peers_ * static_cast<double>(shard_) * row_bytes_ * with.copy /
+                      (machine_.transport.tma_GBps.at(kPushingCtas) * kBytesPerUs);
+  const double group = sent / groups;
+  const double out = compute / waves + sent + on * l.flag_us.value + group;
+  const double sum = spec::reduce_us(machine_, static_cast<double>(shard_) * row_bytes_ * op_.ranks);
+  return whole.start_us + std::max(compute, out) + sum + on * (l.call_us.value + l.launch_us.value);
+}
+
+Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
+  const bool is_one = is_fused(candidate.family);
+  const Load by = !is_one ? Load::ce_in : is_gather_ ? Load::sm_copy : Load::epi_store;
+  const double gemm = spec::contention(machine_, Load::gemm_tensor, by) *
+                      (is_one ? 1 : spec::contention(machine_, Load::gemm_tensor, Load::ce_out));
+  const double copy = spec::contention(machine_, is_one ? by : Load::ce_out, Load::gemm_tensor);
+  const double together = std::min(gemm_us_, transfer_us_);
+  With out;
+  if (gemm_us_ > 0) out.gemm = 1 + (gemm - 1) * together / gemm_us_;
+  if (transfer_us_ > 0) out.copy = 1 + (copy - 1) * together / transfer_us_;
+  return out;
+}
+
+double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const With& with) const {
+  if (candidate.family == "k_slab") return k_slab_us(candidate.degree, with);
+  if (candidate.family == "tma_slot") return tma_slot_us(candidate.degree, with);
+  const bool is_grouped = candidate.family.starts_with("grouped");
+  const double device = is_gather_   ? gather_us(steps, with)
+                        : is_grouped ? grouped_us(steps, with)
+                                     : scatter_us(steps, with);
+  if (!with.host) return device;
+  const int groups = is_grouped ? steps.chunks : 1;
+  const int products = groups * steps.steps + (steps.own > 0 ? groups : 0), sums = is_gather_ ? 0 : steps.chunks;
+  const int copies = groups * steps.steps * steps.copies + (is_reduced_twice_ ? steps.chunks * (peers_ + 1) : 0);
+  return std::max(device, host_us(products + sums, copies, 0));
+}
+
+std::optional<double> Recurrence::us(const Candidate& candidate) const {
+  if (candidate.family == "library") return library_us({});
+  if (is_fused(candidate.family)) {
+    if (candidate.degree < 1 || machine_.transport.store_GBps.empty()) return std::nullopt;
+    if ((candidate.family == "k_slab") != is_gather_ || is_reduced_twice_) return std::nullopt;
+    return us_with(candidate, {}, slowed(candidate));
+  }
+  const std::optional<Steps> steps = steps_of(candidate);
+  if (!steps) return std::nullopt;
+  return us_with(candidate, *steps, candidate.family == "serial" ? With{} : slowed(candidate));
+}
+
+spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
+  const std::optional<double> whole = us(candidate);
+  if (!whole) return {};
+  spec::Waterfall out;
+  double before = 0;
+  const auto add = [&](const char* name, double until) {
+    out.emplace_back(name, until - before);
+    before = until;
+  };
+  add("ideal", std::max(gemm_us_, transfer_us_));
+  if (candidate.family == "library") {
+    add("no overlap", library_us({.latencies = false, .host = false}));
+    add("launches", library_us({.host = false}));
+    add("host", *whole);
+    return out;
+  }
+  const With with = candidate.family == "serial" ? With{} : slowed(candidate);
+  add("contention", std::max(gemm_us_ * with.gemm, transfer_us_ * with.copy));
+  Steps steps;
+  if (!is_fused(candidate.family)) {
+    steps = *steps_of(candidate);
+    const bool is_grouped = candidate.family.starts_with("grouped");
+    const int groups = is_grouped ? steps.chunks : 1;
+    const double gemm = groups * (steps.steps * steps.each + steps.own) + (steps.steps - 1) * steps.wide;
+    const double copies = groups * steps.steps * steps.copies * steps.copy * (is_reduced_twice_ ? 2 : 1);
+    add("decomposition", std::max(gemm * with.gemm, copies * with.copy));
+  }
+  With bare = with;
+  bare.latencies = bare.host = false;
+  add("head and tail", us_with(candidate, steps, bare));
+  bare.latencies = true;
+  add("launches, signals, triggers", us_with(candidate, steps, bare));
+  add("host", *whole);
+  return out;
+}
+
+}  // namespace overlace::plan

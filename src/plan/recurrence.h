@@ -1,0 +1,66 @@
+// Tier 1 of the planner: what a family takes at a degree, from a recurrence over its steps.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "overlace/plan.h"
+#include "src/spec/cost_model.h"
+#include "src/spec/machine.h"
+
+namespace overlace::plan {
+
+/// Closed form of the schedules of src/spec/families on one rank, all ranks alike (pipeline recurrence of FiCCO-like
+/// schedules: a step starts when the one before it is done and its rows are there). Two passes: the first, without
+/// contention, says for how long GEMMs and transfers run beside each other; the second slows them by that share.
+/// Shards count as equal; S of the operator is the larger one.
+class Recurrence {
+ public:
+  /// Keeps references.
+  Recurrence(const spec::OpSpec& op, const spec::Machine& machine);
+
+  /// us; none for a family that it does not know, or a degree that the shape cannot be cut into.
+  std::optional<double> us(const Candidate& candidate) const;
+  /// Empty where us() has none. "ideal" is the longer of GEMM and transfer.
+  spec::Waterfall waterfall(const Candidate& candidate) const;
+
+ private:
+  /// What is taken into account.
+  struct With {
+    double gemm = 1, copy = 1;  // slowed by each other
+    bool latencies = true, host = true;
+  };
+  /// A family at a degree: `steps` products that each wait for a transfer (gather) or start one (scatter).
+  struct Steps {
+    int steps = 0, chunks = 0;  // products; parts of a shard
+    double own = 0, each = 0;   // us of the own shard's product (0: it is in the others), and of a step's
+    double wide = 0;            // us of adding to a wide sum, per step but the first, and of converting it
+    int copies = 0;             // of one step
+    double copy = 0;            // us of one
+    double reduce = 0;          // us of one chunk's sum
+  };
+
+  std::optional<Steps> steps_of(const Candidate& candidate) const;
+  double us_with(const Candidate& candidate, const Steps& steps, const With& with) const;
+  double library_us(const With& with) const;
+  double gather_us(const Steps& steps, const With& with) const;
+  double scatter_us(const Steps& steps, const With& with) const;
+  double grouped_us(const Steps& steps, const With& with) const;
+  double k_slab_us(int slabs, const With& with) const;
+  double tma_slot_us(int groups, const With& with) const;
+  With slowed(const Candidate& candidate) const;
+  double host_us(int kernels, int copies, int collectives) const;
+  double product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const;
+
+  const spec::OpSpec& op_;
+  const spec::Machine& machine_;
+  bool is_gather_, is_reduced_twice_;  // ag_gemm; gemm_ar
+  int peers_;
+  int64_t shard_;                 // rows
+  double element_, row_bytes_;    // bytes; of a row that travels
+  double gemm_us_, transfer_us_;  // the whole, undivided
+};
+
+}  // namespace overlace::plan

@@ -1,0 +1,183 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "overlace/error.h"
+#include "overlace/plan.h"
+#include "src/spec/check.h"
+#include "src/spec/cost_model.h"
+
+namespace overlace::plan {
+namespace {
+
+using spec::Machine;
+using spec::OpSpec;
+
+OpSpec op_of(const char* name, int64_t m, int64_t n, int64_t k, int ranks = 4) {
+  OpSpec out;
+  out.op = name;
+  out.m = m;
+  out.n = n;
+  out.k = k;
+  out.ranks = ranks;
+  return out;
+}
+
+const Machine& h200() {
+  static const Machine machine = spec::find_machine("h200x4");
+  return machine;
+}
+
+bool has(const Plan& plan, const std::string& family) {
+  for (const Alternative& other : plan.others)
+    if (other.candidate.family == family) return true;
+  return false;
+}
+
+TEST(Planner, AlwaysConsidersLibraryAndSerialAndGivesValidSchedules) {
+  Planner planner(h200());
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const int64_t m : {1, 64, 1000, 2048, 8192}) {
+      const OpSpec op = op_of(name, m, 2560, 8192);
+      const auto plan = planner.plan(op);
+      EXPECT_TRUE(has(*plan, "library")) << op.to_string();
+      EXPECT_TRUE(has(*plan, "serial")) << op.to_string();
+      EXPECT_EQ(plan->tier, Tier::recurrence);
+      EXPECT_EQ(std::get<int64_t>(plan->schedule.params.at("M")), m);
+      const spec::CheckReport report = spec::check(plan->schedule, h200());
+      EXPECT_TRUE(report.ok()) << op.to_string() << ": " << report.to_string();
+      EXPECT_NE(plan->reason.find(to_string(plan->candidate)), std::string::npos) << plan->reason;
+      for (size_t i = 1; i < plan->others.size(); ++i) EXPECT_LE(plan->others[i - 1].us, plan->others[i].us);
+    }
+  }
+}
+
+TEST(Planner, SamePlanForTheSameCall) {
+  Planner a(h200()), b(h200());
+  const OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  const auto first = a.plan(op), again = a.plan(op), other = b.plan(op);
+  EXPECT_EQ(first, again) << "kept";
+  EXPECT_EQ(first->schedule.to_json(), other->schedule.to_json());
+  EXPECT_EQ(first->reason, other->reason);
+  EXPECT_EQ(first->key, other->key);
+}
+
+TEST(Planner, DecidesOncePerBucketOfRows) {
+  Planner planner(h200());
+  const auto low = planner.plan(op_of("ag_gemm", 8000, 2560, 8192)),
+             high = planner.plan(op_of("ag_gemm", 8192, 2560, 8192));
+  EXPECT_EQ(low->key, high->key);
+  EXPECT_EQ(low->estimate.us, high->estimate.us);
+  EXPECT_EQ(low->candidate, high->candidate);
+  EXPECT_EQ(std::get<int64_t>(low->schedule.params.at("M")), 8000);
+  EXPECT_NE(low->key, planner.plan(op_of("ag_gemm", 7000, 2560, 8192))->key);
+  EXPECT_NE(planner.plan(op_of("ag_gemm", 200, 2560, 8192))->key, planner.plan(op_of("ag_gemm", 201, 2560, 8192))->key);
+  OpSpec ragged = op_of("ag_gemm", 8192, 2560, 8192);
+  ragged.row_offsets = {0, 4096, 4096, 8000, 8192};
+  EXPECT_NE(planner.plan(ragged)->key, high->key);
+}
+
+TEST(Planner, ASmallGainIsNone) {
+  // Products and copies of nothing but rates; the library as fast as the best schedule, then 2.5 % slower.
+  Machine machine;
+  machine.ranks = 2;
+  machine.gemm.tiles = {{1, 1, {0}, {0}}};
+  machine.gemm.sustained_TFLOPs = {1};
+  machine.copy.peer_GBps = machine.copy.all_GBps = machine.link.egress_GBps = {100};
+  const OpSpec op = op_of("ag_gemm", 1000, 500, 1000, 2);  // 1000 us
+  const auto library_at = [&](double us) {
+    machine.collectives.all_gather_us = {{{1, us}, {2, us}}};
+    return Planner(machine).plan(op)->candidate.family;
+  };
+  EXPECT_EQ(library_at(15), "library");
+  EXPECT_NE(library_at(30), "library");
+  for (const char* family : {"hetero_unfused_1d", "hetero_fused_1d", "shard_p2p", "uniform_fused_1d"})
+    machine.errors["ag_gemm"][family] = {0.05, 0.1};
+  EXPECT_EQ(library_at(30), "library") << "less than the model's error";
+  EXPECT_NE(library_at(80), "library");
+}
+
+TEST(Planner, FallsBackToTheRuleWithoutNumbers) {
+  Machine bare;
+  bare.is_gpu = true;
+  bare.ranks = 4;
+  const auto plan = Planner(bare).plan(op_of("ag_gemm", 8192, 2560, 8192));
+  EXPECT_EQ(plan->tier, Tier::rule);
+  EXPECT_EQ(plan->candidate.family, "library");
+  EXPECT_NE(plan->reason.find("unknown"), std::string::npos) << plan->reason;
+  const auto lone = Planner(h200()).plan(op_of("ag_gemm", 8192, 2560, 8192, 1));
+  EXPECT_EQ(lone->candidate.family, "library");
+  const auto ruled = Planner(h200()).plan(op_of("ag_gemm", 8192, 2560, 8192), {.limit = Tier::rule});
+  EXPECT_EQ(to_string(ruled->candidate), "hetero_unfused_1d q 1");
+  EXPECT_EQ(ruled->tier, Tier::rule);
+}
+
+TEST(Planner, TakesThePapersRuleWhenAsked) {
+  Planner planner(h200());
+  const PlanOptions paper = {.paper_rule = true};
+  EXPECT_EQ(to_string(planner.plan(op_of("ag_gemm", 4096, 2560, 8192), paper)->candidate), "uniform_fused_2d q 4");
+  std::set<std::string> seen;
+  for (const int64_t m : {2048, 8192, 65536, 262144})
+    seen.insert(planner.plan(op_of("ag_gemm", m, 2048, 1024), paper)->candidate.family);
+  EXPECT_GE(seen.size(), 2u) << "with growing intensity and traffic other schedules";
+  EXPECT_EQ(seen.count("uniform_fused_2d"), 0u);
+}
+
+/// Says what it is told, by family.
+struct Told final : spec::CostModel {
+  std::map<std::string, double> us;
+  mutable int calls = 0;
+  base::Result<spec::Estimate> estimate(const spec::Schedule& schedule, const OpSpec&, const Machine&) const override {
+    ++calls;
+    const auto found = us.find(schedule.family);
+    spec::Estimate out;
+    out.us = found != us.end() ? found->second : 1000;
+    return out;
+  }
+};
+
+TEST(Planner, LetsASimulatorDecideAndDropsWhatItCannotSay) {
+  Told told;
+  told.us = {
+      {"library", 500}, {"hetero_fused_1d", 300}, {"k_slab", std::numeric_limits<double>::quiet_NaN()}, {"serial", -1}};
+  Planner planner(h200(), &told);
+  const OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
+  const auto plan = planner.plan(op, {.limit = Tier::simulation});
+  EXPECT_EQ(plan->candidate.family, "hetero_fused_1d");
+  EXPECT_EQ(plan->tier, Tier::simulation);
+  EXPECT_DOUBLE_EQ(plan->estimate.us, 300);
+  EXPECT_FALSE(has(*plan, "k_slab"));
+  EXPECT_FALSE(has(*plan, "serial"));
+  EXPECT_TRUE(has(*plan, "library"));
+  EXPECT_LE(told.calls, 16);
+  const int before = told.calls;
+  EXPECT_EQ(planner.plan(op)->tier, Tier::recurrence) << "the default asks no simulator";
+  EXPECT_EQ(told.calls, before);
+}
+
+TEST(Planner, CandidatesFitTheShape) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const int64_t m : {1, 7, 300, 8192}) {
+      const OpSpec op = op_of(name, m, 2560, 8192);
+      for (const Candidate& candidate : candidates(op, h200())) {
+        EXPECT_NO_THROW((void)spec::make_schedule(op, candidate.family, candidate.degree)) << to_string(candidate);
+        const std::string& family = candidate.family;
+        EXPECT_TRUE(family != "compute" && family != "comm" && family != "limit") << family;
+      }
+    }
+  }
+  OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
+  const auto has_slab = [&] {
+    for (const Candidate& candidate : candidates(op, h200()))
+      if (candidate.family == "k_slab") return true;
+    return false;
+  };
+  EXPECT_TRUE(has_slab());
+  op.gathered = true;
+  EXPECT_FALSE(has_slab()) << "its kernel keeps no gathered A";
+}
+
+}  // namespace
+}  // namespace overlace::plan

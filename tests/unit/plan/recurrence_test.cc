@@ -1,0 +1,140 @@
+#include "src/plan/recurrence.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "src/spec/costs.h"
+
+namespace overlace::plan {
+namespace {
+
+using spec::Machine;
+using spec::OpSpec;
+
+/// Products at 1 TFLOP/s and copies at 1 GB/s, nothing else: times can be worked out by hand.
+Machine plain() {
+  Machine out;
+  out.ranks = 4;
+  out.gemm.tiles = {{1, 1, {0}, {0}}};
+  out.gemm.sustained_TFLOPs = {1};
+  out.copy.peer_GBps = out.copy.all_GBps = out.copy.local_GBps = {1};
+  out.link.egress_GBps = {1};
+  out.memory.reduce_GBps = {1e6};
+  out.collectives.all_gather_us = out.collectives.reduce_scatter_us =
+      out.collectives.all_reduce_us = {{{1, 5}, {2, 5}}};
+  return out;
+}
+
+OpSpec op_of(const char* name, int64_t m, int64_t n, int64_t k, int ranks) {
+  OpSpec out;
+  out.op = name;
+  out.m = m;
+  out.n = n;
+  out.k = k;
+  out.ranks = ranks;
+  return out;
+}
+
+double us(const OpSpec& op, const Machine& machine, const char* family, int q) {
+  return Recurrence(op, machine).us({family, q}).value();
+}
+
+TEST(Recurrence, GatherFollowsTheClosedForms) {
+  const Machine machine = plain();
+  // GEMM 2 * 1000 * 500 * 1000 / 1e6 = 1000 us; a shard of 250 x 1000 bf16 is 500 us on the link, three of them 1500.
+  const OpSpec op = op_of("ag_gemm", 1000, 500, 1000, 4);
+  EXPECT_DOUBLE_EQ(us(op, machine, "library", 1), 1005);
+  EXPECT_DOUBLE_EQ(us(op, machine, "serial", 1), 2500);
+  // The last shard is there at 1500, and is computed in 250.
+  EXPECT_DOUBLE_EQ(us(op, machine, "shard_p2p", 1), 1750);
+  EXPECT_DOUBLE_EQ(us(op, machine, "hetero_unfused_1d", 1), 1750);
+  // Chunks of all three: the last at 1500, 750 / 5 to compute.
+  EXPECT_DOUBLE_EQ(us(op, machine, "hetero_fused_1d", 5), 1650);
+  EXPECT_DOUBLE_EQ(us(op, machine, "uniform_fused_1d", 5), 1700);
+  // A fast link: what is left is the first transfer's wait, hidden by the own shard, and the GEMM.
+  Machine fast = machine;
+  fast.copy.all_GBps = {100};
+  EXPECT_DOUBLE_EQ(us(op, fast, "hetero_unfused_1d", 1), 1000);
+  EXPECT_DOUBLE_EQ(us(op, fast, "uniform_fused_1d", 5), 1000 + 3);
+}
+
+TEST(Recurrence, ScatterFollowsTheClosedForms) {
+  const Machine machine = plain();
+  // GEMM 1000 us, of which the shards of others 750; a shard of 250 x 500 bf16 is 250 us on the link.
+  const OpSpec op = op_of("gemm_rs", 1000, 500, 1000, 4);
+  EXPECT_NEAR(us(op, machine, "serial", 1), 1750, 2);
+  // First partials at 250, then the link is busy until 1000; the own shard ends at 1000 too.
+  EXPECT_NEAR(us(op, machine, "hetero_unfused_1d", 1), 1000, 2);
+  Machine slow = machine;
+  slow.copy.all_GBps = {0.5};
+  EXPECT_NEAR(us(op, slow, "hetero_unfused_1d", 1), 250 + 1500, 3);
+  EXPECT_NEAR(us(op, slow, "uniform_fused_1d", 5), 200 + 1500, 3);
+  // gemm_ar: the sums leave when the last partials have come.
+  const OpSpec ar = op_of("gemm_ar", 1000, 500, 1000, 4);
+  const double reduce_scatter = us(op, machine, "hetero_unfused_1d", 1);
+  EXPECT_NEAR(us(ar, machine, "hetero_unfused_1d", 1), reduce_scatter + 750 + 750, 5);  // all to peers, out of Z
+  EXPECT_LT(us(ar, machine, "grouped_unfused_1d", 5), us(ar, machine, "hetero_unfused_1d", 1));
+}
+
+TEST(Recurrence, LossesSlowItDownAndAddUp) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const OpSpec op = op_of(name, 1024, 512, 1024, 4);
+    const Machine machine = plain();
+    Machine lossy = machine;
+    lossy.latency.launch_us = {3};
+    lossy.latency.call_us = {7};
+    lossy.latency.flag_us = {1};
+    lossy.copy.start_us = {5};
+    lossy.copy.post_us = {2};
+    lossy.copy.trigger_us = {4};
+    lossy.latency.host_copy_us = {30};
+    lossy.contention = {{spec::Load::gemm_tensor, spec::Load::ce_in, {1.2}},
+                        {spec::Load::ce_out, spec::Load::gemm_tensor, {1.1}}};
+    for (const Candidate& candidate : candidates(op, lossy)) {
+      const std::string what = std::string(name) + " " + to_string(candidate);
+      const Recurrence model(op, lossy);
+      ASSERT_TRUE(model.us(candidate).has_value()) << what;
+      EXPECT_GT(*model.us(candidate), Recurrence(op, machine).us(candidate).value()) << what;
+      const spec::Waterfall parts = model.waterfall(candidate);
+      const double sum =
+          std::accumulate(parts.begin(), parts.end(), 0.0, [](double t, const auto& p) { return t + p.second; });
+      EXPECT_NEAR(sum, *model.us(candidate), 1e-9 * sum) << what;
+      EXPECT_EQ(parts.front().first, "ideal");
+      EXPECT_GT(parts.front().second, 0) << what;
+    }
+  }
+}
+
+TEST(Recurrence, SaysNothingOfWhatItDoesNotKnow) {
+  const Machine machine = plain();
+  const OpSpec op = op_of("ag_gemm", 16, 512, 1024, 4);
+  const Recurrence model(op, machine);
+  EXPECT_FALSE(model.us({"no_such_family", 1}).has_value());
+  EXPECT_FALSE(model.us({"hetero_fused_1d", 5}).has_value()) << "a shard of 4 rows has no 5 chunks";
+  EXPECT_FALSE(model.us({"hetero_fused_1d", 0}).has_value());
+  EXPECT_FALSE(model.us({"k_slab", 4}).has_value()) << "a machine without transports";
+  EXPECT_FALSE(model.us({"tma_slot", 4}).has_value()) << "not of ag_gemm";
+  EXPECT_TRUE(model.waterfall({"k_slab", 4}).empty());
+}
+
+TEST(Recurrence, OneKernelWaitsForItsLastWave) {
+  Machine machine = plain();
+  machine.is_gpu = true;
+  machine.sms = 4;
+  machine.gemm.tiles = {{256, 256, {0}, {1000}}};
+  machine.gemm.sustained_TFLOPs = {0};
+  machine.transport.store_GBps = {{{1, 10}, {2, 10}}};
+  machine.transport.tma_GBps = {{{1, 10}, {2, 10}}};
+  // 1024 x 256: four tiles, one wave of 1000 us; three shards of 256 x 1000 bf16 at 10 GB/s are 153.6 us.
+  const OpSpec op = op_of("ag_gemm", 1024, 256, 1000, 4);
+  EXPECT_NEAR(us(op, machine, "k_slab", 4), 153.6 / 4 + 1000, 0.1);
+  machine.transport.store_GBps = {{{1, 1}, {2, 1}}};
+  EXPECT_NEAR(us(op, machine, "k_slab", 4), 1536 + 1000.0 / 4, 0.1);
+  const OpSpec rs = op_of("gemm_rs", 1024, 256, 1000, 4);
+  EXPECT_NEAR(us(rs, machine, "tma_slot", 64), 1000 + 39.3 + 39.3 / 64, 1);
+}
+
+}  // namespace
+}  // namespace overlace::plan
