@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "bench/common/arguments.h"
+#include "bench/sim/network.h"
 #include "bench/sim/records.h"
 #include "bench/sim/speed.h"
 #include "src/base/file.h"
@@ -38,6 +39,9 @@ base::Status run(int argc, char** argv) {
   const base::Result<std::string> table = speed();
   if (!table.ok()) return table.status();
   std::fputs(table->c_str(), stdout);
+  const base::Result<std::string> messages = network_speed();
+  if (!messages.ok()) return messages.status();
+  std::fputs(("\n" + *messages).c_str(), stdout);
   return {};
 }
 
