@@ -33,13 +33,7 @@ void check_arguments(const Group& group, const Tensor& a, const std::vector<Tens
     refuse(kOp + ": " + std::to_string(biases.size()) + " biases for " + std::to_string(bs.size()) + " bs");
   for (size_t i = 0; i < bs.size(); ++i) check_factors(group, kOp, a, "a", bs[i], nth("bs", i));
   for (size_t i = 0; i < biases.size(); ++i) check_bias({kOp, nth("biases", i)}, biases[i], a, bs[i].size(1));
-  check_row_offsets(group, kOp, row_offsets);
-  if (row_offsets.empty()) return;
-  const auto rank = static_cast<size_t>(group.rank);
-  const int64_t mine = row_offsets[rank + 1] - row_offsets[rank];
-  if (mine != a.size(0))
-    refuse(kOp + ": a is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", row_offsets give it " +
-           std::to_string(mine) + " rows");
+  check_my_rows(group, kOp, "a", a, row_offsets);
 }
 
 /// The gather hides behind the widest product; the others are plain products of what was gathered.

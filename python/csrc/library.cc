@@ -7,6 +7,9 @@ STABLE_TORCH_LIBRARY(overlace, m) {
       "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> (Tensor, "
       "Tensor[])");
   m.def(
+      "ag_wgrad(Tensor x, Tensor[] dys, int gather_dim, str group, *, int[] row_offsets=[], str plan=\"\") -> "
+      "Tensor[]");
+  m.def(
       "gemm_rs(Tensor a, Tensor b, Tensor? bias, str reduce_op, int scatter_dim, str group, *, "
       "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> Tensor");
   m.def("gemm_ar(Tensor a, Tensor b, Tensor? bias, str reduce_op, str group, *, str plan=\"\") -> Tensor");

@@ -11,6 +11,13 @@ Tensor factor_of(const Tensor& like, double factor) {
   return torch::stable::fill_(torch::stable::new_empty(like, no_sizes, dtype), factor);
 }
 
+/// How messages about two tensors begin.
+std::string both_of(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
+                    const Tensor& b, const std::string& b_name) {
+  return op + ": " + a_name + " is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", " + b_name + " is " +
+         shape_of(b) + ": ";
+}
+
 Tensor multiply(const char* name, const Tensor& t, double factor) {
   std::array<StableIValue, 2> stack{torch::stable::detail::from(t), torch::stable::detail::from(factor_of(t, factor))};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "Tensor", stack.data(), TORCH_ABI_VERSION));
@@ -29,12 +36,28 @@ void check_matrix(const Argument& argument, const Tensor& t) {
 void check_factors(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
                    const Tensor& b, const std::string& b_name) {
   check_matrix({op, b_name}, b);
-  const std::string both = op + ": " + a_name + " is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", " +
-                           b_name + " is " + shape_of(b) + ": ";
-  if (a.size(1) != b.size(0)) refuse(both + "K " + std::to_string(a.size(1)) + " != " + std::to_string(b.size(0)));
-  if (a.scalar_type() != b.scalar_type()) refuse(both + "their dtypes differ");
+  if (a.size(1) != b.size(0))
+    refuse(both_of(group, op, a, a_name, b, b_name) + "K " + std::to_string(a.size(1)) +
+           " != " + std::to_string(b.size(0)));
+  check_alike(group, op, a, a_name, b, b_name);
+}
+
+void check_alike(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name, const Tensor& b,
+                 const std::string& b_name) {
+  if (a.scalar_type() != b.scalar_type()) refuse(both_of(group, op, a, a_name, b, b_name) + "their dtypes differ");
   if (a.is_cpu() != b.is_cpu() || (!a.is_cpu() && a.get_device_index() != b.get_device_index()))
-    refuse(both + "they are on different devices");
+    refuse(both_of(group, op, a, a_name, b, b_name) + "they are on different devices");
+}
+
+void check_my_rows(const Group& group, const std::string& op, const std::string& name, const Tensor& t,
+                   const std::vector<int64_t>& row_offsets) {
+  check_row_offsets(group, op, row_offsets);
+  if (row_offsets.empty()) return;
+  const auto rank = static_cast<size_t>(group.rank);
+  const int64_t mine = row_offsets[rank + 1] - row_offsets[rank];
+  if (mine != t.size(0))
+    refuse(op + ": " + name + " is " + shape_of(t) + " on rank " + std::to_string(group.rank) +
+           ", row_offsets give it " + std::to_string(mine) + " rows");
 }
 
 void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n) {

@@ -14,6 +14,12 @@ void check_matrix(const Argument& argument, const Tensor& t);
 /// b fits a: K, dtype, device.
 void check_factors(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
                    const Tensor& b, const std::string& b_name);
+/// One dtype, one device.
+void check_alike(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name, const Tensor& b,
+                 const std::string& b_name);
+/// row_offsets, if there are any, are fit and give this rank the rows of `t`.
+void check_my_rows(const Group& group, const std::string& op, const std::string& name, const Tensor& t,
+                   const std::vector<int64_t>& row_offsets);
 /// (N), on the device of a.
 void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n);
 /// What is not there yet is refused, not ignored.

@@ -5,6 +5,8 @@ Without torch, or with one that is too old, the import works and says why the op
 
 from __future__ import annotations
 
+import importlib
+
 from overlace import _library
 from overlace.errors import (
     CudaError,
@@ -25,6 +27,8 @@ from overlace.errors import (
 
 __version__ = _library.LIBRARY.ovl_version().decode()
 _WHY_NO_TORCH = _library.why_no_torch()
+_OF_TORCH = ["Context", "Plan", "Stats", "autograd", "context_of", "fake", "init", "ops", "plan"]
+_MODULES = ["compat", "compile", "nn", "parallel"]  # imported when they are named
 __all__ = [
     "CudaError",
     "Desync",
@@ -46,11 +50,14 @@ if not _WHY_NO_TORCH:
     _library.operators()
     from overlace import autograd, fake, ops
     from overlace.context import Context, Stats, context_of, init
+    from overlace.planning import Plan, plan
 
-    __all__ += ["Context", "Stats", "autograd", "context_of", "fake", "init", "ops"]
+    __all__ += ["Context", "Plan", "Stats", "autograd", "context_of", "fake", "init", "ops", "plan"]
 
 
 def __getattr__(name: str) -> object:
-    if _WHY_NO_TORCH and name in ("Context", "Stats", "autograd", "context_of", "fake", "init", "ops"):
+    if _WHY_NO_TORCH and name in (*_OF_TORCH, *_MODULES):
         raise Unsupported(f"overlace.{name}: {_WHY_NO_TORCH}")
+    if name in _MODULES:
+        return importlib.import_module(f"overlace.{name}")
     raise AttributeError(f"module 'overlace' has no attribute '{name}'")

@@ -64,6 +64,23 @@ class Info(_Sized):
     )
 
 
+class Op(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("name", c.c_char_p),
+        ("m", c.c_int64),
+        ("n", c.c_int64),
+        ("k", c.c_int64),
+        ("ranks", c.c_int32),
+        ("dtype", c.c_int32),
+        ("out_dtype", c.c_int32),
+        ("b_layout", c.c_int32),
+        ("has_bias", c.c_int32),
+        ("has_a", c.c_int32),
+        ("row_offsets", c.c_void_p),
+    )
+
+
 class Hardware(_Sized):
     _fields_ = (
         ("struct_size", c.c_size_t),

@@ -2,7 +2,7 @@
 
 | forward | gradient of the activation | gradient of the weight |
 |---|---|---|
-| Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i, of the kept AG(x) |
+| Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i: of the kept AG(x), or ag_wgrad |
 | y = RS(A W) | dA = AG(dy) W^T: ag_gemm, which also gives AG(dy) | dW = A^T AG(dy) |
 | Y = AR(A W) | dA = dY W^T, local: dY is the same on all ranks | dW = A^T dY |
 """
@@ -50,15 +50,14 @@ def _backward_ag_gemm(ctx, grad_a_full, grads):
     grad_a = _grad_of_gathered(ctx, grad_a_full if ctx.keeps_gathered else None, pairs, kept) if needs_a else None
     grad_bs: list[torch.Tensor | None] = [None] * ctx.num_bs
     if any(needs_bs):
-        gathered = kept
-        if not ctx.keeps_gathered:  # not kept by the caller: gathered once more, beside a product without columns
-            nothing = [bs[0][:, :0]]
-            gathered, _ = _ops.ag_gemm(
-                kept, nothing, [], 0, ctx.group, return_a=True, row_offsets=ctx.row_offsets, plan="family=library"
-            )
-        for i, dy in enumerate(grads):
-            if needs_bs[i] and dy is not None:
-                grad_bs[i] = gathered.t() @ dy.to(gathered.dtype)
+        wanted = [i for i, dy in enumerate(grads) if needs_bs[i] and dy is not None]
+        dys = [grads[i].to(kept.dtype) for i in wanted]
+        if ctx.keeps_gathered:
+            found = [kept.t() @ dy for dy in dys]
+        else:
+            found = _ops.ag_wgrad(kept, dys, 0, ctx.group, row_offsets=ctx.row_offsets) if dys else []
+        for i, grad in zip(wanted, found, strict=True):
+            grad_bs[i] = grad
     grad_biases: list[torch.Tensor | None] = [None] * ctx.num_biases
     for i, dtype in enumerate(ctx.bias_dtypes):
         if needs_biases[i] and grads[i] is not None:

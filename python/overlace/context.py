@@ -54,10 +54,10 @@ class Context:
             _library.LIBRARY.ovl_runtime_abort(self._runtime, b"overlace.init failed")
             _library.LIBRARY.ovl_runtime_close(self._runtime)
             raise
-        hardware = Hardware(is_gpu=int(self.is_gpu))
+        self.hardware = Hardware(is_gpu=int(self.is_gpu))
         if self.is_gpu:
-            hardware.link_bytes_per_s, hardware.flops_per_s = _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S
-        _OPERATORS.ovl_torch_add_group(self.name.encode(), channel, self.rank, self.size, c.byref(hardware))
+            self.hardware.link_bytes_per_s, self.hardware.flops_per_s = _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S
+        _OPERATORS.ovl_torch_add_group(self.name.encode(), channel, self.rank, self.size, c.byref(self.hardware))
         _contexts[self.name] = self
 
     def _info(self) -> Info:
@@ -155,6 +155,11 @@ def context_of(group: object = None) -> Context:
             f"group '{name}' has no overlace team: call overlace.init(group) on all its ranks before the first op"
         )
     return _contexts[name]
+
+
+def open_contexts() -> list[Context]:
+    """All that are open, in the order of their opening."""
+    return list(_contexts.values())
 
 
 def size_of(op: str, name: str) -> tuple[int, int]:

@@ -30,6 +30,18 @@ def _ag_gemm(
     return a_full, [a.new_empty((m, b.shape[1]), dtype=out_dtype or a.dtype) for b in bs]
 
 
+@torch.library.register_fake("overlace::ag_wgrad")
+def _ag_wgrad(x, dys, gather_dim, group, *, row_offsets=(), plan=""):
+    _, size = size_of("ag_wgrad", group)
+    m = row_offsets[-1] if row_offsets else x.shape[0] * size
+    for i, dy in enumerate(dys):
+        if x.dim() != 2 or dy.dim() != 2 or dy.shape[0] != m:
+            raise InvalidArgument(
+                f"ag_wgrad: x is {list(x.shape)}, dys[{i}] is {list(dy.shape)}, wanted two dimensions, {m} rows in dys"
+            )
+    return [x.new_empty((x.shape[1], dy.shape[1])) for dy in dys]
+
+
 @torch.library.register_fake("overlace::gemm_rs")
 def _gemm_rs(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activation="none", row_offsets=(), plan=""):
     rank, size = size_of("gemm_rs", group)

@@ -64,6 +64,7 @@ def ag_gemm(
     biases: torch.Tensor | Sequence[torch.Tensor] | None = None,
     gather_dim: int = 0,
     return_a: bool = False,
+    keep_gathered: bool = True,
     out_dtype: torch.dtype | None = None,
     row_offsets: Sequence[int] | None = None,
     plan: str = "",
@@ -76,12 +77,13 @@ def ag_gemm(
     biases: (N) for each of bs, or None.
     gather_dim: any dimension of a but the last. Another than 0 costs copies.
     return_a: give the gathered activation too.
+    keep_gathered: where a weight needs a gradient, the gathered activation is kept for it; False keeps this rank's part
+        and gathers again in backward (ag_wgrad), which all ranks must choose alike.
     out_dtype: that of a (default) or float32.
     row_offsets: where each rank's part begins along gather_dim, and the end: ranks + 1 numbers. None: equal parts.
     plan: "" (overlace decides), "family=NAME[,degree=N]", or a schedule in JSON.
 
     Gives one tensor for one b, a list for a list; with return_a a tuple of the gathered activation and that.
-    Where a weight needs a gradient the gathered activation is kept for it.
     Raises InvalidArgument (shapes, dtypes, devices, an unknown group), PlanMismatch (the ranks disagree; on all of
     them), Unsupported, Timeout, PeerLost. Maths: arXiv 2406.06858, section 2.
     """
@@ -89,7 +91,7 @@ def ag_gemm(
     factors = [bs] if is_one else list(bs)
     vectors = [] if biases is None else [biases] if isinstance(biases, torch.Tensor) else list(biases)
     matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
-    keeps = return_a or (torch.is_grad_enabled() and any(b.requires_grad for b in factors))
+    keeps = return_a or (keep_gathered and torch.is_grad_enabled() and any(b.requires_grad for b in factors))
     a_full, outs = _run(
         lambda: _ops.ag_gemm(
             matrix,
@@ -106,6 +108,31 @@ def ag_gemm(
     outs = [_as_before(out, rows, dim) for out in outs]
     result = outs[0] if is_one else outs
     return (_as_before(a_full, rows, dim), result) if return_a else result
+
+
+def ag_wgrad(
+    x: torch.Tensor,
+    dys: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    group: object,
+    gather_dim: int = 0,
+    row_offsets: Sequence[int] | None = None,
+    plan: str = "",
+) -> torch.Tensor | list[torch.Tensor]:
+    """AllGather and the gradients of the weights behind it: `(concat over ranks of x)^T dy` for each of dys.
+
+    x: (..., K), this rank's part, as ag_gemm took it. dys: (..., N) each, the rows of all ranks, of the dtype of x.
+    gather_dim, row_offsets: as in ag_gemm. plan: "" or "family=library": nothing hides this gather yet.
+
+    Gives (K, N), a list of them for a list. It has no gradient itself. Raises as ag_gemm.
+    """
+    is_one = isinstance(dys, torch.Tensor)
+    matrix, rows, dim = _rows_first("ag_wgrad", x, gather_dim, "gather_dim")
+    factors = [_rows_first("ag_wgrad", dy, dim, "gather_dim")[0] for dy in ([dys] if is_one else dys)]
+    outs = _run(
+        lambda: _ops.ag_wgrad(matrix, factors, 0, group_name(group), row_offsets=_offsets(row_offsets, rows), plan=plan)
+    )
+    return outs[0] if is_one else outs
 
 
 def gemm_rs(

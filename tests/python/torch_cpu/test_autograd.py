@@ -133,10 +133,10 @@ def only_needed(group):
     full = [torch.empty_like(x) for _ in range(group.size())]
     dist.all_gather(full, x, group=group)
     torch.testing.assert_close(w.grad, torch.cat(full).sum(0)[:, None].expand(3, 2))
-    # Without the wrapper, and nothing kept: gathered once more.
+    # Nothing kept, by choice: gathered once more.
     w.grad = None
-    _, (y,) = torch.ops.overlace.ag_gemm(x, [w], [], 0, group.group_name)
-    y.sum().backward()
+    overlace.ops.ag_gemm(x, w, group=group, keep_gathered=False).sum().backward()
+    assert overlace.context_of(group).stats().calls == calls + 5
     torch.testing.assert_close(w.grad, torch.cat(full).sum(0)[:, None].expand(3, 2))
 
 
@@ -180,6 +180,7 @@ def opcheck(group):
     for op, args, kwargs in (
         (ops.ag_gemm.default, (t(2, 4), [b, t(4, 2)], [], 0, name), {"return_a": True}),
         (ops.ag_gemm.default, (t(2, 4), [b], [t(3)], 0, name), {"plan": "family=library"}),
+        (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach(), t(2 * size, 3).detach()], 0, name), {}),
         (ops.gemm_rs.default, (a, b, None, "sum", 0, name), {}),
         (ops.gemm_rs.default, (a, b, t(3), "avg", 0, name), {}),
         (ops.gemm_ar.default, (a, b, None, "sum", name), {}),

@@ -43,6 +43,10 @@ def bad_calls(group):
         "offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 4])),
         "offsets fall": raised(lambda: ops.gemm_rs(a, b, group=group, row_offsets=[0, 5, 4])),
         "my offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 3, 6])),
+        "rows of dy": raised(lambda: ops.ag_wgrad(a, b, group=group)),
+        "plan of ag_wgrad": raised(lambda: ops.ag_wgrad(a, whole(8, 5, 1), group=group, plan="family=k_slab")),
+        "dtype of dy": raised(lambda: ops.ag_wgrad(a, whole(8, 5, 1).float(), group=group)),
+        "planned": raised(lambda: overlace.plan("ag_gemm", 8, 5, 6, dtype=torch.int8, group=group)),
         "plan": raised(lambda: ops.gemm_ar(a, b, group=group, plan="fast")),
         "degree": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=library,degree=many")),
         "family": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=none_such")),
@@ -94,6 +98,16 @@ WANTED = {
         "gemm_rs: row_offsets are [0, 5, 4], wanted 3 numbers that begin with 0 and do not fall",
     ),
     "my offsets": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, row_offsets give it 3 rows"),
+    "rows of dy": (errors.InvalidArgument, "ag_wgrad: dys[0] is [6, 5], wanted the 8 rows of all ranks"),
+    "plan of ag_wgrad": (
+        errors.Unsupported,
+        "ag_wgrad: plan is 'family=k_slab', only 'family=library' is there yet",
+    ),
+    "dtype of dy": (
+        errors.InvalidArgument,
+        "ag_wgrad: x is [4, 6] on rank 0, dys[0] is [8, 5]: their dtypes differ",
+    ),
+    "planned": (errors.InvalidArgument, "plan: dtype is torch.int8, out_dtype None, b_layout 'nk', wanted float64"),
     "plan": (
         errors.InvalidArgument,
         "gemm_ar: plan is 'fast', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule "
@@ -118,6 +132,19 @@ def test_bad_calls_say_what_is_wrong():
         assert got[name][0] is kind, (name, got[name])
         assert text in got[name][2], (name, got[name])
     assert got["JSON"][1] == "bad_schedule" and issubclass(errors.ScheduleError, ValueError)
+
+
+def planned(group):
+    plan = overlace.plan("gemm_rs", 64, 32, 16, dtype=torch.bfloat16, group=group)
+    assert plan.op == "gemm_rs" and plan.is_library, plan
+    assert plan.reason == "the GEMM rate of this machine is unknown: library", plan
+    a, b = whole(8, 6, 1), whole(6, 5, 2)
+    schedule = overlace.plan("gemm_ar", 8, 5, 6, dtype=a.dtype, group=group, b_layout="kn").schedule
+    assert torch.equal(overlace.ops.gemm_ar(a, b, group=group, plan=schedule), group.size() * (a @ b))
+
+
+def test_a_plan_says_why_and_can_be_given_back():
+    run_ranks(2, planned)
 
 
 def disagree(group):

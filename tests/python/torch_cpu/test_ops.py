@@ -176,3 +176,21 @@ def random_bits(group):
 def test_gemm_ar_gives_the_same_bits_on_all_ranks():
     first, *others = run_ranks(3, random_bits)
     assert all(other == first for other in others)
+
+
+def gradients_of_weights(group):
+    size = group.size()
+    x, dys = whole(6 * size, 8, 1), [whole(6 * size, n, n) for n in (3, 5)]
+    for got, dy in zip(overlace.ops.ag_wgrad(shard(x, group), dys, group=group), dys, strict=True):
+        assert_same(got, x.t() @ dy)
+    cube, dy = whole(6 * size, 8, 2).reshape(3, 2 * size, 8), whole(6 * size, 4, 3).reshape(3, 2 * size, 4)
+    want = cube.flatten(0, 1).t() @ dy.flatten(0, 1)
+    assert_same(overlace.ops.ag_wgrad(shard(cube, group, 1), dy, group=group, gather_dim=1), want)
+    offsets = [0, *(4 * r + 1 for r in range(1, size)), 6 * size]
+    mine = x[offsets[group.rank()] : offsets[group.rank() + 1]]
+    assert_same(overlace.ops.ag_wgrad(mine, dys[0], group=group, row_offsets=offsets), x.t() @ dys[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ag_wgrad(size):
+    run_ranks(size, gradients_of_weights)

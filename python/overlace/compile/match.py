@@ -1,0 +1,177 @@
+"""Reading a graph of aten: products, what feeds a collective, what takes its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+COLLECTIVES = {c10d.all_gather_into_tensor.default, c10d.reduce_scatter_tensor.default, c10d.all_reduce.default}
+WAIT = c10d.wait_tensor.default
+
+
+class Left(Exception):
+    """A candidate stays as it is; the text says why."""
+
+
+@dataclasses.dataclass
+class Product:
+    node: Node
+    a: Node
+    b: Node
+    bias: Node | None = None
+
+
+def shape_of(node: Node) -> torch.Size:
+    return node.meta["val"].shape
+
+
+def same(a: Any, b: Any) -> bool:
+    return statically_known_true(a == b)
+
+
+def keeps_last(view: Node) -> bool:
+    """A view that cuts the rows otherwise, and leaves the columns."""
+    before, after = shape_of(view.args[0]), shape_of(view)
+    return len(before) > 0 and len(after) > 0 and same(before[-1], after[-1])
+
+
+def is_transpose(node: Node) -> bool:
+    if node.target is aten.t.default:
+        return True
+    if node.target is aten.permute.default:
+        return list(node.args[1]) == [1, 0]
+    return node.target is aten.transpose.int and sorted(d % 2 for d in node.args[1:]) == [0, 1]
+
+
+def product_of(node: Node) -> Product | None:
+    if node.target is aten.mm.default:
+        return Product(node, *node.args)
+    if node.target is aten.addmm.default and all(factor == 1 for factor in node.kwargs.values()):
+        bias, a, b = node.args
+        return Product(node, a, b, bias)
+    return None
+
+
+def hint(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    if size.node.hint is None:
+        raise Left("a size is known at run time only")
+    return size.node.hint
+
+
+def what(node: Node) -> str:
+    return node.op if node.op != "call_function" else str(node.target).removeprefix("aten.")
+
+
+def wait_of(collective: Node) -> Node:
+    waits = [user for user in collective.users if user.target is WAIT]
+    if len(waits) != 1:
+        raise Left(f"{len(waits)} nodes wait for it, wanted one")
+    return waits[0]
+
+
+def _parts(node: Node) -> list[Node] | None:
+    """All parts of a split in order, each used once, if `node` is a cat of just those."""
+    parts = node.args[0] if node.target is aten.cat.default else []
+    split = parts[0].args[0] if parts and parts[0].target is operator.getitem else None
+    if split is None or split.target is not aten.split.Tensor or len(split.users) != len(parts):
+        return None
+    is_in_order = all(p.target is operator.getitem and p.args == (split, i) for i, p in enumerate(parts))
+    return list(parts) if is_in_order and all(len(p.users) == 1 for p in parts) else None
+
+
+def end_of_gather(wait: Node, ranks: int) -> tuple[Node, int]:
+    """Where all is together, and along which dimension: behind split and cat, or the wait itself."""
+    node = next(iter(wait.users)) if len(wait.users) == 1 else wait
+    if node.target is aten.split.Tensor and (len(node.args) < 3 or node.args[2] == 0):
+        cats = {user for part in node.users for user in part.users}
+        cat = cats.pop() if len(cats) == 1 else node
+        parts = _parts(cat)
+        if parts is not None and len(parts) == ranks:
+            return cat, (cat.args[1] if len(cat.args) > 1 else 0) % len(shape_of(cat))
+    return wait, 0
+
+
+def start_of_scatter(given: Node, ranks: int) -> tuple[Node, int]:
+    """What is scattered, and along which dimension."""
+    parts = _parts(given)
+    if parts is None or len(parts) != ranks or (given.args[1] if len(given.args) > 1 else 0) != 0:
+        return given, 0
+    split = parts[0].args[0]
+    if len(given.users) != 1:
+        raise Left("what is scattered has other users")
+    source = split.args[0]
+    return source, (split.args[2] if len(split.args) > 2 else 0) % len(shape_of(source))
+
+
+def summands(root: Node, may_view: Callable[[Node], bool]) -> list[Product]:
+    """The products whose sum `root` is; none of them, and nothing in between, has another user."""
+    stack, products = [root], []
+    while stack:
+        node = stack.pop()
+        if len(node.users) != 1:
+            raise Left("the product has other users" if product_of(node) else f"{what(node)} has other users")
+        product = product_of(node)
+        if product is not None:
+            products.append(product)
+        elif node.target in VIEWS and may_view(node):
+            stack.append(node.args[0])
+        elif node.target is aten.add.Tensor and not node.kwargs and adds_alike(node):
+            stack.extend(reversed(node.args))
+        else:
+            raise Left(f"no product feeds it, but {what(node)}")
+    return products
+
+
+def adds_alike(add: Node) -> bool:
+    """Two tensors of one shape and dtype."""
+    return all(
+        isinstance(x, Node)
+        and x.meta["val"].dtype == add.meta["val"].dtype
+        and len(shape_of(x)) == len(shape_of(add))
+        and all(same(p, q) for p, q in zip(shape_of(x), shape_of(add), strict=True))
+        for x in add.args
+    )
+
+
+@dataclasses.dataclass
+class Consumers:
+    """What takes gathered rows: products of them, sums over them (with whether the result is transposed), others."""
+
+    products: list[Product] = dataclasses.field(default_factory=list)
+    sums: list[tuple[Node, Node, bool]] = dataclasses.field(default_factory=list)  # product, other factor, transposed
+    others: list[Node] = dataclasses.field(default_factory=list)
+
+
+def consumers_of(full: Node) -> Consumers:
+    found, rows = Consumers(), [full]
+    while rows:
+        node = rows.pop()
+        is_matrix = len(shape_of(node)) == 2
+        for user in node.users:
+            product = product_of(user)
+            if user.target in VIEWS and keeps_last(user) and len(shape_of(user)) > 1:
+                rows.append(user)
+            elif is_matrix and product is not None and product.a is node and product.b is not node:
+                found.products.append(product)
+            elif is_matrix and product is not None and product.b is node and product.bias is None:
+                found.sums.append((user, product.a, True))
+            elif is_matrix and is_transpose(user):
+                for behind in user.users:
+                    product = product_of(behind)
+                    if product is not None and product.a is user and product.bias is None and product.b is not user:
+                        found.sums.append((behind, product.b, False))
+                    else:
+                        found.others.append(behind)
+            else:
+                found.others.append(user)
+    return found

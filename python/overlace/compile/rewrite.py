@@ -1,0 +1,483 @@
+"""Collectives and the products beside them in a graph of aten, and the operators that take their place.
+
+| found | becomes |
+|---|---|
+| all_gather_into_tensor, wait_tensor, then one product or several of the gathered rows | ag_gemm |
+| the same, where all that takes the gathered rows is a sum over them (gradient of a weight) | ag_wgrad |
+| product or sum of products, reduce_scatter_tensor, wait_tensor | gemm_rs |
+| product or sum of products, all_reduce, wait_tensor | gemm_ar |
+
+Views, and the split and cat by which another dimension than the first is gathered or scattered, may be in between. What
+does not fit stays as it is, with the reason in its Candidate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, Node
+
+from overlace.compile.match import (
+    COLLECTIVES,
+    VIEWS,
+    WAIT,
+    Consumers,
+    Left,
+    Product,
+    adds_alike,
+    aten,
+    c10d,
+    consumers_of,
+    end_of_gather,
+    hint,
+    keeps_last,
+    shape_of,
+    start_of_scatter,
+    summands,
+    wait_of,
+    what,
+)
+
+if TYPE_CHECKING:
+    from overlace.context import Context
+
+_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+_MAX_MOVED = 64  # nodes that may be computed earlier for one operand
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A collective of a graph. became: the operator that took its place, empty where it was left; reason: why."""
+
+    collective: str
+    group: str
+    became: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What would be computed, for who decides whether it is worth it. Sizes as overlace.plan takes them."""
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    bias: bool = False
+    return_a: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """context: of a group's name, or raises Left. decide: why to rewrite, or raises Left. plan: for the operators."""
+
+    context: Callable[[str], Context]
+    decide: Callable[[Context, Problem], str]
+    plan: str = ""
+
+
+def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
+    """Rewrites what it can; one Candidate per collective, in the order of the graph."""
+    collectives = [n for n in graph.nodes if n.op == "call_function" and n.target in COLLECTIVES]
+    if not collectives:
+        return []
+    _free_sizes(graph)
+    rewriter = _Rewriter(graph, rules)
+    handlers = {
+        c10d.all_gather_into_tensor.default: rewriter.gather,
+        c10d.reduce_scatter_tensor.default: rewriter.reduce,
+        c10d.all_reduce.default: rewriter.reduce,
+    }
+    found = []
+    for node in collectives:
+        name, group = node.name, node.args[-1]
+        try:
+            became, reason = handlers[node.target](node)
+        except Left as why:
+            became, reason = "", str(why)
+        found.append(Candidate(name, str(group), became, reason))
+    return found
+
+
+def _free_sizes(graph: Graph) -> None:
+    """Sizes that are read from a result, but are a multiple of one of the inputs: computed from that, so that results
+    are not kept for their sizes."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    known: dict[Any, Node] = {}
+    origins: dict[Any, tuple[Node, int]] = {}
+    for node in inputs:
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            known.setdefault(val.node.expr, node)
+        for d, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                origins.setdefault(size.node.expr, (node, d))
+    for node in [n for n in graph.nodes if n.target is aten.sym_size.int and n.args[0].op != "placeholder"]:
+        val = node.meta["val"]
+        if isinstance(val, int):
+            continue
+        factor, symbol = val.node.expr.as_coeff_Mul()
+        if not factor.is_Integer or symbol not in known | origins:
+            continue
+        if symbol not in known:
+            of, d = origins[symbol]
+            with graph.inserting_after(inputs[-1]):
+                known[symbol] = graph.call_function(aten.sym_size.int, (of, d))
+            known[symbol].meta["val"] = shape_of(of)[d]
+        new = known[symbol]
+        if factor != 1:
+            with graph.inserting_before(node):
+                new = graph.call_function(operator.mul, (new, int(factor)))
+            new.meta["val"] = val
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+class _Rewriter:
+    def __init__(self, graph: Graph, rules: Rules) -> None:
+        self.graph, self.rules = graph, rules
+        # Where a node stands; new ones lie between their neighbours.
+        self.position: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
+        self.last: Node | None = None  # new nodes come behind it
+        self.like: Node | None = None  # they tell of the same lines of the user's program
+
+    def call(self, target: Any, *args: Any, val: Any = None, **kwargs: Any) -> Node:
+        with self.graph.inserting_after(self.last):
+            node = self.graph.call_function(target, args, kwargs)
+        if val is None:
+            of = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+            val = target(*of[0], **of[1])
+        node.meta["val"] = val
+        if self.like is not None and "stack_trace" in self.like.meta:
+            node.meta["stack_trace"] = self.like.meta["stack_trace"]
+        self.position[node] = math.floor(self.position[self.last]) + 0.5
+        self.last = node
+        return node
+
+    def size(self, node: Node, dim: int) -> int | Node:
+        """As an argument: a number, or a node where it may change."""
+        size = shape_of(node)[dim]
+        return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim, val=size)
+
+    def sizes(self, node: Node) -> list[int | Node]:
+        """Those that rows_back asks for, of all dimensions."""
+        dims = range(len(shape_of(node)))
+        return [self.size(node, d) for d in dims] if len(dims) > 2 else [-1] * len(dims)
+
+    def rows_first(self, node: Node, dim: int) -> Node:
+        """As a matrix whose rows are cut along `dim`."""
+        others = [d for d in range(len(shape_of(node))) if d != dim]
+        if dim != 0:
+            node = self.call(aten.permute.default, node, [dim, *others])
+        return self.as_matrix(node)
+
+    def rows_back(self, matrix: Node, sizes: Sequence[int | Node], dim: int) -> Node:
+        """The inverse; `sizes` of the result, but for `dim` and the last."""
+        num_dims = len(sizes)
+        if num_dims == 2:
+            return matrix
+        inner = [d for d in range(num_dims - 1) if d != dim]
+        node = self.call(aten.reshape.default, matrix, [-1, *(sizes[d] for d in inner), self.size(matrix, 1)])
+        if dim == 0:
+            return node
+        order = [inner.index(d) + 1 if d != dim else 0 for d in range(num_dims - 1)]
+        node = self.call(aten.permute.default, node, [*order, num_dims - 1])
+        return self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+    def as_matrix(self, node: Node) -> Node:
+        if len(shape_of(node)) == 2:
+            return node
+        return self.call(aten.reshape.default, node, [-1, self.size(node, -1)])
+
+    def erase(self, *nodes: Node) -> None:
+        """Those that nothing uses any more, and then what fed them alone."""
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            is_ours = node.target in COLLECTIVES or node.target is WAIT
+            if node._erased or node.users or node.op != "call_function" or (node.is_impure() and not is_ours):
+                continue
+            inputs = node.all_input_nodes
+            self.graph.erase_node(node)
+            stack.extend(inputs)
+
+    def replace(self, collective: Node, wait: Node, new: Node) -> None:
+        for old in (wait, collective):  # what was kept without waiting is complete now
+            old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not wait)
+
+    def moved(self, operands: Sequence[Node], behind: Node, not_there: set[Node]) -> list[Node]:
+        """What must be computed right behind `behind`, so that `operands` are there; in order."""
+        order: list[Node] = []
+        seen: set[Node] = set()
+
+        def visit(node: Node) -> None:
+            if node in not_there:
+                raise Left("its other operand depends on the collective")
+            if node in seen or self.position[node] <= self.position[behind]:
+                return
+            seen.add(node)
+            is_plain = node.op in ("call_function", "get_attr") and not node.is_impure()
+            if len(seen) > _MAX_MOVED or not is_plain or node.target in COLLECTIVES:
+                raise Left("its other operand is computed later")
+            for given in node.all_input_nodes:
+                visit(given)
+            order.append(node)
+
+        for operand in operands:
+            visit(operand)
+        return order
+
+    def begin(self, behind: Node, order: Sequence[Node], like: Node) -> None:
+        """New nodes come behind this one, and behind those of `order`, which move there."""
+        self.last, self.like = behind, like
+        for node in order:
+            self.last.append(node)
+            self.position[node] = math.floor(self.position[behind]) + 0.5
+            self.last = node
+
+    # ---- all-gather ----
+
+    def gather(self, collective: Node) -> tuple[str, str]:
+        _, ranks, name = collective.args
+        context = self.rules.context(name)
+        wait = wait_of(collective)
+        full, dim = end_of_gather(wait, ranks)
+        shape, dtype = shape_of(full), full.meta["val"].dtype
+        if len(shape) < 2:
+            raise Left("it gathers a vector")
+        if dim == len(shape) - 1:
+            raise Left("it gathers the dimension that is summed over")
+        if dtype not in _DTYPES:
+            raise Left(f"it gathers {dtype}")
+        consumers = consumers_of(full)
+        is_kept = len(collective.users) > 1
+        if is_kept and dim != 0:
+            raise Left("what came is kept in the order of the ranks")
+        products, order, why = self._fitting(consumers, full, dtype)
+        if not products:
+            if consumers.sums and not consumers.others and not is_kept:
+                return self._weight_gradients(consumers, collective, full, dim, context)
+            first = consumers.others or [wait]
+            raise Left(why or f"no product takes the gathered rows, but {what(first[0])}")
+        num_fitting = len(consumers.products)
+        needs_full = bool(consumers.others or consumers.sums or is_kept or len(products) < num_fitting)
+        rows = math.prod(hint(size) for size in shape[:-1])
+        widest = max(hint(shape_of(p.b)[1]) for p in products)
+        has_bias = any(p.bias is not None for p in products)
+        problem = Problem("ag_gemm", rows, widest, hint(shape[-1]), dtype, has_bias, needs_full)
+        reason = self.rules.decide(context, problem)
+
+        self.begin(full, order, products[0].node)
+        self._ag_gemm(products, collective, full, dim, needs_full)
+        self.erase(full)
+        notes = [f"{len(products)} products"] if len(products) > 1 else []
+        notes += ["the gathered rows are a result too"] if needs_full else []
+        return "ag_gemm", "; ".join([*notes, reason])
+
+    def _fitting(self, consumers: Consumers, full: Node, dtype: torch.dtype) -> tuple[list[Product], list[Node], str]:
+        """The products that can be part of one call, what must be computed earlier for them, why not the others."""
+        products, order, why = [], [], ""
+        for product in sorted(consumers.products, key=lambda p: self.position[p.node]):
+            operands = [product.b] if product.bias is None else [product.b, product.bias]
+            try:
+                if any(x.meta["val"].dtype != dtype for x in (product.node, *operands)):
+                    raise Left("the dtypes of a product differ")
+                if product.bias is not None and len(shape_of(product.bias)) != 1:
+                    raise Left("what is added to the product is no vector")
+                order += [n for n in self.moved(operands, full, {full}) if n not in order]
+                products.append(product)
+            except Left as left:
+                why = str(left)
+        return products, order, why
+
+    def _ag_gemm(self, products: list[Product], collective: Node, full: Node, dim: int, needs_full: bool) -> None:
+        shard, _, group = collective.args
+        a = self.rows_first(shard, dim)
+        biases = [p.bias for p in products]
+        has_all = all(b is not None for b in biases)
+        outs = [p.node.meta["val"] for p in products]
+        val = full.meta["val"]
+        gathered = val.new_empty((outs[0].shape[0], val.shape[-1])) if needs_full else val.new_empty((0, 0))
+        kwargs: dict[str, Any] = {"return_a": True} if needs_full else {}
+        if self.rules.plan:
+            kwargs["plan"] = self.rules.plan
+        both = self.call(
+            torch.ops.overlace.ag_gemm.default,
+            a,
+            [p.b for p in products],
+            biases if has_all else [],
+            0,
+            group,
+            val=(gathered, outs),
+            **kwargs,
+        )
+        of_all = self.call(operator.getitem, both, 1, val=outs)
+        for i, product in enumerate(products):
+            new = self.call(operator.getitem, of_all, i, val=outs[i])
+            if not has_all and product.bias is not None:
+                new = self.call(aten.add.Tensor, new, product.bias, val=outs[i])
+            if dim != 0:
+                new = self.as_matrix(self.rows_back(new, self.sizes(shard), dim))
+            product.node.replace_all_uses_with(new)
+            self.erase(product.node)
+        if needs_full:
+            new = self.rows_back(self.call(operator.getitem, both, 0, val=gathered), self.sizes(shard), dim)
+            full.replace_all_uses_with(new)
+            collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
+
+    def _weight_gradients(
+        self, consumers: Consumers, collective: Node, full: Node, dim: int, context: Context
+    ) -> tuple[str, str]:
+        shard, _, name = collective.args
+        dtype = full.meta["val"].dtype
+        nodes = [node for node, *_ in consumers.sums]
+        first = min(nodes, key=self.position.__getitem__)
+        factors = [factor for _, factor, _ in consumers.sums]
+        if any(factor.meta["val"].dtype != dtype for factor in factors):
+            raise Left("the dtypes of a product differ")
+        rows, k = math.prod(hint(size) for size in shape_of(full)[:-1]), hint(shape_of(full)[-1])
+        widest = max(hint(factor.meta["val"].numel()) // max(rows, 1) for factor in factors)
+        reason = self.rules.decide(context, Problem("ag_wgrad", rows, widest, k, dtype))
+        order = self.moved(factors, first.prev, {full, *nodes})
+        self.begin(first.prev, order, first)
+        x = self.rows_first(shard, dim)
+        dys = []
+        for _, factor, is_transposed in consumers.sums:
+            dy = self.call(aten.permute.default, factor, [1, 0]) if is_transposed else factor
+            dys.append(dy if dim == 0 else self._in_gathered_order(dy, shard, dim))
+        results = [x.meta["val"].new_empty((shape_of(x)[1], shape_of(dy)[1])) for dy in dys]
+        kwargs = {"plan": self.rules.plan} if self.rules.plan else {}
+        every = self.call(torch.ops.overlace.ag_wgrad.default, x, dys, 0, name, val=results, **kwargs)
+        for i, (node, _, is_transposed) in enumerate(consumers.sums):
+            new = self.call(operator.getitem, every, i, val=results[i])
+            if is_transposed:
+                new = self.call(aten.permute.default, new, [1, 0])
+                new = self.call(aten.clone.default, new, memory_format=torch.contiguous_format)
+            node.replace_all_uses_with(new)
+        self.erase(*nodes)
+        return "ag_wgrad", reason
+
+    def _in_gathered_order(self, matrix: Node, shard: Node, dim: int) -> Node:
+        """Rows as they are gathered along `dim`, of a matrix whose rows are in the order of the user's tensor."""
+        leading = [-1 if d == dim else size for d, size in enumerate(self.sizes(shard)[:-1])]
+        return self.rows_first(self.call(aten.reshape.default, matrix, [*leading, self.size(matrix, 1)]), dim)
+
+    # ---- reduce-scatter and all-reduce ----
+
+    def reduce(self, collective: Node) -> tuple[str, str]:
+        is_scatter = collective.target is c10d.reduce_scatter_tensor.default
+        op = "gemm_rs" if is_scatter else "gemm_ar"
+        given, reduce_op, name = collective.args[0], collective.args[1], collective.args[-1]
+        context = self.rules.context(name)
+        wait = wait_of(collective)
+        if reduce_op not in ("sum", "avg"):
+            raise Left(f"the reduction is '{reduce_op}'")
+        source, dim = start_of_scatter(given, context.size) if is_scatter else (given, 0)
+        shape, dtype = shape_of(source), source.meta["val"].dtype
+        if dtype not in _DTYPES:
+            raise Left(f"it reduces {dtype}")
+        if is_scatter and (len(shape) < 2 or dim == len(shape) - 1):
+            raise Left("it scatters the columns of the product")
+        products = summands(source, keeps_last if is_scatter else lambda view: True)
+        if any(p.node.meta["val"].dtype != dtype or p.a.meta["val"].dtype != dtype for p in products):
+            raise Left("the dtypes of a product differ")
+        bias = self._bias_of(products, reduce_op, context.size)
+        if is_scatter and (late := self._merged_into(wait, source, dim, products, context)) is not None:
+            return op, f"part of {late.name}: the sums are added before they are scattered"
+        reason = self.rules.decide(context, _problem_of(op, products, bias is not None))
+        sizes = _written_sizes(source) if is_scatter or len(shape) != 2 else [-1, -1]
+
+        self.begin(collective.prev, [], products[0].node)
+        factors = [p.a if dim == 0 else self.rows_first(self._unflattened(p.a, sizes), dim) for p in products]
+        a, b = factors[0], products[0].b
+        if len(products) > 1:
+            a = self.call(aten.cat.default, factors, 1)
+            b = self.call(aten.cat.default, [p.b for p in products])
+        kwargs = {"plan": self.rules.plan} if self.rules.plan else {}
+        like = wait.meta["val"]
+        operands = (a, b, bias, reduce_op, *([0] if is_scatter else []), name)
+        val = like if len(shape) == 2 else like.new_empty((like.numel() // shape_of(b)[1], shape_of(b)[1]))
+        new = self.call(getattr(torch.ops.overlace, op).default, *operands, val=val, **kwargs)
+        if is_scatter:
+            new = self.rows_back(new, sizes, dim)
+        elif len(shape) != 2:
+            new = self.call(aten.reshape.default, new, sizes)
+        wait.replace_all_uses_with(new)
+        collective.replace_all_uses_with(new, delete_user_cb=lambda user: user is not wait)
+        self.erase(wait)
+        return op, f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
+
+    def _merged_into(
+        self, wait: Node, source: Node, dim: int, products: list[Product], context: Context
+    ) -> Node | None:
+        """The later reduce-scatter whose result is added to this one, if one call can compute both: it gets the sum."""
+        add = next(iter(wait.users)) if len(wait.users) == 1 else wait
+        if add.target is not aten.add.Tensor or add.kwargs or add.args[0] is add.args[1] or not adds_alike(add):
+            return None
+        other = add.args[0] if add.args[1] is wait else add.args[1]
+        late = other.args[0] if other.target is WAIT else other
+        if late.target is not wait.args[0].target or late.args[1:] != wait.args[0].args[1:]:
+            return None
+        try:
+            late_source, late_dim = start_of_scatter(late.args[0], context.size)
+            more = summands(late_source, keeps_last)
+            if any(p.bias is not None for p in (*products, *more)):
+                return None
+            self.rules.decide(context, _problem_of("gemm_rs", [*products, *more], False))
+        except Left:
+            return None
+        is_alike = late_dim == dim and len(shape_of(late_source)) == len(shape_of(source))
+        alone = len(other.users) == 1 and len(late.users) == 1 and len(wait.args[0].users) == 1
+        if not (is_alike and alone and self.position[source] < self.position[late_source]):
+            return None
+        user = next(iter(late_source.users))
+        self.begin(late_source, [], products[0].node)
+        both = self.call(aten.add.Tensor, source, late_source, val=late_source.meta["val"])
+        user.replace_input_with(late_source, both)
+        add.replace_all_uses_with(other)
+        self.erase(add)
+        return late
+
+    def _unflattened(self, a: Node, sizes: Sequence[int | Node]) -> Node:
+        return self.call(aten.reshape.default, a, [*sizes[:-1], self.size(a, 1)])
+
+    def _bias_of(self, products: list[Product], reduce_op: str, ranks: int) -> Node | None:
+        """What is added once. A rank's part of a vector that all hold alike is that vector over the ranks."""
+        biases = [p.bias for p in products if p.bias is not None]
+        if not biases:
+            return None
+        bias = biases[0]
+        is_part = (
+            bias.target in (aten.div.Tensor, aten.div.Scalar) and bias.args[1] == ranks and len(shape_of(bias)) == 1
+        )
+        if len(biases) > 1 or not is_part or reduce_op != "sum" or not isinstance(bias.args[0], Node):
+            raise Left("each rank adds a vector of its own")
+        return bias.args[0]
+
+
+def _problem_of(op: str, products: list[Product], bias: bool) -> Problem:
+    """Of the sum of the products as one."""
+    m, n = (hint(size) for size in shape_of(products[0].node))
+    k = sum(hint(shape_of(p.a)[1]) for p in products)
+    return Problem(op, m, n, k, products[0].node.meta["val"].dtype, bias)
+
+
+def _written_sizes(source: Node) -> list[int | Node]:
+    """Sizes of a tensor that is going to be erased, as numbers and as nodes that stay."""
+    shape = shape_of(source)
+    if len(shape) == 2:
+        return [-1, -1]
+    node = source
+    while node.target is aten.add.Tensor:
+        node = node.args[0]
+    written = list(node.args[1]) if node.target in VIEWS else [-1] * len(shape)
+    sizes = [size if isinstance(size, int) else given for size, given in zip(shape, written, strict=True)]
+    if sum(isinstance(size, int) and size == -1 for size in sizes) > 0:
+        raise Left("a size is known at run time only")
+    return sizes

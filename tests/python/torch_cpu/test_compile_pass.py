@@ -1,0 +1,357 @@
+"""The pass of overlace.compile: what becomes of graphs, that they compute the same, and why others are left."""
+
+import pytest
+from ranks import assert_same, overlace, run_ranks, torch, whole
+
+compile_ = overlace.compile
+dist = torch.distributed
+fc = torch.distributed._functional_collectives
+CALLS = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}
+COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "mm", "addmm"}
+
+
+def traced(function, inputs, mode="fake"):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, tracing_mode=mode)(*inputs)
+
+
+def skeleton(graph):
+    """The operators and collectives of a graph, in order, with where their operands come from."""
+    number = {}
+
+    def source(x):
+        while isinstance(x, torch.fx.Node) and x not in number and x.all_input_nodes and x.op != "placeholder":
+            x = x.all_input_nodes[0]
+        return number.get(x, getattr(x, "name", x))
+
+    lines = []
+    for node in graph.nodes:
+        name = str(node.target).split(".")[-2] if "." in str(node.target) else ""
+        if node.op != "call_function" or name not in CALLS | COLLECTIVES:
+            continue
+        number[node] = f"%{len(number)}"
+        operands = [source(x) for x in node.all_input_nodes]
+        lines.append(f"{number[node]} = {name}({', '.join(operands)})")
+    return lines
+
+
+def passed(function, inputs, when="always", mode="fake", plan="", groups=None):
+    """The graph behind the pass, checked and run; its candidates."""
+    module = traced(function, inputs, mode)
+    compile_.report(clear=True)
+    compile_.Pass(groups, when=when, plan=plan)(module.graph)
+    module.graph.lint()
+    module.recompile()
+    return module, compile_.report(clear=True).candidates
+
+
+def gathered(x, dim, group):
+    return fc.all_gather_tensor(x, dim, group)
+
+
+def scattered(x, dim, group, op="sum"):
+    return fc.reduce_scatter_tensor(x, op, dim, group)
+
+
+def column(x, ws, dim, group):
+    full = gathered(x, dim, group)
+    return [full @ w.t() for w in ws]
+
+
+def graphs(group):
+    """name: function, inputs; each is rewritten whole."""
+    n = group.size()
+    x, cube, ws = whole(4, 8, 1), whole(4 * n * 3, 8, 2).reshape(3, 4 * n, 8), [whole(k, 8, k) for k in (6, 5)]
+    a, b, bias = whole(4 * n, 6, 3), whole(5, 6, 4), whole(1, 5, 5)[0]
+    mine = cube[:, :4].contiguous()
+    dy = whole(4 * n, 5, 6)
+    linear = torch.nn.functional.linear
+    return {
+        "column": (lambda x, w: gathered(x, 0, group) @ w.t(), (x, ws[0])),
+        "qkv": (lambda x, v, w: column(x, (v, w), 0, group), (x, *ws)),
+        "cube": (lambda x, w: column(x, (w,), 0, group), (cube, ws[0])),
+        "cube along 1": (lambda x, v, w: column(x, (v, w), 1, group), (mine, *ws)),
+        "bias": (lambda x, w, c: linear(gathered(x, 0, group), w, c), (x, ws[1], bias)),
+        "kept": (lambda x, w: ((f := gathered(x, 0, group)) @ w.t(), f.sum()), (x, ws[0])),
+        "kept along 1": (lambda x, w: ((f := gathered(x, 1, group)) @ w.t(), f + 1), (mine, ws[0])),
+        "gradients behind rs": (
+            lambda dy, w, a: ((f := gathered(dy, 0, group)) @ w, f.t() @ a),
+            (dy[:4], whole(5, 6, 8), a),
+        ),
+        "weight gradient": (lambda x, dy: gathered(x, 0, group).t() @ dy, (x, dy)),
+        "weight gradient of t": (lambda x, dy: dy.t() @ gathered(x, 0, group), (x, dy)),
+        "weight gradient along 1": (
+            lambda x, dy: gathered(x, 1, group).flatten(0, 1).t() @ dy.flatten(0, 1),
+            (mine, whole(3 * 4 * n, 5, 7).reshape(3, 4 * n, 5)),
+        ),
+        "row": (lambda a, b: scattered(a @ b.t(), 0, group), (a, b)),
+        "row of cube": (lambda a, b: scattered(a @ b.t(), 0, group), (cube.movedim(1, 0).contiguous(), whole(5, 8, 9))),
+        "row along 1": (lambda a, b: scattered(a @ b.t(), 1, group), (cube, whole(5, 8, 9))),
+        "row avg": (lambda a, b: scattered(a @ b.t(), 0, group, "avg"), (a * n, b)),
+        "row bias": (lambda a, b, c: scattered(linear(a, b, c / n), 0, group), (a, b, bias * n)),
+        "row of sum": (
+            lambda a, b, d, e: scattered(a @ b.t() + d @ e.t(), 0, group),
+            (a, b, whole(4 * n, 7, 8), whole(5, 7, 9)),
+        ),
+        "row of sum along 1": (
+            lambda a, b, e: scattered(a @ b.t() + (a + 1) @ e.t(), 1, group),
+            (cube, whole(5, 8, 8), whole(5, 8, 9)),
+        ),
+        "sum of rows": (
+            lambda a, b, e: scattered(a @ b.t(), 1, group) + scattered(a @ e.t(), 1, group),
+            (cube, whole(5, 8, 8), whole(5, 8, 9)),
+        ),
+        "reduced": (lambda a, b: fc.all_reduce(a @ b.t(), "sum", group), (a, b)),
+        "reduced cube": (lambda a, b: fc.all_reduce(a @ b.t(), "sum", group), (cube, whole(5, 8, 9))),
+    }
+
+
+GOLDEN = {
+    "column": ["%0 = ag_gemm(x_1, w_1)"],
+    "qkv": ["%0 = ag_gemm(x_1, v_1, w_1)"],
+    "cube": ["%0 = ag_gemm(x_1, w_1)"],
+    "cube along 1": ["%0 = ag_gemm(x_1, v_1, w_1)"],
+    "bias": ["%0 = ag_gemm(x_1, w_1, c_1)"],
+    "kept": ["%0 = ag_gemm(x_1, w_1)"],
+    "kept along 1": ["%0 = ag_gemm(x_1, w_1)"],
+    "gradients behind rs": ["%0 = ag_gemm(dy_1, w_1)", "%1 = mm(%0, a_1)"],
+    "weight gradient": ["%0 = ag_wgrad(x_1, dy_1)"],
+    "weight gradient of t": ["%0 = ag_wgrad(x_1, dy_1)"],
+    "weight gradient along 1": ["%0 = ag_wgrad(x_1, dy_1)"],
+    "row": ["%0 = gemm_rs(a_1, b_1)"],
+    "row of cube": ["%0 = gemm_rs(a_1, b_1)"],
+    "row along 1": ["%0 = gemm_rs(a_1, b_1)"],
+    "row avg": ["%0 = gemm_rs(a_1, b_1)"],
+    "row bias": ["%0 = gemm_rs(a_1, b_1, c_1)"],
+    "row of sum": ["%0 = gemm_rs(a_1, b_1)"],
+    "row of sum along 1": ["%0 = gemm_rs(a_1, b_1)"],
+    "sum of rows": ["%0 = gemm_rs(a_1, b_1)"],
+    "reduced": ["%0 = gemm_ar(a_1, b_1)"],
+    "reduced cube": ["%0 = gemm_ar(a_1, b_1)"],
+}
+
+
+def flat(values):
+    return torch.utils._pytree.tree_leaves(values)
+
+
+def all_graphs(group, mode):
+    found = {}
+    for name, (function, inputs) in graphs(group).items():
+        module, candidates = passed(function, inputs, mode=mode)
+        for got, want in zip(flat(module(*inputs)), flat(function(*inputs)), strict=True):
+            assert_same(got, want)
+            assert got.stride() == want.stride() or got.numel() == 0, (name, got.stride(), want.stride())
+        assert all(c.became and c.group == group.group_name for c in candidates), (name, candidates)
+        found[name] = skeleton(module.graph)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_patterns_become_operators_that_compute_the_same(mode):
+    for found in run_ranks(2, all_graphs, mode):
+        assert found == GOLDEN
+
+
+def left_alone(group):
+    """name: function, inputs, words of the reason."""
+    n = group.size()
+    x, w, a, b = whole(4, 8, 1), whole(6, 8, 2), whole(4 * n, 6, 3), whole(5, 6, 4)
+    alone = dist.new_group([group.rank()], use_local_synchronization=True)
+
+    def dependent(x):
+        full = gathered(x, 0, group)
+        return full @ (full.t() + 1)[:, :5]
+
+    def with_two_users(a, b):
+        y = a @ b.t()
+        return scattered(y, 0, group), y
+
+    return {
+        "no product": (lambda x: gathered(x, 0, group) + 1, (x,), "no product takes the gathered rows, but add.T"),
+        "columns": (
+            lambda x, w: gathered(x, 1, group) @ w.repeat(1, n).t(),
+            (x, w),
+            "the dimension that is summed over",
+        ),
+        "vector": (lambda v: gathered(v, 0, group), (x[0],), "it gathers a vector"),
+        "dependent": (dependent, (x,), "its other operand depends on the collective"),
+        "integers": (lambda x: gathered(x, 0, group), (x.long(),), "it gathers torch.int64"),
+        "no team": (
+            lambda x, w: gathered(x, 0, alone) @ w.t(),
+            (x, w),
+            f"group '{alone.group_name}' has no overlace team",
+        ),
+        "two users": (with_two_users, (a, b), "the product has other users"),
+        "no product before": (lambda a: scattered(a * 2, 0, group), (a,), "no product feeds it, but mul.Tensor"),
+        "scattered columns": (lambda a, b: scattered(a @ b, 1, group), (a, whole(6, 4, 4)), "columns of the product"),
+        "max": (lambda a, b: fc.all_reduce(a @ b.t(), "max", group), (a, b), "the reduction is 'max'"),
+        "own bias": (
+            lambda a, b, c: scattered(torch.addmm(c, a, b.t()), 0, group),
+            (a, b, b[:, 0].clone()),
+            "each rank adds a vector of its own",
+        ),
+        "converted": (
+            lambda a, b: scattered((a @ b.t()).float(), 0, group),
+            (a, b),
+            "no product feeds it, but _to_copy",
+        ),
+    }
+
+
+def reasons(group):
+    for name, (function, inputs, words) in left_alone(group).items():
+        module, candidates = passed(function, inputs)
+        (candidate,) = candidates
+        assert not candidate.became and words in candidate.reason, (name, candidate)
+        assert not CALLS & {line.split()[2].partition("(")[0] for line in skeleton(module.graph)}, name
+    x, w = whole(4, 8, 1), whole(6, 8, 2)
+    for options, words in (
+        ({"when": "gain"}, "nothing to gain: the GEMM rate of this machine is unknown: library"),
+        ({"groups": []}, "is none of those that enable() was given"),
+    ):
+        _, (candidate,) = passed(lambda x, w: gathered(x, 0, group) @ w.t(), (x, w), **options)
+        assert not candidate.became and words in candidate.reason
+    _, (candidate,) = passed(lambda a, b: scattered(a @ b.t(), 0, group), (x, w), when="gain")
+    assert not candidate.became and "nothing to gain" in candidate.reason
+    # A product that does not fit stays, and takes what the operator gathered for the other.
+    module, (candidate,) = passed(lambda x, w: ((f := gathered(x, 0, group)) @ w.t(), f @ (f.t() + 1)), (x, w))
+    assert candidate.became == "ag_gemm" and "the gathered rows are a result too" in candidate.reason
+    assert skeleton(module.graph) == ["%0 = ag_gemm(x_1, w_1)", "%1 = mm(%0, %0)"]
+    text = str(overlace.compile.Report((candidate,)))
+    assert text.splitlines()[1].split()[:3] == ["all_gather_into_tensor", group.group_name, "ag_gemm"]
+
+
+def test_what_is_left_says_why():
+    run_ranks(2, reasons)
+
+
+def enabled(group):
+    config = torch._inductor.config
+    seen = []
+    config.post_grad_custom_pre_pass = seen.append
+    try:
+        with compile_.enable(group, when="always") as mine:
+            assert config.post_grad_custom_pre_pass is mine.own and mine.own.uuid() is None
+            with pytest.raises(overlace.InvalidArgument, match="enabled already"):
+                compile_.enable()
+            graph = traced(lambda x: gathered(x, 0, group) @ x.t(), (whole(4, 8, 1),)).graph
+            config.post_grad_custom_pre_pass(graph)
+            assert seen == [graph] and compile_.report().candidates[-1].became == "ag_gemm"
+        assert config.post_grad_custom_pre_pass == seen.append
+    finally:
+        config.post_grad_custom_pre_pass = None
+    uuids = {compile_.Pass(*given).uuid() for given in ((None,), (group,))}
+    uuids |= {compile_.Pass(when="always").uuid(), compile_.Pass(plan="family=library").uuid()}
+    assert len(uuids) == 4 and compile_.Pass().uuid() in uuids
+    with pytest.raises(overlace.InvalidArgument, match="when is 'often', wanted one of gain, always"):
+        compile_.enable(when="often")
+    with pytest.raises(overlace.InvalidArgument, match="group 'tp' has no overlace team"):
+        compile_.enable("tp")
+
+
+def test_enable_chains_passes_and_names_its_options():
+    run_ranks(2, enabled)
+
+
+class Block(torch.nn.Module):
+    """A Llama-style block whose projections torch's own styles split."""
+
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.norms = nn.ModuleList(nn.RMSNorm(8, dtype=torch.float64) for _ in range(2))
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8, bias=False, dtype=torch.float64) for _ in range(4))
+        self.gate, self.up = (nn.Linear(8, 12, bias=False, dtype=torch.float64) for _ in range(2))
+        self.down = nn.Linear(12, 8, dtype=torch.float64)
+
+    def forward(self, x):  # (batch, sequence, 8)
+        h = self.norms[0](x)
+        q, k, v = (layer(h).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(attended.transpose(1, 2).flatten(-2))
+        h = self.norms[1](x)
+        return x + self.down(torch.nn.functional.silu(self.gate(h)) * self.up(h))
+
+
+def parallel_block(group):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import parallel as styles
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    torch.manual_seed(21)
+    column, row = styles.ColwiseParallel(input_layouts=Shard(1)), styles.RowwiseParallel(output_layouts=Shard(1))
+    plan = {f"norms.{i}": styles.SequenceParallel() for i in range(2)}
+    plan |= {name: column for name in ("q", "k", "v", "gate", "up")} | {"o": row, "down": row}
+    return styles.parallelize_module(Block(), mesh, plan)
+
+
+def step(model, x):
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad] + [p.grad.full_tensor() for p in model.parameters()]
+
+
+def compiled(group, make, backend, shapes):
+    torch._dynamo.reset()
+    model = make(group)
+    compile_.report(clear=True)
+    with compile_.enable(group, when="always"):
+        faster = torch.compile(model, backend=backend, fullgraph=True)
+        for shape in shapes:
+            torch.manual_seed(group.rank())
+            x = torch.randn(shape, dtype=torch.float64)
+            calls = overlace.context_of(group).stats().calls
+            got = step(faster, x)
+            assert overlace.context_of(group).stats().calls > calls
+            for mine, want in zip(got, step(model, x), strict=True):
+                torch.testing.assert_close(mine, want)
+    return [(c.became, c.reason.partition(";")[0]) for c in compile_.report(clear=True).candidates]
+
+
+KEPT, LATER = "the gathered rows are a result too", "the sums are added before they are scattered"
+OF_BLOCK = [
+    ("ag_gemm", "3 products"),  # q, k, v
+    ("gemm_rs", "as asked for"),
+    ("ag_gemm", "2 products"),  # gate, up
+    ("gemm_rs", "as asked for"),
+    ("ag_gemm", KEPT),  # the gradient behind down, also for its weight's
+    ("gemm_rs", f"part of reduce_scatter_tensor_3: {LATER}"),
+    ("gemm_rs", "2 products are one along K"),
+    ("ag_gemm", KEPT),
+    ("gemm_rs", f"part of reduce_scatter_tensor_5: {LATER}"),
+    ("gemm_rs", f"part of reduce_scatter_tensor_6: {LATER}"),
+    ("gemm_rs", "3 products are one along K"),
+]
+
+
+def test_a_block_of_dtensors_becomes_operators_forward_and_backward():
+    for found in run_ranks(2, compiled, parallel_block, compile_.aot_eager, ((2, 4, 8), (2, 6, 8))):
+        assert found == OF_BLOCK * 2  # the second time for rows that may change
+
+
+def parallel_layers(group):
+    """Products and collectives alone: Inductor finds nothing to generate, and no C++ compiler is waited for."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import parallel as styles
+
+    torch.manual_seed(22)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(8, 12, False), nn.Linear(12, 8, False)).double()
+    plan = {"0": styles.ColwiseParallel(input_layouts=Shard(0)), "1": styles.RowwiseParallel(output_layouts=Shard(0))}
+    return styles.parallelize_module(model, DeviceMesh.from_group(group, "cpu"), plan)
+
+
+def in_inductor(group):
+    with torch._inductor.config.patch(force_disable_caches=True):  # else the pass has nothing to do the second time
+        return compiled(group, parallel_layers, "inductor", ((4, 8),))
+
+
+def test_inductor_runs_the_pass():
+    for found in run_ranks(2, in_inductor):
+        assert [became for became, _ in found] == ["ag_gemm", "gemm_rs", "ag_gemm", "gemm_rs"]
