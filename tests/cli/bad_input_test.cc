@@ -66,7 +66,7 @@ Case run_case(const char* name, std::vector<std::string> args, int exit, std::st
 const std::vector<Case>& option_cases() {
   static const std::vector<Case> cases = {
       {"no_subcommand", {}, 2, "A subcommand is required"},
-      {"unknown_subcommand", {"ran"}, 2, "unknown subcommand ran, wanted run, doctor, trace or bench"},
+      {"unknown_subcommand", {"ran"}, 2, "unknown subcommand ran, wanted run, doctor, trace, sim or bench"},
       run_case("unknown_option", {"--rank", "2"}, 2, "The following arguments were not expected: 2 --rank"),
       run_case("stray_word", {"tiny"}, 2, "The following argument was not expected: tiny"),
       run_case("option_without_value", {"--ranks"}, 2, "--ranks: 1 required INT missing"),

@@ -1,7 +1,6 @@
 // Runs the graph: events start nodes, end flows and carry adds to words.
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "src/sim/engine/noise.h"
 #include "src/sim/schedule/graph.h"
@@ -31,6 +30,7 @@ class Run {
     values_.assign(words * static_cast<size_t>(graph.depth), 0);
     heads_.assign(words, kNone);
     entered_.assign(graph.members.size(), 0);
+    if (options.has_spans) sent_.resize(values_.size());
     out_.bytes.resize(static_cast<size_t>(graph.ranks));
     out_.call_ps.assign(static_cast<size_t>(options.calls), 0);
     lost_.assign(static_cast<size_t>(graph.ranks), 0);
@@ -41,6 +41,7 @@ class Run {
  private:
   struct State {
     Time ready = 0, begin = 0;
+    Time free = 0;  // its lane and deps let it start
     int missing = 0;
     uint32_t flow = kNone;
     bool is_done = false;
@@ -60,9 +61,11 @@ class Run {
   void record(uint32_t id, Time end);
   void record_wait(uint32_t id, Time now);
   int64_t threshold(const WaitFor& wait) const;
-  int64_t& value(int rank, uint32_t word) {
-    return values_[static_cast<size_t>(copy_of(rank)) * graph_.adds_per_epoch.size() + word];
+  /// Of a word in the copy that the rank's call uses.
+  size_t index_of(int rank, uint32_t word) const {
+    return static_cast<size_t>(copy_of(rank)) * graph_.adds_per_epoch.size() + word;
   }
+  int64_t value(int rank, uint32_t word) const { return values_[index_of(rank, word)]; }
   int copy_of(int rank) const { return calls_[static_cast<size_t>(rank)] % graph_.depth; }
   std::string deadlock() const;
   std::string blame(uint32_t id, uint32_t* next) const;
@@ -77,16 +80,18 @@ class Run {
     uint32_t next = kNone;
     bool is_waiting = false;
   };
-  std::vector<Waiter> waiters_;      // by wait: list of those that a word has
-  std::vector<uint32_t> heads_;      // by word
-  std::vector<int64_t> values_;      // by copy, then word
-  std::vector<int> calls_;           // by rank: the call it is in
-  std::vector<int> entered_;         // by collective
-  std::vector<double> lost_;         // by rank
-  std::vector<int64_t> part_begin_;  // spans of parts: by node of the joined instance
+  std::vector<Waiter> waiters_;  // by wait: list of those that a word has
+  std::vector<uint32_t> heads_;  // by word
+  std::vector<int64_t> values_;  // by copy, then word
+  std::vector<int> calls_;       // by rank: the call it is in
+  std::vector<int> entered_;     // by collective
+  std::vector<double> lost_;     // by rank
   std::map<std::pair<int, int>, Time> first_piece_;
-  std::map<std::pair<uint32_t, int>, std::pair<uint32_t, Time>>
-      sent_;  // word, copy: who added last, when its work ended
+  struct Sent {
+    uint32_t node = kNone;
+    Time end = 0;  // of its span
+  };
+  std::vector<Sent> sent_;  // by copy, then word: the last add, for arrows
   bool settles_ = false;
   int num_ended_ = 0;
   SimResult out_;
@@ -183,7 +188,7 @@ void Run::begin_call(int rank, Time now) {
     State& state = state_[id];
     state = State{};
     state.missing = node.preds;
-    state.ready = now;
+    state.ready = state.free = now;
     state.slower = slower;
     if (options_.seed != 0 && node.jitter >= 0) {
       const auto draw = static_cast<uint64_t>(calls_[r]);
@@ -263,7 +268,7 @@ void Run::complete(uint32_t id, Time now) {
   for (uint32_t e = node.first_edge; e < node.first_edge + node.num_edges; ++e) {
     const Edge& edge = graph_.edges[e];
     State& to = state_[edge.to];
-    to.ready = std::max(to.ready, now + edge.delay);
+    to.ready = to.free = std::max(to.ready, now + edge.delay);
     if (--to.missing == 0) ready(edge.to, now);
   }
   for (uint32_t a = node.first_set; a < node.first_set + node.num_sets; ++a) {
@@ -306,8 +311,6 @@ void Run::record(uint32_t id, Time end) {
   const Node& node = graph_.nodes[id];
   const auto r = static_cast<size_t>(node.rank);
   if (r < graph_.kernels.size() && graph_.kernels[r].first == id) {
-    const Node& enter = graph_.nodes[graph_.kernel_enters[r]];
-    (void)enter;
     out_.spans.push_back({node.rank, graph_.kernels[r].second, graph_.schedule->family, "other",
                           state_[graph_.kernel_enters[r]].begin, end, 0, 0});
     return;
@@ -333,18 +336,31 @@ void Run::record(uint32_t id, Time end) {
     if (piece != first_piece_.end()) first_piece_.erase(piece);
   }
   out_.spans.push_back(std::move(span));
+  for (uint32_t a = node.first_set; a < node.first_set + node.num_sets; ++a)
+    sent_[index_of(node.rank, graph_.adds[a].word)] = {id, end};
 }
 
 /// From when the lane was free until the waits held; arrows to its end.
 void Run::record_wait(uint32_t id, Time now) {
   const Node& node = graph_.nodes[id];
   if (node.instance < 0 || node.num_waits == 0) return;
-  const Time free = state_[id].ready;
-  const std::string lane = graph_.lane_name(node);
   const WaitFor& first = graph_.waits[node.first_wait];
   if (first.previous) return;
-  out_.spans.push_back(
-      {node.rank, lane, "wait " + graph_.word_name(first.word), "wait", std::min(free, now), now, 0, 0});
+  const spec::Task& task = graph_.schedule->tasks[static_cast<size_t>(graph_.instance(node).task)];
+  if (graph_.is_gpu && task.wait_by == spec::WaitBy::kernel) return;
+  const std::string lane = graph_.lane_name(node);
+  const Time free = std::min(state_[id].free, now);
+  if (free < now)
+    out_.spans.push_back({node.rank, lane, "wait " + graph_.word_name(first.word), "wait", free, now, 0, 0});
+  for (uint32_t w = node.first_wait; w < node.first_wait + node.num_waits; ++w) {
+    const WaitFor& wait = graph_.waits[w];
+    const Sent& sent = sent_[index_of(node.rank, wait.word)];
+    if (wait.previous || sent.node == kNone) continue;
+    const Node& from = graph_.nodes[sent.node];
+    if (from.rank == node.rank) continue;
+    out_.arrows.push_back(
+        {graph_.word_name(wait.word), from.rank, node.rank, graph_.lane_name(from), lane, sent.end, now});
+  }
 }
 
 /// What node `id` still waits for, in words; `next`: whose fault that is.
@@ -364,12 +380,11 @@ std::string Run::blame(uint32_t id, uint32_t* next) const {
     if (!waiters_[w].is_waiting) continue;
     const WaitFor& wait = graph_.waits[w];
     const auto from = static_cast<int>(wait.word % static_cast<uint32_t>(graph_.ranks));
-    const size_t copy = static_cast<size_t>(copy_of(node.rank)) * graph_.adds_per_epoch.size();
     for (const Add& add : graph_.adds) {
       if (add.word == wait.word && !state_[add.node].is_done) *next = add.node;
     }
     return base::format("{} of rank {} waits for {} from rank {}: expected {}, seen {}{}", name(id), node.rank,
-                        graph_.word_name(wait.word), from, threshold(wait), values_[copy + wait.word],
+                        graph_.word_name(wait.word), from, threshold(wait), value(node.rank, wait.word),
                         *next == kNone ? ", and nobody will add" : "");
   }
   for (uint32_t n = graph_.first_of_rank[static_cast<size_t>(node.rank)];
@@ -439,22 +454,6 @@ base::Result<SimResult> run_graph(const Graph& graph, const spec::Machine& machi
   if (graph.nodes.size() >= (size_t{1} << kNumberBits) || graph.adds.size() * depth >= (size_t{1} << kNumberBits))
     return base::error(Errc::not_supported, "simulation: {} nodes, at most 2^29", graph.nodes.size());
   return Run(graph, machine, options).run();
-}
-
-double SimResult::us() const {
-  const size_t n = call_ps.size();
-  if (n == 0) return 0;
-  const size_t half = n / 2;
-  const Time begin = half == 0 ? 0 : call_ps[half - 1];
-  return std::max(us_of_ps(call_ps.back() - begin) / static_cast<double>(n - half), n > 1 ? host_us : 0);
-}
-
-SimResult simulate(const spec::Schedule& schedule, const spec::Machine& machine, const SimOptions& options) {
-  base::Result<Graph> graph = build_graph(schedule, machine);
-  graph.status().or_throw();
-  base::Result<SimResult> result = run_graph(*graph, machine, options);
-  result.status().or_throw();
-  return std::move(result).value();
 }
 
 }  // namespace overlace::sim

@@ -1,0 +1,243 @@
+#include "cli/sim.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "cli/run_outputs.h"
+#include "cli/trace.h"
+#include "overlace/error.h"
+#include "overlace/sim.h"
+#include "src/base/file.h"
+#include "src/base/format.h"
+#include "src/base/json.h"
+#include "src/base/statistics.h"
+#include "src/sim/schedule/simulation.h"
+#include "src/sim/trace/trace.h"
+#include "src/spec/expand.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::format;
+using base::Json;
+
+[[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
+
+DType dtype_of(const std::string& name) {
+  for (const DType t : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
+    if (name == dtype_name(t)) return t;
+  }
+  refuse("--dtype is " + name + ", wanted fp64, fp32, fp16 or bf16");
+}
+
+spec::OpSpec op_of(const SimWords& words, const spec::Machine& machine) {
+  spec::OpSpec op;
+  op.op = words.op;
+  op.m = words.m;
+  op.n = words.n;
+  op.k = words.k;
+  op.ranks = words.ranks == 0 ? machine.ranks : words.ranks;
+  op.dtype = op.out_dtype = dtype_of(words.dtype);
+  for (const auto& [name, value] : {std::pair{"--m", op.m}, {"--n", op.n}, {"--k", op.k}}) {
+    if (value < 1) refuse(format("{} is {}, wanted at least 1", name, value));
+  }
+  if (op.ranks < 1 || op.ranks > 65536) refuse(format("--ranks is {}, wanted 1 to 65536", op.ranks));
+  return op;
+}
+
+/// Options that GPUs' kernels cannot change.
+spec::Schedule build(const spec::OpSpec& op, const std::string& family, int degree, const spec::Machine& machine) {
+  spec::Params options;
+  if (family == "tma_slot" && machine.is_gpu) options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
+  return spec::make_schedule(op, family, degree, options);
+}
+
+spec::Schedule schedule_of(const SimWords& words, const spec::Machine& machine) {
+  if (words.schedule.empty()) return build(op_of(words, machine), words.family, words.degree, machine);
+  base::Result<std::string> text = base::read_file(words.schedule);
+  text.status().or_throw();
+  return spec::Schedule::from_json(*text);
+}
+
+/// Share of the numbers of a machine that were measured elsewhere or assumed.
+double share_of_priors(const spec::Machine& machine) {
+  const std::string text = spec::to_json(machine);
+  const auto count = [&](std::string_view word) {
+    double n = 0;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+    return n;
+  };
+  const double priors = count("\"prior\""), measured = count("\"measured\"");
+  return priors + measured > 0 ? priors / (priors + measured) : 1;
+}
+
+std::string machine_line(const spec::Machine& machine) {
+  return format("machine {} (digest {}, {}, {:.0f} % of its numbers are priors)", machine.name,
+                spec::digest(machine).substr(0, 8), machine.date.empty() ? "no date" : machine.date,
+                100 * share_of_priors(machine));
+}
+
+struct Times {
+  sim::SimResult first;  // without noise
+  std::vector<double> seeds_us;
+};
+
+Times simulate_all(const spec::Schedule& schedule, const spec::Machine& machine, const SimWords& words) {
+  sim::SimOptions options;
+  options.calls = words.calls;
+  options.has_spans = !words.trace.empty();
+  options.has_parts = words.parts;
+  Times out{sim::simulate(schedule, machine, options), {}};
+  options.has_spans = false;
+  for (int seed = 1; seed <= words.seeds; ++seed) {
+    options.seed = static_cast<uint64_t>(seed);
+    out.seeds_us.push_back(sim::simulate(schedule, machine, options).us());
+  }
+  return out;
+}
+
+void write_json(const std::string& where, const Json& value) {
+  if (where == "-") {
+    print(value.dump(2) + "\n").or_throw();
+  } else if (!where.empty()) {
+    base::write_file(where, value.dump(2) + "\n").or_throw();
+  }
+}
+
+Json bytes_json(const sim::SimResult& result) {
+  Json list = Json::array();
+  for (const sim::RankBytes& b : result.bytes) {
+    Json one = Json::object();
+    one.set("egress_bytes", b.egress).set("ingress_bytes", b.ingress).set("memory_bytes", b.memory);
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+}  // namespace
+
+int sim_run(const SimWords& words) {
+  if (words.calls < 1 || words.calls > 10000) refuse(format("--calls is {}, wanted 1 to 10000", words.calls));
+  if (words.seeds < 0 || words.seeds > 10000) refuse(format("--seeds is {}, wanted 0 to 10000", words.seeds));
+  const spec::Machine machine = spec::find_machine(words.machine);
+  const spec::Schedule schedule = schedule_of(words, machine);
+  const Times times = simulate_all(schedule, machine, words);
+  const sim::SimResult& r = times.first;
+  if (!words.trace.empty()) {
+    const std::string title = format("{} {} on {}, simulated", schedule.op, schedule.family, machine.name);
+    base::write_trace(sim::to_trace(r, title), words.trace).or_throw();
+  }
+  Json json = Json::object();
+  json.set("op", schedule.op).set("family", schedule.family).set("machine", machine.name);
+  json.set("machine_digest", spec::digest(machine)).set("share_of_priors", share_of_priors(machine));
+  json.set("us", r.us()).set("bound_us", r.bound_us).set("host_us", r.host_us).set("contention_us", r.contention_us);
+  json.set("events", r.events).set("bytes", bytes_json(r));
+  std::string text = format("{} {}: {:.1f} us", schedule.op, schedule.family, r.us());
+  if (!times.seeds_us.empty()) {
+    const double p50 = base::median(times.seeds_us), p95 = base::percentile(times.seeds_us, 95);
+    json.set("p50_us", p50).set("p95_us", p95);
+    text += format(", with noise p50 {:.1f} us, p95 {:.1f} us ({} seeds)", p50, p95, words.seeds);
+  }
+  text += format("\nclosed-form lower bound {:.1f} us, lost to contention {:.1f} us, host {:.1f} us a call\n{}\n",
+                 r.bound_us, r.contention_us / words.calls, r.host_us, machine_line(machine));
+  write_json(words.json, json);
+  if (words.json != "-") print(text).or_throw();
+  return 0;
+}
+
+namespace {
+
+/// compute, comm and limit measure parts: nothing to choose.
+bool is_reference(const std::string& family) { return family == "compute" || family == "comm" || family == "limit"; }
+
+struct Row {
+  std::string family;
+  int degree = 1;
+  double us = 0, bound_us = 0, host_us = 0;
+  std::string problem = {};
+};
+
+std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, int calls) {
+  std::vector<Row> rows;
+  sim::SimOptions options;
+  options.calls = calls;
+  for (const std::string& family : spec::families(op.op)) {
+    std::string last;
+    for (const int degree : {1, 2, 4, 8}) {
+      Row row{family, degree};
+      try {
+        const spec::Schedule schedule = build(op, family, degree, machine);
+        const std::string digest = spec::digest(schedule);
+        if (digest == last) break;  // a family without degrees
+        last = digest;
+        const sim::SimResult r = sim::simulate(schedule, machine, options);
+        row.us = r.us();
+        row.bound_us = r.bound_us;
+        row.host_us = r.host_us;
+      } catch (const InvalidArgument& e) {
+        row.problem = e.what();
+      } catch (const Unsupported& e) {
+        row.problem = e.what();
+      }
+      rows.push_back(row);
+      if (!row.problem.empty()) break;
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+    const auto key = [](const Row& r) { return std::tuple(is_reference(r.family), !r.problem.empty(), r.us); };
+    return key(a) < key(b);
+  });
+  return rows;
+}
+
+}  // namespace
+
+int sim_compare(const SimWords& words) {
+  if (words.calls < 1 || words.calls > 10000) refuse(format("--calls is {}, wanted 1 to 10000", words.calls));
+  const spec::Machine machine = spec::find_machine(words.machine);
+  const spec::OpSpec op = op_of(words, machine);
+  if (spec::families(op.op).empty()) refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
+  const std::vector<Row> rows = compare(op, machine, words.calls);
+  double library_us = 0, slowest_us = 0;
+  for (const Row& row : rows) {
+    if (row.family == "library") library_us = row.us;
+    slowest_us = std::max(slowest_us, row.us);
+  }
+  std::string text = format("{} | {}\n  {:<22}{:>3}{:>10}{:>10}{:>12}\n", op.to_string(), machine_line(machine),
+                            "family", "q", "us", "bound us", "vs library");
+  Json list = Json::array();
+  for (const Row& row : rows) {
+    Json one = Json::object();
+    one.set("family", row.family).set("degree", row.degree);
+    if (!row.problem.empty()) {
+      text += format("  {:<22}{:>3}  {}\n", row.family, row.degree, row.problem);
+      one.set("problem", row.problem);
+    } else {
+      const auto bar = static_cast<size_t>(30 * row.us / slowest_us + 0.5);
+      text += format("  {:<22}{:>3}{:>10.1f}{:>10.1f}{:>11.2f}x {}\n", row.family, row.degree, row.us, row.bound_us,
+                     library_us / row.us, std::string(bar, is_reference(row.family) ? '.' : '#'));
+      one.set("us", row.us).set("bound_us", row.bound_us).set("host_us", row.host_us);
+    }
+    list.push_back(std::move(one));
+  }
+  text += "dotted: parts alone, or both without dependence (limit); nothing that gives a result\n";
+  Json json = Json::object();
+  json.set("problem", op.to_string()).set("machine", machine.name).set("machine_digest", spec::digest(machine));
+  json.set("share_of_priors", share_of_priors(machine)).set("families", std::move(list));
+  write_json(words.json, json);
+  if (words.json != "-") print(text).or_throw();
+  return 0;
+}
+
+int trace_diff(const DiffWords& words) {
+  base::Result<base::Trace> first = load_trace(words.first), second = load_trace(words.second);
+  first.status().or_throw();
+  second.status().or_throw();
+  const sim::TraceDiff diff = sim::diff_traces(*first, *second).value();
+  write_json(words.json, sim::to_json(diff));
+  if (words.json != "-") print(sim::to_text(diff)).or_throw();
+  return words.max_median >= 0 && 100 * diff.median > words.max_median ? 1 : 0;
+}
+
+}  // namespace overlace::cli

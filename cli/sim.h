@@ -1,0 +1,33 @@
+// `overlace sim`: how long schedules would take on a machine.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "overlace/schedule.h"
+
+namespace overlace::cli {
+
+struct SimWords {
+  std::string schedule;  // FILE.json; else family of op
+  std::string family = "hetero_unfused_1d", op = "ag_gemm", dtype = "bf16", machine = "h200x4";
+  int64_t m = 0, n = 0, k = 0;
+  int ranks = 0;  // 0: the machine's own
+  int degree = 1, seeds = 0, calls = 1;
+  bool parts = false;
+  std::string trace, json;
+};
+
+/// One schedule: its time and bound, with seeds p50 and p95; exit code.
+int sim_run(const SimWords& words);
+/// All families of an operator, fastest first, with bounds.
+int sim_compare(const SimWords& words);
+
+struct DiffWords {
+  std::string first, second, json;
+  double max_median = -1;  // per cent; < 0: none
+};
+/// 1 where the median residual is above max_median.
+int trace_diff(const DiffWords& words);
+
+}  // namespace overlace::cli

@@ -1,0 +1,52 @@
+#include "src/sim/schedule/simulation.h"
+
+#include <algorithm>
+
+#include "src/sim/schedule/graph.h"
+
+namespace overlace::sim {
+
+base::Result<SimResult> try_simulate(const spec::Schedule& schedule, const spec::Machine& machine,
+                                     const SimOptions& options) {
+  const base::Result<Graph> graph = build_graph(schedule, machine);
+  if (!graph.ok()) return graph.status();
+  return run_graph(*graph, machine, options);
+}
+
+SimResult simulate(const spec::Schedule& schedule, const spec::Machine& machine, const SimOptions& options) {
+  return try_simulate(schedule, machine, options).value();
+}
+
+double SimResult::us() const {
+  const size_t n = call_ps.size();
+  if (n == 0) return 0;
+  const size_t half = n / 2;
+  const Time begin = half == 0 ? 0 : call_ps[half - 1];
+  const double device_us = us_of_ps(call_ps.back() - begin) / static_cast<double>(n - half);
+  return n > 1 ? std::max(device_us, host_us) : device_us;  // one call is queued before it begins
+}
+
+base::Result<spec::Estimate> Simulation::estimate(const spec::Schedule& schedule, const spec::OpSpec& op,
+                                                  const spec::Machine& machine) const {
+  const base::Result<SimResult> result = try_simulate(schedule, machine, options_);
+  if (!result.ok()) return result.status();
+  spec::Estimate out;
+  out.us = result->us();
+  double error = kDefaultError;
+  std::string family = schedule.family;
+  for (const char* mirror : {"_rs", "_ar"}) {
+    if (family.ends_with(mirror)) family.resize(family.size() - 3);
+  }
+  if (const auto families = machine.errors.find(op.op); families != machine.errors.end()) {
+    if (const auto one = families->second.find(family); one != families->second.end()) error = one->second.p90;
+  }
+  out.lo_us = out.us / (1 + error);
+  out.hi_us = out.us * (1 + error);
+  const double bound = std::min(result->bound_us, out.us);
+  const double contention = std::min(result->contention_us / options_.calls, out.us - bound);
+  out.parts = {
+      {"bound", bound}, {"contention", contention}, {"order, waits and launches", out.us - bound - contention}};
+  return out;
+}
+
+}  // namespace overlace::sim

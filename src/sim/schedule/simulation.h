@@ -1,0 +1,26 @@
+// The simulator as a cost model of the planner.
+#pragma once
+
+#include "overlace/sim.h"
+#include "src/spec/cost_model.h"
+
+namespace overlace::sim {
+
+/// simulate() without exceptions.
+base::Result<SimResult> try_simulate(const spec::Schedule& schedule, const spec::Machine& machine,
+                                     const SimOptions& options = {});
+
+/// Estimates are of one call without noise; the band is the machine's p90 error of this operator and family, else
+/// kDefaultError.
+class Simulation final : public spec::CostModel {
+ public:
+  static constexpr double kDefaultError = 0.1;
+  explicit Simulation(SimOptions options = {}) : options_(std::move(options)) {}
+  base::Result<spec::Estimate> estimate(const spec::Schedule& schedule, const spec::OpSpec& op,
+                                        const spec::Machine& machine) const override;
+
+ private:
+  SimOptions options_;
+};
+
+}  // namespace overlace::sim

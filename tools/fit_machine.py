@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""Fits the few numbers of a machine that no probe measures alone to records of whole operators.
+
+    tools/fit_machine.py --bench build/dev/bench/bench_sim --machine machine/h200x4.json --rounds 3 \
+        --out machine/h200x4.json bench/results/*.jsonl
+
+Coordinate descent on the mean |log(predicted / measured)|, errors above a third counted as a third, over the shapes
+that bench_sim does not hold out. What came out is marked as measured: it is, though not alone.
+docs/design/simulator.md says what is fitted and what is left as probes gave it.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TILE_COLS = (64, 96, 128, 160, 192, 224, 256)
+
+# Path in the file, least, most. "k_ns/..." make the tiles: a wave of 128 x cols takes each * cols + fixed per element
+# of K; "scale/..." multiplies a curve that was measured outside of operators.
+PARAMETERS = [
+    ("gemm/sustained_TFLOPs", 600, 800),
+    ("k_ns/each", 0.0305, 0.050),
+    ("k_ns/fixed", 0.1, 3.0),
+    ("k_ns/wave_us", 0.2, 6.0),
+    ("gemm/start_us", 0.5, 8.0),
+    ("latency/launch_us", 0.3, 6.0),
+    ("latency/event_us", 0.5, 12.0),
+    ("latency/wait_us", 0.5, 10.0),
+    ("latency/signal_us", 0.3, 8.0),
+    ("latency/call_us", 0.3, 10.0),
+    ("latency/host_call_us", 1.0, 60.0),
+    ("latency/host_kernel_us", 1.0, 15.0),
+    ("latency/host_copy_us", 1.0, 15.0),
+    ("latency/host_collective_us", 20.0, 140.0),
+    ("copy/post_us", 0.3, 10.0),
+    ("copy/local_GBps", 400.0, 3000.0),
+    ("memory/reduce_GBps", 800.0, 4500.0),
+    ("scale/all_gather_us", 0.7, 1.6),
+    ("scale/reduce_scatter_us", 0.7, 1.6),
+    ("scale/all_reduce_us", 0.7, 1.6),
+    ("contention/gemm_tensor/ce_in", 1.0, 1.3),
+    ("contention/gemm_tensor/ce_out", 1.0, 1.3),
+    ("contention/ce_out/gemm_tensor", 1.0, 1.5),
+    ("contention/ce_out/ce_out", 1.0, 2.0),
+    ("contention/ce_out/ce_in", 1.0, 1.3),
+    ("contention/ce_out/reduce", 1.0, 2.0),
+    ("contention/reduce/ce_in", 1.0, 2.0),
+    ("contention/gemm_tensor/sm_copy", 1.0, 2.0),
+]
+
+
+def tile_costs(machine: dict) -> dict[str, float]:
+    """The line through the widest and the narrowest tile of a file; a guess where there is only one."""
+    tiles = sorted(machine["gemm"]["tiles"], key=lambda tile: tile["cols"])
+    if len(tiles) < 2:
+        return {"each": 0.035, "fixed": 0.6, "wave_us": 2.0}
+    low, high = tiles[0], tiles[-1]
+    each = (high["k_ns"][0] - low["k_ns"][0]) / (high["cols"] - low["cols"])
+    return {"each": each, "fixed": low["k_ns"][0] - each * low["cols"], "wave_us": low["wave_us"][0]}
+
+
+def start_of(path: str, machine: dict) -> float:
+    first, *rest = path.split("/")
+    if first == "scale":
+        return 1.0
+    if first == "k_ns":
+        return tile_costs(machine)[rest[0]]
+    if first == "contention":
+        for c in machine.get("contention", []):
+            if [c["slowed"], c["by"]] == rest:
+                return c["factor"][0]
+        return 1.05
+    return machine[first][rest[0]][0]
+
+
+def with_values(machine: dict, values: dict[str, float]) -> dict:
+    """The machine with these numbers."""
+    out = json.loads(json.dumps(machine))
+    contention = {(c["slowed"], c["by"]): c["factor"] for c in out.get("contention", [])}
+    for path, value in values.items():
+        first, *rest = path.split("/")
+        value = float(f"{value:.4g}")
+        if first == "scale":
+            for point in out["collectives"][rest[0]]["points"]:
+                point[1] = float(f"{point[1] * value:.4g}")
+        elif first == "contention":
+            contention[tuple(rest)] = [value, "measured"]
+        elif first != "k_ns":
+            out[first][rest[0]] = [value, "measured"]
+    if "k_ns/each" in values:
+        out["gemm"]["tiles"] = [
+            {
+                "rows": 128,
+                "cols": cols,
+                "wave_us": [float(f"{values['k_ns/wave_us']:.4g}"), "measured"],
+                "k_ns": [float(f"{values['k_ns/each'] * cols + values['k_ns/fixed']:.4g}"), "measured"],
+            }
+            for cols in reversed(TILE_COLS)
+        ]
+    out["contention"] = [{"slowed": a, "by": b, "factor": f} for (a, b), f in sorted(contention.items()) if f[0] > 1]
+    return out
+
+
+class Loss:
+    def __init__(self, bench: str, records: list[str], machine: dict):
+        self.bench, self.records, self.machine = bench, records, machine
+        self.calls = 0
+
+    def rows(self, values: dict[str, float]) -> list[dict]:
+        self.calls += 1
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "m.json"
+            path.write_text(json.dumps(with_values(self.machine, values)))
+            command = [self.bench, "--machine", str(path), "--records", ",".join(self.records), "--json", "-"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        return [row for row in json.loads(done.stdout) if row["predicted_us"]]
+
+    def of(self, values: dict[str, float]) -> float:
+        errors = [
+            min(abs(math.log(row["predicted_us"] / row["measured_us"])), 0.33)
+            for row in self.rows(values)
+            if not row["held_out"]
+        ]
+        return sum(errors) / len(errors)
+
+
+def held_out_errors(rows: list[dict]) -> dict:
+    """By operator and family, where at least four shapes are held out: median and 90th percentile of the error."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if row["held_out"]:
+            error = abs(row["predicted_us"] / row["measured_us"] - 1)
+            found.setdefault(row["op"], {}).setdefault(row["family"], []).append(error)
+
+    def at(errors: list[float], share: float) -> float:
+        return float(f"{sorted(errors)[min(len(errors) - 1, int(share * len(errors)))]:.3g}")
+
+    return {
+        op: {family: [at(e, 0.5), at(e, 0.9)] for family, e in sorted(families.items()) if len(e) >= 4}
+        for op, families in sorted(found.items())
+    }
+
+
+def descend(loss: Loss, values: dict[str, float], bounds: dict[str, tuple[float, float]], rounds: int) -> dict:
+    best = loss.of(values)
+    print(f"start: {100 * best:.2f} %", flush=True)
+    steps = dict.fromkeys(values, 0.25)
+    for number in range(rounds):
+        for path in values:
+            low, high = bounds[path]
+            is_factor = path.startswith("contention")
+            for sign in (1, -1):
+                step = sign * steps[path]
+                new = 1 + (values[path] - 1) * math.exp(step) + (0.01 * sign if is_factor else 0)
+                new = new if is_factor else values[path] * math.exp(step)
+                tried = values | {path: min(max(new, low), high)}
+                if tried[path] != values[path] and (now := loss.of(tried)) < best - 1e-6:
+                    best, values = now, tried
+                    steps[path] *= 1.3
+                    break
+            else:
+                steps[path] *= 0.45
+        print(f"round {number + 1}: {100 * best:.2f} % after {loss.calls} evaluations", flush=True)
+    return values
+
+
+def text_of(machine: dict) -> str:
+    """One key of the second level a line, as the shipped files."""
+    parts = []
+    for key, value in machine.items():
+        if isinstance(value, dict):
+            lines = ",\n".join(f"  {json.dumps(a)}: {json.dumps(b)}" for a, b in value.items())
+            parts.append(f" {json.dumps(key)}: {{\n{lines}}}")
+        elif isinstance(value, list):
+            lines = ",\n".join(f"  {json.dumps(b)}" for b in value)
+            parts.append(f" {json.dumps(key)}: [\n{lines}]")
+        else:
+            parts.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{" + ",\n".join(parts)[1:] + "}\n"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", required=True)
+    parser.add_argument("--machine", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("records", nargs="+")
+    options = parser.parse_args(arguments)
+    machine = json.loads(options.machine.read_text())
+    loss = Loss(options.bench, options.records, machine)
+    values = {path: start_of(path, machine) for path, _, _ in PARAMETERS}
+    bounds = {path: (low, high) for path, low, high in PARAMETERS}
+    values = descend(loss, values, bounds, options.rounds)
+    for path, value in values.items():
+        print(f"  {path:<32}{value:10.4g}")
+    if options.out:
+        fitted = with_values(machine, values)
+        fitted["errors"] = held_out_errors(loss.rows(values))
+        options.out.write_text(text_of(fitted))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
