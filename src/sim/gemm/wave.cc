@@ -13,8 +13,9 @@ constexpr int64_t kLeastSplitK = 256;
 constexpr double kPartialBytes = 8;  // fp32, written and read
 
 base::Status check(const GemmShape& shape, const Tile& tile, const GemmMachine& machine, int comm_sms) {
-  if (shape.m < 1 || shape.n < 1 || shape.k < 1)
-    return base::invalid_argument("gemm: M {}, N {}, K {}, wanted at least 1 each", shape.m, shape.n, shape.k);
+  if (shape.m < 1 || shape.n < 1 || shape.k < 1 || shape.batch < 1)
+    return base::invalid_argument("gemm: {} products of M {}, N {}, K {}, wanted at least 1 each", shape.batch, shape.m,
+                                  shape.n, shape.k);
   if (tile.m < 1 || tile.n < 1 || tile.splits < 1)
     return base::invalid_argument("gemm: tile {}x{} with {} splits, wanted at least 1 each", tile.m, tile.n,
                                   tile.splits);
@@ -31,7 +32,8 @@ GemmTime time_of(const GemmShape& shape, const Tile& tile, const GemmMachine& ma
                  int comm_sms, Waves waves) {
   const double sms = machine.sms - comm_sms;
   const double k = static_cast<double>(shape.k) / tile.splits;
-  const double tiles = ceil_div(shape.m, tile.m) * ceil_div(shape.n, tile.n) * tile.splits;
+  const double batch = static_cast<double>(shape.batch);
+  const double tiles = batch * ceil_div(shape.m, tile.m) * ceil_div(shape.n, tile.n) * tile.splits;
   const double m = static_cast<double>(shape.m), n = static_cast<double>(shape.n);
   const double flops_per_us = machine.tflops * 1e6 / machine.sms * constants.tensor_share;
   const double tensor_us = 2.0 * tile.m * tile.n * k / flops_per_us;
@@ -49,7 +51,7 @@ GemmTime time_of(const GemmShape& shape, const Tile& tile, const GemmMachine& ma
   const double partials = tile.splits > 1 ? kPartialBytes * m * n * tile.splits : 0;
   const double rate_GBps =
       std::min(machine.hbm_GBps * constants.hbm_share, std::min(tiles, sms) * constants.stream_GBps);
-  time.memory_us = (operands * shape.element_bytes + partials) / (rate_GBps * 1e3);
+  time.memory_us = batch * (operands * shape.element_bytes + partials) / (rate_GBps * 1e3);
   return time;
 }
 
