@@ -137,7 +137,10 @@ int64_t Expansion::adds(int signal, int64_t slot, int from) const {
   return adds_table[static_cast<size_t>(signal)][static_cast<size_t>(slot * ranks + from)];
 }
 
-base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
+namespace {
+
+/// Everything but what the ranks add to this one's words.
+base::Result<Expansion> expand_without_adds(const Schedule& schedule, int rank, int ranks) {
   if (ranks < 1) return base::error(Errc::bad_schedule, "S1: expanded for {} ranks, wanted >= 1", ranks);
   Expansion out;
   out.rank = rank;
@@ -157,7 +160,39 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
     out.adds_table.emplace_back(static_cast<size_t>(slots * ranks), 0);
   }
   out.num_items += num_words;
-  for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&out, rank));
+  return out;
+}
+
+}  // namespace
+
+base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
+  base::Result<Expansion> out = expand_without_adds(schedule, rank, ranks);
+  if (!out.ok()) return out;
+  for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&*out, rank));
+  return out;
+}
+
+base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks) {
+  std::vector<Expansion> out;
+  for (int rank = 0; rank < std::max(ranks, 1); ++rank) {
+    base::Result<Expansion> one = expand_without_adds(schedule, rank, ranks);
+    if (!one.ok()) return one.status();
+    out.push_back(std::move(one).value());
+  }
+  for (const Expansion& from : out) {
+    for (const Instance& in : from.instances) {
+      for (const ResolvedSet& set : in.sets) {
+        Expansion& to = out[static_cast<size_t>(set.at)];
+        const auto signal = static_cast<size_t>(set.signal);
+        if (set.slot >= to.signal_slots[signal]) {
+          return base::error(Errc::bad_schedule, "S2: {}, rank {} of {}: slot {} of {} at rank {}, which has {}",
+                             in.id(schedule), from.rank, ranks, set.slot, schedule.signals[signal].name, set.at,
+                             to.signal_slots[signal]);
+        }
+        to.adds_table[signal][static_cast<size_t>(set.slot * ranks + from.rank)] += set.add;
+      }
+    }
+  }
   return out;
 }
 

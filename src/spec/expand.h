@@ -71,6 +71,8 @@ struct Expansion {
 
 /// bad_schedule with task, rank and the expression that failed; also S1, S2 conditions that prevent resolving.
 base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks);
+/// The same for all ranks at once, which costs less than one by one.
+base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks);
 
 /// 128-bit digest of the canonical JSON, as 32 hex digits.
 std::string digest(const Schedule& schedule);

@@ -45,11 +45,9 @@ base::Status GraphBuilder::expand() {
   graph_.ranks = given != nullptr ? static_cast<int>(*given) : machine_.ranks;
   graph_.is_gpu = machine_.is_gpu;
   for (const spec::Buffer& buffer : schedule_.buffers) graph_.depth = std::max(graph_.depth, buffer.depth);
-  for (int rank = 0; rank < graph_.ranks; ++rank) {
-    base::Result<spec::Expansion> one = spec::expand(schedule_, rank, graph_.ranks);
-    if (!one.ok()) return one.status();
-    graph_.expansions.push_back(std::move(one).value());
-  }
+  base::Result<std::vector<spec::Expansion>> all = spec::expand_all(schedule_, graph_.ranks);
+  if (!all.ok()) return all.status();
+  graph_.expansions = std::move(all).value();
   for (const int64_t slots : graph_.expansions[0].signal_slots) {
     graph_.first_id.push_back(graph_.words_per_pair);
     graph_.words_per_pair += static_cast<uint32_t>(slots);

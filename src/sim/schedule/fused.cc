@@ -93,15 +93,15 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
                                                                      uint32_t enter, uint32_t leave) {
   const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
   std::vector<Area> areas;
+  std::map<std::array<int64_t, 4>, size_t> numbers;
   for (const int index : parts) {
     const Instance& in = list[static_cast<size_t>(index)];
     if (in.reads.size() < 2 || in.reads[0].size() != 1 || in.reads[1].size() != 1 || in.writes[0].size() != 1)
       return base::error(Errc::bad_schedule, "{}: a part of tiles reads and writes one box each", in.id(schedule_));
     const Rectangle at = rectangle_of(schedule_, in);
-    auto area = std::find_if(areas.begin(), areas.end(), [&](const Area& a) {
-      return a.row == at.row && a.col == at.col && a.rows == at.rows && a.cols == at.cols;
-    });
-    if (area == areas.end()) area = areas.insert(areas.end(), Area{at.row, at.rows, at.col, at.cols});
+    const auto [known, is_new] = numbers.try_emplace({at.row, at.rows, at.col, at.cols}, areas.size());
+    if (is_new) areas.push_back({at.row, at.rows, at.col, at.cols});
+    Area* area = &areas[known->second];
     const uint32_t join = add_node(rank);
     graph_.nodes[join].instance = index;
     connect(enter, join);
@@ -121,10 +121,9 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
 }
 
 /// The chain of slabs of `tiles` tiles of an area; `before` is what these SMs did last. Returns the last node.
-uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid& grid,
-                                 const std::vector<uint32_t>& before) {
+uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before) {
   const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
-  uint32_t last = 0;
+  uint32_t last = before;
   for (Slab& slab : area.slabs) {
     const uint32_t id = add_node(rank);
     Node& node = graph_.nodes[id];
@@ -145,11 +144,7 @@ uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid
     node.intensity = static_cast<double>(tiles) / grid.slots;
     node.weight = tiles;
     if (machine_.gemm.sustained_TFLOPs.value > 0) node.demand(resource_of(rank, Kept::tensor), 1);
-    if (last == 0) {
-      for (const uint32_t b : before) connect(b, id);
-    } else {
-      connect(last, id);
-    }
+    connect(last, id);
     add_waits(id, list[static_cast<size_t>(slab.instance)], true);
     connect(id, slab.join);
     last = id;
@@ -181,8 +176,9 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
                                 off->second.data(), static_cast<int32_t>(grid.rows), static_cast<int32_t>(tiles_n));
   o.swizzle = kTileSwizzle;
   const int32_t total = count_tiles(o), groups = std::min(kGroupsPerWave, grid.slots);
-  std::vector<std::vector<uint32_t>> before(static_cast<size_t>(groups), {enter});
+  std::vector<uint32_t> before(static_cast<size_t>(groups), enter);
   std::vector<int32_t> tiles_in(areas.size());
+  size_t hint = 0;
   for (int32_t wave = 0; wave * grid.slots < total; ++wave) {
     for (int32_t g = 0; g < groups; ++g) {
       const auto upto = [&](int32_t x) { return std::min(total, wave * grid.slots + grid.slots * x / groups); };
@@ -190,21 +186,28 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
       for (int32_t t = upto(g); t < upto(g + 1); ++t) {
         const TileCoord at = tile_at(o, t);
         const int64_t row = first_row(o, at), col = at.n * grid.cols;
-        const auto area = std::find_if(areas.begin(), areas.end(), [&](const Area& a) {
-          return row >= a.row && row < a.row + a.rows && col >= a.col && col < a.col + a.cols;
-        });
-        if (area == areas.end()) {
+        size_t tried = 0;  // neighbours mostly lie in one area
+        while (tried < areas.size() && !areas[hint].has(row, col)) {
+          hint = (hint + 1) % areas.size();
+          ++tried;
+        }
+        if (tried == areas.size()) {
           return base::error(Errc::bad_schedule, "schedule {}: no part computes row {} column {}", schedule_.family,
                              row, col);
         }
-        ++tiles_in[static_cast<size_t>(area - areas.begin())];
+        ++tiles_in[hint];
       }
       std::vector<uint32_t> last;
       for (size_t a = 0; a < areas.size(); ++a) {
         if (tiles_in[a] > 0)
           last.push_back(add_chain(rank, areas[a], tiles_in[a], grid, before[static_cast<size_t>(g)]));
       }
-      if (!last.empty()) before[static_cast<size_t>(g)] = std::move(last);
+      if (last.size() > 1) {  // the next tiles wait for one node, not for each of these
+        const uint32_t joint = add_node(rank);
+        for (const uint32_t node : last) connect(node, joint);
+        last = {joint};
+      }
+      if (!last.empty()) before[static_cast<size_t>(g)] = last.front();
     }
   }
   return {};

@@ -124,6 +124,7 @@ class GraphBuilder {
     int64_t depth = 0;
     int64_t done = 0;
     std::vector<Slab> slabs = {};
+    bool has(int64_t r, int64_t c) const { return r >= row && r < row + rows && c >= col && c < col + cols; }
   };
   struct Grid {
     int64_t rows, cols;  // of a tile
@@ -134,7 +135,7 @@ class GraphBuilder {
   base::Status add_instance(int rank, int index, uint32_t node);
   base::Status add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   base::Result<std::vector<Area>> areas_of(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
-  uint32_t add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, const std::vector<uint32_t>& before);
+  uint32_t add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before);
   base::Status add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   void add_push(int rank, const std::vector<int>& copies, uint32_t enter, uint32_t leave);
   std::vector<std::vector<int>> streams_of(int rank) const;

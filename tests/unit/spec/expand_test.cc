@@ -42,6 +42,36 @@ TEST(Expand, EveryFamilyResolvesOnEveryRank) {
   }
 }
 
+TEST(Expand, AllRanksAtOnceAreTheSame) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const std::string& family : families(name)) {
+      const Schedule schedule = make_schedule(op_of(name, 101, 3), family, 2);
+      const std::vector<Expansion> all = expand_all(schedule, 3).value();
+      ASSERT_EQ(all.size(), 3u);
+      for (int rank = 0; rank < 3; ++rank) {
+        const Expansion one = expand(schedule, rank, 3).value();
+        const Expansion& same = all[static_cast<size_t>(rank)];
+        EXPECT_EQ(same.adds_table, one.adds_table) << name << " " << family;
+        EXPECT_EQ(same.num_items, one.num_items);
+        ASSERT_EQ(same.instances.size(), one.instances.size());
+        for (size_t i = 0; i < one.instances.size(); ++i)
+          EXPECT_EQ(same.instances[i].id(schedule), one.instances[i].id(schedule));
+      }
+    }
+  }
+}
+
+/// A sender with more slots than the receiver.
+TEST(Expand, AllRanksAtOnceFindSlotsThatTheReceiverLacks) {
+  Schedule schedule = make_schedule(op_of("ag_gemm", 12, 2), "hetero_unfused_1d", 1);
+  schedule.signals[0].slots = "3-r";
+  for (Task& task : schedule.tasks) {
+    if (task.id == "push") task.sets[0].slot = "2-2*r";
+  }
+  EXPECT_EQ(expand_all(schedule, 2).status().code(), Errc::bad_schedule);
+  EXPECT_EQ(expand(schedule, 1, 2).status().code(), Errc::bad_schedule);
+}
+
 TEST(Expand, OrdersDepsAndLanePredecessorsFirst) {
   const Schedule schedule = make_schedule(op_of("gemm_ar", 64, 4), "hetero_fused_1d", 4);
   const Expansion out = expand(schedule, 2, 4).value();
