@@ -31,8 +31,8 @@ struct AdversaryOptions {
   static AdversaryOptions parse(std::string_view text);
 };
 
-/// CPU ranks: an emulated link per directed pair of ranks, or only of ranks on different hosts. Every result obtained
-/// with it is labelled `emulated`.
+/// CPU ranks: an emulated link per directed pair of ranks, or one per directed pair of hosts, which their ranks share.
+/// Every result obtained with it is labelled `emulated`.
 struct LinkOptions {
   bool enabled = false;
   double bytes_per_s = 0;

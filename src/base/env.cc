@@ -117,7 +117,7 @@ const Variable kVariables[] = {
      "CPU ranks deliver puts late, split and out of order, so that missing order shows as an error.",
      [](Env& e, std::string_view t) { return e.adversary = t, true; }, [](const Env& e) { return e.adversary; }},
     {"OVERLACE_LINK", "RATE,LATENCY such as 2GB/s,20us with optional ,hosts, or none",
-     "Emulated link between CPU ranks (hosts: only between hosts); every result obtained with it is labelled emulated.",
+     "Emulated link between CPU ranks (hosts: from host to host); every result obtained with it is labelled emulated.",
      [](Env& e, std::string_view t) { return e.link = t, true; }, [](const Env& e) { return e.link; }},
     {"OVERLACE_CHECK", "comma-separated list of sync, calls",
      "Extra checks: sync looks for errors after each operator, calls compares what the ranks issue.",

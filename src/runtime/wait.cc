@@ -21,7 +21,8 @@ uint32_t bell_of(const WaitSite& site) { return site.kind == WaitKind::signal ? 
 
 std::atomic_ref<uint32_t> host_waiting(const ChannelPod& channel) {
   const CpuAgent& agent = agent_of(channel);
-  return std::atomic_ref(cpu_control(agent.bases[static_cast<size_t>(agent.first_of_host)]).host_waiting);
+  const int first = agent.first_of_host[static_cast<size_t>(agent.rank)];
+  return std::atomic_ref(cpu_control(agent.bases[static_cast<size_t>(first)]).host_waiting);
 }
 
 }  // namespace

@@ -293,6 +293,11 @@ TEST(NetEmulated, HostsThatAreOnlyNamesForMpich) {
   expect_good(run(command));
 }
 
+TEST(NetEmulated, RanksOfAHostShareItsLink) {
+  if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
+  expect_good(run(openmpi(2, 2, body("Link.*"))));
+}
+
 TEST(NetEmulated, HostsThatAreOnlyNames) {
   if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
   expect_good(run(openmpi(2, 2, body("Put.*"))));

@@ -54,8 +54,8 @@ struct CpuAgent {
   WaitPolicy wait = WaitPolicy::automatic;
   uint64_t timeout_ns = 0, fork_count = 0;
   RuntimeLayout layout;
-  std::vector<char*> bases;  // of all ranks' heaps, in this address space; empty reservations for other hosts
-  int first_of_host = 0;     // whose heap has the words that all ranks of this host share
+  std::vector<char*> bases;        // of all ranks' heaps, in this address space; empty reservations for other hosts
+  std::vector<int> first_of_host;  // by rank: whose heap has the words that all ranks of its host share
   Control* control = nullptr;
   const Names* names = nullptr;
   std::unique_ptr<Net> net;             // null: all ranks are on this host

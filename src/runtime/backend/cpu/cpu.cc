@@ -61,7 +61,11 @@ class CpuBackend final : public BackendState {
     block.pid = ::getpid();
     block.rank = agent_.rank;
     const std::vector<int> near = ranks_of_host(context);
-    agent_.first_of_host = near.front();
+    for (const Hello& hello : context.hellos) {
+      const auto first = std::find_if(context.hellos.begin(), context.hellos.end(),
+                                      [&](const Hello& other) { return other.host_id == hello.host_id; });
+      agent_.first_of_host.push_back(static_cast<int>(first - context.hellos.begin()));
+    }
     // Collectives pass the emulated link like everything else, unless engine mpi was asked for by name.
     takes_mpi_ =
         service != nullptr && (options.net_engine == "mpi" || !(options.link.enabled || options.adversary.enabled));

@@ -102,8 +102,13 @@ int64_t Wire::random_delay_ns() {
   return static_cast<int64_t>(random_() % (static_cast<uint64_t>(adversary_.max_delay_us) * 1000 + 1));
 }
 
-/// The link from one rank to another is busy in [first, second) with these bytes.
+/// The link from one rank to another is busy in [first, second) with these bytes. Between hosts: all ranks of one to
+/// all of the other have it together.
 std::pair<int64_t, int64_t> Wire::reserve(int from, int to, size_t bytes) {
+  if (link_.between_hosts) {
+    from = agent_.first_of_host[static_cast<size_t>(from)];
+    to = agent_.first_of_host[static_cast<size_t>(to)];
+  }
   const std::atomic_ref busy(
       cpu_control(agent_.bases[static_cast<size_t>(from)]).link_busy_ns[static_cast<size_t>(to)]);
   const auto length = static_cast<int64_t>(static_cast<double>(bytes) / link_.bytes_per_s * 1e9);
