@@ -29,15 +29,16 @@ Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
     }
     return {};
   };
+  const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
   for (const char* family : {"serial", "library", "comm", "limit"})
-    OVERLACE_TRY(add(spec::make_schedule(site.op, family), false));
+    OVERLACE_TRY(add(spec::make_schedule(site.op, family, 1, options), false));
   const auto asked = plan.request.by_site.find(site.name);
   if (asked != plan.request.by_site.end()) {
     OVERLACE_TRY(add(asked->second, true));
     return always + chosen;
   }
-  for (const char* family : {"uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d"})
-    for (int degree : {1, 4}) OVERLACE_TRY(add(spec::make_schedule(site.op, family, degree), true));
+  for (const char* family : {"uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "hierarchical"})
+    for (int degree : {1, 4}) OVERLACE_TRY(add(spec::make_schedule(site.op, family, degree, options), true));
   return always + chosen;
 }
 

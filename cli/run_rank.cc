@@ -59,6 +59,7 @@ class RankRun {
   Status trace();
   Result<base::Trace> trace_pass(const SiteSchedules& schedules, const char* title);
   SiteSchedules of_family(const char* family) const;
+  spec::Schedule make(const model::Site& site, std::string_view family) const;
 
   const RunOptions& options_;
   const RunPlan& plan_;
@@ -77,8 +78,13 @@ class RankRun {
 
 SiteSchedules RankRun::of_family(const char* family) const {
   SiteSchedules out;
-  for (const model::Site& site : plan_.sites) out[site.name] = spec::make_schedule(site.op, family);
+  for (const model::Site& site : plan_.sites) out[site.name] = make(site, family);
   return out;
+}
+
+/// The unfused path is the best there is: on several hosts it crosses once, too.
+spec::Schedule RankRun::make(const model::Site& site, std::string_view family) const {
+  return spec::make_schedule(site.op, family, 1, {{"hosts", int64_t{plan_.hosts}}});
 }
 
 Status RankRun::open() {
@@ -134,6 +140,7 @@ Status RankRun::choose() {
     hardware.flops_per_s = kGpuFlopsPerS;
   } else {
     hardware.link_bytes_per_s = plan_.link.enabled ? plan_.link.bytes_per_s : 0;
+    hardware.hosts = plan_.link.between_hosts ? plan_.hosts : 1;
     const auto flops = measure_flops();
     if (!flops.ok()) return flops.status();
     hardware.flops_per_s = *flops;
@@ -151,7 +158,7 @@ Status RankRun::choose() {
       chosen_[site.name] = std::move(choice.schedule);
       result.reason = std::move(choice.reason);
       if (!has_library() && schedule_name(chosen_[site.name]) == "library") {
-        chosen_[site.name] = spec::make_schedule(site.op, "serial");
+        chosen_[site.name] = make(site, "serial");
         result.reason += "; there is no collectives engine: serial";
       }
     }
@@ -219,7 +226,7 @@ Status RankRun::time_site(const model::Site& site, SiteResult* result) {
   std::vector<std::string> names = {"compute", "comm", "limit", "serial"};
   if (has_library()) names.push_back("library");
   std::vector<spec::Schedule> schedules;
-  for (const std::string& name : names) schedules.push_back(spec::make_schedule(site.op, name));
+  for (const std::string& name : names) schedules.push_back(make(site, name));
   const spec::Schedule& chosen = chosen_.at(site.name);
   const auto same = std::find(schedules.begin(), schedules.end(), chosen);
   const auto chosen_at = static_cast<size_t>(same - schedules.begin());

@@ -147,8 +147,9 @@ Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan
     if (name->first == part)
       return base::invalid_argument("--schedule is {}, which measures a part and gives no result", text);
   try {
+    const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
     for (const model::Site& site : plan.sites)
-      out.by_site[site.name] = spec::make_schedule(site.op, name->first, name->second);
+      out.by_site[site.name] = spec::make_schedule(site.op, name->first, name->second, options);
   } catch (...) {
     return base::status_of_current_exception();
   }

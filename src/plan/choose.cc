@@ -64,12 +64,16 @@ struct Costs {
   double memory;        // bytes per us that a reduction reads and writes
 };
 constexpr Costs kCpu = {40, 20, 60, 1.0, 0.02, 4e3};
+/// The same over messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
+/// cores that compute copy what passes several times.
+constexpr Costs kMessages = {150, 20, 60, 1.0, 0.5, 4e3};
 
 /// One problem in us: the GEMM, the transfer of one rank (each way, once), the reduction of my rows.
 struct Times {
   double gemm, transfer, reduce;
 };
 
+/// Several hosts: all ranks of a host use its one link to each other host, flat schedules once for each rank there.
 Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& costs) {
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
   const double g = op.ranks;
@@ -77,7 +81,8 @@ Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& co
   const double shard = is_ag ? m / g * k * static_cast<double>(dtype_bytes(op.dtype))
                              : m / g * n * static_cast<double>(dtype_bytes(op.out_dtype));
   const double reduce = is_ag ? 0 : shard * (g + 1) / costs.memory;
-  return {2 * m * n * k / hardware.flops_per_s * 1e6, (g - 1) * shard / hardware.link_bytes_per_s * 1e6, reduce};
+  const double width = g / hardware.hosts, crossing = hardware.hosts > 1 ? width * width : g - 1;
+  return {2 * m * n * k / hardware.flops_per_s * 1e6, crossing * shard / hardware.link_bytes_per_s * 1e6, reduce};
 }
 
 double library_us(const spec::OpSpec& op, const Times& t, const Costs& costs) {
@@ -159,6 +164,29 @@ double grouped_us(const spec::OpSpec& op, const Times& t, const Costs& costs, in
   return std::max(computed, link);
 }
 
+/// Parts of other hosts' rows cross once per host. What a host has of its own hides them: computed first in ag_gemm,
+/// last in the others, where host sums are taken one product after their partials and gemm_ar sends its sums behind the
+/// rest.
+double hierarchical_us(const spec::OpSpec& op, const Times& flat, const Costs& costs, int q, int hosts) {
+  const int width = op.ranks / hosts, parts = q * (hosts - 1);
+  const Times t{flat.gemm, flat.transfer / width, flat.reduce};
+  const double gemm = gemm_beside_traffic_us(t, costs), far = gemm * (hosts - 1) / hosts;
+  const double part = far / parts + costs.launch, transfer = t.transfer / parts + costs.copy * width;
+  double computed = op.op == "ag_gemm" ? gemm - far + 2 * costs.launch : 0, link = 0;
+  for (int i = 0; i < parts; ++i) {
+    if (op.op == "ag_gemm") {
+      link += transfer;
+      computed = std::max(computed, link) + part;
+    } else {
+      computed += part;
+      link = std::max(link, computed + part) + transfer;
+    }
+  }
+  if (op.op == "ag_gemm") return computed;
+  const double summed = std::max(gemm + (parts + 2) * costs.launch, link) + t.reduce * (1 + 1.0 / q);
+  return op.op == "gemm_ar" ? summed + t.transfer + q * costs.copy * width : summed;
+}
+
 Choice library(const spec::OpSpec& op, std::string reason) {
   return {spec::make_schedule(op, "library"), std::move(reason) + ": library"};
 }
@@ -232,7 +260,10 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (hardware.is_gpu) return choose_for_gpus(op, t);
   if (op.m < kMinRowsCpu) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRowsCpu));
 
-  const double whole = library_us(op, t, kCpu);
+  // With one rank a host each piece crosses once anyway.
+  const int hosts = op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
+  const Costs& costs = hardware.hosts > 1 ? kMessages : kCpu;
+  const double whole = library_us(op, t, costs);
   std::string best_family;
   int best_degree = 0;
   double best = whole * (1 - kMinGain);
@@ -247,16 +278,18 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
     for (const Family& family : kFamilies) {
       const bool is_ag = op.op == "ag_gemm";
       if (is_ag && !family.own_apart) continue;  // copies its own rows for nothing
-      consider(family.name, q, is_ag ? gather_us(op, t, kCpu, q, family) : scatter_us(op, t, kCpu, q, family));
+      consider(family.name, q, is_ag ? gather_us(op, t, costs, q, family) : scatter_us(op, t, costs, q, family));
     }
-    if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, grouped_us(op, t, kCpu, q));
+    if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, grouped_us(op, t, costs, q));
+    if (hosts > 1) consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts));
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
   if (best_family.empty()) {
     return library(op,
                    base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us", parts, 100 * kMinGain, whole));
   }
-  return {spec::make_schedule(op, best_family, best_degree),
+  const spec::Params options = {{"hosts", int64_t{hosts}}};
+  return {spec::make_schedule(op, best_family, best_degree, options),
           base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best_family, best_degree, best,
                        whole)};
 }

@@ -139,10 +139,12 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
     if (family != "comm") add_plain_gemm(&out, op, "A", op.op == "ag_gemm" ? "C" : "Y");
     return out;
   }
-  Schedule out = family == "hierarchical" ? make_hierarchical(op, checked)
-                 : op.op == "ag_gemm"     ? make_ag_gemm(op, family, checked)
-                 : op.op == "gemm_rs"     ? make_gemm_rs(op, family, checked)
-                                          : make_gemm_ar(op, family, checked);
+  const bool is_measured = family == "serial" || family == "comm" || family == "limit";
+  const bool is_hierarchical = family == "hierarchical" || (is_measured && checked.hosts > 1);
+  Schedule out = is_hierarchical      ? make_hierarchical(op, family, checked)
+                 : op.op == "ag_gemm" ? make_ag_gemm(op, family, checked)
+                 : op.op == "gemm_rs" ? make_gemm_rs(op, family, checked)
+                                      : make_gemm_ar(op, family, checked);
   if (!checked.has_credits) drop_credits(&out);
   return out;
 }

@@ -55,6 +55,15 @@ TEST(Hosts, EmulatedOnesAreLabelled) {
   expect_good(result, {"\"ok\": true", "\"ranks\": 4", "\"emulated\": true", "none (2 hosts on one machine)"});
 }
 
+TEST(Hosts, EachPieceCrossesOnceWhereThatIsAskedFor) {
+  if (const std::string why = why_not(); !why.empty()) GTEST_SKIP() << why;
+  const Result result = run({.args = with({"run", "--backend", "cpu", "-n", "4", "--emulate-hosts", "2", "--schedule",
+                                           "hierarchical:2", "--link", "1GB/s,10us,hosts"},
+                                          kSmall),
+                             .env = {{"ASAN_OPTIONS", "detect_leaks=0"}}});
+  expect_good(result, {"\"ok\": true", "\"hierarchical:2\"", "\"emulated\": true"});
+}
+
 TEST(Hosts, OfUnequalSizeAreRefused) {
   const Result result = run({.args = {"run", "--backend", "cpu", "-n", "4", "--emulate-hosts", "3"}});
   EXPECT_EQ(result.exit, 2);

@@ -351,7 +351,7 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       c.gap = turn % 5 == 3 ? 3 : 0;
-      if (family == "hierarchical") c.options["hosts"] = hosts_of(ranks, turn);
+      if (family == "hierarchical" || (family == "serial" && degree > 2)) c.options["hosts"] = hosts_of(ranks, turn);
       if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
         c.offsets.assign(static_cast<size_t>(ranks) + 1, 0);
         for (int p = 1; p <= ranks; ++p)

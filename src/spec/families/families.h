@@ -25,8 +25,9 @@ std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options);
-/// The same for all operators: family "hierarchical".
-Schedule make_hierarchical(const OpSpec& op, const FamilyOptions& options);
+/// Any operator, over `options.hosts` hosts: "hierarchical", and what it is measured against: "serial", "comm",
+/// "limit".
+Schedule make_hierarchical(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 
 /// The part of a result that travels at once: chunk s of a shard's rows and all columns (1-D), or a whole shard's rows
 /// and slab s of the columns (2-D). Grouped: shard p is the chunks that the tables "chunk" and "place" give it.

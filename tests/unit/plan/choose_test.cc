@@ -53,6 +53,25 @@ TEST(Choose, HidesTransfersWorthHiding) {
   }
 }
 
+TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
+  Hardware cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    spec::OpSpec op = op_of(name, 1024, 512, 512);
+    op.dtype = op.out_dtype = DType::fp32;
+    cpu.hosts = 2;
+    const Choice two = choose(op, cpu);
+    EXPECT_TRUE(two.schedule.family.starts_with("hierarchical")) << two.reason;
+    EXPECT_EQ(two.schedule.params.at("hosts"), spec::Param(int64_t{2}));
+    EXPECT_TRUE(spec::check(two.schedule, {}).ok());
+    cpu.hosts = 1;
+    EXPECT_FALSE(choose(op, cpu).schedule.family.starts_with("hierarchical"));
+    cpu.hosts = 4;  // of one rank each
+    EXPECT_FALSE(choose(op, cpu).schedule.family.starts_with("hierarchical"));
+    cpu.hosts = 3;  // of unequal size
+    EXPECT_FALSE(choose(op, cpu).schedule.family.starts_with("hierarchical"));
+  }
+}
+
 TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
   struct Row {
     const char* op;

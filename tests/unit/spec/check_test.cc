@@ -65,6 +65,17 @@ TEST(Check, AllFamiliesPassWithRaggedAndEmptyShards) {
   }
 }
 
+TEST(Check, WhatHierarchicalIsMeasuredAgainstPasses) {
+  for (const char* name : kOps) {
+    for (const char* family : {"serial", "comm", "limit"}) {
+      for (const int64_t hosts : {2, 3, 6}) {
+        expect_ok(op_of(name, 45, 6), family, 2, {{"hosts", hosts}});
+        expect_ok(op_of(name, 4, 6, false), family, 3, {{"hosts", hosts}, {"credits", false}});
+      }
+    }
+  }
+}
+
 TEST(Check, HierarchicalPassesForHostsOfEqualSize) {
   const std::pair<int, int64_t> teams[] = {{2, 2}, {3, 3}, {4, 2}, {4, 4}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
   for (const char* name : kOps) {
