@@ -29,9 +29,10 @@ constexpr int kTileGroups = 64;  // of tma_slot: what its kernel was measured wi
 
 bool has_degree(std::string_view family) { return family != "library" && family != "serial" && family != "shard_p2p"; }
 
-/// Only measure a part, or need to know of hosts.
+/// Only measure a part, need to know of hosts, or are another family at a degree (shard_p2p: hetero_unfused_1d q 1).
 bool is_no_candidate(std::string_view family) {
-  return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical";
+  return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical" ||
+         family == "shard_p2p";
 }
 
 /// What the kernels are compiled for (src/ops/gemm_core/choose.h has the word).

@@ -181,13 +181,13 @@ double Recurrence::k_slab_us(int slabs, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, static_cast<int>(element_), 1});
-  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double compute = whole.us * with.gemm - whole.start_us, waves = std::max(whole.waves, 1.0);
   const double rate = machine_.transport.store_GBps.at(kPushingCtas) * kBytesPerUs;
   const double slab = peers_ * static_cast<double>(shard_) * row_bytes_ / slabs / rate * with.copy;
   double computed = compute / waves * (waves - 1), arrived = 0;
   for (int i = 0; i < slabs; ++i) {
     arrived += slab;
-    computed = std::max(computed, arrived + on * l.flag_us.value) + compute / waves / slabs;
+    computed = std::max(computed, arrived) + on * l.flag_us.value + compute / waves / slabs;
   }
   return whole.start_us + computed + on * (l.call_us.value + l.launch_us.value);
 }
@@ -197,7 +197,7 @@ double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, static_cast<int>(element_), 1});
-  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double compute = whole.us * with.gemm - whole.start_us, waves = std::max(whole.waves, 1.0);
   const double sent = peers_ * static_cast<double>(shard_) * row_bytes_ * with.copy /
                       (machine_.transport.tma_GBps.at(kPushingCtas) * kBytesPerUs);
   const double group = sent / groups;

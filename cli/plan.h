@@ -1,0 +1,30 @@
+// `overlace plan` and `overlace explain`: which schedule, and why.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "overlace/plan.h"
+
+namespace overlace::cli {
+
+struct PlanWords {
+  std::string op = "ag_gemm", dtype = "bf16", machine = "h200x4", tier = "simulation";
+  int64_t m = 0, n = 0, k = 0;
+  int ranks = 0;      // 0: the machine's own
+  std::string check;  // FILE.json: static checks instead of a plan
+  bool paper_rule = false, explain = false;
+  std::string json;
+};
+
+/// Exit code; 2 where --check finds an error.
+int plan(const PlanWords& words);
+
+/// The table of `overlace plan`: the chosen schedule, the others, the reason.
+std::string plan_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine);
+/// What `overlace explain` adds: the losses of the chosen schedule beside those of the next best and of the library.
+std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine);
+/// Lanes of one rank as rows of characters, `width` for the whole time.
+std::string timeline_text(const spec::Schedule& schedule, const spec::Machine& machine, int width);
+
+}  // namespace overlace::cli

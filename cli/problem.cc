@@ -1,0 +1,60 @@
+#include "cli/problem.h"
+
+#include <utility>
+
+#include "overlace/error.h"
+#include "src/base/format.h"
+#include "src/base/status.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::format;
+
+constexpr int kMaxRanks = 65536;
+
+DType dtype_of(const std::string& name) {
+  for (const DType t : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
+    if (name == dtype_name(t)) return t;
+  }
+  throw_error(Errc::invalid_argument, "--dtype is " + name + ", wanted fp64, fp32, fp16 or bf16");
+}
+
+/// Share of the numbers of a machine that were measured elsewhere or assumed.
+double share_of_priors(const spec::Machine& machine) {
+  const std::string text = spec::to_json(machine);
+  const auto count = [&](std::string_view word) {
+    double n = 0;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+    return n;
+  };
+  const double priors = count("\"prior\""), measured = count("\"measured\"");
+  return priors + measured > 0 ? priors / (priors + measured) : 1;
+}
+
+}  // namespace
+
+spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
+                   const spec::Machine& machine) {
+  spec::OpSpec out;
+  out.op = op;
+  out.m = m;
+  out.n = n;
+  out.k = k;
+  out.ranks = ranks == 0 ? machine.ranks : ranks;
+  out.dtype = out.out_dtype = dtype_of(dtype);
+  for (const auto& [name, value] : {std::pair{"--m", m}, {"--n", n}, {"--k", k}}) {
+    if (value < 1) throw_error(Errc::invalid_argument, format("{} is {}, wanted at least 1", name, value));
+  }
+  if (out.ranks < 1 || out.ranks > kMaxRanks)
+    throw_error(Errc::invalid_argument, format("--ranks is {}, wanted 1 to {}", out.ranks, kMaxRanks));
+  return out;
+}
+
+std::string machine_line(const spec::Machine& machine) {
+  return format("machine {} (digest {}, {}, {:.0f} % of its numbers are priors)", machine.name,
+                spec::digest(machine).substr(0, 8), machine.date.empty() ? "no date" : machine.date,
+                100 * share_of_priors(machine));
+}
+
+}  // namespace overlace::cli
