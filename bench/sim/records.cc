@@ -51,43 +51,80 @@ void hold_out(std::vector<Measured>& list) {
 
 bool is_valid_output(const Measured& m) { return m.family != "compute" && m.family != "comm" && m.family != "limit"; }
 
+using Found = std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t, std::string, int>, Measured>;
+
+Measured& add(Found& found, Measured m, double us) {
+  Measured& one =
+      found.try_emplace({m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k, m.family, m.degree}, std::move(m)).first->second;
+  one.us.push_back(us);
+  return one;
+}
+
+base::Status add_lines(const std::string& file, const std::string& bytes, Found& found) {
+  for (size_t begin = 0, line = 1; begin < bytes.size(); ++line) {
+    const size_t end = std::min(bytes.find('\n', begin), bytes.size());
+    const base::Result<Json> record =
+        Json::parse(std::string_view(bytes).substr(begin, end - begin), base::format("{}:{}", file, line));
+    begin = end + 1;
+    if (!record.ok()) return record.status();
+    const std::string workload = text(record->find("workload")), schedule = text(record->find("schedule"));
+    const Json* median = member(*record, "time_us", "median");
+    if (!workload.starts_with("ag_gemm") && !workload.starts_with("gemm_")) continue;
+    if (median == nullptr || schedule.empty() || text(record->find("status")) != "ok") continue;
+    Measured m;
+    m.op.op = workload;
+    m.op.m = member(*record, "case", "m")->as_int();
+    m.op.n = member(*record, "case", "n")->as_int();
+    m.op.k = member(*record, "case", "k")->as_int();
+    m.op.ranks = static_cast<int>(record->find("team")->as_int());
+    m.family = schedule;
+    for (const char* suffix : {"_rs", "_ar"}) {
+      if (m.family.ends_with(suffix)) m.family.resize(m.family.size() - 3);
+    }
+    m.degree = degree_of(*record, m.family);
+    Measured& one = add(found, std::move(m), median->as_double());
+    if (const Json* flags = record->find("flags"); flags != nullptr) {
+      for (const Json& flag : flags->as_array()) one.is_host_bound = one.is_host_bound || text(&flag) == "host_bound";
+    }
+  }
+  return {};
+}
+
+/// The records of bench_fused: variants of fused kernels, of which those that are families are taken.
+base::Status add_fused(const std::string& file, const std::string& bytes, Found& found) {
+  const base::Result<Json> list = Json::parse(bytes, file);
+  if (!list.ok()) return list.status();
+  if (!list->is_array()) return base::error(Errc::corrupt, "{}: wanted a list of rows, as bench_fused writes it", file);
+  for (const Json& row : list->as_array()) {
+    for (const Json& variant : row.find("variants")->as_array()) {
+      const std::string name = text(variant.find("name")), slab = "store_own k_slab q";
+      const Json* median = member(variant, "time_us", "median");
+      const bool is_slab = name.starts_with(slab) && name.find(' ', slab.size()) == std::string::npos;
+      if (median == nullptr || (!is_slab && name != "slot own_last")) continue;
+      Measured m;
+      m.op.op = text(row.find("op"));
+      m.op.m = row.find("m")->as_int();
+      m.op.n = row.find("n")->as_int();
+      m.op.k = row.find("k")->as_int();
+      m.op.ranks = static_cast<int>(row.find("ranks")->as_int());
+      m.family = is_slab ? "k_slab" : "tma_slot";
+      m.degree = is_slab ? std::stoi(name.substr(slab.size())) : 64;
+      (void)add(found, std::move(m), median->as_double());
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 double Measured::measured_us() const { return base::median(us); }
 
 base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files) {
-  std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t, std::string, int>, Measured> found;
+  Found found;
   for (const std::string& file : files) {
     const base::Result<std::string> bytes = base::read_file(file);
     if (!bytes.ok()) return bytes.status();
-    for (size_t begin = 0, line = 1; begin < bytes->size(); ++line) {
-      const size_t end = std::min(bytes->find('\n', begin), bytes->size());
-      const base::Result<Json> record =
-          Json::parse(std::string_view(*bytes).substr(begin, end - begin), base::format("{}:{}", file, line));
-      begin = end + 1;
-      if (!record.ok()) return record.status();
-      const std::string workload = text(record->find("workload")), schedule = text(record->find("schedule"));
-      const Json* median = member(*record, "time_us", "median");
-      if (!workload.starts_with("ag_gemm") && !workload.starts_with("gemm_")) continue;
-      if (median == nullptr || schedule.empty() || text(record->find("status")) != "ok") continue;
-      Measured m;
-      m.op.op = workload;
-      m.op.m = member(*record, "case", "m")->as_int();
-      m.op.n = member(*record, "case", "n")->as_int();
-      m.op.k = member(*record, "case", "k")->as_int();
-      m.op.ranks = static_cast<int>(record->find("team")->as_int());
-      m.family = schedule;
-      for (const char* suffix : {"_rs", "_ar"}) {
-        if (m.family.ends_with(suffix)) m.family.resize(m.family.size() - 3);
-      }
-      m.degree = degree_of(*record, m.family);
-      Measured& one =
-          found.try_emplace({workload, m.op.ranks, m.op.m, m.op.n, m.op.k, m.family, m.degree}, m).first->second;
-      one.us.push_back(median->as_double());
-      if (const Json* flags = record->find("flags"); flags != nullptr) {
-        for (const Json& flag : flags->as_array()) one.is_host_bound = one.is_host_bound || text(&flag) == "host_bound";
-      }
-    }
+    OVERLACE_TRY(file.ends_with(".json") ? add_fused(file, *bytes, found) : add_lines(file, *bytes, found));
   }
   std::vector<Measured> out;
   for (auto& [key, m] : found) out.push_back(std::move(m));

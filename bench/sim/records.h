@@ -24,8 +24,8 @@ struct Measured {
   double error() const { return predicted_us / measured_us() - 1; }
 };
 
-/// Lines of bench/results/*.jsonl; those without a time, and kinds of records that are no dense operators, are left
-/// out. A third of the shapes, chosen by their digest, is held out.
+/// Lines of bench/results/*.jsonl, and bench_fused's *.json; those without a time, and kinds of records that are no
+/// dense operators, are left out. A third of the shapes, chosen by their digest, is held out.
 base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files);
 
 void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls);

@@ -120,6 +120,30 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
   return areas;
 }
 
+/// Tiles that go to a peer: these SMs do nothing else until their stores are under way, as bench/results/fused_x4.json
+/// shows: a kernel of remote tiles takes the time of its products and of its bytes together.
+uint32_t GraphBuilder::add_stores(int rank, const Area& area, const Slab& slab, int32_t tiles, const Grid& grid,
+                                  uint32_t before) {
+  // An equal part for each tile, nothing lost to rounding.
+  const int64_t all = ((area.rows + grid.rows - 1) / grid.rows) * ((area.cols + grid.cols - 1) / grid.cols);
+  const auto upto = [&](int64_t t) { return slab.whole.link_bytes / all * t + slab.whole.link_bytes % all * t / all; };
+  Work work;
+  work.link_bytes = work.peer_memory_bytes = upto(area.done + tiles) - upto(area.done);
+  work.amount = static_cast<uint64_t>(work.link_bytes);
+  const spec::Curve& store = machine_.transport.tma_GBps;
+  const double rate = store.empty() ? machine_.link.egress_GBps.value : store.at(tiles * kClusterSms);
+  work.flow_us = static_cast<double>(work.link_bytes) / rate * 1e-3;
+  work.to = slab.whole.to;
+  work.load = spec::Load::epi_store;
+  const uint32_t id = add_node(rank);
+  Node& node = graph_.nodes[id];
+  node.part_of = slab.instance;
+  set_flow(node, work);
+  node.intensity = static_cast<double>(tiles) / grid.slots;
+  connect(before, id);
+  return id;
+}
+
 /// The chain of slabs of `tiles` tiles of an area; `before` is what these SMs did last. Returns the last node.
 uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before) {
   const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
@@ -132,22 +156,15 @@ uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid
     work.amount = static_cast<uint64_t>(2 * grid.rows * grid.cols * tiles * slab.depth);
     work.flow_us = tile_us(machine_, grid.rows, grid.cols, area.depth) * static_cast<double>(slab.depth) /
                    static_cast<double>(std::max<int64_t>(area.depth, 1));
-    work.to = slab.whole.to;
-    if (slab.whole.link_bytes > 0) {  // an equal part for each tile, nothing lost to rounding
-      const int64_t all = ((area.rows + grid.rows - 1) / grid.rows) * ((area.cols + grid.cols - 1) / grid.cols);
-      const auto upto = [&](int64_t t) {
-        return slab.whole.link_bytes / all * t + slab.whole.link_bytes % all * t / all;
-      };
-      work.link_bytes = work.peer_memory_bytes = upto(area.done + tiles) - upto(area.done);
-    }
     set_flow(node, work);
     node.intensity = static_cast<double>(tiles) / grid.slots;
     node.weight = tiles;
     if (machine_.gemm.sustained_TFLOPs.value > 0) node.demand(resource_of(rank, Kept::tensor), 1);
     connect(last, id);
     add_waits(id, list[static_cast<size_t>(slab.instance)], true);
-    connect(id, slab.join);
     last = id;
+    if (slab.whole.link_bytes > 0) last = add_stores(rank, area, slab, tiles, grid, id);
+    connect(last, slab.join);
   }
   area.done += tiles;
   return last;
