@@ -7,8 +7,13 @@
 
 #include "cli/bench.h"
 #include "cli/doctor.h"
+#include "cli/plan.h"
 #include "cli/run.h"
 #include "cli/run_outputs.h"
+#include "cli/sim.h"
+#include "cli/sim_graph.h"
+#include "cli/sim_t3.h"
+#include "cli/sim_validate.h"
 #include "cli/trace.h"
 #include "cli/version.h"
 #include "overlace/error.h"
@@ -79,6 +84,7 @@ void add_doctor(CLI::App& app, DoctorWords* words) {
 
 struct TraceWords {
   std::string from, to;
+  overlace::cli::DiffWords diff;
 };
 
 void add_trace(CLI::App& app, TraceWords* words) {
@@ -89,6 +95,99 @@ void add_trace(CLI::App& app, TraceWords* words) {
   CLI::App* convert = trace->add_subcommand("convert", "Write a timeline in another format");
   convert->add_option("from", words->from, "Timeline")->required();
   convert->add_option("to", words->to, "Its ending chooses: .json, .pftrace, .perfetto-trace")->required();
+  CLI::App* diff =
+      trace->add_subcommand("diff", "Two timelines of the same work, task by task: measured and simulated");
+  diff->add_option("first", words->diff.first, "Timeline")->required();
+  diff->add_option("second", words->diff.second, "Timeline")->required();
+  diff->add_option("--json", words->diff.json, "The same as data; - is stdout");
+  diff->add_option("--max-median", words->diff.max_median, "Exit code 1 where the median residual is above so many %");
+}
+
+void add_sim(CLI::App& app, overlace::cli::SimWords* words) {
+  CLI::App* sim = app.add_subcommand("sim", "How long schedules would take on a machine, simulated");
+  sim->require_subcommand(1);
+  CLI::App* run = sim->add_subcommand("run", "One schedule");
+  CLI::App* compare = sim->add_subcommand("compare", "All schedule families of an operator, beside bounds");
+  run->add_option("--schedule", words->schedule, "FILE.json in place of --family and the shape");
+  run->add_option("--family", words->family, "Schedule family")->capture_default_str();
+  run->add_option("--op", words->op, "ag_gemm, gemm_rs or gemm_ar")->capture_default_str();
+  run->add_option("--degree", words->degree, "Chunks per shard")->capture_default_str();
+  run->add_option("--seeds", words->seeds, "So many runs with noise: p50 and p95");
+  run->add_option("--trace", words->trace, "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome)");
+  run->add_flag("--parts", words->parts, "Parts of fused kernels in the timeline, which a device does not report");
+  compare->add_option("op", words->op, "ag_gemm, gemm_rs or gemm_ar")->required();
+  for (CLI::App* one : {run, compare}) {
+    one->add_option("--m", words->m, "Rows of the whole team");
+    one->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
+    one->add_option("--k", words->k, "Depth, of one rank in gemm_rs and gemm_ar");
+    one->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+    one->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
+    one->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
+    one->add_option("--calls", words->calls, "Calls in a row; their later half is timed")->capture_default_str();
+    one->add_option("--json", words->json, "The same as data; - is stdout");
+    for (const char* option : {"--m", "--n", "--k", "--ranks", "--calls"})
+      one->get_option(option)->check(number_error<int64_t>);
+  }
+}
+
+struct SimModelWords {
+  overlace::cli::T3Words t3;
+  overlace::cli::ValidateWords validate;
+  overlace::cli::GraphWords graph;
+};
+
+/// Subcommands of `sim` that need no schedule.
+void add_sim_models(CLI::App& sim, SimModelWords* words) {
+  CLI::App* t3 = sim.add_subcommand("t3", "What T3's hardware would give to the sub-layers of a model");
+  t3->add_option("--model", words->t3.model, "mega-gpt-2, t-nlg, gpt-3, palm or mt-nlg")->capture_default_str();
+  t3->add_option("--tp", words->t3.tp, "Ranks")->capture_default_str()->check(number_error<int64_t>);
+  t3->add_option("--config", words->t3.config, "all or one configuration")->capture_default_str();
+  t3->add_option("--machine", words->t3.machine, "A shipped machine or FILE.json (default: the paper's)");
+  t3->add_option("--update-cost", words->t3.update_cost, "Memory time of an update, in writes");
+  t3->add_option("--comm-cost", words->t3.comm_cost, "Memory time of communication's accesses, in the GEMM's");
+  t3->add_option("--dram", words->t3.dram_GBps, "GB/s");
+  t3->add_option("--link", words->t3.link_GBps, "GB/s");
+  t3->add_option("--share", words->t3.share, "Of an iteration in these sub-layers: end to end");
+  t3->add_flag("--direct", words->t3.is_direct, "Every rank reaches every other");
+  t3->add_flag("--sensitivity", words->t3.is_sensitivity, "Speed-ups over a grid of the two fitted constants");
+  CLI::App* validate =
+      sim.add_subcommand("validate", "The models beside published numbers; 1 where a required row misses");
+  validate->add_option("ids", words->validate.ids, "V1, V2, ... (default: all)");
+  validate->add_option("--golden", words->validate.golden, "Folder of the published numbers")->capture_default_str();
+  validate->add_option("--page", words->validate.page, "Write the table as Markdown");
+  CLI::App* graph = sim.add_subcommand("graph", "Whole steps over many hosts");
+  graph->add_option("graph", words->graph.graph, "dlrm")->required();
+  graph->add_option("--network", words->graph.network, "all, torus, ring or rail")->capture_default_str();
+  graph->add_option("--tables", words->graph.tables, "Of a GPU (default: the band over 1 to 8)");
+  graph->add_option("--local-batch", words->graph.local_batch, "Samples of a GPU (default: the band over 256 to 4096)");
+  for (const char* option : {"--tables", "--local-batch"}) graph->get_option(option)->check(number_error<int64_t>);
+  t3->add_option("--json", words->t3.json, "The same as data; - is stdout");
+  validate->add_option("--json", words->validate.json, "The same as data; - is stdout");
+  graph->add_option("--json", words->graph.json, "The same as data; - is stdout");
+}
+
+int run_sim(const CLI::App& sim, const overlace::cli::SimWords& words, const SimModelWords& models) {
+  if (sim.got_subcommand("t3")) return overlace::cli::sim_t3(models.t3);
+  if (sim.got_subcommand("validate")) return overlace::cli::sim_validate(models.validate);
+  if (sim.got_subcommand("graph")) return overlace::cli::sim_graph(models.graph);
+  return sim.got_subcommand("run") ? overlace::cli::sim_run(words) : overlace::cli::sim_compare(words);
+}
+
+/// `explain` is `plan` with the reasons spelled out.
+void add_plan(CLI::App& app, const char* name, const char* what, overlace::cli::PlanWords* words) {
+  CLI::App* plan = app.add_subcommand(name, what);
+  plan->add_option("op", words->op, "ag_gemm, gemm_rs or gemm_ar")->capture_default_str();
+  plan->add_option("--m", words->m, "Rows of the whole team");
+  plan->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
+  plan->add_option("--k", words->k, "Depth, of one rank in gemm_rs and gemm_ar");
+  plan->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+  plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
+  plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
+  plan->add_option("--tier", words->tier, "rule, recurrence or simulation")->capture_default_str();
+  plan->add_flag("--paper-rule", words->paper_rule, "FiCCO's choice instead of a model");
+  plan->add_option("--check", words->check, "Check the schedule in FILE.json and plan nothing");
+  plan->add_option("--json", words->json, "The same as data; - is stdout");
+  for (const char* option : {"--m", "--n", "--k", "--ranks"}) plan->get_option(option)->check(number_error<int64_t>);
 }
 
 int run_doctor(const DoctorWords& words) {
@@ -103,6 +202,7 @@ int run_doctor(const DoctorWords& words) {
 }
 
 int run_trace(const CLI::App& trace, const TraceWords& words) {
+  if (trace.got_subcommand("diff")) return overlace::cli::trace_diff(words.diff);
   if (trace.got_subcommand("convert")) {
     overlace::cli::trace_convert(words.from, words.to).or_throw();
     return 0;
@@ -126,7 +226,8 @@ void log_to_stderr() {
 }
 
 bool is_subcommand(const std::string& word) {
-  return word == "run" || word == "doctor" || word == "trace" || word == "bench";
+  return word == "run" || word == "doctor" || word == "trace" || word == "sim" || word == "plan" || word == "explain" ||
+         word == "bench";
 }
 
 }  // namespace
@@ -139,8 +240,8 @@ int main(int argc, char** argv) {
   RunOptions options;
   for (int i = own + 1; i < argc; ++i) options.program.emplace_back(argv[i]);
   if (argc > 1 && argv[1][0] != '-' && !is_subcommand(argv[1]))
-    return fail(Errc::invalid_argument,
-                std::string("unknown subcommand ") + argv[1] + ", wanted run, doctor, trace or bench");
+    return fail(Errc::invalid_argument, std::string("unknown subcommand ") + argv[1] +
+                                            ", wanted run, doctor, trace, sim, plan, explain or bench");
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
   app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
   app.require_subcommand(1);
@@ -149,6 +250,13 @@ int main(int argc, char** argv) {
   add_doctor(app, &doctor);
   TraceWords trace;
   add_trace(app, &trace);
+  overlace::cli::SimWords sim;
+  add_sim(app, &sim);
+  SimModelWords models;
+  add_sim_models(*app.get_subcommand("sim"), &models);
+  overlace::cli::PlanWords plan;
+  add_plan(app, "plan", "Which schedule an operator should take on a machine", &plan);
+  add_plan(app, "explain", "The same, with losses, a timeline, and what would make another one win", &plan);
   app.add_subcommand("bench", "Measure workloads beside their competitors");
   try {
     app.parse(own, argv);
@@ -159,6 +267,9 @@ int main(int argc, char** argv) {
   try {
     log_to_stderr();
     if (app.got_subcommand("doctor")) return run_doctor(doctor);
+    if (app.got_subcommand("sim")) return run_sim(*app.get_subcommand("sim"), sim, models);
+    plan.explain = app.got_subcommand("explain");
+    if (plan.explain || app.got_subcommand("plan")) return overlace::cli::plan(plan);
     if (app.got_subcommand("trace")) return run_trace(*app.get_subcommand("trace"), trace);
     if (own < argc && options.program.empty())
       return fail(Errc::invalid_argument, "-- is followed by nothing, wanted a program and its arguments");

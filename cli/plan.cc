@@ -27,6 +27,7 @@ using plan::Candidate;
 
 constexpr size_t kShown = 12;  // alternatives of a table
 constexpr int kTimelineColumns = 72;
+constexpr int kMaxRanks = 64;
 
 plan::Tier tier_of(const std::string& name) {
   for (const plan::Tier tier : {plan::Tier::rule, plan::Tier::recurrence, plan::Tier::simulation}) {
@@ -174,7 +175,7 @@ std::string timeline_text(const spec::Schedule& schedule, const spec::Machine& m
 int plan(const PlanWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (!words.check.empty()) return check(words.check, machine);
-  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine);
+  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   const sim::Simulation simulation;
   plan::Planner planner(machine, &simulation);
   const auto found = planner.plan(op, {.limit = tier_of(words.tier), .paper_rule = words.paper_rule});

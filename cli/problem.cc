@@ -11,8 +11,6 @@ namespace {
 
 using base::format;
 
-constexpr int kMaxRanks = 65536;
-
 DType dtype_of(const std::string& name) {
   for (const DType t : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
     if (name == dtype_name(t)) return t;
@@ -35,7 +33,7 @@ double share_of_priors(const spec::Machine& machine) {
 }  // namespace
 
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
-                   const spec::Machine& machine) {
+                   const spec::Machine& machine, int max_ranks) {
   spec::OpSpec out;
   out.op = op;
   out.m = m;
@@ -46,8 +44,8 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   for (const auto& [name, value] : {std::pair{"--m", m}, {"--n", n}, {"--k", k}}) {
     if (value < 1) throw_error(Errc::invalid_argument, format("{} is {}, wanted at least 1", name, value));
   }
-  if (out.ranks < 1 || out.ranks > kMaxRanks)
-    throw_error(Errc::invalid_argument, format("--ranks is {}, wanted 1 to {}", out.ranks, kMaxRanks));
+  if (out.ranks < 1 || out.ranks > max_ranks)
+    throw_error(Errc::invalid_argument, format("--ranks is {}, wanted 1 to {}", out.ranks, max_ranks));
   return out;
 }
 

@@ -9,9 +9,10 @@
 
 namespace overlace::cli {
 
-/// M of the whole team, N and K as one rank sees them; ranks 0: the machine's. Throws InvalidArgument with the option.
+/// M of the whole team, N and K as one rank sees them; ranks 0: the machine's. Throws InvalidArgument with the
+/// option.
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
-                   const spec::Machine& machine);
+                   const spec::Machine& machine, int max_ranks);
 
 /// "machine h200x4 (digest 5f0c1a2b, 2026-11-21, 23 % of its numbers are priors)"
 std::string machine_line(const spec::Machine& machine);

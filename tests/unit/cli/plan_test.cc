@@ -26,7 +26,7 @@ spec::Machine plain() {
 
 TEST(PlanText, ShowsTheChosenBesideTheOthersAndWhy) {
   const spec::Machine machine = plain();
-  const spec::OpSpec op = op_of("ag_gemm", 1024, 512, 512, 0, "bf16", machine);
+  const spec::OpSpec op = op_of("ag_gemm", 1024, 512, 512, 0, "bf16", machine, 64);
   const auto found = plan::Planner(machine).plan(op);
   const std::string text = plan_text(op, *found, machine);
   EXPECT_EQ(text.find("ag_gemm M 1024 N 512 K 512 G 2 bf16 | machine plain (digest "), 0u) << text;
@@ -49,7 +49,7 @@ TEST(PlanText, AMachineWithoutNumbersHasARuleOnly) {
   bare.name = "bare";
   bare.is_gpu = true;
   bare.ranks = 4;
-  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048, 0, "bf16", bare);
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048, 0, "bf16", bare, 64);
   const auto found = plan::Planner(bare).plan(op);
   EXPECT_NE(plan_text(op, *found, bare).find("| rule\n> library\n"), std::string::npos) << plan_text(op, *found, bare);
   EXPECT_EQ(waterfall_text(op, *found, bare), "");
@@ -57,7 +57,7 @@ TEST(PlanText, AMachineWithoutNumbersHasARuleOnly) {
 
 TEST(PlanText, LanesOfOneRankAsCharacters) {
   const spec::Machine machine = plain();
-  const spec::OpSpec op = op_of("ag_gemm", 1024, 512, 512, 0, "bf16", machine);
+  const spec::OpSpec op = op_of("ag_gemm", 1024, 512, 512, 0, "bf16", machine, 64);
   const std::string text = timeline_text(spec::make_schedule(op, "hetero_fused_1d", 1), machine, 40);
   EXPECT_EQ(text.find("\nrank 0, "), 0u) << text;
   // The copy takes half of the time, the products all of it.
@@ -70,7 +70,7 @@ TEST(PlanProblem, NamesTheOption) {
   const spec::Machine machine = plain();
   const auto message = [&](int64_t m, int64_t k, int ranks, const char* dtype) {
     try {
-      (void)op_of("ag_gemm", m, 8, k, ranks, dtype, machine);
+      (void)op_of("ag_gemm", m, 8, k, ranks, dtype, machine, 64);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -78,7 +78,7 @@ TEST(PlanProblem, NamesTheOption) {
   };
   EXPECT_EQ(message(0, 8, 0, "bf16"), "--m is 0, wanted at least 1");
   EXPECT_EQ(message(8, -3, 0, "bf16"), "--k is -3, wanted at least 1");
-  EXPECT_EQ(message(8, 8, 70000, "bf16"), "--ranks is 70000, wanted 1 to 65536");
+  EXPECT_EQ(message(8, 8, 65, "bf16"), "--ranks is 65, wanted 1 to 64");
   EXPECT_EQ(message(8, 8, 0, "int8"), "--dtype is int8, wanted fp64, fp32, fp16 or bf16");
   EXPECT_EQ(message(8, 8, 0, "fp16"), "");
 }
