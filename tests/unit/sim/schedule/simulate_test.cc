@@ -62,7 +62,7 @@ TEST(Simulate, EveryFamilyLiesBetweenBoundAndSerialSum) {
       const bool is_idle = schedule.family.starts_with("comm") && schedule.params.at("G") == spec::Param(int64_t{1});
       EXPECT_EQ(r.bound_us > 0, !is_idle);
       EXPECT_GE(r.us(), r.bound_us * (1 - 1e-9));
-      EXPECT_LE(r.us(), r.serial_us * (1 + 1e-9));
+      EXPECT_LE(r.us(), r.serial_us + 1e-6 * static_cast<double>(r.events));  // whole ps
     });
   }
 }
@@ -166,6 +166,7 @@ TEST(Simulate, OneTaskIsItsClosedForm) {
 TEST(Simulate, OneChunkIsItsClosedForm) {
   Machine m = h200();
   m.copy.pair_us = {};
+  m.contention = {};
   const OpSpec op = op_of("ag_gemm", 2);
   const double bytes = static_cast<double>(op.m / 2 * op.k * 2);
   const double want = m.latency.wait_us.value + m.latency.event_us.value + m.copy.start_us.value +
