@@ -75,6 +75,10 @@ base::Status check(const SubLayer& layer, const Machine& machine, const Options&
   if (layer.m < 1 || layer.n < 1 || layer.k < 1 || layer.ranks < 2)
     return base::invalid_argument("t3: M {}, N {}, K {} on {} ranks, wanted at least 1 each and 2 ranks", layer.m,
                                   layer.n, layer.k, layer.ranks);
+  const int64_t tiles = (layer.m + kTile - 1) / kTile * ((layer.n + kTile - 1) / kTile);
+  if (tiles < layer.ranks)
+    return base::invalid_argument("t3: {} tiles of 128 x 128 on {} ranks, wanted at least one each", tiles,
+                                  layer.ranks);
   const double positive[] = {machine.clock_GHz, machine.tflops,      machine.llc_MB,    machine.dram_GBps,
                              machine.link_GBps, options.update_cost, options.comm_cost, options.starvation_share};
   const char* const names[] = {"clock_GHz", "tflops",      "llc_MB",    "dram_GBps",
@@ -159,6 +163,18 @@ base::Result<Result> simulate(const SubLayer& layer, Config config, const Machin
     default:
       return apart(parts, config);
   }
+}
+
+Machine machine_of(const spec::Machine& machine) {
+  Machine out;
+  out.cus = machine.sms;
+  out.clock_GHz = 1.7;
+  out.tflops = machine.gemm.sustained_TFLOPs.value;
+  out.llc_MB = static_cast<double>(machine.memory.l2_bytes) * 1e-6;
+  out.dram_GBps = machine.memory.hbm_GBps.value;
+  out.link_GBps = machine.link.egress_GBps.value;
+  out.link_latency_us = machine.link.latency_us.value;
+  return out;
 }
 
 base::Result<std::vector<SubLayer>> sub_layers(std::string_view model, int ranks) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "overlace/machine.h"
 #include "src/base/status.h"
 #include "src/sim/t3/tracker.h"
 
@@ -23,6 +24,10 @@ struct Machine {
   double link_GBps = 130;  // both directions of a ring, of 150
   double link_latency_us = 0.5;
 };
+
+/// What T3's hardware would find on a GPU that is described by a machine file; a rate that the file does not have is 0
+/// and refused by simulate().
+Machine machine_of(const spec::Machine& machine);
 
 struct SubLayer {
   std::string model, name;
@@ -40,6 +45,8 @@ struct Options {
   double update_cost = 1;  // memory time of an op-and-store, in plain accesses
   double comm_cost = 2.6;  // memory time of communication's accesses, in the GEMM's
 
+  /// Every rank reaches every other: tiles go to their owner at once, which counts one update of each rank.
+  bool direct_rs = false;
   bool llc_bypass = true;         // output tiles are not cached (uncached memory near which the updates are made)
   double starvation_share = 0.1;  // memory accesses that communication gets at least (ours)
   int trigger_cycles = 20;        // of the DMA table (ours)

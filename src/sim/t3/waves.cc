@@ -34,7 +34,7 @@ struct Event {
 struct Block {
   int64_t chunk = 0, wave = 0, first_tile = 0, end_tile = 0;
   double bytes = 0;
-  int64_t updates_left = 0;  // of (tile, wavefront) pairs, two each
+  int64_t updates_left = 0;  // of (tile, wavefront) pairs
   bool is_coarse = false, is_complete = false;
 };
 
@@ -79,7 +79,7 @@ class Run {
       block.end_tile = (i + 1) * tiles / count;
       block.wave = (block.end_tile - 1) / in_.cus;
       block.bytes = tile_bytes * static_cast<double>(block.end_tile - block.first_tile);
-      block.updates_left = (block.end_tile - block.first_tile) * kWavefronts * 2;
+      block.updates_left = (block.end_tile - block.first_tile) * kWavefronts * updates_of_a_tile();
       blocks_.push_back(block);
     }
     per_chunk_ = count / chunks;
@@ -87,6 +87,11 @@ class Run {
     overflowed_.assign(static_cast<size_t>(tiles) * kWavefronts, false);
   }
 
+  int updates_of_a_tile() const { return in_.options.direct_rs ? in_.layer.ranks : 2; }
+  /// The neighbour's, or under direct reduce-scatter any other rank's.
+  bool is_remote(const Block& block) const {
+    return is_fused() && (in_.options.direct_rs ? block.chunk + 1 < chunks_ : block.chunk == 0);
+  }
   bool is_fused() const { return in_.beside == Beside::fused_reduce_scatter; }
 
   void start_wave() {
@@ -100,7 +105,7 @@ class Run {
     for (; next_block_ < blocks_.size() && blocks_[next_block_].wave == wave_; ++next_block_) {
       const auto id = static_cast<int64_t>(next_block_);
       const Block& block = blocks_[next_block_];
-      if (is_fused() && block.chunk == 0) {
+      if (is_remote(block)) {
         send(id, block.bytes);
         continue;
       }
@@ -176,14 +181,14 @@ class Run {
     push(link_free_ + in_.machine.link_latency_us, What::arrival, block);
   }
 
-  /// By symmetry, what I sent arrives from my other neighbour, for the block of the next chunk.
+  /// By symmetry, what I sent arrives from somebody: on a ring for the block of the next chunk, else for my own chunk.
   void arrive(int64_t block) {
     const double cost = in_.options.comm_cost;
     if (in_.beside == Beside::all_reduce) {
       // Reduce-scatter, then all-gather: writes of as many bytes as were sent.
       return push_memory(&comm_, {Kind::rs_wr, block, kAllReduceBlock, cost});
     }
-    const int64_t target = block + per_chunk_;
+    const int64_t target = in_.options.direct_rs ? (chunks_ - 1) * per_chunk_ + block % per_chunk_ : block + per_chunk_;
     push_memory(&comm_,
                 {Kind::rs_wr, target, blocks_[static_cast<size_t>(target)].bytes, cost * in_.options.update_cost});
   }
@@ -206,7 +211,7 @@ class Run {
         const auto cell = static_cast<size_t>(tile * kWavefronts + wavefront);
         --block.updates_left;
         if (overflowed_[cell]) continue;
-        if (tracker_.update(tile, wavefront, 2) != Tracker::Outcome::full) continue;
+        if (tracker_.update(tile, wavefront, updates_of_a_tile()) != Tracker::Outcome::full) continue;
         overflowed_[cell] = true;
         block.is_coarse = true;
         ++result_.tracker_overflows;

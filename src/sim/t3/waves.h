@@ -5,9 +5,14 @@
 
 namespace overlace::sim::t3 {
 
-inline constexpr int kTile = 128;                    // rows and columns of a work group's output (ours)
-inline constexpr int kWaveRows = 8, kWaveCols = 10;  // tiles that 80 CUs compute at once (ours)
-inline constexpr int kWavefronts = 4;                // of a work group (ours)
+inline constexpr int kTile = 128;      // rows and columns of a work group's output (ours)
+inline constexpr int kWavefronts = 4;  // of a work group (ours)
+
+/// Tiles that all CUs compute at once, as a rectangle: 8 x 10 on 80 (ours).
+struct WaveShape {
+  int rows, cols;
+};
+WaveShape wave_shape(int cus);
 
 /// Bytes that the GEMM reads from memory.
 double gemm_reads(const SubLayer& layer, const Machine& machine, bool output_is_cached);

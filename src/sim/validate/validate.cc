@@ -32,6 +32,25 @@ std::string verdict(const ValidationRow& row) {
   return base::format("{} by {:.3g}", row.is_must ? "MISS" : "miss", by);
 }
 
+struct Cells {
+  std::string figure, published, ours, error, accepted, baseline, verdict;
+};
+
+Cells cells_of(const ValidationRow& row) {
+  return {
+      row.figure + (row.unit.empty() ? "" : ", " + row.unit), number(row.published), number(row.ours), error_text(row),
+      base::format("{:.4g} to {:.4g}", row.least, row.most),  number(row.baseline),  verdict(row)};
+}
+
+std::string count_of(const std::vector<ValidationRow>& rows) {
+  int misses = 0, required = 0;
+  for (const ValidationRow& row : rows) {
+    misses += row.passes() ? 0 : 1;
+    required += row.passes() || !row.is_must ? 0 : 1;
+  }
+  return base::format("{} rows, {} misses, {} of them of rows that must pass\n", rows.size(), misses, required);
+}
+
 base::Json number_json(double value) { return std::isnan(value) ? base::Json() : base::Json(value); }
 
 }  // namespace
@@ -69,15 +88,30 @@ base::Result<std::vector<ValidationRow>> validate(const std::string& golden, con
 std::string validation_table(const std::vector<ValidationRow>& rows) {
   constexpr const char* kLine = "{:<4} {:<74} {:>9} {:>9} {:>13} {:>17} {:>10}  {}\n";
   std::string table = base::format(kLine, "id", "figure", "published", "ours", "error", "accepted", "do nothing", "");
-  int misses = 0, required = 0;
   for (const ValidationRow& row : rows) {
-    const std::string figure = row.figure + (row.unit.empty() ? "" : ", " + row.unit);
-    table += base::format(kLine, row.id, figure, number(row.published), number(row.ours), error_text(row),
-                          base::format("{:.4g} to {:.4g}", row.least, row.most), number(row.baseline), verdict(row));
-    misses += row.passes() ? 0 : 1;
-    required += row.passes() || !row.is_must ? 0 : 1;
+    const Cells cells = cells_of(row);
+    table += base::format(kLine, row.id, cells.figure, cells.published, cells.ours, cells.error, cells.accepted,
+                          cells.baseline, cells.verdict);
   }
-  return table + base::format("{} rows, {} misses, {} of them of rows that must pass\n", rows.size(), misses, required);
+  return table + count_of(rows);
+}
+
+std::string validation_page(const std::vector<ValidationRow>& rows) {
+  std::string page =
+      "# The simulator beside published numbers\n\n"
+      "Written by `overlace sim validate --page docs/results/simulator.md`; do not edit. The models, their constants "
+      "and\n"
+      "which of them were fitted to what: [design/simulator_models.md](../design/simulator_models.md). Every table of\n"
+      "published numbers names its source (`tests/golden`). `do nothing`: peak rates, no latency, no contention; "
+      "`MISS`: a row\n"
+      "that must pass does not, `miss`: one that should.\n\n"
+      "| id | figure | published | ours | error | accepted | do nothing | |\n|---|---|---|---|---|---|---|---|\n";
+  for (const ValidationRow& row : rows) {
+    const Cells cells = cells_of(row);
+    page += base::format("| {} | {} | {} | {} | {} | {} | {} | {} |\n", row.id, cells.figure, cells.published,
+                         cells.ours, cells.error, cells.accepted, cells.baseline, cells.verdict);
+  }
+  return page + "\n" + count_of(rows);
 }
 
 base::Json validation_json(const std::vector<ValidationRow>& rows) {

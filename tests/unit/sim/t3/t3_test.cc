@@ -97,6 +97,19 @@ TEST(T3Simulation, FreeMemoryGivesTheIdeal) {
   EXPECT_NEAR(simulate(layer, Config::t3, machine, Options{})->total_us / ideal, 1, 0.03);
 }
 
+TEST(T3Simulation, DirectReduceScatterNeedsNoReads) {
+  Options options;
+  options.direct_rs = true;
+  for (const SubLayer& layer : {main_sub_layers()[1], main_sub_layers()[12]}) {
+    const Result direct = simulate(layer, Config::t3, Machine{}, options).value();
+    const Traffic want = fused_traffic(layer, Machine{}, options);
+    EXPECT_EQ(direct.bytes.rs_rd, 0);
+    EXPECT_NEAR(direct.bytes.gemm_wr / want.gemm_wr, 1, 1e-6);
+    EXPECT_NEAR(direct.bytes.rs_wr / want.rs_wr, 1, 1e-6);
+    EXPECT_LE(direct.total_us, total_us(layer, Config::t3));
+  }
+}
+
 TEST(T3Simulation, QuantumDoesNotMatter) {
   const SubLayer layer = main_sub_layers()[9];
   Options fine;
@@ -119,6 +132,20 @@ TEST(T3Simulation, MoreBandwidthIsNeverSlower) {
   }
 }
 
+TEST(T3, MachineFiles) {
+  spec::Machine file;
+  EXPECT_EQ(simulate(main_sub_layers()[0], Config::t3, machine_of(file), Options{}).status().code(),
+            Errc::invalid_argument);
+  file.sms = 132;
+  file.gemm.sustained_TFLOPs.value = 650;
+  file.memory.hbm_GBps.value = 4000;
+  file.memory.l2_bytes = 50 << 20;
+  file.link.egress_GBps.value = 380;
+  const auto result = simulate(main_sub_layers()[0], Config::t3_mca, machine_of(file), Options{});
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_LT(result->total_us, total_us(main_sub_layers()[0], Config::t3_mca) / 2);
+}
+
 TEST(T3, ModelsAndBadValues) {
   const auto layers = sub_layers("t-nlg", 8);
   ASSERT_TRUE(layers.ok());
@@ -134,6 +161,8 @@ TEST(T3, ModelsAndBadValues) {
   EXPECT_EQ(simulate((*layers)[0], Config::t3, Machine{}, options).status().message(),
             "t3: comm_cost is 0, wanted > 0");
   EXPECT_EQ(simulate({"x", "y", 0, 1, 1, 8}, Config::t3, Machine{}, Options{}).status().code(), Errc::invalid_argument);
+  EXPECT_EQ(simulate({"x", "y", 128, 256, 64, 4}, Config::t3, Machine{}, Options{}).status().message(),
+            "t3: 2 tiles of 128 x 128 on 4 ranks, wanted at least one each");
   EXPECT_EQ(simulate({"x", "y", 1, 1, 1, 1}, Config::t3, Machine{}, Options{}).status().code(), Errc::invalid_argument);
 }
 

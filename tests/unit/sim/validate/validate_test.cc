@@ -40,6 +40,9 @@ TEST(Validate, AMissIsShownWithItsSize) {
   EXPECT_NE(table.find("MISS by 2.5"), std::string::npos) << table;
   EXPECT_NE(table.find("+7.5 points"), std::string::npos) << table;
   EXPECT_NE(table.find("2 rows, 1 misses, 1 of them of rows that must pass"), std::string::npos) << table;
+  const std::string page = validation_page(rows);
+  EXPECT_NE(page.find("| V1 | a figure, % | 10 | 17.5 | +7.5 points | 5 to 15 | 30 | MISS by 2.5 |"), std::string::npos)
+      << page;
   const base::Json json = validation_json(rows);
   EXPECT_FALSE(json.as_array()[0].find("pass")->as_bool());
   EXPECT_TRUE(json.as_array()[1].find("published")->is_null());
