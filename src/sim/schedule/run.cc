@@ -306,12 +306,25 @@ void Run::arrive(uint32_t number, Time now) {
   }
 }
 
+/// As exec names it.
+std::string category_of(const spec::Task& task) {
+  switch (task.kind) {
+    case spec::Kind::tiles:
+      return "gemm";
+    case spec::Kind::barrier:
+    case spec::Kind::host:
+      return "other";
+    default:
+      return std::string(spec::name_of(task.kind));
+  }
+}
+
 /// Spans carry the ids of exec; a fused kernel is one span, named after the family, as a device reports it.
 void Run::record(uint32_t id, Time end) {
   const Node& node = graph_.nodes[id];
   const auto r = static_cast<size_t>(node.rank);
   if (r < graph_.kernels.size() && graph_.kernels[r].first == id) {
-    out_.spans.push_back({node.rank, graph_.kernels[r].second, graph_.schedule->family, "other",
+    out_.spans.push_back({node.rank, graph_.kernels[r].second, graph_.schedule->family, "gemm",
                           state_[graph_.kernel_enters[r]].begin, end, 0, 0});
     return;
   }
@@ -320,15 +333,13 @@ void Run::record(uint32_t id, Time end) {
   const spec::Task& task = graph_.schedule->tasks[static_cast<size_t>(in.task)];
   const bool is_part = graph_.is_gpu && task.wait_by == spec::WaitBy::kernel;
   if (is_part && !options_.has_parts) return;
-  const bool is_other =
-      task.kind == spec::Kind::tiles || task.kind == spec::Kind::barrier || task.kind == spec::Kind::host;
   SimSpan span{node.rank,
                graph_.lane_name(node),
                in.id(*graph_.schedule),
-               is_other ? "other" : std::string(spec::name_of(task.kind)),
+               category_of(task),
                state_[id].begin,
                end,
-               node.moved_bytes,
+               task.kind == spec::Kind::gemm ? 0 : node.moved_bytes,
                task.kind == spec::Kind::gemm ? node.flops : 0};
   if (is_part) {
     const auto piece = first_piece_.find({node.rank, node.instance});
