@@ -281,7 +281,9 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
       consider(family.name, q, is_ag ? gather_us(op, t, costs, q, family) : scatter_us(op, t, costs, q, family));
     }
     if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, grouped_us(op, t, costs, q));
-    if (hosts > 1) consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts));
+    // A host's sums wait for one rank more: behind a GEMM longer than the flat transfer that was measured to lose.
+    const bool may_cross_once = hosts > 1 && (op.op != "gemm_rs" || t.gemm < t.transfer);
+    if (may_cross_once) consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts));
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
   if (best_family.empty()) {

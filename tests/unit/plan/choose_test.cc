@@ -56,7 +56,7 @@ TEST(Choose, HidesTransfersWorthHiding) {
 TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
   Hardware cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    spec::OpSpec op = op_of(name, 1024, 512, 512);
+    spec::OpSpec op = op_of(name, 1024, 512, 256);
     op.dtype = op.out_dtype = DType::fp32;
     cpu.hosts = 2;
     const Choice two = choose(op, cpu);
@@ -70,6 +70,10 @@ TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
     cpu.hosts = 3;  // of unequal size
     EXPECT_FALSE(choose(op, cpu).schedule.family.starts_with("hierarchical"));
   }
+  spec::OpSpec long_gemm = op_of("gemm_rs", 1024, 512, 768);
+  long_gemm.dtype = long_gemm.out_dtype = DType::fp32;
+  cpu.hosts = 2;
+  EXPECT_FALSE(choose(long_gemm, cpu).schedule.family.starts_with("hierarchical"));
 }
 
 TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
