@@ -79,8 +79,9 @@ class Planner {
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
-  /// `library` and `serial` are always among the candidates; a predicted gain over `library` below 2 % or below the
-  /// model's median error for that family picks `library`. Throws ScheduleError for an operator that no schedule fits.
+  /// `library` and `serial` are always among the candidates. The one with the smallest estimate wins, each lengthened
+  /// by the median error of its family on this machine; a gain over `library` below 2 % or that error picks `library`.
+  /// Throws ScheduleError for an operator that no schedule fits.
   std::shared_ptr<const Plan> plan(const spec::OpSpec& op, const PlanOptions& options = {});
   const spec::Machine& machine() const;
 

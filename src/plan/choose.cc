@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "overlace/plan.h"
 #include "src/base/format.h"
+#include "src/plan/recurrence.h"
 
 namespace overlace::plan {
 namespace {
@@ -56,17 +59,16 @@ constexpr int kDegrees[] = {1, 2, 4, 8};
 
 /// CPU ranks on an emulated link; times in us.
 struct Costs {
-  double copy;          // of one copy with its signal
-  double launch;        // of one more GEMM
-  double collective;    // of one library collective, besides its bytes
-  double library_rate;  // share of the link that the library's collective reaches
-  double contention;    // GEMM time lost per time of traffic beside it
-  double memory;        // bytes per us that a reduction reads and writes
+  double copy;        // of one copy with its signal
+  double launch;      // of one more GEMM
+  double collective;  // of one library collective, besides its bytes
+  double contention;  // GEMM time lost per time of traffic beside it
+  double memory;      // bytes per us that a reduction reads and writes
 };
-constexpr Costs kCpu = {40, 20, 60, 1.0, 0.02, 4e3};
+constexpr Costs kCpu = {40, 20, 60, 0.02, 4e3};
 /// The same over messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
 /// cores that compute copy what passes several times.
-constexpr Costs kMessages = {150, 20, 60, 1.0, 0.5, 4e3};
+constexpr Costs kMessages = {150, 20, 60, 0.5, 4e3};
 
 /// One problem in us: the GEMM, the transfer of one rank (each way, once), the reduction of my rows.
 struct Times {
@@ -85,83 +87,32 @@ Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& co
   return {2 * m * n * k / hardware.flops_per_s * 1e6, crossing * shard / hardware.link_bytes_per_s * 1e6, reduce};
 }
 
-double library_us(const spec::OpSpec& op, const Times& t, const Costs& costs) {
-  const double passes = op.op == "gemm_ar" ? 2 : 1;
-  return t.gemm + passes * t.transfer / costs.library_rate + costs.collective;
-}
-
 double gemm_beside_traffic_us(const Times& t, const Costs& costs) {
   return t.gemm + costs.contention * std::min(t.gemm, t.transfer);
 }
 
-/// What a schedule does with chunk s of its q: one GEMM for all peers, or one per peer as each part comes or goes.
-struct Family {
-  const char* name;
-  bool per_peer;   // one GEMM per peer
-  bool own_apart;  // the own shard is a GEMM of its own, which hides a transfer
-};
-constexpr Family kFamilies[] = {
-    {"hetero_unfused_1d", true, true}, {"hetero_fused_1d", false, true}, {"uniform_fused_1d", false, false}};
-
-/// Own shard first; then part by part: a GEMM starts when the one before it is done and its rows are there.
-double gather_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, const Family& family) {
-  const int peers = op.ranks - 1, parts = q * (family.per_peer ? peers : 1);
-  const double gemm = gemm_beside_traffic_us(t, costs), remote = gemm * peers / op.ranks;
-  const double part = remote / parts + costs.launch;
-  const double transfer = t.transfer / parts + (family.per_peer ? 1 : peers) * costs.copy;
-  double computed = gemm / op.ranks, arrived = 0;
-  for (int i = 0; i < parts; ++i) {
-    arrived += transfer;
-    computed = std::max(computed, arrived) + part;
-  }
-  return computed;
-}
-
-/// Part by part: a transfer starts when its partials are computed and the one before it has left; a chunk is summed
-/// when it has come. gemm_ar then sends the sums over the same link.
-double scatter_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q, const Family& family) {
-  const int peers = op.ranks - 1, parts = q * (family.per_peer ? peers : 1);
-  const double transfer = t.transfer / parts + (family.per_peer ? 1 : peers) * costs.copy;
-  const double gemm = gemm_beside_traffic_us(t, costs), sent = family.own_apart ? gemm * peers / op.ranks : gemm;
-  const double own_done = gemm + (parts + (family.own_apart ? 1 : 0)) * costs.launch;
-  std::vector<double> arrived;  // chunk by chunk: its last part
-  double link = 0;
-  for (int i = 0; i < parts; ++i) {
-    link = std::max(link, (i + 1) * (sent / parts + costs.launch)) + transfer;
-    if ((i + 1) % (parts / q) == 0) arrived.push_back(link);
-  }
-  double reduced = family.own_apart ? own_done : 0;
-  for (const double us : arrived) {
-    reduced = std::max(reduced, us) + t.reduce / q;
-    if (op.op == "gemm_ar") link = std::max(link, reduced) + t.transfer / q + peers * costs.copy;
-  }
-  return std::max({reduced, link, own_done});
-}
-
-/// gemm_ar in q groups of chunks, a GEMM per owner: group s is summed behind what group s + 1 sends, and its broadcast
-/// shares the link with the partials of later groups.
-double grouped_us(const spec::OpSpec& op, const Times& t, const Costs& costs, int q) {
-  const int peers = op.ranks - 1;
-  const double gemm = gemm_beside_traffic_us(t, costs) / q / op.ranks + costs.launch;
-  const double transfer = t.transfer / q / peers + costs.copy;
-  double computed = 0, link = 0, arrived = 0;  // of the group before
-  const auto sum_and_send = [&] {
-    computed = std::max(computed, arrived) + t.reduce / q;
-    link = std::max(link, computed) + peers * transfer;
-  };
-  for (int s = 0; s < q; ++s) {
-    double sent = link;
-    for (int p = 0; p < peers; ++p) {
-      computed += gemm;
-      sent = std::max(sent, computed) + transfer;
-    }
-    link = sent;
-    if (s > 0) sum_and_send();
-    arrived = sent;
-    computed += gemm;  // the own chunk
-  }
-  sum_and_send();
-  return std::max(computed, link);
+/// The machine that the recurrence sees: products and transfers take what `t` says.
+spec::Machine machine_of(const spec::OpSpec& op, const Hardware& hardware, const Times& t, const Costs& costs) {
+  constexpr double kBytesPerUs = 1e3;  // of a GB/s
+  const bool is_ag = op.op == "ag_gemm";
+  const double row = is_ag ? static_cast<double>(op.k) * static_cast<double>(dtype_bytes(op.dtype))
+                           : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
+  const double whole = static_cast<double>(op.m) * row, sent = whole * (op.ranks - 1) / op.ranks;
+  const double collective = t.gemm > 0 ? (op.op == "gemm_ar" ? 2 : 1) * t.transfer + costs.collective : 0;
+  spec::Machine out;
+  out.ranks = op.ranks;
+  out.gemm.tiles = {{1, 1, {0}, {0}}};
+  out.gemm.sustained_TFLOPs = {hardware.flops_per_s * 1e-12};
+  out.copy.start_us = {costs.copy};
+  out.copy.peer_GBps = out.copy.all_GBps =
+      out.link.egress_GBps = {t.transfer > 0 ? sent / t.transfer / kBytesPerUs : 0};
+  out.copy.local_GBps = out.memory.reduce_GBps = {costs.memory / kBytesPerUs};
+  out.latency.launch_us = {costs.launch};
+  for (spec::Curve* curve :
+       {&out.collectives.all_gather_us, &out.collectives.reduce_scatter_us, &out.collectives.all_reduce_us})
+    curve->points = {{whole, collective}, {2 * whole, 2 * collective}};
+  out.contention = {{spec::Load::gemm_tensor, spec::Load::ce_in, {1 + costs.contention}}};
+  return out;
 }
 
 /// Parts of other hosts' rows cross once per host. What a host has of its own hides them: computed first in ag_gemm,
@@ -263,37 +214,36 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   // With one rank a host each piece crosses once anyway.
   const int hosts = op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
   const Costs& costs = hardware.hosts > 1 ? kMessages : kCpu;
-  const double whole = library_us(op, t, costs);
-  std::string best_family;
-  int best_degree = 0;
-  double best = whole * (1 - kMinGain);
-  const auto consider = [&](const char* family, int q, double us) {
-    if (us >= best) return;
-    best = us;
-    best_family = family;
-    best_degree = q;
+  const spec::Machine machine = machine_of(op, hardware, t, costs);
+  const Recurrence recurrence(op, machine);
+  const double whole = recurrence.us({"library", 1}).value();
+  Candidate best;
+  double best_us = whole * (1 - kMinGain);
+  const auto consider = [&](const char* family, int q, std::optional<double> us) {
+    if (!us || *us >= best_us) return;
+    best_us = *us;
+    best = {family, q};
   };
   for (const int q : kDegrees) {
     if (op.m / op.ranks < q * 16) break;
-    for (const Family& family : kFamilies) {
-      const bool is_ag = op.op == "ag_gemm";
-      if (is_ag && !family.own_apart) continue;  // copies its own rows for nothing
-      consider(family.name, q, is_ag ? gather_us(op, t, costs, q, family) : scatter_us(op, t, costs, q, family));
-    }
-    if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, grouped_us(op, t, costs, q));
+    // uniform_fused_1d of ag_gemm copies its own rows for nothing.
+    for (const char* family : {"hetero_unfused_1d", "hetero_fused_1d", "uniform_fused_1d"})
+      if (op.op != "ag_gemm" || family != std::string_view("uniform_fused_1d"))
+        consider(family, q, recurrence.us({family, q}));
+    if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, recurrence.us({"grouped_unfused_1d", q}));
     // A host's sums wait for one rank more: behind a GEMM longer than the flat transfer that was measured to lose.
     const bool may_cross_once = hosts > 1 && (op.op != "gemm_rs" || t.gemm < t.transfer);
     if (may_cross_once) consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts));
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
-  if (best_family.empty()) {
+  if (best.family.empty()) {
     return library(op,
                    base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us", parts, 100 * kMinGain, whole));
   }
   const spec::Params options = {{"hosts", int64_t{hosts}}};
-  return {spec::make_schedule(op, best_family, best_degree, options),
-          base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best_family, best_degree, best,
-                       whole)};
+  return {spec::make_schedule(op, best.family, best.degree, options),
+          base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best.family, best.degree,
+                       best_us, whole)};
 }
 
 }  // namespace overlace::plan

@@ -19,13 +19,14 @@ using spec::Machine;
 using spec::OpSpec;
 
 constexpr double kLeastGain = 0.02;        // of the library's time: less is within any model's error
-constexpr double kPriorError = 0.2;        // where the machine file has none
+constexpr double kPriorError = 0.2;        // p90 where the machine file has none
+constexpr double kPriorMedian = 0.1;       // p50 of a family that was not measured on a machine where others were
 constexpr size_t kSimulated = 8;           // of the candidates, the best of the recurrence
 constexpr size_t kKept = 4096;             // plans
 constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
 constexpr std::array kDegrees = {1, 2, 4, 8, 16};
-constexpr std::array kSlabs = {2, 4, 8, 16};
-constexpr int kTileGroups = 64;  // of tma_slot: what its kernel was measured with
+constexpr std::array kSlabs = {2, 4, 8};  // 16 was slower in all seven cases of bench/results/fused_x4.json
+constexpr int kTileGroups = 64;           // of tma_slot: what its kernel was measured with
 
 bool has_degree(std::string_view family) { return family != "library" && family != "serial" && family != "shard_p2p"; }
 
@@ -64,7 +65,7 @@ double error_of(const Machine& machine, const OpSpec& op, std::string_view famil
   const auto by_op = machine.errors.find(op.op);
   if (by_op == machine.errors.end()) return is_p90 ? kPriorError : 0;
   const auto found = by_op->second.find(family);
-  if (found == by_op->second.end()) return is_p90 ? kPriorError : 0;
+  if (found == by_op->second.end()) return is_p90 ? kPriorError : kPriorMedian;
   return is_p90 ? found->second.p90 : found->second.p50;
 }
 
@@ -202,14 +203,20 @@ struct Planner::State {
       out->reason = "no model of the library's own path on this machine: library";
       return;
     }
-    const Alternative& best = out->others.front();
+    // Less sure is as good as slower: a family that nobody measured here must promise more than one that was.
+    const auto with_error = [&](const Alternative& a) {
+      return a.us * (1 + error_of(machine, op, a.candidate.family, false));
+    };
+    const Alternative& best =
+        *std::min_element(out->others.begin(), out->others.end(),
+                          [&](const Alternative& a, const Alternative& b) { return with_error(a) < with_error(b); });
     const double wanted = std::max(kLeastGain, error_of(machine, op, best.candidate.family, false));
     const double gain = 1 - best.us / library->us;
     const std::string times =
         base::format("{} {:.1f} us, library {:.1f} us", to_string(best.candidate), best.us, library->us);
     if (best.candidate.family == "library") {
       out->candidate = best.candidate;
-      out->reason = base::format("library {:.1f} us, nothing is faster", library->us);
+      out->reason = base::format("library {:.1f} us, nothing is surely faster", library->us);
     } else if (gain < wanted) {
       out->candidate = library->candidate;
       out->reason =
@@ -217,8 +224,13 @@ struct Planner::State {
     } else {
       out->candidate = best.candidate;
       out->reason = times;
-      if (out->others.size() > 1)
-        out->reason += base::format(", next {} {:.1f} us", to_string(out->others[1].candidate), out->others[1].us);
+      const auto next = std::find_if(out->others.begin(), out->others.end(),
+                                     [&](const Alternative& a) { return !(a.candidate == best.candidate); });
+      if (next != out->others.end()) {
+        const bool is_unsure = next->us < best.us;
+        out->reason +=
+            base::format(", {} {} {:.1f} us", is_unsure ? "less sure" : "next", to_string(next->candidate), next->us);
+      }
     }
     out->reason = base::format("{}: {} ({}{}{})", to_string(out->tier), out->reason, machine.name,
                                machine.date.empty() ? "" : " of ", machine.date);
