@@ -273,8 +273,9 @@ base::Result<CollectiveTime> run_collective(Collective op, std::string_view algo
     is_known = is_known || name == algorithm;
   }
   if (!is_known) return base::invalid_argument("collective: algorithm is {}, wanted one of {}", algorithm, known);
-  if (bytes < 1 || options.splits < 1)
-    return base::invalid_argument("collective: {} bytes in {} splits, wanted at least 1 each", bytes, options.splits);
+  if (bytes < 1 || bytes > kMostBytes || options.splits < 1 || options.splits > 4096)
+    return base::invalid_argument("collective: {} bytes in {} splits, wanted 1 to {} in 1 to 4096", bytes,
+                                  options.splits, kMostBytes);
   Collectives run(network, options);
   const std::vector<int> all = numbers(0, network.ranks, 1);
   const auto n = static_cast<uint64_t>(network.ranks);

@@ -8,7 +8,7 @@
 namespace overlace::sim {
 namespace {
 
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMostRanks = 1 << 16;
 
 base::Status check_ranks(std::string_view what, int64_t ranks, int64_t least) {
   if (ranks >= least && ranks <= kMostRanks) return {};
@@ -16,8 +16,10 @@ base::Status check_ranks(std::string_view what, int64_t ranks, int64_t least) {
 }
 
 base::Status check_link(std::string_view what, const LinkFigures& link) {
-  if (link.GBps > 0 && std::isfinite(link.GBps) && link.alpha_us >= 0 && std::isfinite(link.alpha_us)) return {};
-  return base::invalid_argument("{}: link of {} GB/s and {} us, wanted > 0 and >= 0", what, link.GBps, link.alpha_us);
+  if (link.GBps >= kLeastGBps && link.GBps <= kMostGBps && link.alpha_us >= 0 && link.alpha_us <= kMostAlphaUs)
+    return {};
+  return base::invalid_argument("{}: link of {} GB/s and {} us, wanted {} to {} and 0 to {}", what, link.GBps,
+                                link.alpha_us, kLeastGBps, kMostGBps, kMostAlphaUs);
 }
 
 Network empty(std::string name, int ranks, int vertices, int per_host) {
@@ -97,9 +99,10 @@ base::Result<Network> ring(int ranks, LinkFigures link) {
 base::Result<Network> rail_fat_tree(int hosts, int per_host, double nic_GBps, int radix, double oversub) {
   OVERLACE_TRY(check_ranks("rail_fat_tree", int64_t{hosts} * per_host, 2));
   OVERLACE_TRY(check_link("rail_fat_tree", {nic_GBps, 0}));
-  if (hosts < 1 || per_host < 1 || radix < 2 || !(oversub >= 1) || !std::isfinite(oversub))
-    return base::invalid_argument("rail_fat_tree: {} hosts of {} GPUs, radix {}, oversub {}, wanted >= 1, 1, 2, 1",
-                                  hosts, per_host, radix, oversub);
+  if (hosts < 1 || per_host < 1 || radix < 2 || !(oversub >= 1) || !(oversub <= 1024))
+    return base::invalid_argument(
+        "rail_fat_tree: {} hosts of {} GPUs, radix {}, oversub {}, wanted >= 1, 1, 2, 1 to 1024", hosts, per_host,
+        radix, oversub);
   const int ranks = hosts * per_host, per_leaf = radix / 2, leaves = (hosts + per_leaf - 1) / per_leaf;
   const int first_leaf = ranks + hosts, first_spine = first_leaf + per_host * leaves;
   Network network = empty(base::format("rail_fat_tree({}, {}, {}, {}, {})", hosts, per_host, nic_GBps, radix, oversub),

@@ -16,6 +16,10 @@ struct LinkFigures {
   double alpha_us = 0;
 };
 
+/// What a link may have, and what a collective may move (bytes): times stay far below what 64 bits of ps hold.
+inline constexpr double kLeastGBps = 0.01, kMostGBps = 1e6, kMostAlphaUs = 1e6;
+inline constexpr uint64_t kMostBytes = uint64_t{1} << 40;
+
 /// Unmeasured defaults (priors): per direction and GPU; half a switch's delay on each side of it.
 inline constexpr LinkFigures kNvlink = {360, 0.25}, kNvlink5 = {720, 0.25}, kNic = {48.5, 0.25};
 

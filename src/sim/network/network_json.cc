@@ -1,13 +1,12 @@
 // Networks of a user: {"ranks": .., "vertices": .., "links": [..]}.
 #include <algorithm>
-#include <cmath>
 
 #include "src/sim/network/network.h"
 
 namespace overlace::sim {
 namespace {
 
-constexpr int64_t kMostVertices = 1 << 20;
+constexpr int64_t kMostVertices = 1 << 16;
 
 class Reader {
  public:
@@ -27,12 +26,11 @@ class Reader {
       return base::error(Errc::corrupt, "{}: {} is {}, wanted {} to {}", where_, key, shown(value), least, most);
     return static_cast<int>(value->as_int());
   }
-  base::Result<double> number(std::string_view key, bool may_be_zero) const {
+  base::Result<double> number(std::string_view key, double least, double most) const {
     const base::Json* value = object_.find(key);
     const double got = value != nullptr && value->is_number() ? value->as_double() : -1;
-    if (!(got > 0 || (may_be_zero && got == 0)) || !std::isfinite(got))
-      return base::error(Errc::corrupt, "{}: {} is {}, wanted a number {} 0", where_, key, shown(value),
-                         may_be_zero ? ">=" : ">");
+    if (!(got >= least && got <= most))
+      return base::error(Errc::corrupt, "{}: {} is {}, wanted {} to {}", where_, key, shown(value), least, most);
     return got;
   }
 
@@ -80,7 +78,8 @@ base::Result<Network> network_from_json(const base::Json& json, std::string_view
     const Reader link(links->as_array()[i], base::format("{}: links[{}]", source, i));
     OVERLACE_TRY(link.only({"from", "to", "GBps", "alpha_us"}));
     const base::Result<int> from = link.whole("from", 0, *vertices - 1), to = link.whole("to", 0, *vertices - 1);
-    const base::Result<double> rate = link.number("GBps", false), alpha = link.number("alpha_us", true);
+    const base::Result<double> rate = link.number("GBps", kLeastGBps, kMostGBps),
+                               alpha = link.number("alpha_us", 0, kMostAlphaUs);
     for (const base::Status& status : {from.status(), to.status(), rate.status(), alpha.status()}) OVERLACE_TRY(status);
     network.links.push_back({*from, *to, {*rate, *alpha}});
   }

@@ -70,9 +70,9 @@ TEST(Network, JsonGraph) {
     EXPECT_EQ(result.status().code(), Errc::corrupt) << to;
     return result.status().message();
   };
-  EXPECT_EQ(refused("\"GBps\": 5", "\"GBps\": 0"), "g.json: links[3]: GBps is 0, wanted a number > 0");
+  EXPECT_EQ(refused("\"GBps\": 5", "\"GBps\": 0"), "g.json: links[3]: GBps is 0, wanted 0.01 to 1000000");
   EXPECT_EQ(refused("\"alpha_us\": 0", "\"alpha_ms\": 0"), "g.json: links[3]: unknown key alpha_ms");
-  EXPECT_EQ(refused("\"ranks\": 2", "\"ranks\": 1"), "g.json: ranks is 1, wanted 2 to 1048576");
+  EXPECT_EQ(refused("\"ranks\": 2", "\"ranks\": 1"), "g.json: ranks is 1, wanted 2 to 65536");
   refused("\"to\": 2", "\"to\": 7");
   EXPECT_EQ(refused("\"from\": 2, \"to\": 1", "\"from\": 2, \"to\": 0"),
             "g.json: links do not join all 2 ranks, wanted a way from each to each");
@@ -176,6 +176,8 @@ TEST(Collectives, RefusesWhatDoesNotExist) {
   const Network network = nvswitch(4).value();
   EXPECT_EQ(run_collective(Collective::all_reduce, "rail", network, 8).status().message(),
             "collective: algorithm is rail, wanted one of ring, two_shot, tree");
+  EXPECT_EQ(run_collective(Collective::all_gather, "ring", network, kMostBytes + 1).status().code(),
+            Errc::invalid_argument);
   EXPECT_EQ(run_collective(Collective::all_gather, "ring", network, 0).status().code(), Errc::invalid_argument);
 }
 
