@@ -9,7 +9,7 @@ namespace {
 /// Both, checked and ready for a call; out is not made yet.
 struct Operands {
   Tensor a, b;
-  Tensor bias;  // without elements where there is none
+  std::optional<Tensor> bias;
   bool average = false;
 };
 
@@ -19,8 +19,7 @@ Operands read(Group& group, const std::string& op, const Tensor& a, const Tensor
   check_factors(group, op, a, "a", b, "b");
   if (bias.has_value()) check_bias({op, "bias"}, *bias, a, b.size(1));
   use_current_stream(group, op, a);
-  Operands x{with_contiguous_rows(a), with_either_contiguous(b), torch::stable::new_empty(a, std::vector<int64_t>{0}),
-             is_average(op, reduce_op)};
+  Operands x{with_contiguous_rows(a), with_either_contiguous(b), std::nullopt, is_average(op, reduce_op)};
   // The bias is added once, by the owner of a row, before the scale.
   if (bias.has_value()) x.bias = x.average ? scaled(*bias, group.size) : *bias;
   return x;
@@ -58,7 +57,7 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   args.a = view_of({op, "a"}, x.a);
   args.b = view_of({op, "b"}, x.b);
   args.out = view_of({op, "out_dtype"}, out);
-  args.bias = vector_of({op, "bias"}, x.bias);
+  if (x.bias.has_value()) args.bias = vector_of({op, "bias"}, *x.bias);
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
   ovl_schedule* const schedule =
       schedule_of(*group, {"gemm_rs", a.size(0), b.size(1), a.size(1), args.a.dtype, args.out.dtype, layout_of(args.b),
@@ -80,7 +79,7 @@ Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   args.a = view_of({op, "a"}, x.a);
   args.b = view_of({op, "b"}, x.b);
   args.out = view_of({op, "a"}, out);
-  args.bias = vector_of({op, "bias"}, x.bias);
+  if (x.bias.has_value()) args.bias = vector_of({op, "bias"}, *x.bias);
   ovl_schedule* const schedule = schedule_of(*group, {"gemm_ar",
                                                       a.size(0),
                                                       b.size(1),

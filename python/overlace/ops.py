@@ -7,6 +7,7 @@ overlace.autograd. `group` is a ProcessGroup, a DeviceMesh of one dimension, or 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -19,11 +20,19 @@ T = TypeVar("T")
 _ops = torch.ops.overlace
 
 
-def _run(call: Callable[[], T]) -> T:
+# Gradients are registered from Python, which costs a call 5 us even where none is needed.
+_BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+
+
+def _run(call: Callable[[], T], tensors: Sequence[torch.Tensor | None]) -> T:
+    """What the operators raise comes as the class it belongs to. tensors: all that could need a gradient."""
     if torch.compiler.is_compiling():
         return call()
     try:
-        return call()
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            return call()
+        with _BelowAutograd():
+            return call()
     except RuntimeError as error:
         own = of_operator(error)
         if own is None:
@@ -40,6 +49,8 @@ def _rows_first(op: str, t: torch.Tensor, dim: int, name: str) -> tuple[torch.Te
             f"{op}: {name} is {dim}, a is {list(t.shape)}: wanted 0 to {t.dim() - 2}; the last is that of the sum"
         )
     dim %= t.dim()
+    if t.dim() == 2:
+        return t, t.shape[:1], dim
     moved = t.movedim(dim, 0)
     return moved.flatten(0, -2), moved.shape[:-1], dim
 
@@ -103,7 +114,8 @@ def ag_gemm(
             out_dtype=out_dtype,
             row_offsets=_offsets(row_offsets, rows),
             plan=plan,
-        )
+        ),
+        (matrix, *factors, *vectors),
     )
     outs = [_as_before(out, rows, dim) for out in outs]
     result = outs[0] if is_one else outs
@@ -129,8 +141,10 @@ def ag_wgrad(
     is_one = isinstance(dys, torch.Tensor)
     matrix, rows, dim = _rows_first("ag_wgrad", x, gather_dim, "gather_dim")
     factors = [_rows_first("ag_wgrad", dy, dim, "gather_dim")[0] for dy in ([dys] if is_one else dys)]
+    offsets = _offsets(row_offsets, rows)
     outs = _run(
-        lambda: _ops.ag_wgrad(matrix, factors, 0, group_name(group), row_offsets=_offsets(row_offsets, rows), plan=plan)
+        lambda: _ops.ag_wgrad(matrix, factors, 0, group_name(group), row_offsets=offsets, plan=plan),
+        (matrix, *factors),
     )
     return outs[0] if is_one else outs
 
@@ -164,7 +178,8 @@ def gemm_rs(
     if not offsets:
         _check_divisible(a, dim, name)
     out = _run(
-        lambda: _ops.gemm_rs(matrix, b, bias, reduce_op, 0, name, out_dtype=out_dtype, row_offsets=offsets, plan=plan)
+        lambda: _ops.gemm_rs(matrix, b, bias, reduce_op, 0, name, out_dtype=out_dtype, row_offsets=offsets, plan=plan),
+        (matrix, b, bias),
     )
     return _as_before(out, rows, dim)
 
@@ -198,5 +213,6 @@ def gemm_ar(
     if a.dim() < 2:
         raise InvalidArgument(f"gemm_ar: a is {list(a.shape)}, wanted two dimensions or more")
     name = group_name(group)
-    out = _run(lambda: _ops.gemm_ar(a.flatten(0, -2), b, bias, reduce_op, name, plan=plan))
+    matrix = a if a.dim() == 2 else a.flatten(0, -2)
+    out = _run(lambda: _ops.gemm_ar(matrix, b, bias, reduce_op, name, plan=plan), (matrix, b, bias))
     return out.unflatten(0, a.shape[:-1]) if a.dim() > 2 else out

@@ -22,6 +22,7 @@ from overlace.compile.match import Left
 from overlace.compile.rewrite import Candidate, Problem, Rules, rewrite
 from overlace.context import Context, context_of, group_name, open_contexts
 from overlace.errors import InvalidArgument
+from overlace.planning import Plan
 from overlace.planning import plan as plan_of
 
 __all__ = ["Candidate", "Pass", "Report", "aot_eager", "enable", "report"]
@@ -66,6 +67,7 @@ class Pass(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         if self.before is not None:
             self.before(graph)
+        self._plans: dict[tuple[str, Problem], Plan] = {}
         _found.extend(rewrite(graph, Rules(self._context, self._decide, self.plan)))
 
     def _context(self, name: str) -> Context:
@@ -82,8 +84,11 @@ class Pass(CustomGraphPass):
             return "as asked for"
         if problem.op == "ag_wgrad":
             raise Left("ag_wgrad hides nothing yet")
-        sizes = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
-        chosen = plan_of(problem.op, problem.m, problem.n, problem.k, group=context.name, **sizes)
+        chosen = self._plans.get((context.name, problem))
+        if chosen is None:  # layers are alike
+            more = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
+            chosen = plan_of(problem.op, problem.m, problem.n, problem.k, group=context.name, **more)
+            self._plans[context.name, problem] = chosen
         if chosen.is_library:
             raise Left(f"nothing to gain: {chosen.reason}")
         return chosen.reason

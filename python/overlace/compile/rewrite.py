@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from overlace.context import Context
 
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+_PURE = {*VIEWS, operator.getitem, aten.add.Tensor, aten.split.Tensor}
+_PURE |= {aten.mm.default, aten.addmm.default, aten.t.default, aten.permute.default, aten.cat.default}
 _MAX_MOVED = 64  # nodes that may be computed earlier for one operand
 
 
@@ -139,11 +141,16 @@ def _free_sizes(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def _is_pure(node: Node) -> bool:
+    return node.target in _PURE or not node.is_impure()  # the latter takes long
+
+
 class _Rewriter:
     def __init__(self, graph: Graph, rules: Rules) -> None:
         self.graph, self.rules = graph, rules
         # Where a node stands; new ones lie between their neighbours.
         self.position: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
+        self.nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self.last: Node | None = None  # new nodes come behind it
         self.like: Node | None = None  # they tell of the same lines of the user's program
 
@@ -201,7 +208,7 @@ class _Rewriter:
         while stack:
             node = stack.pop()
             is_ours = node.target in COLLECTIVES or node.target is WAIT
-            if node._erased or node.users or node.op != "call_function" or (node.is_impure() and not is_ours):
+            if node._erased or node.users or node.op != "call_function" or not (is_ours or _is_pure(node)):
                 continue
             inputs = node.all_input_nodes
             self.graph.erase_node(node)
@@ -222,7 +229,7 @@ class _Rewriter:
             if node in seen or self.position[node] <= self.position[behind]:
                 return
             seen.add(node)
-            is_plain = node.op in ("call_function", "get_attr") and not node.is_impure()
+            is_plain = node.op in ("call_function", "get_attr") and _is_pure(node)
             if len(seen) > _MAX_MOVED or not is_plain or node.target in COLLECTIVES:
                 raise Left("its other operand is computed later")
             for given in node.all_input_nodes:
@@ -303,7 +310,7 @@ class _Rewriter:
         has_all = all(b is not None for b in biases)
         outs = [p.node.meta["val"] for p in products]
         val = full.meta["val"]
-        gathered = val.new_empty((outs[0].shape[0], val.shape[-1])) if needs_full else val.new_empty((0, 0))
+        gathered = self._gathered_val(full, dim) if needs_full else self._nothing_like(val)
         kwargs: dict[str, Any] = {"return_a": True} if needs_full else {}
         if self.rules.plan:
             kwargs["plan"] = self.rules.plan
@@ -330,6 +337,16 @@ class _Rewriter:
             new = self.rows_back(self.call(operator.getitem, both, 0, val=gathered), self.sizes(shard), dim)
             full.replace_all_uses_with(new)
             collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
+
+    def _gathered_val(self, full: Node, dim: int) -> torch.Tensor:
+        val = full.meta["val"]
+        return val if val.dim() == 2 and dim == 0 else val.new_empty((math.prod(val.shape[:-1]), val.shape[-1]))
+
+    def _nothing_like(self, val: torch.Tensor) -> torch.Tensor:
+        key = (val.dtype, val.device)
+        if key not in self.nothing:
+            self.nothing[key] = val.new_empty((0, 0))
+        return self.nothing[key]
 
     def _weight_gradients(
         self, consumers: Consumers, collective: Node, full: Node, dim: int, context: Context

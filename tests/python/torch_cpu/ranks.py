@@ -1,4 +1,4 @@
-"""Ranks for the tests: processes over gloo that stay between tests, each with overlace teams of 1, 2 and 3 ranks."""
+"""Ranks for the tests: processes over gloo that stay between tests, with overlace teams of 1, 2 and 3 of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ if overlace._WHY_NO_TORCH:
     pytest.skip(overlace._WHY_NO_TORCH, allow_module_level=True)
 
 SIZES = (1, 2, 3)
+RANKS = 4  # run_ranks of all: without a team
 WAIT_S = 240  # the compiler of torch.compile takes long on a loaded machine
 TIMEOUT_S = 20
+spare: Any = None  # on ranks 0 and 1: a group of both without a team
 
 
 def _work(rank: int, store: str, pipe: Any) -> None:
+    global spare
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    ranks = max(SIZES)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    groups = {size: dist.new_group(list(range(size))) for size in SIZES}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    groups = {size: dist.new_group(list(range(size))) for size in SIZES} | {RANKS: dist.group.WORLD}
+    spare = dist.new_group([0, 1])
     for size in SIZES:
         if rank < size:
             overlace.init(groups[size], timeout_s=TIMEOUT_S)
@@ -50,7 +53,7 @@ class Pool:
         self.folder = tempfile.TemporaryDirectory(prefix="overlace-")
         store = os.path.join(self.folder.name, "store")
         self.pipes, self.processes = [], []
-        for rank in range(max(SIZES)):
+        for rank in range(RANKS):
             mine, theirs = context.Pipe()
             process = context.Process(target=_work, args=(rank, store, theirs), daemon=True)
             process.start()

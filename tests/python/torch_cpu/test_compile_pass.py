@@ -98,7 +98,7 @@ def graphs(group):
             lambda a, b, e: scattered(a @ b.t() + (a + 1) @ e.t(), 1, group),
             (cube, whole(5, 8, 8), whole(5, 8, 9)),
         ),
-        "sum of rows": (
+        "sum of rows along 1": (
             lambda a, b, e: scattered(a @ b.t(), 1, group) + scattered(a @ e.t(), 1, group),
             (cube, whole(5, 8, 8), whole(5, 8, 9)),
         ),
@@ -126,7 +126,7 @@ GOLDEN = {
     "row bias": ["%0 = gemm_rs(a_1, b_1, c_1)"],
     "row of sum": ["%0 = gemm_rs(a_1, b_1)"],
     "row of sum along 1": ["%0 = gemm_rs(a_1, b_1)"],
-    "sum of rows": ["%0 = gemm_rs(a_1, b_1)"],
+    "sum of rows along 1": ["%0 = gemm_rs(a_1, b_1)"],
     "reduced": ["%0 = gemm_ar(a_1, b_1)"],
     "reduced cube": ["%0 = gemm_ar(a_1, b_1)"],
 }
@@ -139,6 +139,8 @@ def flat(values):
 def all_graphs(group, mode):
     found = {}
     for name, (function, inputs) in graphs(group).items():
+        if mode == "symbolic" and "along 1" not in name and name != "qkv":
+            continue  # without sizes in the graph there is nothing new
         module, candidates = passed(function, inputs, mode=mode)
         for got, want in zip(flat(module(*inputs)), flat(function(*inputs)), strict=True):
             assert_same(got, want)
@@ -151,7 +153,7 @@ def all_graphs(group, mode):
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_patterns_become_operators_that_compute_the_same(mode):
     for found in run_ranks(2, all_graphs, mode):
-        assert found == GOLDEN
+        assert found == {name: GOLDEN[name] for name in found} and len(found) == (len(GOLDEN) if mode == "fake" else 7)
 
 
 def left_alone(group):
@@ -330,8 +332,8 @@ OF_BLOCK = [
 
 
 def test_a_block_of_dtensors_becomes_operators_forward_and_backward():
-    for found in run_ranks(2, compiled, parallel_block, compile_.aot_eager, ((2, 4, 8), (2, 6, 8))):
-        assert found == OF_BLOCK * 2  # the second time for rows that may change
+    for found in run_ranks(2, compiled, parallel_block, compile_.aot_eager, ((2, 4, 8),)):
+        assert found == OF_BLOCK
 
 
 def parallel_layers(group):
@@ -349,9 +351,10 @@ def parallel_layers(group):
 
 def in_inductor(group):
     with torch._inductor.config.patch(force_disable_caches=True):  # else the pass has nothing to do the second time
-        return compiled(group, parallel_layers, "inductor", ((4, 8),))
+        return compiled(group, parallel_layers, "inductor", ((4, 8), (6, 8)))
 
 
 def test_inductor_runs_the_pass():
     for found in run_ranks(2, in_inductor):
-        assert [became for became, _ in found] == ["ag_gemm", "gemm_rs", "ag_gemm", "gemm_rs"]
+        # The second time for rows that may change.
+        assert [became for became, _ in found] == ["ag_gemm", "gemm_rs", "ag_gemm", "gemm_rs"] * 2
