@@ -173,11 +173,20 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
 }
 
 base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks) {
+  constexpr int64_t kMaxItemsOfAll = 8'000'000;  // some gigabytes
   std::vector<Expansion> out;
+  int64_t num_items = 0;
   for (int rank = 0; rank < std::max(ranks, 1); ++rank) {
     base::Result<Expansion> one = expand_without_adds(schedule, rank, ranks);
     if (!one.ok()) return one.status();
     out.push_back(std::move(one).value());
+    num_items += out.back().num_items;
+    if (num_items > kMaxItemsOfAll) {
+      return base::error(Errc::bad_schedule,
+                         "S1: {} ranks need more than {} instances, regions, waits, sets, "
+                         "dependencies and words of signals",
+                         ranks, kMaxItemsOfAll);
+    }
   }
   for (const Expansion& from : out) {
     for (const Instance& in : from.instances) {

@@ -60,6 +60,16 @@ TEST(Expand, AllRanksAtOnceAreTheSame) {
   }
 }
 
+TEST(Expand, AllRanksAtOnceRefuseWhatNoMemoryHolds) {
+  Schedule schedule = make_schedule(op_of("ag_gemm", 100, 10), "hetero_unfused_1d", 1);
+  schedule.signals[0].slots = 90000;
+  ASSERT_TRUE(expand(schedule, 0, 10).ok());
+  const base::Status status = expand_all(schedule, 10).status();
+  EXPECT_EQ(status.code(), Errc::bad_schedule);
+  EXPECT_EQ(status.message(),
+            "S1: 10 ranks need more than 8000000 instances, regions, waits, sets, dependencies and words of signals");
+}
+
 /// A sender with more slots than the receiver.
 TEST(Expand, AllRanksAtOnceFindSlotsThatTheReceiverLacks) {
   Schedule schedule = make_schedule(op_of("ag_gemm", 12, 2), "hetero_unfused_1d", 1);
