@@ -36,6 +36,7 @@ from overlace.compile.match import (
     end_of_gather,
     hint,
     keeps_last,
+    same,
     shape_of,
     start_of_scatter,
     summands,
@@ -282,7 +283,7 @@ class _Rewriter:
 
         self.begin(full, order, products[0].node)
         self._ag_gemm(products, collective, full, dim, needs_full)
-        self.erase(full)
+        self.erase(full, collective)
         notes = [f"{len(products)} products"] if len(products) > 1 else []
         notes += ["the gathered rows are a result too"] if needs_full else []
         return "ag_gemm", "; ".join([*notes, reason])
@@ -404,6 +405,10 @@ class _Rewriter:
         products = summands(source, keeps_last if is_scatter else lambda view: True)
         if any(p.node.meta["val"].dtype != dtype or p.a.meta["val"].dtype != dtype for p in products):
             raise Left("the dtypes of a product differ")
+        if any(
+            not same(x, y) for p in products for x, y in zip(*map(shape_of, (p.node, products[0].node)), strict=True)
+        ):
+            raise Left("the shapes of the products differ")
         bias = self._bias_of(products, reduce_op, context.size)
         if is_scatter and (late := self._merged_into(wait, source, dim, products, context)) is not None:
             return op, f"part of {late.name}: the sums are added before they are scattered"

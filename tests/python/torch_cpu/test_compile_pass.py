@@ -5,7 +5,7 @@ from ranks import assert_same, overlace, run_ranks, torch, whole
 
 compile_ = overlace.compile
 dist = torch.distributed
-fc = torch.distributed._functional_collectives
+fc, c10d = torch.distributed._functional_collectives, torch.ops._c10d_functional
 CALLS = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}
 COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "mm", "addmm"}
 
@@ -102,6 +102,17 @@ def graphs(group):
             lambda a, b, e: scattered(a @ b.t(), 1, group) + scattered(a @ e.t(), 1, group),
             (cube, whole(5, 8, 8), whole(5, 8, 9)),
         ),
+        "kept before waiting": (
+            lambda x, w: ((c := c10d.all_gather_into_tensor(x, n, group.group_name)), c10d.wait_tensor(c) @ w.t()),
+            (x, ws[0]),
+        ),
+        "scattered before waiting": (
+            lambda a, b: (
+                (c := c10d.reduce_scatter_tensor(a @ b.t(), "sum", n, group.group_name)),
+                c10d.wait_tensor(c) + 1,
+            ),
+            (a, b),
+        ),
         "reduced": (lambda a, b: fc.all_reduce(a @ b.t(), "sum", group), (a, b)),
         "reduced cube": (lambda a, b: fc.all_reduce(a @ b.t(), "sum", group), (cube, whole(5, 8, 9))),
     }
@@ -127,6 +138,8 @@ GOLDEN = {
     "row of sum": ["%0 = gemm_rs(a_1, b_1)"],
     "row of sum along 1": ["%0 = gemm_rs(a_1, b_1)"],
     "sum of rows along 1": ["%0 = gemm_rs(a_1, b_1)"],
+    "kept before waiting": ["%0 = ag_gemm(x_1, w_1)"],
+    "scattered before waiting": ["%0 = gemm_rs(a_1, b_1)"],
     "reduced": ["%0 = gemm_ar(a_1, b_1)"],
     "reduced cube": ["%0 = gemm_ar(a_1, b_1)"],
 }
@@ -189,6 +202,11 @@ def left_alone(group):
         "no product before": (lambda a: scattered(a * 2, 0, group), (a,), "no product feeds it, but mul.Tensor"),
         "scattered columns": (lambda a, b: scattered(a @ b, 1, group), (a, whole(6, 4, 4)), "columns of the product"),
         "max": (lambda a, b: fc.all_reduce(a @ b.t(), "max", group), (a, b), "the reduction is 'max'"),
+        "shapes": (
+            lambda a, b: fc.all_reduce((a @ b.t()).flatten() + (b @ a.t()).flatten(), "sum", group),
+            (a, b),
+            "the shapes of the products differ",
+        ),
         "own bias": (
             lambda a, b, c: scattered(torch.addmm(c, a, b.t()), 0, group),
             (a, b, b[:, 0].clone()),
