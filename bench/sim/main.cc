@@ -1,9 +1,11 @@
 // How good and how fast the simulator is; needs no GPU:
-//   bench_sim [--machine NAME|FILE.json] [--records A.jsonl,B.jsonl] [--calls N] [--json FILE] [--speed]
-// With --records: predictions beside measurements, over shapes that a fit may see and shapes that are held out.
+//   bench_sim [--machine NAME|FILE.json] [--records A.jsonl,B.jsonl] [--calls N] [--json FILE] [--speed] [--choices]
+// With --records: predictions beside measurements, over shapes that a fit may see and shapes that are held out; with
+// --choices also what the planner would have chosen among the measured schedules.
 #include <cstdio>
 
 #include "bench/common/arguments.h"
+#include "bench/sim/choices.h"
 #include "bench/sim/network.h"
 #include "bench/sim/records.h"
 #include "bench/sim/speed.h"
@@ -17,21 +19,24 @@ base::Status run(int argc, char** argv) {
   std::string machine_name = "h200x4", json;
   std::vector<std::string> files;
   int calls = 4;
-  bool wants_speed = false;
+  bool wants_speed = false, wants_choices = false;
   Arguments arguments(&facts);
   arguments.add("--machine", &machine_name);
   arguments.add("--records", &files);
   arguments.add("--calls", &calls, 1);
   arguments.add("--json", &json);
   arguments.add("--speed", &wants_speed);
+  arguments.add("--choices", &wants_choices);
   arguments.parse(argc, argv);
   if (files.empty() && !wants_speed)
     return base::invalid_argument("bench_sim: nothing to do, wanted --records or --speed");
   if (!files.empty()) {
     base::Result<std::vector<Measured>> list = read_records(files);
     if (!list.ok()) return list.status();
-    predict(*list, spec::find_machine(machine_name), calls);
+    const spec::Machine machine = spec::find_machine(machine_name);
+    predict(*list, machine, calls);
     if (json != "-") std::fputs(report(*list).c_str(), stdout);
+    if (json != "-" && wants_choices) std::fputs(("\n" + choices(*list, machine)).c_str(), stdout);
     if (json == "-") std::fputs((as_json(*list).dump() + "\n").c_str(), stdout);
     if (json != "-" && !json.empty()) OVERLACE_TRY(base::write_file(json, as_json(*list).dump(1) + "\n"));
   }

@@ -16,6 +16,8 @@ namespace {
 
 using base::Json;
 
+constexpr const char* kTmaSlot = "slot bf16_k_128x128_c21_s6";  // in rows of bench_fused: the tiles that tma_slot takes
+
 const Json* member(const Json& record, std::string_view outer, std::string_view inner) {
   const Json* v = record.find(outer);
   return v == nullptr ? nullptr : v->find(inner);
@@ -100,7 +102,7 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
       const std::string name = text(variant.find("name")), slab = "store_own k_slab q";
       const Json* median = member(variant, "time_us", "median");
       const bool is_slab = name.starts_with(slab) && name.find(' ', slab.size()) == std::string::npos;
-      if (median == nullptr || (!is_slab && name != "slot own_last")) continue;
+      if (median == nullptr || (!is_slab && name != kTmaSlot)) continue;
       Measured m;
       m.op.op = text(row.find("op"));
       m.op.m = row.find("m")->as_int();

@@ -9,6 +9,7 @@
 #include "overlace/plan.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
+#include "src/plan/pick.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/cost_model.h"
 
@@ -18,14 +19,11 @@ namespace {
 using spec::Machine;
 using spec::OpSpec;
 
-constexpr double kLeastGain = 0.02;        // of the library's time: less is within any model's error
-constexpr double kPriorError = 0.2;        // p90 where the machine file has none
-constexpr double kPriorMedian = 0.1;       // p50 of a family that was not measured on a machine where others were
 constexpr size_t kSimulated = 8;           // of the candidates, the best of the recurrence
 constexpr size_t kKept = 4096;             // plans
 constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
 constexpr std::array kDegrees = {1, 2, 4, 8, 16};
-constexpr std::array kSlabs = {2, 4, 8};  // 16 was slower in all seven cases of bench/results/fused_x4.json
+constexpr std::array kSlabs = {4, 8};  // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
 constexpr int kTileGroups = 64;           // of tma_slot: what its kernel was measured with
 
 bool has_degree(std::string_view family) { return family != "library" && family != "serial" && family != "shard_p2p"; }
@@ -59,14 +57,6 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
       options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
   for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
   return out;
-}
-
-double error_of(const Machine& machine, const OpSpec& op, std::string_view family, bool is_p90) {
-  const auto by_op = machine.errors.find(op.op);
-  if (by_op == machine.errors.end()) return is_p90 ? kPriorError : 0;
-  const auto found = by_op->second.find(family);
-  if (found == by_op->second.end()) return is_p90 ? kPriorError : kPriorMedian;
-  return is_p90 ? found->second.p90 : found->second.p50;
 }
 
 struct Decision {
@@ -166,7 +156,7 @@ struct Planner::State {
     rank(&out.others);
     if (options.limit == Tier::simulation && simulation != nullptr) simulate(op, &out);
     for (Alternative& other : out.others) {
-      const double error = error_of(machine, op, other.candidate.family, true);
+      const double error = p90_error(machine, op, other.candidate.family);
       other.lo_us = other.us * (1 - error);
       other.hi_us = other.us * (1 + error);
     }
@@ -196,40 +186,27 @@ struct Planner::State {
   }
 
   void choose_from(const OpSpec& op, Decision* out) const {
-    const auto library = std::find_if(out->others.begin(), out->others.end(),
-                                      [](const Alternative& a) { return a.candidate.family == "library"; });
-    if (library == out->others.end()) {
+    const std::optional<Pick> picked = pick(op, machine, out->others);
+    if (!picked) {
       out->candidate = {"library", 1};
       out->reason = "no model of the library's own path on this machine: library";
       return;
     }
-    // Less sure is as good as slower: a family that nobody measured here must promise more than one that was.
-    const auto with_error = [&](const Alternative& a) {
-      return a.us * (1 + error_of(machine, op, a.candidate.family, false));
-    };
-    const Alternative& best =
-        *std::min_element(out->others.begin(), out->others.end(),
-                          [&](const Alternative& a, const Alternative& b) { return with_error(a) < with_error(b); });
-    const double wanted = std::max(kLeastGain, error_of(machine, op, best.candidate.family, false));
-    const double gain = 1 - best.us / library->us;
-    const std::string times =
-        base::format("{} {:.1f} us, library {:.1f} us", to_string(best.candidate), best.us, library->us);
+    const Alternative& best = out->others[picked->best];
+    out->candidate = out->others[picked->chosen].candidate;
     if (best.candidate.family == "library") {
-      out->candidate = best.candidate;
-      out->reason = base::format("library {:.1f} us, nothing is surely faster", library->us);
-    } else if (gain < wanted) {
-      out->candidate = library->candidate;
-      out->reason =
-          base::format("{}: a gain of {:.1f} % where {:.1f} % are wanted: library", times, 100 * gain, 100 * wanted);
+      out->reason = base::format("library {:.1f} us, nothing is surely faster", best.us);
+    } else if (picked->chosen != picked->best) {
+      out->reason = base::format(
+          "{} {:.1f} us, library {:.1f} us: a gain of {:.1f} % where {:.1f} % are wanted: library",
+          to_string(best.candidate), best.us, out->others[picked->chosen].us, 100 * picked->gain, 100 * picked->wanted);
     } else {
-      out->candidate = best.candidate;
-      out->reason = times;
-      const auto next = std::find_if(out->others.begin(), out->others.end(),
-                                     [&](const Alternative& a) { return !(a.candidate == best.candidate); });
-      if (next != out->others.end()) {
-        const bool is_unsure = next->us < best.us;
-        out->reason +=
-            base::format(", {} {} {:.1f} us", is_unsure ? "less sure" : "next", to_string(next->candidate), next->us);
+      out->reason = base::format("{} {:.1f} us, {:.1f} % less than library", to_string(best.candidate), best.us,
+                                 100 * picked->gain);
+      if (out->others.size() > 1) {
+        const Alternative& next = out->others[picked->best == 0 ? 1 : 0];
+        out->reason += base::format("; {} {} {:.1f} us", next.us < best.us ? "less sure" : "next",
+                                    to_string(next.candidate), next.us);
       }
     }
     out->reason = base::format("{}: {} ({}{}{})", to_string(out->tier), out->reason, machine.name,

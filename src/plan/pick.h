@@ -1,0 +1,27 @@
+// Which of several estimated schedules to take.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "overlace/plan.h"
+
+namespace overlace::plan {
+
+/// Of predictions of a family against measurements on this machine: median, 90th percentile. Where there are none, 10 %
+/// (0 on a machine that has none of the whole operator) and 20 %.
+double median_error(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family);
+double p90_error(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family);
+
+/// Indices into the list. Less sure is as good as slower: `best` has the smallest estimate times one plus its median
+/// error. `chosen` is it, or `library` where the gain is less than wanted: 2 %, or that error.
+struct Pick {
+  size_t best = 0, chosen = 0;
+  double gain = 0, wanted = 0;  // of the library's time
+};
+/// None without `library` in the list.
+std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine& machine, const std::vector<Alternative>& list);
+
+}  // namespace overlace::plan
