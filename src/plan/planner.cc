@@ -24,7 +24,7 @@ constexpr size_t kKept = 4096;             // plans
 constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
 constexpr std::array kDegrees = {1, 2, 4, 8, 16};
 constexpr std::array kSlabs = {4, 8};  // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
-constexpr int kTileGroups = 64;           // of tma_slot: what its kernel was measured with
+constexpr int kTileGroups = 64;        // of tma_slot: what its kernel was measured with
 
 bool has_degree(std::string_view family) { return family != "library" && family != "serial" && family != "shard_p2p"; }
 

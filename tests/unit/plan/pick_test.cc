@@ -1,0 +1,48 @@
+#include "src/plan/pick.h"
+
+#include <gtest/gtest.h>
+
+namespace overlace::plan {
+namespace {
+
+spec::OpSpec gather() {
+  spec::OpSpec out;
+  out.op = "ag_gemm";
+  return out;
+}
+
+TEST(Pick, TakesTheFastestThatGainsEnough) {
+  const spec::Machine bare;
+  const std::vector<Alternative> list = {{{"hetero_fused_1d", 2}, 90}, {{"serial", 1}, 99}, {{"library", 1}, 100}};
+  const auto found = pick(gather(), bare, list);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->best, 0u);
+  EXPECT_EQ(found->chosen, 0u);
+  EXPECT_DOUBLE_EQ(found->gain, 0.1);
+  EXPECT_DOUBLE_EQ(found->wanted, 0.02);
+  const std::vector<Alternative> close = {{{"hetero_fused_1d", 2}, 98.5}, {{"library", 1}, 100}};
+  EXPECT_EQ(pick(gather(), bare, close)->best, 0u);
+  EXPECT_EQ(pick(gather(), bare, close)->chosen, 1u);
+  EXPECT_FALSE(pick(gather(), bare, {{{"serial", 1}, 99}}).has_value()) << "nothing to compare with";
+}
+
+TEST(Pick, LessSureIsAsGoodAsSlower) {
+  spec::Machine machine;
+  machine.errors["ag_gemm"] = {{"library", {0.01, 0.02}}, {"hetero_unfused_1d", {0.03, 0.09}}};
+  // Nobody measured hetero_fused_1d here: 10 %.
+  const auto best = [&](double unmeasured_us) {
+    return pick(gather(), machine,
+                {{{"hetero_fused_1d", 2}, unmeasured_us}, {{"hetero_unfused_1d", 1}, 70}, {{"library", 1}, 100}})
+        ->best;
+  };
+  EXPECT_EQ(best(69), 1u);
+  EXPECT_EQ(best(65), 0u);
+  EXPECT_DOUBLE_EQ(median_error(machine, gather(), "hetero_fused_1d"), 0.1);
+  EXPECT_DOUBLE_EQ(median_error(machine, gather(), "hetero_unfused_1d"), 0.03);
+  EXPECT_DOUBLE_EQ(p90_error(machine, gather(), "hetero_unfused_1d"), 0.09);
+  EXPECT_DOUBLE_EQ(p90_error(machine, gather(), "hetero_fused_1d"), 0.2);
+  EXPECT_DOUBLE_EQ(median_error(spec::Machine{}, gather(), "hetero_fused_1d"), 0);
+}
+
+}  // namespace
+}  // namespace overlace::plan
