@@ -16,8 +16,11 @@ using Time = uint64_t;  // picoseconds
 inline constexpr Time kPsPerNs = 1'000, kPsPerUs = 1'000'000;
 inline constexpr Time kNever = std::numeric_limits<Time>::max();
 
-/// Rounds to the nearest picosecond. Precondition: 0 <= us <= 1e12.
-inline Time ps_of_us(double us) { return static_cast<Time>(us * 1e6 + 0.5); }
+inline constexpr Time kLongest = 1'000'000'000'000'000'000;  // 11 days: longer than any limit, sums do not overflow
+
+/// Rounds to the nearest picosecond, at most kLongest. Precondition: ps >= 0.
+inline Time whole_ps(double ps) { return ps < 1e18 ? static_cast<Time>(ps + 0.5) : kLongest; }
+inline Time ps_of_us(double us) { return whole_ps(us * 1e6); }
 inline double us_of_ps(Time ps) { return static_cast<double>(ps) * 1e-6; }
 
 /// `order`: priority (4 bits), then number of the push (28 bits). What `handle` means is up to whoever pushes.

@@ -132,6 +132,11 @@ void Fluid::fill(std::span<const uint32_t> flows) {
       if (f.most <= reached * f.weight || std::any_of(f.uses().begin(), f.uses().end(), is_full))
         closing_.push_back(id);
     }
+    if (closing_.empty()) {  // numbers beyond what a double can compare: nobody gets more
+      for (const uint32_t id : flows) {
+        if (flows_[id].is_open) closing_.push_back(id);
+      }
+    }
     for (const uint32_t id : closing_) {
       Flow& f = flows_[id];
       f.is_open = false;
@@ -167,8 +172,8 @@ double Fluid::slowdown(uint32_t id) const {
 /// Work done and time lost at the rate and share that held until now.
 void Fluid::settle_work(Flow& f, double share, Time now) {
   const auto elapsed = static_cast<double>(now - f.since);
-  const auto done = static_cast<uint64_t>(f.rate * elapsed + 0.5);
-  f.left -= std::min(f.left, done);
+  const double done = f.rate * elapsed + 0.5;
+  f.left = done < static_cast<double>(f.left) ? f.left - static_cast<uint64_t>(done) : 0;
   if (share > f.rate) f.lost_ps += elapsed * (1 - f.rate / share);
   f.since = now;
 }
@@ -199,7 +204,7 @@ void Fluid::settle(Time now, EventQueue& queue) {
     if (f.left == 0) {
       f.end = now;
     } else if (rate > 0) {
-      f.end = now + static_cast<Time>(std::ceil(static_cast<double>(f.left) / rate));
+      f.end = now + whole_ps(std::ceil(static_cast<double>(f.left) / rate));
     } else {
       f.end = kNever;  // until higher classes leave something
     }

@@ -231,7 +231,7 @@ void Run::launch(uint32_t id, Time now) {
   }
   if (node.start_ps == 0) return start_flow(id, now);
   const double start = static_cast<double>(node.start_ps) * state_[id].slower;
-  queue_.push(now + static_cast<Time>(start + 0.5), handle_of(What::flow, id));
+  queue_.push(now + whole_ps(start), handle_of(What::flow, id));
 }
 
 void Run::start_flow(uint32_t id, Time now) {
