@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from overlace.context import group_name
+from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument, of_operator
 
 T = TypeVar("T")
@@ -185,8 +185,6 @@ def gemm_rs(
 
 
 def _check_divisible(a: torch.Tensor, dim: int, name: str) -> None:
-    from overlace.context import size_of
-
     ranks = size_of("gemm_rs", name)[1]
     if a.shape[dim] % ranks != 0:
         raise InvalidArgument(

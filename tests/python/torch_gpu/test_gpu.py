@@ -110,6 +110,51 @@ def test_gradients(size):
     run_ranks(size, gradients)
 
 
+def weight_gradients(group):
+    size, rank = group.size(), group.rank()
+    x, dy = whole(512 * size, 256, 1, torch.bfloat16), whole(512 * size, 384, 2 + rank, torch.bfloat16)
+    assert torch.equal(overlace.ops.ag_wgrad(x.chunk(size)[rank], dy, group=group), product(x.t(), dy).bfloat16())
+
+
+def test_weight_gradients():
+    run_ranks(2, weight_gradients)
+
+
+def compiled(group, backend):
+    """torch's own styles, compiled, against the same model in eager mode; the planner decides."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import parallel as styles
+
+    torch.manual_seed(3)
+    nn, mesh = torch.nn, DeviceMesh.from_group(group, "cuda")
+    model = nn.Sequential(nn.Linear(4096, 8192, False), nn.GELU(), nn.Linear(8192, 4096, False)).bfloat16()
+    plan = {"0": styles.ColwiseParallel(input_layouts=Shard(0)), "2": styles.RowwiseParallel(output_layouts=Shard(0))}
+    model = styles.parallelize_module(model, mesh, plan)
+    torch.manual_seed(4 + group.rank())
+    x = torch.randn(8192 // group.size(), 4096, dtype=torch.bfloat16)
+
+    def step(function):
+        model.zero_grad()
+        y = function(x)
+        y.float().square().mean().backward()
+        return [y.detach(), *(p.grad.full_tensor() for p in model.parameters())]
+
+    with overlace.compile.enable(mesh), torch._inductor.config.patch(force_disable_caches=True):
+        kind = overlace.compile.aot_eager if backend == "aot_eager" else backend
+        got = step(torch.compile(model, backend=kind, fullgraph=True))
+    report = overlace.compile.report(clear=True)
+    assert [c.became for c in report.candidates] == ["ag_gemm", "gemm_rs", "ag_gemm"], str(report)
+    for mine, want in zip(got, step(model), strict=True):
+        assert (mine.float() - want.float()).abs().max() <= 0.02 * want.float().abs().max()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_with_the_pass(size, backend):
+    run_ranks(size, compiled, backend)
+
+
 def streams_and_graphs(group):
     size, rank = group.size(), group.rank()
     x, w = whole(2048, 1024, 1, torch.bfloat16).chunk(size)[rank].clone(), whole(512, 1024, 2, torch.bfloat16)
