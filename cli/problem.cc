@@ -18,18 +18,6 @@ DType dtype_of(const std::string& name) {
   throw_error(Errc::invalid_argument, "--dtype is " + name + ", wanted fp64, fp32, fp16 or bf16");
 }
 
-/// Share of the numbers of a machine that were measured elsewhere or assumed.
-double share_of_priors(const spec::Machine& machine) {
-  const std::string text = spec::to_json(machine);
-  const auto count = [&](std::string_view word) {
-    double n = 0;
-    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
-    return n;
-  };
-  const double priors = count("\"prior\""), measured = count("\"measured\"");
-  return priors + measured > 0 ? priors / (priors + measured) : 1;
-}
-
 }  // namespace
 
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
@@ -47,6 +35,17 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   if (out.ranks < 1 || out.ranks > max_ranks)
     throw_error(Errc::invalid_argument, format("--ranks is {}, wanted 1 to {}", out.ranks, max_ranks));
   return out;
+}
+
+double share_of_priors(const spec::Machine& machine) {
+  const std::string text = spec::to_json(machine);
+  const auto count = [&](std::string_view word) {
+    double n = 0;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+    return n;
+  };
+  const double priors = count("\"prior\""), measured = count("\"measured\"");
+  return priors + measured > 0 ? priors / (priors + measured) : 1;
 }
 
 std::string machine_line(const spec::Machine& machine) {

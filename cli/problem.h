@@ -14,6 +14,9 @@ namespace overlace::cli {
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
                    const spec::Machine& machine, int max_ranks);
 
+/// Of the numbers of a machine, those that were measured elsewhere or assumed.
+double share_of_priors(const spec::Machine& machine);
+
 /// "machine h200x4 (digest 5f0c1a2b, 2026-11-21, 23 % of its numbers are priors)"
 std::string machine_line(const spec::Machine& machine);
 

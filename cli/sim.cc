@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cli/problem.h"
 #include "cli/run_outputs.h"
 #include "cli/trace.h"
 #include "overlace/error.h"
@@ -22,29 +23,9 @@ namespace {
 using base::format;
 using base::Json;
 
+constexpr int kMaxRanks = 65536;
+
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
-
-DType dtype_of(const std::string& name) {
-  for (const DType t : {DType::fp64, DType::fp32, DType::fp16, DType::bf16}) {
-    if (name == dtype_name(t)) return t;
-  }
-  refuse("--dtype is " + name + ", wanted fp64, fp32, fp16 or bf16");
-}
-
-spec::OpSpec op_of(const SimWords& words, const spec::Machine& machine) {
-  spec::OpSpec op;
-  op.op = words.op;
-  op.m = words.m;
-  op.n = words.n;
-  op.k = words.k;
-  op.ranks = words.ranks == 0 ? machine.ranks : words.ranks;
-  op.dtype = op.out_dtype = dtype_of(words.dtype);
-  for (const auto& [name, value] : {std::pair{"--m", op.m}, {"--n", op.n}, {"--k", op.k}}) {
-    if (value < 1) refuse(format("{} is {}, wanted at least 1", name, value));
-  }
-  if (op.ranks < 1 || op.ranks > 65536) refuse(format("--ranks is {}, wanted 1 to 65536", op.ranks));
-  return op;
-}
 
 /// Options that GPUs' kernels cannot change.
 spec::Schedule build(const spec::OpSpec& op, const std::string& family, int degree, const spec::Machine& machine) {
@@ -54,28 +35,12 @@ spec::Schedule build(const spec::OpSpec& op, const std::string& family, int degr
 }
 
 spec::Schedule schedule_of(const SimWords& words, const spec::Machine& machine) {
-  if (words.schedule.empty()) return build(op_of(words, machine), words.family, words.degree, machine);
+  if (words.schedule.empty())
+    return build(op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks), words.family,
+                 words.degree, machine);
   base::Result<std::string> text = base::read_file(words.schedule);
   text.status().or_throw();
   return spec::Schedule::from_json(*text);
-}
-
-/// Share of the numbers of a machine that were measured elsewhere or assumed.
-double share_of_priors(const spec::Machine& machine) {
-  const std::string text = spec::to_json(machine);
-  const auto count = [&](std::string_view word) {
-    double n = 0;
-    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
-    return n;
-  };
-  const double priors = count("\"prior\""), measured = count("\"measured\"");
-  return priors + measured > 0 ? priors / (priors + measured) : 1;
-}
-
-std::string machine_line(const spec::Machine& machine) {
-  return format("machine {} (digest {}, {}, {:.0f} % of its numbers are priors)", machine.name,
-                spec::digest(machine).substr(0, 8), machine.date.empty() ? "no date" : machine.date,
-                100 * share_of_priors(machine));
 }
 
 struct Times {
@@ -196,7 +161,7 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
 int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(format("--calls is {}, wanted 1 to 10000", words.calls));
   const spec::Machine machine = spec::find_machine(words.machine);
-  const spec::OpSpec op = op_of(words, machine);
+  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   if (spec::families(op.op).empty()) refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
   const std::vector<Row> rows = compare(op, machine, words.calls);
   double library_us = 0, slowest_us = 0;
