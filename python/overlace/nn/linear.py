@@ -99,16 +99,24 @@ class ColumnParallelLinear(_ParallelLinear):
 
     x: (..., in_features); with sequence_parallel this rank's part along sequence_dim, and AllGather and GEMM are one
     operator; without it the whole x, which all ranks hold alike, and the gradient of x is all-reduced.
-    Gives (..., out_features / ranks), whole along sequence_dim.
+    Gives (..., out_features / ranks), whole along sequence_dim. The gathered x is kept for the weight's gradient;
+    `layer.keep_gathered = False` keeps this rank's part of it and gathers again in backward.
     """
 
     _weight, _bias, _split = Shard(0), Shard(0), "out_features"
+    keep_gathered = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._local()
         if self.sequence_parallel:
             return ops.ag_gemm(
-                x, weight.t(), group=self.group_name, biases=bias, gather_dim=self.sequence_dim, plan=self.plan
+                x,
+                weight.t(),
+                group=self.group_name,
+                biases=bias,
+                gather_dim=self.sequence_dim,
+                keep_gathered=self.keep_gathered,
+                plan=self.plan,
             )
         return _SharedInput.apply(x, weight, bias, self.group_name)
 

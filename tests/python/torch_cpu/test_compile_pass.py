@@ -316,11 +316,11 @@ def step(model, x):
     return [y.detach(), x.grad] + [p.grad.full_tensor() for p in model.parameters()]
 
 
-def compiled(group, make, backend, shapes):
+def compiled(group, make, backend, shapes, plan=""):
     torch._dynamo.reset()
     model = make(group)
     compile_.report(clear=True)
-    with compile_.enable(group, when="always"):
+    with compile_.enable(group, when="always", plan=plan):
         faster = torch.compile(model, backend=backend, fullgraph=True)
         for shape in shapes:
             torch.manual_seed(group.rank())
@@ -376,3 +376,18 @@ def test_inductor_runs_the_pass():
     for found in run_ranks(2, in_inductor):
         # The second time for rows that may change.
         assert [became for became, _ in found] == ["ag_gemm", "gemm_rs", "ag_gemm", "gemm_rs"] * 2
+
+
+def cached(group):
+    from torch._inductor.utils import fresh_cache
+
+    def found(plan):
+        return compiled(group, parallel_layers, "inductor", ((4, 8),), plan)
+
+    with fresh_cache():
+        return [len(found(plan)) for plan in ("", "", "family=library", "")]
+
+
+def test_graphs_of_the_cache_are_those_of_the_same_options():
+    for found in run_ranks(2, cached):
+        assert found == [4, 0, 4, 0]  # what is taken from the cache calls the operators and is not seen again

@@ -38,6 +38,7 @@ def layers(group, bias, sequence_parallel, by):
     (want * weights).sum().backward()
 
     column, row = pair(group, bias, sequence_parallel, dim, by)
+    column.keep_gathered = bias
     mine = (part(x, group, dim) if sequence_parallel else x).detach().clone().requires_grad_()
     y = row(torch.tanh(column(mine)))
 
