@@ -1,5 +1,5 @@
-// Times and timelines on a fixed machine, to the bit: the same on every compiler. A change of the model changes them, and
-// what the test then prints as `got` is the new tests/golden/sim/schedules.csv.
+// Times and timelines on a fixed machine, to the bit: the same on every compiler. A change of the model changes them,
+// and what the test then prints as `got` is the new tests/golden/sim/schedules.csv.
 #include <gtest/gtest.h>
 
 #include "overlace/sim.h"
