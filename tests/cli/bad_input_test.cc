@@ -70,25 +70,6 @@ const std::vector<Case>& option_cases() {
        {"ran"},
        2,
        "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain or bench"},
-      {"plan_without_shape", {"plan", "--m", "8"}, 2, "--n is 0, wanted at least 1"},
-      {"plan_number",
-       {"plan", "ag_gemm", "--m", "8", "--n", "8", "--k", "x"},
-       2,
-       "--k: it is x, wanted a whole number"},
-      {"plan_operator",
-       {"plan", "gemm", "--m", "8", "--n", "8", "--k", "8"},
-       2,
-       "operator is 'gemm', wanted ag_gemm, gemm_rs or gemm_ar"},
-      {"plan_machine",
-       {"explain", "--m", "8", "--n", "8", "--k", "8", "--machine", "nowhere"},
-       2,
-       "machine: got nowhere, wanted a file that ends in .json or one of cpu2, h200x4"},
-      {"plan_ranks", {"plan", "--m", "8", "--n", "8", "--k", "8", "-n", "65"}, 2, "--ranks is 65, wanted 1 to 64"},
-      {"plan_tier",
-       {"plan", "--m", "8", "--n", "8", "--k", "8", "--tier", "guess"},
-       2,
-       "--tier is guess, wanted rule, recurrence or simulation"},
-      {"plan_check", {"plan", "--check", "nowhere.json"}, 5, "cannot open nowhere.json: No such file or directory"},
       run_case("unknown_option", {"--rank", "2"}, 2, "The following arguments were not expected: 2 --rank"),
       run_case("stray_word", {"tiny"}, 2, "The following argument was not expected: tiny"),
       run_case("option_without_value", {"--ranks"}, 2, "--ranks: 1 required INT missing"),
@@ -154,6 +135,46 @@ const std::vector<Case>& option_cases() {
                "-- is followed by nothing, wanted a program and its arguments"),
       run_case("program_missing", {"-n", "2", "--", "./no-such-program"}, 5,
                "launch: cannot start \"./no-such-program\": No such file or directory"),
+  };
+  return cases;
+}
+
+const std::vector<Case>& plan_cases() {
+  static const std::vector<Case> cases = {
+      {"plan_without_shape", {"plan", "--m", "8"}, 2, "--n is 0, wanted at least 1"},
+      {"plan_number",
+       {"plan", "ag_gemm", "--m", "8", "--n", "8", "--k", "x"},
+       2,
+       "--k: it is x, wanted a whole number"},
+      {"plan_operator",
+       {"plan", "gemm", "--m", "8", "--n", "8", "--k", "8"},
+       2,
+       "operator is 'gemm', wanted ag_gemm, gemm_rs or gemm_ar"},
+      {"plan_machine",
+       {"explain", "--m", "8", "--n", "8", "--k", "8", "--machine", "nowhere"},
+       2,
+       "machine: got nowhere, wanted a file that ends in .json or one of cpu2, h200x4"},
+      {"plan_ranks", {"plan", "--m", "8", "--n", "8", "--k", "8", "-n", "65"}, 2, "--ranks is 65, wanted 1 to 64"},
+      {"plan_tier",
+       {"plan", "--m", "8", "--n", "8", "--k", "8", "--tier", "guess"},
+       2,
+       "--tier is guess, wanted rule, recurrence or simulation"},
+      {"plan_check", {"plan", "--check", "nowhere.json"}, 5, "cannot open nowhere.json: No such file or directory"},
+      {"sim_without_shape", {"sim", "run"}, 2, "--m is 0, wanted at least 1"},
+      {"sim_family",
+       {"sim", "run", "--m", "8", "--n", "8", "--k", "8", "--family", "x"},
+       2,
+       "ag_gemm: unknown family 'x' (known: <any>)"},
+      {"sim_ranks",
+       {"sim", "run", "--m", "8", "--n", "8", "--k", "8", "-n", "70000"},
+       2,
+       "--ranks is 70000, wanted 1 to 65536"},
+      {"sim_too_many_ranks", {"sim", "run", "--m", "8", "--n", "8", "--k", "8", "-n", "60000"}, 2, "S1: <any>"},
+      {"sim_calls",
+       {"sim", "run", "--m", "8", "--n", "8", "--k", "8", "--calls", "0"},
+       2,
+       "sim: --calls is 0, wanted 1 to 10000"},
+      {"trace_diff_file", {"trace", "diff", "a.json", "b.json"}, 5, "cannot open a.json: No such file or directory"},
   };
   return cases;
 }
@@ -517,6 +538,7 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, BadInput, testing::ValuesIn(checkpoint_cas
 INSTANTIATE_TEST_SUITE_P(Indices, BadInput, testing::ValuesIn(index_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Inputs, BadInput, testing::ValuesIn(input_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Outputs, BadInput, testing::ValuesIn(output_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Plans, BadInput, testing::ValuesIn(plan_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Traces, BadInput, testing::ValuesIn(trace_cases()), case_name);
 
 }  // namespace
