@@ -35,12 +35,7 @@ Net::Net(CpuAgent& agent, mpi::Service& service, std::vector<int> ranks, const s
                                    agent_.abort(cause);
                                    agent_.control->spread(cause);
                                  },
-                             .sent = {},
-                             .is_awaited =
-                                 [this] {
-                                   CpuControl& own = cpu_control(agent_.bases[static_cast<size_t>(agent_.rank)]);
-                                   return std::atomic_ref(own.waiters).load(std::memory_order_relaxed) != 0;
-                                 }});
+                             .sent = {}});
 }
 
 Net::~Net() { service_.forget(context_); }

@@ -32,7 +32,7 @@ Port::Port(Service& service, uint64_t context, std::vector<int> members, std::fu
     }
     wake_();
   };
-  service_.listen(context_, {take, fail, wake_, {}});
+  service_.listen(context_, {take, fail, wake_});
 }
 
 Port::~Port() { service_.forget(context_); }

@@ -27,10 +27,8 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr int64_t kFinalizeMs = 10000, kFinalizeAfterFailureMs = 400;
-// How long the thread sleeps between rounds: half of the time since the last news, within these. What it takes is lost
-// to whoever computes: 30 rounds after each news and then naps of 31, 32, .. us cost each rank of four a quarter of a
-// core at 400 MB/s between two emulated hosts. So only who is waited for looks again at once, for kGlanceUs.
-constexpr int64_t kGlanceUs = 20, kShortestNapUs = 20, kShortestNapUnawaitedUs = 50, kLongestNapUs = 500;
+constexpr int kGlances = 30;  // rounds without news before the thread sleeps
+constexpr int64_t kShortestNapUs = 20, kLongestNapUs = 500;
 
 std::vector<const char*> candidates() {
   std::vector<const char*> order(std::begin(kLibraries), std::end(kLibraries));
@@ -72,28 +70,16 @@ const base::Result<const OverlaceMpiTable*>& table() {
   return loaded;
 }
 
-/// Memory of a message, not filled: zeros would cost as much as the copy.
-class Block {
- public:
-  explicit Block(size_t bytes = 0) : data_(std::make_unique_for_overwrite<char[]>(bytes)), size_(bytes) {}
-  char* data() const { return data_.get(); }
-  size_t size() const { return size_; }
-
- private:
-  std::unique_ptr<char[]> data_;
-  size_t size_;
-};
-
 struct Outgoing {
   int to = 0;
-  Block bytes;
+  std::vector<char> bytes;
   std::shared_ptr<std::atomic<uint64_t>> unsent;
   uint64_t request = 0;
 };
 
 struct Incoming {
   int from = 0;
-  Block bytes;
+  std::vector<char> bytes;
   uint64_t request = 0;
   bool is_done = false;
 };
@@ -122,9 +108,10 @@ class ServiceThread final : public Service {
 
   void send(int to, const Head& head, const std::vector<std::pair<const char*, size_t>>& parts,
             const std::shared_ptr<std::atomic<uint64_t>>& unsent) override {
+    Outgoing message{.to = to, .bytes = {}, .unsent = unsent};
     size_t bytes = sizeof head;
     for (const auto& [data, length] : parts) bytes += length;
-    Outgoing message{.to = to, .bytes = Block(bytes), .unsent = unsent};
+    message.bytes.resize(bytes);
     std::memcpy(message.bytes.data(), &head, sizeof head);
     char* next = message.bytes.data() + sizeof head;
     for (const auto& [data, length] : parts) {
@@ -218,10 +205,11 @@ class ServiceThread final : public Service {
       is_open_ = status.ok();
       changed_.notify_all();
     }
-    while (status.ok() && !is_over()) {
+    int idle = 0;
+    while (status.ok() && !is_over(idle)) {
       bool has_news = false;
       status = round(&has_news);
-      if (has_news) last_news_ns_ = now_ns();
+      idle = has_news ? 0 : idle + 1;
     }
     if (!status.ok()) break_all(status);
     if (status.ok()) (void)table_.close();
@@ -231,13 +219,10 @@ class ServiceThread final : public Service {
   }
 
   /// Sleeps the longer the less there is to do.
-  bool is_over() {
-    const int64_t idle_us = (now_ns() - last_news_ns_) / 1000;
-    const bool is_urgent = !sending_.empty() || !receiving_.empty() || is_awaited();
-    if (is_urgent && idle_us < kGlanceUs) return is_ending_ && is_drained();
+  bool is_over(int idle) {
+    if (idle <= kGlances) return is_ending_ && is_drained();
     std::unique_lock lock(mutex_);
-    const int64_t shortest = is_urgent ? kShortestNapUs : kShortestNapUnawaitedUs;
-    const int64_t nap = std::clamp(idle_us / 2, shortest, kLongestNapUs);
+    const int64_t nap = std::clamp<int64_t>(idle, kShortestNapUs, kLongestNapUs);
     is_napping_ = true;
     changed_.wait_for(lock, microseconds(nap), [&] { return is_ending_.load() || !queue_.empty(); });
     is_napping_ = false;
@@ -276,12 +261,6 @@ class ServiceThread final : public Service {
     return receive(has_news);
   }
 
-  bool is_awaited() {
-    const std::lock_guard lock(listeners_mutex_);
-    return std::any_of(listeners_.begin(), listeners_.end(),
-                       [](const auto& entry) { return entry.second.is_awaited && entry.second.is_awaited(); });
-  }
-
   /// While nobody listens MPI is left alone, so that a caller who started it may end it.
   bool has_listeners() {
     const std::lock_guard lock(listeners_mutex_);
@@ -297,7 +276,7 @@ class ServiceThread final : public Service {
       *has_news = true;
       Incoming& message = receiving_.emplace_back();
       message.from = from;
-      message.bytes = Block(static_cast<size_t>(bytes));
+      message.bytes.resize(std::max(static_cast<size_t>(bytes), sizeof(Head)));
       OVERLACE_TRY(check(table_.receive(handle, message.bytes.data(), bytes, &message.request), "MPI_Imrecv"));
     }
     std::set<int> waiting;  // sources with an earlier message that is not complete
@@ -319,7 +298,6 @@ class ServiceThread final : public Service {
   }
 
   void hand_over(Incoming message) {
-    if (message.bytes.size() < sizeof(Head)) return;
     const Head head = head_of(message);
     if (head.magic != Head::kMagic) return;
     const std::lock_guard lock(listeners_mutex_);
@@ -358,7 +336,6 @@ class ServiceThread final : public Service {
   std::atomic<bool> is_ending_{false}, has_given_up_{false};
   std::deque<Outgoing> sending_;    // the thread's
   std::deque<Incoming> receiving_;  // the thread's
-  int64_t last_news_ns_ = 0;        // the thread's
   std::mutex listeners_mutex_;
   std::map<uint64_t, Listener> listeners_;
   std::set<uint64_t> forgotten_;

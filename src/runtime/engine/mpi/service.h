@@ -34,7 +34,6 @@ struct Listener {
   std::function<void(int from, const Message& message)> take;
   std::function<void(const base::Status& why)> fail;  // MPI failed: nothing more will come
   std::function<void()> sent;                         // MPI has done with a message of the context; may be empty
-  std::function<bool()> is_awaited;                   // somebody sleeps until a message comes; may be empty
 };
 
 class Service {
