@@ -15,7 +15,6 @@
 #include "src/base/status.h"
 #include "src/plan/recurrence.h"
 #include "src/sim/schedule/simulation.h"
-#include "src/spec/check.h"
 
 namespace overlace::cli {
 namespace {
@@ -69,9 +68,7 @@ int check(const std::string& file, const spec::Machine& machine) {
   const base::Result<std::string> text = base::read_file(file);
   text.status().or_throw();
   const spec::Schedule schedule = spec::Schedule::from_json(*text);
-  const bool is_partial = schedule.family.starts_with("compute") || schedule.family.starts_with("comm") ||
-                          schedule.family.starts_with("limit");
-  const spec::CheckReport report = spec::check(schedule, machine, {.ranks = {}, .coverage = !is_partial});
+  const spec::CheckReport report = check_report(schedule, machine);
   print(report.to_string() + format("{}: {}\n", file, report.ok() ? "ok" : "refused")).or_throw();
   return report.ok() ? 0 : exit_code(Errc::bad_schedule);
 }
@@ -128,7 +125,7 @@ std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const
       const double us = us_of(list, name);
       out += format("{:>24.1f}", std::abs(us) < 0.05 ? 0.0 : us);
     }
-    const double gap = us_of(parts[1], name) - us_of(parts[0], name);
+    const double gap = parts.size() > 1 ? us_of(parts[1], name) - us_of(parts[0], name) : 0;
     if (gap > most) {
       most = gap;
       largest = name;
@@ -141,8 +138,7 @@ std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const
     out += format("{:>24.1f}", sum);
   }
   out += "\n";
-  if (!largest.empty())
-    out += format("{} would win with {:.1f} us less of: {}\n", to_string(columns[1]), most, largest);
+  if (!largest.empty()) out += format("{} loses most, {:.1f} us, by: {}\n", to_string(columns[1]), most, largest);
   return out;
 }
 

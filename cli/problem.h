@@ -6,6 +6,7 @@
 
 #include "overlace/machine.h"
 #include "overlace/schedule.h"
+#include "src/spec/check.h"
 
 namespace overlace::cli {
 
@@ -19,5 +20,8 @@ double share_of_priors(const spec::Machine& machine);
 
 /// "machine h200x4 (digest 5f0c1a2b, 2026-11-21, 23 % of its numbers are priors)"
 std::string machine_line(const spec::Machine& machine);
+
+/// The static checks; of schedules that only measure a part without what they need not cover.
+spec::CheckReport check_report(const spec::Schedule& schedule, const spec::Machine& machine);
 
 }  // namespace overlace::cli

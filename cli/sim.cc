@@ -27,20 +27,16 @@ constexpr int kMaxRanks = 65536;
 
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
 
-/// Options that GPUs' kernels cannot change.
-spec::Schedule build(const spec::OpSpec& op, const std::string& family, int degree, const spec::Machine& machine) {
-  spec::Params options;
-  if (family == "tma_slot" && machine.is_gpu) options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
-  return spec::make_schedule(op, family, degree, options);
-}
-
 spec::Schedule schedule_of(const SimWords& words, const spec::Machine& machine) {
   if (words.schedule.empty())
-    return build(op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks), words.family,
-                 words.degree, machine);
+    return spec::make_schedule(op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks),
+                               words.family, words.degree);
   base::Result<std::string> text = base::read_file(words.schedule);
   text.status().or_throw();
-  return spec::Schedule::from_json(*text);
+  spec::Schedule schedule = spec::Schedule::from_json(*text);
+  const spec::CheckReport report = check_report(schedule, machine);
+  if (!report.ok()) throw_error(Errc::bad_schedule, words.schedule + ": " + report.to_string());
+  return schedule;
 }
 
 struct Times {
@@ -132,7 +128,7 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
     for (const int degree : {1, 2, 4, 8}) {
       Row row{family, degree};
       try {
-        const spec::Schedule schedule = build(op, family, degree, machine);
+        const spec::Schedule schedule = spec::make_schedule(op, family, degree);
         const std::string digest = spec::digest(schedule);
         if (digest == last) break;  // a family without degrees
         last = digest;

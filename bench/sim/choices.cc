@@ -22,8 +22,8 @@ bool is_candidate(const Measured& m, const spec::Machine& machine) {
 
 struct Tally {
   int cases = 0, right = 0, slower_than_library = 0;
-  double regret = 0, most = 0;
-  double when_wrong() const { return cases > right ? regret / (cases - right) : 0; }
+  double regret = 0, wrong_regret = 0, most = 0;
+  double when_wrong() const { return cases > right ? wrong_regret / (cases - right) : 0; }
 };
 
 using Case = std::vector<const Measured*>;
@@ -90,6 +90,7 @@ std::string choices(const std::vector<Measured>& list, const spec::Machine& mach
         ++tally.cases;
         tally.right += regret <= kTie ? 1 : 0;
         tally.regret += regret;
+        if (regret > kTie) tally.wrong_regret += regret;
         tally.most = std::max(tally.most, regret);
         if (library != members.end() && mine.measured_us() > (*library)->measured_us() * (1 + kTie))
           ++tally.slower_than_library;

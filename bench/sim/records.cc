@@ -137,9 +137,7 @@ base::Result<std::vector<Measured>> read_records(const std::vector<std::string>&
 void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls) {
   for (Measured& m : list) {
     try {
-      spec::Params options;
-      if (m.family == "tma_slot") options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
-      const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree, options);
+      const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree);
       m.predicted_us = sim::simulate(schedule, machine, {.calls = calls}).us();
       m.problem.clear();
     } catch (const Error& e) {

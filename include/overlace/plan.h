@@ -72,8 +72,7 @@ struct Plan {
 /// threads.
 class Planner {
  public:
-  /// `simulation`: of tier simulation; null: that tier is not there. It must outlive the planner. Throws
-  /// InvalidArgument if the machine has numbers that no model can use.
+  /// `simulation`: of tier simulation; null: that tier is not there. It must outlive the planner.
   explicit Planner(spec::Machine machine, const spec::CostModel* simulation = nullptr);
   ~Planner();
   Planner(const Planner&) = delete;

@@ -46,7 +46,7 @@ struct RankBytes {
 };
 
 struct SimResult {
-  uint64_t time_ps = 0;      // from the first begin to the last end
+  uint64_t time_ps = 0;      // to the last end; late starts of ranks are in it
   double host_us = 0;        // that the slowest thread needs to queue one call
   double bound_us = 0;       // closed form: no call is shorter, whatever the schedule's order
   double serial_us = 0;      // all tasks of all ranks one after the other, alone

@@ -45,7 +45,7 @@ bool is_fusable(const OpSpec& op, const Machine& machine) {
 int64_t bucket_of(int64_t m) {
   if (m <= 256) return m;
   int64_t octave = 256;
-  while (octave * 2 < m) octave *= 2;
+  while (octave <= (m - 1) / 2) octave *= 2;
   const int64_t step = octave / 8;
   return (m + step - 1) / step * step;
 }

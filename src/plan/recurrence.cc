@@ -34,7 +34,8 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
 }
 
 double Recurrence::product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const {
-  return spec::gemm_cost(machine_, {rows, n, k, static_cast<int>(element_), batch}).us;
+  const auto out_bytes = static_cast<int64_t>(dtype_bytes(op_.out_dtype));
+  return spec::gemm_cost(machine_, {rows, n, k, batch, static_cast<int64_t>(element_), out_bytes}).us;
 }
 
 double Recurrence::host_us(int kernels, int copies, int collectives) const {
@@ -94,13 +95,13 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
   return out;
 }
 
-double Recurrence::library_us(const With& with) const {
+std::optional<double> Recurrence::library_us(const With& with) const {
   const auto& l = machine_.latency;
   const double bytes = static_cast<double>(op_.m) * row_bytes_;
-  const double sum = is_gather_          ? spec::collective_us(machine_, "all_gather", bytes)
-                     : is_reduced_twice_ ? spec::collective_us(machine_, "all_reduce", bytes)
-                                         : spec::collective_us(machine_, "reduce_scatter", bytes);
-  const double device = gemm_us_ + sum + (with.latencies ? l.call_us.value + 2 * l.launch_us.value : 0);
+  const char* name = is_gather_ ? "all_gather" : is_reduced_twice_ ? "all_reduce" : "reduce_scatter";
+  const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks);
+  if (!sum) return std::nullopt;
+  const double device = gemm_us_ + *sum + (with.latencies ? l.call_us.value + 2 * l.launch_us.value : 0);
   return with.host ? std::max(device, host_us(1, 0, 1)) : device;
 }
 
@@ -180,7 +181,7 @@ double Recurrence::grouped_us(const Steps& s, const With& with) const {
 double Recurrence::k_slab_us(int slabs, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, static_cast<int>(element_), 1});
+  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
   const double compute = whole.us * with.gemm - whole.start_us, waves = std::max(whole.waves, 1.0);
   const double rate = machine_.transport.store_GBps.at(kPushingCtas) * kBytesPerUs;
   const double slab = peers_ * static_cast<double>(shard_) * row_bytes_ / slabs / rate * with.copy;
@@ -196,7 +197,7 @@ double Recurrence::k_slab_us(int slabs, const With& with) const {
 double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, static_cast<int>(element_), 1});
+  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
   const double compute = whole.us * with.gemm - whole.start_us, waves = std::max(whole.waves, 1.0);
   const double sent = peers_ * static_cast<double>(shard_) * row_bytes_ * with.copy /
                       (machine_.transport.tma_GBps.at(kPushingCtas) * kBytesPerUs);
@@ -236,7 +237,8 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
 std::optional<double> Recurrence::us(const Candidate& candidate) const {
   if (candidate.family == "library") return library_us({});
   if (is_fused(candidate.family)) {
-    if (candidate.degree < 1 || machine_.transport.store_GBps.empty()) return std::nullopt;
+    if (candidate.degree < 1) return std::nullopt;
+    if ((is_gather_ ? machine_.transport.store_GBps : machine_.transport.tma_GBps).empty()) return std::nullopt;
     if ((candidate.family == "k_slab") != is_gather_ || is_reduced_twice_) return std::nullopt;
     return us_with(candidate, {}, slowed(candidate));
   }
@@ -256,8 +258,8 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
   };
   add("ideal", std::max(gemm_us_, transfer_us_));
   if (candidate.family == "library") {
-    add("no overlap", library_us({.latencies = false, .host = false}));
-    add("launches", library_us({.host = false}));
+    add("no overlap", *library_us({.latencies = false, .host = false}));
+    add("launches", *library_us({.host = false}));
     add("host", *whole);
     return out;
   }

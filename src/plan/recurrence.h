@@ -44,7 +44,7 @@ class Recurrence {
 
   std::optional<Steps> steps_of(const Candidate& candidate) const;
   double us_with(const Candidate& candidate, const Steps& steps, const With& with) const;
-  double library_us(const With& with) const;
+  std::optional<double> library_us(const With& with) const;
   double gather_us(const Steps& steps, const With& with) const;
   double scatter_us(const Steps& steps, const With& with) const;
   double grouped_us(const Steps& steps, const With& with) const;

@@ -2,17 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "src/spec/machine.h"
 
 namespace overlace::spec {
 
-/// `batch` products of m x k by k x n as one kernel.
+/// `batch` products of m x k by one k x n, as one kernel.
 struct GemmWork {
-  int64_t m = 0, n = 0, k = 0;
-  int element_bytes = 2;  // of operands and result
-  int64_t batch = 1;
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  int64_t in_bytes = 2, out_bytes = 2;  // of an element
+  double flops() const;
+  double bytes() const;  // operands and result, each once
 };
 
 struct GemmCost {
@@ -21,9 +23,8 @@ struct GemmCost {
   double start_us = 0;  // included in `us`
 };
 
-/// The tile that is fastest for the shape, on all SMs but `busy_sms`. Nothing to do: 0. Precondition: the machine has
-/// GEMM tiles.
-GemmCost gemm_cost(const Machine& machine, const GemmWork& work, int busy_sms = 0);
+/// By the tile whose waves are fastest for the shape. Nothing to do: 0. Precondition: the machine has GEMM tiles.
+GemmCost gemm_cost(const Machine& machine, const GemmWork& work);
 
 /// One of several copies of `bytes` that follow each other on a copy lane while all ranks send. 0 bytes: 0.
 double copy_us(const Machine& machine, double bytes);
@@ -32,8 +33,10 @@ double copy_us(const Machine& machine, double bytes);
 double reduce_us(const Machine& machine, double bytes);
 double local_copy_us(const Machine& machine, double bytes);
 
-/// A library collective: all_gather | reduce_scatter | all_reduce, as the curves of Machine::Collectives count bytes.
-double collective_us(const Machine& machine, std::string_view name, double bytes);
+/// A library collective (all_gather, reduce_scatter, all_reduce, all_to_all) of `ranks`: Machine::Collectives says
+/// which bytes count; its curves are of teams of Machine::ranks, and a rank sends (ranks - 1) / ranks of the bytes.
+/// None: the machine has no times of it.
+std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks);
 
 /// How many times as long `slowed` takes beside `by`; 1 if the machine does not say.
 double contention(const Machine& machine, Load slowed, Load by);

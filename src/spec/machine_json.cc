@@ -39,6 +39,10 @@ class Writer {
   void integer(const char* key, Int v, int64_t) {
     if (v != 0) out.set(key, static_cast<int64_t>(v));
   }
+  template <class Int>
+  void needed(const char* key, Int v, int64_t) {
+    if (v != 0) out.set(key, static_cast<int64_t>(v));
+  }
   void figure(const char* key, const Figure& f, double) {
     if (f.value != 0) out.set(key, of(f));
   }
@@ -115,6 +119,11 @@ class Reader {
         refuse(key, *v, format("an integer from 1 to {}", most));
       out = static_cast<Int>(v->as_int());
     }
+  }
+  template <class Int>
+  void needed(const char* key, Int& out, int64_t most) {
+    if (value_.find(key) == nullptr) refuse(key, Json(), format("an integer from 1 to {}", most));
+    integer(key, out, most);
   }
   void figure(const char* key, Figure& out, double most) {
     const Json* v = take(key);
@@ -238,8 +247,8 @@ template <class V, class M>
 void visit_costs(V& v, M& m) {
   v.part("gemm", m.gemm, [](auto& w, auto& g) {
     w.list("tiles", g.tiles, [](auto& t, auto& tile) {
-      t.integer("rows", tile.rows, 65536);
-      t.integer("cols", tile.cols, 65536);
+      t.needed("rows", tile.rows, 65536);
+      t.needed("cols", tile.cols, 65536);
       t.figure("wave_us", tile.wave_us, kMostUs);
       t.figure("k_ns", tile.k_ns, kMostUs);
     });

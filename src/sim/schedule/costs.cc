@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/spec/costs.h"
 #include "src/spec/names.h"
 
 namespace overlace::sim {
@@ -20,12 +21,12 @@ int64_t element_bytes(const spec::Schedule& schedule, const Box& box) {
 double us_of(double bytes, const spec::Figure& GBps) { return GBps.value > 0 ? bytes / GBps.value * 1e-3 : 0; }
 
 /// Rows of boxes that touch are one box; boxes of one size at equal distances are one launch.
-std::vector<Product> products_of(const spec::Schedule& schedule, const Instance& in) {
+std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const Instance& in) {
   struct Rows {
     int64_t begin, count;
   };
   std::vector<Rows> rows;
-  Product p;
+  spec::GemmWork p;
   const std::vector<Box>&a = in.reads[0], &c = in.writes[0];
   for (size_t i = 0; i < a.size() && i < c.size(); ++i) {
     if (a[i].empty() || c[i].empty()) continue;
@@ -40,7 +41,7 @@ std::vector<Product> products_of(const spec::Schedule& schedule, const Instance&
       rows.push_back({c[i].begin[row], c[i].count[row]});
     }
   }
-  std::vector<Product> out;
+  std::vector<spec::GemmWork> out;
   int64_t distance = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t step = i == 0 ? 0 : rows[i].begin - rows[i - 1].begin;
@@ -59,13 +60,13 @@ std::vector<Product> products_of(const spec::Schedule& schedule, const Instance&
 Work gemm_work(const spec::Schedule& schedule, const Instance& in, const Machine& machine) {
   Work work;
   double us = 0, bytes = 0;
-  for (const Product& p : products_of(schedule, in)) {
-    us += gemm_us(machine, p) + (work.kernels > 0 ? machine.latency.launch_us.value : 0);
+  for (const spec::GemmWork& p : products_of(schedule, in)) {
+    us += spec::gemm_cost(machine, p).us + (work.kernels > 0 ? machine.latency.launch_us.value : 0);
     work.flops += p.flops();
     bytes += p.bytes();
     ++work.kernels;
   }
-  work.amount = static_cast<uint64_t>(work.flops);
+  work.amount = static_cast<uint64_t>(std::min(work.flops, 9e18));
   work.flow_us = us;
   work.memory_bytes = static_cast<int64_t>(bytes);
   work.load = spec::Load::gemm_tensor;
@@ -117,25 +118,17 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
   const std::string name = param != task.params.end() && std::holds_alternative<std::string>(param->second)
                                ? std::get<std::string>(param->second)
                                : "?";
-  const spec::Machine::Collectives& c = machine.collectives;
-  const bool is_gather = name == "all_gather";
-  const spec::Curve& curve = is_gather                  ? c.all_gather_us
-                             : name == "reduce_scatter" ? c.reduce_scatter_us
-                             : name == "all_reduce"     ? c.all_reduce_us
-                                                        : c.all_to_all_us;
-  if (curve.empty())
-    return base::error(Errc::not_supported, "{}: machine {} has no times of {}", in.id(schedule), machine.name, name);
   Work work;
-  const int64_t whole = bytes_of(schedule, is_gather ? in.writes[0] : in.reads[0]);
+  const int64_t whole = bytes_of(schedule, name == "all_gather" ? in.writes[0] : in.reads[0]);
+  const std::optional<double> us = spec::collective_us(machine, name, static_cast<double>(whole), expansion.ranks);
+  if (!us)
+    return base::error(Errc::not_supported, "{}: machine {} has no times of {}", in.id(schedule), machine.name, name);
   work.moved_bytes = bytes_of(schedule, in.writes[0]);
   work.amount = static_cast<uint64_t>(whole);
   work.load = spec::Load::sm_copy;
   work.kernels = 1;
   if (whole == 0) return work;
-  // A rank sends (G - 1) / G of the whole; the curve is of a team of machine.ranks.
-  const auto sent = [](int ranks) { return static_cast<double>(ranks - 1) / ranks; };
-  const double scale = machine.ranks > 1 ? sent(expansion.ranks) / sent(machine.ranks) : 1;
-  work.flow_us = curve.at(static_cast<double>(whole) * scale);
+  work.flow_us = *us;
   const int passes = name == "all_reduce" ? 2 : 1;
   work.link_bytes = whole / expansion.ranks * (expansion.ranks - 1) * passes;
   work.memory_bytes = 2 * work.link_bytes;
@@ -143,30 +136,6 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
 }
 
 }  // namespace
-
-double Product::bytes() const {
-  const auto d = [](int64_t x) { return static_cast<double>(x); };
-  return d(batch) * d(m) * (d(k) * d(in_bytes) + d(n) * d(out_bytes)) + d(n) * d(k) * d(in_bytes);
-}
-
-double gemm_us(const Machine& machine, const Product& p) {
-  const spec::Machine::Gemm& g = machine.gemm;
-  double best = 0, ctas = 1;
-  for (const spec::GemmTile& tile : g.tiles) {
-    const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
-    const int64_t tiles = p.batch * pieces(p.m, tile.rows) * pieces(p.n, tile.cols);
-    const int64_t waves = pieces(tiles, machine.sms);
-    const double us =
-        static_cast<double>(waves) * (tile.wave_us.value + static_cast<double>(p.k) * tile.k_ns.value * 1e-3);
-    if (best > 0 && us >= best) continue;
-    best = us;
-    ctas = static_cast<double>(std::min<int64_t>(tiles, machine.sms));
-  }
-  if (g.sustained_TFLOPs.value > 0) best = std::max(best, p.flops() / g.sustained_TFLOPs.value * 1e-6);
-  spec::Figure stream = g.stream_GBps;
-  if (g.sm_stream_GBps.value > 0) stream.value = std::min(stream.value, ctas * g.sm_stream_GBps.value);
-  return g.start_us.value + std::max(best, us_of(p.bytes(), stream));
-}
 
 double copy_start_us(const Machine& machine, int64_t boxes, int64_t rows_of_2d) {
   return static_cast<double>(boxes) * machine.copy.start_us.value +

@@ -10,18 +10,6 @@
 
 namespace overlace::sim {
 
-struct Product {
-  int64_t m = 0, n = 0, k = 0, batch = 1;
-  int64_t in_bytes = 2, out_bytes = 2;  // of an element
-  double flops() const {
-    return 2.0 * static_cast<double>(m * batch) * static_cast<double>(n) * static_cast<double>(k);
-  }
-  double bytes() const;
-};
-
-/// Of the tile that is fastest; without the launch.
-double gemm_us(const spec::Machine& machine, const Product& product);
-
 /// `boxes` copies of together `bytes`; row_bytes < bytes / boxes: 2-D.
 double copy_start_us(const spec::Machine& machine, int64_t boxes, int64_t rows_of_2d);
 double copy_flow_us(const spec::Machine& machine, double bytes, int64_t boxes, bool is_local);

@@ -1,5 +1,6 @@
 // A fused kernel as nodes: tile groups in the order in which its grid visits tiles, and what its idle warps push.
 #include <algorithm>
+#include <limits>
 
 #include "src/sim/schedule/graph.h"
 #include "src/spec/fused_pod.h"
@@ -14,6 +15,8 @@ using spec::Instance;
 constexpr int64_t kClusterRows = 256, kClusterCols = 160;
 constexpr int kClusterSms = 2;
 constexpr int kGroupsPerWave = 8;
+constexpr int64_t kMaxTile = 65536;
+constexpr int64_t kMaxNodes = 250'000;  // of one rank's kernel: some 100 MB
 
 struct Rectangle {
   int64_t row, rows, col, cols, depth;
@@ -184,6 +187,9 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
   std::vector<Area>& areas = *found;
   const Grid grid = {parameter(schedule_, "tile_m", kClusterRows), parameter(schedule_, "tile_n", kClusterCols),
                      std::max(1, machine_.sms / kClusterSms)};
+  if (grid.rows < 1 || grid.cols < 1 || grid.rows > kMaxTile || grid.cols > kMaxTile)
+    return base::error(Errc::bad_schedule, "schedule {}: tiles of {} x {}, wanted 1 to {}", schedule_.family, grid.rows,
+                       grid.cols, kMaxTile);
   const Instance& first = graph_.expansions[static_cast<size_t>(rank)].instances[static_cast<size_t>(parts.front())];
   const spec::Params& params = task_of(first).params;
   const auto order = params.find("order");
@@ -192,6 +198,13 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
   TileOrder o = make_tile_order(is_rotated ? TileOrderKind::rotated : TileOrderKind::own_last, rank, graph_.ranks,
                                 off->second.data(), static_cast<int32_t>(grid.rows), static_cast<int32_t>(tiles_n));
   o.swizzle = kTileSwizzle;
+  size_t slabs = 1;
+  for (const Area& area : areas) slabs = std::max(slabs, area.slabs.size());
+  const int64_t rows = (parameter(schedule_, "M", 1) + grid.rows - 1) / grid.rows;
+  const int64_t nodes = rows * tiles_n / grid.slots * kGroupsPerWave * static_cast<int64_t>(slabs);
+  if (rows * tiles_n > std::numeric_limits<int32_t>::max() || nodes > kMaxNodes)
+    return base::error(Errc::not_supported, "schedule {}: {} tiles in {} groups and slabs, simulated are at most {}",
+                       schedule_.family, rows * tiles_n, nodes, kMaxNodes);
   const int32_t total = count_tiles(o), groups = std::min(kGroupsPerWave, grid.slots);
   std::vector<uint32_t> before(static_cast<size_t>(groups), enter);
   std::vector<int32_t> tiles_in(areas.size());

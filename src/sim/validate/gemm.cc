@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 
+#include "overlace/error.h"
 #include "src/sim/network/curve.h"
 #include "src/sim/validate/figures.h"
 
@@ -27,6 +28,8 @@ double peak_us(const GemmShape& shape, const GemmMachine& machine) {
 void held_out_gemm(const std::string& name, const GemmMachine& machine, const Golden& table, double most_mean,
                    Rows* rows) {
   const std::vector<GemmPoint> all = gemm_points(table);
+  if (all.size() < 12)
+    throw_error(Errc::corrupt, "validate: the table of GEMMs of " + name + " has fewer than 12 rows");
   std::vector<GemmPoint> seen, held_out;
   for (size_t i = 0; i < all.size(); ++i) (i % (all.size() / 2) % 2 == 0 ? seen : held_out).push_back(all[i]);
   const GemmConstants constants = fit_gemm(machine, seen).value();
@@ -84,6 +87,7 @@ void validate_sm_copy(const std::string& golden, Rows* rows) {
   }
   for (const auto& [name, points] : primitives) {
     const auto& [bytes, ns] = points;
+    if (bytes.size() < 2) throw_error(Errc::corrupt, "validate: " + name + " has fewer than two sizes");
     const Line line = fit_line(bytes, ns);
     const double largest_rate = bytes.back() / ns.back();
     Errors errors, baseline;

@@ -74,7 +74,7 @@ base::Status check(const GptModel& model, const GptRun& run) {
   if (model.heads % run.tensor_ranks != 0 || model.hidden % model.heads != 0)
     return base::invalid_argument("gpt: hidden {}, {} heads on {} ranks, wanted multiples", model.hidden, model.heads,
                                   run.tensor_ranks);
-  if (model.layers % (run.pipeline_ranks * run.interleave) != 0 || run.batch % run.micro_batch != 0)
+  if (model.layers % (int64_t{run.pipeline_ranks} * run.interleave) != 0 || run.batch % run.micro_batch != 0)
     return base::invalid_argument("gpt: {} layers on {} stages of {} parts, batch {} of {}, wanted multiples",
                                   model.layers, run.pipeline_ranks, run.interleave, run.batch, run.micro_batch);
   return {};

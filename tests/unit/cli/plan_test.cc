@@ -53,6 +53,12 @@ TEST(PlanText, AMachineWithoutNumbersHasARuleOnly) {
   const auto found = plan::Planner(bare).plan(op);
   EXPECT_NE(plan_text(op, *found, bare).find("| rule\n> library\n"), std::string::npos) << plan_text(op, *found, bare);
   EXPECT_EQ(waterfall_text(op, *found, bare), "");
+  // One rank on a machine with numbers: nothing else to compare with.
+  const spec::Machine machine = plain();
+  const spec::OpSpec lone = op_of("ag_gemm", 1024, 512, 512, 1, "bf16", machine, 64);
+  const std::string text = waterfall_text(lone, *plan::Planner(machine).plan(lone), machine);
+  EXPECT_NE(text.find("library"), std::string::npos) << text;
+  EXPECT_EQ(text.find("loses most"), std::string::npos) << text;
 }
 
 TEST(PlanText, LanesOfOneRankAsCharacters) {

@@ -102,10 +102,10 @@ TEST_F(SimCommand, RefusesWhatCannotBeSimulated) {
   };
   SimWords w = words();
   w.m = 0;
-  EXPECT_EQ(refusal(w), "sim: --m is 0, wanted at least 1");
+  EXPECT_EQ(refusal(w), "--m is 0, wanted at least 1");
   w = words();
   w.dtype = "int4";
-  EXPECT_EQ(refusal(w), "sim: --dtype is int4, wanted fp64, fp32, fp16 or bf16");
+  EXPECT_EQ(refusal(w), "--dtype is int4, wanted fp64, fp32, fp16 or bf16");
   w = words();
   w.calls = 0;
   EXPECT_EQ(refusal(w), "sim: --calls is 0, wanted 1 to 10000");

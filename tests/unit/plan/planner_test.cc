@@ -79,6 +79,19 @@ TEST(Planner, DecidesOncePerBucketOfRows) {
   EXPECT_NE(planner.plan(ragged)->key, high->key);
 }
 
+TEST(Planner, BucketsEndAndAMachineWithoutCollectivesHasItsLibraryOnly) {
+  Machine mute = h200();
+  mute.collectives = {};
+  Planner planner(mute);
+  const auto plan = planner.plan(op_of("ag_gemm", 8192, 2560, 8192));
+  EXPECT_EQ(plan->candidate.family, "library");
+  EXPECT_NE(plan->reason.find("no model of the library"), std::string::npos) << plan->reason;
+  for (const int64_t m : {257, 512, 513, 1024, 1025, 1 << 24})
+    EXPECT_FALSE(planner.plan(op_of("gemm_rs", m, 8, 8), {.limit = Tier::rule})->key.empty()) << m;
+  EXPECT_EQ(planner.plan(op_of("gemm_rs", 513, 8, 8))->key, planner.plan(op_of("gemm_rs", 576, 8, 8))->key);
+  EXPECT_NE(planner.plan(op_of("gemm_rs", 512, 8, 8))->key, planner.plan(op_of("gemm_rs", 513, 8, 8))->key);
+}
+
 TEST(Planner, ASmallGainIsNone) {
   // Products and copies of nothing but rates; the library as fast as the best schedule, then 2.5 % slower.
   Machine machine;

@@ -117,6 +117,12 @@ TEST(Recurrence, SaysNothingOfWhatItDoesNotKnow) {
   EXPECT_FALSE(model.us({"k_slab", 4}).has_value()) << "a machine without transports";
   EXPECT_FALSE(model.us({"tma_slot", 4}).has_value()) << "not of ag_gemm";
   EXPECT_TRUE(model.waterfall({"k_slab", 4}).empty());
+  Machine mute = machine;
+  mute.collectives = {};
+  EXPECT_FALSE(Recurrence(op, mute).us({"library", 1}).has_value()) << "no times of all_gather";
+  EXPECT_TRUE(Recurrence(op, mute).waterfall({"library", 1}).empty());
+  mute.transport.store_GBps = {{{1, 10}, {2, 10}}};
+  EXPECT_FALSE(Recurrence(op_of("gemm_rs", 64, 512, 1024, 4), mute).us({"tma_slot", 64}).has_value());
 }
 
 TEST(Recurrence, OneKernelWaitsForItsLastWave) {

@@ -1,0 +1,78 @@
+#include "src/spec/costs.h"
+
+#include <gtest/gtest.h>
+
+namespace overlace::spec {
+namespace {
+
+Machine small() {
+  Machine out;
+  out.sms = 4;
+  out.gemm.tiles = {{128, 128, {2}, {10}}, {128, 64, {2}, {6}}};
+  out.gemm.start_us = {3};
+  return out;
+}
+
+TEST(Costs, AProductIsWavesOfTheFastestTile) {
+  const Machine machine = small();
+  // 4 tiles of 128 x 128: one wave of 2 + 1000 * 10 ns. 8 of 128 x 64: two waves of 2 + 6.
+  const GemmCost square = gemm_cost(machine, {256, 256, 1000});
+  EXPECT_DOUBLE_EQ(square.us, 3 + 12);
+  EXPECT_DOUBLE_EQ(square.waves, 1);
+  EXPECT_DOUBLE_EQ(square.start_us, 3);
+  // 2 of 128 x 128 or 4 of 128 x 64: one wave of the smaller.
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {256, 128, 1000}).us, 3 + 8);
+  // One row more is a wave more; in two products of a batch each has rows of its own.
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {257, 256, 1000}).us, 3 + 24);
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {129, 256, 1000, 2}).us, 3 + 24);
+  EXPECT_EQ(gemm_cost(machine, {0, 256, 1000}).us, 0);
+  EXPECT_EQ(gemm_cost(machine, {256, 256, 0}).us, 0);
+}
+
+TEST(Costs, RatesAreLimits) {
+  Machine machine = small();
+  const GemmWork work = {256, 256, 1000};
+  EXPECT_DOUBLE_EQ(work.flops(), 2.0 * 256 * 256 * 1000);
+  EXPECT_DOUBLE_EQ(work.bytes(), 2.0 * (256 * 1000 + 256 * 256 + 256 * 1000));
+  machine.gemm.sustained_TFLOPs = {1};
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, work).us, 3 + 131.072);
+  machine.gemm.stream_GBps = {1};
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, work).us, 3 + work.bytes() * 1e-3);
+  // Four SMs draw 2 GB/s together.
+  machine.gemm.stream_GBps = {100};
+  machine.gemm.sm_stream_GBps = {0.5};
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, work).us, 3 + work.bytes() * 0.5e-3);
+  GemmWork wide = work;
+  wide.out_bytes = 4;
+  EXPECT_DOUBLE_EQ(wide.bytes() - work.bytes(), 2.0 * 256 * 256);
+}
+
+TEST(Costs, CopiesSumsAndCollectives) {
+  Machine machine;
+  machine.copy.start_us = {5};
+  machine.copy.peer_GBps = {4};
+  machine.copy.local_GBps = {8};
+  machine.memory.reduce_GBps = {10};
+  machine.collectives.all_gather_us = {{{1000, 20}, {2000, 30}}};
+  machine.collectives.reduce_scatter_us = {{{1000, 21}, {2000, 31}}};
+  machine.collectives.all_reduce_us = {{{1000, 22}, {2000, 32}}};
+  EXPECT_DOUBLE_EQ(copy_us(machine, 4e6), 5 + 1000);
+  machine.copy.all_GBps = {2};
+  EXPECT_DOUBLE_EQ(copy_us(machine, 4e6), 5 + 2000) << "while all ranks send";
+  EXPECT_DOUBLE_EQ(local_copy_us(machine, 8e6), 5 + 1000);
+  EXPECT_DOUBLE_EQ(reduce_us(machine, 1e6), 100);
+  EXPECT_EQ(copy_us(machine, 0) + local_copy_us(machine, 0) + reduce_us(machine, 0), 0);
+  machine.ranks = 4;
+  EXPECT_DOUBLE_EQ(collective_us(machine, "all_gather", 1000, 4).value(), 20);
+  EXPECT_DOUBLE_EQ(collective_us(machine, "reduce_scatter", 2000, 4).value(), 31);
+  EXPECT_DOUBLE_EQ(collective_us(machine, "all_reduce", 1500, 2).value(), 22) << "half of the bytes, not 3/4";
+  EXPECT_EQ(collective_us(machine, "all_reduce", 0, 4), 0);
+  EXPECT_FALSE(collective_us(machine, "all_to_all", 1000, 4).has_value());
+  EXPECT_FALSE(collective_us(machine, "broadcast", 1000, 4).has_value());
+  machine.contention = {{Load::gemm_tensor, Load::ce_in, {1.25}}};
+  EXPECT_DOUBLE_EQ(contention(machine, Load::gemm_tensor, Load::ce_in), 1.25);
+  EXPECT_DOUBLE_EQ(contention(machine, Load::gemm_tensor, Load::ce_out), 1);
+}
+
+}  // namespace
+}  // namespace overlace::spec
