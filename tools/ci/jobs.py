@@ -89,8 +89,10 @@ def job_cpu() -> Cases:
     yield tool("check_layers", "--objects", "build/cpu")
 
 
-def run_label(preset: str, label: str, parallel: int, prefix: list[str], env: dict[str, str]) -> Cases:
-    found = [p for p in programs(preset) if label in p.labels]
+def run_label(
+    preset: str, label: str, parallel: int, prefix: list[str], env: dict[str, str], only: tuple[str, ...] = ()
+) -> Cases:
+    found = [p for p in programs(preset) if label in p.labels and (not only or p.name in only)]
     yield from run_programs(found, OUT / preset, parallel, prefix, env)
 
 
@@ -132,10 +134,11 @@ def all_tests(
     seeds: SeedCounts,
     prefix: list[str] | None = None,
     env: dict[str, str] | None = None,
+    units: tuple[str, ...] = (),
 ) -> Cases:
-    """unit side by side, then ranks and cli one by one."""
+    """unit side by side (all, or those named), then ranks and cli one by one."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
-    yield from run_label(preset, "unit", jobs(), prefix or [], env)
+    yield from run_label(preset, "unit", jobs(), prefix or [], env, units)
     yield from rank_tests(preset, seeds, prefix or [], env)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
@@ -169,16 +172,26 @@ def job_asan() -> Cases:
     yield from all_tests("asan", SANITIZER_SEEDS, env=SANITIZER_ENV)
 
 
+# The unit tests that start threads: in the others the thread sanitizer has nothing to see.
+THREADED_UNITS = ("c_ranks", "unit_base", "unit_exec", "unit_model", "unit_plan", "unit_runtime")
+
+
 def job_tsan() -> Cases:
-    """The same tests under the thread sanitizer."""
-    yield from build_cases("tsan", ["-DOVERLACE_TESTS=ON"])
+    """The tests that start threads, under the thread sanitizer."""
+    configured = configure("tsan", "-DOVERLACE_TESTS=ON")
+    if configured.rc != 0:
+        yield Case("configure tsan", FAILED, configured.why())
+        return
+    known = run(["ninja", "-C", "build/tsan", "-t", "targets", "all"]).output
+    ranks = re.findall(r"(?m)^(ranks_\w+): phony", known)
+    yield step("build tsan", build("tsan", *ranks, *THREADED_UNITS))
     # NOTE: with more than 28 random bits in addresses its shadow memory does not fit; then without randomisation.
     bits = Path("/proc/sys/vm/mmap_rnd_bits")
     prefix = ["setarch", os.uname().machine, "-R"] if bits.exists() and int(bits.read_text()) > 28 else []
     if prefix and run([*prefix, "true"], 10).rc != 0:
         yield Case("tests under tsan", SKIPPED, "vm.mmap_rnd_bits > 28, and setarch -R is not permitted here")
         return
-    yield from all_tests("tsan", SANITIZER_SEEDS, prefix, SANITIZER_ENV)
+    yield from all_tests("tsan", SANITIZER_SEEDS, prefix, SANITIZER_ENV, THREADED_UNITS)
 
 
 def job_cubin() -> Cases:

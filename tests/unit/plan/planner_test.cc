@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <thread>
 
 #include "overlace/error.h"
 #include "overlace/plan.h"
@@ -62,6 +63,18 @@ TEST(Planner, SamePlanForTheSameCall) {
   EXPECT_EQ(first->schedule.to_json(), other->schedule.to_json());
   EXPECT_EQ(first->reason, other->reason);
   EXPECT_EQ(first->key, other->key);
+}
+
+TEST(Planner, ThreadsShareIt) {
+  Planner planner(h200());
+  std::vector<std::shared_ptr<const Plan>> found(8);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < found.size(); ++i)
+    threads.emplace_back(
+        [&, i] { found[i] = planner.plan(op_of("ag_gemm", 8192 - 64 * static_cast<int64_t>(i % 2), 2560, 8192)); });
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 2; i < found.size(); ++i) EXPECT_EQ(found[i], found[i % 2]);
+  EXPECT_EQ(found[0]->key, found[1]->key);
 }
 
 TEST(Planner, DecidesOncePerBucketOfRows) {
