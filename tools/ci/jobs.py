@@ -111,6 +111,16 @@ def seeds_of(program: str, counts: SeedCounts) -> int:
     return next((count for kind, count in kinds if program in kind), counts[-1])
 
 
+# What starts programs with threads of their own: the leak checker's tracer crashes now and then on threads that end
+# under it (GCC 12, "Tracer caught signal 11"). What they run is looked at by the other tests, inside one process.
+STARTS_PROGRAMS = ("ranks_net",)
+
+
+def without_leak_check(env: dict[str, str]) -> dict[str, str]:
+    options = env.get("ASAN_OPTIONS", "")
+    return {**env, "ASAN_OPTIONS": options.replace("detect_leaks=1", "detect_leaks=0")} if options else env
+
+
 def rank_tests(
     preset: str,
     counts: SeedCounts,
@@ -126,7 +136,8 @@ def rank_tests(
             continue
         seeds = str(seeds_of(program.name, counts)) + (f"@{first}" if first is not None else "")
         patient = dataclasses.replace(program, timeout_s=max(program.timeout_s, timeout_s))
-        yield from run_programs([patient], OUT / preset, 1, prefix, {**env, "OVERLACE_TEST_SEEDS": seeds})
+        own = without_leak_check(env) if program.name in STARTS_PROGRAMS else env
+        yield from run_programs([patient], OUT / preset, 1, prefix, {**own, "OVERLACE_TEST_SEEDS": seeds})
 
 
 def all_tests(
@@ -142,7 +153,7 @@ def all_tests(
     yield from rank_tests(preset, seeds, prefix or [], env)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
-        yield from run_label(preset, "cli", 1, prefix or [], env)
+        yield from run_label(preset, "cli", 1, prefix or [], without_leak_check(env))
 
 
 def job_test() -> Cases:
