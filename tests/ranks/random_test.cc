@@ -193,6 +193,7 @@ TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
   for (int i = 0; i < chosen.count && !HasFailure(); ++i) {
     const TeamDraws team = draw_team(chosen.first + static_cast<uint64_t>(i), families);
     RankOptions options;
+    options.num_signal_ids = 4096;  // hierarchical: hosts * degree words of each sender
     if (team.mode == Mode::threads_adversary)
       options.adversary = AdversaryOptions::parse("delay_us=50,seed=" + std::to_string(team.seed));
     run_ranks(
