@@ -1,6 +1,7 @@
 // The command line of `overlace`, one argument per line. cli/main.cc as it is, with subcommands that only look at what
 // they were given: CLI11 throws what it likes, and none of it may leave main.
 // Sources: cli/main.cc
+#include "cli/bench.h"
 #include "cli/doctor.h"
 #include "cli/plan.h"
 #include "cli/run.h"
@@ -25,6 +26,7 @@ base::Json doctor(const DoctorOptions&) { throw Unsupported(Errc::not_supported,
 std::string doctor_text(const base::Json&) { return ""; }
 base::Result<std::string> trace_info(const std::string& path) { return path; }
 base::Status trace_convert(const std::string&, const std::string&) { return {}; }
+int bench(const std::vector<std::string>&) { return 0; }  // it would become another program
 int plan(const PlanWords&) { return 0; }
 int sim_run(const SimWords&) { return 0; }
 int sim_compare(const SimWords&) { return 0; }
