@@ -11,6 +11,7 @@ namespace overlace::spec {
 namespace {
 
 constexpr int64_t kMaxGraph = 1'000'000;
+constexpr int64_t kMaxPairs = 10'000'000;
 constexpr int kMaxRanks = 4096;
 constexpr int64_t kMaxTeamItems = 1'000'000;  // of all ranks together: an instance takes some 500 bytes
 
@@ -79,6 +80,10 @@ void check_team(const Schedule& schedule, int ranks, const Machine& machine, con
     return out->warn("S5", schedule.family, 0,
                      base::format("{} instances of {} ranks in {} epochs: S5 to S10 not checked", team.num_instances(),
                                   ranks, epochs));
+  }
+  if (const int64_t pairs = num_pairs(team); pairs > kMaxPairs) {
+    return out->warn("S5", schedule.family, 0,
+                     base::format("{} pairs of accesses to the same rows: S5 to S10 not checked", pairs));
   }
   const Graph graph(team, epochs, Graph::all);
   check_residency(team, machine, graph, out);

@@ -97,10 +97,12 @@ void check_extents(const AllRanks& team, Findings* out);                        
 void check_counts(const AllRanks& team, Findings* out);                                                 // S4
 void check_residency(const AllRanks& team, const Machine& machine, const Graph& graph, Findings* out);  // S7
 void check_queues(const AllRanks& team, const Machine& machine, Findings* out);                         // S8
-void check_races(const AllRanks& team, const Graph& graph, Findings* out);                              // S5
-void check_reuse(const AllRanks& team, const Graph& graph, Findings* out);                              // S6
-void check_order_of_sums(const AllRanks& team, const Graph& graph, Findings* out);                      // S10
-void check_coverage(const AllRanks& team, const Graph& graph, Findings* out);                           // S9
-void check_machine(const AllRanks& team, const Machine& machine, Findings* out);                        // S11, S12
+/// Accesses to rows that meet, taken two by two: what S5, S6 and S10 look at.
+int64_t num_pairs(const AllRanks& team);
+void check_races(const AllRanks& team, const Graph& graph, Findings* out);          // S5
+void check_reuse(const AllRanks& team, const Graph& graph, Findings* out);          // S6
+void check_order_of_sums(const AllRanks& team, const Graph& graph, Findings* out);  // S10
+void check_coverage(const AllRanks& team, const Graph& graph, Findings* out);       // S9
+void check_machine(const AllRanks& team, const Machine& machine, Findings* out);    // S11, S12
 
 }  // namespace overlace::spec

@@ -89,6 +89,20 @@ void check_counts(const AllRanks& team, Findings* out) {
   }
 }
 
+int64_t num_pairs(const AllRanks& team) {
+  int64_t out = 0;
+  for (const auto& entry : accesses_of(team)) {
+    const auto& list = entry.second;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const int64_t end = list[i].box.begin[0] + list[i].box.count[0];
+      const auto behind = std::partition_point(list.begin() + static_cast<std::ptrdiff_t>(i), list.end(),
+                                               [&](const Access& a) { return a.box.begin[0] < end; });
+      out += behind - list.begin() - static_cast<std::ptrdiff_t>(i);
+    }
+  }
+  return out;
+}
+
 void check_races(const AllRanks& team, const Graph& graph, Findings* out) {
   for (const auto& [key, list] : accesses_of(team)) {
     for_conflicts(list, [&](const Access& a, const Access& b) {

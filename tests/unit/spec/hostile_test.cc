@@ -61,6 +61,15 @@ TEST(HostileSchedule, IsRefusedBeforeItsExpansionTakesMemory) {
             "S1: task b: more than 1000000 dependencies");
 }
 
+/// All instances write the same row: five thousand million pairs.
+TEST(HostileSchedule, IsNotComparedTwoByTwoWithoutEnd) {
+  const CheckReport report = check(Schedule::from_json(family_of(8, R"([["a",0,99999]])", "1", "1")), Machine{},
+                                   {.ranks = {1}, .coverage = true});
+  EXPECT_TRUE(report.ok());
+  EXPECT_NE(report.to_string().find("pairs of accesses to the same rows: S5 to S10 not checked"), std::string::npos)
+      << report.to_string();
+}
+
 TEST(HostileSchedule, RandomEditsOfGoodOnesNeverEscapeTheChecks) {
   std::mt19937 random(20);
   OpSpec op;
