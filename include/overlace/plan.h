@@ -92,8 +92,8 @@ class Planner {
 /// All families at all degrees that make sense for the operator: copies of at least 512 KiB on GPUs, at least a row.
 std::vector<Candidate> candidates(const spec::OpSpec& op, const spec::Machine& machine);
 
-/// What Planner decides first: FiCCO's rule over operational intensity, memory traffic and M against K. The paper's
-/// thresholds are not public; these are ours, from the machine's ridge point and launch time.
+/// What PlanOptions::paper_rule takes: FiCCO's rule over operational intensity, memory traffic and M against K. The
+/// paper's thresholds are not public; these are ours, from the machine's ridge point and launch time.
 Candidate paper_rule(const spec::OpSpec& op, const spec::Machine& machine);
 
 #pragma GCC visibility pop

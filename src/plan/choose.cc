@@ -8,6 +8,7 @@
 
 #include "overlace/plan.h"
 #include "src/base/format.h"
+#include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
 
 namespace overlace::plan {
@@ -151,13 +152,6 @@ int groups_on_gpus(const spec::OpSpec& op, double share) {
   return groups;
 }
 
-/// What the kernels are compiled for (src/ops/gemm_core/choose.h has the word).
-bool is_fusable(const spec::OpSpec& op) {
-  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk && op.n > 0 &&
-         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 &&
-         !(op.op == "ag_gemm" && (op.bias || op.gathered));
-}
-
 int64_t waves_of_tiles(const spec::OpSpec& op) {
   const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
   const std::vector<int64_t> off = spec::row_offsets(op);
@@ -202,6 +196,12 @@ Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
 }
 
 }  // namespace
+
+bool is_fusable(const spec::OpSpec& op) {
+  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk && op.n > 0 &&
+         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 &&
+         !(op.op == "ag_gemm" && (op.bias || op.gathered));
+}
 
 Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (op.ranks == 1) return library(op, "one rank has nothing to transfer");

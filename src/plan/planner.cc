@@ -9,6 +9,7 @@
 #include "overlace/plan.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
+#include "src/plan/fusable.h"
 #include "src/plan/pick.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/cost_model.h"
@@ -32,13 +33,6 @@ bool has_degree(std::string_view family) { return family != "library" && family 
 bool is_no_candidate(std::string_view family) {
   return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical" ||
          family == "shard_p2p";
-}
-
-/// What the kernels are compiled for (src/ops/gemm_core/choose.h has the word).
-bool is_fusable(const OpSpec& op, const Machine& machine) {
-  return machine.is_gpu && op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk &&
-         op.n > 0 && op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 &&
-         !(op.op == "ag_gemm" && (op.bias || op.gathered));
 }
 
 /// Exact up to 256, then eight per octave, upwards.
@@ -102,7 +96,7 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
     if (is_no_candidate(family)) continue;
     const bool is_gather = op.op == "ag_gemm", is_slab = family == "uniform_fused_2d";
     if (family == "k_slab" || family == "tma_slot") {
-      if (!is_fusable(op, machine)) continue;
+      if (!machine.is_gpu || !is_fusable(op)) continue;
       if (family == "tma_slot") out.push_back({family, kTileGroups});
       for (const int q : kSlabs)
         if (family == "k_slab" && op.k / q >= 64) out.push_back({family, q});

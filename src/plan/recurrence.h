@@ -15,7 +15,7 @@ namespace overlace::plan {
 /// Closed form of the schedules of src/spec/families on one rank, all ranks alike (pipeline recurrence of FiCCO-like
 /// schedules: a step starts when the one before it is done and its rows are there). Two passes: the first, without
 /// contention, says for how long GEMMs and transfers run beside each other; the second slows them by that share.
-/// Shards count as equal; S of the operator is the larger one.
+/// All shards count as long as the longest.
 class Recurrence {
  public:
   /// Keeps references.

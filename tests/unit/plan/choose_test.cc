@@ -5,21 +5,12 @@
 
 #include "overlace/plan.h"
 #include "src/spec/check.h"
+#include "tests/unit/plan/problem.h"
 
 namespace overlace::plan {
 namespace {
 
 constexpr Hardware kH200 = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
-
-spec::OpSpec op_of(const std::string& name, int64_t m, int64_t n, int64_t k, int ranks = 4) {
-  spec::OpSpec op;
-  op.op = name;
-  op.m = m;
-  op.n = n;
-  op.k = k;
-  op.ranks = ranks;
-  return op;
-}
 
 int64_t degree(const Choice& choice) { return std::get<int64_t>(choice.schedule.params.at("q")); }
 

@@ -9,22 +9,13 @@
 #include "overlace/plan.h"
 #include "src/spec/check.h"
 #include "src/spec/cost_model.h"
+#include "tests/unit/plan/problem.h"
 
 namespace overlace::plan {
 namespace {
 
 using spec::Machine;
 using spec::OpSpec;
-
-OpSpec op_of(const char* name, int64_t m, int64_t n, int64_t k, int ranks = 4) {
-  OpSpec out;
-  out.op = name;
-  out.m = m;
-  out.n = n;
-  out.k = k;
-  out.ranks = ranks;
-  return out;
-}
 
 const Machine& h200() {
   static const Machine machine = spec::find_machine("h200x4");

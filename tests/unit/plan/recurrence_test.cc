@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "src/spec/costs.h"
+#include "tests/unit/plan/problem.h"
 
 namespace overlace::plan {
 namespace {
@@ -24,16 +25,6 @@ Machine plain() {
   out.memory.reduce_GBps = {1e6};
   out.collectives.all_gather_us = out.collectives.reduce_scatter_us =
       out.collectives.all_reduce_us = {{{1, 5}, {2, 5}}};
-  return out;
-}
-
-OpSpec op_of(const char* name, int64_t m, int64_t n, int64_t k, int ranks) {
-  OpSpec out;
-  out.op = name;
-  out.m = m;
-  out.n = n;
-  out.k = k;
-  out.ranks = ranks;
   return out;
 }
 
