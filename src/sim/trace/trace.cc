@@ -90,6 +90,7 @@ base::Result<TraceDiff> diff_traces(const Trace& a, const Trace& b) {
     return base::invalid_argument("traces: {} ids are on one side only, wanted the same work: {}", num_missing,
                                   missing);
   }
+  if (left.empty()) return base::invalid_argument("traces: no task in either, wanted two of the same work");
   TraceDiff out;
   const auto [begin, end] = extent_of(left);
   const auto [other_begin, other_end] = extent_of(right);
@@ -112,7 +113,7 @@ base::Result<TraceDiff> diff_traces(const Trace& a, const Trace& b) {
   });
   out.by_kind = sorted_sums(kinds);
   out.by_rank = sorted_sums(ranks);
-  if (!relative.empty()) out.median = base::median(relative);
+  out.median = base::median(relative);
   return out;
 }
 

@@ -79,5 +79,10 @@ TEST(ToTrace, GoesThroughFilesUnchanged) {
   }
 }
 
+TEST(TraceDiff, NothingAgreesWithNothing) {
+  EXPECT_EQ(diff_traces(base::Trace{}, base::Trace{}).status().message(),
+            "traces: no task in either, wanted two of the same work");
+}
+
 }  // namespace
 }  // namespace overlace::sim
