@@ -130,12 +130,13 @@ class Loss:
         return sum(errors) / len(errors)
 
 
-def held_out_errors(rows: list[dict]) -> dict:
-    """By operator and family, where at least four shapes are held out: median and 90th percentile of the error."""
+def held_out_errors(rows: list[dict], model: str) -> dict:
+    """By operator and family, where at least four shapes are held out: median and 90th percentile of the error of the
+    simulator ("predicted_us") or of the recurrence ("recurrence_us")."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        if row["held_out"]:
-            error = abs(row["predicted_us"] / row["measured_us"] - 1)
+        if row["held_out"] and row[model]:
+            error = abs(row[model] / row["measured_us"] - 1)
             found.setdefault(row["op"], {}).setdefault(row["family"], []).append(error)
 
     def at(errors: list[float], share: float) -> float:
@@ -202,7 +203,9 @@ def main(arguments: list[str]) -> int:
         print(f"  {path:<32}{value:10.4g}")
     if options.out:
         fitted = with_values(machine, values)
-        fitted["errors"] = held_out_errors(loss.rows(values))
+        rows = loss.rows(values)
+        fitted["errors"] = held_out_errors(rows, "predicted_us")
+        fitted["recurrence_errors"] = held_out_errors(rows, "recurrence_us")
         options.out.write_text(text_of(fitted))
     return 0
 

@@ -50,7 +50,7 @@ std::optional<size_t> chosen(const Case& members, const spec::Machine& machine, 
     list.push_back({candidate, *us, 0, 0});
     from.push_back(i);
   }
-  const std::optional<plan::Pick> pick = plan::pick(members.front()->op, machine, list);
+  const std::optional<plan::Pick> pick = plan::pick(members.front()->op, plan::errors_of(machine, tier), list);
   if (!pick) return std::nullopt;
   return from[pick->chosen];
 }

@@ -9,6 +9,7 @@
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/statistics.h"
+#include "src/plan/recurrence.h"
 #include "src/spec/digest.h"
 
 namespace overlace::bench {
@@ -136,6 +137,7 @@ base::Result<std::vector<Measured>> read_records(const std::vector<std::string>&
 
 void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls) {
   for (Measured& m : list) {
+    m.recurrence_us = plan::Recurrence(m.op, machine).us({m.family, m.degree});
     try {
       const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree);
       m.predicted_us = sim::simulate(schedule, machine, {.calls = calls}).us();
@@ -217,6 +219,7 @@ Json as_json(const std::vector<Measured>& list) {
     one.set("family", m.family).set("degree", m.degree).set("held_out", m.is_held_out);
     one.set("host_bound", m.is_host_bound).set("measured_us", m.measured_us());
     one.set("predicted_us", m.problem.empty() ? Json(m.predicted_us) : Json());
+    one.set("recurrence_us", m.recurrence_us ? Json(*m.recurrence_us) : Json());
     out.push_back(std::move(one));
   }
   return out;

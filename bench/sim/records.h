@@ -1,6 +1,7 @@
 // Measured records of dense operators beside what the simulator says of the same schedules.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct Measured {
   bool is_host_bound = false;
   bool is_held_out = false;  // its shape: no fit may see it
   double predicted_us = 0;
-  std::string problem;  // why there is no prediction
+  std::optional<double> recurrence_us = {};  // the planner's other model; none: it does not know the family
+  std::string problem;                       // why there is no prediction
   double measured_us() const;
   double error() const { return predicted_us / measured_us() - 1; }
 };

@@ -96,15 +96,15 @@ struct Machine {
     bool operator==(const Copy&) const = default;
   } copy = {};
 
-  /// Stores and loads of SMs to a peer: CTAs -> GB/s.
+  /// Stores of SMs to a peer: CTAs -> GB/s.
   struct Transport {
-    Curve store_GBps, load_GBps, tma_GBps, tma_add_GBps;
+    Curve store_GBps, tma_GBps;
     bool operator==(const Transport&) const = default;
   } transport = {};
 
   /// Links of one rank to the others, and its memory.
   struct Link {
-    Figure egress_GBps, ingress_GBps, latency_us;
+    Figure egress_GBps, ingress_GBps;
     bool operator==(const Link&) const = default;
   } link = {};
   struct Memory {
@@ -124,7 +124,7 @@ struct Machine {
   struct Latency {
     Figure launch_us;   // from the end of a kernel to the begin of the next on its stream
     Figure event_us;    // from the end of a task to the begin of one on another stream
-    Figure flag_us;     // from a store at the sender to the reader that polls
+    Figure flag_us;     // from a store at one rank to the reader at another that polls
     Figure wait_us;     // a kernel on the stream that waits for words, besides the wait
     Figure signal_us;   // a kernel on the stream that adds to words
     Figure barrier_us;  // of all ranks
@@ -141,11 +141,10 @@ struct Machine {
     bool operator==(const Noise&) const = default;
   } noise = {};
 
-  /// By operator, then family: of predictions against measurements that no fit has seen.
-  std::map<std::string, std::map<std::string, ModelError, std::less<>>, std::less<>> errors = {};
-
-  /// Fitted rules as text, by their name: the planner's own.
-  std::map<std::string, std::string, std::less<>> rules = {};
+  /// By operator, then family: of the simulator's predictions, and of the planner's recurrence, against measurements
+  /// that no fit has seen.
+  using Errors = std::map<std::string, std::map<std::string, ModelError, std::less<>>, std::less<>>;
+  Errors errors = {}, recurrence_errors = {};
 
   bool operator==(const Machine&) const = default;
   /// Whether there is what a prediction needs: products, copies, links.

@@ -9,31 +9,36 @@ constexpr double kLeastGain = 0.02;   // of the library's time: less is within a
 constexpr double kPriorP90 = 0.2;     // where the machine file has none
 constexpr double kPriorMedian = 0.1;  // of a family that was not measured where others were
 
-const spec::ModelError* find(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family) {
-  const auto by_op = machine.errors.find(op.op);
-  if (by_op == machine.errors.end()) return nullptr;
+const spec::ModelError* find(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family) {
+  const auto by_op = errors.find(op.op);
+  if (by_op == errors.end()) return nullptr;
   const auto found = by_op->second.find(family);
   return found == by_op->second.end() ? nullptr : &found->second;
 }
 
 }  // namespace
 
-double median_error(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family) {
-  if (const spec::ModelError* error = find(machine, op, family)) return error->p50;
-  return machine.errors.contains(op.op) ? kPriorMedian : 0;
+const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier) {
+  return tier == Tier::recurrence ? machine.recurrence_errors : machine.errors;
 }
 
-double p90_error(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family) {
-  const spec::ModelError* error = find(machine, op, family);
+double median_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family) {
+  if (const spec::ModelError* error = find(errors, op, family)) return error->p50;
+  return errors.contains(op.op) ? kPriorMedian : 0;
+}
+
+double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family) {
+  const spec::ModelError* error = find(errors, op, family);
   return error != nullptr ? error->p90 : kPriorP90;
 }
 
-std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine& machine, const std::vector<Alternative>& list) {
+std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& errors,
+                         const std::vector<Alternative>& list) {
   const auto library =
       std::find_if(list.begin(), list.end(), [](const Alternative& a) { return a.candidate.family == "library"; });
   if (library == list.end()) return std::nullopt;
   const auto with_error = [&](const Alternative& a) {
-    return a.us * (1 + median_error(machine, op, a.candidate.family));
+    return a.us * (1 + median_error(errors, op, a.candidate.family));
   };
   const auto best = std::min_element(list.begin(), list.end(), [&](const Alternative& a, const Alternative& b) {
     return with_error(a) < with_error(b);
@@ -41,7 +46,7 @@ std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine& machine, c
   Pick out;
   out.best = static_cast<size_t>(best - list.begin());
   out.gain = 1 - best->us / library->us;
-  out.wanted = std::max(kLeastGain, median_error(machine, op, best->candidate.family));
+  out.wanted = std::max(kLeastGain, median_error(errors, op, best->candidate.family));
   out.chosen = out.gain < out.wanted ? static_cast<size_t>(library - list.begin()) : out.best;
   return out;
 }

@@ -10,10 +10,13 @@
 
 namespace overlace::plan {
 
-/// Of predictions of a family against measurements on this machine: median, 90th percentile. Where there are none, 10 %
-/// (0 on a machine that has none of the whole operator) and 20 %.
-double median_error(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family);
-double p90_error(const spec::Machine& machine, const spec::OpSpec& op, std::string_view family);
+/// Those of the model that a tier estimates by.
+const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier);
+
+/// Of predictions of a family against measurements: median, 90th percentile. Where there are none, 10 % (0 where there
+/// are none of the whole operator) and 20 %.
+double median_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
+double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
 
 /// Indices into the list. Less sure is as good as slower: `best` has the smallest estimate times one plus its median
 /// error. `chosen` is it, or `library` where the gain is less than wanted: 2 %, or that error.
@@ -22,6 +25,7 @@ struct Pick {
   double gain = 0, wanted = 0;  // of the library's time
 };
 /// None without `library` in the list.
-std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine& machine, const std::vector<Alternative>& list);
+std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& errors,
+                         const std::vector<Alternative>& list);
 
 }  // namespace overlace::plan

@@ -145,15 +145,12 @@ struct Planner::State {
     const Recurrence recurrence(op, machine);
     for (const Candidate& candidate : candidates(op, machine)) {
       const std::optional<double> us = recurrence.us(candidate);
-      if (us && std::isfinite(*us) && *us > 0) out.others.push_back({candidate, *us, 0, 0});
+      if (!us || !std::isfinite(*us) || *us <= 0) continue;
+      const double error = p90_error(errors_of(machine, out.tier), op, candidate.family);
+      out.others.push_back({candidate, *us, *us / (1 + error), *us * (1 + error)});
     }
     rank(&out.others);
     if (options.limit == Tier::simulation && simulation != nullptr) simulate(op, &out);
-    for (Alternative& other : out.others) {
-      const double error = p90_error(machine, op, other.candidate.family);
-      other.lo_us = other.us * (1 - error);
-      other.hi_us = other.us * (1 + error);
-    }
     choose_from(op, &out);
     return out;
   }
@@ -171,7 +168,8 @@ struct Planner::State {
           !has_degree(candidate.family) || candidate.family == "k_slab" || candidate.family == "tma_slot";
       if (i >= kSimulated && !is_always) continue;
       const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
-      if (found.ok() && std::isfinite(found->us) && found->us > 0) simulated.push_back({candidate, found->us, 0, 0});
+      if (found.ok() && std::isfinite(found->us) && found->us > 0)
+        simulated.push_back({candidate, found->us, found->lo_us, found->hi_us});
     }
     if (simulated.empty()) return;
     rank(&simulated);
@@ -180,7 +178,7 @@ struct Planner::State {
   }
 
   void choose_from(const OpSpec& op, Decision* out) const {
-    const std::optional<Pick> picked = pick(op, machine, out->others);
+    const std::optional<Pick> picked = pick(op, errors_of(machine, out->tier), out->others);
     if (!picked) {
       out->candidate = {"library", 1};
       out->reason = "no model of the library's own path on this machine: library";

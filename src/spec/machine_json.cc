@@ -72,7 +72,7 @@ class Writer {
     out.set(key, std::move(array));
   }
   void load(const char* key, Load v) { out.set(key, name_of(v)); }
-  void errors(const char* key, const decltype(Machine::errors)& v) {
+  void errors(const char* key, const Machine::Errors& v) {
     if (v.empty()) return;
     Json all = Json::object();
     for (const auto& [op, families] : v) {
@@ -80,12 +80,6 @@ class Writer {
       for (const auto& [family, e] : families) one.set(family, Json::array({e.p50, e.p90}));
       all.set(op, std::move(one));
     }
-    out.set(key, std::move(all));
-  }
-  void texts(const char* key, const decltype(Machine::rules)& v) {
-    if (v.empty()) return;
-    Json all = Json::object();
-    for (const auto& [name, rule] : v) all.set(name, rule);
     out.set(key, std::move(all));
   }
   void finish() {}
@@ -174,7 +168,7 @@ class Reader {
     if (it == kLoadNames.end()) refuse(key, v == nullptr ? Json() : *v, wanted);
     out = static_cast<Load>(it - kLoadNames.begin());
   }
-  void errors(const char* key, decltype(Machine::errors)& out) {
+  void errors(const char* key, Machine::Errors& out) {
     const Json* v = take(key);
     if (v == nullptr) return;
     if (!v->is_object()) refuse(key, *v, "an object: operator, then family, then [p50, p90]");
@@ -187,15 +181,6 @@ class Reader {
         if (!is_pair) refuse(std::string(key) + "/" + op + "/" + family, e, "[p50, p90] with 0 <= p50 <= p90");
         out[op][family] = {e.as_array()[0].as_double(), e.as_array()[1].as_double()};
       }
-    }
-  }
-  void texts(const char* key, decltype(Machine::rules)& out) {
-    const Json* v = take(key);
-    if (v == nullptr) return;
-    if (!v->is_object()) refuse(key, *v, "an object of texts");
-    for (const auto& [name, rule] : v->as_object()) {
-      if (!rule.is_string()) refuse(std::string(key) + "/" + name, rule, "a string");
-      out[name] = rule.as_string();
     }
   }
   /// No key is left that nobody asked for.
@@ -269,14 +254,11 @@ void visit_costs(V& v, M& m) {
   });
   v.part("transport", m.transport, [](auto& w, auto& t) {
     w.curve("store_GBps", "ctas", t.store_GBps, kMostRate, Growth::any);
-    w.curve("load_GBps", "ctas", t.load_GBps, kMostRate, Growth::any);
     w.curve("tma_GBps", "ctas", t.tma_GBps, kMostRate, Growth::any);
-    w.curve("tma_add_GBps", "ctas", t.tma_add_GBps, kMostRate, Growth::any);
   });
   v.part("link", m.link, [](auto& w, auto& l) {
     w.figure("egress_GBps", l.egress_GBps, kMostRate);
     w.figure("ingress_GBps", l.ingress_GBps, kMostRate);
-    w.figure("latency_us", l.latency_us, kMostUs);
   });
   v.part("memory", m.memory, [](auto& w, auto& x) {
     w.figure("hbm_GBps", x.hbm_GBps, kMostRate);
@@ -333,7 +315,7 @@ void visit(V& v, M& m) {
     w.figure("start_skew_us", n.start_skew_us, kMostUs);
   });
   v.errors("errors", m.errors);
-  v.texts("rules", m.rules);
+  v.errors("recurrence_errors", m.recurrence_errors);
 }
 
 }  // namespace

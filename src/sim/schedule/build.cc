@@ -126,7 +126,7 @@ void GraphBuilder::add_sets(uint32_t node, const Instance& in) {
     const uint32_t id = graph_.first_id[static_cast<size_t>(s.signal)] + static_cast<uint32_t>(s.slot);
     const uint32_t word = graph_.word(s.at, id, rank);
     graph_.adds_per_epoch[word] += s.add;
-    graph_.adds.push_back({node, word, s.add, ps_of_us(s.at == rank ? 0 : machine_.link.latency_us.value)});
+    graph_.adds.push_back({node, word, s.add, ps_of_us(s.at == rank ? 0 : machine_.latency.flag_us.value)});
   }
 }
 

@@ -173,7 +173,7 @@ Machine machine_of(const spec::Machine& machine) {
   out.llc_MB = static_cast<double>(machine.memory.l2_bytes) * 1e-6;
   out.dram_GBps = machine.memory.hbm_GBps.value;
   out.link_GBps = machine.link.egress_GBps.value;
-  out.link_latency_us = machine.link.latency_us.value;
+  out.link_latency_us = machine.latency.flag_us.value;
   return out;
 }
 

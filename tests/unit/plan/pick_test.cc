@@ -12,7 +12,7 @@ spec::OpSpec gather() {
 }
 
 TEST(Pick, TakesTheFastestThatGainsEnough) {
-  const spec::Machine bare;
+  const spec::Machine::Errors bare;
   const std::vector<Alternative> list = {{{"hetero_fused_1d", 2}, 90}, {{"serial", 1}, 99}, {{"library", 1}, 100}};
   const auto found = pick(gather(), bare, list);
   ASSERT_TRUE(found.has_value());
@@ -27,21 +27,29 @@ TEST(Pick, TakesTheFastestThatGainsEnough) {
 }
 
 TEST(Pick, LessSureIsAsGoodAsSlower) {
-  spec::Machine machine;
-  machine.errors["ag_gemm"] = {{"library", {0.01, 0.02}}, {"hetero_unfused_1d", {0.03, 0.09}}};
+  spec::Machine::Errors errors;
+  errors["ag_gemm"] = {{"library", {0.01, 0.02}}, {"hetero_unfused_1d", {0.03, 0.09}}};
   // Nobody measured hetero_fused_1d here: 10 %.
   const auto best = [&](double unmeasured_us) {
-    return pick(gather(), machine,
+    return pick(gather(), errors,
                 {{{"hetero_fused_1d", 2}, unmeasured_us}, {{"hetero_unfused_1d", 1}, 70}, {{"library", 1}, 100}})
         ->best;
   };
   EXPECT_EQ(best(69), 1u);
   EXPECT_EQ(best(65), 0u);
-  EXPECT_DOUBLE_EQ(median_error(machine, gather(), "hetero_fused_1d"), 0.1);
-  EXPECT_DOUBLE_EQ(median_error(machine, gather(), "hetero_unfused_1d"), 0.03);
-  EXPECT_DOUBLE_EQ(p90_error(machine, gather(), "hetero_unfused_1d"), 0.09);
-  EXPECT_DOUBLE_EQ(p90_error(machine, gather(), "hetero_fused_1d"), 0.2);
-  EXPECT_DOUBLE_EQ(median_error(spec::Machine{}, gather(), "hetero_fused_1d"), 0);
+  EXPECT_DOUBLE_EQ(median_error(errors, gather(), "hetero_fused_1d"), 0.1);
+  EXPECT_DOUBLE_EQ(median_error(errors, gather(), "hetero_unfused_1d"), 0.03);
+  EXPECT_DOUBLE_EQ(p90_error(errors, gather(), "hetero_unfused_1d"), 0.09);
+  EXPECT_DOUBLE_EQ(p90_error(errors, gather(), "hetero_fused_1d"), 0.2);
+  EXPECT_DOUBLE_EQ(median_error({}, gather(), "hetero_fused_1d"), 0);
+}
+
+TEST(Pick, EachModelHasItsOwnErrors) {
+  spec::Machine machine;
+  machine.errors["ag_gemm"]["library"] = {0.01, 0.02};
+  machine.recurrence_errors["ag_gemm"]["library"] = {0.03, 0.04};
+  EXPECT_DOUBLE_EQ(median_error(errors_of(machine, Tier::recurrence), gather(), "library"), 0.03);
+  EXPECT_DOUBLE_EQ(median_error(errors_of(machine, Tier::simulation), gather(), "library"), 0.01);
 }
 
 }  // namespace
