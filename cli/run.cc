@@ -11,6 +11,7 @@
 #include "cli/run_memory.h"
 #include "cli/run_plan.h"
 #include "cli/run_rank.h"
+#include "cli/run_started.h"
 
 namespace overlace::cli {
 namespace {
@@ -27,7 +28,6 @@ int exit_of(const Status& status) {
 
 /// Our launcher words the failures of all its ranks.
 bool tell_launcher(const RunOptions& options, const RankFailure& failure) {
-  if (options.error_fd < 0) return false;
   const std::string record = encode_failure(failure);
   return ::write(options.error_fd, record.data(), record.size()) == static_cast<ssize_t>(record.size());
 }
@@ -54,20 +54,20 @@ int run_as_threads(const RunOptions& options, const RunPlan& plan) {
   return exit_of_threads(results);
 }
 
-/// A rank that somebody started: our launcher or a foreign one.
-int run_as_rank(const RunOptions& options, const RunPlan& plan) {
-  int rank = 0;
+/// A rank of our launcher, which has checked the plan.
+int run_as_rank(const RunOptions& options, const base::Env& env, const Surroundings& around) {
   const auto result = [&]() -> Result<bool> {
     try {
+      const auto plan = make_plan(options, env, around);
+      if (!plan.ok()) return plan.status();
       const auto bootstrap = environment_bootstrap();
-      rank = bootstrap->rank();
-      return run_rank(options, plan, *bootstrap);
+      return run_rank(options, *plan, *bootstrap);
     } catch (...) {
       return base::status_of_current_exception();
     }
   }();
   if (result.ok()) return *result ? 0 : kExitWrong;
-  const RankFailure failure{rank, result.status()};
+  const RankFailure failure{around.rank, result.status()};
   if (tell_launcher(options, failure)) return exit_code(failure.status.code());
   return exit_of(Status(failure.status.code(), failure_text(failure, {failure})));
 }
@@ -78,17 +78,18 @@ int run(const RunOptions& given) {
   const base::Env& env = base::env();
   RunOptions options = given;
   if (options.trace.empty()) options.trace = env.trace;
-  if (!options.program.empty()) return launch_program(options);
+  const bool is_rank = env.rank >= 0 || env.world_size >= 0;
+  if (!options.program.empty() && !is_rank) return launch_program(options);
   ::signal(SIGPIPE, SIG_IGN);  // a reader that left is an error of a write, not the end of a rank
   const Surroundings around = look_around(env);
-  if (options.threads && around.started_ranks > 0)
-    return exit_of(base::invalid_argument("--threads: {} ranks were started as processes already, wanted one of both",
-                                          around.started_ranks));
+  if (options.error_fd >= 0) return run_as_rank(options, env, around);
+  if (is_rank) {
+    const Status status = check_started(options, env, around);
+    return status.ok() ? run_started(options, env, around) : exit_of(status);
+  }
   const auto plan = make_plan(options, env, around);
-  Status status = plan.ok() ? check_memory(*plan, available_bytes()) : plan.status();
-  if (!status.ok() && tell_launcher(options, {env.rank, status})) return exit_code(status.code());
+  const Status status = plan.ok() ? check_memory(*plan, available_bytes()) : plan.status();
   if (!status.ok()) return exit_of(status);
-  if (around.started_ranks > 0) return run_as_rank(options, *plan);
   if (options.threads || plan->ranks == 1) return run_as_threads(options, *plan);
   return plan->hosts > 1 ? launch_hosts(*plan) : launch_ranks(*plan);
 }

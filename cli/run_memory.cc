@@ -63,16 +63,17 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double element = real(static_cast<int64_t>(dtype_bytes(plan.problem.dtype)));
   const double tokens = real(plan.problem.tokens), hidden = real(plan.config.hidden), ranks = plan.ranks;
+  const double here = plan.ranks_here();
   double weights = 0, columns = 0;  // of one layer over all ranks; K and N of ag_gemm and gemm_rs
   for (const model::Site& site : plan.sites) {
     weights += real(site.op.n) * real(site.op.k) * ranks;
     columns += (site.op.op == "ag_gemm" ? real(site.op.n) : real(site.op.k)) * ranks;
   }
   const double activations = tokens * (columns + 6 * hidden) * element;
-  const double states = tokens * hidden * sizeof(float) * (ranks + 3);  // every rank holds the input
+  const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
   const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);
-  return weights * real(plan.problem.layers) * element + activations + states + oracle +
-         real(static_cast<int64_t>(heap)) * ranks;
+  return (weights * real(plan.problem.layers) * element + activations) * here / ranks + states + oracle +
+         real(static_cast<int64_t>(heap)) * here;
 }
 
 base::Status check_memory(const RunPlan& plan, double available) {
@@ -84,7 +85,7 @@ base::Status check_memory(const RunPlan& plan, double available) {
   return base::error(Errc::out_of_memory,
                      "{} with {} layers, {} tokens, {} ranks takes about {:.1f} GiB, this host has {:.1f} GiB; wanted "
                      "fewer --layers or --tokens",
-                     plan.config.name, plan.problem.layers, plan.problem.tokens, plan.ranks, needed / kGiB,
+                     plan.config.name, plan.problem.layers, plan.problem.tokens, plan.ranks_here(), needed / kGiB,
                      available / kGiB);
 }
 

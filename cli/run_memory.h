@@ -12,7 +12,8 @@ namespace overlace::cli {
 /// measurements. Errors of schedules that cannot be prepared.
 base::Result<uint64_t> heap_bytes(const RunPlan& plan);
 
-/// Estimate of what a whole run takes on one host: weights, activations, heaps of all ranks, and the fp64 oracle.
+/// Estimate of what a run takes on this host: weights, activations and heaps of its ranks, and the fp64 oracle, which
+/// one of the hosts holds.
 double host_bytes(const RunPlan& plan, uint64_t heap_bytes);
 
 /// out_of_memory with both numbers where CPU ranks need more than `available` bytes.

@@ -88,11 +88,7 @@ Result<Backend> choose_backend(const RunOptions& o, const base::Env& env, const 
 }
 
 Result<int> choose_ranks(const RunOptions& o, Backend backend, const Surroundings& around) {
-  if (around.started_ranks > 0) {
-    if (o.ranks && *o.ranks != around.started_ranks)
-      return base::invalid_argument("--ranks is {}, but {} ranks were started", *o.ranks, around.started_ranks);
-    return around.started_ranks;
-  }
+  if (around.started_ranks > 0) return around.started_ranks;
   if (backend == Backend::cuda_peer) {
     if (o.ranks && *o.ranks > around.gpus)
       return base::error(Errc::not_supported, "--ranks is {}, but this machine has {} usable GPU{}", *o.ranks,
@@ -120,14 +116,28 @@ Result<LinkOptions> choose_link(const RunOptions& o, const base::Env& env, const
                          *o.link);
     return LinkOptions{};
   }
-  const std::string usual = kDefaultLink + std::string(plan.hosts > 1 ? ",hosts" : "");
+  const bool has_network = plan.placement.hosts > 1 && !o.emulate_hosts;
+  const std::string usual = has_network ? "none" : kDefaultLink + std::string(plan.hosts > 1 ? ",hosts" : "");
   const std::string text = o.link ? *o.link : !env.link.empty() ? env.link : usual;
   auto link = parse_link(text);
   if (link.ok() && plan.ranks == 1) return LinkOptions{};
   return link;
 }
 
-Status choose_hosts(const RunOptions& o, const base::Env& env, const Surroundings& around, RunPlan* plan) {
+/// Of several hosts that schedules make no use of, `hierarchical` asks too much.
+Status check_hosts(const RunOptions& o, const RunPlan& plan) {
+  if (plan.placement.is_regular || !o.schedule.starts_with("hierarchical")) return {};
+  return base::invalid_argument(
+      "--schedule is {}, but the {} ranks are on {} hosts of unequal size or not numbered host by host, wanted such "
+      "hosts "
+      "(mpirun --map-by slot) or another schedule",
+      o.schedule, plan.ranks, plan.placement.hosts);
+}
+
+Status choose_hosts(const RunOptions& o, const Surroundings& around, RunPlan* plan) {
+  plan->placement = around.placement;
+  if (plan->backend == Backend::cpu && plan->placement.is_regular) plan->hosts = plan->placement.hosts;
+  OVERLACE_TRY(check_hosts(o, *plan));
   if (!o.emulate_hosts) return {};
   if (plan->backend == Backend::cuda_peer)
     return base::error(Errc::not_supported,
@@ -137,10 +147,6 @@ Status choose_hosts(const RunOptions& o, const base::Env& env, const Surrounding
     return base::invalid_argument("--emulate-hosts is {}, wanted a divisor of the {} ranks that is at least 2",
                                   *o.emulate_hosts, plan->ranks);
   if (o.threads) return base::invalid_argument("--emulate-hosts and --threads: wanted one of both");
-  if (around.started_ranks > 0 && !env.host_id.starts_with(kEmulatedHost))
-    return base::invalid_argument(
-        "--emulate-hosts is {}, but {} ranks were started already: it starts its own, with mpirun", *o.emulate_hosts,
-        around.started_ranks);
   plan->hosts = static_cast<int>(*o.emulate_hosts);
   return {};
 }
@@ -208,12 +214,13 @@ Surroundings look_around(const base::Env& env) {
   Surroundings out;
   out.gpus = runtime::cuda_device_count(&out.why_no_gpu);
   out.started_ranks = std::max(env.world_size, 0);
+  out.rank = std::max(env.rank, 0);
   return out;
 }
 
 Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surroundings& around) {
   OVERLACE_TRY(check_ranges(o));
-  OVERLACE_TRY(check_outputs(o));
+  if (around.rank == 0) OVERLACE_TRY(check_outputs(o));  // who writes them
   RunPlan plan;
   const auto backend = choose_backend(o, env, around);
   if (!backend.ok()) return backend.status();
@@ -221,7 +228,7 @@ Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surro
   const auto ranks = choose_ranks(o, plan.backend, around);
   if (!ranks.ok()) return ranks.status();
   plan.ranks = *ranks;
-  OVERLACE_TRY(choose_hosts(o, env, around, &plan));
+  OVERLACE_TRY(choose_hosts(o, around, &plan));
   const auto link = choose_link(o, env, plan);
   if (!link.ok()) return link.status();
   plan.link = *link;

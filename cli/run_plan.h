@@ -30,16 +30,28 @@ struct ScheduleRequest {
   std::string reason;  // "asked for: --schedule serial"
 };
 
+/// Where the ranks are.
+struct Placement {
+  int hosts = 1;
+  int ranks_here = 0;        // on this rank's host; 0: all
+  bool is_regular = true;    // hosts of equal size, ranks numbered host by host
+  bool is_emulated = false;  // some hosts are one machine
+};
+
 struct RunPlan {
   int ranks = 1;
   Backend backend = Backend::cpu;
   LinkOptions link;
-  int hosts = 1;  // emulated
+  Placement placement;
+  int hosts = 1;  // that schedules make use of
   model::ModelConfig config;
   model::Problem problem;
   std::vector<model::Site> sites;
   ScheduleRequest request;
   int repetitions = 7;
+
+  int ranks_here() const { return placement.ranks_here > 0 ? placement.ranks_here : ranks; }
+  bool is_emulated() const { return link.enabled || placement.is_emulated; }
 };
 
 /// What the decision depends on besides the options.
@@ -47,6 +59,8 @@ struct Surroundings {
   int gpus = 0;
   std::string why_no_gpu;  // "CUDA driver version is insufficient ..."
   int started_ranks = 0;   // by torchrun, mpirun or our launcher; 0: none
+  int rank = 0;            // of this process among them
+  Placement placement;     // theirs, where they have told each other
 };
 Surroundings look_around(const base::Env& env);
 

@@ -49,7 +49,9 @@ class RankRun {
   /// Without a collectives engine (no NCCL, say) the family `library` cannot run.
   bool has_library() const { return team_.size() == 1 || team_.net() != nullptr; }
   Status open();
+  Result<double> measure_us(const model::Site& site, const spec::Schedule& schedule);
   Result<double> measure_flops();
+  Result<double> measure_link();
   Status choose();
   Status check();
   Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
@@ -102,9 +104,10 @@ Status RankRun::open() {
   result_.version = kVersion;
   result_.backend = on_gpus ? "cuda_peer" : "cpu";
   result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
-  if (plan_.link.enabled || plan_.hosts > 1) result_.link = plan_.link.to_string();
-  if (plan_.hosts > 1) result_.link += base::format(" ({} hosts on one machine)", plan_.hosts);
+  if (plan_.is_emulated()) result_.link = plan_.link.to_string();
+  if (plan_.placement.is_emulated) result_.link += base::format(" ({} hosts on one machine)", plan_.placement.hosts);
   result_.ranks = team_.size();
+  result_.hosts = plan_.placement.hosts;
   result_.model = plan_.config.name;
   result_.layers = plan_.problem.layers;
   result_.tokens = plan_.problem.tokens;
@@ -115,6 +118,17 @@ Status RankRun::open() {
   return {};
 }
 
+/// A rough one.
+Result<double> RankRun::measure_us(const model::Site& site, const spec::Schedule& schedule) {
+  MeasureOptions options;
+  options.repetitions = 3;
+  options.burst_us = 10000;
+  const auto run_it = [&](int iterations) { return stack_->run_site(site.name, schedule, iterations); };
+  const auto timing = measure({{"estimate", run_it}}, *crew_, options);
+  if (!timing.ok()) return timing.status();
+  return timing->front().median_us;
+}
+
 /// Rate of the widest site's GEMM while all ranks compute; of the slowest rank, so that all choose alike.
 Result<double> RankRun::measure_flops() {
   const auto work = [](const model::Site& s) {
@@ -122,14 +136,25 @@ Result<double> RankRun::measure_flops() {
   };
   const auto by_work = [&](const model::Site& a, const model::Site& b) { return work(a) < work(b); };
   const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_work);
-  const spec::Schedule compute = spec::make_schedule(site.op, "compute");
-  MeasureOptions options;
-  options.repetitions = 3;
-  options.burst_us = 10000;
-  const auto run_compute = [&](int iterations) { return stack_->run_site(site.name, compute, iterations); };
-  const auto timing = measure({{"compute", run_compute}}, *crew_, options);
-  if (!timing.ok()) return timing.status();
-  return work(site) / (timing->front().median_us * 1e-6);
+  const auto us = measure_us(site, spec::make_schedule(site.op, "compute"));
+  if (!us.ok()) return us.status();
+  return work(site) / (*us * 1e-6);
+}
+
+/// Bytes per second from one host to another while all do the same, as plan::Hardware counts them: what a shard takes
+/// is what all ranks of a host send, each once.
+Result<double> RankRun::measure_link() {
+  const auto shard_bytes = [](const model::Site& s) {
+    const bool is_ag = s.op.op == "ag_gemm";
+    const int64_t elements = s.op.m / s.op.ranks * (is_ag ? s.op.k : s.op.n);
+    return static_cast<double>(elements) * static_cast<double>(dtype_bytes(is_ag ? s.op.dtype : s.op.out_dtype));
+  };
+  const auto by_bytes = [&](const model::Site& a, const model::Site& b) { return shard_bytes(a) < shard_bytes(b); };
+  const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_bytes);
+  const auto us = measure_us(site, make(site, "comm"));
+  if (!us.ok()) return us.status();
+  const int shards = plan_.hosts > 1 ? team_.size() / plan_.hosts : team_.size() - 1;
+  return shards * shard_bytes(site) / (*us * 1e-6);
 }
 
 Status RankRun::choose() {
@@ -139,8 +164,11 @@ Status RankRun::choose() {
     hardware.link_bytes_per_s = kGpuLinkBytesPerS;
     hardware.flops_per_s = kGpuFlopsPerS;
   } else {
-    hardware.link_bytes_per_s = plan_.link.enabled ? plan_.link.bytes_per_s : 0;
-    hardware.hosts = plan_.link.between_hosts ? plan_.hosts : 1;
+    const bool is_network = !plan_.link.enabled && plan_.placement.hosts > 1;
+    const auto link = is_network ? measure_link() : plan_.link.enabled ? plan_.link.bytes_per_s : 0.0;
+    if (!link.ok()) return link.status();
+    hardware.link_bytes_per_s = *link;
+    hardware.hosts = is_network || plan_.link.between_hosts ? plan_.hosts : 1;
     const auto flops = measure_flops();
     if (!flops.ok()) return flops.status();
     hardware.flops_per_s = *flops;
@@ -318,7 +346,7 @@ Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const ch
     all.merge(std::move(*trace));
   }
   all.title = base::format("{} {}", plan_.config.name, title);
-  all.emulated = plan_.link.enabled || plan_.hosts > 1;
+  all.emulated = plan_.is_emulated();
   exec::join_arrows(all);
   return all;
 }
@@ -358,13 +386,14 @@ Result<bool> RankRun::run() {
 
 }  // namespace
 
-Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap) {
+Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap, bool* has_opened) {
   try {
     RuntimeOptions wanted = RuntimeOptions::from_environment();
     wanted.backend = plan.backend;
     wanted.link = plan.link;
     if (wanted.heap_bytes == 0) wanted.heap_bytes = heap_bytes(plan).value();
     Runtime runtime = Runtime::open(bootstrap, wanted);
+    if (has_opened != nullptr) *has_opened = true;
     Result<bool> result = [&]() -> Result<bool> {
       try {
         return RankRun(options, plan, runtime).run();

@@ -9,6 +9,8 @@
 namespace overlace::cli {
 
 /// Collective over the bootstrap's ranks, by the calling thread. The value: every check passed (the same on all ranks).
-base::Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap);
+/// `has_opened`: whether it came as far as a runtime of all ranks.
+base::Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap,
+                            bool* has_opened = nullptr);
 
 }  // namespace overlace::cli

@@ -131,6 +131,7 @@ Json to_json(const RunResult& r) {
   out.set("error_limit", r.error_limit);
   out.set("why_not", r.why_not);
   out.set("link", r.link);
+  out.set("hosts", r.hosts);
   out.set("layers", r.layers);
   out.set("tokens", r.tokens);
   out.set("sequence_length", r.sequence_length);
@@ -145,7 +146,9 @@ Json to_json(const RunResult& r) {
 std::string to_table(const RunResult& r) {
   std::string out = format("{}  {} layer{}, {} tokens in sequences of {}, {}\n", r.model, r.layers,
                            r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, dtype_name(r.dtype));
-  out += format("{} rank{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", r.backend, r.provider);
+  const std::string hosts = r.hosts > 1 ? format(" on {} hosts", r.hosts) : "";
+  out +=
+      format("{} rank{}{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", hosts, r.backend, r.provider);
   if (r.is_emulated()) {
     out += format("EMULATED link between ranks: {} per direction; all times below are with it\n", r.link);
   }

@@ -35,7 +35,7 @@ struct SiteResult {
 struct RunResult {
   std::string version, backend, provider;  // provider: what multiplies matrices
   std::string link;                        // "200MB/s,20us" where it is emulated, else empty
-  int ranks = 1;
+  int ranks = 1, hosts = 1;
   std::string model;
   int64_t layers = 0, tokens = 0, sequence_length = 0;
   DType dtype = DType::fp32;

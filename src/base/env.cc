@@ -157,6 +157,8 @@ constexpr Launcher kLaunchers[] = {
     {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
 };
 
+constexpr std::string_view kSlurmJobRanks = "SLURM_NTASKS", kPmixRank = "PMIX_RANK";
+
 using Block = std::map<std::string, std::string, std::less<>>;
 
 const std::string* lookup(const Block& block, std::string_view name) {
@@ -183,27 +185,49 @@ std::string text_of(const Block& block, std::string_view name) {
   return text == nullptr ? std::string() : *text;
 }
 
-/// srun says on how many hosts a step runs, which they are, and the numbers of job and step.
+/// The first of the two that is set.
+std::string_view either(const Block& block, std::string_view name, std::string_view other) {
+  return lookup(block, name) != nullptr ? name : other;
+}
+
+/// Slurm says on how many hosts a step runs, which they are, and the numbers of job and step.
 Status read_slurm(const Block& block, Env& env) {
-  int hosts = -1;
-  OVERLACE_TRY(read_small_integer(block, "SLURM_STEP_NUM_NODES", hosts));
+  const std::string list = text_of(block, either(block, "SLURM_STEP_NODELIST", "SLURM_NODELIST"));
+  int hosts = list.empty() ? -1 : list.find_first_of("[,") == std::string::npos ? 1 : 2;  // at least
+  OVERLACE_TRY(read_small_integer(block, either(block, "SLURM_STEP_NUM_NODES", "SLURM_NNODES"), hosts));
   if (hosts == 1) env.local_size = env.world_size;
   if (hosts > 1) env.local_size = 0;  // how many they are is not said alike on all hosts
-  if (env.master_addr.empty()) env.master_addr = first_host(text_of(block, "SLURM_STEP_NODELIST"));
-  env.run_id = text_of(block, "SLURM_JOB_ID") + "." + text_of(block, "SLURM_STEP_ID");
+  if (env.master_addr.empty()) env.master_addr = first_host(list);
+  if (lookup(block, "SLURM_JOB_ID") != nullptr)
+    env.run_id = text_of(block, "SLURM_JOB_ID") + "." + text_of(block, "SLURM_STEP_ID");
   return {};
+}
+
+/// The variable with the number of ranks; empty where this launcher did not start us. srun says it of its step. Where
+/// only the job's is there it counts if we have a rank, but a batch script, which is no rank, has that too.
+std::string_view world_of(const Block& block, const Launcher& launcher) {
+  if (lookup(block, launcher.world) != nullptr) return launcher.world;
+  const bool is_task = launcher.source == "slurm" && lookup(block, launcher.rank) != nullptr &&
+                       lookup(block, kSlurmJobRanks) != nullptr && text_of(block, "ENVIRONMENT") != "BATCH";
+  return is_task ? kSlurmJobRanks : "";
 }
 
 Status read_launcher(const Block& block, Env& env) {
   for (const Launcher& launcher : kLaunchers) {
-    if (lookup(block, launcher.world) == nullptr) continue;
+    const std::string_view world = world_of(block, launcher);
+    if (world.empty()) continue;
     OVERLACE_TRY(read_small_integer(block, launcher.rank, env.rank));
-    OVERLACE_TRY(read_small_integer(block, launcher.world, env.world_size));
+    OVERLACE_TRY(read_small_integer(block, world, env.world_size));
     OVERLACE_TRY(read_small_integer(block, launcher.local, env.local_rank));
     OVERLACE_TRY(read_small_integer(block, launcher.local_size, env.local_size));
     // The launcher of overlace speaks torchrun's names, so that any program understands them.
     env.rank_source = env.launch_socket.empty() ? launcher.source : "overlace";
     break;
+  }
+  // A launcher that says through its library only how many ranks there are. Ours would all think to be alone.
+  if (env.rank_source.empty() && lookup(block, kPmixRank) != nullptr) {
+    OVERLACE_TRY(read_small_integer(block, kPmixRank, env.rank));
+    env.rank_source = "pmix";
   }
   env.master_addr = text_of(block, "MASTER_ADDR");
   env.master_port = text_of(block, "MASTER_PORT");
@@ -229,10 +253,15 @@ std::vector<EnvValue> foreign_values(const Block& block) {
     add(launcher.local, "integer >= 0", by + ": rank within the host, the default CUDA device.");
     if (!launcher.local_size.empty()) add(launcher.local_size, "integer >= 0", by + ": ranks on this host.");
   }
+  add(kSlurmJobRanks, "integer >= 0", "slurm sets it: the number of ranks where only that of the job is known.");
   add("SLURM_STEP_NUM_NODES", "integer >= 0", "slurm sets it: number of hosts.");
+  add("SLURM_NNODES", "integer >= 0", "slurm sets it: the same of the job, which counts without the step's.");
   add("SLURM_STEP_NODELIST", "list such as node[01-04,07]", "slurm sets it; ranks of several hosts meet on the first.");
+  add("SLURM_NODELIST", "list such as node[01-04,07]", "slurm sets it: the same of the job.");
   add("SLURM_JOB_ID", "any text", "slurm sets it; part of the job's name.");
   add("SLURM_STEP_ID", "any text", "slurm sets it; part of the job's name.");
+  add(kPmixRank, "integer >= 0",
+      "pmix sets it: this process's rank. Alone it is refused: nothing says how many there are.");
   add("MASTER_ADDR", "any text", "torchrun sets it; part of the job's name, and where ranks of several hosts meet.");
   add("MASTER_PORT", "any text", "torchrun sets it; part of the job's name.");
   add("TORCHELASTIC_RUN_ID", "any text", "torchrun sets it; part of the job's name.");

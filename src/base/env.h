@@ -38,9 +38,9 @@ struct Env {
   // Launcher and foreign variables, "" or -1 if not set.
   std::string launch_socket;                        // OVERLACE_LAUNCH_SOCKET: set by `overlace run` for its children
   int rank = -1, world_size = -1, local_rank = -1;  // RANK/WORLD_SIZE/LOCAL_RANK, OMPI_COMM_WORLD_*, PMI_*, SLURM_*
-  std::string rank_source;                          // "overlace" | "torchrun" | "openmpi" | "pmi" | "slurm" | ""
-  int local_size = -1;                              // ranks on this host: less than world_size where there are several
-  std::string master_addr, master_port, run_id;     // torchrun, or set by hand; srun: of the job and its first host
+  std::string rank_source;                       // "overlace" | "torchrun" | "openmpi" | "pmi" | "slurm" | "pmix" | ""
+  int local_size = -1;                           // ranks on this host: less than world_size where there are several
+  std::string master_addr, master_port, run_id;  // torchrun, or set by hand; srun: of the job and its first host
   int cuda_device_max_connections = -1;
 
   /// All variables with value and origin, for `overlace doctor` and the generated reference.

@@ -51,15 +51,19 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-uint64_t host_id() {
-  if (!base::env().host_id.empty()) return hash_text(base::env().host_id);
+uint64_t machine_id() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  return hash_text(boot_id);
+}
+
+uint64_t host_id() {
+  if (!base::env().host_id.empty()) return hash_text(base::env().host_id);
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
   struct stat netns {};
   ::stat("/proc/self/ns/net", &netns);
-  return hash_word(netns.st_ino, hash_text(name, hash_text(boot_id)));
+  return hash_word(netns.st_ino, hash_text(name, machine_id()));
 }
 
 base::Result<std::vector<Hello>> exchange_hello(Control& control, const RuntimeOptions& options, uint32_t abi) {

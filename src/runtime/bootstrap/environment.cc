@@ -72,6 +72,10 @@ base::Result<std::unique_ptr<Bootstrap>> between_hosts(const base::Env& env, int
 std::unique_ptr<Bootstrap> environment_bootstrap() {
   const base::Env& env = base::env();
   if (env.world_size < 0 && env.rank < 0) return std::move(thread_bootstraps(1)[0]);
+  if (env.world_size < 0)
+    throw PeerLost(Errc::bootstrap,
+                   base::format("bootstrap: rank is {} ({}), but no variable says how many there are; {}", env.rank,
+                                env.rank_source, kAcceptedWays));
   if (env.world_size < 1 || env.rank < 0 || env.rank >= env.world_size)
     throw PeerLost(Errc::bootstrap, base::format("bootstrap: rank is {} of {} ({}), wanted 0 <= rank < size; {}",
                                                  env.rank, env.world_size, env.rank_source, kAcceptedWays));

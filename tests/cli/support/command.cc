@@ -46,7 +46,8 @@ std::vector<std::string> environment(const std::map<std::string, std::string>& e
     const std::string text = *entry;
     const std::string name = text.substr(0, text.find('='));
     bool foreign = true;
-    for (const char* prefix : {"OVERLACE_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_"})
+    for (const char* prefix :
+         {"OVERLACE_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_"})
       foreign = foreign && name.rfind(prefix, 0) != 0;
     if (foreign && extra.count(name) == 0) out.push_back(text);
   }

@@ -2,7 +2,7 @@
 # Several hosts on this machine: network namespaces on a bridge, each with a host name of its own. Everything lives in
 # namespaces of this process and goes with it.
 #   hosts.sh check                           says why this machine cannot do it, with status 1
-#   hosts.sh run HOSTS RANKS_EACH PROGRAM... starts the program with Open MPI
+#   hosts.sh run HOSTS RANKS_EACH PROGRAM... starts the program with Open MPI, or with MPICH: OVERLACE_TEST_MPI=mpich
 # Called with an address in front by mpirun, as its remote shell.
 set -eu
 self=$(readlink -f "$0")
@@ -46,6 +46,10 @@ case $1 in
       list=$list${list:+,}10.77.0.$i:$each
       i=$((i + 1))
     done
+    if [ "${OVERLACE_TEST_MPI:-openmpi}" = mpich ]; then
+      exec mpiexec.hydra -launcher rsh -launcher-exec "$self" -iface br0 -bind-to none -hosts "$list" \
+        -n $((hosts * each)) "$@"
+    fi
     # shellcheck disable=SC2086  # words of their own
     exec mpirun.openmpi --mca plm_rsh_agent "$self" --mca plm_rsh_no_tree_spawn 1 --mca btl tcp,self,vader \
       --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 --bind-to none \

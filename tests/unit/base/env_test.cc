@@ -141,6 +141,31 @@ TEST(Env, KnowsTheHostsOfASlurmStep) {
   EXPECT_EQ(own.world_size, 2);
 }
 
+TEST(Env, TakesASlurmJobForItsStep) {
+  const Env env = Env::parse({"SLURM_PROCID=1", "SLURM_NTASKS=4", "SLURM_LOCALID=1", "SLURM_NODELIST=a[1-2]"}).value();
+  EXPECT_EQ(env.rank, 1);
+  EXPECT_EQ(env.world_size, 4);
+  EXPECT_EQ(env.local_size, 0);
+  EXPECT_EQ(env.master_addr, "a1");
+  EXPECT_EQ(env.run_id, "");
+  EXPECT_EQ(Env::parse({"SLURM_PROCID=1", "SLURM_NTASKS=4", "SLURM_NODELIST=a1"})->local_size, 4);
+  EXPECT_EQ(Env::parse({"SLURM_PROCID=1", "SLURM_NTASKS=4", "SLURM_NNODES=2", "SLURM_NODELIST=a1"})->local_size, 0);
+  EXPECT_EQ(Env::parse({"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=4"})->world_size, 2);
+  // No ranks: who only holds an allocation, and the script of a batch job.
+  EXPECT_EQ(Env::parse({"SLURM_NTASKS=4"})->world_size, -1);
+  EXPECT_EQ(Env::parse({"SLURM_PROCID=0", "SLURM_NTASKS=4", "ENVIRONMENT=BATCH"})->world_size, -1);
+}
+
+TEST(Env, RemembersARankWithoutANumberOfRanks) {
+  const Env alone = Env::parse({"PMIX_RANK=3"}).value();
+  EXPECT_EQ(alone.rank_source, "pmix");
+  EXPECT_EQ(alone.rank, 3);
+  EXPECT_EQ(alone.world_size, -1);
+  const Env known = Env::parse({"PMIX_RANK=3", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=2"}).value();
+  EXPECT_EQ(known.rank_source, "openmpi");
+  EXPECT_EQ(known.rank, 1);
+}
+
 TEST(Env, IgnoresAStrayRankButRefusesABadOne) {
   EXPECT_EQ(Env::parse({"RANK=general"})->rank, -1);
   EXPECT_EQ(refusal("WORLD_SIZE=two"), "WORLD_SIZE is \"two\", wanted an integer >= 0");

@@ -23,6 +23,17 @@ TEST(Memory, HoldsTheInboxesOfAllSites) {
   EXPECT_GT(*heap_bytes(plan_of("tiny", 2, 65536)), *heap);
 }
 
+TEST(Memory, IsThatOfTheRanksOfThisHost) {
+  RunPlan plan = plan_of("Llama-3.1-8B", 1, 512);
+  const double all = host_bytes(plan, 1000);
+  plan.placement = {.hosts = 2, .ranks_here = 1};
+  const double half = host_bytes(plan, 1000);
+  // Weights are shared; the oracle, twice as wide as fp32, is whole on one host, and which one is not asked.
+  EXPECT_LT(half, all - 0.5 * 218e6 * 4);
+  EXPECT_GT(half, 218e6 * 8);
+  EXPECT_EQ(host_bytes(plan, 2000) - half, 1000);
+}
+
 TEST(Memory, GrowsWithLayersAndTokens) {
   const RunPlan one = plan_of("Llama-3.1-8B", 1, 512), four = plan_of("Llama-3.1-8B", 4, 512);
   // 218 M weights a layer, 4 bytes each.
