@@ -33,6 +33,7 @@ from runner import (
     run_programs,
     run_unittest,
     step,
+    without_leak_check,
 )
 
 import examples
@@ -111,14 +112,9 @@ def seeds_of(program: str, counts: SeedCounts) -> int:
     return next((count for kind, count in kinds if program in kind), counts[-1])
 
 
-# What starts programs with threads of their own: the leak checker's tracer crashes now and then on threads that end
-# under it (GCC 12, "Tracer caught signal 11"). What they run is looked at by the other tests, inside one process.
-STARTS_PROGRAMS = ("ranks_net",)
-
-
-def without_leak_check(env: dict[str, str]) -> dict[str, str]:
-    options = env.get("ASAN_OPTIONS", "")
-    return {**env, "ASAN_OPTIONS": options.replace("detect_leaks=1", "detect_leaks=0")} if options else env
+# Their processes end amid threads, or are programs of their own, which is where the leak checker crashes (runner.py).
+# What they run is looked at by the other tests, inside processes that end in order.
+ENDS_AMID_THREADS = ("ranks_net", "ranks_fault")
 
 
 def rank_tests(
@@ -129,15 +125,17 @@ def rank_tests(
     first: int | None = None,
     timeout_s: float = 0,
 ) -> Cases:
-    """One by one: they start threads and processes of their own. `first`: of the seeds; None: drawn, and printed with
-    each failure."""
-    for program in programs(preset):
-        if "ranks" not in program.labels:
-            continue
+    """As many at a time as there are cores: they wait for each other's ranks and for deadlines more than they compute.
+    `first`: of the seeds; None: drawn, and printed with each failure."""
+
+    def prepared(program: Program) -> Program:
         seeds = str(seeds_of(program.name, counts)) + (f"@{first}" if first is not None else "")
-        patient = dataclasses.replace(program, timeout_s=max(program.timeout_s, timeout_s))
-        own = without_leak_check(env) if program.name in STARTS_PROGRAMS else env
-        yield from run_programs([patient], OUT / preset, 1, prefix, {**own, "OVERLACE_TEST_SEEDS": seeds})
+        own = without_leak_check(env) if program.name.startswith(ENDS_AMID_THREADS) else env
+        own = {**own, "OVERLACE_TEST_SEEDS": seeds}
+        return dataclasses.replace(program, timeout_s=max(program.timeout_s, timeout_s), env=own)
+
+    chosen = [prepared(p) for p in programs(preset) if "ranks" in p.labels]
+    yield from run_programs(chosen, OUT / preset, jobs(), prefix)
 
 
 def all_tests(
@@ -147,13 +145,13 @@ def all_tests(
     env: dict[str, str] | None = None,
     units: tuple[str, ...] = (),
 ) -> Cases:
-    """unit side by side (all, or those named), then ranks and cli one by one."""
+    """unit (all, or those named), ranks and cli, each kind side by side."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
     yield from run_label(preset, "unit", jobs(), prefix or [], env, units)
     yield from rank_tests(preset, seeds, prefix or [], env)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
-        yield from run_label(preset, "cli", 1, prefix or [], without_leak_check(env))
+        yield from run_label(preset, "cli", jobs(), prefix or [], without_leak_check(env))
 
 
 def job_test() -> Cases:

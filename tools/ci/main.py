@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import jobs
 from results import FAILED, Case, Results
-from runner import OUT, ROOT
+from runner import OUT, ROOT, make_room
 
 
 def chosen(arguments: list[str]) -> list[str]:
@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
         results.seconds.append((name, time.monotonic() - start))
         print(f"== {name}: {results.counts(name)} in {results.seconds[-1][1]:.1f} s", flush=True)
+        for folder in make_room():
+            print(f"   little disk space: removed {folder}, which no other job needs", flush=True)
     text, last_line = results.report()
     print(text, flush=True)
     summary = os.environ.get("OVERLACE_CI_SUMMARY")

@@ -92,9 +92,6 @@ bool is_loaded() {
 
 void copy_text(char (&to)[1000], const std::string& from) { std::strncpy(to, from.c_str(), sizeof to - 1); }
 
-/// Set in a rank that exits amid its threads.
-bool is_leaving = false;
-
 void happen_here(Fault fault, Board& board) {
   board.fault_ns = runtime::now_ns();
   switch (fault) {
@@ -102,7 +99,6 @@ void happen_here(Fault fault, Board& board) {
       ::kill(::getpid(), SIGKILL);
       break;
     case Fault::exit:
-      is_leaving = true;
       std::exit(0);
     case Fault::stop:
       ::kill(::getpid(), SIGSTOP);
@@ -113,12 +109,6 @@ void happen_here(Fault fault, Board& board) {
 }
 
 }  // namespace
-
-#if defined(__SANITIZE_ADDRESS__)
-/// Asked by the leak checker at exit. Its tracer crashes now and then on threads that end under it (GCC 12), and what
-/// a rank has not closed is no leak of ours.
-extern "C" int __lsan_is_turned_off() { return is_leaving ? 1 : 0; }
-#endif
 
 const char* fault_name(Fault fault) {
   constexpr const char* kNames[] = {"kill", "exit", "stop", "fail"};

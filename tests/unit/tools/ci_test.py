@@ -112,6 +112,36 @@ class RunnerTest(support.TreeTest):
         cases = self.cases(self.program("sys.exit(0 if sys.stdin.read() == '' and not sys.stdout.isatty() else 1)\n"))
         self.assertEqual([c.outcome for c in cases], [PASSED])
 
+    def test_a_crash_of_the_leak_checker_is_no_failure_of_the_program(self) -> None:
+        text = (
+            "import os\nprint(os.environ['ASAN_OPTIONS'])\n"
+            "if 'detect_leaks=1' in os.environ['ASAN_OPTIONS']:\n"
+            f"    sys.exit('==1=={runner.LEAK_CHECK_CRASHED}.')\n"
+            "sys.exit(BAD)\n"
+        )
+        env = {"ASAN_OPTIONS": "a=1:detect_leaks=1"}
+        for rc, outcome in ((0, PASSED), (3, FAILED)):
+            program = self.program(text.replace("BAD", str(rc)))
+            cases = runner.run_programs([program], self.root / "out", 1, env=env)
+            self.assertEqual([c.outcome for c in cases], [outcome])
+            self.assertEqual((self.root / "out/p.log").read_text(), "a=1:detect_leaks=0\n")
+
+    def test_the_first_error_is_shown_however_much_follows(self) -> None:
+        lines = ["[1/9] a", "x.cc:3: fatal: No space left on device", *(f"[{n}/9] b" for n in range(100))]
+        why = runner.Done(1, "\n".join(lines), 1).why(lines=5)
+        self.assertEqual(why.splitlines()[:3], ["exit code 1", "x.cc:3: fatal: No space left on device", "[0/9] b"])
+        self.assertEqual(why.splitlines()[-1], "[99/9] b")
+        self.assertNotIn("[50/9]", why)
+
+    def test_folders_of_finished_jobs_go_where_space_is_little(self) -> None:
+        for name in ("cpu", "asan"):
+            self.write(f"build/{name}/x.o", "")
+        with unittest.mock.patch.object(runner, "ROOT", self.root):
+            self.assertEqual(runner.make_room(0), [])
+            self.assertEqual(runner.make_room(2**40), [self.root / "build/asan"])
+        self.assertTrue((self.root / "build/cpu/x.o").exists())
+        self.assertFalse((self.root / "build/asan").exists())
+
     def test_a_missing_program_is_a_failure(self) -> None:
         self.assertEqual(runner.run(["/nonexistent/program"]).rc, 127)
 
