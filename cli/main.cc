@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cli/bench.h"
+#include "cli/calibrate.h"
 #include "cli/doctor.h"
 #include "cli/plan.h"
 #include "cli/run.h"
@@ -94,12 +95,15 @@ void add_trace(CLI::App& app, TraceWords* words) {
   info->add_option("file", words->from, "Timeline")->required();
   CLI::App* convert = trace->add_subcommand("convert", "Write a timeline in another format");
   convert->add_option("from", words->from, "Timeline")->required();
-  convert->add_option("to", words->to, "Its ending chooses: .json, .pftrace, .perfetto-trace")->required();
+  convert->add_option("to", words->to, "Its ending chooses: .json, .pftrace, .perfetto-trace, .et (Chakra)")
+      ->required();
   CLI::App* diff =
       trace->add_subcommand("diff", "Two timelines of the same work, task by task: measured and simulated");
   diff->add_option("first", words->diff.first, "Timeline")->required();
   diff->add_option("second", words->diff.second, "Timeline")->required();
   diff->add_option("--json", words->diff.json, "The same as data; - is stdout");
+  diff->add_option("--match", words->diff.match, "id, or kind: the n-th of its kind on its rank")
+      ->capture_default_str();
   diff->add_option("--max-median", words->diff.max_median, "Exit code 1 where the median residual is above so many %");
 }
 
@@ -113,7 +117,8 @@ void add_sim(CLI::App& app, overlace::cli::SimWords* words) {
   run->add_option("--op", words->op, "ag_gemm, gemm_rs or gemm_ar")->capture_default_str();
   run->add_option("--degree", words->degree, "Chunks per shard")->capture_default_str();
   run->add_option("--seeds", words->seeds, "So many runs with noise: p50 and p95");
-  run->add_option("--trace", words->trace, "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome)");
+  run->add_option("--trace", words->trace,
+                  "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome), .et (Chakra, a file per rank)");
   run->add_flag("--parts", words->parts, "Parts of fused kernels in the timeline, which a device does not report");
   compare->add_option("op", words->op, "ag_gemm, gemm_rs or gemm_ar")->required();
   for (CLI::App* one : {run, compare}) {
@@ -133,7 +138,10 @@ void add_sim(CLI::App& app, overlace::cli::SimWords* words) {
 struct SimModelWords {
   overlace::cli::T3Words t3;
   overlace::cli::ValidateWords validate;
-  overlace::cli::GraphWords graph;
+  overlace::cli::DlrmWords dlrm;
+  overlace::cli::TransformerWords transformer;
+  overlace::cli::MoeWords moe;
+  overlace::cli::Co2Words co2;
 };
 
 /// Subcommands of `sim` that need no schedule.
@@ -155,21 +163,121 @@ void add_sim_models(CLI::App& sim, SimModelWords* words) {
   validate->add_option("ids", words->validate.ids, "V1, V2, ... (default: all)");
   validate->add_option("--golden", words->validate.golden, "Folder of the published numbers")->capture_default_str();
   validate->add_option("--page", words->validate.page, "Write the table as Markdown");
-  CLI::App* graph = sim.add_subcommand("graph", "Whole steps over many hosts");
-  graph->add_option("graph", words->graph.graph, "dlrm")->required();
-  graph->add_option("--network", words->graph.network, "all, torus, ring or rail")->capture_default_str();
-  graph->add_option("--tables", words->graph.tables, "Of a GPU (default: the band over 1 to 8)");
-  graph->add_option("--local-batch", words->graph.local_batch, "Samples of a GPU (default: the band over 256 to 4096)");
-  for (const char* option : {"--tables", "--local-batch"}) graph->get_option(option)->check(number_error<int64_t>);
   t3->add_option("--json", words->t3.json, "The same as data; - is stdout");
   validate->add_option("--json", words->validate.json, "The same as data; - is stdout");
-  graph->add_option("--json", words->graph.json, "The same as data; - is stdout");
+}
+
+/// What the graphs on any network have in common.
+void add_graph_words(CLI::App* graph, overlace::cli::GraphWords* words) {
+  graph
+      ->add_option("--network", words->network.network,
+                   "all (torus and rail), torus, rail, a blueprint such as ring(8, 25), or FILE.json")
+      ->capture_default_str();
+  graph->add_option("--gpus", words->network.gpus, "GPUs (default: 128, or what the network has)")
+      ->check(number_error<int64_t>);
+  graph->add_option("--link", words->network.link_GBps, "GB/s of a torus link or a NIC");
+  graph->add_option("--machine", words->machine, "A shipped machine or FILE.json: what GPUs compute")
+      ->capture_default_str();
+  graph->add_option("--trace", words->trace,
+                    "Timeline of the overlapped row (.pftrace, .json), or Chakra traces, one per rank (.et)");
+  graph->add_option("--json", words->json, "The same as data; - is stdout");
+}
+
+void add_transformer(CLI::App& graphs, overlace::cli::TransformerWords* words) {
+  CLI::App* graph = graphs.add_subcommand("transformer", "A training step: tensor, data and pipeline parallel");
+  add_graph_words(graph, words);
+  const auto add = [graph](const char* name, auto* value, const char* what) {
+    graph->add_option(name, *value, what)->capture_default_str()->check(number_error<int64_t>);
+  };
+  add("--tensor", &words->run.tensor, "Ranks that share a layer");
+  add("--pipeline", &words->run.pipeline, "Stages");
+  add("--micro-batches", &words->run.micro_batches, "Of a replica and step");
+  add("--sequences", &words->run.sequences, "Of a micro-batch");
+  add("--chunks", &words->chunks, "Of a transfer that hides behind a product");
+  add("--hidden", &words->model.hidden, "Width of the model");
+  add("--intermediate", &words->model.intermediate, "Width between the products of the MLP");
+  add("--layers", &words->model.layers, "Layers");
+  add("--heads", &words->model.heads, "Attention heads");
+  add("--kv-heads", &words->model.kv_heads, "Key-value heads");
+  add("--sequence", &words->model.sequence, "Tokens of a sequence");
+  add("--vocabulary", &words->model.vocabulary, "Tokens of the vocabulary");
+  graph->add_option("--straggler", words->straggler, "One replica computes so many times as long")
+      ->capture_default_str();
+}
+
+void add_moe(CLI::App& graphs, overlace::cli::MoeWords* words) {
+  CLI::App* graph = graphs.add_subcommand("moe", "An expert-parallel layer: dispatch, experts, combine");
+  add_graph_words(graph, words);
+  const auto add = [graph](const char* name, auto* value, const char* what) {
+    graph->add_option(name, *value, what)->capture_default_str()->check(number_error<int64_t>);
+  };
+  add("--group", &words->run.group, "Ranks that share all experts (0: all of them)");
+  add("--chunks", &words->chunks, "Of the tokens, whose transfers hide behind products");
+  add("--tokens", &words->model.tokens, "Of a rank");
+  add("--hidden", &words->model.hidden, "Width of the model");
+  add("--intermediate", &words->model.intermediate, "Width of an expert");
+  add("--experts", &words->model.experts, "Experts of a group");
+  add("--top-k", &words->model.top_k, "Experts of a token");
+  graph->add_option("--zipf", words->run.zipf, "Popularity of experts ~ 1 / place^ZIPF; 0: all alike")
+      ->capture_default_str();
+  graph->add_option("--seed", words->run.seed, "Which experts are popular")
+      ->capture_default_str()
+      ->check(number_error<uint64_t>);
+  graph->add_option("--counts", words->counts, R"(FILE.json with {"counts": [[tokens of rank for expert, ..], ..]})");
+}
+
+void add_co2(CLI::App& graphs, overlace::cli::Co2Words* words) {
+  CLI::App* graph = graphs.add_subcommand("co2", "Data parallel training with local steps, CO2 and its peers");
+  add_graph_words(graph, words);
+  graph->add_option("--rule", words->rule, "all, ddp, local_sgd, slow_mo, diloco, co2, eager or streaming")
+      ->capture_default_str();
+  graph->add_option("--group", words->run.per_group, "Ranks of a replica (0: those of a host)")
+      ->capture_default_str()
+      ->check(number_error<int64_t>);
+  const auto whole = [graph](const char* name, int* value, const char* what) {
+    graph->add_option(name, *value, what)->capture_default_str()->check(number_error<int64_t>);
+  };
+  whole("--period", &words->run.period, "Steps of a round");
+  whole("--rounds", &words->run.rounds, "Rounds; their later half is timed");
+  whole("--fragments", &words->run.fragments, "Parts that streaming sends in turn");
+  whole("--delay", &words->run.delay, "Steps until streaming works a part in");
+  const auto number = [graph](const char* name, double* value, const char* what) {
+    graph->add_option(name, *value, what)->capture_default_str();
+  };
+  number("--parameters", &words->run.parameters, "Of the model");
+  number("--wire-bytes", &words->run.wire_bytes, "Of a parameter on the network");
+  number("--step-us", &words->run.step_us, "Of an inner step");
+  number("--update-us", &words->run.pass_us, "Of the outer update (< 0: 32 bytes per parameter through memory)");
+  number("--all-reduce-us", &words->run.all_reduce_us, "Of all increments (< 0: messages on the network)");
+  number("--sigma", &words->run.sigma, "Of the log-normal factor of each step");
+  graph->add_option("--seed", words->run.seed, "Of that factor")->capture_default_str()->check(number_error<uint64_t>);
+}
+
+void add_graphs(CLI::App& sim, SimModelWords* words) {
+  CLI::App* graphs = sim.add_subcommand("graph", "Whole steps over many GPUs");
+  graphs->require_subcommand(1);
+  CLI::App* dlrm = graphs->add_subcommand("dlrm", "A step of a recommendation model on 128 GPUs");
+  dlrm->add_option("--network", words->dlrm.network, "all, torus, ring or rail")->capture_default_str();
+  dlrm->add_option("--tables", words->dlrm.tables, "Of a GPU (default: the band over 1 to 8)");
+  dlrm->add_option("--local-batch", words->dlrm.local_batch, "Samples of a GPU (default: the band over 256 to 4096)");
+  for (const char* option : {"--tables", "--local-batch"}) dlrm->get_option(option)->check(number_error<int64_t>);
+  dlrm->add_option("--json", words->dlrm.json, "The same as data; - is stdout");
+  add_transformer(*graphs, &words->transformer);
+  add_moe(*graphs, &words->moe);
+  add_co2(*graphs, &words->co2);
+}
+
+int run_graph(const CLI::App& graphs, const SimModelWords& words) {
+  if (graphs.got_subcommand("transformer")) return overlace::cli::sim_graph_transformer(words.transformer);
+  if (graphs.got_subcommand("moe")) return overlace::cli::sim_graph_moe(words.moe);
+  if (graphs.got_subcommand("co2")) return overlace::cli::sim_graph_co2(words.co2);
+  return overlace::cli::sim_graph_dlrm(words.dlrm);
 }
 
 int run_sim(const CLI::App& sim, const overlace::cli::SimWords& words, const SimModelWords& models) {
   if (sim.got_subcommand("t3")) return overlace::cli::sim_t3(models.t3);
   if (sim.got_subcommand("validate")) return overlace::cli::sim_validate(models.validate);
-  if (sim.got_subcommand("graph")) return overlace::cli::sim_graph(models.graph);
+  if (sim.got_subcommand("graph")) return run_graph(*sim.get_subcommand("graph"), models);
   return sim.got_subcommand("run") ? overlace::cli::sim_run(words) : overlace::cli::sim_compare(words);
 }
 
@@ -188,6 +296,19 @@ void add_plan(CLI::App& app, const char* name, const char* what, overlace::cli::
   plan->add_option("--check", words->check, "Check the schedule in FILE.json and plan nothing");
   plan->add_option("--json", words->json, "The same as data; - is stdout");
   for (const char* option : {"--m", "--n", "--k", "--ranks"}) plan->get_option(option)->check(number_error<int64_t>);
+}
+
+void add_calibrate(CLI::App& app, overlace::cli::CalibrateWords* words) {
+  CLI::App* calibrate = app.add_subcommand("calibrate", "Measure this machine and write its machine file");
+  calibrate->add_option("-n,--ranks", words->ranks, "Ranks (default: the GPUs, else 2 CPU ranks)");
+  calibrate->add_option("--name", words->name, "Of the machine (default: cpuN or gpuxN)");
+  calibrate->add_option("--out", words->out, "FILE.json (default: machine/NAME.json, or NAME.json without a machine/)");
+  calibrate->add_option("--backend", words->backend, "auto, cpu or cuda_peer")->capture_default_str();
+  calibrate->add_option("--dtype", words->dtype, "Of products: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
+  calibrate->add_option("--minutes", words->minutes, "Time to take at most, about")->capture_default_str();
+  calibrate->add_option("--max-residual", words->max_residual,
+                        "Refuse fits whose median is further off, in % (default: 15, on GPUs 5)");
+  calibrate->get_option("--ranks")->check(number_error<int64_t>);
 }
 
 int run_doctor(const DoctorWords& words) {
@@ -227,7 +348,16 @@ void log_to_stderr() {
 
 bool is_subcommand(const std::string& word) {
   return word == "run" || word == "doctor" || word == "trace" || word == "sim" || word == "plan" || word == "explain" ||
-         word == "bench";
+         word == "calibrate" || word == "bench";
+}
+
+/// What is wrong with the word behind `sim graph`, if anything.
+std::string graph_error(int count, char** words) {
+  const auto is = [&](int i, const char* word) { return count > i && std::strcmp(words[i], word) == 0; };
+  if (!is(1, "sim") || !is(2, "graph") || count < 4 || words[3][0] == '-') return {};
+  for (const char* known : {"dlrm", "transformer", "moe", "co2"})
+    if (is(3, known)) return {};
+  return std::string("graph is ") + words[3] + ", wanted dlrm, transformer, moe or co2";
 }
 
 }  // namespace
@@ -241,7 +371,8 @@ int main(int argc, char** argv) {
   for (int i = own + 1; i < argc; ++i) options.program.emplace_back(argv[i]);
   if (argc > 1 && argv[1][0] != '-' && !is_subcommand(argv[1]))
     return fail(Errc::invalid_argument, std::string("unknown subcommand ") + argv[1] +
-                                            ", wanted run, doctor, trace, sim, plan, explain or bench");
+                                            ", wanted run, doctor, trace, sim, plan, explain, calibrate or bench");
+  if (const std::string why = graph_error(own, argv); !why.empty()) return fail(Errc::invalid_argument, why);
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
   app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
   app.require_subcommand(1);
@@ -254,9 +385,12 @@ int main(int argc, char** argv) {
   add_sim(app, &sim);
   SimModelWords models;
   add_sim_models(*app.get_subcommand("sim"), &models);
+  add_graphs(*app.get_subcommand("sim"), &models);
   overlace::cli::PlanWords plan;
   add_plan(app, "plan", "Which schedule an operator should take on a machine", &plan);
   add_plan(app, "explain", "The same, with losses, a timeline, and what would make another one win", &plan);
+  overlace::cli::CalibrateWords calibrate;
+  add_calibrate(app, &calibrate);
   app.add_subcommand("bench", "Measure workloads beside their competitors");
   try {
     app.parse(own, argv);
@@ -270,6 +404,7 @@ int main(int argc, char** argv) {
     if (app.got_subcommand("sim")) return run_sim(*app.get_subcommand("sim"), sim, models);
     plan.explain = app.got_subcommand("explain");
     if (plan.explain || app.got_subcommand("plan")) return overlace::cli::plan(plan);
+    if (app.got_subcommand("calibrate")) return overlace::cli::calibrate(calibrate);
     if (app.got_subcommand("trace")) return run_trace(*app.get_subcommand("trace"), trace);
     if (own < argc && options.program.empty())
       return fail(Errc::invalid_argument, "-- is followed by nothing, wanted a program and its arguments");

@@ -87,7 +87,7 @@ int sim_run(const SimWords& words) {
   const sim::SimResult& r = times.first;
   if (!words.trace.empty()) {
     const std::string title = format("{} {} on {}, simulated", schedule.op, schedule.family, machine.name);
-    base::write_trace(sim::to_trace(r, title), words.trace).or_throw();
+    write_timeline(sim::to_trace(r, title), words.trace).or_throw();
   }
   Json json = Json::object();
   json.set("op", schedule.op).set("family", schedule.family).set("machine", machine.name);
@@ -192,10 +192,13 @@ int sim_compare(const SimWords& words) {
 }
 
 int trace_diff(const DiffWords& words) {
+  if (words.match != "id" && words.match != "kind")
+    throw_error(Errc::invalid_argument, format("--match is {}, wanted id or kind", words.match));
+  const sim::Match match = words.match == "id" ? sim::Match::id : sim::Match::kind;
   base::Result<base::Trace> first = load_trace(words.first), second = load_trace(words.second);
   first.status().or_throw();
   second.status().or_throw();
-  const sim::TraceDiff diff = sim::diff_traces(*first, *second).value();
+  const sim::TraceDiff diff = sim::diff_traces(*first, *second, match).value();
   write_json(words.json, sim::to_json(diff));
   if (words.json != "-") print(sim::to_text(diff)).or_throw();
   return words.max_median >= 0 && 100 * diff.median > words.max_median ? 1 : 0;

@@ -25,7 +25,8 @@ int sim_compare(const SimWords& words);
 
 struct DiffWords {
   std::string first, second, json;
-  double max_median = -1;  // per cent; < 0: none
+  std::string match = "id";  // or kind
+  double max_median = -1;    // per cent; < 0: none
 };
 /// 1 where the median residual is above max_median.
 int trace_diff(const DiffWords& words);

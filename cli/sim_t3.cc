@@ -14,6 +14,8 @@ using base::format;
 using base::Json;
 namespace t3 = sim::t3;
 
+constexpr double kMost = 1e6;  // GB/s and costs
+
 std::vector<t3::Config> configs_of(const std::string& name) {
   std::vector<t3::Config> found;
   std::string known = "all";
@@ -38,6 +40,12 @@ Json result_json(const t3::SubLayer& layer, t3::Config config, const t3::Result&
   one.set("ag_us", result.ag_us).set("speedup", speedup).set("dram_bytes", std::move(bytes));
   one.set("tracker_peak", result.tracker_peak).set("tracker_overflows", result.tracker_overflows);
   return one;
+}
+
+double positive(const char* option, const std::optional<double>& given, double otherwise) {
+  if (given && !(*given > 0 && *given <= kMost))
+    throw_error(Errc::invalid_argument, format("{} is {}, wanted more than 0, at most {}", option, *given, kMost));
+  return given.value_or(otherwise);
 }
 
 int finish(const T3Words& words, const std::string& text, const Json& json) {
@@ -74,10 +82,10 @@ int sim_t3(const T3Words& words) {
   if (!words.machine.empty()) machine = t3::machine_of(spec::find_machine(words.machine));
   t3::Options options;
   options.direct_rs = words.is_direct;
-  if (words.dram_GBps != 0) machine.dram_GBps = words.dram_GBps;
-  if (words.link_GBps != 0) machine.link_GBps = words.link_GBps;
-  if (words.update_cost != 0) options.update_cost = words.update_cost;
-  if (words.comm_cost != 0) options.comm_cost = words.comm_cost;
+  machine.dram_GBps = positive("--dram", words.dram_GBps, machine.dram_GBps);
+  machine.link_GBps = positive("--link", words.link_GBps, machine.link_GBps);
+  options.update_cost = positive("--update-cost", words.update_cost, options.update_cost);
+  options.comm_cost = positive("--comm-cost", words.comm_cost, options.comm_cost);
   const std::vector<t3::Config> configs = configs_of(words.config);
   std::string text =
       format("{} at {} ranks; update_cost {} and comm_cost {} are fitted to the paper: not a prediction\n", words.model,

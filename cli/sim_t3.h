@@ -1,6 +1,7 @@
 // `overlace sim t3`: what T3's hardware would give.
 #pragma once
 
+#include <optional>
 #include <string>
 
 namespace overlace::cli {
@@ -8,7 +9,7 @@ namespace overlace::cli {
 struct T3Words {
   std::string model = "t-nlg", config = "all", machine, json;  // machine: empty, the paper's
   int tp = 8;
-  double update_cost = 0, comm_cost = 0, dram_GBps = 0, link_GBps = 0;  // 0: the module's own
+  std::optional<double> update_cost, comm_cost, dram_GBps, link_GBps;  // none: the module's own
   double share = 0;  // of an iteration that these sub-layers take: end to end by Amdahl's law
   bool is_direct = false, is_sensitivity = false;
 };

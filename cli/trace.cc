@@ -1,11 +1,14 @@
 #include "cli/trace.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
 #include "cli/report_timeline.h"
 #include "src/base/file.h"
+#include "src/sim/trace/chakra.h"
+#include "src/sim/trace/kineto.h"
 
 namespace overlace::cli {
 namespace {
@@ -31,6 +34,28 @@ std::string time_text(int64_t ns) { return duration_text(static_cast<double>(ns)
 /// 0 to 100 of the whole, by length of the union of spans.
 int percent_of(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<int>((100.0 * static_cast<double>(part)) / static_cast<double>(whole) + 0.5) : 0;
+}
+
+constexpr std::string_view kChakra = ".et";
+
+/// NAME.et and 3: NAME.3.et
+std::string chakra_path(const std::string& path, size_t rank) {
+  return format("{}.{}{}", path.substr(0, path.size() - kChakra.size()), rank, kChakra);
+}
+
+base::Result<Trace> load_chakra(const std::string& path) {
+  std::vector<std::string> files;
+  if (std::filesystem::exists(path) || !std::filesystem::exists(chakra_path(path, 0))) {
+    base::Result<std::string> bytes = base::read_file(path);
+    if (!bytes.ok()) return bytes.status();
+    files.push_back(std::move(*bytes));
+  }
+  for (size_t rank = 0; files.size() == rank && std::filesystem::exists(chakra_path(path, rank)); ++rank) {
+    base::Result<std::string> bytes = base::read_file(chakra_path(path, rank));
+    if (!bytes.ok()) return bytes.status();
+    files.push_back(std::move(*bytes));
+  }
+  return sim::from_chakra(files, path);
 }
 
 }  // namespace
@@ -69,9 +94,23 @@ std::string describe_trace(const Trace& trace) {
 }
 
 base::Result<Trace> load_trace(const std::string& path) {
+  if (path.ends_with(kChakra)) return load_chakra(path);
   base::Result<std::string> bytes = base::read_file(path);
   if (!bytes.ok()) return bytes.status();
+  const size_t first = bytes->find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && ((*bytes)[first] == '{' || (*bytes)[first] == '[')) {
+    const base::Result<base::Json> json = base::Json::parse(*bytes, path);
+    if (json.ok() && sim::is_foreign_chrome(*json)) return sim::parse_kineto(*json, path);
+  }
   return base::parse_trace(*bytes, path);
+}
+
+base::Status write_timeline(const Trace& trace, const std::string& path) {
+  if (!path.ends_with(kChakra)) return base::write_trace(trace, path);
+  const std::vector<std::string> files = sim::to_chakra(trace);
+  for (size_t rank = 0; rank < files.size(); ++rank)
+    OVERLACE_TRY(base::write_file(chakra_path(path, rank), files[rank]));
+  return {};
 }
 
 base::Result<std::string> trace_info(const std::string& path) {
@@ -83,7 +122,7 @@ base::Result<std::string> trace_info(const std::string& path) {
 base::Status trace_convert(const std::string& from, const std::string& to) {
   base::Result<Trace> trace = load_trace(from);
   if (!trace.ok()) return trace.status();
-  return base::write_trace(*trace, to);
+  return write_timeline(*trace, to);
 }
 
 }  // namespace overlace::cli

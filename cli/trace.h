@@ -12,9 +12,12 @@ namespace overlace::cli {
 /// newline.
 std::string describe_trace(const base::Trace& trace);
 
-/// Reads `path` in any of the formats. Errc::io or Errc::corrupt.
+/// Reads `path` in any of the formats, those of PyTorch's profiler and of Chakra too. NAME.et: that file, else the
+/// ranks' NAME.0.et, NAME.1.et, ... Errc::io or Errc::corrupt.
 base::Result<base::Trace> load_trace(const std::string& path);
 base::Result<std::string> trace_info(const std::string& path);
+/// By ending, as base::write_trace; NAME.et: NAME.0.et, NAME.1.et, ..., one per rank.
+base::Status write_timeline(const base::Trace& trace, const std::string& path);
 /// The ending of `to` chooses its format; `from` and `to` may be the same file.
 base::Status trace_convert(const std::string& from, const std::string& to);
 

@@ -3,14 +3,20 @@
 // target's slice, or on instants where no slice ends or begins at that time.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <optional>
 
+#include "src/base/protobuf.h"
 #include "src/base/trace_formats.h"
 
 namespace overlace::base {
 namespace trace_formats {
 namespace {
+
+using protobuf::Cursor;
+using protobuf::kBytes;
+using protobuf::kFixed64;
+using protobuf::kVarint;
+using protobuf::Message;
 
 // Field numbers of perfetto.protos, message by message.
 namespace field {
@@ -34,39 +40,7 @@ constexpr std::string_view kSchema = "overlace.trace/1";
 uint64_t process_track(int rank) { return 0x1000 + static_cast<uint64_t>(rank); }
 uint64_t row_track(size_t row) { return 0x1000000 + static_cast<uint64_t>(row); }
 
-enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
-
 /// ---- writing ----
-class Message {
- public:
-  Message& varint(uint32_t number, uint64_t value) {
-    tag(number, kVarint);
-    raw_varint(value);
-    return *this;
-  }
-  Message& fixed64(uint32_t number, uint64_t value) {
-    tag(number, kFixed64);
-    for (int shift = 0; shift < 64; shift += 8) bytes_ += static_cast<char>(value >> shift);
-    return *this;
-  }
-  Message& bytes(uint32_t number, std::string_view value) {
-    tag(number, kBytes);
-    raw_varint(value.size());
-    bytes_ += value;
-    return *this;
-  }
-  Message& message(uint32_t number, const Message& value) { return bytes(number, value.bytes_); }
-  const std::string& text() const { return bytes_; }
-
- private:
-  void tag(uint32_t number, WireType type) { raw_varint(number << 3 | type); }
-  void raw_varint(uint64_t value) {
-    for (; value >= 0x80; value >>= 7) bytes_ += static_cast<char>(value | 0x80);
-    bytes_ += static_cast<char>(value);
-  }
-  std::string bytes_;
-};
-
 Message annotation(std::string_view name) { return Message().bytes(field::kAnnotationName, name); }
 
 struct Event {
@@ -204,67 +178,6 @@ class Writer {
 };
 
 /// ---- reading ----
-/// One field at a time; every length is checked against what is left.
-class Cursor {
- public:
-  explicit Cursor(std::string_view bytes) : rest_(bytes) {}
-
-  bool at_end() const { return rest_.empty(); }
-  uint32_t number() const { return number_; }
-  bool is(uint32_t number, WireType type) const { return number_ == number && type_ == type; }
-  uint64_t value() const { return value_; }
-  std::string_view bytes() const { return bytes_; }
-
-  /// Null, or what is wrong.
-  const char* next() {
-    uint64_t tag = 0;
-    if (!read_varint(tag) || tag >> 3 == 0 || tag >> 3 > 0x1FFFFFFF) return "bad field tag";
-    number_ = static_cast<uint32_t>(tag >> 3);
-    type_ = static_cast<WireType>(tag & 7);
-    switch (type_) {
-      case kVarint:
-        return read_varint(value_) ? nullptr : "bad varint";
-      case kFixed64:
-        return read_fixed(8) ? nullptr : "ends within a number";
-      case kFixed32:
-        return read_fixed(4) ? nullptr : "ends within a number";
-      case kBytes: {
-        uint64_t length = 0;
-        if (!read_varint(length) || length > rest_.size()) return "length goes beyond the end";
-        bytes_ = rest_.substr(0, length);
-        rest_.remove_prefix(length);
-        return nullptr;
-      }
-    }
-    return "unknown wire type";
-  }
-
- private:
-  bool read_varint(uint64_t& value) {
-    value = 0;
-    for (int shift = 0; shift < 64 && !rest_.empty(); shift += 7) {
-      const auto byte = static_cast<unsigned char>(rest_.front());
-      rest_.remove_prefix(1);
-      value |= static_cast<uint64_t>(byte & 0x7F) << shift;
-      if (byte < 0x80) return true;
-    }
-    return false;
-  }
-  bool read_fixed(size_t length) {
-    if (rest_.size() < length) return false;
-    value_ = 0;
-    for (size_t i = 0; i < length; ++i)
-      value_ |= static_cast<uint64_t>(static_cast<unsigned char>(rest_[i])) << (8 * i);
-    rest_.remove_prefix(length);
-    return true;
-  }
-
-  std::string_view rest_, bytes_;
-  uint32_t number_ = 0;
-  WireType type_ = kVarint;
-  uint64_t value_ = 0;
-};
-
 struct Annotation {
   std::string name, text;
   uint64_t integer = 0;  // of an integer or a boolean

@@ -180,6 +180,13 @@ const std::vector<Case>& plan_cases() {
        2,
        "sim: --calls is 0, wanted 1 to 10000"},
       {"trace_diff_file", {"trace", "diff", "a.json", "b.json"}, 5, "cannot open a.json: No such file or directory"},
+      {"trace_diff_match",
+       {"trace", "diff", "a.json", "b.json", "--match", "name"},
+       2,
+       "--match is name, wanted id or kind"},
+      {"trace_chakra", {"trace", "info", "nowhere.et"}, 5, "cannot open nowhere.et: No such file or directory"},
+      {"sim_t3_dram", {"sim", "t3", "--dram", "0"}, 2, "--dram is 0, wanted more than 0, at most 1000000"},
+      {"sim_graph", {"sim", "graph", "cnn"}, 2, "graph is cnn, wanted dlrm, transformer, moe or co2"},
   };
   return cases;
 }

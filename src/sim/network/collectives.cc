@@ -82,24 +82,32 @@ Time Collectives::send(int from, int to, uint64_t bytes, Time ready) {
 }
 
 /// `steps` times everybody sends a message to the right, each after the one before arrived from the left.
-void Collectives::ring_pass(const std::vector<int>& members, uint64_t message_bytes, int steps) {
-  const auto n = static_cast<uint32_t>(members.size());
+void Collectives::ring_pass(const Groups& groups, uint64_t message_bytes, int steps) {
+  std::vector<int> rank;        // by slot: members of all groups
+  std::vector<uint32_t> right;  // slot of the neighbour
+  for (const std::vector<int>& members : groups) {
+    if (members.size() < 2) continue;
+    const auto first = static_cast<uint32_t>(rank.size()), n = static_cast<uint32_t>(members.size());
+    for (uint32_t i = 0; i < n; ++i) right.push_back(first + (i + 1) % n);
+    rank.insert(rank.end(), members.begin(), members.end());
+  }
+  const auto slots = static_cast<uint32_t>(rank.size());
   const auto splits = static_cast<uint32_t>(options_.splits);
-  if (n < 2 || steps < 1) return;
+  if (slots == 0 || steps < 1) return;
   const uint64_t part = std::max<uint64_t>(1, ceil_div(message_bytes, splits));
   // A chain: what starts at a member, split by split. Its holder sends it to the right and the right one holds it.
   struct Chain {
     uint32_t holder;
     int steps_left;
   };
-  std::vector<Chain> chains(size_t{n} * splits);
+  std::vector<Chain> chains(size_t{slots} * splits);
   Arrivals events(chains.size());
   for (uint32_t split = 0; split < splits; ++split)
-    for (uint32_t i = 0; i < n; ++i) {
-      chains[size_t{split} * n + i] = {i, steps};
-      events.push(ready_[static_cast<size_t>(members[i])], split * n + i);
+    for (uint32_t i = 0; i < slots; ++i) {
+      chains[size_t{split} * slots + i] = {i, steps};
+      events.push(ready_[static_cast<size_t>(rank[i])], split * slots + i);
     }
-  std::vector<Time> done(n, 0);
+  std::vector<Time> done(slots, 0);
   while (!events.empty()) {
     const Event event = events.pop();
     Chain& chain = chains[event.handle];
@@ -107,37 +115,56 @@ void Collectives::ring_pass(const std::vector<int>& members, uint64_t message_by
       done[chain.holder] = std::max(done[chain.holder], event.t_ps);
       continue;
     }
-    const uint32_t right = chain.holder + 1 == n ? 0 : chain.holder + 1;
-    const Time arrival = send(members[chain.holder], members[right], part, event.t_ps);
-    chain = {right, chain.steps_left - 1};
+    const uint32_t to = right[chain.holder];
+    const Time arrival = send(rank[chain.holder], rank[to], part, event.t_ps);
+    chain = {to, chain.steps_left - 1};
     events.push(arrival, event.handle);
   }
-  for (uint32_t i = 0; i < n; ++i) ready_[static_cast<size_t>(members[i])] = done[i];
+  for (uint32_t i = 0; i < slots; ++i) ready_[static_cast<size_t>(rank[i])] = done[i];
 }
 
 /// Everybody sends a message to each other member, next neighbour first.
-void Collectives::direct(const std::vector<int>& members, uint64_t message_bytes) {
-  const auto n = static_cast<uint32_t>(members.size());
-  if (n < 2 || message_bytes == 0) return;
+template <class BytesOf>
+void Collectives::send_to_all(const Groups& groups, BytesOf bytes_of) {
+  struct Sender {
+    int rank;
+    uint32_t first, n, at;  // slot of the group's first member, its size, the own place in it
+    uint32_t next;          // place of the next receiver
+    uint64_t left;
+  };
   const auto splits = static_cast<uint64_t>(options_.splits);
-  const uint64_t part = std::max<uint64_t>(1, ceil_div(message_bytes, splits));
-  Arrivals events(n);
-  std::vector<uint32_t> sent(n, 0);
-  std::vector<Time> done(n, 0);
-  for (uint32_t i = 0; i < n; ++i) events.push(ready_[static_cast<size_t>(members[i])], i);
+  std::vector<Sender> senders;
+  for (const std::vector<int>& members : groups) {
+    const auto first = static_cast<uint32_t>(senders.size()), n = static_cast<uint32_t>(members.size());
+    for (uint32_t i = 0; n > 1 && i < n; ++i)
+      senders.push_back({members[i], first, n, i, i + 1 == n ? 0 : i + 1, (n - 1) * splits});
+  }
+  Arrivals events(senders.size());
+  std::vector<Time> done(senders.size(), 0);
+  for (uint32_t i = 0; i < senders.size(); ++i) events.push(ready_[static_cast<size_t>(senders[i].rank)], i);
   while (!events.empty()) {
     const Event event = events.pop();
-    const uint32_t i = event.handle;
-    const uint32_t to = (i + 1 + sent[i] % (n - 1)) % n;
-    const Time arrival = send(members[i], members[to], part, event.t_ps);
-    done[to] = std::max(done[to], arrival);
-    done[i] = std::max(done[i], event.t_ps);
-    if (++sent[i] == (n - 1) * splits) continue;
+    Sender& from = senders[event.handle];
+    const uint32_t to = from.first + from.next;
+    done[event.handle] = std::max(done[event.handle], event.t_ps);
+    if (const uint64_t bytes = bytes_of(from.rank, senders[to].rank); bytes > 0)
+      done[to] = std::max(done[to], send(from.rank, senders[to].rank, ceil_div(bytes, splits), event.t_ps));
+    from.next = from.next + 1 == from.n ? 0 : from.next + 1;
+    if (from.next == from.at) from.next = from.next + 1 == from.n ? 0 : from.next + 1;
+    if (--from.left == 0) continue;
     // The next message leaves when the first link of this one is free: at once on links of its own.
-    const auto own = static_cast<uint32_t>(2 * members[i]);
-    events.push(network_.is_star ? std::max(event.t_ps, links_.free_at(own)) : event.t_ps, i);
+    const auto own = static_cast<uint32_t>(2 * from.rank);
+    events.push(network_.is_star ? std::max(event.t_ps, links_.free_at(own)) : event.t_ps, event.handle);
   }
-  for (uint32_t i = 0; i < n; ++i) ready_[static_cast<size_t>(members[i])] = done[i];
+  for (size_t i = 0; i < senders.size(); ++i) ready_[static_cast<size_t>(senders[i].rank)] = done[i];
+}
+
+void Collectives::direct(const Groups& groups, uint64_t message_bytes) {
+  if (message_bytes > 0) send_to_all(groups, [message_bytes](int, int) { return message_bytes; });
+}
+
+void Collectives::exchange(const Groups& groups, const std::function<uint64_t(int, int)>& bytes_of) {
+  send_to_all(groups, bytes_of);
 }
 
 /// Sums go up a binary tree and the result comes down, part by part.
@@ -197,37 +224,41 @@ std::vector<int> numbers(int from, int count, int stride) {
   return list;
 }
 
-bool has_hosts(const Network& network) { return network.per_host > 1 && network.per_host < network.ranks; }
-
-/// One part of a hierarchical all-reduce, on the ranks of each host or of each rail.
-template <class Part>
-void on_each_host(const Network& network, Part part) {
-  for (int host = 0; host < network.ranks / network.per_host; ++host)
-    part(numbers(host * network.per_host, network.per_host, 1));
-}
-template <class Part>
-void on_each_rail(const Network& network, Part part) {
-  for (int rail = 0; rail < network.per_host; ++rail)
-    part(numbers(rail, network.ranks / network.per_host, network.per_host));
+/// Whether a group is several whole hosts.
+bool has_hosts(const Network& network, const Grouping& grouping) {
+  const int size = grouping.size == 0 ? network.ranks : grouping.size;
+  return network.per_host > 1 && grouping.stride == 1 && size > network.per_host && size % network.per_host == 0;
 }
 
-void hierarchical_all_reduce(const Network& network, uint64_t bytes, Collectives* run) {
-  const auto k = static_cast<uint64_t>(network.per_host);
-  const uint64_t hosts = static_cast<uint64_t>(network.ranks) / k;
-  const auto in_host = [&](const std::vector<int>& members) { run->direct(members, ceil_div(bytes, k)); };
-  on_each_host(network, in_host);
-  on_each_rail(network, [&](const std::vector<int>& members) {
-    run->ring_pass(members, ceil_div(bytes, k * hosts), static_cast<int>(2 * (hosts - 1)));
-  });
-  on_each_host(network, in_host);
+/// The ranks of each host, and the ranks of a group that have the same place in their hosts.
+Groups hosts_of(const Groups& groups, int per_host) {
+  Groups out;
+  for (const std::vector<int>& members : groups)
+    for (size_t i = 0; i < members.size(); i += static_cast<size_t>(per_host))
+      out.push_back(numbers(members[i], per_host, 1));
+  return out;
+}
+Groups rails_of(const Groups& groups, int per_host) {
+  Groups out;
+  for (const std::vector<int>& members : groups)
+    for (int rail = 0; rail < per_host; ++rail)
+      out.push_back(numbers(members[0] + rail, static_cast<int>(members.size()) / per_host, per_host));
+  return out;
+}
+
+void hierarchical_all_reduce(const Groups& groups, int per_host, uint64_t bytes, Collectives* run) {
+  const auto k = static_cast<uint64_t>(per_host);
+  const uint64_t hosts = groups[0].size() / k;
+  run->direct(hosts_of(groups, per_host), ceil_div(bytes, k));
+  run->ring_pass(rails_of(groups, per_host), ceil_div(bytes, k * hosts), static_cast<int>(2 * (hosts - 1)));
+  run->direct(hosts_of(groups, per_host), ceil_div(bytes, k));
 }
 
 /// First to the GPU of the own host that is on the receiver's rail, then to the receiver: one large message per host.
-void rail_all_to_all(const Network& network, uint64_t bytes, Collectives* run) {
-  const auto k = static_cast<uint64_t>(network.per_host);
-  const uint64_t hosts = static_cast<uint64_t>(network.ranks) / k;
-  on_each_host(network, [&](const std::vector<int>& members) { run->direct(members, ceil_div(bytes, k)); });
-  on_each_rail(network, [&](const std::vector<int>& members) { run->direct(members, ceil_div(bytes, hosts)); });
+void rail_all_to_all(const Groups& groups, int per_host, uint64_t bytes, Collectives* run) {
+  const auto k = static_cast<uint64_t>(per_host);
+  run->direct(hosts_of(groups, per_host), ceil_div(bytes, k));
+  run->direct(rails_of(groups, per_host), ceil_div(bytes, groups[0].size() / k));
 }
 
 void ring_per_dimension(const Network& network, uint64_t bytes, Collectives* run) {
@@ -256,19 +287,38 @@ CollectiveTime rings_of_torus(const Network& network, uint64_t bytes, Collective
 
 }  // namespace
 
-std::vector<std::string_view> algorithms(Collective op, const Network& network) {
+base::Result<Groups> groups_of(int ranks, const Grouping& grouping) {
+  const int size = grouping.size == 0 ? ranks : grouping.size;
+  if (size < 1 || grouping.stride < 1 || int64_t{size} * grouping.stride > ranks ||
+      ranks % (size * grouping.stride) != 0)
+    return base::invalid_argument("groups: {} ranks at a stride of {}, wanted a divisor of {} ranks", size,
+                                  grouping.stride, ranks);
+  Groups groups;
+  for (int block = 0; block < ranks; block += size * grouping.stride)
+    for (int first = 0; first < grouping.stride; ++first)
+      groups.push_back(numbers(block + first, size, grouping.stride));
+  return groups;
+}
+
+std::vector<std::string_view> algorithms(Collective op, const Network& network, const Grouping& grouping) {
+  const bool is_whole = grouping.size == 0 || grouping.size == network.ranks;
   std::vector<std::string_view> names = {"ring", "direct"};
   if (op == Collective::all_reduce) names = {"ring", "two_shot", "tree"};
-  if (has_hosts(network) && op == Collective::all_reduce) names.push_back("hierarchical");
-  if (has_hosts(network) && op == Collective::all_to_all) names.push_back("rail");
+  if (!is_whole && op == Collective::all_reduce) names = {"ring", "two_shot"};
+  if (!is_whole && op == Collective::all_to_all) names = {"direct"};
+  if (has_hosts(network, grouping) && op == Collective::all_reduce) names.push_back("hierarchical");
+  if (has_hosts(network, grouping) && op == Collective::all_to_all) names.push_back("rail");
   return names;
 }
 
 base::Result<CollectiveTime> run_collective(Collective op, std::string_view algorithm, const Network& network,
-                                            uint64_t bytes, const CollectiveOptions& options) {
+                                            uint64_t bytes, const CollectiveOptions& options,
+                                            const Grouping& grouping) {
+  const base::Result<Groups> groups = groups_of(network.ranks, grouping);
+  if (!groups.ok()) return groups.status();
   std::string known;
   bool is_known = false;
-  for (const std::string_view name : algorithms(op, network)) {
+  for (const std::string_view name : algorithms(op, network, grouping)) {
     known += (known.empty() ? "" : ", ") + std::string(name);
     is_known = is_known || name == algorithm;
   }
@@ -277,38 +327,87 @@ base::Result<CollectiveTime> run_collective(Collective op, std::string_view algo
     return base::invalid_argument("collective: {} bytes in {} splits, wanted 1 to {} in 1 to 4096", bytes,
                                   options.splits, kMostBytes);
   Collectives run(network, options);
-  const std::vector<int> all = numbers(0, network.ranks, 1);
-  const auto n = static_cast<uint64_t>(network.ranks);
+  const auto n = static_cast<uint64_t>((*groups)[0].size());
   const uint64_t block = ceil_div(bytes, n);
   const int passes = op == Collective::all_reduce ? 2 : 1;
   if (algorithm == "hierarchical")
-    hierarchical_all_reduce(network, bytes, &run);
+    hierarchical_all_reduce(*groups, network.per_host, bytes, &run);
   else if (algorithm == "rail")
-    rail_all_to_all(network, bytes, &run);
+    rail_all_to_all(*groups, network.per_host, bytes, &run);
   else if (algorithm == "tree")
-    run.tree(all, bytes);
+    run.tree((*groups)[0], bytes);
   else if (algorithm != "ring")
-    for (int pass = 0; pass < passes; ++pass) run.direct(all, block);
+    for (int pass = 0; pass < passes; ++pass) run.direct(*groups, block);
   else if (op != Collective::all_to_all)
-    run.ring_pass(all, block, passes * (network.ranks - 1));
+    run.ring_pass(*groups, block, passes * static_cast<int>(n - 1));
   else if (network.dims.size() > 1)
     return rings_of_torus(network, bytes, options);
   else
-    run.ring_all_to_all(all, block);
+    run.ring_all_to_all((*groups)[0], block);
   CollectiveTime time = run.time();
   time.algorithm = algorithm;
   return time;
 }
 
 base::Result<CollectiveTime> best_collective(Collective op, const Network& network, uint64_t bytes,
-                                             const CollectiveOptions& options) {
+                                             const CollectiveOptions& options, const Grouping& grouping) {
   CollectiveTime best;
-  for (const std::string_view name : algorithms(op, network)) {
-    const base::Result<CollectiveTime> time = run_collective(op, name, network, bytes, options);
+  for (const std::string_view name : algorithms(op, network, grouping)) {
+    const base::Result<CollectiveTime> time = run_collective(op, name, network, bytes, options, grouping);
     if (!time.ok()) return time;
     if (best.algorithm.empty() || time->us < best.us) best = *time;
   }
   return best;
+}
+
+base::Result<UnevenTime> all_to_all_uneven(const Network& network, const std::vector<uint64_t>& bytes,
+                                           const Grouping& grouping, const CollectiveOptions& options) {
+  const base::Result<Groups> groups = groups_of(network.ranks, grouping);
+  if (!groups.ok()) return groups.status();
+  const size_t n = (*groups)[0].size();
+  if (bytes.size() != n * n || std::any_of(bytes.begin(), bytes.end(), [](uint64_t b) { return b > kMostBytes; }))
+    return base::invalid_argument("all-to-all: {} sizes, wanted {} of at most {} bytes", bytes.size(), n * n,
+                                  kMostBytes);
+  std::vector<size_t> place(static_cast<size_t>(network.ranks));  // of a rank in its group
+  for (const std::vector<int>& members : *groups)
+    for (size_t i = 0; i < n; ++i) place[static_cast<size_t>(members[i])] = i;
+  const auto at = [&](int rank) { return place[static_cast<size_t>(rank)]; };
+  UnevenTime best;
+  for (const std::string_view name : {"direct", "rail"}) {
+    if (name == "rail" && !has_hosts(network, grouping)) continue;
+    Collectives run(network, options);
+    if (name == "direct") {
+      run.exchange(*groups, [&](int from, int to) { return bytes[at(from) * n + at(to)]; });
+    } else {
+      const auto k = static_cast<size_t>(network.per_host);
+      run.exchange(hosts_of(*groups, network.per_host), [&](int from, int to) {
+        uint64_t sum = 0;  // all that goes to the receiver's rail
+        for (size_t j = at(to) % k; j < n; j += k) sum += bytes[at(from) * n + j];
+        return sum;
+      });
+      run.exchange(rails_of(*groups, network.per_host), [&](int from, int to) {
+        uint64_t sum = 0;  // all that the sender's host has for the receiver
+        for (size_t i = at(from) / k * k, end = i + k; i < end; ++i) sum += bytes[i * n + at(to)];
+        return sum;
+      });
+    }
+    UnevenTime time{std::vector<double>(n, 0), std::string(name)};
+    for (const std::vector<int>& members : *groups)
+      for (size_t i = 0; i < n; ++i) time.us[i] = std::max(time.us[i], us_of_ps(run.done(members[i])));
+    if (best.us.empty() || time.longest_us() < best.longest_us()) best = std::move(time);
+  }
+  return best;
+}
+
+base::Result<double> shift_us(const Network& network, int stride, uint64_t bytes) {
+  if (stride < 1 || bytes > kMostBytes)
+    return base::invalid_argument("shift: {} bytes by {} ranks, wanted at most {} by at least 1", bytes, stride,
+                                  kMostBytes);
+  Collectives run(network);
+  Time last = 0;
+  for (int rank = 0; rank + stride < network.ranks; ++rank)
+    last = std::max(last, run.message(rank, rank + stride, bytes));
+  return us_of_ps(last);
 }
 
 double lower_bound_us(Collective op, const Network& network, uint64_t bytes) {
@@ -323,7 +422,7 @@ double lower_bound_us(Collective op, const Network& network, uint64_t bytes) {
   double bound = 0;
   for (int rank = 0; rank < network.ranks; ++rank)
     bound = std::max(bound, passes * (n - 1) / n * b / (out[static_cast<size_t>(rank)] * 1e3));
-  if (has_hosts(network)) {
+  if (has_hosts(network, {})) {
     const double k = network.per_host, share = 1 - k / n;
     bound = std::max(bound, passes * share * b / (op == Collective::all_to_all ? 1 : k) / (slowest * 1e3));
   }

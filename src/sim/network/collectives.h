@@ -1,6 +1,8 @@
 // Collectives as messages on a network: links serve them first come, first served.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +27,14 @@ struct CollectiveTime {
   std::string algorithm;
 };
 
+/// Ranks r, r + stride, ... (size of them) are one group; such groups tile the network. Size 0: all ranks are one.
+struct Grouping {
+  int stride = 1, size = 0;
+};
+using Groups = std::vector<std::vector<int>>;
+/// Errc::invalid_argument where groups do not tile `ranks`.
+base::Result<Groups> groups_of(int ranks, const Grouping& grouping);
+
 /// `bytes`: of one rank's input (all-reduce, reduce-scatter, all-to-all), of the whole result (all-gather). One
 /// instance is one run: messages of an earlier collective keep their links busy.
 class Collectives {
@@ -32,17 +42,27 @@ class Collectives {
   explicit Collectives(const Network& network, const CollectiveOptions& options = {});
 
   // One after the other, in the order of calls: each rank goes on when its part before is done.
-  void ring_pass(const std::vector<int>& members, uint64_t message_bytes, int steps);
-  void direct(const std::vector<int>& members, uint64_t message_bytes);
+  // Groups run side by side.
+  void ring_pass(const Groups& groups, uint64_t message_bytes, int steps);
+  void direct(const Groups& groups, uint64_t message_bytes);
+  /// As direct; `bytes_of(from rank, to rank)` may differ from pair to pair, and be 0.
+  void exchange(const Groups& groups, const std::function<uint64_t(int, int)>& bytes_of);
   void tree(const std::vector<int>& members, uint64_t bytes);
   void ring_all_to_all(const std::vector<int>& members, uint64_t block_bytes);
+
+  /// One message that may leave at time 0: its arrival.
+  Time message(int from, int to, uint64_t bytes) { return send(from, to, bytes, 0); }
 
   /// What follows begins at time 0 again, on links that are busy with what was before.
   void restart();
   /// Of all so far.
   CollectiveTime time() const;
+  /// When a rank is done with what was called so far.
+  Time done(int rank) const { return ready_[static_cast<size_t>(rank)]; }
 
  private:
+  template <class BytesOf>
+  void send_to_all(const Groups& groups, BytesOf bytes_of);
   Time send(int from, int to, uint64_t bytes, Time ready);
   Network network_;
   CollectiveOptions options_;
@@ -57,13 +77,27 @@ class Collectives {
 enum class Collective { all_gather, reduce_scatter, all_reduce, all_to_all };
 
 /// Names of the ways of a collective: ring, direct, tree, two_shot, hierarchical, rail.
-std::vector<std::string_view> algorithms(Collective op, const Network& network);
-/// Errc::invalid_argument for an algorithm that the collective or the network does not have, or no bytes.
+std::vector<std::string_view> algorithms(Collective op, const Network& network, const Grouping& grouping = {});
+/// In all groups at once. Errc::invalid_argument for an algorithm that the collective or the network does not have, or
+/// no bytes. Groups of one rank take no time.
 base::Result<CollectiveTime> run_collective(Collective op, std::string_view algorithm, const Network& network,
-                                            uint64_t bytes, const CollectiveOptions& options = {});
+                                            uint64_t bytes, const CollectiveOptions& options = {},
+                                            const Grouping& grouping = {});
 /// The fastest of them: what hiding communication is to be compared with.
 base::Result<CollectiveTime> best_collective(Collective op, const Network& network, uint64_t bytes,
-                                             const CollectiveOptions& options = {});
+                                             const CollectiveOptions& options = {}, const Grouping& grouping = {});
+
+struct UnevenTime {
+  std::vector<double> us;  // by member, the slowest group's
+  std::string algorithm;
+  double longest_us() const { return us.empty() ? 0 : *std::max_element(us.begin(), us.end()); }
+};
+/// All-to-all in all groups at once: bytes[i * size + j] go from member i of a group to member j. The faster of direct
+/// and (groups of whole hosts) rail.
+base::Result<UnevenTime> all_to_all_uneven(const Network& network, const std::vector<uint64_t>& bytes,
+                                           const Grouping& grouping, const CollectiveOptions& options = {});
+/// All ranks below ranks - stride send `bytes` to the rank `stride` above at once: the last arrival.
+base::Result<double> shift_us(const Network& network, int stride, uint64_t bytes);
 
 /// What links allow: bytes that must leave a rank, a host, and the halves of a torus, over what carries them.
 double lower_bound_us(Collective op, const Network& network, uint64_t bytes);

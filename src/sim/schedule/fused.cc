@@ -38,9 +38,12 @@ int64_t parameter(const spec::Schedule& schedule, const char* name, int64_t othe
   return value == nullptr ? otherwise : *value;
 }
 
-/// Of one cluster: us for a tile with all of K.
+/// Of one cluster: us for a tile with all of K, in proportion to the machine's largest one, in whatever order it has
+/// them.
 double tile_us(const spec::Machine& machine, int64_t rows, int64_t cols, int64_t k) {
-  const spec::GemmTile& t = machine.gemm.tiles.front();
+  const std::vector<spec::GemmTile>& tiles = machine.gemm.tiles;
+  const spec::GemmTile& t = *std::max_element(
+      tiles.begin(), tiles.end(), [](const auto& a, const auto& b) { return a.rows * a.cols < b.rows * b.cols; });
   const double area = static_cast<double>(rows * cols) / kClusterSms / static_cast<double>(t.rows * t.cols);
   return (t.wave_us.value + static_cast<double>(k) * t.k_ns.value * 1e-3) * area;
 }

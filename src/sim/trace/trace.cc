@@ -20,7 +20,7 @@ using Key = std::tuple<int, std::string, int>;  // rank, id, turn
 
 bool is_work(const Span& span) { return span.category != "wait" && !span.lane.starts_with("link "); }
 
-std::map<Key, const Span*> by_key(const Trace& trace) {
+std::map<Key, const Span*> by_key(const Trace& trace, Match match) {
   std::vector<const Span*> spans;
   for (const Span& span : trace.spans) {
     if (is_work(span)) spans.push_back(&span);
@@ -28,7 +28,10 @@ std::map<Key, const Span*> by_key(const Trace& trace) {
   std::stable_sort(spans.begin(), spans.end(), [](const Span* a, const Span* b) { return a->begin_ns < b->begin_ns; });
   std::map<std::pair<int, std::string>, int> turns;
   std::map<Key, const Span*> out;
-  for (const Span* span : spans) out[{span->rank, span->name, turns[{span->rank, span->name}]++}] = span;
+  for (const Span* span : spans) {
+    const std::string& name = match == Match::id ? span->name : span->category;
+    out[{span->rank, name, turns[{span->rank, name}]++}] = span;
+  }
   return out;
 }
 
@@ -73,8 +76,8 @@ double TraceDiff::Row::relative() const {
   return other_duration_us > 0 ? 1 : 0;
 }
 
-base::Result<TraceDiff> diff_traces(const Trace& a, const Trace& b) {
-  const auto left = by_key(a), right = by_key(b);
+base::Result<TraceDiff> diff_traces(const Trace& a, const Trace& b, Match match) {
+  const auto left = by_key(a, match), right = by_key(b, match);
   std::string missing;
   int num_missing = 0;
   const auto look = [&](const auto& from, const auto& in, const char* side) {

@@ -32,8 +32,11 @@ struct TraceDiff {
   double extent_us = 0, other_extent_us = 0;
   double median = 0;  // of |relative residual| over rows
 };
+/// How tasks of two traces are found to be the same: by id, or the n-th of its kind on its rank (traces of others,
+/// whose names are those of kernels).
+enum class Match { id, kind };
 /// invalid_argument where an id (with its rank and turn) is on one side only: names the first ones.
-base::Result<TraceDiff> diff_traces(const base::Trace& a, const base::Trace& b);
+base::Result<TraceDiff> diff_traces(const base::Trace& a, const base::Trace& b, Match match = Match::id);
 std::string to_text(const TraceDiff& diff);
 base::Json to_json(const TraceDiff& diff);
 

@@ -282,6 +282,18 @@ TEST(Simulate, EndsAtItsLimits) {
   EXPECT_THROW((void)simulate(build(op_of("ag_gemm", 4), "serial", 1), Machine{}), Unsupported);
 }
 
+/// The fused kernels' tiles are timed by the machine's largest one, wherever its file has it.
+TEST(Simulate, TheOrderOfAMachinesTilesDoesNotMatter) {
+  Machine turned = h200();
+  std::reverse(turned.gemm.tiles.begin(), turned.gemm.tiles.end());
+  ASSERT_FALSE(turned == h200());
+  for (const char* family : {"k_slab", "tma_slot", "hetero_fused_1d", "library"}) {
+    const OpSpec op = op_of(std::string(family) == "k_slab" ? "ag_gemm" : "gemm_rs", 4);
+    const Schedule schedule = build(op, family, 4);
+    EXPECT_EQ(simulate(schedule, turned).time_ps, simulate(schedule, h200()).time_ps) << family;
+  }
+}
+
 TEST(Simulate, SeveralCallsTakeTurnsOnTheirCopies) {
   const Schedule schedule = build(op_of("gemm_rs", 4), "hetero_unfused_1d", 2);
   SimOptions options;
