@@ -1,0 +1,20 @@
+// `overlace calibrate`: measures the machine it runs on and writes a machine file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace overlace::cli {
+
+struct CalibrateWords {
+  int64_t ranks = 0;      // 0: the GPUs, else 2 CPU ranks
+  std::string name, out;  // empty: "cpu2" or "h200x4"-like; machine/NAME.json, or NAME.json where there is no machine/
+  std::string backend = "auto", dtype;
+  double minutes = 1;
+  double max_residual = 0;  // percent; 0: 5 on GPUs, 20 on CPU ranks
+};
+
+/// Exit code. Nothing is written where a fit is worse than max_residual.
+int calibrate(const CalibrateWords& words);
+
+}  // namespace overlace::cli

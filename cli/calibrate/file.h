@@ -1,0 +1,25 @@
+// The machine file that calibration writes: the machine, and under "x-calibration" what it comes from.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/calibrate/fit.h"
+
+namespace overlace::cli {
+
+/// How it was around the measurement.
+struct Circumstances {
+  std::string when;  // UTC
+  double seconds = 0;
+  double load_before = 0, load_after = 0;  // of the last minute; 0: the system does not say
+  double core_mhz = 0;                     // mean of the cores right behind it; 0: the same
+  std::string dtype = {}, gemm = {};       // of the products, and who computed them
+};
+double load_average();
+double core_mhz();
+
+/// One key of the second level a line, as the shipped files.
+std::string machine_text(const Fit& fit, const std::vector<Point>& points, const Circumstances& around);
+
+}  // namespace overlace::cli

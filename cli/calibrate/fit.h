@@ -1,0 +1,94 @@
+// From what calibration timed to the numbers of a machine. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/calibrate/probe_schedules.h"
+#include "overlace/machine.h"
+#include "overlace/plan.h"
+#include "src/base/status.h"
+
+namespace overlace::cli {
+
+/// What a point tells of the machine.
+enum class Probe {
+  call,    // a call that does next to nothing
+  chain,   // many of the same after each other: launches
+  reduce,  // by bytes
+  gemm,    // by shape
+  pair,    // copies from one rank to another, by bytes
+  ring,    // all ranks at once, each to the next
+  all,     // all ranks at once, each to all others; bytes to one of them
+  local,   // inside the rank
+  rows,    // of rows that lie apart
+  post,    // with a signal behind each
+  signal,  // chain with signals
+  wait,    // chain behind signals that have come
+  flag,    // two ranks in turn
+  event,   // two lanes in turn
+  barrier,
+  all_gather,  // by bytes
+  reduce_scatter,
+  all_reduce,
+  gemm_in,     // products while another rank copies here
+  reduce_in,   // sums while another rank copies here
+  gemm_out,    // products and copies of one rank, the products longer
+  copy_out,    // the same, the copies longer
+  host_call,   // time to queue: the call
+  host_chain,  // ... the chain
+  host_copies,
+  host_collective,
+  skew,      // of ranks behind a barrier
+  operators  // whole operators: no fit sees them
+};
+const char* name_of(Probe probe);
+
+struct Point {
+  Probe probe = Probe::call;
+  double bytes = 0;          // of one item
+  int count = 1;             // items of a call, one after the other
+  int64_t rows = 1;          // of a copy
+  spec::GemmWork gemm = {};  // of an item
+  int copies = 0;            // of `bytes`, beside `count` items of other work
+  double work_bytes = 0;     // of such an item where it is a sum
+  bool has_barrier = false;  // one behind all items
+  bool is_held_out = false;  // no fit sees it
+  spec::Schedule schedule = {};
+  spec::OpSpec op = {};  // of operators
+  plan::Candidate candidate = {};
+  std::vector<double> samples_us = {};  // of a call, the slowest rank's
+  double percentile = 0;                // of the samples that counts
+  double us() const;
+};
+
+/// A third of a sweep, never its ends.
+void hold_out(std::vector<Point>* sweep);
+
+/// How far the fitted machine, simulated, is from what was timed: |predicted / measured - 1|.
+struct Residual {
+  std::string probe;
+  int points = 0, held_out = 0;
+  double fit_p50 = 0, held_out_p50 = 0, held_out_max = 0;
+};
+
+struct Fit {
+  spec::Machine machine;
+  std::vector<Residual> residuals;                       // of probes that have points
+  std::vector<std::optional<double>> predicted_us = {};  // by point
+};
+
+/// What was not measured is taken from `other`, as priors; name, limits and texts too. invalid_argument with the
+/// probe where there are fewer than three samples of a point, a sample is not a positive time, or a sweep that is
+/// needed (gemm, pair, reduce) has fewer than four points; not_supported where times do not grow with sizes.
+base::Result<Fit> fit_points(const std::vector<Point>& points, const spec::Machine& other);
+
+/// All sources of a machine set to `prior`.
+spec::Machine as_priors(spec::Machine machine);
+
+/// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent).
+base::Status check_residuals(const std::vector<Residual>& residuals, double most);
+
+}  // namespace overlace::cli

@@ -1,0 +1,265 @@
+#include "cli/calibrate/points.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <string>
+
+namespace overlace::cli {
+namespace {
+
+constexpr int64_t kKi = 1024, kMi = 1024 * kKi;
+constexpr int kChain = 65, kMostItems = 256, kFewItems = 32;
+constexpr double kShareBeside = 0.7;  // of the longer of two: the other ends surely before it
+constexpr int kMostDegree = 4;
+
+struct Shape {
+  int64_t m, n, k;
+};
+// A few ms at most: on a machine that does other things too, only short ones are ever alone.
+constexpr Shape kCpuShapes[] = {{32, 256, 256},  {64, 256, 256},   {64, 512, 512},   {96, 384, 768},
+                                {128, 512, 256}, {256, 256, 256},  {128, 128, 1024}, {256, 512, 256},
+                                {256, 256, 512}, {128, 1024, 512}, {256, 512, 512},  {512, 512, 512}};
+// Layers of Llama-3.1-70B on four GPUs, and squares.
+constexpr Shape kGpuShapes[] = {{512, 2560, 8192},  {1024, 2560, 8192}, {1024, 8192, 2048}, {1024, 8192, 7168},
+                                {2048, 2560, 8192}, {2048, 8192, 2048}, {2048, 8192, 7168}, {4096, 2560, 8192},
+                                {4096, 4096, 4096}, {4096, 8192, 7168}, {8192, 2560, 8192}, {8192, 8192, 2048},
+                                {8192, 8192, 8192}};
+constexpr Shape kCpuBeside = {256, 512, 512}, kGpuBeside = {4096, 8192, 7168};
+constexpr Shape kCpuProblems[] = {{128, 256, 512}, {256, 512, 256}, {256, 512, 512}};
+constexpr Shape kGpuProblems[] = {{2048, 2560, 8192}, {8192, 8192, 2048}, {8192, 2560, 8192}};
+
+/// Items of a call: as many as move `most` bytes together.
+int items(int64_t bytes, int64_t most) { return static_cast<int>(std::clamp<int64_t>(most / bytes, 1, kMostItems)); }
+
+std::vector<int64_t> doubling(int64_t first, int64_t last, int64_t factor) {
+  std::vector<int64_t> out;
+  for (int64_t bytes = first; bytes <= last; bytes *= factor) out.push_back(bytes);
+  return out;
+}
+
+/// Copies on CPU ranks: what operators of a few ms send, within caches; denser, as no line goes through them.
+std::vector<int64_t> cpu_sizes() {
+  std::vector<int64_t> out;
+  for (const int64_t bytes : doubling(32 * kKi, 512 * kKi, 2)) {
+    out.push_back(bytes);
+    out.push_back(bytes / 2 * 3);
+  }
+  return out;
+}
+
+void append(std::vector<Point>* to, std::vector<Point> sweep, bool holds_out = true) {
+  if (holds_out) hold_out(&sweep);
+  to->insert(to->end(), std::make_move_iterator(sweep.begin()), std::make_move_iterator(sweep.end()));
+}
+
+Point point(const PointOptions& o, Probe probe, int count, spec::Schedule schedule, double bytes = 0) {
+  Point out;
+  out.probe = probe;
+  out.bytes = bytes;
+  out.count = count;
+  out.percentile = o.is_gpu ? 50 : 0;  // cores are shared with whatever else runs, which only adds time
+  out.schedule = std::move(schedule);
+  return out;
+}
+
+/// Of work that all ranks do.
+Point together(const PointOptions& o, Point p) {
+  if (o.is_gpu || o.ranks < 2) return p;
+  add_barrier(&p.schedule);
+  p.has_barrier = true;
+  return p;
+}
+
+spec::GemmWork work_of(const Shape& shape, DType dtype) {
+  const auto element = static_cast<int64_t>(dtype_bytes(dtype));
+  return {shape.m, shape.n, shape.k, 1, element, element};
+}
+
+void add_copies(const PointOptions& o, std::vector<Point>* out) {
+  const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 256 * kMi, 2) : cpu_sizes();
+  const int64_t most = o.is_gpu ? 64 * kMi : 16 * kMi;  // CPU ranks: long against the barrier behind them
+  const auto sweep = [&](Probe probe, CopyWay way) {
+    std::vector<Point> list;
+    for (const int64_t bytes : sizes) {
+      Point p = point(o, probe, items(bytes, most), copy_probe(o.ranks, way, bytes, items(bytes, most)),
+                      static_cast<double>(bytes));
+      list.push_back(way == CopyWay::pair ? std::move(p) : together(o, std::move(p)));
+    }
+    append(out, std::move(list));
+  };
+  if (o.ranks > 1) {
+    sweep(Probe::pair, CopyWay::pair);
+    sweep(Probe::all, CopyWay::all);
+    const int64_t large = sizes[sizes.size() - 3];
+    out->push_back(
+        together(o, point(o, Probe::ring, items(large, most),
+                          copy_probe(o.ranks, CopyWay::ring, large, items(large, most)), static_cast<double>(large))));
+    const int64_t small = sizes.front();
+    out->push_back(point(o, Probe::post, kFewItems, copy_probe(o.ranks, CopyWay::pair, small, kFewItems, 1, true),
+                         static_cast<double>(small)));
+    constexpr int64_t kRows = 256;
+    Point rows = point(o, Probe::rows, 4, copy_probe(o.ranks, CopyWay::pair, 256 * kKi, 4, kRows), 256.0 * kKi);
+    rows.rows = kRows;
+    out->push_back(std::move(rows));
+  }
+  sweep(Probe::local, CopyWay::local);
+}
+
+void add_collectives(const PointOptions& o, std::vector<Point>* out) {
+  if (!o.has_collectives || o.ranks < 2) return;
+  const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 256 * kMi, 2) : cpu_sizes();
+  for (const auto& [probe, name] : {std::pair{Probe::all_gather, "all_gather"},
+                                    {Probe::reduce_scatter, "reduce_scatter"},
+                                    {Probe::all_reduce, "all_reduce"}}) {
+    std::vector<Point> list;
+    for (const int64_t bytes : sizes) {
+      const int count = std::min(items(bytes, 8 * kMi), o.is_gpu ? 8 : kFewItems);
+      list.push_back(point(o, probe, count, collective_probe(o.ranks, name, bytes, count), static_cast<double>(bytes)));
+    }
+    append(out, std::move(list));
+  }
+}
+
+const Point* find(const std::vector<Point>& list, Probe probe, const Shape& shape) {
+  const auto found = std::find_if(list.begin(), list.end(), [&](const Point& p) {
+    return p.probe == probe &&
+           (probe != Probe::gemm || (p.gemm.m == shape.m && p.gemm.n == shape.n && p.gemm.k == shape.k));
+  });
+  return found == list.end() ? nullptr : &*found;
+}
+
+const Point* find(const std::vector<Point>& list, Probe probe, int64_t bytes) {
+  const auto found = std::find_if(list.begin(), list.end(), [&](const Point& p) {
+    return p.probe == probe && p.bytes == static_cast<double>(bytes);
+  });
+  return found == list.end() ? nullptr : &*found;
+}
+
+int at_least_one(double count) { return std::max(static_cast<int>(count), 1); }
+
+}  // namespace
+
+size_t argument_bytes(bool is_gpu) { return static_cast<size_t>(is_gpu ? 512 * kMi : 8 * kMi); }
+
+size_t symmetric_bytes(const PointOptions& o) {
+  return static_cast<size_t>(o.is_gpu ? int64_t{o.ranks} * 1024 * kMi : int64_t{o.ranks} * 64 * kMi);
+}
+
+std::vector<Point> basic_points(const PointOptions& o) {
+  std::vector<Point> out;
+  out.push_back(point(o, Probe::call, 1, reduce_probe(o.ranks, kTinyReduce, 1)));
+  out.push_back(point(o, Probe::chain, kChain, reduce_probe(o.ranks, kTinyReduce, kChain)));
+  std::vector<Point> sums;
+  for (const int64_t elements : o.is_gpu ? doubling(16 * kKi, 64 * kMi, 4) : doubling(2 * kKi, 128 * kKi, 2)) {
+    const int64_t bytes = 3 * 4 * elements;
+    const int count = items(bytes, o.is_gpu ? 256 * kMi : 8 * kMi);
+    sums.push_back(
+        together(o, point(o, Probe::reduce, count, reduce_probe(o.ranks, bytes, count), static_cast<double>(bytes))));
+  }
+  append(&out, std::move(sums));
+  std::vector<Point> products;
+  const auto add = [&](const Shape& shape) {
+    const spec::GemmWork work = work_of(shape, o.dtype);
+    const int count = o.is_gpu ? 4 : 1;
+    products.push_back(together(o, point(o, Probe::gemm, count, gemm_probe(o.ranks, o.dtype, work, count))));
+    products.back().gemm = work;
+  };
+  if (o.is_gpu) std::for_each(std::begin(kGpuShapes), std::end(kGpuShapes), add);
+  if (!o.is_gpu) std::for_each(std::begin(kCpuShapes), std::end(kCpuShapes), add);
+  append(&out, std::move(products));
+  add_copies(o, &out);
+  if (o.ranks > 1) {
+    constexpr int kItems = 64, kTurns = 16;
+    out.push_back(point(o, Probe::signal, kItems, reduce_probe(o.ranks, kTinyReduce, kItems, true)));
+    out.push_back(point(o, Probe::wait, kItems, wait_probe(o.ranks, kItems)));
+    out.push_back(point(o, Probe::flag, kTurns, flag_probe(o.ranks, kTurns)));
+    // GPUs: exec has no barrier tasks there.
+    if (!o.is_gpu) out.push_back(point(o, Probe::barrier, kTurns, barrier_probe(o.ranks, kTurns)));
+  }
+  constexpr int kPairs = 16;
+  out.push_back(point(o, Probe::event, kPairs, event_probe(o.ranks, kPairs)));
+  add_collectives(o, &out);
+  return out;
+}
+
+std::vector<Point> host_points(const PointOptions& o) {
+  std::vector<Point> out;
+  if (!o.is_gpu) return out;
+  out.push_back(point(o, Probe::host_call, 1, reduce_probe(o.ranks, kTinyReduce, 1)));
+  out.push_back(point(o, Probe::host_chain, kChain, reduce_probe(o.ranks, kTinyReduce, kChain)));
+  if (o.ranks > 1)
+    out.push_back(point(o, Probe::host_copies, kFewItems, copy_probe(o.ranks, CopyWay::ring, 64 * kKi, kFewItems)));
+  if (o.ranks > 1 && o.has_collectives) {
+    constexpr int kCollectives = 4;
+    out.push_back(
+        point(o, Probe::host_collective, kCollectives, collective_probe(o.ranks, "all_gather", kMi, kCollectives)));
+  }
+  return out;
+}
+
+std::vector<Point> contention_points(const PointOptions& o, const std::vector<Point>& basic) {
+  std::vector<Point> out;
+  if (o.ranks < 2) return out;
+  const Shape shape = o.is_gpu ? kGpuBeside : kCpuBeside;
+  const int64_t bytes = o.is_gpu ? 16 * kMi : 256 * kKi;
+  const Point *gemm = find(basic, Probe::gemm, shape), *pair = find(basic, Probe::pair, bytes);
+  const Point *all = find(basic, Probe::all, bytes), *sum = find(basic, Probe::reduce, 3 * bytes);
+  if (gemm == nullptr || pair == nullptr || all == nullptr || sum == nullptr) return out;
+  const double gemm_us = gemm->us() / gemm->count, pair_us = pair->us() / pair->count;
+  const double all_us = all->us() / all->count, sum_us = sum->us() / sum->count;
+  const auto beside = [&](Probe probe, spec::Schedule work, int count, int copies, bool is_own) {
+    add_copies_beside(&work, bytes, copies, is_own);
+    Point p = point(o, probe, count, std::move(work), static_cast<double>(bytes));
+    p.copies = copies;
+    if (probe == Probe::reduce_in) {
+      p.work_bytes = sum->bytes;
+    } else {
+      p.gemm = gemm->gemm;
+    }
+    out.push_back(std::move(p));
+  };
+  const auto products = [&](int count) { return gemm_probe(o.ranks, o.dtype, gemm->gemm, count); };
+  constexpr int kProducts = 2;
+  const double work_us = kProducts * gemm_us;
+  beside(Probe::gemm_in, on_first_rank(products(kProducts)), kProducts, at_least_one(kShareBeside * work_us / pair_us),
+         false);
+  const int sums = at_least_one(work_us / sum_us);
+  beside(Probe::reduce_in, on_first_rank(reduce_probe(o.ranks, 3 * bytes, sums)), sums,
+         at_least_one(kShareBeside * sums * sum_us / pair_us), false);
+  if (!o.is_gpu) return out;  // CPU ranks: one thread does both, one after the other
+  beside(Probe::gemm_out, products(kProducts), kProducts, at_least_one(kShareBeside * work_us / all_us), true);
+  beside(Probe::copy_out, products(kProducts), kProducts, at_least_one(work_us / kShareBeside / all_us) + 1, true);
+  return out;
+}
+
+std::vector<std::vector<Point>> operator_points(const PointOptions& o, const spec::Machine& machine) {
+  std::vector<std::vector<Point>> out;
+  if (o.ranks < 2) return out;
+  const auto add = [&](const std::string& name, const Shape& shape) {
+    spec::OpSpec op;
+    op.op = name;
+    op.m = shape.m;
+    op.n = shape.n;
+    op.k = shape.k;
+    op.ranks = o.ranks;
+    op.dtype = op.out_dtype = o.dtype;
+    std::vector<Point>& group = out.emplace_back();
+    for (const plan::Candidate& candidate : plan::candidates(op, machine)) {
+      const bool is_fine = candidate.degree > kMostDegree && candidate.family != "tma_slot";
+      if (is_fine || (candidate.family == "library" && !o.has_collectives)) continue;
+      group.push_back(point(o, Probe::operators, 1, spec::make_schedule(op, candidate.family, candidate.degree)));
+      group.back().op = op;
+      group.back().candidate = candidate;
+    }
+  };
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    if (o.is_gpu)
+      std::for_each(std::begin(kGpuProblems), std::end(kGpuProblems), [&](const Shape& s) { add(name, s); });
+    if (!o.is_gpu)
+      std::for_each(std::begin(kCpuProblems), std::end(kCpuProblems), [&](const Shape& s) { add(name, s); });
+  }
+  return out;
+}
+
+}  // namespace overlace::cli

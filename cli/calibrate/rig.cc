@@ -1,0 +1,166 @@
+#include "cli/calibrate/rig.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "src/ops/common/bodies.h"
+#include "src/runtime/state.h"
+#include "src/spec/expand.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+using base::Status;
+
+constexpr size_t kPieceBytes = 32 * 1024;  // of samples, at once
+
+/// Which of the three blocks an argument is bound to.
+size_t place_of(const std::string& name) {
+  return name == "A" || name == "X" ? 0 : name == "B" || name == "Z" || name == "W" ? 1 : 2;
+}
+
+template <class Work>
+Status guarded(Work work) {
+  try {
+    work();
+    return {};
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+}  // namespace
+
+Rig::Rig(Bootstrap& bootstrap, const RuntimeOptions& options, size_t argument_bytes)
+    : runtime_(std::make_unique<Runtime>(Runtime::open(bootstrap, options))), argument_bytes_(argument_bytes) {
+  channel_ = &team().channel(is_gpu() ? StreamRef::cuda(nullptr) : StreamRef::cpu());
+  for (const char* name : {"first operand", "second operand", "result"})
+    memory_.push_back(runtime_->heap().alloc(argument_bytes, 4096, name));
+  team().barrier();
+  for (const SymBuffer& one : memory_) fill(one);
+  team().barrier();
+}
+
+Rig::~Rig() = default;
+
+void Rig::close() {
+  for (auto it = memory_.rbegin(); it != memory_.rend(); ++it) runtime_->heap().free(*it);
+  memory_.clear();
+  runtime_->close();
+}
+
+/// Sums of four uniform numbers: data of low entropy would run faster than real ones. As fp32; read as bf16 or fp16 its
+/// halves are spread as widely.
+void Rig::fill(const SymBuffer& buffer) {
+  constexpr size_t kFloats = 64 * 1024;
+  std::vector<float> values(kFloats);
+  uint64_t state = 0x9E3779B97F4A7C15u * (static_cast<uint64_t>(team().rank()) + 1) + buffer.offset;
+  const auto uniform = [&] {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
+  };
+  for (float& value : values) value = uniform() + uniform() + uniform() + uniform();
+  if (is_gpu()) {  // two bf16 in each
+    for (float& value : values) {
+      uint32_t high = 0, low = 0;
+      const float second = uniform() + uniform() + uniform() + uniform();
+      std::memcpy(&high, &value, sizeof high);
+      std::memcpy(&low, &second, sizeof low);
+      high = (high & 0xffff0000u) | low >> 16;
+      std::memcpy(&value, &high, sizeof value);
+    }
+  }
+  auto* to = static_cast<char*>(team().local_ptr(buffer));
+  const size_t piece = kFloats * sizeof(float);
+  for (size_t at = 0; at < buffer.bytes; at += piece)
+    runtime_->state().backend->copy(to + at, values.data(), std::min(piece, buffer.bytes - at)).or_throw();
+}
+
+Result<const exec::Bindings*> Rig::bindings(const spec::Schedule& schedule) {
+  const auto found = bindings_.find(&schedule);
+  if (found != bindings_.end()) return &found->second;
+  const Result<spec::Expansion> expansion = spec::expand(schedule, team().rank(), team().size());
+  if (!expansion.ok()) return expansion.status();
+  exec::Bindings out;
+  for (size_t i = 0; i < schedule.buffers.size(); ++i) {
+    const spec::Buffer& buffer = schedule.buffers[i];
+    if (buffer.space != spec::Space::argument) continue;
+    const std::vector<int64_t>& shape = expansion->buffer_shapes[i];
+    if (shape.size() != 2) return base::error(Errc::internal, "calibrate: argument {} is no matrix", buffer.name);
+    TensorView view =
+        TensorView::contiguous(team().local_ptr(memory_[place_of(buffer.name)]), buffer.dtype, {shape[0], shape[1]});
+    if (static_cast<size_t>(view.numel()) * dtype_bytes(buffer.dtype) > argument_bytes_)
+      return base::error(Errc::internal, "calibrate: argument {} {} is larger than {} bytes", buffer.name, view.shape(),
+                         argument_bytes_);
+    out[buffer.name] = view;
+  }
+  return &(bindings_[&schedule] = std::move(out));
+}
+
+Status Rig::run(const spec::Schedule& schedule, int iterations) {
+  const Result<const exec::Bindings*> bound = bindings(schedule);
+  if (!bound.ok()) return bound.status();
+  for (int i = 0; i < iterations; ++i)
+    OVERLACE_TRY(exec::run(*channel_, schedule, "calibrate", **bound, ops::bodies(*channel_)));
+  return {};
+}
+
+Result<double> Rig::queue_us(const spec::Schedule& schedule) {
+  OVERLACE_TRY(run(schedule, 1));
+  OVERLACE_TRY(synchronize());
+  OVERLACE_TRY(barrier());
+  const double begin = now_us();
+  OVERLACE_TRY(run(schedule, 1));
+  const double mine = now_us() - begin;
+  OVERLACE_TRY(synchronize());
+  const auto slowest = max_over_ranks({mine});
+  if (!slowest.ok()) return slowest.status();
+  return slowest->front();
+}
+
+Result<double> Rig::skew_us() {
+  OVERLACE_TRY(barrier());
+  const double now = now_us();  // ranks of one host have one clock
+  const auto ends = max_over_ranks({now, -now});
+  if (!ends.ok()) return ends.status();
+  return (*ends)[0] + (*ends)[1];
+}
+
+Status Rig::synchronize() {
+  return guarded([&] { runtime_->synchronize(); });
+}
+Status Rig::barrier() {
+  return guarded([&] { team().barrier(); });
+}
+
+Result<std::vector<double>> Rig::max_over_ranks(const std::vector<double>& mine) {
+  std::vector<double> out = mine;
+  const Status status = guarded([&] {
+    const size_t at_once = kPieceBytes / sizeof(double);
+    for (size_t first = 0; first < mine.size(); first += at_once) {
+      const size_t count = std::min(at_once, mine.size() - first);
+      const auto* bytes = reinterpret_cast<const std::byte*>(mine.data() + first);
+      for (const Bytes& theirs : team().exchange({bytes, count * sizeof(double)})) {
+        if (theirs.size() != count * sizeof(double))
+          throw_error(Errc::desync, "calibrate: a rank measures other things");
+        for (size_t i = 0; i < count; ++i) {
+          double value = 0;
+          std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+          out[first + i] = std::max(out[first + i], value);
+        }
+      }
+    }
+  });
+  if (!status.ok()) return status;
+  return out;
+}
+
+double Rig::now_us() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(now).count();
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,53 @@
+// A rank that runs schedules on memory of its own and times them among its team, on any backend.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/measure.h"
+#include "overlace/bootstrap.h"
+#include "overlace/runtime.h"
+#include "src/base/status.h"
+#include "src/exec/run.h"
+
+namespace overlace::cli {
+
+/// Runs on every rank alike; all calls are collective.
+class Rig final : public Crew {
+ public:
+  /// Opens the runtime; `argument_bytes` for each of the operands that a schedule names.
+  Rig(Bootstrap& bootstrap, const RuntimeOptions& options, size_t argument_bytes);
+  ~Rig() override;
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
+
+  Team& team() { return runtime_->world(); }
+  bool is_gpu() const { return runtime_->backend() == Backend::cuda_peer; }
+  Runtime& runtime() { return *runtime_; }
+  /// Queues it so often; cpu: done on return. Arguments are bound to normal data.
+  base::Status run(const spec::Schedule& schedule, int iterations);
+  /// Time that this thread takes to queue one call, of the slowest rank; the queue is empty before.
+  base::Result<double> queue_us(const spec::Schedule& schedule);
+  /// Between the first and the last rank that leaves a barrier.
+  base::Result<double> skew_us();
+  void close();
+
+  base::Status synchronize() override;
+  base::Status barrier() override;
+  base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override;
+  double now_us() override;
+
+ private:
+  base::Result<const exec::Bindings*> bindings(const spec::Schedule& schedule);
+  void fill(const SymBuffer& buffer);
+
+  std::unique_ptr<Runtime> runtime_;
+  Channel* channel_ = nullptr;
+  size_t argument_bytes_;
+  std::vector<SymBuffer> memory_;                             // first operand, second operand, result
+  std::map<const spec::Schedule*, exec::Bindings> bindings_;  // schedules outlive the rig
+};
+
+}  // namespace overlace::cli

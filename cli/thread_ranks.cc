@@ -1,0 +1,31 @@
+#include "cli/thread_ranks.h"
+
+#include <thread>
+#include <vector>
+
+#include "cli/run_failures.h"
+
+namespace overlace::cli {
+
+base::Status run_thread_ranks(int ranks, const std::function<base::Status(Bootstrap&)>& rank) {
+  const auto bootstraps = thread_bootstraps(ranks);
+  std::vector<base::Status> results(bootstraps.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < bootstraps.size(); ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        results[r] = rank(*bootstraps[r]);
+      } catch (...) {
+        results[r] = base::status_of_current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<RankFailure> failures;
+  for (size_t r = 0; r < results.size(); ++r)
+    if (!results[r].ok()) failures.push_back({static_cast<int>(r), results[r]});
+  const auto cause = first_cause(failures);
+  return cause ? base::Status(cause->status.code(), failure_text(*cause, failures)) : base::Status();
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,78 @@
+// `overlace calibrate` as a command: a file that the other subcommands read, and what it refuses.
+#include <gtest/gtest.h>
+
+#include "tests/cli/support/command.h"
+
+namespace overlace::cli_test {
+namespace {
+
+Command command(const Directory& directory, std::vector<std::string> args) {
+  Command out;
+  out.args = std::move(args);
+  out.env = {{"CUDA_VISIBLE_DEVICES", ""}};
+  out.directory = directory.path();
+  out.limit_s = 300;
+  return out;
+}
+
+TEST(Calibrate, WritesAMachineThatCanBePlannedFor) {
+  const Directory directory;
+  // Whatever else runs here, a file comes out; a good one would take longer.
+  const Result result =
+      run(command(directory, {"calibrate", "-n", "2", "--minutes", "0.01", "--max-residual", "1e9", "--name", "here"}));
+  ASSERT_EQ(result.exit, 0) << result.err;
+  EXPECT_EQ(directory.entries(), std::set<std::string>{"here.json"});
+  EXPECT_NE(result.out.find("held out p50"), std::string::npos) << result.out;
+  const std::string text = directory.read("here.json");
+  EXPECT_NE(text.find("\"name\": \"here\""), std::string::npos);
+  EXPECT_NE(text.find("\"x-calibration\""), std::string::npos);
+  for (const char* tier : {"recurrence", "simulation"}) {
+    const Result plan = run(command(directory, {"plan", "ag_gemm", "--m", "512", "--n", "512", "--k", "512", "--dtype",
+                                                "fp32", "--machine", "here.json", "--tier", tier}));
+    EXPECT_EQ(plan.exit, 0) << plan.err;
+    EXPECT_NE(plan.out.find("machine here"), std::string::npos) << plan.out;
+    EXPECT_NE(plan.out.find("library"), std::string::npos) << plan.out;
+  }
+}
+
+TEST(Calibrate, AFitThatIsWorseThanAskedForLeavesNoFile) {
+  const Directory directory;
+  const Result result =
+      run(command(directory, {"calibrate", "--minutes", "0.01", "--max-residual", "0.0001", "--out", "m.json"}));
+  EXPECT_EQ(result.exit, 3) << result.err;
+  EXPECT_NE(result.err.find("points that no fit has seen"), std::string::npos) << result.err;
+  EXPECT_TRUE(directory.entries().empty());
+}
+
+TEST(Calibrate, BadWordsAreRefusedBeforeAnythingRuns) {
+  const Directory directory;
+  const struct {
+    std::vector<std::string> words;
+    const char* error;
+  } cases[] = {
+      {{"--ranks", "1"}, "--ranks is 1, wanted 2 to 16"},
+      {{"--ranks", "two"}, "--ranks"},
+      {{"--minutes", "0"}, "--minutes is 0, wanted more than 0 and at most 60"},
+      {{"--max-residual", "-1"}, "--max-residual is -1, wanted at least 0"},
+      {{"--dtype", "i8"}, "--dtype is i8, wanted fp32, bf16 or fp16"},
+      {{"--backend", "tpu"}, "--backend is tpu, wanted auto, cpu or cuda_peer"},
+      {{"--out", "machine.txt"}, "--out is machine.txt, wanted a name in .json"},
+  };
+  for (const auto& one : cases) {
+    std::vector<std::string> args = {"calibrate"};
+    args.insert(args.end(), one.words.begin(), one.words.end());
+    const Result result = run(command(directory, args));
+    EXPECT_EQ(result.exit, 2) << one.error;
+    EXPECT_NE(result.err.find(one.error), std::string::npos) << result.err;
+    EXPECT_LT(result.seconds, 5);
+  }
+  Command emulated = command(directory, {"calibrate"});
+  emulated.env["OVERLACE_LINK"] = "1GB/s,10us";
+  const Result result = run(emulated);
+  EXPECT_EQ(result.exit, 2);
+  EXPECT_NE(result.err.find("OVERLACE_LINK"), std::string::npos) << result.err;
+  EXPECT_TRUE(directory.entries().empty());
+}
+
+}  // namespace
+}  // namespace overlace::cli_test

@@ -1,0 +1,190 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cli/calibrate/file.h"
+#include "cli/calibrate/points.h"
+#include "overlace/sim.h"
+
+namespace overlace::cli {
+namespace {
+
+using spec::Load;
+using spec::Machine;
+using spec::Source;
+
+/// A machine of two CPU ranks with numbers of its own.
+Machine invented() {
+  Machine m = spec::find_machine("cpu2");
+  m.gemm.tiles = {{16, 64, {0.05}, {23}}};
+  m.gemm.start_us = {6};
+  m.gemm.sustained_TFLOPs = {0.085};
+  m.gemm.stream_GBps = m.gemm.sm_stream_GBps = {40};
+  m.copy.start_us = {1.5};
+  m.copy.peer_GBps = m.copy.all_GBps = {7};
+  m.copy.pair_us = {};
+  m.copy.local_GBps = {9};
+  m.copy.row_us = {0.03};
+  m.copy.post_us = {0.4};
+  m.link.egress_GBps = m.link.ingress_GBps = {7};
+  m.memory.hbm_GBps = {40};
+  m.memory.reduce_GBps = {5};
+  m.latency = {};
+  m.latency.launch_us = {0.3};
+  m.latency.call_us = {2.5};
+  m.latency.flag_us = {1.2};
+  m.latency.wait_us = {0.15};
+  m.latency.signal_us = {0.1};
+  m.latency.barrier_us = {3};
+  for (spec::Curve* curve :
+       {&m.collectives.all_gather_us, &m.collectives.reduce_scatter_us, &m.collectives.all_reduce_us})
+    curve->points = {{65536, 30}, {1048576, 300}, {4194304, 1200}};
+  m.contention = {{Load::gemm_tensor, Load::ce_in, {1.2}}};
+  return m;
+}
+
+double simulated(const Point& p, const Machine& m) { return sim::simulate(p.schedule, m).us(); }
+
+/// The points of calibration with the times that `truth` would show.
+std::vector<Point> points_of(const Machine& truth, const PointOptions& options) {
+  std::vector<Point> out = basic_points(options);
+  for (Point& p : out) p.samples_us.assign(3, simulated(p, truth));
+  for (Point& p : contention_points(options, out)) {
+    p.samples_us.assign(3, simulated(p, truth));
+    out.push_back(std::move(p));
+  }
+  return out;
+}
+
+void expect_near(const spec::Figure& got, double want, double share, const char* what) {
+  EXPECT_EQ(got.source, Source::measured) << what;
+  EXPECT_NEAR(got.value, want, share * want) << what;
+}
+
+TEST(Calibrate, FindsTheMachineThatTheTimesComeFrom) {
+  const Machine truth = invented();
+  const std::vector<Point> points = points_of(truth, {});
+  Machine other = spec::find_machine("cpu2");
+  other.gemm.tiles = {{16, 64, {}, {}}};
+  const Fit fit = fit_points(points, other).value();
+  const Machine& m = fit.machine;
+  expect_near(m.latency.launch_us, 0.3, 0.1, "launch");
+  expect_near(m.latency.call_us, 2.5, 0.1, "call");
+  expect_near(m.copy.start_us, 1.5, 0.05, "start");
+  expect_near(m.copy.peer_GBps, 7, 0.02, "peer");
+  expect_near(m.copy.all_GBps, 7, 0.02, "all");
+  expect_near(m.copy.local_GBps, 9, 0.02, "local");
+  expect_near(m.copy.row_us, 0.03, 0.1, "row");
+  expect_near(m.copy.post_us, 0.4, 0.15, "post");
+  expect_near(m.memory.reduce_GBps, 5, 0.05, "reduce");
+  expect_near(m.latency.signal_us, 0.1, 0.1, "signal");
+  expect_near(m.latency.wait_us, 0.15, 0.2, "wait");
+  expect_near(m.latency.flag_us, 1.2, 0.1, "flag");
+  expect_near(m.latency.barrier_us, 3, 0.05, "barrier");
+  ASSERT_EQ(m.contention.size(), 1u);
+  EXPECT_EQ(m.contention[0].by, Load::ce_in);
+  expect_near(m.contention[0].factor, 1.2, 0.05, "contention");
+  for (const Residual& one : fit.residuals) EXPECT_LT(one.held_out_p50, 0.05) << one.probe;
+  EXPECT_TRUE(check_residuals(fit.residuals, 0.05).ok());
+}
+
+TEST(Calibrate, GpusHaveTheSamePoints) {
+  const Machine truth = spec::find_machine("h200x4");
+  const PointOptions options{.is_gpu = true, .ranks = 4, .dtype = DType::bf16};
+  std::vector<Point> points = points_of(truth, options);
+  const auto& l = truth.latency;
+  for (Point& p : host_points(options)) {
+    const double item = p.probe == Probe::host_copies       ? l.host_copy_us.value
+                        : p.probe == Probe::host_collective ? l.host_collective_us.value
+                                                            : l.host_kernel_us.value;
+    p.samples_us.assign(3, l.host_call_us.value + p.count * item);
+    points.push_back(std::move(p));
+  }
+  const Fit fit = fit_points(points, truth).value();
+  const Machine& m = fit.machine;
+  for (const Residual& one : fit.residuals) EXPECT_LT(one.held_out_p50, 0.05) << one.probe;
+  expect_near(m.copy.peer_GBps, 397, 0.03, "peer");
+  expect_near(m.latency.host_kernel_us, l.host_kernel_us.value, 0.01, "host_kernel");
+  expect_near(m.latency.host_copy_us, l.host_copy_us.value, 0.01, "host_copy");
+  expect_near(m.latency.host_collective_us, l.host_collective_us.value, 0.01, "host_collective");
+  // Nobody measured these here.
+  EXPECT_EQ(m.transport.tma_GBps.source, Source::prior);
+  EXPECT_EQ(m.latency.barrier_us.source, Source::prior);
+  EXPECT_EQ(m.collectives.all_to_all_us.source, Source::prior);
+  EXPECT_EQ(m.transport.tma_GBps.points, truth.transport.tma_GBps.points);
+  EXPECT_TRUE(m.errors.empty()) << "of another machine";
+}
+
+TEST(Calibrate, RefusesTimesThatCannotBe) {
+  const std::vector<Point> good = points_of(invented(), {});
+  const Machine other = spec::find_machine("cpu2");
+  const auto refused = [&](std::vector<Point> points) { return fit_points(points, other).status(); };
+  for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    std::vector<Point> points = good;
+    points[3].samples_us[1] = bad;
+    EXPECT_EQ(refused(points).code(), Errc::invalid_argument);
+    EXPECT_NE(refused(points).message().find("reduce took"), std::string::npos) << refused(points).message();
+  }
+  std::vector<Point> few = good;
+  few[0].samples_us.resize(2);
+  EXPECT_NE(refused(few).message().find("call has 2 samples"), std::string::npos) << refused(few).message();
+  std::vector<Point> without = good;
+  std::erase_if(without, [](const Point& p) { return p.probe == Probe::gemm; });
+  EXPECT_NE(refused(without).message().find("gemm has 0 points"), std::string::npos) << refused(without).message();
+  std::vector<Point> falling = good;
+  for (Point& p : falling)
+    if (p.probe == Probe::pair) p.samples_us.assign(3, p.count * 1e9 / p.bytes);
+  EXPECT_EQ(refused(falling).code(), Errc::not_supported) << refused(falling).message();
+}
+
+TEST(Calibrate, PointsThatNoFitHasSeenTellWhenACurveIsWrong) {
+  std::vector<Point> points = points_of(invented(), {});
+  for (Point& p : points)
+    if (p.probe == Probe::pair && p.is_held_out) p.samples_us.assign(3, 2 * p.us());
+  const Fit fit = fit_points(points, spec::find_machine("cpu2")).value();
+  const base::Status status = check_residuals(fit.residuals, 0.15);
+  EXPECT_EQ(status.code(), Errc::not_supported);
+  EXPECT_NE(status.message().find("pair"), std::string::npos) << status.message();
+}
+
+TEST(Calibrate, ErrorsAreThoseOfWholeOperators) {
+  const Machine truth = invented();
+  std::vector<Point> points = points_of(truth, {});
+  for (std::vector<Point>& group : operator_points({}, truth)) {
+    for (Point& p : group) {
+      const bool is_slow = p.op.op == "gemm_rs" && p.candidate.family == "serial";
+      p.samples_us.assign(3, simulated(p, truth) * (is_slow ? 2 : 1));
+      points.push_back(std::move(p));
+    }
+  }
+  Machine other = spec::find_machine("cpu2");
+  other.gemm.tiles = truth.gemm.tiles;
+  const Machine m = fit_points(points, other).value().machine;
+  EXPECT_NEAR(m.errors.at("gemm_rs").at("serial").p50, 0.5, 0.05);
+  EXPECT_LT(m.errors.at("gemm_rs").at("library").p50, 0.1);
+  EXPECT_TRUE(m.recurrence_errors.at("gemm_rs").contains("serial"));
+}
+
+TEST(Calibrate, WhatIsWrittenCanBeRead) {
+  const std::vector<Point> points = points_of(invented(), {});
+  const Fit fit = fit_points(points, spec::find_machine("cpu2")).value();
+  const std::string text = machine_text(fit, points, {.when = "2026-01-02T03:04:05Z", .dtype = "fp32"});
+  EXPECT_EQ(spec::machine_from_json(text), fit.machine);
+  EXPECT_NE(text.find("\"x-calibration\""), std::string::npos);
+  EXPECT_NE(text.find("2026-01-02T03:04:05Z"), std::string::npos);
+  for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) EXPECT_LT(text.find('\n', at) - at, 20000u);
+}
+
+TEST(Calibrate, AThirdOfASweepIsHeldOut) {
+  std::vector<Point> sweep(9);
+  hold_out(&sweep);
+  size_t held_out = 0;
+  for (const Point& p : sweep) held_out += p.is_held_out ? 1 : 0;
+  EXPECT_EQ(held_out, 3u);
+  EXPECT_FALSE(sweep.front().is_held_out);
+  EXPECT_FALSE(sweep.back().is_held_out);
+}
+
+}  // namespace
+}  // namespace overlace::cli
