@@ -12,7 +12,9 @@
 #include "cli/run.h"
 #include "cli/run_outputs.h"
 #include "cli/sim.h"
+#include "cli/sim_check.h"
 #include "cli/sim_graph.h"
+#include "cli/sim_sweep.h"
 #include "cli/sim_t3.h"
 #include "cli/sim_validate.h"
 #include "cli/trace.h"
@@ -138,6 +140,8 @@ void add_sim(CLI::App& app, overlace::cli::SimWords* words) {
 struct SimModelWords {
   overlace::cli::T3Words t3;
   overlace::cli::ValidateWords validate;
+  overlace::cli::SweepWords sweep;
+  overlace::cli::CheckWords check;
   overlace::cli::DlrmWords dlrm;
   overlace::cli::TransformerWords transformer;
   overlace::cli::MoeWords moe;
@@ -253,6 +257,31 @@ void add_co2(CLI::App& graphs, overlace::cli::Co2Words* words) {
   graph->add_option("--seed", words->run.seed, "Of that factor")->capture_default_str()->check(number_error<uint64_t>);
 }
 
+void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
+  CLI::App* sweep = sim.add_subcommand("sweep", "Schedules over lists of parameters: table, data, plot");
+  overlace::cli::SweepWords* w = &words->sweep;
+  sweep->add_option("op", w->op, "ag_gemm, gemm_rs or gemm_ar")->required();
+  sweep->add_option("--m", w->m, "Rows of the whole team, such as 1024,2048")->required();
+  sweep->add_option("--n", w->n, "Columns, of one rank in ag_gemm")->required();
+  sweep->add_option("--k", w->k, "Depth, of one rank in gemm_rs and gemm_ar")->required();
+  sweep->add_option("-n,--ranks", w->ranks, "Ranks (default: the machine's)");
+  sweep->add_option("--families", w->families, "all, or a list")->capture_default_str();
+  sweep->add_option("--degrees", w->degrees, "Of which the fastest counts")->capture_default_str();
+  sweep->add_option("--machines", w->machines, "Shipped machines or FILE.json")->capture_default_str();
+  sweep->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+  sweep->add_option("--calls", w->calls, "Calls in a row; their later half is timed")
+      ->capture_default_str()
+      ->check(number_error<int64_t>);
+  sweep->add_option("--plot", w->plot, "Lines over the first number that varies: .svg or .html");
+  sweep->add_option("--json", w->json, "The same as data; - is stdout");
+  CLI::App* check = sim.add_subcommand(
+      "check", "Properties that every simulation must have, on a machine; 1 where one does not hold");
+  check->add_option("--machine", words->check.machine, "A shipped machine or FILE.json")->capture_default_str();
+  check->add_flag("--validate", words->check.validates, "The models beside published numbers too");
+  check->add_option("--golden", words->check.golden, "Folder of the published numbers")->capture_default_str();
+  check->add_option("--json", words->check.json, "The same as data; - is stdout");
+}
+
 void add_graphs(CLI::App& sim, SimModelWords* words) {
   CLI::App* graphs = sim.add_subcommand("graph", "Whole steps over many GPUs");
   graphs->require_subcommand(1);
@@ -277,6 +306,8 @@ int run_graph(const CLI::App& graphs, const SimModelWords& words) {
 int run_sim(const CLI::App& sim, const overlace::cli::SimWords& words, const SimModelWords& models) {
   if (sim.got_subcommand("t3")) return overlace::cli::sim_t3(models.t3);
   if (sim.got_subcommand("validate")) return overlace::cli::sim_validate(models.validate);
+  if (sim.got_subcommand("sweep")) return overlace::cli::sim_sweep(models.sweep);
+  if (sim.got_subcommand("check")) return overlace::cli::sim_check(models.check);
   if (sim.got_subcommand("graph")) return run_graph(*sim.get_subcommand("graph"), models);
   return sim.got_subcommand("run") ? overlace::cli::sim_run(words) : overlace::cli::sim_compare(words);
 }
@@ -385,6 +416,7 @@ int main(int argc, char** argv) {
   add_sim(app, &sim);
   SimModelWords models;
   add_sim_models(*app.get_subcommand("sim"), &models);
+  add_sweep_and_check(*app.get_subcommand("sim"), &models);
   add_graphs(*app.get_subcommand("sim"), &models);
   overlace::cli::PlanWords plan;
   add_plan(app, "plan", "Which schedule an operator should take on a machine", &plan);

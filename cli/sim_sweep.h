@@ -1,0 +1,19 @@
+// `overlace sim sweep`: schedules over lists of parameters.
+#pragma once
+
+#include <string>
+
+namespace overlace::cli {
+
+/// Lists: values between commas.
+struct SweepWords {
+  std::string op = "ag_gemm", m, n, k;
+  std::string ranks, families = "all", degrees = "1,2,4,8", machines = "h200x4", dtype = "bf16";
+  int calls = 1;
+  std::string json, plot;  // plot: .svg or .html
+};
+
+/// A row per machine, team and shape and family (its fastest degree), beside `library` and the bound; exit code.
+int sim_sweep(const SweepWords& words);
+
+}  // namespace overlace::cli
