@@ -322,8 +322,8 @@ void add_plan(CLI::App& app, const char* name, const char* what, overlace::cli::
   plan->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
   plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
-  plan->add_option("--tier", words->tier, "rule, recurrence or simulation")->capture_default_str();
-  plan->add_flag("--paper-rule", words->paper_rule, "FiCCO's choice instead of a model");
+  plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();
+  plan->add_flag("--paper-rule", words->paper_rule, "FiCCO's choice beside ours");
   plan->add_option("--check", words->check, "Check the schedule in FILE.json and plan nothing");
   plan->add_option("--json", words->json, "The same as data; - is stdout");
   for (const char* option : {"--m", "--n", "--k", "--ranks"}) plan->get_option(option)->check(number_error<int64_t>);
@@ -338,7 +338,7 @@ void add_calibrate(CLI::App& app, overlace::cli::CalibrateWords* words) {
   calibrate->add_option("--dtype", words->dtype, "Of products: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
   calibrate->add_option("--minutes", words->minutes, "Time to take at most, about")->capture_default_str();
   calibrate->add_option("--max-residual", words->max_residual,
-                        "Refuse fits whose median is further off, in % (default: 15, on GPUs 5)");
+                        "Refuse fits whose median is further off, in % (default: 20, on GPUs 5)");
   calibrate->get_option("--ranks")->check(number_error<int64_t>);
 }
 

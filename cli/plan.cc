@@ -5,10 +5,12 @@
 #include <map>
 #include <vector>
 
+#include "cli/plan_probe.h"
 #include "cli/problem.h"
 #include "cli/run_outputs.h"
 #include "overlace/error.h"
 #include "overlace/sim.h"
+#include "src/base/env.h"
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/json.h"
@@ -29,10 +31,11 @@ constexpr int kTimelineColumns = 72;
 constexpr int kMaxRanks = 64;
 
 plan::Tier tier_of(const std::string& name) {
-  for (const plan::Tier tier : {plan::Tier::rule, plan::Tier::recurrence, plan::Tier::simulation}) {
+  using plan::Tier;
+  for (const Tier tier : {Tier::rule, Tier::recurrence, Tier::simulation, Tier::probe}) {
     if (name == to_string(tier)) return tier;
   }
-  throw_error(Errc::invalid_argument, "--tier is " + name + ", wanted rule, recurrence or simulation");
+  throw_error(Errc::invalid_argument, "--tier is " + name + ", wanted rule, recurrence, simulation or probe");
 }
 
 const Alternative* find(const plan::Plan& plan, std::string_view family) {
@@ -168,14 +171,31 @@ std::string timeline_text(const spec::Schedule& schedule, const spec::Machine& m
   return out;
 }
 
+std::string paper_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine,
+                       const spec::CostModel& model) {
+  if (op.ranks == 1) return "FiCCO's rule: nothing to choose on one rank\n";
+  const Candidate theirs = plan::paper_rule(op, machine);
+  const spec::Schedule schedule = spec::make_schedule(op, theirs.family, theirs.degree);
+  const auto found = model.estimate(schedule, op, machine);
+  std::string out = format("FiCCO's rule: {}", to_string(theirs));
+  if (!found.ok()) return out + "\n";
+  out += format(" {:.1f} us, simulated", found->us);
+  const auto ours = model.estimate(plan.schedule, op, machine);
+  return ours.ok() ? out + format("; ours {:.1f} us\n", ours->us) : out + "\n";
+}
+
 int plan(const PlanWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (!words.check.empty()) return check(words.check, machine);
   const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   const sim::Simulation simulation;
-  plan::Planner planner(machine, &simulation);
-  const auto found = planner.plan(op, {.limit = tier_of(words.tier), .paper_rule = words.paper_rule});
+  plan::Planner planner(machine, {.simulation = &simulation, .cache = base::env().plan_cache});
+  const plan::PlanOptions options = {.limit = tier_of(words.tier)};
+  const auto found = options.limit == plan::Tier::probe && op.ranks > 1
+                         ? plan_by_probe(op, machine, options, base::env().plan_cache)
+                         : planner.plan(op, options);
   std::string text = plan_text(op, *found, machine);
+  if (words.paper_rule) text += paper_text(op, *found, machine, simulation);
   if (words.explain) {
     text += waterfall_text(op, *found, machine);
     if (machine.has_costs()) text += timeline_text(found->schedule, machine, kTimelineColumns);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "overlace/plan.h"
+#include "src/spec/cost_model.h"
 
 namespace overlace::cli {
 
@@ -24,6 +25,9 @@ int plan(const PlanWords& words);
 std::string plan_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine);
 /// What `overlace explain` adds: the losses of the chosen schedule beside those of the next best and of the library.
 std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine);
+/// FiCCO's choice beside the plan, both by the same model.
+std::string paper_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine,
+                       const spec::CostModel& model);
 /// Lanes of one rank as rows of characters, `width` for the whole time.
 std::string timeline_text(const spec::Schedule& schedule, const spec::Machine& machine, int width);
 

@@ -32,6 +32,8 @@ class Rig final : public Crew {
   base::Result<double> queue_us(const spec::Schedule& schedule);
   /// Between the first and the last rank that leaves a barrier.
   base::Result<double> skew_us();
+  /// Of schedules that no longer live.
+  void forget() { bindings_.clear(); }
   void close();
 
   base::Status synchronize() override;
@@ -47,7 +49,7 @@ class Rig final : public Crew {
   Channel* channel_ = nullptr;
   size_t argument_bytes_;
   std::vector<SymBuffer> memory_;                             // first operand, second operand, result
-  std::map<const spec::Schedule*, exec::Bindings> bindings_;  // schedules outlive the rig
+  std::map<const spec::Schedule*, exec::Bindings> bindings_;  // by address: schedules live until forget()
 };
 
 }  // namespace overlace::cli

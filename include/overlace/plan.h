@@ -11,7 +11,8 @@
 
 namespace overlace::spec {
 struct CostModel;
-}
+struct Prober;
+}  // namespace overlace::spec
 
 namespace overlace::plan {
 
@@ -44,8 +45,9 @@ std::string to_string(const Candidate& candidate);
 
 /// How a plan is found, from cheap to dear. rule: a table over features of the call, the one that was fitted to
 /// measurements of this kind of machine. recurrence: a model of every candidate. simulation: the best of these, and
-/// those that are always looked at, on the simulator.
-enum class Tier { rule, recurrence, simulation };
+/// those that are always looked at, on the simulator. probe: the three best of these and `library`, run for real by all
+/// ranks of a team together.
+enum class Tier { rule, recurrence, simulation, probe };
 std::string to_string(Tier tier);
 
 struct PlanOptions {
@@ -53,6 +55,7 @@ struct PlanOptions {
   bool paper_rule = false;  // FiCCO's choice (arXiv 2512.10236) as far as it is public, instead of a model
 };
 
+/// An estimate with its band; of tier probe the median and the spread of what was measured.
 struct Alternative {
   Candidate candidate;
   double us = 0, lo_us = 0, hi_us = 0;
@@ -68,18 +71,29 @@ struct Plan {
   std::vector<Alternative> others;  // by ascending time, the chosen one among them
 };
 
-/// Same operator, machine and options: the same plan, byte for byte. Keeps what it has planned. Safe to share between
-/// threads.
+/// What a planner may use besides its machine. All of it must outlive the planner.
+struct PlannerParts {
+  const spec::CostModel* simulation = nullptr;  // null: no tier simulation
+  spec::Prober* prober = nullptr;               // null: no tier probe
+  /// File that keeps decisions of tiers simulation and probe between processes, a line of JSON each; empty: none. A
+  /// line counts for the machine whose digest it names and for this version of the planner; damaged ones are passed
+  /// over with a warning and go with the next write. Processes may share it.
+  std::string cache = {};
+};
+
+/// Same operator, machine and options: the same plan, byte for byte; of tier probe once it was measured. Keeps what it
+/// has planned. Safe to share between threads, but with a prober each rank has a planner of its own, and all of them
+/// plan the same operators in the same order.
 class Planner {
  public:
-  /// `simulation`: of tier simulation; null: that tier is not there. It must outlive the planner.
-  explicit Planner(spec::Machine machine, const spec::CostModel* simulation = nullptr);
+  explicit Planner(spec::Machine machine, const PlannerParts& parts = {});
   ~Planner();
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
   /// `library` and `serial` are always among the candidates. The one with the smallest estimate wins, each lengthened
-  /// by the median error of its family on this machine; a gain over `library` below 2 % or that error picks `library`.
+  /// by the median error of its family on this machine (measured: by nothing); a gain over `library` below 2 % or that
+  /// error picks `library`. Where a probe fails, on all ranks, the plan is that of the tier before and says why.
   /// Throws ScheduleError for an operator that no schedule fits.
   std::shared_ptr<const Plan> plan(const spec::OpSpec& op, const PlanOptions& options = {});
   const spec::Machine& machine() const;

@@ -19,6 +19,8 @@ const spec::ModelError* find(const spec::Machine::Errors& errors, const spec::Op
 }  // namespace
 
 const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier) {
+  static const spec::Machine::Errors kNone;
+  if (tier == Tier::probe) return kNone;
   return tier == Tier::recurrence ? machine.recurrence_errors : machine.errors;
 }
 

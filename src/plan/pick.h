@@ -10,7 +10,7 @@
 
 namespace overlace::plan {
 
-/// Those of the model that a tier estimates by.
+/// Those of the model that a tier estimates by; none of what was measured.
 const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier);
 
 /// Of predictions of a family against measurements: median, 90th percentile. Where there are none, 10 % (0 where there

@@ -9,6 +9,7 @@
 #include "overlace/plan.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
+#include "src/plan/cache.h"
 #include "src/plan/fusable.h"
 #include "src/plan/pick.h"
 #include "src/plan/recurrence.h"
@@ -21,6 +22,7 @@ using spec::Machine;
 using spec::OpSpec;
 
 constexpr size_t kSimulated = 8;           // of the candidates, the best of the recurrence
+constexpr size_t kProbed = 3;              // of these, the best, besides the library
 constexpr size_t kKept = 4096;             // plans
 constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
 constexpr std::array kDegrees = {1, 2, 4, 8, 16};
@@ -53,13 +55,6 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
   return out;
 }
 
-struct Decision {
-  Candidate candidate;
-  Tier tier = Tier::rule;
-  std::string reason;
-  std::vector<Alternative> others;
-};
-
 /// The families of the rule are those of make_schedule, with a suffix for the operator.
 Candidate candidate_of(const OpSpec& op, const spec::Schedule& schedule) {
   Candidate out;
@@ -87,7 +82,17 @@ std::string to_string(const Candidate& candidate) {
 }
 
 std::string to_string(Tier tier) {
-  return tier == Tier::rule ? "rule" : tier == Tier::recurrence ? "recurrence" : "simulation";
+  switch (tier) {
+    case Tier::rule:
+      return "rule";
+    case Tier::recurrence:
+      return "recurrence";
+    case Tier::simulation:
+      return "simulation";
+    case Tier::probe:
+      break;
+  }
+  return "probe";
 }
 
 std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
@@ -132,7 +137,38 @@ Candidate paper_rule(const OpSpec& op, const Machine& machine) {
 }
 
 struct Planner::State {
-  State(Machine given, const spec::CostModel* model) : machine(std::move(given)), simulation(model) {}
+  State(Machine given, const PlannerParts& with)
+      : machine(std::move(given)), simulation(with.simulation), prober(with.prober), cache(with.cache, machine) {}
+
+  bool is_probed(const PlanOptions& options) const { return options.limit == Tier::probe && prober != nullptr; }
+  bool is_kept(const OpSpec& op, const PlanOptions& options) const {
+    return cache.is_on() && !options.paper_rule && options.limit >= Tier::simulation && op.ranks > 1;
+  }
+
+  /// With a prober the file is the first rank's: all take what that one finds, so nobody probes alone.
+  std::optional<Decision> kept(const OpSpec& op, const std::string& key, const PlanOptions& options) const {
+    const bool asks_first = is_probed(options);
+    std::string line = asks_first && !prober->is_first() ? std::string() : cache.find(key);
+    if (asks_first) line = prober->from_first(line).value();
+    std::optional<Decision> found = decision_of(line, key, machine);
+    const std::vector<std::string> known = spec::families(op.op);
+    const bool is_known = found && std::find(known.begin(), known.end(), found->candidate.family) != known.end();
+    return is_known ? found : std::nullopt;
+  }
+
+  Decision find(const OpSpec& op, const PlanOptions& options, const std::string& key) const {
+    const bool keeps = is_kept(op, options);
+    // Whether there is a cache is the first rank's to say, too.
+    if (keeps || (is_probed(options) && op.ranks > 1 && !options.paper_rule)) {
+      if (std::optional<Decision> found = kept(op, key, options)) return *found;
+    }
+    Decision out = decide(op, options);
+    // What a probe was wanted for and did not get is tried again.
+    const bool is_whole = out.tier == Tier::probe || !is_probed(options);
+    if (keeps && is_whole && out.tier >= Tier::simulation && (prober == nullptr || prober->is_first()))
+      cache.put(key, out);
+    return out;
+  }
 
   Decision decide(const OpSpec& op, const PlanOptions& options) const {
     if (options.paper_rule) {
@@ -150,9 +186,34 @@ struct Planner::State {
       out.others.push_back({candidate, *us, *us / (1 + error), *us * (1 + error)});
     }
     rank(&out.others);
-    if (options.limit == Tier::simulation && simulation != nullptr) simulate(op, &out);
+    if (options.limit >= Tier::simulation && simulation != nullptr) simulate(op, &out);
+    std::string failure;
+    if (is_probed(options)) failure = probe(op, &out);
     choose_from(op, &out);
+    if (!failure.empty()) out.reason += "; not measured: " + failure;
     return out;
+  }
+
+  /// Why nothing was measured; empty where it was.
+  std::string probe(const OpSpec& op, Decision* decision) const {
+    std::vector<Candidate> list;
+    for (const Alternative& other : decision->others)
+      if (list.size() < kProbed && other.candidate.family != "library") list.push_back(other.candidate);
+    list.push_back({"library", 1});
+    std::vector<spec::Schedule> schedules;
+    for (const Candidate& one : list) schedules.push_back(spec::make_schedule(op, one.family, one.degree));
+    const base::Result<std::vector<spec::Estimate>> found = prober->measure(schedules, op);
+    if (!found.ok()) return found.status().message();
+    std::vector<Alternative> measured;
+    for (size_t i = 0; i < list.size() && i < found->size(); ++i) {
+      const spec::Estimate& one = (*found)[i];
+      if (std::isfinite(one.us) && one.us > 0) measured.push_back({list[i], one.us, one.lo_us, one.hi_us});
+    }
+    if (measured.size() != list.size()) return "a time is missing";
+    rank(&measured);
+    decision->others = std::move(measured);
+    decision->tier = Tier::probe;
+    return {};
   }
 
   static void rank(std::vector<Alternative>* list) {
@@ -207,13 +268,15 @@ struct Planner::State {
 
   const Machine machine;
   const spec::CostModel* const simulation;
+  spec::Prober* const prober;
+  const Cache cache;
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const Decision>> decisions;  // by bucket of M
   std::map<std::string, std::shared_ptr<const Plan>> plans;          // by M
 };
 
-Planner::Planner(Machine machine, const spec::CostModel* simulation)
-    : state_(std::make_unique<State>(std::move(machine), simulation)) {}
+Planner::Planner(Machine machine, const PlannerParts& parts)
+    : state_(std::make_unique<State>(std::move(machine), parts)) {}
 Planner::~Planner() = default;
 
 const Machine& Planner::machine() const { return state_->machine; }
@@ -228,7 +291,7 @@ std::shared_ptr<const Plan> Planner::plan(const OpSpec& op, const PlanOptions& o
   auto plan = std::make_shared<Plan>();
   plan->key = key_of(op, options, upper.m);
   std::shared_ptr<const Decision>& decision = state_->decisions[plan->key];
-  if (decision == nullptr) decision = std::make_shared<const Decision>(state_->decide(upper, options));
+  if (decision == nullptr) decision = std::make_shared<const Decision>(state_->find(upper, options, plan->key));
   plan->candidate = decision->candidate;
   plan->tier = decision->tier;
   plan->reason = decision->reason;

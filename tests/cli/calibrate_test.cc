@@ -44,6 +44,29 @@ TEST(Calibrate, AFitThatIsWorseThanAskedForLeavesNoFile) {
   EXPECT_TRUE(directory.entries().empty());
 }
 
+TEST(PlanTierProbe, RunsTheBestForRealAndKeepsWhatItFound) {
+  const Directory directory;
+  Command probed = command(directory, {"plan", "gemm_rs", "--m", "256", "--n", "256", "--k", "256", "--dtype", "fp32",
+                                       "--machine", "cpu2", "--tier", "probe"});
+  probed.env["OVERLACE_PLAN_CACHE"] = directory / "plans.jsonl";
+  const Result first = run(probed);
+  ASSERT_EQ(first.exit, 0) << first.err;
+  EXPECT_NE(first.out.find("| probe\n"), std::string::npos) << first.out;
+  EXPECT_NE(first.out.find("library"), std::string::npos) << first.out;
+  ASSERT_TRUE(directory.has("plans.jsonl"));
+  EXPECT_EQ(run(probed).out, first.out) << "not measured again: the same times to the digit";
+  directory.write("plans.jsonl", "{\"overlace_plan\": 1, \"key\"\n");
+  const Result damaged = run(probed);
+  EXPECT_EQ(damaged.exit, 0) << damaged.err;
+  EXPECT_NE(damaged.err.find("1 of 1 lines are damaged"), std::string::npos) << damaged.err;
+  EXPECT_NE(directory.read("plans.jsonl").find("\"tier\":\"probe\""), std::string::npos);
+  Command absent = probed;
+  absent.args[11] = "h200x4";
+  const Result none = run(absent);
+  EXPECT_EQ(none.exit, 3);
+  EXPECT_NE(none.err.find("machine h200x4 has GPUs"), std::string::npos) << none.err;
+}
+
 TEST(Calibrate, BadWordsAreRefusedBeforeAnythingRuns) {
   const Directory directory;
   const struct {

@@ -2,6 +2,7 @@
 // they were given: CLI11 throws what it likes, and none of it may leave main.
 // Sources: cli/main.cc
 #include "cli/bench.h"
+#include "cli/calibrate.h"
 #include "cli/doctor.h"
 #include "cli/plan.h"
 #include "cli/run.h"
@@ -28,6 +29,7 @@ base::Result<std::string> trace_info(const std::string& path) { return path; }
 base::Status trace_convert(const std::string&, const std::string&) { return {}; }
 int bench(const std::vector<std::string>&) { return 0; }  // it would become another program
 int plan(const PlanWords&) { return 0; }
+int calibrate(const CalibrateWords&) { return 0; }
 int sim_run(const SimWords&) { return 0; }
 int sim_compare(const SimWords&) { return 0; }
 int sim_t3(const T3Words&) { return 0; }

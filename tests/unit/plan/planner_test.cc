@@ -159,7 +159,7 @@ TEST(Planner, LetsASimulatorDecideAndDropsWhatItCannotSay) {
   Told told;
   told.us = {
       {"library", 500}, {"hetero_fused_1d", 300}, {"k_slab", std::numeric_limits<double>::quiet_NaN()}, {"serial", -1}};
-  Planner planner(h200(), &told);
+  Planner planner(h200(), {.simulation = &told});
   const OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
   const auto plan = planner.plan(op, {.limit = Tier::simulation});
   EXPECT_EQ(plan->candidate.family, "hetero_fused_1d");

@@ -83,9 +83,8 @@ TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
             "and <= 1e+07");
   EXPECT_EQ(refusal(with(R"("link":{"egress":[1,"prior"]})")),
             "m.json: /link/egress: got [1,\"prior\"], wanted a key with its unit: egress_GBps");
-  EXPECT_EQ(
-      refusal(with(R"("link":{"width":[1,"prior"]})")),
-      "m.json: /link/width: got [1,\"prior\"], wanted no such key (known: egress_GBps, ingress_GBps)");
+  EXPECT_EQ(refusal(with(R"("link":{"width":[1,"prior"]})")),
+            "m.json: /link/width: got [1,\"prior\"], wanted no such key (known: egress_GBps, ingress_GBps)");
   EXPECT_EQ(refusal(with(R"("sms":0)")), "m.json: /sms: got 0, wanted an integer from 1 to 65536");
   EXPECT_EQ(refusal(with(R"("link":{"egress_GBps":[1,"guessed"]})")),
             "m.json: /link/egress_GBps: got \"guessed\", wanted \"measured\" or \"prior\"");

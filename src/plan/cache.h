@@ -1,0 +1,33 @@
+// Decisions in a file, for the next process: one line of JSON each.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "src/plan/decision.h"
+
+namespace overlace::plan {
+
+/// Goes up with every change of candidates, models or rules: older lines no longer count.
+inline constexpr int kPlanVersion = 1;
+
+class Cache {
+ public:
+  /// Of decisions for this machine. An empty path keeps nothing.
+  Cache(std::string path, const spec::Machine& machine);
+  /// The text of the line for a key, empty where there is none. Reads the file: others may have written.
+  std::string find(const std::string& key) const;
+  /// Adds the line, and drops those that no longer count: damaged, of another version, of this machine's name with
+  /// other numbers, and the oldest where there are too many. What cannot be written is a warning: the plan is good
+  /// without.
+  void put(const std::string& key, const Decision& decision) const;
+  bool is_on() const { return !path_.empty(); }
+
+ private:
+  std::string path_, machine_, digest_;
+};
+
+/// None where the text is empty or damaged (then with a warning), or of another machine, version or key.
+std::optional<Decision> decision_of(const std::string& line, const std::string& key, const spec::Machine& machine);
+
+}  // namespace overlace::plan

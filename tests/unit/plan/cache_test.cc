@@ -1,0 +1,284 @@
+#include "src/plan/cache.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <thread>
+
+#include "overlace/error.h"
+#include "src/base/file.h"
+#include "src/base/log.h"
+#include "src/spec/cost_model.h"
+#include "tests/unit/plan/problem.h"
+
+namespace overlace::plan {
+namespace {
+
+using spec::Machine;
+
+const Machine& h200() {
+  static const Machine machine = spec::find_machine("h200x4");
+  return machine;
+}
+
+/// A folder that goes with the object.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "overlace_plans.XXXXXX").string();
+    if (::mkdtemp(name.data()) != nullptr) path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const char* name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+size_t lines_in(const std::string& path) {
+  const std::string text = base::read_file(path).value();
+  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+/// A simulator that knows one family and counts who asks.
+struct Counting : spec::CostModel {
+  mutable int asked = 0;
+  base::Result<spec::Estimate> estimate(const spec::Schedule& schedule, const spec::OpSpec&,
+                                        const Machine&) const override {
+    ++asked;
+    const double us = schedule.family.starts_with("serial") ? 50 : 100 + static_cast<double>(asked);
+    return spec::Estimate{us, us - 1, us + 1, {}};
+  }
+};
+
+/// Times by family; everything else takes 100 us.
+struct Told : spec::Prober {
+  std::map<std::string, double> us;
+  base::Status failure;
+  bool first = true;
+  std::string line;  // what the first rank found
+  int asked = 0;
+  bool is_first() const override { return first; }
+  base::Result<std::string> from_first(const std::string& mine) override { return first ? line = mine : line; }
+  base::Result<std::vector<spec::Estimate>> measure(const std::vector<spec::Schedule>& schedules,
+                                                    const spec::OpSpec&) override {
+    ++asked;
+    if (!failure.ok()) return failure;
+    std::vector<spec::Estimate> out;
+    for (const spec::Schedule& s : schedules) {
+      const auto found = us.find(s.family);
+      const double t = found == us.end() ? 100 : found->second;
+      out.push_back({t, t - 2, t + 3, {}});
+    }
+    return out;
+  }
+};
+
+const PlanOptions kSimulated = {.limit = Tier::simulation}, kProbed = {.limit = Tier::probe};
+
+TEST(PlanCache, TheNextProcessTakesWhatWasSimulated) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  const auto first = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  const int asked = model.asked;
+  EXPECT_GT(asked, 0);
+  EXPECT_EQ(lines_in(path), 1u);
+  const auto second = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  EXPECT_EQ(model.asked, asked) << "nothing was simulated again";
+  EXPECT_EQ(second->reason, first->reason);
+  EXPECT_EQ(second->tier, first->tier);
+  EXPECT_EQ(second->schedule.to_json(), first->schedule.to_json());
+  EXPECT_EQ(second->estimate.us, first->estimate.us);
+  ASSERT_EQ(second->others.size(), first->others.size());
+  for (size_t i = 0; i < first->others.size(); ++i) {
+    EXPECT_EQ(second->others[i].candidate, first->others[i].candidate);
+    EXPECT_EQ(second->others[i].hi_us, first->others[i].hi_us);
+  }
+  // A shape of the same bucket is decided already, and gets a schedule of its own.
+  const auto near =
+      Planner(h200(), {.simulation = &model, .cache = path}).plan(op_of("gemm_rs", 8191, 8192, 2048), kSimulated);
+  EXPECT_EQ(model.asked, asked);
+  EXPECT_EQ(std::get<int64_t>(near->schedule.params.at("M")), 8191);
+}
+
+TEST(PlanCache, CheapTiersAndNoPathKeepNothing) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
+  Planner planner(h200(), {.simulation = &model, .cache = path});
+  (void)planner.plan(op);
+  (void)planner.plan(op, {.limit = Tier::rule});
+  (void)planner.plan(op, {.limit = Tier::simulation, .paper_rule = true});
+  EXPECT_FALSE(std::filesystem::exists(path));
+  (void)Planner(h200(), {.simulation = &model}).plan(op, kSimulated);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(PlanCache, NewNumbersOfAMachineMakeItsPlansAnew) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  (void)Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  Machine other = h200();
+  other.name = "another";
+  (void)Planner(other, {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  EXPECT_EQ(lines_in(path), 2u);
+  Machine again = h200();
+  again.copy.peer_GBps.value += 1;
+  const int asked = model.asked;
+  (void)Planner(again, {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  EXPECT_GT(model.asked, asked);
+  EXPECT_EQ(lines_in(path), 2u) << "the line of the same name with other numbers went";
+  const std::string text = base::read_file(path).value();
+  EXPECT_EQ(text.find(spec::digest(h200())), std::string::npos);
+  EXPECT_NE(text.find(spec::digest(other)), std::string::npos);
+}
+
+TEST(PlanCache, DamagedLinesArePassedOverWithAWordAndGo) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  (void)Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  const std::string good = base::read_file(path).value();
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string out = good;
+    const size_t at = out.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return at == std::string::npos ? out : out.replace(at, from.size(), to);
+  };
+  const std::string broken[] = {good.substr(0, good.size() / 2) + "\n",
+                                "not JSON\n",
+                                "[1,2]\n",
+                                std::string("\0\xff\n", 3),
+                                with("\"overlace_plan\":1", "\"overlace_plan\":99"),
+                                with("\"family\":\"serial\"", "\"family\":\"nobody\""),
+                                with("\"tier\":\"simulation\"", "\"tier\":\"wishful\""),
+                                with("\"degree\":1", "\"degree\":-1"),
+                                with("[\"serial\",1,", "[\"serial\",1,null,"),
+                                with("\"others\":[", "\"others\":[7,")};
+  std::vector<std::string> said;
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { said.emplace_back(line); }, base::LogLevel::warn);
+  for (const std::string& text : broken) {
+    base::write_file(path, text).or_throw();
+    const int asked = model.asked;
+    const auto plan = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+    EXPECT_GT(model.asked, asked) << text;
+    EXPECT_EQ(plan->candidate.family, "serial");
+    EXPECT_EQ(lines_in(path), 1u) << "rewritten: " << text;
+    EXPECT_EQ(base::read_file(path).value().find("nobody"), std::string::npos);
+  }
+  base::set_log_sink(nullptr, base::LogLevel::warn);
+  ASSERT_FALSE(said.empty());
+  EXPECT_NE(said.front().find("damaged"), std::string::npos) << said.front();
+}
+
+TEST(PlanCache, WhereNothingCanBeWrittenPlansAreMadeAllTheSame) {
+  const Folder folder;
+  const Counting model;
+  const std::string path = folder / "no/such/folder/plans.jsonl";
+  const auto plan =
+      Planner(h200(), {.simulation = &model, .cache = path}).plan(op_of("gemm_rs", 8192, 8192, 2048), kSimulated);
+  EXPECT_EQ(plan->candidate.family, "serial");
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(PlanCache, SeveralWritersLoseNothing) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  constexpr int kWriters = 4, kEach = 8;
+  std::vector<std::thread> writers;
+  for (int w = 0; w < kWriters; ++w) {
+    writers.emplace_back([&, w] {
+      const Cache cache(path, h200());
+      for (int i = 0; i < kEach; ++i)
+        cache.put("key " + std::to_string(w * kEach + i), {{"library", 1}, Tier::probe, "writer", {}});
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(lines_in(path), static_cast<size_t>(kWriters * kEach));
+  const Cache cache(path, h200());
+  for (int i = 0; i < kWriters * kEach; ++i) {
+    const std::string key = "key " + std::to_string(i);
+    EXPECT_TRUE(decision_of(cache.find(key), key, h200()).has_value()) << key;
+  }
+  EXPECT_EQ(cache.find("key 99"), "");
+}
+
+TEST(Probe, TheFastestThatWasMeasuredWins) {
+  const Counting model;
+  Told prober;
+  prober.us = {{"library_rs", 100}, {"serial_rs", 90}};
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  Planner planner(h200(), {.simulation = &model, .prober = &prober});
+  const auto plan = planner.plan(op, kProbed);
+  EXPECT_EQ(plan->tier, Tier::probe);
+  EXPECT_EQ(plan->candidate.family, "serial");
+  EXPECT_EQ(plan->others.size(), 4u) << "three and the library";
+  EXPECT_EQ(plan->estimate.us, 90);
+  EXPECT_EQ(plan->estimate.lo_us, 88);
+  EXPECT_EQ(plan->estimate.hi_us, 93);
+  EXPECT_NE(plan->reason.find("probe: serial 90.0 us, 10.0 % less than library"), std::string::npos) << plan->reason;
+  EXPECT_EQ(planner.plan(op, kProbed), plan);
+  EXPECT_EQ(prober.asked, 1);
+  // Less than 2 % is noise.
+  Told close;
+  close.us = {{"serial_rs", 98.5}};
+  EXPECT_EQ(Planner(h200(), {.simulation = &model, .prober = &close}).plan(op, kProbed)->candidate.family, "library");
+  // Other tiers ask nobody.
+  Told idle;
+  EXPECT_EQ(Planner(h200(), {.simulation = &model, .prober = &idle}).plan(op, kSimulated)->tier, Tier::simulation);
+  EXPECT_EQ(idle.asked, 0);
+}
+
+TEST(Probe, AFailureLeavesThePlanOfTheTierBeforeAndIsNotKept) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  Told prober;
+  prober.failure = base::Status(Errc::timeout, "rank 1 did not come");
+  const auto plan = Planner(h200(), {.simulation = &model, .prober = &prober, .cache = path}).plan(op, kProbed);
+  EXPECT_EQ(plan->tier, Tier::simulation);
+  EXPECT_EQ(plan->candidate.family, "serial");
+  EXPECT_NE(plan->reason.find("not measured: rank 1 did not come"), std::string::npos) << plan->reason;
+  EXPECT_FALSE(std::filesystem::exists(path));
+  Told senseless;
+  senseless.us = {{"serial_rs", std::numeric_limits<double>::quiet_NaN()}};
+  const auto other = Planner(h200(), {.simulation = &model, .prober = &senseless, .cache = path}).plan(op, kProbed);
+  EXPECT_NE(other->reason.find("a time is missing"), std::string::npos) << other->reason;
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Probe, AllRanksTakeWhatTheFirstOneFinds) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  Told first;
+  first.us = {{"serial_rs", 80}};
+  const auto measured = Planner(h200(), {.simulation = &model, .prober = &first, .cache = path}).plan(op, kProbed);
+  EXPECT_EQ(lines_in(path), 1u);
+  Told again;
+  again.us = {{"serial_rs", 200}};  // would choose otherwise
+  const auto kept = Planner(h200(), {.simulation = &model, .prober = &again, .cache = path}).plan(op, kProbed);
+  EXPECT_EQ(again.asked, 0);
+  EXPECT_EQ(kept->reason, measured->reason);
+  // Another rank, which sees no file.
+  Told second;
+  second.first = false;
+  second.line = again.line;
+  const auto theirs = Planner(h200(), {.simulation = &model, .prober = &second}).plan(op, kProbed);
+  EXPECT_EQ(second.asked, 0);
+  EXPECT_EQ(theirs->schedule.to_json(), measured->schedule.to_json());
+}
+
+}  // namespace
+}  // namespace overlace::plan
