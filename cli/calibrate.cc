@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <iterator>
 
 #include "cli/calibrate/file.h"
 #include "cli/calibrate/points.h"
@@ -93,6 +94,14 @@ Result<Point> sample_skew(Rig& rig) {
   return out;
 }
 
+/// One group of all: taken in turn over the whole time, as a core that is busy elsewhere now may be free later. Their
+/// memory is small on CPU ranks.
+void join(std::vector<std::vector<Point>>* groups) {
+  for (size_t i = 1; i < groups->size(); ++i)
+    std::move((*groups)[i].begin(), (*groups)[i].end(), std::back_inserter(groups->front()));
+  groups->resize(std::min<size_t>(groups->size(), 1));
+}
+
 /// One rank; all have the same points afterwards.
 Status measure_rank(Bootstrap& bootstrap, const Work& work, std::vector<Point>* out) {
   RuntimeOptions runtime = work.runtime;
@@ -115,6 +124,7 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, std::vector<Point>* 
   if (!skew.ok()) return skew.status();
   progress.begin("timing operators", kOperatorShare);
   operators = operator_points(options, work.other);
+  if (!options.is_gpu) join(&operators);
   for (std::vector<Point>& group : operators)
     OVERLACE_TRY(sample(rig, &group, kOperatorShare * work.seconds / static_cast<double>(operators.size())));
   rig.close();

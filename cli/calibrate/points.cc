@@ -143,7 +143,7 @@ int at_least_one(double count) { return std::max(static_cast<int>(count), 1); }
 size_t argument_bytes(bool is_gpu) { return static_cast<size_t>(is_gpu ? 512 * kMi : 8 * kMi); }
 
 size_t symmetric_bytes(const PointOptions& o) {
-  return static_cast<size_t>(o.is_gpu ? int64_t{o.ranks} * 1024 * kMi : int64_t{o.ranks} * 64 * kMi);
+  return static_cast<size_t>(o.is_gpu ? int64_t{o.ranks} * 1024 * kMi : int64_t{o.ranks} * 256 * kMi);
 }
 
 std::vector<Point> basic_points(const PointOptions& o) {
