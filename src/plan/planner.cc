@@ -181,9 +181,7 @@ struct Planner::State {
     const Recurrence recurrence(op, machine);
     for (const Candidate& candidate : candidates(op, machine)) {
       const std::optional<double> us = recurrence.us(candidate);
-      if (!us || !std::isfinite(*us) || *us <= 0) continue;
-      const double error = p90_error(errors_of(machine, out.tier), op, candidate.family);
-      out.others.push_back({candidate, *us, *us / (1 + error), *us * (1 + error)});
+      if (us && std::isfinite(*us) && *us > 0) out.others.push_back(with_band(op, Tier::recurrence, candidate, *us));
     }
     rank(&out.others);
     if (options.limit >= Tier::simulation && simulation != nullptr) simulate(op, &out);
@@ -216,6 +214,11 @@ struct Planner::State {
     return {};
   }
 
+  Alternative with_band(const OpSpec& op, Tier tier, const Candidate& candidate, double us) const {
+    const double error = p90_error(errors_of(machine, tier), op, candidate.family);
+    return {candidate, us, us / (1 + error), us * (1 + error)};
+  }
+
   static void rank(std::vector<Alternative>* list) {
     std::stable_sort(list->begin(), list->end(),
                      [](const Alternative& a, const Alternative& b) { return a.us < b.us; });
@@ -230,7 +233,7 @@ struct Planner::State {
       if (i >= kSimulated && !is_always) continue;
       const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
       if (found.ok() && std::isfinite(found->us) && found->us > 0)
-        simulated.push_back({candidate, found->us, found->lo_us, found->hi_us});
+        simulated.push_back(with_band(op, Tier::simulation, candidate, found->us));
     }
     if (simulated.empty()) return;
     rank(&simulated);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -172,6 +173,23 @@ TEST(Planner, LetsASimulatorDecideAndDropsWhatItCannotSay) {
   const int before = told.calls;
   EXPECT_EQ(planner.plan(op)->tier, Tier::recurrence) << "the default asks no simulator";
   EXPECT_EQ(told.calls, before);
+}
+
+TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
+  Machine machine = h200();
+  machine.errors["ag_gemm"]["library"] = {0.01, 0.5};
+  machine.recurrence_errors["ag_gemm"]["library"] = {0.01, 0.25};
+  const Told told;
+  Planner planner(machine, {.simulation = &told});
+  const OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
+  for (const auto& [tier, error] : {std::pair{Tier::recurrence, 0.25}, {Tier::simulation, 0.5}}) {
+    const auto plan = planner.plan(op, {.limit = tier});
+    const auto library = std::find_if(plan->others.begin(), plan->others.end(),
+                                      [](const Alternative& a) { return a.candidate.family == "library"; });
+    ASSERT_NE(library, plan->others.end());
+    EXPECT_DOUBLE_EQ(library->hi_us, library->us * (1 + error));
+    EXPECT_DOUBLE_EQ(library->lo_us, library->us / (1 + error));
+  }
 }
 
 TEST(Planner, CandidatesFitTheShape) {
