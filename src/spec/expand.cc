@@ -140,16 +140,16 @@ int64_t Expansion::adds(int signal, int64_t slot, int from) const {
 namespace {
 
 /// Everything but what the ranks add to this one's words.
-base::Result<Expansion> expand_without_adds(const Schedule& schedule, int rank, int ranks) {
+base::Result<Expansion> expand_without_adds(const Schedule& schedule, int rank, int ranks, Expander* expander) {
   if (ranks < 1) return base::error(Errc::bad_schedule, "S1: expanded for {} ranks, wanted >= 1", ranks);
   Expansion out;
   out.rank = rank;
   out.ranks = ranks;
-  Expander mine(schedule, rank, ranks);
-  OVERLACE_TRY(mine.expand(&out));
-  OVERLACE_TRY(resolve_deps(schedule, mine.task_ranges(), &out));
+  expander->move_to(rank);
+  OVERLACE_TRY(expander->expand(&out));
+  OVERLACE_TRY(resolve_deps(schedule, expander->task_ranges(), &out));
   OVERLACE_TRY(sort_for_issue(schedule, &out));
-  out.num_items += mine.num_items() + static_cast<int64_t>(out.instances.size());
+  out.num_items += expander->num_items() + static_cast<int64_t>(out.instances.size());
   int64_t num_words = 0;
   for (int64_t slots : out.signal_slots) {
     num_words += slots * ranks;
@@ -166,7 +166,8 @@ base::Result<Expansion> expand_without_adds(const Schedule& schedule, int rank, 
 }  // namespace
 
 base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
-  base::Result<Expansion> out = expand_without_adds(schedule, rank, ranks);
+  Expander expander(schedule, rank, ranks);
+  base::Result<Expansion> out = expand_without_adds(schedule, rank, ranks, &expander);
   if (!out.ok()) return out;
   for (int peer = 0; peer < ranks; ++peer) OVERLACE_TRY(Expander(schedule, peer, ranks).add_sets(&*out, rank));
   return out;
@@ -176,8 +177,9 @@ base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ra
   constexpr int64_t kMaxItemsOfAll = 8'000'000;  // some gigabytes
   std::vector<Expansion> out;
   int64_t num_items = 0;
+  Expander expander(schedule, 0, ranks);
   for (int rank = 0; rank < std::max(ranks, 1); ++rank) {
-    base::Result<Expansion> one = expand_without_adds(schedule, rank, ranks);
+    base::Result<Expansion> one = expand_without_adds(schedule, rank, ranks, &expander);
     if (!one.ok()) return one.status();
     out.push_back(std::move(one).value());
     num_items += out.back().num_items;

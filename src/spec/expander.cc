@@ -32,7 +32,15 @@ void Expander::fail(std::string_view code, const std::string& why) {
   status_ = base::error(Errc::bad_schedule, "{}: {}, rank {} of {}: {}", code, where, rank_, ranks_, why);
 }
 
-void Expander::bind_names() {
+void Expander::move_to(int rank) {
+  rank_ = rank;
+  stamps_[0] = ++clock_;
+  ranges_.clear();
+  num_points_ = num_items_ = 0;
+}
+
+/// What is different on every rank.
+void Expander::name_rank() {
   where_ = "schedule " + schedule_.family;
   symbols_.value(symbols_.slot("r")) = rank_;
   symbols_.value(symbols_.slot("G")) = ranks_;
@@ -44,6 +52,11 @@ void Expander::bind_names() {
   symbols_.value(symbols_.slot("host")) = rank_ / ranks_of_host;
   symbols_.value(symbols_.slot("local")) = rank_ % ranks_of_host;
   if (rank_ < 0 || rank_ >= ranks_) fail("S1", base::format("rank is {}, wanted 0 to {}", rank_, ranks_ - 1));
+}
+
+void Expander::bind_names() {
+  name_rank();
+  if (is_bound_ || !ok()) return;
   for (const auto& [name, value] : schedule_.params) {
     const int64_t* integer = std::get_if<int64_t>(&value);
     if (integer == nullptr) continue;
@@ -59,6 +72,10 @@ void Expander::bind_names() {
 
 void Expander::bind_consts() {
   where_ = "consts";
+  if (is_bound_) {
+    for (const auto& [slot, value] : consts_) symbols_.value(slot) = eval(value);
+    return;
+  }
   std::vector<const std::pair<const std::string, Expr>*> open;
   for (const auto& entry : schedule_.consts) {
     if (symbols_.find(entry.first) >= 0) fail("S1", base::format("constant '{}' hides another name", entry.first));
@@ -68,40 +85,52 @@ void Expander::bind_consts() {
     const size_t before = open.size();
     std::string unknown;
     for (auto it = open.begin(); it != open.end() && ok();) {
-      const BoundExpr bound((*it)->second, symbols_);
-      if (!bound.unknown().empty()) {
-        if (unknown.empty()) unknown = (*it)->first + " = " + (*it)->second.text() + ": " + bound.unknown();
+      RankExpr bound{BoundExpr((*it)->second, symbols_)};
+      if (!bound.expr.unknown().empty()) {
+        if (unknown.empty()) unknown = (*it)->first + " = " + (*it)->second.text() + ": " + bound.expr.unknown();
         ++it;
         continue;
       }
       const int64_t value = eval(bound);
-      symbols_.value(symbols_.slot((*it)->first)) = value;
+      const int slot = symbols_.slot((*it)->first);
+      symbols_.value(slot) = value;
+      consts_.emplace_back(slot, std::move(bound));
       it = open.erase(it);
     }
     if (open.size() == before) return fail("S1", unknown + " is unknown or the constants are cyclic");
   }
 }
 
-int64_t Expander::eval(const BoundExpr& expr) {
+int64_t Expander::eval(const RankExpr& expr) {
   if (!ok()) return 0;
+  const uint64_t stamp = stamps_[static_cast<size_t>(expr.slot)];
+  if (expr.stamp == stamp) return expr.value;
   ExprFault fault = ExprFault::none;
-  const int64_t value = expr.eval(symbols_.values(), &fault);
+  expr.value = expr.expr.eval(symbols_.values(), &fault);
   if (fault != ExprFault::none) fail("S1", base::format("\"{}\": {}", expr.text(), fault_text(fault)));
-  return value;
+  expr.stamp = stamp;
+  return expr.value;
 }
 
-BoundExpr Expander::bind(const Expr& expr, std::string_view what) {
-  BoundExpr bound(expr, symbols_);
-  if (!bound.unknown().empty()) {
-    fail("S1", base::format("{} \"{}\": {} is unknown", what, expr.text(), bound.unknown()));
-  }
+void Expander::set(int slot, int64_t value) {
+  symbols_.value(slot) = value;
+  stamps_[static_cast<size_t>(slot)] = ++clock_;
+}
+
+RankExpr Expander::bind(const Expr& expr, std::string_view what) {
+  RankExpr bound{BoundExpr(expr, symbols_)};
+  if (!bound.expr.unknown().empty())
+    fail("S1", base::format("{} \"{}\": {} is unknown", what, expr.text(), bound.expr.unknown()));
+  if (const int slot = bound.expr.last_slot(); slot >= num_fixed_) bound.slot = slot;
   return bound;
 }
 
 BoundLoop Expander::bind_loop(const Loop& loop) {
-  BoundExpr begin = bind(loop.begin, "loop"), end = bind(loop.end, "loop");
+  RankExpr begin = bind(loop.begin, "loop"), end = bind(loop.end, "loop");
   if (symbols_.find(loop.var) >= 0) fail("S1", base::format("loop variable '{}' hides another name", loop.var));
-  return {symbols_.slot(loop.var), std::move(begin), std::move(end)};
+  const int slot = symbols_.slot(loop.var);
+  stamps_.resize(static_cast<size_t>(symbols_.size()), 0);
+  return {slot, std::move(begin), std::move(end)};
 }
 
 std::optional<BoundLoop> Expander::bind_each(const std::optional<Loop>& each) {
@@ -173,7 +202,7 @@ void Expander::for_each(const std::optional<BoundLoop>& each, Visit visit) {
   if (!each) return visit_one();
   const int64_t end = eval(each->end);
   for (int64_t i = eval(each->begin); i < end && ok(); ++i) {
-    symbols_.value(each->slot) = i;
+    set(each->slot, i);
     visit_one();
   }
 }
@@ -186,14 +215,14 @@ void Expander::for_points(const BoundTask& task, size_t depth, std::vector<int64
   const int64_t end = eval(loop.end);
   for (int64_t i = eval(loop.begin); i < end && ok(); ++i) {
     if (++num_points_ > kMaxInstances) return fail("S1", base::format("more than {} instances", kMaxInstances));
-    symbols_.value(loop.slot) = i;
+    set(loop.slot, i);
     point->push_back(i);
     for_points(task, depth + 1, point, visit);
     point->pop_back();
   }
 }
 
-int Expander::peer(const BoundExpr& expr, std::string_view what) {
+int Expander::peer(const RankExpr& expr, std::string_view what) {
   const int64_t rank = eval(expr);
   if (rank < 0 || rank >= ranks_) {
     fail("S2", base::format("{} \"{}\" is rank {}, wanted 0 to {}", what, expr.text(), rank, ranks_ - 1));
@@ -202,7 +231,7 @@ int Expander::peer(const BoundExpr& expr, std::string_view what) {
   return static_cast<int>(rank);
 }
 
-int64_t Expander::checked_slot(const BoundExpr& expr, int signal) {
+int64_t Expander::checked_slot(const RankExpr& expr, int signal) {
   const int64_t slot = eval(expr), slots = ok() ? slots_[static_cast<size_t>(signal)] : 0;
   if (ok() && (slot < 0 || slot >= slots)) {
     fail("S2", base::format("slot \"{}\" of signal '{}' is {}, wanted 0 to {}", expr.text(),
@@ -267,10 +296,14 @@ void Expander::emit(const BoundTask& task, int task_index, const std::vector<int
 }
 
 void Expander::shapes(Expansion* out) {
+  size_t next = 0;
   for (const Buffer& buffer : schedule_.buffers) {
     where_ = "buffer " + buffer.name;
     std::vector<int64_t>& shape = out->buffer_shapes.emplace_back();
-    for (const Expr& extent : buffer.shape) shape.push_back(eval(bind(extent, "extent")));
+    for (const Expr& extent : buffer.shape) {
+      if (!is_bound_) extents_.push_back(bind(extent, "extent"));
+      shape.push_back(eval(extents_[next++]));
+    }
     if (shape.empty() || shape.size() > kMaxDims) {
       fail("S1", base::format("{} dimensions, wanted 1 to {}", shape.size(), kMaxDims));
     }
@@ -284,7 +317,9 @@ void Expander::shapes(Expansion* out) {
   }
   for (const SignalDecl& signal : schedule_.signals) {
     where_ = "signal " + signal.name;
-    out->signal_slots.push_back(eval(bind(signal.slots, "slots")));
+    const size_t index = out->signal_slots.size();
+    if (!is_bound_) slot_counts_.push_back(bind(signal.slots, "slots"));
+    out->signal_slots.push_back(eval(slot_counts_[index]));
     if (ok() && (out->signal_slots.back() < 0 || out->signal_slots.back() > kMaxInstances)) {
       fail("S1", base::format("{} slots, wanted 0 to {}", out->signal_slots.back(), kMaxInstances));
     }
@@ -294,25 +329,34 @@ void Expander::shapes(Expansion* out) {
 base::Status Expander::expand(Expansion* out) {
   bind_names();
   bind_consts();
+  if (!is_bound_) num_fixed_ = symbols_.size();
   shapes(out);
   slots_ = out->signal_slots;
+  tasks_.reserve(schedule_.tasks.size());
   for (size_t i = 0; i < schedule_.tasks.size() && ok(); ++i) {
     const Task& task = schedule_.tasks[i];
     const int first = static_cast<int>(out->instances.size());
-    const BoundTask bound = bind_task(task, /*sets_only=*/false);
+    if (is_bound_) {
+      where_ = "task " + task.id;
+    } else {
+      tasks_.push_back(bind_task(task, /*sets_only=*/false));
+    }
+    const BoundTask& bound = tasks_[i];
     task_ = &bound;
     std::vector<int64_t> point;
     for_points(bound, 0, &point, [&] { emit(bound, static_cast<int>(i), point, out); });
     task_ = nullptr;
-    drop_loops(task);
+    if (!is_bound_) drop_loops(task);
     ranges_.emplace_back(first, static_cast<int>(out->instances.size()));
   }
+  is_bound_ = ok();
   return status_;
 }
 
 base::Status Expander::add_sets(Expansion* out, int at) {
   bind_names();
   bind_consts();
+  num_fixed_ = symbols_.size();
   slots_ = out->signal_slots;
   for (size_t i = 0; i < schedule_.tasks.size() && ok(); ++i) {
     if (schedule_.tasks[i].sets.empty()) continue;

@@ -1,4 +1,4 @@
-// Evaluates a schedule's template for one rank. Internal to expand.cc.
+// Evaluates a schedule's template, rank by rank. Internal to expand.cc.
 #pragma once
 
 #include <optional>
@@ -11,32 +11,42 @@
 
 namespace overlace::spec {
 
+/// With the value that it had last. Inner loops' variables have higher slots: while the one of the highest slot that
+/// enters it stays as it is, so do the others, and the value holds.
+struct RankExpr {
+  BoundExpr expr;
+  int slot = 0;  // the highest of a loop's variable; 0: none, it holds for the rank
+  mutable uint64_t stamp = 0;
+  mutable int64_t value = 0;
+  const std::string& text() const { return expr.text(); }
+};
+
 struct BoundLoop {
   int slot;
-  BoundExpr begin, end;
+  RankExpr begin, end;
 };
 struct BoundRegion {
   int buffer;
-  BoundExpr at;
-  std::vector<std::pair<BoundExpr, BoundExpr>> dims;
+  RankExpr at;
+  std::vector<std::pair<RankExpr, RankExpr>> dims;
   std::optional<BoundLoop> each;
 };
 struct BoundWait {
   int signal;
-  BoundExpr slot, from, at_least;
+  RankExpr slot, from, at_least;
   std::optional<BoundLoop> each;
   bool previous;
 };
 struct BoundSet {
   int signal;
-  BoundExpr slot, at;
+  RankExpr slot, at;
   int64_t add;
   std::optional<BoundLoop> each;
 };
 struct BoundTask {
   const Task* task;
   std::vector<BoundLoop> loops;
-  BoundExpr queue, order;
+  RankExpr queue, order;
   std::vector<BoundRegion> reads, writes;
   std::vector<BoundWait> waits;
   std::vector<BoundSet> sets;
@@ -50,6 +60,8 @@ class Expander {
   Expander(const Schedule& schedule, int rank, int ranks)
       : schedule_(schedule), rank_(rank), ranks_(ranks), symbols_(schedule.tables) {}
 
+  /// What was bound for a rank holds for the next one too.
+  void move_to(int rank);
   /// Everything but deps, order of issue and adds; instances come task by task.
   base::Status expand(Expansion* out);
   /// What this rank adds at rank `at`: into the adds table of `out`, the expansion of `at`.
@@ -60,10 +72,12 @@ class Expander {
   const std::vector<std::pair<int, int>>& task_ranges() const { return ranges_; }
 
  private:
+  void set(int slot, int64_t value);
   void bind_names();
+  void name_rank();
   void bind_consts();
   void shapes(Expansion* out);
-  BoundExpr bind(const Expr& expr, std::string_view what);
+  RankExpr bind(const Expr& expr, std::string_view what);
   std::optional<BoundLoop> bind_each(const std::optional<Loop>& each);
   BoundLoop bind_loop(const Loop& loop);
   void drop(const std::optional<Loop>& each);
@@ -71,21 +85,29 @@ class Expander {
   BoundTask bind_task(const Task& task, bool sets_only);
   void drop_loops(const Task& task);
   int signal_index(std::string_view name);
-  int64_t eval(const BoundExpr& expr);
+  int64_t eval(const RankExpr& expr);
   template <class Visit>
   void for_each(const std::optional<BoundLoop>& each, Visit visit);
   template <class Visit>
   void for_points(const BoundTask& task, size_t depth, std::vector<int64_t>* point, const Visit& visit);
   void emit(const BoundTask& task, int task_index, const std::vector<int64_t>& point, Expansion* out);
   Box resolve(const BoundRegion& region, const Expansion& out);
-  int peer(const BoundExpr& expr, std::string_view what);
-  int64_t checked_slot(const BoundExpr& expr, int signal);
+  int peer(const RankExpr& expr, std::string_view what);
+  int64_t checked_slot(const RankExpr& expr, int signal);
   void fail(std::string_view code, const std::string& why);
   bool ok() const { return status_.ok(); }
 
   const Schedule& schedule_;
-  const int rank_, ranks_;
+  int rank_;
+  const int ranks_;
   Symbols symbols_;
+  bool is_bound_ = false;
+  int num_fixed_ = 0;  // slots of names that are no loop variables
+  uint64_t clock_ = 0;
+  std::vector<uint64_t> stamps_ = {1};            // by slot: when its variable changed; of 0: when the rank did
+  std::vector<std::pair<int, RankExpr>> consts_;  // slot, value; each behind what it needs
+  std::vector<RankExpr> extents_, slot_counts_;   // of buffers, dimension by dimension; of signals
+  std::vector<BoundTask> tasks_;
   std::vector<int64_t> slots_;  // words per sender, per signal
   std::vector<std::pair<int, int>> ranges_;
   std::string where_;  // task (with loop values), for messages

@@ -318,6 +318,8 @@ BoundExpr::BoundExpr(const Expr& expr, const Symbols& symbols) : text_(expr.text
   }
 }
 
+int BoundExpr::last_slot() const { return slots_.empty() ? 0 : *std::max_element(slots_.begin(), slots_.end()); }
+
 int64_t BoundExpr::eval(const int64_t* values, ExprFault* fault) const {
   return run_steps(
       *steps_, fault, [&](size_t i) { return values[static_cast<size_t>(slots_[i])]; },

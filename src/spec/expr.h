@@ -38,6 +38,7 @@ class Symbols {
   int slot(std::string_view name);
   int find(std::string_view name) const;  // -1 if unknown
   void erase(std::string_view name);
+  int size() const { return static_cast<int>(values_.size()); }
   int64_t& value(int slot) { return values_[static_cast<size_t>(slot)]; }
   const int64_t* values() const { return values_.data(); }
   const std::vector<int64_t>* table(std::string_view name) const;
@@ -55,6 +56,8 @@ class BoundExpr {
   BoundExpr(const Expr& expr, const Symbols& symbols);
   const std::string& unknown() const { return unknown_; }
   int64_t eval(const int64_t* values, ExprFault* fault) const;
+  /// The highest slot that it depends on; 0 if none.
+  int last_slot() const;
   const std::string& text() const { return *text_; }
 
  private:

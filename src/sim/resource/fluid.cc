@@ -58,7 +58,7 @@ uint32_t Fluid::start(Time now, const FlowSpec& spec) {
   f.most = spec.most_per_ps;
   f.weight = spec.weight;
   f.intensity = spec.intensity;
-  f.share = f.rate = 0;
+  f.share = f.rate = f.felt = 0;
   f.since = now;
   f.end = kNever;
   f.lost_ps = 0;
@@ -162,7 +162,7 @@ double Fluid::slowdown(uint32_t id) const {
       const Flow& o = flows_[other];
       if (other == id) continue;
       for (const Presence& q : o.where()) {
-        if (q.rank == p.rank) log += row[static_cast<size_t>(q.load)] * (o.intensity * o.share / o.most);
+        if (q.rank == p.rank) log += row[static_cast<size_t>(q.load)] * o.felt;
       }
     }
   }
@@ -191,6 +191,10 @@ void Fluid::settle(Time now, EventQueue& queue) {
   for (size_t begin = 0, end; begin < by_class_.size(); begin = end) {
     for (end = begin + 1; end < by_class_.size() && !less(by_class_[begin], by_class_[end]);) ++end;
     fill({by_class_.data() + begin, end - begin});
+  }
+  for (const uint32_t id : component_) {
+    Flow& f = flows_[id];
+    f.felt = f.intensity * f.share / f.most;
   }
   for (size_t i = 0; i < component_.size(); ++i) {
     const uint32_t id = component_[i];

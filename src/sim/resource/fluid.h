@@ -71,6 +71,7 @@ class Fluid {
     uint64_t work, left;
     double most, weight, intensity;
     double share, rate;  // by filling; after contention
+    double felt;         // by others on its ranks
     Time since, end;
     double lost_ps;
     uint32_t priority, handle, visit;

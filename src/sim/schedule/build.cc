@@ -48,6 +48,11 @@ base::Status GraphBuilder::expand() {
   base::Result<std::vector<spec::Expansion>> all = spec::expand_all(schedule_, graph_.ranks);
   if (!all.ok()) return all.status();
   graph_.expansions = std::move(all).value();
+  size_t instances = 0;
+  for (const spec::Expansion& expansion : graph_.expansions) instances += expansion.instances.size();
+  instances = std::min<size_t>(instances, 1 << 14);
+  graph_.nodes.reserve(3 * instances);  // a fused kernel: the tiles of a part, their stores and their join
+  edges_.reserve(6 * instances);
   for (const int64_t slots : graph_.expansions[0].signal_slots) {
     graph_.first_id.push_back(graph_.words_per_pair);
     graph_.words_per_pair += static_cast<uint32_t>(slots);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
+#include <tuple>
 
 #include "overlace/error.h"
 #include "src/spec/fused_pod.h"
@@ -35,6 +37,104 @@ TEST(Expand, EveryFamilyResolvesOnEveryRank) {
                                   << out.status().message();
             ASSERT_EQ(out->size(), static_cast<size_t>(ranks));
           }
+        }
+      }
+    }
+  }
+}
+
+/// Every expression of an instance, evaluated by name and from nothing: the slow twin of what the expander keeps.
+class Slow {
+ public:
+  Slow(const Schedule& schedule, int rank, int ranks) : schedule_(schedule) {
+    env_ = {{"r", rank}, {"G", ranks}, {"host", 0}, {"local", rank}};
+    for (const auto& [name, value] : schedule.params)
+      if (const int64_t* whole = std::get_if<int64_t>(&value); whole != nullptr) env_[name] = *whole;
+    if (const auto hosts = env_.find("hosts"); hosts != env_.end()) {
+      env_["host"] = rank / (ranks / hosts->second);
+      env_["local"] = rank % (ranks / hosts->second);
+    }
+    for (size_t turn = 0; turn < schedule.consts.size(); ++turn) {  // they may need each other, in any order
+      for (const auto& [name, expr] : schedule.consts) {
+        try {
+          env_[name] = eval(expr);
+        } catch (const ScheduleError&) {
+          env_.erase(name);
+        }
+      }
+    }
+  }
+  int64_t eval(const Expr& expr) const { return expr.eval(env_, schedule_.tables); }
+
+  void check(const Instance& in) {
+    const Task& task = schedule_.tasks[static_cast<size_t>(in.task)];
+    for (size_t i = 0; i < task.loops.size(); ++i) env_[task.loops[i].var] = in.loop_values[i];
+    EXPECT_EQ(in.lane.queue, eval(task.queue));
+    EXPECT_EQ(in.order, eval(task.order));
+    check_regions(task.reads, in.reads);
+    check_regions(task.writes, in.writes);
+    size_t next = 0;
+    for (const Wait& wait : task.waits)
+      for_each(wait.each, [&] {
+        ASSERT_LT(next, in.waits.size());
+        const ResolvedWait& got = in.waits[next++];
+        EXPECT_EQ(std::tuple(got.slot, int64_t{got.from}, got.at_least),
+                  std::tuple(eval(wait.slot), eval(wait.from), eval(wait.at_least)));
+      });
+    EXPECT_EQ(next, in.waits.size());
+    next = 0;
+    for (const Set& set : task.sets)
+      for_each(set.each, [&] {
+        ASSERT_LT(next, in.sets.size());
+        const ResolvedSet& got = in.sets[next++];
+        EXPECT_EQ(std::pair(got.slot, int64_t{got.at}), std::pair(eval(set.slot), eval(set.at)));
+      });
+    EXPECT_EQ(next, in.sets.size());
+    for (const Loop& loop : task.loops) env_.erase(loop.var);
+  }
+
+ private:
+  template <class Visit>
+  void for_each(const std::optional<Loop>& each, Visit visit) {
+    if (!each) return visit();
+    const int64_t begin = eval(each->begin), end = eval(each->end);
+    for (int64_t i = begin; i < end; ++i) {
+      env_[each->var] = i;
+      visit();
+    }
+    env_.erase(each->var);
+  }
+  void check_regions(const std::vector<Region>& regions, const std::vector<std::vector<Box>>& lists) {
+    ASSERT_EQ(lists.size(), regions.size());
+    for (size_t r = 0; r < regions.size(); ++r) {
+      size_t next = 0;
+      for_each(regions[r].each, [&] {
+        ASSERT_LT(next, lists[r].size());
+        const Box& box = lists[r][next++];
+        EXPECT_EQ(box.rank, eval(regions[r].at));
+        for (size_t d = 0; d < regions[r].dims.size(); ++d) {
+          EXPECT_EQ(box.begin[d], eval(regions[r].dims[d].begin));
+          EXPECT_EQ(box.count[d], eval(regions[r].dims[d].count));
+        }
+      });
+      EXPECT_EQ(next, lists[r].size());
+    }
+  }
+
+  const Schedule& schedule_;
+  Env env_;
+};
+
+TEST(Expand, EveryExpressionIsWhatItIsByItself) {
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const std::string& family : families(name)) {
+      for (const int degree : {1, 3}) {
+        SCOPED_TRACE(std::string(name) + " " + family + " " + std::to_string(degree));
+        const Schedule schedule = make_schedule(op_of(name, 101, 4, degree == 3), family, degree);
+        const std::vector<Expansion> all = expand_all(schedule, 4).value();
+        for (const Expansion& one : all) {
+          Slow slow(schedule, one.rank, 4);
+          for (const Instance& in : one.instances) slow.check(in);
         }
       }
     }
