@@ -8,7 +8,9 @@
 #include "cli/run.h"
 #include "cli/run_outputs.h"
 #include "cli/sim.h"
+#include "cli/sim_check.h"
 #include "cli/sim_graph.h"
+#include "cli/sim_sweep.h"
 #include "cli/sim_t3.h"
 #include "cli/sim_validate.h"
 #include "cli/trace.h"
@@ -34,7 +36,12 @@ int sim_run(const SimWords&) { return 0; }
 int sim_compare(const SimWords&) { return 0; }
 int sim_t3(const T3Words&) { return 0; }
 int sim_validate(const ValidateWords&) { return 0; }
-int sim_graph(const GraphWords&) { return 0; }
+int sim_graph_dlrm(const DlrmWords&) { return 0; }
+int sim_graph_transformer(const TransformerWords&) { return 0; }
+int sim_graph_moe(const MoeWords&) { return 0; }
+int sim_graph_co2(const Co2Words&) { return 0; }
+int sim_sweep(const SweepWords&) { return 0; }
+int sim_check(const CheckWords&) { return 0; }
 int trace_diff(const DiffWords&) { return 0; }
 base::Status print(std::string_view) { return {}; }
 

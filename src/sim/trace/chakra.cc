@@ -214,7 +214,7 @@ struct Node {
 
 class Reader {
  public:
-  Reader(std::string_view source, int rank) : where_(base::format("{}: rank {}", source, rank)), rank_(rank) {}
+  Reader(std::string_view source, int rank) : where_(base::format("{}: rank {}", source, rank)) {}
 
   base::Result<std::vector<Node>> read(std::string_view rest) {
     std::vector<Node> nodes;
@@ -314,7 +314,6 @@ class Reader {
   }
 
   std::string where_;
-  int rank_;
 };
 
 std::string lane_of(const Node& node) {
