@@ -106,6 +106,7 @@ void add_trace(CLI::App& app, TraceWords* words) {
   diff->add_option("--json", words->diff.json, "The same as data; - is stdout");
   diff->add_option("--match", words->diff.match, "id, or kind: the n-th of its kind on its rank")
       ->capture_default_str();
+  diff->add_option("--rank", words->diff.rank, "This one alone (default: all)")->check(number_error<int64_t>);
   diff->add_option("--max-median", words->diff.max_median, "Exit code 1 where the median residual is above so many %");
 }
 

@@ -198,6 +198,8 @@ int trace_diff(const DiffWords& words) {
   base::Result<base::Trace> first = load_trace(words.first), second = load_trace(words.second);
   first.status().or_throw();
   second.status().or_throw();
+  for (base::Trace* trace : {&*first, &*second})
+    if (words.rank >= 0) std::erase_if(trace->spans, [&](const base::Span& s) { return s.rank != words.rank; });
   const sim::TraceDiff diff = sim::diff_traces(*first, *second, match).value();
   write_json(words.json, sim::to_json(diff));
   if (words.json != "-") print(sim::to_text(diff)).or_throw();

@@ -26,6 +26,7 @@ int sim_compare(const SimWords& words);
 struct DiffWords {
   std::string first, second, json;
   std::string match = "id";  // or kind
+  int rank = -1;             // of which alone; < 0: all
   double max_median = -1;    // per cent; < 0: none
 };
 /// 1 where the median residual is above max_median.

@@ -158,7 +158,7 @@ const std::vector<Case>& plan_cases() {
       {"plan_tier",
        {"plan", "--m", "8", "--n", "8", "--k", "8", "--tier", "guess"},
        2,
-       "--tier is guess, wanted rule, recurrence or simulation"},
+       "--tier is guess, wanted rule, recurrence, simulation or probe"},
       {"plan_check", {"plan", "--check", "nowhere.json"}, 5, "cannot open nowhere.json: No such file or directory"},
       {"sim_without_shape", {"sim", "run"}, 2, "--m is 0, wanted at least 1"},
       {"sim_family",

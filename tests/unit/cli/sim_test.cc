@@ -64,8 +64,15 @@ TEST_F(SimCommand, RunWritesTimesAndATimelineThatDiffReads) {
   diff.second = path("b.json");
   diff.json = path("diff.json");
   EXPECT_EQ(trace_diff(diff), 1);  // another machine: more than nothing apart
+  const size_t all = json("diff.json").find("rows")->as_array().size();
+  diff.rank = 2;
+  diff.match = "kind";
+  EXPECT_EQ(trace_diff(diff), 1);
   (void)testing::internal::GetCapturedStdout();
   EXPECT_GT(json("diff.json").find("median")->as_double(), 0);
+  const base::Json one = json("diff.json");
+  EXPECT_EQ(one.find("rows")->as_array().size() * 4, all);
+  for (const base::Json& row : one.find("rows")->as_array()) EXPECT_EQ(row.find("rank")->as_int(), 2);
 }
 
 TEST_F(SimCommand, CompareSortsFamiliesAndPutsPartsLast) {
