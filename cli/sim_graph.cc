@@ -127,7 +127,7 @@ int sim_graph_dlrm(const DlrmWords& words) {
 int sim_graph_transformer(const TransformerWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (words.chunks < 2) throw_error(Errc::invalid_argument, format("--chunks is {}, wanted at least 2", words.chunks));
-  std::string text = format("{:<30} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>8} {:>10} {:>8}\n", "network", "transfers",
+  std::string text = format("{:<35} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>8} {:>10} {:>8}\n", "network", "transfers",
                             "step ms", "bound ms", "bubble ms", "layer us", "exposed", "grads ms", "TFLOP/s", "gain");
   Json list = Json::array();
   for (const sim::Network& network : networks_of(words.network)) {
@@ -147,7 +147,7 @@ int sim_graph_transformer(const TransformerWords& words) {
           sim::transformer_step(words.model, run, machine, network, timeline.wanted()).value();
       timeline.write();
       if (whole_us == 0) whole_us = time.step_us;
-      text += format("{:<30} {:<11} {:>9.1f} {:>9.1f} {:>9.1f} {:>10.1f} {:>9.1f} {:>8.1f} {:>10.1f} {:>7.2f}x\n",
+      text += format("{:<35} {:<11} {:>9.1f} {:>9.1f} {:>9.1f} {:>10.1f} {:>9.1f} {:>8.1f} {:>10.1f} {:>7.2f}x\n",
                      network.name, way, time.step_us * 1e-3, time.bound_us * 1e-3, time.bubble_us * 1e-3,
                      time.layer.forward_us + time.layer.backward_us, time.layer.exposed_us(),
                      time.gradient_exposed_us * 1e-3, time.TFLOPs(), whole_us / time.step_us);
@@ -165,7 +165,7 @@ int sim_graph_moe(const MoeWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (words.chunks < 2) throw_error(Errc::invalid_argument, format("--chunks is {}, wanted at least 2", words.chunks));
   std::string text =
-      format("{:<30} {:<11} {:>9} {:>9} {:>10} {:>11} {:>10} {:>9} {:>9} {:>7} {:<6}\n", "network", "transfers",
+      format("{:<35} {:<11} {:>9} {:>9} {:>10} {:>11} {:>10} {:>9} {:>9} {:>7} {:<6}\n", "network", "transfers",
              "layer us", "bound us", "compute us", "dispatch us", "combine us", "exposed", "imbalance", "gain", "way");
   Json list = Json::array();
   for (const sim::Network& network : networks_of(words.network)) {
@@ -180,7 +180,7 @@ int sim_graph_moe(const MoeWords& words) {
       timeline.write();
       if (whole_us == 0) whole_us = time.layer_us;
       text +=
-          format("{:<30} {:<11} {:>9.1f} {:>9.1f} {:>10.1f} {:>11.1f} {:>10.1f} {:>9.1f} {:>9.2f} {:>6.2f}x {:<6}\n",
+          format("{:<35} {:<11} {:>9.1f} {:>9.1f} {:>10.1f} {:>11.1f} {:>10.1f} {:>9.1f} {:>9.2f} {:>6.2f}x {:<6}\n",
                  network.name, way, time.layer_us, time.bound_us, time.compute_us, time.dispatch_us, time.combine_us,
                  time.exposed_us(), time.imbalance, whole_us / time.layer_us, time.algorithm);
       Json one = Json::object();
@@ -199,7 +199,7 @@ int sim_graph_moe(const MoeWords& words) {
 
 int sim_graph_co2(const Co2Words& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
-  std::string text = format("{:<30} {:<10} {:>6} {:>11} {:>11} {:>13} {:>10} {:>11}  {}\n", "network", "rule", "groups",
+  std::string text = format("{:<35} {:<10} {:>6} {:>11} {:>11} {:>13} {:>10} {:>11}  {}\n", "network", "rule", "groups",
                             "round ms", "exposed ms", "all-reduce ms", "update ms", "efficiency", "algorithm");
   Json list = Json::array();
   const std::vector<sim::OuterRule> rules = rules_of(words.rule);
@@ -211,7 +211,7 @@ int sim_graph_co2(const Co2Words& words) {
       Timeline timeline(words, "overlapped");
       const sim::Co2Time time = sim::co2_training(run, machine, network, timeline.wanted()).value();
       timeline.write();
-      text += format("{:<30} {:<10} {:>6} {:>11.2f} {:>11.2f} {:>13.2f} {:>10.2f} {:>9.1f} %  {}\n", network.name, name,
+      text += format("{:<35} {:<10} {:>6} {:>11.2f} {:>11.2f} {:>13.2f} {:>10.2f} {:>9.1f} %  {}\n", network.name, name,
                      time.groups, time.round_us * 1e-3, time.exposed_us() * 1e-3, time.all_reduce_us * 1e-3,
                      time.pass_us * 1e-3, time.efficiency * 100, time.algorithm);
       Json one = Json::object();
