@@ -1,7 +1,5 @@
 #include "cli/doctor_link.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "cli/thread_ranks.h"
 #include "overlace/signal.h"
 #include "src/base/statistics.h"
 
@@ -86,22 +85,6 @@ double ping_pong(Runtime& runtime, const PingPong& p) {
   runtime.heap().free(inbox);
   runtime.heap().free(outbox);
   return rounds.empty() ? 0 : base::median(rounds);
-}
-
-/// Gives this thread the n-th core it may use, so that the ranks do not share one by chance. After open, which counts
-/// the cores of its thread.
-void pin_to_core(size_t n) {
-  cpu_set_t allowed, one;
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  const auto count = static_cast<size_t>(CPU_COUNT(&allowed));
-  size_t left = n % std::max<size_t>(count, 1);
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &allowed) || left-- != 0) continue;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    (void)::sched_setaffinity(0, sizeof one, &one);
-    return;
-  }
 }
 
 const char* reach_name(Reach reach) { return reach == Reach::self ? "self" : reach == Reach::lsa ? "lsa" : "net"; }

@@ -23,7 +23,8 @@ using spec::Source;
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr double kLeastUs = 1e-3;    // files hold no zeros
 constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
-constexpr double kQuartileSigmas = 0.6745;  // of a normal distribution
+// Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
+constexpr double kFastest = 10, kFast = 25, kFastSigmas = 0.607;
 
 constexpr const char* kProbeNames[] = {
     "call",        "chain",           "reduce",   "gemm",       "pair",           "ring",
@@ -324,8 +325,8 @@ class Fitter {
     std::vector<double> sigmas;
     for (const Point& p : points_) {
       if (p.probe != Probe::gemm) continue;
-      const double quartile = base::percentile(p.samples_us, 25);
-      sigmas.push_back(std::log(base::median(p.samples_us) / quartile) / kQuartileSigmas);
+      const double ratio = base::percentile(p.samples_us, kFast) / base::percentile(p.samples_us, kFastest);
+      sigmas.push_back(std::log(ratio) / kFastSigmas);
     }
     m_.noise.kernel_sigma = measured(base::median(sigmas));
     if (const Point* p = one(Probe::skew)) m_.noise.start_skew_us = measured(base::median(p->samples_us));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cli/thread_ranks.h"
 #include "src/ops/common/bodies.h"
 #include "src/runtime/state.h"
 #include "src/spec/expand.h"
@@ -36,6 +37,7 @@ Status guarded(Work work) {
 
 Rig::Rig(Bootstrap& bootstrap, const RuntimeOptions& options, size_t argument_bytes)
     : runtime_(std::make_unique<Runtime>(Runtime::open(bootstrap, options))), argument_bytes_(argument_bytes) {
+  if (!is_gpu()) pin_to_core(static_cast<size_t>(bootstrap.rank()));
   channel_ = &team().channel(is_gpu() ? StreamRef::cuda(nullptr) : StreamRef::cpu());
   for (const char* name : {"first operand", "second operand", "result"})
     memory_.push_back(runtime_->heap().alloc(argument_bytes, 4096, name));
