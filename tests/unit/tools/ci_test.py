@@ -123,11 +123,16 @@ class RunnerTest(support.TreeTest):
         for rc, outcome in ((0, PASSED), (3, FAILED)):
             program = self.program(text.replace("BAD", str(rc)))
             cases = runner.run_programs([program], self.root / "out", 1, env=env)
-            self.assertEqual([c.outcome for c in cases], [outcome])
+            self.assertEqual([c.outcome for c in cases], [outcome, SKIPPED])
+            self.assertIn("failed in the first run: p", cases[1].detail)
             self.assertEqual((self.root / "out/p.log").read_text(), "a=1:detect_leaks=0\n")
 
     def test_the_first_error_is_shown_however_much_follows(self) -> None:
-        lines = ["[1/9] a", "x.cc:3: fatal: No space left on device", *(f"[{n}/9] b" for n in range(100))]
+        lines = [
+            "[1/9] Building error.cc.o",
+            "x.cc:3: fatal: No space left on device",
+            *(f"[{n}/9] b" for n in range(100)),
+        ]
         why = runner.Done(1, "\n".join(lines), 1).why(lines=5)
         self.assertEqual(why.splitlines()[:3], ["exit code 1", "x.cc:3: fatal: No space left on device", "[0/9] b"])
         self.assertEqual(why.splitlines()[-1], "[99/9] b")
