@@ -71,13 +71,21 @@ Collectives::Collectives(const Network& network, const CollectiveOptions& option
 Time Collectives::send(int from, int to, uint64_t bytes, Time ready) {
   ++messages_;
   bytes_ += bytes;
-  if (network_.is_star && options_.forwarding == Forwarding::store_and_forward) {
-    const Time at_switch = links_.reserve(static_cast<uint32_t>(2 * from), ready, bytes).arrival;
-    return links_.reserve(static_cast<uint32_t>(2 * to + 1), at_switch, bytes).arrival;
-  }
+  if (network_.is_star) return send_over_star(from, to, bytes, ready);
   router_.path(from, to, &way_);
-  if (options_.forwarding == Forwarding::cut_through) return links_.reserve_path(way_, ready, bytes).arrival;
-  for (const uint32_t link : way_) ready = links_.reserve(link, ready, bytes).arrival;
+  return send_on(way_, bytes, ready);
+}
+
+Time Collectives::send_over_star(int from, int to, uint64_t bytes, Time ready) {
+  const uint32_t way[] = {static_cast<uint32_t>(2 * from), static_cast<uint32_t>(2 * to + 1)};
+  if (options_.forwarding == Forwarding::cut_through) return links_.reserve_path(way, ready, bytes).arrival;
+  const Time at_switch = links_.reserve(way[0], ready, bytes).arrival;
+  return links_.reserve(way[1], at_switch, bytes).arrival;
+}
+
+Time Collectives::send_on(const std::vector<uint32_t>& way, uint64_t bytes, Time ready) {
+  if (options_.forwarding == Forwarding::cut_through) return links_.reserve_path(way, ready, bytes).arrival;
+  for (const uint32_t link : way) ready = links_.reserve(link, ready, bytes).arrival;
   return ready;
 }
 
@@ -123,7 +131,8 @@ void Collectives::ring_pass(const Groups& groups, uint64_t message_bytes, int st
   for (uint32_t i = 0; i < slots; ++i) ready_[static_cast<size_t>(rank[i])] = done[i];
 }
 
-/// Everybody sends a message to each other member, next neighbour first.
+/// Everybody sends a message to each other member, next neighbour first. A message asks for its links when the first of
+/// them is free: had it asked before, links further on would be kept for it while they are idle.
 template <class BytesOf>
 void Collectives::send_to_all(const Groups& groups, BytesOf bytes_of) {
   struct Sender {
@@ -139,22 +148,36 @@ void Collectives::send_to_all(const Groups& groups, BytesOf bytes_of) {
     for (uint32_t i = 0; n > 1 && i < n; ++i)
       senders.push_back({members[i], first, n, i, i + 1 == n ? 0 : i + 1, (n - 1) * splits});
   }
+  const bool is_star = network_.is_star;
+  std::vector<std::vector<uint32_t>> ways(is_star ? 0 : senders.size());  // of the next message
+  const auto find_way = [&](uint32_t slot) {
+    const Sender& from = senders[slot];
+    if (!is_star) router_.path(from.rank, senders[from.first + from.next].rank, &ways[slot]);
+  };
   Arrivals events(senders.size());
   std::vector<Time> done(senders.size(), 0);
-  for (uint32_t i = 0; i < senders.size(); ++i) events.push(ready_[static_cast<size_t>(senders[i].rank)], i);
+  for (uint32_t i = 0; i < senders.size(); ++i) {
+    find_way(i);
+    events.push(ready_[static_cast<size_t>(senders[i].rank)], i);
+  }
   while (!events.empty()) {
     const Event event = events.pop();
     Sender& from = senders[event.handle];
     const uint32_t to = from.first + from.next;
     done[event.handle] = std::max(done[event.handle], event.t_ps);
-    if (const uint64_t bytes = bytes_of(from.rank, senders[to].rank); bytes > 0)
-      done[to] = std::max(done[to], send(from.rank, senders[to].rank, ceil_div(bytes, splits), event.t_ps));
+    if (const uint64_t bytes = ceil_div(bytes_of(from.rank, senders[to].rank), splits); bytes > 0) {
+      ++messages_;
+      bytes_ += bytes;
+      const Time arrival = is_star ? send_over_star(from.rank, senders[to].rank, bytes, event.t_ps)
+                                   : send_on(ways[event.handle], bytes, event.t_ps);
+      done[to] = std::max(done[to], arrival);
+    }
     from.next = from.next + 1 == from.n ? 0 : from.next + 1;
     if (from.next == from.at) from.next = from.next + 1 == from.n ? 0 : from.next + 1;
     if (--from.left == 0) continue;
-    // The next message leaves when the first link of this one is free: at once on links of its own.
-    const auto own = static_cast<uint32_t>(2 * from.rank);
-    events.push(network_.is_star ? std::max(event.t_ps, links_.free_at(own)) : event.t_ps, event.handle);
+    find_way(event.handle);
+    const uint32_t link = is_star ? static_cast<uint32_t>(2 * from.rank) : ways[event.handle].front();
+    events.push(std::max(event.t_ps, links_.free_at(link)), event.handle);
   }
   for (size_t i = 0; i < senders.size(); ++i) ready_[static_cast<size_t>(senders[i].rank)] = done[i];
 }

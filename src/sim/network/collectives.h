@@ -64,6 +64,8 @@ class Collectives {
   template <class BytesOf>
   void send_to_all(const Groups& groups, BytesOf bytes_of);
   Time send(int from, int to, uint64_t bytes, Time ready);
+  Time send_over_star(int from, int to, uint64_t bytes, Time ready);
+  Time send_on(const std::vector<uint32_t>& way, uint64_t bytes, Time ready);
   Network network_;
   CollectiveOptions options_;
   Router router_;
