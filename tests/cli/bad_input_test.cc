@@ -69,7 +69,7 @@ const std::vector<Case>& option_cases() {
       {"unknown_subcommand",
        {"ran"},
        2,
-       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain or bench"},
+       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, calibrate or bench"},
       run_case("unknown_option", {"--rank", "2"}, 2, "The following arguments were not expected: 2 --rank"),
       run_case("stray_word", {"tiny"}, 2, "The following argument was not expected: tiny"),
       run_case("option_without_value", {"--ranks"}, 2, "--ranks: 1 required INT missing"),
