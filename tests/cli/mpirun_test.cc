@@ -171,7 +171,8 @@ bool wait_for_ranks(const std::string& seed, size_t count) {
 }
 
 /// Kills rank 1 of four in the middle of a long run and waits for its end. Who it was is said by the launcher, which
-/// may end the others before they can say it: Open MPI by rank; MPICH by process, now and then one that it ended itself.
+/// may end the others before they can say it: Open MPI by rank; MPICH by process, now and then one that it ended
+/// itself.
 void expect_end_by_kill(const Mpi& mpi, const std::string& seed,
                         const std::function<Words(const Words&)>& with_launcher) {
   const std::set<std::string> memory = shared_memory();
