@@ -7,7 +7,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -78,19 +80,35 @@ int version_of(const Json& line) {
   return version != nullptr && version->is_int() ? static_cast<int>(version->as_int()) : 0;
 }
 
-/// Lines of the file, parsed; null for a damaged one.
-std::vector<std::pair<std::string, Json>> lines_of(const std::string& path) {
-  std::vector<std::pair<std::string, Json>> out;
-  if (::access(path.c_str(), F_OK) != 0) return out;
-  const base::Result<std::string> text = base::read_file(path);
-  if (!text.ok()) {
-    base::warn_once("plan", text.status().message() + "; plans are made anew");
-    return out;
+constexpr std::string_view kBegin = "{\"overlace_plan\"";  // of every line, damaged ones too
+
+/// What the file holds; none, with a warning, where it cannot be read or is none of ours: such a file is left alone.
+std::optional<std::string> read_own(const std::string& path) {
+  std::error_code error;
+  const auto kind = std::filesystem::status(path, error).type();
+  if (kind == std::filesystem::file_type::not_found) return std::string();
+  std::string why;
+  if (kind != std::filesystem::file_type::regular) {  // a pipe would be waited for, a device has no end
+    why = path + " is no regular file";
+  } else if (base::Result<std::string> text = base::read_file(path); !text.ok()) {
+    why = text.status().message();
+  } else if (text->empty() || text->starts_with(kBegin) ||
+             text->find("\n" + std::string(kBegin)) != std::string::npos) {
+    return std::move(*text);
+  } else {
+    why = path + " holds something else";
   }
+  base::warn_once("plan", why + "; plans are not kept");
+  return std::nullopt;
+}
+
+/// Its lines, parsed; null for a damaged one.
+std::vector<std::pair<std::string, Json>> lines_of(const std::string& text, const std::string& path) {
+  std::vector<std::pair<std::string, Json>> out;
   size_t damaged = 0;
-  for (size_t at = 0; at < text->size();) {
-    const size_t end = std::min(text->find('\n', at), text->size());
-    std::string line = text->substr(at, end - at);
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
     at = end + 1;
     if (line.empty()) continue;
     base::Result<Json> json = Json::parse(line, path);
@@ -136,7 +154,7 @@ Cache::Cache(std::string path, const spec::Machine& machine)
 std::string Cache::find(const std::string& key) const {
   if (!is_on()) return {};
   std::string out;
-  for (const auto& [line, json] : lines_of(path_)) {
+  for (const auto& [line, json] : lines_of(read_own(path_).value_or(""), path_)) {
     if (text_of(json, "key") == key && text_of(json, "digest") == digest_ && version_of(json) == kPlanVersion)
       out = line;
   }
@@ -144,14 +162,16 @@ std::string Cache::find(const std::string& key) const {
 }
 
 void Cache::put(const std::string& key, const Decision& decision) const {
-  if (!is_on()) return;
+  if (!is_on() || !read_own(path_)) return;  // no lock beside a file of others
   const Lock lock(path_ + ".lock");
   if (!lock.is_held()) {
     base::warn_once("plan", path_ + ".lock cannot be had; plans are not kept");
     return;
   }
+  const std::optional<std::string> before = read_own(path_);
+  if (!before) return;
   std::vector<std::string> kept;
-  for (const auto& [line, json] : lines_of(path_)) {
+  for (const auto& [line, json] : lines_of(*before, path_)) {
     const bool is_stale = json.is_null() || version_of(json) != kPlanVersion ||
                           (text_of(json, "machine") == machine_ && text_of(json, "digest") != digest_);
     const bool is_replaced = text_of(json, "key") == key && text_of(json, "digest") == digest_;

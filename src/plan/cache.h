@@ -19,7 +19,7 @@ class Cache {
   std::string find(const std::string& key) const;
   /// Adds the line, and drops those that no longer count: damaged, of another version, of this machine's name with
   /// other numbers, and the oldest where there are too many. What cannot be written is a warning: the plan is good
-  /// without.
+  /// without. A file that cannot be read, is not empty without a line of ours, or is no regular file is left alone.
   void put(const std::string& key, const Decision& decision) const;
   bool is_on() const { return !path_.empty(); }
 

@@ -151,9 +151,18 @@ struct Planner::State {
     std::string line = asks_first && !prober->is_first() ? std::string() : cache.find(key);
     if (asks_first) line = prober->from_first(line).value();
     std::optional<Decision> found = decision_of(line, key, machine);
-    const std::vector<std::string> known = spec::families(op.op);
-    const bool is_known = found && std::find(known.begin(), known.end(), found->candidate.family) != known.end();
-    return is_known ? found : std::nullopt;
+    return found && found->tier == options.limit && is_considered(op, *found) ? found : std::nullopt;
+  }
+
+  /// Nothing but candidates: a line that anybody may have written names no schedule of its own.
+  bool is_considered(const OpSpec& op, const Decision& decision) const {
+    const std::vector<Candidate> known = candidates(op, machine);
+    const auto is_known = [&](const Candidate& one) {
+      return std::find(known.begin(), known.end(), one) != known.end();
+    };
+    return is_known(decision.candidate) &&
+           std::all_of(decision.others.begin(), decision.others.end(),
+                       [&](const Alternative& other) { return is_known(other.candidate); });
   }
 
   Decision find(const OpSpec& op, const PlanOptions& options, const std::string& key) const {
@@ -163,10 +172,8 @@ struct Planner::State {
       if (std::optional<Decision> found = kept(op, key, options)) return *found;
     }
     Decision out = decide(op, options);
-    // What a probe was wanted for and did not get is tried again.
-    const bool is_whole = out.tier == Tier::probe || !is_probed(options);
-    if (keeps && is_whole && out.tier >= Tier::simulation && (prober == nullptr || prober->is_first()))
-      cache.put(key, out);
+    // What was found by less than what was asked for is tried again.
+    if (keeps && out.tier == options.limit && (prober == nullptr || prober->is_first())) cache.put(key, out);
     return out;
   }
 

@@ -1,6 +1,7 @@
 #include "src/plan/cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -155,9 +156,9 @@ TEST(PlanCache, DamagedLinesArePassedOverWithAWordAndGo) {
     return at == std::string::npos ? out : out.replace(at, from.size(), to);
   };
   const std::string broken[] = {good.substr(0, good.size() / 2) + "\n",
-                                "not JSON\n",
-                                "[1,2]\n",
-                                std::string("\0\xff\n", 3),
+                                "not JSON\n" + good.substr(0, 30) + "\n",
+                                "[1,2]\n" + good.substr(0, 40),
+                                std::string("\0\xff\n", 3) + good.substr(0, 50),
                                 with("\"overlace_plan\":1", "\"overlace_plan\":99"),
                                 with("\"family\":\"serial\"", "\"family\":\"nobody\""),
                                 with("\"tier\":\"simulation\"", "\"tier\":\"wishful\""),
@@ -178,6 +179,100 @@ TEST(PlanCache, DamagedLinesArePassedOverWithAWordAndGo) {
   base::set_log_sink(nullptr, base::LogLevel::warn);
   ASSERT_FALSE(said.empty());
   EXPECT_NE(said.front().find("damaged"), std::string::npos) << said.front();
+}
+
+TEST(PlanCache, OnlyCandidatesAreServed) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  const auto honest = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  const std::string good = base::read_file(path).value();
+  const std::pair<std::string, std::string> changes[] = {
+      {"\"family\":\"serial\"", "\"family\":\"compute\""},
+      {"\"family\":\"serial\"", "\"family\":\"comm\""},
+      {"\"family\":\"serial\"", "\"family\":\"hierarchical\""},
+      {"\"family\":\"serial\",\"degree\":1", "\"family\":\"hetero_unfused_1d\",\"degree\":1048576"},
+      {"\"family\":\"serial\",\"degree\":1", "\"family\":\"serial\",\"degree\":2"},
+      {"[\"serial\",1,", "[\"limit\",1,"},
+  };
+  for (const auto& [from, to] : changes) {
+    std::string text = good;
+    const size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    base::write_file(path, text.replace(at, from.size(), to)).or_throw();
+    const int asked = model.asked;
+    const auto plan = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+    EXPECT_GT(model.asked, asked) << to;
+    EXPECT_EQ(plan->candidate, honest->candidate) << to;
+    EXPECT_EQ(base::read_file(path).value().find(to), std::string::npos) << to;
+  }
+}
+
+TEST(PlanCache, WhatALowerTierFoundIsNeitherKeptNorServed) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  // Nobody here to probe: a process that can must do so.
+  const auto simulated = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kProbed);
+  EXPECT_EQ(simulated->tier, Tier::simulation);
+  EXPECT_FALSE(std::filesystem::exists(path));
+  Told prober;
+  (void)Planner(h200(), {.simulation = &model, .prober = &prober, .cache = path}).plan(op, kProbed);
+  EXPECT_EQ(prober.asked, 1);
+  std::string text = base::read_file(path).value();
+  const std::string probe = "\"tier\":\"probe\"";
+  const size_t at = text.find(probe);
+  ASSERT_NE(at, std::string::npos) << text;
+  base::write_file(path, text.replace(at, probe.size(), "\"tier\":\"simulation\"")).or_throw();
+  const auto again = Planner(h200(), {.simulation = &model, .prober = &prober, .cache = path}).plan(op, kProbed);
+  EXPECT_EQ(prober.asked, 2);
+  EXPECT_EQ(again->tier, Tier::probe);
+}
+
+/// What planning with a cache of that path says; the plan is made all the same.
+std::vector<std::string> warnings_with(const std::string& path) {
+  std::vector<std::string> said;
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { said.emplace_back(line); }, base::LogLevel::warn);
+  const Counting model;
+  const auto plan =
+      Planner(h200(), {.simulation = &model, .cache = path}).plan(op_of("gemm_rs", 8192, 8192, 2048), kSimulated);
+  base::set_log_sink(nullptr, base::LogLevel::warn);
+  EXPECT_EQ(plan->candidate.family, "serial") << path;
+  return said;
+}
+
+TEST(PlanCache, AFileOfOthersIsLeftAlone) {
+  const Folder folder;
+  const std::string path = folder / "notes.txt";
+  for (const std::string& text : {std::string("milk\nbread\n"), std::string("{\"a\": 1}\n"), std::string("\0\n", 2)}) {
+    base::write_file(path, text).or_throw();
+    (void)warnings_with(path);
+    EXPECT_EQ(base::read_file(path).value(), text);
+    EXPECT_FALSE(std::filesystem::exists(path + ".lock"));
+  }
+  const std::string other = folder / "more.txt";
+  base::write_file(other, "eggs\n").or_throw();
+  const auto said = warnings_with(other);
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_NE(said.front().find("more.txt holds something else; plans are not kept"), std::string::npos) << said.front();
+  // An empty one is as good as none.
+  base::write_file(path, "").or_throw();
+  EXPECT_TRUE(warnings_with(path).empty());
+  EXPECT_EQ(lines_in(path), 1u);
+}
+
+TEST(PlanCache, PipesDevicesAndFoldersAreNoCache) {
+  const Folder folder;
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, std::string("/dev/zero"), folder / "."}) {
+    const auto said = warnings_with(path);
+    ASSERT_EQ(said.size(), 1u) << path;
+    EXPECT_NE(said.front().find(path + " is no regular file; plans are not kept"), std::string::npos) << said.front();
+    EXPECT_FALSE(std::filesystem::exists(path + ".lock")) << path;
+  }
 }
 
 TEST(PlanCache, WhereNothingCanBeWrittenPlansAreMadeAllTheSame) {
