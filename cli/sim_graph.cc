@@ -137,7 +137,7 @@ int sim_graph_transformer(const TransformerWords& words) {
       run.chunks = way == std::string("overlapped") ? words.chunks : 1;
       run.is_ideal = way == std::string("free");
       run.overlaps_gradients = words.run.overlaps_gradients && run.chunks > 1;
-      const int ranks = run.tensor * run.pipeline;
+      const int64_t ranks = int64_t{run.tensor} * run.pipeline;
       if (words.straggler != 1 && ranks > 0 && network.ranks >= ranks) {
         run.slower.assign(static_cast<size_t>(network.ranks / ranks), 1);
         run.slower[0] = words.straggler;

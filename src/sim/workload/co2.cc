@@ -14,12 +14,15 @@ constexpr double kPassBytes = 32;  // per parameter: live, anchor, momentum and 
 base::Status check(const Co2Run& run, const Network& network, int per_group) {
   if (per_group < 1 || network.ranks % per_group != 0)
     return base::invalid_argument("co2: groups of {} ranks, wanted a divisor of {}", per_group, network.ranks);
-  if (run.period < 1 || run.period > 65536 || run.rounds < 2 || run.rounds > 4096 || run.fragments < 1 ||
-      run.fragments > run.period || run.period % run.fragments != 0 || run.delay < 0 || run.delay > run.period)
+  if (run.period < 1 || run.period > 65536 || run.rounds < 2 || run.rounds > 4096)
+    return base::invalid_argument("co2: {} rounds of {} steps, wanted 2 to 4096 of 1 to 65536", run.rounds, run.period);
+  if (run.rule == OuterRule::streaming && (run.fragments < 1 || run.fragments > run.period ||
+                                           run.period % run.fragments != 0 || run.delay < 0 || run.delay > run.period))
     return base::invalid_argument(
-        "co2: {} rounds of {} steps, {} fragments, delay {}, wanted 2 to 4096 of 1 to 65536, fragments that divide a "
-        "round, a delay within one",
-        run.rounds, run.period, run.fragments, run.delay);
+        "co2: streaming {} fragments with delay {} in rounds of {} steps, wanted fragments that divide a round, a "
+        "delay "
+        "within one",
+        run.fragments, run.delay, run.period);
   if (!(run.parameters >= 1) || !(run.parameters <= 1e14) || !(run.wire_bytes > 0) || !(run.wire_bytes <= 8) ||
       !(run.step_us > 0) || !(run.step_us <= 1e9) || !(run.sigma >= 0) || !(run.sigma <= 2) || !(run.pass_us <= 1e9) ||
       !(run.all_reduce_us <= 1e9))
@@ -40,6 +43,19 @@ Rhythm rhythm_of(const Co2Run& run) {
   if (run.rule == OuterRule::co2 || run.rule == OuterRule::eager) return {run.period, 1, run.period, true};
   if (run.rule == OuterRule::streaming) return {run.period / run.fragments, run.fragments, run.delay, true};
   return {run.period, 1, 0, true};
+}
+
+/// Steps are cheap; an exchange has up to four tasks.
+base::Status check_size(const Co2Run& run, int groups) {
+  const int64_t of_round = run.period / rhythm_of(run).every, steps = int64_t{groups} * run.rounds * run.period;
+  if (steps > kMostTasks)
+    return base::invalid_argument("co2: {} groups that differ x {} rounds x {} steps are {} steps, wanted at most {}",
+                                  groups, run.rounds, run.period, steps, kMostTasks);
+  if (const int64_t exchanges = int64_t{groups} * run.rounds * of_round; exchanges > kMostTasks / 4)
+    return base::invalid_argument(
+        "co2: {} groups that differ x {} rounds x {} exchanges are {} exchanges, wanted at most {}", groups, run.rounds,
+        of_round, exchanges, kMostTasks / 4);
+  return {};
 }
 
 /// `groups` that differ; alike groups are one. A group stands for its ranks.
@@ -110,6 +126,8 @@ base::Result<Co2Time> co2_training(const Co2Run& run, const spec::Machine& machi
   OVERLACE_TRY(check(run, network, per_group));
   Co2Time out;
   out.groups = network.ranks / per_group;
+  const int groups = run.sigma == 0 ? 1 : out.groups;
+  OVERLACE_TRY(check_size(run, groups));
   const double own = run.parameters / per_group;
   out.pass_us = run.pass_us >= 0 ? run.pass_us : spec::reduce_us(machine, kPassBytes * own);
   if (run.all_reduce_us >= 0) {
@@ -122,7 +140,6 @@ base::Result<Co2Time> co2_training(const Co2Run& run, const spec::Machine& machi
     out.all_reduce_us = time->us;
     out.algorithm = time->algorithm;
   }
-  const int groups = run.sigma == 0 ? 1 : out.groups;
   const Training training(run, out, groups);
   const base::Result<StepTime> time = training.step().run(machine.contention);
   if (!time.ok()) return time.status();

@@ -48,7 +48,7 @@ struct Co2Time {
   double efficiency = 1;
 };
 
-/// Errc::invalid_argument for values out of range, or groups that do not divide the ranks.
+/// Errc::invalid_argument for values out of range, groups that do not divide the ranks, or more than kMostTasks steps.
 base::Result<Co2Time> co2_training(const Co2Run& run, const spec::Machine& machine, const Network& network,
                                    base::Trace* timeline = nullptr);
 

@@ -27,6 +27,12 @@ base::Status check(const MoeModel& model, const MoeRun& run, const spec::Machine
       !(model.element_bytes <= 8))
     return base::invalid_argument("moe: {} chunks, zipf {}, {} bytes per element, wanted 1 to 64, 0 to 8, 0 to 8",
                                   run.chunks, run.zipf, model.element_bytes);
+  if (const int64_t transfers = int64_t{network.ranks} * group; transfers > kMostTasks)
+    return base::invalid_argument("moe: {} ranks x {} in a group are {} transfers, wanted at most {}", network.ranks,
+                                  group, transfers, kMostTasks);
+  if (const int64_t counts = int64_t{group} * model.experts; counts > kMostTasks)
+    return base::invalid_argument("moe: {} ranks of a group x {} experts are {} counts, wanted at most {}", group,
+                                  model.experts, counts, kMostTasks);
   if (run.counts.empty()) return {};
   if (run.counts.size() != static_cast<size_t>(group) * static_cast<size_t>(model.experts))
     return base::invalid_argument("moe: {} counts, wanted {} ranks x {} experts", run.counts.size(), group,
@@ -34,6 +40,11 @@ base::Status check(const MoeModel& model, const MoeRun& run, const spec::Machine
   for (const int64_t count : run.counts)
     if (count < 0 || count > (1 << 24))
       return base::invalid_argument("moe: a count is {}, wanted 0 to 16777216", count);
+  const int64_t sent = model.tokens * model.top_k;
+  for (auto row = run.counts.begin(); row != run.counts.end(); row += model.experts)
+    if (const int64_t sum = std::accumulate(row, row + model.experts, int64_t{0}); sum != sent)
+      return base::invalid_argument("moe: the counts of rank {} are {} together, wanted {} ({} tokens x top {})",
+                                    (row - run.counts.begin()) / model.experts, sum, sent, model.tokens, model.top_k);
   return {};
 }
 

@@ -27,7 +27,8 @@ struct MoeRun {
   double zipf = 0;        // popularity of the experts ~ 1 / rank^zipf; 0: all alike
   uint64_t seed = 1;      // which experts are the popular ones
   bool is_ideal = false;  // nothing in the network takes time
-  /// Tokens that a rank of a group sends to an expert: [rank * experts + expert]; empty: as zipf says.
+  /// Tokens that a rank of a group sends to an expert: [rank * experts + expert], tokens * top_k of each rank; empty:
+  /// as zipf says.
   std::vector<int64_t> counts = {};
 };
 
@@ -47,7 +48,8 @@ std::vector<int64_t> moe_counts(const MoeModel& model, int group, double zipf, u
 base::Result<std::vector<int64_t>> moe_counts_from_json(const base::Json& json, int group, int experts,
                                                         std::string_view source);
 
-/// Errc::invalid_argument where sizes do not divide; not_supported for a machine without costs of GEMMs.
+/// Errc::invalid_argument where sizes do not divide, for counts of other tokens, and for more than kMostTasks transfers
+/// or counts; not_supported for a machine without costs of GEMMs.
 base::Result<MoeTime> moe_layer(const MoeModel& model, const MoeRun& run, const spec::Machine& machine,
                                 const Network& network, base::Trace* timeline = nullptr);
 

@@ -120,10 +120,28 @@ int Step::add(StepTask task, std::span<const int> after) {
   return number;
 }
 
+/// No order takes longer than all tasks one after the other, each beside the worst on the other lanes.
+base::Status Step::check_times(std::span<const spec::Contention> contention) const {
+  double worst = 1, sum = 0;
+  for (const spec::Contention& c : contention) worst = std::max(worst, c.factor.value);
+  const double slowest = std::pow(worst, kNumLanes - 1);
+  for (const StepTask& task : tasks_) {
+    if (!(task.us >= 0) || !(task.us * slowest < 1e12))
+      return base::invalid_argument(
+          "step: {} of rank {} takes {} us, up to {} times as long beside others, wanted 0 to 1e12", task.name,
+          task.rank, task.us, slowest);
+    sum += task.us;
+  }
+  if (!(sum * slowest <= kMostSumUs))
+    return base::invalid_argument(
+        "step: {} tasks take {:.3g} us one after the other, up to {:.3g} times as long beside others, wanted at most "
+        "{:.3g}",
+        tasks_.size(), sum, slowest, kMostSumUs);
+  return {};
+}
+
 base::Result<StepTime> Step::run(std::span<const spec::Contention> contention) const {
-  for (const StepTask& task : tasks_)
-    if (!(task.us >= 0) || !(task.us < 1e12))
-      return base::invalid_argument("step: {} of rank {} takes {} us, wanted 0 to 1e12", task.name, task.rank, task.us);
+  OVERLACE_TRY(check_times(contention));
   base::Result<StepTime> time = Runner(tasks_, edges_, ranks_, groups_, contention).run();
   if (!time.ok()) return time;
   std::vector<Time> lanes(last_.size(), 0), whole(static_cast<size_t>(ranks_), 0), chain(tasks_.size(), 0);

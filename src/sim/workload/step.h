@@ -18,6 +18,9 @@ namespace overlace::sim {
 /// Of each rank: what computes, its scale-up and its scale-out communication.
 inline constexpr int kComputeLane = 0, kLocalLane = 1, kNetLane = 2, kNumLanes = 3;
 inline constexpr int kNoGroup = -1;
+/// What keeps a run to seconds, and its times to what 64 bits of picoseconds hold.
+inline constexpr int64_t kMostTasks = int64_t{1} << 22;
+inline constexpr double kMostSumUs = 1e13;  // 115 days
 
 struct StepTask {
   std::string name;
@@ -47,15 +50,16 @@ class Step {
   int add(StepTask task, std::span<const int> after = {});
   int add(StepTask task, std::initializer_list<int> after) { return add(std::move(task), std::span(after)); }
   int new_group() { return groups_++; }
-  const std::vector<StepTask>& tasks() const { return tasks_; }
 
-  /// Errc::invalid_argument for a time that is negative or none; bad_schedule where groups wait for each other in a
-  /// circle: the message has a task that never begins.
+  /// Errc::invalid_argument for a time that is negative or none, and for times whose sum, slowed as far as the
+  /// contention can, is above kMostSumUs; bad_schedule where groups wait for each other in a circle: the message has a
+  /// task that never begins.
   base::Result<StepTime> run(std::span<const spec::Contention> contention = {}) const;
   /// The same as a timeline; arrows along the dependences between lanes.
   base::Trace to_trace(const StepTime& time, const std::string& title) const;
 
  private:
+  base::Status check_times(std::span<const spec::Contention> contention) const;
   int ranks_;
   int groups_ = 0;
   std::vector<StepTask> tasks_;

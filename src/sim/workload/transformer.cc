@@ -31,6 +31,11 @@ base::Status check(const TransformerModel& model, const TransformerRun& run, con
   if (model.heads % run.tensor != 0 || model.hidden % model.heads != 0 || model.intermediate % run.tensor != 0)
     return base::invalid_argument("transformer: hidden {}, {} heads, intermediate {} on {} ranks, wanted multiples",
                                   model.hidden, model.heads, model.intermediate, run.tensor);
+  if (model.heads % model.kv_heads != 0 || (model.kv_heads % run.tensor != 0 && run.tensor % model.kv_heads != 0))
+    return base::invalid_argument(
+        "transformer: {} key-value heads of {} heads on {} ranks, wanted a divisor of the heads that the ranks divide, "
+        "or that divides them",
+        model.kv_heads, model.heads, run.tensor);
   const int replicas = network.ranks / (run.tensor * run.pipeline);
   if (!run.slower.empty() && run.slower.size() != static_cast<size_t>(replicas))
     return base::invalid_argument("transformer: {} factors of slowness, wanted {} or none", run.slower.size(),
@@ -38,6 +43,14 @@ base::Status check(const TransformerModel& model, const TransformerRun& run, con
   for (const double factor : run.slower)
     if (!(factor > 0) || !(factor <= 1000))
       return base::invalid_argument("transformer: a replica is {} times as slow, wanted up to 1000", factor);
+  // Each way a pass and what it sends; the last pass, its all-reduces and the optimizer.
+  const int64_t differing = run.slower.empty() ? 1 : replicas, stages = run.pipeline;
+  const int64_t tasks = differing * (4 * stages * run.micro_batches + 2 * model.layers + stages);
+  if (tasks > kMostTasks)
+    return base::invalid_argument(
+        "transformer: {} replicas that differ x ({} stages x {} micro-batches x 4, {} layers x 2) are {} tasks, wanted "
+        "at most {}",
+        differing, stages, run.micro_batches, model.layers, tasks, kMostTasks);
   return {};
 }
 

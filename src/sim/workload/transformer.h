@@ -51,8 +51,8 @@ struct TransformerTime {
   double TFLOPs() const { return flops / step_us * 1e-6; }  // of a GPU
 };
 
-/// Errc::invalid_argument where sizes do not divide; not_supported for a machine without costs of GEMMs.
-/// `timeline`: of the last stage's view of the step, if wanted.
+/// Errc::invalid_argument where sizes do not divide, or for more than kMostTasks tasks; not_supported for a machine
+/// without costs of GEMMs. `timeline`: of the last stage's view of the step, if wanted.
 base::Result<TransformerTime> transformer_step(const TransformerModel& model, const TransformerRun& run,
                                                const spec::Machine& machine, const Network& network,
                                                base::Trace* timeline = nullptr);

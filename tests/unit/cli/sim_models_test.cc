@@ -110,6 +110,7 @@ TEST(SimGraphCommand, MoeWithCountsAndATimeline) {
   words.network.network = "nvswitch(2)";
   words.model.experts = 2;
   words.model.top_k = 1;
+  words.model.tokens = 9000;
   words.counts = folder + "/counts.json";
   words.trace = folder + "/moe.et";
   const base::Json list = printed_json([&] { return sim_graph_moe(words); });
@@ -175,6 +176,12 @@ TEST(SimGraphCommand, RefusesBadWords) {
             "--rule is sgd, wanted all, ddp, local_sgd, slow_mo, diloco, co2, eager, streaming");
   TransformerWords transformer;
   transformer.chunks = 1;
+  EXPECT_THROW(sim_graph_transformer(transformer), InvalidArgument);
+  transformer.chunks = 4;
+  transformer.straggler = 2;
+  transformer.run.tensor = transformer.run.pipeline = 1 << 16;  // the product is 0 in 32 bits
+  EXPECT_THROW(sim_graph_transformer(transformer), InvalidArgument);
+  transformer.run.tensor = transformer.run.pipeline = (1 << 16) + 1;  // and that one 131073
   EXPECT_THROW(sim_graph_transformer(transformer), InvalidArgument);
   MoeWords moe;
   moe.counts = "nowhere.json";

@@ -197,8 +197,29 @@ TEST(Transformer, RefusesWhatDoesNotDivide) {
             }).message(),
             "transformer: 2 factors of slowness, wanted 4 or none");
   EXPECT_EQ(refused([](M*, R* r) { r->slower = {1, 2, 0, 1}; }).code(), Errc::invalid_argument);
+  const std::string wanted = " ranks, wanted a divisor of the heads that the ranks divide, or that divides them";
+  EXPECT_EQ(refused([](M* m, R*) { m->kv_heads = 64; }).message(),
+            "transformer: 64 key-value heads of 32 heads on 2" + wanted);
+  EXPECT_EQ(refused([](M* m, R* r) { m->hidden = 3072, m->heads = 24, m->kv_heads = 12, r->tensor = 8; }).message(),
+            "transformer: 12 key-value heads of 24 heads on 8" + wanted);
+  EXPECT_TRUE(refused([](M* m, R* r) { m->kv_heads = 2, r->tensor = 8; }).ok());
+  EXPECT_TRUE(refused([](M* m, R* r) { m->kv_heads = 16, r->tensor = 8; }).ok());
   spec::Machine none;
   EXPECT_EQ(transformer_step(small_model(), {}, none, nvswitch(8).value()).status().code(), Errc::not_supported);
+}
+
+/// Sizes that are each in range and together more than can be simulated.
+TEST(Transformer, RefusesMoreTasksThanItCanHold) {
+  TransformerModel model = small_model();
+  model.layers = 4096;
+  TransformerRun run;
+  run.tensor = 1;
+  run.pipeline = run.micro_batches = 4096;
+  const auto time = transformer_step(model, run, machine(), torus({64, 64}, {100, 0.5}).value());
+  EXPECT_EQ(
+      time.status().message(),
+      "transformer: 1 replicas that differ x (4096 stages x 4096 micro-batches x 4, 4096 layers x 2) are 67121152 "
+      "tasks, wanted at most 4194304");
 }
 
 // ---- MoE ----
@@ -344,6 +365,28 @@ TEST(Moe, RefusesWhatDoesNotDivide) {
   EXPECT_EQ(refused([](MoeModel*, MoeRun* r) { r->counts = {1}; }), Errc::invalid_argument);
 }
 
+TEST(Moe, RefusesCountsOfOtherTokens) {
+  const MoeModel model = small_moe();
+  MoeRun run;
+  run.counts = moe_counts(model, 4, 0.5, 1);
+  ++run.counts[2 * 16 + 5];
+  const auto time = moe_layer(model, run, machine(), nvswitch(4).value());
+  EXPECT_EQ(time.status().message(), "moe: the counts of rank 2 are 4097 together, wanted 4096 (1024 tokens x top 4)");
+}
+
+TEST(Moe, RefusesMoreTransfersOrCountsThanItCanHold) {
+  MoeModel model = small_moe();
+  model.experts = 4096;
+  const auto message = [&](int group) {
+    MoeRun run;
+    run.group = group;
+    return moe_layer(model, run, machine(), rail_fat_tree(512, 8, 50, 64, 1).value()).status().message();
+  };
+  EXPECT_EQ(message(4096), "moe: 4096 ranks x 4096 in a group are 16777216 transfers, wanted at most 4194304");
+  model.experts = 65536;
+  EXPECT_EQ(message(128), "moe: 128 ranks of a group x 65536 experts are 8388608 counts, wanted at most 4194304");
+}
+
 // ---- CO2 ----
 
 /// Rounds of 12 steps of 100 us, a pass of 7.
@@ -427,11 +470,43 @@ TEST(Co2, RefusesBadValues) {
   };
   EXPECT_EQ(refused([](Co2Run* r) { r->per_group = 3; }), Errc::invalid_argument);
   EXPECT_EQ(refused([](Co2Run* r) { r->period = 0; }), Errc::invalid_argument);
-  EXPECT_EQ(refused([](Co2Run* r) { r->fragments = 5; }), Errc::invalid_argument);
-  EXPECT_EQ(refused([](Co2Run* r) { r->delay = 13; }), Errc::invalid_argument);
+  EXPECT_EQ(refused([](Co2Run* r) { r->rule = OuterRule::streaming, r->fragments = 5; }), Errc::invalid_argument);
+  EXPECT_EQ(refused([](Co2Run* r) { r->rule = OuterRule::streaming, r->delay = 13; }), Errc::invalid_argument);
   EXPECT_EQ(refused([](Co2Run* r) { r->step_us = 0; }), Errc::invalid_argument);
   EXPECT_EQ(refused([](Co2Run* r) { r->sigma = -1; }), Errc::invalid_argument);
   EXPECT_EQ(refused([](Co2Run* r) { r->parameters = 1e20; }), Errc::invalid_argument);
+}
+
+/// Fragments and delay are streaming's alone.
+TEST(Co2, OtherRulesHaveNoFragments) {
+  Co2Run run = run_of(OuterRule::co2, 10);
+  run.period = 6;  // which 4 fragments do not divide
+  run.delay = 7;
+  EXPECT_EQ(co2(run).round_us, 6 * 100 + 7);
+  run.rule = OuterRule::streaming;
+  EXPECT_EQ(
+      co2_training(run, machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().message(),
+      "co2: streaming 4 fragments with delay 7 in rounds of 6 steps, wanted fragments that divide a round, a delay "
+      "within one");
+}
+
+TEST(Co2, RefusesMoreThanItCanHold) {
+  const auto message = [](const Co2Run& run) {
+    return co2_training(run, machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().message();
+  };
+  Co2Run run = run_of(OuterRule::ddp, 10);
+  run.period = 1024;
+  run.rounds = 4096;
+  EXPECT_EQ(message(run),
+            "co2: 1 groups that differ x 4096 rounds x 1024 exchanges are 4194304 exchanges, wanted at most 1048576");
+  run.rule = OuterRule::co2;
+  EXPECT_EQ(message(run), "");
+  run.sigma = 0.1;
+  EXPECT_EQ(message(run),
+            "co2: 4 groups that differ x 4096 rounds x 1024 steps are 16777216 steps, wanted at most 4194304");
+  run.sigma = 0;
+  run.step_us = 1e8;
+  EXPECT_NE(message(run).find("one after the other"), std::string::npos);  // more than the simulated clock holds
 }
 
 }  // namespace

@@ -64,6 +64,20 @@ TEST(Step, RefusesTimesThatAreNone) {
   }
 }
 
+/// Each is short enough; the sum, or what the contention can make of it, does not fit into 64 bits of picoseconds.
+TEST(Step, RefusesTimesWhoseSumIsTooLong) {
+  Step step(1);
+  for (int i = 0; i < 12; ++i) step.add({.name = "long", .us = 9e11});
+  EXPECT_EQ(step.run().status().message(),
+            "step: 12 tasks take 1.08e+13 us one after the other, up to 1 times as long beside others, wanted at most "
+            "1e+13");
+  Step slowed(1);
+  for (int i = 0; i < 24; ++i) slowed.add({.name = "long", .us = 2e11});
+  EXPECT_EQ(slowed.run()->us, 4.8e12);
+  const spec::Contention twice[] = {{spec::Load::gemm_tensor, spec::Load::ce_out, {2}}};
+  EXPECT_EQ(slowed.run(twice).status().code(), Errc::invalid_argument);
+}
+
 TEST(Groups, TileTheRanks) {
   const Groups groups = groups_of(8, {2, 2}).value();
   EXPECT_EQ(groups, (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}}));
