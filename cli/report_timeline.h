@@ -27,7 +27,7 @@ int64_t total_ns(const Intervals& intervals);
 /// First begin to last end; 0 for an empty trace.
 int64_t extent_ns(const base::Trace& trace);
 
-/// Escaped for HTML text and attributes.
+/// Escaped for HTML and SVG text and attributes; control characters but ends of lines are blanks.
 std::string escape_html(std::string_view text);
 /// "873 us", "12.4 ms", "1.25 s"
 std::string duration_text(double us);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/report_timeline.h"
 #include "src/base/format.h"
 
 namespace overlace::cli {
@@ -15,22 +16,6 @@ using base::format;
 constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"};
 constexpr double kWidth = 400, kHeight = 300, kLeft = 62, kRight = 14, kTop = 34, kBottom = 46;
 constexpr int kColumns = 3;
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 struct Range {
   double least = std::numeric_limits<double>::infinity(), most = 0;
@@ -91,7 +76,7 @@ class Panel {
     out += rule(kLeft, kTop, kLeft, kHeight - kBottom, "#444444");
     out += text((kLeft + kWidth - kRight) / 2, kHeight - 10, x_label, "middle", "normal");
     out += format("<text transform=\"translate({:.1f},{:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
-                  left_ + 14, top_ + (kTop + kHeight - kBottom) / 2, escaped(y_label));
+                  left_ + 14, top_ + (kTop + kHeight - kBottom) / 2, escape_html(y_label));
     for (const PlotLine& line : panel_.lines) out += draw_line(line);
     return out;
   }
@@ -109,7 +94,7 @@ class Panel {
   }
   std::string text(double at_x, double at_y, const std::string& words, const char* anchor, const char* weight) const {
     return format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-weight=\"{}\">{}</text>\n", left_ + at_x,
-                  top_ + at_y, anchor, weight, escaped(words));
+                  top_ + at_y, anchor, weight, escape_html(words));
   }
   std::string rule(double x1, double y1, double x2, double y2, const char* color) const {
     return format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", left_ + x1,
@@ -125,7 +110,7 @@ class Panel {
       points += format("{}{:.1f},{:.1f}", i == 0 ? "" : " ", at_x, at_y);
       marks +=
           format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.5\" fill=\"{}\"><title>{}: {} at {}</title></circle>\n",
-                 at_x, at_y, color, escaped(line.name), number(line.y[i]), number(line.x[i]));
+                 at_x, at_y, color, escape_html(line.name), number(line.y[i]), number(line.x[i]));
     }
     return format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"{}/>\n{}", points, color,
                   is_dashed ? " stroke-dasharray=\"5 3\"" : "", marks);
@@ -157,7 +142,7 @@ std::string plot_svg(const std::string& title, const std::string& x_label, const
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
       "<text x=\"12\" y=\"21\" font-size=\"15\" font-weight=\"bold\">{2}</text>\n",
-      width, height, escaped(title));
+      width, height, escape_html(title));
   for (size_t i = 0; i < panels.size(); ++i) {
     const double left = static_cast<double>(i % columns) * kWidth;
     const double top = title_height + static_cast<double>(i / columns) * kHeight;
@@ -172,7 +157,7 @@ std::string plot_svg(const std::string& title, const std::string& x_label, const
         "<text x=\"{5:.0f}\" y=\"{6:.0f}\">{7}</text>\n",
         left, top, left + 24, is_bound ? "#888888" : kColors[i % std::size(kColors)],
         is_bound || i >= std::size(kColors) ? " stroke-dasharray=\"5 3\"" : "", left + 30, top + 4,
-        escaped(is_bound ? bounds[i - names.size()] : names[i]));
+        escape_html(is_bound ? bounds[i - names.size()] : names[i]));
   }
   return out + "</svg>\n";
 }
@@ -184,7 +169,7 @@ std::string plot_html(const std::string& title, const std::string& svg, const st
       "sans-serif; margin: 2em; }} svg {{ max-width: 100%; height: auto; }} pre {{ overflow-x: auto; "
       "}}</style></head>\n"
       "<body>\n{1}<pre>\n{2}</pre>\n</body></html>\n",
-      escaped(title), svg, escaped(text));
+      escape_html(title), svg, escape_html(text));
 }
 
 }  // namespace overlace::cli

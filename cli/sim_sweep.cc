@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <set>
 #include <vector>
@@ -23,6 +24,7 @@ using base::format;
 using base::Json;
 
 constexpr int kMaxRanks = 65536;
+constexpr int64_t kMostDegree = 1024;  // of make_schedule
 constexpr size_t kMostSimulations = 20000;
 
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, why); }
@@ -37,13 +39,15 @@ std::vector<std::string> words_of(const std::string& list) {
   return out;
 }
 
-std::vector<int64_t> numbers_of(const char* option, const std::string& list) {
+std::vector<int64_t> numbers_of(const char* option, const std::string& list,
+                                int64_t most = std::numeric_limits<int64_t>::max()) {
   std::vector<int64_t> out;
   for (const std::string& word : words_of(list)) {
     int64_t value = 0;
     const auto [stop, code] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (code != std::errc() || stop != word.data() + word.size() || value < 1)
       refuse(format("{} is {}, wanted whole numbers of at least 1 between commas", option, list));
+    if (value > most) refuse(format("{} has {}, wanted at most {}", option, value, most));
     out.push_back(value);
   }
   return out;
@@ -67,22 +71,31 @@ struct Row {
   double us = 0, bound_us = 0, host_us = 0, library_us = 0;
 };
 
-/// The fastest degree of a family, or why there is none.
+/// Of the schedule of degree 1; empty where the family has none.
+std::string plain_digest(const spec::OpSpec& op, const std::string& family) {
+  try {
+    return spec::digest(spec::make_schedule(op, family, 1));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+/// The fastest degree of a family, or why there is none; 1 for a family without degrees.
 Row row_of(const Point& point, const spec::OpSpec& op, const spec::Machine& machine, const std::string& family,
            const std::vector<int64_t>& degrees, int calls) {
   Row best{.point = point, .family = family, .problem = "no degree"};
   sim::SimOptions options;
   options.calls = calls;
-  std::string last;
+  const std::string plain = plain_digest(op, family);
+  std::set<std::string> seen;
   for (const int64_t degree : degrees) {
     try {
-      const spec::Schedule schedule =
-          spec::make_schedule(op, family, static_cast<int>(std::min<int64_t>(degree, 4096)));
+      const spec::Schedule schedule = spec::make_schedule(op, family, static_cast<int>(degree));
       const std::string digest = spec::digest(schedule);
-      if (digest == last) break;  // a family without degrees
-      last = digest;
+      if (!seen.insert(digest).second) continue;
       const sim::SimResult r = sim::simulate(schedule, machine, options);
-      if (!best.problem.empty() || r.us() < best.us) best = {point, family, "", degree, r.us(), r.bound_us, r.host_us};
+      if (!best.problem.empty() || r.us() < best.us)
+        best = {point, family, "", digest == plain ? 1 : degree, r.us(), r.bound_us, r.host_us};
     } catch (const InvalidArgument& e) {
       if (!best.problem.empty()) best.problem = e.what();
     } catch (const Unsupported& e) {
@@ -115,7 +128,8 @@ std::vector<std::string> families_of(const SweepWords& words) {
 std::vector<Row> sweep(const SweepWords& words) {
   const std::vector<std::string> families = families_of(words);
   const std::vector<int64_t> ms = numbers_of("--m", words.m), ns = numbers_of("--n", words.n),
-                             ks = numbers_of("--k", words.k), degrees = numbers_of("--degrees", words.degrees);
+                             ks = numbers_of("--k", words.k),
+                             degrees = numbers_of("--degrees", words.degrees, kMostDegree);
   const std::vector<std::string> machines = words_of(words.machines);
   std::vector<Row> rows;
   size_t count = 0;

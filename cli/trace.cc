@@ -37,25 +37,56 @@ int percent_of(int64_t part, int64_t whole) {
 }
 
 constexpr std::string_view kChakra = ".et";
+constexpr size_t kMostEmptyFiles = 256;
 
 /// NAME.et and 3: NAME.3.et
 std::string chakra_path(const std::string& path, size_t rank) {
   return format("{}.{}{}", path.substr(0, path.size() - kChakra.size()), rank, kChakra);
 }
 
+/// False too where nobody can say, as for a name that is too long: reading says why.
+bool is_there(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
 base::Result<Trace> load_chakra(const std::string& path) {
   std::vector<std::string> files;
-  if (std::filesystem::exists(path) || !std::filesystem::exists(chakra_path(path, 0))) {
+  if (is_there(path) || !is_there(chakra_path(path, 0))) {
     base::Result<std::string> bytes = base::read_file(path);
     if (!bytes.ok()) return bytes.status();
     files.push_back(std::move(*bytes));
   }
-  for (size_t rank = 0; files.size() == rank && std::filesystem::exists(chakra_path(path, rank)); ++rank) {
+  for (size_t rank = 0; files.size() == rank && is_there(chakra_path(path, rank)); ++rank) {
     base::Result<std::string> bytes = base::read_file(chakra_path(path, rank));
     if (!bytes.ok()) return bytes.status();
     files.push_back(std::move(*bytes));
   }
   return sim::from_chakra(files, path);
+}
+
+/// A file for each rank up to the last one; those of more ranks that were written before would be read as well.
+base::Status write_chakra(const Trace& trace, const std::string& path) {
+  std::set<int> ranks;
+  for (const Span& span : trace.spans) ranks.insert(span.rank);
+  for (const base::Arrow& arrow : trace.arrows) ranks.insert({arrow.from_rank, arrow.to_rank});
+  const size_t count = ranks.empty() ? 0 : static_cast<size_t>(*ranks.rbegin()) + 1;
+  if (const size_t empty = count - ranks.size(); empty > kMostEmptyFiles)
+    return base::invalid_argument("{}: {} of {} ranks have nothing, wanted at most {}: Chakra has a file per rank",
+                                  path, empty, count, kMostEmptyFiles);
+  if (is_there(path))
+    return base::invalid_argument("{}: it is there and would be read in place of {}, wanted another name", path,
+                                  chakra_path(path, 0));
+  const std::vector<std::string> files = sim::to_chakra(trace);
+  for (size_t rank = 0; rank < files.size(); ++rank)
+    OVERLACE_TRY(base::write_file(chakra_path(path, rank), files[rank]));
+  for (size_t rank = files.size(); is_there(chakra_path(path, rank)); ++rank) {
+    std::error_code error;
+    if (!std::filesystem::remove(chakra_path(path, rank), error) && error)
+      return base::error(Errc::io, "{}: {}, wanted to remove the trace of more ranks that was there",
+                         chakra_path(path, rank), error.message());
+  }
+  return {};
 }
 
 }  // namespace
@@ -107,10 +138,7 @@ base::Result<Trace> load_trace(const std::string& path) {
 
 base::Status write_timeline(const Trace& trace, const std::string& path) {
   if (!path.ends_with(kChakra)) return base::write_trace(trace, path);
-  const std::vector<std::string> files = sim::to_chakra(trace);
-  for (size_t rank = 0; rank < files.size(); ++rank)
-    OVERLACE_TRY(base::write_file(chakra_path(path, rank), files[rank]));
-  return {};
+  return write_chakra(trace, path);
 }
 
 base::Result<std::string> trace_info(const std::string& path) {

@@ -16,7 +16,8 @@ std::string describe_trace(const base::Trace& trace);
 /// ranks' NAME.0.et, NAME.1.et, ... Errc::io or Errc::corrupt.
 base::Result<base::Trace> load_trace(const std::string& path);
 base::Result<std::string> trace_info(const std::string& path);
-/// By ending, as base::write_trace; NAME.et: NAME.0.et, NAME.1.et, ..., one per rank.
+/// By ending, as base::write_trace; NAME.et: NAME.0.et, NAME.1.et, ..., one per rank, and those of more ranks that are
+/// there are removed. Errc::invalid_argument where most of these would be empty, and where NAME.et itself is there.
 base::Status write_timeline(const base::Trace& trace, const std::string& path);
 /// The ending of `to` chooses its format; `from` and `to` may be the same file.
 base::Status trace_convert(const std::string& from, const std::string& to);

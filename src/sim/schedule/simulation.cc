@@ -26,22 +26,12 @@ double SimResult::us() const {
   return n > 1 ? std::max(device_us, host_us) : device_us;  // one call is queued before it begins
 }
 
-base::Result<spec::Estimate> Simulation::estimate(const spec::Schedule& schedule, const spec::OpSpec& op,
+base::Result<spec::Estimate> Simulation::estimate(const spec::Schedule& schedule, const spec::OpSpec&,
                                                   const spec::Machine& machine) const {
   const base::Result<SimResult> result = try_simulate(schedule, machine, options_);
   if (!result.ok()) return result.status();
   spec::Estimate out;
   out.us = result->us();
-  double error = kDefaultError;
-  std::string family = schedule.family;
-  for (const char* mirror : {"_rs", "_ar"}) {
-    if (family.ends_with(mirror)) family.resize(family.size() - 3);
-  }
-  if (const auto families = machine.errors.find(op.op); families != machine.errors.end()) {
-    if (const auto one = families->second.find(family); one != families->second.end()) error = one->second.p90;
-  }
-  out.lo_us = out.us / (1 + error);
-  out.hi_us = out.us * (1 + error);
   const double bound = std::min(result->bound_us, out.us);
   const double contention = std::min(result->contention_us / options_.calls, out.us - bound);
   out.parts = {

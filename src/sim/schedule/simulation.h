@@ -10,11 +10,9 @@ namespace overlace::sim {
 base::Result<SimResult> try_simulate(const spec::Schedule& schedule, const spec::Machine& machine,
                                      const SimOptions& options = {});
 
-/// Estimates are of one call without noise; the band is the machine's p90 error of this operator and family, else
-/// kDefaultError.
+/// Estimates are of one call without noise, and have no band: how far they are off, the planner knows.
 class Simulation final : public spec::CostModel {
  public:
-  static constexpr double kDefaultError = 0.1;
   explicit Simulation(SimOptions options = {}) : options_(std::move(options)) {}
   base::Result<spec::Estimate> estimate(const spec::Schedule& schedule, const spec::OpSpec& op,
                                         const spec::Machine& machine) const override;

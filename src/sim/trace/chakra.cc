@@ -29,7 +29,7 @@ namespace field {
 constexpr uint32_t kVersion = 1;
 constexpr uint32_t kId = 1, kName = 2, kType = 3, kControlDeps = 4, kDataDeps = 5, kStart = 6, kDuration = 7,
                    kAttribute = 10;
-constexpr uint32_t kAttributeName = 1, kInt32 = 7, kInt64 = 9, kUint64 = 13, kBool = 27, kString = 29;
+constexpr uint32_t kAttributeName = 1, kInt32 = 7, kInt64 = 9, kUint32 = 11, kUint64 = 13, kBool = 27, kString = 29;
 }  // namespace field
 
 enum NodeType : uint64_t { kMetadata = 1, kComputation = 4, kSend = 5, kReceive = 6, kCollective = 7 };
@@ -256,11 +256,10 @@ class Reader {
   base::Result<Node> read_node(std::string_view bytes, size_t index) const {
     Node node;
     uint64_t start_us = 0, duration_us = 0;
-    bool has_id = false;
     std::vector<std::string_view> attributes;
     for (Cursor c(bytes); !c.at_end();) {
       if (const char* why = c.next()) return fail(index, why);
-      if (c.is(field::kId, kVarint)) node.id = c.value(), has_id = true;
+      if (c.is(field::kId, kVarint)) node.id = c.value();  // proto3 leaves out a zero
       if (c.is(field::kName, kBytes)) node.name = c.bytes();
       if (c.is(field::kType, kVarint)) node.type = c.value();
       if (c.is(field::kStart, kVarint)) start_us = c.value();
@@ -272,8 +271,6 @@ class Reader {
       for (std::string_view packed = c.bytes(); !packed.empty();)
         if (!take_varint(&packed, &node.deps.emplace_back())) return fail(index, "bad packed dependences");
     }
-    // proto3 leaves out zeros: a node 0 has no id.
-    if (!has_id) node.id = 0;
     if (node.type == 0 || node.type > kMostNodeType)
       return fail(index, base::format("type is {}, wanted 1 to {}", node.type, kMostNodeType));
     constexpr auto kMostUs = static_cast<uint64_t>(kMostNs / 1000);
@@ -286,13 +283,16 @@ class Reader {
 
   Status read_attribute(std::string_view bytes, size_t index, Node* node) const {
     std::string_view name, text;
-    uint64_t value = 0;
+    int64_t value = 0;
+    bool is_beyond = false;
     for (Cursor c(bytes); !c.at_end();) {
       if (const char* why = c.next()) return fail(index, why);
       if (c.is(field::kAttributeName, kBytes)) name = c.bytes();
       if (c.is(field::kString, kBytes)) text = c.bytes();
-      for (const uint32_t number : {field::kInt32, field::kInt64, field::kUint64})
-        if (c.is(number, kVarint)) value = c.value();
+      if (c.is(field::kInt32, kVarint)) value = static_cast<int32_t>(static_cast<uint32_t>(c.value()));
+      if (c.is(field::kUint32, kVarint)) value = static_cast<uint32_t>(c.value());
+      if (c.is(field::kInt64, kVarint) || c.is(field::kUint64, kVarint)) value = static_cast<int64_t>(c.value());
+      is_beyond = is_beyond || (c.is(field::kUint64, kVarint) && value < 0);
     }
     if (name == "lane") node->lane = text;
     if (name == "category") node->category = text;
@@ -305,10 +305,14 @@ class Reader {
                                                                           : nullptr;
     const bool is_start = name == "start_ns", is_flops = name == "num_ops";
     if (whole == nullptr && !is_start && !is_flops) return {};
-    if (value > static_cast<uint64_t>(kMostNs))
-      return fail(index, base::format("{} is {}, wanted at most {}", name, value, kMostNs));
-    if (whole != nullptr) *whole = static_cast<int64_t>(value);
-    if (is_start) node->begin_ns = static_cast<int64_t>(value);
+    if (value < 0 && !is_beyond && name.starts_with("comm_")) return {};  // others' word for none
+    if (is_beyond || value < 0 || value > kMostNs)
+      return fail(index,
+                  base::format("{} is {}, wanted 0 to {}", name,
+                               is_beyond ? base::format("{}", static_cast<uint64_t>(value)) : base::format("{}", value),
+                               kMostNs));
+    if (whole != nullptr) *whole = value;
+    if (is_start) node->begin_ns = value;
     if (is_flops) node->flops = static_cast<double>(value);
     return {};
   }

@@ -90,8 +90,10 @@ base::Result<TraceDiff> diff_traces(const Trace& a, const Trace& b, Match match)
   look(left, right, "first");
   look(right, left, "second");
   if (num_missing > 0) {
-    return base::invalid_argument("traces: {} ids are on one side only, wanted the same work: {}", num_missing,
-                                  missing);
+    const bool is_id = match == Match::id;
+    return base::invalid_argument("traces: {} {} on one side only, wanted {}: {}", num_missing,
+                                  is_id ? "ids are" : "tasks of a kind are",
+                                  is_id ? "the same work" : "as many of each kind on a rank", missing);
   }
   if (left.empty()) return base::invalid_argument("traces: no task in either, wanted two of the same work");
   TraceDiff out;

@@ -54,6 +54,17 @@ TEST(SimSweep, RowsAreTheFastestDegreesOfEachPoint) {
   }
 }
 
+TEST(SimSweep, AFamilyWithoutDegreesHasDegreeOne) {
+  SweepWords words = small();
+  words.m = "4096";
+  words.degrees = "4,8";
+  const base::Json rows = rows_of(words);
+  ASSERT_EQ(rows.as_array().size(), 2U);
+  EXPECT_EQ(rows.as_array()[0].find("family")->as_string(), "library");
+  EXPECT_EQ(rows.as_array()[0].find("degree")->as_int(), 1);
+  EXPECT_GE(rows.as_array()[1].find("degree")->as_int(), 4);
+}
+
 TEST(SimSweep, PlotHasALineForEachFamilyAndOneBound) {
   SweepWords words = small();
   words.plot = testing::TempDir() + "overlace_sweep.svg";
@@ -90,6 +101,7 @@ TEST(SimSweep, RefusesBadLists) {
   EXPECT_EQ(message([](W* w) { w->m = "1024,"; }), "--m is 1024," + wanted);
   EXPECT_EQ(message([](W* w) { w->n = "0"; }), "--n is 0" + wanted);
   EXPECT_EQ(message([](W* w) { w->degrees = "1;2"; }), "--degrees is 1;2" + wanted);
+  EXPECT_EQ(message([](W* w) { w->degrees = "4,5000"; }), "--degrees has 5000, wanted at most 1024");
   EXPECT_EQ(message([](W* w) { w->op = "gemm"; }), "operator is gemm, wanted ag_gemm, gemm_rs or gemm_ar");
   EXPECT_EQ(message([](W* w) { w->families = "library,x"; }).rfind("--families has x, wanted all or of library", 0),
             0U);
@@ -105,6 +117,11 @@ TEST(SimPlot, EscapesAndSaysWhereNothingIs) {
   const std::string svg = plot_svg("a < b & c", "x", "us", {{"empty", {}}, {"one", {{"line", {4}, {2}}}}});
   EXPECT_NE(svg.find("a &lt; b &amp; c"), std::string::npos);
   EXPECT_NE(svg.find("no point"), std::string::npos);
+  // A control character makes an SVG file that no reader takes.
+  const std::string odd = plot_svg("a \x01\"b\"", "x", "us", {{"one", {{"line", {4}, {2}}}}});
+  EXPECT_EQ(odd.find('\x01'), std::string::npos);
+  EXPECT_NE(odd.find("&quot;b&quot;"), std::string::npos);
+  EXPECT_NE(plot_html("t", svg, "row 1\nrow 2\n").find("row 1\nrow 2\n"), std::string::npos);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.find("inf"), std::string::npos);
 }

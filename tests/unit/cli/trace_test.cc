@@ -81,6 +81,42 @@ TEST_F(TraceCommand, BadFilesAreTypedErrorsAndLeaveNothing) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 2);
 }
 
+TEST_F(TraceCommand, FewerRanksLeaveNoFileOfMore) {
+  base::Trace trace = sample();
+  for (int rank = 2; rank < 5; ++rank) trace.spans.push_back({rank, "cpu 0", "late", "gemm", 0, 1000, 0, 8});
+  ASSERT_TRUE(write_timeline(trace, path("run.et")).ok());
+  ASSERT_TRUE(std::filesystem::exists(path("run.4.et")));
+  ASSERT_TRUE(base::write_file(path("run.6.et"), "of somebody else: not one of theirs").ok());
+  ASSERT_TRUE(write_timeline(sample(), path("run.et")).ok());
+  EXPECT_EQ(load_trace(path("run.et"))->spans.size(), sample().spans.size());
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 3);
+}
+
+TEST_F(TraceCommand, AFileOfAllRanksIsNotHiddenBehindThoseOfEach) {
+  ASSERT_TRUE(base::write_file(path("run.et"), "somebody's").ok());
+  EXPECT_EQ(
+      write_timeline(sample(), path("run.et")).message(),
+      path("run.et") + ": it is there and would be read in place of " + path("run.0.et") + ", wanted another name");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+}
+
+TEST_F(TraceCommand, OneHighRankWritesNoThousandFiles) {
+  base::Trace trace;
+  trace.spans = {{3000, "stream 7", "nvjet", "gemm", 0, 1000, 0, 0}};
+  EXPECT_EQ(write_timeline(trace, path("run.et")).message(),
+            path("run.et") + ": 3000 of 3001 ranks have nothing, wanted at most 256: Chakra has a file per rank");
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  trace.spans[0].rank = 3;  // its rank is kept
+  ASSERT_TRUE(write_timeline(trace, path("run.et")).ok());
+  EXPECT_EQ(load_trace(path("run.et"))->spans.at(0).rank, 3);
+}
+
+TEST_F(TraceCommand, ANameThatNoFileCanHaveIsAnError) {
+  const std::string name = path(std::string(400, 'a') + ".et");
+  EXPECT_EQ(trace_info(name).status().code(), Errc::io);
+  EXPECT_EQ(write_timeline(sample(), name).code(), Errc::io);
+}
+
 /// One rank's span over two marks.
 exec::Recording::MarkedSpan marked(int rank, const char* lane, const char* name, const char* category, size_t begin,
                                    size_t end) {

@@ -310,8 +310,6 @@ TEST(Simulation, EstimatesAddUp) {
   const Schedule schedule = build(op, "hetero_unfused_1d", 1);
   const spec::Estimate e = model.estimate(schedule, op, h200()).value();
   EXPECT_EQ(e.us, simulate(schedule, h200()).us());
-  EXPECT_LT(e.lo_us, e.us);
-  EXPECT_GT(e.hi_us, e.us);
   double sum = 0;
   for (const auto& [name, us] : e.parts) {
     EXPECT_GE(us, 0) << name;

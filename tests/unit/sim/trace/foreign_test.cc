@@ -83,6 +83,32 @@ TEST(Chakra, NodesWithoutTimesAreReplayed) {
   EXPECT_EQ(trace.spans[3].end_ns, 31000);
 }
 
+/// A node with one attribute; field 7 is an int32, 9 an int64, 11 a uint32, 13 a uint64.
+std::string with_attribute(const char* name, uint32_t number, int64_t value) {
+  std::string file;
+  append(&file, Message().bytes(1, "0.0.4"));
+  append(&file, Message().bytes(2, "n").varint(3, 7).varint(7, 5).message(
+                    10, Message().bytes(1, name).varint(number, static_cast<uint64_t>(value))));
+  return file;
+}
+
+TEST(Chakra, NumbersOfOthersHaveSignsAndWidths) {
+  for (const char* name : {"comm_tag", "comm_src", "comm_dst", "comm_size"})
+    for (const uint32_t number : {7U, 9U}) {
+      const auto trace = from_chakra({with_attribute(name, number, -1)}, "f");
+      ASSERT_TRUE(trace.ok()) << trace.status().message();
+      EXPECT_EQ(trace->spans.at(0).bytes, 0) << name;
+    }
+  EXPECT_EQ(from_chakra({with_attribute("comm_size", 11, 4096)}, "f")->spans.at(0).bytes, 4096);
+  EXPECT_EQ(from_chakra({with_attribute("comm_size", 7, 77)}, "f")->spans.at(0).bytes, 77);
+  const auto message = [](const char* name, uint32_t number) {
+    return from_chakra({with_attribute(name, number, -1)}, "f").status().message();
+  };
+  const std::string wanted = ", wanted 0 to 1152921504606846976";
+  EXPECT_EQ(message("duration_ns", 9), "f: rank 0: Chakra node 0: duration_ns is -1" + wanted);
+  EXPECT_EQ(message("comm_size", 13), "f: rank 0: Chakra node 0: comm_size is 18446744073709551615" + wanted);
+}
+
 TEST(Chakra, RefusesWhatIsNone) {
   const auto refused = [](std::string file) {
     const auto trace = from_chakra({std::move(file)}, "f.et");
@@ -183,7 +209,9 @@ TEST(TraceDiff, ByKind) {
   ASSERT_EQ(diff.rows.size(), 2U);
   EXPECT_NEAR(diff.median, 0.1, 1e-9);
   simulated.spans.pop_back();
-  EXPECT_EQ(diff_traces(measured, simulated, Match::kind).status().code(), Errc::invalid_argument);
+  EXPECT_EQ(diff_traces(measured, simulated, Match::kind).status().message(),
+            "traces: 1 tasks of a kind are on one side only, wanted as many of each kind on a rank: gemm (turn 2) of "
+            "rank 0 is in the first trace only");
 }
 
 }  // namespace
