@@ -1,6 +1,5 @@
 #include "cli/calibrate.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -172,7 +171,7 @@ spec::Machine described(const CalibrateWords& words, const PointOptions& options
     for (const LibraryFacts& library : library_facts())
       if (library.name.find("nccl") != std::string::npos) out.nccl = library.version;
   }
-  out.name = !words.name.empty() ? words.name : format("{}{}", options.is_gpu ? "gpux" : "cpu", options.ranks);
+  out.name = words.name;
   return out;
 }
 
@@ -191,26 +190,36 @@ Work work_of(const CalibrateWords& words) {
   if (!(words.minutes > 0 && words.minutes <= kMostMinutes))
     throw_error(Errc::invalid_argument,
                 format("--minutes is {}, wanted more than 0 and at most {}", words.minutes, kMostMinutes));
-  if (words.max_residual < 0)
+  if (!(words.max_residual >= 0))
     throw_error(Errc::invalid_argument, format("--max-residual is {}, wanted at least 0", words.max_residual));
   out.points.ranks = static_cast<int>(ranks);
   out.points.dtype = dtype_of(words.dtype, out.points.is_gpu);
   out.seconds = 60 * words.minutes;
   out.runtime = RuntimeOptions::from_environment();
   out.runtime.backend = out.points.is_gpu ? Backend::cuda_peer : Backend::cpu;
-  out.runtime.heap_bytes = 3 * argument_bytes(out.points.is_gpu) + symmetric_bytes(out.points);
   if (out.runtime.link.enabled || out.runtime.adversary.enabled)
     throw_error(Errc::invalid_argument,
                 "OVERLACE_LINK or OVERLACE_ADVERSARY is set, wanted neither: an emulated machine is not measured");
   out.other = described(words, out.points);
+  out.runtime.heap_bytes = 3 * argument_bytes(out.points.is_gpu) + symmetric_bytes(out.points, out.other);
   return out;
 }
 
-std::string path_of(const CalibrateWords& words, const std::string& name) {
-  if (!words.out.empty()) return words.out;
-  struct stat info {};
-  const bool has_folder = ::stat("machine", &info) == 0 && S_ISDIR(info.st_mode);
-  return (has_folder ? "machine/" : "") + name + ".json";
+/// Where the file goes, which can be written there. A shipped machine is replaced on purpose only.
+std::string path_of(const CalibrateWords& words) {
+  const auto is_plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  };
+  if (words.name.empty() || !std::all_of(words.name.begin(), words.name.end(), is_plain))
+    throw_error(Errc::invalid_argument, format("--name is \"{}\", wanted letters, digits, _ and -", words.name));
+  const std::vector<std::string> shipped = spec::shipped_machines();
+  if (words.out.empty() && std::find(shipped.begin(), shipped.end(), words.name) != shipped.end())
+    throw_error(Errc::invalid_argument,
+                format("--name is {}, that of a shipped machine; wanted another name, or --out as well", words.name));
+  const std::string path = words.out.empty() ? words.name + ".json" : words.out;
+  if (!path.ends_with(".json")) throw_error(Errc::invalid_argument, "--out is " + path + ", wanted a name in .json");
+  check_writable("--out", path).or_throw();
+  return path;
 }
 
 std::string table(const std::vector<Residual>& residuals) {
@@ -229,8 +238,7 @@ std::string table(const std::vector<Residual>& residuals) {
 
 int calibrate(const CalibrateWords& words) {
   const Work work = work_of(words);
-  const std::string path = path_of(words, work.other.name);
-  if (!path.ends_with(".json")) throw_error(Errc::invalid_argument, "--out is " + path + ", wanted a name in .json");
+  const std::string path = path_of(words);
   Circumstances around;
   around.when = today("%Y-%m-%dT%H:%M:%SZ");
   around.load_before = load_average();

@@ -7,14 +7,15 @@
 namespace overlace::cli {
 
 struct CalibrateWords {
-  int64_t ranks = 0;      // 0: the GPUs, else 2 CPU ranks
-  std::string name, out;  // empty: "cpu2" or "h200x4"-like; machine/NAME.json, or NAME.json where there is no machine/
+  int64_t ranks = 0;  // 0: the GPUs, else 2 CPU ranks
+  std::string name = "here";
+  std::string out;  // empty: NAME.json, unless that is the name of a shipped machine
   std::string backend = "auto", dtype;
   double minutes = 1;
   double max_residual = 0;  // percent; 0: 5 on GPUs, 20 on CPU ranks
 };
 
-/// Exit code. Nothing is written where a fit is worse than max_residual.
+/// Exit code. Nothing is written where check_residuals() refuses the fit.
 int calibrate(const CalibrateWords& words);
 
 }  // namespace overlace::cli

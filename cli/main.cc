@@ -333,8 +333,8 @@ void add_plan(CLI::App& app, const char* name, const char* what, overlace::cli::
 void add_calibrate(CLI::App& app, overlace::cli::CalibrateWords* words) {
   CLI::App* calibrate = app.add_subcommand("calibrate", "Measure this machine and write its machine file");
   calibrate->add_option("-n,--ranks", words->ranks, "Ranks (default: the GPUs, else 2 CPU ranks)");
-  calibrate->add_option("--name", words->name, "Of the machine (default: cpuN or gpuxN)");
-  calibrate->add_option("--out", words->out, "FILE.json (default: machine/NAME.json, or NAME.json without a machine/)");
+  calibrate->add_option("--name", words->name, "Of the machine")->capture_default_str();
+  calibrate->add_option("--out", words->out, "FILE.json (default: NAME.json)");
   calibrate->add_option("--backend", words->backend, "auto, cpu or cuda_peer")->capture_default_str();
   calibrate->add_option("--dtype", words->dtype, "Of products: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
   calibrate->add_option("--minutes", words->minutes, "Time to take at most, about")->capture_default_str();

@@ -29,12 +29,22 @@ Status burst(const Competitor& competitor, Crew& crew, int iterations, double* u
   return {};
 }
 
+/// Once, untimed. What one rank alone cannot run fails on all of them, before anybody waits for it at a barrier.
+Status first_run(const Competitor& competitor, Crew& crew) {
+  const Status mine = competitor.run(1);
+  const auto failed = crew.max_over_ranks({mine.ok() ? 0.0 : 1.0});
+  if (!mine.ok()) return mine;
+  if (!failed.ok()) return failed.status();
+  if (failed->front() > 0) return base::error(Errc::peer_lost, "{}: another rank cannot run it", competitor.name);
+  return {};
+}
+
 /// Iterations that make a burst of the wanted length, from the faster of two single ones.
 Result<std::vector<int>> choose_iterations(const std::vector<Competitor>& competitors, Crew& crew,
                                            const MeasureOptions& options) {
   std::vector<double> once(competitors.size());
   for (size_t i = 0; i < competitors.size(); ++i) {
-    OVERLACE_TRY(competitors[i].run(1));
+    OVERLACE_TRY(first_run(competitors[i], crew));
     double first = 0, second = 0;
     OVERLACE_TRY(burst(competitors[i], crew, 1, &first));
     OVERLACE_TRY(burst(competitors[i], crew, 1, &second));

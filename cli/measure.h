@@ -44,7 +44,8 @@ struct Timing {
   double median_us = 0;
 };
 
-/// Collective. Each competitor runs once untimed before anything is timed. `on_step(done, total)` follows every burst.
+/// Collective. Each competitor runs once untimed before anything is timed; a rank that fails there fails all at once,
+/// but one that fails later keeps the others waiting until their timeout. `on_step(done, total)` follows every burst.
 base::Result<std::vector<Timing>> measure(const std::vector<Competitor>& competitors, Crew& crew,
                                           const MeasureOptions& options,
                                           const std::function<void(int done, int total)>& on_step = {});

@@ -1,7 +1,9 @@
 #include "cli/run_outputs.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
@@ -96,6 +98,23 @@ void keep_first(Status* first, Status next) {
 }
 
 }  // namespace
+
+Status check_writable(const char* option, const std::string& path) {
+  if (path.empty() || path == "-") return {};
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return base::error(Errc::io, "{}: {} is a directory, wanted a file", option, path);
+    if (::access(path.c_str(), W_OK) != 0) return base::error(Errc::io, "{}: {} cannot be written", option, path);
+    if (!S_ISREG(info.st_mode)) return {};
+  }
+  const size_t slash = path.find_last_of('/');
+  const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  if (::stat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
+    return base::error(Errc::io, "{}: {} cannot be written: there is no directory {}", option, path, directory);
+  if (::access(directory.c_str(), W_OK | X_OK) != 0)
+    return base::error(Errc::io, "{}: {} cannot be written: directory {} takes no new files", option, path, directory);
+  return {};
+}
 
 Status print(std::string_view text) {
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;

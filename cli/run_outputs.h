@@ -23,6 +23,9 @@ struct RunOutputs {
 /// the JSON does or quiet was asked for.
 base::Status write_outputs(const RunOptions& options, const RunOutputs& outputs);
 
+/// A file that will be written: its directory takes new files, or what is there can be written. Empty and - pass.
+base::Status check_writable(const char* option, const std::string& path);
+
 /// Writes to stdout and checks that it arrived: a full disk behind a redirection is Errc::io.
 base::Status print(std::string_view text);
 

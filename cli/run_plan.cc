@@ -1,10 +1,8 @@
 #include "cli/run_plan.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 
+#include "cli/run_outputs.h"
 #include "cli/run_schedules.h"
 #include "src/base/half.h"
 #include "src/model/npy.h"
@@ -37,24 +35,6 @@ Status check_ranges(const RunOptions& o) {
         "--config is {} and --checkpoint is {}, wanted one of them: a checkpoint brings its "
         "own config.json",
         *o.config, *o.checkpoint);
-  return {};
-}
-
-/// A file that will be written: its directory takes new files, or what is there can be written.
-Status check_writable(const char* option, const std::string& path) {
-  if (path.empty() || path == "-") return {};
-  struct stat info {};
-  if (::stat(path.c_str(), &info) == 0) {
-    if (S_ISDIR(info.st_mode)) return base::error(Errc::io, "{}: {} is a directory, wanted a file", option, path);
-    if (::access(path.c_str(), W_OK) != 0) return base::error(Errc::io, "{}: {} cannot be written", option, path);
-    if (!S_ISREG(info.st_mode)) return {};
-  }
-  const size_t slash = path.find_last_of('/');
-  const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
-  if (::stat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))
-    return base::error(Errc::io, "{}: {} cannot be written: there is no directory {}", option, path, directory);
-  if (::access(directory.c_str(), W_OK | X_OK) != 0)
-    return base::error(Errc::io, "{}: {} cannot be written: directory {} takes no new files", option, path, directory);
   return {};
 }
 

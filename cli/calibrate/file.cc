@@ -76,17 +76,17 @@ void write(const Json& value, int levels, int indent, std::string* out) {
   *out += value.is_object() ? "}" : "]";
 }
 
-std::string text_of(const std::string& path) {
-  const base::Result<std::string> text = base::read_file(path);
-  return text.ok() ? *text : std::string();
-}
-
 }  // namespace
 
-double load_average() { return std::strtod(text_of("/proc/loadavg").c_str(), nullptr); }
+double load_average() {
+  double last_minute = 0;
+  return ::getloadavg(&last_minute, 1) == 1 ? last_minute : 0;
+}
 
 double core_mhz() {
-  const std::string text = text_of("/proc/cpuinfo"), key = "cpu MHz";
+  const base::Result<std::string> info = base::read_file("/proc/cpuinfo");
+  if (!info.ok()) return 0;
+  const std::string &text = *info, key = "cpu MHz";
   double sum = 0, cores = 0;
   for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1)) {
     const size_t colon = text.find(':', at);

@@ -22,6 +22,7 @@ using spec::Source;
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr double kLeastUs = 1e-3;    // files hold no zeros
+constexpr double kMostSeen = 0.2;    // off, of points that were fitted
 constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
 // Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
 constexpr double kFastest = 10, kFast = 25, kFastSigmas = 0.607;
@@ -430,11 +431,14 @@ Result<Fit> fit_points(const std::vector<Point>& points, const Machine& other) {
 
 Status check_residuals(const std::vector<Residual>& residuals, double most) {
   for (const Residual& one : residuals) {
-    if (one.probe == name_of(Probe::operators) || one.held_out == 0 || one.held_out_p50 <= most) continue;
+    const bool is_seen = one.held_out == 0;
+    const double off = is_seen ? one.fit_p50 : one.held_out_p50, limit = is_seen ? std::max(most, kMostSeen) : most;
+    if (one.probe == name_of(Probe::operators) || off <= limit) continue;
     return base::error(Errc::not_supported,
-                       "calibrate: {}: the median of {} points that no fit has seen is {:.1f} % off, wanted at most "
-                       "{:.1f} %; is the machine busy with something else?",
-                       one.probe, one.held_out, 100 * one.held_out_p50, 100 * most);
+                       "calibrate: {}: the median of {} points that {} is {:.1f} % off, wanted at most {:.1f} %; is "
+                       "the machine busy with something else?",
+                       one.probe, is_seen ? one.points : one.held_out, is_seen ? "were fitted" : "no fit has seen",
+                       100 * off, 100 * limit);
   }
   return {};
 }

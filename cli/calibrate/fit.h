@@ -88,7 +88,8 @@ base::Result<Fit> fit_points(const std::vector<Point>& points, const spec::Machi
 /// All sources of a machine set to `prior`.
 spec::Machine as_priors(spec::Machine machine);
 
-/// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent).
+/// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent); of probes that hold
+/// none out the fitted one, above `most` and 20 %: they have a point or two each, and share numbers with others.
 base::Status check_residuals(const std::vector<Residual>& residuals, double most);
 
 }  // namespace overlace::cli

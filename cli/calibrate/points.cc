@@ -5,6 +5,8 @@
 #include <iterator>
 #include <string>
 
+#include "src/exec/run.h"
+
 namespace overlace::cli {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr int64_t kKi = 1024, kMi = 1024 * kKi;
 constexpr int kChain = 65, kMostItems = 256, kFewItems = 32;
 constexpr double kShareBeside = 0.7;  // of the longer of two: the other ends surely before it
 constexpr int kMostDegree = 4;
+constexpr int64_t kSlack = 8 * kMi;
 
 struct Shape {
   int64_t m, n, k;
@@ -142,8 +145,14 @@ int at_least_one(double count) { return std::max(static_cast<int>(count), 1); }
 
 size_t argument_bytes(bool is_gpu) { return static_cast<size_t>(is_gpu ? 512 * kMi : 8 * kMi); }
 
-size_t symmetric_bytes(const PointOptions& o) {
-  return static_cast<size_t>(o.is_gpu ? int64_t{o.ranks} * 1024 * kMi : int64_t{o.ranks} * 256 * kMi);
+size_t symmetric_bytes(const PointOptions& o, const spec::Machine& machine) {
+  if (o.is_gpu) return static_cast<size_t>(int64_t{o.ranks} * 1024 * kMi);
+  std::vector<std::vector<Point>> groups = operator_points(o, machine);
+  groups.push_back(basic_points(o));
+  uint64_t sum = 0;
+  for (const std::vector<Point>& group : groups)
+    for (const Point& p : group) sum += exec::footprint(p.schedule, 0, o.ranks).value().heap_bytes;
+  return sum + static_cast<size_t>(kSlack + o.ranks * kMi);  // of each rank: copies beside other work
 }
 
 std::vector<Point> basic_points(const PointOptions& o) {

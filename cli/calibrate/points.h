@@ -16,8 +16,8 @@ struct PointOptions {
 
 /// Largest argument of any point, in bytes.
 size_t argument_bytes(bool is_gpu);
-/// Heap that the points of one group need beside the arguments.
-size_t symmetric_bytes(const PointOptions& options);
+/// Heap that points need beside the arguments: all of them on CPU ranks, those of one group on GPUs.
+size_t symmetric_bytes(const PointOptions& options, const spec::Machine& machine);
 
 /// What is timed by itself.
 std::vector<Point> basic_points(const PointOptions& options);

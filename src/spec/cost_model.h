@@ -24,7 +24,8 @@ struct Prober {
   virtual bool is_first() const = 0;
   /// The text of the first rank.
   virtual base::Result<std::string> from_first(const std::string& mine) = 0;
-  /// Median and spread of each, of the slowest rank. On failure of one rank all get an error.
+  /// Median and spread of each, of the slowest rank. On failure of one rank all get an error, at once where it
+  /// is the first run of a schedule that fails, else at their timeout.
   virtual base::Result<std::vector<Estimate>> measure(const std::vector<Schedule>& schedules, const OpSpec& op) = 0;
 };
 

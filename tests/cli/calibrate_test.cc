@@ -18,8 +18,7 @@ Command command(const Directory& directory, std::vector<std::string> args) {
 TEST(Calibrate, WritesAMachineThatCanBePlannedFor) {
   const Directory directory;
   // Whatever else runs here, a file comes out; a good one would take longer.
-  const Result result =
-      run(command(directory, {"calibrate", "-n", "2", "--minutes", "0.01", "--max-residual", "1e9", "--name", "here"}));
+  const Result result = run(command(directory, {"calibrate", "-n", "2", "--minutes", "0.01", "--max-residual", "1e9"}));
   ASSERT_EQ(result.exit, 0) << result.err;
   EXPECT_EQ(directory.entries(), std::set<std::string>{"here.json"});
   EXPECT_NE(result.out.find("held out p50"), std::string::npos) << result.out;
@@ -77,6 +76,10 @@ TEST(Calibrate, BadWordsAreRefusedBeforeAnythingRuns) {
       {{"--ranks", "two"}, "--ranks"},
       {{"--minutes", "0"}, "--minutes is 0, wanted more than 0 and at most 60"},
       {{"--max-residual", "-1"}, "--max-residual is -1, wanted at least 0"},
+      {{"--max-residual", "nan"}, "--max-residual is nan, wanted at least 0"},
+      {{"--name", "../evil/x"}, "--name is \"../evil/x\", wanted letters, digits, _ and -"},
+      {{"--name", ""}, "--name is \"\", wanted letters, digits, _ and -"},
+      {{"--name", "cpu2"}, "--name is cpu2, that of a shipped machine; wanted another name, or --out as well"},
       {{"--dtype", "i8"}, "--dtype is i8, wanted fp32, bf16 or fp16"},
       {{"--backend", "tpu"}, "--backend is tpu, wanted auto, cpu or cuda_peer"},
       {{"--out", "machine.txt"}, "--out is machine.txt, wanted a name in .json"},
@@ -87,7 +90,14 @@ TEST(Calibrate, BadWordsAreRefusedBeforeAnythingRuns) {
     const Result result = run(command(directory, args));
     EXPECT_EQ(result.exit, 2) << one.error;
     EXPECT_NE(result.err.find(one.error), std::string::npos) << result.err;
-    EXPECT_LT(result.seconds, 5);
+  }
+  for (const char* out : {"no/folder/m.json", "/proc/m.json/m.json"}) {
+    const Result nowhere = run(command(directory, {"calibrate", "--name", "cpu2", "--out", out}));
+    EXPECT_EQ(nowhere.exit, 5) << nowhere.err;
+    EXPECT_NE(nowhere.err.find(std::string("--out: ") + out + " cannot be written: there is no directory"),
+              std::string::npos)
+        << nowhere.err;
+    EXPECT_EQ(nowhere.out, "") << "no table: nothing was measured";
   }
   Command emulated = command(directory, {"calibrate"});
   emulated.env["OVERLACE_LINK"] = "1GB/s,10us";

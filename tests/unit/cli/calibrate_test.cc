@@ -148,6 +148,28 @@ TEST(Calibrate, PointsThatNoFitHasSeenTellWhenACurveIsWrong) {
   EXPECT_NE(status.message().find("pair"), std::string::npos) << status.message();
 }
 
+TEST(Calibrate, PointsOfAProbeThatHoldsNoneOutCountTooIfCoarsely) {
+  const auto refused = [](double off, double most) {
+    return check_residuals({{"call", 1, 0, 0}, {"wait", 1, 0, off}, {"operators", 0, 9, 0, 2, 3}}, most);
+  };
+  EXPECT_TRUE(refused(0.19, 0.05).ok());
+  EXPECT_TRUE(refused(0.3, 0.4).ok());
+  const base::Status status = refused(0.3, 0.05);
+  EXPECT_EQ(status.code(), Errc::not_supported);
+  EXPECT_NE(status.message().find("wait: the median of 1 points that were fitted is 30.0 % off, wanted at most 20.0 %"),
+            std::string::npos)
+      << status.message();
+}
+
+TEST(Calibrate, SixteenRanksFitOnASmallHost) {
+  const Machine machine = spec::find_machine("cpu2");
+  for (const int ranks : {2, 16}) {
+    const PointOptions options{.ranks = ranks};
+    const size_t all = symmetric_bytes(options, machine);
+    EXPECT_LT(all * static_cast<size_t>(ranks), size_t{8} << 30) << ranks;
+  }
+}
+
 TEST(Calibrate, ErrorsAreThoseOfWholeOperators) {
   const Machine truth = invented();
   std::vector<Point> points = points_of(truth, {});

@@ -12,7 +12,7 @@ using base::Result;
 using base::Status;
 
 /// A team whose clock moves only when a competitor runs; this rank is `behind` times slower than the others.
-class FakeCrew final : public Crew {
+class FakeCrew : public Crew {
  public:
   Status synchronize() override { return ++synchronizations, Status(); }
   Status barrier() override { return ++barriers, Status(); }
@@ -95,7 +95,7 @@ TEST(Measure, EveryBurstStartsFromABarrierAfterALeadIn) {
   EXPECT_EQ(calls, (std::vector<int>{1, 1, 1, 2, 10, 2, 10}));
   EXPECT_EQ(crew.barriers, 4);
   EXPECT_EQ(crew.synchronizations, 8);
-  EXPECT_EQ(crew.exchanges, 2);
+  EXPECT_EQ(crew.exchanges, 3);
 }
 
 TEST(Measure, StopsAtTheFirstFailure) {
@@ -107,6 +107,21 @@ TEST(Measure, StopsAtTheFirstFailure) {
   ASSERT_FALSE(timings.ok());
   EXPECT_EQ(timings.status().code(), Errc::timeout);
   EXPECT_EQ(calls, 3);
+}
+
+TEST(Measure, WhatAnotherRankCannotRunFailsHereBeforeABarrier) {
+  struct : FakeCrew {
+    Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override {
+      return std::vector<double>(mine.size(), 1);
+    }
+  } crew;
+  int calls = 0;
+  const Competitor fine{"fine", [&](int) { return ++calls, Status(); }};
+  const auto timings = measure({fine}, crew, {});
+  EXPECT_EQ(timings.status().code(), Errc::peer_lost);
+  EXPECT_EQ(timings.status().message(), "fine: another rank cannot run it");
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(crew.barriers, 0);
 }
 
 TEST(Measure, TellsHowFarItIs) {

@@ -78,6 +78,23 @@ TEST(PlanProbe, WhatCannotRunFailsOnAllRanks) {
   for (const base::Status& result : results) EXPECT_EQ(result.code(), Errc::internal) << result.message();
 }
 
+TEST(PlanProbe, WhatOneRankCannotRunFailsOnAllAndTheyGoOn) {
+  std::vector<base::Status> results(kRanks);
+  const base::Status status = run_thread_ranks(kRanks, [&](Bootstrap& bootstrap) {
+    const auto rank = static_cast<size_t>(bootstrap.rank());
+    Rig rig(bootstrap, cpu(), kOperand);
+    const Competitor broken{"broken",
+                            [&](int) { return rank == 1 ? base::Status(Errc::io, "no disk") : base::Status(); }};
+    results[rank] = measure({broken}, rig, {}).status();
+    const bool works = RigProber(rig).measure({spec::make_schedule(small(), "serial")}, small()).ok();
+    rig.close();
+    return works ? base::Status() : base::error(Errc::internal, "the ranks are lost");
+  });
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(results[0].code(), Errc::peer_lost) << results[0].message();
+  EXPECT_EQ(results[1].message(), "no disk");
+}
+
 TEST(PlanProbe, PlansOnAllRanks) {
   const spec::Machine machine = spec::find_machine("cpu2");
   const auto plan = plan_by_probe(small(), machine, {.limit = plan::Tier::probe}, "");
