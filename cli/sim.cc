@@ -81,6 +81,7 @@ Json bytes_json(const sim::SimResult& result) {
 int sim_run(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(format("--calls is {}, wanted 1 to 10000", words.calls));
   if (words.seeds < 0 || words.seeds > 10000) refuse(format("--seeds is {}, wanted 0 to 10000", words.seeds));
+  if (!words.trace.empty()) check_timeline_name(words.trace).or_throw();
   const spec::Machine machine = spec::find_machine(words.machine);
   const spec::Schedule schedule = schedule_of(words, machine);
   const Times times = simulate_all(schedule, machine, words);

@@ -61,7 +61,9 @@ void finish(const std::string& json, const std::string& text, const Json& list) 
 /// A timeline is of the last network's overlapped row; it is written where it is complete.
 class Timeline {
  public:
-  Timeline(const GraphWords& words, std::string_view way) : path_(way == "overlapped" ? words.trace : "") {}
+  Timeline(const GraphWords& words, std::string_view way) : path_(way == "overlapped" ? words.trace : "") {
+    if (!words.trace.empty()) check_timeline_name(words.trace).or_throw();
+  }
   base::Trace* wanted() { return path_.empty() ? nullptr : &trace_; }
   void write() const {
     if (!path_.empty()) write_timeline(trace_, path_).or_throw();

@@ -136,6 +136,14 @@ base::Result<Trace> load_trace(const std::string& path) {
   return base::parse_trace(*bytes, path);
 }
 
+base::Status check_timeline_name(const std::string& path) {
+  for (const std::string_view ending :
+       {std::string_view(".json"), std::string_view(".pftrace"), std::string_view(".perfetto-trace"), kChakra})
+    if (path.ends_with(ending)) return {};
+  return base::invalid_argument("trace file {}: wanted a name that ends in .json, .pftrace, .perfetto-trace or .et",
+                                path);
+}
+
 base::Status write_timeline(const Trace& trace, const std::string& path) {
   if (!path.ends_with(kChakra)) return base::write_trace(trace, path);
   return write_chakra(trace, path);
@@ -148,6 +156,7 @@ base::Result<std::string> trace_info(const std::string& path) {
 }
 
 base::Status trace_convert(const std::string& from, const std::string& to) {
+  OVERLACE_TRY(check_timeline_name(to));
   base::Result<Trace> trace = load_trace(from);
   if (!trace.ok()) return trace.status();
   return write_timeline(*trace, to);

@@ -16,6 +16,8 @@ std::string describe_trace(const base::Trace& trace);
 /// ranks' NAME.0.et, NAME.1.et, ... Errc::io or Errc::corrupt.
 base::Result<base::Trace> load_trace(const std::string& path);
 base::Result<std::string> trace_info(const std::string& path);
+/// invalid_argument where write_timeline has no format for the ending: before there is anything to write.
+base::Status check_timeline_name(const std::string& path);
 /// By ending, as base::write_trace; NAME.et: NAME.0.et, NAME.1.et, ..., one per rank, and those of more ranks that are
 /// there are removed. Errc::invalid_argument where most of these would be empty, and where NAME.et itself is there.
 base::Status write_timeline(const base::Trace& trace, const std::string& path);

@@ -536,8 +536,16 @@ const std::vector<Case>& trace_cases() {
       with({"trace_convert_to_unknown_kind",
             {"trace", "convert", "t.json", "t.txt"},
             2,
-            "trace file t.txt: wanted a name that ends in .json, .pftrace or .perfetto-trace"},
+            "trace file t.txt: wanted a name that ends in .json, .pftrace, .perfetto-trace or .et"},
            "{\"traceEvents\": []}"),
+      {"sim_run_trace_of_unknown_kind",
+       {"sim", "run", "--family", "library", "--m", "64", "--n", "64", "--k", "64", "--trace", "t.txt"},
+       2,
+       "trace file t.txt: wanted a name that ends in .json, .pftrace, .perfetto-trace or .et"},
+      {"sim_graph_trace_of_unknown_kind",
+       {"sim", "graph", "co2", "--trace", "t.foo"},
+       2,
+       "trace file t.foo: wanted a name that ends in .json, .pftrace, .perfetto-trace or .et"},
   };
   return cases;
 }
