@@ -56,6 +56,7 @@ static void run_rank(int rank, int fd) {
   EXPECT_OK(ovl_heap_alloc(runtime, kCount * sizeof(int), 0, "numbers", &buffer));
   EXPECT_OK(ovl_peer_ptr(team, buffer, rank, &own));
   EXPECT_OK(ovl_peer_ptr(team, buffer, 1 - rank, &theirs));
+  EXPECT_OK(ovl_team_barrier(team)); /* fresh memory may be poisoned by its rank */
   for (int i = 0; i < kCount; ++i) ((int*)theirs)[i] = 1000 * (rank + 1) + i;
   EXPECT_OK(ovl_team_barrier(team));
   int wrong = 0;
