@@ -74,7 +74,7 @@ struct Plan {
 /// What a planner may use besides its machine. All of it must outlive the planner.
 struct PlannerParts {
   const spec::CostModel* simulation = nullptr;  // null: no tier simulation
-  spec::Prober* prober = nullptr;               // null: no tier probe
+  spec::Prober* prober = nullptr;               // null: no tier probe; the command line has one
   /// File that keeps decisions of tiers simulation and probe between processes, a line of JSON each; empty: none. A
   /// line counts for the machine whose digest it names and for this version of the planner; damaged ones are passed
   /// over with a warning and go with the next write. Processes may share it.

@@ -182,7 +182,8 @@ def job_asan() -> Cases:
 
 
 # The unit tests that start threads: in the others the thread sanitizer has nothing to see.
-THREADED_UNITS = ("c_ranks", "unit_base", "unit_exec", "unit_model", "unit_plan", "unit_runtime")
+C_TESTS = ("c_bad_input", "c_given", "c_ranks", "c_schedule")
+THREADED_UNITS = (*C_TESTS, "unit_base", "unit_exec", "unit_model", "unit_plan", "unit_runtime")
 
 
 def job_tsan() -> Cases:
