@@ -24,7 +24,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Result;
 using base::Status;
 
@@ -158,14 +157,14 @@ spec::Machine described(const CalibrateWords& words, const PointOptions& options
   out.git.clear();
   if (!options.is_gpu) {
     const CpuFacts facts = cpu_facts();
-    out.device = format("{}, {} cores, {}", facts.model, facts.usable(), dtype_name(options.dtype));
-    out.topology = format("fullmesh({})", options.ranks);
+    out.device = base::format("{}, {} cores, {}", facts.model, facts.usable(), dtype_name(options.dtype));
+    out.topology = base::format("fullmesh({})", options.ranks);
     out.sms = 1;
     out.gemm.tiles = {{16, 64, {}, {}}};  // one tile after the other; the width fits what providers block by
   } else {
     const std::vector<GpuFacts> gpus = gpu_facts();
-    out.device = format("{}, {}", gpus.empty() ? "GPU" : gpus.front().name, dtype_name(options.dtype));
-    out.topology = format("nvswitch({})", options.ranks);
+    out.device = base::format("{}, {}", gpus.empty() ? "GPU" : gpus.front().name, dtype_name(options.dtype));
+    out.topology = base::format("nvswitch({})", options.ranks);
     out.driver = driver_version();
     out.nccl.clear();
     for (const LibraryFacts& library : library_facts())
@@ -186,12 +185,12 @@ Work work_of(const CalibrateWords& words) {
   const int64_t ranks = words.ranks != 0 ? words.ranks : out.points.is_gpu ? gpus : 2;
   const int most = out.points.is_gpu ? gpus : kMostRanks;
   if (ranks < 2 || ranks > most)
-    throw_error(Errc::invalid_argument, format("--ranks is {}, wanted 2 to {}", ranks, most));
+    throw_error(Errc::invalid_argument, base::format("--ranks is {}, wanted 2 to {}", ranks, most));
   if (!(words.minutes > 0 && words.minutes <= kMostMinutes))
     throw_error(Errc::invalid_argument,
-                format("--minutes is {}, wanted more than 0 and at most {}", words.minutes, kMostMinutes));
+                base::format("--minutes is {}, wanted more than 0 and at most {}", words.minutes, kMostMinutes));
   if (!(words.max_residual >= 0))
-    throw_error(Errc::invalid_argument, format("--max-residual is {}, wanted at least 0", words.max_residual));
+    throw_error(Errc::invalid_argument, base::format("--max-residual is {}, wanted at least 0", words.max_residual));
   out.points.ranks = static_cast<int>(ranks);
   out.points.dtype = dtype_of(words.dtype, out.points.is_gpu);
   out.seconds = 60 * words.minutes;
@@ -211,11 +210,12 @@ std::string path_of(const CalibrateWords& words) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
   };
   if (words.name.empty() || !std::all_of(words.name.begin(), words.name.end(), is_plain))
-    throw_error(Errc::invalid_argument, format("--name is \"{}\", wanted letters, digits, _ and -", words.name));
+    throw_error(Errc::invalid_argument, base::format("--name is \"{}\", wanted letters, digits, _ and -", words.name));
   const std::vector<std::string> shipped = spec::shipped_machines();
   if (words.out.empty() && std::find(shipped.begin(), shipped.end(), words.name) != shipped.end())
-    throw_error(Errc::invalid_argument,
-                format("--name is {}, that of a shipped machine; wanted another name, or --out as well", words.name));
+    throw_error(
+        Errc::invalid_argument,
+        base::format("--name is {}, that of a shipped machine; wanted another name, or --out as well", words.name));
   const std::string path = words.out.empty() ? words.name + ".json" : words.out;
   if (!path.ends_with(".json")) throw_error(Errc::invalid_argument, "--out is " + path + ", wanted a name in .json");
   check_writable("--out", path).or_throw();
@@ -223,13 +223,15 @@ std::string path_of(const CalibrateWords& words) {
 }
 
 std::string table(const std::vector<Residual>& residuals) {
-  std::string out = format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}\n", "probe", "points", "held out", "fit p50",
-                           "held out p50", "held out max");
+  std::string out = base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}\n", "probe", "points", "held out", "fit p50",
+                                 "held out p50", "held out max");
   for (const Residual& one : residuals) {
-    const auto percent = [](bool is_there, double share) { return is_there ? format("{:.1f} %", 100 * share) : "-"; };
-    out += format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}\n", one.probe, one.points, one.held_out,
-                  percent(one.points > 0, one.fit_p50), percent(one.held_out > 0, one.held_out_p50),
-                  percent(one.held_out > 0, one.held_out_max));
+    const auto percent = [](bool is_there, double share) {
+      return is_there ? base::format("{:.1f} %", 100 * share) : "-";
+    };
+    out += base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}\n", one.probe, one.points, one.held_out,
+                        percent(one.points > 0, one.fit_p50), percent(one.held_out > 0, one.held_out_p50),
+                        percent(one.held_out > 0, one.held_out_max));
   }
   return out;
 }
@@ -259,7 +261,7 @@ int calibrate(const CalibrateWords& words) {
   const std::string text = machine_text(fit, points, around);
   (void)spec::machine_from_json(text, path);  // what is written can be read
   base::write_file(path, text).or_throw();
-  print(format("{}: {} points in {:.0f} s\n", path, points.size(), around.seconds)).or_throw();
+  print(base::format("{}: {} points in {:.0f} s\n", path, points.size(), around.seconds)).or_throw();
   return 0;
 }
 

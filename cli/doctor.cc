@@ -15,7 +15,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 
 Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
@@ -94,16 +93,16 @@ Json unknown_json(const base::Env& env) {
 
 std::string bytes_text(const Json& bytes) {
   const int64_t n = bytes.as_int();
-  if (n >= int64_t{1} << 30) return format("{:.1f} GiB", static_cast<double>(n) / (1 << 30));
-  if (n >= 1 << 20) return format("{:.0f} MiB", static_cast<double>(n) / (1 << 20));
-  return format("{} B", n);
+  if (n >= int64_t{1} << 30) return base::format("{:.1f} GiB", static_cast<double>(n) / (1 << 30));
+  if (n >= 1 << 20) return base::format("{:.0f} MiB", static_cast<double>(n) / (1 << 20));
+  return base::format("{} B", n);
 }
 
 class Page {
  public:
-  void title(std::string_view text) { out_ += format("{}{}\n", out_.empty() ? "" : "\n", text); }
-  void line(std::string_view key, std::string_view value) { out_ += format("  {:<18} {}\n", key, value); }
-  void text(std::string_view text) { out_ += format("  {}\n", text); }
+  void title(std::string_view text) { out_ += base::format("{}{}\n", out_.empty() ? "" : "\n", text); }
+  void line(std::string_view key, std::string_view value) { out_ += base::format("  {:<18} {}\n", key, value); }
+  void text(std::string_view text) { out_ += base::format("  {}\n", text); }
   std::string done() && { return std::move(out_); }
 
  private:
@@ -114,42 +113,44 @@ void machine_text(const Json& report, Page& page) {
   const Json& cpu = *report.find("cpu");
   page.title("machine");
   page.line("CPU", cpu.find("model")->as_string());
-  std::string cores = format("{} online, {} allowed", cpu.find("online")->as_int(), cpu.find("allowed")->as_int());
-  if (!cpu.find("quota")->is_null()) cores += format(", quota {:.2f}", cpu.find("quota")->as_double());
-  page.line("cores", cores + format("; {} used at once", cpu.find("usable")->as_int()));
+  std::string cores =
+      base::format("{} online, {} allowed", cpu.find("online")->as_int(), cpu.find("allowed")->as_int());
+  if (!cpu.find("quota")->is_null()) cores += base::format(", quota {:.2f}", cpu.find("quota")->as_double());
+  page.line("cores", cores + base::format("; {} used at once", cpu.find("usable")->as_int()));
   const Json& memory = *report.find("memory");
-  std::string amount =
-      format("{}, {} available", bytes_text(*memory.find("total_bytes")), bytes_text(*memory.find("available_bytes")));
+  std::string amount = base::format("{}, {} available", bytes_text(*memory.find("total_bytes")),
+                                    bytes_text(*memory.find("available_bytes")));
   if (!memory.find("limit_bytes")->is_null()) amount += ", limit " + bytes_text(*memory.find("limit_bytes"));
-  page.line("memory", amount + format("; /dev/shm {} free", bytes_text(*memory.find("shm_free_bytes"))));
+  page.line("memory", amount + base::format("; /dev/shm {} free", bytes_text(*memory.find("shm_free_bytes"))));
   const Json& gpu = *report.find("gpu");
   const std::string& driver = gpu.find("driver")->as_string();
   page.line("GPU driver", driver.empty() ? "none" : driver);
   if (gpu.find("usable")->as_int() == 0) page.line("GPUs", "none: " + gpu.find("why")->as_string());
   int64_t index = 0;
   for (const Json& device : gpu.find("devices")->as_array())
-    page.line(format("GPU {}", index++),
-              format("{}, {}", device.find("name")->as_string(), bytes_text(*device.find("memory_bytes"))));
+    page.line(base::format("GPU {}", index++),
+              base::format("{}, {}", device.find("name")->as_string(), bytes_text(*device.find("memory_bytes"))));
   page.title("libraries");
   for (const Json& library : report.find("libraries")->as_array()) {
     const Json& path = *library.find("path");
     page.line(library.find("name")->as_string(),
-              path.is_null() ? format("not found ({})", library.find("purpose")->as_string())
-                             : format("{} {}", library.find("version")->as_string(), path.as_string()));
+              path.is_null() ? base::format("not found ({})", library.find("purpose")->as_string())
+                             : base::format("{} {}", library.find("version")->as_string(), path.as_string()));
   }
 }
 
 void use_text(const Json& use, int64_t cores, Page& page) {
   page.title("overlace will use");
-  page.line("backend", format("{}, {} ranks", use.find("backend")->as_string(), use.find("ranks")->as_int()));
-  page.line("heap", format("{} per rank, {} signal ids", bytes_text(*use.find("heap_bytes")),
-                           use.find("signal_ids")->as_int()));
+  page.line("backend", base::format("{}, {} ranks", use.find("backend")->as_string(), use.find("ranks")->as_int()));
+  page.line("heap", base::format("{} per rank, {} signal ids", bytes_text(*use.find("heap_bytes")),
+                                 use.find("signal_ids")->as_int()));
   const std::string& wait = use.find("wait")->as_string();
-  page.line("wait policy", wait != "auto" ? wait
-                                          : format("auto: spins first while at most {} threads wait, else sleeps at "
-                                                   "once",
-                                                   cores));
-  page.line("deadline", format("{} s", use.find("timeout_ms")->as_int() / 1000));
+  page.line("wait policy", wait != "auto"
+                               ? wait
+                               : base::format("auto: spins first while at most {} threads wait, else sleeps at "
+                                              "once",
+                                              cores));
+  page.line("deadline", base::format("{} s", use.find("timeout_ms")->as_int() / 1000));
   page.line("network engine", use.find("net_engine")->as_string());
   page.line("GEMMs on CPUs", use.find("cpu_gemm")->as_string());
   if (!use.find("link")->is_null()) page.line("link", use.find("link")->as_string() + "  [emulated]");
@@ -158,15 +159,15 @@ void use_text(const Json& use, int64_t cores, Page& page) {
 
 void link_text(const Json& test, Page& page) {
   const bool is_emulated = test.find("emulated")->as_bool();
-  page.title(format("link test: {}, {} ranks{}", test.find("backend")->as_string(), test.find("ranks")->as_int(),
-                    is_emulated ? "  [emulated]" : ""));
+  page.title(base::format("link test: {}, {} ranks{}", test.find("backend")->as_string(), test.find("ranks")->as_int(),
+                          is_emulated ? "  [emulated]" : ""));
   if (!test.find("error")->is_null()) {
     page.text("FAILED: " + test.find("error")->as_string());
     return;
   }
   if (const Json* latency = test.find("latency_us"); latency != nullptr) {
-    page.line("put and signal", format("{:.2f} us one way, 8 bytes", latency->as_double()));
-    page.line("bandwidth", format("{:.2f} GB/s, 1 MiB puts", test.find("bandwidth_gb_s")->as_double()));
+    page.line("put and signal", base::format("{:.2f} us one way, 8 bytes", latency->as_double()));
+    page.line("bandwidth", base::format("{:.2f} GB/s, 1 MiB puts", test.find("bandwidth_gb_s")->as_double()));
   }
   std::string caps;
   for (const auto& [name, value] : test.find("caps")->as_object())
@@ -175,8 +176,8 @@ void link_text(const Json& test, Page& page) {
   int64_t rank = 0;
   for (const Json& row : test.find("reach")->as_array()) {
     std::string cells;
-    for (const Json& cell : row.as_array()) cells += format("{:<5}", cell.as_string());
-    page.line(format("reach of rank {}", rank++), cells);
+    for (const Json& cell : row.as_array()) cells += base::format("{:<5}", cell.as_string());
+    page.line(base::format("reach of rank {}", rank++), cells);
   }
 }
 
@@ -185,11 +186,12 @@ void environment_text(const Json& report, Page& page) {
   for (const Json& v : report.find("environment")->as_array()) {
     const std::string& value = v.find("value")->as_string();
     const bool is_set = v.find("origin")->as_string() == "environment";
-    page.text(format("{} {:<28} {}", is_set ? '*' : ' ', v.find("name")->as_string(), value.empty() ? "-" : value));
+    page.text(
+        base::format("{} {:<28} {}", is_set ? '*' : ' ', v.find("name")->as_string(), value.empty() ? "-" : value));
   }
   for (const Json& v : report.find("unknown")->as_array())
-    page.text(format("? {:<28} unknown; the nearest known name is {}", v.find("name")->as_string(),
-                     v.find("nearest")->as_string()));
+    page.text(base::format("? {:<28} unknown; the nearest known name is {}", v.find("name")->as_string(),
+                           v.find("nearest")->as_string()));
 }
 
 }  // namespace
@@ -214,14 +216,15 @@ Json doctor(const DoctorOptions& options) {
   }
   for (const Json& test : tests.as_array())
     if (const Json& failure = *test.find("error"); !failure.is_null())
-      problems.emplace_back(format("link test on {}: {}", test.find("backend")->as_string(), failure.as_string()));
+      problems.emplace_back(
+          base::format("link test on {}: {}", test.find("backend")->as_string(), failure.as_string()));
   report.set("link_tests", std::move(tests)).set("ok", problems.empty()).set("problems", std::move(problems));
   return report;
 }
 
 std::string doctor_text(const Json& report) {
   Page page;
-  page.title(format("overlace {}", report.find("version")->as_string()));
+  page.title(base::format("overlace {}", report.find("version")->as_string()));
   machine_text(report, page);
   if (!report.find("use")->is_null()) use_text(*report.find("use"), report.find("cpu")->find("usable")->as_int(), page);
   for (const Json& test : report.find("link_tests")->as_array()) link_text(test, page);

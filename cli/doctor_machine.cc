@@ -17,8 +17,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
-
 std::string text_of(const std::string& path) {
   base::Result<std::string> text = base::read_file(path);
   return text.ok() ? *text : std::string();
@@ -46,7 +44,7 @@ std::vector<std::string> cgroup_files(std::string_view name) {
   if (const size_t at = groups.find("0::"); at != std::string::npos)
     path = groups.substr(at + 3, groups.find('\n', at) - at - 3);
   while (true) {
-    files.push_back(format("/sys/fs/cgroup{}/{}", path == "/" ? "" : path, name));
+    files.push_back(base::format("/sys/fs/cgroup{}/{}", path == "/" ? "" : path, name));
     const size_t slash = path.rfind('/');
     if (slash == std::string::npos || path.empty()) return files;
     path.resize(slash);
@@ -71,7 +69,7 @@ std::string path_of(Library library) {
 
 /// NCCL, cuDNN and cuBLASLt pack three parts into one number, with two digits for the last two.
 std::string packed_version(int64_t version) {
-  return format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return base::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 std::string nccl_version(Library library) {
@@ -91,7 +89,7 @@ constexpr char kCudnnSymbol[] = "cudnnGetVersion", kCublasLtSymbol[] = "cublasLt
 std::string cuda_version(Library library) {
   int version = 0;
   const auto get = symbol<int(int*)>(library, "cuDriverGetVersion");
-  return get != nullptr && get(&version) == 0 ? format("CUDA {}.{}", version / 1000, version % 1000 / 10) : "";
+  return get != nullptr && get(&version) == 0 ? base::format("CUDA {}.{}", version / 1000, version % 1000 / 10) : "";
 }
 
 }  // namespace

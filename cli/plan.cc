@@ -21,7 +21,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 using plan::Alternative;
 using plan::Candidate;
@@ -72,27 +71,28 @@ int check(const std::string& file, const spec::Machine& machine) {
   text.status().or_throw();
   const spec::Schedule schedule = spec::Schedule::from_json(*text);
   const spec::CheckReport report = check_report(schedule, machine);
-  print(report.to_string() + format("{}: {}\n", file, report.ok() ? "ok" : "refused")).or_throw();
+  print(report.to_string() + base::format("{}: {}\n", file, report.ok() ? "ok" : "refused")).or_throw();
   return report.ok() ? 0 : exit_code(Errc::bad_schedule);
 }
 
 }  // namespace
 
 std::string plan_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine) {
-  std::string out = format("{} | {} | {}\n", op.to_string(), machine_line(machine), to_string(plan.tier));
+  std::string out = base::format("{} | {} | {}\n", op.to_string(), machine_line(machine), to_string(plan.tier));
   const Alternative* library = find(plan, "library");
-  if (!plan.others.empty()) out += format("  {:<24}{:>10}  {:<20}{}\n", "schedule", "us", "band", "vs library");
+  if (!plan.others.empty()) out += base::format("  {:<24}{:>10}  {:<20}{}\n", "schedule", "us", "band", "vs library");
   bool has_chosen = false;
   size_t shown = 0;
   for (const Alternative& a : plan.others) {
     const bool is_chosen = a.candidate == plan.candidate, is_library = a.candidate.family == "library";
     if (++shown > kShown && !is_chosen && !is_library) continue;
     has_chosen = has_chosen || is_chosen;
-    out += format("{} {:<24}{:>10.1f}  {:<20}{:.2f}x\n", is_chosen ? '>' : ' ', to_string(a.candidate), a.us,
-                  format("{:.1f}..{:.1f}", a.lo_us, a.hi_us), library != nullptr ? library->us / a.us : 0.0);
+    out +=
+        base::format("{} {:<24}{:>10.1f}  {:<20}{:.2f}x\n", is_chosen ? '>' : ' ', to_string(a.candidate), a.us,
+                     base::format("{:.1f}..{:.1f}", a.lo_us, a.hi_us), library != nullptr ? library->us / a.us : 0.0);
   }
-  if (plan.others.size() > kShown) out += format("  ({} more)\n", plan.others.size() - kShown);
-  return out + (has_chosen ? "" : format("> {}\n", to_string(plan.candidate))) + plan.reason + "\n";
+  if (plan.others.size() > kShown) out += base::format("  ({} more)\n", plan.others.size() - kShown);
+  return out + (has_chosen ? "" : base::format("> {}\n", to_string(plan.candidate))) + plan.reason + "\n";
 }
 
 std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine) {
@@ -113,8 +113,8 @@ std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const
       if (std::find(names.begin(), names.end(), name) == names.end() && name != "host") names.push_back(name);
   }
   names.push_back("host");
-  std::string out = format("\n  {:<30}", "us, by the recurrence");
-  for (const Candidate& c : columns) out += format("{:>24}", to_string(c));
+  std::string out = base::format("\n  {:<30}", "us, by the recurrence");
+  for (const Candidate& c : columns) out += base::format("{:>24}", to_string(c));
   const auto us_of = [](const spec::Waterfall& list, const std::string& name) {
     for (const auto& [key, us] : list)
       if (key == name) return us;
@@ -123,10 +123,10 @@ std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const
   std::string largest;
   double most = 0;
   for (const std::string& name : names) {
-    out += format("\n  {:<30}", name);
+    out += base::format("\n  {:<30}", name);
     for (const spec::Waterfall& list : parts) {
       const double us = us_of(list, name);
-      out += format("{:>24.1f}", std::abs(us) < 0.05 ? 0.0 : us);
+      out += base::format("{:>24.1f}", std::abs(us) < 0.05 ? 0.0 : us);
     }
     const double gap = parts.size() > 1 ? us_of(parts[1], name) - us_of(parts[0], name) : 0;
     if (gap > most) {
@@ -134,14 +134,14 @@ std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const
       largest = name;
     }
   }
-  out += format("\n  {:<30}", "sum");
+  out += base::format("\n  {:<30}", "sum");
   for (const spec::Waterfall& list : parts) {
     double sum = 0;
     for (const auto& [name, us] : list) sum += us;
-    out += format("{:>24.1f}", sum);
+    out += base::format("{:>24.1f}", sum);
   }
   out += "\n";
-  if (!largest.empty()) out += format("{} loses most, {:.1f} us, by: {}\n", to_string(columns[1]), most, largest);
+  if (!largest.empty()) out += base::format("{} loses most, {:.1f} us, by: {}\n", to_string(columns[1]), most, largest);
   return out;
 }
 
@@ -165,7 +165,7 @@ std::string timeline_text(const spec::Schedule& schedule, const spec::Machine& m
       if (mark != '~' || lane[at] == '.') lane[at] = mark;
     }
   }
-  std::string out = format("\nrank 0, {:.1f} us, simulated (# computes, = copies, ~ waits)\n", whole * 1e-6);
+  std::string out = base::format("\nrank 0, {:.1f} us, simulated (# computes, = copies, ~ waits)\n", whole * 1e-6);
   for (const auto& [name, marks] : lanes)
     out += "  " + name + std::string(name_width - name.size() + 2, ' ') + marks + "\n";
   return out;
@@ -177,11 +177,11 @@ std::string paper_text(const spec::OpSpec& op, const plan::Plan& plan, const spe
   const Candidate theirs = plan::paper_rule(op, machine);
   const spec::Schedule schedule = spec::make_schedule(op, theirs.family, theirs.degree);
   const auto found = model.estimate(schedule, op, machine);
-  std::string out = format("FiCCO's rule: {}", to_string(theirs));
+  std::string out = base::format("FiCCO's rule: {}", to_string(theirs));
   if (!found.ok()) return out + "\n";
-  out += format(" {:.1f} us, simulated", found->us);
+  out += base::format(" {:.1f} us, simulated", found->us);
   const auto ours = model.estimate(plan.schedule, op, machine);
-  return ours.ok() ? out + format("; ours {:.1f} us\n", ours->us) : out + "\n";
+  return ours.ok() ? out + base::format("; ours {:.1f} us\n", ours->us) : out + "\n";
 }
 
 int plan(const PlanWords& words) {

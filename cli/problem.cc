@@ -9,8 +9,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
-
 // Any larger number is a slip of the keyboard; operations and tiles of these fit into 64 and 32 bits.
 constexpr int64_t kMaxRows = int64_t{1} << 24, kMaxWidth = int64_t{1} << 19;
 
@@ -33,12 +31,13 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   out.ranks = ranks == 0 ? machine.ranks : ranks;
   out.dtype = out.out_dtype = dtype_of(dtype);
   for (const auto& [name, value] : {std::pair{"--m", m}, {"--n", n}, {"--k", k}}) {
-    if (value < 1) throw_error(Errc::invalid_argument, format("{} is {}, wanted at least 1", name, value));
+    if (value < 1) throw_error(Errc::invalid_argument, base::format("{} is {}, wanted at least 1", name, value));
     const int64_t most = std::string_view(name) == "--m" ? kMaxRows : kMaxWidth;
-    if (value > most) throw_error(Errc::invalid_argument, format("{} is {}, wanted at most {}", name, value, most));
+    if (value > most)
+      throw_error(Errc::invalid_argument, base::format("{} is {}, wanted at most {}", name, value, most));
   }
   if (out.ranks < 1 || out.ranks > max_ranks)
-    throw_error(Errc::invalid_argument, format("--ranks is {}, wanted 1 to {}", out.ranks, max_ranks));
+    throw_error(Errc::invalid_argument, base::format("--ranks is {}, wanted 1 to {}", out.ranks, max_ranks));
   return out;
 }
 
@@ -54,9 +53,9 @@ double share_of_priors(const spec::Machine& machine) {
 }
 
 std::string machine_line(const spec::Machine& machine) {
-  return format("machine {} (digest {}, {}, {:.0f} % of its numbers are priors)", machine.name,
-                spec::digest(machine).substr(0, 8), machine.date.empty() ? "no date" : machine.date,
-                100 * share_of_priors(machine));
+  return base::format("machine {} (digest {}, {}, {:.0f} % of its numbers are priors)", machine.name,
+                      spec::digest(machine).substr(0, 8), machine.date.empty() ? "no date" : machine.date,
+                      100 * share_of_priors(machine));
 }
 
 spec::CheckReport check_report(const spec::Schedule& schedule, const spec::Machine& machine) {

@@ -10,24 +10,23 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
-
-std::string percent_text(double share) { return std::isfinite(share) ? format("{:.0f} %", 100 * share) : "-"; }
+std::string percent_text(double share) { return std::isfinite(share) ? base::format("{:.0f} %", 100 * share) : "-"; }
 
 std::string ratio_text(double serial_us, double overlapped_us) {
-  return overlapped_us > 0 && serial_us > 0 ? format("{:.2f}x", serial_us / overlapped_us) : "-";
+  return overlapped_us > 0 && serial_us > 0 ? base::format("{:.2f}x", serial_us / overlapped_us) : "-";
 }
 
 std::string emulated_badge(const Report& report) {
   if (!report.emulated) return "";
-  return format("<span class=\"badge emulated\">emulated {}</span>",
-                escape_html(report.emulation.empty() ? "link" : report.emulation));
+  return base::format("<span class=\"badge emulated\">emulated {}</span>",
+                      escape_html(report.emulation.empty() ? "link" : report.emulation));
 }
 
 std::string header(const Report& report) {
-  std::string out = format("<header><h1>{}</h1><p class=\"facts\">", escape_html(report.model));
-  out += format("<span class=\"badge\">{} ranks</span><span class=\"badge\">{}</span><span class=\"badge\">{}</span>",
-                report.ranks, escape_html(report.backend), escape_html(report.dtype));
+  std::string out = base::format("<header><h1>{}</h1><p class=\"facts\">", escape_html(report.model));
+  out += base::format(
+      "<span class=\"badge\">{} ranks</span><span class=\"badge\">{}</span><span class=\"badge\">{}</span>",
+      report.ranks, escape_html(report.backend), escape_html(report.dtype));
   out += emulated_badge(report);
   out += report.ok ? "<span class=\"badge good\">&#10003; verified</span>"
                    : "<span class=\"badge bad\">&#10007; a check failed</span>";
@@ -35,7 +34,7 @@ std::string header(const Report& report) {
 }
 
 std::string tile(std::string_view name, std::string_view value, std::string_view aside) {
-  return format(
+  return base::format(
       "<div class=\"tile\"><div class=\"name\">{}</div><div class=\"value\">{}</div><div "
       "class=\"aside\">{}</div></div>",
       name, value, aside);
@@ -49,7 +48,7 @@ std::string summary(const Report& report) {
   out += tile("Overlapped", duration_text(t.overlapped_us),
               saved >= 0 ? duration_text(saved) + " saved" : duration_text(-saved) + " lost");
   out += tile("Speed-up", ratio_text(t.serial_us, t.overlapped_us),
-              t.limit_us > 0 ? format("{} is attainable", ratio_text(t.serial_us, t.limit_us)) : "");
+              t.limit_us > 0 ? base::format("{} is attainable", ratio_text(t.serial_us, t.limit_us)) : "");
   out += tile("Hidden", percent_text(t.hidden), "of the communication costs no time");
   return out + "</section>";
 }
@@ -58,16 +57,17 @@ std::string summary(const Report& report) {
 std::string bars(const ReportSite& site, double longest_us) {
   const auto width = [&](double us) { return longest_us > 0 ? std::clamp(100 * us / longest_us, 0.0, 100.0) : 0.0; };
   std::string out = "<svg class=\"bars\" height=\"26\" aria-hidden=\"true\">";
-  out += format("<rect class=\"bar-serial\" y=\"2\" width=\"{:.2f}%\" height=\"9\"/>", width(site.serial_us));
-  out += format("<rect class=\"bar-overlapped\" y=\"14\" width=\"{:.2f}%\" height=\"9\"/>", width(site.overlapped_us));
+  out += base::format("<rect class=\"bar-serial\" y=\"2\" width=\"{:.2f}%\" height=\"9\"/>", width(site.serial_us));
+  out += base::format("<rect class=\"bar-overlapped\" y=\"14\" width=\"{:.2f}%\" height=\"9\"/>",
+                      width(site.overlapped_us));
   if (site.limit_us > 0)
-    out += format("<line class=\"bar-limit\" x1=\"{:.2f}%\" x2=\"{:.2f}%\" y1=\"0\" y2=\"26\"/>", width(site.limit_us),
-                  width(site.limit_us));
+    out += base::format("<line class=\"bar-limit\" x1=\"{:.2f}%\" x2=\"{:.2f}%\" y1=\"0\" y2=\"26\"/>",
+                        width(site.limit_us), width(site.limit_us));
   return out + "</svg>";
 }
 
 std::string cell(std::string_view label, std::string_view kind, std::string_view html) {
-  return format("<td data-label=\"{}\" class=\"{}\"><div>{}</div></td>", label, kind, html);
+  return base::format("<td data-label=\"{}\" class=\"{}\"><div>{}</div></td>", label, kind, html);
 }
 
 std::string time_cell(std::string_view label, double us) {
@@ -83,15 +83,15 @@ std::string site_table(const Report& report) {
       "limit</th>"
       "<th>Schedule, and why</th></tr></thead><tbody>";
   for (const ReportSite& site : report.sites) {
-    out += format("<tr><th scope=\"row\"><b>{}</b> {}<br><span class=\"aside\">{} x {} x {}</span></th>",
-                  escape_html(site.name), escape_html(site.op), site.m, site.n, site.k);
+    out += base::format("<tr><th scope=\"row\"><b>{}</b> {}<br><span class=\"aside\">{} x {} x {}</span></th>",
+                        escape_html(site.name), escape_html(site.op), site.m, site.n, site.k);
     out += time_cell("Serial", site.serial_us) + time_cell("Overlapped", site.overlapped_us) +
            time_cell("Limit", site.limit_us);
     out += cell("Hidden", "number", percent_text(site.hidden));
     out += cell("Serial, overlapped, limit", "bar-column", bars(site, longest));
-    out += cell(
-        "Schedule", "schedule",
-        format("<code>{}</code> <span class=\"aside\">{}</span>", escape_html(site.schedule), escape_html(site.why)));
+    out += cell("Schedule", "schedule",
+                base::format("<code>{}</code> <span class=\"aside\">{}</span>", escape_html(site.schedule),
+                             escape_html(site.why)));
     out += "</tr>";
   }
   const ReportTotal& t = report.total;
@@ -108,22 +108,23 @@ std::string site_table(const Report& report) {
 
 std::string error_section(const Report& report) {
   std::string out = "<table class=\"plain\"><tbody>";
-  out += format("<tr><th scope=\"row\">overlapped run</th><td>{:.3g}</td></tr>", report.error);
-  out += format("<tr><th scope=\"row\">unfused run, same precision</th><td>{:.3g}</td></tr>", report.baseline_error);
-  out += format("<tr><th scope=\"row\">checks</th><td>{}</td></tr></tbody></table>",
-                report.ok ? "all passed" : "<b class=\"bad-text\">at least one failed</b>");
+  out += base::format("<tr><th scope=\"row\">overlapped run</th><td>{:.3g}</td></tr>", report.error);
+  out +=
+      base::format("<tr><th scope=\"row\">unfused run, same precision</th><td>{:.3g}</td></tr>", report.baseline_error);
+  out += base::format("<tr><th scope=\"row\">checks</th><td>{}</td></tr></tbody></table>",
+                      report.ok ? "all passed" : "<b class=\"bad-text\">at least one failed</b>");
   return out + "<p class=\"note\">Largest error of the whole stack's output against its fp64 oracle.</p>";
 }
 
 std::string key_values(const std::vector<std::pair<std::string, std::string>>& pairs) {
   std::string out = "<dl>";
   for (const auto& [key, value] : pairs)
-    out += format("<div><dt>{}</dt><dd>{}</dd></div>", escape_html(key), escape_html(value));
+    out += base::format("<div><dt>{}</dt><dd>{}</dd></div>", escape_html(key), escape_html(value));
   return out + "</dl>";
 }
 
 std::string section(std::string_view title, std::string_view badge, std::string_view body) {
-  return format("<section><h2>{} {}</h2>{}</section>", title, badge, body);
+  return base::format("<section><h2>{} {}</h2>{}</section>", title, badge, body);
 }
 
 }  // namespace
@@ -133,8 +134,8 @@ std::string html_report(const Report& report) {
   std::string out = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">";
   out += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">";
   out += "<meta name=\"color-scheme\" content=\"light dark\">";
-  out += format("<title>overlace run: {}, {} ranks, {}</title>", escape_html(report.model), report.ranks,
-                escape_html(report.backend));
+  out += base::format("<title>overlace run: {}, {} ranks, {}</title>", escape_html(report.model), report.ranks,
+                      escape_html(report.backend));
   out += "<style>" + std::string(kReportStyle) + "</style></head><body><main>";
   out += header(report) + summary(report);
   out += section("What happened when", badge, timelines_html(report.serial, report.overlapped));
@@ -145,7 +146,7 @@ std::string html_report(const Report& report) {
   out += "</div>";
   if (!report.notes.empty()) {
     std::string list = "<ul class=\"notes\">";
-    for (const std::string& note : report.notes) list += format("<li>{}</li>", escape_html(note));
+    for (const std::string& note : report.notes) list += base::format("<li>{}</li>", escape_html(note));
     out += section("Notes", "", list + "</ul>");
   }
   return out + "<footer>written by <code>overlace run</code></footer></main></body></html>\n";

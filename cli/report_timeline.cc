@@ -11,7 +11,6 @@ namespace overlace::cli {
 namespace {
 
 using base::Arrow;
-using base::format;
 using base::Span;
 using base::Trace;
 
@@ -138,22 +137,22 @@ double tick_step(double length) {
 
 /// Round numbers, without the zeros that duration_text keeps.
 std::string tick_text(double ns) {
-  if (ns < 999.5e3) return format("{:.4g} us", ns / 1e3);
-  return ns < 999.5e6 ? format("{:.4g} ms", ns / 1e6) : format("{:.4g} s", ns / 1e9);
+  if (ns < 999.5e3) return base::format("{:.4g} us", ns / 1e3);
+  return ns < 999.5e6 ? base::format("{:.4g} ms", ns / 1e6) : base::format("{:.4g} s", ns / 1e9);
 }
 
 std::string amount_text(double value, std::string_view unit) {
   static constexpr std::string_view kPrefixes[] = {"", "K", "M", "G", "T", "P"};
   size_t prefix = 0;
   for (; value >= 1000 && prefix + 1 < std::size(kPrefixes); ++prefix) value /= 1000;
-  return format("{:.3g} {}{}", value, kPrefixes[prefix], unit);
+  return base::format("{:.3g} {}{}", value, kPrefixes[prefix], unit);
 }
 
 std::string tooltip(const Span& span, int64_t origin) {
   const double seconds = static_cast<double>(span.end_ns - span.begin_ns) * 1e-9;
   std::string text =
-      format("{} ({}), rank {}, {}: {} from {}", span.name, span.category, span.rank, span.lane,
-             duration_text(seconds * 1e6), duration_text(static_cast<double>(span.begin_ns - origin) * 1e-3));
+      base::format("{} ({}), rank {}, {}: {} from {}", span.name, span.category, span.rank, span.lane,
+                   duration_text(seconds * 1e6), duration_text(static_cast<double>(span.begin_ns - origin) * 1e-3));
   if (span.bytes > 0) text += ", " + amount_text(static_cast<double>(span.bytes), "B");
   if (span.bytes > 0 && seconds > 0) text += ", " + amount_text(static_cast<double>(span.bytes) / seconds, "B/s");
   if (span.flops > 0 && seconds > 0) text += ", " + amount_text(span.flops / seconds, "FLOP/s");
@@ -166,12 +165,12 @@ void draw_span(const Span& span, const Scale& scale, int y, std::string& out) {
   const double width = scale.width(span.begin_ns, span.end_ns);
   const std::string title = tooltip(span, scale.origin);
   if (width < kLabelPercent) {
-    out += format(
+    out += base::format(
         "<rect class=\"{} {}\" x=\"{:.3f}%\" y=\"{}\" width=\"{:.3f}%\" height=\"{}\"><title>{}</title></rect>",
         width < kThinPercent ? "thin" : "s", kind, scale.at(span.begin_ns), y, std::max(width, 0.05), kLane, title);
     return;
   }
-  out += format(
+  out += base::format(
       "<svg x=\"{:.3f}%\" y=\"{}\" width=\"{:.3f}%\" height=\"{}\"><title>{}</title><rect class=\"s {}\" "
       "width=\"100%\" "
       "height=\"100%\"/><text class=\"n n-{}\" x=\"5\" y=\"14\">{}</text></svg>",
@@ -179,7 +178,7 @@ void draw_span(const Span& span, const Scale& scale, int y, std::string& out) {
 }
 
 void draw_lane(const LaneRow& lane, const Scale& scale, std::string& out) {
-  out += format("<rect class=\"lane\" x=\"0\" y=\"{}\" width=\"100%\" height=\"{}\"/>", lane.y, kLane);
+  out += base::format("<rect class=\"lane\" x=\"0\" y=\"{}\" width=\"100%\" height=\"{}\"/>", lane.y, kLane);
   for (size_t i = 0; i < lane.spans.size();) {
     Span joined = *lane.spans[i];
     size_t next = i + 1;
@@ -193,7 +192,7 @@ void draw_lane(const LaneRow& lane, const Scale& scale, std::string& out) {
       joined.bytes += span.bytes;
       joined.flops += span.flops;
     }
-    if (next - i > 1) joined.name = format("{} and {} more", joined.name, next - i - 1);
+    if (next - i > 1) joined.name = base::format("{} and {} more", joined.name, next - i - 1);
     draw_span(joined, scale, lane.y, out);
     i = next;
   }
@@ -216,7 +215,7 @@ void draw_arrows(const Trace& trace, const Picture& picture, const Scale& scale,
     if (from < 0 || to < 0) continue;
     // From the border of the source's row to the border of the target's, so that the bars stay readable.
     const int direction = to > from ? 1 : -1;
-    out += format(
+    out += base::format(
         "<line class=\"{}\" x1=\"{:.3f}%\" y1=\"{}\" x2=\"{:.3f}%\" y2=\"{}\" "
         "marker-end=\"url(#head)\"><title>signal {}, "
         "rank {} to rank {}, {}</title></line>",
@@ -230,17 +229,18 @@ void draw_axis(const Scale& scale, int height, std::string& out) {
   const double step = tick_step(scale.length);
   for (int i = 0; i * step <= scale.length; ++i) {
     const double x = 100 * i * step / scale.length;
-    out += format("<line class=\"grid\" x1=\"{:.3f}%\" y1=\"0\" x2=\"{:.3f}%\" y2=\"{}\"/>", x, x, height - kAxis + 5);
+    out += base::format("<line class=\"grid\" x1=\"{:.3f}%\" y1=\"0\" x2=\"{:.3f}%\" y2=\"{}\"/>", x, x,
+                        height - kAxis + 5);
     if (x > 96) continue;  // its text would be cut
-    out += format("<text class=\"tick\" x=\"{:.3f}%\" y=\"{}\" text-anchor=\"{}\">{}</text>", x, height - 5,
-                  i == 0 ? "start" : "middle", i == 0 ? "0" : tick_text(i * step));
+    out += base::format("<text class=\"tick\" x=\"{:.3f}%\" y=\"{}\" text-anchor=\"{}\">{}</text>", x, height - 5,
+                        i == 0 ? "start" : "middle", i == 0 ? "0" : tick_text(i * step));
   }
 }
 
 void draw_exposed(const RankRows& rows, const Scale& scale, std::string& out) {
   for (const Interval& interval : rows.exposed) {
     const double width = std::max(scale.width(interval.begin, interval.end), 0.1);
-    out += format(
+    out += base::format(
         "<rect class=\"exposed\" x=\"{:.3f}%\" y=\"{}\" width=\"{:.3f}%\" height=\"{}\"><title>exposed communication, "
         "rank {}: "
         "{}</title></rect>",
@@ -256,31 +256,33 @@ void draw_difference(const Scale& scale, int64_t own, int64_t other, bool is_sav
   const std::string_view kind = is_saved ? "saved" : "lost";
   const double begin = scale.at(scale.origin + own), end = scale.at(scale.origin + other);
   const int bottom = height - kAxis, y = bottom / 2;
-  out += format("<g class=\"{}\"><rect class=\"area\" x=\"{:.3f}%\" y=\"0\" width=\"{:.3f}%\" height=\"{}\"/>", kind,
-                begin, end - begin, bottom);
+  out += base::format("<g class=\"{}\"><rect class=\"area\" x=\"{:.3f}%\" y=\"0\" width=\"{:.3f}%\" height=\"{}\"/>",
+                      kind, begin, end - begin, bottom);
   for (double x : {begin, end})
-    out += format("<line class=\"end\" x1=\"{:.3f}%\" y1=\"0\" x2=\"{:.3f}%\" y2=\"{}\"/>", x, x, bottom);
-  out += format(
+    out += base::format("<line class=\"end\" x1=\"{:.3f}%\" y1=\"0\" x2=\"{:.3f}%\" y2=\"{}\"/>", x, x, bottom);
+  out += base::format(
       "<line class=\"span-line\" x1=\"{:.3f}%\" y1=\"{}\" x2=\"{:.3f}%\" y2=\"{}\" marker-start=\"url(#{}-head)\" "
       "marker-end=\"url(#{}-head)\"/>",
       begin, y, end, y, kind, kind);
-  const std::string text = format("{} {} ({:.0f} %)", duration_text(static_cast<double>(other - own) * 1e-3), kind,
-                                  100 * static_cast<double>(other - own) / static_cast<double>(is_saved ? other : own));
+  const std::string text =
+      base::format("{} {} ({:.0f} %)", duration_text(static_cast<double>(other - own) * 1e-3), kind,
+                   100 * static_cast<double>(other - own) / static_cast<double>(is_saved ? other : own));
   // Beside the arrow's middle where there is room for the text, else to the left of the end.
   const bool has_room = end - begin > 22;
-  out += format("<text class=\"difference\" x=\"{:.3f}%\" y=\"{}\" text-anchor=\"{}\">{}</text></g>",
-                has_room ? (begin + end) / 2 : end - 0.3, y - 9, has_room ? "middle" : "end", text);
+  out += base::format("<text class=\"difference\" x=\"{:.3f}%\" y=\"{}\" text-anchor=\"{}\">{}</text></g>",
+                      has_room ? (begin + end) / 2 : end - 0.3, y - 9, has_room ? "middle" : "end", text);
 }
 
 std::string labels_svg(const Picture& picture) {
-  std::string out = format("<svg class=\"labels\" width=\"104\" height=\"{}\" aria-hidden=\"true\">", picture.height);
+  std::string out =
+      base::format("<svg class=\"labels\" width=\"104\" height=\"{}\" aria-hidden=\"true\">", picture.height);
   for (const RankRows& rows : picture.ranks) {
-    out += format("<text class=\"rank\" x=\"0\" y=\"{}\">rank {}</text>", rows.y + 14, rows.rank);
+    out += base::format("<text class=\"rank\" x=\"0\" y=\"{}\">rank {}</text>", rows.y + 14, rows.rank);
     for (const LaneRow& lane : rows.lanes)
-      out += format("<text class=\"lane-name\" x=\"0\" y=\"{}\">{}</text>", lane.y + 14, escape_html(lane.name));
+      out += base::format("<text class=\"lane-name\" x=\"0\" y=\"{}\">{}</text>", lane.y + 14, escape_html(lane.name));
     const int64_t exposed = total_ns(rows.exposed);
-    out += format("<text class=\"exposed-text\" x=\"0\" y=\"{}\">exposed {}</text>", rows.strip_y + 9,
-                  exposed == 0 ? "0" : duration_text(static_cast<double>(exposed) * 1e-3));
+    out += base::format("<text class=\"exposed-text\" x=\"0\" y=\"{}\">exposed {}</text>", rows.strip_y + 9,
+                        exposed == 0 ? "0" : duration_text(static_cast<double>(exposed) * 1e-3));
   }
   return out + "</svg>";
 }
@@ -295,11 +297,12 @@ std::string timeline(const Trace& trace, bool is_overlapped, int64_t other_ns, d
   const std::string own_text = duration_text(static_cast<double>(own) * 1e-3);
   const std::string exposed_text = duration_text(static_cast<double>(exposed) * 1e-3);
   std::string out =
-      format("<h3>{} <b>{}</b> <span class=\"aside\">exposed communication {} on the worst rank</span></h3>", title,
-             own_text, exposed == 0 ? "0" : exposed_text);
+      base::format("<h3>{} <b>{}</b> <span class=\"aside\">exposed communication {} on the worst rank</span></h3>",
+                   title, own_text, exposed == 0 ? "0" : exposed_text);
   out += "<div class=\"timeline\">" + labels_svg(picture);
-  out += format("<svg class=\"chart\" height=\"{}\" role=\"img\" aria-label=\"{} timeline, {} in all, {} ranks\">",
-                picture.height, title, own_text, picture.ranks.size());
+  out +=
+      base::format("<svg class=\"chart\" height=\"{}\" role=\"img\" aria-label=\"{} timeline, {} in all, {} ranks\">",
+                   picture.height, title, own_text, picture.ranks.size());
   draw_axis(scale, picture.height, out);
   for (const RankRows& rows : picture.ranks) {
     for (const LaneRow& lane : rows.lanes) draw_lane(lane, scale, out);
@@ -320,7 +323,7 @@ std::string legend(const Trace& serial, const Trace& overlapped) {
   std::string out = "<ul class=\"legend\">";
   for (const auto& [kind, name] : kEntries)
     if (used.contains(kind))
-      out += format(
+      out += base::format(
           "<li><svg width=\"18\" height=\"12\" aria-hidden=\"true\"><rect class=\"s {}\" width=\"18\" "
           "height=\"12\"/></svg>{}</li>",
           kind, name);
@@ -361,7 +364,7 @@ Intervals exposed_communication(const Trace& trace, int rank) {
   for (const Arrow& arrow : trace.arrows)
     if (arrow.to_rank == rank && arrow.from_rank != rank)
       arrivals.insert({arrow.from_rank, arrow.from_lane, arrow.from_ns});
-  const std::string link_end = format("->{}", rank);
+  const std::string link_end = base::format("->{}", rank);
   Intervals computing, communicating;
   for (const Span& span : trace.spans) {
     const Kind kind = kind_of(span);
@@ -432,9 +435,9 @@ std::string duration_text(double us) {
                              : size < 999.5e3 ? std::pair(us / 1e3, "ms")
                                               : std::pair(us / 1e6, "s");
   const int decimals = std::abs(value) < 9.995 ? 2 : std::abs(value) < 99.95 ? 1 : 0;
-  return decimals == 2   ? format("{:.2f} {}", value, unit)
-         : decimals == 1 ? format("{:.1f} {}", value, unit)
-                         : format("{:.0f} {}", value, unit);
+  return decimals == 2   ? base::format("{:.2f} {}", value, unit)
+         : decimals == 1 ? base::format("{:.1f} {}", value, unit)
+                         : base::format("{:.0f} {}", value, unit);
 }
 
 std::string timelines_html(const Trace& serial, const Trace& overlapped) {
@@ -450,7 +453,7 @@ std::string timelines_html(const Trace& serial, const Trace& overlapped) {
   const size_t num_arrows = std::max(serial.arrows.size(), overlapped.arrows.size());
   out += "<p class=\"note\">The picture shows one run of each; the other times of this page are medians.</p>";
   if (num_arrows > kMaxArrows)
-    out += format("<p class=\"note\">{} signals are too many to draw; the trace file has them.</p>", num_arrows);
+    out += base::format("<p class=\"note\">{} signals are too many to draw; the trace file has them.</p>", num_arrows);
   return out;
 }
 

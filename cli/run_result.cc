@@ -7,7 +7,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 
 // Two measurements of the same thing differ by more than this part of it, so a share of less says nothing.
@@ -24,13 +23,13 @@ std::string without_suffix(const spec::Schedule& schedule) {
 }
 
 std::string percent(const std::optional<double>& share) {
-  return share ? format("{:.0f} %", 100 * *share) : std::string("-");
+  return share ? base::format("{:.0f} %", 100 * *share) : std::string("-");
 }
 
 /// Zero stands for what was not timed, because the result was wrong.
 std::string microseconds(double us) {
   if (us == 0) return "-";
-  return us >= 100 ? format("{:.0f}", us) : format("{:.1f}", us);
+  return us >= 100 ? base::format("{:.0f}", us) : base::format("{:.1f}", us);
 }
 
 Json number_or_null(double us) { return us == 0 ? Json() : Json(us); }
@@ -105,7 +104,7 @@ std::string schedule_name(const spec::Schedule& schedule) {
   const std::string family = without_suffix(schedule);
   const auto q = schedule.params.find("q");
   const int64_t* degree = q == schedule.params.end() ? nullptr : std::get_if<int64_t>(&q->second);
-  return degree == nullptr || *degree == 1 ? family : format("{}:{}", family, *degree);
+  return degree == nullptr || *degree == 1 ? family : base::format("{}:{}", family, *degree);
 }
 
 Json to_json(const RunResult& r) {
@@ -144,28 +143,28 @@ Json to_json(const RunResult& r) {
 }
 
 std::string to_table(const RunResult& r) {
-  std::string out = format("{}  {} layer{}, {} tokens in sequences of {}, {}\n", r.model, r.layers,
-                           r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, dtype_name(r.dtype));
-  const std::string hosts = r.hosts > 1 ? format(" on {} hosts", r.hosts) : "";
-  out +=
-      format("{} rank{}{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", hosts, r.backend, r.provider);
+  std::string out = base::format("{}  {} layer{}, {} tokens in sequences of {}, {}\n", r.model, r.layers,
+                                 r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, dtype_name(r.dtype));
+  const std::string hosts = r.hosts > 1 ? base::format(" on {} hosts", r.hosts) : "";
+  out += base::format("{} rank{}{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", hosts, r.backend,
+                      r.provider);
   if (r.is_emulated()) {
-    out += format("EMULATED link between ranks: {} per direction; all times below are with it\n", r.link);
+    out += base::format("EMULATED link between ranks: {} per direction; all times below are with it\n", r.link);
   }
   std::vector<std::vector<std::string>> rows = {
       {"site", "operator", "M x N x K", "schedule", "serial us", "overlapped us", "limit us", "hidden"}};
   for (const SiteResult& s : r.sites) {
-    rows.push_back({s.name, s.op.op, format("{}x{}x{}", s.op.m, s.op.n, s.op.k), s.chosen,
+    rows.push_back({s.name, s.op.op, base::format("{}x{}x{}", s.op.m, s.op.n, s.op.k), s.chosen,
                     microseconds(s.times.serial_us), microseconds(s.times.overlapped_us),
                     microseconds(s.times.limit_us), percent(s.times.hidden())});
   }
   rows.push_back({"total", "", "", "", microseconds(r.total_serial_us), microseconds(r.total_overlapped_us),
                   microseconds(r.total_limit_us()), percent(r.total_hidden())});
   out += "\n" + aligned(rows, 4) + "\n";
-  for (const SiteResult& s : r.sites) out += format("{}: {}\n", s.name, s.reason);
-  out += format("largest error / rms of the fp64 oracle: {:.3g} overlapped, {:.3g} unfused, {:.3g} allowed\n", r.error,
-                r.baseline_error, r.error_limit);
-  out += r.ok ? std::string("ok\n") : format("WRONG: {}\n", r.why_not);
+  for (const SiteResult& s : r.sites) out += base::format("{}: {}\n", s.name, s.reason);
+  out += base::format("largest error / rms of the fp64 oracle: {:.3g} overlapped, {:.3g} unfused, {:.3g} allowed\n",
+                      r.error, r.baseline_error, r.error_limit);
+  out += r.ok ? std::string("ok\n") : base::format("WRONG: {}\n", r.why_not);
   return out;
 }
 

@@ -20,7 +20,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 
 constexpr int kMaxRanks = 65536;
@@ -79,15 +78,15 @@ Json bytes_json(const sim::SimResult& result) {
 }  // namespace
 
 int sim_run(const SimWords& words) {
-  if (words.calls < 1 || words.calls > 10000) refuse(format("--calls is {}, wanted 1 to 10000", words.calls));
-  if (words.seeds < 0 || words.seeds > 10000) refuse(format("--seeds is {}, wanted 0 to 10000", words.seeds));
+  if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
+  if (words.seeds < 0 || words.seeds > 10000) refuse(base::format("--seeds is {}, wanted 0 to 10000", words.seeds));
   if (!words.trace.empty()) check_timeline_name(words.trace).or_throw();
   const spec::Machine machine = spec::find_machine(words.machine);
   const spec::Schedule schedule = schedule_of(words, machine);
   const Times times = simulate_all(schedule, machine, words);
   const sim::SimResult& r = times.first;
   if (!words.trace.empty()) {
-    const std::string title = format("{} {} on {}, simulated", schedule.op, schedule.family, machine.name);
+    const std::string title = base::format("{} {} on {}, simulated", schedule.op, schedule.family, machine.name);
     write_timeline(sim::to_trace(r, title), words.trace).or_throw();
   }
   Json json = Json::object();
@@ -95,14 +94,14 @@ int sim_run(const SimWords& words) {
   json.set("machine_digest", spec::digest(machine)).set("share_of_priors", share_of_priors(machine));
   json.set("us", r.us()).set("bound_us", r.bound_us).set("host_us", r.host_us).set("contention_us", r.contention_us);
   json.set("events", r.events).set("bytes", bytes_json(r));
-  std::string text = format("{} {}: {:.1f} us", schedule.op, schedule.family, r.us());
+  std::string text = base::format("{} {}: {:.1f} us", schedule.op, schedule.family, r.us());
   if (!times.seeds_us.empty()) {
     const double p50 = base::median(times.seeds_us), p95 = base::percentile(times.seeds_us, 95);
     json.set("p50_us", p50).set("p95_us", p95);
-    text += format(", with noise p50 {:.1f} us, p95 {:.1f} us ({} seeds)", p50, p95, words.seeds);
+    text += base::format(", with noise p50 {:.1f} us, p95 {:.1f} us ({} seeds)", p50, p95, words.seeds);
   }
-  text += format("\nclosed-form lower bound {:.1f} us, lost to contention {:.1f} us, host {:.1f} us a call\n{}\n",
-                 r.bound_us, r.contention_us / words.calls, r.host_us, machine_line(machine));
+  text += base::format("\nclosed-form lower bound {:.1f} us, lost to contention {:.1f} us, host {:.1f} us a call\n{}\n",
+                       r.bound_us, r.contention_us / words.calls, r.host_us, machine_line(machine));
   write_json(words.json, json);
   if (words.json != "-") print(text).or_throw();
   return 0;
@@ -156,7 +155,7 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
 }  // namespace
 
 int sim_compare(const SimWords& words) {
-  if (words.calls < 1 || words.calls > 10000) refuse(format("--calls is {}, wanted 1 to 10000", words.calls));
+  if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
   const spec::Machine machine = spec::find_machine(words.machine);
   const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   if (spec::families(op.op).empty()) refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
@@ -166,19 +165,19 @@ int sim_compare(const SimWords& words) {
     if (row.family == "library") library_us = row.us;
     slowest_us = std::max(slowest_us, row.us);
   }
-  std::string text = format("{} | {}\n  {:<22}{:>3}{:>10}{:>10}{:>12}\n", op.to_string(), machine_line(machine),
-                            "family", "q", "us", "bound us", "vs library");
+  std::string text = base::format("{} | {}\n  {:<22}{:>3}{:>10}{:>10}{:>12}\n", op.to_string(), machine_line(machine),
+                                  "family", "q", "us", "bound us", "vs library");
   Json list = Json::array();
   for (const Row& row : rows) {
     Json one = Json::object();
     one.set("family", row.family).set("degree", row.degree);
     if (!row.problem.empty()) {
-      text += format("  {:<22}{:>3}  {}\n", row.family, row.degree, row.problem);
+      text += base::format("  {:<22}{:>3}  {}\n", row.family, row.degree, row.problem);
       one.set("problem", row.problem);
     } else {
       const auto bar = static_cast<size_t>(30 * row.us / slowest_us + 0.5);
-      text += format("  {:<22}{:>3}{:>10.1f}{:>10.1f}{:>11.2f}x {}\n", row.family, row.degree, row.us, row.bound_us,
-                     library_us / row.us, std::string(bar, is_reference(row.family) ? '.' : '#'));
+      text += base::format("  {:<22}{:>3}{:>10.1f}{:>10.1f}{:>11.2f}x {}\n", row.family, row.degree, row.us,
+                           row.bound_us, library_us / row.us, std::string(bar, is_reference(row.family) ? '.' : '#'));
       one.set("us", row.us).set("bound_us", row.bound_us).set("host_us", row.host_us);
     }
     list.push_back(std::move(one));
@@ -194,7 +193,7 @@ int sim_compare(const SimWords& words) {
 
 int trace_diff(const DiffWords& words) {
   if (words.match != "id" && words.match != "kind")
-    throw_error(Errc::invalid_argument, format("--match is {}, wanted id or kind", words.match));
+    throw_error(Errc::invalid_argument, base::format("--match is {}, wanted id or kind", words.match));
   const sim::Match match = words.match == "id" ? sim::Match::id : sim::Match::kind;
   base::Result<base::Trace> first = load_trace(words.first), second = load_trace(words.second);
   first.status().or_throw();

@@ -12,7 +12,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 
 /// Gains that were published for such steps, in per cent (arXiv 2305.06942, and an earlier version of it).
@@ -28,11 +27,11 @@ Json band_of(const std::string& network, const sim::DlrmMachine& machine, std::s
   Json one = Json::object();
   one.set("network", network).set("all_to_all_GBps", machine.all_to_all_GBps);
   one.set("forward_least", edges[0]).set("forward_most", edges[1]).set("least", edges[2]).set("most", edges[3]);
-  *text += format("{:<8} {:>10.1f}   {:>5.1f} to {:>5.1f} %   {:>5.1f} to {:>5.1f} %  ", network,
-                  machine.all_to_all_GBps, edges[0], edges[1], edges[2], edges[3]);
+  *text += base::format("{:<8} {:>10.1f}   {:>5.1f} to {:>5.1f} %   {:>5.1f} to {:>5.1f} %  ", network,
+                        machine.all_to_all_GBps, edges[0], edges[1], edges[2], edges[3]);
   for (const double gain : kPublished)
-    *text += format(" {} %: {} the first, {} the second.", gain, place_of(gain, edges[0], edges[1]),
-                    place_of(gain, edges[2], edges[3]));
+    *text += base::format(" {} %: {} the first, {} the second.", gain, place_of(gain, edges[0], edges[1]),
+                          place_of(gain, edges[2], edges[3]));
   *text += "\n";
   return one;
 }
@@ -47,9 +46,9 @@ Json step_of(const std::string& network, const sim::DlrmMachine& machine, const 
   one.set("gather_us", time.gather_us).set("all_to_all_us", time.all_to_all_us).set("mlp_us", time.mlp_us);
   one.set("all_reduce_us", time.all_reduce_us).set("unfused_us", time.unfused_us);
   one.set("forward_fused_us", time.forward_fused_us).set("fused_us", time.fused_us);
-  *text +=
-      format("{:<8} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7.1f} %\n", network, time.gather_us,
-             time.all_to_all_us, time.mlp_us, time.all_reduce_us, time.unfused_us, time.fused_us, time.gain() * 100);
+  *text += base::format("{:<8} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>7.1f} %\n", network,
+                        time.gather_us, time.all_to_all_us, time.mlp_us, time.all_reduce_us, time.unfused_us,
+                        time.fused_us, time.gain() * 100);
   return one;
 }
 
@@ -102,7 +101,7 @@ std::vector<sim::OuterRule> rules_of(const std::string& name) {
     known += ", " + std::string(sim::kOuterRules[i]);
     if (name == "all" || name == sim::kOuterRules[i]) found.push_back(static_cast<sim::OuterRule>(i));
   }
-  if (found.empty()) throw_error(Errc::invalid_argument, format("--rule is {}, wanted {}", name, known));
+  if (found.empty()) throw_error(Errc::invalid_argument, base::format("--rule is {}, wanted {}", name, known));
   return found;
 }
 
@@ -112,10 +111,10 @@ int sim_graph_dlrm(const DlrmWords& words) {
   const bool is_band = words.tables == 0 && words.local_batch == 0;
   std::vector<std::string> networks = {words.network};
   if (words.network == "all") networks = {"torus", "ring", "rail"};
-  std::string text = is_band ? format("{:<8} {:>10}   {:<18} {:<18} published gains\n", "network", "GB/s",
-                                      "fused forward", "both ways")
-                             : format("{:<8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9}\n", "network", "gather us",
-                                      "a2a us", "MLP us", "AR us", "unfused us", "fused us", "gain");
+  std::string text = is_band ? base::format("{:<8} {:>10}   {:<18} {:<18} published gains\n", "network", "GB/s",
+                                            "fused forward", "both ways")
+                             : base::format("{:<8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>9}\n", "network",
+                                            "gather us", "a2a us", "MLP us", "AR us", "unfused us", "fused us", "gain");
   Json list = Json::array();
   for (const std::string& network : networks) {
     sim::DlrmMachine machine;
@@ -128,9 +127,11 @@ int sim_graph_dlrm(const DlrmWords& words) {
 
 int sim_graph_transformer(const TransformerWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
-  if (words.chunks < 2) throw_error(Errc::invalid_argument, format("--chunks is {}, wanted at least 2", words.chunks));
-  std::string text = format("{:<35} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>8} {:>10} {:>8}\n", "network", "transfers",
-                            "step ms", "bound ms", "bubble ms", "layer us", "exposed", "grads ms", "TFLOP/s", "gain");
+  if (words.chunks < 2)
+    throw_error(Errc::invalid_argument, base::format("--chunks is {}, wanted at least 2", words.chunks));
+  std::string text =
+      base::format("{:<35} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>8} {:>10} {:>8}\n", "network", "transfers",
+                   "step ms", "bound ms", "bubble ms", "layer us", "exposed", "grads ms", "TFLOP/s", "gain");
   Json list = Json::array();
   for (const sim::Network& network : networks_of(words.network)) {
     double whole_us = 0;
@@ -149,26 +150,27 @@ int sim_graph_transformer(const TransformerWords& words) {
           sim::transformer_step(words.model, run, machine, network, timeline.wanted()).value();
       timeline.write();
       if (whole_us == 0) whole_us = time.step_us;
-      text += format("{:<35} {:<11} {:>9.1f} {:>9.1f} {:>9.1f} {:>10.1f} {:>9.1f} {:>8.1f} {:>10.1f} {:>7.2f}x\n",
-                     network.name, way, time.step_us * 1e-3, time.bound_us * 1e-3, time.bubble_us * 1e-3,
-                     time.layer.forward_us + time.layer.backward_us, time.layer.exposed_us(),
-                     time.gradient_exposed_us * 1e-3, time.TFLOPs(), whole_us / time.step_us);
+      text += base::format("{:<35} {:<11} {:>9.1f} {:>9.1f} {:>9.1f} {:>10.1f} {:>9.1f} {:>8.1f} {:>10.1f} {:>7.2f}x\n",
+                           network.name, way, time.step_us * 1e-3, time.bound_us * 1e-3, time.bubble_us * 1e-3,
+                           time.layer.forward_us + time.layer.backward_us, time.layer.exposed_us(),
+                           time.gradient_exposed_us * 1e-3, time.TFLOPs(), whole_us / time.step_us);
       list.push_back(transformer_json(network, way, time));
     }
   }
-  text +=
-      format("layer, exposed: of one layer and micro-batch, us; grads: gradients' all-reduces that nothing hides\n{}\n",
-             machine_line(machine));
+  text += base::format(
+      "layer, exposed: of one layer and micro-batch, us; grads: gradients' all-reduces that nothing hides\n{}\n",
+      machine_line(machine));
   finish(words.json, text, list);
   return 0;
 }
 
 int sim_graph_moe(const MoeWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
-  if (words.chunks < 2) throw_error(Errc::invalid_argument, format("--chunks is {}, wanted at least 2", words.chunks));
-  std::string text =
-      format("{:<35} {:<11} {:>9} {:>9} {:>10} {:>11} {:>10} {:>9} {:>9} {:>7} {:<6}\n", "network", "transfers",
-             "layer us", "bound us", "compute us", "dispatch us", "combine us", "exposed", "imbalance", "gain", "way");
+  if (words.chunks < 2)
+    throw_error(Errc::invalid_argument, base::format("--chunks is {}, wanted at least 2", words.chunks));
+  std::string text = base::format("{:<35} {:<11} {:>9} {:>9} {:>10} {:>11} {:>10} {:>9} {:>9} {:>7} {:<6}\n", "network",
+                                  "transfers", "layer us", "bound us", "compute us", "dispatch us", "combine us",
+                                  "exposed", "imbalance", "gain", "way");
   Json list = Json::array();
   for (const sim::Network& network : networks_of(words.network)) {
     double whole_us = 0;
@@ -181,10 +183,10 @@ int sim_graph_moe(const MoeWords& words) {
       const sim::MoeTime time = sim::moe_layer(words.model, run, machine, network, timeline.wanted()).value();
       timeline.write();
       if (whole_us == 0) whole_us = time.layer_us;
-      text +=
-          format("{:<35} {:<11} {:>9.1f} {:>9.1f} {:>10.1f} {:>11.1f} {:>10.1f} {:>9.1f} {:>9.2f} {:>6.2f}x {:<6}\n",
-                 network.name, way, time.layer_us, time.bound_us, time.compute_us, time.dispatch_us, time.combine_us,
-                 time.exposed_us(), time.imbalance, whole_us / time.layer_us, time.algorithm);
+      text += base::format(
+          "{:<35} {:<11} {:>9.1f} {:>9.1f} {:>10.1f} {:>11.1f} {:>10.1f} {:>9.1f} {:>9.2f} {:>6.2f}x {:<6}\n",
+          network.name, way, time.layer_us, time.bound_us, time.compute_us, time.dispatch_us, time.combine_us,
+          time.exposed_us(), time.imbalance, whole_us / time.layer_us, time.algorithm);
       Json one = Json::object();
       one.set("network", network.name).set("gpus", network.ranks).set("transfers", way);
       one.set("layer_us", time.layer_us).set("bound_us", time.bound_us).set("serial_us", time.serial_us);
@@ -201,8 +203,9 @@ int sim_graph_moe(const MoeWords& words) {
 
 int sim_graph_co2(const Co2Words& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
-  std::string text = format("{:<35} {:<10} {:>6} {:>11} {:>11} {:>13} {:>10} {:>11}  {}\n", "network", "rule", "groups",
-                            "round ms", "exposed ms", "all-reduce ms", "update ms", "efficiency", "algorithm");
+  std::string text =
+      base::format("{:<35} {:<10} {:>6} {:>11} {:>11} {:>13} {:>10} {:>11}  {}\n", "network", "rule", "groups",
+                   "round ms", "exposed ms", "all-reduce ms", "update ms", "efficiency", "algorithm");
   Json list = Json::array();
   const std::vector<sim::OuterRule> rules = rules_of(words.rule);
   for (const sim::Network& network : networks_of(words.network)) {
@@ -213,9 +216,9 @@ int sim_graph_co2(const Co2Words& words) {
       Timeline timeline(words, "overlapped");
       const sim::Co2Time time = sim::co2_training(run, machine, network, timeline.wanted()).value();
       timeline.write();
-      text += format("{:<35} {:<10} {:>6} {:>11.2f} {:>11.2f} {:>13.2f} {:>10.2f} {:>9.1f} %  {}\n", network.name, name,
-                     time.groups, time.round_us * 1e-3, time.exposed_us() * 1e-3, time.all_reduce_us * 1e-3,
-                     time.pass_us * 1e-3, time.efficiency * 100, time.algorithm);
+      text += base::format("{:<35} {:<10} {:>6} {:>11.2f} {:>11.2f} {:>13.2f} {:>10.2f} {:>9.1f} %  {}\n", network.name,
+                           name, time.groups, time.round_us * 1e-3, time.exposed_us() * 1e-3, time.all_reduce_us * 1e-3,
+                           time.pass_us * 1e-3, time.efficiency * 100, time.algorithm);
       Json one = Json::object();
       one.set("network", network.name).set("gpus", network.ranks).set("groups", time.groups).set("rule", name);
       one.set("round_us", time.round_us).set("exposed_us", time.exposed_us()).set("compute_us", time.compute_us);

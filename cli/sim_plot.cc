@@ -10,8 +10,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
-
 // Distinguishable without colour vision (Okabe and Ito); then the same dashed.
 constexpr const char* kColors[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"};
 constexpr double kWidth = 400, kHeight = 300, kLeft = 62, kRight = 14, kTop = 34, kBottom = 46;
@@ -30,9 +28,9 @@ struct Range {
 };
 
 std::string number(double v) {
-  if (v >= 1e6) return format("{:.3g}M", v / 1e6);
-  if (v >= 1e4) return format("{:.3g}k", v / 1e3);
-  return format("{:.4g}", v);
+  if (v >= 1e6) return base::format("{:.3g}M", v / 1e6);
+  if (v >= 1e4) return base::format("{:.3g}k", v / 1e3);
+  return base::format("{:.4g}", v);
 }
 
 /// 1, 2 and 5 times powers of ten within the range; fewer where there are many.
@@ -75,8 +73,8 @@ class Panel {
     out += rule(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "#444444");
     out += rule(kLeft, kTop, kLeft, kHeight - kBottom, "#444444");
     out += text((kLeft + kWidth - kRight) / 2, kHeight - 10, x_label, "middle", "normal");
-    out += format("<text transform=\"translate({:.1f},{:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
-                  left_ + 14, top_ + (kTop + kHeight - kBottom) / 2, escape_html(y_label));
+    out += base::format("<text transform=\"translate({:.1f},{:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+                        left_ + 14, top_ + (kTop + kHeight - kBottom) / 2, escape_html(y_label));
     for (const PlotLine& line : panel_.lines) out += draw_line(line);
     return out;
   }
@@ -93,12 +91,12 @@ class Panel {
     return all.size() <= 8 ? all : ticks(x_);
   }
   std::string text(double at_x, double at_y, const std::string& words, const char* anchor, const char* weight) const {
-    return format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-weight=\"{}\">{}</text>\n", left_ + at_x,
-                  top_ + at_y, anchor, weight, escape_html(words));
+    return base::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-weight=\"{}\">{}</text>\n",
+                        left_ + at_x, top_ + at_y, anchor, weight, escape_html(words));
   }
   std::string rule(double x1, double y1, double x2, double y2, const char* color) const {
-    return format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", left_ + x1,
-                  top_ + y1, left_ + x2, top_ + y2, color);
+    return base::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", left_ + x1,
+                        top_ + y1, left_ + x2, top_ + y2, color);
   }
   std::string draw_line(const PlotLine& line) const {
     const auto found = static_cast<size_t>(std::find(names_.begin(), names_.end(), line.name) - names_.begin());
@@ -107,13 +105,13 @@ class Panel {
     std::string points, marks;
     for (size_t i = 0; i < line.x.size(); ++i) {
       const double at_x = left_ + x(line.x[i]), at_y = top_ + y(line.y[i]);
-      points += format("{}{:.1f},{:.1f}", i == 0 ? "" : " ", at_x, at_y);
-      marks +=
-          format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.5\" fill=\"{}\"><title>{}: {} at {}</title></circle>\n",
-                 at_x, at_y, color, escape_html(line.name), number(line.y[i]), number(line.x[i]));
+      points += base::format("{}{:.1f},{:.1f}", i == 0 ? "" : " ", at_x, at_y);
+      marks += base::format(
+          "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.5\" fill=\"{}\"><title>{}: {} at {}</title></circle>\n", at_x,
+          at_y, color, escape_html(line.name), number(line.y[i]), number(line.x[i]));
     }
-    return format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"{}/>\n{}", points, color,
-                  is_dashed ? " stroke-dasharray=\"5 3\"" : "", marks);
+    return base::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.6\"{}/>\n{}", points,
+                        color, is_dashed ? " stroke-dasharray=\"5 3\"" : "", marks);
   }
 
   const PlotPanel& panel_;
@@ -138,7 +136,7 @@ std::string plot_svg(const std::string& title, const std::string& x_label, const
   const double legend = 210, title_height = 30, width = static_cast<double>(columns) * kWidth + legend;
   const double height =
       title_height + std::max(static_cast<double>(rows) * kHeight, 24 + 18 * static_cast<double>(entries));
-  std::string out = format(
+  std::string out = base::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
       "<text x=\"12\" y=\"21\" font-size=\"15\" font-weight=\"bold\">{2}</text>\n",
@@ -152,7 +150,7 @@ std::string plot_svg(const std::string& title, const std::string& x_label, const
     const bool is_bound = i >= names.size();
     const double left = static_cast<double>(columns) * kWidth + 12;
     const double top = title_height + 24 + 18 * static_cast<double>(i);
-    out += format(
+    out += base::format(
         "<line x1=\"{0:.0f}\" y1=\"{1:.0f}\" x2=\"{2:.0f}\" y2=\"{1:.0f}\" stroke=\"{3}\" stroke-width=\"2\"{4}/>\n"
         "<text x=\"{5:.0f}\" y=\"{6:.0f}\">{7}</text>\n",
         left, top, left + 24, is_bound ? "#888888" : kColors[i % std::size(kColors)],
@@ -163,7 +161,7 @@ std::string plot_svg(const std::string& title, const std::string& x_label, const
 }
 
 std::string plot_html(const std::string& title, const std::string& svg, const std::string& text) {
-  return format(
+  return base::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title>\n<style>body {{ "
       "font-family: "
       "sans-serif; margin: 2em; }} svg {{ max-width: 100%; height: auto; }} pre {{ overflow-x: auto; "

@@ -20,7 +20,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 
 constexpr int kMaxRanks = 65536;
@@ -46,8 +45,8 @@ std::vector<int64_t> numbers_of(const char* option, const std::string& list,
     int64_t value = 0;
     const auto [stop, code] = std::from_chars(word.data(), word.data() + word.size(), value);
     if (code != std::errc() || stop != word.data() + word.size() || value < 1)
-      refuse(format("{} is {}, wanted whole numbers of at least 1 between commas", option, list));
-    if (value > most) refuse(format("{} has {}, wanted at most {}", option, value, most));
+      refuse(base::format("{} is {}, wanted whole numbers of at least 1 between commas", option, list));
+    if (value > most) refuse(base::format("{} has {}, wanted at most {}", option, value, most));
     out.push_back(value);
   }
   return out;
@@ -118,7 +117,7 @@ std::vector<std::string> families_of(const SweepWords& words) {
     if (std::find(known.begin(), known.end(), family) == known.end()) {
       std::string list;
       for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-      refuse(format("--families has {}, wanted all or of {}", family, list));
+      refuse(base::format("--families has {}, wanted all or of {}", family, list));
     }
     if (std::find(out.begin(), out.end(), family) == out.end()) out.push_back(family);
   }
@@ -139,12 +138,12 @@ std::vector<Row> sweep(const SweepWords& words) {
     if (!words.ranks.empty()) teams = numbers_of("--ranks", words.ranks);
     count += teams.size() * ms.size() * ns.size() * ks.size() * families.size() * degrees.size();
     if (count > kMostSimulations)
-      refuse(format("sim sweep: {} simulations, wanted at most {}", count, kMostSimulations));
+      refuse(base::format("sim sweep: {} simulations, wanted at most {}", count, kMostSimulations));
     for (const int64_t ranks : teams)
       for (const int64_t n : ns)
         for (const int64_t k : ks)
           for (const int64_t m : ms) {
-            if (ranks > kMaxRanks) refuse(format("--ranks has {}, wanted at most {}", ranks, kMaxRanks));
+            if (ranks > kMaxRanks) refuse(base::format("--ranks has {}, wanted at most {}", ranks, kMaxRanks));
             const Point point{machine.name, ranks, m, n, k};
             const spec::OpSpec op = op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMaxRanks);
             const double library_us = row_of(point, op, machine, "library", {1}, words.calls).us;
@@ -158,14 +157,14 @@ std::vector<Row> sweep(const SweepWords& words) {
 }
 
 std::string table_of(const std::vector<Row>& rows) {
-  std::string text = format("{:<10}{:>6}{:>8}{:>8}{:>8}  {:<24}{:>3}{:>11}{:>11}{:>12}\n", "machine", "ranks", "M", "N",
-                            "K", "family", "q", "us", "bound us", "vs library");
+  std::string text = base::format("{:<10}{:>6}{:>8}{:>8}{:>8}  {:<24}{:>3}{:>11}{:>11}{:>12}\n", "machine", "ranks",
+                                  "M", "N", "K", "family", "q", "us", "bound us", "vs library");
   for (const Row& row : rows) {
-    text += format("{:<10}{:>6}{:>8}{:>8}{:>8}  {:<24}", row.point.machine, row.point.ranks, row.point.m, row.point.n,
-                   row.point.k, row.family);
-    text += row.problem.empty() ? format("{:>3}{:>11.1f}{:>11.1f}{:>11.2f}x\n", row.degree, row.us, row.bound_us,
-                                         row.library_us / row.us)
-                                : format("  {}\n", row.problem);
+    text += base::format("{:<10}{:>6}{:>8}{:>8}{:>8}  {:<24}", row.point.machine, row.point.ranks, row.point.m,
+                         row.point.n, row.point.k, row.family);
+    text += row.problem.empty() ? base::format("{:>3}{:>11.1f}{:>11.1f}{:>11.2f}x\n", row.degree, row.us, row.bound_us,
+                                               row.library_us / row.us)
+                                : base::format("  {}\n", row.problem);
   }
   return text;
 }
@@ -202,7 +201,7 @@ std::string svg_of(const SweepWords& words, const std::vector<Row>& rows) {
   for (const Row& row : rows) {
     std::string title = row.point.machine;
     for (const Axis& other : kAxes)
-      if (other.value != axis->value) title += format(", {} {}", other.name, row.point.*other.value);
+      if (other.value != axis->value) title += base::format(", {} {}", other.name, row.point.*other.value);
     const auto [it, is_new] = known.try_emplace(title, panels.size());
     if (is_new) panels.push_back({title, {{"bound", {}, {}, true}}});
     if (!row.problem.empty() || !(row.us > 0)) continue;
@@ -222,16 +221,17 @@ std::string svg_of(const SweepWords& words, const std::vector<Row>& rows) {
     double& least = bound.y[static_cast<size_t>(at)];
     least = std::min(least, row.bound_us);
   }
-  return plot_svg(format("{}, simulated: fastest degree of each family", words.op), axis->name, "us", panels);
+  return plot_svg(base::format("{}, simulated: fastest degree of each family", words.op), axis->name, "us", panels);
 }
 
 }  // namespace
 
 int sim_sweep(const SweepWords& words) {
-  if (words.calls < 1 || words.calls > 10000) refuse(format("sim: --calls is {}, wanted 1 to 10000", words.calls));
+  if (words.calls < 1 || words.calls > 10000)
+    refuse(base::format("sim: --calls is {}, wanted 1 to 10000", words.calls));
   const bool is_html = words.plot.ends_with(".html");
   if (!words.plot.empty() && !is_html && !words.plot.ends_with(".svg"))
-    refuse(format("--plot is {}, wanted a name that ends in .svg or .html", words.plot));
+    refuse(base::format("--plot is {}, wanted a name that ends in .svg or .html", words.plot));
   const std::vector<Row> rows = sweep(words);
   const std::string table = table_of(rows), json = json_of(rows).dump(2) + "\n";
   if (!words.plot.empty()) {

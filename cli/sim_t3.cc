@@ -10,7 +10,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Json;
 namespace t3 = sim::t3;
 
@@ -24,7 +23,7 @@ std::vector<t3::Config> configs_of(const std::string& name) {
     known += ", " + std::string(t3::config_name(config));
     if (name == "all" || name == t3::config_name(config)) found.push_back(config);
   }
-  if (found.empty()) throw_error(Errc::invalid_argument, format("--config is {}, wanted {}", name, known));
+  if (found.empty()) throw_error(Errc::invalid_argument, base::format("--config is {}, wanted {}", name, known));
   return found;
 }
 
@@ -44,7 +43,8 @@ Json result_json(const t3::SubLayer& layer, t3::Config config, const t3::Result&
 
 double positive(const char* option, const std::optional<double>& given, double otherwise) {
   if (given && !(*given > 0 && *given <= kMost))
-    throw_error(Errc::invalid_argument, format("{} is {}, wanted more than 0, at most {}", option, *given, kMost));
+    throw_error(Errc::invalid_argument,
+                base::format("{} is {}, wanted more than 0, at most {}", option, *given, kMost));
   return given.value_or(otherwise);
 }
 
@@ -55,15 +55,15 @@ int finish(const T3Words& words, const std::string& text, const Json& json) {
 }
 
 int over_grid(const T3Words& words) {
-  std::string text = format("{:>11} {:>9} {:>9}  {:>14} {:>14} {:>14}   (geomean/largest over sequential)\n",
-                            "update_cost", "comm_cost", "DRAM GB/s", "ideal", "t3", "t3_mca");
+  std::string text = base::format("{:>11} {:>9} {:>9}  {:>14} {:>14} {:>14}   (geomean/largest over sequential)\n",
+                                  "update_cost", "comm_cost", "DRAM GB/s", "ideal", "t3", "t3_mca");
   Json list = Json::array();
-  const auto pair = [](const t3::Speedup& s) { return format("{:.3f}/{:.3f}", s.geomean, s.most); };
+  const auto pair = [](const t3::Speedup& s) { return base::format("{:.3f}/{:.3f}", s.geomean, s.most); };
   const std::vector<t3::Sensitivity> grid = t3::sensitivity().value();
   for (const t3::Sensitivity& point : grid) {
     const t3::Summary& s = point.summary;
-    text += format("{:>11} {:>9} {:>9}  {:>14} {:>14} {:>14}\n", point.update_cost, point.comm_cost, point.dram_GBps,
-                   pair(s.ideal), pair(s.t3), pair(s.t3_mca));
+    text += base::format("{:>11} {:>9} {:>9}  {:>14} {:>14} {:>14}\n", point.update_cost, point.comm_cost,
+                         point.dram_GBps, pair(s.ideal), pair(s.t3), pair(s.t3_mca));
     Json one = Json::object();
     one.set("update_cost", point.update_cost).set("comm_cost", point.comm_cost).set("dram_GBps", point.dram_GBps);
     for (const auto& [name, value] : t3::figures(s)) one.set(name, value);
@@ -77,7 +77,7 @@ int over_grid(const T3Words& words) {
 int sim_t3(const T3Words& words) {
   if (words.is_sensitivity) return over_grid(words);
   if (!(words.share >= 0 && words.share <= 1))
-    throw_error(Errc::invalid_argument, format("--share is {}, wanted 0 to 1", words.share));
+    throw_error(Errc::invalid_argument, base::format("--share is {}, wanted 0 to 1", words.share));
   t3::Machine machine;
   if (!words.machine.empty()) machine = t3::machine_of(spec::find_machine(words.machine));
   t3::Options options;
@@ -88,10 +88,10 @@ int sim_t3(const T3Words& words) {
   options.comm_cost = positive("--comm-cost", words.comm_cost, options.comm_cost);
   const std::vector<t3::Config> configs = configs_of(words.config);
   std::string text =
-      format("{} at {} ranks; update_cost {} and comm_cost {} are fitted to the paper: not a prediction\n", words.model,
-             words.tp, options.update_cost, options.comm_cost);
-  text += format("{:<14} {:<14} {:>10} {:>9} {:>9} {:>9} {:>8} {:>9}\n", "sub-layer", "configuration", "total us",
-                 "GEMM us", "RS us", "AG us", "speed-up", "DRAM MB");
+      base::format("{} at {} ranks; update_cost {} and comm_cost {} are fitted to the paper: not a prediction\n",
+                   words.model, words.tp, options.update_cost, options.comm_cost);
+  text += base::format("{:<14} {:<14} {:>10} {:>9} {:>9} {:>9} {:>8} {:>9}\n", "sub-layer", "configuration", "total us",
+                       "GEMM us", "RS us", "AG us", "speed-up", "DRAM MB");
   Json list = Json::array();
   double serial_sum = 0;
   std::vector<double> sums(configs.size(), 0);
@@ -103,16 +103,16 @@ int sim_t3(const T3Words& words) {
       const t3::Config config = configs[i];
       const t3::Result result = t3::simulate(layer, config, machine, options).value();
       const double speedup = serial_us / result.total_us;
-      text += format("{:<14} {:<14} {:>10.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>8.3f} {:>9.1f}\n", layer.name,
-                     t3::config_name(config), result.total_us, result.gemm_us, result.rs_us, result.ag_us, speedup,
-                     result.bytes.total() * 1e-6);
+      text += base::format("{:<14} {:<14} {:>10.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>8.3f} {:>9.1f}\n", layer.name,
+                           t3::config_name(config), result.total_us, result.gemm_us, result.rs_us, result.ag_us,
+                           speedup, result.bytes.total() * 1e-6);
       sums[i] += result.total_us;
       list.push_back(result_json(layer, config, result, speedup));
     }
   }
   for (size_t i = 0; i < configs.size() && words.share > 0; ++i)
-    text += format("end to end, {} of an iteration: {:<14} {:.3f}\n", words.share, t3::config_name(configs[i]),
-                   1 / (1 - words.share + words.share * sums[i] / serial_sum));
+    text += base::format("end to end, {} of an iteration: {:<14} {:.3f}\n", words.share, t3::config_name(configs[i]),
+                         1 / (1 - words.share + words.share * sums[i] / serial_sum));
   return finish(words, text, list);
 }
 

@@ -13,7 +13,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Span;
 using base::Trace;
 
@@ -26,7 +25,7 @@ struct LaneSummary {
 
 std::string rate_text(double amount, int64_t ns, std::string_view unit) {
   if (amount <= 0 || ns <= 0) return "-";
-  return format("{:.3g} {}", amount / static_cast<double>(ns), unit);  // per ns: G per s
+  return base::format("{:.3g} {}", amount / static_cast<double>(ns), unit);  // per ns: G per s
 }
 
 std::string time_text(int64_t ns) { return duration_text(static_cast<double>(ns) * 1e-3); }
@@ -41,7 +40,7 @@ constexpr size_t kMostEmptyFiles = 256;
 
 /// NAME.et and 3: NAME.3.et
 std::string chakra_path(const std::string& path, size_t rank) {
-  return format("{}.{}{}", path.substr(0, path.size() - kChakra.size()), rank, kChakra);
+  return base::format("{}.{}{}", path.substr(0, path.size() - kChakra.size()), rank, kChakra);
 }
 
 /// False too where nobody can say, as for a name that is too long: reading says why.
@@ -104,22 +103,23 @@ std::string describe_trace(const Trace& trace) {
     if (span.category != "wait") lane.busy.push_back({span.begin_ns, span.end_ns});
   }
   std::string out =
-      format("{}{}\n", trace.title.empty() ? "(no title)" : trace.title, trace.emulated ? "  [emulated]" : "");
-  out += format("{} ranks, {} lanes, {} spans, {} signals, {}\n", ranks.size(), lanes.size(), trace.spans.size(),
-                trace.arrows.size(), time_text(whole));
+      base::format("{}{}\n", trace.title.empty() ? "(no title)" : trace.title, trace.emulated ? "  [emulated]" : "");
+  out += base::format("{} ranks, {} lanes, {} spans, {} signals, {}\n", ranks.size(), lanes.size(), trace.spans.size(),
+                      trace.arrows.size(), time_text(whole));
   if (trace.spans.empty()) return out;
-  out += format("\n{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", "rank", "lane", "spans", "busy", "busy %", "moved",
-                "computed");
+  out += base::format("\n{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", "rank", "lane", "spans", "busy", "busy %",
+                      "moved", "computed");
   for (auto& [key, lane] : lanes) {
     const int64_t busy = total_ns(united(std::move(lane.busy)));
-    out += format("{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", key.first, key.second, lane.spans, time_text(busy),
-                  percent_of(busy, whole), rate_text(static_cast<double>(lane.bytes), busy, "GB/s"),
-                  rate_text(lane.flops, busy, "GFLOP/s"));
+    out +=
+        base::format("{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", key.first, key.second, lane.spans,
+                     time_text(busy), percent_of(busy, whole), rate_text(static_cast<double>(lane.bytes), busy, "GB/s"),
+                     rate_text(lane.flops, busy, "GFLOP/s"));
   }
   out += "\nexposed communication\n";
   for (int rank : ranks) {
     const int64_t exposed = total_ns(exposed_communication(trace, rank));
-    out += format("{:<6} {:>10} {:>5} %\n", rank, time_text(exposed), percent_of(exposed, whole));
+    out += base::format("{:<6} {:>10} {:>5} %\n", rank, time_text(exposed), percent_of(exposed, whole));
   }
   return out;
 }

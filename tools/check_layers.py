@@ -185,6 +185,8 @@ def check_file(path: str, text: str) -> list[str]:
             problems.append(f"{path}:{number}: the environment is read in src/base/env.cc only")
         if match := MULTICAST.search(line):
             problems.append(f"{path}:{number}: multicast symbol {match[0]}")
+        if re.search(r"\busing (overlace::)?base::format\b", line):
+            problems.append(f"{path}:{number}: base::format is always qualified: C++20 has a std::format")
     if path.endswith((".h", ".cuh")) and "#pragma once" not in text:
         problems.append(f"{path}:1: #pragma once is missing")
     return problems

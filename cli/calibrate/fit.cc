@@ -13,7 +13,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using base::Result;
 using base::Status;
 using spec::Figure;
@@ -37,7 +36,7 @@ constexpr const char* kProbeNames[] = {
 /// Four digits say all that a measurement does.
 double rounded(double value) {
   if (!(value > 0) || !std::isfinite(value)) return value;
-  return std::strtod(format("{:.4g}", value).c_str(), nullptr);
+  return std::strtod(base::format("{:.4g}", value).c_str(), nullptr);
 }
 
 Figure measured(double value) { return {rounded(std::max(value, kLeastUs)), Source::measured}; }

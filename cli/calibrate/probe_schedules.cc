@@ -8,7 +8,6 @@
 namespace overlace::cli {
 namespace {
 
-using base::format;
 using spec::Engine;
 using spec::Expr;
 using spec::Kind;
@@ -32,7 +31,7 @@ Schedule frame(const char* name, int ranks) {
   return out;
 }
 
-Loop times(int count, const char* when = kOnce) { return {"s", 0, format("{}*{}", count, when)}; }
+Loop times(int count, const char* when = kOnce) { return {"s", 0, base::format("{}*{}", count, when)}; }
 
 Region whole(const std::string& buffer, Expr rows, Expr cols, Expr at = "r") {
   return {buffer, std::move(at), {{0, std::move(rows)}, {0, std::move(cols)}}, {}};
@@ -94,7 +93,7 @@ Schedule copy_probe(int ranks, CopyWay way, int64_t bytes, int count, int64_t ro
     to = "(r+p)%G";
   }
   copy.reads = {whole("X", rows, cols)};
-  copy.writes = {{"T", to, {{format("r*{}", rows), rows}, {0, cols}}, {}}};
+  copy.writes = {{"T", to, {{base::format("r*{}", rows), rows}, {0, cols}}, {}}};
   if (has_posts) {
     out.signals = {{"posted", 1}};
     copy.sets = {{"posted", 0, to}};
@@ -148,11 +147,11 @@ Schedule event_probe(int ranks, int count) {
   add_sum_buffers(&out, kTiny);
   out.buffers.push_back({"L", Space::local, DType::fp32, {1, kTiny}});
   for (int i = 0; i < count; ++i) {
-    Task a = sum(format("sum_{}", i), kTiny, {});
+    Task a = sum(base::format("sum_{}", i), kTiny, {});
     a.order = i;
-    if (i > 0) a.deps = {format("copy_{}", i - 1)};
+    if (i > 0) a.deps = {base::format("copy_{}", i - 1)};
     Task b;
-    b.id = format("copy_{}", i);
+    b.id = base::format("copy_{}", i);
     b.kind = Kind::copy;
     b.engine = Engine::ce;
     b.order = i;

@@ -11,7 +11,6 @@
 namespace overlace::spec {
 namespace {
 
-using base::format;
 using base::Json;
 
 constexpr int kVersion = 1;
@@ -110,19 +109,19 @@ class Reader {
   void integer(const char* key, Int& out, int64_t most) {
     if (const Json* v = take(key)) {
       if (!v->is_int() || v->as_int() < 1 || v->as_int() > most)
-        refuse(key, *v, format("an integer from 1 to {}", most));
+        refuse(key, *v, base::format("an integer from 1 to {}", most));
       out = static_cast<Int>(v->as_int());
     }
   }
   template <class Int>
   void needed(const char* key, Int& out, int64_t most) {
-    if (value_.find(key) == nullptr) refuse(key, Json(), format("an integer from 1 to {}", most));
+    if (value_.find(key) == nullptr) refuse(key, Json(), base::format("an integer from 1 to {}", most));
     integer(key, out, most);
   }
   void figure(const char* key, Figure& out, double most) {
     const Json* v = take(key);
     if (v == nullptr) return;
-    const std::string wanted = format("[value, \"measured\" or \"prior\"], the value > 0 and <= {:g}", most);
+    const std::string wanted = base::format("[value, \"measured\" or \"prior\"], the value > 0 and <= {:g}", most);
     if (!v->is_array() || v->as_array().size() != 2 || !v->as_array()[0].is_number()) refuse(key, *v, wanted);
     out.value = v->as_array()[0].as_double();
     if (!(out.value > 0 && out.value <= most)) refuse(key, *v, wanted);
@@ -134,7 +133,7 @@ class Reader {
     Reader inner(*v, place_ + "/" + key);
     const Json *x = inner.take("x"), *points = inner.take("points"), *source = inner.take("source");
     if (x == nullptr || !x->is_string() || x->as_string() != unit)
-      inner.refuse("x", x == nullptr ? Json() : *x, format("\"{}\", the unit of the sizes", unit));
+      inner.refuse("x", x == nullptr ? Json() : *x, base::format("\"{}\", the unit of the sizes", unit));
     out.source = inner.source_of("source", source == nullptr ? Json() : *source);
     if (points == nullptr || !points->is_array() || points->as_array().empty() || points->as_array().size() > 1000)
       inner.refuse("points", points == nullptr ? Json() : *points, "1 to 1000 pairs [size, value]");
@@ -155,7 +154,7 @@ class Reader {
     if (v == nullptr) return;
     if (!v->is_array() || v->as_array().size() > 1000) refuse(key, *v, "a list of at most 1000 objects");
     for (size_t i = 0; i < v->as_array().size(); ++i) {
-      Reader inner(v->as_array()[i], format("{}/{}/{}", place_, key, i));
+      Reader inner(v->as_array()[i], base::format("{}/{}/{}", place_, key, i));
       fields(inner, items.emplace_back());
       inner.finish();
     }
@@ -201,7 +200,7 @@ class Reader {
     std::string got = value.dump();
     if (got.size() > 60) got = got.substr(0, 57) + "...";
     throw_error(Errc::invalid_argument,
-                format("{}{}: got {}, wanted {}", place_, key.empty() ? "" : "/" + key, got, wanted));
+                base::format("{}{}: got {}, wanted {}", place_, key.empty() ? "" : "/" + key, got, wanted));
   }
 
  private:
@@ -211,15 +210,17 @@ class Reader {
     return Source::prior;
   }
   void point(size_t i, const Json& p, Curve& out, double most, Growth growth) const {
-    const std::string key = format("points/{}", i);
+    const std::string key = base::format("points/{}", i);
     if (!p.is_array() || p.as_array().size() != 2 || !p.as_array()[0].is_number() || !p.as_array()[1].is_number())
       refuse(key, p, "[size, value]");
     const double x = p.as_array()[0].as_double(), y = p.as_array()[1].as_double();
     if (!(x > 0 && x <= 1e18)) refuse(key, p, "a size > 0 and <= 1e18");
-    if (!(y > 0 && y <= most)) refuse(key, p, format("a value > 0 and <= {:g}", most));
-    if (i > 0 && x <= out.points.back()[0]) refuse(key, p, format("a size > {:g}, that before", out.points.back()[0]));
+    if (!(y > 0 && y <= most)) refuse(key, p, base::format("a value > 0 and <= {:g}", most));
+    if (i > 0 && x <= out.points.back()[0])
+      refuse(key, p, base::format("a size > {:g}, that before", out.points.back()[0]));
     if (i > 0 && growth == Growth::rises && y < out.points.back()[1])
-      refuse(key, p, format("a value >= {:g}, that before: it must not fall as sizes grow", out.points.back()[1]));
+      refuse(key, p,
+             base::format("a value >= {:g}, that before: it must not fall as sizes grow", out.points.back()[1]));
     out.points.push_back({x, y});
   }
 
@@ -341,7 +342,7 @@ Machine machine_from_json(std::string_view text, std::string_view source) {
   Reader reader(*json, std::string(source) + ": ");
   const Json* version = reader.take("overlace_machine");
   if (version == nullptr || !version->is_int() || version->as_int() != kVersion)
-    reader.refuse("overlace_machine", version == nullptr ? Json() : *version, format("{}", kVersion));
+    reader.refuse("overlace_machine", version == nullptr ? Json() : *version, base::format("{}", kVersion));
   Machine out;
   visit(reader, out);
   reader.finish();
@@ -370,8 +371,9 @@ Machine find_machine(std::string_view name) {
   for (int i = 0; i < kNumShippedMachines; ++i) {
     if (kShippedMachines[i].name == name) return machine_from_json(kShippedMachines[i].json, name);
   }
-  throw_error(Errc::invalid_argument, format("machine: got {}, wanted a file that ends in .json or one of {}", name,
-                                             joined(shipped_machines(), [](const std::string& n) { return n; })));
+  throw_error(Errc::invalid_argument,
+              base::format("machine: got {}, wanted a file that ends in .json or one of {}", name,
+                           joined(shipped_machines(), [](const std::string& n) { return n; })));
 }
 
 }  // namespace overlace::spec

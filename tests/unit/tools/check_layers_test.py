@@ -75,6 +75,10 @@ class CheckLayersTest(support.TreeTest):
         self.assertEqual(check_layers.check_objects(self.root / "build"), [])
         self.assert_problem(check_layers.check_objects(self.root / "nowhere"), "no objects")
 
+    def test_format_is_qualified(self) -> None:
+        self.assert_problem(check_layers.check_file("cli/a.cc", "using base::format;\n"), "always qualified")
+        self.assertEqual(check_layers.check_file("cli/a.cc", 'auto x = base::format("{}", 1);\n'), [])
+
     def test_public_headers_compile_alone(self) -> None:
         self.write("include/overlace/error.h", HEADER + "#include <string>\ninline std::string a() { return {}; }\n")
         self.assertEqual(check_layers.check_headers_alone(self.root), [])
