@@ -37,6 +37,7 @@ WORKLOADS = {
     "runtime": "stores, copies, flags and barriers between GPUs, beside plain CUDA (needs GPUs)",
     "gemm_core": "the plain GEMM beside cuBLASLt (needs a GPU)",
     "run": "the decoder layers of `overlace run`, site by site",
+    "block": "a decoder block through PyTorch, forward and training step, beside NCCL and async-TP",
 }
 
 
@@ -154,6 +155,10 @@ def steps(plan: Plan) -> Iterator[Step]:
         yield Step("gemm_core", [plan.program("bench_gemm_core"), *rows, *common(plan)])
     if "run" in plan.workloads:
         yield run_step(plan)
+    if "block" in plan.workloads:
+        words = [plan.python, str(BENCH / "torch_block.py"), "--ranks", str(plan.team()), "--seed", str(plan.seed)]
+        words += [] if plan.on_gpus() else ["--shape", "tiny", "--tokens", "64", "--sequence", "32"]
+        yield Step("block", [*words, *common(plan)])
 
 
 def free_port() -> int:

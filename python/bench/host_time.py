@@ -1,21 +1,27 @@
-"""Host times of the Python package, on one CPU rank: eager calls, and the pass of torch.compile on a large graph.
+"""Host times of the Python package: eager calls, and the pass of torch.compile on a large graph.
 
-usage: host_time.py [--calls 2000] [--nodes 2000]
+usage: host_time.py [--device cpu|cuda] [--ranks N] [--calls 2000] [--nodes 2000] [--json FILE]
 
-Calls: median time of the calling thread per call of the operators on 4 x 4 matrices, through overlace.ops, through
-torch.ops, and of aten.mm beside them; what is above the call of the C API is this package and torch. Pass: the best of
-five runs on a graph of decoder layers that was traced once. It asserts nothing.
+Calls: median time of the calling thread per call of the operators, through overlace.ops, through torch.ops, and of
+aten.mm beside them; what is above the same call of the C API is this package and torch. On one CPU rank 4 x 4 matrices,
+processor time; on GPUs, one rank each, bf16, bursts that the GPU has not to keep up with, the worst rank; there also
+replays of a CUDA graph. Pass: the best of five runs on a graph of decoder layers, traced once. It asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes as c
+import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast, read when torch is loaded
+os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 import overlace
 import torch
@@ -23,6 +29,9 @@ import torch.distributed as dist
 from overlace import _library
 from torch.distributed import _functional_collectives as collectives
 from torch.fx.experimental.proxy_tensor import make_fx
+
+BURST = 20  # calls between two synchronisations
+GPU_SIZES = (1024, 2048, 2048)  # M of all ranks, N, K
 
 
 class Tensor(c.Structure):
@@ -37,53 +46,114 @@ class Tensor(c.Structure):
     )
 
 
+class AgGemmArgs(_library._Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, Tensor) for name in ("a_shard", "b", "c", "bias", "a")),
+        ("row_offsets", c.c_void_p),
+    )
+
+
+class GemmRsArgs(_library._Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, Tensor) for name in ("a", "b", "out", "bias")),
+        ("row_offsets", c.c_void_p),
+    )
+
+
 class GemmArArgs(_library._Sized):
-    _fields_ = (("struct_size", c.c_size_t), ("a", Tensor), ("b", Tensor), ("out", Tensor), ("bias", Tensor))
-
-
-def median_us(call: Callable[[], object], calls: int) -> float:
-    samples = []
-    for _ in range(20):
-        begin = time.thread_time()
-        for _ in range(calls // 20):
-            call()
-        samples.append((time.thread_time() - begin) / (calls // 20) * 1e6)
-    return statistics.median(samples)
+    _fields_ = (("struct_size", c.c_size_t), *((name, Tensor) for name in ("a", "b", "out", "bias")))
 
 
 def view(t: torch.Tensor) -> Tensor:
-    return Tensor(t.data_ptr(), 1, 2, (c.c_int64 * 4)(*t.shape), (c.c_int64 * 4)(*t.stride()))
+    return Tensor(
+        t.data_ptr(), 3 if t.dtype == torch.bfloat16 else 1, 2, (c.c_int64 * 4)(*t.shape), (c.c_int64 * 4)(*t.stride())
+    )
 
 
-def c_call(context: overlace.Context, a: torch.Tensor, b: torch.Tensor) -> Callable[[], object]:
-    """gemm_ar through the C API, all arguments made before."""
-    out = torch.empty(a.shape[0], b.shape[1])
-    team = _library.handle("ovl_runtime_world", context._runtime)
-    channel = _library.handle("ovl_channel_open", team, None, 0)
-    problem = _library.Op(name=b"gemm_ar", m=a.shape[0], n=b.shape[1], k=a.shape[1], ranks=1, dtype=1, out_dtype=1)
-    schedule = _library.handle("ovl_schedule_choose", c.byref(problem), c.byref(context.hardware))
-    arguments = GemmArArgs(a=view(a), b=view(b.t().contiguous().t()), out=view(out))
-    keep = (a, b, out, arguments)
-    return lambda: _library.LIBRARY.ovl_gemm_ar(channel, c.byref(keep[3]), schedule)
+class Calls:
+    """The operators by three ways, with the same operands."""
 
+    def __init__(self, context: overlace.Context, number: int) -> None:
+        self.context, self.number = context, number
+        gpu, size = context.is_gpu, context.size
+        m, n, k = GPU_SIZES if gpu else (4, 4, 4)
+        like = {"device": "cuda" if gpu else "cpu", "dtype": torch.bfloat16 if gpu else torch.float32}
+        self.shard, self.whole = torch.randn(m // size, k, **like), torch.randn(m, k, **like)
+        self.b = torch.randn(n, k, **like).t()
+        self.keep: list[object] = []
 
-def calls(context: overlace.Context, number: int) -> None:
-    a, w = torch.randn(4, 4), torch.randn(4, 4)
-    b, ops, name = w.t(), torch.ops.overlace, context.name
-    base = median_us(c_call(context, a, b), number)
-    print(f"{'C API, gemm_ar':34} {base:7.1f} us")
-    for label, call in (
-        ("aten.mm", lambda: torch.mm(a, b)),
-        ("torch.ops gemm_ar", lambda: ops.gemm_ar(a, b, None, "sum", name)),
-        ("torch.ops gemm_rs", lambda: ops.gemm_rs(a, b, None, "sum", 0, name)),
-        ("torch.ops ag_gemm", lambda: ops.ag_gemm(a, [b], [], 0, name)),
-        ("overlace.ops gemm_ar", lambda: overlace.ops.gemm_ar(a, b, group=context.group)),
-        ("overlace.ops gemm_rs", lambda: overlace.ops.gemm_rs(a, b, group=context.group)),
-        ("overlace.ops ag_gemm", lambda: overlace.ops.ag_gemm(a, b, group=context.group)),
-    ):
-        with torch.no_grad():
-            us = median_us(call, number)
-        print(f"{label:34} {us:7.1f} us  {us - base:+6.1f}")
+    def of_c(self, op: str) -> Callable[[], object]:
+        """Through the C API, all arguments made before."""
+        a, b, size = self.shard if op == "ag_gemm" else self.whole, self.b, self.context.size
+        m = a.shape[0] * (size if op == "ag_gemm" else 1)
+        out = a.new_empty(m // size if op == "gemm_rs" else m, b.shape[1])
+        kind = {"ag_gemm": AgGemmArgs, "gemm_rs": GemmRsArgs, "gemm_ar": GemmArArgs}[op]
+        names = ("a_shard", "b", "c") if op == "ag_gemm" else ("a", "b", "out")
+        arguments = kind(**dict(zip(names, map(view, (a, b, out)), strict=True)))
+        dtype = arguments.b.dtype
+        problem = _library.Op(
+            name=op.encode(), m=m, n=b.shape[1], k=b.shape[0], ranks=size, dtype=dtype, out_dtype=dtype
+        )
+        schedule = _library.handle("ovl_schedule_choose", c.byref(problem), c.byref(self.context.hardware))
+        self.keep += [out, arguments]
+        function = getattr(_library.LIBRARY, f"ovl_{op}")
+        if function(self.context._channel, c.byref(arguments), schedule) != 0:
+            raise RuntimeError(_library.LIBRARY.ovl_error_text().decode())
+        return lambda: function(self.context._channel, c.byref(arguments), schedule)
+
+    def of_torch(self, op: str) -> Callable[[], object]:
+        ops, name = torch.ops.overlace, self.context.name
+        if op == "ag_gemm":
+            return lambda: ops.ag_gemm(self.shard, [self.b], [], 0, name)
+        if op == "gemm_rs":
+            return lambda: ops.gemm_rs(self.whole, self.b, None, "sum", 0, name)
+        return lambda: ops.gemm_ar(self.whole, self.b, None, "sum", name)
+
+    def of_package(self, op: str) -> Callable[[], object]:
+        function, group = getattr(overlace.ops, op), self.context.group
+        a = self.shard if op == "ag_gemm" else self.whole
+        return lambda: function(a, self.b, group=group)
+
+    def replayed(self, op: str) -> Callable[[], object]:
+        """BURST calls of overlace.ops in one CUDA graph."""
+        call, graph = self.of_package(op), torch.cuda.CUDAGraph()
+        call()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.keep += [call() for _ in range(BURST)]
+        self.keep.append(graph)
+        return graph.replay
+
+    def median_us(self, call: Callable[[], object], per_burst: int = BURST) -> float:
+        """Of the worst rank."""
+        clock = time.perf_counter if self.context.is_gpu else time.thread_time
+        samples = []
+        for _ in range(max(3, self.number // BURST)):
+            if self.context.is_gpu:
+                torch.cuda.synchronize()
+                dist.barrier()
+                torch.cuda.synchronize()
+            begin = clock()
+            for _ in range(per_burst):
+                call()
+            samples.append((clock() - begin) / BURST * 1e6)
+        every: list = [None] * self.context.size
+        dist.all_gather_object(every, statistics.median(samples))
+        return max(every)
+
+    def rows(self) -> Iterator[dict]:
+        """One by one: what was measured before something fails is known."""
+        yield {"what": "aten.mm", "host_us": self.median_us(lambda: torch.mm(self.whole, self.b))}
+        for op in ("gemm_ar", "gemm_rs", "ag_gemm"):
+            base = self.median_us(self.of_c(op))
+            yield {"what": f"C API {op}", "host_us": base}
+            ways = [("torch.ops", self.of_torch, BURST), ("overlace.ops", self.of_package, BURST)]
+            for label, make, per_burst in [*ways, *([("replay of", self.replayed, 1)] if self.context.is_gpu else [])]:
+                with torch.no_grad():
+                    us = self.median_us(make(op), per_burst)
+                yield {"what": f"{label} {op}", "host_us": us, "above_c_us": us - base}
 
 
 def decoder(layers: int, group: dist.ProcessGroup) -> Callable[..., torch.Tensor]:
@@ -100,10 +170,11 @@ def decoder(layers: int, group: dist.ProcessGroup) -> Callable[..., torch.Tensor
     return run
 
 
-def compile_pass(group: dist.ProcessGroup, nodes: int) -> None:
+def pass_times(group: dist.ProcessGroup, nodes: int) -> list[dict]:
     weights = [torch.randn(8, 8) for _ in range(8)]
     count = len(make_fx(decoder(2, group), tracing_mode="fake")(torch.randn(4, 8), *weights).graph.nodes) // 2
     module = make_fx(decoder(max(1, nodes // count), group), tracing_mode="fake")(torch.randn(4, 8), *weights)
+    rows = []
     for when in ("always", "gain"):
         times = []
         for _ in range(5):
@@ -115,21 +186,49 @@ def compile_pass(group: dist.ProcessGroup, nodes: int) -> None:
             times.append((time.thread_time() - begin) * 1e3)
         found = overlace.compile.report(clear=True).candidates
         done = sum(bool(x.became) for x in found) // 5
-        print(f"pass, {when:6}: {before} nodes, {len(found) // 5} collectives, {done} rewritten: {min(times):.1f} ms")
+        rows.append(
+            {"when": when, "nodes": before, "collectives": len(found) // 5, "rewritten": done, "ms": min(times)}
+        )
+    return rows
+
+
+def work(rank: int, o: argparse.Namespace, store: str) -> None:
+    torch.set_num_threads(1)
+    is_gpu = o.device == "cuda"
+    if is_gpu:
+        torch.cuda.set_device(rank)
+    backend = "nccl" if is_gpu else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=o.ranks)
+    with overlace.init(timeout_s=120) as context:
+        calls = []
+        for row in Calls(context, o.calls).rows():
+            calls.append(row)
+            if rank == 0:
+                above = f"{row['above_c_us']:+6.1f}" if "above_c_us" in row else ""
+                print(f"{row['what']:24} {row['host_us']:7.1f} us  {above}", flush=True)
+        passes = [] if is_gpu else pass_times(context.group, o.nodes)
+        if rank == 0:
+            for x in passes:
+                done = f"{x['collectives']} collectives, {x['rewritten']} rewritten"
+                print(f"pass, {x['when']:6}: {x['nodes']} nodes, {done}: {x['ms']:.1f} ms")
+            if o.json:
+                machine = torch.cuda.get_device_name() if is_gpu else "CPU"
+                result = {"machine": machine, "ranks": o.ranks, "torch": torch.__version__}
+                o.json.write_text(json.dumps({**result, "calls": calls, "pass": passes}, indent=1) + "\n")
+    dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, help="GPUs; default: all")
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--nodes", type=int, default=2000)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    parser.add_argument("--json", type=Path)
+    o = parser.parse_args()
+    o.ranks = 1 if o.device == "cpu" else o.ranks or torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
-        with overlace.init() as context:
-            calls(context, arguments.calls)
-            compile_pass(context.group, arguments.nodes)
-        dist.destroy_process_group()
+        torch.multiprocessing.spawn(work, (o, str(Path(folder) / "store")), o.ranks)
 
 
 if __name__ == "__main__":

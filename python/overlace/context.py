@@ -49,7 +49,7 @@ class Context:
             info = self._info()
             self.is_gpu = info.backend == _BACKENDS["cuda_peer"]
             stream = torch.cuda.current_stream().cuda_stream if self.is_gpu else None
-            channel = handle("ovl_channel_open", team, c.c_void_p(stream), 0)
+            self._channel = handle("ovl_channel_open", team, c.c_void_p(stream), 0)
         except BaseException:
             _library.LIBRARY.ovl_runtime_abort(self._runtime, b"overlace.init failed")
             _library.LIBRARY.ovl_runtime_close(self._runtime)
@@ -57,7 +57,7 @@ class Context:
         self.hardware = Hardware(is_gpu=int(self.is_gpu))
         if self.is_gpu:
             self.hardware.link_bytes_per_s, self.hardware.flops_per_s = _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S
-        _OPERATORS.ovl_torch_add_group(self.name.encode(), channel, self.rank, self.size, c.byref(self.hardware))
+        _OPERATORS.ovl_torch_add_group(self.name.encode(), self._channel, self.rank, self.size, c.byref(self.hardware))
         _contexts[self.name] = self
 
     def _info(self) -> Info:
