@@ -10,6 +10,7 @@
 #include "src/base/format.h"
 #include "src/base/statistics.h"
 #include "src/plan/recurrence.h"
+#include "src/sim/schedule/simulation.h"
 #include "src/spec/digest.h"
 
 namespace overlace::bench {
@@ -140,7 +141,7 @@ void predict(std::vector<Measured>& list, const spec::Machine& machine, int call
     m.recurrence_us = plan::Recurrence(m.op, machine).us({m.family, m.degree});
     try {
       const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree);
-      m.predicted_us = sim::simulate(schedule, machine, {.calls = calls}).us();
+      m.predicted_us = sim::try_simulate_folded(schedule, machine, {.calls = calls}).value().us();
       m.problem.clear();
     } catch (const Error& e) {
       m.problem = e.what();

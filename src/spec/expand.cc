@@ -6,12 +6,27 @@
 #include <tuple>
 #include <utility>
 
+#include "src/spec/alike.h"
 #include "src/spec/expander.h"
 
 namespace overlace::spec {
 namespace {
 
-using Edges = std::vector<std::vector<int>>;  // successor lists
+/// Who depends on an instance, and who is behind it on its lane.
+struct Successors {
+  explicit Successors(const std::vector<Instance>& list) : first(list.size() + 1, 0), behind(list.size(), -1) {
+    for (const Instance& in : list)
+      for (const int dep : in.deps) ++first[static_cast<size_t>(dep) + 1];
+    for (size_t i = 1; i < first.size(); ++i) first[i] += first[i - 1];
+    dependents.resize(static_cast<size_t>(first.back()));
+    std::vector<int> at(first.begin(), first.end() - 1);
+    for (size_t i = 0; i < list.size(); ++i)
+      for (const int dep : list[i].deps)
+        dependents[static_cast<size_t>(at[static_cast<size_t>(dep)]++)] = static_cast<int>(i);
+  }
+  std::vector<int> first, dependents;  // those of i: dependents[first[i]] up to first[i + 1]
+  std::vector<int> behind;             // -1: none
+};
 
 /// Positions (in mine, in theirs) of the loop variables that both tasks have.
 std::vector<std::pair<size_t, size_t>> common_loops(const Task& mine, const Task& theirs) {
@@ -70,22 +85,24 @@ bool waits_for_peers(const Instance& in) {
 base::Status sort_for_issue(const Schedule& schedule, Expansion* out) {
   std::vector<Instance>& list = out->instances;
   const size_t n = list.size();
-  Edges next(n);
+  Successors next(list);
   std::vector<int> missing(n, 0), ordinal(n, 0);
   std::map<Lane, std::vector<int>> lanes;
   for (size_t i = 0; i < n; ++i) {
     lanes[list[i].lane].push_back(static_cast<int>(i));
-    for (int dep : list[i].deps) next[static_cast<size_t>(dep)].push_back(static_cast<int>(i)), ++missing[i];
+    missing[i] = static_cast<int>(list[i].deps.size());
   }
   for (auto& [lane, members] : lanes) {
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    const auto is_before = [&](int a, int b) {
       const Instance &x = list[static_cast<size_t>(a)], &y = list[static_cast<size_t>(b)];
       return std::tie(x.order, x.loop_values, x.task) < std::tie(y.order, y.loop_values, y.task);
-    });
+    };
+    if (!std::is_sorted(members.begin(), members.end(), is_before))
+      std::stable_sort(members.begin(), members.end(), is_before);
     for (size_t k = 0; k < members.size(); ++k) {
       ordinal[static_cast<size_t>(members[k])] = static_cast<int>(k);
       if (k == 0) continue;
-      next[static_cast<size_t>(members[k - 1])].push_back(members[k]);
+      next.behind[static_cast<size_t>(members[k - 1])] = members[k];
       ++missing[static_cast<size_t>(members[k])];
     }
   }
@@ -104,9 +121,12 @@ base::Status sort_for_issue(const Schedule& schedule, Expansion* out) {
     ready.pop();
     place[static_cast<size_t>(i)] = static_cast<int>(issue.size());
     issue.push_back(i);
-    for (int j : next[static_cast<size_t>(i)]) {
+    const auto done = [&](int j) {
       if (--missing[static_cast<size_t>(j)] == 0) push(j);
-    }
+    };
+    const auto [begin, end] = std::tie(next.first[static_cast<size_t>(i)], next.first[static_cast<size_t>(i) + 1]);
+    for (int d = begin; d < end; ++d) done(next.dependents[static_cast<size_t>(d)]);
+    if (const int j = next.behind[static_cast<size_t>(i)]; j >= 0) done(j);
   }
   if (issue.size() != n) {
     const auto stuck = std::find(place.begin(), place.end(), -1) - place.begin();
@@ -173,7 +193,10 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks) {
   return out;
 }
 
-base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks) {
+namespace {
+
+/// `stops_if_alike`: with the first rank, if it stands for all.
+base::Result<std::vector<Expansion>> expand_ranks(const Schedule& schedule, int ranks, bool stops_if_alike) {
   constexpr int64_t kMaxItemsOfAll = 8'000'000;  // some gigabytes
   std::vector<Expansion> out;
   int64_t num_items = 0;
@@ -189,6 +212,7 @@ base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ra
                          "dependencies and words of signals",
                          ranks, kMaxItemsOfAll);
     }
+    if (rank == 0 && stops_if_alike && expander.are_ranks_alike()) return out;
   }
   for (const Expansion& from : out) {
     for (const Instance& in : from.instances) {
@@ -205,6 +229,16 @@ base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ra
     }
   }
   return out;
+}
+
+}  // namespace
+
+base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks) {
+  return expand_ranks(schedule, ranks, /*stops_if_alike=*/false);
+}
+
+base::Result<std::vector<Expansion>> expand_alike(const Schedule& schedule, int ranks) {
+  return expand_ranks(schedule, ranks, /*stops_if_alike=*/true);
 }
 
 }  // namespace overlace::spec

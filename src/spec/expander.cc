@@ -277,6 +277,7 @@ void Expander::emit(const BoundTask& task, int task_index, const std::vector<int
     lists->reserve(regions.size());
     for (const BoundRegion& region : regions) {
       std::vector<Box>& list = lists->emplace_back();
+      if (region.each) list.reserve(static_cast<size_t>(std::clamp<int64_t>(eval(region.each->end), 0, ranks_)));
       for_each(region.each, [&] { list.push_back(resolve(region, *out)); });
     }
   };

@@ -70,6 +70,10 @@ class Expander {
   int64_t num_items() const { return num_items_; }
   /// [first, last) of the instances of each task, after expand().
   const std::vector<std::pair<int, int>>& task_ranges() const { return ranges_; }
+  /// After expand(): whether the template proves that every rank's instances are rank 0's with all ranks turned: the
+  /// same loops, lanes, sizes of boxes, slots and counts, and peers at the same distance. Where boxes begin may differ,
+  /// except in products of several boxes. False where that cannot be seen.
+  bool are_ranks_alike() const;
 
  private:
   void set(int slot, int64_t value);

@@ -59,6 +59,10 @@ class BoundExpr {
   /// The highest slot that it depends on; 0 if none.
   int last_slot() const;
   const std::string& text() const { return *text_; }
+  const std::vector<ExprStep>& steps() const { return *steps_; }
+  /// By the index that a step of a name or of a table has.
+  const std::vector<int>& slots() const { return slots_; }
+  const std::vector<const std::vector<int64_t>*>& tables() const { return tables_; }
 
  private:
   const std::string* text_;

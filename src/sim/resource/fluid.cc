@@ -32,7 +32,9 @@ template <class Visit>
 void Fluid::for_nodes(const Flow& flow, Visit visit) {
   for (const Demand& d : flow.uses()) visit(num_ranks_ + d.resource);
   if (!has_contention_) return;
-  for (const Presence& p : flow.where()) visit(p.rank);
+  const std::span<const Presence> where = flow.where();
+  for (size_t i = 0; i < where.size(); ++i)
+    if (i == 0 || where[i].rank != where[0].rank) visit(where[i].rank);
 }
 
 void Fluid::touch(const Flow& flow) {
@@ -153,18 +155,25 @@ void Fluid::fill(std::span<const uint32_t> flows) {
   }
 }
 
+/// What is felt on the ranks of the component, load by load.
+void Fluid::sum_felt() {
+  felt_.resize(num_ranks_);
+  for (const uint32_t n : near_)
+    if (n < num_ranks_) felt_[n] = {};
+  for (const uint32_t id : component_) {
+    const Flow& f = flows_[id];
+    for (const Presence& p : f.where()) felt_[p.rank][static_cast<size_t>(p.load)] += f.felt;
+  }
+}
+
 /// Additive in the logarithm over all flows on the ranks of flow `id`, each as far as it runs at its full rate.
-double Fluid::slowdown(uint32_t id) const {
+double Fluid::slowdown(const Flow& flow) const {
   double log = 0;
-  for (const Presence& p : flows_[id].where()) {
-    const auto& row = log_factor_[static_cast<size_t>(p.load)];
-    for (const uint32_t other : nodes_[p.rank].flows) {
-      const Flow& o = flows_[other];
-      if (other == id) continue;
-      for (const Presence& q : o.where()) {
-        if (q.rank == p.rank) log += row[static_cast<size_t>(q.load)] * o.felt;
-      }
-    }
+  for (const Presence& p : flow.where()) {
+    const auto mine = static_cast<size_t>(p.load);
+    const auto &row = log_factor_[mine], &felt = felt_[p.rank];
+    for (size_t load = 0; load < row.size(); ++load)
+      log += row[load] * (load == mine ? felt[load] - flow.felt : felt[load]);
   }
   return log;
 }
@@ -196,10 +205,11 @@ void Fluid::settle(Time now, EventQueue& queue) {
     Flow& f = flows_[id];
     f.felt = f.intensity * f.share / f.most;
   }
+  if (has_contention_) sum_felt();
   for (size_t i = 0; i < component_.size(); ++i) {
     const uint32_t id = component_[i];
     Flow& f = flows_[id];
-    const double log = has_contention_ ? slowdown(id) : 0;
+    const double log = has_contention_ ? slowdown(f) : 0;
     const double rate = log == 0 ? f.share : f.share * std::exp(-log);
     if (rate == f.rate && f.end != kNever) continue;  // the event that is pending stays right
     settle_work(f, old_shares_[i], now);

@@ -16,7 +16,7 @@ struct Demand {
   uint32_t resource = 0;
   double per_unit = 0;
 };
-/// A rank that feels a flow, and as what.
+/// A rank that feels a flow, and as what. A flow that is there twice on one rank feels itself: it stands for two.
 struct Presence {
   uint32_t rank = 0;
   spec::Load load = spec::Load::gemm_tensor;
@@ -94,7 +94,8 @@ class Fluid {
   void touch(const Flow& flow);
   void collect();
   void fill(std::span<const uint32_t> flows);
-  double slowdown(uint32_t id) const;
+  void sum_felt();
+  double slowdown(const Flow& flow) const;
   void settle_work(Flow& flow, double share, Time now);
 
   std::vector<Flow> flows_;
@@ -108,6 +109,7 @@ class Fluid {
   uint32_t visit_ = 0;
   bool has_contention_ = false;
   std::array<std::array<double, spec::kNumLoads>, spec::kNumLoads> log_factor_{};
+  std::vector<std::array<double, spec::kNumLoads>> felt_;  // by rank
 };
 
 }  // namespace overlace::sim

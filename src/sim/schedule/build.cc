@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "src/sim/schedule/graph.h"
+#include "src/spec/alike.h"
 #include "src/spec/names.h"
 
 namespace overlace::sim {
@@ -20,13 +21,13 @@ bool waits_for_peers(const Instance& in) {
 
 }  // namespace
 
-base::Result<Graph> build_graph(const spec::Schedule& schedule, const spec::Machine& machine) {
-  return GraphBuilder(schedule, machine).build();
+base::Result<Graph> build_graph(const spec::Schedule& schedule, const spec::Machine& machine, bool may_fold) {
+  return GraphBuilder(schedule, machine, may_fold).build();
 }
 
 base::Result<Graph> GraphBuilder::build() {
   OVERLACE_TRY(expand());
-  for (int rank = 0; rank < graph_.ranks; ++rank) OVERLACE_TRY(add_rank(rank));
+  for (int rank = 0; rank < graph_.num_simulated(); ++rank) OVERLACE_TRY(add_rank(rank));
   graph_.first_of_rank.push_back(static_cast<uint32_t>(graph_.nodes.size()));
   lay_out();
   add_bounds();
@@ -45,7 +46,8 @@ base::Status GraphBuilder::expand() {
   graph_.ranks = given != nullptr ? static_cast<int>(*given) : machine_.ranks;
   graph_.is_gpu = machine_.is_gpu;
   for (const spec::Buffer& buffer : schedule_.buffers) graph_.depth = std::max(graph_.depth, buffer.depth);
-  base::Result<std::vector<spec::Expansion>> all = spec::expand_all(schedule_, graph_.ranks);
+  base::Result<std::vector<spec::Expansion>> all =
+      may_fold_ ? spec::expand_alike(schedule_, graph_.ranks) : spec::expand_all(schedule_, graph_.ranks);
   if (!all.ok()) return all.status();
   graph_.expansions = std::move(all).value();
   size_t instances = 0;
@@ -57,15 +59,15 @@ base::Status GraphBuilder::expand() {
     graph_.first_id.push_back(graph_.words_per_pair);
     graph_.words_per_pair += static_cast<uint32_t>(slots);
   }
-  const auto g = static_cast<size_t>(graph_.ranks);
+  const auto g = static_cast<size_t>(graph_.ranks), simulated = graph_.expansions.size();
   if (graph_.words_per_pair * g * g > (size_t{1} << 28)) {
     return base::error(Errc::not_supported, "schedule {}: {} words of signals on {} ranks, at most 2^28 are simulated",
                        schedule_.family, graph_.words_per_pair * g * g, graph_.ranks);
   }
-  graph_.adds_per_epoch.assign(graph_.words_per_pair * g * g, 0);
-  graph_.static_bytes.resize(g);
-  flops_.assign(g, 0);
-  host_.assign(g, machine_.latency.host_call_us.value);
+  graph_.adds_per_epoch.assign(graph_.words_per_pair * simulated * g, 0);
+  graph_.static_bytes.resize(simulated);
+  flops_.assign(simulated, 0);
+  host_.assign(simulated, machine_.latency.host_call_us.value);
   return {};
 }
 
@@ -116,10 +118,10 @@ void GraphBuilder::connect(uint32_t from, uint32_t to, double delay_us) {
   ++graph_.nodes[to].preds;
 }
 
-void GraphBuilder::add_waits(uint32_t node, const Instance& in, bool with_previous) {
+void GraphBuilder::add_waits(uint32_t node, const Instance& in, Waits which) {
   const int rank = graph_.nodes[node].rank;
   for (const spec::ResolvedWait& w : in.waits) {
-    if (w.previous && !with_previous) continue;
+    if (which != Waits::all && w.previous != (which == Waits::credits)) continue;
     const uint32_t id = graph_.first_id[static_cast<size_t>(w.signal)] + static_cast<uint32_t>(w.slot);
     graph_.waits.push_back({node, graph_.word(rank, id, w.from), w.previous ? 0 : w.at_least, w.previous});
   }
@@ -140,7 +142,7 @@ void GraphBuilder::count_bytes(int rank, const Work& work) {
   mine.memory += work.memory_bytes;
   mine.egress += work.link_bytes;
   if (work.link_bytes > 0 && work.to >= 0) {
-    RankBytes& theirs = graph_.static_bytes[static_cast<size_t>(work.to)];
+    RankBytes& theirs = graph_.static_bytes[static_cast<size_t>(graph_.home(work.to))];
     theirs.ingress += work.link_bytes;
     theirs.memory += work.peer_memory_bytes;
   } else {
@@ -166,18 +168,20 @@ void GraphBuilder::set_flow(Node& node, const Work& work) {
   const double per_memory = static_cast<double>(work.memory_bytes) / amount;
   const bool is_collective = work.to < 0 && work.link_bytes > 0;
   node.demand(resource_of(rank, Kept::egress), per_link);
-  node.demand(resource_of(is_collective ? rank : std::max(work.to, 0), Kept::ingress), per_link);
+  const int peer = graph_.home(std::max(work.to, 0));
+  node.demand(resource_of(is_collective ? rank : peer, Kept::ingress), per_link);
   if (machine_.memory.hbm_GBps.value > 0) {
-    node.demand(resource_of(rank, Kept::memory), per_memory);
-    if (work.peer_memory_bytes > 0)
-      node.demand(resource_of(work.to, Kept::memory), static_cast<double>(work.peer_memory_bytes) / amount);
+    const double per_peer_memory = static_cast<double>(work.peer_memory_bytes) / amount;
+    const bool is_one = peer == rank && work.peer_memory_bytes > 0;  // folded: a flow names a resource once
+    node.demand(resource_of(rank, Kept::memory), is_one ? per_memory + per_peer_memory : per_memory);
+    if (!is_one) node.demand(resource_of(peer, Kept::memory), per_peer_memory);
   }
   if (!machine_.is_gpu) node.demand(resource_of(rank, Kept::core), 1 / node.most_per_ps);
   // What competes for memory or a link gets equal bytes.
   if (per_link > 0 || per_memory > 0) node.weight = 1 / std::max(per_link, per_memory);
   node.presences[node.num_presences++] = {static_cast<uint32_t>(rank), work.load};
   if (work.link_bytes > 0 && work.to >= 0)
-    node.presences[node.num_presences++] = {static_cast<uint32_t>(work.to), spec::Load::ce_in};
+    node.presences[node.num_presences++] = {static_cast<uint32_t>(peer), spec::Load::ce_in};
 }
 
 base::Status GraphBuilder::add_instance(int rank, int index, uint32_t id) {
@@ -211,7 +215,7 @@ base::Status GraphBuilder::add_instance(int rank, int index, uint32_t id) {
       (in.sets.empty() ? 0
        : is_sm         ? latency.host_kernel_us.value
                        : latency.host_copy_us.value);
-  add_waits(id, in, !machine_.is_gpu);
+  add_waits(id, in, machine_.is_gpu ? Waits::data : Waits::all);
   add_sets(id, in);
   return {};
 }
@@ -234,9 +238,7 @@ base::Status GraphBuilder::add_rank(int rank) {
   for (const Instance& in : list) {
     if (!machine_.is_gpu || is_part(in)) continue;
     for (const spec::ResolvedWait& w : in.waits) has_previous = has_previous || w.previous;
-    Instance credits = in;
-    std::erase_if(credits.waits, [](const spec::ResolvedWait& w) { return !w.previous; });
-    add_waits(begin, credits, true);
+    add_waits(begin, in, Waits::credits);
   }
   if (has_previous) graph_.nodes[begin].post_ps = ps_of_us(latency.wait_us.value);
 
@@ -305,7 +307,8 @@ void GraphBuilder::lay_out() {
     graph_.edges[n.first_edge + n.num_edges++] = {e.to, e.delay};
   }
   const auto group = [&](auto& list, auto first, auto count) {
-    std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.node < b.node; });
+    const auto is_before = [](const auto& a, const auto& b) { return a.node < b.node; };
+    if (!std::is_sorted(list.begin(), list.end(), is_before)) std::stable_sort(list.begin(), list.end(), is_before);
     for (size_t i = 0; i < list.size(); ++i) {
       Node& n = nodes[list[i].node];
       if (n.*count == 0) n.*first = static_cast<uint32_t>(i);
@@ -327,6 +330,7 @@ void GraphBuilder::add_bounds() {
   }
   for (const Edge& e : graph_.edges) graph_.serial_us += us_of_ps(e.delay);
   for (const Add& a : graph_.adds) graph_.serial_us += us_of_ps(a.delay);
+  if (graph_.is_folded()) graph_.serial_us *= graph_.ranks;
   for (size_t r = 0; r < graph_.static_bytes.size(); ++r) {
     const RankBytes& b = graph_.static_bytes[r];
     double bound = best_rate > 0 ? flops_[r] / best_rate : 0;

@@ -75,7 +75,7 @@ void GraphBuilder::add_push(int rank, const std::vector<int>& copies, uint32_t e
     work.load = spec::Load::sm_copy;
     set_flow(node, work);
     count_bytes(rank, work);
-    add_waits(id, in, true);
+    add_waits(id, in, Waits::all);
     add_sets(id, in);
     connect(last, id);
     last = id;
@@ -167,7 +167,7 @@ uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid
     node.weight = tiles;
     if (machine_.gemm.sustained_TFLOPs.value > 0) node.demand(resource_of(rank, Kept::tensor), 1);
     connect(last, id);
-    add_waits(id, list[static_cast<size_t>(slab.instance)], true);
+    add_waits(id, list[static_cast<size_t>(slab.instance)], Waits::all);
     last = id;
     if (slab.whole.link_bytes > 0) last = add_stores(rank, area, slab, tiles, grid, id);
     connect(last, slab.join);

@@ -68,6 +68,8 @@ struct Graph {
   const spec::Schedule* schedule = nullptr;
   int ranks = 1, depth = 1;
   bool is_gpu = false;
+  /// One where rank 0 stands for all: what it sends to a peer it also gets, at the same time, from the rank that has it
+  /// as that peer.
   std::vector<spec::Expansion> expansions;
   std::vector<Node> nodes;
   std::vector<Edge> edges;                                // by node
@@ -83,8 +85,13 @@ struct Graph {
   double bound_us = 0, serial_us = 0, host_us = 0;
   uint32_t words_per_pair = 0;
 
+  int num_simulated() const { return static_cast<int>(expansions.size()); }
+  bool is_folded() const { return num_simulated() < ranks; }
+  /// Whose resources and words stand for those of `rank`.
+  int home(int rank) const { return is_folded() ? 0 : rank; }
   uint32_t word(int receiver, uint32_t id, int from) const {
-    return (static_cast<uint32_t>(receiver) * words_per_pair + id) * static_cast<uint32_t>(ranks) +
+    if (is_folded()) from = (from - receiver + ranks) % ranks;
+    return (static_cast<uint32_t>(home(receiver)) * words_per_pair + id) * static_cast<uint32_t>(ranks) +
            static_cast<uint32_t>(from);
   }
   std::vector<uint32_t> first_id;  // by signal
@@ -96,13 +103,15 @@ struct Graph {
   }
 };
 
-base::Result<Graph> build_graph(const spec::Schedule& schedule, const spec::Machine& machine);
+/// `may_fold`: of rank 0 alone where all ranks are alike (spec::expand_alike).
+base::Result<Graph> build_graph(const spec::Schedule& schedule, const spec::Machine& machine, bool may_fold = false);
 base::Result<SimResult> run_graph(const Graph& graph, const spec::Machine& machine, const SimOptions& options);
 
 /// Collects nodes, then lays edges, waits and adds out by node. Internal to build_graph.
 class GraphBuilder {
  public:
-  GraphBuilder(const spec::Schedule& schedule, const spec::Machine& machine) : schedule_(schedule), machine_(machine) {
+  GraphBuilder(const spec::Schedule& schedule, const spec::Machine& machine, bool may_fold)
+      : schedule_(schedule), machine_(machine), may_fold_(may_fold) {
     graph_.schedule = &schedule;
   }
   base::Result<Graph> build();
@@ -142,7 +151,8 @@ class GraphBuilder {
   std::vector<std::vector<int>> streams_of(int rank) const;
   uint32_t add_node(int rank);
   void connect(uint32_t from, uint32_t to, double delay_us = 0);
-  void add_waits(uint32_t node, const spec::Instance& in, bool with_previous);
+  enum class Waits { all, credits, data };  // credits: those that count up to the end of the epoch before
+  void add_waits(uint32_t node, const spec::Instance& in, Waits which);
   void add_sets(uint32_t node, const spec::Instance& in);
   void count_bytes(int rank, const Work& work);
   void set_flow(Node& node, const Work& work);
@@ -155,6 +165,7 @@ class GraphBuilder {
 
   const spec::Schedule& schedule_;
   const spec::Machine& machine_;
+  const bool may_fold_;
   Graph graph_;
   std::vector<LooseEdge> edges_;
   std::vector<uint32_t> node_of_;  // by instance of the rank that is added

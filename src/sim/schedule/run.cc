@@ -22,18 +22,18 @@ class Run {
       : graph_(graph),
         machine_(machine),
         options_(options),
-        fluid_(static_cast<uint32_t>(graph.ranks)),
+        fluid_(static_cast<uint32_t>(graph.num_simulated())),
         state_(graph.nodes.size()),
         waiters_(graph.waits.size()),
-        calls_(static_cast<size_t>(graph.ranks), 0) {
+        calls_(graph.expansions.size(), 0) {
     const size_t words = graph.adds_per_epoch.size();
     values_.assign(words * static_cast<size_t>(graph.depth), 0);
     heads_.assign(words, kNone);
     entered_.assign(graph.members.size(), 0);
     if (options.has_spans) sent_.resize(values_.size());
-    out_.bytes.resize(static_cast<size_t>(graph.ranks));
+    out_.bytes.resize(graph.expansions.size());
     out_.call_ps.assign(static_cast<size_t>(options.calls), 0);
-    lost_.assign(static_cast<size_t>(graph.ranks), 0);
+    lost_.assign(graph.expansions.size(), 0);
   }
 
   base::Result<SimResult> run();
@@ -99,7 +99,7 @@ class Run {
 
 void Run::add_resources() {
   const auto add = [&](double GBps) { (void)fluid_.add_resource(GBps > 0 ? GBps * 1e-3 : 1e9); };
-  for (int rank = 0; rank < graph_.ranks; ++rank) {
+  for (int rank = 0; rank < graph_.num_simulated(); ++rank) {
     add(machine_.link.egress_GBps.value);
     add(machine_.link.ingress_GBps.value);
     add(machine_.memory.hbm_GBps.value);
@@ -111,7 +111,7 @@ void Run::add_resources() {
 
 base::Result<SimResult> Run::run() {
   add_resources();
-  for (int rank = 0; rank < graph_.ranks; ++rank) {
+  for (int rank = 0; rank < graph_.num_simulated(); ++rank) {
     const auto r = static_cast<size_t>(rank);
     double start = r < options_.start_us.size() ? options_.start_us[r] : 0;
     if (options_.seed != 0) start += std::abs(normal(options_.seed, r, 0, 1000)) * machine_.noise.start_skew_us.value;
@@ -119,7 +119,7 @@ base::Result<SimResult> Run::run() {
   }
   const Limits limits{options_.max_events, ps_of_us(options_.max_us)};
   OVERLACE_TRY(run_events(queue_, limits, [this](const Event& event) { handle(event); }));
-  if (num_ended_ != graph_.ranks) return base::error(Errc::bad_schedule, "{}", deadlock());
+  if (num_ended_ != graph_.num_simulated()) return base::error(Errc::bad_schedule, "{}", deadlock());
   out_.time_ps = out_.call_ps.back();
   out_.events = queue_.num_popped();
   out_.bound_us = graph_.bound_us;
@@ -136,6 +136,7 @@ base::Result<SimResult> Run::run() {
     return base::error(Errc::internal, "simulation: sanity: schedule {} moved other bytes than its regions say",
                        graph_.schedule->family);
   }
+  for (auto* list : {&out_.bytes, &out_.static_bytes}) list->resize(static_cast<size_t>(graph_.ranks), list->front());
   return std::move(out_);
 }
 
@@ -254,7 +255,7 @@ void Run::end_work(uint32_t id, Time now) {
   RankBytes& mine = out_.bytes[static_cast<size_t>(node.rank)];
   mine.egress += node.link_bytes;
   mine.memory += node.memory_bytes;
-  RankBytes& theirs = node.to >= 0 ? out_.bytes[static_cast<size_t>(node.to)] : mine;
+  RankBytes& theirs = node.to >= 0 ? out_.bytes[static_cast<size_t>(graph_.home(node.to))] : mine;
   theirs.ingress += node.link_bytes;
   theirs.memory += node.peer_memory_bytes;
   if (options_.has_spans) record(id, now);

@@ -13,6 +13,15 @@ base::Result<SimResult> try_simulate(const spec::Schedule& schedule, const spec:
   return run_graph(*graph, machine, options);
 }
 
+base::Result<SimResult> try_simulate_folded(const spec::Schedule& schedule, const spec::Machine& machine,
+                                            const SimOptions& options) {
+  const bool is_alike = options.seed == 0 && options.start_us.empty() && options.slower.empty() && !options.has_spans;
+  const base::Result<Graph> graph = build_graph(schedule, machine, is_alike);
+  if (!graph.ok()) return graph.status();
+  base::Result<SimResult> out = run_graph(*graph, machine, options);
+  return out.ok() || !graph->is_folded() ? std::move(out) : try_simulate(schedule, machine, options);
+}
+
 SimResult simulate(const spec::Schedule& schedule, const spec::Machine& machine, const SimOptions& options) {
   return try_simulate(schedule, machine, options).value();
 }
@@ -28,7 +37,7 @@ double SimResult::us() const {
 
 base::Result<spec::Estimate> Simulation::estimate(const spec::Schedule& schedule, const spec::OpSpec&,
                                                   const spec::Machine& machine) const {
-  const base::Result<SimResult> result = try_simulate(schedule, machine, options_);
+  const base::Result<SimResult> result = try_simulate_folded(schedule, machine, options_);
   if (!result.ok()) return result.status();
   spec::Estimate out;
   out.us = result->us();

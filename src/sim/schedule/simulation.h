@@ -10,7 +10,12 @@ namespace overlace::sim {
 base::Result<SimResult> try_simulate(const spec::Schedule& schedule, const spec::Machine& machine,
                                      const SimOptions& options = {});
 
-/// Estimates are of one call without noise, and have no band: how far they are off, the planner knows.
+/// The same times from one rank where the schedule's template proves all ranks alike and the options treat them alike:
+/// neither spans, noise, late nor slow ranks. Precondition: the schedule holds its checks.
+base::Result<SimResult> try_simulate_folded(const spec::Schedule& schedule, const spec::Machine& machine,
+                                            const SimOptions& options = {});
+
+/// Estimates are of one call without noise, folded, and have no band: how far they are off, the planner knows.
 class Simulation final : public spec::CostModel {
  public:
   explicit Simulation(SimOptions options = {}) : options_(std::move(options)) {}
