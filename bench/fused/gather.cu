@@ -14,6 +14,10 @@ void FusedRank::open_gather() {
     mine.first_row = first_row();
     sets_[i].shard = allocate_filled(rows(), case_.k, mine);
   }
+  // The zero that changes no summand: with it the bits are those of the mainloop alone.
+  const std::vector<uint16_t> zeros(static_cast<size_t>(case_.n), 0x8000);
+  bias_ = allocate(case_.n * 2);
+  BENCH_CUDA(cudaMemcpy(bias_, zeros.data(), zeros.size() * 2, cudaMemcpyHostToDevice));
 }
 
 void FusedRank::add_gathers(std::vector<Variant>* list) {
@@ -21,6 +25,7 @@ void FusedRank::add_gathers(std::vector<Variant>* list) {
   for (const int q : {1, 2, 4}) add_gather(list, {GatherTransport::ce, Arrival::rows, q});
   add_gather(list, {GatherTransport::ce, Arrival::k_slab, 2});
   for (const int q : {2, 4, 8, 16}) add_gather(list, {GatherTransport::store_own, Arrival::k_slab, q});
+  add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 4, true, true});
   add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 8, false});
 }
 
@@ -45,6 +50,7 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
     args.arrival = how.arrival;
     args.pieces = how.pieces;
     args.waits = how.waits;
+    args.bias = how.has_bias ? bias_ : nullptr;
     args.state = state_of(how.transport);
     auto one = core::prepare_gather(*instance, args);
     one.status().or_throw();
@@ -52,8 +58,8 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
   }
   Variant v;
   v.name =
-      base::format("{} {} q{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
-                   how.pieces, how.waits ? "" : " unwaited");
+      base::format("{} {} q{}{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
+                   how.pieces, how.has_bias ? ", bias" : "", how.waits ? "" : " unwaited");
   if (how.waits) v.bits = &Set::core;
   v.timed.is_wrong = !how.waits;
   v.enqueue = [this, prepared, is_ce](int set) -> base::Status {

@@ -83,7 +83,7 @@ class FusedRank {
     ops::gemm_core::GatherTransport transport;
     ops::gemm_core::Arrival arrival;
     int pieces;
-    bool waits = true;
+    bool waits = true, has_bias = false;
   };
   void add_gather(std::vector<Variant>* list, const Gathering& how);
   struct Scattering {

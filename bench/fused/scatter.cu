@@ -144,8 +144,10 @@ void FusedRank::add_scatters(std::vector<Variant>* list) {
     copied.transport = core::ScatterTransport::ce;
     add(copied, &Set::ordered);
   }
+  const core::ConfigSpec& wanted = core::find_scatter_instance(instance.c_str())->spec;
   for (const core::Instance& other : core::scatter_instances()) {
-    if (instance != other.name) add({std::string("slot ") + other.name, other.name}, nullptr);
+    const bool fits = other.spec.dtype == wanted.dtype && other.spec.b_major == wanted.b_major;
+    if (fits && instance != other.name) add({std::string("slot ") + other.name, other.name}, nullptr);
   }
 }
 

@@ -5,7 +5,8 @@
 
 namespace overlace::plan {
 
-/// What the kernels of k_slab and tma_slot are compiled for on GPUs (src/ops/gemm_core/choose.h has the word).
+/// What the kernels of k_slab and tma_slot were measured with on GPUs. They are compiled for more: fp16, B stored
+/// (K, N), a bias of ag_gemm (src/ops/gemm_core/choose.h has the word).
 bool is_fusable(const spec::OpSpec& op);
 
 }  // namespace overlace::plan

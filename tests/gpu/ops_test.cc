@@ -16,8 +16,10 @@
 #include "src/base/half.h"
 #include "src/base/status.h"
 #include "src/ops/ag_gemm/impl.h"
+#include "src/ops/gemm_core/choose.h"
 #include "src/ops/gemm_rs/impl.h"
 #include "src/runtime/backend.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace {
 namespace {
@@ -366,6 +368,26 @@ std::vector<FusedCase> fused_cases(int ranks) {
           {{.op = "gemm_rs", .m = 600, .n = 392, .k = 136, .row_offsets = uneven}, "tma_slot"}};
 }
 
+/// One call alone, then many behind each other.
+void call_often(Runtime& runtime, cudaStream_t stream, Site& site, const spec::Schedule& schedule,
+                const std::string& where) {
+  site.out().poison();
+  site.run(schedule);
+  runtime.synchronize();
+  require(site.mismatch(), where);
+  const std::vector<unsigned char> bits = site.out().bytes();
+  for (int call = 0; call < 20; ++call) {
+    if (call % 4 == 0) cuda_ok(cudaMemsetAsync(site.out().device().data, 0xff, bits.size(), stream));
+    site.run(schedule);
+  }
+  runtime.synchronize();
+  site.out().download();
+  if (site.out().bytes() != bits) throw std::runtime_error(where + ": other bits in a later call");
+  runtime.world().barrier();
+  runtime.check_quiescent();
+  runtime.world().barrier();
+}
+
 TEST_F(GpuOps, FusedKernelsGiveTheExactResultAndTheSameBitsInCallsBehindEachOther) {
   for (int n : team_sizes()) {
     if (n == 1) continue;
@@ -378,24 +400,54 @@ TEST_F(GpuOps, FusedKernelsGiveTheExactResultAndTheSameBitsInCallsBehindEachOthe
           for (const int degree : {1, 3, 8, 64}) {
             const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, degree);
             require(ops::supports(*channel, site.op(), schedule).reason, one.family);
-            const std::string where = base::format("{} q {} on {} ranks", one.family, degree, n);
-            site.out().poison();
-            site.run(schedule);
-            runtime.synchronize();
-            require(site.mismatch(), where);
-            const std::vector<unsigned char> bits = site.out().bytes();
-            for (int call = 0; call < 20; ++call) {
-              if (call % 4 == 0) cuda_ok(cudaMemsetAsync(site.out().device().data, 0xff, bits.size(), stream));
-              site.run(schedule);
-            }
-            runtime.synchronize();
-            site.out().download();
-            if (site.out().bytes() != bits) throw std::runtime_error(where + ": other bits in a later call");
-            runtime.world().barrier();
-            runtime.check_quiescent();
-            runtime.world().barrier();
+            call_often(runtime, stream, site, schedule, base::format("{} q {} on {} ranks", one.family, degree, n));
           }
         }
+      }
+    });
+    EXPECT_EQ(failure, "");
+  }
+}
+
+/// Where choose_instance takes it: 12 clusters of its tiles, the last of each row clipped, are one wave of 24 SMs.
+struct InstanceCase {
+  ops::gemm_core::FusedSpec instance;
+  Problem problem;
+  const char* family;
+};
+std::vector<InstanceCase> instance_cases() {
+  std::vector<InstanceCase> out;
+  const auto add = [&](const char* op, const char* family, const ops::gemm_core::FusedSpec& one) {
+    const ops::gemm_core::ConfigSpec& s = one.spec;
+    const auto layout = s.b_major == ops::gemm_core::BMajor::k ? spec::BLayout::nk : spec::BLayout::kn;
+    for (const bool has_bias : {false, true}) {
+      out.push_back(
+          {one,
+           {.op = op, .m = 1024, .n = 3 * s.tile_n - 8, .k = 200, .dtype = s.dtype, .layout = layout, .bias = has_bias},
+           family});
+    }
+  };
+  for (const auto& one : ops::gemm_core::gather_specs()) add("ag_gemm", "k_slab", one);
+  for (const auto& one : ops::gemm_core::scatter_specs())
+    if (one.spec.tile_n == kSlotTileCols) add("gemm_rs", "tma_slot", one);
+  return out;
+}
+
+TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABias) {
+  constexpr int kSms = 24, kDegree = 3;
+  for (int n : team_sizes()) {
+    if (n == 1) continue;
+    const std::string failure = on_ranks(n, [&](Runtime& runtime, cudaStream_t stream) {
+      Channel& channel = runtime.world().channel(StreamRef::cuda(stream), {.sm_budget = kSms});
+      for (const InstanceCase& one : instance_cases()) {
+        Site site(one.problem, channel);
+        const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, kDegree);
+        const auto taken = ops::gemm_core::choose_instance(schedule, kSms);
+        require(taken.ok() ? "" : taken.status().message(), one.family);
+        if ((*taken)->name != one.instance.name) throw std::runtime_error("taken: " + std::string((*taken)->name));
+        call_often(runtime, stream, site, schedule,
+                   base::format("{} of {}{} on {} ranks", one.instance.name, one.family,
+                                one.problem.bias ? " with a bias" : "", n));
       }
     });
     EXPECT_EQ(failure, "");
@@ -423,18 +475,30 @@ TEST_F(GpuOps, FusedKernelsThatAreMissingAreRefused) {
         throw std::runtime_error(std::string(want) + ": supports() differs");
     };
     refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .dtype = DType::fp32}, "k_slab", "no kernel for fp32 -> fp32");
-    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .layout = spec::BLayout::kn}, "k_slab", "b kn");
-    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .bias = true}, "k_slab", "no kernel for a bias");
     refused({.op = "ag_gemm", .m = 64, .n = 65, .k = 64}, "k_slab", "N 65, K 64");
+    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 60}, "tma_slot", "N 64, K 60; wanted: multiples of 8");
     refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64}, "k_slab", "slabs of other than multiples of 64",
             Errc::not_supported, {{"align_k", int64_t{8}}});
-    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64, .dtype = DType::fp16}, "tma_slot",
-            "no kernel for fp16 -> fp16");
+    refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64, .dtype = DType::fp32, .layout = spec::BLayout::kn}, "tma_slot",
+            "no kernel for fp32 -> fp32, b kn");
     refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "tiles 64x128", Errc::not_supported,
             {{"align", int64_t{64}}});
     refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "compiled for the tasks", Errc::bad_schedule,
             {{"credits", false}});
     Site site({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, channel);
+    Matrix a(64, 72, DType::bf16), b(64, 64, DType::bf16);
+    TensorView odd = a.device();
+    odd.data = static_cast<char*>(odd.data) + 2;
+    odd.sizes[1] = 64;
+    try {
+      ops::run(channel, ops::GemmRsArgs{.a = odd, .b = b.device().transposed(), .out = site.out().device()},
+               spec::make_schedule(site.op(), "tma_slot", 2));
+      throw std::runtime_error("an odd address was not refused");
+    } catch (const Error& e) {
+      const char* want = "no kernel for a at an address 2 past a multiple of 16, rows 72 elements apart; wanted: a";
+      if (e.code() != Errc::not_supported) throw;
+      require(std::string(e.what()).find(want) == std::string::npos ? e.what() : "", "odd address");
+    }
     site.run(spec::make_schedule(site.op(), "tma_slot", 2));
     runtime.synchronize();
     require(site.mismatch(), "after refusals");

@@ -46,7 +46,6 @@ base::Status check_shape(const spec::Schedule& schedule) {
     return missing(schedule, base::format("N {}, K {}; wanted: multiples of 8", n, k));
   if (ranks < 2 || ranks > kOrderShards)
     return missing(schedule, base::format("{} ranks; wanted: 2 to {}", ranks, kOrderShards));
-  if (is_gather && param(schedule, "bias", false)) return missing(schedule, "a bias; wanted: none");
   const int64_t pieces = param<int64_t>(schedule, is_gather ? "q" : "groups", 0);
   if (pieces < 1 || pieces > kMaxPieces)
     return missing(schedule, base::format("degree {}; wanted: 1 to {}", pieces, kMaxPieces));

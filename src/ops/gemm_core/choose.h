@@ -13,7 +13,7 @@
 
 namespace overlace::ops::gemm_core {
 
-/// A line of gather_instances.def or scatter_instances.def.
+/// A line of gather_instances.def or scatter_instances.def. Both are there for bf16 and fp16, B of (N, K) and (K, N).
 struct FusedSpec {
   std::string_view name;
   ConfigSpec spec;

@@ -126,6 +126,11 @@ void fill(const exec::KernelContext& context, int clusters, const TensorView& a,
   state->first_id = context.ids.at("arrived");
 }
 
+const void* bias_of(const exec::KernelContext& context) {
+  const auto found = context.bindings->find("bias");
+  return found == context.bindings->end() ? nullptr : found->second.data;
+}
+
 base::Status launch_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters,
                               cudaStream_t stream) {
   const TensorView &shard = context.bindings->find("A")->second, &c = context.bindings->find("C")->second;
@@ -135,6 +140,7 @@ base::Status launch_gather_of(const exec::KernelContext& context, const Instance
   args.shard = from.data;
   args.lda = from.pitch;
   args.pieces = static_cast<int>(number(context.schedule, "q"));
+  args.bias = bias_of(context);
   const auto prepared = prepare_gather(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_gather(*prepared, /*starts_early=*/true, stream);
@@ -143,13 +149,12 @@ base::Status launch_gather_of(const exec::KernelContext& context, const Instance
 base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters,
                                cudaStream_t stream) {
   const TensorView &a = context.bindings->find("A")->second, &y = context.bindings->find("Y")->second;
-  const auto bias = context.bindings->find("bias");
   const Rows from = rows_of(a, a);
   ScatterArgs args;
   fill(context, clusters, a, y, a, &args, &args.state);
   args.a = from.data;
   args.lda = from.pitch;
-  args.bias = bias == context.bindings->end() ? nullptr : bias->second.data;
+  args.bias = bias_of(context);
   args.rounds_own = true;
   args.groups = static_cast<int>(number(context.schedule, "groups"));
   const auto prepared = prepare_scatter(instance, args);

@@ -20,6 +20,8 @@ struct GatherParams : ExchangeParams {
   int64_t shard_pitch;
   int32_t shard_rows, row_units;
   int32_t push_ctas;  // the first of the grid; 0: a copy engine sends
+  const void* bias;   // (N) of the output's type, or null
+  int32_t n;
 };
 struct GatherGemmParams {
   GemmParams gemm;  // a: this rank's rows, (M of the shard, K); c is not used

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "src/ops/gemm_core/gather_instances.h"
+#include "src/ops/gemm_core/hooks/add_bias.cuh"
 #include "src/ops/gemm_core/hooks/plain.cuh"
 #include "src/ops/gemm_core/hooks/push_shard.cuh"
 #include "src/ops/gemm_core/hooks/store_shard.cuh"
@@ -14,7 +15,7 @@ template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gather_gemm(const __grid_constant__ GatherGemmParams p) {
   const TileOrder* const order = &p.gemm.order;
   run<Config>(p.gemm, WaitChunks{&p.gather, order}, StoreShard{&p.gather, order}, SignalNone{},
-              PushShard{&p.gather, order}, ReduceNone{});
+              PushShard{&p.gather, order}, AddBias{&p.gemm, p.gather.bias, p.gather.n});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -72,6 +72,8 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   out.shard_pitch = g.lda / 8;
   out.shard_rows = static_cast<int32_t>(rows_of(g.row_offsets, team.rank));
   out.row_units = static_cast<int32_t>(g.k / 8);
+  out.bias = g.bias;
+  out.n = static_cast<int32_t>(g.n);
   const int32_t own =
       (p->gemm.order.first_tile[team.rank + 1] - p->gemm.order.first_tile[team.rank]) * p->gemm.order.tiles_n;
   const int ctas = clusters * s.cluster();

@@ -28,6 +28,7 @@ struct GatherArgs : FusedArgs {
   GatherTransport transport = GatherTransport::store_own;
   Arrival arrival = Arrival::k_slab;  // rows: with ce only
   int pieces = 1;                     // a shard arrives in
+  const void* bias = nullptr;         // (N) of the output's type
   bool waits = true;                  // false: GatherParams::waits
   GatherState state;
 };

@@ -1,4 +1,4 @@
-// The instances of instances.def: their specs, and where their kernels come from.
+// The configs of configs.def, and the plain GEMMs of instances.def.
 #pragma once
 
 #include <span>
@@ -7,14 +7,16 @@
 
 namespace overlace::ops::gemm_core {
 
-#define INSTANCE(name, dtype, b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers) \
-  inline constexpr ConfigSpec kSpec_##name{DType::dtype, BMajor::b_major, tile_m, tile_n,           \
-                                           cluster_m,    cluster_n,       stages, store_buffers};   \
-  const void* kernel_##name();
+#define CONFIG(name, dtype, b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers) \
+  inline constexpr ConfigSpec kSpec_##name{DType::dtype, BMajor::b_major, tile_m, tile_n,         \
+                                           cluster_m,    cluster_n,       stages, store_buffers};
+#include "src/ops/gemm_core/configs.def"
+#undef CONFIG
+#define INSTANCE(name) const void* kernel_##name();
 #include "src/ops/gemm_core/instances.def"
 #undef INSTANCE
 
-/// A compiled kernel: a line of instances.def.
+/// A compiled kernel.
 struct Instance {
   const char* name;
   ConfigSpec spec;

@@ -23,7 +23,7 @@ base::Status validate(const Instance& instance, const GemmArgs& g) {
 
 std::span<const Instance> instances() {
   static const Instance rows[] = {
-#define INSTANCE(name, ...) {#name, kSpec_##name, kernel_##name()},
+#define INSTANCE(name) {#name, kSpec_##name, kernel_##name()},
 #include "src/ops/gemm_core/instances.def"
 #undef INSTANCE
   };

@@ -1,4 +1,4 @@
-// Kernels of GEMM and ReduceScatter, by the name of the plain instance whose config they have.
+// Kernels of GEMM and ReduceScatter, by the name of their config.
 #pragma once
 
 #include "src/ops/gemm_core/instances.h"

@@ -92,7 +92,7 @@ TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
   EXPECT_EQ(degree(choose(op_of("ag_gemm", 1024, 2560, 8192), kH200)), 4);
 }
 
-TEST(Choose, TakesNoKernelThatIsNotCompiled) {
+TEST(Choose, TakesNoKernelThatWasNotMeasured) {
   const auto family = [](const spec::OpSpec& op) { return choose(op, kH200).schedule.family; };
   spec::OpSpec op = op_of("ag_gemm", 2048, 2560, 8192);
   EXPECT_EQ(family(op), "k_slab");

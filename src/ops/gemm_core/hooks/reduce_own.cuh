@@ -3,6 +3,7 @@
 
 #include "src/device/ptx/barrier.cuh"
 #include "src/ops/gemm_core/epilogue.cuh"
+#include "src/ops/gemm_core/hooks/add_bias.cuh"
 #include "src/ops/gemm_core/scatter.cuh"
 
 namespace overlace::ops::gemm_core {
@@ -144,20 +145,11 @@ struct ReduceOwn {
   }
 
   /// Two roundings, whatever the compiler would like to contract: the bits are those of every other implementation.
-  /// Thread t holds columns 8 j + 2 (t % 4) and the next of two rows, in values 4 j up to 4 j + 3.
   template <class Config>
   __device__ __forceinline__ void scale(float (&sums)[Staging<Config>::kCols / 2], int32_t col) const {
-    using Element = typename Config::Element;
 #pragma unroll
     for (float& x : sums) x = __fmul_rn(x, s->alpha);
-    if (s->bias == nullptr) return;
-    const auto* bias = static_cast<const Element*>(s->bias);
-    const int32_t first = col + static_cast<int32_t>(threadIdx.x % 4) * 2;
-#pragma unroll
-    for (int i = 0; i < Staging<Config>::kCols / 2; ++i) {
-      const int32_t at = first + i / 4 * 8 + i % 2;
-      if (at < s->n) sums[i] = __fadd_rn(sums[i], static_cast<float>(bias[at]));
-    }
+    if (s->bias != nullptr) add_bias<typename Config::Element>(sums, s->bias, col, s->n);
   }
 };
 

@@ -10,10 +10,11 @@ namespace {
 
 constexpr int kSms = 132;
 
-std::string gather_of(int64_t m, int64_t n, int ranks = 4, int sms = kSms) {
+std::string gather_of(int64_t m, int64_t n, int ranks = 4, int sms = kSms, DType dtype = DType::bf16,
+                      BMajor b_major = BMajor::k) {
   std::vector<int64_t> off;
   for (int r = 0; r <= ranks; ++r) off.push_back(m / ranks * r);
-  return std::string(choose_gather(DType::bf16, BMajor::k, off, n, sms)->name);
+  return std::string(choose_gather(dtype, b_major, off, n, sms)->name);
 }
 
 TEST(ChooseInstance, TakesFewestWavesTimesColumns) {
@@ -25,14 +26,37 @@ TEST(ChooseInstance, TakesFewestWavesTimesColumns) {
   EXPECT_EQ(gather_of(1024, 256, 2, 2), "bf16_k_128x256_c21_s4");
 }
 
+TEST(ChooseInstance, KnowsBothTypesAndBothLayouts) {
+  for (const int64_t m : {1024, 2048, 4096}) {
+    for (const int64_t n : {8, 1024, 2560, 14336}) {
+      const std::string like = gather_of(m, n), fp16 = gather_of(m, n, 4, kSms, DType::fp16);
+      EXPECT_EQ(fp16.substr(0, 4), "fp16");
+      EXPECT_EQ(fp16.substr(4), like.substr(4)) << "the same tile";
+      EXPECT_EQ(gather_of(m, n, 4, kSms, DType::fp16, BMajor::n).substr(4),
+                gather_of(m, n, 4, kSms, DType::bf16, BMajor::n).substr(4));
+    }
+  }
+  // Boxes of 64 columns: no tile of 160.
+  EXPECT_EQ(gather_of(1024, 2560, 4, kSms, DType::bf16, BMajor::n), "bf16_n_128x192_c21_s4");
+  EXPECT_EQ(gather_of(4096, 1024, 4, kSms, DType::bf16, BMajor::n), "bf16_n_128x256_c21_s4");
+  EXPECT_EQ(gather_of(1024, 14336, 4, kSms, DType::fp16, BMajor::n), "fp16_n_128x128_c21_s6");
+  EXPECT_EQ(choose_gather(DType::fp32, BMajor::k, std::vector<int64_t>{0, 1}, 8, kSms), nullptr);
+}
+
 TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
   const FusedSpec* narrow = find_scatter(DType::bf16, BMajor::k, 256, 128);
   ASSERT_NE(narrow, nullptr);
   EXPECT_EQ(narrow->name, "bf16_k_128x128_c21_s6");
   EXPECT_EQ(find_scatter(DType::bf16, BMajor::k, 256, 160), nullptr);
-  EXPECT_EQ(find_scatter(DType::fp16, BMajor::k, 256, 128), nullptr);
-  EXPECT_EQ(find_scatter(DType::bf16, BMajor::n, 256, 128), nullptr);
-  EXPECT_EQ(choose_gather(DType::fp16, BMajor::k, std::vector<int64_t>{0, 1}, 8, kSms), nullptr);
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    for (const BMajor major : {BMajor::k, BMajor::n}) {
+      const FusedSpec* one = find_scatter(dtype, major, 256, 128);
+      ASSERT_NE(one, nullptr);
+      EXPECT_EQ(one->name, base::format("{}_{}_128x128_c21_s6", dtype_name(dtype), major == BMajor::k ? "k" : "n"));
+    }
+  }
+  EXPECT_EQ(find_scatter(DType::fp16, BMajor::k, 256, 256), nullptr);
+  EXPECT_EQ(find_scatter(DType::fp32, BMajor::k, 256, 128), nullptr);
 }
 
 spec::OpSpec op_of(const std::string& name) {
@@ -54,6 +78,26 @@ TEST(ChooseInstance, FindsOneForSchedulesOfBothFamilies) {
   }
 }
 
+TEST(ChooseInstance, FindsOneForBothTypesBothLayoutsAndABias) {
+  for (const char* name : {"ag_gemm", "gemm_rs"}) {
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      for (const spec::BLayout layout : {spec::BLayout::nk, spec::BLayout::kn}) {
+        for (const bool has_bias : {false, true}) {
+          spec::OpSpec op = op_of(name);
+          op.dtype = op.out_dtype = dtype;
+          op.b_layout = layout;
+          op.bias = has_bias;
+          const auto found =
+              choose_instance(spec::make_schedule(op, op.op == "ag_gemm" ? "k_slab" : "tma_slot", 4), kSms);
+          ASSERT_TRUE(found.ok()) << op.to_string() << ": " << found.status().message();
+          EXPECT_EQ((*found)->spec.dtype, dtype);
+          EXPECT_EQ((*found)->spec.b_major == BMajor::k, layout == spec::BLayout::nk);
+        }
+      }
+    }
+  }
+}
+
 TEST(ChooseInstance, SaysWhatIsMissing) {
   const auto expect_missing = [](const spec::OpSpec& op, int degree, const spec::Params& options, const char* text) {
     const auto found =
@@ -69,25 +113,21 @@ TEST(ChooseInstance, SaysWhatIsMissing) {
     op = op_of(name);
     op.out_dtype = DType::fp32;
     expect_missing(op, 2, {}, "no kernel for bf16 -> fp32");
-    op = op_of(name);
-    op.dtype = op.out_dtype = DType::fp16;
-    expect_missing(op, 2, {}, "no kernel for fp16 -> fp16");
-    op = op_of(name);
     op.b_layout = spec::BLayout::kn;
-    expect_missing(op, 2, {}, "b kn");
+    expect_missing(op, 2, {}, "no kernel for bf16 -> fp32, b kn");
     op = op_of(name);
     op.n = 2561;
     expect_missing(op, 2, {}, "N 2561, K 8192; wanted: multiples of 8");
     op.n = 0;
     expect_missing(op, 2, {}, "N 0, K 8192");
     op = op_of(name);
+    op.k = 8196;
+    expect_missing(op, 2, {}, "N 2560, K 8196; wanted: multiples of 8");
+    op = op_of(name);
     op.ranks = 9;
     expect_missing(op, 2, {}, "9 ranks; wanted: 2 to 8");
     expect_missing(op_of(name), 65, {}, "degree 65; wanted: 1 to 64");
   }
-  spec::OpSpec op = op_of("ag_gemm");
-  op.bias = true;
-  expect_missing(op, 2, {}, "no kernel for a bias");
   expect_missing(op_of("ag_gemm"), 3, {{"align_k", int64_t{8}}}, "slabs of other than multiples of 64 columns");
   expect_missing(op_of("gemm_rs"), 2, {{"align", int64_t{128}}}, "tiles 128x128");
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "src/ops/gemm_core/config.h"
+#include "src/ops/gemm_core/instances.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
@@ -20,21 +20,20 @@ struct Listed {
   const char* name;
   ConfigSpec spec;
 };
+constexpr Listed kConfigs[] = {
+#define CONFIG(name, ...) {#name, kSpec_##name},
+#include "src/ops/gemm_core/configs.def"
+#undef CONFIG
+};
+/// Units of instances/, with the config of each: the GEMM, AllGather in front of it, ReduceScatter behind it.
 constexpr Listed kListed[] = {
-#define INSTANCE(name, dtype, b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers) \
-  {#name, {DType::dtype, BMajor::b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers}},
+#define INSTANCE(name) {#name, kSpec_##name},
 #include "src/ops/gemm_core/instances.def"
 #undef INSTANCE
-};
-/// AllGather in front of the GEMM, by the name of the plain instance.
-constexpr const char* kGather[] = {
-#define INSTANCE(name) #name,
+#define INSTANCE(name) {"gather_" #name, kSpec_##name},
 #include "src/ops/gemm_core/gather_instances.def"
 #undef INSTANCE
-};
-/// ReduceScatter behind the GEMM, likewise.
-constexpr const char* kScatter[] = {
-#define INSTANCE(name) #name,
+#define INSTANCE(name) {"scatter_" #name, kSpec_##name},
 #include "src/ops/gemm_core/scatter_instances.def"
 #undef INSTANCE
 };
@@ -45,22 +44,18 @@ const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/insta
 TEST(GemmCoreInstances, EachLineOfTheListHasItsUnitAndEachUnitItsLine) {
   std::set<std::string> listed, units;
   for (const Listed& i : kListed) EXPECT_TRUE(listed.insert(i.name).second) << i.name << " is listed twice";
-  const std::set<std::string> plain = listed;
-  for (const std::string name : kGather) {
-    EXPECT_EQ(plain.count(name), 1u) << name << " is no plain instance";
-    EXPECT_TRUE(listed.insert("gather_" + name).second) << name << " is listed twice";
-  }
-  for (const std::string name : kScatter) {
-    EXPECT_EQ(plain.count(name), 1u) << name << " is no plain instance";
-    EXPECT_TRUE(listed.insert("scatter_" + name).second) << name << " is listed twice";
-  }
   for (const auto& entry : fs::directory_iterator(kUnits)) units.insert(entry.path().stem().string());
   EXPECT_EQ(listed, units);
   EXPECT_LE(listed.size(), kMostInstances);
+  for (const Listed& config : kConfigs) {
+    const std::string name = config.name;
+    EXPECT_TRUE(listed.contains(name) || listed.contains("gather_" + name) || listed.contains("scatter_" + name))
+        << name << " is compiled for nothing";
+  }
 }
 
 TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
-  for (const Listed& i : kListed) {
+  for (const Listed& i : kConfigs) {
     const ConfigSpec& s = i.spec;
     const std::string want = std::string(dtype_name(s.dtype)) + (s.b_major == BMajor::k ? "_k_" : "_n_") +
                              std::to_string(s.tile_m) + "x" + std::to_string(s.tile_n) + "_c" +
@@ -72,7 +67,7 @@ TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
 }
 
 TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
-  for (const Listed& i : kListed) {
+  for (const Listed& i : kConfigs) {
     const SharedLayout s = shared_layout(i.spec);
     EXPECT_LE(dynamic_shared_bytes(i.spec), kSharedLimit) << i.name;
     EXPECT_EQ(s.b % 1024, 0u) << i.name;
@@ -85,7 +80,7 @@ TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
 
 /// Sources that are added to a tile come through the stages: boxes of 64 rows by staging columns.
 TEST(GemmCoreInstances, BoxesOfSourcesFillAStage) {
-  for (const Listed& i : kListed) {
+  for (const Listed& i : kConfigs) {
     const auto box = i.spec.store_bytes();
     EXPECT_EQ(i.spec.a_bytes() % box, 0u) << i.name;
     EXPECT_EQ(i.spec.b_bytes() % box, 0u) << i.name;
@@ -139,25 +134,7 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-/// A unit of instances/ and the config that its kernel has.
-struct Unit {
-  std::string name;
-  ConfigSpec spec;
-};
-std::vector<Unit> units() {
-  std::vector<Unit> out;
-  for (const Listed& i : kListed) out.push_back({i.name, i.spec});
-  const auto add = [&](const std::string& prefix, const std::string& name) {
-    for (const Listed& i : kListed) {
-      if (name == i.name) out.push_back({prefix + name, i.spec});
-    }
-  };
-  for (const char* name : kGather) add("gather_", name);
-  for (const char* name : kScatter) add("scatter_", name);
-  return out;
-}
-
-class GemmCoreDeviceCode : public testing::TestWithParam<Unit> {};
+class GemmCoreDeviceCode : public testing::TestWithParam<Listed> {};
 
 TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -184,8 +161,8 @@ TEST_P(GemmCoreDeviceCode, HasTensorCoreProductsAndNoLocalMemory) {
   }
   fs::remove(cubin);
 }
-INSTANTIATE_TEST_SUITE_P(All, GemmCoreDeviceCode, testing::ValuesIn(units()),
-                         [](const auto& instance) { return instance.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, GemmCoreDeviceCode, testing::ValuesIn(kListed),
+                         [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace
 }  // namespace overlace::ops::gemm_core

@@ -1,0 +1,45 @@
+// A bias of the columns: each sum gets its own, in fp32, before it is rounded.
+#pragma once
+
+#include "src/ops/gemm_core/mainloop.cuh"
+
+namespace overlace::ops::gemm_core {
+
+/// All threads of a consumer warpgroup: `sums` begin at column `col`, of n. Rounded by itself, whatever the compiler
+/// would like to contract. Thread t holds columns 8 j + 2 (t % 4) and the next of two rows, in values 4 j up to 4 j
+/// + 3.
+template <class Element, int kFloats>
+__device__ __forceinline__ void add_bias(float (&sums)[kFloats], const void* bias, int32_t col, int32_t n) {
+  const auto* of_column = static_cast<const Element*>(bias);
+  const int32_t first = col + static_cast<int32_t>(threadIdx.x % 4) * 2;
+#pragma unroll
+  for (int i = 0; i < kFloats; ++i) {
+    const int32_t at = first + i / 4 * 8 + i % 2;
+    if (at < n) sums[i] = __fadd_rn(sums[i], static_cast<float>(of_column[at]));
+  }
+}
+
+/// A Reduce hook that loads nothing through the stages.
+struct AddBias {
+  static constexpr bool kReduces = true;
+  const GemmParams* gemm;
+  const void* bias;  // (N) of the output's type, or null
+  int32_t n;
+
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
+  __device__ __forceinline__ bool applies(int32_t) const { return bias != nullptr; }
+  template <class Config>
+  __device__ __forceinline__ void load(const Place<Config>&, const Tile&, Ring<Config::kStages>&, Patience&) {}
+  template <class Config>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, int32_t index,
+                                      Ring<Config::kStages>&, Patience&) const {
+    ptx::wait_for_previous_grid();
+    const int32_t col = tile_of(*gemm, place, index).col;
+#pragma unroll
+    for (int block = 0; block < Config::kBlocksM; ++block)
+      add_bias<typename Config::Element>(sums[block], bias, col, n);
+  }
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,3 @@
+#include "src/ops/gemm_core/gather_kernel.cuh"
+
+OVERLACE_GATHER_UNIT(fp16_n_128x128_c21_s6)
