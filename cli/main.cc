@@ -65,7 +65,8 @@ void add_run(CLI::App& app, RunOptions* o) {
   run->add_option("--trace", o->trace, "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome)");
   run->add_option("--report", o->report, "Timeline and results as an HTML page");
   run->add_option("--repeat", o->repeat, "Repetitions of every measurement");
-  run->add_option("--emulate-hosts", o->emulate_hosts, "CPU ranks claim to be on so many hosts (needs MPI)");
+  run->add_option("--emulate-hosts", o->emulate_hosts,
+                  "Ranks claim to be on so many hosts (CPU ranks: needs MPI; GPUs: NCCL)");
   run->add_flag("--quiet", o->quiet, "Print errors only");
   run->add_flag("--threads", o->threads, "Ranks are threads of one process");
   run->add_option("--error-fd", o->error_fd)->group("");

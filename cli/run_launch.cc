@@ -13,6 +13,7 @@
 #include "cli/run_failures.h"
 #include "src/base/env.h"
 #include "src/base/file.h"
+#include "src/runtime/bootstrap/emulated.h"
 #include "src/runtime/bootstrap/launcher.h"
 #include "src/runtime/engine/mpi/service.h"
 
@@ -106,6 +107,11 @@ int launch_ranks(const RunPlan& plan) {
 int launch_hosts(const RunPlan& plan) {
   const auto command = own_command();
   if (!command.ok()) return exit_with(command.status().code(), command.status().message());
+  if (plan.backend == Backend::cuda_peer) {
+    runtime::keep_nccl_to_sockets();
+    const int ranks_each = plan.ranks / plan.hosts;
+    return runtime::launch(plan.ranks, *command, [&](int rank) { return runtime::emulated_host(rank / ranks_each); });
+  }
   const auto library = runtime::mpi::Service::library();
   if (!library.ok()) return exit_with(library.status().code(), "--emulate-hosts: " + library.status().message());
   const bool is_openmpi = library->starts_with("openmpi");
@@ -117,7 +123,7 @@ int launch_hosts(const RunPlan& plan) {
   for (int host = 0; host < plan.hosts; ++host) {
     if (host != 0) words.push_back(":");
     words.insert(words.end(), {"-n", std::to_string(plan.ranks / plan.hosts), "env",
-                               base::format("OVERLACE_HOST_ID={}{}", kEmulatedHost, host)});
+                               base::format("OVERLACE_HOST_ID={}{}", runtime::kEmulatedHost, host)});
     words.insert(words.end(), command->begin(), command->end());
   }
   // Root in a container: Open MPI wants to hear that it is meant.

@@ -10,7 +10,8 @@ namespace overlace::cli {
 /// Returns the exit status.
 int launch_ranks(const RunPlan& plan);
 
-/// The same by mpirun, in as many groups as hosts are emulated. Does not return where that can be started.
+/// The same in as many groups as hosts are emulated; they find out where they are and say themselves what failed. CPU
+/// ranks are started by mpirun: then it does not return where that can be started.
 int launch_hosts(const RunPlan& plan);
 
 /// `overlace run -n N -- PROGRAM ...`.

@@ -116,13 +116,9 @@ Status check_hosts(const RunOptions& o, const RunPlan& plan) {
 
 Status choose_hosts(const RunOptions& o, const Surroundings& around, RunPlan* plan) {
   plan->placement = around.placement;
-  if (plan->backend == Backend::cpu && plan->placement.is_regular) plan->hosts = plan->placement.hosts;
+  if (plan->placement.is_regular) plan->hosts = plan->placement.hosts;
   OVERLACE_TRY(check_hosts(o, *plan));
   if (!o.emulate_hosts) return {};
-  if (plan->backend == Backend::cuda_peer)
-    return base::error(Errc::not_supported,
-                       "--emulate-hosts is {}, but hosts are emulated between CPU ranks only, wanted --backend cpu",
-                       *o.emulate_hosts);
   if (*o.emulate_hosts < 2 || *o.emulate_hosts > plan->ranks || plan->ranks % *o.emulate_hosts != 0)
     return base::invalid_argument("--emulate-hosts is {}, wanted a divisor of the {} ranks that is at least 2",
                                   *o.emulate_hosts, plan->ranks);

@@ -18,9 +18,6 @@ namespace overlace::cli {
 /// The emulated link of CPU ranks where neither --link nor OVERLACE_LINK says otherwise.
 inline constexpr const char* kDefaultLink = "200MB/s,20us";
 
-/// What ranks of emulated hosts have in OVERLACE_HOST_ID, in front of the host's number.
-inline constexpr const char* kEmulatedHost = "emulated host ";
-
 /// CPU ranks of one host, far beyond what does anything useful.
 inline constexpr int64_t kMaxRanks = 64;
 

@@ -104,7 +104,7 @@ Status RankRun::open() {
   result_.version = kVersion;
   result_.backend = on_gpus ? "cuda_peer" : "cpu";
   result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
-  if (plan_.is_emulated()) result_.link = plan_.link.to_string();
+  if (plan_.is_emulated()) result_.link = on_gpus ? "NCCL over sockets" : plan_.link.to_string();
   if (plan_.placement.is_emulated) result_.link += base::format(" ({} hosts on one machine)", plan_.placement.hosts);
   result_.ranks = team_.size();
   result_.hosts = plan_.placement.hosts;
@@ -160,7 +160,7 @@ Result<double> RankRun::measure_link() {
 Status RankRun::choose() {
   plan::Hardware hardware;
   hardware.is_gpu = plan_.backend == Backend::cuda_peer;
-  if (hardware.is_gpu) {
+  if (hardware.is_gpu && plan_.placement.hosts == 1) {
     hardware.link_bytes_per_s = kGpuLinkBytesPerS;
     hardware.flops_per_s = kGpuFlopsPerS;
   } else {
@@ -168,7 +168,7 @@ Status RankRun::choose() {
     const auto link = is_network ? measure_link() : plan_.link.enabled ? plan_.link.bytes_per_s : 0.0;
     if (!link.ok()) return link.status();
     hardware.link_bytes_per_s = *link;
-    hardware.hosts = is_network || plan_.link.between_hosts ? plan_.hosts : 1;
+    hardware.hosts = hardware.is_gpu ? plan_.placement.hosts : is_network || plan_.link.between_hosts ? plan_.hosts : 1;
     const auto flops = measure_flops();
     if (!flops.ok()) return flops.status();
     hardware.flops_per_s = *flops;

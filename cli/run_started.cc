@@ -10,6 +10,7 @@
 #include "cli/run_failures.h"
 #include "cli/run_memory.h"
 #include "cli/run_rank.h"
+#include "src/runtime/bootstrap/emulated.h"
 #include "src/runtime/hello.h"
 
 namespace overlace::cli {
@@ -119,9 +120,8 @@ Status check_started(const RunOptions& o, const base::Env& env, const Surroundin
     return base::invalid_argument("-- {}: {}, wanted the program in place of overlace run", o.program.front(), there);
   if (o.threads) return base::invalid_argument("--threads: {}, wanted one of both", there);
   if (o.ranks && *o.ranks != ranks) return base::invalid_argument("--ranks is {}, but {}", *o.ranks, there);
-  if (o.emulate_hosts && !env.host_id.starts_with(kEmulatedHost))
-    return base::invalid_argument("--emulate-hosts is {}, but {}: it starts its own, with mpirun", *o.emulate_hosts,
-                                  there);
+  if (o.emulate_hosts && !env.host_id.starts_with(runtime::kEmulatedHost))
+    return base::invalid_argument("--emulate-hosts is {}, but {}: it starts its own", *o.emulate_hosts, there);
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "overlace/dtype_pod.h"
 #include "overlace/stream.h"
@@ -34,7 +35,8 @@ class NetEngine {
   /// Matched by recv on `peer`; pairs of one rank go between group_begin and group_end.
   virtual void send(const void* data, size_t bytes, int peer, StreamRef stream) = 0;
   virtual void recv(void* data, size_t bytes, int peer, StreamRef stream) = 0;
-  virtual void group_begin() = 0;
+  /// `what`: what the group moves, in words; an error says it where the group misses its deadline.
+  virtual void group_begin(std::string_view what = {}) = 0;
   virtual void group_end() = 0;
   virtual void abort() = 0;
 };

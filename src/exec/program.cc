@@ -96,6 +96,17 @@ SymBuffer Program::symmetric(int buffer, int copy) const {
           buffer_bytes(schedule, expansion, b)};
 }
 
+std::vector<LaneQueue> lanes_of(const spec::Expansion& expansion) {
+  std::map<std::pair<int, spec::Lane>, std::vector<int>> lanes;
+  const std::vector<spec::Instance>& instances = expansion.instances;
+  for (size_t i = 0; i < instances.size(); ++i) {
+    lanes[{precedence(instances[i].lane.engine), instances[i].lane}].push_back(static_cast<int>(i));
+  }
+  std::vector<LaneQueue> out;
+  for (auto& [key, queue] : lanes) out.push_back({key.second, std::move(queue)});
+  return out;
+}
+
 base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& schedule, std::string_view agreement,
                                                       int rank, int ranks) {
   base::Result<spec::Expansion> expansion = spec::expand(schedule, rank, ranks);
@@ -104,12 +115,7 @@ base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& sche
   program->schedule = schedule;
   program->agreement = agreement;
   program->expansion = std::move(expansion).value();
-  std::map<std::pair<int, spec::Lane>, std::vector<int>> lanes;
-  const std::vector<spec::Instance>& instances = program->expansion.instances;
-  for (size_t i = 0; i < instances.size(); ++i) {
-    lanes[{precedence(instances[i].lane.engine), instances[i].lane}].push_back(static_cast<int>(i));
-  }
-  for (auto& [key, queue] : lanes) program->lanes.push_back({key.second, std::move(queue)});
+  program->lanes = lanes_of(program->expansion);
   program->local.resize(schedule.buffers.size());
   for (size_t b = 0; b < schedule.buffers.size(); ++b) {
     if (schedule.buffers[b].space != spec::Space::local) continue;

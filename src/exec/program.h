@@ -39,6 +39,8 @@ struct LaneQueue {
   spec::Lane lane;
   std::vector<int> instances;  // indices into Expansion::instances
 };
+/// Transfer engines first, sm last, by queue.
+std::vector<LaneQueue> lanes_of(const spec::Expansion& expansion);
 
 struct Program {
   spec::Schedule schedule;

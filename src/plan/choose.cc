@@ -70,6 +70,9 @@ constexpr Costs kCpu = {40, 20, 60, 0.02, 4e3};
 /// The same over messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
 /// cores that compute copy what passes several times.
 constexpr Costs kMessages = {150, 20, 60, 0.5, 4e3};
+/// GPUs on several hosts. Launches, collectives and sums: machine/h200x4.json; what a message costs was not measured,
+/// and is taken from CPU ranks.
+constexpr Costs kGpuMessages = {150, 1.3, 128, 0.02, 4.5e6};
 
 /// One problem in us: the GEMM, the transfer of one rank (each way, once), the reduction of my rows.
 struct Times {
@@ -207,13 +210,13 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (op.ranks == 1) return library(op, "one rank has nothing to transfer");
   if (hardware.flops_per_s <= 0) return library(op, "the GEMM rate of this machine is unknown");
   if (hardware.link_bytes_per_s <= 0) return library(op, "copies cost the computing core itself");
-  const Times t = times_of(op, hardware, kCpu);
-  if (hardware.is_gpu) return choose_for_gpus(op, t);
+  const Times t = times_of(op, hardware, hardware.is_gpu && hardware.hosts > 1 ? kGpuMessages : kCpu);
+  if (hardware.is_gpu && hardware.hosts == 1) return choose_for_gpus(op, t);
   if (op.m < kMinRowsCpu) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRowsCpu));
 
   // With one rank a host each piece crosses once anyway.
   const int hosts = op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
-  const Costs& costs = hardware.hosts > 1 ? kMessages : kCpu;
+  const Costs& costs = hardware.hosts == 1 ? kCpu : hardware.is_gpu ? kGpuMessages : kMessages;
   const spec::Machine machine = machine_of(op, hardware, t, costs);
   const Recurrence recurrence(op, machine);
   const double whole = recurrence.us({"library", 1}).value();

@@ -128,7 +128,7 @@ TEST_P(Mpirun, OptionsThatStartRanksAreRefused) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"-n", "3"}, "--ranks is 3, but " + there},
       {{"--threads"}, "--threads: " + there + ", wanted one of both"},
-      {{"--emulate-hosts", "2"}, "--emulate-hosts is 2, but " + there + ": it starts its own, with mpirun"},
+      {{"--emulate-hosts", "2"}, "--emulate-hosts is 2, but " + there + ": it starts its own"},
       {{"--", "date"}, "-- date: " + there + ", wanted the program in place of overlace run"},
   };
   for (const auto& [options, text] : cases) {

@@ -73,7 +73,8 @@ TEST(Launch, ReturnsZeroOrTheFirstFailure) {
   int first_failed = -1;
   EXPECT_EQ(launch(2, shell("[ $RANK = 1 ] && kill -SEGV $$; exit 0"), {}, &first_failed), 128 + SIGSEGV);
   EXPECT_EQ(first_failed, 1);
-  EXPECT_EQ(launch(2, shell("[ \"$WORLD_SIZE $LOCAL_RANK $EXTRA\" = \"2 $RANK yes\" ]"), {{"EXTRA", "yes"}}), 0);
+  const auto extra = [](int rank) { return runtime::Variables{{"EXTRA", "of rank " + std::to_string(rank)}}; };
+  EXPECT_EQ(launch(2, shell("[ \"$WORLD_SIZE $LOCAL_RANK $EXTRA\" = \"2 $RANK of rank $RANK\" ]"), extra), 0);
 }
 
 TEST(Launch, SaysWhatCannotBeStarted) {
@@ -185,14 +186,18 @@ TEST(EnvironmentRank, DISABLED_IsRefused) {
   }
 }
 
+std::function<Variables(int)> for_all(const Variables& variables) {
+  return [variables](int) { return variables; };
+}
+
 TEST(Environment, LauncherTorchrunAndMpirun) {
   const auto test = self("EnvironmentRank.DISABLED_OpensAndExchanges");
   EXPECT_EQ(launch(3, test), 0);
   EXPECT_EQ(launch(3, test,
-                   {{"OVERLACE_LAUNCH_SOCKET", ""},
-                    {"MASTER_ADDR", "127.0.0.1"},
-                    {"MASTER_PORT", "29500"},
-                    {"TORCHELASTIC_RUN_ID", std::to_string(::getpid())}}),
+                   for_all({{"OVERLACE_LAUNCH_SOCKET", ""},
+                            {"MASTER_ADDR", "127.0.0.1"},
+                            {"MASTER_PORT", "29500"},
+                            {"TORCHELASTIC_RUN_ID", std::to_string(::getpid())}})),
             0);
 }
 
@@ -201,10 +206,10 @@ TEST(Environment, TwoJobsWithEqualPortsOnOneHost) {
   const pid_t other = ::fork();
   const auto job = [&](const std::string& id) {
     return launch(3, test,
-                  {{"OVERLACE_LAUNCH_SOCKET", ""},
-                   {"MASTER_ADDR", "127.0.0.1"},
-                   {"MASTER_PORT", "29501"},
-                   {"TORCHELASTIC_RUN_ID", id + std::to_string(::getppid())}});
+                  for_all({{"OVERLACE_LAUNCH_SOCKET", ""},
+                           {"MASTER_ADDR", "127.0.0.1"},
+                           {"MASTER_PORT", "29501"},
+                           {"TORCHELASTIC_RUN_ID", id + std::to_string(::getppid())}}));
   };
   if (other == 0) ::_exit(job("other"));
   EXPECT_EQ(job("this"), 0);
@@ -215,9 +220,10 @@ TEST(Environment, TwoJobsWithEqualPortsOnOneHost) {
 
 TEST(Environment, ContradictionsAndSeveralHostsAreRefused) {
   const auto test = self("EnvironmentRank.DISABLED_IsRefused");
-  EXPECT_EQ(launch(1, test, {{"RANK", "5"}, {"WORLD_SIZE", "2"}}), 0);
-  EXPECT_EQ(launch(1, test, {{"OVERLACE_LAUNCH_SOCKET", ""}, {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}}),
-            0);
+  EXPECT_EQ(launch(1, test, for_all({{"RANK", "5"}, {"WORLD_SIZE", "2"}})), 0);
+  const auto several =
+      for_all({{"OVERLACE_LAUNCH_SOCKET", ""}, {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}});
+  EXPECT_EQ(launch(1, test, several), 0);
 }
 
 }  // namespace

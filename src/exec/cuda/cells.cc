@@ -36,7 +36,8 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
   for (const spec::Instance& instance : program.expansion.instances) {
     for (const spec::ResolvedSet& set : instance.sets) {
       sent[{set.signal, set.slot, set.at}] += static_cast<uint64_t>(set.add);
-      if (instance.lane.engine != spec::Engine::sm) cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
+      if (instance.lane.engine != spec::Engine::sm && team.reach(set.at) != Reach::net)
+        cells->posts.emplace(Word{set.signal, set.slot, set.at}, 0);
     }
   }
   const bool can_post = (pod.caps & node::kCapCopyThenFlag) != 0;

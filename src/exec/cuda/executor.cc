@@ -1,7 +1,7 @@
 // Runs a schedule on one GPU: sm lanes on the caller's stream in issue order, copy lanes on streams of their own.
 //
-// Waits run on the caller's stream as one-warp kernels between GEMMs, where no persistent kernel can be in their way; a
-// copy lane waits for nothing but events and the credits, which are awaited once at the start. All counts live in
+// Waits run as one-warp kernels, most on the caller's stream between GEMMs, where no persistent kernel can be in their
+// way; credits are awaited once at the start. What goes to another host leaves in rounds (net.h). All counts live in
 // device memory: a wait compares with the ticket of its word, the signal of a copy is an 8-byte copy of the word's next
 // total behind the data, and one kernel at the end of a call moves both on. So a captured call replays with its own
 // values, and words that another schedule used before go on from where they are.
@@ -16,6 +16,7 @@
 #include "src/exec/collective.h"
 #include "src/exec/cuda/cells.h"
 #include "src/exec/cuda/cublaslt.h"
+#include "src/exec/cuda/net.h"
 #include "src/exec/cuda/recorder.h"
 #include "src/exec/cuda/streams.h"
 #include "src/exec/timeline.h"
@@ -29,39 +30,22 @@ namespace node = runtime::cuda_peer;
 
 /// Per Program: who waits for whom across streams.
 struct Prepared {
-  explicit Prepared(size_t instances) : done(instances), lanes(0) {}
+  explicit Prepared(size_t instances) : done(instances), ready(instances), lanes(0), last_round(instances, -1) {}
   Events done;   // of instances with a dependent on another stream
+  Events ready;  // of instances with messages: they may leave
   Events lanes;  // fork, then the join of each copy lane
   std::vector<spec::Lane> copy_lanes;
-  std::vector<int> order;  // of issue, indices into Expansion::instances
+  std::vector<Step> steps;         // in order of issue
+  std::vector<int> last_round;     // per instance: of its messages; -1: it has none
+  std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host
   bool has_previous = false;
   std::optional<KernelContext> kernel;
-  int first_part = -1;  // of the kernel, in `order`: there it is launched
+  int first_part = -1;  // of the kernel, in `steps`: there it is launched
 };
 
-/// Deps and lanes respected: transfers as early as they can be queued, then sm lanes by queue. All sm lanes share the
-/// caller's stream, so a reduction, which waits for peers, goes behind every GEMM that need not wait.
-std::vector<int> issue_order(const Program& program) {
-  std::vector<int> order;
-  std::vector<size_t> next(program.lanes.size(), 0);  // lanes: transfer engines first, then sm by queue
-  std::vector<bool> issued(program.expansion.instances.size(), false);
-  const auto is_ready = [&](int index) {
-    const std::vector<int>& deps = program.expansion.instances[static_cast<size_t>(index)].deps;
-    return std::all_of(deps.begin(), deps.end(), [&](int dep) { return issued[static_cast<size_t>(dep)]; });
-  };
-  while (order.size() < issued.size()) {
-    bool moved = false;
-    for (size_t lane = 0; lane < program.lanes.size() && !moved; ++lane) {
-      const std::vector<int>& queue = program.lanes[lane].instances;
-      if (next[lane] == queue.size() || !is_ready(queue[next[lane]])) continue;
-      order.push_back(queue[next[lane]++]);
-      issued[static_cast<size_t>(order.back())] = true;
-      moved = true;
-    }
-    OVERLACE_ASSERT(moved);  // expand() gives a topological order, so one exists
-  }
-  return order;
-}
+/// Of messages; no schedule has it.
+constexpr spec::Lane kNetLane{spec::Engine::nic, -1};
+constexpr const char* kNetLaneName = "net";
 
 bool is_sm(const spec::Lane& lane) { return lane.engine == spec::Engine::sm; }
 
@@ -127,19 +111,20 @@ class CudaExecutor final : public Executor {
 
  private:
   base::Status fill_inputs(const Program& program);
+  base::Status prepare_steps(const Program& program, Prepared& prepared);
   base::Status prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared);
   base::Status launch_kernel(const Call& call, Prepared& prepared);
   base::Status prologue(const Call& call, Prepared& prepared);
   base::Status issue(const Call& call, Prepared& prepared, int index);
+  base::Status issue_round(const Call& call, Prepared& prepared, int index);
   base::Status wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance, cudaStream_t stream);
-  base::Status wait_for_signals(const Call& call, const spec::Instance& instance);
+  base::Status wait_for_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status execute(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status gemm(const Call& call, const spec::Instance& instance);
   base::Status copy(const Call& call, const spec::Instance& instance, cudaStream_t stream);
-  base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);
   base::Status send_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
   base::Status epilogue(const Call& call, Prepared& prepared);
-  base::Status launch_waits(node::WaitList& list);
+  base::Status launch_waits(node::WaitList& list, cudaStream_t stream);
 
   /// A channel may be used from another stream; the runtime keeps its calls in order.
   void follow_channel() { stream_ = static_cast<cudaStream_t>(channel_.stream().cuda_stream); }
@@ -151,11 +136,13 @@ class CudaExecutor final : public Executor {
   static const Cells& cells_of(const Program& program) { return *static_cast<Cells*>(program.shared->cells.get()); }
   node::WaitItem wait_item(const Call& call, const spec::ResolvedWait& wait) const;
   bool is_capturing() const;
+  bool is_far(int peer) const { return team_.reach(peer) == Reach::net; }
   /// Nothing unless this call is traced.
   base::Status mark(cudaStream_t stream, size_t* number) {
     return is_traced_ ? recorder_.mark(stream, number) : base::Status();
   }
-  void record(const Call& call, const spec::Instance& instance, const Marks& marks);
+  void record(const Call& call, const spec::Instance& instance, const Marks& marks, bool has_work);
+  void record_sent(const Call& call, const std::vector<spec::ResolvedSet>& sets, const std::string& lane, size_t mark);
 
   Channel& channel_;
   Team& team_;
@@ -200,44 +187,68 @@ base::Status CudaExecutor::prepare(Program& program, const Bodies& bodies) {
   }
   const std::vector<spec::Instance>& instances = program.expansion.instances;
   auto prepared = std::make_shared<Prepared>(instances.size());
+  OVERLACE_TRY(prepare_steps(program, *prepared));
   std::set<spec::Lane> copy_lanes;
+  if (prepared->net != nullptr) copy_lanes.insert(kNetLane);
   for (size_t i = 0; i < instances.size(); ++i) {
     const spec::Instance& instance = instances[i];
     if (!is_sm(instance.lane)) copy_lanes.insert(instance.lane);
+    if (prepared->last_round[i] >= 0) OVERLACE_TRY(prepared->ready.make(i));
     for (int dep : instance.deps) {
-      const spec::Lane& from = instances[static_cast<size_t>(dep)].lane;
-      if (stream_of(from) != stream_of(instance.lane)) OVERLACE_TRY(prepared->done.make(static_cast<size_t>(dep)));
+      const auto d = static_cast<size_t>(dep);
+      const bool is_other = stream_of(instances[d].lane) != stream_of(instance.lane) || prepared->last_round[d] >= 0;
+      if (is_other) OVERLACE_TRY(prepared->done.make(d));
     }
     if (is_part(program.task(instance))) continue;
-    for (const spec::ResolvedWait& wait : instance.waits) {
-      prepared->has_previous = prepared->has_previous || wait.previous;
-      if (!wait.previous && !is_sm(instance.lane)) {
-        return base::error(Errc::not_supported,
-                           "{}: a copy lane that waits for {} needs a stream wait, which captured calls "
-                           "cannot have; let an sm task wait and name it in deps",
-                           instance.id(program.schedule), program.word_name(wait.signal, wait.slot));
-      }
-    }
+    for (const spec::ResolvedWait& wait : instance.waits) prepared->has_previous |= wait.previous;
   }
-  prepared->order = issue_order(program);
   OVERLACE_TRY(prepare_kernel(program, bodies, *prepared));
   prepared->copy_lanes.assign(copy_lanes.begin(), copy_lanes.end());
+  for (const spec::Lane& lane : prepared->copy_lanes) (void)stream_of(lane);
   prepared->lanes.grow(copy_lanes.size() + 1);
   for (size_t i = 0; i <= copy_lanes.size(); ++i) OVERLACE_TRY(prepared->lanes.make(i));
   program.prepared = prepared;
   return {};
 }
 
+/// Where something waits for peers before it may go on a lane of its own, or crosses to another host, all ranks issue
+/// in one common order: no wait then holds up, in a hardware queue that lanes share, what it waits for.
+base::Status CudaExecutor::prepare_steps(const Program& program, Prepared& prepared) {
+  const std::vector<int> groups = groups_of(team_);
+  bool has_waits = std::any_of(groups.begin(), groups.end(), [&](int group) { return group != groups.front(); });
+  for (const spec::Instance& instance : program.expansion.instances) {
+    if (is_sm(instance.lane) || is_part(program.task(instance))) continue;
+    for (const spec::ResolvedWait& wait : instance.waits) has_waits |= !wait.previous;
+  }
+  if (!has_waits) {
+    prepared.steps = issue_order(program);
+    return {};
+  }
+  const base::Result<std::vector<spec::Expansion>> all = spec::expand_all(program.schedule, program.ranks());
+  if (!all.ok()) return all.status();
+  base::Result<Timetable> timetable = make_timetable(program.schedule, *all, groups, program.rank());
+  if (!timetable.ok()) return timetable.status();
+  prepared.steps = std::move(timetable->steps);
+  for (size_t k = 0; k < timetable->rounds.size(); ++k)
+    for (const Message& m : timetable->rounds[k])
+      if (m.from == program.rank()) prepared.last_round[static_cast<size_t>(m.instance)] = static_cast<int>(k);
+  if (timetable->rounds.empty()) return {};
+  base::Result<std::unique_ptr<NetRounds>> net = NetRounds::make(program, team_, std::move(timetable->rounds));
+  if (!net.ok()) return net.status();
+  prepared.net = std::move(net).value();
+  return {};
+}
+
 base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared) {
-  const auto first = std::find_if(prepared.order.begin(), prepared.order.end(), [&](int index) {
-    return is_part(program.task(program.expansion.instances[static_cast<size_t>(index)]));
+  const auto first = std::find_if(prepared.steps.begin(), prepared.steps.end(), [&](const Step& step) {
+    return step.instance >= 0 && is_part(program.task(program.expansion.instances[static_cast<size_t>(step.instance)]));
   });
-  if (first == prepared.order.end()) return {};
+  if (first == prepared.steps.end()) return {};
   if (!bodies.kernel.launch) {
     return base::error(Errc::not_supported, "schedule {}: operator {} brings no fused kernel", program.schedule.family,
                        program.schedule.op);
   }
-  prepared.first_part = *first;
+  prepared.first_part = first->instance;
   prepared.kernel.emplace(kernel_context(channel_, program));
   return bodies.kernel.prepare(*prepared.kernel);
 }
@@ -269,10 +280,10 @@ node::WaitItem CudaExecutor::wait_item(const Call& call, const spec::ResolvedWai
   return item;
 }
 
-base::Status CudaExecutor::launch_waits(node::WaitList& list) {
+base::Status CudaExecutor::launch_waits(node::WaitList& list, cudaStream_t stream) {
   if (list.count == 0) return {};
   list.team = team_.pod();
-  const base::Status status = node::launch_wait(stream_, list);
+  const base::Status status = node::launch_wait(stream, list);
   list.count = 0;
   return status;
 }
@@ -283,11 +294,11 @@ bool CudaExecutor::is_capturing() const {
 }
 
 /// An arrow leaves where the work of the put or kernel before the signal ends, and arrives where the wait is over.
-void CudaExecutor::record(const Call& call, const spec::Instance& instance, const Marks& marks) {
+void CudaExecutor::record(const Call& call, const spec::Instance& instance, const Marks& marks, bool has_work) {
   Recording& out = recorder_.recording;
   base::Span span = work_span(call, instance);
   const std::string lane = span.lane;
-  out.spans.push_back({std::move(span), marks.begin, marks.end});
+  if (has_work) out.spans.push_back({std::move(span), marks.begin, marks.end});
   const spec::ResolvedWait* first = nullptr;
   for (const spec::ResolvedWait& wait : instance.waits) {
     if (wait.previous) continue;
@@ -297,10 +308,17 @@ void CudaExecutor::record(const Call& call, const spec::Instance& instance, cons
     out.halves.push_back({seen_half(word, calls_, wait.from, team_.rank(), lane, 0), marks.begin});
   }
   if (first != nullptr) out.spans.push_back({wait_span(call, *first, lane), marks.reached, marks.begin});
-  for (const spec::ResolvedSet& set : instance.sets) {
+  std::vector<spec::ResolvedSet> near = instance.sets;
+  std::erase_if(near, [&](const spec::ResolvedSet& set) { return is_far(set.at); });
+  record_sent(call, near, lane, marks.end);
+}
+
+void CudaExecutor::record_sent(const Call& call, const std::vector<spec::ResolvedSet>& sets, const std::string& lane,
+                               size_t mark) {
+  for (const spec::ResolvedSet& set : sets) {
     if (set.at == team_.rank()) continue;
     const std::string word = call.program.word_name(set.signal, set.slot);
-    out.halves.push_back({sent_half(word, calls_, team_.rank(), lane, 0, set.at), marks.end});
+    recorder_.recording.halves.push_back({sent_half(word, calls_, team_.rank(), lane, 0, set.at), mark});
   }
 }
 
@@ -329,10 +347,10 @@ base::Status CudaExecutor::prologue(const Call& call, Prepared& prepared) {
         if (!wait.previous) continue;
         if (first == nullptr) first = &wait;
         list.items[list.count++] = wait_item(call, wait);
-        if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list));
+        if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list, stream_));
       }
     }
-    OVERLACE_TRY(launch_waits(list));
+    OVERLACE_TRY(launch_waits(list, stream_));
     OVERLACE_TRY(mark(stream_, &marks.begin));
     if (is_traced_) {
       recorder_.recording.spans.push_back({wait_span(call, *first, kCallerLane), marks.reached, marks.begin});
@@ -349,21 +367,21 @@ base::Status CudaExecutor::prologue(const Call& call, Prepared& prepared) {
 base::Status CudaExecutor::wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance,
                                          cudaStream_t stream) {
   for (int dep : instance.deps) {
-    if (stream_of(call.program.expansion.instances[static_cast<size_t>(dep)].lane) == stream) continue;
-    OVERLACE_TRY(
-        cuda_status(cudaStreamWaitEvent(stream, prepared.done[static_cast<size_t>(dep)]), "cudaStreamWaitEvent"));
+    const auto d = static_cast<size_t>(dep);
+    if (stream_of(call.program.expansion.instances[d].lane) == stream && prepared.last_round[d] < 0) continue;
+    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream, prepared.done[d]), "cudaStreamWaitEvent"));
   }
   return {};
 }
 
-base::Status CudaExecutor::wait_for_signals(const Call& call, const spec::Instance& instance) {
+base::Status CudaExecutor::wait_for_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
   node::WaitList list;
   for (const spec::ResolvedWait& wait : instance.waits) {
     if (wait.previous) continue;
     list.items[list.count++] = wait_item(call, wait);
-    if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list));
+    if (list.count == node::kMaxNodeItems) OVERLACE_TRY(launch_waits(list, stream));
   }
-  return launch_waits(list);
+  return launch_waits(list, stream);
 }
 
 base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance) {
@@ -396,28 +414,17 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
   return {};
 }
 
-base::Status CudaExecutor::copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream) {
-  if (from.numel() == 0) return {};
-  const size_t element = dtype_bytes(from.dtype);
-  const int last = from.ndim - 1;
-  const auto row = static_cast<size_t>(from.dim(last)) * element;
-  if (from.ndim == 1) return node::stream_put(to.data, from.data, row, stream);
-  const auto rows = static_cast<size_t>(from.dim(0));
-  const auto from_pitch = static_cast<size_t>(from.stride(0)) * element,
-             to_pitch = static_cast<size_t>(to.stride(0)) * element;
-  if (from.ndim != 2) return base::error(Errc::not_supported, "a copy of {} dimensions; wanted 1 or 2", from.ndim);
-  if (from_pitch == row && to_pitch == row) return node::stream_put(to.data, from.data, row * rows, stream);
-  return node::stream_put_2d(to.data, to_pitch, from.data, from_pitch, row, rows, stream);
-}
-
 base::Status CudaExecutor::copy(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
-  const BodyContext views = body_context(call, team_, instance, StreamRef::cuda(stream));
-  if (views.reads.size() != 1 || views.writes.size() != 1 || views.reads[0].size() != views.writes[0].size()) {
+  if (instance.reads.size() != 1 || instance.writes.size() != 1 ||
+      instance.reads[0].size() != instance.writes[0].size()) {
     return base::error(Errc::bad_schedule, "{}: a copy reads one region and writes another of as many boxes",
                        instance.id(call.program.schedule));
   }
-  for (size_t i = 0; i < views.reads[0].size(); ++i)
-    OVERLACE_TRY(copy_view(views.reads[0][i], views.writes[0][i], stream));
+  for (size_t i = 0; i < instance.reads[0].size(); ++i) {
+    const spec::Box &from = instance.reads[0][i], &to = instance.writes[0][i];
+    if (from.empty() || is_far(to.rank)) continue;
+    OVERLACE_TRY(copy_view(view_of(call, team_, from), view_of(call, team_, to), stream));
+  }
   return {};
 }
 
@@ -448,6 +455,7 @@ base::Status CudaExecutor::send_signals(const Call& call, const spec::Instance& 
   const Cells& cells = cells_of(call.program);
   node::SignalList list;
   for (const spec::ResolvedSet& set : instance.sets) {
+    if (is_far(set.at)) continue;
     const uint32_t id = call.program.id(call.copy, set.signal, set.slot);
     uint64_t* slot = node::slot_address(team_.pod(), set.at, id, team_.rank());
     const auto post = is_sm(instance.lane) ? cells.posts.end() : cells.posts.find({set.signal, set.slot, set.at});
@@ -480,16 +488,46 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
                                      [](const spec::ResolvedWait& wait) { return !wait.previous; });
   if (has_waits) {
     OVERLACE_TRY(mark(stream, &marks.reached));
-    OVERLACE_TRY(wait_for_signals(call, instance));
+    OVERLACE_TRY(wait_for_signals(call, instance, stream));
   }
   OVERLACE_TRY(mark(stream, &marks.begin));
   OVERLACE_TRY(execute(call, instance, stream));
   OVERLACE_TRY(mark(stream, &marks.end));
   OVERLACE_TRY(send_signals(call, instance, stream));
-  if (cudaEvent_t done = prepared.done[static_cast<size_t>(index)]; done != nullptr) {
-    OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream), "cudaEventRecord"));
+  const bool has_messages = prepared.last_round[static_cast<size_t>(index)] >= 0;
+  const Events& after = has_messages ? prepared.ready : prepared.done;
+  if (cudaEvent_t event = after[static_cast<size_t>(index)]; event != nullptr) {
+    OVERLACE_TRY(cuda_status(cudaEventRecord(event, stream), "cudaEventRecord"));
   }
-  if (is_traced_) record(call, instance, marks);
+  const bool has_left = has_messages && call.program.task(instance).kind == spec::Kind::copy;
+  if (is_traced_) record(call, instance, marks, /*has_work=*/!has_left);
+  return {};
+}
+
+/// Once all that is sent in it is ready. What was received is told by my own signals.
+base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int index) {
+  const cudaStream_t stream = stream_of(kNetLane);
+  const Round& round = prepared.net->rounds()[static_cast<size_t>(index)];
+  for (const Message& m : round) {
+    if (m.from != team_.rank()) continue;
+    const cudaEvent_t ready = prepared.ready[static_cast<size_t>(m.instance)];
+    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream, ready), "cudaStreamWaitEvent"));
+  }
+  Marks marks;
+  OVERLACE_TRY(mark(stream, &marks.begin));
+  OVERLACE_TRY(prepared.net->run(call, index, stream));
+  OVERLACE_TRY(mark(stream, &marks.end));
+  for (const Message& m : round) {
+    if (m.from != team_.rank()) continue;
+    const auto i = static_cast<size_t>(m.instance);
+    if (cudaEvent_t done = prepared.done[i]; done != nullptr && prepared.last_round[i] == index)
+      OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream), "cudaEventRecord"));
+    if (!is_traced_) continue;
+    base::Span span = work_span(call, call.program.expansion.instances[i]);
+    span.lane = kNetLaneName;
+    if (!m.parts.empty()) recorder_.recording.spans.push_back({std::move(span), marks.begin, marks.end});
+    record_sent(call, m.sets, kNetLaneName, marks.end);
+  }
   return {};
 }
 
@@ -513,9 +551,15 @@ base::Status CudaExecutor::run(const Call& call) {
   follow_channel();
   auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
   ++calls_;
+  if (prepared.net != nullptr && is_capturing()) {
+    return base::error(Errc::capture, "schedule {} sends messages to other hosts, which cannot be captured",
+                       call.program.schedule.family);
+  }
   is_traced_ = call.trace != nullptr && !is_capturing();
   OVERLACE_TRY(prologue(call, prepared));
-  for (int index : prepared.order) OVERLACE_TRY(issue(call, prepared, index));
+  for (const Step& step : prepared.steps) {
+    OVERLACE_TRY(step.round < 0 ? issue(call, prepared, step.instance) : issue_round(call, prepared, step.round));
+  }
   return epilogue(call, prepared);
 }
 

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "src/base/half.h"
+#include "src/runtime/backend/cuda_peer/stream_ops.h"
 
 namespace overlace::exec {
 
@@ -26,6 +27,21 @@ base::Status fill_normal(void* device, size_t bytes, DType dtype) {
         "cudaMemcpy"));
   }
   return {};
+}
+
+base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream) {
+  if (from.numel() == 0) return {};
+  const size_t element = dtype_bytes(from.dtype);
+  const int last = from.ndim - 1;
+  const auto row = static_cast<size_t>(from.dim(last)) * element;
+  if (from.ndim == 1) return runtime::cuda_peer::stream_put(to.data, from.data, row, stream);
+  const auto rows = static_cast<size_t>(from.dim(0));
+  const auto from_pitch = static_cast<size_t>(from.stride(0)) * element,
+             to_pitch = static_cast<size_t>(to.stride(0)) * element;
+  if (from.ndim != 2) return base::error(Errc::not_supported, "a copy of {} dimensions; wanted 1 or 2", from.ndim);
+  if (from_pitch == row && to_pitch == row)
+    return runtime::cuda_peer::stream_put(to.data, from.data, row * rows, stream);
+  return runtime::cuda_peer::stream_put_2d(to.data, to_pitch, from.data, from_pitch, row, rows, stream);
 }
 
 LaneStreams::~LaneStreams() {

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "overlace/tensor.h"
 #include "src/base/status.h"
 #include "src/spec/expand.h"
 
@@ -33,6 +34,9 @@ class DeviceScope {
 
 /// `bytes` of device memory become normal(0, 1) values of a floating dtype, a block of some MiB repeated. Synchronous.
 base::Status fill_normal(void* device, size_t bytes, DType dtype);
+
+/// Copies `from` to `to`, tensors of one shape with 1 or 2 dimensions, in stream order.
+base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);
 
 /// Side streams of a channel, one per copy lane, made at first use and shared by its programs. Higher priority than the
 /// caller's stream, so that a transfer that became ready is not held back.

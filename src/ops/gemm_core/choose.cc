@@ -126,6 +126,13 @@ base::Status check_fused(const Channel& channel, const spec::Schedule& schedule)
 #if defined(OVERLACE_HAS_CUDA)
   OVERLACE_TRY(check_device(channel));
 #endif
+  const Team& team = channel.team();
+  for (int peer = 0; peer < team.size(); ++peer) {
+    if (team.reach(peer) != Reach::net) continue;
+    return base::error(Errc::not_supported,
+                       "{}: schedule {}: one kernel cannot store to rank {} on another host; rank {}", schedule.op,
+                       schedule.family, peer, team.rank());
+  }
   return choose_instance(schedule, /*sms=*/1).status();  // whether there is one does not depend on how many SMs
 }
 

@@ -197,7 +197,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 }
 
 /// This process's environment without the names that `own` sets, and `own`.
-std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& own) {
+std::vector<std::string> environment_with(const Variables& own) {
   std::vector<std::string> block;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string line = *entry;
@@ -221,8 +221,8 @@ int launch_forked(int n, const std::function<int(int rank, const std::string& la
   return status;
 }
 
-int launch(int n, const std::vector<std::string>& argv,
-           const std::vector<std::pair<std::string, std::string>>& additions, int* first_failed) {
+int launch(int n, const std::vector<std::string>& argv, const std::function<Variables(int rank)>& additions,
+           int* first_failed) {
   if (argv.empty()) throw InvalidArgument(Errc::invalid_argument, "launch: argv is empty, wanted a program");
   std::vector<std::string> arguments = argv;
   const std::vector<char*> argument_pointers = pointers_to(arguments);
@@ -230,12 +230,12 @@ int launch(int n, const std::vector<std::string>& argv,
   if (::pipe2(pipe_fds, O_CLOEXEC) != 0) fail("pipe");
   UniqueFd failures(pipe_fds[0]), reports(pipe_fds[1]);
   const auto child = [&](int rank, const std::string& launch_socket) {
-    std::vector<std::pair<std::string, std::string>> own = {{"RANK", base::format("{}", rank)},
-                                                            {"WORLD_SIZE", base::format("{}", n)},
-                                                            {"LOCAL_RANK", base::format("{}", rank)},
-                                                            {"LOCAL_WORLD_SIZE", base::format("{}", n)},
-                                                            {"OVERLACE_LAUNCH_SOCKET", launch_socket}};
-    for (const auto& addition : additions) {
+    Variables own = {{"RANK", base::format("{}", rank)},
+                     {"WORLD_SIZE", base::format("{}", n)},
+                     {"LOCAL_RANK", base::format("{}", rank)},
+                     {"LOCAL_WORLD_SIZE", base::format("{}", n)},
+                     {"OVERLACE_LAUNCH_SOCKET", launch_socket}};
+    for (const auto& addition : additions ? additions(rank) : Variables{}) {
       std::erase_if(own, [&](const auto& variable) { return variable.first == addition.first; });
       own.push_back(addition);
     }

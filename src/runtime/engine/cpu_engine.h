@@ -17,7 +17,7 @@ class CpuEngine : public NetEngine {
   std::string name() const override { return name_; }
   void send(const void* data, size_t bytes, int peer, StreamRef stream) override;
   void recv(void* data, size_t bytes, int peer, StreamRef stream) override;
-  void group_begin() override { ++group_depth_; }
+  void group_begin(std::string_view) override { ++group_depth_; }
   void group_end() override;
   /// Waits are ended by the runtime's abort.
   void abort() override { pending_.clear(); }

@@ -47,10 +47,25 @@ TEST(Plan, EmulatesHostsOfEqualSizeBetweenCpuRanks) {
     EXPECT_NE(refusal(options).message().find("divisor of the 4 ranks"), std::string::npos) << hosts;
   }
   options.emulate_hosts = 2;
-  EXPECT_EQ(refusal(options, with_gpus(4)).code(), Errc::not_supported);
   options.threads = true;
   EXPECT_EQ(refusal(options).code(), Errc::invalid_argument);
   options.threads = false;
+}
+
+TEST(Plan, EmulatesHostsBetweenGpus) {
+  RunOptions options;
+  options.ranks = 4;
+  options.emulate_hosts = 2;
+  const auto plan = make_plan(options, environment(), with_gpus(4));
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->backend, Backend::cuda_peer);
+  EXPECT_EQ(plan->hosts, 2);
+  EXPECT_FALSE(plan->link.enabled);
+  options.emulate_hosts = 3;
+  EXPECT_NE(refusal(options, with_gpus(4)).message().find("divisor of the 4 ranks"), std::string::npos);
+  options.emulate_hosts = 2;
+  options.threads = true;
+  EXPECT_EQ(refusal(options, with_gpus(4)).code(), Errc::invalid_argument);
 }
 
 Surroundings on_hosts(int ranks, const Placement& placement) {

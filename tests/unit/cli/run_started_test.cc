@@ -71,7 +71,7 @@ TEST(Started, TakesNoOptionsThatStartRanks) {
   options = {};
   options.emulate_hosts = 2;
   EXPECT_EQ(refusal(options, kTwo),
-            "--emulate-hosts is 2, but 2 ranks were started already (openmpi): it starts its own, with mpirun");
+            "--emulate-hosts is 2, but 2 ranks were started already (openmpi): it starts its own");
   EXPECT_EQ(refusal(options, {"PMI_RANK=0", "PMI_SIZE=2", "OVERLACE_HOST_ID=emulated host 1"}), "");
 }
 

@@ -67,6 +67,23 @@ TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
   EXPECT_FALSE(choose(long_gemm, cpu).schedule.family.starts_with("hierarchical"));
 }
 
+/// What is fused stores to peers, and tables of one host say nothing of a slow link.
+TEST(Choose, GpusOnSeveralHostsCrossOnceOrTakeTheLibrary) {
+  const Hardware slow = {.is_gpu = true, .link_bytes_per_s = 5e9, .flops_per_s = 650e12, .hosts = 2};
+  const Hardware one = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+  const spec::OpSpec op = op_of("ag_gemm", 1024, 2560, 8192);
+  EXPECT_EQ(choose(op, one).schedule.family, "k_slab") << choose(op, one).reason;
+  const Choice two = choose(op_of("ag_gemm", 8192, 28672, 8192), slow);
+  EXPECT_TRUE(two.schedule.family.starts_with("hierarchical")) << two.reason;
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const int64_t m : {1024, 4096, 16384}) {
+      const Choice choice = choose(op_of(name, m, 2560, 8192), slow);
+      for (const spec::Task& task : choice.schedule.tasks)
+        EXPECT_NE(task.wait_by, spec::WaitBy::kernel) << choice.schedule.family << " " << choice.reason;
+    }
+  }
+}
+
 TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
   struct Row {
     const char* op;

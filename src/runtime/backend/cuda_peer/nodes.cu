@@ -78,6 +78,10 @@ base::Status launch_epoch_end(cudaStream_t stream, const EpochEnd& end) {
 }
 
 base::Status launch_barrier(cudaStream_t stream, const TeamPod& team, uint32_t barrier_id) {
+  for (int peer = 0; peer < team.size; ++peer)
+    if ((peer < kPodPeers ? team.heap[peer] : team.heap_more[peer]) == nullptr)
+      return base::error(Errc::not_supported, "launch_barrier: loads and stores do not reach rank {} of the team",
+                         peer);
   ChannelPod channel{};
   channel.team = team;
   channel.barrier_id = barrier_id;

@@ -73,6 +73,7 @@ base::Status launch_wait(cudaStream_t stream, const WaitList& waits);
 base::Status launch_signal(cudaStream_t stream, const SignalList& signals);
 base::Status launch_epoch_end(cudaStream_t stream, const EpochEnd& end);
 /// All ranks of the team: release and acquire, all to all, through the slots of `barrier_id`; consumes its signals.
+/// not_supported where loads and stores do not reach one of them.
 base::Status launch_barrier(cudaStream_t stream, const TeamPod& team, uint32_t barrier_id);
 
 /// Address of slot (id, sender) at `peer`, in my mapping. Precondition: reach(peer) != net.

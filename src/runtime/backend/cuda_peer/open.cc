@@ -1,6 +1,7 @@
 // How a rank opens: device, reach, heap, shared words, self-test, watcher. Each step ends with an agreement, so that
 // all ranks leave at the same step with the same cause.
 #include <algorithm>
+#include <map>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -104,12 +105,18 @@ base::Status CudaPeerState::find_local(const OpenContext& context) {
   base::Result<std::vector<Vote>> votes = exchange_value(control_, vote, options_.timeout_ms, "open, reach");
   OVERLACE_TRY(agree(votes.status()));
   atomics_ = true;
-  bool all_access = true;
-  for (int peer : local_) {
-    all_access &= (*votes)[static_cast<size_t>(peer)].access;
-    atomics_ &= (*votes)[static_cast<size_t>(peer)].atomics;
+  std::map<uint64_t, bool> reaches_all;  // by host
+  for (int peer = 0; peer < world_; ++peer) {
+    const auto [host_of_peer, is_first] = reaches_all.emplace(context.hellos[static_cast<size_t>(peer)].host_id, true);
+    host_of_peer->second &= (*votes)[static_cast<size_t>(peer)].access;
   }
-  if (!all_access) local_ = {rank_};
+  std::map<uint64_t, int> first_of;
+  for (int peer = 0; peer < world_; ++peer) {
+    const uint64_t id = context.hellos[static_cast<size_t>(peer)].host_id;
+    groups_.push_back(reaches_all.at(id) ? first_of.emplace(id, peer).first->second : peer);
+  }
+  std::erase_if(local_, [&](int peer) { return groups_[static_cast<size_t>(peer)] != group(rank_); });
+  for (int peer : local_) atomics_ &= (*votes)[static_cast<size_t>(peer)].atomics;
   return {};
 }
 

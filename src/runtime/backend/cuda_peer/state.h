@@ -69,6 +69,8 @@ class CudaPeerState final : public BackendState {
   AbortCause cause() override;
   void close(bool aborted) override;
 
+  /// Equal for ranks that reach each other with loads and stores: the first of them.
+  int group(int world_rank) const { return groups_[static_cast<size_t>(world_rank)]; }
   const StreamCaps& stream_caps() const { return stream_caps_; }
   /// stream_post may be used: proven by the self-test of this open, on all pairs.
   bool copy_then_flag() const { return copy_then_flag_; }
@@ -122,7 +124,8 @@ class CudaPeerState final : public BackendState {
   int rank_, world_, device_ = -1;
   int sm_room_ = 0;
   std::vector<DeviceFacts> facts_;
-  std::vector<int> local_;  // world ranks that loads and stores reach, ascending
+  std::vector<int> local_;   // world ranks that loads and stores reach, ascending
+  std::vector<int> groups_;  // by world rank
   bool atomics_ = false, copy_then_flag_ = false;
   Sharing sharing_;
   StreamCaps stream_caps_;

@@ -231,6 +231,11 @@ base::Result<StripeMemory> map_stripes(const HeapRequest& request, const StripeP
 }
 
 uint64_t CudaPeerState::stripe_granule(std::string* why) const {
+  for (int rank = 0; rank < world_; ++rank) {
+    if (reach(rank) != Reach::net) continue;
+    if (why != nullptr) *why = base::format("loads and stores do not reach rank {}", rank);
+    return 0;
+  }
   if (std::string_view(heap_->kind()) == "vmm") return kHeapGranule;
   if (why != nullptr)
     *why =

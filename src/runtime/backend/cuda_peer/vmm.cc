@@ -7,6 +7,7 @@
 #include "src/runtime/backend/cuda_peer/device_heap.h"
 #include "src/runtime/backend/cuda_peer/driver.h"
 #include "src/runtime/bootstrap/fd_exchange.h"
+#include "src/runtime/hash.h"
 #include "src/runtime/in_process.h"
 
 namespace overlace::runtime::cuda_peer {
@@ -85,10 +86,11 @@ size_t part_of(const HeapRequest& request, int world_rank) {
                              request.local.begin());
 }
 
-/// The mapping that all ranks of the process share, reserved by whoever came first.
+/// The mapping that all local ranks of the process share, reserved by whoever came first.
 base::Result<std::shared_ptr<Mapping>> shared_mapping(const Driver& api, const HeapRequest& request) {
   base::Status status;
-  const uint64_t key = request.control.generation() ^ 0x766d6d2068656170ull;
+  const uint64_t key =
+      hash_word(static_cast<uint64_t>(request.local.front()), hash_text("heap", request.control.generation()));
   auto object = share_in_process(key, [&]() -> std::shared_ptr<void> {
     auto fresh = std::make_shared<Mapping>(api, request.local.size(), request.bytes);
     status = fresh->reserve();
@@ -100,16 +102,17 @@ base::Result<std::shared_ptr<Mapping>> shared_mapping(const Driver& api, const H
   return mapping;
 }
 
-/// Parts of the peers, from their descriptors; closes all of them.
+/// Parts of the peers, from their descriptors, in the order of request.local; closes all of them.
 base::Status import_peers(const Driver& api, const HeapRequest& request, const std::vector<int>& fds,
                           Mapping& mapping) {
   base::Status status;
-  for (int rank : request.local) {
+  for (size_t part = 0; part < request.local.size(); ++part) {
+    const int rank = request.local[part];
     if (rank == request.control.rank() || !status.ok()) continue;
     CUmemGenericAllocationHandle handle = 0;
-    void* fd = reinterpret_cast<void*>(static_cast<intptr_t>(fds[static_cast<size_t>(rank)]));
+    void* fd = reinterpret_cast<void*>(static_cast<intptr_t>(fds[part]));
     status = api.status(api.cuMemImportFromShareableHandle(&handle, fd, kHandleType), "cuMemImportFromShareableHandle");
-    if (status.ok()) status = mapping.map(part_of(request, rank), handle, {request.device});
+    if (status.ok()) status = mapping.map(part, handle, {request.device});
     if (!status.ok()) status = base::error(status.code(), "heap of rank {}: {}", rank, status.message());
   }
   for (int fd : fds)
@@ -184,7 +187,7 @@ base::Result<std::unique_ptr<DeviceHeap>> open_vmm_heap(const HeapRequest& reque
 
   // ---- the others' parts ----
   if (status.ok() && !threads) {
-    base::Result<std::vector<int>> fds = exchange_fds(control, control.all_ranks(), fd, request.timeout_ms);
+    base::Result<std::vector<int>> fds = exchange_fds(control, request.local, fd, request.timeout_ms);
     status = fds.ok() ? import_peers(api, request, *fds, *mapping) : fds.status();
   }
   if (fd >= 0) (void)::close(fd);

@@ -1,5 +1,7 @@
 #include "src/runtime/engine/nccl/deadlines.h"
 
+#include <utility>
+
 #include "src/runtime/clock.h"
 
 namespace overlace::runtime::nccl {
@@ -23,12 +25,12 @@ cudaEvent_t Deadlines::take() {
   return event;
 }
 
-void Deadlines::begin(const char* what, cudaStream_t stream) {
+void Deadlines::begin(std::string what, cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
-  Watched w{what, take(), take(), 0, false};
+  Watched w{std::move(what), take(), take(), 0, false};
   if (w.reached != nullptr && w.done != nullptr && cudaEventRecord(w.reached, stream) == cudaSuccess) {
-    watched_.push_back(w);
+    watched_.push_back(std::move(w));
     return;
   }
   (void)cudaGetLastError();
@@ -45,7 +47,7 @@ void Deadlines::end(cudaStream_t stream) {
   watched_.pop_back();
 }
 
-const char* Deadlines::overdue(int64_t timeout_ms) {
+const std::string* Deadlines::overdue(int64_t timeout_ms) {
   for (auto it = watched_.begin(); it != watched_.end();) {
     if (!it->is_queued) break;
     if (cudaEventQuery(it->done) != cudaErrorNotReady) {
@@ -55,7 +57,7 @@ const char* Deadlines::overdue(int64_t timeout_ms) {
     }
     const int64_t now = now_ns();
     if (it->begin_ns == 0 && cudaEventQuery(it->reached) != cudaErrorNotReady) it->begin_ns = now;
-    if (it->begin_ns != 0 && now - it->begin_ns > timeout_ms * 1'000'000) return it->what;
+    if (it->begin_ns != 0 && now - it->begin_ns > timeout_ms * 1'000'000) return &it->what;
     ++it;
   }
   (void)cudaGetLastError();

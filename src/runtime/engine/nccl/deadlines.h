@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <list>
+#include <string>
 #include <vector>
 
 namespace overlace::runtime::nccl {
@@ -18,15 +19,15 @@ class Deadlines {
   Deadlines(const Deadlines&) = delete;
   Deadlines& operator=(const Deadlines&) = delete;
 
-  /// Around what queues the collective `what`, a literal.
-  void begin(const char* what, cudaStream_t stream);
+  /// Around what queues the collective `what`.
+  void begin(std::string what, cudaStream_t stream);
   void end(cudaStream_t stream);
   /// The collective that has been running for longer than `timeout_ms`, or null.
-  const char* overdue(int64_t timeout_ms);
+  const std::string* overdue(int64_t timeout_ms);
 
  private:
   struct Watched {
-    const char* what;
+    std::string what;
     cudaEvent_t reached, done;
     int64_t begin_ns;  // 0: not reached yet
     bool is_queued;    // `done` is recorded

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "src/runtime/backend/cuda_peer/state.h"
@@ -57,7 +59,10 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
  public:
   NcclEngine(const Library& lib, const Options& options, const Team& team, cuda_peer::CudaPeerState* state)
       : lib_(lib), options_(options), rank_(team.rank()), size_(team.size()), state_(state) {
-    for (int rank = 0; rank < size_; ++rank) world_ranks_.push_back(team.world_rank(rank));
+    for (int rank = 0; rank < size_; ++rank) {
+      world_ranks_.push_back(team.world_rank(rank));
+      if (rank != rank_) others_.insert(rank);
+    }
   }
   ~NcclEngine() override {
     if (is_watched_) state_->remove_engine(this);
@@ -110,7 +115,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
   void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
     const size_t bytes = count * dtype_bytes(dtype);
-    group_begin();
+    group_begin("all_to_all");
     for (int step = 0; step < size_; ++step) {
       const int to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
       this->send(static_cast<const char*>(send) + static_cast<size_t>(to) * bytes, bytes, to, stream);
@@ -132,17 +137,21 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
   void send(const void* data, size_t bytes, int peer, StreamRef stream) override {
     check_peer("send", "peer", peer);
+    group_peers_.insert(peer);
     const cudaStream_t queue = stream_of(stream);
     call("ncclSend", queue, [&] { return lib_.ncclSend(data, bytes, ncclUint8, peer, comm_, queue); });
   }
   void recv(void* data, size_t bytes, int peer, StreamRef stream) override {
     check_peer("recv", "peer", peer);
+    group_peers_.insert(peer);
     const cudaStream_t queue = stream_of(stream);
     call("ncclRecv", queue, [&] { return lib_.ncclRecv(data, bytes, ncclUint8, peer, comm_, queue); });
   }
-  void group_begin() override {
+  void group_begin(std::string_view what) override {
     call("ncclGroupStart", nullptr, [&] { return lib_.ncclGroupStart(); });
-    ++groups_;
+    if (groups_++ > 0) return;
+    group_peers_.clear();
+    group_what_ = what;
   }
   void group_end() override {
     --groups_;
@@ -162,7 +171,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || comm_ == nullptr) return {};  // a call in progress looks itself
     ncclResult_t state = ncclSuccess;
-    if (const char* what = deadlines_.overdue(options_.timeout_ms)) return timed_out(what);
+    if (const std::string* what = deadlines_.overdue(options_.timeout_ms)) return timed_out(*what);
     if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
       return {};
     return failure("asynchronous", state);
@@ -179,14 +188,16 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     if (cause.code == Errc::ok) return base::error(Errc::aborted, "nccl {}: the communicator was aborted", what);
     return base::error(cause.code, "nccl {}: {}", what, cause.message);
   }
-  base::Status timed_out(const char* what) const {
-    std::string peers;
-    const auto me = static_cast<size_t>(rank_);
-    for (size_t rank = 0; rank < world_ranks_.size(); ++rank)
-      if (rank != me) peers += base::format("{}{}", peers.empty() ? "" : ", ", world_ranks_[rank]);
-    return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited in {} for rank{} {}",
-                       static_cast<double>(options_.timeout_ms) * 1e-3, world_ranks_[me], what, size_ > 2 ? "s" : "",
-                       peers);
+  base::Status timed_out(const std::string& what) const {
+    return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited in {}",
+                       static_cast<double>(options_.timeout_ms) * 1e-3, world_ranks_[static_cast<size_t>(rank_)], what);
+  }
+  /// "ncclGroupEnd for ranks 0, 1: arrived[0] of rank 0"; `peers` are ranks of the team.
+  std::string waiting_text(const char* call_name, const std::set<int>& peers, const std::string& what) const {
+    std::string text = base::format("{} for rank{}", call_name, peers.size() > 1 ? "s" : "");
+    for (const int peer : peers)
+      text += base::format("{} {}", peer == *peers.begin() ? "" : ",", world_ranks_[static_cast<size_t>(peer)]);
+    return what.empty() ? text : text + ": " + what;
   }
   void check_peer(const char* call_name, const char* argument, int peer) const {
     if (peer < 0 || peer >= size_)
@@ -219,7 +230,11 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     if (comm_ == nullptr || is_aborting_) aborted(what).or_throw();
     if (groups_ > 0 && queue != nullptr) group_stream_ = queue;
     const bool is_queued = groups_ == 0 && queue != nullptr;
-    if (is_queued) deadlines_.begin(what, queue);
+    if (is_queued) {
+      const bool is_group = !group_peers_.empty();
+      deadlines_.begin(waiting_text(what, is_group ? group_peers_ : others_, is_group ? group_what_ : ""), queue);
+      group_peers_.clear();
+    }
     const ncclResult_t code = function();
     if (code != ncclSuccess && code != ncclInProgress) failure(what, code).or_throw();
     if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
@@ -277,6 +292,8 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   bool is_watched_ = false;
   int groups_ = 0;  // open ones; calls inside finish with the last
   cudaStream_t group_stream_ = nullptr;
+  std::set<int> others_, group_peers_;  // ranks of the team: all others, those of the open group
+  std::string group_what_;
 };
 
 /// What a rank brings to the first meeting.

@@ -1,0 +1,222 @@
+#include "src/exec/rounds.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <tuple>
+
+namespace overlace::exec {
+namespace {
+
+using spec::Box;
+using spec::Instance;
+
+/// All ranks, one step after the other. NOTE: everything here follows from schedule and groups alone, so that all ranks
+/// find the same rounds.
+class Walk {
+ public:
+  Walk(const spec::Schedule& schedule, const std::vector<spec::Expansion>& all, std::span<const int> group, int rank)
+      : schedule_(schedule), all_(all), group_(group), rank_(rank), ranks_(all.size()) {
+    for (size_t r = 0; r < all.size(); ++r) {
+      ranks_[r].lanes = lanes_of(all[r]);
+      ranks_[r].next.resize(ranks_[r].lanes.size());
+      ranks_[r].is_done.resize(all[r].instances.size());
+      ranks_[r].unsent.resize(all[r].instances.size());
+      left_ += all[r].instances.size();
+    }
+  }
+
+  base::Result<Timetable> run() {
+    OVERLACE_TRY(check());
+    // Transfers first, and messages as soon as there are some: what peers wait for leaves before anything that waits.
+    while (left_ > 0 || !waiting_.empty()) {
+      if (issue(/*sm=*/false) || depart() || issue(/*sm=*/true)) continue;
+      return base::error(Errc::bad_schedule, "schedule {}: every lane of every rank waits for another one",
+                         schedule_.family);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  struct Rank {
+    std::vector<LaneQueue> lanes;
+    std::vector<size_t> next;                               // per lane
+    std::vector<char> is_done;                              // per instance: those that depend on it may start
+    std::vector<int> unsent;                                // per instance: messages that have not left
+    std::map<std::tuple<int, int64_t, int>, int64_t> seen;  // adds to (signal, slot, from) in this call
+  };
+
+  bool is_far(size_t from, int to) const { return group_[from] != group_[static_cast<size_t>(to)]; }
+  const Instance& instance(size_t rank, int index) const { return all_[rank].instances[static_cast<size_t>(index)]; }
+
+  base::Status check() const {
+    for (size_t r = 0; r < all_.size(); ++r)
+      for (const Instance& i : all_[r].instances) OVERLACE_TRY(check(r, i));
+    return {};
+  }
+
+  base::Status check(size_t r, const Instance& i) const {
+    const spec::Task& task = schedule_.tasks[static_cast<size_t>(i.task)];
+    const auto refuse = [&](const char* what, int peer) {
+      return base::error(Errc::not_supported,
+                         "{} of rank {} {} rank {}, which loads and stores do not reach; wanted: copies and signals",
+                         i.id(schedule_), r, what, peer);
+    };
+    const bool is_copy = task.kind == spec::Kind::copy && !is_part(task) && i.reads.size() == 1 &&
+                         i.writes.size() == 1 && i.reads[0].size() == i.writes[0].size();
+    for (const auto& boxes : i.reads)
+      for (const Box& box : boxes)
+        if (is_far(r, box.rank)) return refuse("reads from", box.rank);
+    for (const auto& boxes : i.writes)
+      for (const Box& box : boxes)
+        if (is_far(r, box.rank) && !is_copy) return refuse("stores to", box.rank);
+    if (!is_part(task)) return {};
+    for (const spec::ResolvedSet& set : i.sets)
+      if (is_far(r, set.at)) return refuse("signals in a kernel to", set.at);
+    for (const spec::ResolvedWait& wait : i.waits)
+      if (is_far(r, wait.from)) return refuse("waits in a kernel for", wait.from);
+    return {};
+  }
+
+  bool is_ready(size_t r, const Instance& i) const {
+    const Rank& rank = ranks_[r];
+    const auto holds = [&](const spec::ResolvedWait& wait) {
+      if (wait.previous) return true;  // awaited before the call's first step
+      const auto found = rank.seen.find({wait.signal, wait.slot, wait.from});
+      return (found == rank.seen.end() ? 0 : found->second) >= wait.at_least;
+    };
+    return std::all_of(i.deps.begin(), i.deps.end(),
+                       [&](int d) { return rank.is_done[static_cast<size_t>(d)] != 0; }) &&
+           std::all_of(i.waits.begin(), i.waits.end(), holds);
+  }
+
+  /// sm: at most one instance per rank, so that equal ranks go in step; else all transfers that can be issued now.
+  bool issue(bool sm) {
+    bool has_moved = false;
+    for (size_t r = 0; r < all_.size(); ++r) {
+      Rank& rank = ranks_[r];
+      for (size_t lane = 0; lane < rank.lanes.size(); ++lane) {
+        const std::vector<int>& queue = rank.lanes[lane].instances;
+        if ((rank.lanes[lane].lane.engine == spec::Engine::sm) != sm) continue;
+        bool has_issued = false;
+        while (rank.next[lane] < queue.size() && is_ready(r, instance(r, queue[rank.next[lane]]))) {
+          issue(r, queue[rank.next[lane]++]);
+          has_moved = has_issued = true;
+          if (sm) break;
+        }
+        if (sm && has_issued) break;
+      }
+    }
+    return has_moved;
+  }
+
+  void issue(size_t r, int index) {
+    const Instance& i = instance(r, index);
+    const auto at = static_cast<size_t>(index);
+    if (static_cast<int>(r) == rank_) out_.steps.push_back({.instance = index});
+    --left_;
+    std::map<int, Message> messages;
+    const auto message_to = [&](int to) -> Message& {
+      Message& message = messages[to];
+      message.from = static_cast<int>(r);
+      message.to = to;
+      message.instance = index;
+      return message;
+    };
+    for (size_t b = 0; b < (i.writes.empty() ? 0 : i.writes[0].size()); ++b) {
+      const Box& to = i.writes[0][b];
+      if (is_far(r, to.rank) && !to.empty()) message_to(to.rank).parts.emplace_back(i.reads[0][b], to);
+    }
+    for (const spec::ResolvedSet& set : i.sets) {
+      if (is_far(r, set.at)) {
+        message_to(set.at).sets.push_back(set);
+      } else {
+        ranks_[static_cast<size_t>(set.at)].seen[{set.signal, set.slot, static_cast<int>(r)}] += set.add;
+      }
+    }
+    ranks_[r].unsent[at] = static_cast<int>(messages.size());
+    ranks_[r].is_done[at] = messages.empty() ? 1 : 0;
+    for (auto& [to, message] : messages) waiting_[{static_cast<int>(r), to}].push_back(std::move(message));
+  }
+
+  /// The first message of each pair.
+  bool depart() {
+    if (waiting_.empty()) return false;
+    Round round;
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      deliver(it->second.front());
+      round.push_back(std::move(it->second.front()));
+      it->second.pop_front();
+      it = it->second.empty() ? waiting_.erase(it) : std::next(it);
+    }
+    const bool is_mine =
+        std::any_of(round.begin(), round.end(), [&](const Message& m) { return m.from == rank_ || m.to == rank_; });
+    if (!is_mine) return true;
+    out_.steps.push_back({.round = static_cast<int>(out_.rounds.size())});
+    out_.rounds.push_back(std::move(round));
+    return true;
+  }
+
+  void deliver(const Message& m) {
+    Rank& sender = ranks_[static_cast<size_t>(m.from)];
+    const auto at = static_cast<size_t>(m.instance);
+    if (--sender.unsent[at] == 0) sender.is_done[at] = 1;
+    for (const spec::ResolvedSet& set : m.sets)
+      ranks_[static_cast<size_t>(m.to)].seen[{set.signal, set.slot, m.from}] += set.add;
+  }
+
+  const spec::Schedule& schedule_;
+  const std::vector<spec::Expansion>& all_;
+  std::span<const int> group_;
+  const int rank_;
+  std::vector<Rank> ranks_;
+  std::map<std::pair<int, int>, std::deque<Message>> waiting_;  // (from, to)
+  size_t left_ = 0;                                             // instances
+  Timetable out_;
+};
+
+}  // namespace
+
+std::vector<Step> issue_order(const Program& program) {
+  std::vector<Step> order;
+  std::vector<size_t> next(program.lanes.size(), 0);  // lanes: transfer engines first, then sm by queue
+  std::vector<bool> issued(program.expansion.instances.size(), false);
+  const auto is_ready = [&](int index) {
+    const std::vector<int>& deps = program.expansion.instances[static_cast<size_t>(index)].deps;
+    return std::all_of(deps.begin(), deps.end(), [&](int dep) { return issued[static_cast<size_t>(dep)]; });
+  };
+  while (order.size() < issued.size()) {
+    bool moved = false;
+    for (size_t lane = 0; lane < program.lanes.size() && !moved; ++lane) {
+      const std::vector<int>& queue = program.lanes[lane].instances;
+      if (next[lane] == queue.size() || !is_ready(queue[next[lane]])) continue;
+      order.push_back({.instance = queue[next[lane]++]});
+      issued[static_cast<size_t>(order.back().instance)] = true;
+      moved = true;
+    }
+    OVERLACE_ASSERT(moved);  // expand() gives a topological order, so one exists
+  }
+  return order;
+}
+
+base::Result<Timetable> make_timetable(const spec::Schedule& schedule, const std::vector<spec::Expansion>& all,
+                                       std::span<const int> group, int rank) {
+  return Walk(schedule, all, group, rank).run();
+}
+
+std::string round_text(const Program& program, const Round& round) {
+  std::string received, sent;
+  for (const Message& m : round) {
+    const bool is_in = m.to == program.rank();
+    if (!is_in && m.from != program.rank()) continue;
+    std::string& text = is_in ? received : sent;
+    if (!text.empty()) text += ", ";
+    for (size_t i = 0; i < m.sets.size(); ++i)
+      text += (i == 0 ? "" : " and ") + program.word_name(m.sets[i].signal, m.sets[i].slot);
+    if (m.sets.empty()) text += "data";
+    text += base::format(" {} rank {}", is_in ? "of" : "to", is_in ? m.from : m.to);
+  }
+  return received.empty() ? sent : received;
+}
+
+}  // namespace overlace::exec

@@ -1,0 +1,55 @@
+// In which order a rank issues a schedule, and what it sends to ranks that loads and stores do not reach, as rounds of
+// matched sends and receives.
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/exec/program.h"
+
+namespace overlace::exec {
+
+/// The copies and signals of one instance of `from` for one rank.
+struct Message {
+  int from = 0, to = 0;
+  int instance = 0;                                    // of `from`
+  std::vector<std::pair<spec::Box, spec::Box>> parts;  // source at `from`, target at `to`; none is empty
+  std::vector<spec::ResolvedSet> sets;                 // at `to`, once all parts are there
+};
+
+/// Messages that travel together, at most one from one rank to another. Listed alike on all ranks.
+using Round = std::vector<Message>;
+
+/// One of both: an index into Expansion::instances, or into Timetable::rounds.
+struct Step {
+  int instance = -1, round = -1;
+  bool operator==(const Step&) const = default;
+};
+
+/// Where nobody waits but on the caller's stream. Deps and lanes respected: transfers as early as they can be queued,
+/// then sm lanes by queue. All sm lanes share the caller's stream, so a reduction, which waits for peers, goes behind
+/// every GEMM that need not wait.
+std::vector<Step> issue_order(const Program& program);
+
+/// What one rank issues, in this order.
+struct Timetable {
+  std::vector<Step> steps;
+  std::vector<Round> rounds;  // those in which this rank sends or receives
+};
+
+/// The steps of all ranks are parts of one order, in which whatever a step waits for comes before it: deps, lanes,
+/// signals, and all sends of a round. So no rank can be stuck, even if each ran its steps one after the other. An
+/// instance with messages counts as done, for those that depend on it, when its last round is over.
+/// `group`: of each rank; loads and stores reach exactly the ranks of one's own group. not_supported where something
+/// other than a copy or a signal has to cross; bad_schedule where every lane waits for another one.
+base::Result<Timetable> make_timetable(const spec::Schedule& schedule, const std::vector<spec::Expansion>& all,
+                                       std::span<const int> group, int rank);
+
+/// "arrived[0] of rank 1, credit[0] of rank 3": what `rank` receives in a round, or sends ("credit[0] to rank 3") if it
+/// receives nothing.
+std::string round_text(const Program& program, const Round& round);
+
+}  // namespace overlace::exec

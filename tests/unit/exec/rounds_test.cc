@@ -1,0 +1,262 @@
+// Messages between hosts: what sends and receives in which round, and that no rank can be stuck in any order of events.
+#include "src/exec/rounds.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace overlace::exec {
+namespace {
+
+using spec::OpSpec;
+using spec::Schedule;
+
+OpSpec op_of(const std::string& name, int ranks, int64_t m = 64) {
+  OpSpec op;
+  op.op = name;
+  op.m = m;
+  op.n = 16;
+  op.k = 32;
+  op.ranks = ranks;
+  op.dtype = op.out_dtype = DType::bf16;
+  return op;
+}
+
+/// All ranks' timetables of one schedule.
+struct Whole {
+  std::vector<spec::Expansion> all;
+  std::vector<Timetable> tables;
+};
+
+Whole whole_of(const Schedule& schedule, const std::vector<int>& group) {
+  Whole out;
+  out.all = spec::expand_all(schedule, static_cast<int>(group.size())).value();
+  for (size_t r = 0; r < group.size(); ++r)
+    out.tables.push_back(make_timetable(schedule, out.all, group, static_cast<int>(r)).value());
+  return out;
+}
+
+/// Each rank runs its steps strictly one after the other, as if all its streams were one. A message is through once
+/// both ends have come to a round that has it; a round ends when all its messages are through. Empty if all ranks get
+/// to their ends, else where they are stuck.
+std::string play(const Schedule& schedule, const Whole& whole, const std::vector<int>& group) {
+  const size_t ranks = whole.all.size();
+  std::vector<size_t> at(ranks, 0);
+  std::vector<std::map<std::tuple<int, int64_t, int>, int64_t>> seen(ranks);
+  using Key = std::tuple<int, int, int>;  // from, to, instance
+  std::map<Key, std::set<int>> met;
+  const auto add = [&](int from, const spec::ResolvedSet& set) {
+    seen[static_cast<size_t>(set.at)][{set.signal, set.slot, from}] += set.add;
+  };
+  const auto is_mine = [](const Message& m, int rank) { return m.from == rank || m.to == rank; };
+  const auto step = [&](int rank) {
+    const auto r = static_cast<size_t>(rank);
+    const Timetable& table = whole.tables[r];
+    const Step now = table.steps[at[r]];
+    if (now.round >= 0) {
+      const Round& round = table.rounds[static_cast<size_t>(now.round)];
+      bool is_over = true;
+      for (const Message& m : round) {
+        if (!is_mine(m, rank)) continue;
+        met[{m.from, m.to, m.instance}].insert(rank);
+        is_over = is_over && met[{m.from, m.to, m.instance}].size() == 2;
+      }
+      if (!is_over) return false;
+      for (const Message& m : round)
+        for (const spec::ResolvedSet& set : m.sets)
+          if (m.to == rank) add(m.from, set);
+      return true;
+    }
+    const spec::Instance& i = whole.all[r].instances[static_cast<size_t>(now.instance)];
+    for (const spec::ResolvedWait& w : i.waits)
+      if (!w.previous && seen[r][{w.signal, w.slot, w.from}] < w.at_least) return false;
+    for (const spec::ResolvedSet& set : i.sets)
+      if (group[r] == group[static_cast<size_t>(set.at)]) add(rank, set);
+    return true;
+  };
+  for (bool has_moved = true; has_moved;) {
+    has_moved = false;
+    for (size_t r = 0; r < ranks; ++r)
+      for (; at[r] < whole.tables[r].steps.size() && step(static_cast<int>(r)); ++at[r]) has_moved = true;
+  }
+  std::string stuck;
+  for (size_t r = 0; r < ranks; ++r)
+    if (at[r] < whole.tables[r].steps.size())
+      stuck +=
+          base::format("rank {} at step {} of {} of {}; ", r, at[r], whole.tables[r].steps.size(), schedule.family);
+  return stuck;
+}
+
+/// What each pair exchanges, in the order in which `rank` does.
+std::map<std::pair<int, int>, std::vector<int>> order_of(const Timetable& table, int rank) {
+  std::map<std::pair<int, int>, std::vector<int>> out;
+  for (const Step& step : table.steps) {
+    if (step.round < 0) continue;
+    for (const Message& m : table.rounds[static_cast<size_t>(step.round)])
+      if (m.from == rank || m.to == rank) out[{m.from, m.to}].push_back(m.instance);
+  }
+  return out;
+}
+
+bool is_fused(const Schedule& schedule) { return std::any_of(schedule.tasks.begin(), schedule.tasks.end(), is_part); }
+
+struct Case {
+  std::string op;
+  int64_t m;
+  std::vector<int> group;
+};
+
+void expect_sound(const Case& c, const std::string& family, int degree) {
+  const int ranks = static_cast<int>(c.group.size());
+  spec::Params options;
+  if (family == "hierarchical" || family == "serial") options["hosts"] = int64_t{2};
+  const Schedule schedule = spec::make_schedule(op_of(c.op, ranks, c.m), family, degree, options);
+  const std::string where = base::format("{} {} q {} M {}", c.op, family, degree, c.m);
+  if (is_fused(schedule)) return;
+  const Whole whole = whole_of(schedule, c.group);
+  EXPECT_EQ(play(schedule, whole, c.group), "") << where;
+  int64_t far_sets = 0, delivered = 0, far_bytes = 0, moved = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const Timetable& table = whole.tables[static_cast<size_t>(r)];
+    const std::vector<spec::Instance>& instances = whole.all[static_cast<size_t>(r)].instances;
+    std::vector<int> issued;
+    std::vector<size_t> place(instances.size());
+    for (size_t s = 0; s < table.steps.size(); ++s) {
+      if (table.steps[s].instance < 0) continue;
+      issued.push_back(table.steps[s].instance);
+      place[static_cast<size_t>(issued.back())] = s;
+    }
+    EXPECT_EQ(std::set<int>(issued.begin(), issued.end()).size(), instances.size()) << where << ": each once";
+    for (size_t s = 0; s < table.steps.size(); ++s) {
+      if (table.steps[s].round < 0) continue;
+      std::set<std::pair<int, int>> pairs;
+      for (const Message& m : table.rounds[static_cast<size_t>(table.steps[s].round)]) {
+        EXPECT_TRUE(pairs.insert({m.from, m.to}).second) << where << ": one message of a pair in a round";
+        if (m.from == r) {
+          EXPECT_LT(place[static_cast<size_t>(m.instance)], s) << where << ": made before it leaves";
+        }
+        if (m.to != r) continue;
+        delivered += static_cast<int64_t>(m.sets.size());
+        for (const auto& [from, to] : m.parts) {
+          EXPECT_EQ(from.numel(), to.numel());
+          EXPECT_EQ(to.rank, r);
+          moved += to.numel();
+        }
+      }
+    }
+    for (const spec::Instance& i : instances) {
+      const auto is_far = [&](int peer) {
+        return c.group[static_cast<size_t>(peer)] != c.group[static_cast<size_t>(r)];
+      };
+      for (const spec::ResolvedSet& set : i.sets) far_sets += is_far(set.at) ? 1 : 0;
+      for (const auto& boxes : i.writes)
+        for (const spec::Box& box : boxes) far_bytes += is_far(box.rank) ? box.numel() : 0;
+    }
+    // Both ends of each pair have the same messages in the same order.
+    for (const auto& [pair, messages] : order_of(table, r)) {
+      const int peer = pair.first == r ? pair.second : pair.first;
+      EXPECT_EQ(order_of(whole.tables[static_cast<size_t>(peer)], peer).at(pair), messages) << where;
+    }
+  }
+  EXPECT_EQ(delivered, far_sets) << where;
+  EXPECT_EQ(moved, far_bytes) << where;
+}
+
+TEST(Rounds, EveryFamilyEndsEvenIfAllStreamsOfARankAreOne) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+    for (const int64_t m : {64, 45, 3, 0})
+      for (const std::vector<int>& group :
+           std::vector<std::vector<int>>{{0, 0, 2, 2}, {0, 1, 2, 3}, {0, 1, 0, 1}, {0, 0, 0, 3}, {0, 0, 0, 0}})
+        for (const std::string& family : spec::families(op))
+          for (const int degree : {1, 3}) expect_sound({op, m, group}, family, degree);
+}
+
+TEST(Rounds, SixRanksOnThreeHosts) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+    for (const char* family : {"hetero_unfused_1d", "serial"}) expect_sound({op, 50, {0, 0, 2, 2, 4, 4}}, family, 2);
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const std::vector<int> group = {0, 0, 2, 2, 4, 4};
+    const Schedule schedule = spec::make_schedule(op_of(op, 6, 50), "hierarchical", 2, {{"hosts", int64_t{3}}});
+    EXPECT_EQ(play(schedule, whole_of(schedule, group), group), "");
+  }
+}
+
+/// What play() says of two rounds that one rank takes the other way round; so it can see what is wrong.
+TEST(Rounds, OneRankInAnotherOrderWouldBeStuck) {
+  const std::vector<int> group = {0, 0, 2, 2};
+  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 2);
+  Whole whole = whole_of(schedule, group);
+  ASSERT_EQ(play(schedule, whole, group), "");
+  std::vector<Round>& rounds = whole.tables[2].rounds;
+  ASSERT_GE(rounds.size(), 2u);
+  std::swap(rounds[0], rounds[1]);
+  EXPECT_NE(play(schedule, whole, group).find("rank 2 at step"), std::string::npos);
+}
+
+TEST(Rounds, ChunksCrossOneByOneAndBeforeTheProductsThatNeedThem) {
+  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 4);
+  const Whole whole = whole_of(schedule, {0, 0, 2, 2});
+  const Timetable& table = whole.tables[1];
+  std::vector<std::string> text;
+  for (const Step& step : table.steps)
+    text.push_back(step.round >= 0 ? base::format("round {}", step.round)
+                                   : whole.all[1].instances[static_cast<size_t>(step.instance)].id(schedule));
+  const auto place = [&](const std::string& what) { return std::find(text.begin(), text.end(), what) - text.begin(); };
+  for (int s = 0; s < 4; ++s) {
+    for (const Message& m : table.rounds[static_cast<size_t>(s)]) {
+      ASSERT_EQ(m.sets.size(), 1u);
+      EXPECT_EQ(m.sets[0].slot, s);
+      EXPECT_EQ(m.parts.size(), 1u);
+    }
+    EXPECT_LT(place(base::format("round {}", s)), place(base::format("gemm_remote[s={}]", s)));
+  }
+  // All leave before the first product; the credits, which carry no data, after the last one.
+  EXPECT_LT(place("round 3"), place("gemm_own"));
+  ASSERT_EQ(table.rounds.size(), 5u);
+  EXPECT_GT(place("round 4"), place("gemm_remote[s=3]"));
+  for (const Message& m : table.rounds[4]) EXPECT_TRUE(m.parts.empty());
+}
+
+TEST(Rounds, AHierarchyCrossesBetweenGatewaysOnly) {
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const Schedule schedule = spec::make_schedule(op_of(op, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+    for (const Timetable& table : whole_of(schedule, {0, 0, 2, 2}).tables)
+      for (const Round& round : table.rounds)
+        for (const Message& m : round) EXPECT_EQ((m.from + 2) % 4, m.to) << op;
+  }
+}
+
+TEST(Rounds, OneHostHasNone) {
+  const Schedule schedule = spec::make_schedule(op_of("gemm_ar", 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  for (const Timetable& table : whole_of(schedule, {0, 0, 0, 0}).tables) EXPECT_TRUE(table.rounds.empty());
+}
+
+TEST(Rounds, AKernelThatStoresToAnotherHostIsRefused) {
+  OpSpec op = op_of("gemm_rs", 4, 2048);
+  op.n = 1024;
+  op.k = 512;
+  const Schedule schedule = spec::make_schedule(op, "tma_slot", 4);
+  const auto all = spec::expand_all(schedule, 4).value();
+  const auto refused = make_timetable(schedule, all, std::vector<int>{0, 0, 2, 2}, 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Errc::not_supported);
+  EXPECT_NE(refused.status().message().find("which loads and stores do not reach"), std::string::npos)
+      << refused.status().message();
+  EXPECT_TRUE(make_timetable(schedule, all, std::vector<int>{0, 0, 0, 0}, 1).ok());
+}
+
+TEST(Rounds, ARoundSaysWhatItBrings) {
+  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 1);
+  const std::unique_ptr<Program> program = std::move(expand_program(schedule, "", 1, 4).value());
+  const Whole whole = whole_of(schedule, {0, 0, 2, 2});
+  EXPECT_EQ(round_text(*program, whole.tables[1].rounds[0]), "arrived[0] of rank 2, arrived[0] of rank 3");
+  Round sent = whole.tables[1].rounds[0];
+  std::erase_if(sent, [](const Message& m) { return m.to == 1; });
+  EXPECT_EQ(round_text(*program, sent), "arrived[0] to rank 2, arrived[0] to rank 3");
+}
+
+}  // namespace
+}  // namespace overlace::exec
