@@ -52,9 +52,9 @@ __device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t shared) {
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define OVERLACE_R64_80 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define OVERLACE_R80_96 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define OVERLACE_R96_128                                                                                             \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
-  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define OVERLACE_R96_112 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define OVERLACE_R112_128 \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define OVERLACE_D8(i)                                                                                        \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
@@ -105,25 +105,38 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a_descrip
       OVERLACE_WGMMA("192", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96, "%96", "%97", "%98",
                      "%99", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64));
     }
+  } else if constexpr (kRegisters == 112) {
+    if constexpr (kIsBf16) {
+      OVERLACE_WGMMA("224", "bf16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112,
+                     "%112", "%113", "%114", "%115", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
+                     OVERLACE_D16(96));
+    } else {
+      OVERLACE_WGMMA("224", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112,
+                     "%112", "%113", "%114", "%115", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
+                     OVERLACE_D16(96));
+    }
   } else if constexpr (kRegisters == 128) {
     if constexpr (kIsBf16) {
-      OVERLACE_WGMMA("256", "bf16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_128,
+      OVERLACE_WGMMA("256", "bf16",
+                     OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112 OVERLACE_R112_128,
                      "%128", "%129", "%130", "%131", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
                      OVERLACE_D32(96));
     } else {
-      OVERLACE_WGMMA("256", "f16", OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_128,
+      OVERLACE_WGMMA("256", "f16",
+                     OVERLACE_R0_32 OVERLACE_R32_64 OVERLACE_R64_80 OVERLACE_R80_96 OVERLACE_R96_112 OVERLACE_R112_128,
                      "%128", "%129", "%130", "%131", OVERLACE_D32(0), OVERLACE_D32(32), OVERLACE_D32(64),
                      OVERLACE_D32(96));
     }
   } else {
-    static_assert(kRegisters == 0, "N is 64, 128, 160, 192 or 256");
+    static_assert(kRegisters == 0, "N is 64, 128, 160, 192, 224 or 256");
   }
 }
 #undef OVERLACE_R0_32
 #undef OVERLACE_R32_64
 #undef OVERLACE_R64_80
 #undef OVERLACE_R80_96
-#undef OVERLACE_R96_128
+#undef OVERLACE_R96_112
+#undef OVERLACE_R112_128
 #undef OVERLACE_D8
 #undef OVERLACE_D16
 #undef OVERLACE_D32

@@ -53,8 +53,8 @@ constexpr uint32_t dynamic_shared_bytes(const ConfigSpec& c) { return shared_lay
 inline constexpr uint32_t kSharedLimit = 227 * 1024;
 
 constexpr bool is_valid(const ConfigSpec& c) {
-  const bool tile = (c.tile_m == 128 &&
-                     (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 || c.tile_n == 192 || c.tile_n == 256)) ||
+  const bool tile = (c.tile_m == 128 && (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 || c.tile_n == 192 ||
+                                         c.tile_n == 224 || c.tile_n == 256)) ||
                     (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
   const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.cluster() <= 2;
   const bool major = c.b_major == BMajor::k || c.tile_n % 64 == 0;

@@ -95,7 +95,11 @@ TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
   s.stages = 5;  // 240 KB of operands
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
+  s.tile_n = 240;
+  EXPECT_FALSE(is_valid(s));
   s.tile_n = 224;
+  EXPECT_TRUE(is_valid(s));
+  s.b_major = BMajor::n;  // boxes of 64 columns
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
   s.cluster_m = s.cluster_n = 2;
