@@ -14,6 +14,7 @@
 #include "cli/sim.h"
 #include "cli/sim_check.h"
 #include "cli/sim_graph.h"
+#include "cli/sim_losses.h"
 #include "cli/sim_sweep.h"
 #include "cli/sim_t3.h"
 #include "cli/sim_validate.h"
@@ -143,6 +144,7 @@ struct SimModelWords {
   overlace::cli::T3Words t3;
   overlace::cli::ValidateWords validate;
   overlace::cli::SweepWords sweep;
+  overlace::cli::LossWords losses;
   overlace::cli::CheckWords check;
   overlace::cli::DlrmWords dlrm;
   overlace::cli::TransformerWords transformer;
@@ -259,6 +261,21 @@ void add_co2(CLI::App& graphs, overlace::cli::Co2Words* words) {
   graph->add_option("--seed", words->run.seed, "Of that factor")->capture_default_str()->check(number_error<uint64_t>);
 }
 
+void add_characterise(CLI::App& sim, overlace::cli::LossWords* w) {
+  CLI::App* losses = sim.add_subcommand("characterise", "What cutting and running beside each other costs");
+  losses->add_option("op", w->op, "ag_gemm, gemm_rs or gemm_ar")->required();
+  losses->add_option("--m", w->m, "Rows of the whole team")->required();
+  losses->add_option("--n", w->n, "Columns, of one rank in ag_gemm")->required();
+  losses->add_option("--k", w->k, "Depth, of one rank in gemm_rs and gemm_ar")->required();
+  losses->add_option("-n,--ranks", w->ranks, "Ranks (default: the machine's)");
+  losses->add_option("--degrees", w->degrees, "Parts of a shard")->capture_default_str();
+  losses->add_option("--machine", w->machine, "A shipped machine or FILE.json")->capture_default_str();
+  losses->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+  losses->add_option("--plot", w->plot, "Both losses over the parts: .svg or .html");
+  losses->add_option("--json", w->json, "The same as data; - is stdout");
+  for (const char* option : {"--m", "--n", "--k", "--ranks"}) losses->get_option(option)->check(number_error<int64_t>);
+}
+
 void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
   CLI::App* sweep = sim.add_subcommand("sweep", "Schedules over lists of parameters: table, data, plot");
   overlace::cli::SweepWords* w = &words->sweep;
@@ -276,6 +293,7 @@ void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
       ->check(number_error<int64_t>);
   sweep->add_option("--plot", w->plot, "Lines over the first number that varies: .svg or .html");
   sweep->add_option("--json", w->json, "The same as data; - is stdout");
+  add_characterise(sim, &words->losses);
   CLI::App* check = sim.add_subcommand(
       "check", "Properties that every simulation must have, on a machine; 1 where one does not hold");
   check->add_option("--machine", words->check.machine, "A shipped machine or FILE.json")->capture_default_str();
@@ -309,6 +327,7 @@ int run_sim(const CLI::App& sim, const overlace::cli::SimWords& words, const Sim
   if (sim.got_subcommand("t3")) return overlace::cli::sim_t3(models.t3);
   if (sim.got_subcommand("validate")) return overlace::cli::sim_validate(models.validate);
   if (sim.got_subcommand("sweep")) return overlace::cli::sim_sweep(models.sweep);
+  if (sim.got_subcommand("characterise")) return overlace::cli::sim_characterise(models.losses);
   if (sim.got_subcommand("check")) return overlace::cli::sim_check(models.check);
   if (sim.got_subcommand("graph")) return run_graph(*sim.get_subcommand("graph"), models);
   return sim.got_subcommand("run") ? overlace::cli::sim_run(words) : overlace::cli::sim_compare(words);

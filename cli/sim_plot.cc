@@ -33,7 +33,8 @@ std::string number(double v) {
   return base::format("{:.4g}", v);
 }
 
-/// 1, 2 and 5 times powers of ten within the range; fewer where there are many.
+/// 1, 2 and 5 times powers of ten within the range; fewer where there are many, multiples of such a number where there
+/// are hardly any.
 std::vector<double> ticks(const Range& range) {
   std::vector<double> out;
   for (const auto& steps : {std::vector<double>{1, 2, 5}, std::vector<double>{1}}) {
@@ -43,6 +44,11 @@ std::vector<double> ticks(const Range& range) {
         if (power * step >= range.least && power * step <= range.most) out.push_back(power * step);
     if (out.size() <= 7) break;
   }
+  if (out.size() > 2 || !(range.most > range.least)) return out;
+  const double wanted = (range.most - range.least) / 5, power = std::pow(10, std::floor(std::log10(wanted)));
+  const double step = power * (wanted / power > 5 ? 10 : wanted / power > 2 ? 5 : wanted / power > 1 ? 2 : 1);
+  out.clear();
+  for (double k = std::ceil(range.least / step); k * step <= range.most; ++k) out.push_back(k * step);
   return out;
 }
 
@@ -72,7 +78,8 @@ class Panel {
     }
     out += rule(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "#444444");
     out += rule(kLeft, kTop, kLeft, kHeight - kBottom, "#444444");
-    out += text((kLeft + kWidth - kRight) / 2, kHeight - 10, x_label, "middle", "normal");
+    out += text((kLeft + kWidth - kRight) / 2, kHeight - 10, panel_.x_label.empty() ? x_label : panel_.x_label,
+                "middle", "normal");
     out += base::format("<text transform=\"translate({:.1f},{:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
                         left_ + 14, top_ + (kTop + kHeight - kBottom) / 2, escape_html(y_label));
     for (const PlotLine& line : panel_.lines) out += draw_line(line);

@@ -14,6 +14,7 @@ struct PlotLine {
 struct PlotPanel {
   std::string title;
   std::vector<PlotLine> lines;
+  std::string x_label = {};  // where it is not that of all panels
 };
 
 /// Panels side by side, three to a row; a name has one colour in all of them. Panels without points say so.

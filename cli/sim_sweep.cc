@@ -1,8 +1,6 @@
 #include "cli/sim_sweep.h"
 
 #include <algorithm>
-#include <charconv>
-#include <limits>
 #include <map>
 #include <set>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "cli/problem.h"
 #include "cli/run_outputs.h"
 #include "cli/sim_plot.h"
+#include "cli/word_list.h"
 #include "overlace/error.h"
 #include "overlace/sim.h"
 #include "src/base/file.h"
@@ -27,30 +26,6 @@ constexpr int64_t kMostDegree = 1024;  // of make_schedule
 constexpr size_t kMostSimulations = 20000;
 
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, why); }
-
-std::vector<std::string> words_of(const std::string& list) {
-  std::vector<std::string> out;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    out.push_back(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
-}
-
-std::vector<int64_t> numbers_of(const char* option, const std::string& list,
-                                int64_t most = std::numeric_limits<int64_t>::max()) {
-  std::vector<int64_t> out;
-  for (const std::string& word : words_of(list)) {
-    int64_t value = 0;
-    const auto [stop, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (code != std::errc() || stop != word.data() + word.size() || value < 1)
-      refuse(base::format("{} is {}, wanted whole numbers of at least 1 between commas", option, list));
-    if (value > most) refuse(base::format("{} has {}, wanted at most {}", option, value, most));
-    out.push_back(value);
-  }
-  return out;
-}
 
 struct Point {
   std::string machine;

@@ -10,6 +10,7 @@
 #include "cli/sim.h"
 #include "cli/sim_check.h"
 #include "cli/sim_graph.h"
+#include "cli/sim_losses.h"
 #include "cli/sim_sweep.h"
 #include "cli/sim_t3.h"
 #include "cli/sim_validate.h"
@@ -41,6 +42,7 @@ int sim_graph_transformer(const TransformerWords&) { return 0; }
 int sim_graph_moe(const MoeWords&) { return 0; }
 int sim_graph_co2(const Co2Words&) { return 0; }
 int sim_sweep(const SweepWords&) { return 0; }
+int sim_characterise(const LossWords&) { return 0; }
 int sim_check(const CheckWords&) { return 0; }
 int trace_diff(const DiffWords&) { return 0; }
 base::Status print(std::string_view) { return {}; }

@@ -1,0 +1,36 @@
+#include "cli/word_list.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "overlace/error.h"
+#include "src/base/format.h"
+
+namespace overlace::cli {
+
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> out;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    out.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+std::vector<int64_t> numbers_of(const char* option, const std::string& list, int64_t most) {
+  std::vector<int64_t> out;
+  for (const std::string& word : words_of(list)) {
+    int64_t value = 0;
+    const auto [stop, code] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (code != std::errc() || stop != word.data() + word.size() || value < 1)
+      throw_error(Errc::invalid_argument,
+                  base::format("{} is {}, wanted whole numbers of at least 1 between commas", option, list));
+    if (value > most)
+      throw_error(Errc::invalid_argument, base::format("{} has {}, wanted at most {}", option, value, most));
+    out.push_back(value);
+  }
+  return out;
+}
+
+}  // namespace overlace::cli
