@@ -24,6 +24,7 @@ class Walk {
       ranks_[r].unsent.resize(all[r].instances.size());
       left_ += all[r].instances.size();
     }
+    out_.last_round.assign(all[static_cast<size_t>(rank)].instances.size(), -1);
   }
 
   base::Result<Timetable> run() {
@@ -42,7 +43,7 @@ class Walk {
     std::vector<LaneQueue> lanes;
     std::vector<size_t> next;                               // per lane
     std::vector<char> is_done;                              // per instance: those that depend on it may start
-    std::vector<int> unsent;                                // per instance: messages that have not left
+    std::vector<int> unsent;                                // per instance: messages with data that have not left
     std::map<std::tuple<int, int64_t, int>, int64_t> seen;  // adds to (signal, slot, from) in this call
   };
 
@@ -134,25 +135,33 @@ class Walk {
         ranks_[static_cast<size_t>(set.at)].seen[{set.signal, set.slot, static_cast<int>(r)}] += set.add;
       }
     }
-    ranks_[r].unsent[at] = static_cast<int>(messages.size());
-    ranks_[r].is_done[at] = messages.empty() ? 1 : 0;
+    for (const auto& [to, message] : messages) ranks_[r].unsent[at] += message.parts.empty() ? 0 : 1;
+    ranks_[r].is_done[at] = ranks_[r].unsent[at] == 0 ? 1 : 0;
     for (auto& [to, message] : messages) waiting_[{static_cast<int>(r), to}].push_back(std::move(message));
   }
 
-  /// The first message of each pair.
+  /// Of each pair the first message with data, and signals before it.
   bool depart() {
     if (waiting_.empty()) return false;
     Round round;
     for (auto it = waiting_.begin(); it != waiting_.end();) {
-      deliver(it->second.front());
-      round.push_back(std::move(it->second.front()));
-      it->second.pop_front();
+      for (bool has_data = false; !it->second.empty() && !has_data; it->second.pop_front()) {
+        has_data = !it->second.front().parts.empty();
+        deliver(it->second.front());
+        round.push_back(std::move(it->second.front()));
+      }
       it = it->second.empty() ? waiting_.erase(it) : std::next(it);
     }
     const bool is_mine =
         std::any_of(round.begin(), round.end(), [&](const Message& m) { return m.from == rank_ || m.to == rank_; });
     if (!is_mine) return true;
-    out_.steps.push_back({.round = static_cast<int>(out_.rounds.size())});
+    const int index = static_cast<int>(out_.rounds.size());
+    for (const Message& m : round) {
+      if (m.parts.empty() || (m.from != rank_ && m.to != rank_)) continue;
+      out_.last_data = index;
+      if (m.from == rank_) out_.last_round[static_cast<size_t>(m.instance)] = index;
+    }
+    out_.steps.push_back({.round = index});
     out_.rounds.push_back(std::move(round));
     return true;
   }
@@ -160,7 +169,7 @@ class Walk {
   void deliver(const Message& m) {
     Rank& sender = ranks_[static_cast<size_t>(m.from)];
     const auto at = static_cast<size_t>(m.instance);
-    if (--sender.unsent[at] == 0) sender.is_done[at] = 1;
+    if (!m.parts.empty() && --sender.unsent[at] == 0) sender.is_done[at] = 1;
     for (const spec::ResolvedSet& set : m.sets)
       ranks_[static_cast<size_t>(m.to)].seen[{set.signal, set.slot, m.from}] += set.add;
   }

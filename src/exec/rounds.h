@@ -20,7 +20,8 @@ struct Message {
   std::vector<spec::ResolvedSet> sets;                 // at `to`, once all parts are there
 };
 
-/// Messages that travel together, at most one from one rank to another. Listed alike on all ranks.
+/// Messages that travel together: from one rank to another at most one with data, the last, and signals that were ready
+/// before it. Listed alike on all ranks.
 using Round = std::vector<Message>;
 
 /// One of both: an index into Expansion::instances, or into Timetable::rounds.
@@ -38,11 +39,14 @@ std::vector<Step> issue_order(const Program& program);
 struct Timetable {
   std::vector<Step> steps;
   std::vector<Round> rounds;  // those in which this rank sends or receives
+  /// Of each instance's data, and of all that this rank sends or receives: the last round; -1: there is none.
+  std::vector<int> last_round;
+  int last_data = -1;
 };
 
 /// The steps of all ranks are parts of one order, in which whatever a step waits for comes before it: deps, lanes,
 /// signals, and all sends of a round. So no rank can be stuck, even if each ran its steps one after the other. An
-/// instance with messages counts as done, for those that depend on it, when its last round is over.
+/// instance that sends data counts as done, for those that depend on it, when its last round is over.
 /// `group`: of each rank; loads and stores reach exactly the ranks of one's own group. not_supported where something
 /// other than a copy or a signal has to cross; bad_schedule where every lane waits for another one.
 base::Result<Timetable> make_timetable(const spec::Schedule& schedule, const std::vector<spec::Expansion>& all,

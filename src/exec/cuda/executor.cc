@@ -30,13 +30,16 @@ namespace node = runtime::cuda_peer;
 
 /// Per Program: who waits for whom across streams.
 struct Prepared {
-  explicit Prepared(size_t instances) : done(instances), ready(instances), lanes(0), last_round(instances, -1) {}
+  explicit Prepared(size_t instances)
+      : done(instances), ready(instances), lanes(0), sent(1), last_round(instances, -1) {}
   Events done;   // of instances with a dependent on another stream
   Events ready;  // of instances with messages: they may leave
   Events lanes;  // fork, then the join of each copy lane
+  Events sent;   // the last data of the call have left and come; signals that travel alone are not waited for
   std::vector<spec::Lane> copy_lanes;
   std::vector<Step> steps;         // in order of issue
-  std::vector<int> last_round;     // per instance: of its messages; -1: it has none
+  std::vector<int> last_round;     // as in Timetable
+  int last_data = -1;              // as in Timetable
   std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host
   bool has_previous = false;
   std::optional<KernelContext> kernel;
@@ -193,7 +196,6 @@ base::Status CudaExecutor::prepare(Program& program, const Bodies& bodies) {
   for (size_t i = 0; i < instances.size(); ++i) {
     const spec::Instance& instance = instances[i];
     if (!is_sm(instance.lane)) copy_lanes.insert(instance.lane);
-    if (prepared->last_round[i] >= 0) OVERLACE_TRY(prepared->ready.make(i));
     for (int dep : instance.deps) {
       const auto d = static_cast<size_t>(dep);
       const bool is_other = stream_of(instances[d].lane) != stream_of(instance.lane) || prepared->last_round[d] >= 0;
@@ -229,10 +231,13 @@ base::Status CudaExecutor::prepare_steps(const Program& program, Prepared& prepa
   base::Result<Timetable> timetable = make_timetable(program.schedule, *all, groups, program.rank());
   if (!timetable.ok()) return timetable.status();
   prepared.steps = std::move(timetable->steps);
-  for (size_t k = 0; k < timetable->rounds.size(); ++k)
-    for (const Message& m : timetable->rounds[k])
-      if (m.from == program.rank()) prepared.last_round[static_cast<size_t>(m.instance)] = static_cast<int>(k);
+  prepared.last_round = std::move(timetable->last_round);
+  prepared.last_data = timetable->last_data;
   if (timetable->rounds.empty()) return {};
+  OVERLACE_TRY(prepared.sent.make(0));
+  for (const Round& round : timetable->rounds)
+    for (const Message& m : round)
+      if (m.from == program.rank()) OVERLACE_TRY(prepared.ready.make(static_cast<size_t>(m.instance)));
   base::Result<std::unique_ptr<NetRounds>> net = NetRounds::make(program, team_, std::move(timetable->rounds));
   if (!net.ok()) return net.status();
   prepared.net = std::move(net).value();
@@ -494,13 +499,12 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
   OVERLACE_TRY(execute(call, instance, stream));
   OVERLACE_TRY(mark(stream, &marks.end));
   OVERLACE_TRY(send_signals(call, instance, stream));
-  const bool has_messages = prepared.last_round[static_cast<size_t>(index)] >= 0;
-  const Events& after = has_messages ? prepared.ready : prepared.done;
-  if (cudaEvent_t event = after[static_cast<size_t>(index)]; event != nullptr) {
-    OVERLACE_TRY(cuda_status(cudaEventRecord(event, stream), "cudaEventRecord"));
-  }
-  const bool has_left = has_messages && call.program.task(instance).kind == spec::Kind::copy;
-  if (is_traced_) record(call, instance, marks, /*has_work=*/!has_left);
+  const bool sends_data = prepared.last_round[static_cast<size_t>(index)] >= 0;
+  if (cudaEvent_t ready = prepared.ready[static_cast<size_t>(index)]; ready != nullptr)
+    OVERLACE_TRY(cuda_status(cudaEventRecord(ready, stream), "cudaEventRecord"));
+  if (cudaEvent_t done = prepared.done[static_cast<size_t>(index)]; done != nullptr && !sends_data)
+    OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream), "cudaEventRecord"));
+  if (is_traced_) record(call, instance, marks, /*has_work=*/!sends_data);
   return {};
 }
 
@@ -528,15 +532,19 @@ base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int
     if (!m.parts.empty()) recorder_.recording.spans.push_back({std::move(span), marks.begin, marks.end});
     record_sent(call, m.sets, kNetLaneName, marks.end);
   }
-  return {};
+  if (index != prepared.last_data) return {};
+  return cuda_status(cudaEventRecord(prepared.sent[0], stream), "cudaEventRecord");
 }
 
 base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
   for (size_t i = 0; i < prepared.copy_lanes.size(); ++i) {
+    if (prepared.copy_lanes[i] == kNetLane) continue;
     OVERLACE_TRY(
         cuda_status(cudaEventRecord(prepared.lanes[i + 1], stream_of(prepared.copy_lanes[i])), "cudaEventRecord"));
     OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.lanes[i + 1]), "cudaStreamWaitEvent"));
   }
+  if (prepared.last_data >= 0)
+    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.sent[0]), "cudaStreamWaitEvent"));
   for (const auto& [from, to] : call.copies_out) OVERLACE_TRY(copy_view(from, to, stream_));
   const Cells& cells = cells_of(call.program);
   if (cells.num_moves == 0) return {};
