@@ -7,6 +7,9 @@
 Coordinate descent on the mean |log(predicted / measured)|, errors above a third counted as a third, over the shapes
 that bench_sim does not hold out. What came out is marked as measured: it is, though not alone.
 docs/design/simulator.md says what is fitted and what is left as probes gave it.
+
+With --team N only teams of N are fitted, all of their shapes, and from the middle of what each number may be instead of
+from the file; then the errors for the other teams are printed, beside what N ranks took for the same.
 """
 
 import argparse
@@ -45,7 +48,7 @@ PARAMETERS = [
     ("contention/gemm_tensor/ce_in", 1.0, 1.3),
     ("contention/gemm_tensor/ce_out", 1.0, 1.3),
     ("contention/ce_out/gemm_tensor", 1.0, 1.5),
-    ("contention/ce_out/ce_out", 1.0, 2.0),
+    ("contention/ce_out/ce_out", 1.0, 4.0),
     ("contention/ce_out/ce_in", 1.0, 1.3),
     ("contention/ce_out/reduce", 1.0, 2.0),
     ("contention/reduce/ce_in", 1.0, 2.0),
@@ -105,10 +108,22 @@ def with_values(machine: dict, values: dict[str, float]) -> dict:
     return out
 
 
+def middle(path: str, least: float, most: float) -> float:
+    """Where to start without a machine: no contention to speak of, curves as they are, else the geometric mean."""
+    if path.startswith("scale"):
+        return 1.0
+    return 1.05 if path.startswith("contention") else math.sqrt(least * most)
+
+
 class Loss:
-    def __init__(self, bench: str, records: list[str], machine: dict):
-        self.bench, self.records, self.machine = bench, records, machine
+    """Over the shapes that are not held out; with a team, over all of that team's instead."""
+
+    def __init__(self, bench: str, records: list[str], machine: dict, team: int = 0):
+        self.bench, self.records, self.machine, self.team = bench, records, machine, team
         self.calls = 0
+
+    def is_fitted(self, row: dict) -> bool:
+        return row["ranks"] == self.team if self.team else not row["held_out"]
 
     def rows(self, values: dict[str, float]) -> list[dict]:
         self.calls += 1
@@ -125,7 +140,7 @@ class Loss:
         errors = [
             min(abs(math.log(row["predicted_us"] / row["measured_us"])), 0.33)
             for row in self.rows(values)
-            if not row["held_out"]
+            if self.is_fitted(row)
         ]
         return sum(errors) / len(errors)
 
@@ -171,6 +186,46 @@ def descend(loss: Loss, values: dict[str, float], bounds: dict[str, tuple[float,
     return values
 
 
+def summary(errors: list[float]) -> str:
+    if not errors:
+        return f"{0:>5}"
+    ordered = sorted(errors)
+
+    def at(share: float) -> float:
+        return 100 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    return f"{len(ordered):>5}{at(0.5):>8.1f} %{at(0.9):>8.1f} %{100 * ordered[-1]:>8.1f} %"
+
+
+def other_teams(rows: list[dict], guessed: list[dict], team: int) -> str:
+    """Errors for teams that no fit has seen, by operator and family: of the fit, of where it started (rows of the same
+    order), and of taking what `team` ranks took for the same shape and schedule, where that was measured."""
+
+    def key(row: dict) -> tuple:
+        return tuple(row[k] for k in ("op", "m", "n", "k", "family", "degree"))
+
+    seen = {key(row): row["measured_us"] for row in rows if row["ranks"] == team}
+    groups: dict[str, list[list[float]]] = {}
+    for row, guess in zip(rows, guessed, strict=True):
+        if row["ranks"] == team:
+            continue
+        names = ["all", row["op"], f"{row['op']} {row['family']}"]
+        for name in names if row["host_bound"] else [*names, "all, limited by the device"]:
+            fit, start, same, nothing = groups.setdefault(name, [[], [], [], []])
+            fit.append(abs(row["predicted_us"] / row["measured_us"] - 1))
+            start.append(abs(guess["predicted_us"] / row["measured_us"] - 1))
+            if key(row) in seen:
+                same.append(fit[-1])
+                nothing.append(abs(seen[key(row)] / row["measured_us"] - 1))
+    lines = [f"{'':<36}{'n':>5}{'median':>10}{'p90':>10}{'max':>10}"]
+    for name, lists in sorted(groups.items()):
+        labels = ("", "  not fitted", f"  both teams measured, x{team} fit", f"  the same, as on {team}")
+        for label, errors in zip(labels, lists, strict=True):
+            if errors and (label == "" or name.startswith("all") or name == name.split()[0]):
+                lines.append(f"{name + label if label == '' else label:<36}{summary(errors)}")
+    return "\n".join(lines)
+
+
 def text_of(machine: dict) -> str:
     """One key of the second level a line, as the shipped files."""
     parts = []
@@ -192,15 +247,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--machine", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--team", type=int, default=0)
     parser.add_argument("records", nargs="+")
     options = parser.parse_args(arguments)
     machine = json.loads(options.machine.read_text())
-    loss = Loss(options.bench, options.records, machine)
+    loss = Loss(options.bench, options.records, machine, options.team)
     values = {path: start_of(path, machine) for path, _, _ in PARAMETERS}
+    if options.team:
+        values = {path: middle(path, least, most) for path, least, most in PARAMETERS}
+    guessed = values
     bounds = {path: (low, high) for path, low, high in PARAMETERS}
     values = descend(loss, values, bounds, options.rounds)
     for path, value in values.items():
         print(f"  {path:<32}{value:10.4g}")
+    if options.team:
+        print(other_teams(loss.rows(values), loss.rows(guessed), options.team))
     if options.out:
         fitted = with_values(machine, values)
         rows = loss.rows(values)

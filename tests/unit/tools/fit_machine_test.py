@@ -1,0 +1,70 @@
+"""Which rows are fitted, where it starts, what is said of other teams."""
+
+import json
+import math
+import unittest
+
+from support import ROOT
+
+import fit_machine
+
+
+def row(ranks: int, measured: float, predicted: float, **more) -> dict:
+    out = {"op": "ag_gemm", "m": 1024, "n": 8, "k": 8, "family": "library", "degree": 1, "ranks": ranks}
+    out |= {"measured_us": measured, "predicted_us": predicted, "held_out": False, "host_bound": False}
+    return out | more
+
+
+class FitMachine(unittest.TestCase):
+    def test_a_team_is_fitted_whole_and_alone(self) -> None:
+        rows = [row(2, 10, 10), row(2, 10, 10, held_out=True), row(4, 10, 10), row(4, 10, 10, held_out=True)]
+        plain, team = fit_machine.Loss("", [], {}), fit_machine.Loss("", [], {}, team=2)
+        self.assertEqual([plain.is_fitted(r) for r in rows], [True, False, True, False])
+        self.assertEqual([team.is_fitted(r) for r in rows], [True, True, False, False])
+
+    def test_starts_in_the_middle_of_what_may_be(self) -> None:
+        self.assertEqual(fit_machine.middle("scale/all_gather_us", 0.7, 1.6), 1.0)
+        self.assertEqual(fit_machine.middle("contention/reduce/ce_in", 1.0, 2.0), 1.05)
+        self.assertAlmostEqual(fit_machine.middle("latency/call_us", 0.5, 8.0), 2.0)
+        for path, least, most in fit_machine.PARAMETERS:
+            self.assertTrue(least <= fit_machine.middle(path, least, most) <= most, path)
+
+    def test_says_how_far_other_teams_are_beside_doing_nothing(self) -> None:
+        rows = [row(2, 100, 101), row(4, 200, 220), row(4, 50, 25, m=16, host_bound=True)]
+        guessed = [r | {"predicted_us": r["measured_us"] * 1.5} for r in rows]
+        lines = fit_machine.other_teams(rows, guessed, 2).splitlines()
+        found = {line[:36].strip(): line[36:].split() for line in lines[1:]}
+        self.assertEqual(found["all"][0], "2")
+        self.assertEqual(found["all"][1::2], ["50.0", "50.0", "50.0"])
+        self.assertEqual(found["ag_gemm library"][0], "2")
+        device = [line for line in lines if "limited by the device" in line]
+        self.assertEqual(device[0][36:].split()[:2], ["1", "10.0"])
+        nothing = [line for line in lines if "the same, as on 2" in line]
+        self.assertEqual(nothing[0][36:].split()[:2], ["1", "50.0"])
+        self.assertEqual(next(line for line in lines if "not fitted" in line)[36:].split()[1], "50.0")
+
+    def test_errors_of_families_need_four_shapes(self) -> None:
+        rows = [row(4, 100, 100 + i, held_out=True) for i in (1, 2, 3, 9)]
+        few = [row(4, 100, 150, held_out=True, family="serial")]
+        fitted = [row(4, 100, 300)]
+        self.assertEqual(
+            fit_machine.held_out_errors(rows + few + fitted, "predicted_us"), {"ag_gemm": {"library": [0.03, 0.09]}}
+        )
+
+    def test_a_machine_with_other_numbers_keeps_the_rest(self) -> None:
+        machine = {"gemm": {"start_us": [1.0, "prior"]}, "latency": {"call_us": [1.0, "prior"]}, "contention": []}
+        out = fit_machine.with_values(machine, {"latency/call_us": 2.34567, "contention/reduce/ce_in": 1.25})
+        self.assertEqual(out["latency"]["call_us"], [2.346, "measured"])
+        self.assertEqual(out["gemm"], machine["gemm"])
+        self.assertEqual(out["contention"], [{"slowed": "reduce", "by": "ce_in", "factor": [1.25, "measured"]}])
+        self.assertEqual(machine["latency"]["call_us"][0], 1.0)
+        self.assertTrue(math.isclose(fit_machine.start_of("contention/reduce/ce_in", out), 1.25))
+
+    def test_the_shipped_machine_has_all_that_is_fitted(self) -> None:
+        machine = json.loads((ROOT / "machine" / "h200x4.json").read_text())
+        for path, least, most in fit_machine.PARAMETERS:
+            self.assertTrue(least <= fit_machine.start_of(path, machine) <= most, path)
+
+
+if __name__ == "__main__":
+    unittest.main()
