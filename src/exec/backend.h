@@ -18,8 +18,9 @@ class Executor {
   virtual void deallocate(void* memory) = 0;
   /// `capture` where nothing may be allocated or exchanged now (a captured stream).
   virtual base::Status can_prepare() { return {}; }
-  /// After memory and ids are there, before the first run: streams, plans, warm-up. May fill Program::prepared.
-  virtual base::Status prepare(Program& program, const Bodies& bodies) = 0;
+  /// After memory and ids are there, before the first run, whose arguments these are: streams, plans, warm-up, which
+  /// may write whatever the run will write. May fill Program::prepared.
+  virtual base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) = 0;
   /// cpu: done on return. cuda: queued.
   virtual base::Status run(const Call& call) = 0;
   /// Everything issued by this channel has completed and is visible at the peers; then it may be given up.

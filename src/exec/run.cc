@@ -69,7 +69,7 @@ class Cache {
   }
 
   base::Result<Program*> find_or_prepare(const spec::Schedule& schedule, std::string_view agreement,
-                                         std::string_view local_param, const Bodies& bodies) {
+                                         std::string_view local_param, const Bindings& bindings, const Bodies& bodies) {
     ++stamp_;
     const auto found = std::find_if(programs_.begin(), programs_.end(), [&](const std::unique_ptr<Program>& p) {
       return p->agreement == agreement && p->schedule == schedule;
@@ -77,7 +77,7 @@ class Cache {
     if (found != programs_.end()) {
       std::rotate(programs_.begin(), found, found + 1);
     } else {
-      OVERLACE_TRY(prepare(schedule, agreement, local_param, bodies));
+      OVERLACE_TRY(prepare(schedule, agreement, local_param, bindings, bodies));
     }
     Program& program = *programs_.front();
     program.shared->last_use = stamp_;
@@ -117,7 +117,7 @@ class Cache {
   /// Puts the program in front. The exchange comes first: a rank on which the schedule cannot be expanded tells the
   /// others instead of leaving them to wait.
   base::Status prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param,
-                       const Bodies& bodies) {
+                       const Bindings& bindings, const Bodies& bodies) {
     OVERLACE_TRY(executor_->can_prepare());
     Team& team = channel_.team();
     base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
@@ -140,10 +140,10 @@ class Cache {
                          local_param);
     }
     program.shared = shared;
-    base::Status status = make_ready(program, bodies);
+    base::Status status = make_ready(program, bindings, bodies);
     if (is_new) {
-      // Fresh heap memory may get a pattern: nobody puts before all have it. And where one rank cannot go on, none
-      // does.
+      // Fresh heap memory may get a pattern: nobody puts before all have it. Nobody waits on its GPU before all have
+      // loaded their kernels and made their allocations. And where one rank cannot go on, none does.
       status = agree_all(team, status, "", "memory of the call");
       if (!status.ok()) free_shared(*shared), shared_.pop_back();
     }
@@ -156,10 +156,10 @@ class Cache {
   }
 
   /// What is this rank's own.
-  base::Status make_ready(Program& program, const Bodies& bodies) {
+  base::Status make_ready(Program& program, const Bindings& bindings, const Bodies& bodies) {
     while (programs_.size() >= kMaxPrograms) OVERLACE_TRY(drop_oldest_program());
     OVERLACE_TRY(allocate_workspace(program));
-    return executor_->prepare(program, bodies);
+    return executor_->prepare(program, bindings, bodies);
   }
 
   /// Room on the heap and among the ids, if need be that of the least recently used. All ranks made the same calls, so
@@ -264,7 +264,8 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
   OVERLACE_TRY(runtime::begin_call(channel, [&] { return agreement_key(schedule, agreement, options.local_param); }));
   base::Result<Cache*> cache = Cache::of(channel);
   if (!cache.ok()) return cache.status();
-  base::Result<Program*> program = (*cache)->find_or_prepare(schedule, agreement, options.local_param, bodies);
+  base::Result<Program*> program =
+      (*cache)->find_or_prepare(schedule, agreement, options.local_param, bindings, bodies);
   if (!program.ok()) return program.status();
   OVERLACE_TRY(check_bindings(**program, bindings));
   Shared& shared = *(*program)->shared;

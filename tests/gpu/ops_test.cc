@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -452,6 +453,32 @@ TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABias) {
     });
     EXPECT_EQ(failure, "");
   }
+}
+
+/// Ranks come late to the first calls of new shapes, while others wait on their GPUs: what a first call loads and
+/// allocates must not be held up by kernels that wait.
+TEST_F(GpuOps, FirstCallsOfNewShapesWhileOthersWait) {
+  constexpr int kShapes = 12, kLateMs = 15;
+  const int n = team_sizes().back();
+  const std::string failure = on_ranks(n, [&](Runtime& runtime, cudaStream_t stream) {
+    Channel& channel = runtime.world().channel(StreamRef::cuda(stream));
+    std::vector<std::unique_ptr<Site>> sites;
+    for (int i = 0; i < kShapes; ++i) {
+      const bool is_gather = i % 2 == 0;
+      sites.push_back(std::make_unique<Site>(
+          Problem{.op = is_gather ? "ag_gemm" : "gemm_rs", .m = 64 + 32 * i, .n = 64 + 24 * i, .k = 64 + 40 * i},
+          channel));
+    }
+    for (int i = 0; i < kShapes; ++i) {
+      Site& site = *sites[static_cast<size_t>(i)];
+      if (channel.team().rank() == i % n) std::this_thread::sleep_for(std::chrono::milliseconds(kLateMs));
+      const char* family = i % 4 < 2 ? "hetero_unfused_1d" : "hetero_fused_1d";
+      site.run(spec::make_schedule(site.op(), family, 2));
+    }
+    runtime.synchronize();
+    for (int i = 0; i < kShapes; ++i) require(sites[static_cast<size_t>(i)]->mismatch(), base::format("shape {}", i));
+  });
+  EXPECT_EQ(failure, "");
 }
 
 /// What no kernel is compiled for is refused on all ranks before anything moves, and says so.

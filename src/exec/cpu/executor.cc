@@ -390,7 +390,7 @@ class CpuExecutor final : public Executor {
   }
   void deallocate(void* memory) override { ::operator delete(memory, std::align_val_t(64)); }
 
-  base::Status prepare(Program& program, const Bodies&) override {
+  base::Status prepare(Program& program, const Bindings&, const Bodies&) override {
     auto prepared = std::make_shared<CpuPrepared>();
     const auto& table = program.expansion.adds_table;
     for (size_t signal = 0; signal < table.size(); ++signal) {

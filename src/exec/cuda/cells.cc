@@ -11,10 +11,13 @@ namespace {
 namespace node = runtime::cuda_peer;
 
 template <class T>
-base::Status upload(const std::vector<T>& host, T** device) {
+base::Status allocate(const std::vector<T>& host, T** device) {
   if (host.empty()) return {};
-  OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(device), host.size() * sizeof(T)), "cudaMalloc"));
-  return cuda_status(cudaMemcpy(*device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  return cuda_status(cudaMalloc(reinterpret_cast<void**>(device), host.size() * sizeof(T)), "cudaMalloc");
+}
+template <class T>
+base::Status upload_all(const std::vector<T>& host, T* device) {
+  return host.empty() ? base::Status() : upload(device, host.data(), host.size() * sizeof(T));
 }
 
 }  // namespace
@@ -52,10 +55,7 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
   }
   const int copies = program.shared->copies;
   std::vector<uint64_t> totals(static_cast<size_t>(copies) * cells->posts.size());
-  if (!totals.empty()) {
-    void** address = reinterpret_cast<void**>(&cells->totals);
-    OVERLACE_TRY(cuda_status(cudaMalloc(address, totals.size() * sizeof(uint64_t)), "cudaMalloc"));
-  }
+  OVERLACE_TRY(allocate(totals, &cells->totals));
   std::vector<node::TicketAdd> moves;
   for (int copy = 0; copy < copies; ++copy) {
     for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
@@ -79,12 +79,9 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
     }
   }
   cells->num_moves = static_cast<uint32_t>(moves.size() / static_cast<size_t>(copies));
-  OVERLACE_TRY(upload(moves, &cells->moves));
-  if (!totals.empty()) {
-    OVERLACE_TRY(
-        cuda_status(cudaMemcpy(cells->totals, totals.data(), totals.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
-                    "cudaMemcpy"));
-  }
+  OVERLACE_TRY(allocate(moves, &cells->moves));
+  OVERLACE_TRY(upload_all(moves, cells->moves));
+  OVERLACE_TRY(upload_all(totals, cells->totals));
   return cells;
 }
 

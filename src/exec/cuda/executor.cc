@@ -95,7 +95,7 @@ class CudaExecutor final : public Executor {
                        "the first call with a schedule allocates and cannot be captured; run it once before");
   }
 
-  base::Status prepare(Program& program, const Bodies& bodies) override;
+  base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) override;
   base::Status run(const Call& call) override;
   base::Status drain() override {
     DeviceScope scope(device_);
@@ -115,6 +115,7 @@ class CudaExecutor final : public Executor {
  private:
   base::Status fill_inputs(const Program& program);
   base::Status prepare_steps(const Program& program, Prepared& prepared);
+  base::Status rehearse(Program& program, const Bindings& bindings, const Bodies& bodies);
   base::Status prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared);
   base::Status launch_kernel(const Call& call, Prepared& prepared);
   base::Status prologue(const Call& call, Prepared& prepared);
@@ -180,7 +181,20 @@ base::Status CudaExecutor::fill_inputs(const Program& program) {
   return {};
 }
 
-base::Status CudaExecutor::prepare(Program& program, const Bodies& bodies) {
+/// Every task that only computes, once, on whatever the memory holds: the run writes all of it again. The first use of
+/// a GEMM loads kernels and allocates, which must not meet a kernel that waits, here or on another GPU of this process.
+base::Status CudaExecutor::rehearse(Program& program, const Bindings& bindings, const Bodies& bodies) {
+  OVERLACE_TRY(check_bindings(program, bindings));
+  const Call call{.program = program, .bindings = bindings, .bodies = bodies, .copies_out = {}};
+  for (const spec::Instance& instance : program.expansion.instances) {
+    const spec::Task& task = program.task(instance);
+    const bool computes = task.kind == spec::Kind::gemm || task.kind == spec::Kind::reduce;
+    if (computes && !is_part(task)) OVERLACE_TRY(execute(call, instance, stream_));
+  }
+  return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+base::Status CudaExecutor::prepare(Program& program, const Bindings& bindings, const Bodies& bodies) {
   DeviceScope scope(device_);
   OVERLACE_TRY(fill_inputs(program));
   if (program.shared->cells == nullptr) {
@@ -210,7 +224,7 @@ base::Status CudaExecutor::prepare(Program& program, const Bodies& bodies) {
   prepared->lanes.grow(copy_lanes.size() + 1);
   for (size_t i = 0; i <= copy_lanes.size(); ++i) OVERLACE_TRY(prepared->lanes.make(i));
   program.prepared = prepared;
-  return {};
+  return rehearse(program, bindings, bodies);
 }
 
 /// Where something waits for peers before it may go on a lane of its own, or crosses to another host, all ranks issue

@@ -13,6 +13,11 @@ base::Status cuda_status(cudaError_t error, const char* call) {
   return base::error(Errc::cuda, "{}: {}", call, cudaGetErrorString(error));
 }
 
+base::Status upload(void* device, const void* host, size_t bytes) {
+  OVERLACE_TRY(cuda_status(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy"));
+  return cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
+}
+
 base::Status fill_normal(void* device, size_t bytes, DType dtype) {
   const size_t element = dtype_bytes(dtype), block = std::min(bytes, size_t{4} << 20) / element * element;
   std::vector<unsigned char> host(block);
@@ -22,9 +27,7 @@ base::Status fill_normal(void* device, size_t bytes, DType dtype) {
     base::store_element(host.data(), dtype, static_cast<int64_t>(i), normal(random));
   }
   for (size_t at = 0; at < bytes; at += block) {
-    OVERLACE_TRY(cuda_status(
-        cudaMemcpy(static_cast<char*>(device) + at, host.data(), std::min(block, bytes - at), cudaMemcpyHostToDevice),
-        "cudaMemcpy"));
+    OVERLACE_TRY(upload(static_cast<char*>(device) + at, host.data(), std::min(block, bytes - at)));
   }
   return {};
 }

@@ -65,8 +65,9 @@ base::Status initial_totals(const ChannelPod& channel, uint32_t first_id, int co
       values.push_back(now + step);
     }
   }
-  return cuda_status(cudaMemcpy(totals, values.data(), values.size() * sizeof(uint64_t), cudaMemcpyHostToDevice),
-                     "cudaMemcpy");
+  const size_t bytes = values.size() * sizeof(uint64_t);
+  OVERLACE_TRY(cuda_status(cudaMemcpy(totals, values.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy"));
+  return cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");  // it may return before
 }
 
 int64_t rows_of(std::span<const int64_t> row_offsets, int rank) {
