@@ -21,4 +21,14 @@ __device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t (&r
                : "memory");
 }
 
+/// A word of shared memory that threads of the CTA pass on.
+__device__ __forceinline__ void store_release_cta(uint32_t address, uint32_t value) {
+  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire_cta(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 }  // namespace overlace::device::ptx

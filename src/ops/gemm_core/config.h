@@ -33,7 +33,7 @@ struct ConfigSpec {
 
 /// Offsets in the CTA's shared memory: operands and staging buffers at multiples of 1024, then the barriers.
 struct SharedLayout {
-  uint32_t a = 0, b = 0, out = 0, full = 0, empty = 0, staged = 0, freed = 0, bytes = 0;
+  uint32_t a = 0, b = 0, out = 0, full = 0, empty = 0, staged = 0, freed = 0, words = 0, bytes = 0;
 };
 constexpr SharedLayout shared_layout(const ConfigSpec& c) {
   SharedLayout s;
@@ -45,7 +45,8 @@ constexpr SharedLayout shared_layout(const ConfigSpec& c) {
   s.empty = s.full + stages * 8;
   s.staged = s.empty + stages * 8;
   s.freed = s.staged + buffers * 8;
-  s.bytes = s.freed + buffers * 8;
+  s.words = s.freed + buffers * 8;
+  s.bytes = s.words + 8;
   return s;
 }
 /// What a launch asks for: the base of dynamic shared memory is aligned by the kernel.

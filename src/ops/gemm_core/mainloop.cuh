@@ -42,6 +42,9 @@ struct Place {
   }
   __device__ uint32_t full(uint32_t stage) const { return shared + Config::kShared.full + stage * 8; }
   __device__ uint32_t empty(uint32_t stage) const { return shared + Config::kShared.empty + stage * 8; }
+  /// Counts: waits that the load thread has begun to come near to, and those of them that the watching warp has over.
+  __device__ uint32_t announced() const { return shared + Config::kShared.words; }
+  __device__ uint32_t watched() const { return shared + Config::kShared.words + 4; }
 };
 
 /// A tile of this CTA.
@@ -117,7 +120,8 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
 }
 
 /// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
-/// `wait.source(p, tile)`. `reduce.load` brings what is added to a tile, through the stages behind its operands.
+/// `wait.source(p, tile)`. `reduce.load` brings what is added to a tile, through the stages behind its operands,
+/// and `reduce.announce` hears of it before them.
 template <class Config, class WaitInput, class Reduce>
 __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait, Reduce& reduce) {
   Patience patience{p.error, p.timeout_ns};
@@ -136,6 +140,9 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
   for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
     const Tile tile = tile_of(p, place, index);
     const Source from = wait.source(p, tile);
+    if constexpr (Reduce::kLoads) {
+      if (reduce.applies(index)) reduce.announce(place, tile);
+    }
     for (int32_t k = 0; k < p.k_blocks; ++k) {
       if (opened > 0) {
         --opened;
@@ -148,11 +155,11 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
       load_a(from.map, place, ring.slot, from.row, k * kTileK);
       ring.advance();
     }
-    if constexpr (Reduce::kReduces) {
+    if constexpr (Reduce::kLoads) {
       if (reduce.applies(index)) reduce.template load<Config>(place, tile, ring, patience);
     }
   }
-  if constexpr (WaitInput::kWaits || Reduce::kReduces) drain_loads(place, ring, patience);
+  if constexpr (WaitInput::kWaits || Reduce::kLoads) drain_loads(place, ring, patience);
 }
 
 /// Sums of one consumer warpgroup, per block of 64 rows.

@@ -29,6 +29,7 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
       ptx::mbarrier_init(place.shared + Config::kShared.staged + i * 8, 4);  // warps
       ptx::mbarrier_init(place.shared + Config::kShared.freed + i * 8, 1);
     }
+    for (const uint32_t word : {place.announced(), place.watched()}) ptx::store_release_cta(word, 0);
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
@@ -36,8 +37,8 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
   return place;
 }
 
-/// All threads of the CTA. Warps of the first warpgroup: 0 loads, 2 and 3 store what consumers 0 and 1 staged; 1 to 3
-/// first push, where `push` does.
+/// All threads of the CTA. Warps of the first warpgroup: 0 loads, 1 watches for what `reduce` waits for, 2 and 3 store
+/// what consumers 0 and 1 staged; 1 to 3 first push, where `push` does.
 template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
 __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal,
                                     Push push, Reduce reduce) {
@@ -56,7 +57,9 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
       reduce.end();
     } else {
       push.run();
-      if (warp >= 2) {
+      if (warp == 1) {
+        if constexpr (Reduce::kLoads) reduce.watch(p, place);
+      } else {
         store.begin();
         if (threadIdx.x % 32 == 0) store_tiles(p, place, warp - 2, store, signal);
         __syncwarp();

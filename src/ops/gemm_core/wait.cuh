@@ -2,6 +2,7 @@
 #pragma once
 
 #include "src/device/ptx/mbarrier.cuh"
+#include "src/device/ptx/shared.cuh"
 
 namespace overlace::ops::gemm_core {
 
@@ -19,10 +20,11 @@ struct Patience {
   bool is_over = false;
 };
 
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity, Patience& patience) {
+template <class Ready>
+__device__ __forceinline__ void wait_until(Ready ready, Patience& patience) {
   if (patience.is_over) return;
   uint64_t begin = 0;
-  for (uint32_t polls = 1; !ptx::mbarrier_try_wait(barrier, parity); ++polls) {
+  for (uint32_t polls = 1; !ready(); ++polls) {
     if (polls % kPollsPerLook != 0) continue;
     const uint64_t now = ptx::global_ns();
     if (begin == 0) begin = now;
@@ -33,6 +35,21 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity, 
       return;
     }
   }
+}
+
+__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity, Patience& patience) {
+  wait_until([=] { return ptx::mbarrier_try_wait(barrier, parity); }, patience);
+}
+/// Until a word of shared memory is at least `count`, with a pause between looks.
+template <uint32_t kPauseNs = 0>
+__device__ __forceinline__ void wait_count(uint32_t word, uint32_t count, Patience& patience) {
+  wait_until(
+      [=] {
+        if (ptx::load_acquire_cta(word) >= count) return true;
+        if constexpr (kPauseNs > 0) __nanosleep(kPauseNs);
+        return false;
+      },
+      patience);
 }
 
 /// Position in a ring of kSlots: the slot, and the parity of the phase in which it is filled.

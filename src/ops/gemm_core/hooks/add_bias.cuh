@@ -21,7 +21,7 @@ __device__ __forceinline__ void add_bias(float (&sums)[kFloats], const void* bia
 
 /// A Reduce hook that loads nothing through the stages.
 struct AddBias {
-  static constexpr bool kReduces = true;
+  static constexpr bool kReduces = true, kLoads = false;
   const GemmParams* gemm;
   const void* bias;  // (N) of the output's type, or null
   int32_t n;
@@ -29,8 +29,6 @@ struct AddBias {
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
   __device__ __forceinline__ bool applies(int32_t) const { return bias != nullptr; }
-  template <class Config>
-  __device__ __forceinline__ void load(const Place<Config>&, const Tile&, Ring<Config::kStages>&, Patience&) {}
   template <class Config>
   __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, int32_t index,
                                       Ring<Config::kStages>&, Patience&) const {

@@ -29,7 +29,7 @@ struct SignalNone {
 };
 
 struct ReduceNone {
-  static constexpr bool kReduces = false;
+  static constexpr bool kReduces = false, kLoads = false;
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
 };

@@ -12,26 +12,70 @@ namespace overlace::ops::gemm_core {
 /// stages, for a slice of store_cols() columns at a time, boxes of 64 rows by source and consumer warpgroup. Own tiles
 /// are the last, and come in the order in which the others computed them.
 struct ReduceOwn {
-  static constexpr bool kReduces = true;
+  static constexpr bool kReduces = true, kLoads = true;
+  static constexpr uint32_t kLookNs = 200;      // between looks of the watching warp at what is announced
   static constexpr uint32_t kFirstBarrier = 5;  // of each consumer warpgroup; those before are PushShard's
   const ScatterParams* s;
   const TileOrder* order;
   const GemmParams* gemm;
   const CUtensorMap* from = nullptr;
   int32_t group = -1;  // that has been waited for
+  int32_t next = -1;   // that was announced last
+  uint32_t asked = 0;  // groups announced
   bool has_failed = false;
 
   __device__ __forceinline__ bool applies(int32_t index) const { return index >= s->first_own; }
   __device__ __forceinline__ int32_t boxes_per_slice() const { return (order->size - 1) * kConsumerGroups; }
 
+  // ---- warp 1 ----
+
+  /// All lanes, a sender each: waits for the groups of this CTA's own tiles, each as soon as the load thread comes near
+  /// to it, and counts them in shared memory. After a failure nobody is waited for.
+  template <class Config>
+  __device__ void watch(const GemmParams& p, const Place<Config>& place) const {
+    if (!s->watches) return;
+    ptx::wait_for_previous_grid();
+    Patience patience{p.error, p.timeout_ns};
+    const uint32_t lane = threadIdx.x % 32;
+    const int32_t sender = (order->rank + 1 + static_cast<int32_t>(lane)) % order->size;
+    const int32_t behind = s->first_own - place.cluster, step = place.num_clusters;
+    int32_t index = place.cluster + (behind > 0 ? (behind + step - 1) / step * step : 0);
+    uint32_t passed = 0;
+    for (int32_t last = -1; index < p.num_tiles; index += step) {
+      const int32_t wanted = group_of(s->groups, *order, tile_at(p.order, index));
+      if (wanted == last) continue;
+      last = wanted;
+      wait_count<kLookNs>(place.announced(), ++passed, patience);
+      Errc code = Errc::ok;
+      if (lane + 1 < static_cast<uint32_t>(order->size)) {
+        const uint32_t id = s->arrive_id + static_cast<uint32_t>(wanted);
+        const uint64_t want = device::ticket(s->channel, sender, id) + adds_of_group(*s, wanted);
+        code = device::wait_ge_async(s->channel, sender, id, want);
+      }
+      __syncwarp();
+      const bool has_failed = __any_sync(~0u, code != Errc::ok) != 0;
+      if (lane == 0) ptx::store_release_cta(place.watched(), has_failed ? ~0u : passed);
+      if (has_failed) return;
+    }
+  }
+
   // ---- load thread ----
 
   __device__ void begin() { from = &s->from[buffer_of_call(*s)]; }
 
+  /// Before the operands of an own tile.
+  template <class Config>
+  __device__ void announce(const Place<Config>& place, const Tile& tile) {
+    const int32_t wanted = group_of(s->groups, *order, tile.at);
+    if (wanted == next) return;
+    next = wanted;
+    ptx::store_release_cta(place.announced(), ++asked);
+  }
+
   template <class Config>
   __device__ void load(const Place<Config>& place, const Tile& tile, Ring<Config::kStages>& ring, Patience& patience) {
     constexpr int32_t kBoxes = Config::kSpec.stage_boxes(), kPieces = Staging<Config>::kPieces;
-    wait(group_of(s->groups, *order, tile.at));
+    wait(place, group_of(s->groups, *order, tile.at), patience);
     const int32_t boxes = boxes_per_slice(), row = tile.row - order->row_begin[order->rank];
     for (int32_t slice = 0; slice < Config::kBlocksM * kPieces; ++slice) {
       const int32_t col = tile.col + slice % kPieces * Staging<Config>::kCols;
@@ -91,9 +135,15 @@ struct ReduceOwn {
 
  private:
   /// Once per group: the order of tiles never returns to one. After a failure nobody is waited for.
-  __device__ void wait(int32_t wanted) {
+  template <class Config>
+  __device__ void wait(const Place<Config>& place, int32_t wanted, Patience& patience) {
     if (wanted == group) return;
     group = wanted;
+    if (s->watches) {
+      wait_count(place.watched(), asked, patience);
+      ptx::fence_proxy_async();
+      return;
+    }
     const uint32_t id = s->arrive_id + static_cast<uint32_t>(wanted), adds = adds_of_group(*s, wanted);
     for (int32_t step = 1; step < order->size && !has_failed; ++step) {
       const int sender = (order->rank + step) % order->size;
