@@ -8,51 +8,110 @@
 
 #include "src/base/format.h"
 #include "src/plan/pick.h"
-#include "src/plan/recurrence.h"
 
 namespace overlace::bench {
 namespace {
 
 constexpr double kTie = 0.02;  // of the best: within the noise of measuring
+constexpr size_t kLeastCandidates = 3;
 
 bool is_candidate(const Measured& m, const spec::Machine& machine) {
   const std::vector<plan::Candidate> known = plan::candidates(m.op, machine);
   return std::find(known.begin(), known.end(), plan::Candidate{m.family, m.degree}) != known.end();
 }
 
-struct Tally {
-  int cases = 0, right = 0, slower_than_library = 0;
-  double regret = 0, wrong_regret = 0, most = 0;
-  double when_wrong() const { return cases > right ? wrong_regret / (cases - right) : 0; }
-};
+/// Who chooses: what the planner answers at a tier, or FiCCO's rule as far as it is public.
+enum class Chooser { rule, paper_rule, recurrence, simulation };
+constexpr Chooser kChoosers[] = {Chooser::rule, Chooser::paper_rule, Chooser::recurrence, Chooser::simulation};
+const char* name_of(Chooser chooser) {
+  constexpr const char* kNames[] = {"rule", "FiCCO's rule", "recurrence", "simulation"};
+  return kNames[static_cast<size_t>(chooser)];
+}
 
 using Case = std::vector<const Measured*>;
 
-constexpr plan::Tier kTiers[] = {plan::Tier::rule, plan::Tier::recurrence, plan::Tier::simulation};
-constexpr size_t kNumTiers = std::size(kTiers);
-
-/// Index into `members`; none if the rule's choice was not measured, or a model has nothing to say of the library.
-std::optional<size_t> chosen(const Case& members, const spec::Machine& machine, plan::Tier tier) {
-  if (tier == plan::Tier::rule) {
-    const auto plan = plan::Planner(machine).plan(members.front()->op, {.limit = tier});
+/// Index into `members`; none if what a rule chose was not measured, or a model has nothing to say of the library.
+std::optional<size_t> chosen(const Case& members, const spec::Machine& machine, Chooser chooser) {
+  const spec::OpSpec& op = members.front()->op;
+  if (chooser == Chooser::rule || chooser == Chooser::paper_rule) {
+    const bool is_paper = chooser == Chooser::paper_rule;
+    const plan::Candidate wanted = is_paper ? plan::paper_rule(op, machine)
+                                            : plan::Planner(machine).plan(op, {.limit = plan::Tier::rule})->candidate;
     for (size_t i = 0; i < members.size(); ++i)
-      if (plan->candidate == plan::Candidate{members[i]->family, members[i]->degree}) return i;
+      if (wanted == plan::Candidate{members[i]->family, members[i]->degree}) return i;
     return std::nullopt;
   }
-  const bool is_simulated = tier == plan::Tier::simulation;
+  const bool is_simulated = chooser == Chooser::simulation;
   std::vector<plan::Alternative> list;
   std::vector<size_t> from;
   for (size_t i = 0; i < members.size(); ++i) {
     const Measured& m = *members[i];
-    const plan::Candidate candidate = {m.family, m.degree};
-    std::optional<double> us = is_simulated ? m.predicted_us : plan::Recurrence(m.op, machine).us(candidate);
+    const std::optional<double> us = is_simulated ? m.predicted_us : m.recurrence_us;
     if (!us || (is_simulated && !m.problem.empty())) continue;
-    list.push_back({candidate, *us, 0, 0});
+    list.push_back({{m.family, m.degree}, *us, 0, 0});
     from.push_back(i);
   }
-  const std::optional<plan::Pick> pick = plan::pick(members.front()->op, plan::errors_of(machine, tier), list);
+  const plan::Tier tier = is_simulated ? plan::Tier::simulation : plan::Tier::recurrence;
+  const std::optional<plan::Pick> pick = plan::pick(op, plan::errors_of(machine, tier), list);
   if (!pick) return std::nullopt;
   return from[pick->chosen];
+}
+
+std::string name_of(const Measured& m) { return plan::to_string(plan::Candidate{m.family, m.degree}); }
+
+struct Choice {
+  const Measured* of = nullptr;  // none: not measured
+  double regret = 0;
+  bool is_slower_than_library = false;
+};
+
+/// A case: what was best, and what each chooser took.
+struct Row {
+  const Measured* best;
+  size_t candidates;
+  std::vector<Choice> choices;  // by kChoosers
+};
+
+Row row_of(const Case& members, const spec::Machine& machine) {
+  const auto is_faster = [](const Measured* a, const Measured* b) { return a->measured_us() < b->measured_us(); };
+  Row out{*std::min_element(members.begin(), members.end(), is_faster), members.size(), {}};
+  const auto library =
+      std::find_if(members.begin(), members.end(), [](const Measured* m) { return m->family == "library"; });
+  for (const Chooser chooser : kChoosers) {
+    Choice& one = out.choices.emplace_back();
+    const std::optional<size_t> index = chosen(members, machine, chooser);
+    if (!index) continue;
+    one.of = members[*index];
+    one.regret = one.of->measured_us() / out.best->measured_us() - 1;
+    one.is_slower_than_library =
+        library != members.end() && one.of->measured_us() > (*library)->measured_us() * (1 + kTie);
+  }
+  return out;
+}
+
+std::string summary_of(const std::vector<Row>& rows, size_t chooser, bool only_held_out) {
+  int cases = 0, right = 0, best = 0, slower = 0, unknown = 0;
+  double regret = 0, wrong = 0, most = 0;
+  for (const Row& row : rows) {
+    if (only_held_out && !row.best->is_held_out) continue;
+    const Choice& one = row.choices[chooser];
+    if (one.of == nullptr) {
+      ++unknown;
+      continue;
+    }
+    ++cases;
+    best += one.of == row.best ? 1 : 0;
+    right += one.regret <= kTie ? 1 : 0;
+    slower += one.is_slower_than_library ? 1 : 0;
+    regret += one.regret;
+    wrong += one.of == row.best ? 0 : one.regret;
+    most = std::max(most, one.regret);
+  }
+  if (cases == 0) return "";
+  return base::format("| {}{} | {} of {} | {} of {} | {:.2f} % | {:.1f} % | {:.1f} % | {} | {} |\n",
+                      name_of(kChoosers[chooser]), only_held_out ? ", held out" : "", right, cases, best, cases,
+                      100 * regret / cases, 100 * most, cases > best ? 100 * wrong / (cases - best) : 0, slower,
+                      unknown);
 }
 
 }  // namespace
@@ -61,56 +120,27 @@ std::string choices(const std::vector<Measured>& list, const spec::Machine& mach
   std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t>, Case> cases;
   for (const Measured& m : list)
     if (is_candidate(m, machine)) cases[{m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k}].push_back(&m);
+  std::vector<Row> rows;
+  for (const auto& [key, members] : cases)
+    if (members.size() >= kLeastCandidates) rows.push_back(row_of(members, machine));
   std::string out =
-      base::format("{:<46}{:<8}{:<28}{:>10}  {:<28}{:>8}  {:<28}{:>8}  {:<28}{:>8}\n", "case", "held out",
-                   "best measured", "us", "by rule", "regret", "by recurrence", "regret", "by simulation", "regret");
-  Tally tallies[kNumTiers][2];  // all cases, those held out
-  for (const auto& [key, members] : cases) {
-    if (members.size() < 3) continue;
-    const Measured& best = **std::min_element(members.begin(), members.end(), [](const Measured* a, const Measured* b) {
-      return a->measured_us() < b->measured_us();
-    });
-    const auto library =
-        std::find_if(members.begin(), members.end(), [](const Measured* m) { return m->family == "library"; });
-    const auto name = [](const Measured& m) { return plan::to_string(plan::Candidate{m.family, m.degree}); };
-    std::string line = base::format("{:<46}{:<8}{:<28}{:>10.1f}", best.op.to_string(), best.is_held_out ? "yes" : "",
-                                    name(best), best.measured_us());
-    for (size_t model = 0; model < kNumTiers; ++model) {
-      const std::optional<size_t> index = chosen(members, machine, kTiers[model]);
-      if (!index) {
-        line += base::format("  {:<28}{:>8}", "(not measured)", "");
-        continue;
-      }
-      const Measured& mine = *members[*index];
-      const double regret = mine.measured_us() / best.measured_us() - 1;
-      line += base::format("  {:<28}{:>7.1f}%", name(mine), 100 * regret);
-      for (const int part : {0, 1}) {
-        if (part == 1 && !best.is_held_out) continue;
-        Tally& tally = tallies[model][part];
-        ++tally.cases;
-        tally.right += regret <= kTie ? 1 : 0;
-        tally.regret += regret;
-        if (regret > kTie) tally.wrong_regret += regret;
-        tally.most = std::max(tally.most, regret);
-        if (library != members.end() && mine.measured_us() > (*library)->measured_us() * (1 + kTie))
-          ++tally.slower_than_library;
-      }
-    }
-    out += line + "\n";
+      "| chooser | within 2 % of the best | the best | mean regret | largest | where not the best | slower than "
+      "`library` | choice not measured |\n|---|---|---|---|---|---|---|---|\n";
+  for (size_t chooser = 0; chooser < std::size(kChoosers); ++chooser)
+    for (const bool only_held_out : {false, true}) out += summary_of(rows, chooser, only_held_out);
+  out += "\n| case | held out | measured | best | us |";
+  for (const Chooser chooser : kChoosers) out += base::format(" {} | regret |", name_of(chooser));
+  out += "\n|---|---|---|---|---|";
+  for (size_t i = 0; i < std::size(kChoosers); ++i) out += "---|---|";
+  for (const Row& row : rows) {
+    out +=
+        base::format("\n| {} | {} | {} | {} | {:.1f} |", row.best->op.to_string(), row.best->is_held_out ? "yes" : "",
+                     row.candidates, name_of(*row.best), row.best->measured_us());
+    for (const Choice& one : row.choices)
+      out += one.of == nullptr ? " (not measured) | |"
+                               : base::format(" {} | {:.1f} % |", name_of(*one.of), 100 * one.regret);
   }
-  for (size_t model = 0; model < kNumTiers; ++model) {
-    for (const int part : {0, 1}) {
-      const Tally& t = tallies[model][part];
-      if (t.cases == 0) continue;
-      out += base::format(
-          "{}{}: {} of {} within 2 % of the best measured, mean regret {:.2f} %, largest {:.1f} %, {:.1f} % where "
-          "wrong, "
-          "{} slower than library\n",
-          plan::to_string(kTiers[model]), part == 0 ? "" : ", held out", t.right, t.cases, 100 * t.regret / t.cases,
-          100 * t.most, 100 * t.when_wrong(), t.slower_than_library);
-    }
-  }
-  return out;
+  return out + "\n";
 }
 
 }  // namespace overlace::bench

@@ -8,9 +8,9 @@
 
 namespace overlace::bench {
 
-/// A line per case with three measured candidates of the planner or more, and per chooser the share of cases within 2 %
-/// of the best, the mean and largest regret, and the mean where the choice was not the best. `predicted_us` is of the
-/// simulator.
+/// Markdown: per chooser the share of cases within 2 % of the best measured, the mean and largest regret, and the mean
+/// where the choice was not the best; then a line per case with three measured candidates of the planner or more. The
+/// models choose among what was measured; a rule's choice may not be there. After predict().
 std::string choices(const std::vector<Measured>& list, const spec::Machine& machine);
 
 }  // namespace overlace::bench
