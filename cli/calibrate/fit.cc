@@ -27,11 +27,10 @@ constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
 constexpr double kFastest = 10, kFast = 25, kFastSigmas = 0.607;
 
 constexpr const char* kProbeNames[] = {
-    "call",        "chain",           "reduce",   "gemm",       "pair",           "ring",
-    "all",         "local",           "rows",     "post",       "signal",         "wait",
-    "flag",        "event",           "barrier",  "all_gather", "reduce_scatter", "all_reduce",
-    "gemm_in",     "reduce_in",       "gemm_out", "copy_out",   "host_call",      "host_chain",
-    "host_copies", "host_collective", "skew",     "operators"};
+    "call",           "chain",       "reduce",          "gemm",    "pair",      "ring",     "all",      "local",
+    "rows",           "post",        "signal",          "wait",    "flag",      "event",    "barrier",  "all_gather",
+    "reduce_scatter", "all_reduce",  "all_to_all",      "gemm_in", "reduce_in", "gemm_out", "copy_out", "host_call",
+    "host_chain",     "host_copies", "host_collective", "skew",    "operators"};
 
 /// Four digits say all that a measurement does.
 double rounded(double value) {
@@ -207,6 +206,7 @@ class Fitter {
     set(Probe::all_gather, &m_.collectives.all_gather_us);
     set(Probe::reduce_scatter, &m_.collectives.reduce_scatter_us);
     set(Probe::all_reduce, &m_.collectives.all_reduce_us);
+    set(Probe::all_to_all, &m_.collectives.all_to_all_us);
   }
 
   /// Machine::Gemm of the parameters, all of them logarithms: start, wave, each (ns of a column of a tile per element

@@ -33,6 +33,7 @@ enum class Probe {
   all_gather,  // by bytes
   reduce_scatter,
   all_reduce,
+  all_to_all,
   gemm_in,     // products while another rank copies here
   reduce_in,   // sums while another rank copies here
   gemm_out,    // products and copies of one rank, the products longer

@@ -114,7 +114,8 @@ void add_collectives(const PointOptions& o, std::vector<Point>* out) {
   const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 256 * kMi, 2) : cpu_sizes();
   for (const auto& [probe, name] : {std::pair{Probe::all_gather, "all_gather"},
                                     {Probe::reduce_scatter, "reduce_scatter"},
-                                    {Probe::all_reduce, "all_reduce"}}) {
+                                    {Probe::all_reduce, "all_reduce"},
+                                    {Probe::all_to_all, "all_to_all"}}) {
     std::vector<Point> list;
     for (const int64_t bytes : sizes) {
       const int count = std::min(items(bytes, 8 * kMi), o.is_gpu ? 8 : kFewItems);

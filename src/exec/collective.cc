@@ -1,6 +1,7 @@
 #include "src/exec/collective.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "overlace/net_engine.h"
 
@@ -10,6 +11,10 @@ namespace {
 bool is_contiguous(const TensorView& t) { return t.dim(0) <= 1 || t.stride(0) == t.dim(1); }
 
 size_t bytes_of(const TensorView& t) { return static_cast<size_t>(t.numel()) * dtype_bytes(t.dtype); }
+
+bool is_collective(std::string_view name) {
+  return name == "all_gather" || name == "reduce_scatter" || name == "all_reduce" || name == "all_to_all";
+}
 
 struct Collective {
   const Call& call;
@@ -76,6 +81,18 @@ struct Collective {
     net.all_reduce(in.data, to, static_cast<size_t>(in.numel()), in.dtype, stream);
     return to == out.data ? base::Status() : copy_rows(in, out);
   }
+
+  /// Shard p of mine goes to rank p, shard p of what comes is rank p's.
+  base::Status all_to_all() {
+    if (is_ragged() || !is_contiguous(in) || !is_contiguous(out)) {
+      return base::error(Errc::not_supported,
+                         "all_to_all of {} rows at a stride of {} to {} at {}: wanted shards of equal length, rows "
+                         "without gaps",
+                         in.dim(0), in.stride(0), out.dim(0), out.stride(0));
+    }
+    net.all_to_all(in.data, out.data, static_cast<size_t>(own(in).numel()), in.dtype, stream);
+    return {};
+  }
 };
 
 }  // namespace
@@ -89,10 +106,10 @@ base::Status run_collective(const Call& call, Team& team, const spec::Instance& 
                                : "";
   const bool fits = instance.reads.size() == 1 && instance.writes.size() == 1 && instance.reads[0].size() == 1 &&
                     instance.writes[0].size() == 1;
-  if (!fits || (name != "all_gather" && name != "reduce_scatter" && name != "all_reduce")) {
+  if (!fits || !is_collective(name)) {
     return base::error(Errc::bad_schedule,
-                       "{}: a collective task reads one box and writes one, and is all_gather, reduce_scatter or "
-                       "all_reduce; got \"{}\"",
+                       "{}: a collective task reads one box and writes one, and is all_gather, reduce_scatter, "
+                       "all_reduce or all_to_all; got \"{}\"",
                        task.id, name);
   }
   const spec::Box& from = instance.reads[0][0];
@@ -109,6 +126,7 @@ base::Status run_collective(const Call& call, Team& team, const spec::Instance& 
   try {
     if (name == "all_gather") return collective.all_gather();
     if (name == "reduce_scatter") return collective.reduce_scatter();
+    if (name == "all_to_all") return collective.all_to_all();
     return collective.all_reduce();
   } catch (...) {
     return base::status_of_current_exception();

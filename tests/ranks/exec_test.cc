@@ -202,6 +202,56 @@ TEST(Exec, AMissingRankIsNamedWithSignalAndInstance) {
   EXPECT_GE(timeouts, 1);
 }
 
+/// Block p of every rank's rows to rank p, as a schedule of one task.
+spec::Schedule all_to_all_of(int ranks, int64_t rows, const char* count) {
+  spec::Schedule out;
+  out.op = "test";
+  out.family = "all_to_all";
+  out.params = {{"G", int64_t{ranks}}, {"n", rows}};
+  for (int p = 0; p <= ranks; ++p) out.tables["off"].push_back(p * rows);
+  out.buffers = {{"X", spec::Space::argument, DType::fp32, {"G*n", 3}},
+                 {"D", spec::Space::argument, DType::fp32, {"G*n", 3}}};
+  spec::Task task;
+  task.id = "all_to_all";
+  task.kind = spec::Kind::collective;
+  task.params = {{"collective", std::string("all_to_all")}};
+  task.reads = {{"X", "r", {{0, count}, {0, 3}}, {}}};
+  task.writes = {{"D", "r", {{0, count}, {0, 3}}, {}}};
+  out.tasks = {std::move(task)};
+  return out;
+}
+
+TEST(Exec, AllToAllSendsEachRankItsBlock) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, Mode::threads, [&](Runtime& runtime) {
+      Channel& channel = channel_of(runtime);
+      const int rank = runtime.world().rank();
+      constexpr int64_t kRows = 5;
+      Matrix x(ranks * kRows, 3, DType::fp32, 0), d(ranks * kRows, 3, DType::fp32, 0);
+      x.fill([&](int64_t i, int64_t j) { return static_cast<double>(rank * 1000 + i * 10 + j); });
+      const exec::Bindings bindings = {{"X", x.view}, {"D", d.view}};
+      const base::Status status = exec::run(channel, all_to_all_of(ranks, kRows, "G*n"), "a2a", bindings, {}, {});
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (int64_t i = 0; i < ranks * kRows; ++i)
+        for (int64_t j = 0; j < 3; ++j)
+          ASSERT_EQ(d.get(i, j), static_cast<double>(i / kRows * 1000 + (rank * kRows + i % kRows) * 10 + j));
+    });
+  }
+}
+
+TEST(Exec, AllToAllRefusesRowsWithGaps) {
+  RankOptions options;
+  options.checks_end = false;
+  const auto body = [](Runtime& runtime) {
+    Matrix x(4, 3, DType::fp32, 2), d(4, 3, DType::fp32, 0);
+    const exec::Bindings bindings = {{"X", x.view}, {"D", d.view}};
+    const base::Status status = exec::run(channel_of(runtime), all_to_all_of(2, 2, "G*n"), "a2a", bindings, {}, {});
+    EXPECT_EQ(status.code(), Errc::not_supported);
+    EXPECT_NE(status.message().find("wanted shards of equal length"), std::string::npos) << status.message();
+  };
+  run_ranks(2, Mode::threads, body, options);
+}
+
 /// Normal data; out in fp32 bits per rank and family.
 std::vector<char> run_normal(const Case& c, Channel& channel) {
   Operands operands(c, channel);

@@ -296,6 +296,18 @@ class Provenance {
       }
       return;
     }
+    if (name == "all_to_all") {
+      to.rows /= team_.size();
+      for (int rank = 0; rank < team_.size(); ++rank, to.row += to.rows) {
+        Pieces mine;
+        for (const Piece& piece : sent_[{in.task, in.loop_values, rank}]) {
+          if (Piece part; piece.cut(at_.first * to.rows, to.rows, 0, to.columns, &part))
+            mine.push_back(std::move(part));
+        }
+        write(to, std::move(mine));
+      }
+      return;
+    }
     Pieces total = sent_[{in.task, in.loop_values, 0}];
     for (int rank = 1; rank < team_.size() && ok_; ++rank) total = sum(total, sent_[{in.task, in.loop_values, rank}]);
     if (name == "reduce_scatter") {

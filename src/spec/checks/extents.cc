@@ -106,8 +106,8 @@ class ExtentCheck {
   }
   void collective(const Task& task) {
     const std::string name = collective_of(task);
-    if (name != "all_gather" && name != "reduce_scatter" && name != "all_reduce") {
-      return fail(base::format("collective '{}', wanted all_gather, reduce_scatter or all_reduce", name));
+    if (name != "all_gather" && name != "reduce_scatter" && name != "all_reduce" && name != "all_to_all") {
+      return fail(base::format("collective '{}', wanted all_gather, reduce_scatter, all_reduce or all_to_all", name));
     }
     if (in_.reads.size() != 1 || in_.writes.size() != 1 || in_.reads[0].size() != 1 || in_.writes[0].size() != 1) {
       return fail("a collective reads one box and writes one");
@@ -124,6 +124,9 @@ class ExtentCheck {
     const bool fits = send.columns == recv.columns && (name == "all_gather"       ? sends == recv.rows
                                                        : name == "reduce_scatter" ? recvs == send.rows
                                                                                   : send.rows == recv.rows);
+    if (name == "all_to_all" && send.rows % team_.size() != 0)
+      return fail(base::format("all_to_all of {}, wanted as many rows for each of {} ranks", text(in_.reads[0][0]),
+                               team_.size()));
     if (!fits) fail(base::format("{} of {} does not give {}", name, text(in_.reads[0][0]), text(in_.writes[0][0])));
   }
 

@@ -40,6 +40,7 @@ Machine invented() {
   for (spec::Curve* curve :
        {&m.collectives.all_gather_us, &m.collectives.reduce_scatter_us, &m.collectives.all_reduce_us})
     curve->points = {{65536, 30}, {1048576, 300}, {4194304, 1200}};
+  m.collectives.all_to_all_us.points = {{65536, 21}, {1048576, 210}, {4194304, 840}};
   m.contention = {{Load::gemm_tensor, Load::ce_in, {1.2}}};
   return m;
 }
@@ -108,10 +109,13 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
   expect_near(m.latency.host_kernel_us, l.host_kernel_us.value, 0.01, "host_kernel");
   expect_near(m.latency.host_copy_us, l.host_copy_us.value, 0.01, "host_copy");
   expect_near(m.latency.host_collective_us, l.host_collective_us.value, 0.01, "host_collective");
+  EXPECT_EQ(m.collectives.all_to_all_us.source, Source::measured);
+  for (const double bytes : {1048576.0, 67108864.0})
+    EXPECT_NEAR(m.collectives.all_to_all_us.at(bytes), truth.collectives.all_to_all_us.at(bytes),
+                0.1 * truth.collectives.all_to_all_us.at(bytes));
   // Nobody measured these here.
   EXPECT_EQ(m.transport.tma_GBps.source, Source::prior);
   EXPECT_EQ(m.latency.barrier_us.source, Source::prior);
-  EXPECT_EQ(m.collectives.all_to_all_us.source, Source::prior);
   EXPECT_EQ(m.transport.tma_GBps.points, truth.transport.tma_GBps.points);
   EXPECT_TRUE(m.errors.empty()) << "of another machine";
 }

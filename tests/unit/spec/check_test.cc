@@ -344,6 +344,40 @@ TEST(CheckS9, EveryContributionExactlyOnce) {
   EXPECT_EQ(errors(s), Codes{"S9"});
 }
 
+/// My rows once for each rank, then all to all: a gather.
+Schedule gather_by_all_to_all() {
+  OpSpec op = op_of("ag_gemm", 64, 4);
+  Schedule s = make_schedule(op, "library");
+  s.buffers.push_back({"T", Space::local, op.dtype, {"M", "K"}});
+  Task copies;
+  copies.id = "copies";
+  copies.kind = Kind::copy;
+  copies.engine = Engine::ce;
+  copies.loops = {{"p", 0, "G"}};
+  copies.reads = s.tasks[0].reads;
+  copies.writes = {{"T", "r", {{"p*(M/G)", "M/G"}, {0, "K"}}, {}}};
+  s.tasks[0].reads = {{"T", "r", {{0, "M"}, {0, "K"}}, {}}};
+  s.tasks[0].params = {{"collective", std::string("all_to_all")}};
+  s.tasks[0].deps = {"copies"};
+  s.tasks.push_back(std::move(copies));
+  return s;
+}
+
+TEST(CheckS9, AllToAllBringsEachRankItsShardOfEveryOther) {
+  EXPECT_EQ(errors(gather_by_all_to_all()), Codes{});
+  Schedule s = gather_by_all_to_all();
+  s.tasks.back().loops[0].begin = 1;  // nothing for rank 0
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = gather_by_all_to_all();
+  s.tasks.back().reads[0].dims[0] = {0, "off[r+1]-off[r]-1"};
+  s.tasks.back().writes[0].dims[0].count = "M/G-1";
+  EXPECT_EQ(errors(s), Codes{"S9"});
+  s = gather_by_all_to_all();
+  s.tasks[0].reads[0].dims[0] = {0, "M-2"};
+  s.tasks[0].writes[0].dims[0] = {0, "M-2"};  // 62 rows for four ranks
+  EXPECT_EQ(errors(s), Codes{"S2"});
+}
+
 TEST(CheckS10, UnorderedSums) {
   Schedule s = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"adds",
     "buffers":[["X","symmetric","fp32",[8,4]],["P","local","fp32",[8,4]]],"signals":[["sent",1]],
