@@ -55,8 +55,8 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   const ScalarType out = out_dtype.value_or(a.scalar_type());
   const int64_t m = row_offsets.empty() ? a.size(0) * group->size : row_offsets.back();
   const bool keeps_a = return_a || bs.size() > 1;
-  const std::vector<int64_t> a_sizes = {keeps_a ? m : 0, keeps_a ? a.size(1) : 0}, c_sizes = {m, b.size(1)};
-  Tensor a_full = torch::stable::new_empty(a, a_sizes), c = torch::stable::new_empty(a, c_sizes, out);
+  Tensor a_full = new_matrix(a, keeps_a ? m : 0, keeps_a ? a.size(1) : 0, a.scalar_type());
+  const Tensor c = new_matrix(a, m, b.size(1), out);
 
   auto args = sized<ovl_ag_gemm_args>();
   args.a_shard = view_of({kOp, "a"}, a);
@@ -73,7 +73,7 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   std::vector<Tensor> outs;
   for (size_t i = 0; i < bs.size(); ++i)
     outs.push_back(i == widest ? c : local_product(a_full, bs[i], biases.empty() ? nullptr : &biases[i], out));
-  if (!return_a && keeps_a) a_full = torch::stable::new_empty(a, std::vector<int64_t>{0, 0});
+  if (!return_a && keeps_a) a_full = new_matrix(a, 0, 0, a.scalar_type());
   return {a_full, outs};
 }
 

@@ -32,9 +32,7 @@ void check_arguments(const Group& group, const Tensor& x, const std::vector<Tens
 /// (M, K): the rows of all ranks. A product without columns sends them.
 Tensor gathered(Group& group, const Tensor& given, int64_t m, const std::vector<int64_t>& row_offsets) {
   const Tensor x = with_contiguous_rows(given);
-  const auto make = [&](int64_t rows, int64_t columns) {
-    return torch::stable::new_empty(x, std::vector<int64_t>{rows, columns});
-  };
+  const auto make = [&](int64_t rows, int64_t columns) { return new_matrix(x, rows, columns, x.scalar_type()); };
   const Tensor full = make(m, x.size(1)), nothing = make(x.size(1), 0), c = make(m, 0);
   auto args = sized<ovl_ag_gemm_args>();
   args.a_shard = view_of({kOp, "x"}, x);

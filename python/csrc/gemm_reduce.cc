@@ -29,8 +29,8 @@ int64_t rows_of_rank(const Group& group, const Tensor& a, const std::vector<int6
   check_row_offsets(group, "gemm_rs", row_offsets);
   if (row_offsets.empty()) {
     if (a.size(0) % group.size != 0)
-      refuse("gemm_rs: a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) +
-             " rows are no multiple of " + std::to_string(group.size) + " ranks; row_offsets split them otherwise");
+      refuse("gemm_rs: a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) + " is no multiple of " +
+             std::to_string(group.size) + " ranks; row_offsets split it otherwise");
     return a.size(0) / group.size;
   }
   if (row_offsets.back() != a.size(0))
@@ -50,8 +50,8 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   if (scatter_dim != 0)
     fail(OVL_NOT_SUPPORTED, op + ": scatter_dim is " + std::to_string(scatter_dim) +
                                 " of a matrix; rows (0) can be scattered, columns of the result cannot yet");
-  const std::vector<int64_t> sizes = {rows_of_rank(*group, a, row_offsets), b.size(1)};
-  Tensor out = torch::stable::new_empty(a, sizes, out_dtype.value_or(a.scalar_type()));
+  const int64_t rows = rows_of_rank(*group, a, row_offsets);
+  Tensor out = new_matrix(a, rows, b.size(1), out_dtype.value_or(a.scalar_type()));
 
   auto args = sized<ovl_gemm_rs_args>();
   args.a = view_of({op, "a"}, x.a);
@@ -73,7 +73,7 @@ Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   const std::shared_ptr<Group> group = find_group(op, group_name);
   const std::lock_guard lock(group->mutex);
   const Operands x = read(*group, op, a, b, bias, reduce_op);
-  Tensor out = torch::stable::new_empty(a, std::vector<int64_t>{a.size(0), b.size(1)});
+  Tensor out = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
 
   auto args = sized<ovl_gemm_ar_args>();
   args.a = view_of({op, "a"}, x.a);

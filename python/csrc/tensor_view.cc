@@ -46,6 +46,19 @@ int dtype_of(const Argument& argument, ScalarType type) {
   }
 }
 
+Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns, ScalarType dtype) {
+  const std::array<int64_t, 2> sizes{rows, columns}, strides{std::max<int64_t>(columns, 1), 1};
+  int32_t device = 0, index = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
+  // NOTE: not aten::new_empty, which the dispatcher takes 2 us for.
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      2, sizes.data(), strides.data(), torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device,
+      index, &made));
+  return Tensor(made);
+}
+
 Tensor with_contiguous_rows(const Tensor& t) {
   if (!has_rows(t)) return torch::stable::contiguous(t);
   return wants_alignment(t, 0) ? copied(t) : t;

@@ -48,6 +48,8 @@ struct Argument {
 };
 
 int dtype_of(const Argument& argument, ScalarType type);
+/// Row-major, uninitialised, on the device of `like`.
+Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns, ScalarType dtype);
 
 /// A matrix with contiguous rows, copied where it has others; on GPUs also where tiles could not be loaded from it.
 Tensor with_contiguous_rows(const Tensor& t);

@@ -51,7 +51,8 @@ def _gemm_rs(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activ
     else:
         if a.shape[0] % size != 0:
             raise InvalidArgument(
-                f"gemm_rs: a is {list(a.shape)}, scatter_dim 0: {a.shape[0]} rows are no multiple of {size} ranks"
+                f"gemm_rs: a is {list(a.shape)}, scatter_dim 0: {a.shape[0]} is no multiple of {size} ranks; "
+                "row_offsets split it otherwise"
             )
         m = a.shape[0] // size
     return a.new_empty((m, b.shape[1]), dtype=out_dtype or a.dtype)

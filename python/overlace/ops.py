@@ -8,31 +8,36 @@ overlace.autograd. `group` is a ProcessGroup, a DeviceMesh of one dimension, or 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument, of_operator
 
-T = TypeVar("T")
-_ops = torch.ops.overlace
+# NOTE: overloads, not the names above them: those look for one that fits at each call.
+_ag_gemm, _ag_wgrad = torch.ops.overlace.ag_gemm.default, torch.ops.overlace.ag_wgrad.default
+_gemm_rs, _gemm_ar = torch.ops.overlace.gemm_rs.default, torch.ops.overlace.gemm_ar.default
+_ROWS_OF_MATRIX = (-1,)
 
 
 # Gradients are registered from Python, which costs a call 5 us even where none is needed.
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
 
 
-def _run(call: Callable[[], T], tensors: Sequence[torch.Tensor | None]) -> T:
-    """What the operators raise comes as the class it belongs to. tensors: all that could need a gradient."""
+def _run(op: Callable[..., Any], arguments: tuple, tensors: Sequence[torch.Tensor | None], **options: Any) -> Any:
+    """What the operators raise comes as the class it belongs to. tensors: all that could need a gradient. Options that
+    are the default, which is false for all of them, are left out: each costs a call a microsecond."""
+    given = {name: value for name, value in options.items() if value}
     if torch.compiler.is_compiling():
-        return call()
+        return op(*arguments, **given)
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            return call()
+            return op(*arguments, **given)
         with _BelowAutograd():
-            return call()
+            return op(*arguments, **given)
     except RuntimeError as error:
         own = of_operator(error)
         if own is None:
@@ -40,8 +45,11 @@ def _run(call: Callable[[], T], tensors: Sequence[torch.Tensor | None]) -> T:
         raise own from None
 
 
-def _rows_first(op: str, t: torch.Tensor, dim: int, name: str) -> tuple[torch.Tensor, torch.Size, int]:
-    """The matrix of `t` whose rows are cut along `dim`; the shape of its rows with that dimension first; dim from 0."""
+def _rows_first(op: str, t: torch.Tensor, dim: int, name: str) -> tuple[torch.Tensor, Sequence[int], int]:
+    """The matrix of `t` whose rows are cut along `dim`; the shape of its rows with that dimension, of whatever size,
+    first; dim from 0."""
+    if dim == 0 and t.dim() == 2:
+        return t, _ROWS_OF_MATRIX, 0
     if t.dim() < 2:
         raise InvalidArgument(f"{op}: a is {list(t.shape)}, wanted two dimensions or more")
     if not -t.dim() <= dim < t.dim() - 1 or dim == -1:
@@ -50,7 +58,7 @@ def _rows_first(op: str, t: torch.Tensor, dim: int, name: str) -> tuple[torch.Te
         )
     dim %= t.dim()
     if t.dim() == 2:
-        return t, t.shape[:1], dim
+        return t, _ROWS_OF_MATRIX, dim
     moved = t.movedim(dim, 0)
     return moved.flatten(0, -2), moved.shape[:-1], dim
 
@@ -61,10 +69,10 @@ def _as_before(matrix: torch.Tensor, rows: Sequence[int], dim: int) -> torch.Ten
 
 
 def _offsets(row_offsets: Sequence[int] | None, rows: Sequence[int]) -> list[int]:
-    inner = 1
-    for n in rows[1:]:
-        inner *= n
-    return [offset * inner for offset in row_offsets] if row_offsets else []
+    if not row_offsets:
+        return []
+    inner = math.prod(rows[1:])
+    return [offset * inner for offset in row_offsets]
 
 
 def ag_gemm(
@@ -104,20 +112,16 @@ def ag_gemm(
     matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
     keeps = return_a or (keep_gathered and torch.is_grad_enabled() and any(b.requires_grad for b in factors))
     a_full, outs = _run(
-        lambda: _ops.ag_gemm(
-            matrix,
-            factors,
-            vectors,
-            0,
-            group_name(group),
-            return_a=keeps,
-            out_dtype=out_dtype,
-            row_offsets=_offsets(row_offsets, rows),
-            plan=plan,
-        ),
+        _ag_gemm,
+        (matrix, factors, vectors, 0, group_name(group)),
         (matrix, *factors, *vectors),
+        return_a=keeps,
+        out_dtype=out_dtype,
+        row_offsets=_offsets(row_offsets, rows),
+        plan=plan,
     )
-    outs = [_as_before(out, rows, dim) for out in outs]
+    if len(rows) > 1:
+        outs = [_as_before(out, rows, dim) for out in outs]
     result = outs[0] if is_one else outs
     return (_as_before(a_full, rows, dim), result) if return_a else result
 
@@ -142,10 +146,8 @@ def ag_wgrad(
     matrix, rows, dim = _rows_first("ag_wgrad", x, gather_dim, "gather_dim")
     factors = [_rows_first("ag_wgrad", dy, dim, "gather_dim")[0] for dy in ([dys] if is_one else dys)]
     offsets = _offsets(row_offsets, rows)
-    outs = _run(
-        lambda: _ops.ag_wgrad(matrix, factors, 0, group_name(group), row_offsets=offsets, plan=plan),
-        (matrix, *factors),
-    )
+    arguments = (matrix, factors, 0, group_name(group))
+    outs = _run(_ag_wgrad, arguments, (matrix, *factors), row_offsets=offsets, plan=plan)
     return outs[0] if is_one else outs
 
 
@@ -175,12 +177,10 @@ def gemm_rs(
     """
     matrix, rows, dim = _rows_first("gemm_rs", a, scatter_dim, "scatter_dim")
     name, offsets = group_name(group), _offsets(row_offsets, rows)
-    if not offsets:
+    if len(rows) > 1 and not offsets:  # of a matrix the operator says so
         _check_divisible(a, dim, name)
-    out = _run(
-        lambda: _ops.gemm_rs(matrix, b, bias, reduce_op, 0, name, out_dtype=out_dtype, row_offsets=offsets, plan=plan),
-        (matrix, b, bias),
-    )
+    arguments = (matrix, b, bias, reduce_op, 0, name)
+    out = _run(_gemm_rs, arguments, (matrix, b, bias), out_dtype=out_dtype, row_offsets=offsets, plan=plan)
     return _as_before(out, rows, dim)
 
 
@@ -212,5 +212,5 @@ def gemm_ar(
         raise InvalidArgument(f"gemm_ar: a is {list(a.shape)}, wanted two dimensions or more")
     name = group_name(group)
     matrix = a if a.dim() == 2 else a.flatten(0, -2)
-    out = _run(lambda: _ops.gemm_ar(matrix, b, bias, reduce_op, name, plan=plan), (matrix, b, bias))
+    out = _run(_gemm_ar, (matrix, b, bias, reduce_op, name), (matrix, b, bias), plan=plan)
     return out.unflatten(0, a.shape[:-1]) if a.dim() > 2 else out

@@ -77,8 +77,8 @@ WANTED = {
     ),
     "rows of torch.ops": (
         RuntimeError,
-        "[invalid_argument] gemm_rs: a is [5, 6], scatter_dim 0: 5 rows are no multiple of 2 ranks; row_offsets split "
-        "them otherwise",
+        "[invalid_argument] gemm_rs: a is [5, 6], scatter_dim 0: 5 is no multiple of 2 ranks; row_offsets split "
+        "it otherwise",
     ),
     "vector": (errors.InvalidArgument, "ag_gemm: a is [6], wanted two dimensions or more"),
     "gather_dim": (
