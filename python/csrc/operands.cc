@@ -69,7 +69,8 @@ void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, i
 
 void check_activation(const std::string& op, const std::string& activation) {
   if (activation != "none")
-    fail(OVL_NOT_SUPPORTED, op + ": activation is '" + activation + "', only 'none' is there yet");
+    fail(OVL_NOT_SUPPORTED,
+         op + ": activation is '" + activation + "', only 'none' is there; overlace.ops." + op + " has others");
 }
 
 bool is_average(const std::string& op, const std::string& reduce_op) {

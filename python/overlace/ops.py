@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument, of_operator
@@ -75,6 +76,29 @@ def _offsets(row_offsets: Sequence[int] | None, rows: Sequence[int]) -> list[int
     return [offset * inner for offset in row_offsets]
 
 
+def _swiglu(t: torch.Tensor) -> torch.Tensor:
+    return F.silu(t[..., 0::2]) * t[..., 1::2]
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda t: F.silu(t, inplace=not t.requires_grad),
+    "gelu": F.gelu,
+    "swiglu": _swiglu,
+}
+
+
+def _activation(op: str, name: str, bs: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What is to be done with the results; checked before anything moves."""
+    if name == "none":
+        return None
+    if name not in _ACTIVATIONS:
+        raise InvalidArgument(f"{op}: activation is '{name}', wanted one of none, {', '.join(_ACTIVATIONS)}")
+    odd = [b for b in bs if name == "swiglu" and b.shape[-1] % 2 != 0]
+    if odd:
+        raise InvalidArgument(f"{op}: activation is 'swiglu', b is {list(odd[0].shape)}: wanted pairs of columns")
+    return _ACTIVATIONS[name]
+
+
 def ag_gemm(
     a: torch.Tensor,
     bs: torch.Tensor | Sequence[torch.Tensor],
@@ -85,6 +109,7 @@ def ag_gemm(
     return_a: bool = False,
     keep_gathered: bool = True,
     out_dtype: torch.dtype | None = None,
+    activation: str = "none",
     row_offsets: Sequence[int] | None = None,
     plan: str = "",
 ) -> torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor | list[torch.Tensor]]:
@@ -99,6 +124,8 @@ def ag_gemm(
     keep_gathered: where a weight needs a gradient, the gathered activation is kept for it; False keeps this rank's part
         and gathers again in backward (ag_wgrad), which all ranks must choose alike.
     out_dtype: that of a (default) or float32.
+    activation: of the results, behind the bias: "none", "silu", "gelu", or "swiglu", where column 2i of b is a gate and
+        2i + 1 what it is for, silu(gate) times that: N / 2 columns. By torch, behind the operator, not in its epilogue.
     row_offsets: where each rank's part begins along gather_dim, and the end: ranks + 1 numbers. None: equal parts.
     plan: "" (overlace decides), "family=NAME[,degree=N]", or a schedule in JSON.
 
@@ -109,6 +136,7 @@ def ag_gemm(
     is_one = isinstance(bs, torch.Tensor)
     factors = [bs] if is_one else list(bs)
     vectors = [] if biases is None else [biases] if isinstance(biases, torch.Tensor) else list(biases)
+    activate = _activation("ag_gemm", activation, factors)
     matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
     keeps = return_a or (keep_gathered and torch.is_grad_enabled() and any(b.requires_grad for b in factors))
     a_full, outs = _run(
@@ -120,6 +148,8 @@ def ag_gemm(
         row_offsets=_offsets(row_offsets, rows),
         plan=plan,
     )
+    if activate is not None:
+        outs = [activate(out) for out in outs]
     if len(rows) > 1:
         outs = [_as_before(out, rows, dim) for out in outs]
     result = outs[0] if is_one else outs
@@ -160,6 +190,7 @@ def gemm_rs(
     reduce_op: str = "sum",
     scatter_dim: int = 0,
     out_dtype: torch.dtype | None = None,
+    activation: str = "none",
     row_offsets: Sequence[int] | None = None,
     plan: str = "",
 ) -> torch.Tensor:
@@ -171,17 +202,18 @@ def gemm_rs(
     reduce_op: "sum" or "avg"; "avg" divides the sum by the ranks, not the bias.
     scatter_dim: any dimension of a but the last; its size must be a multiple of the ranks without row_offsets.
     out_dtype: that of a (default) or float32; partial sums travel in it, and are added in float32 in rank order.
-    row_offsets, plan: as in ag_gemm.
+    activation: as in ag_gemm, of the sum. row_offsets, plan: as there.
 
     Gives (..., N) with this rank's part of scatter_dim. Raises as ag_gemm. Maths: arXiv 2406.06858, section 2.
     """
+    activate = _activation("gemm_rs", activation, [b])
     matrix, rows, dim = _rows_first("gemm_rs", a, scatter_dim, "scatter_dim")
     name, offsets = group_name(group), _offsets(row_offsets, rows)
     if len(rows) > 1 and not offsets:  # of a matrix the operator says so
         _check_divisible(a, dim, name)
     arguments = (matrix, b, bias, reduce_op, 0, name)
     out = _run(_gemm_rs, arguments, (matrix, b, bias), out_dtype=out_dtype, row_offsets=offsets, plan=plan)
-    return _as_before(out, rows, dim)
+    return _as_before(out if activate is None else activate(out), rows, dim)
 
 
 def _check_divisible(a: torch.Tensor, dim: int, name: str) -> None:

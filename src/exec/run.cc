@@ -118,7 +118,8 @@ class Cache {
   /// others instead of leaving them to wait.
   base::Status prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param,
                        const Bindings& bindings, const Bodies& bodies) {
-    OVERLACE_TRY(executor_->can_prepare());
+    if (const base::Status can = executor_->can_prepare(); !can.ok())
+      return base::error(can.code(), "{}: {}", agreement, can.message());
     Team& team = channel_.team();
     base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
     const std::string key = agreement_key(schedule, agreement, local_param);

@@ -24,6 +24,7 @@ from torch.fx import Graph, Node
 
 from overlace.compile.match import (
     COLLECTIVES,
+    NOT_YET,
     VIEWS,
     WAIT,
     Consumers,
@@ -87,7 +88,7 @@ class Rules:
 
 def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
     """Rewrites what it can; one Candidate per collective, in the order of the graph."""
-    collectives = [n for n in graph.nodes if n.op == "call_function" and n.target in COLLECTIVES]
+    collectives = [n for n in graph.nodes if n.op == "call_function" and n.target in COLLECTIVES | NOT_YET]
     if not collectives:
         return []
     _free_sizes(graph)
@@ -101,6 +102,8 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
     for node in collectives:
         name, group = node.name, node.args[-1]
         try:
+            if node.target in NOT_YET:
+                raise Left("overlace has no operator for it yet")
             became, reason = handlers[node.target](node)
         except Left as why:
             became, reason = "", str(why)

@@ -91,8 +91,7 @@ class CudaExecutor final : public Executor {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     OVERLACE_TRY(cuda_status(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
     if (status == cudaStreamCaptureStatusNone) return {};
-    return base::error(Errc::capture,
-                       "the first call with a schedule allocates and cannot be captured; run it once before");
+    return base::error(Errc::capture, "first use of these sizes inside graph capture; call it once before");
   }
 
   base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) override;

@@ -212,6 +212,11 @@ def left_alone(group):
             (a, b, b[:, 0].clone()),
             "each rank adds a vector of its own",
         ),
+        "all to all": (
+            lambda a, b: fc.all_to_all_single(a @ b.t(), None, None, group),
+            (a, b),
+            "overlace has no operator for it yet",
+        ),
         "converted": (
             lambda a, b: scattered((a @ b.t()).float(), 0, group),
             (a, b),

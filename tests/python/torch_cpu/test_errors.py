@@ -40,6 +40,11 @@ def bad_calls(group):
         "biases": raised(lambda: ops.ag_gemm(a, [b], group=group, biases=[b[0], b[1]])),
         "no weights": raised(lambda: ops.ag_gemm(a, [], group=group)),
         "reduce_op": raised(lambda: ops.gemm_ar(a, b, group=group, reduce_op="max")),
+        "activation": raised(lambda: ops.gemm_rs(a, b, group=group, activation="relu")),
+        "odd columns": raised(lambda: ops.ag_gemm(a, b, group=group, activation="swiglu")),
+        "activation of torch.ops": raised_by_torch(
+            lambda: torch.ops.overlace.ag_gemm(a, [b], [], 0, name, activation="silu")
+        ),
         "offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 4])),
         "offsets fall": raised(lambda: ops.gemm_rs(a, b, group=group, row_offsets=[0, 5, 4])),
         "my offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 3, 6])),
@@ -88,6 +93,15 @@ WANTED = {
     "bias": (errors.InvalidArgument, "gemm_rs: bias is [4], wanted [5]"),
     "biases": (errors.InvalidArgument, "ag_gemm: 2 biases for 1 bs"),
     "no weights": (errors.InvalidArgument, "ag_gemm: bs is empty, wanted one matrix or more"),
+    "activation": (
+        errors.InvalidArgument,
+        "gemm_rs: activation is 'relu', wanted one of none, silu, gelu, swiglu",
+    ),
+    "odd columns": (errors.InvalidArgument, "ag_gemm: activation is 'swiglu', b is [6, 5]: wanted pairs of columns"),
+    "activation of torch.ops": (
+        RuntimeError,
+        "[not_supported] ag_gemm: activation is 'silu', only 'none' is there; overlace.ops.ag_gemm has others",
+    ),
     "reduce_op": (errors.InvalidArgument, "gemm_ar: reduce_op is 'max', wanted 'sum' or 'avg'"),
     "offsets": (
         errors.InvalidArgument,
@@ -154,7 +168,7 @@ def disagree(group):
 def test_ranks_that_disagree_all_raise():
     for kind, code, text in run_ranks(3, disagree):
         assert kind is errors.PlanMismatch and code == "plan_mismatch", text
-        assert "bf16" in text and "fp16" in text, text
+        assert re.search(r"rank 0 has gemm_ar M 4 N 5 .* bf16 .*rank 1 has gemm_ar M 4 N 5 .* fp16", text), text
 
 
 def opened_again(group):

@@ -56,6 +56,41 @@ def test_ag_gemm_of_several_weights(size):
     run_ranks(size, ag_gemm_of_several)
 
 
+def activated(group, activation, with_gradient):
+    size, rank = group.size(), group.rank()
+    x, w, bias = whole(4 * size, 8, 1) / 4, whole(8, 6, 2) / 4, whole(1, 6, 3)[0]
+    k = slice(rank * 8 // size, (rank + 1) * 8 // size)
+    functions = {
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "swiglu": lambda t: torch.nn.functional.silu(t[:, [0, 2, 4]]) * t[:, [1, 3, 5]],
+    }
+    wholes = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+    want = functions[activation](wholes[0] @ wholes[1] + bias)
+    parts = [shard(x, group).clone(), w.clone(), x[:, k].clone(), w[k].clone()]
+    for t in parts if with_gradient else ():
+        t.requires_grad_()
+    y = overlace.ops.ag_gemm(parts[0], parts[1], biases=bias, group=group, activation=activation)
+    z = overlace.ops.gemm_rs(parts[2], parts[3], bias=bias, group=group, activation=activation)
+    torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(z, shard(want, group), rtol=1e-12, atol=1e-12)
+    if with_gradient:
+        want.square().sum().backward()
+        y.square().sum().backward()
+        z.square().sum().backward()
+        torch.testing.assert_close(parts[0].grad, size * shard(wholes[0].grad, group))
+        torch.testing.assert_close(parts[1].grad, wholes[1].grad)
+        torch.testing.assert_close(parts[2].grad, wholes[0].grad[:, k])
+        torch.testing.assert_close(parts[3].grad, wholes[1].grad[k])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "swiglu"])
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_activations(activation, with_gradient):
+    for size in (1, 2):
+        run_ranks(size, activated, activation, with_gradient)
+
+
 def ag_gemm_of_shapes(group):
     size, w = group.size(), whole(8, 5, 2)
     for shape, dim in (((4, 2 * size, 8), 1), ((3 * size, 2, 8), 0), ((2, 3, 2 * size, 8), -2)):

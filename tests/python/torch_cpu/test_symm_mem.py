@@ -1,13 +1,17 @@
 """The functions with the signatures of torch.ops.symm_mem: the same schemas, results and gradients."""
 
 import pytest
+from overlace import errors
 from overlace.compat import symm_mem
 from ranks import SIZES, assert_same, run_ranks, torch, whole
 
 torch_symm_mem = pytest.importorskip("torch.distributed._symmetric_memory")
 
 
-@pytest.mark.parametrize("name", ["fused_all_gather_matmul", "fused_matmul_reduce_scatter"])
+OF_TORCH = [s.partition("(")[0] for s in symm_mem.SCHEMAS if not s.startswith("fused_matmul_all_reduce")]
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
 def test_schemas_are_those_of_torch(name):
     ours, theirs = (str(getattr(ns, name).default._schema) for ns in (torch.ops.overlace, torch.ops.symm_mem))
     assert ours.removeprefix("overlace::") == theirs.removeprefix("symm_mem::")
@@ -61,6 +65,21 @@ def gradients(group):
 
 def test_gradients_come_with_them():
     run_ranks(2, gradients)
+
+
+@pytest.mark.parametrize("name", ["fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter"])
+def test_scaled_ones_say_that_they_are_not_there(name):
+    a, scale = torch.ones(2, 2, dtype=torch.float8_e4m3fn), torch.ones(())
+    if name == "fused_all_gather_scaled_matmul":
+        arguments = (a, [a], scale, [scale], 0, "tp", [None], [None], [None], [False])
+    else:
+        arguments = (a, a, scale, scale, "sum", 0, 0, "tp", [2, 2])
+    for function in (getattr(symm_mem, name), getattr(torch.ops.overlace, name)):
+        with pytest.raises(
+            errors.Unsupported, match=f"{name}: products of fp8 with scales are not there yet"
+        ) as caught:
+            function(*arguments)
+        assert caught.value.code == "not_supported"
 
 
 def test_the_module_defines_what_it_lists():

@@ -181,6 +181,29 @@ def test_streams_and_graphs():
     run_ranks(2, streams_and_graphs)
 
 
+def first_use_in_a_capture(group):
+    size, rank = group.size(), group.rank()
+    x, w = whole(1024, 512, 1, torch.bfloat16).chunk(size)[rank].clone(), whole(256, 512, 2, torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with (
+        torch.cuda.graph(graph),
+        pytest.raises(overlace.InvalidArgument, match="ag_gemm .*M 1024.*first use .* inside graph capture") as caught,
+    ):
+        overlace.ops.ag_gemm(x, w.t(), group=group)
+    assert caught.value.code == "capture"
+    want = overlace.ops.ag_gemm(x, w.t(), group=group)  # it went wrong at its call, and nothing else did
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = overlace.ops.ag_gemm(x, w.t(), group=group)
+    graph.replay()
+    assert torch.equal(captured, want)
+
+
+def test_a_first_use_is_not_captured():
+    run_ranks(2, first_use_in_a_capture)
+
+
 def refusals(group):
     a, b = torch.ones(8, 8), torch.ones(8, 8)
     with pytest.raises(overlace.InvalidArgument, match="on the CPU, the ranks of group"):
