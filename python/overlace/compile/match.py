@@ -74,13 +74,6 @@ def what(node: Node) -> str:
     return node.op if node.op != "call_function" else str(node.target).removeprefix("aten.")
 
 
-def wait_of(collective: Node) -> Node:
-    waits = [user for user in collective.users if user.target is WAIT]
-    if len(waits) != 1:
-        raise Left(f"{len(waits)} nodes wait for it, wanted one")
-    return waits[0]
-
-
 def _parts(node: Node) -> list[Node] | None:
     """All parts of a split in order, each used once, if `node` is a cat of just those."""
     parts = node.args[0] if node.target is aten.cat.default else []

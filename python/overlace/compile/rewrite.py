@@ -41,7 +41,6 @@ from overlace.compile.match import (
     shape_of,
     start_of_scatter,
     summands,
-    wait_of,
     what,
 )
 
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _PURE = {*VIEWS, operator.getitem, aten.add.Tensor, aten.split.Tensor}
 _PURE |= {aten.mm.default, aten.addmm.default, aten.t.default, aten.permute.default, aten.cat.default}
+_MERGED = {WAIT, operator.getitem, aten.split.Tensor, aten.cat.default}
 _MAX_MOVED = 64  # nodes that may be computed earlier for one operand
 
 
@@ -158,6 +158,24 @@ class _Rewriter:
         self.last: Node | None = None  # new nodes come behind it
         self.like: Node | None = None  # they tell of the same lines of the user's program
 
+    def wait_of(self, collective: Node) -> Node:
+        """The node that waits. DTensor of torch 2.15 waits and sorts once per user of the result: they become one."""
+        stack = [collective]
+        while stack:
+            first: dict[str, Node] = {}
+            for user in sorted(stack.pop().users, key=self.position.__getitem__):
+                if user.target not in _MERGED:
+                    continue
+                same_as = first.setdefault(f"{user.target} {user.args} {user.kwargs}", user)
+                if same_as is not user:
+                    user.replace_all_uses_with(same_as)
+                    self.graph.erase_node(user)
+            stack.extend(first.values())
+        waits = [user for user in collective.users if user.target is WAIT]
+        if not waits:
+            raise Left("nothing waits for it")
+        return waits[0]
+
     def call(self, target: Any, *args: Any, val: Any = None, **kwargs: Any) -> Node:
         with self.graph.inserting_after(self.last):
             node = self.graph.call_function(target, args, kwargs)
@@ -257,7 +275,7 @@ class _Rewriter:
     def gather(self, collective: Node) -> tuple[str, str]:
         _, ranks, name = collective.args
         context = self.rules.context(name)
-        wait = wait_of(collective)
+        wait = self.wait_of(collective)
         full, dim = end_of_gather(wait, ranks)
         shape, dtype = shape_of(full), full.meta["val"].dtype
         if len(shape) < 2:
@@ -396,7 +414,7 @@ class _Rewriter:
         op = "gemm_rs" if is_scatter else "gemm_ar"
         given, reduce_op, name = collective.args[0], collective.args[1], collective.args[-1]
         context = self.rules.context(name)
-        wait = wait_of(collective)
+        wait = self.wait_of(collective)
         if reduce_op not in ("sum", "avg"):
             raise Left(f"the reduction is '{reduce_op}'")
         source, dim = start_of_scatter(given, context.size) if is_scatter else (given, 0)

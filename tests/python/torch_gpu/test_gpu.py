@@ -188,7 +188,7 @@ def first_use_in_a_capture(group):
     torch.cuda.synchronize()
     with (
         torch.cuda.graph(graph),
-        pytest.raises(overlace.InvalidArgument, match="ag_gemm .*M 1024.*first use .* inside graph capture") as caught,
+        pytest.raises(overlace.InvalidArgument, match=r"ag_gemm .*M 1024.*first use .* inside graph capture") as caught,
     ):
         overlace.ops.ag_gemm(x, w.t(), group=group)
     assert caught.value.code == "capture"
