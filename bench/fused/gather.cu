@@ -22,7 +22,10 @@ void FusedRank::open_gather() {
 
 void FusedRank::add_gathers(std::vector<Variant>* list) {
   using core::Arrival, core::GatherTransport;
+  const core::Instance* instance = core::find_gather_instance(case_.instance.c_str());
+  if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no fused instance");
   for (const int q : {1, 2, 4}) add_gather(list, {GatherTransport::ce, Arrival::rows, q});
+  if (instance->spec.split_k > 1) return;  // which knows no slabs
   add_gather(list, {GatherTransport::ce, Arrival::k_slab, 2});
   for (const int q : {2, 4, 8, 16}) add_gather(list, {GatherTransport::store_own, Arrival::k_slab, q});
   add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 4, true, true});
@@ -42,7 +45,6 @@ core::GatherState FusedRank::state_of(core::GatherTransport transport) {
 
 void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
   const core::Instance* instance = core::find_gather_instance(case_.instance.c_str());
-  if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no fused instance");
   const bool is_ce = how.transport == core::GatherTransport::ce;
   auto prepared = std::make_shared<std::vector<core::PreparedGather>>();
   for (const Set& s : sets_) {

@@ -54,6 +54,7 @@ bool parse(int argc, char** argv, Options* o) {
 }
 
 constexpr const char* kNarrow = "bf16_k_128x160_c21_s5";
+constexpr const char* kHalves = "bf16_k_128x160_c11_s4_k2";
 constexpr const char* kWide = "bf16_k_128x256_c21_s4";
 
 std::vector<Case> smoke_cases(int ranks) {
@@ -65,6 +66,7 @@ std::vector<Case> smoke_cases(int ranks) {
           {Op::ag, "ragged", 1000, 2568, 1032, kWide, uneven},
           {Op::ag, "ragged", 1000, 2568, 1032, "bf16_k_128x128_c21_s6", uneven},
           {Op::ag, "ragged", 1000, 2568, 1032, "bf16_k_128x224_c21_s4", uneven},
+          {Op::ag, "ragged", 1000, 2568, 1032, kHalves, uneven},
           {Op::ag, "square_ag", 4096, 1024, 4096, "bf16_k_128x192_c21_s4"},
           {Op::rs, "ragged", 1000, 2568, 1032, kWide, uneven},
           {Op::rs, "ragged", empty.back(), 1544, 200, "bf16_k_128x128_c21_s6", empty},
@@ -74,6 +76,7 @@ std::vector<Case> smoke_cases(int ranks) {
 std::vector<Case> cases(const Options& o) {
   std::vector<Case> all = {{Op::ag, "qkv", 1024, 2560, 8192, kNarrow},
                            {Op::ag, "qkv", 2048, 2560, 8192, kNarrow},
+                           {Op::ag, "qkv", 2048, 2560, 8192, kHalves},
                            {Op::ag, "qkv", 4096, 2560, 8192, kNarrow},
                            {Op::ag, "qkv", 8192, 2560, 8192, kWide},
                            {Op::ag, "gate_up", 1024, 14336, 8192, "bf16_k_128x128_c21_s6"},

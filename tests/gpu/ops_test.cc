@@ -428,7 +428,8 @@ std::vector<InstanceCase> instance_cases() {
            family});
     }
   };
-  for (const auto& one : ops::gemm_core::gather_specs()) add("ag_gemm", "k_slab", one);
+  for (const auto& one : ops::gemm_core::gather_specs())
+    if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one);
   for (const auto& one : ops::gemm_core::scatter_specs())
     if (one.spec.tile_n == kSlotTileCols) add("gemm_rs", "tma_slot", one);
   return out;

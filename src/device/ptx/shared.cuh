@@ -1,4 +1,4 @@
-// Shared memory by 32-bit address: matrix stores and loads.
+// Shared memory by 32-bit address: matrix stores and loads, values for another CTA of the cluster.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,22 @@ __device__ __forceinline__ uint32_t load_acquire_cta(uint32_t address) {
   uint32_t value;
   asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
+}
+
+__device__ __forceinline__ float4 load_four(uint32_t address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+/// Both are addresses of one CTA of the cluster; its `barrier` counts the 16 bytes when they are there.
+__device__ __forceinline__ void store_four_to(uint32_t address, const float4& x, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
 }
 
 }  // namespace overlace::device::ptx

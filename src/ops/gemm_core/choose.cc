@@ -80,9 +80,9 @@ const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int6
   const FusedSpec* best = nullptr;
   int64_t best_cost = 0;
   for (const FusedSpec& one : gather_specs()) {
-    if (!fits(one, dtype, b_major)) continue;
     const ConfigSpec& s = one.spec;
-    int64_t rows = 0;  // of clusters' tiles, shard by shard
+    if (!fits(one, dtype, b_major) || s.split_k > 1) continue;  // which waits for rows, not for slabs
+    int64_t rows = 0;                                           // of clusters' tiles, shard by shard
     for (size_t i = 1; i < row_offsets.size(); ++i)
       rows += pieces(row_offsets[i] - row_offsets[i - 1], s.tile_m * s.cluster_m);
     const int64_t tiles = rows * pieces(n, s.tile_n * s.cluster_n);

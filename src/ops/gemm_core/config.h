@@ -16,24 +16,29 @@ inline constexpr int kThreads = 128 * (1 + kConsumerGroups);
 
 /// A cluster of (cluster_m, cluster_n) CTAs computes as many neighbouring tiles. CTAs of a column share loads of B,
 /// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, 64 rows by store_cols().
+/// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;
   int tile_m = 128, tile_n = 256, cluster_m = 1, cluster_n = 1;
-  int stages = 4, store_buffers = 2;
+  int stages = 4, store_buffers = 2, split_k = 1;
 
-  constexpr int cluster() const { return cluster_m * cluster_n; }
+  constexpr int cluster() const { return cluster_m * cluster_n * split_k; }
   constexpr int store_cols() const { return tile_n % 64 == 0 ? 64 : 32; }
   constexpr uint32_t a_bytes() const { return static_cast<uint32_t>(tile_m * kTileK * 2); }
   constexpr uint32_t b_bytes() const { return static_cast<uint32_t>(tile_n * kTileK * 2); }
   constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(64 * store_cols() * 2); }
+  /// What one consumer warpgroup gets from the other half of K: sums of 64 rows, fp32.
+  constexpr uint32_t half_bytes() const { return split_k == 1 ? 0 : static_cast<uint32_t>(64 * tile_n * 4); }
   /// Boxes of the size of a staging buffer that the operands' place in a stage can hold.
   constexpr int stage_boxes() const { return static_cast<int>((a_bytes() + b_bytes()) / store_bytes()); }
 };
 
-/// Offsets in the CTA's shared memory: operands and staging buffers at multiples of 1024, then the barriers.
+/// Offsets in the CTA's shared memory: operands, staging buffers and the other half's sums at multiples of 1024, then
+/// the barriers.
 struct SharedLayout {
-  uint32_t a = 0, b = 0, out = 0, full = 0, empty = 0, staged = 0, freed = 0, words = 0, bytes = 0;
+  uint32_t a = 0, b = 0, out = 0, half = 0, full = 0, empty = 0, staged = 0, freed = 0, words = 0, come = 0, taken = 0;
+  uint32_t bytes = 0;
 };
 constexpr SharedLayout shared_layout(const ConfigSpec& c) {
   SharedLayout s;
@@ -41,12 +46,15 @@ constexpr SharedLayout shared_layout(const ConfigSpec& c) {
   const auto buffers = static_cast<uint32_t>(kConsumerGroups * c.store_buffers);
   s.b = stages * c.a_bytes();
   s.out = s.b + stages * c.b_bytes();
-  s.full = s.out + buffers * c.store_bytes();
+  s.half = s.out + buffers * c.store_bytes();
+  s.full = s.half + c.half_bytes();
   s.empty = s.full + stages * 8;
   s.staged = s.empty + stages * 8;
   s.freed = s.staged + buffers * 8;
   s.words = s.freed + buffers * 8;
-  s.bytes = s.words + 8;
+  s.come = s.words + 8;
+  s.taken = s.come + 8;
+  s.bytes = s.taken + 8;
   return s;
 }
 /// What a launch asks for: the base of dynamic shared memory is aligned by the kernel.
@@ -57,9 +65,10 @@ constexpr bool is_valid(const ConfigSpec& c) {
   const bool tile = (c.tile_m == 128 && (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 || c.tile_n == 192 ||
                                          c.tile_n == 224 || c.tile_n == 256)) ||
                     (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
-  const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.cluster() <= 2;
+  const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.split_k >= 1 && c.cluster() <= 2;
+  const bool split = c.split_k == 1 || c.tile_m == 64 * kConsumerGroups;  // each CTA keeps a warpgroup's rows
   const bool major = c.b_major == BMajor::k || c.tile_n % 64 == 0;
-  return tile && cluster && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) && c.stages >= 2 &&
+  return tile && cluster && split && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) && c.stages >= 2 &&
          c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
 }
 

@@ -43,7 +43,7 @@ base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, co
                                 static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
   gemm->order.swizzle = g.swizzle;
   gemm->num_tiles = count_tiles(gemm->order);
-  gemm->k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
+  gemm->k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK * s.split_k));
   gemm->error = g.error;
   constexpr uint64_t kExtraNs = 2000000000;
   gemm->timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its load thread waits for a peer

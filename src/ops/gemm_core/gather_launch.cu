@@ -28,6 +28,9 @@ base::Status validate(const Instance& instance, const GatherArgs& g) {
     return base::invalid_argument("gemm_core: {} pieces, swizzle {}; wanted: 1 to {} and >= 1", g.pieces, g.swizzle,
                                   kMaxPieces);
   }
+  if (instance.spec.split_k > 1 && (g.arrival == Arrival::k_slab || g.bias != nullptr)) {
+    return base::error(Errc::not_supported, "gemm_core: {} with slabs or a bias; wanted: rows, none", instance.name);
+  }
   if (g.transport == GatherTransport::store_own) {
     if (g.arrival == Arrival::k_slab) return {};
     return base::error(Errc::bad_schedule, "gemm_core: arrival rows with transport store_own; wanted: k_slab, or ce");

@@ -7,9 +7,8 @@
 
 namespace overlace::ops::gemm_core {
 
-#define CONFIG(name, dtype, b_major, tile_m, tile_n, cluster_m, cluster_n, stages, store_buffers) \
-  inline constexpr ConfigSpec kSpec_##name{DType::dtype, BMajor::b_major, tile_m, tile_n,         \
-                                           cluster_m,    cluster_n,       stages, store_buffers};
+#define CONFIG(name, dtype, b_major, ...) \
+  inline constexpr ConfigSpec kSpec_##name{DType::dtype, BMajor::b_major, __VA_ARGS__};
 #include "src/ops/gemm_core/configs.def"
 #undef CONFIG
 #define INSTANCE(name) const void* kernel_##name();

@@ -1,6 +1,7 @@
 // The plain GEMM: C = A B, no hooks. One instance per unit in instances/.
 #pragma once
 
+#include "src/ops/gemm_core/hooks/add_half.cuh"
 #include "src/ops/gemm_core/hooks/plain.cuh"
 #include "src/ops/gemm_core/instances.h"
 #include "src/ops/gemm_core/run.cuh"
@@ -9,7 +10,7 @@ namespace overlace::ops::gemm_core {
 
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gemm(const __grid_constant__ GemmParams p) {
-  run<Config>(p, WaitNone{}, StorePlain{&p.c}, SignalNone{}, PushNone{}, ReduceNone{});
+  run<Config>(p, WaitNone{}, StorePlain{&p.c}, SignalNone{}, PushNone{}, ReduceHalves<Config>{});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -51,7 +51,7 @@ base::Result<Prepared> prepare(const Instance& instance, const GemmArgs& g) {
   out.params.order.sweep = g.sweep;
   out.params.order.swizzle = g.swizzle;
   out.params.num_tiles = count_tiles(out.params.order);
-  out.params.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
+  out.params.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK * s.split_k));
   out.params.error = g.error;
   out.params.timeout_ns = g.timeout_ns;
   const auto clusters = count_clusters(instance.kernel, s, instance.name);

@@ -21,7 +21,8 @@ struct Config {
   using Element = std::conditional_t<kSpec.dtype == DType::bf16, __nv_bfloat16, __half>;
   static constexpr int kTileM = kSpec.tile_m, kTileN = kSpec.tile_n, kStages = kSpec.stages;
   static constexpr int kClusterM = kSpec.cluster_m, kClusterN = kSpec.cluster_n, kCluster = kSpec.cluster();
-  static constexpr int kBlocksM = kTileM / 64 / kConsumerGroups;  // of 64 rows, per consumer warpgroup
+  static constexpr int kSplitK = kSpec.split_k, kSharing = kClusterM * kClusterN;  // CTAs that share loads
+  static constexpr int kBlocksM = kTileM / 64 / kConsumerGroups;                   // of 64 rows, per consumer warpgroup
   static constexpr bool kBTransposed = kSpec.b_major == BMajor::n;
 };
 
@@ -30,8 +31,12 @@ template <class Config>
 struct Place {
   uint32_t shared;  // multiple of 1024
   int32_t cluster, num_clusters;
-  int32_t m_in_cluster, n_in_cluster;
+  int32_t m_in_cluster, n_in_cluster, k_in_cluster;
 
+  /// Whether this consumer warpgroup has results. Halves of K meet at the warpgroup with the CTA's number.
+  __device__ bool stores(uint32_t group) const {
+    return Config::kSplitK == 1 || group == static_cast<uint32_t>(k_in_cluster);
+  }
   __device__ uint32_t a(uint32_t stage) const { return shared + stage * Config::kSpec.a_bytes(); }
   __device__ uint32_t b(uint32_t stage) const { return shared + Config::kShared.b + stage * Config::kSpec.b_bytes(); }
   /// Box i of stage_boxes() of a stage that holds no operands.
@@ -131,11 +136,12 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
   ptx::wait_for_previous_grid();
   wait.begin();
   reduce.begin();
+  const int32_t first_k = Config::kSplitK == 1 ? 0 : place.k_in_cluster * p.k_blocks;
   int32_t opened = 0;  // stages ahead of the ring
   if constexpr (WaitInput::kWaits) {
     const Tile first = tile_of(p, place, place.cluster);
     const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
-    for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first.col, opened);
+    for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first.col, first_k + opened);
   }
   for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
     const Tile tile = tile_of(p, place, index);
@@ -149,10 +155,10 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
       } else {
         // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
         wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
-        open_stage(p, place, ring.slot, tile.col, k);
+        open_stage(p, place, ring.slot, tile.col, first_k + k);
       }
       wait.template wait<Config>(tile, k, patience);
-      load_a(from.map, place, ring.slot, from.row, k * kTileK);
+      load_a(from.map, place, ring.slot, from.row, (first_k + k) * kTileK);
       ring.advance();
     }
     if constexpr (Reduce::kLoads) {
@@ -166,12 +172,13 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
 template <class Config>
 using Sums = float[Config::kBlocksM][Config::kTileN / 2];
 
-/// All threads of consumer warpgroup `group`: sums = A B of one tile.
+/// All threads of consumer warpgroup `group`: sums = A B of one tile, of this CTA's part of K.
 template <class Config>
 __device__ __forceinline__ void multiply_tile(Sums<Config>& sums, int32_t k_blocks, const Place<Config>& place,
                                               uint32_t group, Ring<Config::kStages>& ring, Patience& patience) {
   const uint32_t thread = threadIdx.x % 128;
-  const uint32_t empty_there = ptx::cluster_address(place.empty(0), thread % Config::kCluster);
+  const uint32_t empty_there = ptx::cluster_address(
+      place.empty(0), Config::kSplitK == 1 ? thread % Config::kSharing : static_cast<uint32_t>(place.k_in_cluster));
   const uint32_t first_row = group * Config::kBlocksM * 64;
   uint32_t last_slot = 0;
   for (int32_t k = 0; k < k_blocks; ++k) {
@@ -190,14 +197,14 @@ __device__ __forceinline__ void multiply_tile(Sums<Config>& sums, int32_t k_bloc
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();  // the block before has been read
-    if (k > 0 && thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + last_slot * 8);
+    if (k > 0 && thread < Config::kSharing) ptx::mbarrier_arrive_cluster(empty_there + last_slot * 8);
     last_slot = ring.slot;
     ring.advance();
   }
   ptx::wgmma_wait<0>();
 #pragma unroll
   for (int block = 0; block < Config::kBlocksM; ++block) ptx::wgmma_hold(sums[block]);
-  if (thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + last_slot * 8);
+  if (thread < Config::kSharing) ptx::mbarrier_arrive_cluster(empty_there + last_slot * 8);
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -19,17 +19,22 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
   place.cluster = static_cast<int32_t>(blockIdx.x / Config::kCluster);
   place.num_clusters = static_cast<int32_t>(gridDim.x / Config::kCluster);
   place.m_in_cluster = static_cast<int32_t>(in_cluster % Config::kClusterM);
-  place.n_in_cluster = static_cast<int32_t>(in_cluster / Config::kClusterM);
+  place.n_in_cluster = static_cast<int32_t>(in_cluster / Config::kClusterM % Config::kClusterN);
+  place.k_in_cluster = static_cast<int32_t>(in_cluster / Config::kSharing);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < Config::kStages; ++i) {
       ptx::mbarrier_init(place.full(i), 1);
-      ptx::mbarrier_init(place.empty(i), kConsumerGroups * Config::kCluster);
+      ptx::mbarrier_init(place.empty(i), kConsumerGroups * Config::kSharing);
     }
     for (uint32_t i = 0; i < kConsumerGroups * Config::kSpec.store_buffers; ++i) {
       ptx::mbarrier_init(place.shared + Config::kShared.staged + i * 8, 4);  // warps
       ptx::mbarrier_init(place.shared + Config::kShared.freed + i * 8, 1);
     }
     for (const uint32_t word : {place.announced(), place.watched()}) ptx::store_release_cta(word, 0);
+    if constexpr (Config::kSplitK > 1) {
+      ptx::mbarrier_init(place.shared + Config::kShared.come, 1);
+      ptx::mbarrier_init(place.shared + Config::kShared.taken, 4);  // warps
+    }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
@@ -61,7 +66,7 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
         if constexpr (Reduce::kLoads) reduce.watch(p, place);
       } else {
         store.begin();
-        if (threadIdx.x % 32 == 0) store_tiles(p, place, warp - 2, store, signal);
+        if (threadIdx.x % 32 == 0 && place.stores(warp - 2)) store_tiles(p, place, warp - 2, store, signal);
         __syncwarp();
       }
     }
@@ -80,7 +85,7 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
       if constexpr (Reduce::kReduces) {
         if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
       }
-      stage_tile<Config>(sums, staging, results, patience);
+      if (place.stores(group)) stage_tile<Config>(sums, staging, results, patience);
     }
   }
   // NOTE: nobody leaves while another CTA of the cluster may still arrive at its barriers.

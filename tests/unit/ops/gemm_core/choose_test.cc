@@ -44,6 +44,12 @@ TEST(ChooseInstance, KnowsBothTypesAndBothLayouts) {
   EXPECT_EQ(choose_gather(DType::fp32, BMajor::k, std::vector<int64_t>{0, 1}, 8, kSms), nullptr);
 }
 
+TEST(ChooseInstance, LeavesHalvesOfKToTheBench) {
+  for (int64_t m = 8; m <= 16384; m *= 2) {
+    for (int64_t n = 8; n <= 16384; n *= 2) EXPECT_EQ(gather_of(m, n).find("_k2"), std::string::npos) << m << " " << n;
+  }
+}
+
 TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
   const FusedSpec* narrow = find_scatter(DType::bf16, BMajor::k, 256, 128);
   ASSERT_NE(narrow, nullptr);

@@ -60,7 +60,7 @@ TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
     const std::string want = std::string(dtype_name(s.dtype)) + (s.b_major == BMajor::k ? "_k_" : "_n_") +
                              std::to_string(s.tile_m) + "x" + std::to_string(s.tile_n) + "_c" +
                              std::to_string(s.cluster_m) + std::to_string(s.cluster_n) + "_s" +
-                             std::to_string(s.stages);
+                             std::to_string(s.stages) + (s.split_k == 1 ? "" : "_k" + std::to_string(s.split_k));
     EXPECT_EQ(std::string(i.name).substr(0, want.size()), want);
     EXPECT_TRUE(is_valid(s)) << i.name;
   }
@@ -74,7 +74,9 @@ TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
     EXPECT_EQ(s.out % 1024, 0u) << i.name;
     EXPECT_EQ(i.spec.a_bytes() % 1024, 0u) << i.name;
     EXPECT_EQ(i.spec.b_bytes() % 1024, 0u) << i.name;
+    EXPECT_EQ(s.half % 1024, 0u) << i.name;
     EXPECT_EQ(s.full % 8, 0u) << i.name;
+    EXPECT_EQ(s.full - s.half, i.spec.split_k == 1 ? 0u : static_cast<uint32_t>(64 * i.spec.tile_n * 4)) << i.name;
   }
 }
 
@@ -86,6 +88,10 @@ TEST(GemmCoreInstances, BoxesOfSourcesFillAStage) {
     EXPECT_EQ(i.spec.b_bytes() % box, 0u) << i.name;
     EXPECT_EQ(static_cast<uint32_t>(i.spec.stage_boxes()) * box, i.spec.a_bytes() + i.spec.b_bytes()) << i.name;
     EXPECT_GE(i.spec.stages * i.spec.stage_boxes(), 7 * kConsumerGroups) << i.name << ": no room for 8 ranks";
+  }
+  for (const Listed& i : kListed) {
+    const bool adds_sources = std::string(i.name).starts_with("scatter_");
+    EXPECT_FALSE(adds_sources && i.spec.split_k > 1) << i.name << ": they would meet the other half's sums";
   }
 }
 
@@ -103,6 +109,15 @@ TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
   s.cluster_m = s.cluster_n = 2;
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.tile_n = 128;
+  s.split_k = 2;
+  EXPECT_TRUE(is_valid(s));
+  s.cluster_m = 2;  // four CTAs
+  EXPECT_FALSE(is_valid(s));
+  s.cluster_m = 1;
+  s.tile_m = 256;  // two blocks of rows per warpgroup
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
   s.tile_n = 160;

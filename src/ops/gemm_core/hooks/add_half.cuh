@@ -1,0 +1,58 @@
+// split_k: the sums of two CTAs, each of half of K, become one tile.
+#pragma once
+
+#include "src/device/ptx/shared.cuh"
+#include "src/ops/gemm_core/hooks/plain.cuh"
+
+namespace overlace::ops::gemm_core {
+
+/// A Reduce hook without loads. Warpgroup 0 of CTA 1 sends its sums to CTA 0, warpgroup 1 of CTA 0 to CTA 1, through
+/// shared memory of the cluster; the same warpgroup there adds them to its own, rounds and stores its 64 rows. Sums of
+/// two: the same bits in whichever order. Thread t sends what thread t holds: four values of all threads lie together.
+struct AddHalf {
+  static constexpr bool kReduces = true, kLoads = false;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
+  __device__ __forceinline__ bool applies(int32_t) const { return true; }
+  template <class Config>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t group, int32_t,
+                                      Ring<Config::kStages>&, Patience& patience) {
+    constexpr int kFours = Config::kTileN / 8;
+    constexpr uint32_t kPitch = 128 * 16;
+    const uint32_t thread = threadIdx.x % 128, other = 1 - static_cast<uint32_t>(place.k_in_cluster);
+    const uint32_t half = place.shared + Config::kShared.half + thread * 16;
+    const uint32_t come = place.shared + Config::kShared.come, taken = place.shared + Config::kShared.taken;
+    float(&mine)[Config::kTileN / 2] = sums[0];
+    if (place.stores(group)) {
+      if (thread == 0) ptx::mbarrier_arrive_expect(come, Config::kSpec.half_bytes());
+      wait_barrier(come, parity, patience);
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        const float4 x = ptx::load_four(half + static_cast<uint32_t>(i) * kPitch);
+        mine[i * 4] += x.x;
+        mine[i * 4 + 1] += x.y;
+        mine[i * 4 + 2] += x.z;
+        mine[i * 4 + 3] += x.w;
+      }
+      __syncwarp();
+      if (thread % 32 == 0) ptx::mbarrier_arrive_cluster(ptx::cluster_address(taken, other));
+    } else {
+      wait_barrier(taken, parity ^ 1, patience);  // the tile before, by the other CTA
+      const uint32_t to = ptx::cluster_address(half, other), there = ptx::cluster_address(come, other);
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        ptx::store_four_to(to + static_cast<uint32_t>(i) * kPitch,
+                           {mine[i * 4], mine[i * 4 + 1], mine[i * 4 + 2], mine[i * 4 + 3]}, there);
+      }
+    }
+    parity ^= 1;
+  }
+};
+
+/// What a kernel reduces that has nothing of its own to add.
+template <class Config>
+using ReduceHalves = std::conditional_t<Config::kSplitK == 1, ReduceNone, AddHalf>;
+
+}  // namespace overlace::ops::gemm_core
