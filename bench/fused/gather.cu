@@ -29,9 +29,6 @@ void FusedRank::add_gathers(std::vector<Variant>* list) {
   add_gather(list, {GatherTransport::ce, Arrival::k_slab, 2});
   for (const int q : {2, 4, 8, 16}) add_gather(list, {GatherTransport::store_own, Arrival::k_slab, q});
   add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 4, true, true});
-  if (size_ > 2)
-    for (const int q : {1, 2, 4, 8})
-      add_gather(list, {GatherTransport::store_own, Arrival::k_slab, q, true, false, true});
   add_gather(list, {GatherTransport::store_own, Arrival::k_slab, 8, false});
 }
 
@@ -56,16 +53,15 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
     args.pieces = how.pieces;
     args.waits = how.waits;
     args.bias = how.has_bias ? bias_ : nullptr;
-    args.by_peer = how.by_peer;
     args.state = state_of(how.transport);
     auto one = core::prepare_gather(*instance, args);
     one.status().or_throw();
     prepared->push_back(*one);
   }
   Variant v;
-  v.name = base::format("{} {} q{}{}{}{}", is_ce ? "ce" : "store_own",
-                        how.arrival == core::Arrival::rows ? "rows" : "k_slab", how.pieces,
-                        how.by_peer ? " by peer" : "", how.has_bias ? ", bias" : "", how.waits ? "" : " unwaited");
+  v.name =
+      base::format("{} {} q{}{}{}", is_ce ? "ce" : "store_own", how.arrival == core::Arrival::rows ? "rows" : "k_slab",
+                   how.pieces, how.has_bias ? ", bias" : "", how.waits ? "" : " unwaited");
   if (how.waits) v.bits = &Set::core;
   v.timed.is_wrong = !how.waits;
   v.enqueue = [this, prepared, is_ce](int set) -> base::Status {

@@ -83,14 +83,14 @@ class FusedRank {
     ops::gemm_core::GatherTransport transport;
     ops::gemm_core::Arrival arrival;
     int pieces;
-    bool waits = true, has_bias = false, by_peer = false;
+    bool waits = true, has_bias = false;
   };
   void add_gather(std::vector<Variant>* list, const Gathering& how);
   struct Scattering {
     std::string name, instance;
     TileOrderKind order = TileOrderKind::own_last;
     int groups = kMaxGroups;
-    bool rounds_own = false, has_bias = false, watches = false;
+    bool rounds_own = false, has_bias = false;
     ops::gemm_core::ScatterTransport transport = ops::gemm_core::ScatterTransport::tma_slot;
   };
   Variant make_scatter(const Scattering& how);

@@ -88,7 +88,6 @@ Variant FusedRank::make_scatter(const Scattering& how) {
     args.order = how.order;
     args.groups = how.groups;
     args.rounds_own = how.rounds_own;
-    args.watches = how.watches;
     args.transport = how.transport;
     fill(is_ce ? fetched_ : pushed_, &args.state);
     args.state.triggers = &triggers_.pod();
@@ -139,9 +138,6 @@ void FusedRank::add_scatters(std::vector<Variant>* list) {
   rounded.name += ", bias";
   rounded.has_bias = true;
   add(rounded, &Set::biased, false, false);
-  Scattering watched{"slot own_last, level 2, watched", instance};
-  watched.rounds_own = watched.watches = true;
-  add(watched, &Set::rounded);
   for (const int q : {1, 2, 4}) {
     if (!caps_.wait_value) break;  // streams cannot wait for tiles here
     Scattering copied{base::format("ce q{}", q), instance, TileOrderKind::own_last, q};
@@ -155,9 +151,6 @@ void FusedRank::add_scatters(std::vector<Variant>* list) {
     if (!fits || instance == other.name) continue;
     Scattering with{std::string("slot level 2 ") + other.name, other.name};
     with.rounds_own = true;
-    add(with, nullptr);
-    with.name += " watched";
-    with.watches = true;
     add(with, nullptr);
   }
 }

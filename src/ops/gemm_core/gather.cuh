@@ -20,7 +20,6 @@ struct GatherParams : ExchangeParams {
   int64_t shard_pitch;
   int32_t shard_rows, row_units;
   int32_t push_ctas;  // the first of the grid; 0: a copy engine sends
-  bool by_peer;       // a whole shard to who needs it first, then to the next; else each slab to all
   const void* bias;   // (N) of the output's type, or null
   int32_t n;
 };

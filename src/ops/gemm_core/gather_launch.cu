@@ -71,7 +71,6 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   out.chunk_rows = static_cast<int32_t>(count_pieces(count_pieces(longest, out.chunks), s.tile_m)) * s.tile_m;
   out.slab_blocks = static_cast<int32_t>(count_pieces(blocks, out.slabs));
   out.waits = g.waits;
-  out.by_peer = g.by_peer;
   out.shard = static_cast<const uint4*>(g.shard);
   out.shard_pitch = g.lda / 8;
   out.shard_rows = static_cast<int32_t>(rows_of(g.row_offsets, team.rank));

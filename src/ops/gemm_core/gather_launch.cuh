@@ -29,7 +29,6 @@ struct GatherArgs : FusedArgs {
   Arrival arrival = Arrival::k_slab;  // rows: with ce only
   int pieces = 1;                     // a shard arrives in
   const void* bias = nullptr;         // (N) of the output's type
-  bool by_peer = false;               // GatherParams::by_peer
   bool waits = true;                  // false: GatherParams::waits
   GatherState state;
 };

@@ -23,7 +23,6 @@ struct ScatterParams : ExchangeParams {
   int32_t first_own;             // index of the first tile of my rows, which are the last
   int32_t slot_rows;
   int32_t n;
-  bool watches;          // warp 1 waits for what own tiles need, ahead of the load thread
   bool rounds_own;       // level 2: my own sums are rounded as those of the others are
   float alpha;           // of the sum over ranks
   const void* bias;      // (N) of the output's type, or null

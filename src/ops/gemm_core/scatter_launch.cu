@@ -89,7 +89,6 @@ void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, Scatt
   out.first_own = p->gemm.num_tiles - out.row_tiles[order.rank] * order.tiles_n;
   out.slot_rows = static_cast<int32_t>(longest_rows(g.row_offsets));
   out.n = static_cast<int32_t>(g.n);
-  out.watches = g.watches;
   out.rounds_own = g.rounds_own;
   out.alpha = g.alpha;
   out.bias = g.bias;

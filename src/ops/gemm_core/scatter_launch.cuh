@@ -35,7 +35,6 @@ struct ScatterArgs : FusedArgs {
   ScatterTransport transport = ScatterTransport::tma_slot;
   TileOrderKind order = TileOrderKind::own_last;  // or, not with ce, interleaved
   int groups = kMaxGroups;                        // that the tiles for an owner are told in, at most
-  bool watches = false;                           // ScatterParams::watches
   bool rounds_own = false;                        // level 2: the own partial is rounded too
   float alpha = 1;                                // of the sum; the bias is added behind it
   ScatterState state;

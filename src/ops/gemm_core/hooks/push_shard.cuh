@@ -8,9 +8,8 @@
 namespace overlace::ops::gemm_core {
 
 /// Warps 1 to 3 of the CTAs whose first tile is of the own shard: they wait for nobody. Slab by slab; what is loaded
-/// once is stored to every peer, or to one after the other. When all three have stored their parts of a slab, one of
-/// them tells the peers: one fence, then plain adds. They take turns at that, since the fence costs its warp about 2
-/// us.
+/// once is stored to every peer. When all three have stored their parts of a slab, one of them tells the peers: one
+/// fence, then plain adds. They take turns at that, since the fence costs its warp about 2 us.
 struct PushShard {
   static constexpr bool kPushes = true;
   static constexpr uint32_t kWarps = 3, kBarriers = 4;  // nobody gets more than kWarps slabs ahead
@@ -25,35 +24,24 @@ struct PushShard {
     const uint64_t to = device::inbox_offset(g->inbox) +
                         static_cast<uint64_t>(order->row_begin[order->rank]) * static_cast<uint32_t>(g->row_units) * 16;
     const int32_t width = g->slab_blocks * (kTileK * 2 / 16);
-    const auto slabs = static_cast<uint32_t>(g->slabs), others = static_cast<uint32_t>(g->channel.team.size) - 1;
-    const uint32_t steps = g->by_peer ? slabs * others : slabs;
-    for (uint32_t step = 0; step < steps; ++step) {
-      const uint32_t slab = step % slabs;
-      const auto hop = static_cast<int>(1 + step / slabs);
-      const Hops hops = g->by_peer ? Hops{hop, hop} : Hops{1, static_cast<int>(others)};
+    for (uint32_t slab = 0; slab < static_cast<uint32_t>(g->slabs); ++slab) {
       const int32_t first = static_cast<int32_t>(slab) * width, left = g->row_units - first;
-      push_slab(hops, to, first, left < width ? left : width, warp, lane);
-      const uint32_t barrier = 1 + step % kBarriers;
-      if (warp != step % kWarps) {
+      push_slab(to, first, left < width ? left : width, warp, lane);
+      const uint32_t barrier = 1 + slab % kBarriers;
+      if (warp != slab % kWarps) {
         ptx::named_barrier_arrive<kWarps * 32>(barrier);
         continue;
       }
       ptx::named_barrier_sync<kWarps * 32>(barrier);
-      if (lane == 0) tell(hops, slab);
+      if (lane == 0) tell(slab);
       __syncwarp();
-      if (step + 1 == steps) arrive(*g);
+      if (slab + 1 == static_cast<uint32_t>(g->slabs)) arrive(*g);
     }
   }
 
  private:
-  /// Peers by their distance: who needs this shard first comes first.
-  struct Hops {
-    int first, last;
-  };
-
   /// Units of 512 bytes of a row, by turns over all pushing warps; `first` and `width` in pieces of 16 bytes.
-  __device__ __forceinline__ void push_slab(const Hops& hops, uint64_t to, int32_t first, int32_t width, uint32_t warp,
-                                            uint32_t lane) {
+  __device__ __forceinline__ void push_slab(uint64_t to, int32_t first, int32_t width, uint32_t warp, uint32_t lane) {
     const TeamPod& team = g->channel.team;
     const int32_t segments = (width + 31) / 32, units = g->shard_rows * segments;
     const auto step = static_cast<int32_t>(static_cast<uint32_t>(g->push_ctas) * kWarps);
@@ -70,7 +58,7 @@ struct PushShard {
           data[i] = g->shard[row * g->shard_pitch + first + col];
         }
       }
-      for (int hop = hops.first; hop <= hops.last; ++hop) {
+      for (int hop = 1; hop < team.size; ++hop) {  // who needs this shard first comes first
         const int peer = (team.rank - hop + team.size) % team.size;
         auto* const there = static_cast<uint4*>(device::peer_ptr(team, peer, to));
 #pragma unroll
@@ -80,14 +68,14 @@ struct PushShard {
     }
   }
 
-  __device__ __forceinline__ void tell(const Hops& hops, uint32_t slab) {
+  __device__ __forceinline__ void tell(uint32_t slab) {
     const TeamPod& team = g->channel.team;
     const auto ctas = static_cast<uint32_t>(g->push_ctas);
     const uint32_t share = (blockIdx.x + 1) * kShares / ctas - blockIdx.x * kShares / ctas;
     // NOTE: cumulative over the three warps, whose barrier is behind; a fence in every writer would stall every warp.
     ptx::fence_proxy_async();
     ptx::fence_sys();
-    for (int hop = hops.first; hop <= hops.last; ++hop)
+    for (int hop = 1; hop < team.size; ++hop)
       device::signal_add_relaxed(g->channel, (team.rank - hop + team.size) % team.size, g->ready_id + slab, share);
   }
 };

@@ -22,7 +22,6 @@ struct ReduceOwn {
   int32_t group = -1;  // that has been waited for
   int32_t next = -1;   // that was announced last
   uint32_t asked = 0;  // groups announced
-  bool has_failed = false;
 
   __device__ __forceinline__ bool applies(int32_t index) const { return index >= s->first_own; }
   __device__ __forceinline__ int32_t boxes_per_slice() const { return (order->size - 1) * kConsumerGroups; }
@@ -33,7 +32,6 @@ struct ReduceOwn {
   /// to it, and counts them in shared memory. After a failure nobody is waited for.
   template <class Config>
   __device__ void watch(const GemmParams& p, const Place<Config>& place) const {
-    if (!s->watches) return;
     ptx::wait_for_previous_grid();
     Patience patience{p.error, p.timeout_ns};
     const uint32_t lane = threadIdx.x % 32;
@@ -134,22 +132,13 @@ struct ReduceOwn {
   }
 
  private:
-  /// Once per group: the order of tiles never returns to one. After a failure nobody is waited for.
+  /// Once per group: the order of tiles never returns to one.
   template <class Config>
   __device__ void wait(const Place<Config>& place, int32_t wanted, Patience& patience) {
     if (wanted == group) return;
     group = wanted;
-    if (s->watches) {
-      wait_count(place.watched(), asked, patience);
-      ptx::fence_proxy_async();
-      return;
-    }
-    const uint32_t id = s->arrive_id + static_cast<uint32_t>(wanted), adds = adds_of_group(*s, wanted);
-    for (int32_t step = 1; step < order->size && !has_failed; ++step) {
-      const int sender = (order->rank + step) % order->size;
-      has_failed =
-          device::wait_ge_async(s->channel, sender, id, device::ticket(s->channel, sender, id) + adds) != Errc::ok;
-    }
+    wait_count(place.watched(), asked, patience);
+    ptx::fence_proxy_async();
   }
 
   /// fp32, rank 0 first, wherever the owner stands among them.
