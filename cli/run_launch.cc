@@ -74,6 +74,12 @@ Result<std::vector<std::string>> own_command() {
   return out;
 }
 
+/// Without MPI: for ranks on GPUs.
+int launch_emulated(int ranks, int hosts, const std::vector<std::string>& command) {
+  runtime::keep_nccl_to_sockets();
+  return runtime::launch(ranks, command, [&](int rank) { return runtime::emulated_host(rank / (ranks / hosts)); });
+}
+
 int exit_with(Errc code, const std::string& message) {
   std::fprintf(stderr, "overlace: error: %s\n", message.c_str());
   return exit_code(code);
@@ -107,11 +113,7 @@ int launch_ranks(const RunPlan& plan) {
 int launch_hosts(const RunPlan& plan) {
   const auto command = own_command();
   if (!command.ok()) return exit_with(command.status().code(), command.status().message());
-  if (plan.backend == Backend::cuda_peer) {
-    runtime::keep_nccl_to_sockets();
-    const int ranks_each = plan.ranks / plan.hosts;
-    return runtime::launch(plan.ranks, *command, [&](int rank) { return runtime::emulated_host(rank / ranks_each); });
-  }
+  if (plan.backend == Backend::cuda_peer) return launch_emulated(plan.ranks, plan.hosts, *command);
   const auto library = runtime::mpi::Service::library();
   if (!library.ok()) return exit_with(library.status().code(), "--emulate-hosts: " + library.status().message());
   const bool is_openmpi = library->starts_with("openmpi");
@@ -144,7 +146,10 @@ int launch_program(const RunOptions& options) {
   const int64_t ranks = options.ranks ? *options.ranks : 2;
   if (ranks < 1 || ranks > kMaxRanks)
     return exit_with(Errc::invalid_argument, base::format("--ranks is {}, wanted 1 to {}", ranks, kMaxRanks));
-  return runtime::launch(static_cast<int>(ranks), options.program);
+  if (!options.emulate_hosts) return runtime::launch(static_cast<int>(ranks), options.program);
+  const Status hosts = check_emulated_hosts(*options.emulate_hosts, ranks);
+  if (!hosts.ok()) return exit_with(hosts.code(), hosts.message());
+  return launch_emulated(static_cast<int>(ranks), static_cast<int>(*options.emulate_hosts), options.program);
 }
 
 }  // namespace overlace::cli

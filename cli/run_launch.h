@@ -14,7 +14,7 @@ int launch_ranks(const RunPlan& plan);
 /// ranks are started by mpirun: then it does not return where that can be started.
 int launch_hosts(const RunPlan& plan);
 
-/// `overlace run -n N -- PROGRAM ...`.
+/// `overlace run -n N [--emulate-hosts H] -- PROGRAM ...`.
 int launch_program(const RunOptions& options);
 
 }  // namespace overlace::cli

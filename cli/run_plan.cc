@@ -119,9 +119,7 @@ Status choose_hosts(const RunOptions& o, const Surroundings& around, RunPlan* pl
   if (plan->placement.is_regular) plan->hosts = plan->placement.hosts;
   OVERLACE_TRY(check_hosts(o, *plan));
   if (!o.emulate_hosts) return {};
-  if (*o.emulate_hosts < 2 || *o.emulate_hosts > plan->ranks || plan->ranks % *o.emulate_hosts != 0)
-    return base::invalid_argument("--emulate-hosts is {}, wanted a divisor of the {} ranks that is at least 2",
-                                  *o.emulate_hosts, plan->ranks);
+  OVERLACE_TRY(check_emulated_hosts(*o.emulate_hosts, plan->ranks));
   if (o.threads) return base::invalid_argument("--emulate-hosts and --threads: wanted one of both");
   plan->hosts = static_cast<int>(*o.emulate_hosts);
   return {};
@@ -185,6 +183,12 @@ Status choose_size(const RunOptions& o, RunPlan* plan) {
 }
 
 }  // namespace
+
+Status check_emulated_hosts(int64_t hosts, int64_t ranks) {
+  if (hosts >= 2 && hosts <= ranks && ranks % hosts == 0) return {};
+  return base::invalid_argument("--emulate-hosts is {}, wanted a divisor of the {} ranks that is at least 2", hosts,
+                                ranks);
+}
 
 Surroundings look_around(const base::Env& env) {
   Surroundings out;

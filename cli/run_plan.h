@@ -65,6 +65,9 @@ Surroundings look_around(const base::Env& env);
 /// written can be. Errors show the option, the value got and the value wanted.
 base::Result<RunPlan> make_plan(const RunOptions& options, const base::Env& env, const Surroundings& around);
 
+/// Hosts of equal size, at least two.
+base::Status check_emulated_hosts(int64_t hosts, int64_t ranks);
+
 /// The hidden states that a run starts with: `--input`, or seeded. tokens x hidden.
 base::Result<std::vector<float>> read_input(const RunOptions& options, const RunPlan& plan);
 

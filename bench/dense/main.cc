@@ -69,7 +69,7 @@ class Bench {
         head_{options.run, machine_json(device, runtime.world().size())} {
     if (device.is_gpu())
       head_.machine.set("nccl", runtime.world().net() != nullptr ? runtime.world().net()->version() : "none");
-    if (is_emulated()) head_.machine.set("link", runtime.options().link.to_string());
+    if (has_link()) head_.machine.set("link", runtime.options().link.to_string());
   }
 
   int run_one(const Case& c) {
@@ -87,12 +87,12 @@ class Bench {
 
  private:
   bool is_root() { return runtime_.world().rank() == 0; }
-  bool is_emulated() { return runtime_.options().link.enabled; }
+  bool has_link() const { return runtime_.options().link.enabled; }
   Normal data() const { return {options_.protocol.seed, 0, 1, 0, 0, options_.data == "ramp"}; }
 
   plan::Hardware hardware() {
     if (device_.is_gpu()) hardware_ = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
-    hardware_.link_bytes_per_s = is_emulated() ? runtime_.options().link.bytes_per_s : hardware_.link_bytes_per_s;
+    hardware_.link_bytes_per_s = has_link() ? runtime_.options().link.bytes_per_s : hardware_.link_bytes_per_s;
     return hardware_;
   }
 
@@ -149,7 +149,7 @@ class Bench {
     }
     row.set("flops", 2.0 * static_cast<double>(c.m) * static_cast<double>(c.n) * static_cast<double>(c.k));
     row.set("bytes", workload.bytes_sent());
-    if (is_emulated()) flags.push_back("emulated");
+    if (runtime_.is_emulated()) flags.push_back("emulated");
     if (x.is_timed()) {
       const double host_us = base::median(x.host_us);
       row.set("time_us", time_json(x.samples_us)).set("host_us", host_us);

@@ -124,7 +124,7 @@ int ovl_runtime_abort(ovl_runtime* runtime, const char* why);
 typedef struct ovl_info {
   size_t struct_size;
   int32_t rank, size, backend, device; /* device: -1 on CPU ranks */
-  int32_t is_emulated;                 /* an emulated link is in force */
+  int32_t is_emulated;                 /* an emulated link or emulated hosts */
   uint64_t heap_bytes, heap_in_use;
   uint64_t calls, serialised_calls, moved_calls; /* overlace::Stats */
 } ovl_info;

@@ -103,6 +103,9 @@ class Runtime {
   Caps caps(int peer) const;
   const RuntimeOptions& options() const;  // after defaults were filled in
   Stats stats() const;
+  /// An emulated link is in force, or ranks of one machine claim to be on several hosts: whatever is measured must say
+  /// so.
+  bool is_emulated() const;
 
   /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout.
   void check();

@@ -209,7 +209,7 @@ int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info) {
     info->size = opened.world().size();
     info->backend = static_cast<int32_t>(opened.backend());
     info->device = opened.device();
-    info->is_emulated = opened.options().link.enabled ? 1 : 0;
+    info->is_emulated = opened.is_emulated() ? 1 : 0;
     info->heap_bytes = opened.heap().capacity();
     info->heap_in_use = opened.heap().in_use();
     info->calls = stats.calls;

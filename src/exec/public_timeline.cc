@@ -65,7 +65,7 @@ void Timeline::write(const std::string& path) {
   if (team.rank() != 0) return;
   base::Trace all;
   for (const std::string& part : parts) all.merge(std::move(base::Trace::from_json(part).value()));
-  all.emulated = team.runtime().options().link.enabled;
+  all.emulated = team.runtime().is_emulated();
   exec::join_arrows(all);
   base::write_trace(all, path).or_throw();
 }

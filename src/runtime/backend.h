@@ -25,7 +25,7 @@ namespace overlace::runtime {
 struct Hello {
   uint32_t abi = 0;
   int32_t rank = 0, world = 0;
-  uint64_t host_id = 0;
+  uint64_t host_id = 0, machine_id = 0;
   int64_t pid = 0;
   uint64_t heap_bytes = 0;
   uint32_t num_ids = 0;

@@ -73,6 +73,7 @@ base::Result<std::vector<Hello>> exchange_hello(Control& control, const RuntimeO
   mine.rank = control.rank();
   mine.world = control.size();
   mine.host_id = host_id();
+  mine.machine_id = machine_id();
   mine.pid = ::getpid();
   mine.heap_bytes = options.heap_bytes;
   mine.num_ids = options.num_signal_ids;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <set>
 #include <utility>
 
 #include "overlace/error.h"
@@ -73,6 +74,9 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   runtime::come_past(runtime::Phase::hello, state.rank);
   base::Result<std::vector<runtime::Hello>> hellos = runtime::exchange_hello(*state.control, options, kHeapAbi);
   if (!hellos.ok()) return hellos.status();
+  std::set<uint64_t> hosts, machines;
+  for (const runtime::Hello& hello : *hellos) hosts.insert(hello.host_id), machines.insert(hello.machine_id);
+  state.has_emulated_hosts = machines.size() < hosts.size();
   runtime::come_past(runtime::Phase::heap, state.rank);
 
   const runtime::OpenContext context{bootstrap, *state.control, state.names, options, *hellos};
@@ -278,6 +282,8 @@ Caps Runtime::caps(int peer) const {
 const RuntimeOptions& Runtime::options() const { return state_->options; }
 
 Stats Runtime::stats() const { return state_->stats; }
+
+bool Runtime::is_emulated() const { return state_->options.link.enabled || state_->has_emulated_hosts; }
 
 void Runtime::check() { state_->enter(); }
 

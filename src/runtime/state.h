@@ -60,6 +60,7 @@ struct RuntimeState {
   int64_t pid = 0;
   bool is_closed = false;
   bool has_thrown_cause = false;
+  bool has_emulated_hosts = false;  // several of them are one machine
   std::unique_ptr<runtime::Control> control;
   runtime::Names names;
   std::unique_ptr<runtime::BackendState> backend;

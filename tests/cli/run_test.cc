@@ -159,6 +159,29 @@ TEST(Run, JoinsRanksThatSomebodyElseStarted) {
   EXPECT_TRUE(Json::parse(directory.read("r.json"))->find("ok")->as_bool());
 }
 
+TEST(Run, StartsAProgramOnEmulatedHosts) {
+  Command command;
+  command.args = {"run",
+                  "-n",
+                  "4",
+                  "--emulate-hosts",
+                  "2",
+                  "--",
+                  "/bin/sh",
+                  "-c",
+                  "echo rank $RANK: $OVERLACE_HOST_ID, $NCCL_HOSTID, $NCCL_IB_DISABLE"};
+  const Result result = run(command);
+  EXPECT_EQ(result.exit, 0) << result.err;
+  for (const char* line : {"rank 0: emulated host 0, overlace-emulated-0, 1", "rank 1: emulated host 0,",
+                           "rank 2: emulated host 1, overlace-emulated-1, 1", "rank 3: emulated host 1,"})
+    EXPECT_NE(result.out.find(line), std::string::npos) << result.out;
+  command.args[4] = "3";
+  const Result refused = run(command);
+  EXPECT_EQ(refused.exit, 2);
+  EXPECT_NE(refused.err.find("--emulate-hosts is 3, wanted a divisor of the 4 ranks"), std::string::npos)
+      << refused.err;
+}
+
 TEST(Run, StartsAnyProgram) {
   Command command;
   command.args = {"run", "-n", "3", "--", "/bin/sh", "-c", "echo rank $RANK of $WORLD_SIZE"};
