@@ -83,6 +83,7 @@ base::Result<std::unique_ptr<NetRounds>> NetRounds::make(const Program& program,
   void** address = reinterpret_cast<void**>(&out->room_);
   OVERLACE_TRY(cuda_status(cudaMalloc(address, out->room_bytes_), "cudaMalloc (messages)"));
   OVERLACE_TRY(cuda_status(cudaMemset(out->room_, 0, out->room_bytes_), "cudaMemset (messages)"));
+  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize (messages)"));
   return out;
 }
 

@@ -143,11 +143,16 @@ int CudaPeerState::world_rank_of(uint32_t team, uint32_t team_rank) const {
   return world_rank >= 0 ? world_rank : static_cast<int>(team_rank);
 }
 
-AbortCause CudaPeerState::recorded_cause() const {
+AbortCause CudaPeerState::recorded_cause() {
   TimeoutRecord record = host_[0].record;
   record.rank = static_cast<uint32_t>(rank_);
   record.peer = static_cast<uint32_t>(world_rank_of(record.team, record.peer));
-  return {Errc::timeout, names_.timeout_text(record, control_.peer_state(static_cast<int>(record.peer)))};
+  std::string text = names_.timeout_text(record, control_.peer_state(static_cast<int>(record.peer)));
+  // The watcher may hold it and wait for an engine that asks for the cause.
+  const std::unique_lock lock(engines_mutex_, std::try_to_lock);
+  for (EngineWatch* engine : lock.owns_lock() ? engines_ : std::vector<EngineWatch*>{})
+    if (const std::string at = engine->pending(); !at.empty()) text += "; meanwhile in " + at;
+  return {Errc::timeout, text};
 }
 
 AbortCause CudaPeerState::cause() {

@@ -26,6 +26,9 @@ struct StreamWait {
   uint32_t peer = 0, team = 0, id = 0;  // for the record; team rank
 };
 
+/// How long a failed engine's cause waits for a better one: that a peer was lost.
+inline constexpr int64_t kPeerLostGraceNs = 500'000'000;
+
 /// An engine's asynchronous failures, polled by the watcher. The engine outlives its entry.
 class EngineWatch {
  public:
@@ -34,6 +37,8 @@ class EngineWatch {
   virtual base::Status poll() = 0;
   /// Any thread; idempotent.
   virtual void abort() = 0;
+  /// Any thread. What the device waits in since the longest time, in words; empty if in nothing.
+  virtual std::string pending() = 0;
 };
 
 class CudaPeerState final : public BackendState {
@@ -110,8 +115,8 @@ class CudaPeerState final : public BackendState {
   /// The cause as one text; sets the abort word. True if it is the first.
   bool set_cause(const AbortCause& cause);
   void set_cause_and_spread(const AbortCause& cause);
-  /// From a TimeoutRecord that a kernel left.
-  AbortCause recorded_cause() const;
+  /// From a TimeoutRecord that a kernel left, and where the engines are.
+  AbortCause recorded_cause();
   int world_rank_of(uint32_t team, uint32_t team_rank) const;
   void watch();
   void watch_streams(bool aborted);
@@ -145,6 +150,7 @@ class CudaPeerState final : public BackendState {
   std::vector<cudaEvent_t> spare_events_;
   bool is_stopping_ = false;
   std::condition_variable wake_;
+  int64_t engine_failed_ns_ = 0;  // of the watcher: when an engine was first seen to have failed; 0: not
   std::mutex engines_mutex_;
   std::vector<EngineWatch*> engines_;
   std::thread watcher_;

@@ -103,7 +103,10 @@ void CudaPeerState::watch_engines(bool aborted) {
       }
     }
   }
-  if (!failed.ok()) set_cause_and_spread({failed.code(), failed.message()});
+  if (failed.ok()) return;
+  if (engine_failed_ns_ == 0) engine_failed_ns_ = now_ns();
+  if (failed.code() == Errc::engine && now_ns() - engine_failed_ns_ < kPeerLostGraceNs) return;
+  set_cause_and_spread({failed.code(), failed.message()});
 }
 
 void CudaPeerState::add_engine(EngineWatch* engine) {

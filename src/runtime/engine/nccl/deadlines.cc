@@ -28,6 +28,7 @@ cudaEvent_t Deadlines::take() {
 void Deadlines::begin(std::string what, cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
+  const std::lock_guard lock(mutex_);
   Watched w{std::move(what), take(), take(), 0, false};
   if (w.reached != nullptr && w.done != nullptr && cudaEventRecord(w.reached, stream) == cudaSuccess) {
     watched_.push_back(std::move(w));
@@ -39,6 +40,7 @@ void Deadlines::begin(std::string what, cudaStream_t stream) {
 }
 
 void Deadlines::end(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
   if (watched_.empty() || watched_.back().is_queued) return;
   watched_.back().is_queued = cudaEventRecord(watched_.back().done, stream) == cudaSuccess;
   if (watched_.back().is_queued) return;
@@ -47,8 +49,10 @@ void Deadlines::end(cudaStream_t stream) {
   watched_.pop_back();
 }
 
-const std::string* Deadlines::overdue(int64_t timeout_ms) {
-  for (auto it = watched_.begin(); it != watched_.end();) {
+std::string Deadlines::running_for(int64_t ns) {
+  const std::lock_guard lock(mutex_);
+  std::string found;
+  for (auto it = watched_.begin(); it != watched_.end() && found.empty();) {
     if (!it->is_queued) break;
     if (cudaEventQuery(it->done) != cudaErrorNotReady) {
       spare_.insert(spare_.end(), {it->reached, it->done});
@@ -57,11 +61,11 @@ const std::string* Deadlines::overdue(int64_t timeout_ms) {
     }
     const int64_t now = now_ns();
     if (it->begin_ns == 0 && cudaEventQuery(it->reached) != cudaErrorNotReady) it->begin_ns = now;
-    if (it->begin_ns != 0 && now - it->begin_ns > timeout_ms * 1'000'000) return &it->what;
+    if (it->begin_ns != 0 && now - it->begin_ns > ns) found = it->what;
     ++it;
   }
   (void)cudaGetLastError();
-  return nullptr;
+  return found;
 }
 
 }  // namespace overlace::runtime::nccl

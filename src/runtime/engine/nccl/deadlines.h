@@ -5,13 +5,14 @@
 
 #include <cstdint>
 #include <list>
+#include <mutex>
 #include <string>
 #include <vector>
 
 namespace overlace::runtime::nccl {
 
 /// Time counts from when the stream has come to a collective, so what is queued before it does not matter. Captured
-/// calls have none. One thread at a time.
+/// calls have none. Any thread.
 class Deadlines {
  public:
   Deadlines() = default;
@@ -22,8 +23,10 @@ class Deadlines {
   /// Around what queues the collective `what`.
   void begin(std::string what, cudaStream_t stream);
   void end(cudaStream_t stream);
-  /// The collective that has been running for longer than `timeout_ms`, or null.
-  const std::string* overdue(int64_t timeout_ms);
+  /// The collective that has been running for longer than `timeout_ms`, or nothing.
+  std::string overdue(int64_t timeout_ms) { return running_for(timeout_ms * 1'000'000); }
+  /// The first one that is running, or nothing.
+  std::string running() { return running_for(-1); }
 
  private:
   struct Watched {
@@ -33,7 +36,9 @@ class Deadlines {
     bool is_queued;    // `done` is recorded
   };
   cudaEvent_t take();
+  std::string running_for(int64_t ns);
 
+  std::mutex mutex_;
   std::list<Watched> watched_;  // in call order
   std::vector<cudaEvent_t> spare_;
 };

@@ -171,16 +171,27 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || comm_ == nullptr) return {};  // a call in progress looks itself
     ncclResult_t state = ncclSuccess;
-    if (const std::string* what = deadlines_.overdue(options_.timeout_ms)) return timed_out(*what);
+    if (const std::string what = deadlines_.overdue(options_.timeout_ms); !what.empty()) return timed_out(what);
     if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
       return {};
     return failure("asynchronous", state);
+  }
+  std::string pending() override {
+    const DeviceGuard guard(options_.device);
+    return deadlines_.running();
   }
 
  private:
   base::Status failure(const char* what, ncclResult_t code) const {
     return base::error(Errc::engine, "nccl {}: {} failed on rank {} of {}: {} (code {})", version(), what, rank_, size_,
                        lib_.ncclGetErrorString(code), static_cast<int>(code));
+  }
+  /// A peer that died breaks the communicator too, maybe before the control plane has seen it, which names it.
+  base::Status failure_or_cause(const char* what, ncclResult_t code) const {
+    const int64_t until = now_ns() + cuda_peer::kPeerLostGraceNs;
+    while (state_->cause().code == Errc::ok && now_ns() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return state_->cause().code == Errc::ok ? failure(what, code) : aborted(what);
   }
   /// Why the runtime was aborted, where that is known: it names the rank.
   base::Status aborted(const char* what) const {
@@ -212,9 +223,9 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
       if (is_aborting_) return aborted(what);
       ncclResult_t state = ncclSuccess;
       const ncclResult_t code = lib_.ncclCommGetAsyncError(comm_, &state);
-      if (code != ncclSuccess) return failure(what, code);
+      if (code != ncclSuccess) return failure_or_cause(what, code);
       if (state == ncclSuccess) return {};
-      if (state != ncclInProgress) return failure(what, state);
+      if (state != ncclInProgress) return failure_or_cause(what, state);
       if (now_ns() > deadline)
         return base::error(Errc::timeout, "nccl {}: rank {} of {} waited {} ms for its peers", what, rank_, size_,
                            options_.timeout_ms);
@@ -285,7 +296,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   const int rank_, size_;
   std::vector<int> world_ranks_;
   cuda_peer::CudaPeerState* const state_;
-  std::mutex mutex_;  // comm_, deadlines_
+  std::mutex mutex_;  // comm_
   Deadlines deadlines_;
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> is_aborting_ = false;
