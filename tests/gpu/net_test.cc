@@ -482,7 +482,7 @@ TEST(GpuNetFaultTest, AKilledRankIsNamed) {
 TEST(GpuNetFaultTest, ARankThatDoesNotCallIsATimeoutWithRankAndSignal) {
   OVERLACE_NEED_GPUS(2);
   const auto end = [] {
-    std::this_thread::sleep_for(std::chrono::seconds(30));
+    std::this_thread::sleep_for(std::chrono::seconds(16));
     ::_exit(0);
   };
   expect_told({2, 2}, end, 12000, 0, [](Errc code, const std::string& text) {
