@@ -19,6 +19,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,7 @@ import protocol
 import schema
 
 NAMES = ("nccl", "overlace", "nccl_compiled", "torch_async_tp", "overlace_compiled")
-CHECKS = ("torch_wrong", "torch_stuck")  # nccl with one element changed, and one that never ends: to be refused
+CHECKS = ("torch_wrong", "torch_stuck", "torch_killed")  # one element changed; never ends; dies: to be refused
 DIRECTIONS = ("forward", "step")
 ULP = {"bf16": 2.0**-8, "fp32": 2.0**-23}
 LARGEST_RMS_ERROR = {"bf16": 0.05, "fp32": 1e-4}
@@ -155,18 +156,27 @@ class Bench:
         timer = threading.Timer(self.o.stage_timeout_s, self.fail, (name, late))
         timer.daemon = True
         timer.start()
+        self.leave(name, f"{what}: the process ended", math.inf)  # what stays if it does
         try:
             yield
         except Exception as error:
             self.fail(name, f"{what}: {type(error).__name__}: {one_line(error)}")
         finally:
             timer.cancel()
+        self.leave("", "between two stages", math.inf)
+
+    def leave(self, name: str, why: str, when: float) -> None:
+        """Tells the process that started the ranks; times that are finite are failures."""
+        if self.o.failures:
+            text = json.dumps({"name": name, "why": why, "rank": self.rank.rank, "time": when})
+            whole = self.o.failures / f"{self.rank.rank}.json"
+            part = whole.with_suffix(".part")  # a rank may be killed while it writes
+            part.write_text(text)
+            part.replace(whole)
 
     def fail(self, name: str, why: str) -> None:
-        text = json.dumps({"name": name, "why": why, "rank": self.rank.rank, "time": time.time()})
-        if self.o.failures:
-            (self.o.failures / f"{self.rank.rank}.json").write_text(text)
-        print(text, file=sys.stderr, flush=True)
+        self.leave(name, why, time.time())
+        print(f"rank {self.rank.rank}, {name or 'all'}: {why}", file=sys.stderr, flush=True)
         os._exit(EXIT_FAILED)  # collectives that others will not join cannot be left in any other way
 
     def run(self) -> int:
@@ -204,7 +214,11 @@ class Bench:
             x.module = x.call = self.model.with_modules(self.parts)
         elif x.name in ("nccl", *CHECKS):
             module = x.module = self.model.plain(self.parts)
-            spoiled = {"torch_wrong": lambda t: module(t) + spot(t), "torch_stuck": lambda _: time.sleep(1e6)}
+            spoiled = {
+                "torch_wrong": lambda t: module(t) + spot(t),
+                "torch_stuck": lambda _: time.sleep(1e6),
+                "torch_killed": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+            }
             x.call = spoiled.get(x.name, module)
         else:
             x.module = self.model.plain(self.parts, self.model.FunctionalColumn, self.model.FunctionalRow)

@@ -106,13 +106,16 @@ def test_versions_are_verified_and_wrong_ones_refused(tmp_path):
     assert all(r["verify"]["ok"] for r in rows if r["status"] == "ok")
 
 
-def test_one_that_never_ends_is_left_out(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "why"), [("torch_stuck", " did not end within 20 s"), ("torch_killed", ": the process ended")]
+)
+def test_one_that_never_ends_or_dies_is_left_out(tmp_path, name, why):
     out = tmp_path / "r.jsonl"
-    done = bench(out, "--verify-only", "--competitors", "nccl,torch_stuck", "--stage-timeout-s", "20")
+    done = bench(out, "--verify-only", "--competitors", f"nccl,{name}", "--stage-timeout-s", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {r["competitor"]: r for r in records.read(out)}
-    assert {name: r["status"] for name, r in rows.items()} == {"nccl": "ok", "torch_stuck": "absent"}
-    assert "first forward and backward did not end within 20 s" in rows["torch_stuck"]["reason"]
+    assert {name: r["status"] for name, r in rows.items()} == {"nccl": "ok", name: "absent"}
+    assert f"first forward and backward{why}" in rows[name]["reason"]
 
 
 def test_times_have_what_records_need(tmp_path):
