@@ -20,6 +20,8 @@ base::Status validate(const Instance& instance, const GatherArgs& g) {
     return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: all >= 1, k a multiple of 8",
                                   g.row_offsets.back(), g.n, g.k);
   }
+  if (g.bias != nullptr && g.n % 2 != 0)
+    return base::invalid_argument("gemm_core: n {} with a bias; wanted: even", g.n);
   const bool b_is_nk = instance.spec.b_major == BMajor::k;
   const Operand operands[] = {
       {"shard", g.shard, g.lda, g.k}, {"b", g.b, g.ldb, b_is_nk ? g.k : g.n}, {"c", g.c, g.ldc, g.n}};

@@ -13,9 +13,14 @@ __device__ __forceinline__ void add_bias(float (&sums)[kFloats], const void* bia
   const auto* of_column = static_cast<const Element*>(bias);
   const int32_t first = col + static_cast<int32_t>(threadIdx.x % 4) * 2;
 #pragma unroll
-  for (int i = 0; i < kFloats; ++i) {
-    const int32_t at = first + i / 4 * 8 + i % 2;
-    if (at < n) sums[i] = __fadd_rn(sums[i], static_cast<float>(of_column[at]));
+  for (int i = 0; i < kFloats; i += 4) {
+    // NOTE: columns beyond n, which is even, are clipped later; loads behind a branch each would wait for each other.
+    const int32_t wanted = first + i * 2, at = wanted < n ? wanted : n - 2;
+    const float low = static_cast<float>(of_column[at]), high = static_cast<float>(of_column[at + 1]);
+    sums[i] = __fadd_rn(sums[i], low);
+    sums[i + 1] = __fadd_rn(sums[i + 1], high);
+    sums[i + 2] = __fadd_rn(sums[i + 2], low);
+    sums[i + 3] = __fadd_rn(sums[i + 3], high);
   }
 }
 
