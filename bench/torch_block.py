@@ -502,11 +502,10 @@ def launch(o: argparse.Namespace) -> int:
         absent: dict[str, str] = {}
         while True:
             with tempfile.TemporaryDirectory() as folder:
-                status = run_ranks(o, tokens, absent, Path(folder))
-                found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+                status, ended = run_ranks(o, tokens, absent, Path(folder))
+                first = cause(Path(folder), ended)
             if status in (0, 1):
                 break
-            first = min(found, key=lambda failure: failure["time"], default={"name": "", "why": f"status {status}"})
             print(
                 f"{tokens} tokens: {first['name'] or 'the ranks'} failed: {first['why']}", file=sys.stderr, flush=True
             )
@@ -518,7 +517,15 @@ def launch(o: argparse.Namespace) -> int:
     return worst
 
 
-def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder: Path) -> int:
+def cause(folder: Path, ended: set[int]) -> dict:
+    """What the ranks left. What others say behind the first that ended is a consequence."""
+    found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    order = [(failure["rank"] not in ended, failure["time"]) for failure in found]
+    return found[order.index(min(order))] if found else {"name": "", "why": "they left no word"}
+
+
+def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder: Path) -> tuple[int, set[int]]:
+    """The worst status, and who ended first with another than 0 and 1."""
     words = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--tokens", str(tokens), "--run", o.run]
     words += ["--absent", json.dumps(absent), "--failures", str(folder)]
     env = {**os.environ, "WORLD_SIZE": str(o.ranks), "MASTER_ADDR": "127.0.0.1"}
@@ -528,13 +535,15 @@ def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder
         for i in range(o.ranks)
     ]
     deadline = time.monotonic() + o.timeout_s
+    ended: set[int] = set()
     try:
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.returncode not in (None, 0, 1) for rank in ranks):
+        while any([rank.poll() is None for rank in ranks]):
+            ended = ended or {i for i, rank in enumerate(ranks) if rank.returncode not in (None, 0, 1)}
+            if ended:
                 deadline = min(deadline, time.monotonic() + 10)  # the others may say why, too
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.2)
+            time.sleep(0.02)
     finally:
         late = [rank for rank in ranks if rank.poll() is None]
         for rank in late:
@@ -543,7 +552,7 @@ def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder
             rank.wait()
     if late and all(rank.returncode in (0, 1) for rank in ranks if rank not in late):
         print(f"{tokens} tokens did not end within {o.timeout_s:g} s", file=sys.stderr)
-    return max((rank.returncode if rank.returncode >= 0 else programs.EXIT_LOST for rank in ranks), default=0)
+    return max(rank.returncode if rank.returncode >= 0 else programs.EXIT_LOST for rank in ranks), ended
 
 
 def main() -> int:

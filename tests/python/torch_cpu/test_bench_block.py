@@ -107,11 +107,11 @@ def test_versions_are_verified_and_wrong_ones_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("torch_stuck", " did not end within 20 s"), ("torch_killed", ": the process ended")]
+    ("name", "why"), [("torch_stuck", " did not end within 45 s"), ("torch_killed", ": the process ended")]
 )
 def test_one_that_never_ends_or_dies_is_left_out(tmp_path, name, why):
     out = tmp_path / "r.jsonl"
-    done = bench(out, "--verify-only", "--competitors", f"nccl,{name}", "--stage-timeout-s", "20")
+    done = bench(out, "--verify-only", "--competitors", f"nccl,{name}", "--stage-timeout-s", "45")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {r["competitor"]: r for r in records.read(out)}
     assert {name: r["status"] for name, r in rows.items()} == {"nccl": "ok", name: "absent"}
