@@ -43,10 +43,9 @@ struct Candidate {
 /// "hetero_unfused_1d q 2"; without a degree where the family has none.
 std::string to_string(const Candidate& candidate);
 
-/// How a plan is found, from cheap to dear. rule: a table over features of the call, the one that was fitted to
-/// measurements of this kind of machine. recurrence: a model of every candidate. simulation: the best of these, and
-/// those that are always looked at, on the simulator. probe: the three best of these and `library`, run for real by all
-/// ranks of a team together.
+/// How a plan is found, from cheap to dear. rule: choose(), which knows two rates. recurrence: a model of every
+/// candidate. simulation: the best of these, and those that are always looked at, on the simulator. probe: the three
+/// best of these and `library`, run for real by all ranks of a team together.
 enum class Tier { rule, recurrence, simulation, probe };
 std::string to_string(Tier tier);
 

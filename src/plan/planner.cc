@@ -10,8 +10,8 @@
 #include "src/base/format.h"
 #include "src/base/status.h"
 #include "src/plan/cache.h"
+#include "src/plan/decide.h"
 #include "src/plan/fusable.h"
-#include "src/plan/pick.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/cost_model.h"
 
@@ -183,18 +183,11 @@ struct Planner::State {
       return {candidate, Tier::rule, "FiCCO's rule: " + to_string(candidate), {}};
     }
     if (options.limit == Tier::rule || !machine.has_costs() || op.ranks == 1 || op.m == 0) return by_rule(op, machine);
-    Decision out;
-    out.tier = Tier::recurrence;
-    const Recurrence recurrence(op, machine);
-    for (const Candidate& candidate : candidates(op, machine)) {
-      const std::optional<double> us = recurrence.us(candidate);
-      if (us && std::isfinite(*us) && *us > 0) out.others.push_back(with_band(op, Tier::recurrence, candidate, *us));
-    }
-    rank(&out.others);
+    Decision out = estimated(op, machine);
     if (options.limit >= Tier::simulation && simulation != nullptr) simulate(op, &out);
     std::string failure;
     if (is_probed(options)) failure = probe(op, &out);
-    choose_from(op, &out);
+    settle(op, machine, &out);
     if (!failure.empty()) out.reason += "; not measured: " + failure;
     return out;
   }
@@ -221,16 +214,6 @@ struct Planner::State {
     return {};
   }
 
-  Alternative with_band(const OpSpec& op, Tier tier, const Candidate& candidate, double us) const {
-    const double error = p90_error(errors_of(machine, tier), op, candidate.family);
-    return {candidate, us, us / (1 + error), us * (1 + error)};
-  }
-
-  static void rank(std::vector<Alternative>* list) {
-    std::stable_sort(list->begin(), list->end(),
-                     [](const Alternative& a, const Alternative& b) { return a.us < b.us; });
-  }
-
   void simulate(const OpSpec& op, Decision* decision) const {
     std::vector<Alternative> simulated;
     for (size_t i = 0; i < decision->others.size(); ++i) {
@@ -240,40 +223,12 @@ struct Planner::State {
       if (i >= kSimulated && !is_always) continue;
       const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
       if (found.ok() && std::isfinite(found->us) && found->us > 0)
-        simulated.push_back(with_band(op, Tier::simulation, candidate, found->us));
+        simulated.push_back(with_band(op, machine, Tier::simulation, candidate, found->us));
     }
     if (simulated.empty()) return;
     rank(&simulated);
     decision->others = std::move(simulated);
     decision->tier = Tier::simulation;
-  }
-
-  void choose_from(const OpSpec& op, Decision* out) const {
-    const std::optional<Pick> picked = pick(op, errors_of(machine, out->tier), out->others);
-    if (!picked) {
-      out->candidate = {"library", 1};
-      out->reason = "no model of the library's own path on this machine: library";
-      return;
-    }
-    const Alternative& best = out->others[picked->best];
-    out->candidate = out->others[picked->chosen].candidate;
-    if (best.candidate.family == "library") {
-      out->reason = base::format("library {:.1f} us, nothing is surely faster", best.us);
-    } else if (picked->chosen != picked->best) {
-      out->reason = base::format(
-          "{} {:.1f} us, library {:.1f} us: a gain of {:.1f} % where {:.1f} % are wanted: library",
-          to_string(best.candidate), best.us, out->others[picked->chosen].us, 100 * picked->gain, 100 * picked->wanted);
-    } else {
-      out->reason = base::format("{} {:.1f} us, {:.1f} % less than library", to_string(best.candidate), best.us,
-                                 100 * picked->gain);
-      if (out->others.size() > 1) {
-        const Alternative& next = out->others[picked->best == 0 ? 1 : 0];
-        out->reason += base::format("; {} {} {:.1f} us", next.us < best.us ? "less sure" : "next",
-                                    to_string(next.candidate), next.us);
-      }
-    }
-    out->reason = base::format("{}: {} ({}{}{})", to_string(out->tier), out->reason, machine.name,
-                               machine.date.empty() ? "" : " of ", machine.date);
   }
 
   const Machine machine;

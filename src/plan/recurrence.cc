@@ -11,6 +11,10 @@ using spec::Load;
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr int kPushingCtas = 132;    // of a fused kernel: each has warps that only push
+/// GPUs: both passes of gemm_ar over the links, of the GEMM. Where they take longer, groups of chunks were slower than
+/// one (M 16384 N 8192 K 2048 on 4x H200: 18 %, bench/results/gemm_ar.jsonl), which the recurrence does not see: copies
+/// of several groups slow each other down. No estimate then. Two H200 (0.9, bench/results/gemm_ar_x2.jsonl) still gain.
+constexpr double kMostGroupedShare = 1.1;
 
 int64_t pieces(int64_t extent, int64_t piece) { return (extent + piece - 1) / piece; }
 
@@ -244,6 +248,8 @@ std::optional<double> Recurrence::us(const Candidate& candidate) const {
   }
   const std::optional<Steps> steps = steps_of(candidate);
   if (!steps) return std::nullopt;
+  const bool is_busy = machine_.is_gpu && transfer_us_ > kMostGroupedShare * gemm_us_;
+  if (is_busy && candidate.family.starts_with("grouped")) return std::nullopt;
   return us_with(candidate, *steps, candidate.family == "serial" ? With{} : slowed(candidate));
 }
 

@@ -28,7 +28,6 @@ TEST(Choose, FallsBackToLibraryWithTheReason) {
   expect_library(choose(op, hardware), "copies cost the computing core itself");
   expect_library(choose(op_of("gemm_rs", 64, 8192, 2048), kH200), "too little to hide");
   expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "too little to hide");
-  expect_library(choose(op_of("ag_gemm", 1024, 14336, 8192), kH200), "shards of 256 rows, 1024 wanted");
   // The transfer is 2 % of the whole: nothing worth hiding.
   hardware = {.is_gpu = false, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
   expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), hardware), "nothing expected to gain");
@@ -40,7 +39,6 @@ TEST(Choose, HidesTransfersWorthHiding) {
     EXPECT_EQ(gather.schedule.family, "hetero_unfused_1d") << m << " " << gather.reason;
     const Choice scatter = choose(op_of("gemm_rs", m, 8192, 7168), kH200);
     EXPECT_EQ(scatter.schedule.family, "hetero_unfused_1d_rs") << m << " " << scatter.reason;
-    EXPECT_NE(scatter.reason.find("one GEMM per shard"), std::string::npos) << scatter.reason;
   }
 }
 
@@ -90,17 +88,19 @@ TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
     int64_t m, n, k;
     const char* family;
   };
+  // Of bench/results/fused_x4.json and unseen_x4.jsonl.
   const Row rows[] = {{"ag_gemm", 1024, 2560, 8192, "k_slab"},
-                      {"ag_gemm", 2048, 2560, 8192, "k_slab"},
-                      {"ag_gemm", 4096, 2560, 8192, "hetero_unfused_1d"},
+                      {"ag_gemm", 1536, 1536, 4096, "k_slab"},
                       {"ag_gemm", 4096, 1024, 4096, "k_slab"},
-                      {"ag_gemm", 1024, 14336, 8192, "library"},
+                      {"ag_gemm", 4096, 2560, 8192, "hetero_unfused_1d"},
+                      {"ag_gemm", 1536, 7168, 4096, "hetero_unfused_1d"},
                       {"gemm_rs", 1024, 8192, 2048, "tma_slot_rs"},
-                      {"gemm_rs", 2048, 8192, 2048, "hetero_unfused_1d_rs"},
+                      {"gemm_rs", 1536, 4096, 1024, "tma_slot_rs"},
+                      {"gemm_rs", 3072, 5120, 1280, "tma_slot_rs"},
+                      {"gemm_rs", 12288, 4096, 1024, "tma_slot_rs"},
                       {"gemm_rs", 4096, 8192, 2048, "hetero_unfused_1d_rs"},
-                      {"gemm_rs", 1024, 8192, 7168, "tma_slot_rs"},
                       {"gemm_rs", 1024, 12288, 12288, "hetero_unfused_1d_rs"},
-                      {"gemm_rs", 4096, 4096, 1024, "tma_slot_rs"}};
+                      {"gemm_ar", 1536, 5120, 6912, "library_ar"}};
   for (const Row& row : rows) {
     const spec::OpSpec op = op_of(row.op, row.m, row.n, row.k);
     const Choice choice = choose(op, kH200);
@@ -111,7 +111,7 @@ TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
 
 TEST(Choose, TakesNoKernelThatWasNotMeasured) {
   const auto family = [](const spec::OpSpec& op) { return choose(op, kH200).schedule.family; };
-  spec::OpSpec op = op_of("ag_gemm", 2048, 2560, 8192);
+  spec::OpSpec op = op_of("ag_gemm", 1024, 2560, 8192);
   EXPECT_EQ(family(op), "k_slab");
   op.bias = true;
   EXPECT_EQ(family(op), "hetero_unfused_1d");
@@ -130,36 +130,31 @@ TEST(Choose, TakesNoKernelThatWasNotMeasured) {
 }
 
 TEST(Choose, GroupsLargeAllReducesOnGpus) {
-  const auto groups = [](int64_t m, int64_t k, int ranks) {
-    const Choice choice = choose(op_of("gemm_ar", m, 8192, k, ranks), kH200);
-    const bool grouped = choice.schedule.family == "grouped_unfused_1d_ar";
-    EXPECT_TRUE(grouped || choice.schedule.family == "hetero_unfused_1d_ar") << choice.reason;
-    const int64_t count = grouped ? degree(choice) : 1;
-    EXPECT_EQ(choice.reason.find(std::to_string(count) + " groups") != std::string::npos, grouped) << choice.reason;
-    return count;
+  const auto family = [](int64_t m, int64_t k, int ranks) {
+    return choose(op_of("gemm_ar", m, 8192, k, ranks), kH200).schedule.family;
   };
-  EXPECT_EQ(groups(2048, 7168, 4), 1);
-  EXPECT_EQ(groups(4096, 7168, 4), 2);
-  EXPECT_EQ(groups(8192, 7168, 4), 4);
-  EXPECT_EQ(groups(65536, 7168, 4), 4);
-  EXPECT_EQ(groups(4096, 2048, 2), 2);
-  EXPECT_EQ(groups(8192, 2048, 2), 4);
+  EXPECT_EQ(family(1024, 7168, 4), "library_ar");
+  EXPECT_EQ(family(8192, 7168, 4), "grouped_unfused_1d_ar");
+  EXPECT_EQ(degree(choose(op_of("gemm_ar", 8192, 8192, 7168), kH200)), 4);
+  EXPECT_EQ(family(8192, 2048, 2), "grouped_unfused_1d_ar");
   // Four ranks and a short K: the links are busy for longer than the GEMMs, and groups made it slower.
-  EXPECT_EQ(groups(8192, 2048, 4), 1);
-  const Choice small = choose(op_of("gemm_ar", 1024, 8192, 7168), kH200);
-  EXPECT_NE(small.reason.find("shards of 256 rows, 512 wanted"), std::string::npos) << small.reason;
+  for (const int64_t m : {8192, 16384}) EXPECT_FALSE(family(m, 2048, 4).starts_with("grouped")) << m;
 }
 
-TEST(Choose, OneFusedKernelHidesLess) {
-  // Two GPUs, transfers of 22 us: 73.5 us by one kernel, 134 by the library.
-  EXPECT_EQ(choose(op_of("ag_gemm", 1024, 2560, 8192, 2), kH200).schedule.family, "k_slab");
-  EXPECT_EQ(choose(op_of("gemm_rs", 1024, 8192, 2048, 2), kH200).schedule.family, "tma_slot_rs");
+TEST(Choose, KernelsThatKeepNothingAreNotTakenForWhatIsKept) {
   spec::OpSpec keeps = op_of("ag_gemm", 1024, 2560, 8192);
   EXPECT_EQ(choose(keeps, kH200).schedule.family, "k_slab");
   keeps.gathered = true;  // no family of one kernel returns it
   EXPECT_NE(choose(keeps, kH200).schedule.family, "k_slab");
-  const Choice less = choose(op_of("ag_gemm", 512, 2560, 8192, 2), kH200);
-  EXPECT_NE(less.reason.find("too little to hide"), std::string::npos) << less.reason;
+}
+
+/// Other numbers than those of the machine that was measured: what is known of the call decides.
+TEST(Choose, ProductsOfOtherWidthsOnGpusAreNotTheMeasuredOnes) {
+  spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  op.dtype = op.out_dtype = DType::fp32;
+  const Choice choice = choose(op, {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 45e12});
+  EXPECT_EQ(choice.reason.find("h200x4"), std::string::npos) << choice.reason;
+  EXPECT_FALSE(choice.schedule.family.starts_with("tma_slot"));
 }
 
 TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
@@ -169,7 +164,7 @@ TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
     const spec::CheckReport report = spec::check(choice.schedule, spec::Machine{.is_gpu = true});
     EXPECT_TRUE(report.ok()) << report.to_string();
   }
-  for (const char* family : {"grouped_fused_1d", "grouped_unfused_1d"}) {  // for a rule to come
+  for (const char* family : {"grouped_fused_1d", "grouped_unfused_1d"}) {
     const spec::Schedule schedule = spec::make_schedule(op_of("gemm_ar", 8192, 8192, 2048), family, 4);
     const spec::CheckReport report = spec::check(schedule, spec::Machine{.is_gpu = true});
     EXPECT_TRUE(report.ok()) << report.to_string();
