@@ -45,6 +45,7 @@ DIRECTIONS = ("forward", "step")
 ULP = {"bf16": 2.0**-8, "fp32": 2.0**-23}
 LARGEST_RMS_ERROR = {"bf16": 0.05, "fp32": 1e-4}
 EXIT_FAILED = 5  # of a rank that wrote down why
+COMMAND = "TORCH_BLOCK_COMMAND"  # environment of the ranks: the command that started them all
 OVERLACE_TIMEOUT_S = 90  # shorter than a stage: what hangs is named by the runtime
 
 
@@ -294,7 +295,7 @@ class Bench:
                 self.rank.synchronize()
                 errors = {name: Error.of(found[name], self.wanted[name]) for name in self.wanted}
                 base = base or x
-                of_base = errors if base is x or not base.errors else base.errors
+                of_base = base.errors or errors  # after timing those of before, of the first version too
                 bad = [n for n, e in errors.items() if not e.is_good(of_base[n], self.dtype)]
                 texts = self.rank.gather(", ".join(f"{n} {errors[n]} ({of_base[n]})" for n in bad))
             if is_after:
@@ -337,7 +338,8 @@ class Bench:
                 with self.stage(x.name, f"warm-up, {direction}"):
                     us, _ = self.burst(x, direction, 5)
                     x.calls[direction] = int(min(max(self.o.burst_ms * 1e3 / us, 5), 500))
-            is_warm = self.rank.worst(float(time.monotonic() - begin < self.o.warm_s))[0] == 0
+            with self.stage(self.versions[0].name, f"warm-up, {direction}"):
+                is_warm = self.rank.worst(float(time.monotonic() - begin < self.o.warm_s))[0] == 0
         for x in self.running():
             self.measure_memory(x, direction)
         entrants = self.running()
@@ -429,7 +431,7 @@ def head(o: argparse.Namespace, x: Version, direction: str, tokens: int, machine
         "run": o.run,
         "date": programs.now(),
         "git": o.git,
-        "command": " ".join(["torch_block.py", *sys.argv[1:]]),
+        "command": os.environ.get(COMMAND) or " ".join(["torch_block.py", *sys.argv[1:]]),
         "machine": machine,
         "workload": "block",
         "case": {"name": f"{o.shape} {direction}", "m": tokens},
@@ -529,6 +531,7 @@ def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder
     words = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--tokens", str(tokens), "--run", o.run]
     words += ["--absent", json.dumps(absent), "--failures", str(folder)]
     env = {**os.environ, "WORLD_SIZE": str(o.ranks), "MASTER_ADDR": "127.0.0.1"}
+    env[COMMAND] = " ".join(["torch_block.py", *sys.argv[1:]])
     env |= {"MASTER_PORT": str(programs.free_port()), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(words, env={**env, "RANK": str(i), "LOCAL_RANK": str(i)}, stdin=subprocess.DEVNULL)

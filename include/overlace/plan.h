@@ -20,10 +20,11 @@ namespace overlace::plan {
 
 struct Choice {
   spec::Schedule schedule;
-  std::string reason;  // "one wave of tiles and no link faster than the GEMM: library"
+  std::string reason;  // "GEMM 3 us, transfer 2 us: too little to hide: library"
 };
 
-/// What the rule needs to know of the machine.
+/// What the rule needs to know of the machine. GPUs of one host: the rates say whether there is anything to hide; times
+/// are those of machine/h200x4.json, the only GPUs that were measured.
 struct Hardware {
   bool is_gpu = false;
   double link_bytes_per_s = 0;  // per direction and rank; 0: copies cost the computing core itself (CPU, no link)

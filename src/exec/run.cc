@@ -144,7 +144,7 @@ class Cache {
     base::Status status = make_ready(program, bindings, bodies);
     if (is_new) {
       // Fresh heap memory may get a pattern: nobody puts before all have it. Nobody waits on its GPU before all have
-      // loaded their kernels and made their allocations. And where one rank cannot go on, none does.
+      // loaded the kernels of this call and made its allocations. And where one rank cannot go on, none does.
       status = agree_all(team, status, "", "memory of the call");
       if (!status.ok()) free_shared(*shared), shared_.pop_back();
     }

@@ -20,7 +20,7 @@ namespace {
 constexpr double kMinHiddenUs = 12;
 constexpr const char* kGpuMachine = "h200x4";  // of the only GPUs that were measured
 
-constexpr int64_t kMinRowsCpu = 64;
+constexpr int64_t kMinRows = 64;
 constexpr double kMinGain = 0.05;  // of the library's time, expected; less is within the model's error
 constexpr int kDegrees[] = {1, 2, 4, 8};
 
@@ -115,7 +115,7 @@ Choice library(const spec::OpSpec& op, std::string reason) {
 }
 
 /// By the recurrence on the machine that was measured: thresholds that were read off 44 measured shapes were 13 % off
-/// in the mean at 36 others, the recurrence 1.5 % at both (docs/results/planner.md).
+/// in the mean at 36 others, the recurrence 0.9 % there and 1.5 % (docs/results/planner.md).
 Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
   if (std::min(t.gemm, t.transfer) < kMinHiddenUs)
     return library(op, base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer));
@@ -143,7 +143,7 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   const Costs& costs = hardware.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
   const Times t = times_of(op, hardware, costs);
   if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t);
-  if (op.m < kMinRowsCpu) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRowsCpu));
+  if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 
   // With one rank a host each piece crosses once anyway.
   const int hosts = op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;

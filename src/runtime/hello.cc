@@ -54,7 +54,7 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 uint64_t machine_id() {
   std::string boot_id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  return hash_text(boot_id);
+  return boot_id.empty() ? kUnknownMachine : hash_text(boot_id);
 }
 
 uint64_t host_id() {

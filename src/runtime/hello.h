@@ -12,8 +12,9 @@ namespace overlace::runtime {
 
 /// Identity of this host: boot, host name and network namespace, or OVERLACE_HOST_ID.
 uint64_t host_id();
-/// Of the machine, which may be several hosts: its boot.
+/// Of the machine, which may be several hosts: its boot; kUnknownMachine where the system does not say.
 uint64_t machine_id();
+inline constexpr uint64_t kUnknownMachine = 0;
 
 /// Collective. All ranks' Hellos by rank; layout_mismatch names the first field that differs, the ranks and both
 /// values.

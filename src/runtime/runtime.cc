@@ -76,7 +76,7 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   if (!hellos.ok()) return hellos.status();
   std::set<uint64_t> hosts, machines;
   for (const runtime::Hello& hello : *hellos) hosts.insert(hello.host_id), machines.insert(hello.machine_id);
-  state.has_emulated_hosts = machines.size() < hosts.size();
+  state.has_emulated_hosts = !machines.contains(runtime::kUnknownMachine) && machines.size() < hosts.size();
   runtime::come_past(runtime::Phase::heap, state.rank);
 
   const runtime::OpenContext context{bootstrap, *state.control, state.names, options, *hellos};

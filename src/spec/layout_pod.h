@@ -8,7 +8,7 @@
 namespace overlace {
 
 inline constexpr uint32_t kHeapMagic = 0x0B1ACE5E;
-inline constexpr uint32_t kHeapAbi = 1;
+inline constexpr uint32_t kHeapAbi = 2;
 inline constexpr uint64_t kControlBytes = 64 * 1024;
 inline constexpr uint32_t kSlotPitchCpu = 64;   // a cache line: neighbours never share one
 inline constexpr uint32_t kSlotPitchCuda = 32;  // a sector

@@ -75,7 +75,7 @@ __device__ __forceinline__ void signal_post(const ChannelPod& channel, int peer,
                     [slot, value](uint64_t& seen) { return reached(seen = ptx::load_relaxed_sys(slot), value); });
 }
 /// wait_ge in a thread that then loads by bulk copies. Many CTAs wait for one slot while peers write to this GPU, and
-/// polls of one word hold up what comes in (GEMM and ReduceScatter took 1014 us instead of 557 where a warp of each CTA
+/// polls of one word hold up what comes in (GEMM and ReduceScatter took 1040 us instead of 557 where a warp of each CTA
 /// polled all the time): so polls order nothing and come ever more seldom. One acquire of what was seen follows.
 [[nodiscard]] __device__ __forceinline__ Errc wait_ge_async(const ChannelPod& channel, int sender, uint32_t id,
                                                             uint64_t value) {

@@ -16,6 +16,7 @@
 #include "src/exec/collective.h"
 #include "src/exec/cuda/cells.h"
 #include "src/exec/cuda/cublaslt.h"
+#include "src/exec/cuda/inputs.h"
 #include "src/exec/cuda/net.h"
 #include "src/exec/cuda/recorder.h"
 #include "src/exec/cuda/streams.h"
@@ -112,7 +113,6 @@ class CudaExecutor final : public Executor {
   }
 
  private:
-  base::Status fill_inputs(const Program& program);
   base::Status prepare_steps(const Program& program, Prepared& prepared);
   base::Status rehearse(Program& program, const Bindings& bindings, const Bodies& bodies);
   base::Status prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared);
@@ -158,37 +158,26 @@ class CudaExecutor final : public Executor {
   uint64_t calls_ = 0;      // made on this channel: the same on all ranks
 };
 
-/// Local buffers that are read and never written (the operands of schedules that only measure) get normal values: a
-/// GEMM on zeros runs faster than on data.
-base::Status CudaExecutor::fill_inputs(const Program& program) {
-  const std::vector<spec::Buffer>& buffers = program.schedule.buffers;
-  for (size_t b = 0; b < buffers.size(); ++b) {
-    const auto in = [&](const std::vector<spec::Region>& regions) {
-      return std::any_of(regions.begin(), regions.end(),
-                         [&](const spec::Region& r) { return r.buffer == buffers[b].name; });
-    };
-    bool is_read = false, is_written = false;
-    for (const spec::Task& task : program.schedule.tasks) {
-      is_read = is_read || in(task.reads);
-      is_written = is_written || in(task.writes);
-    }
-    if (buffers[b].space != spec::Space::local || !is_read || is_written) continue;
-    size_t bytes = dtype_bytes(buffers[b].dtype);
-    for (int64_t extent : program.expansion.buffer_shapes[b]) bytes *= static_cast<size_t>(extent);
-    OVERLACE_TRY(fill_normal(static_cast<char*>(program.workspace) + program.local[b], bytes, buffers[b].dtype));
-  }
-  return {};
+bool writes_shared(const Program& program, const spec::Task& task) {
+  return std::any_of(task.writes.begin(), task.writes.end(), [&](const spec::Region& region) {
+    const std::vector<spec::Buffer>& all = program.schedule.buffers;
+    return std::any_of(all.begin(), all.end(), [&](const spec::Buffer& buffer) {
+      return buffer.name == region.buffer && buffer.space == spec::Space::symmetric;
+    });
+  });
 }
 
 /// Every task that only computes, once, on whatever the memory holds: the run writes all of it again. The first use of
 /// a GEMM loads kernels and allocates, which must not meet a kernel that waits, here or on another GPU of this process.
+/// What peers may still read of an earlier call is left alone.
 base::Status CudaExecutor::rehearse(Program& program, const Bindings& bindings, const Bodies& bodies) {
   OVERLACE_TRY(check_bindings(program, bindings));
   const Call call{.program = program, .bindings = bindings, .bodies = bodies, .copies_out = {}};
   for (const spec::Instance& instance : program.expansion.instances) {
     const spec::Task& task = program.task(instance);
     const bool computes = task.kind == spec::Kind::gemm || task.kind == spec::Kind::reduce;
-    if (computes && !is_part(task)) OVERLACE_TRY(execute(call, instance, stream_));
+    if (!computes || is_part(task) || (program.shared->calls > 0 && writes_shared(program, task))) continue;
+    OVERLACE_TRY(execute(call, instance, stream_));
   }
   return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
@@ -571,11 +560,11 @@ base::Status CudaExecutor::run(const Call& call) {
   DeviceScope scope(device_);
   follow_channel();
   auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
-  ++calls_;
   if (prepared.net != nullptr && is_capturing()) {
     return base::error(Errc::capture, "schedule {} sends messages to other hosts, which cannot be captured",
                        call.program.schedule.family);
   }
+  ++calls_;
   is_traced_ = call.trace != nullptr && !is_capturing();
   OVERLACE_TRY(prologue(call, prepared));
   for (const Step& step : prepared.steps) {

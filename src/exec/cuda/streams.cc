@@ -18,20 +18,6 @@ base::Status upload(void* device, const void* host, size_t bytes) {
   return cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
 }
 
-base::Status fill_normal(void* device, size_t bytes, DType dtype) {
-  const size_t element = dtype_bytes(dtype), block = std::min(bytes, size_t{4} << 20) / element * element;
-  std::vector<unsigned char> host(block);
-  std::mt19937_64 random(1);
-  std::normal_distribution<double> normal;
-  for (size_t i = 0; i < block / element; ++i) {
-    base::store_element(host.data(), dtype, static_cast<int64_t>(i), normal(random));
-  }
-  for (size_t at = 0; at < bytes; at += block) {
-    OVERLACE_TRY(upload(static_cast<char*>(device) + at, host.data(), std::min(block, bytes - at)));
-  }
-  return {};
-}
-
 base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream) {
   if (from.numel() == 0) return {};
   const size_t element = dtype_bytes(from.dtype);

@@ -35,8 +35,6 @@ class DeviceScope {
 /// A copy to the device that has ended. cudaMemcpy may return before (pageable memory is staged), and streams that do
 /// not wait for the legacy stream would read what was there.
 base::Status upload(void* device, const void* host, size_t bytes);
-/// `bytes` of device memory become normal(0, 1) values of a floating dtype, a block of some MiB repeated. Synchronous.
-base::Status fill_normal(void* device, size_t bytes, DType dtype);
 
 /// Copies `from` to `to`, tensors of one shape with 1 or 2 dimensions, in stream order.
 base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);

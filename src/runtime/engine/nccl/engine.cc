@@ -245,9 +245,10 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
       const bool is_group = !group_peers_.empty();
       deadlines_.begin(waiting_text(what, is_group ? group_peers_ : others_, is_group ? group_what_ : ""), queue);
       group_peers_.clear();
+      group_what_.clear();
     }
     const ncclResult_t code = function();
-    if (code != ncclSuccess && code != ncclInProgress) failure(what, code).or_throw();
+    if (code != ncclSuccess && code != ncclInProgress) failure_or_cause(what, code).or_throw();
     if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
     if (is_queued) deadlines_.end(queue);
   }
