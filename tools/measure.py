@@ -34,3 +34,24 @@ def measure(command: list[str], folder: Path, scratch: Path, timeout_s: float = 
     )
     seconds, mib = result.read_text().split() if result.exists() else (0.0, 0.0)
     return Measured(done.returncode, done.stdout, float(seconds), float(mib))
+
+
+# A unit of the standard library alone, and what it takes where the budgets of compile times were set.
+YARDSTICK = """#include <functional>
+#include <map>
+#include <regex>
+#include <string>
+int count(const std::string& text) {
+  std::map<std::string, std::function<bool()>> known;
+  return static_cast<int>(std::regex_match(text, std::regex("a*b"))) + static_cast<int>(known.size());
+}
+"""
+YARDSTICK_SECONDS = 4.5
+
+
+def slowness(scratch: Path) -> float:
+    """How much longer than there a compilation takes now, at least 1: processors differ, and share their cores."""
+    source = scratch / "yardstick.cc"
+    source.write_text(YARDSTICK)
+    words = ["g++", "-std=c++20", "-O2", "-g", "-c", str(source), "-o", "/dev/null"]
+    return max(1.0, measure(words, scratch, scratch).seconds / YARDSTICK_SECONDS)

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import tempfile
 import unittest
 import unittest.mock
 from pathlib import Path
 
 import support
 import check_budgets
+import measure
 
 
 def body(n: int, tag: str = "x") -> str:
@@ -76,22 +78,27 @@ class CheckBudgetsTest(support.TreeTest):
         self.assertEqual(check_budgets.slow_outputs(log), ["slow.o"])
 
     def test_slow_unit_is_measured_alone(self) -> None:
-        """A compiler that burns processor time is found; one that only waited (a busy machine) is not."""
+        """A compiler that burns processor time is found; one that only waited, or is on a slower machine, is not."""
         build = self.root / "build"
         limit = unittest.mock.patch.object(check_budgets, "UNIT_SECONDS", 0.4)
         limit.start()
         self.addCleanup(limit.stop)
-        for name, work in (
-            ("busy", "[0 for _ in iter(lambda: time.process_time() < 0.6, False)]"),
-            ("idle", "time.sleep(0.01)"),
-        ):
+        burn = "[0 for _ in iter(lambda: time.process_time() < 0.6, False)]"
+        for work, slowness, wanted in ((burn, 1.0, 1), (burn, 3.0, 0), ("time.sleep(0.01)", 1.0, 0)):
+            factor = unittest.mock.patch.object(check_budgets, "slowness", return_value=slowness)
+            factor.start()
+            self.addCleanup(factor.stop)
             self.write("src/a.cc", "int a;\n")
             self.write("build/.ninja_log", "# ninja log v5\n0\t9000\t1\ta.o\tabc\n")
             command = f"{sys.executable} -c 'import time; {work}' -o a.o -c src/a.cc"
             unit = {"directory": str(self.root), "command": command, "file": str(self.root / "src/a.cc")}
             self.write("build/compile_commands.json", json.dumps([unit]))
             found = check_budgets.time_problems(self.root, Path(build), {})
-            self.assertEqual(len(found), 1 if name == "busy" else 0, found)
+            self.assertEqual(len(found), wanted, found)
+
+    def test_a_yardstick_is_compiled(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertGreaterEqual(measure.slowness(Path(folder)), 1.0)
 
 
 if __name__ == "__main__":
