@@ -11,6 +11,7 @@
 
 #include "overlace/error.h"
 #include "src/base/file.h"
+#include "src/base/format.h"
 #include "src/base/log.h"
 #include "src/spec/cost_model.h"
 #include "tests/unit/plan/problem.h"
@@ -159,7 +160,7 @@ TEST(PlanCache, DamagedLinesArePassedOverWithAWordAndGo) {
                                 "not JSON\n" + good.substr(0, 30) + "\n",
                                 "[1,2]\n" + good.substr(0, 40),
                                 std::string("\0\xff\n", 3) + good.substr(0, 50),
-                                with("\"overlace_plan\":1", "\"overlace_plan\":99"),
+                                with(base::format("\"overlace_plan\":{}", kPlanVersion), "\"overlace_plan\":99"),
                                 with("\"family\":\"serial\"", "\"family\":\"nobody\""),
                                 with("\"tier\":\"simulation\"", "\"tier\":\"wishful\""),
                                 with("\"degree\":1", "\"degree\":-1"),
