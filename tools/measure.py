@@ -46,7 +46,7 @@ int count(const std::string& text) {
   return static_cast<int>(std::regex_match(text, std::regex("a*b"))) + static_cast<int>(known.size());
 }
 """
-YARDSTICK_SECONDS = 4.5
+YARDSTICK_SECONDS = 4.0
 
 
 def slowness(scratch: Path) -> float:
