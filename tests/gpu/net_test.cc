@@ -287,7 +287,8 @@ class GpuNetTest : public testing::TestWithParam<std::tuple<Hosts, const char*>>
 TEST_P(GpuNetTest, EveryScheduleHasTheBitsOfOneHost) {
   const auto [where, op] = GetParam();
   OVERLACE_NEED_GPUS(where.ranks);
-  std::string directory = (std::filesystem::temp_directory_path() / "overlace_net_XXXXXX").string();
+  std::string directory =
+      (std::filesystem::temp_directory_path() / "overlace_net_XXXXXX").string();  // mkdtemp's letters
   ASSERT_NE(::mkdtemp(directory.data()), nullptr);
   const std::vector<Problem> problems = {{op, 256, 128, 96}, {op, 203, 64, 72, true, true}, {op, 3, 64, 64}};
   const Hosts one{where.ranks, 1};

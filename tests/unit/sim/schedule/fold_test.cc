@@ -5,28 +5,13 @@
 #include "src/sim/schedule/graph.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/alike.h"
+#include "tests/unit/sim/schedule/problem.h"
 
 namespace overlace::sim {
 namespace {
 
 using spec::OpSpec;
 using spec::Schedule;
-
-OpSpec op_of(const char* name, int ranks, int64_t m, int64_t n = 1536, int64_t k = 1024) {
-  OpSpec op;
-  op.op = name;
-  op.m = m;
-  op.n = n;
-  op.k = k;
-  op.ranks = ranks;
-  return op;
-}
-
-Schedule build(const OpSpec& op, const std::string& family, int degree) {
-  spec::Params options;
-  if (family == "tma_slot") options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
-  return spec::make_schedule(op, family, degree, options);
-}
 
 bool is_folded(const Schedule& schedule, int ranks) { return spec::expand_alike(schedule, ranks).value().size() == 1; }
 

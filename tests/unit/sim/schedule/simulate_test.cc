@@ -8,6 +8,7 @@
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/costs.h"
 #include "src/spec/expand.h"
+#include "tests/unit/sim/schedule/problem.h"
 
 namespace overlace::sim {
 namespace {
@@ -15,22 +16,6 @@ namespace {
 using spec::Machine;
 using spec::OpSpec;
 using spec::Schedule;
-
-OpSpec op_of(const std::string& name, int ranks, int64_t m = 2048, int64_t n = 1536, int64_t k = 1024) {
-  OpSpec op;
-  op.op = name;
-  op.m = m;
-  op.n = n;
-  op.k = k;
-  op.ranks = ranks;
-  return op;
-}
-
-Schedule build(const OpSpec& op, const std::string& family, int degree) {
-  spec::Params options;
-  if (family == "tma_slot") options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
-  return spec::make_schedule(op, family, degree, options);
-}
 
 const Machine& h200() {
   static const Machine machine = spec::find_machine("h200x4");
