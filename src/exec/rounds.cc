@@ -50,6 +50,11 @@ class Walk {
   bool is_far(size_t from, int to) const { return group_[from] != group_[static_cast<size_t>(to)]; }
   const Instance& instance(size_t rank, int index) const { return all_[rank].instances[static_cast<size_t>(index)]; }
 
+  /// Rows: leading dimensions of one element do not count.
+  static bool is_flat(const Box& box) {
+    return std::all_of(box.count, box.count + std::max(box.ndim - 2, 0), [](int64_t count) { return count == 1; });
+  }
+
   base::Status check() const {
     for (size_t r = 0; r < all_.size(); ++r)
       for (const Instance& i : all_[r].instances) OVERLACE_TRY(check(r, i));
@@ -71,6 +76,13 @@ class Walk {
     for (const auto& boxes : i.writes)
       for (const Box& box : boxes)
         if (is_far(r, box.rank) && !is_copy) return refuse("stores to", box.rank);
+    for (size_t part = 0; is_copy && part < i.writes[0].size(); ++part) {
+      const Box &from = i.reads[0][part], &to = i.writes[0][part];
+      if (is_far(r, to.rank) && !(is_flat(from) && is_flat(to)))
+        return base::error(Errc::not_supported,
+                           "{} of rank {} copies a box of {} dimensions to rank {} of another host; wanted: 1 or 2",
+                           i.id(schedule_), r, std::max(from.ndim, to.ndim), to.rank);
+    }
     if (!is_part(task)) return {};
     for (const spec::ResolvedSet& set : i.sets)
       if (is_far(r, set.at)) return refuse("signals in a kernel to", set.at);

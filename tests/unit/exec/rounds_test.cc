@@ -271,6 +271,30 @@ TEST(Rounds, AKernelThatStoresToAnotherHostIsRefused) {
   EXPECT_TRUE(make_timetable(schedule, all, std::vector<int>{0, 0, 0, 0}, 1).ok());
 }
 
+TEST(Rounds, BoxesOfThreeDimensionsToAnotherHostAreRefused) {
+  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_unfused_1d", 1);
+  const std::vector<int> hosts = {0, 0, 2, 2};
+  for (const int64_t deep : {1, 2}) {
+    auto all = spec::expand_all(schedule, 4).value();
+    for (spec::Instance& i : all[0].instances) {
+      const bool is_far = !i.writes.empty() && !i.writes[0].empty() && i.writes[0][0].rank >= 2;
+      if (!is_far) continue;
+      spec::Box& box = i.writes[0][0];
+      for (int d = box.ndim; d > 0; --d) box.begin[d] = box.begin[d - 1], box.count[d] = box.count[d - 1];
+      box.begin[0] = 0;
+      box.count[0] = deep;
+      ++box.ndim;
+    }
+    const auto table = make_timetable(schedule, all, hosts, 1);
+    EXPECT_EQ(table.ok(), deep == 1);
+    if (table.ok()) continue;
+    EXPECT_EQ(table.status().code(), Errc::not_supported);
+    EXPECT_NE(table.status().message().find("copies a box of 3 dimensions to rank 3 of another host"),
+              std::string::npos)
+        << table.status().message();
+  }
+}
+
 TEST(Rounds, ARoundSaysWhatItBrings) {
   const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 1);
   const std::unique_ptr<Program> program = std::move(expand_program(schedule, "", 1, 4).value());
