@@ -16,6 +16,7 @@
 #include "src/sim/schedule/simulation.h"
 #include "src/sim/trace/trace.h"
 #include "src/spec/expand.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -158,7 +159,7 @@ int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
   const spec::Machine machine = spec::find_machine(words.machine);
   const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
-  if (spec::families(op.op).empty()) refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
+  if (spec::families(op.op).empty()) refuse(base::format("operator is {}, wanted {}", op.op, spec::kOperators));
   const std::vector<Row> rows = compare(op, machine, words.calls);
   double library_us = 0, slowest_us = 0;
   for (const Row& row : rows) {

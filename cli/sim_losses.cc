@@ -15,6 +15,7 @@
 #include "src/base/json.h"
 #include "src/sim/schedule/losses.h"
 #include "src/spec/expand.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -193,7 +194,8 @@ int sim_characterise(const LossWords& words) {
     throw_error(Errc::not_supported,
                 base::format("sim: machine {} has limits only, wanted costs of gemm, copy and link", machine.name));
   const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
-  if (spec::families(op.op).empty()) refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
+  if (!spec::is_operator(op.op) || op.op == "ag_wgrad")  // whose parts are no rows of a result
+    refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
   if (op.ranks < 2) refuse(base::format("--ranks is {}, wanted at least 2: one rank sends nothing", op.ranks));
   const Losses losses = losses_of(op, machine, degrees);
   const std::string table = table_of(op, machine, losses), json = json_of(op, machine, losses).dump(2) + "\n";

@@ -15,6 +15,7 @@
 #include "src/base/format.h"
 #include "src/base/json.h"
 #include "src/spec/expand.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -81,7 +82,7 @@ Row row_of(const Point& point, const spec::OpSpec& op, const spec::Machine& mach
 
 std::vector<std::string> families_of(const SweepWords& words) {
   const std::vector<std::string> known = spec::families(words.op);
-  if (known.empty()) refuse("operator is " + words.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
+  if (known.empty()) refuse(base::format("operator is {}, wanted {}", words.op, spec::kOperators));
   std::vector<std::string> out;
   if (words.families == "all") {
     for (const std::string& family : known)

@@ -186,13 +186,13 @@ enum ovl_layout { OVL_NK = 0, OVL_KN = 1 };
 /* overlace::spec::OpSpec. M of the team; N and K as one rank sees them. */
 typedef struct ovl_op {
   size_t struct_size;
-  const char* name; /* "ag_gemm", "gemm_rs", "gemm_ar" */
+  const char* name; /* "ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar" */
   int64_t m, n, k;
   int32_t ranks;
   int32_t dtype, out_dtype;   /* enum ovl_dtype */
   int32_t b_layout;           /* enum ovl_layout */
   int32_t has_bias;           /* 0 or 1 */
-  int32_t has_a;              /* 0 or 1: the gathered A is a result too (ag_gemm) */
+  int32_t has_a;              /* 0 or 1: the gathered A is a result too (ag_gemm, ag_wgrad) */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
 } ovl_op;
 
@@ -240,6 +240,12 @@ typedef struct ovl_ag_gemm_args { /* overlace::ops::AgGemmArgs */
   ovl_tensor bias, a; /* optional */
   const int64_t* row_offsets;
 } ovl_ag_gemm_args;
+typedef struct ovl_ag_wgrad_args { /* overlace::ops::AgWgradArgs */
+  size_t struct_size;
+  ovl_tensor a_shard, b, c;
+  ovl_tensor a; /* optional */
+  const int64_t* row_offsets;
+} ovl_ag_wgrad_args;
 typedef struct ovl_gemm_rs_args { /* overlace::ops::GemmRsArgs */
   size_t struct_size;
   ovl_tensor a, b, out;
@@ -254,6 +260,7 @@ typedef struct ovl_gemm_ar_args { /* overlace::ops::GemmArArgs */
 
 /* Collective; queued on the channel's stream, done on return on CPU ranks. */
 int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule* schedule);
+int ovl_ag_wgrad(ovl_channel* channel, const ovl_ag_wgrad_args* args, ovl_schedule* schedule);
 int ovl_gemm_rs(ovl_channel* channel, const ovl_gemm_rs_args* args, ovl_schedule* schedule);
 int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule* schedule);
 

@@ -135,7 +135,7 @@ struct Task {
 
 struct Schedule {
   int version = 1;
-  std::string op;      // ag_gemm | gemm_rs | gemm_ar
+  std::string op;      // ag_gemm | ag_wgrad | gemm_rs | gemm_ar
   std::string family;  // "hetero_fused_1d", mirrors end in _rs, _ar
   Params params;       // M, N, K, G, q, dtype, ...
   std::map<std::string, Expr, std::less<>> consts;
@@ -155,20 +155,21 @@ struct Schedule {
   std::string to_string() const;
 };
 
-/// Whether B is stored (N, K) with K contiguous (a weight, the usual case) or (K, N) with N contiguous.
+/// Whether B is stored (N, K) with K contiguous (a weight, the usual case) or (K, N) with N contiguous. Of ag_wgrad,
+/// whose sum is over M: (N, M) or (M, N).
 enum class BLayout { nk, kn };
 
-/// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm, K is local for
-/// gemm_rs/ar.
+/// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, K is local
+/// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias.
 struct OpSpec {
-  std::string op;  // ag_gemm | gemm_rs | gemm_ar
+  std::string op;  // ag_gemm | ag_wgrad | gemm_rs | gemm_ar
   int64_t m = 0, n = 0, k = 0;
   int ranks = 1;
   DType dtype = DType::bf16;
   DType out_dtype = DType::bf16;
   BLayout b_layout = BLayout::nk;
   bool bias = false;
-  bool gathered = false;             // ag_gemm: the gathered A is a result too
+  bool gathered = false;             // ag_gemm, ag_wgrad: the gathered A is a result too
   std::vector<int64_t> row_offsets;  // empty: torch.tensor_split
   /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
   std::string to_string() const;

@@ -10,8 +10,6 @@ namespace {
 
 const std::string kOp = "ag_gemm";
 
-std::string nth(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
-
 /// a (M, K) times b (K, N) plus bias, of rows that are all here.
 Tensor local_product(const Tensor& a, const Tensor& b, const Tensor* bias, ScalarType out) {
   const auto wide = [&](const Tensor& t) { return t.scalar_type() == out ? t : torch::stable::to(t, out); };
@@ -48,9 +46,7 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   check_arguments(*group, given_a, bs, biases, gather_dim, row_offsets);
   use_current_stream(*group, kOp, given_a);
 
-  size_t widest = 0;
-  for (size_t i = 1; i < bs.size(); ++i)
-    if (bs[i].size(1) > bs[widest].size(1)) widest = i;
+  const size_t widest = widest_of(bs);
   const Tensor a = with_contiguous_rows(given_a), b = with_either_contiguous(bs[widest]);
   const ScalarType out = out_dtype.value_or(a.scalar_type());
   const int64_t m = row_offsets.empty() ? a.size(0) * group->size : row_offsets.back();

@@ -1,5 +1,5 @@
 // Gradients of the weights behind a gather: outs[i] = (concat over ranks of x)^T dys[i]. For a caller that kept its own
-// rows only. The gather goes first: nothing hides it yet.
+// rows only.
 #include <torch/csrc/stable/library.h>
 
 #include "python/csrc/operands.h"
@@ -9,18 +9,24 @@ namespace {
 
 const std::string kOp = "ag_wgrad";
 
+/// x^T dy, of rows that are all here.
+Tensor local_product(const Tensor& x, const Tensor& dy) {
+  std::array<StableIValue, 2> stack{torch::stable::detail::from(torch::stable::transpose(x, 0, 1)),
+                                    torch::stable::detail::from(dy)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 void check_arguments(const Group& group, const Tensor& x, const std::vector<Tensor>& dys, int64_t gather_dim,
-                     const std::vector<int64_t>& row_offsets, const std::string& plan) {
+                     const std::vector<int64_t>& row_offsets) {
   check_matrix({kOp, "x"}, x);
   if (gather_dim != 0)
     fail(OVL_NOT_SUPPORTED, kOp + ": gather_dim is " + std::to_string(gather_dim) + " of a matrix, wanted rows (0)");
-  if (!plan.empty() && plan != "family=library")
-    fail(OVL_NOT_SUPPORTED, kOp + ": plan is '" + plan + "', only 'family=library' is there yet");
   if (dys.empty()) refuse(kOp + ": dys is empty, wanted one matrix or more");
   check_my_rows(group, kOp, "x", x, row_offsets);
   const int64_t m = row_offsets.empty() ? x.size(0) * group.size : row_offsets.back();
   for (size_t i = 0; i < dys.size(); ++i) {
-    const std::string name = "dys[" + std::to_string(i) + "]";
+    const std::string name = nth("dys", i);
     check_matrix({kOp, name}, dys[i]);
     check_alike(group, kOp, x, "x", dys[i], name);
     if (dys[i].size(0) != m)
@@ -29,38 +35,34 @@ void check_arguments(const Group& group, const Tensor& x, const std::vector<Tens
   }
 }
 
-/// (M, K): the rows of all ranks. A product without columns sends them.
-Tensor gathered(Group& group, const Tensor& given, int64_t m, const std::vector<int64_t>& row_offsets) {
-  const Tensor x = with_contiguous_rows(given);
-  const auto make = [&](int64_t rows, int64_t columns) { return new_matrix(x, rows, columns, x.scalar_type()); };
-  const Tensor full = make(m, x.size(1)), nothing = make(x.size(1), 0), c = make(m, 0);
-  auto args = sized<ovl_ag_gemm_args>();
-  args.a_shard = view_of({kOp, "x"}, x);
-  args.b = view_of({kOp, "x"}, nothing);
-  args.c = view_of({kOp, "x"}, c);
-  args.a = view_of({kOp, "x"}, full);
-  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
-  ovl_schedule* const schedule = schedule_of(group, {"ag_gemm", m, 0, x.size(1), args.a_shard.dtype, args.c.dtype,
-                                                     layout_of(args.b), false, true, row_offsets, "family=library"});
-  check(ovl_ag_gemm(group.channel, &args, schedule));
-  return full;
-}
-
-std::vector<Tensor> ag_wgrad(const Tensor& x, const std::vector<Tensor>& dys, int64_t gather_dim,
+/// The gather hides behind the widest product; the others are plain products of what was gathered.
+std::vector<Tensor> ag_wgrad(const Tensor& given_x, const std::vector<Tensor>& dys, int64_t gather_dim,
                              const std::string& group_name, const std::vector<int64_t>& row_offsets,
                              const std::string& plan) {
   const std::shared_ptr<Group> group = find_group(kOp, group_name);
   const std::lock_guard lock(group->mutex);
-  check_arguments(*group, x, dys, gather_dim, row_offsets, plan);
-  use_current_stream(*group, kOp, x);
-  const int64_t m = row_offsets.empty() ? x.size(0) * group->size : row_offsets.back();
-  const Tensor full = torch::stable::transpose(gathered(*group, x, m, row_offsets), 0, 1);
+  check_arguments(*group, given_x, dys, gather_dim, row_offsets);
+  use_current_stream(*group, kOp, given_x);
+
+  const size_t widest = widest_of(dys);
+  const Tensor x = with_contiguous_rows(given_x), dy = with_either_contiguous(dys[widest]);
+  const int64_t m = row_offsets.empty() ? x.size(0) * group->size : row_offsets.back(), k = x.size(1);
+  const bool keeps_x = dys.size() > 1;
+  const Tensor full = new_matrix(x, keeps_x ? m : 0, keeps_x ? k : 0, x.scalar_type());
+  const Tensor dw = new_matrix(x, k, dy.size(1), x.scalar_type());
+
+  auto args = sized<ovl_ag_wgrad_args>();
+  args.a_shard = view_of({kOp, "x"}, x);
+  args.b = view_of({kOp, nth("dys", widest)}, dy);
+  args.c = view_of({kOp, "x"}, dw);
+  if (keeps_x) args.a = view_of({kOp, "x"}, full);
+  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
+  ovl_schedule* const schedule = schedule_of(*group, {"ag_wgrad", m, dy.size(1), k, args.a_shard.dtype, args.c.dtype,
+                                                      layout_of(args.b), false, keeps_x, row_offsets, plan});
+  check(ovl_ag_wgrad(group->channel, &args, schedule));
+
   std::vector<Tensor> outs;
-  for (const Tensor& dy : dys) {
-    std::array<StableIValue, 2> stack{torch::stable::detail::from(full), torch::stable::detail::from(dy)};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "", stack.data(), TORCH_ABI_VERSION));
-    outs.push_back(torch::stable::detail::to<Tensor>(stack[0]));
-  }
+  for (size_t i = 0; i < dys.size(); ++i) outs.push_back(i == widest ? dw : local_product(full, dys[i]));
   return outs;
 }
 

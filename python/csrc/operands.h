@@ -9,6 +9,15 @@
 
 namespace overlace_torch {
 
+/// "bs[0]"
+inline std::string nth(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
+/// The first of those with the most columns; there is one at least.
+inline size_t widest_of(const std::vector<Tensor>& all) {
+  size_t widest = 0;
+  for (size_t i = 1; i < all.size(); ++i)
+    if (all[i].size(1) > all[widest].size(1)) widest = i;
+  return widest;
+}
 /// Two dimensions, floating.
 void check_matrix(const Argument& argument, const Tensor& t);
 /// b fits a: K, dtype, device.

@@ -55,7 +55,8 @@ def _backward_ag_gemm(ctx, grad_a_full, grads):
         if ctx.keeps_gathered:
             found = [kept.t() @ dy for dy in dys]
         else:
-            found = _ops.ag_wgrad(kept, dys, 0, ctx.group, row_offsets=ctx.row_offsets) if dys else []
+            plan = _plan_of_backward(ctx.plan)
+            found = _ops.ag_wgrad(kept, dys, 0, ctx.group, row_offsets=ctx.row_offsets, plan=plan) if dys else []
         for i, grad in zip(wanted, found, strict=True):
             grad_bs[i] = grad
     grad_biases: list[torch.Tensor | None] = [None] * ctx.num_biases

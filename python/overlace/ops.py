@@ -168,7 +168,8 @@ def ag_wgrad(
     """AllGather and the gradients of the weights behind it: `(concat over ranks of x)^T dy` for each of dys.
 
     x: (..., K), this rank's part, as ag_gemm took it. dys: (..., N) each, the rows of all ranks, of the dtype of x.
-    gather_dim, row_offsets: as in ag_gemm. plan: "" or "family=library": nothing hides this gather yet.
+    gather_dim, row_offsets, plan: as in ag_gemm. The gather hides behind the widest of dys: its rows are summed as they
+        come, own rows first, or slab by slab of K; sums are float32 (float64 of float64), rounded once.
 
     Gives (K, N), a list of them for a list. It has no gradient itself. Raises as ag_gemm.
     """

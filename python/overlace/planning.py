@@ -46,8 +46,8 @@ def plan(
 ) -> Plan:
     """What `plan=""` means for a call of `op` on the ranks of `group`.
 
-    op: "ag_gemm", "gemm_rs" or "gemm_ar". m: rows of all ranks together; n, k: as this rank has them.
-    b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous.
+    op: "ag_gemm", "ag_wgrad", "gemm_rs" or "gemm_ar". m: rows of all ranks together; n, k: as this rank has them.
+    b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
     """
     context = context_of(group)
     if dtype not in _DTYPES or (out_dtype or dtype) not in _DTYPES or b_layout not in _LAYOUTS:

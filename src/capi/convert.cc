@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/spec/operators.h"
+
 namespace overlace::capi {
 namespace {
 
@@ -59,8 +61,8 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   const std::string_view call = argument.call;
   OVERLACE_TRY(check_not_null({call, "op.name"}, op->name));
   const std::string_view name = op->name;
-  if (name != "ag_gemm" && name != "gemm_rs" && name != "gemm_ar")
-    return base::invalid_argument("{}: op.name is \"{}\", wanted ag_gemm, gemm_rs or gemm_ar", call, name);
+  if (!spec::is_operator(name))
+    return base::invalid_argument("{}: op.name is \"{}\", wanted {}", call, name, spec::kOperators);
   const auto refuse = [&](std::string_view field, int64_t got, std::string_view wanted) {
     return base::invalid_argument("{}: op.{} is {}, wanted {}", call, field, got, wanted);
   };
@@ -72,8 +74,8 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   if (!is_dtype(op->out_dtype)) return refuse("out_dtype", op->out_dtype, "0 (fp64) to 9 (u8)");
   if (op->b_layout != OVL_NK && op->b_layout != OVL_KN) return refuse("b_layout", op->b_layout, "0 (NK) or 1 (KN)");
   if (op->has_bias != 0 && op->has_bias != 1) return refuse("has_bias", op->has_bias, "0 or 1");
-  if (op->has_a != 0 && (op->has_a != 1 || name != "ag_gemm"))
-    return refuse("has_a", op->has_a, name == "ag_gemm" ? "0 or 1" : "0");
+  if (op->has_a != 0 && (op->has_a != 1 || !spec::gathers(name)))
+    return refuse("has_a", op->has_a, spec::gathers(name) ? "0 or 1" : "0");
   spec::OpSpec out{.op = std::string(name),
                    .m = op->m,
                    .n = op->n,

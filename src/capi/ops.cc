@@ -3,6 +3,7 @@
 
 #include "overlace/net_engine.h"
 #include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/ag_wgrad.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "src/capi/convert.h"
@@ -102,6 +103,21 @@ int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule
                                                           {"args.c", &args->c, &own.c},
                                                           {"args.bias", &args->bias, &own.bias},
                                                           {"args.a", &args->a, &own.a}});
+    own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
+    return run_or_refuse(call, read, own, "N");
+  });
+}
+
+int ovl_ag_wgrad(ovl_channel* channel, const ovl_ag_wgrad_args* args, ovl_schedule* schedule) {
+  return guarded([&]() -> base::Status {
+    Call call;
+    OVERLACE_TRY(check_struct({"ovl_ag_wgrad", "args"}, args));
+    OVERLACE_TRY(enter_call("ovl_ag_wgrad", channel, schedule, &call));
+    ops::AgWgradArgs own;
+    const base::Status read = read_fields("ovl_ag_wgrad", {{"args.a_shard", &args->a_shard, &own.a_shard},
+                                                           {"args.b", &args->b, &own.b},
+                                                           {"args.c", &args->c, &own.c},
+                                                           {"args.a", &args->a, &own.a}});
     own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
     return run_or_refuse(call, read, own, "N");
   });

@@ -95,10 +95,10 @@ base::Status validate(const GemmArgs& g) {
   if (g.accumulate && dtype_bytes(g.c.dtype) < 4) {
     return base::invalid_argument("gemm: accumulation wants c of fp32 or fp64, got {}", dtype_name(g.c.dtype));
   }
-  if (!is_unit(g.a, 1) || !is_unit(g.c, 1) || !(is_unit(g.b, 0) || is_unit(g.b, 1))) {
+  if (!(is_unit(g.a, 0) || is_unit(g.a, 1)) || !is_unit(g.c, 1) || !(is_unit(g.b, 0) || is_unit(g.b, 1))) {
     return base::invalid_argument(
-        "gemm: a must be contiguous in K, b in K or N, c in N; strides are ({}, {}), ({}, {}), ({}, {})", g.a.stride(0),
-        g.a.stride(1), g.b.stride(0), g.b.stride(1), g.c.stride(0), g.c.stride(1));
+        "gemm: a must be contiguous in K or M, b in K or N, c in N; strides are ({}, {}), ({}, {}), ({}, {})",
+        g.a.stride(0), g.a.stride(1), g.b.stride(0), g.b.stride(1), g.c.stride(0), g.c.stride(1));
   }
   if (g.bias.defined() && (g.bias.ndim != 1 || g.bias.dim(0) != g.c.dim(1) || !is_float(g.bias.dtype))) {
     return base::invalid_argument("gemm: bias must be ({}) of a floating dtype, got {} {}", g.c.dim(1), g.bias.shape(),
@@ -107,16 +107,19 @@ base::Status validate(const GemmArgs& g) {
   return {};
 }
 
+/// The first dimension is the contiguous one; where both could be, the last.
+bool is_first_contiguous(const TensorView& t) { return is_unit(t, 0) && !(t.stride(1) == 1 && t.dim(1) > 1); }
+
 /// Whether oneDNN did it; a status if it failed.
 base::Result<bool> run_onednn(const GemmArgs& g) {
   const bool bias_fits = !g.bias.defined() || (g.bias.dtype == g.c.dtype && is_unit(g.bias, 0));
   if (g.a.dtype == DType::fp64 || !bias_fits || (g.bias.defined() && g.accumulate) || g.a.dim(1) == 0) return false;
-  const bool nk = is_unit(g.b, 0) && !(g.b.stride(1) == 1 && g.b.dim(1) > 1);
+  const bool nk = is_first_contiguous(g.b), km = is_first_contiguous(g.a);
   OverlaceOnednnGemm p{};
   p.m = g.c.dim(0);
   p.n = g.c.dim(1);
   p.k = g.a.dim(1);
-  p.lda = std::max(g.a.stride(0), p.k);  // of a single row: anything
+  p.lda = km ? std::max(g.a.stride(1), p.m) : std::max(g.a.stride(0), p.k);  // of a single row: anything
   p.ldb = nk ? std::max(g.b.stride(1), p.k) : std::max(g.b.stride(0), p.n);
   p.ldc = std::max(g.c.stride(0), p.n);
   p.a = g.a.data;
@@ -125,6 +128,7 @@ base::Result<bool> run_onednn(const GemmArgs& g) {
   p.c = g.c.data;
   p.in = static_cast<int32_t>(g.a.dtype);
   p.out = static_cast<int32_t>(g.c.dtype);
+  p.a_is_km = km ? 1 : 0;
   p.b_is_nk = nk ? 1 : 0;
   p.accumulate = g.accumulate ? 1 : 0;
   std::array<char, 256> why{};

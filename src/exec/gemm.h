@@ -9,8 +9,9 @@
 
 namespace overlace::exec {
 
-/// a (M, K) K contiguous; b (K, N) with K or N contiguous; c (M, N) N contiguous; bias (N) or undefined, of any
-/// floating dtype. a and b have one dtype (fp64 fp32 bf16 fp16); c that dtype or fp32. Uses the calling thread alone.
+/// a (M, K) with K or M contiguous; b (K, N) with K or N contiguous; c (M, N) N contiguous; bias (N) or undefined, of
+/// any floating dtype. a and b have one dtype (fp64 fp32 bf16 fp16); c that dtype or fp32. Uses the calling thread
+/// alone.
 ///
 /// The result of a row block equals the same rows of the whole product bit for bit: always with the reference provider
 /// (column blocks and accumulated K slabs too), with oneDNN in fp32 (its bf16 products of few rows add in another

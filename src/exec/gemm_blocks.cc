@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "src/exec/program.h"
+#include "src/spec/operators.h"
 
 namespace overlace::exec {
 namespace {
@@ -81,6 +82,8 @@ base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& t
   if (instance.reads[0].size() != instance.writes[0].size()) return bad("a and c have different numbers of boxes");
   GemmBlock block;
   block.accumulate = flag(task.params, "accumulate");
+  block.a_is_km = spec::sums_rows(task);
+  if (block.a_is_km && instance.reads[0].size() != 1) return bad("rows of several boxes of a are summed");
   block.b = view_of(call, team, instance.reads[1][0]);
   const auto layout = task.params.find("b_layout");
   if (layout != task.params.end() && layout->second == spec::Param(std::string("nk"))) block.b = block.b.transposed();
@@ -89,6 +92,7 @@ base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& t
   for (size_t i = 0; i < instance.reads[0].size(); ++i) {
     if (instance.writes[0][i].empty()) continue;
     block.a = view_of(call, team, instance.reads[0][i]);
+    if (block.a_is_km && block.a.ndim == 2) block.a = block.a.transposed();
     block.c = view_of(call, team, instance.writes[0][i]);
     if (block.a.ndim != 2 || block.c.ndim != 2 || block.a.dim(0) != block.c.dim(0))
       return bad("rows of a and c differ");

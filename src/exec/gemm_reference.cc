@@ -143,10 +143,20 @@ class Product {
 
   void pack_a(int64_t m0, int64_t rows, int64_t k0, int64_t depth, int64_t tiles) {
     std::fill_n(a_panels_.begin(), tiles * kTileM * depth, T{0});
+    if (g_.a.stride(1) != 1 && k_ > 1) return pack_transposed_a(m0, rows, k0, depth);
     for (int64_t i = 0; i < rows; ++i) {
       load_row(g_.a.data, g_.a.dtype, (m0 + i) * g_.a.stride(0) + k0, depth, line_.data());
       T* panel = a_panels_.data() + i / kTileM * kTileM * depth + i % kTileM;
       for (int64_t k = 0; k < depth; ++k) panel[k * kTileM] = line_[static_cast<size_t>(k)];
+    }
+  }
+
+  /// a stored (k, m).
+  void pack_transposed_a(int64_t m0, int64_t rows, int64_t k0, int64_t depth) {
+    for (int64_t k = 0; k < depth; ++k) {
+      load_row(g_.a.data, g_.a.dtype, (k0 + k) * g_.a.stride(1) + m0, rows, line_.data());
+      for (int64_t i = 0; i < rows; ++i)
+        a_panels_[static_cast<size_t>((i / kTileM * depth + k) * kTileM + i % kTileM)] = line_[static_cast<size_t>(i)];
     }
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "src/spec/operators.h"
+
 namespace overlace::exec {
 namespace {
 
@@ -233,7 +235,9 @@ double gemm_flops(const Program& program, const spec::Instance& instance) {
   if (program.task(instance).kind != spec::Kind::gemm || instance.reads.empty() || instance.writes.empty()) return 0;
   double outputs = 0, depth = 0;
   for (const spec::Box& box : instance.writes[0]) outputs += static_cast<double>(box.numel());
-  for (const spec::Box& box : instance.reads[0]) depth = std::max(depth, static_cast<double>(box.count[box.ndim - 1]));
+  const int last = spec::sums_rows(program.task(instance)) ? 2 : 1;
+  for (const spec::Box& box : instance.reads[0])
+    depth = std::max(depth, static_cast<double>(box.count[box.ndim - last]));
   return 2 * outputs * depth;
 }
 

@@ -108,6 +108,7 @@ struct GemmBlock {
   int64_t batch = 1;
   int64_t batch_stride_a = 0, batch_stride_c = 0;  // elements
   bool accumulate = false;
+  bool a_is_km = false;  // a is stored (K, M): M contiguous
   double flops() const;
 };
 /// The products of a gemm instance: touching row boxes are merged, equally spaced ones of one size are batched; empty

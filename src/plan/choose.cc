@@ -11,6 +11,7 @@
 #include "src/plan/decide.h"
 #include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
+#include "src/spec/operators.h"
 
 namespace overlace::plan {
 namespace {
@@ -51,7 +52,7 @@ struct Times {
 Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& costs) {
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
   const double g = op.ranks;
-  const bool is_ag = op.op == "ag_gemm";
+  const bool is_ag = spec::gathers(op.op);
   const double shard = is_ag ? m / g * k * static_cast<double>(dtype_bytes(op.dtype))
                              : m / g * n * static_cast<double>(dtype_bytes(op.out_dtype));
   const double reduce = is_ag ? 0 : shard * (g + 1) / costs.memory;
@@ -66,7 +67,7 @@ double gemm_beside_traffic_us(const Times& t, const Costs& costs) {
 /// The machine that the recurrence sees: products and transfers take what `t` says.
 spec::Machine machine_of(const spec::OpSpec& op, const Hardware& hardware, const Times& t, const Costs& costs) {
   constexpr double kBytesPerUs = 1e3;  // of a GB/s
-  const bool is_ag = op.op == "ag_gemm";
+  const bool is_ag = spec::gathers(op.op);
   const double row = is_ag ? static_cast<double>(op.k) * static_cast<double>(dtype_bytes(op.dtype))
                            : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
   const double whole = static_cast<double>(op.m) * row, sent = whole * (op.ranks - 1) / op.ranks;
@@ -160,6 +161,11 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   for (const int q : kDegrees) {
     if (op.m / op.ranks < q * 16) break;
     // uniform_fused_1d of ag_gemm copies its own rows for nothing.
+    if (op.op == "ag_wgrad") {
+      for (const char* family : {"hetero_unfused_1d", "uniform_fused_2d"})
+        consider(family, q, recurrence.us({family, q}));
+      continue;
+    }
     for (const char* family : {"hetero_unfused_1d", "hetero_fused_1d", "uniform_fused_1d"})
       if (op.op != "ag_gemm" || family != std::string_view("uniform_fused_1d"))
         consider(family, q, recurrence.us({family, q}));

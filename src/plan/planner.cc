@@ -14,6 +14,7 @@
 #include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/cost_model.h"
+#include "src/spec/operators.h"
 
 namespace overlace::plan {
 namespace {
@@ -99,7 +100,7 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   std::vector<Candidate> out;
   for (const std::string& family : spec::families(op.op)) {
     if (is_no_candidate(family)) continue;
-    const bool is_gather = op.op == "ag_gemm", is_slab = family == "uniform_fused_2d";
+    const bool is_gather = spec::gathers(op.op), is_slab = family == "uniform_fused_2d";
     if (family == "k_slab" || family == "tma_slot") {
       if (!machine.is_gpu || !is_fusable(op)) continue;
       if (family == "tma_slot") out.push_back({family, kTileGroups});

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/spec/costs.h"
+#include "src/spec/operators.h"
 
 namespace overlace::plan {
 namespace {
@@ -25,14 +26,15 @@ bool is_fused(std::string_view family) { return family == "k_slab" || family == 
 Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
     : op_(op),
       machine_(machine),
-      is_gather_(op.op == "ag_gemm"),
+      is_gather_(spec::gathers(op.op)),
+      sums_rows_(op.op == "ag_wgrad"),
       is_reduced_twice_(op.op == "gemm_ar"),
       peers_(op.ranks - 1),
       shard_(pieces(op.m, op.ranks)),
       element_(static_cast<double>(dtype_bytes(op.dtype))),
       row_bytes_(is_gather_ ? static_cast<double>(op.k) * element_
                             : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype))) {
-  gemm_us_ = product_us(op.m, 1, op.n, op.k);
+  gemm_us_ = part_us(op.m, 1);
   const double passes = is_reduced_twice_ ? 2 : 1;
   transfer_us_ = passes * peers_ * spec::copy_us(machine, static_cast<double>(shard_) * row_bytes_);
 }
@@ -40,6 +42,22 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
 double Recurrence::product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const {
   const auto out_bytes = static_cast<int64_t>(dtype_bytes(op_.out_dtype));
   return spec::gemm_cost(machine_, {rows, n, k, batch, static_cast<int64_t>(element_), out_bytes}).us;
+}
+
+double Recurrence::part_us(int64_t rows, int64_t batch) const {
+  return sums_rows_ ? product_us(op_.k, batch, op_.n, rows) : product_us(rows, batch, op_.n, op_.k);
+}
+
+/// Sums of more than one step grow in the accumulator's type.
+void Recurrence::add_wide_sums(Steps* steps) const {
+  const double sums = static_cast<double>(sums_rows_ ? op_.k : op_.m) * static_cast<double>(op_.n);
+  const DType wide = op_.dtype == DType::fp64 ? DType::fp64 : DType::fp32;
+  const double bytes = sums * static_cast<double>(dtype_bytes(wide));
+  steps->wide = spec::reduce_us(machine_, 2 * bytes);
+  if (op_.out_dtype == wide && sums_rows_) return;
+  steps->convert = sums_rows_
+                       ? spec::reduce_us(machine_, bytes + sums * static_cast<double>(dtype_bytes(op_.out_dtype)))
+                       : steps->wide;
 }
 
 double Recurrence::host_us(int kernels, int copies, int collectives) const {
@@ -70,8 +88,14 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
   } else if (family == "shard_p2p" || family == "hetero_unfused_1d") {
     out.steps = q * peers_;
     out.copies = 1;
-    out.each = product_us(chunk, 1, op_.n, op_.k);
-    out.own = product_us(shard_, 1, op_.n, op_.k);
+    out.each = part_us(chunk, 1);
+    out.own = part_us(shard_, 1);
+    if (sums_rows_) add_wide_sums(&out);
+  } else if (sums_rows_ && is_slab) {
+    out.steps = q;
+    out.each = product_us(pieces(op_.k, q), 1, op_.n, op_.m);
+  } else if (sums_rows_) {
+    return std::nullopt;
   } else if (family == "hetero_fused_1d") {
     out.steps = q;
     out.each = product_us(chunk, peers_, op_.n, op_.k);
@@ -83,10 +107,7 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
     out.steps = q;
     out.each =
         is_gather_ ? product_us(op_.m, 1, op_.n, pieces(op_.k, q)) : product_us(op_.m, 1, pieces(op_.n, q), op_.k);
-    if (is_gather_) {
-      const double sums = static_cast<double>(op_.m) * static_cast<double>(op_.n) * 4;  // fp32
-      out.wide = spec::reduce_us(machine_, 2 * sums);
-    }
+    if (is_gather_) add_wide_sums(&out);
   } else if (is_reduced_twice_ && (family == "grouped_unfused_1d" || family == "grouped_fused_1d")) {
     const bool is_one = family == "grouped_fused_1d";
     out.steps = is_one ? 1 : peers_;
@@ -119,9 +140,9 @@ double Recurrence::gather_us(const Steps& s, const With& with) const {
   if (s.own > 0) computed += launch + s.own * with.gemm;
   for (int i = 0; i < s.steps; ++i) {
     arrived += copies;
-    computed = std::max(computed, arrived + seen) + launch + (s.each + (i > 0 ? s.wide : 0)) * with.gemm;
+    computed = std::max(computed, arrived + seen) + launch + (s.each + (i > 0 || s.own > 0 ? s.wide : 0)) * with.gemm;
   }
-  if (s.wide > 0) computed += launch + s.wide;
+  if (s.convert > 0) computed += launch + s.convert;
   return computed;
 }
 
@@ -276,7 +297,8 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
     steps = *steps_of(candidate);
     const bool is_grouped = candidate.family.starts_with("grouped");
     const int groups = is_grouped ? steps.chunks : 1;
-    const double gemm = groups * (steps.steps * steps.each + steps.own) + (steps.steps - 1) * steps.wide;
+    const double gemm =
+        groups * (steps.steps * steps.each + steps.own) + (steps.steps - (steps.own > 0 ? 0 : 1)) * steps.wide;
     const double copies = groups * steps.steps * steps.copies * steps.copy * (is_reduced_twice_ ? 2 : 1);
     add("decomposition", std::max(gemm * with.gemm, copies * with.copy));
   }

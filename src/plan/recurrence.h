@@ -36,7 +36,8 @@ class Recurrence {
   struct Steps {
     int steps = 0, chunks = 0;  // products; parts of a shard
     double own = 0, each = 0;   // us of the own shard's product (0: it is in the others), and of a step's
-    double wide = 0;            // us of adding to a wide sum, per step but the first, and of converting it
+    double wide = 0;            // us of adding to a wide sum, per step that does
+    double convert = 0;         // us of converting it at the end
     int copies = 0;             // of one step
     double copy = 0;            // us of one
     double reduce = 0;          // us of one chunk's sum
@@ -53,10 +54,13 @@ class Recurrence {
   With slowed(const Candidate& candidate) const;
   double host_us(int kernels, int copies, int collectives) const;
   double product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const;
+  /// The product of so many rows of all that travel.
+  double part_us(int64_t rows, int64_t batch) const;
+  void add_wide_sums(Steps* steps) const;
 
   const spec::OpSpec& op_;
   const spec::Machine& machine_;
-  bool is_gather_, is_reduced_twice_;  // ag_gemm; gemm_ar
+  bool is_gather_, sums_rows_, is_reduced_twice_;  // ag_gemm and ag_wgrad; ag_wgrad; gemm_ar
   int peers_;
   int64_t shard_;                 // rows
   double element_, row_bytes_;    // bytes; of a row that travels

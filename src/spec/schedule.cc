@@ -8,6 +8,7 @@
 #include "src/base/status.h"
 #include "src/spec/families/families.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -15,6 +16,8 @@ namespace {
 constexpr int64_t kMaxDegree = 1024;
 
 std::vector<std::string> known_families(std::string_view op) {
+  if (op == "ag_wgrad")
+    return {"library", "serial", "shard_p2p", "hetero_unfused_1d", "uniform_fused_2d", "compute", "comm", "limit"};
   std::vector<std::string> names = {
       "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"};
   // They broadcast what the groups before sum up: only gemm_ar broadcasts.
@@ -32,12 +35,11 @@ bool has_degree(std::string_view family) {
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::bad_schedule, why); }
 
 void check_op(const OpSpec& op) {
-  if (op.op != "ag_gemm" && op.op != "gemm_rs" && op.op != "gemm_ar") {
-    refuse(base::format("operator is '{}', wanted ag_gemm, gemm_rs or gemm_ar", op.op));
-  }
+  if (!is_operator(op.op)) refuse(base::format("operator is '{}', wanted {}", op.op, kOperators));
   if (op.m < 0 || op.n < 0 || op.k < 0 || op.ranks < 1) {
     refuse(base::format("{}: wanted M, N, K >= 0 and G >= 1", op.to_string()));
   }
+  if (op.bias && op.op == "ag_wgrad") refuse(base::format("{}: ag_wgrad adds no bias", op.to_string()));
   const auto& off = op.row_offsets;
   if (off.empty()) return;
   if (off.size() != static_cast<size_t>(op.ranks) + 1) {
@@ -99,6 +101,8 @@ FamilyOptions check_options(const OpSpec& op, std::string_view family, int degre
   if (op.ranks % out.hosts != 0) {
     refuse(base::format("hosts is {}, wanted a divisor of the {} ranks: hosts of equal size", out.hosts, op.ranks));
   }
+  if (op.op == "ag_wgrad" && out.hosts != 1)
+    refuse(base::format("hosts is {}, wanted 1: ag_wgrad has flat schedules only", out.hosts));
   return out;
 }
 
@@ -121,7 +125,7 @@ std::vector<int64_t> row_offsets(const OpSpec& op) {
 }
 
 std::vector<std::string> families(std::string_view op) {
-  if (op != "ag_gemm" && op != "gemm_rs" && op != "gemm_ar") return {};
+  if (!is_operator(op)) return {};
   return known_families(op);
 }
 
@@ -136,15 +140,16 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
   const FamilyOptions checked = check_options(op, family, degree, options);
   if (op.ranks == 1) {
     Schedule out = frame(op, family, checked);
-    if (family != "comm") add_plain_gemm(&out, op, "A", op.op == "ag_gemm" ? "C" : "Y");
+    if (family != "comm") add_plain_gemm(&out, op, "A", gathers(op.op) ? "C" : "Y");
     return out;
   }
   const bool is_measured = family == "serial" || family == "comm" || family == "limit";
   const bool is_hierarchical = family == "hierarchical" || (is_measured && checked.hosts > 1);
-  Schedule out = is_hierarchical      ? make_hierarchical(op, family, checked)
-                 : op.op == "ag_gemm" ? make_ag_gemm(op, family, checked)
-                 : op.op == "gemm_rs" ? make_gemm_rs(op, family, checked)
-                                      : make_gemm_ar(op, family, checked);
+  Schedule out = is_hierarchical       ? make_hierarchical(op, family, checked)
+                 : op.op == "ag_gemm"  ? make_ag_gemm(op, family, checked)
+                 : op.op == "ag_wgrad" ? make_ag_wgrad(op, family, checked)
+                 : op.op == "gemm_rs"  ? make_gemm_rs(op, family, checked)
+                                       : make_gemm_ar(op, family, checked);
   if (!checked.has_credits) drop_credits(&out);
   return out;
 }

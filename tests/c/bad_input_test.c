@@ -196,7 +196,7 @@ static void test_schedules(fixture* f) {
   ovl_schedule* made = NULL;
   ovl_op op = small_op();
   op.name = "conv";
-  INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, gemm_rs or gemm_ar",
+  INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs or gemm_ar",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.name = NULL;
   INVALID("ovl_schedule_make: op.name is null", ovl_schedule_make(&op, "library", 1, &made));

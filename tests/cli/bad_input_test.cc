@@ -149,7 +149,7 @@ const std::vector<Case>& plan_cases() {
       {"plan_operator",
        {"plan", "gemm", "--m", "8", "--n", "8", "--k", "8"},
        2,
-       "operator is 'gemm', wanted ag_gemm, gemm_rs or gemm_ar"},
+       "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs or gemm_ar"},
       {"plan_machine",
        {"explain", "--m", "8", "--n", "8", "--k", "8", "--machine", "nowhere"},
        2,

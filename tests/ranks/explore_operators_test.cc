@@ -30,7 +30,7 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
     const auto call = [=, &c, &schedule](int64_t seed) {
       operands->fill(seed);
       const exec::Bindings bindings = {
-          {"A", operands->a()}, {"B", operands->b()}, {c.op == "ag_gemm" ? "C" : "Y", operands->out().view}};
+          {"A", operands->a()}, {"B", operands->b()}, {spec::gathers(c.op) ? "C" : "Y", operands->out().view}};
       const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::bodies(*channel));
       return status.ok() ? operands->mismatch() : status.message();
     };
@@ -44,7 +44,7 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
 }
 
 TEST(ExploreOperators, SoundSchedulesHoldOnPathsOfTheExplorer) {
-  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+  for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"})
     for (const std::string& family : whole_families(op)) {
       const Case c = case_of(op, family);
       const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), family, c.degree));

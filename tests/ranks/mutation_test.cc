@@ -185,7 +185,7 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
       operands.fill(call);
       const base::Status status =
           exec::run(channel, schedule, c.text(),
-                    {{"A", operands.a()}, {"B", operands.b()}, {c.op == "ag_gemm" ? "C" : "Y", operands.out().view}},
+                    {{"A", operands.a()}, {"B", operands.b()}, {spec::gathers(c.op) ? "C" : "Y", operands.out().view}},
                     ops::bodies(channel));
       said = status.ok() ? operands.mismatch() : status.message();
       if (call == 1 && mutation.drops_fences) runtime::observe(runtime, &no_fences);
@@ -221,7 +221,7 @@ struct Mutant {
 };
 std::vector<Mutant> mutants() {
   std::vector<Mutant> all;
-  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"})
+  for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"})
     for (const Mutation& mutation : kMutations) all.push_back({op, &mutation});
   return all;
 }
@@ -268,7 +268,7 @@ TEST_P(MutationTest, TheAdversaryCatchesIt) {
       caught = run(c, schedule, mutation, seed);
     EXPECT_EQ(!caught.empty(), is_caught) << mutation.name << " of " << c.text() << ": " << caught;
   });
-  const bool has_none = GetParam().op == std::string("ag_gemm") &&
+  const bool has_none = spec::gathers(GetParam().op) &&
                         GetParam().mutation->name == std::string("missing_dependency");  // its copies need none
   EXPECT_EQ(num_mutants == 0, has_none) << num_mutants;
 }

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/ag_wgrad.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
+#include "src/spec/operators.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {
@@ -79,12 +81,13 @@ struct Case {
   std::string op = "ag_gemm";
   std::string family = "library";
   int degree = 1;
-  int64_t m = 8, n = 5, k = 6;  // n of ag_gemm, k of the others: at rank 0; rank r has r % 3 more where `uneven`
+  int64_t m = 8, n = 5,
+          k = 6;  // n of ag_gemm and ag_wgrad, k of the others: at rank 0; rank r has r % 3 more where `uneven`
   bool uneven = false;
   DType in = DType::fp32, out = DType::fp32;
   spec::BLayout layout = spec::BLayout::nk;
   bool bias = false;
-  bool gathered = false;  // ag_gemm: return a too
+  bool gathered = false;  // ag_gemm, ag_wgrad: return a too
   int64_t gap = 0;        // between rows of every matrix
   std::vector<int64_t> offsets{};
   spec::Params options{};  // of make_schedule
@@ -111,11 +114,11 @@ class Operands {
     const std::vector<int64_t> off = spec::row_offsets(spec_of(rank_));
     first_ = off[static_cast<size_t>(rank_)];
     const int64_t mine = off[static_cast<size_t>(rank_) + 1] - first_;
-    const bool is_ag = c.op == "ag_gemm";
+    const bool is_ag = spec::gathers(c.op);
     a_ = Matrix(is_ag ? mine : c.m, k_of(rank_), c.in, c.gap);
     const bool nk = c.layout == spec::BLayout::nk;
-    b_ = Matrix(nk ? n() : k_of(rank_), nk ? k_of(rank_) : n(), c.in, c.gap);
-    out_ = Matrix(c.op == "gemm_rs" ? mine : c.m, n(), c.out, c.gap);
+    b_ = Matrix(nk ? n() : depth_of(rank_), nk ? depth_of(rank_) : n(), c.in, c.gap);
+    out_ = Matrix(c.op == "gemm_rs" ? mine : is_wgrad() ? c.k : c.m, n(), c.out, c.gap);
     bias_ = Matrix(1, n(), c.out, 0);
     if (is_ag && c.gathered) gathered_ = Matrix(c.m, c.k, c.in, c.gap);
     schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree, c.options);
@@ -130,7 +133,7 @@ class Operands {
   void fill(int64_t seed) {
     seed_ = seed;
     const bool nk = case_.layout == spec::BLayout::nk;
-    const int64_t row = case_.op == "ag_gemm" ? first_ : 0;
+    const int64_t row = spec::gathers(case_.op) ? first_ : 0;
     a_.fill([&](int64_t i, int64_t j) { return static_cast<double>(a_at(rank_, row + i, j)); });
     b_.fill([&](int64_t i, int64_t j) { return static_cast<double>(nk ? b_at(rank_, j, i) : b_at(rank_, i, j)); });
     bias_.fill([&](int64_t, int64_t j) { return static_cast<double>(bias_at(j)); });
@@ -146,10 +149,10 @@ class Operands {
   void fill_normal(int64_t seed) {
     fill(seed);
     const bool nk = case_.layout == spec::BLayout::nk;
-    const int64_t row = case_.op == "ag_gemm" ? first_ : 0;
+    const int64_t row = spec::gathers(case_.op) ? first_ : 0;
     a_.fill([&](int64_t i, int64_t j) { return normal(1, owner_of_a(rank_), row + i, j); });
     b_.fill([&](int64_t i, int64_t j) { return nk ? normal(2, rank_, j, i) : normal(2, rank_, i, j); });
-    bias_.fill([&](int64_t, int64_t j) { return normal(3, case_.op == "ag_gemm" ? rank_ : 0, 0, j); });
+    bias_.fill([&](int64_t, int64_t j) { return normal(3, spec::gathers(case_.op) ? rank_ : 0, 0, j); });
   }
 
   /// After fill_normal: largest distance from the fp64 result of the rounded operands, the largest result, and the
@@ -159,15 +162,16 @@ class Operands {
   };
   Errors errors() const {
     const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
-    const bool is_ag = case_.op == "ag_gemm";
+    const bool is_ag = spec::gathers(case_.op);
     const int64_t rows = out_.view.dim(0);
     std::vector<double> sums(static_cast<size_t>(rows * n())), terms(sums.size());
     for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
-      for (int64_t k = 0; k < k_of(s); ++k) {
+      for (int64_t k = 0; k < depth_of(s); ++k) {
         std::vector<double> b_row;
         for (int64_t j = 0; j < n(); ++j) b_row.push_back(rounded(normal(2, s, k, j), case_.in));
         for (int64_t i = 0; i < rows; ++i) {
-          const double a = rounded(normal(1, owner_of_a(s), row + i, k), case_.in);
+          const int64_t a_row = is_wgrad() ? k : row + i, a_column = is_wgrad() ? i : k;
+          const double a = rounded(normal(1, owner_of_a(s), a_row, a_column), case_.in);
           for (int64_t j = 0; j < n(); ++j) {
             const double product = a * b_row[static_cast<size_t>(j)];
             sums[static_cast<size_t>(i * n() + j)] += product;
@@ -205,6 +209,11 @@ class Operands {
                                .bias = bias,
                                .a = gathered_.view,
                                .row_offsets = case_.offsets},
+               schedule_);
+    } else if (is_wgrad()) {
+      ops::run(channel_,
+               ops::AgWgradArgs{
+                   .a_shard = a_.view, .b = b, .c = out_.view, .a = gathered_.view, .row_offsets = case_.offsets},
                schedule_);
     } else if (case_.op == "gemm_rs") {
       ops::run(channel_,
@@ -254,10 +263,13 @@ class Operands {
     base::store_element(at.data(), dtype, 0, v);
     return base::load_element(at.data(), dtype, 0);
   }
-  int owner_of_a(int rank) const { return case_.op == "ag_gemm" ? 0 : rank; }
+  bool is_wgrad() const { return case_.op == "ag_wgrad"; }
+  int owner_of_a(int rank) const { return spec::gathers(case_.op) ? 0 : rank; }
   int64_t extra(int rank) const { return case_.uneven ? rank % 3 : 0; }
-  int64_t n() const { return case_.n + (case_.op == "ag_gemm" ? extra(rank_) : 0); }
-  int64_t k_of(int rank) const { return case_.k + (case_.op == "ag_gemm" ? 0 : extra(rank)); }
+  int64_t n() const { return case_.n + (spec::gathers(case_.op) ? extra(rank_) : 0); }
+  int64_t k_of(int rank) const { return case_.k + (spec::gathers(case_.op) ? 0 : extra(rank)); }
+  /// What the sum is over.
+  int64_t depth_of(int rank) const { return is_wgrad() ? case_.m : k_of(rank); }
   spec::OpSpec spec_of(int rank) const {
     return {.op = case_.op,
             .m = case_.m,
@@ -276,15 +288,15 @@ class Operands {
     while (row >= off[static_cast<size_t>(p) + 1]) ++p;
     return p;
   }
-  /// ag_gemm: row i of the whole, whoever owns it; else: of that rank's part.
+  /// ag_gemm, ag_wgrad: row i of the whole, whoever owns it; else: of that rank's part.
   int64_t a_at(int rank, int64_t i, int64_t k) const { return hashed(1, owner_of_a(rank), i, k, seed_, case_.in); }
   int64_t b_at(int rank, int64_t k, int64_t j) const { return hashed(2, rank, k, j, seed_, case_.in); }
-  int64_t bias_at(int64_t j) const { return hashed(3, case_.op == "ag_gemm" ? rank_ : 0, 0, j, seed_, case_.in); }
+  int64_t bias_at(int64_t j) const { return hashed(3, spec::gathers(case_.op) ? rank_ : 0, 0, j, seed_, case_.in); }
   int64_t want(int64_t row, int64_t j) const {
     int64_t sum = case_.bias ? bias_at(j) : 0;
-    const bool is_ag = case_.op == "ag_gemm";
+    const bool is_ag = spec::gathers(case_.op);
     for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
-      for (int64_t k = 0; k < k_of(s); ++k) sum += a_at(s, row, k) * b_at(s, k, j);
+      for (int64_t k = 0; k < depth_of(s); ++k) sum += (is_wgrad() ? a_at(s, k, row) : a_at(s, row, k)) * b_at(s, k, j);
     }
     return sum;
   }
@@ -343,15 +355,16 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       c.m = rows[turn % 8];
       std::tie(c.in, c.out) = types[turn % 6];
       c.n = 3 + static_cast<int64_t>(turn % 3) * 5;
-      c.k = turn % 7 == 3 && op != "ag_gemm" ? 0 : 1 + static_cast<int64_t>(turn % 4) * 4;
+      c.k = turn % 7 == 3 && !spec::gathers(op) ? 0 : 1 + static_cast<int64_t>(turn % 4) * 4;
       c.layout = turn % 2 == 0 ? spec::BLayout::nk : spec::BLayout::kn;
-      c.bias = turn % 5 < 2;
+      c.bias = turn % 5 < 2 && op != "ag_wgrad";
       c.uneven = turn % 3 == 1;
       c.gathered = turn % 4 != 1 && family != "k_slab";  // whose kernel alone knows where the gathered rows are
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       c.gap = turn % 5 == 3 ? 3 : 0;
-      if (family == "hierarchical" || (family == "serial" && degree > 2)) c.options["hosts"] = hosts_of(ranks, turn);
+      const bool knows_hosts = family == "hierarchical" || (family == "serial" && degree > 2 && op != "ag_wgrad");
+      if (knows_hosts) c.options["hosts"] = hosts_of(ranks, turn);
       if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
         c.offsets.assign(static_cast<size_t>(ranks) + 1, 0);
         for (int p = 1; p <= ranks; ++p)

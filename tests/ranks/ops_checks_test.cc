@@ -116,6 +116,55 @@ void check_ag_gemm(Channel& channel) {
   });
 }
 
+/// As ag_gemm, but that the sum is over M: two ranks of 4 rows.
+void check_ag_wgrad(Channel& channel) {
+  Matrix a(4, 6, DType::fp32, 0), b(8, 5, DType::fp32, 0), c(6, 5, DType::fp32, 0), gathered(8, 6, DType::fp32, 0);
+  a.fill([](int64_t, int64_t) { return 1.0; });
+  b.fill([](int64_t, int64_t) { return 1.0; });
+  const ops::AgWgradArgs good{.a_shard = a.view, .b = b.view, .c = c.view};
+  const spec::Schedule schedule = spec::make_schedule(ops::op_spec(channel, good), "hetero_unfused_1d", 2);
+  const std::string rank = "rank " + std::to_string(channel.team().rank()) + " ";
+  const auto expect = [&](std::initializer_list<const char*> parts,
+                          const std::function<void(ops::AgWgradArgs&)>& spoil) {
+    ops::AgWgradArgs args = good;
+    spoil(args);
+    const std::string text = thrown([&] { ops::run(channel, args, schedule); }) + " ";
+    expect_parts(text, parts);
+    expect_parts(text, {"ag_wgrad", rank.c_str()});
+  };
+  using Args = ops::AgWgradArgs;
+  expect({"invalid_argument", "a_shard must have 2 dimensions, got 0"}, [](Args& args) { args.a_shard = {}; });
+  expect({"invalid_argument", "a_shard must be (4, 6) as b's rows are split, got (3, 6)"},
+         [](Args& args) { args.a_shard = args.a_shard.rows(0, 3); });
+  expect({"invalid_argument", "b must have 2 dimensions, got 1"}, [](Args& args) { args.b.ndim = 1; });
+  expect({"invalid_argument", "b must have the dtype of a_shard (fp32), got bf16"},
+         [](Args& args) { args.b.dtype = DType::bf16; });
+  expect({"invalid_argument", "b (8, 5) must be contiguous in M", "got strides (2, 12)"}, [](Args& args) {
+    args.b.strides = {2, 12};
+  });
+  expect({"invalid_argument", "c must be (6, 5) to take K of a_shard and N of b, got (5, 5)"},
+         [](Args& args) { args.c = args.c.rows(0, 5); });
+  expect({"invalid_argument", "c must have the dtype of a_shard (fp32) or fp32, got fp64"},
+         [](Args& args) { args.c.dtype = DType::fp64; });
+  expect({"invalid_argument", "c (6, 5) must not share memory with b (8, 5)"},
+         [](Args& args) { args.b.data = static_cast<char*>(args.c.data) + 16; });
+  expect({"invalid_argument", "row_offsets must be 3 ascending entries from 0 to M = 8, got 2 entries: 0 8"},
+         [](Args& args) {
+           args.row_offsets = {0, 8};
+         });
+  expect({"invalid_argument", "a must be (8, 6) to take the gathered rows, got (4, 6)"},
+         [&](Args& args) { args.a = gathered.view.rows(0, 4); });
+  expect({"plan_mismatch", "made for row offsets 0 4 8, the call has 0 5 8"}, [&](Args& args) {
+    args.row_offsets = {0, 5, 8};
+    if (channel.team().rank() == 0) args.a_shard.sizes[0] = 5;
+    if (channel.team().rank() == 0) args.a_shard.data = b.view.data;
+    if (channel.team().rank() == 0) args.b.data = gathered.view.data;
+    if (channel.team().rank() == 1) args.a_shard = args.a_shard.rows(0, 3);
+  });
+  EXPECT_EQ(thrown([&] { ops::run(channel, good, schedule); }), "ok");
+  EXPECT_EQ(c.get(5, 4), 8);
+}
+
 void check_schedules(Channel& channel) {
   AgCall good(channel);
   const auto with = [&](const std::function<void(spec::OpSpec&)>& change) {
@@ -181,6 +230,7 @@ TEST(OpsChecks, EachBadCallNamesArgumentGotAndWantedAndLeavesTheRanksUsable) {
   run_ranks(2, Mode::threads, [](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
     check_ag_gemm(channel);
+    check_ag_wgrad(channel);
     check_schedules(channel);
     check_gemm_rs(channel);
     expect_good(channel);

@@ -69,7 +69,7 @@ spec::Params options_of(Dice& dice, int degree) {
 }
 
 Draw draw(Dice& dice, int ranks, const Families& families) {
-  static constexpr const char* kOps[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
+  static constexpr const char* kOps[] = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"};
   static constexpr std::pair<DType, DType> kTypes[] = {{DType::fp32, DType::fp32}, {DType::bf16, DType::bf16},
                                                        {DType::fp16, DType::fp16}, {DType::fp64, DType::fp64},
                                                        {DType::fp16, DType::fp32}, {DType::bf16, DType::fp32}};
@@ -82,10 +82,10 @@ Draw draw(Dice& dice, int ranks, const Families& families) {
   if (c.family == "hierarchical") c.options["hosts"] = hosts_of(ranks, static_cast<size_t>(dice.number(0, 11)));
   c.m = dice.one_in(12) ? 0 : dice.number(1, 40);
   c.n = extent(dice);
-  c.k = dice.one_in(20) && c.op != "ag_gemm" ? 0 : extent(dice);
+  c.k = dice.one_in(20) && !spec::gathers(c.op) ? 0 : extent(dice);
   std::tie(c.in, c.out) = dice.of(kTypes);
   c.layout = dice.one_in(2) ? spec::BLayout::nk : spec::BLayout::kn;
-  c.bias = dice.one_in(3);
+  c.bias = dice.one_in(3) && c.op != "ag_wgrad";
   c.uneven = dice.one_in(3);
   c.gathered = dice.one_in(2) && c.family != "k_slab";  // which returns no A
   c.gap = dice.one_in(4) ? dice.number(1, 9) : 0;
@@ -110,7 +110,7 @@ Families families_here() {
   Families out;
   run_ranks(2, Mode::threads, [&](Runtime& runtime) {
     if (runtime.world().rank() != 0) return;
-    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
       const spec::OpSpec problem{.op = op,
                                  .m = 8,
                                  .n = 8,
@@ -133,8 +133,8 @@ Families families_here() {
 /// the additions of the parts in that type, as a collective library may do.
 double error_bound(const Case& c, int ranks, double terms) {
   const auto digits = [](DType t) { return t == DType::fp64 ? 53 : t == DType::fp32 ? 24 : t == DType::fp16 ? 11 : 8; };
-  const int parts = c.op == "ag_gemm" ? 1 : ranks;
-  const double additions = static_cast<double>((c.k + 2) * parts + 3);
+  const int parts = spec::gathers(c.op) ? 1 : ranks;
+  const double additions = static_cast<double>(((c.op == "ag_wgrad" ? c.m : c.k) + 2) * parts + 3);
   const double smallest = c.out == DType::fp16 ? std::ldexp(parts + 1, -24) : 0;  // where numbers are denormal
   return terms * (additions * std::ldexp(1, c.in == DType::fp64 ? -53 : -24) +
                   (parts + 2) * std::ldexp(1, -digits(c.out))) +
@@ -186,7 +186,7 @@ void print_distribution(const std::map<std::string, int>& counts, uint64_t first
 
 TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
   const Families families = families_here();
-  ASSERT_EQ(families.size(), 3u);
+  ASSERT_EQ(families.size(), 4u);
   for (const auto& [op, names] : families) ASSERT_GE(names.size(), 5u) << op;
   std::map<std::string, int> counts;
   const Seeds chosen = seeds();
@@ -207,7 +207,10 @@ TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
 
 /// The long run stands on it: one seed, the same draws everywhere.
 TEST(Random, ASeedSaysEverything) {
-  const Families families = {{"ag_gemm", {"library", "serial"}}, {"gemm_rs", {"library"}}, {"gemm_ar", {"library"}}};
+  const Families families = {{"ag_gemm", {"library", "serial"}},
+                             {"ag_wgrad", {"library"}},
+                             {"gemm_rs", {"library"}},
+                             {"gemm_ar", {"library"}}};
   const TeamDraws team = draw_team(7, families), same = draw_team(7, families), other = draw_team(8, families);
   std::string texts, others;
   for (size_t i = 0; i < kDraws; ++i) {

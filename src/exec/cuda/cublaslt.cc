@@ -162,6 +162,9 @@ class CublasLtImpl final : public CublasLt {
     const cublasOperation_t weight_op = g.b_layout == spec::BLayout::nk ? CUBLAS_OP_T : CUBLAS_OP_N;
     OVERLACE_TRY(lt_status(lt.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, &weight_op, sizeof weight_op),
                            "cublasLtMatmulDescSetAttribute(TRANSA)", g));
+    const cublasOperation_t activation_op = g.a_is_km ? CUBLAS_OP_T : CUBLAS_OP_N;
+    OVERLACE_TRY(lt_status(lt.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, &activation_op, sizeof activation_op),
+                           "cublasLtMatmulDescSetAttribute(TRANSB)", g));
     if (g.bias) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       const cudaDataType_t bias_type = data_type(g.out);
@@ -172,7 +175,8 @@ class CublasLtImpl final : public CublasLt {
     }
     const bool nk = g.b_layout == spec::BLayout::nk;
     OVERLACE_TRY(layout(g, &plan.weight, data_type(g.in), nk ? g.k : g.n, nk ? g.n : g.k, g.ldb, 0));
-    OVERLACE_TRY(layout(g, &plan.activation, data_type(g.in), g.k, g.m, g.lda, g.batch_stride_a));
+    OVERLACE_TRY(layout(g, &plan.activation, data_type(g.in), g.a_is_km ? g.m : g.k, g.a_is_km ? g.k : g.m, g.lda,
+                        g.batch_stride_a));
     return layout(g, &plan.result, data_type(g.out), g.n, g.m, g.ldc, g.batch_stride_c);
   }
 

@@ -19,6 +19,7 @@ struct LtGemm {
   int64_t lda = 0, ldb = 0, ldc = 0;
   int64_t batch = 1, batch_stride_a = 0, batch_stride_c = 0;
   DType in = DType::bf16, out = DType::bf16;  // fp32 and fp64 inputs keep their type
+  bool a_is_km = false;                       // a is stored (k, m), lda apart; else (m, k)
   spec::BLayout b_layout = spec::BLayout::nk;
   bool accumulate = false;
   bool bias = false;  // (n), type of c

@@ -400,10 +400,11 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
     g.n = block.c.dim(1);
     g.k = block.a.dim(1);
     if (g.m == 0 || g.n == 0) continue;
-    g.lda = block.a.stride(0);
+    g.a_is_km = block.a_is_km;
+    g.lda = std::max(block.a.stride(g.a_is_km ? 1 : 0), g.a_is_km ? g.m : g.k);  // of a single row: anything
     g.b_layout = block.b.stride(0) == 1 ? spec::BLayout::nk : spec::BLayout::kn;
-    g.ldb = g.b_layout == spec::BLayout::nk ? block.b.stride(1) : block.b.stride(0);
-    g.ldc = block.c.stride(0);
+    g.ldb = g.b_layout == spec::BLayout::nk ? std::max(block.b.stride(1), g.k) : std::max(block.b.stride(0), g.n);
+    g.ldc = std::max(block.c.stride(0), g.n);
     g.batch = block.batch;
     g.batch_stride_a = block.batch_stride_a;
     g.batch_stride_c = block.batch_stride_c;
@@ -411,6 +412,13 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
     g.out = block.c.dtype;
     g.accumulate = block.accumulate;
     g.bias = block.bias.defined();
+    if (g.k == 0 && !g.bias) {  // the sum of no rows, of which cuBLASLt knows nothing
+      const size_t element = dtype_bytes(g.out);
+      OVERLACE_TRY(cuda_status(cudaMemset2DAsync(block.c.data, static_cast<size_t>(g.ldc) * element, 0,
+                                                 static_cast<size_t>(g.n) * element, static_cast<size_t>(g.m), stream_),
+                               "cudaMemset2DAsync"));
+      continue;
+    }
     if (g.bias && block.bias.dtype != g.out) {
       return base::error(Errc::not_supported, "{}: bias {} with output {}; on GPUs both have one dtype",
                          instance.id(call.program.schedule), dtype_name(block.bias.dtype), dtype_name(g.out));

@@ -15,6 +15,7 @@ struct OverlaceOnednnGemm {
   const void* bias;  // of c's dtype, or null
   void* c;
   int32_t in, out;
+  int32_t a_is_km;  // a is stored (k, m), m contiguous, row pitch lda; else (m, k)
   int32_t b_is_nk;  // b is stored (n, k), k contiguous, row pitch ldb; else (k, n)
   int32_t accumulate;
 };

@@ -35,10 +35,11 @@ class OneThread {
   int before_;
 };
 
-using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int32_t, bool>;
+using Key =
+    std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int32_t, int32_t, int32_t, int32_t, int32_t, bool>;
 
 Key key_of(const OverlaceOnednnGemm& g) {
-  return {g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.in, g.out, g.b_is_nk, g.accumulate, g.bias != nullptr};
+  return {g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.in, g.out, g.a_is_km, g.b_is_nk, g.accumulate, g.bias != nullptr};
 }
 
 struct Prepared {
@@ -69,7 +70,7 @@ memory::data_type type_of(int32_t dtype) {
 Prepared prepare(const OverlaceOnednnGemm& g) {
   Prepared p;
   if (type_of(g.in) == memory::data_type::undef || type_of(g.out) == memory::data_type::undef) return p;
-  p.a = memory::desc({g.m, g.k}, type_of(g.in), memory::dims{g.lda, 1});
+  p.a = memory::desc({g.m, g.k}, type_of(g.in), g.a_is_km != 0 ? memory::dims{1, g.lda} : memory::dims{g.lda, 1});
   p.b = memory::desc({g.k, g.n}, type_of(g.in), g.b_is_nk != 0 ? memory::dims{1, g.ldb} : memory::dims{g.ldb, 1});
   p.c = memory::desc({g.m, g.n}, type_of(g.out), memory::dims{g.ldc, 1});
   const bool has_bias = g.bias != nullptr;

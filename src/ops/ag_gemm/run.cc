@@ -2,21 +2,10 @@
 #include "src/ops/ag_gemm/impl.h"
 #include "src/ops/common/bodies.h"
 #include "src/ops/common/check.h"
+#include "src/ops/common/gathered.h"
 
 namespace overlace::ops {
 namespace {
-
-/// The gathered activation: others' rows from the schedule's buffer, mine from where they are.
-void copies_of_gathered(const AgGemmArgs& args, const spec::Schedule& schedule, int rank,
-                        std::vector<exec::CopyOut>* out) {
-  const std::vector<int64_t>& off = schedule.tables.at("off");
-  const int64_t begin = off[static_cast<size_t>(rank)], end = off[static_cast<size_t>(rank) + 1], m = off.back();
-  out->push_back({.from = args.a_shard, .to = args.a.rows(begin, end - begin)});
-  if (begin == 0 && end == m) return;
-  const std::string buffer = std::get<std::string>(schedule.params.at("gathered"));
-  out->push_back({.buffer = buffer, .first_row = 0, .to = args.a.rows(0, begin)});
-  out->push_back({.buffer = buffer, .first_row = end, .to = args.a.rows(end, m - end)});
-}
 
 base::Status check_call(const Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule,
                         exec::RunOptions* options) {
@@ -26,7 +15,7 @@ base::Status check_call(const Channel& channel, const AgGemmArgs& args, const sp
   OVERLACE_TRY(check_schedule(site, op, args.b, schedule));
   OVERLACE_TRY(check_supported(channel, schedule));
   OVERLACE_TRY(check_kernel_operands(channel, schedule, {{"a_shard", args.a_shard}, {"b", args.b}, {"c", args.c}}));
-  if (args.a.defined()) copies_of_gathered(args, schedule, site.rank, &options->copies_out);
+  if (args.a.defined()) options->copies_out = copies_of_gathered(args.a_shard, args.a, schedule, site.rank);
   return {};
 }
 

@@ -35,13 +35,7 @@ base::Status validate(const Channel& channel, const AgGemmArgs& args) {
                             args.row_offsets.empty() ? "as c's rows are split" : "as row_offsets say"));
   OVERLACE_TRY(check_bias(site, args.bias, n, c, shard));
   OVERLACE_TRY(check_disjoint(site, c, {shard, b, {"bias", args.bias}}));
-  if (!args.a.defined()) return {};
-  OVERLACE_TRY(check_matrix(site, a, m, k, "to take the gathered rows"));
-  if (args.a.dtype != args.a_shard.dtype) {
-    return base::invalid_argument("ag_gemm: a must have the dtype of a_shard ({}), got {}; rank {}",
-                                  dtype_name(args.a_shard.dtype), dtype_name(args.a.dtype), site.rank);
-  }
-  return check_disjoint(site, a, {shard, b, {"bias", args.bias}, c});
+  return args.a.defined() ? check_gathered(site, a, m, shard, {b, {"bias", args.bias}, c}) : base::Status();
 }
 
 }  // namespace overlace::ops

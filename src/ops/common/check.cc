@@ -162,7 +162,7 @@ base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_
   return check_memory(site, t);
 }
 
-base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like) {
+base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth) {
   if (b.view.ndim != 2)
     return refuse(site, "{} must have 2 dimensions, got {} {}", b.name, b.view.ndim, b.view.shape());
   if (b.view.dim(0) != k) {
@@ -178,8 +178,8 @@ base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& l
   const bool nk = (k <= 1 || b.view.stride(0) == 1) && (n <= 1 || b.view.stride(1) >= k);
   const bool kn = (n <= 1 || b.view.stride(1) == 1) && (k <= 1 || b.view.stride(0) >= n);
   if (!nk && !kn) {
-    return refuse(site, "{} {} must be contiguous in K (strides 1, >= {}) or in N (strides >= {}, 1), got strides {}",
-                  b.name, b.view.shape(), k, n, strides_of(b.view));
+    return refuse(site, "{} {} must be contiguous in {} (strides 1, >= {}) or in N (strides >= {}, 1), got strides {}",
+                  b.name, b.view.shape(), depth, k, n, strides_of(b.view));
   }
   return check_memory(site, b);
 }
@@ -193,6 +193,17 @@ base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, con
   }
   if (n > 1 && bias.stride(0) != 1) return refuse(site, "bias must be contiguous, got stride {}", bias.stride(0));
   return check_memory(site, {"bias", bias});
+}
+
+base::Status check_gathered(const Site& site, const Named& a, int64_t m, const Named& shard,
+                            std::vector<Named> others) {
+  OVERLACE_TRY(check_matrix(site, a, m, shard.view.dim(1), "to take the gathered rows"));
+  if (a.view.dtype != shard.view.dtype) {
+    return refuse(site, "{} must have the dtype of {} ({}), got {}", a.name, shard.name, dtype_name(shard.view.dtype),
+                  dtype_name(a.view.dtype));
+  }
+  others.insert(others.begin(), shard);
+  return check_disjoint(site, a, others);
 }
 
 base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others) {

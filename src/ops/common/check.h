@@ -32,10 +32,12 @@ base::Status check_output_dtype(const Site& site, const Named& t, const Named& l
 /// (rows, cols), columns contiguous, rows apart from each other, memory there and aligned. `why`: where the wanted
 /// extents come from.
 base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why);
-/// b (k, n) of dtype `like`, K or N contiguous.
-base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like);
+/// b (k, n) of dtype `like`, its first dimension, called `depth`, or N contiguous.
+base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth = "K");
 /// (n) of the dtype of one of two others; undefined passes.
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in);
+/// a (m, K) of the dtype of the shard (rows, K), apart from it and from `others`.
+base::Status check_gathered(const Site& site, const Named& a, int64_t m, const Named& shard, std::vector<Named> others);
 /// `out` shares no element with any of `others`; undefined ones pass.
 base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others);
 /// G + 1 ascending entries from 0 to m, or empty.

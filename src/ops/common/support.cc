@@ -1,6 +1,7 @@
 #include "overlace/ops/common.h"
 #include "src/exec/run.h"
 #include "src/ops/common/check.h"
+#include "src/spec/operators.h"
 
 namespace overlace::ops {
 namespace {
@@ -10,7 +11,7 @@ base::Status check_support(const Channel& channel, const spec::OpSpec& op, const
   OVERLACE_TRY(check_made_for(site, op, schedule));
   TensorView operand;
   operand.dtype = op.dtype;
-  OVERLACE_TRY(check_input_dtype(site, {op.op == "ag_gemm" ? "a_shard" : "a", operand}));
+  OVERLACE_TRY(check_input_dtype(site, {spec::gathers(op.op) ? "a_shard" : "a", operand}));
   return check_supported(channel, schedule);
 }
 

@@ -5,6 +5,7 @@
 
 #include "src/spec/costs.h"
 #include "src/spec/names.h"
+#include "src/spec/operators.h"
 
 namespace overlace::sim {
 namespace {
@@ -25,13 +26,14 @@ std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const In
   struct Rows {
     int64_t begin, count;
   };
+  const bool sums_rows = spec::sums_rows(schedule.tasks[static_cast<size_t>(in.task)]);
   std::vector<Rows> rows;
   spec::GemmWork p;
   const std::vector<Box>&a = in.reads[0], &c = in.writes[0];
   for (size_t i = 0; i < a.size() && i < c.size(); ++i) {
     if (a[i].empty() || c[i].empty()) continue;
     p.n = c[i].count[c[i].ndim - 1];
-    p.k = a[i].count[a[i].ndim - 1];
+    p.k = a[i].count[a[i].ndim - (sums_rows ? 2 : 1)];
     p.in_bytes = element_bytes(schedule, a[i]);
     p.out_bytes = element_bytes(schedule, c[i]);
     const int row = c[i].ndim - 2;
@@ -59,12 +61,18 @@ std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const In
 
 Work gemm_work(const spec::Schedule& schedule, const Instance& in, const Machine& machine) {
   Work work;
+  const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
+  const bool adds_rows = spec::sums_rows(task) && task.combine == spec::Combine::add;
   double us = 0, bytes = 0;
   for (const spec::GemmWork& p : products_of(schedule, in)) {
     us += spec::gemm_cost(machine, p).us + (work.kernels > 0 ? machine.latency.launch_us.value : 0);
+    ++work.kernels;
     work.flops += p.flops();
     bytes += p.bytes();
-    ++work.kernels;
+    if (!adds_rows) continue;
+    const double sums = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.out_bytes);
+    us += spec::reduce_us(machine, 2 * sums);  // read and written beside the product's own traffic
+    bytes += sums;
   }
   work.amount = static_cast<uint64_t>(std::min(work.flops, 9e18));
   work.flow_us = us;

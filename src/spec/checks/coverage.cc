@@ -10,11 +10,12 @@
 #include "src/base/format.h"
 #include "src/spec/checks/graph.h"
 #include "src/spec/checks/task_form.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
 
-/// Products of rank `source` over K in [begin, end).
+/// Products of rank `source` over K (ag_wgrad: over M) in [begin, end).
 struct Term {
   int source;
   int64_t begin, end;
@@ -22,7 +23,7 @@ struct Term {
 };
 
 /// A rectangle of one matrix and what it holds. Its first element is (origin_row, origin_column) of the problem: of A
-/// (global row, k) where is_operand, else of the result (global row, n).
+/// (global row, k) where is_operand, else of the result (global row, n); of ag_wgrad (k, n).
 struct Piece {
   int64_t row = 0, rows = 0, column = 0, columns = 0;
   int64_t origin_row = 0, origin_column = 0;
@@ -43,6 +44,11 @@ struct Piece {
     return true;
   }
   int64_t area() const { return rows * columns; }
+  void transpose() {
+    std::swap(row, column);
+    std::swap(rows, columns);
+    std::swap(origin_row, origin_column);
+  }
 };
 using Pieces = std::vector<Piece>;
 
@@ -66,6 +72,9 @@ int64_t area_of(const Pieces& pieces) {
   return out;
 }
 
+/// The parameter that products are summed over.
+const char* depth_of(const Schedule& schedule) { return schedule.op == "ag_wgrad" ? "M" : "K"; }
+
 class Provenance {
  public:
   Provenance(const AllRanks& team, Findings* out) : team_(team), out_(out) {
@@ -84,7 +93,7 @@ class Provenance {
   }
 
   void check_outputs() {
-    const bool is_ag = team_.schedule->op == "ag_gemm";
+    const bool is_ag = gathers(team_.schedule->op);
     const int buffer = find(is_ag ? "C" : "Y");
     const auto& off = team_.schedule->tables.at("off");
     for (int rank = 0; rank < team_.size() && ok_; ++rank) {
@@ -120,7 +129,7 @@ class Provenance {
     const int a = find("A");
     if (a < 0) return;
     const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(a)];
-    const bool is_ag = team_.schedule->op == "ag_gemm";
+    const bool is_ag = gathers(team_.schedule->op);
     const int64_t origin = is_ag ? team_.schedule->tables.at("off")[static_cast<size_t>(rank)] : 0;
     if (shape[0] * shape[1] > 0) store_[{a, rank, 0}] = {{0, shape[0], 0, shape[1], origin, 0, true, 0, {}}};
   }
@@ -220,6 +229,14 @@ class Provenance {
     return out;
   }
 
+  /// The same with a transposed. Of no rows: zeros, of the rows that the columns of the box say.
+  Pieces product_of_rows(const Rect& a, int64_t k, int64_t n, int64_t columns) {
+    if (a.rows == 0) return {{0, a.columns, 0, columns, a.column, n, false, 0, {}}};
+    Pieces pieces = read(a);
+    for (Piece& piece : pieces) piece.transpose();
+    return product(pieces, a.columns, a.rows, k, n, columns, 0);
+  }
+
   /// Also `tiles`, which add sources to their product.
   void gemm(const Instance& in, const Task& task) {
     const Rect b = rect_of(in.reads[1][0]);
@@ -237,7 +254,8 @@ class Provenance {
         result = read(c);
         if (adds_bias) add_bias(&result, n);
       } else {
-        result = product(read(a), a.rows, a.columns, k, n, c.columns, adds_bias ? 1 : 0);
+        result = sums_rows(task) ? product_of_rows(a, k, n, c.columns)
+                                 : product(read(a), a.rows, a.columns, k, n, c.columns, adds_bias ? 1 : 0);
         if (is_add && ok_) result = sum(read(c), result);
       }
       for (size_t region = 2; region < end_of_sources; ++region) {
@@ -339,16 +357,17 @@ class Provenance {
                                piece.origin_column, first_row + piece.row, piece.column));
     }
     std::vector<Term> want;
-    if (param("K") > 0) {
+    const int64_t depth = param(depth_of(*team_.schedule));
+    if (depth > 0) {
       for (int source = is_ag ? rank : 0; source < (is_ag ? rank + 1 : team_.size()); ++source) {
-        want.push_back({source, 0, param("K")});
+        want.push_back({source, 0, depth});
       }
     }
     if (piece.terms != want) {
       std::string got;
       for (const Term& term : piece.terms) got += base::format(" rank {} k {}:{}", term.source, term.begin, term.end);
       return fail(base::format("{} are the sum of{}, wanted each of {} sources once over k 0:{}", where,
-                               got.empty() ? " nothing" : got, want.size(), param("K")));
+                               got.empty() ? " nothing" : got, want.size(), depth));
     }
     const int biases = find("bias") >= 0 ? 1 : 0;
     if (piece.num_biases != biases) {
@@ -368,18 +387,18 @@ class Provenance {
 
 void check_coverage(const AllRanks& team, const Graph& graph, Findings* out) {
   const Schedule& schedule = *team.schedule;
-  const bool is_known = schedule.op == "ag_gemm" || schedule.op == "gemm_rs" || schedule.op == "gemm_ar";
+  const bool is_known = is_operator(schedule.op);
   const auto off = schedule.tables.find("off");
   const bool has_names = std::any_of(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& b) {
-    return b.name == (schedule.op == "ag_gemm" ? "C" : "Y") && b.shape.size() == 2;
+    return b.name == (gathers(schedule.op) ? "C" : "Y") && b.shape.size() == 2;
   });
   if (!is_known || !has_names || off == schedule.tables.end() ||
       off->second.size() != static_cast<size_t>(team.size()) + 1) {
     return out->warn("S9", schedule.family, 0,
                      "needs an operator known here, its arguments A and C or Y, and the table off");
   }
-  const auto k = schedule.params.find("K");
-  if (k != schedule.params.end() && k->second == Param(int64_t{0})) return;  // nothing to contribute
+  const auto depth = schedule.params.find(depth_of(schedule));
+  if (depth != schedule.params.end() && depth->second == Param(int64_t{0})) return;  // nothing to contribute
   Provenance provenance(team, out);
   for (const Graph::Step& step : graph.steps()) {
     provenance.step(step);

@@ -1,11 +1,13 @@
 // S2 across regions: what a task reads fits what it writes.
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/base/format.h"
 #include "src/spec/checks/graph.h"
 #include "src/spec/checks/task_form.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -37,6 +39,7 @@ class ExtentCheck {
     if (in_.reads.size() < 2 || in_.reads.size() > 3 || in_.writes.size() != 1 || in_.reads[1].size() != 1) {
       return fail("a gemm reads a, one b and perhaps a bias, and writes c");
     }
+    if (sums_rows(task) && in_.reads[0].size() != 1) return fail("a gemm that sums rows of a reads one box of it");
     product(task, in_.reads.size() == 3 ? &in_.reads[2] : nullptr);
   }
   /// a b gives c, column by column with the bias.
@@ -47,7 +50,9 @@ class ExtentCheck {
     const bool is_nk = is_b_nk(task);
     const int64_t n = is_nk ? b.rows : b.columns, k = is_nk ? b.columns : b.rows;
     for (size_t i = 0; i < a.size(); ++i) {
-      const Rect x = rect_of(a[i]), y = rect_of(c[i]);
+      Rect x = rect_of(a[i]);
+      const Rect y = rect_of(c[i]);
+      if (sums_rows(task)) std::swap(x.rows, x.columns);
       if (x.rows != y.rows || x.columns != k || y.columns != n) {
         return fail(base::format("{} times {} does not give {}", text(a[i]), text(in_.reads[1][0]), text(c[i])));
       }

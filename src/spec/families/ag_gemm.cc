@@ -6,41 +6,6 @@
 namespace overlace::spec {
 namespace {
 
-/// X: the gathered rows at their place in the whole; `arrived[chunk]` of each sender; `credit` back to the senders.
-void add_inbox(Schedule* out, const OpSpec& op) {
-  out->buffers.push_back({"X", Space::symmetric, op.dtype, {"M", "K"}, 2});
-  out->signals = {{"arrived", "q"}, {"credit", 1}};
-  out->params["gathered"] = std::string("X");
-}
-
-/// My chunks to all peers, nearest user first: rank r-1 computes on my shard right after its own, r-2 one later.
-void add_push(Schedule* out, const FamilyOptions& options, bool is_slab = false) {
-  const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
-                                       : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
-  const Region to = box_at(
-      "X", "(r-p)%G",
-      is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()} : std::vector<Range>{chunk_rows("r"), all("K")});
-  Task push = copy("push", lane_of_peer(options), "s*G+p", {chunks(), peers()}, from, to);
-  push.waits = {credit_from("credit", "(r-p)%G")};
-  push.sets = {set_at("arrived", "s", "(r-p)%G")};
-  out->tasks.push_back(std::move(push));
-}
-
-/// My own chunks into X, on a copy lane of their own, so that one GEMM sees evenly spaced rows.
-void add_copy_own(Schedule* out, bool is_slab = false) {
-  const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
-                                       : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
-  const Region to = box("X", is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()}
-                                     : std::vector<Range>{chunk_rows("r"), all("K")});
-  out->tasks.push_back(copy("copy_own", "ce_queues", "s", {chunks()}, from, to));
-}
-
-Set credit_at_last() {
-  Set out = set_at("credit", 0, "(r+p)%G");
-  out.each = peers_at_last("s");
-  return out;
-}
-
 void add_gemm_own(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(gemm(op, "gemm_own", 0, box("A", {all("off[r+1]-off[r]"), all("K")}), b_operand(op),
                             box("C", {shard_rows("r"), all("N")}), true));
@@ -74,7 +39,7 @@ void add_hetero_unfused(Schedule* out, const OpSpec& op) {
 
 /// Step s takes chunk s of every shard, the own one among them, in one GEMM.
 void add_uniform_1d(Schedule* out, const OpSpec& op) {
-  add_copy_own(out);
+  add_copy_own(out, /*is_slab=*/false);
   const Loop sources = {"p", 0, "G"};
   Task step = gemm(op, "gemm", "s", boxes("X", {chunk_rows("p"), all("K")}, sources), b_operand(op),
                    boxes("C", {chunk_rows("p"), all("N")}, sources), true);
@@ -113,16 +78,6 @@ void add_uniform_2d(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(std::move(convert));
 }
 
-/// Whole gather, then the whole GEMM.
-void add_serial(Schedule* out, const OpSpec& op) {
-  add_copy_own(out);
-  add_plain_gemm(out, op, "X", "C");
-  Task& whole = out->tasks.back();
-  whole.deps = {"copy_own"};
-  whole.waits = {wait_each("arrived", 0, "(r+p)%G", peers())};
-  whole.sets = {{.signal = "credit", .slot = 0, .at = "(r+p)%G", .each = peers()}};
-}
-
 /// One kernel: warps that have nothing else to do push my rows, slab by slab of K, while tiles of my rows are computed;
 /// then tiles of the others', slab by slab. Sums stay where they are until the last slab.
 void add_k_slab(Schedule* out, const OpSpec& op) {
@@ -159,52 +114,17 @@ void add_k_slab(Schedule* out, const OpSpec& op) {
   out->params.erase("gathered");  // the kernel's count of calls, not the host's, says which inbox has the rows
 }
 
-void add_library(Schedule* out, const OpSpec& op) {
-  out->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
-  out->params["gathered"] = std::string("X");
-  Task gather;
-  gather.id = "all_gather";
-  gather.kind = Kind::collective;
-  gather.params = {{"collective", std::string("all_gather")}};
-  gather.reads = {box("A", {all("off[r+1]-off[r]"), all("K")})};
-  gather.writes = {box("X", {all("M"), all("K")})};
-  out->tasks.push_back(std::move(gather));
-  add_plain_gemm(out, op, "X", "C");
-  out->tasks.back().order = 1;
-}
-
 }  // namespace
 
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
   const bool is_slab = family == "uniform_fused_2d" || family == "k_slab";
-  Schedule out = frame(op, family, options, is_slab ? op.k : 0);
-  if (family == "library") return add_library(&out, op), out;
-  if (family == "compute") {
-    out.buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
-    return add_plain_gemm(&out, op, "X", "C"), out;
-  }
-  add_inbox(&out, op);
-  add_push(&out, options, is_slab);
-  if (family == "k_slab") {
-    add_k_slab(&out, op);
-  } else if (family == "serial") {
-    add_serial(&out, op);
-  } else if (family == "shard_p2p" || family == "hetero_unfused_1d") {
-    add_hetero_unfused(&out, op);
-  } else if (family == "hetero_fused_1d") {
-    add_hetero_fused(&out, op);
-  } else if (family == "uniform_fused_1d") {
-    add_uniform_1d(&out, op);
-  } else if (family == "uniform_fused_2d") {
-    add_uniform_2d(&out, op);
-  } else if (family == "comm" || family == "limit") {
-    if (family == "limit") {
-      out.buffers.push_back({"X0", Space::local, op.dtype, {"M", "K"}});
-      add_plain_gemm(&out, op, "X0", "C");
-    }
-    out.tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
-  }
-  return out;
+  return make_gather(op, family, options, is_slab, [&](Schedule* out) {
+    if (family == "k_slab") return add_k_slab(out, op);
+    if (family == "hetero_fused_1d") return add_hetero_fused(out, op);
+    if (family == "uniform_fused_1d") return add_uniform_1d(out, op);
+    if (family == "uniform_fused_2d") return add_uniform_2d(out, op);
+    add_hetero_unfused(out, op);  // shard_p2p too
+  });
 }
 
 }  // namespace overlace::spec

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "src/spec/families/families.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
@@ -36,14 +37,15 @@ Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& o
   out.tables = {{"cut", std::move(cut)}, {"off", off}};
   if (columns > 0) out.tables["slab"] = cut_evenly(columns, options.degree, options.align_columns);
 
-  const bool is_ag = op.op == "ag_gemm", is_rs = op.op == "gemm_rs";
+  const bool is_ag = gathers(op.op), is_rs = op.op == "gemm_rs";
   const Expr own_rows = "off[r+1]-off[r]";
   using Shape = std::vector<Expr>;
   out.buffers.push_back({"A", Space::argument, op.dtype, is_ag ? Shape{own_rows, "K"} : Shape{"M", "K"}});
+  const Expr depth = op.op == "ag_wgrad" ? "M" : "K";  // of the sum
   out.buffers.push_back(
-      {"B", Space::argument, op.dtype, op.b_layout == BLayout::nk ? Shape{"N", "K"} : Shape{"K", "N"}});
+      {"B", Space::argument, op.dtype, op.b_layout == BLayout::nk ? Shape{"N", depth} : Shape{depth, "N"}});
   if (is_ag) {
-    out.buffers.push_back({"C", Space::argument, op.out_dtype, {"M", "N"}});
+    out.buffers.push_back({"C", Space::argument, op.out_dtype, {op.op == "ag_wgrad" ? "K" : "M", "N"}});
   } else {
     out.buffers.push_back({"Y", Space::argument, op.out_dtype, is_rs ? Shape{own_rows, "N"} : Shape{"M", "N"}});
   }
@@ -52,6 +54,11 @@ Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& o
 }
 
 void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c) {
+  if (op.op == "ag_wgrad") {
+    schedule->tasks.push_back(gemm_of_rows(op, "gemm", 0, box(a, {all("M"), all("K")}), b_rows(op, all("M")),
+                                           box(c, {all("K"), all("N")}), /*adds=*/false));
+    return;
+  }
   schedule->tasks.push_back(
       gemm(op, "gemm", 0, box(a, {all("M"), all("K")}), b_operand(op), box(c, {all("M"), all("N")}), true));
 }
@@ -102,6 +109,10 @@ Region b_depth(const OpSpec& op, const Range& k) {
   return op.b_layout == BLayout::nk ? box("B", {all("N"), k}) : box("B", {k, all("N")});
 }
 
+Region b_rows(const OpSpec& op, const Range& m) {
+  return op.b_layout == BLayout::nk ? box("B", {all("N"), m}) : box("B", {m, all("N")});
+}
+
 Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias) {
   Task out;
   out.id = std::move(id);
@@ -111,6 +122,15 @@ Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Regi
   out.reads = {std::move(a), std::move(b)};
   if (with_bias && op.bias) out.reads.push_back(box("bias", {all("N")}));
   out.writes = {std::move(c)};
+  return out;
+}
+
+Task gemm_of_rows(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool adds) {
+  Task out = gemm(op, std::move(id), std::move(order), std::move(a), std::move(b), std::move(c), false);
+  out.params["a_layout"] = std::string("km");
+  if (!adds) return out;
+  out.params["accumulate"] = true;
+  out.combine = Combine::add;
   return out;
 }
 
@@ -142,7 +162,7 @@ Task copy(std::string id, Expr queue, Expr order, std::vector<Loop> loops, Regio
 
 Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buffer, const std::string& arrived,
             const std::string& credit) {
-  std::vector<Range> nothing = {{0, 0}, all(op.op == "ag_gemm" ? "K" : "N")};
+  std::vector<Range> nothing = {{0, 0}, all(gathers(op.op) ? "K" : "N")};
   if (buffer == "S") nothing.insert(nothing.begin(), Range{"r", 1});
   Task out = copy(std::move(id), 0, std::move(order), {chunks()}, box(buffer, nothing), box(buffer, nothing));
   out.engine = Engine::sm;

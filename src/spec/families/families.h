@@ -1,6 +1,7 @@
 // What the family builders share: the frame of a schedule, its regions, and the tasks that recur.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,7 @@ std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
 
 /// One builder per operator, for two ranks or more.
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options);
+Schedule make_ag_wgrad(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options);
 /// Any operator, over `options.hosts` hosts: "hierarchical", and what it is measured against: "serial", "comm",
@@ -56,6 +58,15 @@ void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const 
 /// My slots of my rows, in rank order with my own partial in its place, then the bias; one rounding, into "Y".
 Task sum_of_sources(const OpSpec& op, const Piece& piece, const std::vector<Loop>& loops, const std::string& s);
 
+/// ag_gemm and ag_wgrad: frame, transfers into X, signals `arrived[chunk]` and `credit`; then what `add_products` adds,
+/// but for the families that are alike: library, serial, compute, comm, limit. `is_slab`: rows travel in slabs of K.
+Schedule make_gather(const OpSpec& op, std::string_view family, const FamilyOptions& options, bool is_slab,
+                     const std::function<void(Schedule*)>& add_products);
+/// My own into X, on a copy lane of their own, so that one GEMM sees evenly spaced rows.
+void add_copy_own(Schedule* schedule, bool is_slab);
+/// All peers, once the last chunk has been read.
+Set credit_at_last();
+
 /// The plain GEMM: what every family is on one rank, and `compute` on several.
 void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c);
 
@@ -88,9 +99,13 @@ Region boxes(std::string buffer, std::vector<Range> dims, Loop each);
 Region b_operand(const OpSpec& op);
 Region b_columns(const OpSpec& op, const Range& n);
 Region b_depth(const OpSpec& op, const Range& k);
+/// Rows of B of ag_wgrad.
+Region b_rows(const OpSpec& op, const Range& m);
 
 /// A gemm task on sm queue 0; adds the bias region when `with_bias` and the operator has one.
 Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias);
+/// c = a^T b, summed over rows of a. With `adds`: c += a^T b.
+Task gemm_of_rows(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool adds);
 /// A part of the fused kernel, whose tasks all have `wait_by: kernel`: c = a b, plus the sources that are appended to
 /// `reads`, plus the bias behind them. Waits are made inside, before what they cover is read.
 Task tiles(const OpSpec& op, std::string id, Expr queue, Expr order, Region a, Region b, Region c);

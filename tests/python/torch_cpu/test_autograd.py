@@ -69,6 +69,24 @@ def test_gradcheck_of_ag_gemm(size):
     run_ranks(size, check_ag_gemm)
 
 
+def check_gathered_again(group):
+    """With nothing kept for the weights, their gradients are those of ag_wgrad."""
+    torch.manual_seed(7)
+    size = group.size()
+
+    def layer(x, w1, w2):
+        mine, ws = Split.apply(x, group, 0), [Split.apply(w, group, 1) for w in (w1, w2)]
+        y1, y2 = overlace.ops.ag_gemm(mine, ws, group=group, keep_gathered=False)
+        return Join.apply(y1, group, 1), Join.apply(y2, group, 1)
+
+    assert torch.autograd.gradcheck(layer, (random(2 * size, 3), random(3, 2 * size), random(3, size)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradcheck_of_ag_gemm_that_gathers_again(size):
+    run_ranks(size, check_gathered_again)
+
+
 def grad_through_gathered(group):
     x = torch.arange(6, dtype=torch.float64).reshape(2, 3).requires_grad_()
     a, _ = overlace.ops.ag_gemm(x, torch.ones(3, 1, dtype=torch.float64), group=group, return_a=True)
@@ -168,6 +186,24 @@ def test_gradients_of_bf16_are_as_good_as_the_unfused_ones():
     run_ranks(2, error_of_bf16)
 
 
+def error_of_ag_wgrad(group):
+    """Of each schedule, in bf16: sums grow in fp32 and are rounded once, as those of one product are."""
+    torch.manual_seed(8)
+    size = group.size()
+    x, dy = torch.randn(64 * size, 32).bfloat16(), torch.randn(64 * size, 24).bfloat16()
+    true, unfused = x.double().t() @ dy.double(), x.t() @ dy
+    bar = (unfused.double() - true).abs().max()
+    for plan in ("library", "shard_p2p", "hetero_unfused_1d,degree=4", "uniform_fused_2d,degree=2"):
+        shard = x.chunk(size)[group.rank()]
+        again = [overlace.ops.ag_wgrad(shard, dy, group=group, plan=f"family={plan}") for _ in range(2)]
+        assert torch.equal(*again), plan
+        assert (again[0].double() - true).abs().max() <= 2 * bar, plan
+
+
+def test_ag_wgrad_in_bf16_is_as_good_as_the_unfused_product():
+    run_ranks(3, error_of_ag_wgrad)
+
+
 def opcheck(group):
     name, size = group.group_name, group.size()
     torch.manual_seed(6)
@@ -181,6 +217,7 @@ def opcheck(group):
         (ops.ag_gemm.default, (t(2, 4), [b, t(4, 2)], [], 0, name), {"return_a": True}),
         (ops.ag_gemm.default, (t(2, 4), [b], [t(3)], 0, name), {"plan": "family=library"}),
         (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach(), t(2 * size, 3).detach()], 0, name), {}),
+        (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach()], 0, name), {"plan": "family=shard_p2p"}),
         (ops.gemm_rs.default, (a, b, None, "sum", 0, name), {}),
         (ops.gemm_rs.default, (a, b, t(3), "avg", 0, name), {}),
         (ops.gemm_ar.default, (a, b, None, "sum", name), {}),

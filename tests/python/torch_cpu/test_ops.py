@@ -213,11 +213,18 @@ def test_gemm_ar_gives_the_same_bits_on_all_ranks():
     assert all(other == first for other in others)
 
 
+GRADIENT_PLANS = ("", *(f"family={f}" for f in ("library", "serial", "shard_p2p", "hetero_unfused_1d,degree=2")))
+
+
 def gradients_of_weights(group):
     size = group.size()
-    x, dys = whole(6 * size, 8, 1), [whole(6 * size, n, n) for n in (3, 5)]
-    for got, dy in zip(overlace.ops.ag_wgrad(shard(x, group), dys, group=group), dys, strict=True):
-        assert_same(got, x.t() @ dy)
+    x, dys = whole(6 * size, 8, 1), [whole(6 * size, n, n) for n in (3, 5, 1)]
+    dys += [whole(9, 6 * size, 4).t(), whole(1, 9, 5).expand(6 * size, 9), whole(6 * size, 0, 6)]
+    for plan in (*GRADIENT_PLANS, "family=uniform_fused_2d,degree=2"):
+        for got, dy in zip(overlace.ops.ag_wgrad(shard(x, group), dys, group=group, plan=plan), dys, strict=True):
+            assert_same(got, x.t() @ dy)
+        for dy in dys:
+            assert_same(overlace.ops.ag_wgrad(shard(x, group), dy, group=group, plan=plan), x.t() @ dy)
     cube, dy = whole(6 * size, 8, 2).reshape(3, 2 * size, 8), whole(6 * size, 4, 3).reshape(3, 2 * size, 4)
     want = cube.flatten(0, 1).t() @ dy.flatten(0, 1)
     assert_same(overlace.ops.ag_wgrad(shard(cube, group, 1), dy, group=group, gather_dim=1), want)

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "src/base/half.h"
@@ -51,15 +52,16 @@ struct Problem {
   int64_t m, n, k, gap;
   DType in, out;
   bool nk, bias;
+  bool km = false;  // a is stored (k, m)
 };
 
 void check_integers(const Problem& p) {
-  Matrix a(p.m, p.k, p.in, p.gap), c(p.m, p.n, p.out, p.gap), bias(1, p.n, p.out);
+  Matrix a(p.km ? p.k : p.m, p.km ? p.m : p.k, p.in, p.gap), c(p.m, p.n, p.out, p.gap), bias(1, p.n, p.out);
   Matrix b(p.nk ? p.n : p.k, p.nk ? p.k : p.n, p.in, p.gap);
   a.fill([](int64_t i, int64_t j) { return static_cast<double>(hashed(i, j, 1)); });
   b.fill([](int64_t i, int64_t j) { return static_cast<double>(hashed(i, j, 2)); });
   bias.fill([](int64_t, int64_t j) { return static_cast<double>(hashed(0, j, 3)); });
-  GemmArgs args{.a = a.view, .b = p.nk ? b.view.transposed() : b.view, .c = c.view};
+  GemmArgs args{.a = p.km ? a.view.transposed() : a.view, .b = p.nk ? b.view.transposed() : b.view, .c = c.view};
   if (p.bias) args.bias = TensorView::contiguous(bias.bytes.data(), p.out, {p.n});
   const base::Status status = cpu_gemm(args);
   ASSERT_TRUE(status.ok()) << status.message();
@@ -67,7 +69,7 @@ void check_integers(const Problem& p) {
   for (int64_t i = 0; i < p.m; ++i) {
     for (int64_t j = 0; j < p.n; ++j) {
       double want = p.bias ? bias.get(0, j) : 0;
-      for (int64_t k = 0; k < p.k; ++k) want += a.get(i, k) * (p.nk ? b.get(j, k) : b.get(k, j));
+      for (int64_t k = 0; k < p.k; ++k) want += (p.km ? a.get(k, i) : a.get(i, k)) * (p.nk ? b.get(j, k) : b.get(k, j));
       base::store_element(rounded.data(), p.out, 0, want);
       ASSERT_EQ(c.get(i, j), base::load_element(rounded.data(), p.out, 0))
           << i << " " << j << " of m " << p.m << " n " << p.n << " k " << p.k;
@@ -87,6 +89,8 @@ TEST_P(CpuGemm, IsExactOnIntegersForEveryDtypeLayoutAndBias) {
           check_integers({1, 1, 1, gap, in, out, nk, bias});
           check_integers({7, 33, 5, gap, in, out, nk, bias});
           check_integers({13, 40, 300, gap, in, out, nk, bias});
+          for (const auto& [m, n, k] : {std::tuple(1, 1, 1), {7, 33, 5}, {13, 40, 300}, {200, 65, 17}})
+            check_integers({m, n, k, gap, in, out, nk, bias, /*km=*/true});
         }
         check_integers({200, 65, 17, 1, in, out, nk, bias});
       }
@@ -117,6 +121,23 @@ TEST_P(CpuGemm, AccumulatesSlabsOfK) {
     slab_b.data = b.bytes.data() + k0 * 2;
     slab_a.sizes[1] = slab_b.sizes[0] = 16;
     ASSERT_TRUE(cpu_gemm({.a = slab_a, .b = slab_b, .c = sum.view, .accumulate = k0 > 0}).ok());
+  }
+  EXPECT_EQ(whole.bytes, sum.bytes);
+}
+
+/// The blocks of a sum over rows of a: what ag_wgrad adds shard by shard.
+TEST_P(CpuGemm, AccumulatesBlocksOfRowsOfATransposedA) {
+  const int64_t m = 11, n = 21, k = 64;
+  Matrix a(k, m, DType::bf16), b(k, n, DType::bf16), whole(m, n, DType::fp32), sum(m, n, DType::fp32);
+  a.fill([](int64_t i, int64_t j) { return static_cast<double>(hashed(i, j, 4)); });
+  b.fill([](int64_t i, int64_t j) { return static_cast<double>(hashed(i, j, 5)); });
+  ASSERT_TRUE(cpu_gemm({.a = a.view.transposed(), .b = b.view, .c = whole.view}).ok());
+  for (const auto& [first, rows] : {std::pair(0, 1), {1, 0}, {1, 40}, {41, 23}}) {
+    const base::Status done = cpu_gemm({.a = a.view.rows(first, rows).transposed(),
+                                        .b = b.view.rows(first, rows),
+                                        .c = sum.view,
+                                        .accumulate = first > 0});
+    ASSERT_TRUE(done.ok()) << done.message();
   }
   EXPECT_EQ(whole.bytes, sum.bytes);
 }
@@ -225,8 +246,9 @@ TEST_P(CpuGemm, RefusesWhatItCannotDo) {
   Matrix bf_b(4, 4, DType::bf16);
   EXPECT_NE(message({.a = bf.view, .b = bf_b.view, .c = bf.view, .accumulate = true}).find("fp32 or fp64, got bf16"),
             std::string::npos);
-  EXPECT_NE(message({.a = b.view.transposed().rows(0, 2), .b = b.view, .c = c.view}).find("contiguous in K"),
-            std::string::npos);
+  TensorView apart = a.view;  // neither dimension is contiguous
+  apart.strides = {2, 5};
+  EXPECT_NE(message({.a = apart, .b = b.view, .c = c.view}).find("contiguous in K or M"), std::string::npos);
   EXPECT_NE(message({.a = a.view, .b = b.view, .c = c.view, .bias = a.view}).find("bias must be (4)"),
             std::string::npos);
 }

@@ -5,6 +5,7 @@
 
 #include "src/base/half.h"
 #include "src/ops/ag_gemm/impl.h"
+#include "src/ops/ag_wgrad/impl.h"
 #include "src/ops/gemm_rs/impl.h"
 
 namespace overlace::ops {
@@ -39,6 +40,13 @@ TEST(Reference, GathersShardsOfDifferentHeight) {
   EXPECT_EQ(ag_gemm_reference(shards, kn, vector(bias, 3)),
             (std::vector<double>{5.5, 49, 504, 11.5, 109, 1104, 17.5, 169, 1704}));
   EXPECT_EQ(ag_gemm_reference(shards, kn, {}), (std::vector<double>{5, 50, 500, 11, 110, 1100, 17, 170, 1700}));
+}
+
+TEST(Reference, SumsRowsOfAllShards) {
+  float first[] = {1, 2}, second[] = {3, 4, 5, 6};  // 1 x 2 and 2 x 2
+  float b[] = {1, 10, 2, 20, 3, 30};                // (3, 2) by rows
+  const std::vector<TensorView> shards = {matrix(first, 1, 2, 2, 1), matrix(second, 2, 2, 2, 1)};
+  EXPECT_EQ(ag_wgrad_reference(shards, matrix(b, 3, 2, 2, 1)), (std::vector<double>{22, 220, 28, 280}));
 }
 
 TEST(Reference, TakesAnyStrides) {

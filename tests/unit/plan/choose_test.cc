@@ -82,6 +82,22 @@ TEST(Choose, GpusOnSeveralHostsCrossOnceOrTakeTheLibrary) {
   }
 }
 
+/// A gather that takes as long as its product hides behind it; where it is nothing beside it, the library does.
+TEST(Choose, GradientsOfWeightsHideTheirGatherWhereItIsLong) {
+  const Hardware cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
+  spec::OpSpec op = op_of("ag_wgrad", 1024, 512, 256);
+  op.dtype = op.out_dtype = DType::fp32;
+  const Choice hidden = choose(op, cpu);
+  EXPECT_FALSE(hidden.schedule.family.starts_with("library")) << hidden.reason;
+  EXPECT_TRUE(spec::check(hidden.schedule, {}).ok());
+  const Hardware fast = {.is_gpu = false, .link_bytes_per_s = 200e9, .flops_per_s = 4e10};
+  EXPECT_EQ(choose(op, fast).schedule.family, "library") << choose(op, fast).reason;
+  const Hardware gpu = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+  const Choice on_gpu = choose(op_of("ag_wgrad", 8192, 2560, 8192), gpu);
+  EXPECT_TRUE(spec::check(on_gpu.schedule, {}).ok()) << on_gpu.reason;
+  for (const spec::Task& task : on_gpu.schedule.tasks) EXPECT_NE(task.wait_by, spec::WaitBy::kernel);
+}
+
 TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
   struct Row {
     const char* op;

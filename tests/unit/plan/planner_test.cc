@@ -31,7 +31,7 @@ bool has(const Plan& plan, const std::string& family) {
 
 TEST(Planner, AlwaysConsidersLibraryAndSerialAndGivesValidSchedules) {
   Planner planner(h200());
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
     for (const int64_t m : {1, 64, 1000, 2048, 8192}) {
       const OpSpec op = op_of(name, m, 2560, 8192);
       const auto plan = planner.plan(op);
@@ -193,7 +193,7 @@ TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
 }
 
 TEST(Planner, CandidatesFitTheShape) {
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
     for (const int64_t m : {1, 7, 300, 8192}) {
       const OpSpec op = op_of(name, m, 2560, 8192);
       for (const Candidate& candidate : candidates(op, h200())) {

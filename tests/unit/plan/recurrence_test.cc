@@ -69,8 +69,27 @@ TEST(Recurrence, ScatterFollowsTheClosedForms) {
   EXPECT_LT(us(ar, machine, "grouped_unfused_1d", 5), us(ar, machine, "hetero_unfused_1d", 1));
 }
 
+/// The sum is over the rows that travel: part by part it grows in fp32, slab by slab of C it does not.
+TEST(Recurrence, GradientsOfWeightsFollowTheClosedForms) {
+  Machine machine = plain();
+  const OpSpec op = op_of("ag_wgrad", 1000, 500, 1000, 4);  // GEMM and shards as those of ag_gemm above
+  EXPECT_DOUBLE_EQ(us(op, machine, "library", 1), 1005);
+  EXPECT_DOUBLE_EQ(us(op, machine, "serial", 1), 2500);
+  EXPECT_NEAR(us(op, machine, "hetero_unfused_1d", 1), 1750, 0.1);
+  EXPECT_DOUBLE_EQ(us(op, machine, "uniform_fused_2d", 5), 1700);
+  EXPECT_FALSE(Recurrence(op, machine).us({"hetero_fused_1d", 1}).has_value());
+  // Adding to 1000 x 500 fp32 at 1 GB/s: 4000 us for each of three parts, and 3000 to make bf16 of them.
+  machine.memory.reduce_GBps = {1};
+  machine.copy.all_GBps = {1e6};
+  EXPECT_NEAR(us(op, machine, "hetero_unfused_1d", 1), 1000 + 3 * 4000 + 3000, 0.1);
+  EXPECT_NEAR(us(op, machine, "uniform_fused_2d", 5), 1000, 0.1);
+  OpSpec wide = op;
+  wide.out_dtype = DType::fp32;
+  EXPECT_NEAR(us(wide, machine, "hetero_unfused_1d", 1), 1000 + 3 * 4000, 0.1);
+}
+
 TEST(Recurrence, LossesSlowItDownAndAddUp) {
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
     const OpSpec op = op_of(name, 1024, 512, 1024, 4);
     const Machine machine = plain();
     Machine lossy = machine;

@@ -2,17 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
 
+#include "overlace/error.h"
 #include "overlace/schedule.h"
 
 namespace overlace::spec {
 namespace {
 
-const char* const kOps[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
+const char* const kOps[] = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"};
+const char* const kOpsOfHosts[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
 
 OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = true) {
   OpSpec op;
@@ -21,7 +24,7 @@ OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = true) {
   op.n = 24;
   op.k = 40;
   op.ranks = ranks;
-  op.bias = bias;
+  op.bias = bias && name != "ag_wgrad";
   return op;
 }
 
@@ -66,7 +69,7 @@ TEST(Check, AllFamiliesPassWithRaggedAndEmptyShards) {
 }
 
 TEST(Check, WhatHierarchicalIsMeasuredAgainstPasses) {
-  for (const char* name : kOps) {
+  for (const char* name : kOpsOfHosts) {
     for (const char* family : {"serial", "comm", "limit"}) {
       for (const int64_t hosts : {2, 3, 6}) {
         expect_ok(op_of(name, 45, 6), family, 2, {{"hosts", hosts}});
@@ -78,7 +81,7 @@ TEST(Check, WhatHierarchicalIsMeasuredAgainstPasses) {
 
 TEST(Check, HierarchicalPassesForHostsOfEqualSize) {
   const std::pair<int, int64_t> teams[] = {{2, 2}, {3, 3}, {4, 2}, {4, 4}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
-  for (const char* name : kOps) {
+  for (const char* name : kOpsOfHosts) {
     for (const auto& [ranks, hosts] : teams) {
       for (const int degree : {1, 2, 3}) {
         expect_ok(op_of(name, 64, ranks), "hierarchical", degree, {{"hosts", hosts}});
@@ -92,6 +95,41 @@ TEST(Check, HierarchicalPassesForHostsOfEqualSize) {
     expect_ok(op, "hierarchical", 2, {{"hosts", int64_t{2}}});
     expect_ok(op_of(name, 0, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
   }
+}
+
+/// The sum is over the rows that travel: each of them must be in it once.
+TEST(Check, GradientsOfWeightsMustSumAllRows) {
+  const OpSpec op = op_of("ag_wgrad", 64, 4);
+  const auto codes = [](const Schedule& schedule) {
+    std::set<std::string> out;
+    for (const Finding& finding : check(schedule, Machine{}).findings)
+      if (finding.is_error) out.insert(finding.code);
+    return out;
+  };
+  const auto spoilt = [&](const char* family, const char* id, const std::function<void(Task&)>& spoil) {
+    Schedule schedule = make_schedule(op, family, 2, {{"credits", false}});  // which a product less would not give
+    for (Task& task : schedule.tasks)
+      if (task.id == id) spoil(task);
+    return codes(schedule);
+  };
+  using Codes = std::set<std::string>;
+  EXPECT_EQ(spoilt("hetero_unfused_1d", "gemm_own", [](Task&) {}), Codes());
+  // Rows of A by other rows of B; the last chunk is left out; a product that replaces what was there.
+  EXPECT_EQ(spoilt("hetero_unfused_1d", "gemm_own", [](Task& t) { t.reads[1].dims[1].begin = "off[(r+1)%G]"; }),
+            Codes{"S9"});
+  EXPECT_EQ(spoilt("hetero_unfused_1d", "gemm_remote", [](Task& t) { t.loops[0].end = "q-1"; }), Codes{"S9"});
+  EXPECT_EQ(spoilt("hetero_unfused_1d", "gemm_remote", [](Task& t) { t.combine = Combine::none; }), Codes{"S9"});
+  // Slabs of C at the wrong place, and a product of shapes that do not fit.
+  EXPECT_EQ(spoilt("uniform_fused_2d", "gemm", [](Task& t) { t.writes[0].dims[0].begin = 0; }), Codes{"S9"});
+  EXPECT_EQ(spoilt("serial", "gemm", [](Task& t) { t.params.erase("a_layout"); }), Codes{"S2"});
+}
+
+TEST(Check, GradientsOfWeightsHaveNoBiasAndNoHosts) {
+  OpSpec op = op_of("ag_wgrad", 64, 4);
+  EXPECT_THROW((void)make_schedule(op, "serial", 1, {{"hosts", int64_t{2}}}), ScheduleError);
+  EXPECT_THROW((void)make_schedule(op, "hetero_fused_1d"), ScheduleError);
+  op.bias = true;
+  EXPECT_THROW((void)make_schedule(op, "serial"), ScheduleError);
 }
 
 // ---- one mutant per check: exactly its code ----

@@ -75,10 +75,10 @@ TEST_P(Folding, GivesTheTimesOfAllRanks) {
   EXPECT_GT(not_folded, 100);
 }
 
-INSTANTIATE_TEST_SUITE_P(Operators, Folding, testing::Values("ag_gemm", "gemm_rs", "gemm_ar"));
+INSTANTIATE_TEST_SUITE_P(Operators, Folding, testing::Values("ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"));
 
 TEST(Fold, EveryFamilyOfEqualShardsButProductsOfSeveralShards) {
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
     for (const std::string& family : spec::families(name)) {
       if (family == "hierarchical") continue;
       const Schedule schedule = build(op_of(name, 4, 8192), family, 4);

@@ -25,7 +25,7 @@ const Machine& h200() {
 /// Every operator, family, team and degree.
 template <class Visit>
 void for_all(const Machine& machine, Visit visit) {
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
     for (const std::string& family : spec::families(name)) {
       for (const int ranks : {1, 2, 3, 4}) {
         for (const int degree : {1, 4}) {

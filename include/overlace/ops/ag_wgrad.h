@@ -1,0 +1,32 @@
+// The gradient of a weight behind an AllGather: c = (concat over ranks of a_shard)^T times b.
+#pragma once
+
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/ops/common.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+
+namespace overlace::ops {
+
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
+/// Team of G ranks, rank r. The backward pass of ag_gemm where the gathered activation was not kept: b is the gradient
+/// of its result, c that of its weight (arXiv 2406.06858, section 2). The sum is over the M rows that travel.
+struct AgWgradArgs {
+  TensorView a_shard{};                // (rows of r, K)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
+  TensorView b{};                      // (M, N)           dtype of a_shard; N or M contiguous; N may differ by rank
+  TensorView c{};                      // (K, N)           dtype of a_shard | fp32; N contiguous
+  TensorView a{};                      // (M, K) or undefined: the gathered activation, copied out
+  std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
+};
+
+/// As run(AgGemmArgs). Sums are fp32 (fp64 of fp64) and rounded once; families add row blocks in an order of their own,
+/// so that their bits differ, but not from run to run.
+void run(Channel& channel, const AgWgradArgs& args, const spec::Schedule& schedule);
+spec::OpSpec op_spec(const Channel& channel, const AgWgradArgs& args);
+
+#pragma GCC visibility pop
+
+}  // namespace overlace::ops

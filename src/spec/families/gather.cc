@@ -1,0 +1,95 @@
+// What ag_gemm and ag_wgrad share: how the rows come together, and the families in which no product begins before.
+#include <utility>
+
+#include "src/spec/families/families.h"
+
+namespace overlace::spec {
+namespace {
+
+/// X: the gathered rows at their place in the whole; `arrived[chunk]` of each sender; `credit` back to the senders.
+void add_gather_inbox(Schedule* schedule, const OpSpec& op) {
+  schedule->buffers.push_back({"X", Space::symmetric, op.dtype, {"M", "K"}, 2});
+  schedule->signals = {{"arrived", "q"}, {"credit", 1}};
+  schedule->params["gathered"] = std::string("X");
+}
+
+/// My chunks (`is_slab`: slabs of columns of my rows) to all peers, nearest user first: rank r-1 computes on my shard
+/// right after its own, r-2 one later.
+void add_push(Schedule* schedule, const FamilyOptions& options, bool is_slab) {
+  const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
+                                       : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
+  const Region to = box_at(
+      "X", "(r-p)%G",
+      is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()} : std::vector<Range>{chunk_rows("r"), all("K")});
+  Task push = copy("push", lane_of_peer(options), "s*G+p", {chunks(), peers()}, from, to);
+  push.waits = {credit_from("credit", "(r-p)%G")};
+  push.sets = {set_at("arrived", "s", "(r-p)%G")};
+  schedule->tasks.push_back(std::move(push));
+}
+
+/// Whole gather by the team's engine, then the whole product.
+void add_library(Schedule* schedule, const OpSpec& op) {
+  schedule->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
+  schedule->params["gathered"] = std::string("X");
+  Task gather;
+  gather.id = "all_gather";
+  gather.kind = Kind::collective;
+  gather.params = {{"collective", std::string("all_gather")}};
+  gather.reads = {box("A", {all("off[r+1]-off[r]"), all("K")})};
+  gather.writes = {box("X", {all("M"), all("K")})};
+  schedule->tasks.push_back(std::move(gather));
+  add_plain_gemm(schedule, op, "X", "C");
+  schedule->tasks.back().order = 1;
+}
+
+/// The same by copies.
+void add_serial(Schedule* schedule, const OpSpec& op) {
+  add_copy_own(schedule, /*is_slab=*/false);
+  add_plain_gemm(schedule, op, "X", "C");
+  Task& whole = schedule->tasks.back();
+  whole.deps = {"copy_own"};
+  whole.waits = {wait_each("arrived", 0, "(r+p)%G", peers())};
+  whole.sets = {{.signal = "credit", .slot = 0, .at = "(r+p)%G", .each = peers()}};
+}
+
+/// A product that waits for nothing.
+void add_product_alone(Schedule* schedule, const OpSpec& op, const std::string& a) {
+  schedule->buffers.push_back({a, Space::local, op.dtype, {"M", "K"}});
+  add_plain_gemm(schedule, op, a, "C");
+}
+
+}  // namespace
+
+void add_copy_own(Schedule* schedule, bool is_slab) {
+  const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}
+                                       : std::vector<Range>{chunk_rows_in_shard("r"), all("K")});
+  const Region to = box("X", is_slab ? std::vector<Range>{shard_rows("r"), slab_columns()}
+                                     : std::vector<Range>{chunk_rows("r"), all("K")});
+  schedule->tasks.push_back(copy("copy_own", "ce_queues", "s", {chunks()}, from, to));
+}
+
+Set credit_at_last() {
+  Set out = set_at("credit", 0, "(r+p)%G");
+  out.each = peers_at_last("s");
+  return out;
+}
+
+Schedule make_gather(const OpSpec& op, std::string_view family, const FamilyOptions& options, bool is_slab,
+                     const std::function<void(Schedule*)>& add_products) {
+  Schedule out = frame(op, family, options, is_slab ? op.k : 0);
+  if (family == "library") return add_library(&out, op), out;
+  if (family == "compute") return add_product_alone(&out, op, "X"), out;
+  add_gather_inbox(&out, op);
+  add_push(&out, options, is_slab);
+  if (family == "serial") {
+    add_serial(&out, op);
+  } else if (family == "comm" || family == "limit") {
+    if (family == "limit") add_product_alone(&out, op, "X0");
+    out.tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
+  } else {
+    add_products(&out);
+  }
+  return out;
+}
+
+}  // namespace overlace::spec

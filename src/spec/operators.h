@@ -1,0 +1,24 @@
+// The operators that schedules are made for, and what their products add up.
+#pragma once
+
+#include <string_view>
+
+#include "overlace/schedule.h"
+
+namespace overlace::spec {
+
+inline constexpr std::string_view kOperators = "ag_gemm, ag_wgrad, gemm_rs or gemm_ar";
+
+inline bool is_operator(std::string_view op) {
+  return op == "ag_gemm" || op == "ag_wgrad" || op == "gemm_rs" || op == "gemm_ar";
+}
+/// Rows of A travel before the product, which each rank has for itself; of the others, sums travel behind it.
+inline bool gathers(std::string_view op) { return op == "ag_gemm" || op == "ag_wgrad"; }
+
+/// Of a gemm task: its a is stored (depth, rows), so the sum is over rows of the region.
+inline bool sums_rows(const Task& task) {
+  const auto it = task.params.find("a_layout");
+  return it != task.params.end() && it->second == Param(std::string("km"));
+}
+
+}  // namespace overlace::spec
