@@ -91,8 +91,11 @@ class CudaExecutor final : public Executor {
     follow_channel();
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     OVERLACE_TRY(cuda_status(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
-    if (status == cudaStreamCaptureStatusNone) return {};
-    return base::error(Errc::capture, "first use of these sizes inside graph capture; call it once before");
+    if (status != cudaStreamCaptureStatusNone)
+      return base::error(Errc::capture, "first use of these sizes inside graph capture; call it once before");
+    // NOTE: loading a kernel may wait for all that runs on the device, with locks of the driver held which peers that
+    // are threads of this process need to queue what this rank's kernels wait for. So nothing may run any more.
+    return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
 
   base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) override;
