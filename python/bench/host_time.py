@@ -5,7 +5,8 @@ usage: host_time.py [--device cpu|cuda] [--ranks N] [--calls 2000] [--nodes 2000
 Calls: median time of the calling thread per call of the operators, through overlace.ops, through torch.ops, and of
 aten.mm beside them; what is above the same call of the C API is this package and torch. On one CPU rank 4 x 4 matrices,
 processor time; on GPUs, one rank each, bf16, bursts that the GPU has not to keep up with, the worst rank; there also
-replays of a CUDA graph. Pass: the best of five runs on a graph of decoder layers, traced once. It asserts nothing.
+replays of a CUDA graph. One GPU is enough for what is above the C API. Pass: the best of five runs on a graph of
+decoder layers, traced once. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ class AgGemmArgs(_library._Sized):
     )
 
 
+class AgWgradArgs(_library._Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, Tensor) for name in ("a_shard", "b", "c", "a")),
+        ("row_offsets", c.c_void_p),
+    )
+
+
 class GemmRsArgs(_library._Sized):
     _fields_ = (
         ("struct_size", c.c_size_t),
@@ -81,21 +90,21 @@ class Calls:
         m, n, k = GPU_SIZES if gpu else (4, 4, 4)
         like = {"device": "cuda" if gpu else "cpu", "dtype": torch.bfloat16 if gpu else torch.float32}
         self.shard, self.whole = torch.randn(m // size, k, **like), torch.randn(m, k, **like)
-        self.b = torch.randn(n, k, **like).t()
+        self.b, self.dy = torch.randn(n, k, **like).t(), torch.randn(m, n, **like)
         self.keep: list[object] = []
 
     def of_c(self, op: str) -> Callable[[], object]:
         """Through the C API, all arguments made before."""
-        a, b, size = self.shard if op == "ag_gemm" else self.whole, self.b, self.context.size
-        m = a.shape[0] * (size if op == "ag_gemm" else 1)
-        out = a.new_empty(m // size if op == "gemm_rs" else m, b.shape[1])
-        kind = {"ag_gemm": AgGemmArgs, "gemm_rs": GemmRsArgs, "gemm_ar": GemmArArgs}[op]
-        names = ("a_shard", "b", "c") if op == "ag_gemm" else ("a", "b", "out")
+        gathers, size = op.startswith("ag_"), self.context.size
+        a, b = self.shard if gathers else self.whole, self.dy if op == "ag_wgrad" else self.b
+        m, k, n = self.whole.shape[0], a.shape[1], b.shape[1]
+        out = a.new_empty({"gemm_rs": m // size, "ag_wgrad": k}.get(op, m), n)
+        kind = {"ag_gemm": AgGemmArgs, "ag_wgrad": AgWgradArgs, "gemm_rs": GemmRsArgs, "gemm_ar": GemmArArgs}[op]
+        names = ("a_shard", "b", "c") if gathers else ("a", "b", "out")
         arguments = kind(**dict(zip(names, map(view, (a, b, out)), strict=True)))
         dtype = arguments.b.dtype
-        problem = _library.Op(
-            name=op.encode(), m=m, n=b.shape[1], k=b.shape[0], ranks=size, dtype=dtype, out_dtype=dtype
-        )
+        problem = _library.Op(name=op.encode(), m=m, n=n, k=k, ranks=size, dtype=dtype, out_dtype=dtype)
+        problem.b_layout = 1 if op == "ag_wgrad" else 0  # its rows are contiguous, as those of no weight
         schedule = _library.handle("ovl_schedule_choose", c.byref(problem), c.byref(self.context.hardware))
         self.keep += [out, arguments]
         function = getattr(_library.LIBRARY, f"ovl_{op}")
@@ -107,14 +116,16 @@ class Calls:
         ops, name = torch.ops.overlace, self.context.name
         if op == "ag_gemm":
             return lambda: ops.ag_gemm(self.shard, [self.b], [], 0, name)
+        if op == "ag_wgrad":
+            return lambda: ops.ag_wgrad(self.shard, [self.dy], 0, name)
         if op == "gemm_rs":
             return lambda: ops.gemm_rs(self.whole, self.b, None, "sum", 0, name)
         return lambda: ops.gemm_ar(self.whole, self.b, None, "sum", name)
 
     def of_package(self, op: str) -> Callable[[], object]:
         function, group = getattr(overlace.ops, op), self.context.group
-        a = self.shard if op == "ag_gemm" else self.whole
-        return lambda: function(a, self.b, group=group)
+        a, b = self.shard if op.startswith("ag_") else self.whole, self.dy if op == "ag_wgrad" else self.b
+        return lambda: function(a, b, group=group)
 
     def replayed(self, op: str) -> Callable[[], object]:
         """BURST calls of overlace.ops in one CUDA graph."""
@@ -146,7 +157,7 @@ class Calls:
     def rows(self) -> Iterator[dict]:
         """One by one: what was measured before something fails is known."""
         yield {"what": "aten.mm", "host_us": self.median_us(lambda: torch.mm(self.whole, self.b))}
-        for op in ("gemm_ar", "gemm_rs", "ag_gemm"):
+        for op in ("gemm_ar", "gemm_rs", "ag_gemm", "ag_wgrad"):
             base = self.median_us(self.of_c(op))
             yield {"what": f"C API {op}", "host_us": base}
             ways = [("torch.ops", self.of_torch, BURST), ("overlace.ops", self.of_package, BURST)]

@@ -14,6 +14,7 @@ from runner import run, step
 
 # Undefined symbols that would tie the operators to one Python, or to a library of linear algebra.
 FOREIGN = re.compile(r"\bU (Py\w+|_Py\w+|cblas_\w+|[sdcz]gemm_\w*|dnnl_\w+)")
+MOST_BYTES = 40_000_000
 PROGRAM = "import overlace; print(overlace.__version__, overlace.{name} is not None)"
 
 
@@ -42,7 +43,15 @@ def wheel_cases(builder: Path, torch: Path | None, out: Path) -> Iterator[Case]:
     names = ", ".join(w.name for w in wheels)
     yield Case(f"{name}: tag", PASSED) if right else Case(f"{name}: tag", FAILED, f"{names}; wanted ...-py3-none-...")
     if right:
+        yield size_case(name, wheels[0].stat().st_size)
         yield from installed_cases(name, wheels[0], torch, out / "installed")
+
+
+def size_case(name: str, num_bytes: int) -> Case:
+    """PyPI takes 100 MB; what comes in 40 is no burden beside torch."""
+    if num_bytes <= MOST_BYTES:
+        return Case(f"{name}: size", PASSED)
+    return Case(f"{name}: size", FAILED, f"{num_bytes / 1e6:.1f} MB, wanted at most {MOST_BYTES / 1e6:.0f} MB")
 
 
 def installed_cases(name: str, wheel: Path, torch: Path | None, folder: Path) -> Iterator[Case]:

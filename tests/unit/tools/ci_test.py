@@ -15,6 +15,7 @@ import jobs
 import main
 import results
 import runner
+import wheel
 from results import FAILED, PASSED, SKIPPED, Case
 
 GTEST = """<?xml version="1.0" encoding="UTF-8"?>
@@ -230,6 +231,13 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(install_tree.missing_symbols(every), [])
         hidden = every.replace(" overlace::Runtime::open(", " overlace::Runtime::opened(")
         self.assertEqual(install_tree.missing_symbols(hidden), ["not exported: overlace::Runtime::open"])
+
+
+class WheelTest(unittest.TestCase):
+    def test_a_large_wheel_fails(self) -> None:
+        self.assertEqual(wheel.size_case("wheel", wheel.MOST_BYTES).outcome, PASSED)
+        large = wheel.size_case("wheel", wheel.MOST_BYTES + 100_000)
+        self.assertEqual((large.outcome, large.detail), (FAILED, "40.1 MB, wanted at most 40 MB"))
 
 
 class ExamplesTest(support.TreeTest):
