@@ -68,6 +68,7 @@ class ExtentCheck {
         in_.reads[0].size() != 1 || in_.reads[1].size() != 1) {
       return fail("tiles read one a, one b, sources and perhaps a bias, and write one c");
     }
+    if (sums_rows(task)) return fail("tiles do not sum rows of a");
     product(task, num_bias == 1 && !in_.reads.back().empty() ? &in_.reads.back() : nullptr);
     const Rect to = rect_of(in_.writes[0][0]);
     for (size_t i = 2; i + num_bias < in_.reads.size(); ++i) {

@@ -124,6 +124,14 @@ TEST(Check, GradientsOfWeightsMustSumAllRows) {
   EXPECT_EQ(spoilt("serial", "gemm", [](Task& t) { t.params.erase("a_layout"); }), Codes{"S2"});
 }
 
+TEST(Check, FusedKernelsDoNotSumRows) {
+  Schedule schedule = make_schedule(op_of("ag_gemm", 64, 4, false), "k_slab", 2);
+  for (Task& task : schedule.tasks)
+    if (task.kind == Kind::tiles) task.params["a_layout"] = std::string("km");
+  const CheckReport report = check(schedule, Machine{});
+  EXPECT_NE(report.to_string().find("tiles do not sum rows of a"), std::string::npos) << report.to_string();
+}
+
 TEST(Check, GradientsOfWeightsHaveNoBiasAndNoHosts) {
   OpSpec op = op_of("ag_wgrad", 64, 4);
   EXPECT_THROW((void)make_schedule(op, "serial", 1, {{"hosts", int64_t{2}}}), ScheduleError);
