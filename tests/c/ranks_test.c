@@ -167,6 +167,45 @@ static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
   CHECK_RANK(rank, info.calls == 12 && info.heap_bytes >= 8 << 20 && info.heap_in_use > 0 && !info.is_emulated);
 }
 
+/// x^T dy, of the rows of both ranks; the gathered x as well.
+static void gradients(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_channel* channel = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  const int rows = (int)(kOffsets[rank + 1] - kOffsets[rank]), first = (int)kOffsets[rank];
+  float shard[kM * kK], dy[kM * kN], dw[kK * kN], x[kM * kK];
+  for (int i = 0; i < rows; ++i)
+    for (int k = 0; k < kK; ++k) shard[i * kK + k] = a_value(0, first + i, k);
+  for (int i = 0; i < kM; ++i)
+    for (int n = 0; n < kN; ++n) dy[i * kN + n] = b_value(rank, i, n);
+  pthread_mutex_lock(&check_mutex);
+  ovl_ag_wgrad_args args = OVL_INIT(ovl_ag_wgrad_args);
+  args.a_shard = matrix(shard, rows, kK), args.b = matrix(dy, kM, kN), args.c = matrix(dw, kK, kN);
+  args.a = matrix(x, kM, kK), args.row_offsets = kOffsets;
+  pthread_mutex_unlock(&check_mutex);
+  ovl_op op = OVL_INIT(ovl_op);
+  op.name = "ag_wgrad", op.m = kM, op.n = kN, op.k = kK, op.ranks = kRanks, op.dtype = op.out_dtype = OVL_FP32;
+  op.b_layout = OVL_KN, op.has_a = 1, op.row_offsets = kOffsets;
+  static const char* const families[] = {"library", "serial", "hetero_unfused_1d", "uniform_fused_2d"};
+  for (int f = 0; f < 4; ++f) {
+    ovl_schedule* schedule = NULL;
+    EXPECT_OK_RANK(rank, ovl_schedule_make(&op, families[f], 2, &schedule));
+    memset(dw, 0xFF, sizeof dw), memset(x, 0xFF, sizeof x);
+    EXPECT_OK_RANK(rank, ovl_ag_wgrad(channel, &args, schedule));
+    int wrong = 0;
+    for (int k = 0; k < kK; ++k) {
+      for (int i = 0; i < kM; ++i) wrong += x[i * kK + k] != a_value(0, i, k);
+      for (int n = 0; n < kN; ++n) {
+        float sum = 0;
+        for (int i = 0; i < kM; ++i) sum += a_value(0, i, k) * b_value(rank, i, n);
+        wrong += dw[k * kN + n] != sum;
+      }
+    }
+    CHECK_RANK(rank, wrong == 0);
+    EXPECT_OK_RANK(rank, ovl_schedule_free(schedule));
+  }
+  EXPECT_OK_RANK(rank, ovl_runtime_check(runtime));
+}
+
 static void collectives(ovl_runtime* runtime, ovl_team* team, int rank) {
   ovl_channel* channel = NULL;
   EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
@@ -228,6 +267,7 @@ int main(void) {
   test_names();
   run_ranks(signals);
   run_ranks(operators);
+  run_ranks(gradients);
   run_ranks(collectives);
   run_ranks(teams_and_regions);
   return finish("ranks_test", 200);
