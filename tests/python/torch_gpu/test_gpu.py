@@ -115,11 +115,13 @@ def test_gradients(size):
 def weight_gradients(group, plan):
     size, rank = group.size(), group.rank()
     x, dy = whole(512 * size, 256, 1, torch.bfloat16), whole(512 * size, 384, 2 + rank, torch.bfloat16)
-    want = product(x.t(), dy).bfloat16()
-    for _ in range(3):
-        assert torch.equal(overlace.ops.ag_wgrad(x.chunk(size)[rank], dy, group=group, plan=plan), want)
-    first, second = overlace.ops.ag_wgrad(x.chunk(size)[rank], [dy, dy[:, :100]], group=group, plan=plan)
-    assert torch.equal(first, want) and torch.equal(second, want[:, :100])
+    want = product(x.t(), dy)
+    bound = 2 * want.abs().max() * torch.finfo(torch.bfloat16).eps  # libraries may round parts of a sum
+    found = [overlace.ops.ag_wgrad(x.chunk(size)[rank], dy, group=group, plan=plan) for _ in range(3)]
+    found += overlace.ops.ag_wgrad(x.chunk(size)[rank], [dy, dy[:, :100]], group=group, plan=plan)
+    for got in found:
+        assert got.dtype == torch.bfloat16 and (got.float() - want[:, : got.shape[1]]).abs().max() <= bound
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("size", SIZES)
