@@ -22,7 +22,7 @@ from measure import Measured, measure, slowness
 
 FILE_LINES, HEADER_LINES, FUNCTION_LINES, README_LINES = 600, 400, 80, 80
 TEMPLATE_PARAMETERS, SHARED_LINES = 8, 0.40
-UNIT_SECONDS, UNIT_MIB, TOLERANCE = 5.0, 700, 1.2
+UNIT_SECONDS, DEVICE_SECONDS, UNIT_MIB, TOLERANCE = 5.0, 4.0, 700, 1.2
 AGAIN = 10  # units compiled again at most
 WAIVERS = "tools/budget_waivers.txt"
 
@@ -124,15 +124,20 @@ def copy_problems(root: Path, paths: list[str], waived: dict[str, str]) -> list[
     return problems
 
 
+def seconds_of(unit: str) -> float:
+    """Budget of a source or its object."""
+    return DEVICE_SECONDS if unit.removesuffix(".o").endswith(".cu") else UNIT_SECONDS
+
+
 def slow_outputs(log: str) -> list[str]:
-    """Outputs of ninja's log that took longer than a unit may, slowest first; the last entry of an output counts."""
+    """Outputs of ninja's log that took longer than a unit may, furthest beyond it first; the last entry counts."""
     seconds = {}
     for line in log.splitlines():
         fields = line.split("\t")
         if len(fields) == 5:
             seconds[fields[3]] = (int(fields[1]) - int(fields[0])) / 1000
-    slow = [output for output, s in seconds.items() if s > UNIT_SECONDS * TOLERANCE]
-    return sorted(slow, key=lambda output: -seconds[output])
+    slow = [output for output, s in seconds.items() if s > seconds_of(output) * TOLERANCE]
+    return sorted(slow, key=lambda output: -seconds[output] / seconds_of(output))
 
 
 def compile_alone(command: str, folder: Path) -> Measured:
@@ -150,29 +155,32 @@ def compile_alone(command: str, folder: Path) -> Measured:
 
 
 def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
-    """Host units beyond their budget; tests are held to it as well."""
+    """Units beyond their budget; tests are held to it as well, but their device code and that of benches is not."""
     units = {}
     for unit in json.loads((build / "compile_commands.json").read_text()):
         arguments = shlex.split(unit["command"])
-        if "-o" in arguments and not unit["file"].endswith(".cu"):
+        is_counted = not unit["file"].endswith(".cu") or Path(unit["file"]).is_relative_to(root / "src")
+        if "-o" in arguments and is_counted:
             units[arguments[arguments.index("-o") + 1]] = unit
     # On a busy machine all are slow; those beyond their budget are among the slowest.
     candidates = [units[output] for output in slow_outputs((build / ".ninja_log").read_text()) if output in units]
-    problems = []
+    problems: list[str] = []
+    factor = 0.0  # not known yet
     for unit in candidates[:AGAIN]:
         path = str(Path(unit["file"]).relative_to(root))
         if f"compile: {path}" in waived:
             continue
         used = compile_alone(unit["command"], Path(unit["directory"]))
-        limit = UNIT_SECONDS * TOLERANCE
+        limit = seconds_of(path) * TOLERANCE
         if used.seconds > limit:
             with tempfile.TemporaryDirectory() as scratch:
-                limit *= slowness(Path(scratch))
+                factor = factor or slowness(Path(scratch))
+            limit *= factor
         if used.rc != 0:
             problems.append(f"{path}: did not compile a second time:\n{used.output[-2000:]}")
         elif used.seconds > limit or used.mib > UNIT_MIB * TOLERANCE:
             problems.append(
-                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB; budget: {UNIT_SECONDS:.0f} s, here "
+                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB; budget: {seconds_of(path):.0f} s, here "
                 f"{limit / TOLERANCE:.1f} s, {UNIT_MIB} MiB"
             )
     return problems

@@ -1,23 +1,30 @@
-"""Device code without a GPU: compiles each .cu of src/ alone to a cubin and reads what ptxas says about it."""
+"""Device code without a GPU: what ptxas says about each .cu of src/ while it is built."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from measure import measure, slowness
 from results import FAILED, PASSED, Case
-from runner import ROOT
+from runner import ROOT, Done, step
 
-SECONDS = 4 * 1.2  # budget of a device unit, with the tolerance of tools/check_budgets.py
+VERBOSE = "-Xptxas=-v"  # among the flags of the build
 # C7504 and C7508: setmaxnreg is ignored, so a warp-specialised kernel would run with the wrong register counts.
 IGNORED = re.compile(r"\b(C7504|C7508)\b|setmaxnreg.*ignored")
 FUNCTION = re.compile(r"(?:Function properties for|Compiling entry function) '?([\w$]+)")
 PROPERTIES = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+EDGE = re.compile(r"^(?:\[\d+/\d+\] Building \w+ object|FAILED:) (\S+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    file: str  # below the root
+    output: str  # below the build folder
+    command: list[str]
 
 
 def complaints(output: str) -> list[str]:
@@ -45,34 +52,47 @@ def flag_complaints(arguments: list[str]) -> list[str]:
     return found
 
 
-def cubin_command(arguments: list[str], out: Path) -> list[str]:
-    """The build's own command, but to a cubin, verbose, and not from a cache."""
-    if Path(arguments[0]).name == "ccache":
-        arguments = arguments[1:]
-    kept, skip_next = [], False
-    for a in arguments:
-        if skip_next or a in ("-c", "-MD", "-x", "cu"):
-            skip_next = False
-            continue
-        if a in ("-MT", "-MF", "-o"):
-            skip_next = True
-            continue
-        kept.append(a)
-    return [*kept, "-cubin", "-Xptxas", "-v", "-o", str(out)]
+def outputs(log: str) -> dict[str, str]:
+    """What each edge of ninja printed, by the object that it made or failed to make."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in log.splitlines():
+        if match := EDGE.match(line):
+            name = match[1]
+            found[name] = ""
+        elif name:
+            found[name] += line + "\n"
+    return found
 
 
-def check(folder: Path) -> Iterator[Case]:
-    commands = json.loads((folder / "compile_commands.json").read_text())
-    units = [c for c in commands if c["file"].endswith(".cu") and Path(c["file"]).is_relative_to(ROOT / "src")]
-    with tempfile.TemporaryDirectory() as scratch:
-        for unit in units:
-            name = str(Path(unit["file"]).relative_to(ROOT))
-            arguments = shlex.split(unit["command"])
-            command = cubin_command(arguments, Path(scratch) / "unit.cubin")
-            done = measure(command, Path(unit["directory"]), Path(scratch))
-            bad = flag_complaints(arguments) + complaints(done.output)
-            if done.rc != 0:
-                bad.append(f"exit code {done.rc}\n{done.output[-4000:]}")
-            elif done.seconds > SECONDS and done.seconds > SECONDS * slowness(Path(scratch)):
-                bad.append(f"{done.seconds:.1f} s of processor time to compile; budget: {SECONDS:.1f} s")
-            yield Case(f"cubin {name}", FAILED, "\n".join(bad)) if bad else Case(f"cubin {name}", PASSED)
+def units(folder: Path) -> list[Unit]:
+    commands = [
+        (Path(c["file"]), shlex.split(c["command"])) for c in json.loads((folder / "compile_commands.json").read_text())
+    ]
+    return [
+        Unit(str(file.relative_to(ROOT)), words[words.index("-o") + 1], words)
+        for file, words in commands
+        if file.suffix == ".cu" and file.is_relative_to(ROOT / "src")
+    ]
+
+
+def complaints_of(unit: Unit, printed: str) -> list[str]:
+    """A unit of which ptxas said nothing was not looked at, which must not pass."""
+    found = flag_complaints(unit.command)
+    if VERBOSE not in unit.command or "ptxas info" not in printed:
+        return [*found, f"ptxas did not report:\n{printed[-4000:]}"]
+    return found + complaints(printed)
+
+
+def check(folder: Path, build: Callable[[], Done]) -> Iterator[Case]:
+    """`build`: makes all that CUDA needs. Objects of device units are removed before, so that it prints what ptxas says
+    (ccache says it again); each is compiled once."""
+    found = units(folder)
+    for unit in found:
+        (folder / unit.output).unlink(missing_ok=True)
+    built = build()
+    yield step("build cuda", built)
+    printed = outputs(built.output)
+    for unit in found:
+        bad = complaints_of(unit, printed.get(unit.output, ""))
+        yield Case(f"cubin {unit.file}", FAILED, "\n".join(bad)) if bad else Case(f"cubin {unit.file}", PASSED)

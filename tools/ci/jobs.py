@@ -216,16 +216,17 @@ def job_cubin() -> Cases:
         frontend = [f"-DOVERLACE_CUDNN_FRONTEND_DIR={headers}"] if headers else []
     except python_env.Unavailable as why:
         yield Case("cuDNN attention", SKIPPED, str(why))
-    configured = configure("cuda", "-DOVERLACE_TESTS=ON", *frontend)
+    configured = configure("cuda", "-DOVERLACE_TESTS=ON", f"-DCMAKE_CUDA_FLAGS={device_units.VERBOSE}", *frontend)
     if configured.rc != 0:
         yield Case("configure cuda", FAILED, configured.why())
         return
-    yield from device_units.check(ROOT / "build" / "cuda")
     # Unit and rank tests are those of job cpu; here only what needs CUDA.
     names = re.findall(
         r"(?m)^((?:gpu|bench)_\w+): phony", run(["ninja", "-C", "build/cuda", "-t", "targets", "all"]).output
     )
-    yield step("build cuda", build("cuda", "overlace", "overlace_shared", *names))
+    whole = ["overlace", "overlace_shared", *names]
+    yield from device_units.check(ROOT / "build" / "cuda", lambda: build("cuda", *whole))
+    yield tool("check_budgets", "--build", "build/cuda")
     yield tool("check_layers", "--objects", "build/cuda")
 
 

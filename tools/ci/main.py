@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 import traceback
@@ -28,6 +29,12 @@ def chosen(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def processor_seconds() -> float:
+    """Of all processes that ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main(arguments: list[str]) -> int:
     if arguments == ["list"]:
         print("\n".join(f"{name:<12} {' '.join((job.__doc__ or '').split())}" for name, job in jobs.JOBS.items()))
@@ -36,7 +43,7 @@ def main(arguments: list[str]) -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     results = Results()
     for name in chosen(arguments):
-        start = time.monotonic()
+        start, used = time.monotonic(), processor_seconds()
         print(f"== {name}", flush=True)
         try:
             for case in jobs.JOBS[name]():
@@ -46,7 +53,7 @@ def main(arguments: list[str]) -> int:
         except Exception:  # a broken job is a failure of that job; the others still run
             results.add(name, Case("job", FAILED, traceback.format_exc()))
             traceback.print_exc()
-        results.seconds.append((name, time.monotonic() - start))
+        results.seconds.append((name, time.monotonic() - start, processor_seconds() - used))
         print(f"== {name}: {results.counts(name)} in {results.seconds[-1][1]:.1f} s", flush=True)
         for folder in make_room():
             print(f"   little disk space: removed {folder}, which no other job needs", flush=True)

@@ -45,11 +45,11 @@ def one_line(text: str) -> str:
 
 
 class Results:
-    """All cases of a run, job by job, with the time of each job."""
+    """All cases of a run, job by job, with the time that each took: on the clock, and of processors."""
 
     def __init__(self) -> None:
         self.cases: list[tuple[str, Case]] = []
-        self.seconds: list[tuple[str, float]] = []
+        self.seconds: list[tuple[str, float, float]] = []
 
     def add(self, job: str, case: Case) -> None:
         self.cases.append((job, case))
@@ -64,9 +64,10 @@ class Results:
         """What to print, and the last line. A run in which nothing ran has failed."""
         if not self.of(PASSED) and not self.of(FAILED):
             self.add("run", Case("at least one test", FAILED, "no test ran"))
-        lines = ["", "job          seconds  cases"]
-        lines += [f"{job:<12} {seconds:7.1f}  {self.counts(job)}" for job, seconds in self.seconds]
-        lines.append(f"{'all':<12} {sum(s for _, s in self.seconds):7.1f}")
+        lines = ["", "job          seconds  processor  cases"]
+        lines += [f"{job:<12} {clock:7.1f}  {used:9.1f}  {self.counts(job)}" for job, clock, used in self.seconds]
+        clock, used = (sum(entry[i] for entry in self.seconds) for i in (1, 2))
+        lines.append(f"{'all':<12} {clock:7.1f}  {used:9.1f}")
         for title, outcome in (("Skipped:", SKIPPED), ("Failed:", FAILED)):
             if self.of(outcome):
                 lines += ["", title]

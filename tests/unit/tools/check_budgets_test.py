@@ -74,8 +74,9 @@ class CheckBudgetsTest(support.TreeTest):
 
     def test_ninja_log(self) -> None:
         entries = [(0, 5900, "quick.o"), (0, 6100, "slow.o"), (10, 9000, "once.o"), (0, 10, "once.o")]
+        entries += [(0, 5900, "src/device.cu.o"), (0, 4700, "src/quick.cu.o")]
         log = "# ninja log v5\n" + "".join(f"{start}\t{end}\t1\t{output}\tabc\n" for start, end, output in entries)
-        self.assertEqual(check_budgets.slow_outputs(log), ["slow.o"])
+        self.assertEqual(check_budgets.slow_outputs(log), ["src/device.cu.o", "slow.o"])
 
     def test_slow_unit_is_measured_alone(self) -> None:
         """A compiler that burns processor time is found; one that only waited, or is on a slower machine, is not."""
@@ -94,6 +95,16 @@ class CheckBudgetsTest(support.TreeTest):
             unit = {"directory": str(self.root), "command": command, "file": str(self.root / "src/a.cc")}
             self.write("build/compile_commands.json", json.dumps([unit]))
             found = check_budgets.time_problems(self.root, Path(build), {})
+            self.assertEqual(len(found), wanted, found)
+
+    def test_device_units_of_the_library_count(self) -> None:
+        command = f"{sys.executable} -c 'import sys; sys.exit(3)' -o OUT"
+        for path, wanted in (("src/a.cu", 1), ("bench/a.cu", 0)):
+            self.write("build/.ninja_log", f"# ninja log v5\n0\t9000\t1\t{path}.o\tabc\n")
+            words = command.replace("OUT", f"{path}.o")
+            unit = {"directory": str(self.root), "command": words, "file": str(self.root / path)}
+            self.write("build/compile_commands.json", json.dumps([unit]))
+            found = check_budgets.time_problems(self.root, self.root / "build", {})
             self.assertEqual(len(found), wanted, found)
 
     def test_a_yardstick_is_compiled(self) -> None:

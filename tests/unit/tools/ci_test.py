@@ -1,6 +1,8 @@
 """The counts, outcomes and deadlines of CI, and what it reads out of ptxas and nm."""
 
+import json
 import sys
+import tempfile
 import time
 import unittest
 import unittest.mock
@@ -153,6 +155,18 @@ class RunnerTest(support.TreeTest):
 
 
 class JobsTest(support.TreeTest):
+    def test_a_job_is_told_its_processor_time(self) -> None:
+        before = main.processor_seconds()
+        burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+        runner.run([sys.executable, "-c", burn], 60)
+        self.assertGreaterEqual(main.processor_seconds() - before, 0.3)
+        found = results.Results()
+        found.add("a", Case("x", PASSED))
+        found.seconds += [("a", 2.0, 3.25), ("b", 1.0, 0.5)]
+        lines = found.report()[0].splitlines()
+        self.assertIn("a                2.0        3.2  1 passed, 0 failed, 0 skipped", lines)
+        self.assertIn("all              3.0        3.8", lines)
+
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
         weekly = {"clang-test", "seeds", "fuzz-long", "faults", "coverage"}
@@ -198,25 +212,43 @@ class DeviceUnitsTest(unittest.TestCase):
         self.assertEqual(len(device_units.flag_complaints(["nvcc", "-std=c++20", "-rdc=true"])), 1)
         self.assertEqual(len(device_units.flag_complaints(["nvcc"])), 1)
 
-    def test_cubin_command(self) -> None:
-        command = [
-            "/usr/bin/ccache",
-            "nvcc",
-            "-O2",
-            "-MD",
-            "-MT",
-            "a.o",
-            "-MF",
-            "a.d",
-            "-x",
-            "cu",
-            "-c",
-            "a.cu",
-            "-o",
-            "a.o",
-        ]
-        got = device_units.cubin_command(command, Path("u.cubin"))
-        self.assertEqual(got, ["nvcc", "-O2", "a.cu", "-cubin", "-Xptxas", "-v", "-o", "u.cubin"])
+    def test_each_unit_gets_what_its_compilation_printed(self) -> None:
+        report = "ptxas info    : 0 bytes gmem\nptxas info    : Function properties for _Z1k\n"
+        frame = "    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        command = ["nvcc", "-std=c++20", device_units.VERBOSE]
+        log = {
+            "good": "[1/5] Building CUDA object x/good.cu.o\n" + report,
+            "spills": "[2/5] Building CUDA object x/spills.cu.o\n" + report + frame,
+            "other": "[3/5] Building CXX object x/b.cc.o\n[4/5] Linking CXX executable e\n" + frame,
+            "broken": "FAILED: x/broken.cu.o\nnvcc -c ...\na.cu(1): error: expected a ;\n",
+        }
+        printed = device_units.outputs("".join(log.values()))
+
+        def found(name: str) -> list[str]:
+            unit = device_units.Unit(f"src/{name}.cu", f"x/{name}.cu.o", command)
+            return device_units.complaints_of(unit, printed.get(unit.output, ""))
+
+        self.assertEqual(found("good"), [])
+        self.assertEqual(found("spills"), ["_Z1k: 8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"])
+        self.assertIn("expected a ;", found("broken")[0])
+        self.assertIn("did not report", found("absent")[0])
+
+    def test_units_are_compiled_anew(self) -> None:
+        """One that lies there from before was looked at before, or not at all."""
+        words = f"nvcc -std=c++20 {device_units.VERBOSE} -c a.cu -o a.cu.o"
+        source = device_units.ROOT / "src/a.cu"
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "compile_commands.json").write_text(json.dumps([{"file": str(source), "command": words}]))
+            (Path(folder) / "a.cu.o").touch()
+
+            def build() -> runner.Done:
+                self.assertFalse((Path(folder) / "a.cu.o").exists())
+                return runner.Done(0, "[1/1] Building CUDA object a.cu.o\nptxas info    : 0 bytes gmem\n", 1)
+
+            outcomes = [(c.name, c.outcome) for c in device_units.check(Path(folder), build)]
+            self.assertEqual(outcomes, [("build cuda", PASSED), ("cubin src/a.cu", PASSED)])
+            outcomes = [c.outcome for c in device_units.check(Path(folder), lambda: runner.Done(0, "", 1))]
+            self.assertEqual(outcomes, [PASSED, FAILED])
 
 
 class InstallTreeTest(unittest.TestCase):
