@@ -13,13 +13,14 @@ namespace overlace::bench {
 
 /// Element (row, col) of the matrix `stream` of `seed`: normal(0, 1) times `scale`, rounded to the tensor's dtype. The
 /// value depends on nothing else, so that a rank can make any block of a peer's operand. `first_row`, `first_col`:
-/// position of the view.
+/// position of the view; `is_transposed`: the view's rows are the matrix's columns.
 struct Normal {
   uint64_t seed = 0;
   uint64_t stream = 0;
   double scale = 1;
   int64_t first_row = 0, first_col = 0;
   bool is_ramp = false;  // eight values in turn instead: what must not be timed
+  bool is_transposed = false;
 };
 
 /// splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014).
@@ -38,8 +39,9 @@ struct Uniforms {
 };
 OVERLACE_BENCH_BOTH inline Uniforms uniforms_at(const Normal& n, int64_t row, int64_t col) {
   const uint64_t key = mix(n.seed * kGoldenRatio + n.stream);
-  const uint64_t h = mix(
-      key ^ mix(static_cast<uint64_t>(n.first_row + row) * kGoldenRatio + static_cast<uint64_t>(n.first_col + col)));
+  const auto i = static_cast<uint64_t>(n.first_row + (n.is_transposed ? col : row));
+  const auto j = static_cast<uint64_t>(n.first_col + (n.is_transposed ? row : col));
+  const uint64_t h = mix(key ^ mix(i * kGoldenRatio + j));
   return {(static_cast<float>(static_cast<uint32_t>(h >> 40)) + 0.5f) * 0x1p-24f,
           static_cast<float>(static_cast<uint32_t>(h) >> 8) * 0x1p-24f};
 }

@@ -1,5 +1,5 @@
-// bench_dense: ag_gemm, gemm_rs, gemm_ar with all schedules side by side in one run, on GPUs or CPU ranks. `overlace
-// bench` starts it; by hand, one process per rank:
+// bench_dense: ag_gemm, ag_wgrad, gemm_rs, gemm_ar with all schedules side by side in one run, on GPUs or CPU ranks.
+// `overlace bench` starts it; by hand, one process per rank:
 //   overlace run -n 4 -- bench_dense --set canonical --out records.jsonl
 // --competitors takes auto, families, and families with degree and options: grouped_unfused_1d:4:ce_queues=3. Schedules
 // that do not all fit in --heap-gib (12; CPU ranks 1) make room for each other, which must not be timed: fewer then.

@@ -4,11 +4,13 @@
 #include <cmath>
 
 #include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/ag_wgrad.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/team.h"
 #include "src/base/file.h"
 #include "src/base/half.h"
+#include "src/spec/operators.h"
 
 namespace overlace::bench {
 namespace {
@@ -53,10 +55,12 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
   const std::vector<int64_t> off = spec::row_offsets(op);
   const size_t rank = static_cast<size_t>(channel.team().rank());
   const int64_t mine = off[rank + 1] - off[rank];
-  const int64_t rows_a = c.op == "ag_gemm" ? mine : c.m;
-  const int64_t rows_out = c.op == "gemm_rs" ? mine : c.m;
+  const bool is_wgrad = c.op == "ag_wgrad";
+  const int64_t rows_a = spec::gathers(c.op) ? mine : c.m;
+  const int64_t rows_b = is_wgrad ? c.m : c.n, cols_b = is_wgrad ? c.n : c.k;
+  const int64_t rows_out = c.op == "gemm_rs" ? mine : is_wgrad ? c.k : c.m;
   const int64_t element = static_cast<int64_t>(dtype_bytes(c.dtype));
-  const int64_t bytes = (rows_a * c.k + c.n * c.k + rows_out * c.n) * element;
+  const int64_t bytes = (rows_a * c.k + rows_b * cols_b + rows_out * c.n) * element;
   const int64_t sets = std::clamp<int64_t>((kRotatedBytes + bytes - 1) / std::max<int64_t>(bytes, 1) + 1, 2, 24);
   w.bytes_rotated_ = bytes * sets;
   for (int64_t i = 0; i <= sets; ++i) {  // the last output is the reference
@@ -73,7 +77,7 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
       break;
     }
     OVERLACE_TRY(make(rows_a, c.k, &a));
-    OVERLACE_TRY(make(c.n, c.k, &b));
+    OVERLACE_TRY(make(rows_b, cols_b, &b));
     w.a_.push_back(a);
     w.b_.push_back(b);
     w.out_.push_back(out);
@@ -90,25 +94,28 @@ spec::OpSpec Workload::op() const {
   op.k = case_.k;
   op.ranks = channel_->team().size();
   op.dtype = op.out_dtype = case_.dtype;
+  op.b_layout = case_.op == "ag_wgrad" ? spec::BLayout::kn : spec::BLayout::nk;
   return op;
 }
 
 int64_t Workload::first_row() const { return spec::row_offsets(op())[static_cast<size_t>(channel_->team().rank())]; }
 
 Normal Workload::left(int rank, int64_t row) const {
-  // ag_gemm: one matrix of all ranks' rows; gemm_rs, gemm_ar: one matrix per rank (its part of K).
-  return Normal{data_.seed, case_.op == "ag_gemm" ? 1u : 1u + static_cast<uint64_t>(rank), 1.0, row, 0, data_.is_ramp};
+  // ag_gemm, ag_wgrad: one matrix of all ranks' rows; gemm_rs, gemm_ar: one matrix per rank (its part of K).
+  return Normal{data_.seed,   spec::gathers(case_.op) ? 1u : 1u + static_cast<uint64_t>(rank), 1.0, row, 0,
+                data_.is_ramp};
 }
 
 Normal Workload::right(int rank) const {
-  const double total_k = static_cast<double>(case_.k) * (case_.op == "ag_gemm" ? 1 : channel_->team().size());
-  return Normal{data_.seed, 1000u + static_cast<uint64_t>(rank), 1.0 / std::sqrt(total_k), 0, 0, data_.is_ramp};
+  const double parts = spec::gathers(case_.op) ? 1 : channel_->team().size();
+  const double total = static_cast<double>(case_.op == "ag_wgrad" ? case_.m : case_.k) * parts;
+  return Normal{data_.seed, 1000u + static_cast<uint64_t>(rank), 1.0 / std::sqrt(total), 0, 0, data_.is_ramp};
 }
 
 base::Status Workload::fill() {
   const int rank = channel_->team().rank();
   for (size_t i = 0; i < a_.size(); ++i) {  // every set holds the same values: one oracle serves all
-    OVERLACE_TRY(device_->fill(a_[i], left(rank, case_.op == "ag_gemm" ? first_row() : 0)));
+    OVERLACE_TRY(device_->fill(a_[i], left(rank, spec::gathers(case_.op) ? first_row() : 0)));
     OVERLACE_TRY(device_->fill(b_[i], right(rank)));
   }
   return device_->synchronize();
@@ -121,6 +128,9 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
       ops::run(*channel_,
                ops::AgGemmArgs{
                    .a_shard = a_[i], .b = b_[i].transposed(), .c = out_[i], .bias = {}, .a = {}, .row_offsets = {}},
+               schedule);
+    } else if (case_.op == "ag_wgrad") {
+      ops::run(*channel_, ops::AgWgradArgs{.a_shard = a_[i], .b = b_[i], .c = out_[i], .a = {}, .row_offsets = {}},
                schedule);
     } else if (case_.op == "gemm_rs") {
       ops::run(*channel_,
@@ -144,6 +154,9 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
   const int size = channel_->team().size();
   if (case_.op == "ag_gemm") {
     factors.push_back({left(0, 0), right(channel_->team().rank()), case_.k});
+  } else if (case_.op == "ag_wgrad") {
+    factors.push_back({left(0, 0), right(channel_->team().rank()), case_.m});
+    factors[0].left.is_transposed = factors[0].right.is_transposed = true;
   } else {
     for (int r = 0; r < size; ++r) factors.push_back({left(r, 0), right(r), case_.k});
   }
@@ -153,7 +166,7 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
 
 double Workload::bytes_sent() const {
   const double g = channel_->team().size(), element = static_cast<double>(dtype_bytes(case_.dtype));
-  const double width = static_cast<double>(case_.op == "ag_gemm" ? case_.k : case_.n);
+  const double width = static_cast<double>(spec::gathers(case_.op) ? case_.k : case_.n);
   const double passes = case_.op == "gemm_ar" ? 2 : 1;
   return passes * (g - 1) * static_cast<double>(case_.m) / g * width * element;
 }

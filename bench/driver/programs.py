@@ -31,6 +31,7 @@ EXIT_WRONG, EXIT_USAGE, EXIT_UNSUPPORTED, EXIT_LOST = 1, 2, 3, 4
 # Workload -> what it measures.
 WORKLOADS = {
     "ag_gemm": "AllGather and GEMM, by schedule",
+    "ag_wgrad": "AllGather and the gradient of a weight, by schedule",
     "gemm_rs": "GEMM and ReduceScatter, by schedule",
     "gemm_ar": "GEMM and AllReduce, by schedule",
     "cpu": "puts, signals and hops between CPU ranks, beside memcpy and a spin on a word",
@@ -131,7 +132,7 @@ def is_foreign(competitor: str) -> bool:
 
 
 def steps(plan: Plan) -> Iterator[Step]:
-    ops = [w for w in plan.workloads if w in records.OPERATORS]
+    ops = [w for w in plan.workloads if w in (*records.OPERATORS, "ag_wgrad")]
     own = [c for c in plan.competitors if not is_foreign(c)]
     if ops and own:
         words = [plan.program("bench_dense"), *dense_words(plan, ops, own), "--data", plan.data]
@@ -139,8 +140,9 @@ def steps(plan: Plan) -> Iterator[Step]:
         words += ["--backend", "cuda_peer"] if plan.on_gpus() else ["--backend", "cpu", "--link", link(plan)]
         yield Step(", ".join(ops), launched(plan, plan.team(), words))
     foreign = [c for c in plan.competitors if is_foreign(c)]
-    if ops and foreign:
-        words = [plan.python, str(BENCH / "torch_competitors.py"), *dense_words(plan, ops, foreign)]
+    of_torch = [op for op in ops if op in records.OPERATORS]
+    if of_torch and foreign:
+        words = [plan.python, str(BENCH / "torch_competitors.py"), *dense_words(plan, of_torch, foreign)]
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
         yield Step("competitors through torch", launched(plan, plan.team(), words), env=env)
     if "cpu" in plan.workloads:

@@ -215,6 +215,13 @@ class StepsTest(unittest.TestCase):
         self.assertEqual(foreign.env["MASTER_ADDR"], "127.0.0.1")
         self.assertGreater(int(foreign.env["MASTER_PORT"]), 1023)
 
+    def test_torch_has_no_competitor_of_the_gradient_of_a_weight(self) -> None:
+        own, foreign = programs.steps(self.plan("ag_wgrad", "ag_gemm", competitors=("library", "torch_library")))
+        self.assertIn("--ops ag_wgrad,ag_gemm", " ".join(own.command))
+        self.assertIn("--ops ag_gemm ", " ".join(foreign.command))
+        (own,) = programs.steps(self.plan("ag_wgrad", competitors=("library", "torch_library")))
+        self.assertIn("/x/bench_dense", own.command)
+
     def test_a_link_asks_for_cpu_ranks(self) -> None:
         (step,) = programs.steps(self.plan("ag_gemm", link="2GB/s,20us"))
         self.assertIn("--backend cpu --link 2GB/s,20us", " ".join(step.command))

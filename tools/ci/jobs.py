@@ -301,7 +301,7 @@ def job_bench() -> Cases:
     overlace = ROOT / "build/cpu/overlace"
     words = [str(overlace), "bench", "--verify-only", "--git", "ci", "--out", str(OUT / "bench.jsonl")]
     (OUT / "bench.jsonl").unlink(missing_ok=True)
-    workloads = ("ag_gemm", "gemm_rs", "gemm_ar", "cpu", "run")
+    workloads = ("ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "cpu", "run")
     yield step("overlace bench --verify-only", run([*words, *workloads], 300, {"CUDA_VISIBLE_DEVICES": ""}))
     yield from run_unittest("tests/bench", env={"OVERLACE_BIN": str(overlace), "CUDA_VISIBLE_DEVICES": ""})
 
