@@ -39,7 +39,10 @@ TEST(Calibrate, AFitThatIsWorseThanAskedForLeavesNoFile) {
   const Result result =
       run(command(directory, {"calibrate", "--minutes", "0.01", "--max-residual", "0.0001", "--out", "m.json"}));
   EXPECT_EQ(result.exit, 3) << result.err;
-  EXPECT_NE(result.err.find("points that no fit has seen"), std::string::npos) << result.err;
+  // On a busy machine there may be no line through what was measured: that is no fit either.
+  const bool is_refused = result.err.find("points that no fit has seen") != std::string::npos ||
+                          result.err.find("does not take longer for more bytes") != std::string::npos;
+  EXPECT_TRUE(is_refused) << result.err;
   EXPECT_TRUE(directory.entries().empty());
 }
 

@@ -74,8 +74,8 @@ def check(is_weekly: bool) -> Iterator[Case]:
     if not shutil.which("clang++-14"):
         yield Case("fuzz", SKIPPED, "clang++-14 was not found")
         return
-    configured = configure("fuzz")
-    done = build("fuzz", "fuzz") if configured.rc == 0 else configured
+    configured = configure("asan", "-DOVERLACE_TESTS=ON")
+    done = build("asan", "fuzz") if configured.rc == 0 else configured
     if done.rc != 0 and "clang_rt.fuzzer" in done.output:
         yield Case("fuzz", SKIPPED, "libFuzzer was not found: package libclang-rt-14-dev")
         return
@@ -87,7 +87,7 @@ def check(is_weekly: bool) -> Iterator[Case]:
     def one(target: Target) -> Case:
         seconds = CHANGED_S if is_changed(target, files) else UNCHANGED_S
         limits = [f"-runs={WEEKLY_RUNS}"] if is_weekly else [f"-max_total_time={seconds}"]
-        return fuzz(ROOT / "build/fuzz/tests/fuzz", target, limits, WEEKLY_S if is_weekly else seconds + 120)
+        return fuzz(ROOT / "build/asan/tests/fuzz", target, limits, WEEKLY_S if is_weekly else seconds + 120)
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(one, targets(ROOT / "tests/fuzz"))

@@ -160,12 +160,12 @@ def job_test() -> Cases:
 
 
 def job_cpu_clang() -> Cases:
-    """A second compiler builds library and command line."""
+    """A second compiler builds library and command line, with the sanitizers of jobs asan and fuzz."""
     if not shutil.which("clang++-14"):
-        yield Case("build cpu-clang", SKIPPED, "clang++-14 was not found")
+        yield Case("build asan", SKIPPED, "clang++-14 was not found")
         return
     targets = ["overlace_core", "overlace_shared"] + (["overlace"] if list((ROOT / "cli").glob("*.cc")) else [])
-    yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=OFF"], *targets)
+    yield from build_cases("asan", ["-DOVERLACE_TESTS=ON"], *targets)
 
 
 SANITIZER_ENV = {
@@ -176,9 +176,16 @@ SANITIZER_ENV = {
 
 
 def job_asan() -> Cases:
-    """The same tests under address and undefined behaviour sanitizers."""
-    yield from build_cases("asan", ["-DOVERLACE_TESTS=ON"])
-    yield from all_tests("asan", SANITIZER_SEEDS, env=SANITIZER_ENV)
+    """The same tests under address and undefined behaviour sanitizers; by g++ where clang was not found."""
+    preset = "asan" if shutil.which("clang++-14") else "asan-gcc"
+    yield from build_cases(preset, ["-DOVERLACE_TESTS=ON"])
+    yield from all_tests(preset, SANITIZER_SEEDS, env=SANITIZER_ENV)
+
+
+def job_asan_gcc() -> Cases:
+    """Weekly: the same tests under the sanitizers of g++."""
+    yield from build_cases("asan-gcc", ["-DOVERLACE_TESTS=ON"])
+    yield from all_tests("asan-gcc", SANITIZER_SEEDS, env=SANITIZER_ENV)
 
 
 # The unit tests that start threads: in the others the thread sanitizer has nothing to see.
@@ -369,10 +376,11 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "bench": job_bench,
     "fuzz": job_fuzz,
     "clang-test": job_clang_test,
+    "asan-gcc": job_asan_gcc,
     "seeds": job_seeds,
     "fuzz-long": job_fuzz_long,
     "faults": job_faults,
     "coverage": job_coverage,
 }
-WEEKLY_ONLY = ("clang-test", "seeds", "fuzz-long", "faults", "coverage")
+WEEKLY_ONLY = ("clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]

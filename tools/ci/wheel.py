@@ -26,6 +26,7 @@ def wheel_cases(builder: Path, torch: Path | None, out: Path) -> Iterator[Case]:
     options = [
         "build-dir=build/wheel",
         "cmake.build-type=RelWithDebInfo",
+        "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -g1 -DNDEBUG",
         "install.strip=true",
         "cmake.define.OVERLACE_CUDA=OFF",
         f"cmake.define.OVERLACE_TORCH={'ON' if torch else 'OFF'}",

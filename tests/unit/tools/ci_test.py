@@ -142,13 +142,19 @@ class RunnerTest(support.TreeTest):
         self.assertNotIn("[50/9]", why)
 
     def test_folders_of_finished_jobs_go_where_space_is_little(self) -> None:
-        for name in ("cpu", "asan"):
+        for name in ("cpu", "tsan"):
             self.write(f"build/{name}/x.o", "")
         with unittest.mock.patch.object(runner, "ROOT", self.root):
             self.assertEqual(runner.make_room(0), [])
-            self.assertEqual(runner.make_room(2**40), [self.root / "build/asan"])
+            self.assertEqual(runner.make_room(2**40), [self.root / "build/tsan"])
         self.assertTrue((self.root / "build/cpu/x.o").exists())
-        self.assertFalse((self.root / "build/asan").exists())
+        self.assertFalse((self.root / "build/tsan").exists())
+
+    def test_what_two_presets_compile_alike_is_found_by_its_text(self) -> None:
+        for preset, wanted in (("cpu", {}), ("cuda", {}), ("asan", {"CCACHE_DEPEND": "1"})):
+            with unittest.mock.patch.object(runner, "run") as called:
+                runner.build(preset, "x")
+            self.assertEqual(called.call_args.args[2], wanted)
 
     def test_a_missing_program_is_a_failure(self) -> None:
         self.assertEqual(runner.run(["/nonexistent/program"]).rc, 127)
@@ -169,7 +175,7 @@ class JobsTest(support.TreeTest):
 
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
-        weekly = {"clang-test", "seeds", "fuzz-long", "faults", "coverage"}
+        weekly = {"clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage"}
         self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), weekly)
         self.assertEqual(main.chosen(["seeds"]), ["seeds"])
 
