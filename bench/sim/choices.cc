@@ -32,8 +32,8 @@ using Case = std::vector<const Measured*>;
 
 /// Index into `members`; none if what a rule chose was not measured, or a model has nothing to say of the library.
 std::optional<size_t> chosen(const Case& members, const spec::Machine& machine, Chooser chooser) {
-  const spec::OpSpec& op = members.front()->op;
   if (chooser == Chooser::rule || chooser == Chooser::paper_rule) {
+    const spec::OpSpec& op = members.front()->op;
     const bool is_paper = chooser == Chooser::paper_rule;
     const plan::Candidate wanted = is_paper ? plan::paper_rule(op, machine)
                                             : plan::Planner(machine).plan(op, {.limit = plan::Tier::rule})->candidate;
@@ -52,7 +52,7 @@ std::optional<size_t> chosen(const Case& members, const spec::Machine& machine, 
     from.push_back(i);
   }
   const plan::Tier tier = is_simulated ? plan::Tier::simulation : plan::Tier::recurrence;
-  const std::optional<plan::Pick> pick = plan::pick(op, plan::errors_of(machine, tier), list);
+  const std::optional<plan::Pick> pick = plan::pick(members.front()->op, plan::errors_of(machine, tier), list);
   if (!pick) return std::nullopt;
   return from[pick->chosen];
 }
@@ -114,15 +114,27 @@ std::string summary_of(const std::vector<Row>& rows, size_t chooser, bool only_h
                       unknown);
 }
 
-}  // namespace
+/// "k_slab q 4 | 81.5 | 2.1 % | -4.0 %": measured, half of what lies between the 10th and 90th percentile, error.
+std::string cells_of(const Measured& m) {
+  const std::string error =
+      m.recurrence_us ? base::format("{:+.1f} %", 100 * (*m.recurrence_us / m.measured_us() - 1)) : "none";
+  return base::format("{} | {:.1f} | {:.1f} % | {}", name_of(m), m.measured_us(), 100 * m.spread, error);
+}
 
-std::string choices(const std::vector<Measured>& list, const spec::Machine& machine) {
+std::vector<Row> rows_of(const std::vector<Measured>& list, const spec::Machine& machine) {
   std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t>, Case> cases;
   for (const Measured& m : list)
     if (is_candidate(m, machine)) cases[{m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k}].push_back(&m);
   std::vector<Row> rows;
   for (const auto& [key, members] : cases)
     if (members.size() >= kLeastCandidates) rows.push_back(row_of(members, machine));
+  return rows;
+}
+
+}  // namespace
+
+std::string choices(const std::vector<Measured>& list, const spec::Machine& machine) {
+  const std::vector<Row> rows = rows_of(list, machine);
   std::string out =
       "| chooser | within 2 % of the best | the best | mean regret | largest | where not the best | slower than "
       "`library` | choice not measured |\n|---|---|---|---|---|---|---|---|\n";
@@ -141,6 +153,23 @@ std::string choices(const std::vector<Measured>& list, const spec::Machine& mach
                                : base::format(" {} | {:.1f} % |", name_of(*one.of), 100 * one.regret);
   }
   return out + "\n";
+}
+
+std::string misses(const std::vector<Measured>& list, const spec::Machine& machine) {
+  constexpr size_t kColumn = 2;  // of kChoosers: the recurrence
+  std::vector<Row> rows = rows_of(list, machine);
+  std::erase_if(rows, [](const Row& row) { return row.choices[kColumn].of == nullptr; });
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const Row& a, const Row& b) { return a.choices[kColumn].regret > b.choices[kColumn].regret; });
+  std::string out =
+      "| case | held out | regret | best | us | spread | predicted | recurrence | us | spread | predicted |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|\n";
+  for (const Row& row : rows) {
+    const Choice& one = row.choices[kColumn];
+    out += base::format("| {} | {} | {:.1f} % | {} | {} |\n", row.best->op.to_string(),
+                        row.best->is_held_out ? "yes" : "", 100 * one.regret, cells_of(*row.best), cells_of(*one.of));
+  }
+  return out;
 }
 
 }  // namespace overlace::bench

@@ -13,4 +13,8 @@ namespace overlace::bench {
 /// models choose among what was measured; a rule's choice may not be there. After predict().
 std::string choices(const std::vector<Measured>& list, const spec::Machine& machine);
 
+/// Markdown, a line per such case, the largest regret first: what was best and what the recurrence took, both times as
+/// measured, how far they spread within their runs, and how far the predictions were off.
+std::string misses(const std::vector<Measured>& list, const spec::Machine& machine);
+
 }  // namespace overlace::bench

@@ -1,7 +1,7 @@
 // How good and how fast the simulator is; needs no GPU:
 //   bench_sim [--machine NAME|FILE.json] [--records A.jsonl,B.jsonl] [--calls N] [--json FILE] [--speed] [--choices]
 // With --records: predictions beside measurements, over shapes that a fit may see and shapes that are held out; with
-// --choices also what the planner would have chosen among the measured schedules.
+// --choices also what the planner would have chosen among the measured schedules, and where that was not the best why.
 #include <cstdio>
 
 #include "bench/common/arguments.h"
@@ -36,7 +36,8 @@ base::Status run(int argc, char** argv) {
     const spec::Machine machine = spec::find_machine(machine_name);
     predict(*list, machine, calls);
     if (json != "-") std::fputs(report(*list).c_str(), stdout);
-    if (json != "-" && wants_choices) std::fputs(("\n" + choices(*list, machine)).c_str(), stdout);
+    if (json != "-" && wants_choices)
+      std::fputs(("\n" + choices(*list, machine) + "\n" + misses(*list, machine)).c_str(), stdout);
     if (json == "-") std::fputs((as_json(*list).dump() + "\n").c_str(), stdout);
     if (json != "-" && !json.empty()) OVERLACE_TRY(base::write_file(json, as_json(*list).dump(1) + "\n"));
   }

@@ -57,10 +57,15 @@ bool is_valid_output(const Measured& m) { return m.family != "compute" && m.fami
 
 using Found = std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t, std::string, int>, Measured>;
 
-Measured& add(Found& found, Measured m, double us) {
+/// `time_us`: median, p10, p90.
+Measured& add(Found& found, Measured m, const Json& time_us) {
   Measured& one =
       found.try_emplace({m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k, m.family, m.degree}, std::move(m)).first->second;
+  const double us = time_us.find("median")->as_double();
   one.us.push_back(us);
+  const Json *low = time_us.find("p10"), *high = time_us.find("p90");
+  if (low != nullptr && high != nullptr && low->is_number() && high->is_number())
+    one.spread = std::max(one.spread, (high->as_double() - low->as_double()) / 2 / us);
   return one;
 }
 
@@ -86,7 +91,7 @@ base::Status add_lines(const std::string& file, const std::string& bytes, Found&
       if (m.family.ends_with(suffix)) m.family.resize(m.family.size() - 3);
     }
     m.degree = degree_of(*record, m.family);
-    Measured& one = add(found, std::move(m), median->as_double());
+    Measured& one = add(found, std::move(m), *record->find("time_us"));
     if (const Json* flags = record->find("flags"); flags != nullptr) {
       for (const Json& flag : flags->as_array()) one.is_host_bound = one.is_host_bound || text(&flag) == "host_bound";
     }
@@ -113,7 +118,7 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
       m.op.ranks = static_cast<int>(row.find("ranks")->as_int());
       m.family = is_slab ? "k_slab" : "tma_slot";
       m.degree = is_slab ? std::stoi(name.substr(slab.size())) : 64;
-      (void)add(found, std::move(m), median->as_double());
+      (void)add(found, std::move(m), *variant.find("time_us"));
     }
   }
   return {};

@@ -17,6 +17,7 @@ struct Measured {
   std::string family;  // as make_schedule takes it
   int degree = 1;
   std::vector<double> us;
+  double spread = 0;  // half of what lies between the 10th and 90th percentile of a run, of its median; the widest run
   bool is_host_bound = false;
   bool is_held_out = false;  // its shape: no fit may see it
   double predicted_us = 0;

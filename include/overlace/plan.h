@@ -91,11 +91,14 @@ class Planner {
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
-  /// `library` and `serial` are always among the candidates. The one with the smallest estimate wins, each lengthened
-  /// by the median error of its family on this machine (measured: by nothing); a gain over `library` below 2 % or that
-  /// error picks `library`. Where a probe fails, on all ranks, the plan is that of the tier before and says why.
-  /// Throws ScheduleError for an operator that no schedule fits.
+  /// `library` and `serial` are always among the candidates. The one with the smallest estimate wins (within half a
+  /// percent the one whose family was predicted best on this machine); a gain over
+  /// `library` below 2 % picks `library`. Where a probe fails, on all ranks, the plan is that of the tier before and
+  /// says why. Throws ScheduleError for an operator that no schedule fits.
   std::shared_ptr<const Plan> plan(const spec::OpSpec& op, const PlanOptions& options = {});
+  /// What PlannerParts::cache keeps for the operator on this machine, of tier probe, else of tier simulation; null
+  /// where it has neither. Decides and writes nothing. Throws ScheduleError as plan() does.
+  std::shared_ptr<const Plan> kept(const spec::OpSpec& op) const;
   const spec::Machine& machine() const;
 
  private:

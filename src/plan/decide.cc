@@ -47,9 +47,8 @@ void settle(const spec::OpSpec& op, const spec::Machine& machine, Decision* deci
   if (best.candidate.family == "library") {
     reason = base::format("library {:.1f} us, nothing is surely faster", best.us);
   } else if (picked->chosen != picked->best) {
-    reason = base::format("{} {:.1f} us, library {:.1f} us: a gain of {:.1f} % where {:.1f} % are wanted: library",
-                          to_string(best.candidate), best.us, others[picked->chosen].us, 100 * picked->gain,
-                          100 * picked->wanted);
+    reason = base::format("{} {:.1f} us, library {:.1f} us: a gain of {:.1f} % is too little: library",
+                          to_string(best.candidate), best.us, others[picked->chosen].us, 100 * picked->gain);
   } else {
     reason = base::format("{} {:.1f} us, {:.1f} % less than library", to_string(best.candidate), best.us,
                           100 * picked->gain);

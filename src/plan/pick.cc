@@ -1,13 +1,15 @@
 #include "src/plan/pick.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace overlace::plan {
 namespace {
 
 constexpr double kLeastGain = 0.02;   // of the library's time: less is within any model's error
+constexpr double kTie = 0.005;        // estimates this close say nothing
 constexpr double kPriorP90 = 0.2;     // where the machine file has none
-constexpr double kPriorMedian = 0.1;  // of a family that was not measured where others were
+constexpr double kPriorMedian = 0.1;  // of a family that was not measured
 
 const spec::ModelError* find(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family) {
   const auto by_op = errors.find(op.op);
@@ -25,8 +27,8 @@ const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier) 
 }
 
 double median_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family) {
-  if (const spec::ModelError* error = find(errors, op, family)) return error->p50;
-  return errors.contains(op.op) ? kPriorMedian : 0;
+  const spec::ModelError* error = find(errors, op, family);
+  return error != nullptr ? error->p50 : kPriorMedian;
 }
 
 double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family) {
@@ -39,17 +41,18 @@ std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& er
   const auto library =
       std::find_if(list.begin(), list.end(), [](const Alternative& a) { return a.candidate.family == "library"; });
   if (library == list.end()) return std::nullopt;
-  const auto with_error = [&](const Alternative& a) {
-    return a.us * (1 + median_error(errors, op, a.candidate.family));
+  const auto is_less = [](const Alternative& a, const Alternative& b) { return a.us < b.us; };
+  const double least = std::min_element(list.begin(), list.end(), is_less)->us;
+  const auto is_tie = [&](const Alternative& a) { return a.us <= least * (1 + kTie); };
+  const auto key = [&](const Alternative& a) {
+    return std::tuple(!is_tie(a), median_error(errors, op, a.candidate.family), a.us);
   };
-  const auto best = std::min_element(list.begin(), list.end(), [&](const Alternative& a, const Alternative& b) {
-    return with_error(a) < with_error(b);
-  });
+  const auto best = std::min_element(list.begin(), list.end(),
+                                     [&](const Alternative& a, const Alternative& b) { return key(a) < key(b); });
   Pick out;
   out.best = static_cast<size_t>(best - list.begin());
   out.gain = 1 - best->us / library->us;
-  out.wanted = std::max(kLeastGain, median_error(errors, op, best->candidate.family));
-  out.chosen = out.gain < out.wanted ? static_cast<size_t>(library - list.begin()) : out.best;
+  out.chosen = out.gain < kLeastGain ? static_cast<size_t>(library - list.begin()) : out.best;
   return out;
 }
 

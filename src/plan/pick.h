@@ -13,16 +13,16 @@ namespace overlace::plan {
 /// Those of the model that a tier estimates by; none of what was measured.
 const spec::Machine::Errors& errors_of(const spec::Machine& machine, Tier tier);
 
-/// Of predictions of a family against measurements: median, 90th percentile. Where there are none, 10 % (0 where there
-/// are none of the whole operator) and 20 %.
+/// Of predictions of a family against measurements: median, 90th percentile. Where there are none, 10 % and 20 %.
 double median_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
 double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
 
-/// Indices into the list. Less sure is as good as slower: `best` has the smallest estimate times one plus its median
-/// error. `chosen` is it, or `library` where the gain is less than wanted: 2 %, or that error.
+/// Indices into the list. `best` has the smallest estimate, or is within half a percent of it and its family surer.
+/// `chosen` is it, or `library` where the gain is below 2 %. Otherwise errors of families do not count: they are mostly
+/// common to all schedules of a shape.
 struct Pick {
   size_t best = 0, chosen = 0;
-  double gain = 0, wanted = 0;  // of the library's time
+  double gain = 0;  // of the library's time
 };
 /// None without `library` in the list.
 std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& errors,

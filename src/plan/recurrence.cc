@@ -1,8 +1,9 @@
 #include "src/plan/recurrence.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "src/spec/costs.h"
+#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -12,6 +13,9 @@ using spec::Load;
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr int kPushingCtas = 132;    // of a fused kernel: each has warps that only push
+/// GPUs: copies that all ranks start at once keep in step: each rank gets from one peer at a time. Those behind
+/// products, and several chunks of a shard, do not. Fitted like the machine file (docs/design/planner.md).
+constexpr double kOutOfStep = 1.1;
 /// GPUs: both passes of gemm_ar over the links, of the GEMM. Where they take longer, groups of chunks were slower than
 /// one (M 16384 N 8192 K 2048 on 4x H200: 18 %, bench/results/gemm_ar.jsonl), which the recurrence does not see: copies
 /// of several groups slow each other down. No estimate then. Two H200 (0.9, bench/results/gemm_ar_x2.jsonl) still gain.
@@ -202,34 +206,54 @@ double Recurrence::grouped_us(const Steps& s, const With& with) const {
   return std::max(computed, link + seen) + triggered + taken;
 }
 
-/// One kernel: the last wave of tiles goes through the slabs as they come; waves before it find more and more there.
+/// Of a one-kernel family, on its own tiles.
+spec::GemmCost Recurrence::fused_product(std::string_view family) const {
+  spec::FusedWork work = {shard_, op_.ranks, op_.n, op_.k, kSlotTileCols};
+  if (family == "k_slab") {
+    std::vector<int64_t> off;
+    for (int r = 0; r <= op_.ranks; ++r) off.push_back(r * shard_);
+    work.cols = spec::gather_tile_cols(off, op_.n, machine_.sms);
+  }
+  return spec::fused_cost(machine_, work);
+}
+
+/// Of `k_slab`, before a tile of the others' rows. They share the last wave at least.
+double Recurrence::own_waves(const spec::GemmCost& product) const {
+  return std::max(std::min(product.waves / op_.ranks, product.waves - 1), 0.0);
+}
+
+/// What its SMs store to all peers.
+double Recurrence::store_us(std::string_view family) const {
+  const spec::Curve& GBps = family == "k_slab" ? machine_.transport.store_GBps : machine_.transport.tma_GBps;
+  return peers_ * static_cast<double>(shard_) * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
+}
+
+/// One kernel: waves of my rows, slowed by what pushes them, then a wave of the others' that goes through their slabs
+/// as these come. Each slab comes from all peers before the next, so the waves behind it find all of them there.
 double Recurrence::k_slab_us(int slabs, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
-  const double compute = whole.us * with.gemm - whole.start_us, waves = std::max(whole.waves, 1.0);
-  const double rate = machine_.transport.store_GBps.at(kPushingCtas) * kBytesPerUs;
-  const double slab = peers_ * static_cast<double>(shard_) * row_bytes_ / slabs / rate * with.copy;
-  double computed = compute / waves * (waves - 1), arrived = 0;
-  for (int i = 0; i < slabs; ++i) {
-    arrived += slab;
-    computed = std::max(computed, arrived) + on * l.flag_us.value + compute / waves / slabs;
-  }
-  return whole.start_us + computed + on * (l.call_us.value + l.launch_us.value);
+  const spec::GemmCost whole = fused_product("k_slab");
+  const double wave = (whole.us - whole.start_us) / std::max(whole.waves, 1.0), own = own_waves(whole);
+  const double mine = own * wave + (with.gemm - 1) * whole.us;
+  const double slab = store_us("k_slab") * with.copy / slabs + on * l.flag_us.value;
+  double computed = mine + wave;
+  for (int i = 0; i < slabs; ++i) computed = std::max(computed, (i + 1) * slab + (slabs - i) * wave / slabs);
+  return whole.start_us + computed + (whole.waves - own - 1) * wave + on * (l.call_us.value + l.launch_us.value);
 }
 
-/// One kernel: tiles of the others' rows leave as they are computed, tiles of my rows come last and add what has come.
+/// One kernel: tiles of the others' rows leave as they are computed, those of a wave while it is multiplied no more;
+/// tiles of my rows come last and add what has come.
 double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = spec::gemm_cost(machine_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
-  const double compute = whole.us * with.gemm - whole.start_us, waves = std::max(whole.waves, 1.0);
-  const double sent = peers_ * static_cast<double>(shard_) * row_bytes_ * with.copy /
-                      (machine_.transport.tma_GBps.at(kPushingCtas) * kBytesPerUs);
-  const double group = sent / groups;
-  const double out = compute / waves + sent + on * l.flag_us.value + group;
+  const spec::GemmCost whole = fused_product("tma_slot");
+  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double sent = store_us("tma_slot") * with.copy;
+  const double out = compute / waves + sent + on * l.flag_us.value + sent / groups;
   const double sum = spec::reduce_us(machine_, static_cast<double>(shard_) * row_bytes_ * op_.ranks);
-  return whole.start_us + std::max(compute, out) + sum + on * (l.call_us.value + l.launch_us.value);
+  const double end = std::max(compute + sent / waves, out) + sum;
+  return whole.start_us + end + on * (l.call_us.value + l.launch_us.value);
 }
 
 Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
@@ -238,10 +262,15 @@ Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
   const double gemm = spec::contention(machine_, Load::gemm_tensor, by) *
                       (is_one ? 1 : spec::contention(machine_, Load::gemm_tensor, Load::ce_out));
   const double copy = spec::contention(machine_, is_one ? by : Load::ce_out, Load::gemm_tensor);
-  const double together = std::min(gemm_us_, transfer_us_);
+  const spec::GemmCost product = is_one ? fused_product(candidate.family) : spec::GemmCost{gemm_us_, 1, 0};
+  const double product_us = product.us, sent_us = is_one ? store_us(candidate.family) : transfer_us_;
+  // Whoever waits for the last slab multiplies nothing.
+  const double share = candidate.family == "k_slab" ? (own_waves(product) + 1) / std::max(product.waves, 1.0) : 1;
+  const double together = std::min(share * product_us, sent_us);
   With out;
-  if (gemm_us_ > 0) out.gemm = 1 + (gemm - 1) * together / gemm_us_;
-  if (transfer_us_ > 0) out.copy = 1 + (copy - 1) * together / transfer_us_;
+  if (product_us > 0) out.gemm = 1 + (gemm - 1) * together / product_us;
+  if (sent_us > 0) out.copy = 1 + (copy - 1) * together / sent_us;
+  if (machine_.is_gpu && !is_one && (!is_gather_ || candidate.degree > 1)) out.copy *= kOutOfStep;
   return out;
 }
 
@@ -253,10 +282,11 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
                         : is_grouped ? grouped_us(steps, with)
                                      : scatter_us(steps, with);
   if (!with.host) return device;
+  // A product of a step also waits for words or adds to them, a sum waits, a copy is followed by its signal.
   const int groups = is_grouped ? steps.chunks : 1;
-  const int products = groups * steps.steps + (steps.own > 0 ? groups : 0), sums = is_gather_ ? 0 : steps.chunks;
+  const int products = groups * (2 * steps.steps + (steps.own > 0 ? 1 : 0)), sums = is_gather_ ? 0 : 2 * steps.chunks;
   const int copies = groups * steps.steps * steps.copies + (is_reduced_twice_ ? steps.chunks * (peers_ + 1) : 0);
-  return std::max(device, host_us(products + sums, copies, 0));
+  return std::max(device, host_us(products + sums, 2 * copies, 0));
 }
 
 std::optional<double> Recurrence::us(const Candidate& candidate) const {

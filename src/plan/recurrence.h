@@ -8,6 +8,7 @@
 
 #include "overlace/plan.h"
 #include "src/spec/cost_model.h"
+#include "src/spec/costs.h"
 #include "src/spec/machine.h"
 
 namespace overlace::plan {
@@ -53,6 +54,9 @@ class Recurrence {
   double tma_slot_us(int groups, const With& with) const;
   With slowed(const Candidate& candidate) const;
   double host_us(int kernels, int copies, int collectives) const;
+  spec::GemmCost fused_product(std::string_view family) const;
+  double store_us(std::string_view family) const;
+  double own_waves(const spec::GemmCost& product) const;
   double product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const;
   /// The product of so many rows of all that travel.
   double part_us(int64_t rows, int64_t batch) const;

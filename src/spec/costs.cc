@@ -32,7 +32,7 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
   const Machine::Gemm& gemm = machine.gemm;
   const int64_t sms = std::max(machine.sms, 1);
   out.us = std::numeric_limits<double>::infinity();
-  double busy = 1;  // SMs of the last full wave
+  double busy = 1, flops = 0;  // SMs of the last full wave; of whole tiles
   for (const GemmTile& tile : gemm.tiles) {
     const int64_t tiles = work.batch * pieces(work.m, tile.rows) * pieces(work.n, tile.cols);
     const double waves = static_cast<double>(pieces(tiles, sms));
@@ -41,14 +41,55 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
     out.us = us;
     out.waves = waves;
     busy = static_cast<double>(std::min(tiles, sms));
+    flops = 2 * static_cast<double>(tiles * tile.rows * tile.cols) * static_cast<double>(work.k);
   }
   double stream = gemm.stream_GBps.value;
   if (const double each = gemm.sm_stream_GBps.value; each > 0)
     stream = stream > 0 ? std::min(stream, busy * each) : busy * each;
   out.start_us = gemm.start_us.value;
-  out.us = out.start_us + std::max({out.us, at_rate(work.flops(), gemm.sustained_TFLOPs.value * kOpsPerUs),
-                                    at_rate(work.bytes(), stream * kBytesPerUs)});
+  const double b_bytes = static_cast<double>(work.n * work.k * work.in_bytes);
+  const auto l2_bytes = static_cast<double>(machine.memory.l2_bytes);
+  const bool is_cached = l2_bytes == 0 || b_bytes <= l2_bytes;
+  const double bytes = work.bytes() + (is_cached ? 0 : b_bytes * static_cast<double>(work.batch - 1));
+  out.us = out.start_us + std::max({out.us, at_rate(flops, gemm.sustained_TFLOPs.value * kOpsPerUs),
+                                    at_rate(bytes, stream * kBytesPerUs)});
   return out;
+}
+
+double tile_us(const Machine& machine, int64_t rows, int64_t cols, int64_t k) {
+  const auto us = [&](const GemmTile& t) { return t.wave_us.value + static_cast<double>(k) * t.k_ns.value * 1e-3; };
+  const GemmTile* largest = &machine.gemm.tiles.front();
+  for (const GemmTile& t : machine.gemm.tiles) {
+    if (t.rows == rows && t.cols == cols) return us(t);
+    if (t.rows * t.cols > largest->rows * largest->cols) largest = &t;
+  }
+  return us(*largest) * static_cast<double>(rows * cols) / static_cast<double>(largest->rows * largest->cols);
+}
+
+GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
+  GemmCost out;
+  if (work.shard <= 0 || work.ranks <= 0 || work.n <= 0 || work.k <= 0) return out;
+  const int64_t slots = std::max(machine.sms / kFusedTileSms, 1);
+  const int64_t tiles = work.ranks * pieces(work.shard, kFusedTileRows) * pieces(work.n, work.cols);
+  const double flops = 2 * static_cast<double>(tiles * kFusedTileRows * work.cols) * static_cast<double>(work.k);
+  out.waves = static_cast<double>(pieces(tiles, slots));
+  out.start_us = machine.gemm.start_us.value;
+  out.us = out.start_us + std::max(out.waves * tile_us(machine, kFusedTileRows / kFusedTileSms, work.cols, work.k),
+                                   at_rate(flops, machine.gemm.sustained_TFLOPs.value * kOpsPerUs));
+  return out;
+}
+
+int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms) {
+  constexpr int64_t kCols[] = {256, 224, 192, 160, 128};  // src/ops/gemm_core/gather_instances.def
+  int64_t rows = 0, best = 0, best_cost = 0;              // of clusters' tiles, shard by shard
+  for (size_t i = 1; i < row_offsets.size(); ++i) rows += pieces(row_offsets[i] - row_offsets[i - 1], kFusedTileRows);
+  for (const int64_t cols : kCols) {
+    const int64_t cost = pieces(rows * pieces(n, cols), std::max(1, sms / kFusedTileSms)) * cols;
+    if (best != 0 && cost >= best_cost) continue;
+    best = cols;
+    best_cost = cost;
+  }
+  return best;
 }
 
 double copy_us(const Machine& machine, double bytes) {

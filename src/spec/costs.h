@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "src/spec/machine.h"
@@ -23,8 +24,26 @@ struct GemmCost {
   double start_us = 0;  // included in `us`
 };
 
-/// By the tile whose waves are fastest for the shape. Nothing to do: 0. Precondition: the machine has GEMM tiles.
+/// By the tile whose waves are fastest for the shape. SMs multiply whole tiles, so the sustained rate counts their rows
+/// and columns; a batch reads a B that is larger than the L2 cache once per product. Nothing to do: 0. Precondition:
+/// the machine has GEMM tiles.
 GemmCost gemm_cost(const Machine& machine, const GemmWork& work);
+
+/// All of K for one tile of rows x cols on one SM: of the machine's tile of that size, else in proportion to its
+/// largest. Precondition: the machine has GEMM tiles.
+double tile_us(const Machine& machine, int64_t rows, int64_t cols, int64_t k);
+
+/// The product of a one-kernel family: shards of rows by n columns, on clusters of two SMs with a tile of
+/// kFusedTileRows x `cols` that lies in one shard.
+inline constexpr int64_t kFusedTileRows = 256;
+inline constexpr int kFusedTileSms = 2;
+struct FusedWork {
+  int64_t shard = 0, ranks = 1, n = 0, k = 0, cols = 1;  // rows of a shard; columns of a tile
+};
+GemmCost fused_cost(const Machine& machine, const FusedWork& work);
+
+/// The tile that the kernels of ag_gemm take (B stored (N, K)): fewest waves times columns, the wider of two alike.
+int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms);
 
 /// One of several copies of `bytes` that follow each other on a copy lane while all ranks send. 0 bytes: 0.
 double copy_us(const Machine& machine, double bytes);

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "src/sim/schedule/graph.h"
+#include "src/spec/costs.h"
 #include "src/spec/fused_pod.h"
 
 namespace overlace::sim {
@@ -11,9 +12,6 @@ namespace {
 using spec::Box;
 using spec::Instance;
 
-/// The tile of a cluster of two CTAs that the kernels of ag_gemm take for most layers (docs/design/fused_gemm.md).
-constexpr int64_t kClusterRows = 256, kClusterCols = 160;
-constexpr int kClusterSms = 2;
 constexpr int kGroupsPerWave = 8;
 constexpr int64_t kMaxTile = 65536;
 constexpr int64_t kMaxNodes = 250'000;  // of one rank's kernel: some 100 MB
@@ -38,14 +36,10 @@ int64_t parameter(const spec::Schedule& schedule, const char* name, int64_t othe
   return value == nullptr ? otherwise : *value;
 }
 
-/// Of one cluster: us for a tile with all of K, in proportion to the machine's largest one, in whatever order it has
-/// them.
-double tile_us(const spec::Machine& machine, int64_t rows, int64_t cols, int64_t k) {
-  const std::vector<spec::GemmTile>& tiles = machine.gemm.tiles;
-  const spec::GemmTile& t = *std::max_element(
-      tiles.begin(), tiles.end(), [](const auto& a, const auto& b) { return a.rows * a.cols < b.rows * b.cols; });
-  const double area = static_cast<double>(rows * cols) / kClusterSms / static_cast<double>(t.rows * t.cols);
-  return (t.wave_us.value + static_cast<double>(k) * t.k_ns.value * 1e-3) * area;
+/// Columns of a tile: those of the schedule (gemm_rs), else what the kernel of ag_gemm chooses on this machine.
+int64_t tile_cols(const spec::Schedule& schedule, const spec::Machine& machine) {
+  const int64_t n = parameter(schedule, "N", 1);
+  return parameter(schedule, "tile_n", spec::gather_tile_cols(schedule.tables.at("off"), n, machine.sms));
 }
 
 }  // namespace
@@ -137,7 +131,7 @@ uint32_t GraphBuilder::add_stores(int rank, const Area& area, const Slab& slab, 
   work.link_bytes = work.peer_memory_bytes = upto(area.done + tiles) - upto(area.done);
   work.amount = static_cast<uint64_t>(work.link_bytes);
   const spec::Curve& store = machine_.transport.tma_GBps;
-  const double rate = store.empty() ? machine_.link.egress_GBps.value : store.at(tiles * kClusterSms);
+  const double rate = store.empty() ? machine_.link.egress_GBps.value : store.at(tiles * spec::kFusedTileSms);
   work.flow_us = static_cast<double>(work.link_bytes) / rate * 1e-3;
   work.to = slab.whole.to;
   work.load = spec::Load::epi_store;
@@ -160,8 +154,8 @@ uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid
     node.part_of = node.jitter = slab.instance;
     Work work;
     work.amount = static_cast<uint64_t>(2 * grid.rows * grid.cols * tiles * slab.depth);
-    work.flow_us = tile_us(machine_, grid.rows, grid.cols, area.depth) * static_cast<double>(slab.depth) /
-                   static_cast<double>(std::max<int64_t>(area.depth, 1));
+    work.flow_us = spec::tile_us(machine_, grid.rows / spec::kFusedTileSms, grid.cols, area.depth) *
+                   static_cast<double>(slab.depth) / static_cast<double>(std::max<int64_t>(area.depth, 1));
     set_flow(node, work);
     node.intensity = static_cast<double>(tiles) / grid.slots;
     node.weight = tiles;
@@ -188,8 +182,8 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
   base::Result<std::vector<Area>> found = areas_of(rank, parts, enter, leave);
   if (!found.ok()) return found.status();
   std::vector<Area>& areas = *found;
-  const Grid grid = {parameter(schedule_, "tile_m", kClusterRows), parameter(schedule_, "tile_n", kClusterCols),
-                     std::max(1, machine_.sms / kClusterSms)};
+  const Grid grid = {parameter(schedule_, "tile_m", spec::kFusedTileRows), tile_cols(schedule_, machine_),
+                     std::max(1, machine_.sms / spec::kFusedTileSms)};
   if (grid.rows < 1 || grid.cols < 1 || grid.rows > kMaxTile || grid.cols > kMaxTile)
     return base::error(Errc::bad_schedule, "schedule {}: tiles of {} x {}, wanted 1 to {}", schedule_.family, grid.rows,
                        grid.cols, kMaxTile);

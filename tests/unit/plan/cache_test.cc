@@ -108,6 +108,29 @@ TEST(PlanCache, TheNextProcessTakesWhatWasSimulated) {
   EXPECT_EQ(std::get<int64_t>(near->schedule.params.at("M")), 8191);
 }
 
+TEST(PlanCache, KeptIsWhatTheFileHasAndDecidesNothing) {
+  const Folder folder;
+  const std::string path = folder / "plans.jsonl";
+  const Counting model;
+  const spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
+  EXPECT_EQ(Planner(h200(), {.simulation = &model, .cache = path}).kept(op), nullptr);
+  EXPECT_EQ(model.asked, 0);
+  EXPECT_FALSE(std::filesystem::exists(path));
+  const auto planned = Planner(h200(), {.simulation = &model, .cache = path}).plan(op, kSimulated);
+  const auto kept = Planner(h200(), {.cache = path}).kept(op);
+  ASSERT_NE(kept, nullptr);
+  EXPECT_EQ(kept->schedule.to_json(), planned->schedule.to_json());
+  EXPECT_EQ(kept->reason, planned->reason);
+  EXPECT_EQ(kept->key, planned->key);
+  EXPECT_EQ(kept->estimate.us, planned->estimate.us);
+  // Another of the bucket has a schedule of its own; another shape or machine has none.
+  EXPECT_EQ(std::get<int64_t>(
+                Planner(h200(), {.cache = path}).kept(op_of("gemm_rs", 8191, 8192, 2048))->schedule.params.at("M")),
+            8191);
+  EXPECT_EQ(Planner(h200(), {.cache = path}).kept(op_of("gemm_rs", 8192, 8192, 4096)), nullptr);
+  EXPECT_EQ(Planner(h200()).kept(op), nullptr);
+}
+
 TEST(PlanCache, CheapTiersAndNoPathKeepNothing) {
   const Folder folder;
   const std::string path = folder / "plans.jsonl";

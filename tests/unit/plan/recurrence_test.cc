@@ -135,21 +135,54 @@ TEST(Recurrence, SaysNothingOfWhatItDoesNotKnow) {
   EXPECT_FALSE(Recurrence(op_of("gemm_rs", 64, 512, 1024, 4), mute).us({"tma_slot", 64}).has_value());
 }
 
-TEST(Recurrence, OneKernelWaitsForItsLastWave) {
+/// Four SMs, so two clusters; a cluster's tile of 256 x 256 takes 1000 us.
+Machine two_clusters() {
   Machine machine = plain();
   machine.is_gpu = true;
   machine.sms = 4;
-  machine.gemm.tiles = {{256, 256, {0}, {1000}}};
+  machine.gemm.tiles = {{128, 256, {0}, {1000}}};
   machine.gemm.sustained_TFLOPs = {0};
-  machine.transport.store_GBps = {{{1, 10}, {2, 10}}};
-  machine.transport.tma_GBps = {{{1, 10}, {2, 10}}};
-  // 1024 x 256: four tiles, one wave of 1000 us; three shards of 256 x 1000 bf16 at 10 GB/s are 153.6 us.
+  machine.transport.store_GBps = machine.transport.tma_GBps = {{{1, 10}, {2, 10}}};
+  return machine;
+}
+
+TEST(Recurrence, SlabsComeFromAllPeersBeforeTheRowsBehindThem) {
+  Machine machine = two_clusters();
+  // 1024 x 256: four tiles of clusters, two waves of 1000 us, half a wave of them my rows; three shards of 256 x 1000
+  // bf16 at 10 GB/s are 153.6 us, there before my rows are done.
   const OpSpec op = op_of("ag_gemm", 1024, 256, 1000, 4);
-  EXPECT_NEAR(us(op, machine, "k_slab", 4), 153.6 / 4 + 1000, 0.1);
+  EXPECT_NEAR(us(op, machine, "k_slab", 4), 2000, 0.1);
+  // 1536 us: the wave that waits for them ends a quarter behind the last, and half a wave is left.
   machine.transport.store_GBps = {{{1, 1}, {2, 1}}};
-  EXPECT_NEAR(us(op, machine, "k_slab", 4), 1536 + 1000.0 / 4, 0.1);
+  EXPECT_NEAR(us(op, machine, "k_slab", 4), 1536 + 1000.0 / 4 + 500, 0.1);
+  // Pushes slow what is multiplied beside them: all of the 153.6 us, twice as long.
+  machine = two_clusters();
+  machine.contention = {{spec::Load::gemm_tensor, spec::Load::sm_copy, {2}}};
+  EXPECT_NEAR(us(op, machine, "k_slab", 4), 2000 + 153.6, 0.1);
+}
+
+TEST(Recurrence, ShardsOfOneKernelAreWholeTiles) {
+  const Machine machine = two_clusters();
+  // 384 rows are two tiles of 256 as 512 are: eight tiles, four waves.
+  EXPECT_NEAR(us(op_of("ag_gemm", 1536, 256, 1000, 4), machine, "k_slab", 4), 4000, 0.1);
+  EXPECT_NEAR(us(op_of("ag_gemm", 2048, 256, 1000, 4), machine, "k_slab", 4), 4000, 0.1);
+}
+
+TEST(Recurrence, StoresOfAWaveAreNotHidden) {
+  // 1024 x 256: eight tiles of 256 x 128 in four waves of 500 us; 39.3 us of stores, of which a quarter is behind the
+  // products.
   const OpSpec rs = op_of("gemm_rs", 1024, 256, 1000, 4);
-  EXPECT_NEAR(us(rs, machine, "tma_slot", 64), 1000 + 39.3 + 39.3 / 64, 1);
+  EXPECT_NEAR(us(rs, two_clusters(), "tma_slot", 64), 2000 + 39.3 / 4, 1);
+}
+
+TEST(Recurrence, ChunksDoNotKeepInStep) {
+  // Nothing but copies of 500 us: those of whole shards are as measured alone, those of chunks take longer.
+  Machine machine = plain();
+  machine.is_gpu = true;
+  machine.gemm.sustained_TFLOPs = {1e6};
+  const OpSpec op = op_of("ag_gemm", 1000, 500, 1000, 4);
+  EXPECT_NEAR(us(op, machine, "hetero_unfused_1d", 1), 1500, 0.1);
+  EXPECT_GT(us(op, machine, "hetero_unfused_1d", 2), 1600);
 }
 
 }  // namespace

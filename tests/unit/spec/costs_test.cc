@@ -47,6 +47,30 @@ TEST(Costs, RatesAreLimits) {
   EXPECT_DOUBLE_EQ(wide.bytes() - work.bytes(), 2.0 * 256 * 256);
 }
 
+TEST(Costs, SmsMultiplyWholeTilesAndABatchReadsALargeBAgain) {
+  Machine machine = small();
+  machine.gemm.sustained_TFLOPs = {1};
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {200, 256, 1000}).us, gemm_cost(machine, {256, 256, 1000}).us);
+  machine.gemm.sustained_TFLOPs = {0};
+  machine.gemm.stream_GBps = {1};
+  const GemmWork batch = {256, 256, 1000, 3};
+  machine.memory.l2_bytes = 256 * 1000 * 2;
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, batch).us, 3 + batch.bytes() * 1e-3);
+  machine.memory.l2_bytes -= 1;
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, batch).us, 3 + (batch.bytes() + 2 * 256 * 1000 * 2) * 1e-3);
+}
+
+TEST(Costs, FusedTilesLieInOneShard) {
+  const Machine machine = small();  // two clusters of two SMs
+  EXPECT_DOUBLE_EQ(tile_us(machine, 128, 64, 1000), 8);
+  EXPECT_DOUBLE_EQ(tile_us(machine, 128, 256, 1000), 24) << "twice the largest";
+  // Shards of 300 rows are two tiles of 256: eight of 128 columns, four waves.
+  const GemmCost cost = fused_cost(machine, {300, 4, 128, 1000, 128});
+  EXPECT_DOUBLE_EQ(cost.waves, 4);
+  EXPECT_DOUBLE_EQ(cost.us, 3 + 4 * 12);
+  EXPECT_EQ(fused_cost(machine, {0, 4, 128, 1000, 128}).us, 0);
+}
+
 TEST(Costs, CopiesSumsAndCollectives) {
   Machine machine;
   machine.copy.start_us = {5};

@@ -22,6 +22,17 @@ class FitMachine(unittest.TestCase):
         self.assertEqual([plain.is_fitted(r) for r in rows], [True, False, True, False])
         self.assertEqual([team.is_fitted(r) for r in rows], [True, True, False, False])
 
+    def test_what_all_schedules_of_a_shape_have_in_common_counts_less(self) -> None:
+        alike = [row(4, 100, 110), row(4, 100, 110, family="serial")]
+        apart = [row(4, 100, 110), row(4, 100, 100 / 1.1, family="serial")]
+        loss = [fit_machine.loss_of(rows, "predicted_us") for rows in (alike, apart)]
+        self.assertAlmostEqual(loss[0], math.log(1.1) / 2)
+        self.assertAlmostEqual(loss[1], 1.5 * math.log(1.1))
+        far = [row(4, 100, 100), row(4, 400, 440, family="serial")]
+        self.assertLess(fit_machine.loss_of(far, "predicted_us"), loss[0] / 2)
+        parts = [row(4, 100, 110, family="limit")]
+        self.assertAlmostEqual(fit_machine.loss_of(parts, "predicted_us"), loss[0])
+
     def test_starts_in_the_middle_of_what_may_be(self) -> None:
         self.assertEqual(fit_machine.middle("scale/all_gather_us", 0.7, 1.6), 1.0)
         self.assertEqual(fit_machine.middle("contention/reduce/ce_in", 1.0, 2.0), 1.05)

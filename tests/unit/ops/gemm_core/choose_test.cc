@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "src/spec/costs.h"
+
 namespace overlace::ops::gemm_core {
 namespace {
 
@@ -42,6 +44,18 @@ TEST(ChooseInstance, KnowsBothTypesAndBothLayouts) {
   EXPECT_EQ(gather_of(4096, 1024, 4, kSms, DType::bf16, BMajor::n), "bf16_n_128x256_c21_s4");
   EXPECT_EQ(gather_of(1024, 14336, 4, kSms, DType::fp16, BMajor::n), "fp16_n_128x128_c21_s6");
   EXPECT_EQ(choose_gather(DType::fp32, BMajor::k, std::vector<int64_t>{0, 1}, 8, kSms), nullptr);
+}
+
+TEST(ChooseInstance, ModelsKnowTheTile) {
+  for (const int64_t m : {1024, 1536, 3072, 4096, 6144, 12288}) {
+    for (int64_t n = 8; n <= 28672; n += 632) {
+      std::vector<int64_t> off;
+      for (int r = 0; r <= 4; ++r) off.push_back(m / 4 * r);
+      const FusedSpec* chosen = choose_gather(DType::bf16, BMajor::k, off, n, kSms);
+      EXPECT_EQ(chosen->spec.tile_n * chosen->spec.cluster_n, spec::gather_tile_cols(off, n, kSms)) << m << " " << n;
+      EXPECT_EQ(chosen->spec.tile_m * chosen->spec.cluster_m, spec::kFusedTileRows);
+    }
+  }
 }
 
 TEST(ChooseInstance, LeavesHalvesOfKToTheBench) {
