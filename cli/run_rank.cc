@@ -9,6 +9,7 @@
 #include "cli/progress.h"
 #include "cli/run_check.h"
 #include "cli/run_crew.h"
+#include "cli/run_kept.h"
 #include "cli/run_memory.h"
 #include "cli/run_oracle.h"
 #include "cli/run_outputs.h"
@@ -173,6 +174,8 @@ Status RankRun::choose() {
     if (!flops.ok()) return flops.status();
     hardware.flops_per_s = *flops;
   }
+  auto kept = kept_choices(plan_, base::env(), team_);
+  if (!kept.ok()) return kept.status();
   for (const model::Site& site : plan_.sites) {
     SiteResult result;
     result.name = site.name;
@@ -182,7 +185,8 @@ Status RankRun::choose() {
       chosen_[site.name] = asked->second;
       result.reason = plan_.request.reason;
     } else {
-      plan::Choice choice = plan::choose(site.op, hardware);
+      const auto found = kept->find(site.name);
+      plan::Choice choice = found != kept->end() ? std::move(found->second) : plan::choose(site.op, hardware);
       chosen_[site.name] = std::move(choice.schedule);
       result.reason = std::move(choice.reason);
       if (!has_library() && schedule_name(chosen_[site.name]) == "library") {

@@ -42,6 +42,20 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
   return largest;
 }
 
+/// Plans what the run poses at a site with `overlace plan`, which keeps it in plans.jsonl.
+Result plan_for(const Directory& directory, const Json& site, const std::map<std::string, std::string>& env) {
+  Command command;
+  command.args = {"plan", site.find("op")->as_string(), "--machine", "cpu2", "--tier", "simulation", "-n", "2"};
+  for (const char* key : {"m", "n", "k"}) {
+    command.args.push_back(std::string("--") + key);
+    command.args.push_back(std::to_string(site.find(key)->as_int()));
+  }
+  command.args.insert(command.args.end(), {"--dtype", "fp32"});
+  command.env = env;
+  command.directory = directory.path();
+  return run(command);
+}
+
 TEST(Run, GivesATrueResultOverTwoProcesses) {
   Directory directory;
   const Result result = run(small_run(directory, {"-n", "2", "--json", "r.json", "--output", "y.npy"}));
@@ -66,6 +80,39 @@ TEST(Run, GivesATrueResultOverTwoProcesses) {
     EXPECT_FALSE(site.find("reason")->as_string().empty());
   }
   EXPECT_EQ(npy_values(directory.read("y.npy")).size(), 24u * 16);
+}
+
+TEST(Run, TakesWhatThePlanCacheKeeps) {
+  Directory directory;
+  const auto reasons = [&](std::map<std::string, std::string> env) {
+    Command command = small_run(directory, {"-n", "2", "--json", "r.json"});
+    command.env.insert(env.begin(), env.end());
+    const Result result = run(command);
+    EXPECT_EQ(result.exit, 0) << result.err;
+    return Json::parse(directory.read("r.json")).value();
+  };
+  std::map<std::string, std::string> env = {{"OVERLACE_PLAN_CACHE", directory.path() + "/plans.jsonl"}};
+  const Json before = reasons(env);
+  const Json& first = before.find("sites")->as_array().front();
+  auto plan_env = env;
+  plan_env.insert(kNoGpu.begin(), kNoGpu.end());
+  const Result planned = plan_for(directory, first, plan_env);
+  ASSERT_EQ(planned.exit, 0) << planned.err;
+  const auto count_kept = [](const Json& json) {
+    size_t kept = 0;
+    for (const Json& site : json.find("sites")->as_array())
+      kept += site.find("reason")->as_string().find("plans.jsonl") != std::string::npos ? 1 : 0;
+    return kept;
+  };
+  EXPECT_EQ(count_kept(before), 0u);
+  EXPECT_EQ(count_kept(reasons(env)), 0u) << "the machine of CPU ranks is only known by OVERLACE_MACHINE";
+  env["OVERLACE_MACHINE"] = "cpu2";
+  const Json after = reasons(env);
+  EXPECT_GE(count_kept(after), 1u);
+  const std::string reason = after.find("sites")->as_array().front().find("reason")->as_string();
+  EXPECT_TRUE(reason.starts_with("simulation: ")) << reason;
+  env["OVERLACE_MACHINE"] = "h200x4";
+  EXPECT_EQ(count_kept(reasons(env)), 0u) << "a machine of GPUs says nothing of CPU ranks";
 }
 
 TEST(Run, GivesTheSameHiddenStatesOverAnyRanks) {
