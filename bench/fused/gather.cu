@@ -67,7 +67,7 @@ void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
   v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
     const core::PreparedGather& call = (*prepared)[static_cast<size_t>(set)];
     ++epoch_;
-    if (!is_ce) return core::launch_gather(call, true, stream_);
+    if (!is_ce) return core::launch_gather(call, !options_.shared, stream_);
     BENCH_CUDA(cudaEventRecord(fork_, stream_));
     BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
     OVERLACE_TRY(core::queue_copies(call, epoch_, copies_));

@@ -1,6 +1,8 @@
 // AllGather and GEMM, GEMM and ReduceScatter, each in one kernel, beside what they must beat, on all GPUs of the host,
 // bf16, normal data:
-//   bench_fused [--smoke] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]
+//   bench_fused [--smoke] [--shared] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]
+// --shared: the ranks are threads on one GPU, each with its part of the SMs. Verified as ever; times compare variants
+// with each other, nothing goes over a link.
 // Each variant is verified on changing inputs (fp64 samples; every bit against the mainloop alone, or against the
 // ordered sum of its partial products) before it is timed, and its last outputs are compared again afterwards. Times:
 // worst rank, median of interleaved bursts. limit: GEMM beside the same copies without dependence. Exit 0: all right;
@@ -20,12 +22,17 @@ namespace overlace::bench {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: bench_fused [--smoke] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] [--out FILE]\n";
+    "usage: bench_fused [--smoke] [--shared] [--ops ag|rs] [--rows TEXT] [--rounds N] [--burst-ms X] [--ranks N] "
+    "[--out FILE]\n";
 constexpr int64_t kHostDeadlineMs = 20000;  // kernels have a shorter one
 
 bool parse(int argc, char** argv, Options* o) {
   for (int i = 1; i < argc; ++i) {
     const std::string key = argv[i];
+    if (key == "--shared") {
+      o->shared = true;
+      continue;
+    }
     if (key == "--smoke") {
       o->smoke = true;
       o->rounds = 3;
@@ -117,6 +124,7 @@ class Run {
       options.backend = Backend::cuda_peer;
       options.heap_bytes = size_t{1} << 30;
       options.timeout_ms = kHostDeadlineMs;
+      if (options_.shared) options.device = 0;
       Runtime runtime = Runtime::open(bootstrap, options);
       {
         FusedRank rank(runtime, group_, options_);
@@ -139,7 +147,7 @@ class Run {
   void keep(Outcome outcome) {
     print(outcome);
     outcomes_.push_back(std::move(outcome));
-    if (!options_.out.empty()) save(outcomes_, options_.ranks, options_.out);
+    if (!options_.out.empty()) save(outcomes_, options_);
   }
 
   const Options& options_;
@@ -161,12 +169,15 @@ int main(int argc, char** argv) {
   overlace::base::set_environment_default("CUDA_DEVICE_MAX_CONNECTIONS", "32");
   std::string why;
   const int devices = overlace::runtime::cuda_device_count(&why);
-  if (options.ranks == 0) options.ranks = devices >= 4 ? 4 : devices;
-  if (options.ranks < 2 || options.ranks > devices) {
+  if (options.ranks == 0) options.ranks = devices >= 4 || options.shared ? 4 : devices;
+  if (options.ranks < 2 || options.ranks > (options.shared ? overlace::kOrderShards : devices)) {
     std::fprintf(stderr, "bench_fused: %d ranks on %d GPUs; wanted: 2 or 4, one each. %s\n", options.ranks, devices,
                  why.c_str());
     return 3;
   }
+  if (options.shared && cudaDeviceGetAttribute(&options.sms, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess)
+    return 3;
+  options.sms /= options.ranks;
   overlace::bench::Run run(options);
   return run.run();
 }

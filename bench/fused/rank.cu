@@ -19,6 +19,7 @@ constexpr int64_t kRotatedBytes = int64_t{2} * 60 * 1000 * 1000;  // twice the L
 constexpr int64_t kSamples = 1024;
 constexpr double kMaxError = 0.02;       // of the rms: rounding to bf16 gives 2^-9 of the largest element
 constexpr double kMaxErrorOfSum = 0.04;  // where partials were rounded before
+constexpr int kMostCluster = 2;          // CTAs
 constexpr uint64_t kSeed = 11;
 constexpr uint64_t kDeadlineNs = 5000000000;  // of waits in kernels
 
@@ -149,6 +150,7 @@ void FusedRank::fill(const Set& set, void* c, core::FusedArgs* args) const {
   args->n = args->ldc = case_.n;
   args->k = args->lda = args->ldb = case_.k;
   args->error = error_;
+  if (options_.shared) args->most_clusters = options_.sms / kMostCluster;
 }
 
 void FusedRank::fill(const SignalIds& ids, core::ExchangeState* state) const {

@@ -50,7 +50,7 @@ void print(const Outcome& outcome) {
   std::fflush(stdout);
 }
 
-void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& path) {
+void save(const std::vector<Outcome>& outcomes, const Options& options) {
   Json rows = Json::array();
   for (const Outcome& outcome : outcomes) {
     const Case& c = outcome.of;
@@ -61,7 +61,8 @@ void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& pa
         .set("n", c.n)
         .set("k", c.k)
         .set("instance", c.instance)
-        .set("ranks", ranks);
+        .set("ranks", options.ranks)
+        .set("shared_gpu", options.shared);
     row.set("limit_us", limit_of(outcome)).set("library_us", median_of(outcome, "library"));
     Json variants = Json::array();
     for (const Timed& v : outcome.variants) {
@@ -76,7 +77,7 @@ void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& pa
     row.set("variants", std::move(variants));
     rows.push_back(std::move(row));
   }
-  base::write_file(path, rows.dump(1)).or_throw();
+  base::write_file(options.out, rows.dump(1)).or_throw();
 }
 
 }  // namespace overlace::bench

@@ -108,7 +108,7 @@ Variant FusedRank::make_scatter(const Scattering& how) {
   v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
     const core::PreparedScatter& call = (*prepared)[static_cast<size_t>(set)];
     ++epoch_;
-    if (!is_ce) return core::launch_scatter(call, true, stream_);
+    if (!is_ce) return core::launch_scatter(call, !options_.shared, stream_);
     BENCH_CUDA(cudaEventRecord(fork_, stream_));
     BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
     OVERLACE_TRY(core::launch_scatter(call, false, stream_));
@@ -139,7 +139,7 @@ void FusedRank::add_scatters(std::vector<Variant>* list) {
   rounded.has_bias = true;
   add(rounded, &Set::biased, false, false);
   for (const int q : {1, 2, 4}) {
-    if (!caps_.wait_value) break;  // streams cannot wait for tiles here
+    if (!caps_.wait_value || options_.shared) break;  // streams cannot wait for tiles here
     Scattering copied{base::format("ce q{}", q), instance, TileOrderKind::own_last, q};
     copied.transport = core::ScatterTransport::ce;
     copied.rounds_own = true;

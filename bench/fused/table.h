@@ -21,7 +21,8 @@ struct Case {
 std::string title(const Case& c);
 
 struct Options {
-  bool smoke = false;
+  bool smoke = false, shared = false;  // shared: ranks are threads on one GPU
+  int sms = 0;                         // of each rank, with `shared`
   int ranks = 0, rounds = 7;
   double burst_ms = 20;
   std::string ops, rows, out;  // ops: ag, rs, or empty for both
@@ -40,7 +41,7 @@ struct Outcome {
 };
 
 void print(const Outcome& outcome);
-/// Writes all of them to `path`; throws.
-void save(const std::vector<Outcome>& outcomes, int ranks, const std::string& path);
+/// Writes all of them to `options.out`; throws.
+void save(const std::vector<Outcome>& outcomes, const Options& options);
 
 }  // namespace overlace::bench

@@ -16,13 +16,15 @@ inline constexpr int kThreads = 128 * (1 + kConsumerGroups);
 
 /// A cluster of (cluster_m, cluster_n) CTAs computes as many neighbouring tiles. CTAs of a column share loads of B,
 /// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, 64 rows by store_cols().
-/// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile.
+/// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile. `groups_per_tile` 1: consumer
+/// warpgroups take tiles by turns, so that one multiplies while the other ends its tile; else they share each.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;
   int tile_m = 128, tile_n = 256, cluster_m = 1, cluster_n = 1;
-  int stages = 4, store_buffers = 2, split_k = 1;
+  int stages = 4, store_buffers = 2, split_k = 1, groups_per_tile = kConsumerGroups;
 
+  constexpr int turns() const { return kConsumerGroups / groups_per_tile; }
   constexpr int cluster() const { return cluster_m * cluster_n * split_k; }
   constexpr int store_cols() const { return tile_n % 64 == 0 ? 64 : 32; }
   constexpr uint32_t a_bytes() const { return static_cast<uint32_t>(tile_m * kTileK * 2); }
@@ -60,16 +62,22 @@ constexpr SharedLayout shared_layout(const ConfigSpec& c) {
 /// What a launch asks for: the base of dynamic shared memory is aligned by the kernel.
 constexpr uint32_t dynamic_shared_bytes(const ConfigSpec& c) { return shared_layout(c).bytes + 1024; }
 inline constexpr uint32_t kSharedLimit = 227 * 1024;
+inline constexpr int kMostSums = 160;
 
 constexpr bool is_valid(const ConfigSpec& c) {
+  const bool groups = c.groups_per_tile == 1 || c.groups_per_tile == kConsumerGroups;
+  // Sums of a thread: what registers hold beside all else.
+  const bool fits = groups && c.tile_m % (64 * c.groups_per_tile) == 0 &&
+                    c.tile_m * c.tile_n / (128 * c.groups_per_tile) <= kMostSums;
   const bool tile = (c.tile_m == 128 && (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 || c.tile_n == 192 ||
                                          c.tile_n == 224 || c.tile_n == 256)) ||
                     (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
   const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.split_k >= 1 && c.cluster() <= 2;
-  const bool split = c.split_k == 1 || c.tile_m == 64 * kConsumerGroups;  // each CTA keeps a warpgroup's rows
+  // Each CTA keeps a warpgroup's rows.
+  const bool split = c.split_k == 1 || (c.tile_m == 64 * kConsumerGroups && c.groups_per_tile == kConsumerGroups);
   const bool major = c.b_major == BMajor::k || c.tile_n % 64 == 0;
-  return tile && cluster && split && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) && c.stages >= 2 &&
-         c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
+  return tile && fits && cluster && split && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) &&
+         c.stages >= 2 && c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
 }
 
 }  // namespace overlace::ops::gemm_core

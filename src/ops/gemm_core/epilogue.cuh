@@ -83,9 +83,9 @@ __device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uin
   Patience patience{p.error, p.timeout_ns};
   Ring<kBuffers> ring;
   bool is_first_round = true;
-  for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+  for (int32_t index = place.first_tile(group); index < p.num_tiles; index += place.tile_step()) {
     const Tile tile = tile_of(p, place, index);
-    const int32_t row = tile.row + static_cast<int32_t>(group) * Config::kBlocksM * 64;
+    const int32_t row = tile.row + place.first_row(group);
 #pragma unroll 1
     for (int piece = 0; piece < Config::kBlocksM * Staging<Config>::kPieces; ++piece) {
       wait_barrier(staging.staged(ring.slot), ring.parity, patience);

@@ -72,6 +72,16 @@ int sms_of(const exec::KernelContext& context) {
                          context.channel.team().state().runtime->backend->sm_room());
 }
 
+/// Whether CTAs of the next call may be set up while this one runs. Not where ranks share the GPU: they would take the
+/// SMs of a peer that this call waits for.
+base::Result<bool> starts_early(const exec::KernelContext& context) {
+  const Team& team = context.channel.team();
+  int sms = 0;
+  OVERLACE_TRY(cuda_status(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, team.runtime().device()),
+                           "cudaDeviceGetAttribute"));
+  return team.state().runtime->backend->sm_room() == sms;
+}
+
 base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
   const auto chosen = choose_instance(context.schedule, sms_of(context));
   if (!chosen.ok()) return chosen.status();
@@ -131,7 +141,7 @@ const void* bias_of(const exec::KernelContext& context) {
   return found == context.bindings->end() ? nullptr : found->second.data;
 }
 
-base::Status launch_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters,
+base::Status launch_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
                               cudaStream_t stream) {
   const TensorView &shard = context.bindings->find("A")->second, &c = context.bindings->find("C")->second;
   const Rows from = rows_of(shard, c);
@@ -143,10 +153,10 @@ base::Status launch_gather_of(const exec::KernelContext& context, const Instance
   args.bias = bias_of(context);
   const auto prepared = prepare_gather(instance, args);
   if (!prepared.ok()) return prepared.status();
-  return launch_gather(*prepared, /*starts_early=*/true, stream);
+  return launch_gather(*prepared, early, stream);
 }
 
-base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters,
+base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
                                cudaStream_t stream) {
   const TensorView &a = context.bindings->find("A")->second, &y = context.bindings->find("Y")->second;
   const Rows from = rows_of(a, a);
@@ -159,7 +169,7 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
   args.groups = static_cast<int>(number(context.schedule, "groups"));
   const auto prepared = prepare_scatter(instance, args);
   if (!prepared.ok()) return prepared.status();
-  return launch_scatter(*prepared, /*starts_early=*/true, stream);
+  return launch_scatter(*prepared, early, stream);
 }
 
 /// The kernel does what make_schedule says of its family, whatever the tasks say.
@@ -210,9 +220,11 @@ base::Status launch_fused(const exec::KernelContext& context) {
   if (!instance.ok()) return instance.status();
   const auto clusters = clusters_of(context, **instance, /*checks=*/false);
   if (!clusters.ok()) return clusters.status();
+  const auto early = starts_early(context);
+  if (!early.ok()) return early.status();
   auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
-  return is_gather(context.schedule) ? launch_gather_of(context, **instance, *clusters, stream)
-                                     : launch_scatter_of(context, **instance, *clusters, stream);
+  return is_gather(context.schedule) ? launch_gather_of(context, **instance, *clusters, *early, stream)
+                                     : launch_scatter_of(context, **instance, *clusters, *early, stream);
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "src/device/ptx/barrier.cuh"
 #include "src/device/ptx/cluster.cuh"
 #include "src/device/ptx/tensor.cuh"
 #include "src/device/ptx/wgmma.cuh"
@@ -22,7 +23,8 @@ struct Config {
   static constexpr int kTileM = kSpec.tile_m, kTileN = kSpec.tile_n, kStages = kSpec.stages;
   static constexpr int kClusterM = kSpec.cluster_m, kClusterN = kSpec.cluster_n, kCluster = kSpec.cluster();
   static constexpr int kSplitK = kSpec.split_k, kSharing = kClusterM * kClusterN;  // CTAs that share loads
-  static constexpr int kBlocksM = kTileM / 64 / kConsumerGroups;                   // of 64 rows, per consumer warpgroup
+  static constexpr int kGroups = kSpec.groups_per_tile, kTurns = kSpec.turns();
+  static constexpr int kBlocksM = kTileM / 64 / kGroups;  // of 64 rows, per consumer warpgroup
   static constexpr bool kBTransposed = kSpec.b_major == BMajor::n;
 };
 
@@ -33,6 +35,15 @@ struct Place {
   int32_t cluster, num_clusters;
   int32_t m_in_cluster, n_in_cluster, k_in_cluster;
 
+  /// This CTA's tiles that a consumer warpgroup takes: the first, and from one to the next.
+  __device__ int32_t first_tile(uint32_t group) const {
+    return cluster + (Config::kTurns == 1 ? 0 : static_cast<int32_t>(group) * num_clusters);
+  }
+  __device__ int32_t tile_step() const { return Config::kTurns * num_clusters; }
+  /// First row of a consumer warpgroup in its tile.
+  __device__ static int32_t first_row(uint32_t group) {
+    return static_cast<int32_t>(group) % Config::kGroups * Config::kBlocksM * 64;
+  }
   /// Whether this consumer warpgroup has results. Halves of K meet at the warpgroup with the CTA's number.
   __device__ bool stores(uint32_t group) const {
     return Config::kSplitK == 1 || group == static_cast<uint32_t>(k_in_cluster);
@@ -50,6 +61,25 @@ struct Place {
   /// Counts: waits that the load thread has begun to come near to, and those of them that the watching warp has over.
   __device__ uint32_t announced() const { return shared + Config::kShared.words; }
   __device__ uint32_t watched() const { return shared + Config::kShared.words + 4; }
+};
+
+inline constexpr uint32_t kTurnBarrier = 8;  // of each consumer warpgroup; those before are the hooks'
+
+/// A tile of a consumer warpgroup. By turns, it begins when the other one has waited for the last stage of the tile
+/// before: barriers know phases by their parity, so nobody may wait for a stage whose use before has not come.
+template <class Config>
+struct Turn {
+  uint32_t group;
+  bool is_last;  // of this CTA's tiles
+
+  __device__ __forceinline__ void begin() const {
+    if constexpr (Config::kTurns > 1) ptx::named_barrier_sync<128 * Config::kTurns>(kTurnBarrier + group);
+  }
+  __device__ __forceinline__ void hand_on() const {
+    if constexpr (Config::kTurns > 1) {
+      if (!is_last) ptx::named_barrier_arrive<128 * Config::kTurns>(kTurnBarrier + 1 - group);
+    }
+  }
 };
 
 /// A tile of this CTA.
@@ -172,17 +202,20 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
 template <class Config>
 using Sums = float[Config::kBlocksM][Config::kTileN / 2];
 
-/// All threads of consumer warpgroup `group`: sums = A B of one tile, of this CTA's part of K.
+/// All threads of a consumer warpgroup: sums = A B of one tile, of this CTA's part of K. `is_all`: no stages of the
+/// tile follow.
 template <class Config>
 __device__ __forceinline__ void multiply_tile(Sums<Config>& sums, int32_t k_blocks, const Place<Config>& place,
-                                              uint32_t group, Ring<Config::kStages>& ring, Patience& patience) {
+                                              const Turn<Config>& turn, Ring<Config::kStages>& ring,
+                                              Patience& patience) {
   const uint32_t thread = threadIdx.x % 128;
   const uint32_t empty_there = ptx::cluster_address(
       place.empty(0), Config::kSplitK == 1 ? thread % Config::kSharing : static_cast<uint32_t>(place.k_in_cluster));
-  const uint32_t first_row = group * Config::kBlocksM * 64;
+  const auto first_row = static_cast<uint32_t>(place.first_row(turn.group));
   uint32_t last_slot = 0;
   for (int32_t k = 0; k < k_blocks; ++k) {
     wait_barrier(place.full(ring.slot), ring.parity, patience);
+    if (k + 1 == k_blocks) turn.hand_on();
     const uint64_t a = ptx::descriptor_k_major(place.a(ring.slot) + first_row * 128);
     const uint64_t b = Config::kBTransposed ? ptx::descriptor_mn_major(place.b(ring.slot))
                                             : ptx::descriptor_k_major(place.b(ring.slot));

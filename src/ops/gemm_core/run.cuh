@@ -24,7 +24,7 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < Config::kStages; ++i) {
       ptx::mbarrier_init(place.full(i), 1);
-      ptx::mbarrier_init(place.empty(i), kConsumerGroups * Config::kSharing);
+      ptx::mbarrier_init(place.empty(i), Config::kGroups * Config::kSharing);
     }
     for (uint32_t i = 0; i < kConsumerGroups * Config::kSpec.store_buffers; ++i) {
       ptx::mbarrier_init(place.shared + Config::kShared.staged + i * 8, 4);  // warps
@@ -47,6 +47,7 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
 template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
 __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal,
                                     Push push, Reduce reduce) {
+  static_assert(Config::kTurns == 1 || !Reduce::kLoads);  // who skips a tile knows of its operands only
   extern __shared__ uint8_t dynamic_shared[];
   constexpr Registers kRegisters = registers(Push::kPushes);
   const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared));
@@ -80,8 +81,17 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     Ring<Config::kStages> operands;
     Ring<Staging<Config>::kBuffers> results;
     Sums<Config> sums;
+    if (group > 0) Turn<Config>{group, place.cluster >= p.num_tiles}.hand_on();
+    int32_t next = place.first_tile(group);
     for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
-      multiply_tile<Config>(sums, p.k_blocks, place, group, operands, patience);
+      if (index != next) {
+        operands.advance(static_cast<uint32_t>(p.k_blocks));
+        continue;
+      }
+      next += place.tile_step();
+      const Turn<Config> turn{group, index + place.num_clusters >= p.num_tiles};
+      turn.begin();
+      multiply_tile<Config>(sums, p.k_blocks, place, turn, operands, patience);
       if constexpr (Reduce::kReduces) {
         if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
       }

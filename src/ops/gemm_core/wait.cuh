@@ -62,6 +62,11 @@ struct Ring {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(uint32_t count) {
+    const uint32_t to = slot + count;
+    slot = to % kSlots;
+    parity ^= to / kSlots % 2;
+  }
 };
 
 }  // namespace overlace::ops::gemm_core

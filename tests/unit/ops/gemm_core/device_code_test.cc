@@ -60,7 +60,8 @@ TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
     const std::string want = std::string(dtype_name(s.dtype)) + (s.b_major == BMajor::k ? "_k_" : "_n_") +
                              std::to_string(s.tile_m) + "x" + std::to_string(s.tile_n) + "_c" +
                              std::to_string(s.cluster_m) + std::to_string(s.cluster_n) + "_s" +
-                             std::to_string(s.stages) + (s.split_k == 1 ? "" : "_k" + std::to_string(s.split_k));
+                             std::to_string(s.stages) + (s.split_k == 1 ? "" : "_k" + std::to_string(s.split_k)) +
+                             (s.turns() == 1 ? "" : "_t");
     EXPECT_EQ(std::string(i.name).substr(0, want.size()), want);
     EXPECT_TRUE(is_valid(s)) << i.name;
   }
@@ -122,6 +123,15 @@ TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {
   s = ConfigSpec{};
   s.tile_n = 160;
   s.b_major = BMajor::n;  // boxes of 64 columns
+  EXPECT_FALSE(is_valid(s));
+  s = ConfigSpec{};
+  s.tile_n = 160;
+  s.groups_per_tile = 1;
+  EXPECT_TRUE(is_valid(s));
+  s.split_k = 2;  // whose CTAs keep a warpgroup's rows each
+  EXPECT_FALSE(is_valid(s));
+  s.split_k = 1;
+  s.tile_n = 192;  // 192 sums a thread
   EXPECT_FALSE(is_valid(s));
   s = ConfigSpec{};
   s.dtype = DType::fp32;
