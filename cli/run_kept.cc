@@ -1,5 +1,6 @@
 #include "cli/run_kept.h"
 
+#include <exception>
 #include <span>
 
 #include "overlace/error.h"
@@ -20,7 +21,8 @@ Json find_kept(const RunPlan& plan, const base::Env& env) {
   Json out = Json::object();
   const bool is_gpu = plan.backend == Backend::cuda_peer;
   const std::string name = !env.machine.empty() ? env.machine : is_gpu ? kGpuMachine : "";
-  if (env.plan_cache.empty() || name.empty() || plan.placement.hosts > 1 || plan.hosts > 1) return out;
+  if (env.plan_cache.empty() || name.empty() || plan.placement.hosts > 1 || plan.hosts > 1 || plan.link.enabled)
+    return out;
   try {
     const plan::Planner planner(spec::find_machine(name), {.cache = env.plan_cache});
     if (planner.machine().is_gpu != is_gpu) return out;
@@ -33,8 +35,9 @@ Json find_kept(const RunPlan& plan, const base::Env& env) {
       row.push_back(kept->reason + "; kept in " + env.plan_cache);
       out.set(site.name, std::move(row));
     }
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {  // the others wait for what this rank says
     base::warn_once("run", base::format("{}; kept plans are not used", e.what()));
+    return Json::object();
   }
   return out;
 }

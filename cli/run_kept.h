@@ -13,8 +13,8 @@
 namespace overlace::cli {
 
 /// Collective. By site, what the first rank's cache keeps of tier probe or simulation for OVERLACE_MACHINE (GPUs:
-/// h200x4 where that is not set); nothing without a cache, for ranks on several hosts, and where that machine is of the
-/// other kind. A machine that cannot be read is a warning.
+/// h200x4 where that is not set); nothing without a cache, for ranks on several hosts, over an emulated link, and where
+/// that machine is of the other kind. A machine that cannot be read is a warning.
 base::Result<std::map<std::string, plan::Choice>> kept_choices(const RunPlan& plan, const base::Env& env, Team& team);
 
 }  // namespace overlace::cli

@@ -22,7 +22,7 @@ BUSY = 0.7  # processes per core before the bench began
 def html(rows: list[dict]) -> str:
     groups = records.groups(rows)
     body = [head(rows), tiles(groups)]
-    operators = [g for g in groups if g.workload in (*records.OPERATORS, "run")]
+    operators = [g for g in groups if g.workload in (*records.DENSE, "run")]
     if len(operators) > 2:
         body.append(overview(operators))
     body += [operator(g, i) for i, g in enumerate(operators)]

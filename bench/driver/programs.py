@@ -132,7 +132,7 @@ def is_foreign(competitor: str) -> bool:
 
 
 def steps(plan: Plan) -> Iterator[Step]:
-    ops = [w for w in plan.workloads if w in (*records.OPERATORS, "ag_wgrad")]
+    ops = [w for w in plan.workloads if w in records.DENSE]
     own = [c for c in plan.competitors if not is_foreign(c)]
     if ops and own:
         words = [plan.program("bench_dense"), *dense_words(plan, ops, own), "--data", plan.data]

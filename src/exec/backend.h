@@ -17,7 +17,7 @@ class Executor {
   virtual base::Status allocate(size_t bytes, const char* name, void** out) = 0;
   virtual void deallocate(void* memory) = 0;
   /// `capture` where nothing may be allocated or exchanged now (a captured stream). On return this rank's earlier calls
-  /// have completed.
+  /// on the channel have completed.
   virtual base::Status can_prepare() { return {}; }
   /// After memory and ids are there, before the first run, whose arguments these are: streams, plans, warm-up, which
   /// may write whatever the run will write. May fill Program::prepared.

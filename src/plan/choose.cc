@@ -146,8 +146,9 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t);
   if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 
-  // With one rank a host each piece crosses once anyway.
-  const int hosts = op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
+  // With one rank a host each piece crosses once anyway. ag_wgrad has no family that knows hosts.
+  const int hosts =
+      op.op != "ag_wgrad" && op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
   const spec::Machine machine = machine_of(op, hardware, t, costs);
   const Recurrence recurrence(op, machine);
   const double whole = recurrence.us({"library", 1}).value();

@@ -45,7 +45,7 @@ void settle(const spec::OpSpec& op, const spec::Machine& machine, Decision* deci
   const Alternative& best = others[picked->best];
   decision->candidate = others[picked->chosen].candidate;
   if (best.candidate.family == "library") {
-    reason = base::format("library {:.1f} us, nothing is surely faster", best.us);
+    reason = base::format("library {:.1f} us, nothing is faster", best.us);
   } else if (picked->chosen != picked->best) {
     reason = base::format("{} {:.1f} us, library {:.1f} us: a gain of {:.1f} % is too little: library",
                           to_string(best.candidate), best.us, others[picked->chosen].us, 100 * picked->gain);

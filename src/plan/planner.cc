@@ -137,6 +137,7 @@ Candidate paper_rule(const OpSpec& op, const Machine& machine) {
   const double traffic =
       bytes / (std::max(machine.memory.hbm_GBps.value, 1.0) * 1e3) / std::max(machine.latency.launch_us.value, 1.0);
   const double size = std::sqrt(intensity * traffic);
+  if (op.op == "ag_wgrad") return {"hetero_unfused_1d", op.ranks};  // its only one along the rows
   const char* family = size < 4 ? "uniform_fused_1d" : size < 16 ? "hetero_fused_1d" : "hetero_unfused_1d";
   return {family, op.ranks};
 }

@@ -1,6 +1,7 @@
 #include "src/spec/costs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace overlace::spec {
@@ -41,13 +42,13 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
     out.us = us;
     out.waves = waves;
     busy = static_cast<double>(std::min(tiles, sms));
-    flops = 2 * static_cast<double>(tiles * tile.rows * tile.cols) * static_cast<double>(work.k);
+    flops = 2.0 * static_cast<double>(tiles) * static_cast<double>(tile.rows * tile.cols) * static_cast<double>(work.k);
   }
   double stream = gemm.stream_GBps.value;
   if (const double each = gemm.sm_stream_GBps.value; each > 0)
     stream = stream > 0 ? std::min(stream, busy * each) : busy * each;
   out.start_us = gemm.start_us.value;
-  const double b_bytes = static_cast<double>(work.n * work.k * work.in_bytes);
+  const double b_bytes = static_cast<double>(work.n) * static_cast<double>(work.k) * static_cast<double>(work.in_bytes);
   const auto l2_bytes = static_cast<double>(machine.memory.l2_bytes);
   const bool is_cached = l2_bytes == 0 || b_bytes <= l2_bytes;
   const double bytes = work.bytes() + (is_cached ? 0 : b_bytes * static_cast<double>(work.batch - 1));
@@ -71,7 +72,8 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
   if (work.shard <= 0 || work.ranks <= 0 || work.n <= 0 || work.k <= 0) return out;
   const int64_t slots = std::max(machine.sms / kFusedTileSms, 1);
   const int64_t tiles = work.ranks * pieces(work.shard, kFusedTileRows) * pieces(work.n, work.cols);
-  const double flops = 2 * static_cast<double>(tiles * kFusedTileRows * work.cols) * static_cast<double>(work.k);
+  const double flops =
+      2.0 * static_cast<double>(tiles) * static_cast<double>(kFusedTileRows * work.cols) * static_cast<double>(work.k);
   out.waves = static_cast<double>(pieces(tiles, slots));
   out.start_us = machine.gemm.start_us.value;
   out.us = out.start_us + std::max(out.waves * tile_us(machine, kFusedTileRows / kFusedTileSms, work.cols, work.k),
@@ -81,10 +83,12 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
 
 int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms) {
   constexpr int64_t kCols[] = {256, 224, 192, 160, 128};  // src/ops/gemm_core/gather_instances.def
-  int64_t rows = 0, best = 0, best_cost = 0;              // of clusters' tiles, shard by shard
+  int64_t rows = 0, best = 0;                             // of clusters' tiles, shard by shard
+  double best_cost = 0;
   for (size_t i = 1; i < row_offsets.size(); ++i) rows += pieces(row_offsets[i] - row_offsets[i - 1], kFusedTileRows);
   for (const int64_t cols : kCols) {
-    const int64_t cost = pieces(rows * pieces(n, cols), std::max(1, sms / kFusedTileSms)) * cols;
+    const double tiles = static_cast<double>(rows) * static_cast<double>(pieces(n, cols));
+    const double cost = std::ceil(tiles / std::max(1, sms / kFusedTileSms)) * static_cast<double>(cols);
     if (best != 0 && cost >= best_cost) continue;
     best = cols;
     best_cost = cost;

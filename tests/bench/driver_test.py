@@ -277,6 +277,13 @@ class ShownTest(unittest.TestCase):
         self.assertEqual(html.count("<section"), html.count("</section>"))
         self.assertEqual(html, page.html(rows))
 
+    def test_the_page_shows_every_dense_operator(self) -> None:
+        sections = {
+            operator: page.html([{**r, "workload": operator} for r in case(**TIMES)]).count("<section")
+            for operator in records.DENSE
+        }
+        self.assertEqual(len(set(sections.values())), 1, sections)
+
     def test_emulated_is_said(self) -> None:
         rows = [{**r, "machine": {"name": "CPU", "link": "1GB/s,20us"}} for r in case(**TIMES)]
         self.assertIn("EMULATED", page.html(rows))

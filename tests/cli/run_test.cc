@@ -84,8 +84,8 @@ TEST(Run, GivesATrueResultOverTwoProcesses) {
 
 TEST(Run, TakesWhatThePlanCacheKeeps) {
   Directory directory;
-  const auto reasons = [&](std::map<std::string, std::string> env) {
-    Command command = small_run(directory, {"-n", "2", "--json", "r.json"});
+  const auto reasons = [&](std::map<std::string, std::string> env, const char* link = "none") {
+    Command command = small_run(directory, {"-n", "2", "--json", "r.json", "--link", link});
     command.env.insert(env.begin(), env.end());
     const Result result = run(command);
     EXPECT_EQ(result.exit, 0) << result.err;
@@ -111,6 +111,7 @@ TEST(Run, TakesWhatThePlanCacheKeeps) {
   EXPECT_GE(count_kept(after), 1u);
   const std::string reason = after.find("sites")->as_array().front().find("reason")->as_string();
   EXPECT_TRUE(reason.starts_with("simulation: ")) << reason;
+  EXPECT_EQ(count_kept(reasons(env, "200MB/s,20us")), 0u) << "the machine's link is another one";
   env["OVERLACE_MACHINE"] = "h200x4";
   EXPECT_EQ(count_kept(reasons(env)), 0u) << "a machine of GPUs says nothing of CPU ranks";
 }

@@ -202,8 +202,7 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
 template <class Config>
 using Sums = float[Config::kBlocksM][Config::kTileN / 2];
 
-/// All threads of a consumer warpgroup: sums = A B of one tile, of this CTA's part of K. `is_all`: no stages of the
-/// tile follow.
+/// All threads of a consumer warpgroup: sums = A B of one tile, of this CTA's part of K.
 template <class Config>
 __device__ __forceinline__ void multiply_tile(Sums<Config>& sums, int32_t k_blocks, const Place<Config>& place,
                                               const Turn<Config>& turn, Ring<Config::kStages>& ring,

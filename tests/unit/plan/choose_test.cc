@@ -80,6 +80,10 @@ TEST(Choose, GpusOnSeveralHostsCrossOnceOrTakeTheLibrary) {
         EXPECT_NE(task.wait_by, spec::WaitBy::kernel) << choice.schedule.family << " " << choice.reason;
     }
   }
+  for (const bool is_gpu : {true, false}) {
+    const Hardware hosts = {.is_gpu = is_gpu, .link_bytes_per_s = 200e6, .flops_per_s = 4e10, .hosts = 2};
+    EXPECT_NO_THROW((void)choose(op_of("ag_wgrad", 4096, 2560, 8192), hosts)) << is_gpu;
+  }
 }
 
 /// A gather that takes as long as its product hides behind it; where it is nothing beside it, the library does.

@@ -137,6 +137,8 @@ TEST(Planner, TakesThePapersRuleWhenAsked) {
     seen.insert(planner.plan(op_of("ag_gemm", m, 2048, 1024), paper)->candidate.family);
   EXPECT_GE(seen.size(), 2u) << "with growing intensity and traffic other schedules";
   EXPECT_EQ(seen.count("uniform_fused_2d"), 0u);
+  for (const int64_t m : {2048, 8192, 262144})  // fewer families: the rule names none that there is not
+    EXPECT_EQ(planner.plan(op_of("ag_wgrad", m, 2048, 1024), paper)->candidate.family, "hetero_unfused_1d") << m;
 }
 
 /// Says what it is told, by family.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace overlace::spec {
 namespace {
 
@@ -69,6 +71,18 @@ TEST(Costs, FusedTilesLieInOneShard) {
   EXPECT_DOUBLE_EQ(cost.waves, 4);
   EXPECT_DOUBLE_EQ(cost.us, 3 + 4 * 12);
   EXPECT_EQ(fused_cost(machine, {0, 4, 128, 1000, 128}).us, 0);
+}
+
+TEST(Costs, SizesNearTheLimitsStayPositive) {
+  constexpr int64_t kHuge = int64_t{1} << 32;  // products of two of them do not fit 64 bits
+  Machine machine = small();
+  machine.memory.l2_bytes = 1;
+  machine.gemm.stream_GBps = {1};
+  const GemmCost narrow = gemm_cost(machine, {256, kHuge, kHuge}), batch = gemm_cost(machine, {256, kHuge, kHuge, 2});
+  EXPECT_GT(narrow.us, 2.0 * kHuge * kHuge * 1e-3);
+  EXPECT_GT(batch.us, 1.9 * narrow.us);
+  const std::vector<int64_t> offsets = {0, kHuge, 2 * kHuge};
+  EXPECT_EQ(gather_tile_cols(offsets, kHuge, 132), gather_tile_cols(offsets, 256 * 132, 132));
 }
 
 TEST(Costs, CopiesSumsAndCollectives) {
