@@ -167,7 +167,7 @@ def clang_sanitizes() -> bool:
     if not shutil.which("clang++-14"):
         return False
     words = ["clang++-14", "-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o", "/dev/null"]
-    program = b"extern \"C\" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }"
+    program = b'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
     return subprocess.run(words, input=program, capture_output=True, check=False).returncode == 0
 
 
