@@ -1,9 +1,12 @@
 """Host times of the Python package: eager calls, and the pass of torch.compile on a large graph.
 
-usage: host_time.py [--device cpu|cuda] [--ranks N] [--calls 2000] [--nodes 2000] [--json FILE]
+usage: host_time.py [--device cpu|cuda] [--ranks N] [--calls 4000] [--nodes 2000] [--git COMMIT] [--json FILE]
 
-Calls: median time of the calling thread per call of the operators, through overlace.ops, through torch.ops, and of
-aten.mm beside them; what is above the same call of the C API is this package and torch. On one CPU rank 4 x 4 matrices,
+Calls: time of the calling thread per call of the operators, through overlace.ops, through torch.ops with and without
+its autograd, and of aten.mm and torch.empty beside them; what is above the same call of the C API is this package and
+torch. All ways take turns, burst by burst: given are the median, the tenth and ninetieth percentile, and the median of
+what a burst is above that of the C API in the same turn. `C API again` is the same call twice, so what it is above is
+the noise. Page faults and switches to other threads are counted, per 1000 calls. On one CPU rank 4 x 4 matrices,
 processor time; on GPUs, one rank each, bf16, bursts that the GPU has not to keep up with, the worst rank; there also
 replays of a CUDA graph. One GPU is enough for what is above the C API. Pass: the best of five runs on a graph of
 decoder layers, traced once. It asserts nothing.
@@ -12,13 +15,19 @@ decoder layers, traced once. It asserts nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes as c
+import dataclasses
+import datetime
 import json
 import os
+import random
+import resource
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast, read when torch is loaded
@@ -33,6 +42,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 BURST = 20  # calls between two synchronisations
 GPU_SIZES = (1024, 2048, 2048)  # M of all ranks, N, K
+OPS = ("gemm_ar", "gemm_rs", "ag_gemm", "ag_wgrad")
 
 
 class Tensor(c.Structure):
@@ -79,6 +89,29 @@ def view(t: torch.Tensor) -> Tensor:
     return Tensor(
         t.data_ptr(), 3 if t.dtype == torch.bfloat16 else 1, 2, (c.c_int64 * 4)(*t.shape), (c.c_int64 * 4)(*t.stride())
     )
+
+
+@dataclasses.dataclass
+class Way:
+    """One way to call something, and what its bursts took."""
+
+    name: str
+    call: Callable[[], object]
+    base: str = ""  # the name of what it is compared with
+    guard: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    per_burst: int = BURST
+    samples: list[float] = dataclasses.field(default_factory=list)  # us per call
+    faults: int = 0
+    switches: int = 0
+
+    def numbers(self, ways: dict[str, Way]) -> dict[str, float]:
+        tenths = statistics.quantiles(self.samples, n=10)
+        found = {"host_us": statistics.median(self.samples), "p10_us": tenths[0], "p90_us": tenths[-1]}
+        if self.base:
+            pairs = zip(self.samples, ways[self.base].samples, strict=True)
+            found["above_c_us"] = statistics.median(mine - base for mine, base in pairs)
+        calls = BURST * len(self.samples) / 1000
+        return found | {"faults_per_1000": self.faults / calls, "switches_per_1000": self.switches / calls}
 
 
 class Calls:
@@ -137,34 +170,62 @@ class Calls:
         self.keep.append(graph)
         return graph.replay
 
-    def median_us(self, call: Callable[[], object], per_burst: int = BURST) -> float:
-        """Of the worst rank."""
-        clock = time.perf_counter if self.context.is_gpu else time.thread_time
-        samples = []
-        for _ in range(max(3, self.number // BURST)):
+    def ways(self) -> list[Way]:
+        like = self.whole
+        found = [
+            Way("aten.mm", lambda: torch.mm(self.whole, self.b)),
+            Way("torch.empty", lambda: torch.empty(like.shape, dtype=like.dtype, device=like.device)),
+        ]
+        for op in OPS:
+            c_api = self.of_c(op)
+            base = f"C API {op}"
+            found += [
+                Way(base, c_api),
+                Way(f"C API again {op}", c_api, base),
+                Way(f"torch.ops {op}", self.of_torch(op), base),
+                Way(
+                    f"torch.ops below autograd {op}", self.of_torch(op), base, guard=torch._C._AutoDispatchBelowAutograd
+                ),
+                Way(f"overlace.ops {op}", self.of_package(op), base),
+            ]
             if self.context.is_gpu:
-                torch.cuda.synchronize()
-                dist.barrier()
-                torch.cuda.synchronize()
-            begin = clock()
-            for _ in range(per_burst):
-                call()
-            samples.append((clock() - begin) / BURST * 1e6)
-        every: list = [None] * self.context.size
-        dist.all_gather_object(every, statistics.median(samples))
-        return max(every)
+                found.append(Way(f"replay of {op}", self.replayed(op), base, per_burst=1))
+        return found
 
-    def rows(self) -> Iterator[dict]:
-        """One by one: what was measured before something fails is known."""
-        yield {"what": "aten.mm", "host_us": self.median_us(lambda: torch.mm(self.whole, self.b))}
-        for op in ("gemm_ar", "gemm_rs", "ag_gemm", "ag_wgrad"):
-            base = self.median_us(self.of_c(op))
-            yield {"what": f"C API {op}", "host_us": base}
-            ways = [("torch.ops", self.of_torch, BURST), ("overlace.ops", self.of_package, BURST)]
-            for label, make, per_burst in [*ways, *([("replay of", self.replayed, 1)] if self.context.is_gpu else [])]:
-                with torch.no_grad():
-                    us = self.median_us(make(op), per_burst)
-                yield {"what": f"{label} {op}", "host_us": us, "above_c_us": us - base}
+    def burst(self, way: Way) -> None:
+        clock = time.perf_counter if self.context.is_gpu else time.thread_time
+        if self.context.is_gpu:
+            torch.cuda.synchronize()
+            dist.barrier()
+            torch.cuda.synchronize()
+        with way.guard():
+            before = resource.getrusage(resource.RUSAGE_THREAD)
+            begin = clock()
+            for _ in range(way.per_burst):
+                way.call()
+            us = (clock() - begin) / BURST * 1e6
+        after = resource.getrusage(resource.RUSAGE_THREAD)
+        way.samples.append(us)
+        way.faults += after.ru_minflt - before.ru_minflt
+        way.switches += after.ru_nivcsw - before.ru_nivcsw + after.ru_nvcsw - before.ru_nvcsw
+
+    def rows(self) -> list[dict]:
+        """Of the worst rank each."""
+        ways, order = self.ways(), random.Random(1)  # the same order on all ranks
+        with torch.no_grad():
+            for turn in range(max(3, self.number // BURST) + 3):
+                for way in order.sample(ways, len(ways)):
+                    self.burst(way)
+                if turn == 2:  # those before were to warm up
+                    for way in ways:
+                        way.samples, way.faults, way.switches = [], 0, 0
+        by_name = {way.name: way for way in ways}
+        every: list = [None] * self.context.size
+        dist.all_gather_object(every, [way.numbers(by_name) for way in ways])
+        return [
+            {"what": way.name} | {key: max(of[i][key] for of in every) for key in every[0][i]}
+            for i, way in enumerate(ways)
+        ]
 
 
 def decoder(layers: int, group: dist.ProcessGroup) -> Callable[..., torch.Tensor]:
@@ -211,12 +272,12 @@ def work(rank: int, o: argparse.Namespace, store: str) -> None:
     backend = "nccl" if is_gpu else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=o.ranks)
     with overlace.init(timeout_s=120) as context:
-        calls = []
-        for row in Calls(context, o.calls).rows():
-            calls.append(row)
-            if rank == 0:
-                above = f"{row['above_c_us']:+6.1f}" if "above_c_us" in row else ""
-                print(f"{row['what']:24} {row['host_us']:7.1f} us  {above}", flush=True)
+        calls = Calls(context, o.calls).rows()
+        for row in calls if rank == 0 else []:
+            above = f"{row['above_c_us']:+6.1f}" if "above_c_us" in row else " " * 6
+            spread = f"({row['p10_us']:.1f} to {row['p90_us']:.1f})"
+            counts = f"{row['faults_per_1000']:6.1f} faults, {row['switches_per_1000']:.1f} switches per 1000"
+            print(f"{row['what']:33} {row['host_us']:6.1f} us {above}  {spread:16} {counts}", flush=True)
         passes = [] if is_gpu else pass_times(context.group, o.nodes)
         if rank == 0:
             for x in passes:
@@ -224,7 +285,9 @@ def work(rank: int, o: argparse.Namespace, store: str) -> None:
                 print(f"pass, {x['when']:6}: {x['nodes']} nodes, {done}: {x['ms']:.1f} ms")
             if o.json:
                 machine = torch.cuda.get_device_name() if is_gpu else "CPU"
-                result = {"machine": machine, "ranks": o.ranks, "torch": torch.__version__}
+                result = {"machine": machine, "ranks": o.ranks, "torch": torch.__version__, "git": o.git}
+                result["date"] = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"
+                result["command"] = " ".join(["host_time.py", *sys.argv[1:]])
                 o.json.write_text(json.dumps({**result, "calls": calls, "pass": passes}, indent=1) + "\n")
     dist.destroy_process_group()
 
@@ -233,8 +296,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ranks", type=int, help="GPUs; default: all")
-    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--calls", type=int, default=4000, help="of each way")
     parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--git", default="unknown")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     o.ranks = 1 if o.device == "cpu" else o.ranks or torch.cuda.device_count()

@@ -8,7 +8,9 @@
 namespace overlace_torch {
 namespace {
 
-const std::string kOp = "ag_gemm";
+constexpr std::string_view kOp = "ag_gemm";
+
+Argument nth(std::string_view name, size_t i) { return {kOp, name, static_cast<int64_t>(i)}; }
 
 /// a (M, K) times b (K, N) plus bias, of rows that are all here.
 Tensor local_product(const Tensor& a, const Tensor& b, const Tensor* bias, ScalarType out) {
@@ -24,25 +26,27 @@ void check_arguments(const Group& group, const Tensor& a, const std::vector<Tens
                      const std::vector<Tensor>& biases, int64_t gather_dim, const std::vector<int64_t>& row_offsets) {
   check_matrix({kOp, "a"}, a);
   if (gather_dim != 0)
-    fail(OVL_NOT_SUPPORTED, kOp + ": gather_dim is " + std::to_string(gather_dim) +
+    fail(OVL_NOT_SUPPORTED, std::string(kOp) + ": gather_dim is " + std::to_string(gather_dim) +
                                 " of a matrix; rows (0) can be gathered, the dimension of the sum cannot yet");
-  if (bs.empty()) refuse(kOp + ": bs is empty, wanted one matrix or more");
+  if (bs.empty()) refuse(std::string(kOp) + ": bs is empty, wanted one matrix or more");
   if (!biases.empty() && biases.size() != bs.size())
-    refuse(kOp + ": " + std::to_string(biases.size()) + " biases for " + std::to_string(bs.size()) + " bs");
-  for (size_t i = 0; i < bs.size(); ++i) check_factors(group, kOp, a, "a", bs[i], nth("bs", i));
-  for (size_t i = 0; i < biases.size(); ++i) check_bias({kOp, nth("biases", i)}, biases[i], a, bs[i].size(1));
-  check_my_rows(group, kOp, "a", a, row_offsets);
+    refuse(std::string(kOp) + ": " + std::to_string(biases.size()) + " biases for " + std::to_string(bs.size()) +
+           " bs");
+  for (size_t i = 0; i < bs.size(); ++i) check_factors(group, a, "a", nth("bs", i), bs[i]);
+  for (size_t i = 0; i < biases.size(); ++i) check_bias(nth("biases", i), biases[i], a, bs[i].size(1));
+  check_my_rows(group, {kOp, "a"}, a, row_offsets);
 }
 
 /// The gather hides behind the widest product; the others are plain products of what was gathered.
 std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std::vector<Tensor>& bs,
                                                 const std::vector<Tensor>& biases, int64_t gather_dim,
-                                                const std::string& group_name, bool return_a,
-                                                std::optional<ScalarType> out_dtype, const std::string& activation,
-                                                const std::vector<int64_t>& row_offsets, const std::string& plan) {
-  const std::shared_ptr<Group> group = find_group(kOp, group_name);
+                                                StringHandle given_group, bool return_a,
+                                                std::optional<ScalarType> out_dtype, StringHandle given_activation,
+                                                const std::vector<int64_t>& row_offsets, StringHandle given_plan) {
+  const Text name(given_group), activation(given_activation), plan(given_plan);
+  const std::shared_ptr<Group> group = find_group(kOp, name.view());
   const std::lock_guard lock(group->mutex);
-  check_activation(kOp, activation);
+  check_activation(kOp, activation.view());
   check_arguments(*group, given_a, bs, biases, gather_dim, row_offsets);
   use_current_stream(*group, kOp, given_a);
 
@@ -56,14 +60,14 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
 
   auto args = sized<ovl_ag_gemm_args>();
   args.a_shard = view_of({kOp, "a"}, a);
-  args.b = view_of({kOp, nth("bs", widest)}, b);
+  args.b = view_of(nth("bs", widest), b);
   args.c = view_of({kOp, "out_dtype"}, c);
-  if (!biases.empty()) args.bias = vector_of({kOp, nth("biases", widest)}, biases[widest]);
+  if (!biases.empty()) args.bias = vector_of(nth("biases", widest), biases[widest]);
   if (keeps_a) args.a = view_of({kOp, "a"}, a_full);
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
   ovl_schedule* const schedule =
-      schedule_of(*group, {"ag_gemm", m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype, layout_of(args.b),
-                           args.bias.ndim != 0, keeps_a, row_offsets, plan});
+      schedule_of(*group, {std::string(kOp), m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype,
+                           layout_of(args.b), args.bias.ndim != 0, keeps_a, row_offsets, std::string(plan.view())});
   check(ovl_ag_gemm(group->channel, &args, schedule));
 
   std::vector<Tensor> outs;

@@ -7,7 +7,9 @@
 namespace overlace_torch {
 namespace {
 
-const std::string kOp = "ag_wgrad";
+constexpr std::string_view kOp = "ag_wgrad";
+
+Argument nth(std::string_view name, size_t i) { return {kOp, name, static_cast<int64_t>(i)}; }
 
 /// x^T dy, of rows that are all here.
 Tensor local_product(const Tensor& x, const Tensor& dy) {
@@ -21,25 +23,26 @@ void check_arguments(const Group& group, const Tensor& x, const std::vector<Tens
                      const std::vector<int64_t>& row_offsets) {
   check_matrix({kOp, "x"}, x);
   if (gather_dim != 0)
-    fail(OVL_NOT_SUPPORTED, kOp + ": gather_dim is " + std::to_string(gather_dim) + " of a matrix, wanted rows (0)");
-  if (dys.empty()) refuse(kOp + ": dys is empty, wanted one matrix or more");
-  check_my_rows(group, kOp, "x", x, row_offsets);
+    fail(OVL_NOT_SUPPORTED,
+         std::string(kOp) + ": gather_dim is " + std::to_string(gather_dim) + " of a matrix, wanted rows (0)");
+  if (dys.empty()) refuse(std::string(kOp) + ": dys is empty, wanted one matrix or more");
+  check_my_rows(group, {kOp, "x"}, x, row_offsets);
   const int64_t m = row_offsets.empty() ? x.size(0) * group.size : row_offsets.back();
   for (size_t i = 0; i < dys.size(); ++i) {
-    const std::string name = nth("dys", i);
-    check_matrix({kOp, name}, dys[i]);
-    check_alike(group, kOp, x, "x", dys[i], name);
+    const Argument argument = nth("dys", i);
+    check_matrix(argument, dys[i]);
+    check_alike(group, x, "x", argument, dys[i]);
     if (dys[i].size(0) != m)
-      refuse(kOp + ": " + name + " is " + shape_of(dys[i]) + ", wanted the " + std::to_string(m) +
-             " rows of all ranks");
+      refuse(argument.of_op() + " is " + shape_of(dys[i]) + ", wanted the " + std::to_string(m) + " rows of all ranks");
   }
 }
 
 /// The gather hides behind the widest product; the others are plain products of what was gathered.
 std::vector<Tensor> ag_wgrad(const Tensor& given_x, const std::vector<Tensor>& dys, int64_t gather_dim,
-                             const std::string& group_name, const std::vector<int64_t>& row_offsets,
-                             const std::string& plan) {
-  const std::shared_ptr<Group> group = find_group(kOp, group_name);
+                             StringHandle given_group, const std::vector<int64_t>& row_offsets,
+                             StringHandle given_plan) {
+  const Text name(given_group), plan(given_plan);
+  const std::shared_ptr<Group> group = find_group(kOp, name.view());
   const std::lock_guard lock(group->mutex);
   check_arguments(*group, given_x, dys, gather_dim, row_offsets);
   use_current_stream(*group, kOp, given_x);
@@ -53,12 +56,13 @@ std::vector<Tensor> ag_wgrad(const Tensor& given_x, const std::vector<Tensor>& d
 
   auto args = sized<ovl_ag_wgrad_args>();
   args.a_shard = view_of({kOp, "x"}, x);
-  args.b = view_of({kOp, nth("dys", widest)}, dy);
+  args.b = view_of(nth("dys", widest), dy);
   args.c = view_of({kOp, "x"}, dw);
   if (keeps_x) args.a = view_of({kOp, "x"}, full);
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
-  ovl_schedule* const schedule = schedule_of(*group, {"ag_wgrad", m, dy.size(1), k, args.a_shard.dtype, args.c.dtype,
-                                                      layout_of(args.b), false, keeps_x, row_offsets, plan});
+  ovl_schedule* const schedule =
+      schedule_of(*group, {std::string(kOp), m, dy.size(1), k, args.a_shard.dtype, args.c.dtype, layout_of(args.b),
+                           false, keeps_x, row_offsets, std::string(plan.view())});
   check(ovl_ag_wgrad(group->channel, &args, schedule));
 
   std::vector<Tensor> outs;

@@ -13,10 +13,10 @@ struct Operands {
   bool average = false;
 };
 
-Operands read(Group& group, const std::string& op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
-              const std::string& reduce_op) {
+Operands read(Group& group, std::string_view op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
+              std::string_view reduce_op) {
   check_matrix({op, "a"}, a);
-  check_factors(group, op, a, "a", b, "b");
+  check_factors(group, a, "a", {op, "b"}, b);
   if (bias.has_value()) check_bias({op, "bias"}, *bias, a, b.size(1));
   use_current_stream(group, op, a);
   Operands x{with_contiguous_rows(a), with_either_contiguous(b), std::nullopt, is_average(op, reduce_op)};
@@ -39,16 +39,17 @@ int64_t rows_of_rank(const Group& group, const Tensor& a, const std::vector<int6
   return row_offsets[rank + 1] - row_offsets[rank];
 }
 
-Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, const std::string& reduce_op,
-               int64_t scatter_dim, const std::string& group_name, std::optional<ScalarType> out_dtype,
-               const std::string& activation, const std::vector<int64_t>& row_offsets, const std::string& plan) {
-  const std::string op = "gemm_rs";
-  const std::shared_ptr<Group> group = find_group(op, group_name);
+Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, StringHandle given_reduce_op,
+               int64_t scatter_dim, StringHandle given_group, std::optional<ScalarType> out_dtype,
+               StringHandle given_activation, const std::vector<int64_t>& row_offsets, StringHandle given_plan) {
+  const Text reduce_op(given_reduce_op), name(given_group), activation(given_activation), plan(given_plan);
+  constexpr std::string_view op = "gemm_rs";
+  const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
-  check_activation(op, activation);
-  const Operands x = read(*group, op, a, b, bias, reduce_op);
+  check_activation(op, activation.view());
+  const Operands x = read(*group, op, a, b, bias, reduce_op.view());
   if (scatter_dim != 0)
-    fail(OVL_NOT_SUPPORTED, op + ": scatter_dim is " + std::to_string(scatter_dim) +
+    fail(OVL_NOT_SUPPORTED, std::string(op) + ": scatter_dim is " + std::to_string(scatter_dim) +
                                 " of a matrix; rows (0) can be scattered, columns of the result cannot yet");
   const int64_t rows = rows_of_rank(*group, a, row_offsets);
   Tensor out = new_matrix(a, rows, b.size(1), out_dtype.value_or(a.scalar_type()));
@@ -61,18 +62,19 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
   ovl_schedule* const schedule =
       schedule_of(*group, {"gemm_rs", a.size(0), b.size(1), a.size(1), args.a.dtype, args.out.dtype, layout_of(args.b),
-                           args.bias.ndim != 0, false, row_offsets, plan});
+                           args.bias.ndim != 0, false, row_offsets, std::string(plan.view())});
   check(ovl_gemm_rs(group->channel, &args, schedule));
   if (x.average) scale_in_place(out, 1.0 / group->size);
   return out;
 }
 
-Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, const std::string& reduce_op,
-               const std::string& group_name, const std::string& plan) {
-  const std::string op = "gemm_ar";
-  const std::shared_ptr<Group> group = find_group(op, group_name);
+Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, StringHandle given_reduce_op,
+               StringHandle given_group, StringHandle given_plan) {
+  const Text reduce_op(given_reduce_op), name(given_group), plan(given_plan);
+  constexpr std::string_view op = "gemm_ar";
+  const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
-  const Operands x = read(*group, op, a, b, bias, reduce_op);
+  const Operands x = read(*group, op, a, b, bias, reduce_op.view());
   Tensor out = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
 
   auto args = sized<ovl_gemm_ar_args>();
@@ -90,7 +92,7 @@ Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
                                                       args.bias.ndim != 0,
                                                       false,
                                                       {},
-                                                      plan});
+                                                      std::string(plan.view())});
   check(ovl_gemm_ar(group->channel, &args, schedule));
   if (x.average) scale_in_place(out, 1.0 / group->size);
   return out;

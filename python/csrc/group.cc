@@ -1,6 +1,7 @@
 #include "python/csrc/group.h"
 
 #include <charconv>
+#include <functional>
 
 // Of torch; only there where torch was built with CUDA.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
@@ -10,14 +11,14 @@ namespace overlace_torch {
 namespace {
 
 std::mutex table_mutex;
-std::map<std::string, std::shared_ptr<Group>>& table() {
-  static auto* groups = new std::map<std::string, std::shared_ptr<Group>>();  // outlives exit handlers
+std::map<std::string, std::shared_ptr<Group>, std::less<>>& table() {
+  static auto* groups = new std::map<std::string, std::shared_ptr<Group>, std::less<>>();  // outlives exit handlers
   return *groups;
 }
 
 ovl_op op_of(const Group& group, const Problem& problem) {
   auto op = sized<ovl_op>();
-  op.name = problem.op;
+  op.name = problem.op.c_str();
   op.m = problem.m, op.n = problem.n, op.k = problem.k;
   op.ranks = group.size;
   op.dtype = problem.dtype, op.out_dtype = problem.out_dtype;
@@ -29,7 +30,7 @@ ovl_op op_of(const Group& group, const Problem& problem) {
 }
 
 [[noreturn]] void refuse_plan(const Problem& problem) {
-  refuse(std::string(problem.op) + ": plan is '" + problem.plan +
+  refuse(problem.op + ": plan is '" + problem.plan +
          "', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule in JSON");
 }
 
@@ -80,42 +81,42 @@ Group::~Group() {
   for (const auto& [problem, schedule] : schedules) ovl_schedule_free(schedule);
 }
 
-std::shared_ptr<Group> find_group(const std::string& op, const std::string& name) {
+std::shared_ptr<Group> find_group(std::string_view op, std::string_view name) {
   const std::lock_guard lock(table_mutex);
   const auto found = table().find(name);
   if (found == table().end())
-    refuse(op + ": group '" + name +
+    refuse(std::string(op) + ": group '" + std::string(name) +
            "' has no overlace team: call overlace.init(group) on all its ranks before the first op");
   return found->second;
 }
 
 ovl_schedule* schedule_of(Group& group, const Problem& problem) {
-  const std::vector<int64_t> numbers = {problem.m,         problem.n,        problem.k,        problem.dtype,
-                                        problem.out_dtype, problem.b_layout, problem.has_bias, problem.has_a};
-  ovl_schedule*& schedule = group.schedules[{problem.op, numbers, problem.row_offsets, problem.plan}];
+  ovl_schedule*& schedule = group.schedules[problem];
   if (schedule == nullptr) schedule = make_schedule(group, problem);
   return schedule;
 }
 
-void use_current_stream(Group& group, const std::string& op, const Tensor& t) {
+void use_current_stream(Group& group, std::string_view op, const Tensor& t) {
   if (t.is_cpu() != (group.hardware.is_gpu == 0))
-    refuse(op + ": the tensors are on " + (t.is_cpu() ? "the CPU" : "a GPU") + ", the ranks of group '" + group.name +
-           "' on " + (t.is_cpu() ? "GPUs" : "CPUs"));
+    refuse(std::string(op) + ": the tensors are on " + (t.is_cpu() ? "the CPU" : "a GPU") + ", the ranks of group '" +
+           group.name + "' on " + (t.is_cpu() ? "GPUs" : "CPUs"));
   if (t.is_cpu()) return;
-  if (aoti_torch_get_current_cuda_stream == nullptr) refuse(op + ": this torch was built without CUDA");
+  if (aoti_torch_get_current_cuda_stream == nullptr) refuse(std::string(op) + ": this torch was built without CUDA");
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+  if (group.stream == stream) return;
   check(ovl_channel_use(group.channel, stream));
+  group.stream = stream;
 }
 
-void check_row_offsets(const Group& group, const std::string& op, const std::vector<int64_t>& row_offsets) {
+void check_row_offsets(const Group& group, std::string_view op, const std::vector<int64_t>& row_offsets) {
   if (row_offsets.empty()) return;
   bool is_rising = row_offsets.size() == static_cast<size_t>(group.size) + 1 && row_offsets.front() == 0;
   for (size_t i = 1; i < row_offsets.size(); ++i) is_rising = is_rising && row_offsets[i] >= row_offsets[i - 1];
   if (is_rising) return;
   std::string got;
   for (const int64_t offset : row_offsets) got += (got.empty() ? "" : ", ") + std::to_string(offset);
-  refuse(op + ": row_offsets are [" + got + "], wanted " + std::to_string(group.size + 1) +
+  refuse(std::string(op) + ": row_offsets are [" + got + "], wanted " + std::to_string(group.size + 1) +
          " numbers that begin with 0 and do not fall");
 }
 

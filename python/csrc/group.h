@@ -1,12 +1,14 @@
 // Process groups that overlace.init() made known, by name: their channel, and the schedules of the calls so far.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <vector>
 
 #include "overlace/capi.h"
@@ -16,12 +18,14 @@ namespace overlace_torch {
 
 /// What a schedule is made for; `plan` as the caller wrote it.
 struct Problem {
-  const char* op;
-  int64_t m, n, k;
-  int dtype, out_dtype, b_layout;
-  bool has_bias, has_a;
+  std::string op;
+  int64_t m = 0, n = 0, k = 0;
+  int dtype = 0, out_dtype = 0, b_layout = 0;
+  bool has_bias = false, has_a = false;
   std::vector<int64_t> row_offsets;  // size + 1 entries, or none
   std::string plan;
+
+  auto operator<=>(const Problem&) const = default;
 };
 
 struct Group {
@@ -29,8 +33,9 @@ struct Group {
   ovl_channel* channel = nullptr;
   int rank = 0, size = 1;
   ovl_hardware hardware{};
-  std::mutex mutex;  // autograd calls from threads of its own; the C API takes one at a time
-  std::map<std::tuple<std::string, std::vector<int64_t>, std::vector<int64_t>, std::string>, ovl_schedule*> schedules;
+  std::optional<void*> stream;  // of the last call, on GPUs
+  std::mutex mutex;             // autograd calls from threads of its own; the C API takes one at a time
+  std::map<Problem, ovl_schedule*> schedules;
 
   Group() = default;
   Group(const Group&) = delete;
@@ -39,13 +44,13 @@ struct Group {
 };
 
 /// Fails where overlace.init() was not called for it.
-std::shared_ptr<Group> find_group(const std::string& op, const std::string& name);
+std::shared_ptr<Group> find_group(std::string_view op, std::string_view name);
 /// Made at the first call of a problem; lives as long as the group.
 ovl_schedule* schedule_of(Group& group, const Problem& problem);
 /// From now on calls are queued on torch's current stream of the device of `t`. On CPU ranks there is nothing to do.
-void use_current_stream(Group& group, const std::string& op, const Tensor& t);
+void use_current_stream(Group& group, std::string_view op, const Tensor& t);
 /// One entry per rank and one more, from 0 upwards, if there are any.
-void check_row_offsets(const Group& group, const std::string& op, const std::vector<int64_t>& row_offsets);
+void check_row_offsets(const Group& group, std::string_view op, const std::vector<int64_t>& row_offsets);
 
 }  // namespace overlace_torch
 

@@ -12,10 +12,10 @@ Tensor factor_of(const Tensor& like, double factor) {
 }
 
 /// How messages about two tensors begin.
-std::string both_of(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
-                    const Tensor& b, const std::string& b_name) {
-  return op + ": " + a_name + " is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", " + b_name + " is " +
-         shape_of(b) + ": ";
+std::string both_of(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
+                    const Tensor& b) {
+  return Argument{argument.op, a_name}.of_op() + " is " + shape_of(a) + " on rank " + std::to_string(group.rank) +
+         ", " + argument.text() + " is " + shape_of(b) + ": ";
 }
 
 Tensor multiply(const char* name, const Tensor& t, double factor) {
@@ -28,54 +28,54 @@ Tensor multiply(const char* name, const Tensor& t, double factor) {
 
 void check_matrix(const Argument& argument, const Tensor& t) {
   if (t.dim() != 2)
-    refuse(argument.op + ": " + argument.name + " is " + shape_of(t) + ", wanted two dimensions; overlace.ops." +
-           argument.op + " takes more");
+    refuse(argument.of_op() + " is " + shape_of(t) + ", wanted two dimensions; overlace.ops." +
+           std::string(argument.op) + " takes more");
   (void)dtype_of(argument, t.scalar_type());
 }
 
-void check_factors(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
-                   const Tensor& b, const std::string& b_name) {
-  check_matrix({op, b_name}, b);
+void check_factors(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
+                   const Tensor& b) {
+  check_matrix(argument, b);
   if (a.size(1) != b.size(0))
-    refuse(both_of(group, op, a, a_name, b, b_name) + "K " + std::to_string(a.size(1)) +
+    refuse(both_of(group, a, a_name, argument, b) + "K " + std::to_string(a.size(1)) +
            " != " + std::to_string(b.size(0)));
-  check_alike(group, op, a, a_name, b, b_name);
+  check_alike(group, a, a_name, argument, b);
 }
 
-void check_alike(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name, const Tensor& b,
-                 const std::string& b_name) {
-  if (a.scalar_type() != b.scalar_type()) refuse(both_of(group, op, a, a_name, b, b_name) + "their dtypes differ");
+void check_alike(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
+                 const Tensor& b) {
+  if (a.scalar_type() != b.scalar_type()) refuse(both_of(group, a, a_name, argument, b) + "their dtypes differ");
   if (a.is_cpu() != b.is_cpu() || (!a.is_cpu() && a.get_device_index() != b.get_device_index()))
-    refuse(both_of(group, op, a, a_name, b, b_name) + "they are on different devices");
+    refuse(both_of(group, a, a_name, argument, b) + "they are on different devices");
 }
 
-void check_my_rows(const Group& group, const std::string& op, const std::string& name, const Tensor& t,
+void check_my_rows(const Group& group, const Argument& argument, const Tensor& t,
                    const std::vector<int64_t>& row_offsets) {
-  check_row_offsets(group, op, row_offsets);
+  check_row_offsets(group, argument.op, row_offsets);
   if (row_offsets.empty()) return;
   const auto rank = static_cast<size_t>(group.rank);
   const int64_t mine = row_offsets[rank + 1] - row_offsets[rank];
   if (mine != t.size(0))
-    refuse(op + ": " + name + " is " + shape_of(t) + " on rank " + std::to_string(group.rank) +
+    refuse(argument.of_op() + " is " + shape_of(t) + " on rank " + std::to_string(group.rank) +
            ", row_offsets give it " + std::to_string(mine) + " rows");
 }
 
 void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n) {
   if (bias.dim() != 1 || bias.size(0) != n)
-    refuse(argument.op + ": " + argument.name + " is " + shape_of(bias) + ", wanted [" + std::to_string(n) + "]");
+    refuse(argument.of_op() + " is " + shape_of(bias) + ", wanted [" + std::to_string(n) + "]");
   if (a.is_cpu() != bias.is_cpu() || (!a.is_cpu() && a.get_device_index() != bias.get_device_index()))
-    refuse(argument.op + ": " + argument.name + " is on another device than a");
+    refuse(argument.of_op() + " is on another device than a");
 }
 
-void check_activation(const std::string& op, const std::string& activation) {
+void check_activation(std::string_view op, std::string_view activation) {
   if (activation != "none")
-    fail(OVL_NOT_SUPPORTED,
-         op + ": activation is '" + activation + "', only 'none' is there; overlace.ops." + op + " has others");
+    fail(OVL_NOT_SUPPORTED, std::string(op) + ": activation is '" + std::string(activation) +
+                                "', only 'none' is there; overlace.ops." + std::string(op) + " has others");
 }
 
-bool is_average(const std::string& op, const std::string& reduce_op) {
+bool is_average(std::string_view op, std::string_view reduce_op) {
   if (reduce_op != "sum" && reduce_op != "avg")
-    refuse(op + ": reduce_op is '" + reduce_op + "', wanted 'sum' or 'avg'");
+    refuse(std::string(op) + ": reduce_op is '" + std::string(reduce_op) + "', wanted 'sum' or 'avg'");
   return reduce_op == "avg";
 }
 

@@ -9,8 +9,6 @@
 
 namespace overlace_torch {
 
-/// "bs[0]"
-inline std::string nth(const char* name, size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
 /// The first of those with the most columns; there is one at least.
 inline size_t widest_of(const std::vector<Tensor>& all) {
   size_t widest = 0;
@@ -20,21 +18,21 @@ inline size_t widest_of(const std::vector<Tensor>& all) {
 }
 /// Two dimensions, floating.
 void check_matrix(const Argument& argument, const Tensor& t);
-/// b fits a: K, dtype, device.
-void check_factors(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name,
-                   const Tensor& b, const std::string& b_name);
+/// b, the argument, fits a: K, dtype, device.
+void check_factors(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
+                   const Tensor& b);
 /// One dtype, one device.
-void check_alike(const Group& group, const std::string& op, const Tensor& a, const std::string& a_name, const Tensor& b,
-                 const std::string& b_name);
+void check_alike(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
+                 const Tensor& b);
 /// row_offsets, if there are any, are fit and give this rank the rows of `t`.
-void check_my_rows(const Group& group, const std::string& op, const std::string& name, const Tensor& t,
+void check_my_rows(const Group& group, const Argument& argument, const Tensor& t,
                    const std::vector<int64_t>& row_offsets);
 /// (N), on the device of a.
 void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n);
 /// What is not there yet is refused, not ignored.
-void check_activation(const std::string& op, const std::string& activation);
+void check_activation(std::string_view op, std::string_view activation);
 /// Whether it is "avg"; else it must be "sum".
-bool is_average(const std::string& op, const std::string& reduce_op);
+bool is_average(std::string_view op, std::string_view reduce_op);
 /// t *= factor, which is rounded to t's dtype or finer.
 void scale_in_place(Tensor& t, double factor);
 Tensor scaled(const Tensor& t, double factor);

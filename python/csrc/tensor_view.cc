@@ -41,7 +41,7 @@ int dtype_of(const Argument& argument, ScalarType type) {
     case ScalarType::BFloat16:
       return OVL_BF16;
     default:
-      refuse(argument.op + ": " + argument.name +
+      refuse(argument.of_op() +
              " has a dtype that cannot be multiplied, wanted float32, bfloat16, float16, or float64 on CPUs");
   }
 }

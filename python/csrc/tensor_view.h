@@ -1,6 +1,7 @@
 // torch's tensors as the matrices of the C API, through torch's stable ABI.
 #pragma once
 
+#include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "overlace/capi.h"
@@ -42,9 +44,36 @@ inline std::string shape_of(const Tensor& t) {
   return text + "]";
 }
 
-/// What an argument is called in messages: "ag_gemm", "bs[0]".
+/// A string argument of an operator, which ends with this. Operators take handles: where they take std::string, torch
+/// 2.11 loses the memory of each of them at each call.
+class Text {
+ public:
+  explicit Text(StringHandle handle) : handle_(handle) {
+    const char* data = nullptr;
+    size_t length = 0;
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    view_ = {data, length};
+  }
+  Text(const Text&) = delete;
+  Text& operator=(const Text&) = delete;
+  ~Text() { (void)torch_delete_string(handle_); }
+  std::string_view view() const { return view_; }
+
+ private:
+  StringHandle handle_;
+  std::string_view view_;
+};
+
+/// What an argument is called in messages: "ag_gemm", "bs", and which of a list; -1: it is none.
 struct Argument {
-  std::string op, name;
+  std::string_view op, name;
+  int64_t index = -1;
+
+  /// "bs[0]"
+  std::string text() const { return std::string(name) + (index < 0 ? "" : "[" + std::to_string(index) + "]"); }
+  /// How messages about it begin: "ag_gemm: bs[0]".
+  std::string of_op() const { return std::string(op) + ": " + text(); }
 };
 
 int dtype_of(const Argument& argument, ScalarType type);

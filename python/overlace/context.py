@@ -133,13 +133,13 @@ def _open(group: dist.ProcessGroup, options: Options) -> c.c_void_p:
 
 def process_group(group: object = None) -> dist.ProcessGroup:
     """A ProcessGroup; of a DeviceMesh of one dimension its group; of None the default group; of a str that name."""
+    if isinstance(group, dist.ProcessGroup):
+        return group
     if group is None:
         if not dist.is_initialized():
             raise InvalidArgument("overlace.init: group is None and torch.distributed has no default group yet")
         return dist.group.WORLD
-    if isinstance(group, str):
-        return dist.distributed_c10d._resolve_process_group(group)
-    return group if isinstance(group, dist.ProcessGroup) else group.get_group()
+    return dist.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group.get_group()
 
 
 def group_name(group: object = None) -> str:

@@ -28,17 +28,20 @@ _ROWS_OF_MATRIX = (-1,)
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
 
 
-def _run(op: Callable[..., Any], arguments: tuple, tensors: Sequence[torch.Tensor | None], **options: Any) -> Any:
-    """What the operators raise comes as the class it belongs to. tensors: all that could need a gradient. Options that
-    are the default, which is false for all of them, are left out: each costs a call a microsecond."""
-    given = {name: value for name, value in options.items() if value}
+def _run(
+    op: Callable[..., Any], arguments: tuple, options: dict[str, Any], tensors: Sequence[torch.Tensor | None]
+) -> Any:
+    """What the operators raise comes as the class it belongs to. tensors: all that could need a gradient. options: none
+    where all are the default; each costs a call a microsecond."""
     if torch.compiler.is_compiling():
-        return op(*arguments, **given)
+        return op(*arguments, **options)
     try:
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            return op(*arguments, **given)
+        if torch.is_grad_enabled():
+            for t in tensors:
+                if t is not None and t.requires_grad:
+                    return op(*arguments, **options)
         with _BelowAutograd():
-            return op(*arguments, **given)
+            return op(*arguments, **options)
     except RuntimeError as error:
         own = of_operator(error)
         if own is None:
@@ -139,15 +142,12 @@ def ag_gemm(
     activate = _activation("ag_gemm", activation, factors)
     matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
     keeps = return_a or (keep_gathered and torch.is_grad_enabled() and any(b.requires_grad for b in factors))
-    a_full, outs = _run(
-        _ag_gemm,
-        (matrix, factors, vectors, 0, group_name(group)),
-        (matrix, *factors, *vectors),
-        return_a=keeps,
-        out_dtype=out_dtype,
-        row_offsets=_offsets(row_offsets, rows),
-        plan=plan,
-    )
+    options: dict[str, Any] = {}
+    if keeps or out_dtype or row_offsets or plan:
+        offsets = _offsets(row_offsets, rows)
+        options = {"return_a": keeps, "out_dtype": out_dtype, "row_offsets": offsets, "plan": plan}
+    arguments = (matrix, factors, vectors, 0, group_name(group))
+    a_full, outs = _run(_ag_gemm, arguments, options, (matrix, *factors, *vectors))
     if activate is not None:
         outs = [activate(out) for out in outs]
     if len(rows) > 1:
@@ -176,9 +176,9 @@ def ag_wgrad(
     is_one = isinstance(dys, torch.Tensor)
     matrix, rows, dim = _rows_first("ag_wgrad", x, gather_dim, "gather_dim")
     factors = [_rows_first("ag_wgrad", dy, dim, "gather_dim")[0] for dy in ([dys] if is_one else dys)]
-    offsets = _offsets(row_offsets, rows)
     arguments = (matrix, factors, 0, group_name(group))
-    outs = _run(_ag_wgrad, arguments, (matrix, *factors), row_offsets=offsets, plan=plan)
+    options = {"row_offsets": _offsets(row_offsets, rows), "plan": plan} if row_offsets or plan else {}
+    outs = _run(_ag_wgrad, arguments, options, (matrix, *factors))
     return outs[0] if is_one else outs
 
 
@@ -209,11 +209,13 @@ def gemm_rs(
     """
     activate = _activation("gemm_rs", activation, [b])
     matrix, rows, dim = _rows_first("gemm_rs", a, scatter_dim, "scatter_dim")
-    name, offsets = group_name(group), _offsets(row_offsets, rows)
-    if len(rows) > 1 and not offsets:  # of a matrix the operator says so
+    name = group_name(group)
+    if len(rows) > 1 and not row_offsets:  # of a matrix the operator says so
         _check_divisible(a, dim, name)
-    arguments = (matrix, b, bias, reduce_op, 0, name)
-    out = _run(_gemm_rs, arguments, (matrix, b, bias), out_dtype=out_dtype, row_offsets=offsets, plan=plan)
+    options: dict[str, Any] = {}
+    if out_dtype or row_offsets or plan:
+        options = {"out_dtype": out_dtype, "row_offsets": _offsets(row_offsets, rows), "plan": plan}
+    out = _run(_gemm_rs, (matrix, b, bias, reduce_op, 0, name), options, (matrix, b, bias))
     return _as_before(out if activate is None else activate(out), rows, dim)
 
 
@@ -245,5 +247,5 @@ def gemm_ar(
         raise InvalidArgument(f"gemm_ar: a is {list(a.shape)}, wanted two dimensions or more")
     name = group_name(group)
     matrix = a if a.dim() == 2 else a.flatten(0, -2)
-    out = _run(_gemm_ar, (matrix, b, bias, reduce_op, name), (matrix, b, bias), plan=plan)
+    out = _run(_gemm_ar, (matrix, b, bias, reduce_op, name), {"plan": plan} if plan else {}, (matrix, b, bias))
     return out.unflatten(0, a.shape[:-1]) if a.dim() > 2 else out
