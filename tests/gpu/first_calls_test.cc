@@ -1,7 +1,6 @@
-// A rank that alone has a new N loads kernels and allocates while its peers wait in the call on their GPUs. With one
-// GPU ranks share it (virtual ranks), and all kernels are loaded when CUDA starts: docs/design/exec.md says why.
+// A rank that alone has a new N loads kernels and allocates while its peers wait in the call on their GPUs. Ranks that
+// share a GPU cannot do that: docs/design/exec.md says why.
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -52,9 +51,8 @@ struct Operands {
 };
 
 TEST(FirstCalls, ARankThatAloneHasANewNPreparesWhileItsPeersWait) {
-  OVERLACE_NEED_GPUS(1);
-  const int ranks = gpu_count() < 2 ? 2 : std::min(gpu_count(), 4);
-  if (gpu_count() < 2) ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  OVERLACE_NEED_GPUS(2);
+  const int ranks = std::min(gpu_count(), 4);
   for (const char* family : {"hetero_unfused_1d", "serial", "uniform_fused_2d"}) {
     run_gpu_threads(ranks, [&](GpuRank& gpu) {
       Operands operands(gpu);

@@ -51,7 +51,8 @@ base::Status make_counts(const exec::KernelContext& context) {
   const size_t cells = inbox_cells(ranks) * sizeof(uint64_t), bytes = (cells + 31) / 32 * 32 + 2 * kCounterPitch;
   OVERLACE_TRY(cuda_status(cudaMalloc(&counts->memory, bytes), "cudaMalloc"));
   OVERLACE_TRY(cuda_status(cudaMemset(counts->memory, 0, bytes), "cudaMemset"));
-  OVERLACE_TRY(cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
+  // Not the whole device: a peer that shares it may run a kernel that waits for this rank.
+  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"));
   counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
                    .pitch = context.pitch,
                    .cells = static_cast<uint64_t*>(counts->memory),
