@@ -6,11 +6,12 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from results import FAILED, PASSED, Case
-from runner import ROOT, Done, step
+from results import FAILED, PASSED, SKIPPED, Case
+from runner import ROOT, Done, run, step
 
 VERBOSE = "-Xptxas=-v"  # among the flags of the build
 # C7504 and C7508: setmaxnreg is ignored, so a warp-specialised kernel would run with the wrong register counts.
@@ -18,6 +19,14 @@ IGNORED = re.compile(r"\b(C7504|C7508)\b|setmaxnreg.*ignored")
 FUNCTION = re.compile(r"(?:Function properties for|Compiling entry function) '?([\w$]+)")
 PROPERTIES = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 EDGE = re.compile(r"^(?:\[\d+/\d+\] Building \w+ object|FAILED:) (\S+)")
+
+
+# Instances of the GEMM mainloop: 384 threads share 64 K registers, which setmaxnreg then moves between warpgroups.
+INSTANCES = "src/ops/gemm_core/instances/"
+REGISTERS = "Used 168 registers"
+SERIALISED = re.compile(r"\bC75\d\d\b|serializ|warning", re.IGNORECASE)
+TILE = re.compile(r"_(\d+)x(\d+)_c\d")
+STEPS_OF_K = 4  # in a stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +85,42 @@ def units(folder: Path) -> list[Unit]:
     ]
 
 
+def instance_complaints(printed: str) -> list[str]:
+    """Products that the compiler serialised, and registers other than those that a warpgroup starts with."""
+    found = [line.strip() for line in printed.splitlines() if SERIALISED.search(line)]
+    if printed.count(REGISTERS) != 1:
+        used = re.findall(r"Used \d+ registers", printed)
+        found.append(f"{', '.join(used) or 'no registers reported'}; wanted: {REGISTERS}, once")
+    return found
+
+
+def sass_complaints(name: str, sass: str) -> list[str]:
+    """Of an instance: tensor core products of its tile's width, no local memory, registers moved twice."""
+    tile = TILE.search(name)
+    if not tile:
+        return [f"{name}: no tile in its name"]
+    found = []
+    products = re.findall(r" HGMMA\.64x(\d+)x16", sass)
+    if not products or len(products) % STEPS_OF_K or set(products) != {tile[2]}:
+        found.append(f"{len(products)} HGMMA of widths {sorted(set(products))}; wanted: a multiple of 4, {tile[2]}")
+    if local := re.findall(r" (?:LDL|STL)\b.*", sass):
+        found.append(f"local memory: {local[0].strip()}")
+    if (moved := sass.count("USETMAXREG")) != 2:
+        found.append(f"{moved} USETMAXREG; wanted: 2")
+    return found
+
+
+def disassembler() -> str | None:
+    return shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
+
+
 def complaints_of(unit: Unit, printed: str) -> list[str]:
     """A unit of which ptxas said nothing was not looked at, which must not pass."""
     found = flag_complaints(unit.command)
     if VERBOSE not in unit.command or "ptxas info" not in printed:
         return [*found, f"ptxas did not report:\n{printed[-4000:]}"]
-    return found + complaints(printed)
+    found += complaints(printed)
+    return found + (instance_complaints(printed) if unit.file.startswith(INSTANCES) else [])
 
 
 def check(folder: Path, build: Callable[[], Done]) -> Iterator[Case]:
@@ -93,6 +132,11 @@ def check(folder: Path, build: Callable[[], Done]) -> Iterator[Case]:
     built = build()
     yield step("build cuda", built)
     printed = outputs(built.output)
+    tool = disassembler()
+    if tool is None and any(unit.file.startswith(INSTANCES) for unit in found):
+        yield Case("SASS of the GEMM's instances", SKIPPED, "cuobjdump was not found; what ptxas says was looked at")
     for unit in found:
         bad = complaints_of(unit, printed.get(unit.output, ""))
+        if tool and unit.file.startswith(INSTANCES):
+            bad += sass_complaints(unit.file, run([tool, "-sass", str(folder / unit.output)], 120).output)
         yield Case(f"cubin {unit.file}", FAILED, "\n".join(bad)) if bad else Case(f"cubin {unit.file}", PASSED)

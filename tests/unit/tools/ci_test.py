@@ -211,6 +211,26 @@ class DeviceUnitsTest(unittest.TestCase):
         )
         self.assertEqual(len(device_units.complaints(ignored)), 1)
 
+    def test_instances_have_their_registers_and_no_serialised_products(self) -> None:
+        good = "ptxas info    : Used 168 registers, used 9 barriers\n"
+        self.assertEqual(device_units.instance_complaints(good), [])
+        other = device_units.instance_complaints(good.replace("168", "255"))
+        self.assertEqual(other, ["Used 255 registers; wanted: Used 168 registers, once"])
+        line = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+        self.assertEqual(device_units.instance_complaints(good + line), [line])
+
+    def test_sass_of_instances(self) -> None:
+        name = "src/ops/gemm_core/instances/bf16_k_128x160_c21_s5.cu"
+        good = "  HGMMA.64x160x16.F32.BF16 R24, ...\n" * 4 + "  USETMAXREG 0x38 ;\n  USETMAXREG 0xe0 ;\n"
+        self.assertEqual(device_units.sass_complaints(name, good), [])
+        for bad in (
+            good.replace("64x160", "64x128"),
+            good.replace("HGMMA", "HMMA"),
+            good + "  STL [R1], R2 ;\n",
+            good.replace("USETMAXREG 0x38", "NOP"),
+        ):
+            self.assertEqual(len(device_units.sass_complaints(name, bad)), 1, bad)
+
     def test_flags(self) -> None:
         good = ["nvcc", "--generate-code=arch=compute_90a,code=[sm_90a]", "-std=c++20"]
         self.assertEqual(device_units.flag_complaints(good), [])
