@@ -59,10 +59,17 @@ class Protocol {
     return std::string();
   }
 
+  /// Whole launches.
+  int whole(int calls) const {
+    const int each = subject_.calls_per_launch();
+    return (calls + each - 1) / each * each;
+  }
+
+  /// `calls` are whole launches.
   base::Status burst(size_t which, int calls, double* sample_us, double* host_us) {
     OVERLACE_TRY(crew_.synchronize());
     OVERLACE_TRY(crew_.barrier());
-    const int lead = std::max(1, calls / 5);
+    const int lead = whole(std::max(1, calls / 5));
     for (int i = 0; i < lead; ++i) OVERLACE_TRY(subject_.enqueue(which, i));
     OVERLACE_TRY(crew_.record_begin());
     const double start = crew_.now_s();
@@ -91,9 +98,10 @@ class Protocol {
         Entrant& x = entrants_[i];
         if (x.status != "ok") continue;
         double sample = 0, host = 0;
-        OVERLACE_TRY(burst(i, options_.least_calls, &sample, &host));
+        OVERLACE_TRY(burst(i, whole(options_.least_calls), &sample, &host));
         const double wanted = options_.burst_ms * 1e3 / std::max(sample, 1e-3);
-        x.calls = static_cast<int>(std::clamp(wanted, double(options_.least_calls), double(options_.most_calls)));
+        x.calls =
+            whole(static_cast<int>(std::clamp(wanted, double(options_.least_calls), double(options_.most_calls))));
       }
       const ClockSample clocks = crew_.clocks();
       mhz.push_back(clocks.sm_mhz);

@@ -42,6 +42,9 @@ class Subject {
   virtual ~Subject() = default;
   /// Queues one call of entrant `which` on operand set `turn` modulo the number of sets.
   virtual base::Status enqueue(size_t which, int turn) = 0;
+  /// enqueue queues so many calls, those of its turn and the turns behind it, where the turn is a multiple of this, and
+  /// else nothing.
+  virtual int calls_per_launch() const { return 1; }
   /// Runs `which` once on poisoned output and says what is wrong with it, the same on all ranks; empty: right. Fills
   /// *check.
   virtual base::Result<std::string> verify(size_t which, Check* check) = 0;

@@ -4,7 +4,8 @@
 // --competitors takes auto, families, and families with degree and options: grouped_unfused_1d:4:ce_queues=3. Schedules
 // that do not all fit in --heap-gib (12; CPU ranks 1) make room for each other, which must not be timed: fewer then.
 // `NAME@2` is NAME once more (A against A). `wrong` is `library` with one element changed: it must be refused.
-// --launch graph captures each call and replays it, on GPUs. Method: docs/reference/benchmarks.md.
+// --launch graph captures each call and replays it, on GPUs; --launch chain captures many calls at once, one behind the
+// other on other operands. Method: docs/reference/benchmarks.md.
 #include <cstdio>
 
 #include "bench/common/arguments.h"
@@ -53,8 +54,8 @@ Options parse(int argc, char** argv) {
     throw_error(Errc::invalid_argument, "--backend is " + o.backend + ", wanted auto, cpu or cuda_peer");
   if (o.data != "normal" && o.data != "ramp")
     throw_error(Errc::invalid_argument, "--data is " + o.data + ", wanted normal or ramp");
-  if (o.launch != "stream" && o.launch != "graph")
-    throw_error(Errc::invalid_argument, "--launch is " + o.launch + ", wanted stream or graph");
+  if (o.launch != "stream" && o.launch != "graph" && o.launch != "chain")
+    throw_error(Errc::invalid_argument, "--launch is " + o.launch + ", wanted stream, graph or chain");
   return o;
 }
 
@@ -76,8 +77,9 @@ class Bench {
     device_.release_all();
     Workload workload = Workload::create(c, channel_, device_, data()).value();
     if (!options_.protocol.verify_only) refuse_low_entropy(workload);
-    Device* const graphs = options_.launch == "graph" ? &device_ : nullptr;
-    Operators subject(c, workload, channel_, crew_, graphs, hardware(), options_.competitors);
+    Device* const graphs = options_.launch == "stream" ? nullptr : &device_;
+    Operators subject(c, workload, channel_, crew_, graphs, options_.launch == "chain", hardware(),
+                      options_.competitors);
     if (hardware_.flops_per_s == 0) subject.measure_flops().or_throw();
     std::vector<Entrant> entrants = subject.entrants();
     const Outcome outcome = run_case(&entrants, subject, crew_, options_.protocol).value();

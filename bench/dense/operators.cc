@@ -98,8 +98,12 @@ std::vector<Entrant> Operators::entrants() {
 base::Status Operators::capture(size_t which) {
   OVERLACE_TRY(call(which, 0));
   OVERLACE_TRY(crew_.synchronize());
-  for (int set = 0; set < workload_.sets(); ++set) {
-    auto replay = graphs_->capture([&] { return call(which, set); });
+  const int each = calls_per_launch();
+  for (int first = 0; first < (chains_ ? 1 : workload_.sets()); ++first) {
+    auto replay = graphs_->capture([&] {
+      for (int i = 0; i < each; ++i) OVERLACE_TRY(call(which, first + i));
+      return base::Status();
+    });
     if (!replay.ok()) return base::error(Errc::not_supported, "as a graph: {}", replay.status().message());
     replays_[which].push_back(std::move(*replay));
   }
@@ -109,7 +113,15 @@ base::Status Operators::capture(size_t which) {
 base::Status Operators::enqueue(size_t which, int turn) {
   if (graphs_ == nullptr) return call(which, turn);
   if (replays_[which].empty()) OVERLACE_TRY(capture(which));
+  if (turn % calls_per_launch() != 0) return {};
   return replays_[which][static_cast<size_t>(turn) % replays_[which].size()]();
+}
+
+/// Enough that what a launch of a graph costs is not seen.
+int Operators::calls_per_launch() const {
+  constexpr int kLeast = 16;
+  const int sets = workload_.sets();
+  return chains_ ? (kLeast + sets - 1) / sets * sets : 1;
 }
 
 base::Status Operators::call(size_t which, int turn) {

@@ -14,14 +14,15 @@ namespace overlace::bench {
 class Operators final : public Subject {
  public:
   /// Names as in bench/dense/main.cc. `hardware` is what `auto` chooses by; measure_flops fills what is unknown.
-  /// With `graphs` every call is the replay of one that was captured.
-  Operators(const Case& c, Workload& workload, Channel& channel, Crew& crew, Device* graphs,
+  /// With `graphs` every call is the replay of one that was captured; `chains`: of many at once, over all operand sets.
+  Operators(const Case& c, Workload& workload, Channel& channel, Crew& crew, Device* graphs, bool chains,
             const plan::Hardware& hardware, std::vector<std::string> names)
       : case_(c),
         workload_(workload),
         channel_(channel),
         crew_(crew),
         graphs_(graphs),
+        chains_(chains),
         hardware_(hardware),
         names_(std::move(names)) {}
   /// Rate of the whole GEMM on the slowest rank.
@@ -33,12 +34,13 @@ class Operators final : public Subject {
   const spec::Schedule& schedule(size_t which) const { return schedules_[which]; }
 
   base::Status enqueue(size_t which, int turn) override;
+  int calls_per_launch() const override;
   base::Result<std::string> verify(size_t which, Check* check) override;
 
  private:
   base::Status resolve(const std::string& name, spec::Schedule* schedule, std::string* reason);
   base::Status call(size_t which, int turn);
-  /// Graphs of a competitor, one per operand set. A call before allocates what a capture must not.
+  /// Graphs of a competitor, one per operand set, or one chain. A call before allocates what a capture must not.
   base::Status capture(size_t which);
   /// The same on all ranks: empty if it holds on all of them.
   base::Result<std::string> agree(bool good, const std::string& complaint);
@@ -49,6 +51,7 @@ class Operators final : public Subject {
   Channel& channel_;
   Crew& crew_;
   Device* graphs_;  // null: calls are queued one by one
+  bool chains_;
   plan::Hardware hardware_;
   std::vector<std::string> names_;
   std::vector<spec::Schedule> schedules_;

@@ -58,7 +58,7 @@ class Group:
     def size(self) -> str:
         case = self.first["case"]
         size = "  ".join(f"{k.upper()} {case[k]}" for k in ("m", "n", "k") if k in case)
-        launch = "graph" if self.first.get("launch") == "graph" else ""
+        launch = self.first.get("launch", "stream").replace("stream", "")
         return "  ".join(x for x in (case.get("what", ""), size, self.first.get("dtype", ""), launch) if x)
 
     def title(self) -> str:
