@@ -21,7 +21,7 @@ std::vector<std::string> known_families(std::string_view op) {
   std::vector<std::string> names = {
       "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"};
   // They broadcast what the groups before sum up: only gemm_ar broadcasts.
-  if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d"});
+  if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d", "one_shot"});
   if (op == "ag_gemm") names.push_back("k_slab");
   if (op == "gemm_rs") names.push_back("tma_slot");
   names.insert(names.end(), {"hierarchical", "compute", "comm", "limit"});
@@ -29,7 +29,8 @@ std::vector<std::string> known_families(std::string_view op) {
 }
 
 bool has_degree(std::string_view family) {
-  return family != "library" && family != "serial" && family != "shard_p2p" && family != "compute";
+  return family != "library" && family != "serial" && family != "shard_p2p" && family != "compute" &&
+         family != "one_shot";
 }
 
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::bad_schedule, why); }

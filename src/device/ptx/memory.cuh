@@ -32,6 +32,15 @@ __device__ __forceinline__ void store_relaxed_sys(uint64_t* address, uint64_t va
 __device__ __forceinline__ void store_relaxed_sys(uint32_t* address, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+/// Two words next to each other at once; each is whole, they are not ordered to each other.
+__device__ __forceinline__ uint2 load_two_relaxed_sys(const uint2* address) {
+  uint2 value;
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_two_relaxed_sys(uint2* address, const uint2& value) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(value.x), "r"(value.y) : "memory");
+}
 __device__ __forceinline__ void store_release_sys(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }

@@ -13,7 +13,15 @@ __device__ __forceinline__ void store_matrices(uint32_t row_address, uint32_t r0
                "r"(r2), "r"(r3)
                : "memory");
 }
-/// The inverse: lanes and registers as store_matrices has them.
+/// As store_matrices, but each matrix is stored transposed: the row that lane l addresses is column l % 8 of the
+/// registers' matrix l / 8.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t row_address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                                          uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+/// The inverse of store_matrices: lanes and registers as it has them.
 __device__ __forceinline__ void load_matrices(uint32_t row_address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -44,6 +44,7 @@ __device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t shared) {
 // ---- one instruction per N ----
 // The register lists are text: an asm statement has no loops.
 
+#define OVERLACE_R0_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define OVERLACE_R0_32                                                                                             \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31"
@@ -75,7 +76,13 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a_descrip
                                       int accumulates) {
   constexpr bool kIsBf16 = std::is_same_v<T, __nv_bfloat16>;
   static_assert(kIsBf16 || std::is_same_v<T, __half>);
-  if constexpr (kRegisters == 32) {
+  if constexpr (kRegisters == 8) {
+    if constexpr (kIsBf16) {
+      OVERLACE_WGMMA("16", "bf16", OVERLACE_R0_8, "%8", "%9", "%10", "%11", OVERLACE_D8(0));
+    } else {
+      OVERLACE_WGMMA("16", "f16", OVERLACE_R0_8, "%8", "%9", "%10", "%11", OVERLACE_D8(0));
+    }
+  } else if constexpr (kRegisters == 32) {
     if constexpr (kIsBf16) {
       OVERLACE_WGMMA("64", "bf16", OVERLACE_R0_32, "%32", "%33", "%34", "%35", OVERLACE_D32(0));
     } else {
@@ -128,9 +135,10 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a_descrip
                      OVERLACE_D32(96));
     }
   } else {
-    static_assert(kRegisters == 0, "N is 64, 128, 160, 192, 224 or 256");
+    static_assert(kRegisters == 0, "N is 16, 64, 128, 160, 192, 224 or 256");
   }
 }
+#undef OVERLACE_R0_8
 #undef OVERLACE_R0_32
 #undef OVERLACE_R32_64
 #undef OVERLACE_R64_80

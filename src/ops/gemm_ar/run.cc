@@ -9,7 +9,8 @@ base::Status check_call(const Channel& channel, const GemmArArgs& args, const sp
   OVERLACE_TRY(validate(channel, args));
   const spec::OpSpec op = op_spec(channel, args);
   OVERLACE_TRY(check_schedule(site_of(channel, op.op), op, args.b, schedule));
-  return check_supported(channel, schedule);
+  OVERLACE_TRY(check_supported(channel, schedule));
+  return check_kernel_operands(channel, schedule, {{"a", args.a}, {"b", args.b}, {"out", args.out}});
 }
 
 }  // namespace

@@ -39,13 +39,17 @@ base::Status missing(const spec::Schedule& schedule, std::string_view what) {
 }
 
 base::Status check_shape(const spec::Schedule& schedule) {
-  const bool is_gather = schedule.op == "ag_gemm";
+  const bool is_gather = schedule.op == "ag_gemm", is_one_shot = schedule.op == "gemm_ar";
   const int64_t n = param<int64_t>(schedule, "N", 0), k = param<int64_t>(schedule, "K", 0);
   const int64_t ranks = param<int64_t>(schedule, "G", 0);
   if (n < 8 || n % 8 != 0 || k < 8 || k % 8 != 0)
     return missing(schedule, base::format("N {}, K {}; wanted: multiples of 8", n, k));
   if (ranks < 2 || ranks > kOrderShards)
     return missing(schedule, base::format("{} ranks; wanted: 2 to {}", ranks, kOrderShards));
+  const int64_t m = param<int64_t>(schedule, "M", 0);
+  if (is_one_shot && m > kOneShotTokens)
+    return missing(schedule, base::format("M {}; wanted: at most {}", m, kOneShotTokens));
+  if (is_one_shot) return {};
   const int64_t pieces = param<int64_t>(schedule, is_gather ? "q" : "groups", 0);
   if (pieces < 1 || pieces > kMaxPieces)
     return missing(schedule, base::format("degree {}; wanted: 1 to {}", pieces, kMaxPieces));
@@ -70,6 +74,15 @@ std::span<const FusedSpec> scatter_specs() {
   static constexpr FusedSpec kRows[] = {
 #define INSTANCE(name) {#name, kSpec_##name},
 #include "src/ops/gemm_core/scatter_instances.def"
+#undef INSTANCE
+  };
+  return kRows;
+}
+
+std::span<const FusedSpec> one_shot_specs() {
+  static constexpr FusedSpec kRows[] = {
+#define INSTANCE(name) {#name, kSpec_##name},
+#include "src/ops/gemm_core/one_shot_instances.def"
 #undef INSTANCE
   };
   return kRows;
@@ -103,6 +116,15 @@ const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, in
   return nullptr;
 }
 
+const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
+  const FusedSpec* best = nullptr;
+  for (const FusedSpec& one : one_shot_specs()) {
+    if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
+    if (best == nullptr || one.spec.tile_n < best->spec.tile_n) best = &one;
+  }
+  return best;
+}
+
 base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms) {
   const std::string dtype = param<std::string>(schedule, "dtype", ""),
                     out = param<std::string>(schedule, "out_dtype", "");
@@ -112,13 +134,16 @@ base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, i
   OVERLACE_TRY(check_shape(schedule));
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
-  const int64_t tile_m = param<int64_t>(schedule, "tile_m", 0), tile_n = param<int64_t>(schedule, "tile_n", 0);
-  const FusedSpec* found = schedule.op == "ag_gemm" ? choose_gather(type, major, schedule.tables.at("off"),
-                                                                    param<int64_t>(schedule, "N", 0), sms)
-                                                    : find_scatter(type, major, tile_m, tile_n);
+  if (schedule.op == "gemm_rs") {
+    const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
+    if (const FusedSpec* found = find_scatter(type, major, rows, cols)) return found;
+    return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
+  }
+  const FusedSpec* found = schedule.op == "gemm_ar" ? choose_one_shot(type, major, param<int64_t>(schedule, "M", 0))
+                                                    : choose_gather(type, major, schedule.tables.at("off"),
+                                                                    param<int64_t>(schedule, "N", 0), sms);
   if (found != nullptr) return found;
-  return missing(schedule,
-                 schedule.op == "ag_gemm" ? operands : base::format("{}, tiles {}x{}", operands, tile_m, tile_n));
+  return missing(schedule, operands);
 }
 
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule) {

@@ -13,13 +13,15 @@
 
 namespace overlace::ops::gemm_core {
 
-/// A line of gather_instances.def or scatter_instances.def. Both are there for bf16 and fp16, B of (N, K) and (K, N).
+/// A line of gather_instances.def, scatter_instances.def or one_shot_instances.def. All are there for bf16 and fp16,
+/// the first two for B of (N, K) and (K, N), the last for (N, K).
 struct FusedSpec {
   std::string_view name;
   ConfigSpec spec;
 };
 std::span<const FusedSpec> gather_specs();
 std::span<const FusedSpec> scatter_specs();
+std::span<const FusedSpec> one_shot_specs();
 
 /// Fewest waves of clusters times columns of a tile; of equals the wider tile, which loads less of A. `row_offsets`:
 /// ranks + 1. K does not matter: it is the same for every tile. Null where none has that type and layout.
@@ -28,6 +30,8 @@ const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int6
 /// is the wait for the links behind each tile, the same for all widths of a wave (128 columns were best at every
 /// measured row but one).
 const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
+/// With the narrowest tile that takes `m` tokens.
+const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m);
 
 /// Of the schedule on `sms` SMs; not_supported says what is missing.
 base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms);

@@ -18,18 +18,23 @@ inline constexpr int kThreads = 128 * (1 + kConsumerGroups);
 /// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, 64 rows by store_cols().
 /// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile. `groups_per_tile` 1: consumer
 /// warpgroups take tiles by turns, so that one multiplies while the other ends its tile; else they share each.
+/// `is_swapped`: for few tokens. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are
+/// stored transposed, as (M, N): no row of a product is wasted, and weights are read once.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;
   int tile_m = 128, tile_n = 256, cluster_m = 1, cluster_n = 1;
   int stages = 4, store_buffers = 2, split_k = 1, groups_per_tile = kConsumerGroups;
+  bool is_swapped = false;
 
   constexpr int turns() const { return kConsumerGroups / groups_per_tile; }
   constexpr int cluster() const { return cluster_m * cluster_n * split_k; }
-  constexpr int store_cols() const { return tile_n % 64 == 0 ? 64 : 32; }
+  /// Of the boxes in which results are stored, as the output has them.
+  constexpr int store_rows() const { return is_swapped ? tile_n : 64; }
+  constexpr int store_cols() const { return is_swapped || tile_n % 64 == 0 ? 64 : 32; }
   constexpr uint32_t a_bytes() const { return static_cast<uint32_t>(tile_m * kTileK * 2); }
   constexpr uint32_t b_bytes() const { return static_cast<uint32_t>(tile_n * kTileK * 2); }
-  constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(64 * store_cols() * 2); }
+  constexpr uint32_t store_bytes() const { return static_cast<uint32_t>(store_rows() * store_cols() * 2); }
   /// What one consumer warpgroup gets from the other half of K: sums of 64 rows, fp32.
   constexpr uint32_t half_bytes() const { return split_k == 1 ? 0 : static_cast<uint32_t>(64 * tile_n * 4); }
   /// Boxes of the size of a staging buffer that the operands' place in a stage can hold.
@@ -69,13 +74,15 @@ constexpr bool is_valid(const ConfigSpec& c) {
   // Sums of a thread: what registers hold beside all else.
   const bool fits = groups && c.tile_m % (64 * c.groups_per_tile) == 0 &&
                     c.tile_m * c.tile_n / (128 * c.groups_per_tile) <= kMostSums;
-  const bool tile = (c.tile_m == 128 && (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 || c.tile_n == 192 ||
-                                         c.tile_n == 224 || c.tile_n == 256)) ||
-                    (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
+  const bool swapped = c.tile_m == 64 && (c.tile_n == 16 || c.tile_n == 64) && c.groups_per_tile == 1;
+  const bool tile = c.is_swapped ? swapped
+                                 : (c.tile_m == 128 && (c.tile_n == 64 || c.tile_n == 128 || c.tile_n == 160 ||
+                                                        c.tile_n == 192 || c.tile_n == 224 || c.tile_n == 256)) ||
+                                       (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
   const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.split_k >= 1 && c.cluster() <= 2;
   // Each CTA keeps a warpgroup's rows.
   const bool split = c.split_k == 1 || (c.tile_m == 64 * kConsumerGroups && c.groups_per_tile == kConsumerGroups);
-  const bool major = c.b_major == BMajor::k || c.tile_n % 64 == 0;
+  const bool major = c.b_major == BMajor::k || (c.tile_n % 64 == 0 && !c.is_swapped);
   return tile && fits && cluster && split && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) &&
          c.stages >= 2 && c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
 }

@@ -10,7 +10,9 @@ namespace overlace::ops::gemm_core {
 template <class Config>
 struct Staging {
   static constexpr int kBuffers = Config::kSpec.store_buffers, kCols = Config::kSpec.store_cols();
-  static constexpr int kPieces = Config::kTileN / kCols;  // of 64 rows by kCols, per block of 64 rows
+  static constexpr bool kIsSwapped = Config::kSpec.is_swapped;
+  static constexpr int kPieces = kIsSwapped ? 1 : Config::kTileN / kCols;  // boxes per block of 64 rows of a tile
+  static constexpr int kPairs = Config::kTileN / kPieces / 16;             // of a piece: 16 columns of the tile each
   static constexpr uint32_t kRowBytes = kCols * 2;
   uint32_t out, staged_first, freed_first;  // this warpgroup's
 
@@ -24,6 +26,14 @@ struct Staging {
   /// Position of 16 bytes in a row, as the tensor map's swizzle has it.
   __device__ static uint32_t swizzled(uint32_t row, uint32_t unit) {
     return unit ^ (kCols == 64 ? row % 8 : row / 2 % 4);
+  }
+  /// Where this lane's row of a pair's matrices goes in a buffer. Matrices 0 and 1 are rows 0 to 7 and 8 to 15 of this
+  /// warp in the first 8 columns of the tile, 2 and 3 in the next 8.
+  __device__ static uint32_t place_of(uint32_t pair) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const uint32_t row = kIsSwapped ? pair * 16 + lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
+    const uint32_t unit = kIsSwapped ? warp * 2 + lane / 8 % 2 : pair * 2 + lane / 16;
+    return row * kRowBytes + swizzled(row, unit) * 16;
   }
 };
 
@@ -49,25 +59,27 @@ template <class Config>
 __device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Staging<Config>& staging,
                                            Ring<Staging<Config>::kBuffers>& ring, Patience& patience) {
   using Element = typename Config::Element;
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const uint32_t row = warp * 16 + lane % 16;  // lanes 0..15: rows of a column of 8, lanes 16..31: of the next column
 #pragma unroll
   for (int block = 0; block < Config::kBlocksM; ++block) {
 #pragma unroll
     for (int piece = 0; piece < Staging<Config>::kPieces; ++piece) {
       wait_barrier(staging.freed(ring.slot), ring.parity ^ 1, patience);
-      const uint32_t to = staging.buffer(ring.slot) + row * Staging<Config>::kRowBytes;
+      const uint32_t to = staging.buffer(ring.slot);
 #pragma unroll
-      for (int pair = 0; pair < Staging<Config>::kCols / 16; ++pair) {
-        const float* d = &sums[block][(piece * Staging<Config>::kCols + pair * 16) / 2];
-        const uint32_t unit = static_cast<uint32_t>(pair) * 2 + lane / 16;
-        ptx::store_matrices(to + Staging<Config>::swizzled(row, unit) * 16, round_pair(d[0], d[1], Element{}),
-                            round_pair(d[2], d[3], Element{}), round_pair(d[4], d[5], Element{}),
-                            round_pair(d[6], d[7], Element{}));
+      for (int pair = 0; pair < Staging<Config>::kPairs; ++pair) {
+        const float* d = &sums[block][(piece * Staging<Config>::kPairs + pair) * 8];
+        const uint32_t at = to + Staging<Config>::place_of(static_cast<uint32_t>(pair));
+        const uint32_t r[4] = {round_pair(d[0], d[1], Element{}), round_pair(d[2], d[3], Element{}),
+                               round_pair(d[4], d[5], Element{}), round_pair(d[6], d[7], Element{})};
+        if constexpr (Staging<Config>::kIsSwapped) {
+          ptx::store_matrices_transposed(at, r[0], r[1], r[2], r[3]);
+        } else {
+          ptx::store_matrices(at, r[0], r[1], r[2], r[3]);
+        }
       }
       ptx::fence_shared_to_bulk();
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
       ring.advance();
     }
   }

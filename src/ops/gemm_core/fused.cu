@@ -9,6 +9,7 @@
 #include "src/ops/gemm_core/fused.h"
 #include "src/ops/gemm_core/gather_launch.cuh"
 #include "src/ops/gemm_core/host.cuh"
+#include "src/ops/gemm_core/one_shot_launch.cuh"
 #include "src/ops/gemm_core/scatter_launch.cuh"
 #include "src/runtime/backend.h"
 #include "src/runtime/backend/cuda_peer/co_residency.h"
@@ -25,6 +26,7 @@ struct Counts {
   InboxPod inbox{};
   CountersPod arrivals{};
   uint32_t* error = nullptr;
+  uint32_t* calls = nullptr;  // one_shot
   Counts() = default;
   ~Counts() { (void)cudaFree(memory); }
   Counts(const Counts&) = delete;
@@ -32,6 +34,10 @@ struct Counts {
 };
 
 bool is_gather(const spec::Schedule& schedule) { return schedule.op == "ag_gemm"; }
+bool is_one_shot(const spec::Schedule& schedule) { return schedule.op == "gemm_ar"; }
+const char* family_of(const spec::Schedule& schedule) {
+  return is_gather(schedule) ? "k_slab" : is_one_shot(schedule) ? "one_shot" : "tma_slot";
+}
 const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedule) ? "X" : "S"; }
 /// 1 where there is none: check_family finds what else is missing.
 int64_t number(const spec::Schedule& schedule, std::string_view name) {
@@ -44,13 +50,24 @@ bool is(const spec::Schedule& schedule, std::string_view name, const spec::Param
   return found != schedule.params.end() && found->second == value;
 }
 
-base::Status make_counts(const exec::KernelContext& context) {
+/// All words of the inbox say that they have not come: before any rank's first call.
+base::Status clear_inbox(const exec::KernelContext& context) {
+  const TeamPod& team = context.channel.pod().team;
+  char* const inbox = team.heap[team.rank] + context.memory.at(inbox_name(context.schedule));
+  static_assert(kNotCome == ~0u);
+  const size_t bytes = context.pitch * static_cast<size_t>(context.copies);
+  return cuda_status(cudaMemset(inbox, 0xff, bytes), "cudaMemset");
+}
+
+base::Status make_counts(const exec::KernelContext& context, const Instance& instance, int clusters) {
   if (*context.state != nullptr) return {};
   auto counts = std::make_shared<Counts>();
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
   const size_t cells = inbox_cells(ranks) * sizeof(uint64_t), bytes = (cells + 31) / 32 * 32 + 2 * kCounterPitch;
-  OVERLACE_TRY(cuda_status(cudaMalloc(&counts->memory, bytes), "cudaMalloc"));
-  OVERLACE_TRY(cuda_status(cudaMemset(counts->memory, 0, bytes), "cudaMemset"));
+  const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
+  OVERLACE_TRY(cuda_status(cudaMalloc(&counts->memory, bytes + calls), "cudaMalloc"));
+  OVERLACE_TRY(cuda_status(cudaMemset(counts->memory, 0, bytes + calls), "cudaMemset"));
+  if (is_one_shot(context.schedule)) OVERLACE_TRY(clear_inbox(context));
   // Not the whole device: a peer that shares it may run a kernel that waits for this rank.
   OVERLACE_TRY(cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"));
   counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
@@ -59,10 +76,11 @@ base::Status make_counts(const exec::KernelContext& context) {
                    .buffers = static_cast<uint32_t>(context.copies),
                    .ranks = ranks,
                    .data_id = context.ids.at("arrived"),
-                   .credit_id = context.ids.at("credit")};
+                   .credit_id = is_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
   char* const end = static_cast<char*>(counts->memory) + bytes;
   counts->arrivals = {.words = end - 2 * kCounterPitch, .count = 1, .number = 0};
   counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
+  counts->calls = reinterpret_cast<uint32_t*>(end);
   *context.state = std::move(counts);
   return {};
 }
@@ -87,8 +105,9 @@ base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
   const auto chosen = choose_instance(context.schedule, sms_of(context));
   if (!chosen.ok()) return chosen.status();
   const std::string name((*chosen)->name);
-  const Instance* found =
-      is_gather(context.schedule) ? find_gather_instance(name.c_str()) : find_scatter_instance(name.c_str());
+  const Instance* found = is_gather(context.schedule)     ? find_gather_instance(name.c_str())
+                          : is_one_shot(context.schedule) ? find_one_shot_instance(name.c_str())
+                                                          : find_scatter_instance(name.c_str());
   OVERLACE_ASSERT(found != nullptr);  // both lists come from one file
   return found;
 }
@@ -173,9 +192,33 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
   return launch_scatter(*prepared, early, stream);
 }
 
+base::Status launch_one_shot_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
+                                cudaStream_t stream) {
+  const auto& counts = *static_cast<const Counts*>(context.state->get());
+  const TensorView &a = context.bindings->find("A")->second, &b = context.bindings->find("B")->second;
+  const TensorView& y = context.bindings->find("Y")->second;
+  const Rows tokens = rows_of(a, a), weights = rows_of(b, b), to = rows_of(y, y);
+  OneShotArgs args;
+  args.a = tokens.data;
+  args.b = weights.data;
+  args.c = to.data;
+  args.bias = bias_of(context);
+  args.m = y.dim(0);
+  args.n = y.dim(1);
+  args.k = a.dim(1);
+  args.lda = tokens.pitch;
+  args.ldb = weights.pitch;
+  args.ldc = to.pitch;
+  args.most_clusters = clusters;
+  args.error = counts.error;
+  args.state = {&context.channel.pod(), counts.inbox.offset, counts.inbox.pitch, counts.calls};
+  const auto prepared = prepare_one_shot(instance, args);
+  if (!prepared.ok()) return prepared.status();
+  return launch_one_shot(*prepared, early, stream);
+}
+
 /// The kernel does what make_schedule says of its family, whatever the tasks say.
 base::Status check_family(const spec::Schedule& schedule) {
-  const bool gathers = is_gather(schedule);
   spec::OpSpec op;
   op.op = schedule.op;
   op.m = number(schedule, "M");
@@ -185,15 +228,15 @@ base::Status check_family(const spec::Schedule& schedule) {
   op.dtype = op.out_dtype = is(schedule, "dtype", std::string("bf16")) ? DType::bf16 : DType::fp16;
   op.b_layout = is(schedule, "b_layout", std::string("nk")) ? spec::BLayout::nk : spec::BLayout::kn;
   op.bias = is(schedule, "bias", true);
-  op.row_offsets = schedule.tables.at("off");
-  const auto degree = static_cast<int>(number(schedule, gathers ? "q" : "groups"));
+  if (!is_one_shot(schedule)) op.row_offsets = schedule.tables.at("off");
+  const auto degree = static_cast<int>(number(schedule, schedule.op == "gemm_rs" ? "groups" : "q"));
   spec::Params options;
   options["ce_queues"] = number(schedule, "ce_queues");
-  const spec::Schedule wanted = spec::make_schedule(op, gathers ? "k_slab" : "tma_slot", degree, options);
+  const spec::Schedule wanted = spec::make_schedule(op, family_of(schedule), degree, options);
   if (wanted == schedule) return {};
   return base::error(Errc::bad_schedule,
                      "schedule {}: its kernel is compiled for the tasks of make_schedule(\"{}\", {})", schedule.family,
-                     gathers ? "k_slab" : "tma_slot", degree);
+                     family_of(schedule), degree);
 }
 
 }  // namespace
@@ -211,8 +254,9 @@ base::Status prepare_fused(const exec::KernelContext& context) {
   const auto instance = instance_of(context);
   if (!instance.ok()) return instance.status();
   OVERLACE_TRY(check_family(context.schedule));
-  OVERLACE_TRY(clusters_of(context, **instance, /*checks=*/true).status());  // loads the kernel, too
-  return make_counts(context);
+  const auto clusters = clusters_of(context, **instance, /*checks=*/true);  // loads the kernel, too
+  if (!clusters.ok()) return clusters.status();
+  return make_counts(context, **instance, *clusters);
 }
 
 base::Status launch_fused(const exec::KernelContext& context) {
@@ -224,8 +268,10 @@ base::Status launch_fused(const exec::KernelContext& context) {
   const auto early = starts_early(context);
   if (!early.ok()) return early.status();
   auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
-  return is_gather(context.schedule) ? launch_gather_of(context, **instance, *clusters, *early, stream)
-                                     : launch_scatter_of(context, **instance, *clusters, *early, stream);
+  const auto launch = is_gather(context.schedule)     ? launch_gather_of
+                      : is_one_shot(context.schedule) ? launch_one_shot_of
+                                                      : launch_scatter_of;
+  return launch(context, **instance, *clusters, *early, stream);
 }
 
 }  // namespace overlace::ops::gemm_core

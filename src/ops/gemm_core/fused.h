@@ -5,8 +5,9 @@
 
 namespace overlace::ops::gemm_core {
 
-/// exec::Kernel of the families k_slab and tma_slot. bad_schedule where the schedule is not what make_schedule gives:
-/// the kernel does not read tasks, it is compiled for theirs. co_residency where the grid does not fit.
+/// exec::Kernel of the families k_slab, tma_slot and one_shot. bad_schedule where the schedule is not what
+/// make_schedule gives: the kernel does not read tasks, it is compiled for theirs. co_residency where the grid does not
+/// fit.
 base::Status prepare_fused(const exec::KernelContext& context);
 base::Status launch_fused(const exec::KernelContext& context);
 

@@ -39,7 +39,7 @@ inline Matrix as_b(const ConfigSpec& s, const void* data, int64_t n, int64_t k, 
                                 : Matrix{"b", data, k, n, pitch, kTileK / s.cluster_m, 64};
 }
 inline Matrix as_c(const ConfigSpec& s, const void* data, int64_t rows, int64_t n, int64_t pitch) {
-  return {"c", data, rows, n, pitch, 64, s.store_cols()};
+  return {"c", data, rows, n, pitch, s.store_rows(), s.store_cols()};
 }
 
 /// Clusters of this kernel that run at once on the current device; `co_residency` if none does. Asks the driver once.

@@ -154,7 +154,8 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
   }
 }
 
-/// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
+/// One thread. `wait.ahead(p, place)` may ask for what nobody reads before the grid before has ended.
+/// `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
 /// `wait.source(p, tile)`. `reduce.load` brings what is added to a tile, through the stages behind its operands,
 /// and `reduce.announce` hears of it before them.
 template <class Config, class WaitInput, class Reduce>
@@ -163,6 +164,7 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
   Ring<Config::kStages> ring;
   ptx::prefetch_map(&p.a);
   ptx::prefetch_map(&p.b);
+  wait.ahead(p, place);
   ptx::wait_for_previous_grid();
   wait.begin();
   reduce.begin();

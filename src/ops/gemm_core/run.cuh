@@ -82,6 +82,7 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     Ring<Staging<Config>::kBuffers> results;
     Sums<Config> sums;
     if (group > 0) Turn<Config>{group, place.cluster >= p.num_tiles}.hand_on();
+    reduce.start();
     int32_t next = place.first_tile(group);
     for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
       if (index != next) {

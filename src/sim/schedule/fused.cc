@@ -77,11 +77,29 @@ void GraphBuilder::add_push(int rank, const std::vector<int>& copies, uint32_t e
   connect(last, leave);
 }
 
+/// A kernel that sums what its peers send: its parts one behind the other, as tasks by themselves but for their
+/// launches.
+base::Status GraphBuilder::add_chain_of_parts(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
+  const double host = host_[static_cast<size_t>(rank)];
+  uint32_t last = enter;
+  for (const int index : parts) {
+    const uint32_t node = add_node(rank);
+    OVERLACE_TRY(add_instance(rank, index, node));
+    graph_.nodes[node].launch_ps = 0;
+    connect(last, node);
+    last = node;
+  }
+  connect(last, leave);
+  host_[static_cast<size_t>(rank)] = host;
+  return {};
+}
+
 base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
   const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
   std::vector<int> copies, tiles;
   for (const int index : parts) {
     const spec::Kind kind = task_of(expansion.instances[static_cast<size_t>(index)]).kind;
+    if (kind == spec::Kind::reduce) return add_chain_of_parts(rank, parts, enter, leave);
     (kind == spec::Kind::copy ? copies : tiles).push_back(index);
   }
   if (!copies.empty()) add_push(rank, copies, enter, leave);

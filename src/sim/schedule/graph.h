@@ -143,6 +143,7 @@ class GraphBuilder {
   base::Status add_rank(int rank);
   base::Status add_instance(int rank, int index, uint32_t node);
   base::Status add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
+  base::Status add_chain_of_parts(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   base::Result<std::vector<Area>> areas_of(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   uint32_t add_stores(int rank, const Area& area, const Slab& slab, int32_t tiles, const Grid& grid, uint32_t before);
   uint32_t add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before);

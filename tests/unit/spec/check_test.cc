@@ -278,8 +278,8 @@ TEST(CheckS6, WithoutCreditsAllFamiliesRestOnDepthTwo) {
         if (s.signals.empty() || is_measuring(family)) continue;  // nobody reads an inbox
         for (Buffer& buffer : s.buffers) buffer.depth = 1;
         // gemm_ar: `ready` of a peer says that it has read my partials.
-        EXPECT_EQ(check(s, Machine{}, {.ranks = {}, .coverage = false}).ok(), std::string(name) == "gemm_ar")
-            << name << " " << family;
+        const bool is_safe = std::string(name) == "gemm_ar" && family != "one_shot";
+        EXPECT_EQ(check(s, Machine{}, {.ranks = {}, .coverage = false}).ok(), is_safe) << name << " " << family;
       }
     }
   }

@@ -31,6 +31,7 @@ struct AddBias {
   const void* bias;  // (N) of the output's type, or null
   int32_t n;
 
+  __device__ __forceinline__ void start() {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
   __device__ __forceinline__ bool applies(int32_t) const { return bias != nullptr; }

@@ -13,6 +13,7 @@ struct AddHalf {
   static constexpr bool kReduces = true, kLoads = false;
   uint32_t parity = 0;
 
+  __device__ __forceinline__ void start() {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
   __device__ __forceinline__ bool applies(int32_t) const { return true; }

@@ -23,6 +23,7 @@ struct ReduceOwn {
   int32_t next = -1;   // that was announced last
   uint32_t asked = 0;  // groups announced
 
+  __device__ __forceinline__ void start() {}
   __device__ __forceinline__ bool applies(int32_t index) const { return index >= s->first_own; }
   __device__ __forceinline__ int32_t boxes_per_slice() const { return (order->size - 1) * kConsumerGroups; }
 

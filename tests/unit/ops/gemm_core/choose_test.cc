@@ -6,6 +6,7 @@
 #include <string>
 
 #include "src/spec/costs.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
@@ -80,6 +81,21 @@ TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
   EXPECT_EQ(find_scatter(DType::fp32, BMajor::k, 256, 128), nullptr);
 }
 
+TEST(ChooseInstance, FewTokensTakeTheNarrowestTileThatHoldsThem) {
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    for (const int64_t m : {1, 8, 16, 17, 64}) {
+      const FusedSpec* one = choose_one_shot(dtype, BMajor::k, m);
+      ASSERT_NE(one, nullptr) << m;
+      EXPECT_EQ(one->spec.dtype, dtype);
+      EXPECT_TRUE(one->spec.is_swapped);
+      EXPECT_EQ(one->spec.tile_n, m <= 16 ? 16 : 64);
+      EXPECT_EQ(one_shot_columns(8) % (one->spec.tile_m * one->spec.cluster_m), 0) << "slots hold whole tiles";
+    }
+  }
+  EXPECT_EQ(choose_one_shot(DType::bf16, BMajor::k, kOneShotTokens + 1), nullptr);
+  EXPECT_EQ(choose_one_shot(DType::bf16, BMajor::n, 1), nullptr);
+}
+
 spec::OpSpec op_of(const std::string& name) {
   spec::OpSpec op;
   op.op = name;
@@ -117,6 +133,26 @@ TEST(ChooseInstance, FindsOneForBothTypesBothLayoutsAndABias) {
       }
     }
   }
+}
+
+TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
+  const auto message = [](const spec::OpSpec& op) {
+    const auto found = choose_instance(spec::make_schedule(op, "one_shot"), kSms);
+    return found.ok() ? std::string((*found)->name) : found.status().message();
+  };
+  spec::OpSpec op = op_of("gemm_ar");
+  op.m = 33;
+  op.bias = true;
+  EXPECT_EQ(message(op), "bf16_k_64x64_c21_s13_t");
+  op.m = 65;
+  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for M 65; wanted: at most 64");
+  op.m = 1;
+  op.b_layout = spec::BLayout::kn;
+  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for bf16 -> bf16, b kn");
+  op = op_of("gemm_ar");
+  op.m = 1;
+  op.k = 12;
+  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for N 2560, K 12; wanted: multiples of 8");
 }
 
 TEST(ChooseInstance, SaysWhatIsMissing) {

@@ -1,0 +1,125 @@
+// Sends a tile's sums to all peers and adds to them what the peers have sent of the same tile, in rank order.
+#pragma once
+
+#include "src/ops/gemm_core/epilogue.cuh"
+#include "src/ops/gemm_core/one_shot.cuh"
+
+namespace overlace::ops::gemm_core {
+
+/// A Reduce hook without loads, of tiles with swapped operands. Each thread sends what it holds, rounded, and reads
+/// what the same thread of each peer sent: two words for 8 tokens. Words tell by themselves that they have come: no
+/// fence, no flag, no barrier of the CTA. No circle of waits: tiles come in ascending order in every CTA, and each is
+/// sent before its peers' parts are awaited; so of all tiles that somebody waits for the lowest is sent or computed
+/// everywhere. All CTAs are resident, since the grid is.
+struct AddPeers {
+  static constexpr bool kReduces = true, kLoads = false;
+  const OneShotParams* s;
+  const GemmParams* gemm;
+  uint64_t buffer = 0;  // of this call, in every heap
+  bool has_failed = false;
+
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
+  __device__ __forceinline__ bool applies(int32_t) const { return true; }
+
+  /// All lanes of a consumer warp.
+  __device__ __forceinline__ void start() {
+    ptx::wait_for_previous_grid();
+    uint32_t* const count = s->calls + blockIdx.x * (kConsumerGroups * 4) + threadIdx.x / 32 - 4;
+    const uint32_t call = *count;
+    buffer = s->inbox + call % 2 * s->pitch;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) *count = call + 1;
+  }
+
+  template <class Config>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, int32_t index,
+                                      Ring<Config::kStages>&, Patience&) {
+    constexpr int kChunks = Config::kTileN / 8;
+    using Element = typename Config::Element;
+    const TeamPod& team = s->channel.team;
+    const int32_t row = tile_of(*gemm, place, index).row;
+    const uint64_t at = static_cast<uint64_t>(row / 64 * s->chunks) * kChunkBytes + threadIdx.x % 128 * 8;
+    float(&sum)[Config::kTileN / 2] = sums[0];
+    uint2 own[kChunks];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      own[i] = {round_pair(sum[i * 4], sum[i * 4 + 1], Element{}),
+                round_pair(sum[i * 4 + 2], sum[i * 4 + 3], Element{})};
+    }
+    for (int hop = 1; hop < team.size; ++hop) {
+      const int peer = (team.rank + hop) % team.size;
+      send<kChunks>(own, peer, buffer + static_cast<uint32_t>(team.rank) * s->slot_bytes + at);
+    }
+#pragma unroll
+    for (float& x : sum) x = -0.0f;  // the zero that changes no summand
+#pragma unroll 1
+    for (int rank = 0; rank < team.size; ++rank) {
+      uint2 part[kChunks];
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) part[i] = own[i];
+      if (rank != team.rank) receive<kChunks>(part, rank, buffer + static_cast<uint32_t>(rank) * s->slot_bytes + at);
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        const float2 upper = unpack_pair(part[i].x, Element{}), lower = unpack_pair(part[i].y, Element{});
+        sum[i * 4] += upper.x;
+        sum[i * 4 + 1] += upper.y;
+        sum[i * 4 + 2] += lower.x;
+        sum[i * 4 + 3] += lower.y;
+      }
+    }
+    if (s->bias != nullptr) add_bias_of_rows<Element>(sum, row);
+  }
+
+ private:
+  template <int kChunks>
+  __device__ __forceinline__ void send(const uint2 (&words)[kChunks], int peer, uint64_t to) const {
+    char* const there = static_cast<char*>(device::peer_ptr(s->channel.team, peer, to));
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      if (i < s->chunks) ptx::store_two_relaxed_sys(reinterpret_cast<uint2*>(there + i * kChunkBytes), words[i]);
+  }
+
+  /// What `sender` has sent; leaves kNotCome in its place. After a failure nobody is waited for.
+  template <int kChunks>
+  __device__ __forceinline__ void receive(uint2 (&words)[kChunks], int sender, uint64_t from) {
+    const TeamPod& team = s->channel.team;
+    char* const here = static_cast<char*>(device::peer_ptr(team, team.rank, from));
+    const auto word = [=](int i) { return reinterpret_cast<uint2*>(here + i * kChunkBytes); };
+    const auto has_come = [&](uint64_t& seen) {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (i < s->chunks) words[i] = ptx::load_two_relaxed_sys(word(i));
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (i < s->chunks) all = all && words[i].x != kNotCome && words[i].y != kNotCome;
+      seen = all ? 1 : 0;
+      return all;
+    };
+    if (has_failed) return;
+    has_failed = device::poll_until(team, {WaitKind::word, static_cast<uint32_t>(sender), 0, 1}, has_come) != Errc::ok;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      if (i < s->chunks) ptx::store_two_relaxed_sys(word(i), {kNotCome, kNotCome});
+  }
+
+  /// Rows of a tile are columns of the result. Thread t holds rows 16 (t / 32) + t % 32 / 4 and 8 rows further down.
+  template <class Element, int kFloats>
+  __device__ __forceinline__ void add_bias_of_rows(float (&sum)[kFloats], int32_t row) const {
+    const auto* of_row = static_cast<const Element*>(s->bias);
+    const auto thread = static_cast<int32_t>(threadIdx.x % 128);
+    const int32_t first = row + thread / 32 * 16 + thread % 32 / 4, last = s->n - 1;  // rows beyond are clipped later
+    const float upper = static_cast<float>(of_row[first < last ? first : last]);
+    const float lower = static_cast<float>(of_row[first + 8 < last ? first + 8 : last]);
+#pragma unroll
+    for (int i = 0; i < kFloats; i += 4) {
+      sum[i] = __fadd_rn(sum[i], upper);
+      sum[i + 1] = __fadd_rn(sum[i + 1], upper);
+      sum[i + 2] = __fadd_rn(sum[i + 2], lower);
+      sum[i + 3] = __fadd_rn(sum[i + 3], lower);
+    }
+  }
+};
+
+}  // namespace overlace::ops::gemm_core

@@ -1,0 +1,85 @@
+#include <algorithm>
+#include <cstring>
+
+#include "src/ops/gemm_core/host.cuh"
+#include "src/ops/gemm_core/one_shot_launch.cuh"
+#include "src/spec/fused_pod.h"
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+base::Status validate(const Instance& instance, const OneShotArgs& g) {
+  const OneShotState& state = g.state;
+  if (state.channel == nullptr || state.calls == nullptr || g.error == nullptr)
+    return base::invalid_argument("gemm_core: channel, calls or error is null; wanted: all of them");
+  const int size = state.channel->team.size;
+  if (g.m < 1 || g.m > instance.spec.tile_n || g.n < 8 || g.n % 8 != 0 || g.k < 1) {
+    return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: m 1 to {}, n a multiple of 8, k >= 1", g.m, g.n,
+                                  g.k, instance.spec.tile_n);
+  }
+  const Operand operands[] = {{"a", g.a, g.lda, g.k}, {"b", g.b, g.ldb, g.k}, {"c", g.c, g.ldc, g.n}};
+  for (const Operand& x : operands) OVERLACE_TRY(validate_operand(x));
+  const auto wanted = static_cast<uint64_t>(size * one_shot_tokens(g.m) * one_shot_columns(g.n) * 2);
+  if (state.pitch >= wanted) return {};
+  return base::invalid_argument("gemm_core: inbox of two buffers of {} bytes; wanted: >= {}", state.pitch, wanted);
+}
+
+}  // namespace
+
+std::span<const Instance> one_shot_instances() {
+  static const Instance rows[] = {
+#define INSTANCE(name) {#name, kSpec_##name, one_shot_kernel_##name()},
+#include "src/ops/gemm_core/one_shot_instances.def"
+#undef INSTANCE
+  };
+  return rows;
+}
+
+const Instance* find_one_shot_instance(const char* name) {
+  for (const Instance& i : one_shot_instances()) {
+    if (std::strcmp(i.name, name) == 0) return &i;
+  }
+  return nullptr;
+}
+
+int one_shot_counts(const ConfigSpec& spec, int clusters) { return clusters * spec.cluster() * kConsumerGroups * 4; }
+
+base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const OneShotArgs& g) {
+  OVERLACE_TRY(validate(instance, g));
+  const ConfigSpec& s = instance.spec;
+  const TeamPod& team = g.state.channel->team;
+  PreparedOneShot out{};
+  out.instance = &instance;
+  GemmParams& gemm = out.params.gemm;
+  OVERLACE_TRY(encode(as_a(s, {"b", g.b, g.n, g.k, g.ldb, 0, 0}), s.dtype, &gemm.a));
+  OVERLACE_TRY(encode(as_b(s, g.a, g.m, g.k, g.lda), s.dtype, &gemm.b));
+  OVERLACE_TRY(encode(as_c(s, g.c, g.m, g.n, g.ldc), s.dtype, &gemm.c));
+  const int64_t rows[] = {0, g.n};
+  gemm.order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
+  gemm.num_tiles = count_tiles(gemm.order);
+  gemm.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
+  gemm.error = g.error;
+  constexpr uint64_t kExtraNs = 2000000000;
+  gemm.timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its consumers wait for a peer
+  OneShotParams& x = out.params.exchange;
+  x.channel = *g.state.channel;
+  x.inbox = g.state.inbox;
+  x.pitch = g.state.pitch;
+  x.slot_bytes = static_cast<uint64_t>(one_shot_tokens(g.m) * one_shot_columns(g.n) * 2);
+  x.calls = g.state.calls;
+  x.chunks = static_cast<int32_t>(one_shot_tokens(g.m) / 8);
+  x.n = static_cast<int32_t>(g.n);
+  x.bias = g.bias;
+  const auto clusters = count_clusters(instance.kernel, s, instance.name);
+  if (!clusters.ok()) return clusters.status();
+  const int most = g.most_clusters > 0 ? std::min(g.most_clusters, *clusters) : *clusters;
+  out.clusters = std::min(most, gemm.num_tiles);
+  return out;
+}
+
+base::Status launch_one_shot(const PreparedOneShot& prepared, bool starts_early, cudaStream_t stream) {
+  const Instance& instance = *prepared.instance;
+  return launch_grid({instance.kernel, instance.spec, prepared.clusters, starts_early}, &prepared.params, stream);
+}
+
+}  // namespace overlace::ops::gemm_core
