@@ -4,18 +4,18 @@
 starts the ranks itself (with torchrun's variables it is one of them). Versions of one block, on the same parameters:
 nccl: eager, all_gather_into_tensor and reduce_scatter_tensor; overlace: eager, layers of overlace.nn; nccl_compiled:
 torch.compile and functional collectives; torch_async_tp: with Inductor's _micro_pipeline_tp too; overlace_compiled:
-with overlace.compile.enable() instead. Each is verified against fp64 before it is timed. One that fails or does not
-end in time is `absent` with the reason, and the ranks start again without it. On CPUs nothing of Inductor runs.
+with overlace.compile.enable() instead. Each is verified against fp64 before it is timed, and again afterwards; then the
+rows of this direction are written. One that fails or does not end in time is `absent` with the reason, and the ranks
+start again without it, for what is not written yet. On CPUs nothing of Inductor runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
-import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -37,15 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "driver"))
 
 import programs
 import protocol
-import schema
+from torch_block_records import CHECKS, COMMAND, DIRECTIONS, NAMES, Error, Version, head, write
 
-NAMES = ("nccl", "overlace", "nccl_compiled", "torch_async_tp", "overlace_compiled")
-CHECKS = ("torch_wrong", "torch_stuck", "torch_killed")  # one element changed; never ends; dies: to be refused
-DIRECTIONS = ("forward", "step")
-ULP = {"bf16": 2.0**-8, "fp32": 2.0**-23}
-LARGEST_RMS_ERROR = {"bf16": 0.05, "fp32": 1e-4}
 EXIT_FAILED = 5  # of a rank that wrote down why
-COMMAND = "TORCH_BLOCK_COMMAND"  # environment of the ranks: the command that started them all
+WRITTEN = ".written"  # behind a direction: the mark of its rows
 OVERLACE_TIMEOUT_S = 90  # shorter than a stage: what hangs is named by the runtime
 
 
@@ -57,6 +52,7 @@ def arguments() -> argparse.Namespace:
     add("--tokens", default="8192,1024", help="of all ranks")
     add("--sequence", type=int, default=4096, help="longest; attention stays within")
     add("--competitors", default=",".join(NAMES))
+    add("--directions", default=",".join(DIRECTIONS))
     add("--repetitions", type=int, default=15)
     add("--burst-ms", type=float, default=100)
     add("--warm-s", type=float, default=1)
@@ -64,7 +60,7 @@ def arguments() -> argparse.Namespace:
     add("--seed", type=int, default=1)
     add("--verify-only", action="store_true")
     add("--stage-timeout-s", type=float, default=180)
-    add("--timeout-s", type=float, default=1200, help="of one number of tokens, all versions")
+    add("--timeout-s", type=float, default=1200, help="of one number of tokens, all versions and starts")
     add("--absent", default="{}", help=argparse.SUPPRESS)
     add("--failures", type=Path, help=argparse.SUPPRESS)
     add("--git", default="unknown")
@@ -87,45 +83,18 @@ def spot(t: object) -> object:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Error:
-    """Root mean square and largest, in units of the root mean square of what is wanted."""
+def stuck_at_last(module: Callable) -> Callable:
+    """Never ends its sixth forward with a backward: after the first and two to verify, twice, a step is to be timed."""
+    count = itertools.count(1)
 
-    rms: float
-    largest: float
+    def call(t: object) -> object:
+        import torch
 
-    @classmethod
-    def of(cls, got: object, want: object) -> Error:
-        if got is None or got.shape != want.shape:
-            return cls(math.inf, math.inf)
-        difference, scale = got.double() - want, want.square().mean().sqrt()
-        return cls(float(difference.square().mean().sqrt() / scale), float(difference.abs().max() / scale))
+        if torch.is_grad_enabled() and next(count) > 5:
+            time.sleep(1e6)
+        return module(t)
 
-    def is_good(self, base: Error, dtype: str) -> bool:
-        """Not much worse than that of the first version. NaN fails every comparison, so a good error is asked for."""
-        ulp = ULP[dtype]
-        is_near = self.rms <= 2 * base.rms + ulp / 16 and self.largest <= 2 * base.largest + 4 * ulp
-        return is_near and self.rms < LARGEST_RMS_ERROR[dtype]
-
-    def __str__(self) -> str:
-        return f"{self.rms:.3g}/{self.largest:.3g}"
-
-
-@dataclasses.dataclass
-class Version:
-    name: str
-    status: str = "ok"
-    reason: str = ""
-    module: object = None
-    call: Callable | None = None
-    errors: dict[str, Error] = dataclasses.field(default_factory=dict)  # of each result
-    rms_after: float = 0.0
-    calls: dict[str, int] = dataclasses.field(default_factory=dict)
-    samples: dict[str, list[float]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    host: dict[str, list[float]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    clocks: dict[str, list] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    peak_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
-    workspace_bytes: int = 0
+    return call
 
 
 class Bench:
@@ -143,7 +112,7 @@ class Bench:
         self.sequence = min(o.sequence, tokens)
         with self.stage("", "data"):
             self.parts = model.Parts(model.SHAPES[o.shape], tokens, self.sequence, dtype, rank.device, o.seed)
-        self.context = None
+        self.context, self.team_bytes = None, 0
         absent = json.loads(o.absent)
         self.versions = [
             Version(name, "absent", absent[name]) if name in absent else Version(name)
@@ -189,13 +158,16 @@ class Bench:
                 self.prepare(x)
             if x.status == "ok":
                 with self.stage(x.name, "first forward and backward"):
+                    before = self.outside_bytes()
                     self.first(x)
+                    grown = self.rank.worst(float(self.outside_bytes() - before))[0]
+                x.workspace_bytes = int(max(grown, 0)) + (self.team_bytes if x.name.startswith("overlace") else 0)
         self.verify(is_after=False)
-        if not self.o.verify_only:
-            for direction in DIRECTIONS:
+        for direction in self.o.directions.split(","):
+            if not self.o.verify_only:
                 self.time(direction)
-            self.verify(is_after=True)
-        self.report()
+                self.verify(is_after=True)
+            self.report(direction)
         if self.context is not None:
             with self.stage("overlace", "close"):
                 self.context.close()
@@ -218,14 +190,13 @@ class Bench:
             spoiled = {
                 "torch_wrong": lambda t: module(t) + spot(t),
                 "torch_stuck": lambda _: time.sleep(1e6),
+                "torch_late": stuck_at_last(module),
                 "torch_killed": lambda _: os.kill(os.getpid(), signal.SIGKILL),
             }
             x.call = spoiled.get(x.name, module)
         else:
             x.module = self.model.plain(self.parts, self.model.FunctionalColumn, self.model.FunctionalRow)
             x.call = self.compiled(x)
-        if x.name.startswith("overlace") and self.context is not None:
-            x.workspace_bytes = self.context.stats().heap_bytes
 
     def join(self) -> str:
         """Makes overlace's team; why not."""
@@ -237,8 +208,18 @@ class Bench:
             if overlace._WHY_NO_TORCH:
                 return overlace._WHY_NO_TORCH
             heap = self.o.heap_bytes if self.rank.on_gpus else "auto"
+            before = self.outside_bytes()
             self.context = overlace.init(timeout_s=OVERLACE_TIMEOUT_S, heap_bytes=heap)
+            self.team_bytes = self.outside_bytes() - before
         return ""
+
+    def outside_bytes(self) -> int:
+        """Memory of this GPU that is not in torch's allocator: heaps, symmetric memory, workspaces of libraries."""
+        if not self.rank.on_gpus:
+            return 0
+        self.rank.synchronize()
+        free, total = self.torch.cuda.mem_get_info()
+        return total - free - self.torch.cuda.memory_reserved()
 
     def compiled(self, x: Version) -> Callable:
         """With options or a backend of its own, so that no version takes another's code."""
@@ -368,34 +349,32 @@ class Bench:
 
     # -- records --
 
-    def report(self) -> None:
+    def report(self, direction: str) -> None:
         from torch_rank import clocks_of
 
         rows = []
         machine = self.rank.machine()
         for x in self.versions:
-            for direction in DIRECTIONS:
-                timed = x.status == "ok" and bool(x.samples[direction])
-                clocks = self.rank.gather(clocks_of(x.clocks[direction])) if timed else []
-                rows.append(self.record(x, direction, machine, clocks))
+            timed = x.status == "ok" and bool(x.samples[direction])
+            clocks = self.rank.gather(clocks_of(x.clocks[direction])) if timed else []
+            rows.append(self.record(x, direction, machine, clocks))
         if self.rank.rank != 0:
             return
         write(self.o, rows)
-        print(
-            f"{self.o.shape}  {self.tokens} tokens in sequences of {self.sequence}, {self.dtype}, "
-            f"{self.rank.size} ranks"
-        )
-        base = self.versions[0]
+        if self.o.failures:
+            (self.o.failures / f"{direction}{WRITTEN}").touch()
+        sizes = f"{self.tokens} tokens in sequences of {self.sequence}, {self.dtype}, {self.rank.size} ranks"
+        print(f"{self.o.shape} {direction}, {sizes}")
         for x in self.versions:
-            print(f"  {x.name:<18} {' '.join(self.shown(x, base, d) for d in DIRECTIONS)}  {x.reason}", flush=True)
+            print(f"  {x.name:<18} {self.shown(x, self.versions[0], direction)}  {x.reason}", flush=True)
 
     def shown(self, x: Version, base: Version, direction: str) -> str:
         if x.status != "ok" or not x.samples[direction]:
-            return f"{direction} {'verified' if x.status == 'ok' else x.status:<26}"
+            return f"{'verified' if x.status == 'ok' else x.status:<40}"
         us = protocol.median(x.samples[direction])
         gain = protocol.median(base.samples[direction]) / us if base.samples[direction] else math.nan
-        memory = x.peak_bytes.get(direction, 0) / 2**20
-        return f"{direction} {us:9.1f} us {gain:5.2f}x {memory:7.0f} MiB"
+        memory, workspace = (n / 2**20 for n in (x.peak_bytes.get(direction, 0), x.workspace_bytes))
+        return f"{us:9.1f} us {gain:5.2f}x {memory:7.0f} MiB + {workspace:5.0f}"
 
     def record(self, x: Version, direction: str, machine: dict, clocks: list) -> dict:
         row = head(self.o, x, direction, self.tokens, machine, self.rank.size)
@@ -425,33 +404,6 @@ class Bench:
         return row
 
 
-def head(o: argparse.Namespace, x: Version, direction: str, tokens: int, machine: dict, size: int) -> dict:
-    return {
-        "schema": "overlace.bench/1",
-        "run": o.run,
-        "date": programs.now(),
-        "git": o.git,
-        "command": os.environ.get(COMMAND) or " ".join(["torch_block.py", *sys.argv[1:]]),
-        "machine": machine,
-        "workload": "block",
-        "case": {"name": f"{o.shape} {direction}", "m": tokens},
-        "team": size,
-        "launch": "stream",
-        "data": f"normal(0,1), weights / sqrt(K), seed {o.seed}",
-        "method": {"repetitions": o.repetitions, "lead_in": 0.2},
-        "competitor": x.name,
-        "reason": x.reason,
-        "status": x.status,
-        "flags": [],
-    }
-
-
-def write(o: argparse.Namespace, rows: list[dict]) -> None:
-    if o.out:
-        with o.out.open("a") as file:
-            file.writelines(schema.with_id(row) + "\n" for row in rows)
-
-
 def be_rank(o: argparse.Namespace) -> int:
     import torch
     from torch_rank import Rank
@@ -476,9 +428,10 @@ def numbers(text: str) -> list[int]:
 
 
 def refused(o: argparse.Namespace) -> str:
-    unknown = [name for name in o.competitors.split(",") if name not in (*NAMES, *CHECKS)]
-    if unknown:
-        return f"there is no competitor {unknown[0]}; wanted some of {', '.join(NAMES)}"
+    for what, given, known in (("competitor", o.competitors, NAMES), ("direction", o.directions, DIRECTIONS)):
+        unknown = [name for name in given.split(",") if name not in (*known, *CHECKS)]
+        if unknown:
+            return f"there is no {what} {unknown[0]}; wanted some of {', '.join(known)}"
     if o.shape not in ("llama-3.1-70b", "tiny"):
         return f"--shape is {o.shape}, wanted llama-3.1-70b or tiny"
     for tokens in numbers(o.tokens):
@@ -487,49 +440,65 @@ def refused(o: argparse.Namespace) -> str:
     return ""
 
 
+def give_up(o: argparse.Namespace, tokens: int, directions: list[str], status: str, absent: dict[str, str]) -> None:
+    """Rows that say why nothing was measured, by competitor."""
+    versions = [Version(name, status, absent.get(name, "")) for name in o.competitors.split(",")]
+    write(o, [head(o, x, d, tokens, {"name": "unknown"}, o.ranks) for d in directions for x in versions])
+
+
 def without_torch(o: argparse.Namespace) -> int:
-    """Rows that say why nothing was measured."""
-    versions = [Version(name, "absent", "PyTorch is not installed") for name in o.competitors.split(",")]
-    pairs = [(x, direction) for x in versions for direction in DIRECTIONS]
+    why = dict.fromkeys(o.competitors.split(","), "PyTorch is not installed")
     for tokens in numbers(o.tokens):
-        write(o, [head(o, x, direction, tokens, {"name": "unknown"}, o.ranks) for x, direction in pairs])
+        give_up(o, tokens, o.directions.split(","), "absent", why)
     print("PyTorch is not installed: all are absent")
     return 0
 
 
 def launch(o: argparse.Namespace) -> int:
-    """Every number of tokens in processes of its own; again without a version that failed."""
+    """Every number of tokens in processes of its own."""
     worst = 0
     for tokens in numbers(o.tokens):
-        absent: dict[str, str] = {}
-        while True:
-            with tempfile.TemporaryDirectory() as folder:
-                status, ended = run_ranks(o, tokens, absent, Path(folder))
-                first = cause(Path(folder), ended)
-            if status in (0, 1):
-                break
-            print(
-                f"{tokens} tokens: {first['name'] or 'the ranks'} failed: {first['why']}", file=sys.stderr, flush=True
-            )
-            if not first["name"] or first["name"] in absent:
-                status = programs.EXIT_LOST
-                break
-            absent[first["name"]] = f"rank {first['rank']}: {first['why']}"
-        worst = max(worst, status)
+        with tempfile.TemporaryDirectory() as folder:
+            worst = max(worst, measure(o, tokens, Path(folder)))
     return worst
+
+
+def measure(o: argparse.Namespace, tokens: int, folder: Path) -> int:
+    """Starts ranks, again without a version that failed, until all directions are written. The exit status."""
+    left, absent = o.directions.split(","), {}
+    deadline = time.monotonic() + o.timeout_s
+    while True:
+        status, ended = run_ranks(o, tokens, left, absent, folder, deadline)
+        left = [direction for direction in left if not (folder / f"{direction}{WRITTEN}").exists()]
+        if status in (0, 1):
+            return status
+        first = cause(folder, ended)
+        name, why = first["name"], f"rank {first['rank']}: {first['why']}"
+        print(f"{tokens} tokens: {name or 'the ranks'} failed: {why}", file=sys.stderr, flush=True)
+        is_late = time.monotonic() > deadline
+        if is_late or not name or name in absent or not left:
+            late = f"all versions did not end within {o.timeout_s:g} s: {why}"
+            others = dict.fromkeys(o.competitors.split(","), late if is_late else why)
+            give_up(o, tokens, left, "timeout" if is_late else "absent", others | absent)
+            return programs.EXIT_LOST
+        absent[name] = why
 
 
 def cause(folder: Path, ended: set[int]) -> dict:
     """What the ranks left. What others say behind the first that ended is a consequence."""
     found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     order = [(failure["rank"] not in ended, failure["time"]) for failure in found]
-    return found[order.index(min(order))] if found else {"name": "", "why": "they left no word"}
+    return found[order.index(min(order))] if found else {"name": "", "rank": 0, "why": "they left no word"}
 
 
-def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder: Path) -> tuple[int, set[int]]:
+def run_ranks(
+    o: argparse.Namespace, tokens: int, directions: list[str], absent: dict[str, str], folder: Path, deadline: float
+) -> tuple[int, set[int]]:
     """The worst status, and who ended first with another than 0 and 1."""
+    for old in folder.glob("*.json"):
+        old.unlink()
     words = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--tokens", str(tokens), "--run", o.run]
-    words += ["--absent", json.dumps(absent), "--failures", str(folder)]
+    words += ["--directions", ",".join(directions), "--absent", json.dumps(absent), "--failures", str(folder)]
     env = {**os.environ, "WORLD_SIZE": str(o.ranks), "MASTER_ADDR": "127.0.0.1"}
     env[COMMAND] = " ".join(["torch_block.py", *sys.argv[1:]])
     env |= {"MASTER_PORT": str(programs.free_port()), "OMP_NUM_THREADS": "1"}
@@ -537,7 +506,6 @@ def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder
         subprocess.Popen(words, env={**env, "RANK": str(i), "LOCAL_RANK": str(i)}, stdin=subprocess.DEVNULL)
         for i in range(o.ranks)
     ]
-    deadline = time.monotonic() + o.timeout_s
     ended: set[int] = set()
     try:
         while any([rank.poll() is None for rank in ranks]):
@@ -553,8 +521,6 @@ def run_ranks(o: argparse.Namespace, tokens: int, absent: dict[str, str], folder
             rank.kill()
         for rank in ranks:
             rank.wait()
-    if late and all(rank.returncode in (0, 1) for rank in ranks if rank not in late):
-        print(f"{tokens} tokens did not end within {o.timeout_s:g} s", file=sys.stderr)
     return max(rank.returncode if rank.returncode >= 0 else programs.EXIT_LOST for rank in ranks), ended
 
 
@@ -562,11 +528,14 @@ def main() -> int:
     o = arguments()
     if "RANK" in os.environ:
         try:
-            return be_rank(o)
+            status = be_rank(o)
         except Exception:
             traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(EXIT_FAILED)
+            status = EXIT_FAILED
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads of torch that hold Python objects abort where the interpreter ends before them
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(programs.EXIT_LOST))  # not without ending the ranks
     why = refused(o)
     if why:
         print(why, file=sys.stderr)

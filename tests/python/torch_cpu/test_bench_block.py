@@ -94,7 +94,7 @@ def test_versions_are_verified_and_wrong_ones_refused(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert schema.check_file(out) == []
     rows = records.read(out)
-    assert [r["competitor"] for r in rows] == [name for name in names for _ in torch_block.DIRECTIONS]
+    assert [r["competitor"] for r in rows] == names * len(torch_block.DIRECTIONS)
     status = {r["competitor"]: r["status"] for r in rows}
     assert status == dict.fromkeys(names, "ok") | {
         "torch_async_tp": "unsupported",
@@ -118,6 +118,30 @@ def test_one_that_never_ends_or_dies_is_left_out(tmp_path, name, why):
     assert f"first forward and backward{why}" in rows[name]["reason"]
 
 
+def test_what_is_measured_stays_where_a_later_stage_never_ends(tmp_path):
+    out = tmp_path / "r.jsonl"
+    words = ["--competitors", "nccl,torch_late", "--repetitions", "2", "--burst-ms", "1", "--warm-s", "0"]
+    done = bench(out, *words, "--stage-timeout-s", "45")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {(r["competitor"], r["case"]["name"]): r for r in records.read(out)}
+    assert len(rows) == len(records.read(out)) == 4
+    assert [key for key, r in rows.items() if r["status"] != "ok"] == [("torch_late", "tiny step")]
+    assert rows["torch_late", "tiny step"]["status"] == "absent"
+    assert "warm-up, step did not end within 45 s" in rows["torch_late", "tiny step"]["reason"]
+
+
+def test_a_bench_that_takes_too_long_says_so(tmp_path):
+    out = tmp_path / "r.jsonl"
+    words = ["--competitors", "nccl,torch_stuck", "--directions", "step", "--timeout-s", "40"]
+    done = bench(out, "--verify-only", *words)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {r["competitor"]: r for r in records.read(out)}
+    assert {name: r["status"] for name, r in rows.items()} == {"nccl": "timeout", "torch_stuck": "timeout"}
+    assert "all versions did not end within 40 s: rank" in rows["nccl"]["reason"]
+
+
 def test_times_have_what_records_need(tmp_path):
     out = tmp_path / "r.jsonl"
     words = ["--competitors", "nccl,overlace", "--repetitions", "2", "--burst-ms", "1", "--warm-s", "0"]
@@ -136,6 +160,7 @@ def test_times_have_what_records_need(tmp_path):
     ("words", "text"),
     [
         (["--competitors", "ncll"], "there is no competitor ncll"),
+        (["--directions", "back"], "there is no direction back; wanted some of forward, step"),
         (["--tokens", "63"], "--tokens is 63, wanted a multiple of 2 ranks"),
         (["--shape", "llama"], "--shape is llama"),
     ],
