@@ -32,7 +32,7 @@ constexpr double kMostMinutes = 60;
 constexpr double kBurstUs = 2000;
 constexpr double kGpuResidual = 0.05, kCpuResidual = 0.2;
 // Of the time.
-constexpr double kBasicShare = 0.5, kContentionShare = 0.1, kOperatorShare = 0.35;
+constexpr double kBasicShare = 0.5, kContentionShare = 0.1, kDutyShare = 0.08, kOperatorShare = 0.3;
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -48,7 +48,10 @@ Status sample(Rig& rig, std::vector<Point>* points, double seconds) {
   if (points->empty()) return {};
   std::vector<Competitor> list;
   for (const Point& p : *points)
-    list.push_back({name_of(p.probe), [&rig, &p](int iterations) { return rig.run(p.schedule, iterations); }});
+    list.push_back({name_of(p.probe), [&rig, &p](int iterations) {
+                      return is_push(p.probe) ? rig.push(p.probe, p.ctas, static_cast<int64_t>(p.bytes), iterations)
+                                              : rig.run(p.schedule, iterations);
+                    }});
   MeasureOptions options;
   options.repetitions = 2;
   options.burst_us = kBurstUs;
@@ -80,6 +83,20 @@ Status sample_host(Rig& rig, std::vector<Point>* points) {
   return {};
 }
 
+Status sample_duty(Rig& rig, std::vector<Point>* points, double seconds) {
+  constexpr int kWindows = 3;
+  for (Point& p : *points) {
+    for (int i = 0; i < kWindows; ++i) {
+      const auto found = rig.duty(p.schedule, p.share, seconds / kWindows / static_cast<double>(points->size()));
+      if (!found.ok()) return found.status();
+      p.samples_us.push_back(found->us);
+      p.sm_mhz = found->sm_mhz;
+      p.watts = found->watts;
+    }
+  }
+  return {};
+}
+
 Result<Point> sample_skew(Rig& rig) {
   constexpr int kSamples = 21;
   Point out;
@@ -100,12 +117,17 @@ void join(std::vector<std::vector<Point>>* groups) {
   groups->resize(std::min<size_t>(groups->size(), 1));
 }
 
+struct Taken {
+  std::vector<Point> points;
+  std::vector<std::string> links;  // as links_of() wants them
+};
+
 /// One rank; all have the same points afterwards.
-Status measure_rank(Bootstrap& bootstrap, const Work& work, std::vector<Point>* out) {
+Status measure_rank(Bootstrap& bootstrap, const Work& work, Taken* out) {
   RuntimeOptions runtime = work.runtime;
   if (work.points.is_gpu) runtime.device = bootstrap.rank();
   std::vector<std::vector<Point>> operators;  // schedules outlive the rig
-  std::vector<Point> basic, host, beside;
+  std::vector<Point> basic, host, beside, duty;
   Rig rig(bootstrap, runtime, argument_bytes(work.points.is_gpu));
   PointOptions options = work.points;
   options.has_collectives = rig.team().net() != nullptr;
@@ -120,6 +142,11 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, std::vector<Point>* 
   OVERLACE_TRY(sample(rig, &beside, kContentionShare * work.seconds));
   auto skew = sample_skew(rig);
   if (!skew.ok()) return skew.status();
+  progress.begin("timing products and breaks", kDutyShare);
+  duty = duty_points(options);
+  OVERLACE_TRY(sample_duty(rig, &duty, kDutyShare * work.seconds));
+  auto links = rig.link_texts();
+  if (!links.ok()) return links.status();
   progress.begin("timing operators", kOperatorShare);
   operators = operator_points(options, work.other);
   if (!options.is_gpu) join(&operators);
@@ -127,10 +154,13 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, std::vector<Point>* 
     OVERLACE_TRY(sample(rig, &group, kOperatorShare * work.seconds / static_cast<double>(operators.size())));
   rig.close();
   if (bootstrap.rank() != 0) return {};
-  *out = std::move(basic);
-  for (std::vector<Point>* more : {&host, &beside}) std::move(more->begin(), more->end(), std::back_inserter(*out));
-  if (options.ranks > 1) out->push_back(std::move(*skew));
-  for (std::vector<Point>& group : operators) std::move(group.begin(), group.end(), std::back_inserter(*out));
+  out->links = std::move(*links);
+  std::vector<Point>& all = out->points;
+  all = std::move(basic);
+  for (std::vector<Point>* more : {&host, &beside, &duty})
+    std::move(more->begin(), more->end(), std::back_inserter(all));
+  if (options.ranks > 1) all.push_back(std::move(*skew));
+  for (std::vector<Point>& group : operators) std::move(group.begin(), group.end(), std::back_inserter(all));
   return {};
 }
 
@@ -200,6 +230,7 @@ Work work_of(const CalibrateWords& words) {
     throw_error(Errc::invalid_argument,
                 "OVERLACE_LINK or OVERLACE_ADVERSARY is set, wanted neither: an emulated machine is not measured");
   out.other = described(words, out.points);
+  out.points.sms = out.other.sms;
   out.runtime.heap_bytes = 3 * argument_bytes(out.points.is_gpu) + symmetric_bytes(out.points, out.other);
   return out;
 }
@@ -247,12 +278,15 @@ int calibrate(const CalibrateWords& words) {
   around.dtype = dtype_name(work.points.dtype);
   around.gemm = work.points.is_gpu ? "cuBLASLt" : exec::cpu_gemm_provider();
   const double begin = now_s();
-  std::vector<Point> points;
-  run_thread_ranks(work.points.ranks, [&](Bootstrap& b) { return measure_rank(b, work, &points); }).or_throw();
+  Taken taken;
+  run_thread_ranks(work.points.ranks, [&](Bootstrap& b) { return measure_rank(b, work, &taken); }).or_throw();
+  const std::vector<Point>& points = taken.points;
   around.seconds = now_s() - begin;
   around.load_after = load_average();
   around.core_mhz = core_mhz();
-  const Fit fit = fit_points(points, work.other).value();
+  Fit fit = fit_points(points, work.other).value();
+  if (work.points.is_gpu) around.links = links_of(taken.links);
+  if (const std::string topology = topology_of(around.links); !topology.empty()) fit.machine.topology = topology;
   print(table(fit.residuals)).or_throw();
   const double most = words.max_residual > 0 ? words.max_residual / 100
                       : work.points.is_gpu   ? kGpuResidual

@@ -21,6 +21,8 @@ import tempfile
 from pathlib import Path
 
 PARTS = ("compute", "comm", "limit")  # measured beside schedules, no schedules themselves
+CHANCE = 0.03  # share of a prediction
+LEAST_GAIN = 1e-3  # share of the loss: less moves no number, so that a file that was fitted stays what it is
 TILE_COLS = (64, 96, 128, 160, 192, 224, 256)
 
 # Path in the file, least, most. "k_ns/..." make the tiles: a wave of 128 x cols takes each * cols + fixed per element
@@ -41,6 +43,7 @@ PARAMETERS = [
     ("latency/host_copy_us", 1.0, 15.0),
     ("latency/host_collective_us", 20.0, 140.0),
     ("copy/post_us", 0.3, 10.0),
+    ("copy/trigger_us", 3.0, 7.4),
     ("copy/local_GBps", 400.0, 3000.0),
     ("memory/reduce_GBps", 800.0, 4500.0),
     ("scale/all_gather_us", 0.7, 1.6),
@@ -80,7 +83,7 @@ def start_of(path: str, machine: dict) -> float:
         for c in machine.get("contention", []):
             if [c["slowed"], c["by"]] == rest:
                 return c["factor"][0]
-        return 1.05
+        return 1.0  # files leave these out
     return machine[first][rest[0]][0]
 
 
@@ -146,22 +149,27 @@ class Loss:
 
 
 def loss_of(rows: list[dict], model: str) -> float:
-    """Of one model: how far each row is off beside the others of its shape, which is what choosing asks for, and half
-    of how far it is off. Rows near the best of their shape count most."""
+    """Of one model: what its choices lose, and how far it is off. Of a shape's schedules each is taken the likelier
+    the shorter it is predicted: CHANCE less makes it 2.7 times as likely. Errors count most near the best."""
     shapes: dict[tuple, list[dict]] = {}
     for row in rows:
         if row[model]:
             shapes.setdefault(tuple(row[k] for k in ("op", "ranks", "m", "n", "k")), []).append(row)
-    total = weights = 0.0
+    lost, choices, off, weights = 0.0, 0, 0.0, 0.0
     for members in shapes.values():
-        whole = [row["measured_us"] for row in members if row["family"] not in PARTS]
-        best = min(whole, default=math.inf)
-        errors = [max(-0.4, min(0.4, math.log(row[model] / row["measured_us"]))) for row in members]
-        shares = [min(1.0, best / row["measured_us"]) ** 2 for row in members]
-        common = sum(e * w for e, w in zip(errors, shares, strict=True)) / sum(shares)
-        total += sum(w * (abs(e - common) + abs(e) / 2) for e, w in zip(errors, shares, strict=True))
-        weights += sum(shares)
-    return total / weights if weights else 0.0
+        whole = [row for row in members if row["family"] not in PARTS]
+        best = min((row["measured_us"] for row in whole), default=math.inf)
+        if len(whole) > 1:
+            least = min(row[model] for row in whole)
+            odds = [(least / row[model]) ** (1 / CHANCE) for row in whole]
+            regrets = [min(row["measured_us"] / best - 1, 0.5) for row in whole]
+            lost += sum(o * r for o, r in zip(odds, regrets, strict=True)) / sum(odds)
+            choices += 1
+        for row in members:
+            share = min(1.0, best / row["measured_us"]) ** 2
+            off += share * abs(max(-0.4, min(0.4, math.log(row[model] / row["measured_us"]))))
+            weights += share
+    return lost / max(choices, 1) + off / max(weights, 1.0)
 
 
 def held_out_errors(rows: list[dict], model: str) -> dict:
@@ -195,7 +203,7 @@ def descend(loss: Loss, values: dict[str, float], bounds: dict[str, tuple[float,
                 new = 1 + (values[path] - 1) * math.exp(step) + (0.01 * sign if is_factor else 0)
                 new = new if is_factor else values[path] * math.exp(step)
                 tried = values | {path: min(max(new, low), high)}
-                if tried[path] != values[path] and (now := loss.of(tried)) < best - 1e-6:
+                if tried[path] != values[path] and (now := loss.of(tried)) < best * (1 - LEAST_GAIN):
                     best, values = now, tried
                     steps[path] *= 1.3
                     break

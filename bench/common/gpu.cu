@@ -1,5 +1,4 @@
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -8,6 +7,7 @@
 #include "bench/common/data.h"
 #include "bench/common/gpu.h"
 #include "src/base/half.h"
+#include "src/runtime/backend/cuda_peer/nvml.h"
 
 namespace overlace::bench {
 namespace {
@@ -16,39 +16,9 @@ base::Status cuda_ok(cudaError_t e, const char* call) {
   return e == cudaSuccess ? base::Status() : base::error(Errc::cuda, "{}: {}", call, cudaGetErrorString(e));
 }
 
-/// NVML by name: the library belongs to the driver and may be missing, and so may its header. Types as its stable ABI
-/// has them.
-struct Nvml {
-  static constexpr int kSuccess = 0, kClockSm = 1, kClockMemory = 2, kTemperatureGpu = 0;
-  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  bool ok = false;
-  void* device = nullptr;
-  int (*clock)(void*, int, unsigned*) = nullptr;
-  int (*power)(void*, unsigned*) = nullptr;
-  int (*limit)(void*, unsigned*) = nullptr;
-  int (*temperature)(void*, int, unsigned*) = nullptr;
-  int (*reasons)(void*, unsigned long long*) = nullptr;
-  int (*driver)(char*, unsigned) = nullptr;
-
-  explicit Nvml(const char* bus_id) {
-    if (library == nullptr) return;
-    const auto get = [&](const char* name, auto* out) {
-      *out = reinterpret_cast<std::remove_pointer_t<decltype(out)>>(dlsym(library, name));
-      return *out != nullptr;
-    };
-    int (*init)() = nullptr;
-    int (*by_bus)(const char*, void**) = nullptr;
-    ok = get("nvmlInit_v2", &init) && get("nvmlDeviceGetHandleByPciBusId_v2", &by_bus) &&
-         get("nvmlDeviceGetClockInfo", &clock) && get("nvmlDeviceGetPowerUsage", &power) &&
-         get("nvmlDeviceGetEnforcedPowerLimit", &limit) && get("nvmlDeviceGetTemperature", &temperature) &&
-         get("nvmlDeviceGetCurrentClocksThrottleReasons", &reasons) && get("nvmlSystemGetDriverVersion", &driver) &&
-         init() == kSuccess && by_bus(bus_id, &device) == kSuccess;
-  }
-};
-
 class CudaGpu final : public Gpu {
  public:
-  CudaGpu(int device, const char* bus_id) : device_(device), nvml_(bus_id) {}
+  explicit CudaGpu(int device) : device_(device), nvml_(device) {}
   ~CudaGpu() override {
     release_all();
     (void)cudaEventDestroy(begin_);
@@ -122,21 +92,9 @@ class CudaGpu final : public Gpu {
     return values;
   }
   ClockSample clocks() override {
-    ClockSample c;
-    if (!nvml_.ok) return c;
-    unsigned sm = 0, memory = 0, mw = 0, celsius = 0;
-    unsigned long long why = 0;
-    c.ok = nvml_.clock(nvml_.device, Nvml::kClockSm, &sm) == Nvml::kSuccess &&
-           nvml_.clock(nvml_.device, Nvml::kClockMemory, &memory) == Nvml::kSuccess &&
-           nvml_.power(nvml_.device, &mw) == Nvml::kSuccess &&
-           nvml_.temperature(nvml_.device, Nvml::kTemperatureGpu, &celsius) == Nvml::kSuccess &&
-           nvml_.reasons(nvml_.device, &why) == Nvml::kSuccess;
-    c.sm_mhz = sm;
-    c.memory_mhz = memory;
-    c.watts = mw / 1000.0;
-    c.celsius = celsius;
-    c.throttle = why;
-    return c;
+    const std::optional<runtime::cuda_peer::Clocks> now = nvml_.clocks();
+    if (!now) return {};
+    return {now->sm_mhz, now->memory_mhz, now->watts, now->celsius, now->throttle, true};
   }
   DeviceInfo describe() override {
     cudaDeviceProp properties{};
@@ -148,16 +106,14 @@ class CudaGpu final : public Gpu {
     info.cuda = base::format("{}.{}", runtime / 1000, runtime % 1000 / 10);
     info.sms = properties.multiProcessorCount;
     info.l2_bytes = properties.l2CacheSize;
-    char driver[96] = "";
-    unsigned limit_mw = 0;
-    if (nvml_.ok && nvml_.driver(driver, sizeof driver) == Nvml::kSuccess) info.driver = driver;
-    if (nvml_.ok && nvml_.limit(nvml_.device, &limit_mw) == Nvml::kSuccess) info.power_limit_w = limit_mw / 1000.0;
+    info.driver = nvml_.driver();
+    info.power_limit_w = nvml_.power_limit_w().value_or(0);
     return info;
   }
 
  private:
   int device_;
-  Nvml nvml_;
+  runtime::cuda_peer::Nvml nvml_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   std::vector<void*> blocks_;
@@ -167,9 +123,7 @@ class CudaGpu final : public Gpu {
 
 base::Result<std::unique_ptr<Gpu>> Gpu::open(int device) {
   OVERLACE_TRY(cuda_ok(cudaSetDevice(device), "cudaSetDevice"));
-  char bus_id[32] = "";
-  OVERLACE_TRY(cuda_ok(cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device), "cudaDeviceGetPCIBusId"));
-  auto gpu = std::make_unique<CudaGpu>(device, bus_id);
+  auto gpu = std::make_unique<CudaGpu>(device);
   OVERLACE_TRY(gpu->init());
   return std::unique_ptr<Gpu>(std::move(gpu));
 }

@@ -6,9 +6,12 @@
 
 #include <cstdint>
 
+#include "src/runtime/backend/cuda_peer/pushes.h"
 #include "src/spec/handle_pod.h"
 
 namespace overlace::bench {
+
+using runtime::cuda_peer::kBulkBytes;
 
 /// Element i of what rank `from` sends: bf16 pairs, sign and all, never zero.
 void launch_values(cudaStream_t stream, uint32_t* data, uint64_t words, uint32_t from);
@@ -19,14 +22,7 @@ void launch_check(cudaStream_t stream, const uint32_t* data, uint64_t words, uin
 void launch_check_twice(cudaStream_t stream, const uint32_t* data, uint64_t words, uint64_t period, uint32_t from,
                         uint64_t* wrong);
 
-inline constexpr uint32_t kBulkBytes = 16384;
-
-// ---- ours ----
-/// `ctas` blocks store 64 KiB pieces to each of `peers` peers in turn, starting with the next rank.
-void launch_store(cudaStream_t stream, const ChannelPod& channel, int ctas, int peers, uint64_t offset,
-                  uint64_t peer_stride, const void* src, uint64_t bytes);
-/// `ctas` blocks push shared memory of kBulkBytes over `bytes` of the next rank; add: bf16.
-void launch_bulk(cudaStream_t stream, const ChannelPod& channel, bool add, int ctas, uint64_t offset, uint64_t bytes);
+// ---- ours; stores and bulk copies are runtime::cuda_peer::launch_push ----
 /// Rank pairs (0, 1), (2, 3) bounce a signal `rounds` times; with bytes a put_signal of one CTA carries them.
 void launch_bounce(cudaStream_t stream, const ChannelPod& channel, uint32_t id, uint64_t offset, const void* src,
                    uint32_t bytes, uint32_t rounds, int32_t* code);

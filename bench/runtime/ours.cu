@@ -1,12 +1,10 @@
 #include "bench/runtime/kernels.cuh"
 #include "bench/runtime/pattern.cuh"
-#include "src/device/mem/tma.cuh"
+#include "src/device/mem/put.cuh"
 #include "src/device/sync/barrier.cuh"
 
 namespace overlace::bench {
 namespace {
-
-constexpr uint64_t kPiece = 256 * 1024;
 
 __global__ void values(uint32_t* data, uint64_t words, uint32_t from) {
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
@@ -22,38 +20,6 @@ __global__ void check(const uint32_t* data, uint64_t words, uint64_t period, uin
     count += data[i] != (twice ? doubled(once) : once);
   }
   if (count != 0) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), static_cast<unsigned long long>(count));
-}
-
-__global__ __launch_bounds__(1024) void store(const __grid_constant__ ChannelPod channel, int peers, uint64_t offset,
-                                              uint64_t peer_stride, const char* src, uint64_t bytes) {
-  const TeamPod& team = channel.team;
-  for (int step = 1; step <= peers; ++step) {
-    const int to = (team.rank + step) % team.size;
-    const uint64_t base = offset + static_cast<uint64_t>(team.rank) * peer_stride;
-    for (uint64_t at = blockIdx.x * kPiece; at < bytes; at += gridDim.x * kPiece)
-      device::put_cta(channel, to, base + at, src + at, bytes - at < kPiece ? bytes - at : kPiece);
-  }
-}
-
-__global__ __launch_bounds__(128) void bulk(const __grid_constant__ ChannelPod channel, bool add, uint64_t offset,
-                                            uint64_t bytes) {
-  __shared__ alignas(128) uint32_t stage[kBulkBytes / 4];
-  const TeamPod& team = channel.team;
-  for (uint32_t i = threadIdx.x; i < kBulkBytes / 4; i += blockDim.x)
-    stage[i] = value_of(i, static_cast<uint32_t>(team.rank));
-  device::ptx::fence_shared_to_bulk();
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  const int to = (team.rank + 1) % team.size;
-  for (uint64_t at = uint64_t{blockIdx.x} * kBulkBytes; at < bytes; at += uint64_t{gridDim.x} * kBulkBytes) {
-    if (add) {
-      device::add_tma(channel, to, offset + at, reinterpret_cast<const __nv_bfloat16*>(stage), kBulkBytes);
-    } else {
-      device::put_tma(channel, to, offset + at, stage, kBulkBytes);
-    }
-    device::ptx::bulk_wait_read<8>();
-  }
-  device::fence();
 }
 
 __global__ void bounce(const __grid_constant__ ChannelPod channel, uint32_t id, uint64_t offset, const char* src,
@@ -132,13 +98,6 @@ void launch_check_twice(cudaStream_t stream, const uint32_t* data, uint64_t word
                         uint64_t* wrong) {
   check<<<264, 512, 0, stream>>>(data, words, period, from, true, wrong);
 }
-void launch_store(cudaStream_t stream, const ChannelPod& channel, int ctas, int peers, uint64_t offset,
-                  uint64_t peer_stride, const void* src, uint64_t bytes) {
-  store<<<ctas, 1024, 0, stream>>>(channel, peers, offset, peer_stride, static_cast<const char*>(src), bytes);
-}
-void launch_bulk(cudaStream_t stream, const ChannelPod& channel, bool add, int ctas, uint64_t offset, uint64_t bytes) {
-  bulk<<<ctas, 128, 0, stream>>>(channel, add, offset, bytes);
-}
 void launch_bounce(cudaStream_t stream, const ChannelPod& channel, uint32_t id, uint64_t offset, const void* src,
                    uint32_t bytes, uint32_t rounds, int32_t* code) {
   if (bytes == 0) {
@@ -163,7 +122,6 @@ cudaError_t load_plain_kernels();
 
 cudaError_t load_runtime_kernels() {
   const void* const kernels[] = {reinterpret_cast<const void*>(&values),  reinterpret_cast<const void*>(&check),
-                                 reinterpret_cast<const void*>(&store),   reinterpret_cast<const void*>(&bulk),
                                  reinterpret_cast<const void*>(&bounce),  reinterpret_cast<const void*>(&flag_bounce),
                                  reinterpret_cast<const void*>(&release), reinterpret_cast<const void*>(&answer),
                                  reinterpret_cast<const void*>(&barriers)};

@@ -26,10 +26,17 @@ void clear_inbox(BenchRank& r, uint64_t bytes) {
   r.shared.meeting.meet();
 }
 
+/// Of the rank's own values into the inboxes.
+void push(BenchRank& r, cp::Push what) {
+  what.offset = r.inbox.offset;
+  what.src = r.source;
+  cp::launch_push(r.runtime.device(), StreamRef::cuda(r.stream), r.channel.pod(), what).or_throw();
+}
+
 void bench_ring_store(BenchRank& r, int ctas, double target) {
   Row row{"peer_store", base::format("{} CTAs, ring, 256 MiB", ctas), static_cast<double>(kRing), target};
   clear_inbox(r, kRing);
-  const auto ours = [&] { launch_store(r.stream, r.channel.pod(), ctas, 1, r.inbox.offset, 0, r.source, kRing); };
+  const auto ours = [&] { push(r, {.ctas = ctas, .bytes = kRing}); };
   const auto plain = [&] { launch_plain_store(r.stream, ctas, 1, r.rank, r.size, r.shared.plain, 0, r.source, kRing); };
   if (!r.verify(row, ours, [&] { launch_check(r.stream, my_inbox(r), kRing / 4, 0, previous_of(r), r.wrong); })) return;
   r.measure(std::move(row), 1, ours, plain);
@@ -41,7 +48,7 @@ void bench_spray(BenchRank& r, double target) {
   Row row{"sprayed_stores", base::format("132 CTAs, {} peers, 128 MiB each", peers), static_cast<double>(each) * peers,
           target};
   clear_inbox(r, each * static_cast<uint64_t>(r.size));
-  const auto ours = [&] { launch_store(r.stream, r.channel.pod(), 132, peers, r.inbox.offset, each, r.source, each); };
+  const auto ours = [&] { push(r, {.ctas = 132, .peers = peers, .stride = each, .bytes = each}); };
   const auto plain = [&] {
     launch_plain_store(r.stream, 132, peers, r.rank, r.size, r.shared.plain, each, r.source, each);
   };
@@ -59,7 +66,8 @@ void bench_bulk(BenchRank& r, bool add, int ctas, double target) {
   Row row{add ? "tma_add_bf16" : "tma_store", base::format("{} CTAs, ring, 256 MiB", ctas), static_cast<double>(kRing),
           target};
   clear_inbox(r, kRing);
-  const auto ours = [&] { launch_bulk(r.stream, r.channel.pod(), add, ctas, r.inbox.offset, kRing); };
+  const auto by = add ? cp::Push::By::bulk_add : cp::Push::By::bulk;
+  const auto ours = [&] { push(r, {.by = by, .ctas = ctas, .bytes = kRing}); };
   char* const theirs = r.shared.plain.base[next_of(r)];
   const auto plain = [&] { launch_plain_bulk(r.stream, add, ctas, r.rank, theirs, kRing); };
   // The second addition must double what the first one left.

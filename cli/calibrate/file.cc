@@ -29,7 +29,8 @@ Json residuals_json(const std::vector<Residual>& residuals) {
 }
 
 /// By probe: [bytes, or M, N, K of a product, or the schedule of an operator; items of a call; us of a call; us of the
-/// fitted machine or null; whether it was held out].
+/// fitted machine or null; whether it was held out]. First of links: ranks and bytes; of stores: CTAs and bytes; of
+/// duty: share of the time, SM clock and power (0: unknown).
 Json points_json(const std::vector<Point>& points, const Fit& fit) {
   Json out = Json::object();
   for (size_t i = 0; i < points.size(); ++i) {
@@ -37,11 +38,27 @@ Json points_json(const std::vector<Point>& points, const Fit& fit) {
     Json what = number(p.bytes, 12);
     if (p.probe == Probe::gemm) what = Json::array({p.gemm.m, p.gemm.n, p.gemm.k});
     if (p.probe == Probe::operators) what = Json(p.op.to_string() + " " + plan::to_string(p.candidate));
+    if (p.probe == Probe::link) what = Json::array({p.from, p.to, number(p.bytes, 12)});
+    if (is_push(p.probe)) what = Json::array({p.ctas, number(p.bytes, 12)});
+    if (p.probe == Probe::duty) what = Json::array({number(p.share, 3), number(p.sm_mhz, 5), number(p.watts, 4)});
     const auto& us = fit.predicted_us[i];
     Json row = Json::array({std::move(what), p.count, number(p.us(), 5), us ? number(*us, 5) : Json(), p.is_held_out});
     if (out.find(name_of(p.probe)) == nullptr) out.set(name_of(p.probe), Json::array());
     for (auto& [key, list] : out.as_object())
       if (key == name_of(p.probe)) list.push_back(row);
+  }
+  return out;
+}
+
+/// By rank: active links to switches, elsewhere, and to each rank.
+Json links_json(const std::vector<RankLinks>& links) {
+  Json out = Json::array();
+  for (const RankLinks& one : links) {
+    Json to = Json::array();
+    for (const int count : one.to_ranks) to.push_back(count);
+    Json entry = Json::object();
+    entry.set("switches", one.to_switches).set("elsewhere", one.elsewhere).set("ranks", std::move(to));
+    out.push_back(std::move(entry));
   }
   return out;
 }
@@ -108,6 +125,7 @@ std::string machine_text(const Fit& fit, const std::vector<Point>& points, const
   notes.set("dtype", around.dtype).set("gemm", around.gemm).set("samples", static_cast<int64_t>(samples));
   notes.set("time", fit.machine.is_gpu ? "median of the slowest rank" : "minimum of the slowest rank");
   notes.set("residuals", residuals_json(fit.residuals)).set("points", points_json(points, fit));
+  if (!around.links.empty()) notes.set("links", links_json(around.links));
   machine.set("x-calibration", std::move(notes));
   std::string out;
   write(machine, 2, 0, &out);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/calibrate/fit.h"
+#include "cli/calibrate/links.h"
 
 namespace overlace::cli {
 
@@ -15,6 +16,7 @@ struct Circumstances {
   double load_before = 0, load_after = 0;  // of the last minute; 0: the system does not say
   double core_mhz = 0;                     // mean of the cores right behind it; 0: the same
   std::string dtype = {}, gemm = {};       // of the products, and who computed them
+  std::vector<RankLinks> links = {};       // by rank; empty on CPU ranks
 };
 double load_average();
 double core_mhz();

@@ -26,11 +26,41 @@ constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
 // Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
 constexpr double kFastest = 10, kFast = 25, kFastSigmas = 0.607;
 
-constexpr const char* kProbeNames[] = {
-    "call",           "chain",       "reduce",          "gemm",    "pair",      "ring",     "all",      "local",
-    "rows",           "post",        "signal",          "wait",    "flag",      "event",    "barrier",  "all_gather",
-    "reduce_scatter", "all_reduce",  "all_to_all",      "gemm_in", "reduce_in", "gemm_out", "copy_out", "host_call",
-    "host_chain",     "host_copies", "host_collective", "skew",    "operators"};
+constexpr const char* kProbeNames[] = {"call",
+                                       "chain",
+                                       "reduce",
+                                       "gemm",
+                                       "pair",
+                                       "ring",
+                                       "all",
+                                       "local",
+                                       "rows",
+                                       "fork",
+                                       "post",
+                                       "link",
+                                       "signal",
+                                       "wait",
+                                       "flag",
+                                       "event",
+                                       "barrier",
+                                       "all_gather",
+                                       "reduce_scatter",
+                                       "all_reduce",
+                                       "all_to_all",
+                                       "gemm_in",
+                                       "reduce_in",
+                                       "gemm_out",
+                                       "copy_out",
+                                       "host_call",
+                                       "host_chain",
+                                       "host_copies",
+                                       "host_collective",
+                                       "store",
+                                       "tma",
+                                       "memory",
+                                       "duty",
+                                       "skew",
+                                       "operators"};
 
 /// Four digits say all that a measurement does.
 double rounded(double value) {
@@ -53,7 +83,9 @@ class Fitter {
     call_ = std::max(call->us() - tiny_, kLeastUs);
     m_.latency.call_us = measured(call_);
     if (const auto us = item_us(Probe::barrier)) m_.latency.barrier_us = measured(barrier_ = *us);
+    fork();
     OVERLACE_TRY(copies());
+    pushes();
     OVERLACE_TRY(reductions());
     latencies();
     collectives();
@@ -95,7 +127,10 @@ class Fitter {
   }
   /// Time of one of the items of a call.
   double item_us(const Point& p) const { return std::max(work_us(p) / p.count, kLeastUs); }
-  double work_us(const Point& p) const { return p.us() - call_ - (p.has_barrier ? barrier_ : 0); }
+  double work_us(const Point& p) const {
+    return p.us() - call_ - (p.has_barrier ? barrier_ : 0) - (is_copy(p.probe) ? fork_ : 0);
+  }
+  static bool is_copy(Probe probe) { return probe >= Probe::pair && probe <= Probe::link; }
   std::optional<double> item_us(Probe probe) const {
     const Point* p = one(probe);
     if (p == nullptr) return std::nullopt;
@@ -118,6 +153,14 @@ class Fitter {
     if (line.slope > 0) return {};
     return base::error(Errc::not_supported, "calibrate: {} does not take longer for more bytes: {} us and {} us a byte",
                        name_of(probe), line.floor, line.slope);
+  }
+
+  /// GPUs: the first copy of a call waits on its lane for the call to begin, and the call for the last one to end.
+  void fork() {
+    const Point* alone = one(Probe::fork);
+    const Point* many = alone != nullptr ? one(Probe::pair, alone->bytes) : nullptr;
+    if (many == nullptr || many->count < 2) return;
+    fork_ = std::max(alone->us() - call_ - (many->us() - alone->us()) / (many->count - 1), kLeastUs);
   }
 
   Status copies() {
@@ -170,6 +213,21 @@ class Fitter {
     return out;
   }
 
+  void pushes() {
+    const auto rates = [&](Probe probe, spec::Curve* out) {
+      spec::Curve found;
+      found.source = Source::measured;
+      for (const Point& p : points_)
+        if (p.probe == probe && !p.is_held_out)
+          found.points.push_back({static_cast<double>(p.ctas), rounded(p.bytes / p.us() / kBytesPerUs)});
+      if (!found.empty()) *out = found;
+    };
+    rates(Probe::store, &m_.transport.store_GBps);
+    rates(Probe::tma, &m_.transport.tma_GBps);
+    for (const Point& p : points_)
+      if (p.probe == Probe::memory) fastest_ = std::max(fastest_, 2 * p.bytes / p.us() / kBytesPerUs);
+  }
+
   Status reductions() {
     const Sweep s = sweep(Probe::reduce);
     // No floor but the launch: least squares of the relative errors of bytes over a rate.
@@ -193,7 +251,12 @@ class Fitter {
     if (const Point* p = one(Probe::wait)) l.wait_us = measured((p->us() - call_ - tiny_) / p->count - tiny_);
     if (const Point* p = one(Probe::flag))
       l.flag_us = measured((p->us() - call_) / (2.0 * p->count) - tiny_ - l.signal_us.value);
-    if (const auto us = item_us(Probe::event)) l.event_us = measured((*us - tiny_ - m_.copy.start_us.value) / 2);
+    if (const auto us = item_us(Probe::event)) {  // there, where a copy waits, and back
+      const double both = *us - tiny_ - m_.copy.start_us.value;
+      const double event = l.event_us.value, trigger = m_.copy.trigger_us.value;  // of another machine: how to split
+      l.event_us = measured(event > 0 ? both * event / (2 * event + trigger) : both / 2);
+      if (trigger > 0) m_.copy.trigger_us = measured(both - 2 * l.event_us.value);
+    }
   }
 
   void collectives() {
@@ -334,9 +397,16 @@ class Fitter {
 
   const std::vector<Point>& points_;
   Machine& m_;
-  double call_ = 0, tiny_ = 0, barrier_ = 0;
+  double call_ = 0, tiny_ = 0, barrier_ = 0, fork_ = 0;
   double fastest_ = 0;  // GB/s read and written that something reached
 };
+
+/// Of stores, what the fitted curve says.
+std::optional<double> store_us(const Machine& m, const Point& p) {
+  if (p.probe != Probe::store && p.probe != Probe::tma) return std::nullopt;
+  const spec::Curve& curve = p.probe == Probe::store ? m.transport.store_GBps : m.transport.tma_GBps;
+  return p.bytes / (curve.at(p.ctas) * kBytesPerUs);
+}
 
 bool is_simulated(Probe probe) { return probe < Probe::host_call || probe == Probe::operators; }
 
@@ -368,7 +438,9 @@ void add_residuals(const std::vector<Point>& points, Fit* fit) {
   for (size_t i = 0; i < points.size(); ++i) {
     const Point& p = points[i];
     std::optional<double> us;
-    if (is_simulated(p.probe)) {
+    if (!is_simulated(p.probe)) {
+      us = store_us(fit->machine, p);
+    } else {
       if (const auto found = sim::try_simulate(p.schedule, fit->machine); found.ok()) us = found->us();
     }
     fit->predicted_us.push_back(us);

@@ -24,7 +24,9 @@ enum class Probe {
   all,     // all ranks at once, each to all others; bytes to one of them
   local,   // inside the rank
   rows,    // of rows that lie apart
+  fork,    // a call of one copy: what begin and end of its lane cost
   post,    // with a signal behind each
+  link,    // from one rank to another, every pair: no fit sees them
   signal,  // chain with signals
   wait,    // chain behind signals that have come
   flag,    // two ranks in turn
@@ -42,21 +44,31 @@ enum class Probe {
   host_chain,  // ... the chain
   host_copies,
   host_collective,
+  store,     // SMs store to the next rank, by CTAs
+  tma,       // the same by TMA
+  memory,    // SMs copy inside the rank, by CTAs
+  duty,      // products for a share of the time, by that share
   skew,      // of ranks behind a barrier
   operators  // whole operators: no fit sees them
 };
 const char* name_of(Probe probe);
+/// SMs store and nothing else, without a schedule; CPU ranks: the rank's core.
+inline bool is_push(Probe probe) { return probe == Probe::store || probe == Probe::tma || probe == Probe::memory; }
 
 struct Point {
   Probe probe = Probe::call;
-  double bytes = 0;          // of one item
-  int count = 1;             // items of a call, one after the other
-  int64_t rows = 1;          // of a copy
-  spec::GemmWork gemm = {};  // of an item
-  int copies = 0;            // of `bytes`, beside `count` items of other work
-  double work_bytes = 0;     // of such an item where it is a sum
-  bool has_barrier = false;  // one behind all items
-  bool is_held_out = false;  // no fit sees it
+  double bytes = 0;              // of one item
+  int count = 1;                 // items of a call, one after the other
+  int64_t rows = 1;              // of a copy
+  spec::GemmWork gemm = {};      // of an item
+  int from = 0, to = 1;          // of a link
+  int ctas = 0;                  // that store `bytes` together, all ranks at once
+  double share = 0;              // of the time that products take
+  double sm_mhz = 0, watts = 0;  // of the first rank meanwhile; 0: nobody says
+  int copies = 0;                // of `bytes`, beside `count` items of other work
+  double work_bytes = 0;         // of such an item where it is a sum
+  bool has_barrier = false;      // one behind all items
+  bool is_held_out = false;      // no fit sees it
   spec::Schedule schedule = {};
   spec::OpSpec op = {};  // of operators
   plan::Candidate candidate = {};

@@ -99,6 +99,9 @@ void add_copies(const PointOptions& o, std::vector<Point>* out) {
         together(o, point(o, Probe::ring, items(large, most),
                           copy_probe(o.ranks, CopyWay::ring, large, items(large, most)), static_cast<double>(large))));
     const int64_t small = sizes.front();
+    if (o.is_gpu)
+      out->push_back(
+          point(o, Probe::fork, 1, copy_probe(o.ranks, CopyWay::pair, small, 1), static_cast<double>(small)));
     out->push_back(point(o, Probe::post, kFewItems, copy_probe(o.ranks, CopyWay::pair, small, kFewItems, 1, true),
                          static_cast<double>(small)));
     constexpr int64_t kRows = 256;
@@ -107,6 +110,44 @@ void add_copies(const PointOptions& o, std::vector<Point>* out) {
     out->push_back(std::move(rows));
   }
   sweep(Probe::local, CopyWay::local);
+}
+
+/// Between every two of a few ranks.
+void add_links(const PointOptions& o, std::vector<Point>* out) {
+  constexpr int kMostRanks = 8;
+  if (o.ranks > kMostRanks) return;
+  const int64_t bytes = o.is_gpu ? 16 * kMi : 256 * kKi;
+  const int count = o.is_gpu ? 4 : kFewItems;
+  for (int from = 0; from < o.ranks; ++from) {
+    for (int to = 0; to < o.ranks; ++to) {
+      if (from == to) continue;
+      out->push_back(
+          point(o, Probe::link, count, link_probe(o.ranks, from, to, bytes, count), static_cast<double>(bytes)));
+      out->back().from = from;
+      out->back().to = to;
+      out->back().is_held_out = true;
+    }
+  }
+}
+
+/// All ranks at once, each to the next: what more and more SMs reach. One core does it on CPU ranks.
+void add_pushes(const PointOptions& o, std::vector<Point>* out) {
+  const auto sweep = [&](Probe probe, const std::vector<int>& ctas) {
+    std::vector<Point> list;
+    for (const int n : ctas) {
+      const int64_t bytes = o.is_gpu ? std::min<int64_t>(32 * kMi * n, 256 * kMi) : kMi;
+      list.push_back(point(o, probe, 1, {}, static_cast<double>(bytes)));
+      list.back().ctas = n;
+    }
+    append(out, std::move(list));
+  };
+  if (!o.is_gpu) return sweep(Probe::store, {1});
+  std::vector<int> ctas = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96};
+  std::erase_if(ctas, [&](int n) { return n >= o.sms; });
+  ctas.push_back(std::max(o.sms, 1));
+  sweep(Probe::store, ctas);
+  sweep(Probe::tma, ctas);
+  sweep(Probe::memory, {o.sms, 2 * o.sms});
 }
 
 void add_collectives(const PointOptions& o, std::vector<Point>* out) {
@@ -152,7 +193,8 @@ size_t symmetric_bytes(const PointOptions& o, const spec::Machine& machine) {
   groups.push_back(basic_points(o));
   uint64_t sum = 0;
   for (const std::vector<Point>& group : groups)
-    for (const Point& p : group) sum += exec::footprint(p.schedule, 0, o.ranks).value().heap_bytes;
+    for (const Point& p : group)
+      if (!is_push(p.probe)) sum += exec::footprint(p.schedule, 0, o.ranks).value().heap_bytes;
   return sum + static_cast<size_t>(kSlack + o.ranks * kMi);  // of each rank: copies beside other work
 }
 
@@ -190,6 +232,23 @@ std::vector<Point> basic_points(const PointOptions& o) {
   constexpr int kPairs = 16;
   out.push_back(point(o, Probe::event, kPairs, event_probe(o.ranks, kPairs)));
   add_collectives(o, &out);
+  if (o.ranks > 1) {
+    add_links(o, &out);
+    add_pushes(o, &out);
+  }
+  return out;
+}
+
+std::vector<Point> duty_points(const PointOptions& o) {
+  std::vector<Point> out;
+  const Shape shape = o.is_gpu ? kGpuBeside : kCpuBeside;
+  constexpr int kProducts = 4;
+  for (const double share : {0.25, 0.5, 0.75, 1.0}) {
+    const spec::GemmWork work = work_of(shape, o.dtype);
+    out.push_back(point(o, Probe::duty, kProducts, gemm_probe(o.ranks, o.dtype, work, kProducts)));
+    out.back().gemm = work;
+    out.back().share = share;
+  }
   return out;
 }
 

@@ -12,6 +12,7 @@ struct PointOptions {
   int ranks = 2;
   DType dtype = DType::fp32;  // of products
   bool has_collectives = true;
+  int sms = 1;  // of a GPU
 };
 
 /// Largest argument of any point, in bytes.
@@ -21,6 +22,8 @@ size_t symmetric_bytes(const PointOptions& options, const spec::Machine& machine
 
 /// What is timed by itself.
 std::vector<Point> basic_points(const PointOptions& options);
+/// Products, for several shares of the time each.
+std::vector<Point> duty_points(const PointOptions& options);
 /// What the thread that queues needs; GPUs only.
 std::vector<Point> host_points(const PointOptions& options);
 /// What is timed beside something else, as long as `basic`, which has its samples, says.

@@ -102,6 +102,15 @@ Schedule copy_probe(int ranks, CopyWay way, int64_t bytes, int count, int64_t ro
   return out;
 }
 
+Schedule link_probe(int ranks, int from, int to, int64_t bytes, int count) {
+  Schedule out = copy_probe(ranks, CopyWay::pair, bytes, count);
+  out.family = base::format("copy {} to {}", from, to);
+  Task& copy = out.tasks.front();
+  copy.loops = {times(count, base::format("max(0,1-max(r-{0},{0}-r))", from).c_str())};
+  copy.writes.front().at = to;
+  return out;
+}
+
 Schedule reduce_probe(int ranks, int64_t bytes, int count, bool has_signals) {
   Schedule out = frame("reduce", ranks);
   const int64_t elements = bytes / (3 * kFloat);

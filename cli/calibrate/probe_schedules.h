@@ -18,6 +18,8 @@ spec::Schedule gemm_probe(int ranks, DType dtype, const spec::GemmWork& shape, i
 /// `count` copies of `bytes` on one lane, to each peer that `way` names; `rows` > 1: of rows that lie twice their
 /// length apart; with a signal to the receiver behind each where `has_posts`.
 spec::Schedule copy_probe(int ranks, CopyWay way, int64_t bytes, int count, int64_t rows = 1, bool has_posts = false);
+/// `count` copies of `bytes` on one lane, by rank `from` to rank `to`.
+spec::Schedule link_probe(int ranks, int from, int to, int64_t bytes, int count);
 /// `count` sums of two vectors on one lane that together read and write `bytes`; with a signal to the next rank behind
 /// each where `has_signals`.
 spec::Schedule reduce_probe(int ranks, int64_t bytes, int count, bool has_signals = false);

@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "cli/thread_ranks.h"
+#include "src/base/statistics.h"
 #include "src/ops/common/bodies.h"
 #include "src/runtime/state.h"
 #include "src/spec/expand.h"
+#if defined(OVERLACE_HAS_CUDA)
+#include "src/runtime/backend/cuda_peer/nvml.h"
+#include "src/runtime/backend/cuda_peer/pushes.h"
+#endif
 
 namespace overlace::cli {
 namespace {
@@ -108,6 +114,91 @@ Status Rig::run(const spec::Schedule& schedule, int iterations) {
   for (int i = 0; i < iterations; ++i)
     OVERLACE_TRY(exec::run(*channel_, schedule, "calibrate", **bound, ops::bodies(*channel_)));
   return {};
+}
+
+Status Rig::push(Probe probe, int ctas, int64_t bytes, int iterations) {
+  const int to = probe == Probe::memory ? team().rank() : (team().rank() + 1) % team().size();
+  const SymBuffer &from = memory_.front(), &into = memory_.back();
+  if (static_cast<size_t>(bytes) > argument_bytes_)
+    return base::error(Errc::internal, "calibrate: {} of {} bytes, the memory has {}", name_of(probe), bytes,
+                       argument_bytes_);
+  for (int i = 0; i < iterations; ++i) {
+#if defined(OVERLACE_HAS_CUDA)
+    if (is_gpu()) {
+      namespace cp = runtime::cuda_peer;
+      cp::Push push{.by = probe == Probe::tma ? cp::Push::By::bulk : cp::Push::By::store, .ctas = ctas};
+      push.first = to == team().rank() ? 0 : 1;
+      push.offset = into.offset;
+      push.src = team().local_ptr(from);
+      push.bytes = static_cast<uint64_t>(bytes);
+      OVERLACE_TRY(cp::launch_push(runtime_->device(), channel_->stream(), channel_->pod(), push));
+      continue;
+    }
+#endif
+    if (probe == Probe::tma || ctas != 1)
+      return base::error(Errc::not_supported, "calibrate: {} by {} CTAs on CPU ranks, wanted 1", name_of(probe), ctas);
+    std::memcpy(team().peer_ptr(into, to), team().local_ptr(from), static_cast<size_t>(bytes));
+  }
+  return {};
+}
+
+Result<Rig::Duty> Rig::duty(const spec::Schedule& schedule, double share, double seconds) {
+  const auto call_us = [&]() -> Result<double> {
+    const double begin = now_us();
+    OVERLACE_TRY(run(schedule, 1));
+    OVERLACE_TRY(synchronize());
+    return now_us() - begin;
+  };
+  OVERLACE_TRY(run(schedule, 1));  // prepares
+  OVERLACE_TRY(synchronize());
+  const Result<double> mine = call_us();
+  if (!mine.ok()) return mine.status();
+  const auto slowest = max_over_ranks({*mine});
+  if (!slowest.ok()) return slowest.status();
+  // As many on all ranks: calls are counted.
+  const int times = std::max(4, static_cast<int>(seconds * 1e6 * share / slowest->front()));
+  std::vector<double> late;
+  for (int i = 0; i < times; ++i) {
+    const Result<double> us = call_us();
+    if (!us.ok()) return us.status();
+    if (2 * i >= times) late.push_back(*us);
+    if (share < 1) std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(*us * (1 / share - 1)));
+  }
+  Duty out;
+  OVERLACE_TRY(run(schedule, 1));
+#if defined(OVERLACE_HAS_CUDA)
+  if (is_gpu()) {
+    if (const auto clocks = runtime::cuda_peer::Nvml(runtime_->device()).clocks()) {
+      out.sm_mhz = clocks->sm_mhz;
+      out.watts = clocks->watts;
+    }
+  }
+#endif
+  OVERLACE_TRY(synchronize());
+  const auto us = max_over_ranks({base::median(late)});
+  if (!us.ok()) return us.status();
+  out.us = us->front();
+  return out;
+}
+
+Result<std::vector<std::string>> Rig::link_texts() {
+  std::string mine;
+#if defined(OVERLACE_HAS_CUDA)
+  if (is_gpu()) {
+    namespace cp = runtime::cuda_peer;
+    const cp::Nvml nvml(runtime_->device());
+    mine = nvml.bus_id();
+    for (const cp::NvLink& link : nvml.links())
+      mine += link.to == cp::NvLink::To::nvswitch ? " switch" : link.bus_id.empty() ? " ?" : " " + link.bus_id;
+  }
+#endif
+  std::vector<std::string> out;
+  const Status status = guarded([&] {
+    for (const Bytes& theirs : team().exchange({reinterpret_cast<const std::byte*>(mine.data()), mine.size()}))
+      out.emplace_back(reinterpret_cast<const char*>(theirs.data()), theirs.size());
+  });
+  if (!status.ok()) return status;
+  return out;
 }
 
 Result<double> Rig::queue_us(const spec::Schedule& schedule) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/calibrate/fit.h"
 #include "cli/measure.h"
 #include "overlace/bootstrap.h"
 #include "overlace/runtime.h"
@@ -28,6 +29,17 @@ class Rig final : public Crew {
   Runtime& runtime() { return *runtime_; }
   /// Queues it so often; cpu: done on return. Arguments are bound to normal data.
   base::Status run(const spec::Schedule& schedule, int iterations);
+  /// SMs store `bytes` of the first operand's memory: to the next rank, into its result's, or (memory) into the rank's
+  /// own. CPU ranks: one core does, `ctas` is 1. not_supported: tma on CPU ranks.
+  base::Status push(Probe probe, int ctas, int64_t bytes, int iterations);
+  /// Calls for about `seconds`, with breaks so that they take `share` of the time.
+  struct Duty {
+    double us = 0;                 // of a call in the second half, of the slowest rank
+    double sm_mhz = 0, watts = 0;  // of this rank behind it; 0: nobody says
+  };
+  base::Result<Duty> duty(const spec::Schedule& schedule, double share, double seconds);
+  /// What each rank says of its links, as links_of() wants it: all get the same.
+  base::Result<std::vector<std::string>> link_texts();
   /// Time that this thread takes to queue one call, of the slowest rank; the queue is empty before.
   base::Result<double> queue_us(const spec::Schedule& schedule);
   /// Between the first and the last rank that leaves a barrier.

@@ -54,8 +54,10 @@ void settle(const spec::OpSpec& op, const spec::Machine& machine, Decision* deci
                           100 * picked->gain);
     if (others.size() > 1) {
       const Alternative& next = others[picked->best == 0 ? 1 : 0];
-      reason += base::format("; {} {} {:.1f} us", next.us < best.us ? "less sure" : "next", to_string(next.candidate),
-                             next.us);
+      const char* why = next.us >= best.us                               ? "next"
+                        : next.candidate.family == best.candidate.family ? "too little gained by"
+                                                                         : "less sure";
+      reason += base::format("; {} {} {:.1f} us", why, to_string(next.candidate), next.us);
     }
   }
   reason = base::format("{}: {} ({}{}{})", to_string(decision->tier), reason, machine.name,

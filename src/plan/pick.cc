@@ -6,7 +6,7 @@
 namespace overlace::plan {
 namespace {
 
-constexpr double kLeastGain = 0.02;   // of the library's time: less is within any model's error
+constexpr double kLeastGain = 0.02;   // of a time: less is within any model's error
 constexpr double kTie = 0.005;        // estimates this close say nothing
 constexpr double kPriorP90 = 0.2;     // where the machine file has none
 constexpr double kPriorMedian = 0.1;  // of a family that was not measured
@@ -47,8 +47,14 @@ std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& er
   const auto key = [&](const Alternative& a) {
     return std::tuple(!is_tie(a), median_error(errors, op, a.candidate.family), a.us);
   };
-  const auto best = std::min_element(list.begin(), list.end(),
-                                     [&](const Alternative& a, const Alternative& b) { return key(a) < key(b); });
+  const auto first = std::min_element(list.begin(), list.end(),
+                                      [&](const Alternative& a, const Alternative& b) { return key(a) < key(b); });
+  auto best = first;
+  for (auto it = list.begin(); it != list.end(); ++it) {
+    const bool is_coarser =
+        it->candidate.family == first->candidate.family && it->candidate.degree < best->candidate.degree;
+    if (is_coarser && first->us >= it->us * (1 - kLeastGain)) best = it;
+  }
   Pick out;
   out.best = static_cast<size_t>(best - list.begin());
   out.gain = 1 - best->us / library->us;

@@ -14,7 +14,8 @@ using spec::Load;
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr int kPushingCtas = 132;    // of a fused kernel: each has warps that only push
 /// GPUs: copies that all ranks start at once keep in step: each rank gets from one peer at a time. Those behind
-/// products, and several chunks of a shard, do not. Fitted like the machine file (docs/design/planner.md).
+/// products, and several chunks of a shard, do not; with one peer there is nobody else to get from. Fitted like the
+/// machine file (docs/design/planner.md).
 constexpr double kOutOfStep = 1.1;
 /// GPUs: both passes of gemm_ar over the links, of the GEMM. Where they take longer, groups of chunks were slower than
 /// one (M 16384 N 8192 K 2048 on 4x H200: 18 %, bench/results/gemm_ar.jsonl), which the recurrence does not see: copies
@@ -69,6 +70,8 @@ double Recurrence::host_us(int kernels, int copies, int collectives) const {
   return host.host_call_us.value + kernels * host.host_kernel_us.value + copies * host.host_copy_us.value +
          collectives * host.host_collective_us.value;
 }
+
+double Recurrence::triggered_us() const { return machine_.latency.event_us.value + machine_.copy.trigger_us.value; }
 
 std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate) const {
   const std::string_view family = candidate.family;
@@ -134,13 +137,14 @@ std::optional<double> Recurrence::library_us(const With& with) const {
   return with.host ? std::max(device, host_us(1, 0, 1)) : device;
 }
 
-/// Own shard first; then step by step: a product starts when the one before it is done and its rows are there.
+/// Own shard first; then step by step: a product starts when the one before it is done and its rows are there. The
+/// lane of the copies waits for the call to begin.
 double Recurrence::gather_us(const Steps& s, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const double launch = on * l.launch_us.value, seen = on * (l.flag_us.value + l.wait_us.value);
   const double copies = s.copies * (s.copy * with.copy + on * machine_.copy.post_us.value);
-  double computed = on * l.call_us.value, arrived = computed;
+  double computed = on * l.call_us.value, arrived = computed + on * triggered_us();
   if (s.own > 0) computed += launch + s.own * with.gemm;
   for (int i = 0; i < s.steps; ++i) {
     arrived += copies;
@@ -156,7 +160,7 @@ double Recurrence::scatter_us(const Steps& s, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const double launch = on * l.launch_us.value, seen = on * (l.flag_us.value + l.wait_us.value);
-  const double triggered = on * (l.event_us.value + machine_.copy.trigger_us.value);
+  const double triggered = on * triggered_us();
   const double copies = s.copies * (s.copy * with.copy + on * machine_.copy.post_us.value);
   const int per_chunk = s.steps / s.chunks;
   double computed = on * l.call_us.value, link = computed;
@@ -183,7 +187,7 @@ double Recurrence::grouped_us(const Steps& s, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const double launch = on * l.launch_us.value, seen = on * (l.flag_us.value + l.wait_us.value);
-  const double triggered = on * (l.event_us.value + machine_.copy.trigger_us.value);
+  const double triggered = on * triggered_us();
   const double copy = s.copy * with.copy + on * machine_.copy.post_us.value;
   double computed = on * l.call_us.value, link = computed, arrived = 0;  // of the group before
   const auto sum_and_send = [&] {
@@ -270,7 +274,7 @@ Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
   With out;
   if (product_us > 0) out.gemm = 1 + (gemm - 1) * together / product_us;
   if (sent_us > 0) out.copy = 1 + (copy - 1) * together / sent_us;
-  if (machine_.is_gpu && !is_one && (!is_gather_ || candidate.degree > 1)) out.copy *= kOutOfStep;
+  if (machine_.is_gpu && !is_one && peers_ > 1 && (!is_gather_ || candidate.degree > 1)) out.copy *= kOutOfStep;
   return out;
 }
 

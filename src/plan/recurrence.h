@@ -54,6 +54,8 @@ class Recurrence {
   double tma_slot_us(int groups, const With& with) const;
   With slowed(const Candidate& candidate) const;
   double host_us(int kernels, int copies, int collectives) const;
+  /// Until the copies start that wait for a task or for the call to begin.
+  double triggered_us() const;
   spec::GemmCost fused_product(std::string_view family) const;
   double store_us(std::string_view family) const;
   double own_waves(const spec::GemmCost& product) const;

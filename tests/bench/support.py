@@ -12,6 +12,13 @@ sys.path.insert(0, str(ROOT / "bench" / "driver"))
 OVERLACE = os.environ.get("OVERLACE_BIN", str(ROOT / "build/cpu/overlace"))
 
 
+def sibling(name: str) -> Path:
+    """A program that lies beside the command line: where it was built, or where it is installed."""
+    folder = Path(OVERLACE).resolve().parent
+    places = (folder / "bench", folder.parent / "libexec/overlace")
+    return next(place / name for place in places if (place / name).exists())
+
+
 def bench(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess:
     """`overlace bench` on CPU ranks."""
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OVERLACE_TIMEOUT_S": "60"}

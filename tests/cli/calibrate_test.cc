@@ -25,6 +25,8 @@ TEST(Calibrate, WritesAMachineThatCanBePlannedFor) {
   const std::string text = directory.read("here.json");
   EXPECT_NE(text.find("\"name\": \"here\""), std::string::npos);
   EXPECT_NE(text.find("\"x-calibration\""), std::string::npos);
+  for (const char* probe : {"store", "link", "duty"})
+    EXPECT_NE(text.find("\"" + std::string(probe) + "\":["), std::string::npos) << probe;
   for (const char* tier : {"recurrence", "simulation"}) {
     const Result plan = run(command(directory, {"plan", "ag_gemm", "--m", "512", "--n", "512", "--k", "512", "--dtype",
                                                 "fp32", "--machine", "here.json", "--tier", tier}));

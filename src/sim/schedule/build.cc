@@ -118,6 +118,11 @@ void GraphBuilder::connect(uint32_t from, uint32_t to, double delay_us) {
   ++graph_.nodes[to].preds;
 }
 
+/// Until a task starts that waits for one on another lane.
+double GraphBuilder::crossing_us(const Instance& to) const {
+  return machine_.latency.event_us.value + (to.lane.engine == Engine::sm ? 0 : machine_.copy.trigger_us.value);
+}
+
 void GraphBuilder::add_waits(uint32_t node, const Instance& in, Waits which) {
   const int rank = graph_.nodes[node].rank;
   for (const spec::ResolvedWait& w : in.waits) {
@@ -266,7 +271,7 @@ base::Status GraphBuilder::add_rank(int rank) {
       node_of_[static_cast<size_t>(index)] = node;
       OVERLACE_TRY(add_instance(rank, index, node));
       const bool is_fork = last == begin && is_copy_lane;
-      connect(last, node, is_fork ? latency.event_us.value : waits_for_peers(in) ? latency.wait_us.value : 0);
+      connect(last, node, is_fork ? crossing_us(in) : waits_for_peers(in) ? latency.wait_us.value : 0);
       last = node;
     }
     const bool is_copy_lane =
@@ -285,7 +290,7 @@ base::Status GraphBuilder::add_rank(int rank) {
       const bool crosses = stream_of[d] != stream_of[i];
       if (machine_.is_gpu && !crosses) continue;  // one behind the other already
       if (is_part(list[i]) && is_part(list[d])) continue;
-      connect(node_of_[d], is_part(list[i]) ? enter : node_of_[i], crosses ? latency.event_us.value : 0);
+      connect(node_of_[d], is_part(list[i]) ? enter : node_of_[i], crosses ? crossing_us(list[i]) : 0);
     }
   }
   return {};

@@ -152,6 +152,7 @@ class GraphBuilder {
   std::vector<std::vector<int>> streams_of(int rank) const;
   uint32_t add_node(int rank);
   void connect(uint32_t from, uint32_t to, double delay_us = 0);
+  double crossing_us(const spec::Instance& to) const;
   enum class Waits { all, credits, data };  // credits: those that count up to the end of the epoch before
   void add_waits(uint32_t node, const spec::Instance& in, Waits which);
   void add_sets(uint32_t node, const spec::Instance& in);

@@ -6,6 +6,7 @@
 #include "cli/calibrate/file.h"
 #include "cli/calibrate/points.h"
 #include "overlace/sim.h"
+#include "src/spec/expand.h"
 
 namespace overlace::cli {
 namespace {
@@ -28,6 +29,7 @@ Machine invented() {
   m.copy.row_us = {0.03};
   m.copy.post_us = {0.4};
   m.link.egress_GBps = m.link.ingress_GBps = {7};
+  m.transport.store_GBps.points = {{1, 6}};
   m.memory.hbm_GBps = {40};
   m.memory.reduce_GBps = {5};
   m.latency = {};
@@ -45,14 +47,18 @@ Machine invented() {
   return m;
 }
 
-double simulated(const Point& p, const Machine& m) { return sim::simulate(p.schedule, m).us(); }
+double timed(const Point& p, const Machine& m) {
+  if (p.probe == Probe::memory) return 2 * p.bytes / m.memory.hbm_GBps.value * 1e-3;
+  if (!is_push(p.probe)) return sim::simulate(p.schedule, m).us();
+  return p.bytes / (p.probe == Probe::tma ? m.transport.tma_GBps : m.transport.store_GBps).at(p.ctas) * 1e-3;
+}
 
 /// The points of calibration with the times that `truth` would show.
 std::vector<Point> points_of(const Machine& truth, const PointOptions& options) {
   std::vector<Point> out = basic_points(options);
-  for (Point& p : out) p.samples_us.assign(3, simulated(p, truth));
+  for (Point& p : out) p.samples_us.assign(3, timed(p, truth));
   for (Point& p : contention_points(options, out)) {
-    p.samples_us.assign(3, simulated(p, truth));
+    p.samples_us.assign(3, timed(p, truth));
     out.push_back(std::move(p));
   }
   return out;
@@ -83,6 +89,8 @@ TEST(Calibrate, FindsTheMachineThatTheTimesComeFrom) {
   expect_near(m.latency.wait_us, 0.15, 0.2, "wait");
   expect_near(m.latency.flag_us, 1.2, 0.1, "flag");
   expect_near(m.latency.barrier_us, 3, 0.05, "barrier");
+  EXPECT_EQ(m.transport.store_GBps.points, truth.transport.store_GBps.points);
+  EXPECT_TRUE(m.transport.tma_GBps.empty());
   ASSERT_EQ(m.contention.size(), 1u);
   EXPECT_EQ(m.contention[0].by, Load::ce_in);
   expect_near(m.contention[0].factor, 1.2, 0.05, "contention");
@@ -92,7 +100,7 @@ TEST(Calibrate, FindsTheMachineThatTheTimesComeFrom) {
 
 TEST(Calibrate, GpusHaveTheSamePoints) {
   const Machine truth = spec::find_machine("h200x4");
-  const PointOptions options{.is_gpu = true, .ranks = 4, .dtype = DType::bf16};
+  const PointOptions options{.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132};
   std::vector<Point> points = points_of(truth, options);
   const auto& l = truth.latency;
   for (Point& p : host_points(options)) {
@@ -106,6 +114,8 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
   const Machine& m = fit.machine;
   for (const Residual& one : fit.residuals) EXPECT_LT(one.held_out_p50, 0.05) << one.probe;
   expect_near(m.copy.peer_GBps, 397, 0.03, "peer");
+  expect_near(m.copy.trigger_us, truth.copy.trigger_us.value, 0.05, "trigger");
+  expect_near(m.latency.event_us, l.event_us.value, 0.05, "event");
   expect_near(m.latency.host_kernel_us, l.host_kernel_us.value, 0.01, "host_kernel");
   expect_near(m.latency.host_copy_us, l.host_copy_us.value, 0.01, "host_copy");
   expect_near(m.latency.host_collective_us, l.host_collective_us.value, 0.01, "host_collective");
@@ -113,11 +123,67 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
   for (const double bytes : {1048576.0, 67108864.0})
     EXPECT_NEAR(m.collectives.all_to_all_us.at(bytes), truth.collectives.all_to_all_us.at(bytes),
                 0.1 * truth.collectives.all_to_all_us.at(bytes));
-  // Nobody measured these here.
-  EXPECT_EQ(m.transport.tma_GBps.source, Source::prior);
+  for (const auto& [got, want] : {std::pair(&m.transport.store_GBps, &truth.transport.store_GBps),
+                                  std::pair(&m.transport.tma_GBps, &truth.transport.tma_GBps)}) {
+    EXPECT_EQ(got->source, Source::measured);
+    for (const int ctas : {1, 4, 8, 32, 132}) EXPECT_NEAR(got->at(ctas), want->at(ctas), 0.03 * want->at(ctas));
+  }
+  // Nobody measured this here.
   EXPECT_EQ(m.latency.barrier_us.source, Source::prior);
-  EXPECT_EQ(m.transport.tma_GBps.points, truth.transport.tma_GBps.points);
   EXPECT_TRUE(m.errors.empty()) << "of another machine";
+}
+
+TEST(Calibrate, MemoryIsAsFastAsTheFastestOfAll) {
+  const Machine truth = spec::find_machine("h200x4");
+  std::vector<Point> points = points_of(truth, {.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132});
+  for (Point& p : points)
+    if (p.probe == Probe::memory) p.samples_us.assign(3, 2 * p.bytes / 9000 * 1e-3);  // GB/s
+  EXPECT_NEAR(fit_points(points, truth).value().machine.memory.hbm_GBps.value, 9000, 10);
+}
+
+TEST(Calibrate, EveryPairOfRanksHasALink) {
+  std::vector<std::pair<int, int>> pairs;
+  for (const Point& p : basic_points({.is_gpu = true, .ranks = 3, .dtype = DType::bf16, .sms = 132})) {
+    if (p.probe != Probe::link) continue;
+    EXPECT_TRUE(p.is_held_out);
+    pairs.emplace_back(p.from, p.to);
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto expansion = spec::expand(p.schedule, rank, 3).value();
+      ASSERT_EQ(expansion.instances.size(), rank == p.from ? static_cast<size_t>(p.count) : 0u);
+      for (const spec::Instance& one : expansion.instances) EXPECT_EQ(one.writes[0][0].rank, p.to);
+    }
+  }
+  EXPECT_EQ(pairs, (std::vector<std::pair<int, int>>{{0, 1}, {0, 2}, {1, 0}, {1, 2}, {2, 0}, {2, 1}}));
+}
+
+TEST(Calibrate, LinksSayHowGpusAreJoined) {
+  const std::vector<RankLinks> switched = links_of({"00000000:18:00.0 switch switch", "00000000:2a:00.0 switch"});
+  EXPECT_EQ(switched, (std::vector<RankLinks>{{2, 0, {0, 0}}, {1, 0, {0, 0}}}));
+  EXPECT_EQ(topology_of(switched), "nvswitch(2)");
+  const std::vector<RankLinks> direct = links_of({"a b b c", "b a a ? c", "c a b"});
+  EXPECT_EQ(direct[1], (RankLinks{0, 1, {2, 0, 1}}));
+  EXPECT_EQ(topology_of(direct), "fullmesh(3)");
+  EXPECT_EQ(topology_of(links_of({"a b", "b a", "c"})), "") << "nobody reaches the third";
+  EXPECT_EQ(topology_of(links_of({"", ""})), "") << "no NVML";
+  EXPECT_EQ(topology_of(links_of({"a"})), "");
+  EXPECT_EQ(topology_of({}), "");
+}
+
+TEST(Calibrate, TheFileTellsStoresLinksAndDuty) {
+  std::vector<Point> points = points_of(invented(), {});
+  for (Point& p : duty_points({})) {
+    p.samples_us.assign(3, 100 / p.share);
+    p.sm_mhz = 1700;
+    points.push_back(std::move(p));
+  }
+  const Fit fit = fit_points(points, spec::find_machine("cpu2")).value();
+  Circumstances around;
+  around.links = links_of({"a b", "b a"});
+  const std::string text = machine_text(fit, points, around);
+  EXPECT_EQ(spec::machine_from_json(text).transport, fit.machine.transport);
+  for (const char* part : {"\"store\":[", "[[1,1048576.0],1,", "\"duty\":[", "[[0.25,1700.0,0.0],4,400.0,null,false]",
+                           "\"links\": [", "\"ranks\":[0,1]", "[[0,1,262144.0],32,"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 
 TEST(Calibrate, RefusesTimesThatCannotBe) {
@@ -180,7 +246,7 @@ TEST(Calibrate, ErrorsAreThoseOfWholeOperators) {
   for (std::vector<Point>& group : operator_points({}, truth)) {
     for (Point& p : group) {
       const bool is_slow = p.op.op == "gemm_rs" && p.candidate.family == "serial";
-      p.samples_us.assign(3, simulated(p, truth) * (is_slow ? 2 : 1));
+      p.samples_us.assign(3, timed(p, truth) * (is_slow ? 2 : 1));
       points.push_back(std::move(p));
     }
   }

@@ -31,16 +31,19 @@ TEST(PlanText, ShowsTheChosenBesideTheOthersAndWhy) {
   const std::string text = plan_text(op, *found, machine);
   EXPECT_EQ(text.find("ag_gemm M 1024 N 512 K 512 G 2 bf16 | machine plain (digest "), 0u) << text;
   EXPECT_NE(text.find(", 2026-01-02, 100 % of its numbers are priors) | recurrence\n"), std::string::npos) << text;
-  // 536.9 us of products, half of them before a transfer of 272.1 us has come; in two parts it has in time.
-  EXPECT_NE(text.find("> hetero_fused_1d q 2          536.9  447.4..644.2        1.75x\n"), std::string::npos) << text;
+  // 536.9 us of products, half of them before a transfer of 272.1 us has come; in two parts it has in time, which gains
+  // less than 2 %.
+  EXPECT_NE(text.find("  hetero_fused_1d q 2          536.9  447.4..644.2        1.75x\n"), std::string::npos) << text;
   EXPECT_NE(text.find("  library                      936.9  780.7..1124.2       1.00x\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("  hetero_fused_1d q 1          540.6  450.5..648.7        1.73x\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("\nrecurrence: hetero_fused_1d q 2 536.9 us, 42.7 % less than library; next "), std::string::npos)
+  EXPECT_NE(text.find("> hetero_fused_1d q 1          540.6  450.5..648.7        1.73x\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\nrecurrence: hetero_fused_1d q 1 540.6 us, 42.3 % less than library; too little gained by "
+                      "hetero_fused_1d q 2 536.9 us"),
+            std::string::npos)
       << text;
 
   const std::string falls = waterfall_text(op, *found, machine);
   EXPECT_NE(falls.find("  ideal                                            536.9"), std::string::npos) << falls;
-  EXPECT_NE(falls.find("  sum                                              536.9"), std::string::npos) << falls;
+  EXPECT_NE(falls.find("  sum                                              540.6"), std::string::npos) << falls;
   EXPECT_NE(falls.find("no overlap"), std::string::npos) << falls;
 }
 

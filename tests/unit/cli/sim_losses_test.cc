@@ -84,6 +84,7 @@ TEST(SimCharacterise, FinerTransfersTakeLongerAndStoresLessSo) {
 
 TEST(SimCharacterise, ContentionIsThatOfTheMachineFile) {
   spec::Machine machine = spec::find_machine("h200x4");
+  machine.contention.push_back({spec::Load::gemm_tensor, spec::Load::ce_in, {1.1, spec::Source::measured}});
   const sim::Mutual ce = sim::mutual_slowdown(machine, "ce");
   double product = 1;
   for (const spec::Contention& c : machine.contention) {

@@ -44,6 +44,23 @@ TEST(Pick, ErrorsOfFamiliesOnlyBreakTies) {
   EXPECT_DOUBLE_EQ(p90_error(errors, gather(), "hetero_fused_1d"), 0.2);
 }
 
+TEST(Pick, MoreChunksMustGainTwoPercent) {
+  const auto best = [](double coarse_us, double fine_us, double finest_us) {
+    return pick(gather(), {},
+                {{{"hetero_fused_1d", 4}, fine_us},
+                 {{"hetero_fused_1d", 8}, finest_us},
+                 {{"library", 1}, 100},
+                 {{"uniform_fused_1d", 1}, 70.5},
+                 {{"hetero_fused_1d", 2}, coarse_us}})
+        ->best;
+  };
+  EXPECT_EQ(best(71, 70, 75), 4u);
+  EXPECT_EQ(best(71.5, 70, 75), 0u) << "2.1 % gained";
+  EXPECT_EQ(best(71, 70.5, 70), 4u);
+  EXPECT_EQ(best(72, 70.5, 70), 0u);
+  EXPECT_EQ(best(80, 75, 70), 1u) << "another family has fewer chunks: that is no reason";
+}
+
 TEST(Pick, EachModelHasItsOwnErrors) {
   spec::Machine machine;
   machine.errors["ag_gemm"]["library"] = {0.01, 0.02};

@@ -22,16 +22,26 @@ class FitMachine(unittest.TestCase):
         self.assertEqual([plain.is_fitted(r) for r in rows], [True, False, True, False])
         self.assertEqual([team.is_fitted(r) for r in rows], [True, True, False, False])
 
-    def test_what_all_schedules_of_a_shape_have_in_common_counts_less(self) -> None:
-        alike = [row(4, 100, 110), row(4, 100, 110, family="serial")]
-        apart = [row(4, 100, 110), row(4, 100, 100 / 1.1, family="serial")]
-        loss = [fit_machine.loss_of(rows, "predicted_us") for rows in (alike, apart)]
-        self.assertAlmostEqual(loss[0], math.log(1.1) / 2)
-        self.assertAlmostEqual(loss[1], 1.5 * math.log(1.1))
-        far = [row(4, 100, 100), row(4, 400, 440, family="serial")]
-        self.assertLess(fit_machine.loss_of(far, "predicted_us"), loss[0] / 2)
-        parts = [row(4, 100, 110, family="limit")]
-        self.assertAlmostEqual(fit_machine.loss_of(parts, "predicted_us"), loss[0])
+    def test_the_loss_is_what_choices_lose_and_how_far_predictions_are_off(self) -> None:
+        def loss(*predicted: float) -> float:
+            rows = [row(4, us, p, family=str(us)) for us, p in zip((100, 120), predicted, strict=True)]
+            return fit_machine.loss_of(rows, "predicted_us")
+
+        self.assertLess(loss(100, 120), 0.001)
+        off = (math.log(1.2) + math.log(1.2) / 1.2**2) / (1 + 1 / 1.2**2)  # the faster one counts more
+        self.assertAlmostEqual(loss(120, 100), 0.2 + off, places=3)
+        self.assertAlmostEqual(loss(100, 100), 0.1 + math.log(1.2) / 1.2**2 / (1 + 1 / 1.2**2))
+        self.assertLess(loss(101, 120), loss(110, 120))
+        parts = [row(4, 100, 110, family="limit"), row(4, 100, 110, family="compute")]
+        self.assertAlmostEqual(fit_machine.loss_of(parts, "predicted_us"), math.log(1.1))
+        alone = [row(4, 100, 110)]
+        self.assertAlmostEqual(fit_machine.loss_of(alone, "predicted_us"), math.log(1.1))
+
+    def test_a_fitted_file_is_where_the_next_fit_starts(self) -> None:
+        machine = json.loads((ROOT / "machine" / "h200x4.json").read_text())
+        values = {path: fit_machine.start_of(path, machine) for path, _, _ in fit_machine.PARAMETERS}
+        again = fit_machine.with_values(machine, values)
+        self.assertEqual(fit_machine.text_of(again), fit_machine.text_of(machine))
 
     def test_starts_in_the_middle_of_what_may_be(self) -> None:
         self.assertEqual(fit_machine.middle("scale/all_gather_us", 0.7, 1.6), 1.0)

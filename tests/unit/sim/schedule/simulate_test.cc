@@ -156,9 +156,9 @@ TEST(Simulate, OneChunkIsItsClosedForm) {
   m.contention = {};
   const OpSpec op = op_of("ag_gemm", 2);
   const double bytes = static_cast<double>(op.m / 2 * op.k * 2);
-  const double want = m.latency.wait_us.value + m.latency.event_us.value + m.copy.start_us.value +
-                      bytes / m.copy.peer_GBps.value * 1e-3 + m.copy.post_us.value + m.latency.flag_us.value +
-                      m.latency.signal_us.value + m.latency.call_us.value;
+  const double want = m.latency.wait_us.value + m.latency.event_us.value + m.copy.trigger_us.value +
+                      m.copy.start_us.value + bytes / m.copy.peer_GBps.value * 1e-3 + m.copy.post_us.value +
+                      m.latency.flag_us.value + m.latency.signal_us.value + m.latency.call_us.value;
   EXPECT_NEAR(simulate(build(op, "comm", 1), m).us(), want, 1e-4);
 }
 

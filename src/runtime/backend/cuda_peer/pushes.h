@@ -1,0 +1,29 @@
+// Kernels that do nothing but store: what the SMs of a device reach to a peer, and in its own memory. For calibration
+// and benches.
+#pragma once
+
+#include <cstdint>
+
+#include "overlace/stream.h"
+#include "src/base/status.h"
+#include "src/spec/handle_pod.h"
+
+namespace overlace::runtime::cuda_peer {
+
+/// Bytes that a block has in shared memory and pushes over and over; `bytes` of such a push are a multiple.
+inline constexpr uint32_t kBulkBytes = 16384;
+
+struct Push {
+  enum class By { store, bulk, bulk_add };  // loads and stores; TMA stores; TMA additions of bf16
+  By by = By::store;
+  int ctas = 1;
+  int first = 1, peers = 1;         // to ranks r + first, r + first + 1, .., one after the other; 0: to itself
+  uint64_t offset = 0, stride = 0;  // in their heaps, at offset + my rank * stride
+  const void* src = nullptr;        // of `bytes`; in bulk its first kBulkBytes, again and again, to one rank
+  uint64_t bytes = 0;               // to each
+};
+
+/// Queues the kernel on a stream of `device`. `cuda` with the launch error.
+base::Status launch_push(int device, StreamRef stream, const ChannelPod& channel, const Push& push);
+
+}  // namespace overlace::runtime::cuda_peer
