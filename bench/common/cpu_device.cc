@@ -50,6 +50,10 @@ class CpuDevice final : public Device {
     std::memset(data, byte, bytes);
     return {};
   }
+  base::Status copy(void* to, const void* from, size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
   base::Status record_begin() override {
     begin_ = Clock::now();
     return {};

@@ -61,6 +61,7 @@ class Device {
   virtual void release_all() = 0;
   virtual base::Status synchronize() = 0;
   virtual base::Status memset(void* data, int byte, size_t bytes) = 0;
+  virtual base::Status copy(void* to, const void* from, size_t bytes) = 0;
   virtual base::Status record_begin() = 0;
   virtual base::Status record_end() = 0;
   /// Microseconds between the two, after synchronising.

@@ -47,6 +47,9 @@ class CudaGpu final : public Gpu {
   base::Status memset(void* data, int byte, size_t bytes) override {
     return cuda_ok(cudaMemsetAsync(data, byte, bytes, stream_), "cudaMemsetAsync");
   }
+  base::Status copy(void* to, const void* from, size_t bytes) override {
+    return cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "cudaMemcpyAsync");
+  }
   base::Status record_begin() override { return cuda_ok(cudaEventRecord(begin_, stream_), "cudaEventRecord"); }
   base::Status record_end() override { return cuda_ok(cudaEventRecord(end_, stream_), "cudaEventRecord"); }
   base::Result<double> elapsed_us() override {

@@ -146,7 +146,7 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
 }
 
 base::Result<Check> Workload::verify(const std::function<base::Status()>& call) {
-  const TensorView& out = out_[0];
+  const TensorView& out = output(0);
   OVERLACE_TRY(device_->memset(out.data, 0xff, static_cast<size_t>(out.numel()) * dtype_bytes(out.dtype)));
   OVERLACE_TRY(call());
   OVERLACE_TRY(device_->synchronize());
@@ -172,14 +172,14 @@ double Workload::bytes_sent() const {
 }
 
 base::Status Workload::keep_reference() {
-  std::swap(reference_, out_[0]);
-  return {};
+  const TensorView& out = output(0);
+  return device_->copy(reference_.data, out.data, static_cast<size_t>(out.numel()) * dtype_bytes(out.dtype));
 }
 
-base::Result<Difference> Workload::difference() { return device_->compare(reference_, out_[0]); }
+base::Result<Difference> Workload::difference() { return device_->compare(reference_, output(0)); }
 
 base::Status Workload::damage(int iteration) {
-  const TensorView& out = out_[static_cast<size_t>(iteration) % out_.size()];
+  const TensorView& out = output(iteration);
   if (out.numel() == 0) return {};
   const size_t bytes = dtype_bytes(out.dtype);
   // As a number of any floating type 0x42... is finite and far from a sum of normal products.

@@ -39,7 +39,9 @@ class Workload {
   base::Status enqueue(const spec::Schedule& schedule, int iteration);
   /// Fills the output of set 0 with NaN, runs `call`, which works on that set, compares sampled elements with fp64.
   base::Result<Check> verify(const std::function<base::Status()>& call);
-  /// Keeps the last verified output as the one that `difference` compares with.
+  /// Of set `iteration % sets`; where it is does not change, since graphs hold its address.
+  const TensorView& output(int iteration) const { return out_[static_cast<size_t>(iteration) % out_.size()]; }
+  /// Copies the last verified output to where `difference` compares with it.
   base::Status keep_reference();
   base::Result<Difference> difference();
   /// Changes one element of the output of set `iteration % sets`.

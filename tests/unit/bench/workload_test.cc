@@ -1,0 +1,49 @@
+// The operands of bench_dense on one CPU rank.
+#include "bench/dense/workload.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "overlace/bootstrap.h"
+#include "overlace/runtime.h"
+#include "overlace/team.h"
+
+namespace overlace::bench {
+namespace {
+
+/// A replayed graph writes where the call was when it was captured.
+TEST(Workload, OutputsStayWhereCapturedCallsWrite) {
+  auto bootstraps = thread_bootstraps(1);
+  RuntimeOptions options;
+  options.backend = Backend::cpu;
+  options.heap_bytes = size_t{1} << 24;
+  Runtime runtime = Runtime::open(*bootstraps[0], options);
+  Channel& channel = runtime.world().channel(StreamRef::cpu());
+  const std::unique_ptr<Device> device = cpu_device();
+  const Case one{.name = "few", .op = "gemm_ar", .m = 4, .n = 16, .k = 2048, .dtype = DType::bf16};
+  Workload workload = Workload::create(one, channel, *device, Normal{.seed = 1, .scale = 1}).value();
+  const spec::Schedule schedule = spec::make_schedule(workload.op(), "compute");
+
+  const TensorView captured = workload.output(0);
+  const Check before = workload.verify([&] { return workload.enqueue(schedule, 0); }).value();
+  ASSERT_TRUE(before.finite);
+  const std::string written(static_cast<const char*>(captured.data), static_cast<size_t>(captured.numel()) * 2);
+  ASSERT_TRUE(workload.keep_reference().ok());
+
+  const auto replay = [&] {
+    std::memcpy(captured.data, written.data(), written.size());
+    return base::Status();
+  };
+  const Check after = workload.verify(replay).value();
+  EXPECT_TRUE(after.finite);
+  EXPECT_EQ(after.rms_error, before.rms_error);
+  EXPECT_TRUE(workload.difference()->same_bits);
+  ASSERT_TRUE(workload.damage(0).ok());
+  EXPECT_FALSE(workload.difference()->same_bits) << "what is compared with is a copy";
+  runtime.close();
+}
+
+}  // namespace
+}  // namespace overlace::bench
