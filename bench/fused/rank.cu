@@ -66,19 +66,13 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
   arrivals_ = channel_.counters(1, "bench arrivals");
   pushed_ = channel_.ids(kMaxPieces, Domain::device, "bench pushed");
   copied_ = channel_.ids(kMaxPieces, Domain::stream, "bench copied");
-  fetched_ = channel_.ids(kMaxGroups, Domain::stream, "bench fetched");
-  triggers_ = channel_.counters(static_cast<uint32_t>(kMaxGroups * size_), "bench triggers");
-  caps_ = runtime::cuda_peer::query_stream_caps(runtime.device());
   pod_ = channel_.pod();
   pod_.team.timeout_ns = kDeadlineNs;
   BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&error_), 256));
   BENCH_CUDA(cudaMemset(error_, 0, 256));
-  const auto make_totals = [this](uint64_t** totals, uint32_t first_id, int count, uint64_t step) {
-    BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(totals), sizeof(uint64_t) * static_cast<size_t>(count * size_)));
-    core::initial_totals(channel_.pod(), first_id, count, step, *totals).or_throw();
-  };
-  make_totals(&gather_totals_, copied_.first, kMaxPieces, kShares);
-  make_totals(&scatter_totals_, fetched_.first, kMaxGroups, 1);
+  BENCH_CUDA(cudaMalloc(reinterpret_cast<void**>(&gather_totals_),
+                        sizeof(uint64_t) * static_cast<size_t>(kMaxPieces * size_)));
+  core::initial_totals(channel_.pod(), copied_.first, kMaxPieces, kShares, gather_totals_).or_throw();
 }
 
 FusedRank::~FusedRank() {
@@ -86,7 +80,6 @@ FusedRank::~FusedRank() {
   for (void* memory : memory_) (void)cudaFree(memory);
   (void)cudaFree(error_);
   (void)cudaFree(gather_totals_);
-  (void)cudaFree(scatter_totals_);
   for (cudaEvent_t event : {begin_, end_, fork_, join_}) (void)cudaEventDestroy(event);
   (void)cudaStreamDestroy(stream_);
   (void)cudaStreamDestroy(copies_);

@@ -43,9 +43,9 @@ class Group {
 struct Set {
   void *shard = nullptr, *whole = nullptr, *b = nullptr;  // A: rows of this rank (ag); all rows
   void *c = nullptr, *out = nullptr;                      // (M, N); rs: (rows of this rank, N)
-  // What results are bit for bit, by variant: the mainloop alone, the ordered sum, that of rounded partials, the same
+  // What results are bit for bit, by variant: the mainloop alone, the ordered sum of rounded partials, the same
   // scaled and with a bias.
-  void *core = nullptr, *ordered = nullptr, *rounded = nullptr, *biased = nullptr;
+  void *core = nullptr, *rounded = nullptr, *biased = nullptr;
 };
 
 struct Variant {
@@ -88,10 +88,8 @@ class FusedRank {
   void add_gather(std::vector<Variant>* list, const Gathering& how);
   struct Scattering {
     std::string name, instance;
-    TileOrderKind order = TileOrderKind::own_last;
     int groups = kMaxGroups;
-    bool rounds_own = false, has_bias = false;
-    ops::gemm_core::ScatterTransport transport = ops::gemm_core::ScatterTransport::tma_slot;
+    bool has_bias = false;
   };
   Variant make_scatter(const Scattering& how);
   void make_sums();
@@ -124,11 +122,10 @@ class FusedRank {
   cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr;
   Channel& channel_;
   std::unique_ptr<exec::CublasLt> blas_;
-  Counters arrivals_, triggers_;
-  SignalIds pushed_, copied_, fetched_;  // written by CTAs, by streams
-  ChannelPod pod_;                       // with the deadline of this bench
-  runtime::cuda_peer::StreamCaps caps_;
-  uint64_t *gather_totals_ = nullptr, *scatter_totals_ = nullptr;  // of copied_, of fetched_
+  Counters arrivals_;
+  SignalIds pushed_, copied_;          // written by CTAs, by streams
+  ChannelPod pod_;                     // with the deadline of this bench
+  uint64_t* gather_totals_ = nullptr;  // of copied_
   uint32_t* error_ = nullptr;
 
   // ---- of the case ----
@@ -138,7 +135,7 @@ class FusedRank {
   std::vector<void*> memory_;
   Inbox inbox_;
   SymBuffer scratch_;  // where the limit's copies go
-  void *bias_ = nullptr, *partial_ = nullptr;
+  void* bias_ = nullptr;
   uint64_t epoch_ = 0;
   int turn_ = 0;
 };

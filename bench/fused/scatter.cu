@@ -35,10 +35,8 @@ void FusedRank::open_scatter() {
   inbox_ = channel_.inbox(core::scatter_inbox_bytes(offsets_, case_.n), 2, "bench scattered");
   scratch_ = runtime_.heap().alloc(static_cast<size_t>(size_ * slot), 1 << 20, "bench scratch");
   for (Set& s : sets_) {
-    for (void* Set::*result : {&Set::out, &Set::ordered, &Set::rounded, &Set::biased})
-      s.*result = allocate(rows() * case_.n * 2);
+    for (void* Set::*result : {&Set::out, &Set::rounded, &Set::biased}) s.*result = allocate(rows() * case_.n * 2);
   }
-  partial_ = allocate(case_.m * case_.n * 2);
   bias_ = allocate_filled(1, case_.n, {left(0, 0).seed, 1, 1.0, 0, 0});
 }
 
@@ -79,20 +77,13 @@ void FusedRank::make_sums() {
 Variant FusedRank::make_scatter(const Scattering& how) {
   const core::Instance* instance = core::find_scatter_instance(how.instance.c_str());
   if (instance == nullptr) throw_error(Errc::not_supported, how.instance + ": no fused instance");
-  const bool is_ce = how.transport == core::ScatterTransport::ce;
   auto prepared = std::make_shared<std::vector<core::PreparedScatter>>();
   for (const Set& s : sets_) {
     core::ScatterArgs args;
     fill(s, s.out, &args);
     args.a = s.whole;
-    args.order = how.order;
     args.groups = how.groups;
-    args.rounds_own = how.rounds_own;
-    args.transport = how.transport;
-    fill(is_ce ? fetched_ : pushed_, &args.state);
-    args.state.triggers = &triggers_.pod();
-    args.state.totals = scatter_totals_;
-    args.state.partial = partial_;
+    fill(pushed_, &args.state);
     if (how.has_bias) {
       args.alpha = kAlpha;
       args.bias = bias_;
@@ -105,52 +96,29 @@ Variant FusedRank::make_scatter(const Scattering& how) {
   v.name = how.name;
   v.is_shard = true;
   v.is_sampled = !how.has_bias;
-  v.enqueue = [this, prepared, is_ce](int set) -> base::Status {
-    const core::PreparedScatter& call = (*prepared)[static_cast<size_t>(set)];
+  v.enqueue = [this, prepared](int set) {
     ++epoch_;
-    if (!is_ce) return core::launch_scatter(call, !options_.shared, stream_);
-    BENCH_CUDA(cudaEventRecord(fork_, stream_));
-    BENCH_CUDA(cudaStreamWaitEvent(copies_, fork_));
-    OVERLACE_TRY(core::launch_scatter(call, false, stream_));
-    OVERLACE_TRY(core::queue_scatter(call, epoch_, caps_, copies_));
-    BENCH_CUDA(cudaEventRecord(join_, copies_));
-    BENCH_CUDA(cudaStreamWaitEvent(stream_, join_));
-    return {};
+    return core::launch_scatter((*prepared)[static_cast<size_t>(set)], !options_.shared, stream_);
   };
   return v;
 }
 
 void FusedRank::add_scatters(std::vector<Variant>* list) {
   const std::string& instance = case_.instance;
-  const auto add = [&](const Scattering& how, void* Set::*bits, bool sets = false, bool is_timed = true) {
+  const auto add = [&](const Scattering& how, void* Set::*bits, bool is_timed = true) {
     Variant v = make_scatter(how);
     v.bits = bits;
-    v.sets_bits = sets;
     v.is_timed = is_timed;
     list->push_back(std::move(v));
   };
-  add({"slot own_last", instance}, &Set::ordered, true);
-  add({"slot own_last, 8 groups", instance, TileOrderKind::own_last, 8}, &Set::ordered);
-  if (size_ > 2) add({"slot interleaved", instance, TileOrderKind::interleaved}, &Set::ordered);
-  Scattering rounded{"slot own_last, level 2", instance};
-  rounded.rounds_own = true;
-  add(rounded, &Set::rounded);
-  rounded.name += ", bias";
-  rounded.has_bias = true;
-  add(rounded, &Set::biased, false, false);
-  for (const int q : {1, 2, 4}) {
-    if (!caps_.wait_value || options_.shared) break;  // streams cannot wait for tiles here
-    Scattering copied{base::format("ce q{}", q), instance, TileOrderKind::own_last, q};
-    copied.transport = core::ScatterTransport::ce;
-    copied.rounds_own = true;
-    add(copied, &Set::rounded);
-  }
+  add({"slot", instance}, &Set::rounded);
+  add({"slot, 8 groups", instance, 8}, &Set::rounded);
+  add({"slot, bias", instance, kMaxGroups, true}, &Set::biased, false);
   const core::ConfigSpec& wanted = core::find_scatter_instance(instance.c_str())->spec;
   for (const core::Instance& other : core::scatter_instances()) {
     const bool fits = other.spec.dtype == wanted.dtype && other.spec.b_major == wanted.b_major;
     if (!fits || instance == other.name) continue;
-    Scattering with{std::string("slot level 2 ") + other.name, other.name};
-    with.rounds_own = true;
+    Scattering with{std::string("slot ") + other.name, other.name};
     add(with, nullptr);
   }
 }

@@ -8,10 +8,10 @@ namespace overlace {
 
 inline constexpr int kOrderShards = 8;
 
-/// linear: as if there were one shard. rotated: shards r, r+1, ... own_last: r+1, ..., r. interleaved: a block of rows
-/// of each other shard in turn, then the next blocks, the own shard last. grouped: `groups` times one chunk per owner,
-/// the own chunk last in its group; owners take turns, chunk c belongs to c % size.
-enum class TileOrderKind : int32_t { linear, rotated, own_last, interleaved, grouped };
+/// linear: as if there were one shard. rotated: shards r, r+1, ... own_last: r+1, ..., r. woven: tiles of the other
+/// shards, r+1 first, with those of the own shard spread evenly among them. grouped: `groups` times one chunk per
+/// owner, the own chunk last in its group; owners take turns, chunk c belongs to c % size.
+enum class TileOrderKind : int32_t { linear, rotated, own_last, woven, grouped };
 /// along_n: blocks of `swizzle` row tiles, each swept along N. along_m: blocks of `swizzle` column tiles, swept along
 /// M.
 enum class TileSweep : int32_t { along_n, along_m };
@@ -76,19 +76,12 @@ constexpr TileCoord shard_by_shard(const TileOrder& o, int32_t first_step, int32
   }
 }
 
-constexpr TileCoord interleaved(const TileOrder& o, int32_t index) {
-  const int32_t own = o.first_tile[o.rank + 1] - o.first_tile[o.rank];
-  const int32_t others = count_tiles(o) - own * o.tiles_n;
-  if (index >= others) return in_rectangle(o, o.first_tile[o.rank], own, o.rank, index - others);
-  for (int32_t block = 0;; ++block) {
-    for (int32_t step = 1; step < o.size; ++step) {
-      const int32_t s = (o.rank + step) % o.size, begin = o.first_tile[s] + block * o.swizzle;
-      const int32_t left = o.first_tile[s + 1] - begin, rows = left < o.swizzle ? left : o.swizzle;
-      if (rows <= 0) continue;
-      if (index < rows * o.tiles_n) return in_rectangle(o, begin, rows, s, index);
-      index -= rows * o.tiles_n;
-    }
-  }
+constexpr TileCoord woven(const TileOrder& o, int32_t index) {
+  const int32_t own_rows = o.first_tile[o.rank + 1] - o.first_tile[o.rank], all = count_tiles(o);
+  const int64_t own = int64_t{own_rows} * o.tiles_n;
+  const auto before = static_cast<int32_t>(index * own / all);  // own tiles
+  if ((index + int64_t{1}) * own / all == before) return shard_by_shard(o, 1, index - before);
+  return in_rectangle(o, o.first_tile[o.rank], own_rows, o.rank, before);
 }
 
 constexpr TileCoord grouped(const TileOrder& o, int32_t index) {
@@ -107,6 +100,12 @@ constexpr TileCoord grouped(const TileOrder& o, int32_t index) {
 
 }  // namespace tile_order_detail
 
+/// Tile `index` of the own shard alone.
+constexpr TileCoord own_tile_at(const TileOrder& o, int32_t index) {
+  const int32_t first = o.first_tile[o.rank];
+  return tile_order_detail::in_rectangle(o, first, o.first_tile[o.rank + 1] - first, o.rank, index);
+}
+
 /// Precondition: 0 <= index < count_tiles(o). A bijection onto all (m, n).
 constexpr TileCoord tile_at(const TileOrder& o, int32_t index) {
   switch (o.kind) {
@@ -114,8 +113,8 @@ constexpr TileCoord tile_at(const TileOrder& o, int32_t index) {
       return tile_order_detail::shard_by_shard(o, 0, index);
     case TileOrderKind::own_last:
       return tile_order_detail::shard_by_shard(o, 1, index);
-    case TileOrderKind::interleaved:
-      return tile_order_detail::interleaved(o, index);
+    case TileOrderKind::woven:
+      return tile_order_detail::woven(o, index);
     case TileOrderKind::grouped:
       return tile_order_detail::grouped(o, index);
     case TileOrderKind::linear:

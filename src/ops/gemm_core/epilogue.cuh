@@ -95,7 +95,7 @@ __device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uin
   Patience patience{p.error, p.timeout_ns};
   Ring<kBuffers> ring;
   bool is_first_round = true;
-  for (int32_t index = place.first_tile(group); index < p.num_tiles; index += place.tile_step()) {
+  for (int32_t index = place.first_tile(group); index < p.num_tiles + p.num_sums; index += place.tile_step()) {
     const Tile tile = tile_of(p, place, index);
     const int32_t row = tile.row + place.first_row(group);
 #pragma unroll 1

@@ -185,7 +185,6 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
   args.a = from.data;
   args.lda = from.pitch;
   args.bias = bias_of(context);
-  args.rounds_own = true;
   args.groups = static_cast<int>(number(context.schedule, "groups"));
   const auto prepared = prepare_scatter(instance, args);
   if (!prepared.ok()) return prepared.status();

@@ -82,15 +82,17 @@ struct Turn {
   }
 };
 
-/// A tile of this CTA.
+/// A tile of this CTA: product `index`, or behind those of all CTAs a sum.
 struct Tile {
   TileCoord at;      // of the cluster
   int32_t row, col;  // first of this CTA's tile
+  bool is_sum;       // of what all ranks computed
 };
 template <class Config>
 __device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, int32_t index) {
   Tile t;
-  t.at = tile_at(p.order, index);
+  t.is_sum = index >= p.num_tiles;
+  t.at = t.is_sum ? own_tile_at(p.order, index - p.num_tiles) : tile_at(p.order, index);
   t.row = first_row(p.order, t.at) + place.m_in_cluster * Config::kTileM;
   t.col = (t.at.n * Config::kClusterN + place.n_in_cluster) * Config::kTileN;
   return t;
@@ -156,8 +158,8 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
 
 /// One thread. `wait.ahead(p, place)` may ask for what nobody reads before the grid before has ended.
 /// `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
-/// `wait.source(p, tile)`. `reduce.load` brings what is added to a tile, through the stages behind its operands,
-/// and `reduce.announce` hears of it before them.
+/// `wait.source(p, tile)`. Sums have no operands: `reduce.load` brings what is added, through the same stages, and
+/// `reduce.announce` hears of each a tile before.
 template <class Config, class WaitInput, class Reduce>
 __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait, Reduce& reduce) {
   Patience patience{p.error, p.timeout_ns};
@@ -175,12 +177,11 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
     const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
     for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first.col, first_k + opened);
   }
-  for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+  int32_t index = place.cluster;
+  for (; index < p.num_tiles; index += place.num_clusters) {
     const Tile tile = tile_of(p, place, index);
+    if constexpr (Reduce::kLoads) reduce.announce(p, place, index + place.num_clusters);
     const Source from = wait.source(p, tile);
-    if constexpr (Reduce::kLoads) {
-      if (reduce.applies(index)) reduce.announce(place, tile);
-    }
     for (int32_t k = 0; k < p.k_blocks; ++k) {
       if (opened > 0) {
         --opened;
@@ -193,8 +194,12 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
       load_a(from.map, place, ring.slot, from.row, (first_k + k) * kTileK);
       ring.advance();
     }
-    if constexpr (Reduce::kLoads) {
-      if (reduce.applies(index)) reduce.template load<Config>(place, tile, ring, patience);
+  }
+  if constexpr (Reduce::kLoads) {
+    reduce.announce(p, place, index);
+    for (; index < p.num_tiles + p.num_sums; index += place.num_clusters) {
+      reduce.announce(p, place, index + place.num_clusters);
+      reduce.load(place, tile_of(p, place, index), ring, patience);
     }
   }
   if constexpr (WaitInput::kWaits || Reduce::kLoads) drain_loads(place, ring, patience);

@@ -84,7 +84,8 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     if (group > 0) Turn<Config>{group, place.cluster >= p.num_tiles}.hand_on();
     reduce.start();
     int32_t next = place.first_tile(group);
-    for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+    int32_t index = place.cluster;
+    for (; index < p.num_tiles; index += place.num_clusters) {
       if (index != next) {
         operands.advance(static_cast<uint32_t>(p.k_blocks));
         continue;
@@ -93,10 +94,17 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
       const Turn<Config> turn{group, index + place.num_clusters >= p.num_tiles};
       turn.begin();
       multiply_tile<Config>(sums, p.k_blocks, place, turn, operands, patience);
-      if constexpr (Reduce::kReduces) {
+      if constexpr (Reduce::kReduces && !Reduce::kLoads) {
         if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
       }
       if (place.stores(group)) stage_tile<Config>(sums, staging, results, patience);
+    }
+    if constexpr (Reduce::kLoads) {
+      for (; index < p.num_tiles + p.num_sums; index += place.num_clusters) {
+        Sums<Config> added;  // NOTE: not `sums`: products into registers that others define are serialised
+        reduce.template add<Config>(added, place, group, index, operands, patience);
+        stage_tile<Config>(added, staging, results, patience);
+      }
     }
   }
   // NOTE: nobody leaves while another CTA of the cluster may still arrive at its barriers.

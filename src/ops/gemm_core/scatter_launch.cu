@@ -3,31 +3,12 @@
 
 #include "src/ops/gemm_core/host.cuh"
 #include "src/ops/gemm_core/scatter_launch.cuh"
-#include "src/runtime/backend/cuda_peer/nodes.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
 
-namespace node = runtime::cuda_peer;
-
 /// Of `sender` at `owner`.
 int64_t slot_of(int sender, int owner, int size) { return (sender - owner - 1 + size) % size; }
-
-base::Status validate_ce(const ScatterArgs& g) {
-  const ScatterState& s = g.state;
-  if (s.triggers == nullptr || s.totals == nullptr || s.partial == nullptr) {
-    return base::invalid_argument("gemm_core: triggers, totals or partial is null; wanted: all of them for ce");
-  }
-  if (g.order != TileOrderKind::own_last) {
-    return base::error(Errc::bad_schedule, "gemm_core: order {} with ce; wanted: own_last", static_cast<int>(g.order));
-  }
-  const auto wanted = static_cast<uint32_t>(s.channel->team.size * kMaxGroups);
-  if (s.triggers->count < wanted) {
-    return base::invalid_argument("gemm_core: {} triggers; wanted: >= {}", s.triggers->count, wanted);
-  }
-  if ((s.channel->team.caps & node::kCapCopyThenFlag) != 0) return {};
-  return base::error(Errc::not_supported, "gemm_core: transport ce: copies cannot signal here; wanted: tma_slot");
-}
 
 base::Status validate(const Instance& instance, const ScatterArgs& g) {
   const uint64_t bytes = g.row_offsets.empty() ? 0 : scatter_inbox_bytes(g.row_offsets, g.n);
@@ -43,12 +24,7 @@ base::Status validate(const Instance& instance, const ScatterArgs& g) {
     return base::invalid_argument("gemm_core: {} groups, swizzle {}; wanted: 1 to {} and >= 1", g.groups, g.swizzle,
                                   kMaxGroups);
   }
-  if (g.order != TileOrderKind::own_last && g.order != TileOrderKind::interleaved) {
-    return base::error(Errc::bad_schedule, "gemm_core: order {}; wanted: own_last or interleaved",
-                       static_cast<int>(g.order));
-  }
-  if (g.transport == ScatterTransport::ce) OVERLACE_TRY(validate_ce(g));
-  const int64_t boxes = int64_t{g.state.channel->team.size - 1} * kConsumerGroups;
+  const int64_t boxes = int64_t{g.state.channel->team.size} * kConsumerGroups;
   if (boxes <= int64_t{instance.spec.stages} * instance.spec.stage_boxes()) return {};
   return base::error(Errc::not_supported, "gemm_core: sources of {} ranks do not fit into the stages of {}",
                      g.state.channel->team.size, instance.name);
@@ -67,8 +43,6 @@ base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
       if (peer == team.rank || rows == 0) continue;
       char* to = team.heap[peer] + inbox.offset + buffer * inbox.pitch +
                  slot_of(team.rank, peer, team.size) * slot_rows * g.n * 2;
-      if (g.transport == ScatterTransport::ce)
-        to = static_cast<char*>(g.state.partial) + g.row_offsets[static_cast<size_t>(peer)] * g.n * 2;
       OVERLACE_TRY(encode(as_c(s, to, rows, g.n, g.n), s.dtype, &p->scatter.to[buffer][peer]));
     }
     const char* from = team.heap[team.rank] + inbox.offset + buffer * inbox.pitch;
@@ -86,15 +60,11 @@ void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, Scatt
   out.arrive_id = g.state.first_id;
   out.adds_per_tile = s.cluster() * kConsumerGroups;
   for (int r = 0; r < order.size; ++r) out.row_tiles[r] = order.first_tile[r + 1] - order.first_tile[r];
-  out.first_own = p->gemm.num_tiles - out.row_tiles[order.rank] * order.tiles_n;
+  p->gemm.num_sums = out.row_tiles[order.rank] * order.tiles_n;
   out.slot_rows = static_cast<int32_t>(longest_rows(g.row_offsets));
   out.n = static_cast<int32_t>(g.n);
-  out.rounds_own = g.rounds_own;
   out.alpha = g.alpha;
   out.bias = g.bias;
-  if (g.transport != ScatterTransport::ce) return;
-  out.triggers = *g.state.triggers;
-  out.totals = g.state.totals;
 }
 
 }  // namespace
@@ -127,63 +97,16 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
   out.instance = &instance;
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode_maps(s, g, &out.params));
-  const auto clusters = prepare_tiles(instance, g.order, g, g.state, &gemm);
+  const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
   out.clusters = *clusters;
   fill_scatter(s, g, out.clusters, &out.params);
-  out.tile_cols = int64_t{s.tile_n} * s.cluster_n;
-  out.partial = static_cast<const char*>(g.state.partial);
   return out;
 }
 
 base::Status launch_scatter(const PreparedScatter& prepared, bool starts_early, cudaStream_t stream) {
   const Instance& instance = *prepared.instance;
   return launch_grid({instance.kernel, instance.spec, prepared.clusters, starts_early}, &prepared.params, stream);
-}
-
-namespace {
-
-/// A group of tiles of the rows of `peer`: a rectangle, once the kernel has stored all of it.
-base::Status copy_group(const PreparedScatter& prepared, uint64_t epoch, int peer, int group,
-                        const node::StreamCaps& caps, cudaStream_t copies) {
-  const ScatterParams& s = prepared.params.scatter;
-  const TileOrder& order = prepared.params.gemm.order;
-  const TeamPod& team = s.channel.team;
-  const TileGroups& g = s.groups;
-  const int64_t n = s.n, all_rows = order.row_begin[peer + 1] - order.row_begin[peer];
-  const int64_t row = int64_t{group / g.groups_n} * g.rows * order.tile_rows;
-  const int64_t col = int64_t{group % g.groups_n} * g.cols * prepared.tile_cols;
-  const int64_t rows = std::min<int64_t>(all_rows - row, int64_t{g.rows} * order.tile_rows);
-  const int64_t cols = std::min<int64_t>(n - col, g.cols * prepared.tile_cols);
-  const auto size = [](int64_t x) { return static_cast<size_t>(x); };
-  const auto* trigger =
-      reinterpret_cast<const uint64_t*>(s.triggers.words + size(peer * kMaxGroups + group) * kCounterPitch);
-  const int64_t stores = int64_t{tiles_of_group(g, s.row_tiles[peer], group)} * s.adds_per_tile;
-  OVERLACE_TRY(node::stream_wait(trigger, static_cast<uint64_t>(stores), false, caps, copies));
-  const int64_t slot = slot_of(team.rank, peer, team.size) * s.slot_rows + row;
-  char* const to = team.heap[peer] + s.inbox.buffer_offset(epoch) + (slot * n + col) * 2;
-  const char* const from = prepared.partial + ((order.row_begin[peer] + row) * n + col) * 2;
-  if (cols == n) {
-    OVERLACE_TRY(node::stream_put(to, from, size(rows * n * 2), copies));
-  } else {
-    OVERLACE_TRY(node::stream_put_2d(to, size(n * 2), from, size(n * 2), size(cols * 2), size(rows), copies));
-  }
-  const auto id = s.arrive_id + static_cast<uint32_t>(group);
-  return node::stream_post(node::slot_address(team, peer, id, team.rank), s.totals + group * team.size + peer, copies);
-}
-
-}  // namespace
-
-base::Status queue_scatter(const PreparedScatter& prepared, uint64_t epoch, const node::StreamCaps& caps,
-                           cudaStream_t copies) {
-  const ScatterParams& s = prepared.params.scatter;
-  const TeamPod& team = s.channel.team;
-  for (int hop = 1; hop < team.size; ++hop) {
-    const int peer = (team.rank + hop) % team.size;
-    for (int group = 0; group < count_groups(s.groups, s.row_tiles[peer]); ++group)
-      OVERLACE_TRY(copy_group(prepared, epoch, peer, group, caps, copies));
-  }
-  return node::stream_post(node::slot_address(team, team.rank, s.arrive_id, team.rank), s.totals + team.rank, copies);
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 #include <vector>
 
@@ -9,7 +10,7 @@ namespace overlace {
 namespace {
 
 using Kind = TileOrderKind;
-constexpr Kind kKinds[] = {Kind::linear, Kind::rotated, Kind::own_last, Kind::interleaved, Kind::grouped};
+constexpr Kind kKinds[] = {Kind::linear, Kind::rotated, Kind::own_last, Kind::woven, Kind::grouped};
 
 struct OrderCase {
   Kind kind;
@@ -122,8 +123,27 @@ TEST(TileOrder, ShardsComeInTheOrderThatTheNameSays) {
   EXPECT_EQ(shards(Kind::linear, 4), (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(shards(Kind::rotated, 4), (std::vector<int>{1, 2, 3, 0}));
   EXPECT_EQ(shards(Kind::own_last, 4), (std::vector<int>{2, 3, 0, 1}));
-  EXPECT_EQ(shards(Kind::interleaved, 2), (std::vector<int>{2, 3, 0, 2, 3, 0, 1}));
   EXPECT_EQ(shards(Kind::grouped, 4), (std::vector<int>{2, 3, 0, 1, 2, 3, 0, 1}));
+}
+
+TEST(TileOrder, WovenSpreadsTheOwnTilesEvenlyAndKeepsTheirOrder) {
+  for (const OrderCase& c : all_cases()) {
+    if (c.kind != Kind::woven) continue;
+    const TileOrder o = order_of(c, ragged_offsets(c.size), 64, 3);
+    const int64_t all = count_tiles(o), own = int64_t{o.first_tile[c.rank + 1] - o.first_tile[c.rank]} * o.tiles_n;
+    int64_t seen = 0, others = 0;
+    for (int i = 0; i < all; ++i) {
+      const TileCoord at = tile_at(o, i);
+      const bool is_own = at.shard == c.rank;
+      TileOrder last = o;
+      last.kind = Kind::own_last;
+      const TileCoord want = is_own ? own_tile_at(o, static_cast<int>(seen)) : tile_at(last, static_cast<int>(others));
+      EXPECT_TRUE(at.m == want.m && at.n == want.n && at.shard == want.shard) << "tile " << i;
+      (is_own ? seen : others) += 1;
+      EXPECT_LE(std::abs(seen * all - (i + 1) * own), all) << "tile " << i << ": not as many as evenly";
+    }
+    EXPECT_EQ(seen, own);
+  }
 }
 
 TEST(TileOrder, GroupedGivesEachOwnerAsManyChunksAndAscendsByGroups) {

@@ -1,4 +1,4 @@
-// Adds to the tiles of my rows what all other ranks have computed of them, in rank order.
+// Adds up what all ranks have computed of my rows, in rank order.
 #pragma once
 
 #include "src/device/ptx/barrier.cuh"
@@ -8,9 +8,10 @@
 
 namespace overlace::ops::gemm_core {
 
-/// Sources need no memory of their own: behind the operands of an own tile the load thread sends them through the same
-/// stages, for a slice of store_cols() columns at a time, boxes of 64 rows by source and consumer warpgroup. Own tiles
-/// are the last, and come in the order in which the others computed them.
+/// Sums come behind all products, so that no product waits for a peer. Their sources go through the same stages: for a
+/// slice of store_cols() columns at a time, boxes of 64 rows by source and consumer warpgroup, those of peers from the
+/// inbox, the own ones, rounded like them, from the result, where they were stored. A rank's own tiles come in the
+/// order in which all computed them.
 struct ReduceOwn {
   static constexpr bool kReduces = true, kLoads = true;
   static constexpr uint32_t kLookNs = 200;      // between looks of the watching warp at what is announced
@@ -22,10 +23,10 @@ struct ReduceOwn {
   int32_t group = -1;  // that has been waited for
   int32_t next = -1;   // that was announced last
   uint32_t asked = 0;  // groups announced
+  uint32_t had = 0;    // groups waited for
 
   __device__ __forceinline__ void start() {}
-  __device__ __forceinline__ bool applies(int32_t index) const { return index >= s->first_own; }
-  __device__ __forceinline__ int32_t boxes_per_slice() const { return (order->size - 1) * kConsumerGroups; }
+  __device__ __forceinline__ int32_t boxes_per_slice() const { return order->size * kConsumerGroups; }
 
   // ---- warp 1 ----
 
@@ -37,16 +38,16 @@ struct ReduceOwn {
     Patience patience{p.error, p.timeout_ns};
     const uint32_t lane = threadIdx.x % 32;
     const int32_t sender = (order->rank + 1 + static_cast<int32_t>(lane)) % order->size;
-    const int32_t behind = s->first_own - place.cluster, step = place.num_clusters;
+    const int32_t behind = p.num_tiles - place.cluster, step = place.num_clusters;
     int32_t index = place.cluster + (behind > 0 ? (behind + step - 1) / step * step : 0);
     uint32_t passed = 0;
-    for (int32_t last = -1; index < p.num_tiles; index += step) {
-      const int32_t wanted = group_of(s->groups, *order, tile_at(p.order, index));
+    for (int32_t last = -1; index < p.num_tiles + p.num_sums; index += step) {
+      const int32_t wanted = group_of(s->groups, *order, own_tile_at(*order, index - p.num_tiles));
       if (wanted == last) continue;
       last = wanted;
       wait_count<kLookNs>(place.announced(), ++passed, patience);
       Errc code = Errc::ok;
-      if (lane + 1 < static_cast<uint32_t>(order->size)) {
+      if (lane < static_cast<uint32_t>(order->size)) {
         const uint32_t id = s->arrive_id + static_cast<uint32_t>(wanted);
         const uint64_t want = device::ticket(s->channel, sender, id) + adds_of_group(*s, wanted);
         code = device::wait_ge_async(s->channel, sender, id, want);
@@ -62,10 +63,11 @@ struct ReduceOwn {
 
   __device__ void begin() { from = &s->from[buffer_of_call(*s)]; }
 
-  /// Before the operands of an own tile.
+  /// A tile before it is loaded.
   template <class Config>
-  __device__ void announce(const Place<Config>& place, const Tile& tile) {
-    const int32_t wanted = group_of(s->groups, *order, tile.at);
+  __device__ void announce(const GemmParams& p, const Place<Config>& place, int32_t index) {
+    if (index < p.num_tiles || index >= p.num_tiles + p.num_sums) return;
+    const int32_t wanted = group_of(s->groups, *order, own_tile_at(*order, index - p.num_tiles));
     if (wanted == next) return;
     next = wanted;
     ptx::store_release_cta(place.announced(), ++asked);
@@ -86,8 +88,10 @@ struct ReduceOwn {
                                                                  Config::kSpec.store_bytes());
         }
         const int32_t block = box % kConsumerGroups * Config::kBlocksM + slice / kPieces;
-        ptx::load_box(place.box(ring.slot, in_stage), from, col,
-                      box / kConsumerGroups * s->slot_rows + row + block * 64, place.full(ring.slot));
+        const int32_t source = box / kConsumerGroups;
+        const bool is_own = source + 1 == order->size;
+        ptx::load_box(place.box(ring.slot, in_stage), is_own ? &gemm->c : from, col,
+                      (is_own ? 0 : source * s->slot_rows) + row + block * 64, place.full(ring.slot));
         if (in_stage + 1 == kBoxes || left == 1) ring.advance();
       }
     }
@@ -101,7 +105,7 @@ struct ReduceOwn {
 
   // ---- consumers ----
 
-  /// All threads of a warpgroup: sums become those of all ranks, scaled, with the bias.
+  /// All threads of a warpgroup: `sums` of all ranks, scaled, with the bias.
   template <class Config>
   __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t consumer, int32_t index,
                                       Ring<Config::kStages>& ring, Patience& patience) const {
@@ -138,32 +142,22 @@ struct ReduceOwn {
   __device__ void wait(const Place<Config>& place, int32_t wanted, Patience& patience) {
     if (wanted == group) return;
     group = wanted;
-    wait_count(place.watched(), asked, patience);
+    wait_count(place.watched(), ++had, patience);
     ptx::fence_proxy_async();
   }
 
   /// fp32, rank 0 first, wherever the owner stands among them.
   template <class Config>
-  __device__ __forceinline__ void add_slice(float (&own)[Staging<Config>::kCols / 2], const Place<Config>& place,
+  __device__ __forceinline__ void add_slice(float (&sum)[Staging<Config>::kCols / 2], const Place<Config>& place,
                                             uint32_t consumer, uint32_t first_slot) const {
     using Element = typename Config::Element;
     constexpr int kFloats = Staging<Config>::kCols / 2;
     constexpr uint32_t kBoxes = Config::kSpec.stage_boxes();
     const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-    float sum[kFloats];
 #pragma unroll
     for (float& x : sum) x = -0.0f;  // the zero that changes no summand
 #pragma unroll 1
     for (int32_t rank = 0; rank < order->size; ++rank) {
-      if (rank == order->rank) {
-#pragma unroll
-        for (int i = 0; i < kFloats; i += 2) {
-          const float2 rounded = unpack_pair(round_pair(own[i], own[i + 1], Element{}), Element{});
-          sum[i] += s->rounds_own ? rounded.x : own[i];
-          sum[i + 1] += s->rounds_own ? rounded.y : own[i + 1];
-        }
-        continue;
-      }
       const int32_t source = (rank - order->rank - 1 + order->size) % order->size;
       const uint32_t box = static_cast<uint32_t>(source) * kConsumerGroups + consumer;
       const uint32_t slot = (first_slot + box / kBoxes) % Config::kStages;
@@ -180,8 +174,6 @@ struct ReduceOwn {
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kFloats; ++i) own[i] = sum[i];
   }
 
   /// Two roundings, whatever the compiler would like to contract: the bits are those of every other implementation.

@@ -1,5 +1,5 @@
-// Tells the owner of a tile that this consumer warpgroup's part of it lies in its inbox, or the copy engine that it may
-// fetch it.
+// Tells the owner of a tile that this consumer warpgroup's part of it lies in its inbox, or, of an own one, in the
+// result.
 #pragma once
 
 #include "src/ops/gemm_core/mainloop.cuh"
@@ -13,14 +13,10 @@ struct SignalPeer {
   const ScatterParams* s;
   const TileOrder* order;
   __device__ __forceinline__ void done(const Tile& tile) {
-    if (tile.at.shard == order->rank) return;
+    if (tile.is_sum) return;
     const auto group = static_cast<uint32_t>(group_of(s->groups, *order, tile.at));
     ptx::fence_sys();
-    if (s->totals == nullptr) {
-      device::signal_add_relaxed(s->channel, tile.at.shard, s->arrive_id + group);
-    } else {
-      device::counter_add_system(s->triggers, static_cast<uint32_t>(tile.at.shard) * kMaxGroups + group);
-    }
+    device::signal_add_relaxed(s->channel, tile.at.shard, s->arrive_id + group);
   }
 };
 
