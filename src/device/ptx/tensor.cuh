@@ -11,10 +11,6 @@ namespace overlace::device::ptx {
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-/// The box will be in the L2 when it is loaded. Harmless where others still write it: nothing is kept of what it was.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int32_t x, int32_t y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
-}
 /// The bytes of the whole box arrive at `barrier`.
 __device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap* map, int32_t x, int32_t y,
                                          uint32_t barrier) {

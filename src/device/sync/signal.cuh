@@ -77,8 +77,7 @@ __device__ __forceinline__ void signal_post(const ChannelPod& channel, int peer,
 /// wait_ge in a thread that then loads by bulk copies. Many CTAs wait for one slot while peers write to this GPU, and
 /// polls of one word hold up what comes in (GEMM and ReduceScatter took 1040 us instead of 557 where a warp of each CTA
 /// polled all the time): so polls order nothing and come ever more seldom. One acquire of what was seen follows. What
-/// comes late is seen up to a pause later, in the fused ag_gemm too, and an abort after 256 polls, about half a
-/// millisecond.
+/// comes late is seen up to a pause later, in the fused ag_gemm too, and an abort some milliseconds later.
 [[nodiscard]] __device__ __forceinline__ Errc wait_ge_async(const ChannelPod& channel, int sender, uint32_t id,
                                                             uint64_t value) {
   constexpr uint32_t kLongestPauseNs = 2048;

@@ -156,8 +156,7 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
   }
 }
 
-/// One thread. `wait.ahead(p, place)` may ask for what nobody reads before the grid before has ended.
-/// `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
+/// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
 /// `wait.source(p, tile)`. Sums have no operands: `reduce.load` brings what is added, through the same stages, and
 /// `reduce.announce` hears of each a tile before.
 template <class Config, class WaitInput, class Reduce>
@@ -166,7 +165,6 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
   Ring<Config::kStages> ring;
   ptx::prefetch_map(&p.a);
   ptx::prefetch_map(&p.b);
-  wait.ahead(p, place);
   ptx::wait_for_previous_grid();
   wait.begin();
   reduce.begin();

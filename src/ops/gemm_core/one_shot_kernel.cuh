@@ -3,7 +3,8 @@
 #pragma once
 
 #include "src/ops/gemm_core/hooks/add_peers.cuh"
-#include "src/ops/gemm_core/hooks/swapped.cuh"
+#include "src/ops/gemm_core/hooks/plain.cuh"
+#include "src/ops/gemm_core/hooks/store_transposed.cuh"
 #include "src/ops/gemm_core/one_shot_instances.h"
 #include "src/ops/gemm_core/run.cuh"
 
@@ -11,8 +12,7 @@ namespace overlace::ops::gemm_core {
 
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gemm_one_shot(const __grid_constant__ OneShotGemmParams p) {
-  run<Config>(p.gemm, PrefetchWeights{}, StoreTransposed{&p.gemm.c}, SignalNone{}, PushNone{},
-              AddPeers{&p.exchange, &p.gemm});
+  run<Config>(p.gemm, WaitNone{}, StoreTransposed{&p.gemm.c}, SignalNone{}, PushNone{}, AddPeers{&p.exchange, &p.gemm});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -8,8 +8,6 @@ namespace overlace::ops::gemm_core {
 
 struct WaitNone {
   static constexpr bool kWaits = false;
-  template <class Config>
-  __device__ __forceinline__ void ahead(const GemmParams&, const Place<Config>&) {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ Source source(const GemmParams& p, const Tile& tile) const { return {&p.a, tile.row}; }
   template <class Config>

@@ -17,8 +17,6 @@ struct WaitChunks {
   int32_t next_block = 0, next_piece = 0;  // of the tile: at which k block to ask for what
   bool has_failed = false;
 
-  template <class Config>
-  __device__ __forceinline__ void ahead(const GemmParams&, const Place<Config>&) {}
   __device__ void begin() { gathered = &g->gathered[buffer_of_call(*g)]; }
 
   __device__ Source source(const GemmParams& p, const Tile& tile) const {

@@ -1,3 +1,3 @@
 #include "src/ops/gemm_core/one_shot_kernel.cuh"
 
-OVERLACE_ONE_SHOT_UNIT(bf16_k_64x64_c21_s13_t)
+OVERLACE_ONE_SHOT_UNIT(fp16_k_64x64_c11_s13_t)
