@@ -2,9 +2,13 @@
 
 | forward | gradient of the activation | gradient of the weight |
 |---|---|---|
-| Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i: of the kept AG(x), or ag_wgrad |
+| Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i: of AG(x), kept or gathered again |
 | y = RS(A W) | dA = AG(dy) W^T: ag_gemm, which also gives AG(dy) | dW = A^T AG(dy) |
 | Y = AR(A W) | dA = dY W^T, local: dY is the same on all ranks | dW = A^T dY |
+
+The gradient of a weight lies in memory as the weight does, so that autograd adds it without a copy: of `weight.t()` it
+is the transpose of dY^T A. ag_wgrad, which gathers again and hides that, gives results whose rows are contiguous: it is
+for weights stored like that.
 """
 
 from __future__ import annotations
@@ -26,6 +30,25 @@ def _setup_ag_gemm(ctx, inputs, keyword_only_inputs, output) -> None:
     ctx.num_bs, ctx.bias_dtypes = len(bs), [t.dtype for t in biases]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[0] if ctx.keeps_gathered else a, *bs)
+
+
+def _grad_of_weight(rows, dy, b):
+    """rows^T dY, stored as b is: K or N contiguous."""
+    return rows.t() @ dy if b.is_contiguous() else (dy.t() @ rows).t()
+
+
+def _grads_of_weights(ctx, kept, dys, bs):
+    """Of the kept activation, or of one gathered again."""
+    plan = _plan_of_backward(ctx.plan)
+    if not dys:
+        return []
+    if not ctx.keeps_gathered:
+        if all(b.is_contiguous() for b in bs):
+            return _ops.ag_wgrad(kept, dys, 0, ctx.group, row_offsets=ctx.row_offsets, plan=plan)
+        kept, _ = _ops.ag_gemm(
+            kept, [bs[0][:, :0]], [], 0, ctx.group, return_a=True, row_offsets=ctx.row_offsets, plan=plan
+        )
+    return [_grad_of_weight(kept, dy, b) for dy, b in zip(dys, bs, strict=True)]
 
 
 def _grad_of_gathered(ctx, grad_a_full, pairs, like):
@@ -52,11 +75,7 @@ def _backward_ag_gemm(ctx, grad_a_full, grads):
     if any(needs_bs):
         wanted = [i for i, dy in enumerate(grads) if needs_bs[i] and dy is not None]
         dys = [grads[i].to(kept.dtype) for i in wanted]
-        if ctx.keeps_gathered:
-            found = [kept.t() @ dy for dy in dys]
-        else:
-            plan = _plan_of_backward(ctx.plan)
-            found = _ops.ag_wgrad(kept, dys, 0, ctx.group, row_offsets=ctx.row_offsets, plan=plan) if dys else []
+        found = _grads_of_weights(ctx, kept, dys, [bs[i] for i in wanted])
         for i, grad in zip(wanted, found, strict=True):
             grad_bs[i] = grad
     grad_biases: list[torch.Tensor | None] = [None] * ctx.num_biases
@@ -100,7 +119,8 @@ def _backward_gemm_rs(ctx, grad):
         grad_bias = full.sum(0).to(ctx.bias_dtype)
         if ctx.average:
             grad_bias = grad_bias / _scale_of(ctx)
-    return grad_a if needs_a else None, a.t() @ full if needs_b else None, grad_bias, None, None, None
+    grad_b = _grad_of_weight(a, full, b) if needs_b else None
+    return grad_a if needs_a else None, grad_b, grad_bias, None, None, None
 
 
 def _backward_gemm_ar(ctx, grad):
@@ -108,7 +128,8 @@ def _backward_gemm_ar(ctx, grad):
     needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
     dy = grad * _scale_of(ctx) if ctx.average else grad
     grad_bias = grad.sum(0).to(ctx.bias_dtype) if needs_bias else None
-    return dy @ b.t() if needs_a else None, a.t() @ dy if needs_b else None, grad_bias, None, None
+    grad_b = _grad_of_weight(a, dy, b) if needs_b else None
+    return dy @ b.t() if needs_a else None, grad_b, grad_bias, None, None
 
 
 torch.library.register_autograd("overlace::ag_gemm", _backward_ag_gemm, setup_context=_setup_ag_gemm)

@@ -125,7 +125,7 @@ def ag_gemm(
     gather_dim: any dimension of a but the last. Another than 0 costs copies.
     return_a: give the gathered activation too.
     keep_gathered: where a weight needs a gradient, the gathered activation is kept for it; False keeps this rank's part
-        and gathers again in backward (ag_wgrad), which all ranks must choose alike.
+        and gathers again in backward (for weights stored (K, N) by ag_wgrad), which all ranks must choose alike.
     out_dtype: that of a (default) or float32.
     activation: of the results, behind the bias: "none", "silu", "gelu", or "swiglu", where column 2i of b is a gate and
         2i + 1 what it is for, silu(gate) times that: N / 2 columns. By torch, behind the operator, not in its epilogue.

@@ -69,6 +69,28 @@ def test_gradcheck_of_ag_gemm(size):
     run_ranks(size, check_ag_gemm)
 
 
+def layouts_of_gradients(group):
+    """Autograd adds a gradient without a copy where it lies in memory as the parameter does."""
+    torch.manual_seed(8)
+    size = group.size()
+    for stored in (lambda k, n: random(k, n), lambda k, n: random(n, k)):
+        w = stored(4, 6)
+        b = w if w.shape[0] == 4 else w.t()
+        x, full = random(2, 4), random(2 * size, 4)
+        for y in (
+            overlace.ops.ag_gemm(x, b, group=group, keep_gathered=True),
+            overlace.ops.ag_gemm(x, b, group=group, keep_gathered=False),
+            overlace.ops.gemm_rs(full, b, group=group),
+            overlace.ops.gemm_ar(full, b, group=group),
+        ):
+            (grad,) = torch.autograd.grad(y.sum(), w)
+            assert grad.stride() == w.stride(), (grad.stride(), w.stride())
+
+
+def test_gradients_of_weights_lie_as_the_weights_do():
+    run_ranks(2, layouts_of_gradients)
+
+
 def check_gathered_again(group):
     """With nothing kept for the weights, their gradients are those of ag_wgrad."""
     torch.manual_seed(7)
