@@ -11,6 +11,7 @@
 #include "src/plan/decide.h"
 #include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
+#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -136,6 +137,10 @@ bool is_fusable(const spec::OpSpec& op) {
          !(op.op == "ag_gemm" && (op.bias || op.gathered));
 }
 
+bool has_few_tokens(const spec::OpSpec& op) {
+  return op.op == "gemm_ar" && op.m > 0 && op.m <= kOneShotTokens && is_fusable(op);
+}
+
 Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (op.ranks == 1) return library(op, "one rank has nothing to transfer");
   if (hardware.flops_per_s <= 0) return library(op, "the GEMM rate of this machine is unknown");
@@ -143,6 +148,9 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   const bool is_one = hardware.hosts == 1;
   const Costs& costs = hardware.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
   const Times t = times_of(op, hardware, costs);
+  if (hardware.is_gpu && is_one && has_few_tokens(op))
+    return {spec::make_schedule(op, "one_shot"),
+            base::format("M {} is at most {}: one kernel streams B and sends the sums", op.m, kOneShotTokens)};
   if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t);
   if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 

@@ -9,4 +9,7 @@ namespace overlace::plan {
 /// (K, N), a bias of ag_gemm (src/ops/gemm_core/choose.h has the word).
 bool is_fusable(const spec::OpSpec& op);
 
+/// gemm_ar of few tokens, for which `auto` takes the kernel of `one_shot` on GPUs of one host. It was measured on two.
+bool has_few_tokens(const spec::OpSpec& op);
+
 }  // namespace overlace::plan

@@ -38,7 +38,7 @@ bool has_degree(std::string_view family) { return family != "library" && family 
 /// Only measure a part, need to know of hosts, or are another family at a degree (shard_p2p: hetero_unfused_1d q 1).
 bool is_no_candidate(std::string_view family) {
   return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical" ||
-         family == "shard_p2p" || family == "one_shot";  // not measured yet
+         family == "shard_p2p" || family == "one_shot";  // which the rule takes
 }
 
 /// Exact up to 256, then eight per octave, upwards.

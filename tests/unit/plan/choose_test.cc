@@ -33,6 +33,26 @@ TEST(Choose, FallsBackToLibraryWithTheReason) {
   expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), hardware), "nothing expected to gain");
 }
 
+TEST(Choose, FewTokensTakeOneKernel) {
+  const auto family = [](const spec::OpSpec& op, const Hardware& hardware) {
+    return choose(op, hardware).schedule.family;
+  };
+  for (const int64_t m : {1, 8, 33, 64}) {
+    const spec::OpSpec op = op_of("gemm_ar", m, 8192, 2048, 2);
+    EXPECT_EQ(family(op, kH200), "one_shot_ar") << m;
+    EXPECT_TRUE(spec::check(choose(op, kH200).schedule, {}).ok());
+  }
+  EXPECT_NE(family(op_of("gemm_ar", 65, 8192, 2048, 2), kH200), "one_shot_ar");
+  EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2052, 2), kH200), "one_shot_ar") << "rows of B are not whole 16 bytes";
+  EXPECT_NE(family(op_of("gemm_rs", 64, 8192, 2048, 2), kH200), "one_shot_ar");
+  Hardware other = kH200;
+  other.hosts = 2;
+  EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2048, 2), other), "one_shot_ar") << "it stores to peers";
+  other = kH200;
+  other.is_gpu = false;
+  EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2048, 2), other), "one_shot_ar") << "CPU ranks";
+}
+
 TEST(Choose, HidesTransfersWorthHiding) {
   for (const int64_t m : {4096, 8192, 16384}) {
     const Choice gather = choose(op_of("ag_gemm", m, 2560, 8192), kH200);
