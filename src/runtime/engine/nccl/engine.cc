@@ -152,6 +152,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     if (groups_++ > 0) return;
     group_peers_.clear();
     group_what_ = what;
+    group_stream_ = nullptr;  // that of the last group may be gone
   }
   void group_end() override {
     --groups_;
