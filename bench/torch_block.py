@@ -428,8 +428,9 @@ def numbers(text: str) -> list[int]:
 
 
 def refused(o: argparse.Namespace) -> str:
-    for what, given, known in (("competitor", o.competitors, NAMES), ("direction", o.directions, DIRECTIONS)):
-        unknown = [name for name in given.split(",") if name not in (*known, *CHECKS)]
+    lists = (("competitor", o.competitors, NAMES, CHECKS), ("direction", o.directions, DIRECTIONS, ()))
+    for what, given, known, checks in lists:
+        unknown = [name for name in given.split(",") if name not in (*known, *checks)]
         if unknown:
             return f"there is no {what} {unknown[0]}; wanted some of {', '.join(known)}"
     if o.shape not in ("llama-3.1-70b", "tiny"):

@@ -270,7 +270,7 @@ heap (2 GiB declared) included. Wanted of `overlace`: 1.10x forward, 1.07x the s
 BLOCK_NOTES = """
 Known of the step on four GPUs: all runs are at the power limit of 700 W, and with transfers beside them GEMMs run at
 1500 to 1530 MHz instead of 1560 to 1590, which is 4 % of all computing time; `ag_wgrad` gathered first when this was
-measured.
+measured. Outside on four GPUs is overlace's heap alone: that run measured nothing else.
 """
 
 
@@ -295,7 +295,9 @@ def block_table(rows: list[dict]) -> list[str]:
         cells.append(f"{verified['rms_error']:.2e}" if "rms_error" in verified else "-")
         statuses = dict.fromkeys(row["status"] for row in found.values() if row["status"] != "ok")
         reasons = dict.fromkeys(row["reason"] for row in found.values() if row["reason"])
-        note = ": ".join(x for x in (", ".join(statuses), "; ".join(reasons).replace("|", "/")) if x)
+        flags = [f"{d} {flag}" for d in found for flag in found[d].get("flags", [])]
+        notes = (", ".join(statuses), ", ".join(flags), "; ".join(reasons).replace("|", "/"))
+        note = ": ".join(x for x in notes if x)
         lines.append(f"| {name} | {' | '.join(cells)} | {note} |")
     return [*lines, ""]
 

@@ -40,7 +40,7 @@ void FusedRank::open_scatter() {
   bias_ = allocate_filled(1, case_.n, {left(0, 0).seed, 1, 1.0, 0, 0});
 }
 
-/// What level 2 must give, from the partials of the mainloop alone.
+/// The ordered sum of rounded partials, from those of the mainloop alone.
 void FusedRank::make_sums() {
   for (Set& s : sets_) {
     group_.meet();

@@ -32,9 +32,14 @@ def _setup_ag_gemm(ctx, inputs, keyword_only_inputs, output) -> None:
     ctx.save_for_backward(output[0] if ctx.keeps_gathered else a, *bs)
 
 
+def _has_contiguous_rows(b):
+    """By its stride alone: ranks that have a single column, or none, decide as the others do."""
+    return b.stride(1) == 1
+
+
 def _grad_of_weight(rows, dy, b):
     """rows^T dY, stored as b is: K or N contiguous."""
-    return rows.t() @ dy if b.is_contiguous() else (dy.t() @ rows).t()
+    return rows.t() @ dy if _has_contiguous_rows(b) else (dy.t() @ rows).t()
 
 
 def _grads_of_weights(ctx, kept, dys, bs):
@@ -43,7 +48,7 @@ def _grads_of_weights(ctx, kept, dys, bs):
     if not dys:
         return []
     if not ctx.keeps_gathered:
-        if all(b.is_contiguous() for b in bs):
+        if all(_has_contiguous_rows(b) for b in bs):
             return _ops.ag_wgrad(kept, dys, 0, ctx.group, row_offsets=ctx.row_offsets, plan=plan)
         kept, _ = _ops.ag_gemm(
             kept, [bs[0][:, :0]], [], 0, ctx.group, return_a=True, row_offsets=ctx.row_offsets, plan=plan

@@ -33,7 +33,9 @@ constexpr int kMostMeasured = 4;
 constexpr std::array kSlabs = {4, 8};  // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
 constexpr int kTileGroups = 64;        // of tma_slot: what its kernel was measured with
 
-bool has_degree(std::string_view family) { return family != "library" && family != "serial" && family != "shard_p2p"; }
+bool has_degree(std::string_view family) {
+  return family != "library" && family != "serial" && family != "shard_p2p" && family != "one_shot";
+}
 
 /// Only measure a part, need to know of hosts, or are another family at a degree (shard_p2p: hetero_unfused_1d q 1).
 bool is_no_candidate(std::string_view family) {

@@ -15,7 +15,7 @@ inline constexpr int kConsumerGroups = 2;
 inline constexpr int kThreads = 128 * (1 + kConsumerGroups);
 
 /// A cluster of (cluster_m, cluster_n) CTAs computes as many neighbouring tiles. CTAs of a column share loads of B,
-/// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, 64 rows by store_cols().
+/// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, store_rows() by store_cols().
 /// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile. `groups_per_tile` 1: consumer
 /// warpgroups take tiles by turns, so that one multiplies while the other ends its tile; else they share each.
 /// `is_swapped`: for few tokens. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are

@@ -69,7 +69,7 @@ void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options,
   give.each = Loop{"p", 1, "1+(G-1)*max(0," + group + "+2-q*strips)"};
   own.sets = {std::move(give)};
   for (Task* task : {&remote, &own}) {
-    task->params["order"] = std::string("own_last");
+    task->params["order"] = std::string("own_last");  // of CPU ranks; the GPU's kernel weaves own tiles in
     out->tasks.push_back(std::move(*task));
   }
 }
