@@ -482,23 +482,12 @@ class Bench:
 
 
 def head(o: argparse.Namespace, case: Case, x: Entrant, machine: dict, size: int) -> dict:
+    command = " ".join(["torch_competitors.py", *sys.argv[1:]])
     return {
-        "schema": "overlace.bench/1",
-        "run": o.run,
-        "date": programs.now(),
-        "git": o.git,
-        "command": " ".join(["torch_competitors.py", *sys.argv[1:]]),
-        "machine": machine,
+        **programs.torch_head(o, x, machine, size, command),
         "workload": case.op,
         "case": {"name": case.name, "m": case.m, "n": case.n, "k": case.k},
         "dtype": case.dtype,
-        "team": size,
-        "launch": "stream",
-        "data": f"normal(0,1), weights / sqrt(K), seed {o.seed}",
-        "method": {"repetitions": o.repetitions, "lead_in": 0.2},
-        "competitor": x.name,
-        "reason": x.reason,
-        "status": x.status,
         # Its own process: what is measured here and by bench_dense is interleaved with itself only.
         "flags": ["other_process"],
     }

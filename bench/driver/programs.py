@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -232,6 +233,26 @@ RUN_TIMES["auto"] = "overlapped"
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def torch_head(o: argparse.Namespace, entrant: object, machine: dict, size: int, command: str) -> dict:
+    """What rows of PyTorch benches begin with. `o` has run, git, seed, repetitions; `entrant` name, reason, status."""
+    return {
+        "schema": "overlace.bench/1",
+        "run": o.run,
+        "date": now(),
+        "git": o.git,
+        "command": command,
+        "machine": machine,
+        "team": size,
+        "launch": "stream",
+        "data": f"normal(0,1), weights / sqrt(K), seed {o.seed}",
+        "method": {"repetitions": o.repetitions, "lead_in": 0.2},
+        "competitor": entrant.name,
+        "reason": entrant.reason,
+        "status": entrant.status,
+        "flags": [],
+    }
 
 
 def cpu_name() -> str:

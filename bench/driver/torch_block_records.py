@@ -64,24 +64,9 @@ class Version:
 
 
 def head(o: argparse.Namespace, x: Version, direction: str, tokens: int, machine: dict, size: int) -> dict:
-    return {
-        "schema": "overlace.bench/1",
-        "run": o.run,
-        "date": programs.now(),
-        "git": o.git,
-        "command": os.environ.get(COMMAND) or " ".join(["torch_block.py", *sys.argv[1:]]),
-        "machine": machine,
-        "workload": "block",
-        "case": {"name": f"{o.shape} {direction}", "m": tokens},
-        "team": size,
-        "launch": "stream",
-        "data": f"normal(0,1), weights / sqrt(K), seed {o.seed}",
-        "method": {"repetitions": o.repetitions, "lead_in": 0.2},
-        "competitor": x.name,
-        "reason": x.reason,
-        "status": x.status,
-        "flags": [],
-    }
+    command = os.environ.get(COMMAND) or " ".join(["torch_block.py", *sys.argv[1:]])
+    case = {"name": f"{o.shape} {direction}", "m": tokens}
+    return {**programs.torch_head(o, x, machine, size, command), "workload": "block", "case": case}
 
 
 def write(o: argparse.Namespace, rows: list[dict]) -> None:
