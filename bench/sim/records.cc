@@ -11,14 +11,19 @@
 #include "src/base/statistics.h"
 #include "src/plan/recurrence.h"
 #include "src/sim/schedule/simulation.h"
+#include "src/spec/costs.h"
 #include "src/spec/digest.h"
+#include "src/spec/fused_pod.h"
 
 namespace overlace::bench {
 namespace {
 
 using base::Json;
 
-constexpr const char* kTmaSlot = "slot bf16_k_128x128_c21_s6";  // in rows of bench_fused: the tiles that tma_slot takes
+/// In rows of bench_fused: the tiles that tma_slot takes.
+std::string tma_slot_of(const spec::OpSpec& op) {
+  return spec::slot_tile_cols(op) == kSlotTileCols ? "slot bf16_k_128x128_c21_s6" : "slot bf16_k_128x256_c21_s4";
+}
 
 const Json* member(const Json& record, std::string_view outer, std::string_view inner) {
   const Json* v = record.find(outer);
@@ -109,13 +114,14 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
       const std::string name = text(variant.find("name")), slab = "store_own k_slab q";
       const Json* median = member(variant, "time_us", "median");
       const bool is_slab = name.starts_with(slab) && name.find(' ', slab.size()) == std::string::npos;
-      if (median == nullptr || (!is_slab && name != kTmaSlot)) continue;
+      if (median == nullptr) continue;
       Measured m;
       m.op.op = text(row.find("op"));
       m.op.m = row.find("m")->as_int();
       m.op.n = row.find("n")->as_int();
       m.op.k = row.find("k")->as_int();
       m.op.ranks = static_cast<int>(row.find("ranks")->as_int());
+      if (!is_slab && name != tma_slot_of(m.op)) continue;
       m.family = is_slab ? "k_slab" : "tma_slot";
       m.degree = is_slab ? std::stoi(name.substr(slab.size())) : 64;
       (void)add(found, std::move(m), *variant.find("time_us"));

@@ -184,11 +184,11 @@ std::vector<std::string> families(std::string_view op);
 
 /// Builds a family's schedule. `family` without suffix; `degree` q >= 1 chunks per shard (ignored where the family has
 /// none). `options`: "align" (rows of a chunk are a multiple of it, default 1; tma_slot: of a tile, 256), "align_n" and
-/// "align_k" (columns of a slab, default 8; k_slab: 64; tma_slot: of a tile, 128), "ce_queues" (copy lanes, default 1:
-/// in need order), "own_degree" (parts of the own shard's GEMM in gemm_rs/ar, a divisor of q, default 1), "hosts" (of
-/// hierarchical: hosts of equal size with ranks numbered host by host, default 1), "credits" (receivers tell senders
-/// that an inbox is free, default true; false leaves that to the data signals of the call between, at depth 2). Throws
-/// ScheduleError naming the known families or the bad option.
+/// "align_k" (columns of a slab, default 8; k_slab: 64; tma_slot: of a tile, 128 or 256), "ce_queues" (copy lanes,
+/// default 1: in need order), "own_degree" (parts of the own shard's GEMM in gemm_rs/ar, a divisor of q, default 1),
+/// "hosts" (of hierarchical: hosts of equal size with ranks numbered host by host, default 1), "credits" (receivers
+/// tell senders that an inbox is free, default true; false leaves that to the data signals of the call between, at
+/// depth 2). Throws ScheduleError naming the known families or the bad option.
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1, const Params& options = {});
 
 #pragma GCC visibility pop

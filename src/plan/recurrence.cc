@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -212,7 +211,7 @@ double Recurrence::grouped_us(const Steps& s, const With& with) const {
 
 /// Of a one-kernel family, on its own tiles.
 spec::GemmCost Recurrence::fused_product(std::string_view family) const {
-  spec::FusedWork work = {shard_, op_.ranks, op_.n, op_.k, kSlotTileCols};
+  spec::FusedWork work = {shard_, op_.ranks, op_.n, op_.k, spec::slot_tile_cols(op_)};
   if (family == "k_slab") {
     std::vector<int64_t> off;
     for (int r = 0; r <= op_.ranks; ++r) off.push_back(r * shard_);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/spec/fused_pod.h"
+
 namespace overlace::spec {
 namespace {
 
@@ -94,6 +96,13 @@ int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sm
     best_cost = cost;
   }
   return best;
+}
+
+int64_t slot_tile_cols(const OpSpec& op) {
+  constexpr int64_t kFewTiles = 256;
+  const bool has_wide = op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == BLayout::nk;
+  const int64_t tiles = pieces(op.m, kSlotTileRows) * pieces(op.n, kWideSlotTileCols);
+  return has_wide && op.ranks == 2 && tiles > kFewTiles ? kWideSlotTileCols : kSlotTileCols;
 }
 
 double copy_us(const Machine& machine, double bytes) {

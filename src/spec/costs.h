@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "overlace/schedule.h"
 #include "src/spec/machine.h"
 
 namespace overlace::spec {
@@ -44,6 +45,10 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work);
 
 /// The tile that the kernels of ag_gemm take (B stored (N, K)): fewest waves times columns, the wider of two alike.
 int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms);
+
+/// Columns of a tile of `tma_slot`, the same on all ranks: K may differ between them, and is not asked. 256 where two
+/// ranks have more than 256 tiles of 256x256 (bf16, B stored (N, K)), else 128 (docs/design/fused_gemm.md).
+int64_t slot_tile_cols(const OpSpec& op);
 
 /// One of several copies of `bytes` that follow each other on a copy lane while all ranks send. 0 bytes: 0.
 double copy_us(const Machine& machine, double bytes);

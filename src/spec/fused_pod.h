@@ -16,8 +16,9 @@ inline constexpr int64_t kTileDepth = 64;  // columns of A that a stage holds: s
 
 /// GEMM and ReduceScatter: groups of tiles of one owner, at most.
 inline constexpr int32_t kMaxGroups = 64;
-/// Tiles of a cluster of the kernels that store into slots; row tiles of a block of the order.
-inline constexpr int64_t kSlotTileRows = 256, kSlotTileCols = 128;
+/// Tiles of a cluster of the kernels that store into slots (which columns: slot_tile_cols of src/spec/costs.h); row
+/// tiles of a block of the order.
+inline constexpr int64_t kSlotTileRows = 256, kSlotTileCols = 128, kWideSlotTileCols = 256;
 inline constexpr int32_t kTileSwizzle = 8;
 
 /// Groups of tiles of one owner's rows that are told to it together: rectangles. Sizes in tiles of the cluster;

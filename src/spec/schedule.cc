@@ -6,6 +6,7 @@
 #include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
+#include "src/spec/costs.h"
 #include "src/spec/families/families.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
@@ -68,7 +69,7 @@ FamilyOptions check_options(const OpSpec& op, std::string_view family, int degre
   FamilyOptions out;
   out.degree = has_degree(family) ? degree : 1;
   if (family == "k_slab") out.align_columns = kTileDepth;
-  if (family == "tma_slot") out.align = kSlotTileRows, out.align_columns = kSlotTileCols;
+  if (family == "tma_slot") out.align = kSlotTileRows, out.align_columns = slot_tile_cols(op);
   for (const auto& [name, value] : options) {
     if (name == "credits") {
       const bool* flag = std::get_if<bool>(&value);

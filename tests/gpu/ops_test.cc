@@ -429,23 +429,23 @@ struct InstanceCase {
   ops::gemm_core::FusedSpec instance;
   Problem problem;
   const char* family;
+  spec::Params options;
 };
 std::vector<InstanceCase> instance_cases() {
   std::vector<InstanceCase> out;
-  const auto add = [&](const char* op, const char* family, const ops::gemm_core::FusedSpec& one) {
+  const auto add = [&](const char* op, const char* family, const ops::gemm_core::FusedSpec& one, spec::Params options) {
     const ops::gemm_core::ConfigSpec& s = one.spec;
     const auto layout = s.b_major == ops::gemm_core::BMajor::k ? spec::BLayout::nk : spec::BLayout::kn;
-    for (const bool has_bias : {false, true}) {
-      out.push_back(
-          {one,
-           {.op = op, .m = 1024, .n = 3 * s.tile_n - 8, .k = 136, .dtype = s.dtype, .layout = layout, .bias = has_bias},
-           family});
-    }
+    Problem p = {.op = op, .m = 1024, .n = 3 * s.tile_n - 8, .k = 136, .dtype = s.dtype, .layout = layout};
+    out.push_back({one, p, family, options});
+    p.bias = true;
+    out.push_back({one, p, family, options});
   };
   for (const auto& one : ops::gemm_core::gather_specs())
-    if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one);
+    if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one, {});
   for (const auto& one : ops::gemm_core::scatter_specs())
-    if (one.spec.tile_n == kSlotTileCols) add("gemm_rs", "tma_slot", one);
+    if (ops::gemm_core::find_scatter(one.spec.dtype, one.spec.b_major, kSlotTileRows, one.spec.tile_n) == &one)
+      add("gemm_rs", "tma_slot", one, {{"align_n", int64_t{one.spec.tile_n}}});
   return out;
 }
 
@@ -457,7 +457,7 @@ TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABias) {
       Channel& channel = runtime.world().channel(StreamRef::cuda(stream), {.sm_budget = kSms});
       for (const InstanceCase& one : instance_cases()) {
         Site site(one.problem, channel);
-        const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, kDegree);
+        const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, kDegree, one.options);
         const auto taken = ops::gemm_core::choose_instance(schedule, kSms);
         require(taken.ok() ? "" : taken.status().message(), one.family);
         if ((*taken)->name != one.instance.name) throw std::runtime_error("taken: " + std::string((*taken)->name));

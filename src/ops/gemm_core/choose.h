@@ -26,9 +26,7 @@ std::span<const FusedSpec> one_shot_specs();
 /// Fewest waves of clusters times columns of a tile; of equals the wider tile, which loads less of A. `row_offsets`:
 /// ranks + 1. K does not matter: it is the same for every tile. Null where none has that type and layout.
 const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n, int sms);
-/// With clusters of tiles of (tile_rows, tile_cols), as the schedule's groups say. These stay narrow: what costs there
-/// is the wait for the links behind each tile, the same for all widths of a wave (128 columns were best at every
-/// measured row but one).
+/// The first with clusters of tiles of (tile_rows, tile_cols), as the schedule's groups say.
 const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
 /// With the narrowest tile that takes `m` tokens.
 const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m);

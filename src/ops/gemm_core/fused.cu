@@ -231,6 +231,7 @@ base::Status check_family(const spec::Schedule& schedule) {
   const auto degree = static_cast<int>(number(schedule, schedule.op == "gemm_rs" ? "groups" : "q"));
   spec::Params options;
   options["ce_queues"] = number(schedule, "ce_queues");
+  if (schedule.op == "gemm_rs") options["align_n"] = number(schedule, "tile_n");
   const spec::Schedule wanted = spec::make_schedule(op, family_of(schedule), degree, options);
   if (wanted == schedule) return {};
   return base::error(Errc::bad_schedule,

@@ -112,5 +112,29 @@ TEST(Costs, CopiesSumsAndCollectives) {
   EXPECT_DOUBLE_EQ(contention(machine, Load::gemm_tensor, Load::ce_out), 1);
 }
 
+TEST(Costs, TheTileOfASlotIsWideWhereTwoRanksHaveManyTiles) {
+  OpSpec op;
+  op.op = "gemm_rs";
+  op.m = 2048, op.n = 8192, op.k = 2048, op.ranks = 2;
+  EXPECT_EQ(slot_tile_cols(op), 128) << "256 tiles";
+  op.m = 2049;
+  EXPECT_EQ(slot_tile_cols(op), 256);
+  op.k = 8;
+  EXPECT_EQ(slot_tile_cols(op), 256) << "K may differ between ranks";
+  const Schedule schedule = make_schedule(op, "tma_slot", 64);
+  EXPECT_EQ(schedule.params.at("tile_n"), Param(int64_t{256}));
+  OpSpec other = op;
+  other.ranks = 4;
+  EXPECT_EQ(slot_tile_cols(other), 128) << "four GPUs were slower with it";
+  other = op;
+  other.dtype = other.out_dtype = DType::fp16;
+  EXPECT_EQ(slot_tile_cols(other), 128) << "no such kernel";
+  other = op;
+  other.b_layout = BLayout::kn;
+  EXPECT_EQ(slot_tile_cols(other), 128) << "no such kernel";
+  op.m = 0;
+  EXPECT_EQ(slot_tile_cols(op), 128);
+}
+
 }  // namespace
 }  // namespace overlace::spec

@@ -115,6 +115,20 @@ TEST(ChooseInstance, FindsOneForSchedulesOfBothFamilies) {
   }
 }
 
+TEST(ChooseInstance, ScatterTakesTheTileThatTheShapeGivesItsSchedule) {
+  const auto name = [](const spec::OpSpec& op) {
+    const auto found = choose_instance(spec::make_schedule(op, "tma_slot", 64), kSms);
+    return found.ok() ? std::string((*found)->name) : found.status().message();
+  };
+  spec::OpSpec op = op_of("gemm_rs");
+  op.m = 4096, op.n = 8192, op.k = 2048, op.ranks = 2;
+  EXPECT_EQ(name(op), "bf16_k_128x256_c21_s4");
+  op.b_layout = spec::BLayout::kn;
+  EXPECT_EQ(name(op), "bf16_n_128x128_c21_s6");
+  op.dtype = op.out_dtype = DType::fp16;
+  EXPECT_EQ(name(op), "fp16_n_128x128_c21_s6");
+}
+
 TEST(ChooseInstance, FindsOneForBothTypesBothLayoutsAndABias) {
   for (const char* name : {"ag_gemm", "gemm_rs"}) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
