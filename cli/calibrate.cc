@@ -28,11 +28,14 @@ using base::Result;
 using base::Status;
 
 constexpr int kMostRanks = 16, kMostSamples = 40, kLeastSamples = 4;
-constexpr double kMostMinutes = 60;
-constexpr double kBurstUs = 2000;
+constexpr double kMostMinutes = 60, kCpuMinutes = 1, kGpuMinutes = 2;
+// GPUs: so long that power and clocks are those of work that lasts.
+constexpr double kCpuBurstUs = 2000, kGpuBurstUs = 25000;
+constexpr int kMostIterations = 10000;
 constexpr double kGpuResidual = 0.05, kCpuResidual = 0.2;
 // Of the time.
 constexpr double kBasicShare = 0.5, kContentionShare = 0.1, kDutyShare = 0.08, kOperatorShare = 0.3;
+constexpr double kProductShare = 0.1;  // GPUs: of the basic ones
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -54,7 +57,8 @@ Status sample(Rig& rig, std::vector<Point>* points, double seconds) {
                     }});
   MeasureOptions options;
   options.repetitions = 2;
-  options.burst_us = kBurstUs;
+  options.burst_us = rig.is_gpu() ? kGpuBurstUs : kCpuBurstUs;
+  options.max_iterations = kMostIterations;
   const double begin = now_s();
   for (int taken = 0; taken < kMostSamples; taken += options.repetitions, ++options.seed) {
     const auto past = rig.max_over_ranks({now_s() - begin});
@@ -109,6 +113,14 @@ Result<Point> sample_skew(Rig& rig) {
   return out;
 }
 
+std::vector<Point> take(std::vector<Point>* from, Probe probe) {
+  std::vector<Point> out;
+  for (Point& p : *from)
+    if (p.probe == probe) out.push_back(std::move(p));
+  std::erase_if(*from, [&](const Point& p) { return p.probe == probe; });
+  return out;
+}
+
 /// One group of all: taken in turn over the whole time, as a core that is busy elsewhere now may be free later. Their
 /// memory is small on CPU ranks.
 void join(std::vector<std::vector<Point>>* groups) {
@@ -127,18 +139,24 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, Taken* out) {
   RuntimeOptions runtime = work.runtime;
   if (work.points.is_gpu) runtime.device = bootstrap.rank();
   std::vector<std::vector<Point>> operators;  // schedules outlive the rig
-  std::vector<Point> basic, host, beside, duty;
+  std::vector<Point> basic, products, host, beside, duty;
   Rig rig(bootstrap, runtime, argument_bytes(work.points.is_gpu));
   PointOptions options = work.points;
   options.has_collectives = rig.team().net() != nullptr;
   Progress progress(stderr, bootstrap.rank() == 0 && shows_progress(STDERR_FILENO, false), 1);
   progress.begin("timing products and copies", kBasicShare);
   basic = basic_points(options);
-  OVERLACE_TRY(sample(rig, &basic, kBasicShare * work.seconds));
+  // GPUs: products in turn with products only, as they draw more power than all else, which makes them slower.
+  if (options.is_gpu) products = take(&basic, Probe::gemm);
+  const double product_share = options.is_gpu ? kProductShare : 0;
+  OVERLACE_TRY(sample(rig, &basic, (kBasicShare - product_share) * work.seconds));
+  OVERLACE_TRY(sample(rig, &products, product_share * work.seconds));
+  std::vector<Point> all = basic;
+  all.insert(all.end(), products.begin(), products.end());
   host = host_points(options);
   OVERLACE_TRY(sample_host(rig, &host));
   progress.begin("timing them beside each other", kContentionShare);
-  beside = contention_points(options, basic);
+  beside = contention_points(options, all);
   OVERLACE_TRY(sample(rig, &beside, kContentionShare * work.seconds));
   auto skew = sample_skew(rig);
   if (!skew.ok()) return skew.status();
@@ -155,12 +173,11 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, Taken* out) {
   rig.close();
   if (bootstrap.rank() != 0) return {};
   out->links = std::move(*links);
-  std::vector<Point>& all = out->points;
-  all = std::move(basic);
   for (std::vector<Point>* more : {&host, &beside, &duty})
     std::move(more->begin(), more->end(), std::back_inserter(all));
   if (options.ranks > 1) all.push_back(std::move(*skew));
   for (std::vector<Point>& group : operators) std::move(group.begin(), group.end(), std::back_inserter(all));
+  out->points = std::move(all);
   return {};
 }
 
@@ -216,14 +233,15 @@ Work work_of(const CalibrateWords& words) {
   const int most = out.points.is_gpu ? gpus : kMostRanks;
   if (ranks < 2 || ranks > most)
     throw_error(Errc::invalid_argument, base::format("--ranks is {}, wanted 2 to {}", ranks, most));
-  if (!(words.minutes > 0 && words.minutes <= kMostMinutes))
+  const double minutes = words.minutes.value_or(out.points.is_gpu ? kGpuMinutes : kCpuMinutes);
+  if (!(minutes > 0 && minutes <= kMostMinutes))
     throw_error(Errc::invalid_argument,
-                base::format("--minutes is {}, wanted more than 0 and at most {}", words.minutes, kMostMinutes));
+                base::format("--minutes is {}, wanted more than 0 and at most {}", minutes, kMostMinutes));
   if (!(words.max_residual >= 0))
     throw_error(Errc::invalid_argument, base::format("--max-residual is {}, wanted at least 0", words.max_residual));
   out.points.ranks = static_cast<int>(ranks);
   out.points.dtype = dtype_of(words.dtype, out.points.is_gpu);
-  out.seconds = 60 * words.minutes;
+  out.seconds = 60 * minutes;
   out.runtime = RuntimeOptions::from_environment();
   out.runtime.backend = out.points.is_gpu ? Backend::cuda_peer : Backend::cpu;
   if (out.runtime.link.enabled || out.runtime.adversary.enabled)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace overlace::cli {
@@ -11,8 +12,8 @@ struct CalibrateWords {
   std::string name = "here";
   std::string out;  // empty: NAME.json, unless that is the name of a shipped machine
   std::string backend = "auto", dtype;
-  double minutes = 1;
-  double max_residual = 0;  // percent; 0: 5 on GPUs, 20 on CPU ranks
+  std::optional<double> minutes;  // none: 1, on GPUs 2
+  double max_residual = 0;        // percent; 0: 5 on GPUs, 20 on CPU ranks
 };
 
 /// Exit code. Nothing is written where check_residuals() refuses the fit.

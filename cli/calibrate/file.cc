@@ -5,6 +5,7 @@
 
 #include "src/base/file.h"
 #include "src/base/json.h"
+#include "src/base/statistics.h"
 
 namespace overlace::cli {
 namespace {
@@ -29,8 +30,9 @@ Json residuals_json(const std::vector<Residual>& residuals) {
 }
 
 /// By probe: [bytes, or M, N, K of a product, or the schedule of an operator; items of a call; us of a call; us of the
-/// fitted machine or null; whether it was held out]. First of links: ranks and bytes; of stores: CTAs and bytes; of
-/// duty: share of the time, SM clock and power (0: unknown).
+/// fitted machine or null; whether it was held out; how far apart the quartiles of the samples are, of their median; 1
+/// if a lead is in both times]. First of links: ranks and bytes; of stores: CTAs and bytes; of duty: share of the time,
+/// SM clock and power (0: unknown).
 Json points_json(const std::vector<Point>& points, const Fit& fit) {
   Json out = Json::object();
   for (size_t i = 0; i < points.size(); ++i) {
@@ -42,7 +44,9 @@ Json points_json(const std::vector<Point>& points, const Fit& fit) {
     if (is_push(p.probe)) what = Json::array({p.ctas, number(p.bytes, 12)});
     if (p.probe == Probe::duty) what = Json::array({number(p.share, 3), number(p.sm_mhz, 5), number(p.watts, 4)});
     const auto& us = fit.predicted_us[i];
-    Json row = Json::array({std::move(what), p.count, number(p.us(), 5), us ? number(*us, 5) : Json(), p.is_held_out});
+    const double apart = base::percentile(p.samples_us, 75) - base::percentile(p.samples_us, 25);
+    Json row = Json::array({std::move(what), p.count, number(p.us(), 5), us ? number(*us, 5) : Json(), p.is_held_out,
+                            number(apart / base::median(p.samples_us), 2), p.has_lead ? 1 : 0});
     if (out.find(name_of(p.probe)) == nullptr) out.set(name_of(p.probe), Json::array());
     for (auto& [key, list] : out.as_object())
       if (key == name_of(p.probe)) list.push_back(row);

@@ -22,45 +22,30 @@ using spec::Source;
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr double kLeastUs = 1e-3;    // files hold no zeros
 constexpr double kMostSeen = 0.2;    // off, of points that were fitted
+constexpr int kCalls = 4;            // of a simulated burst
 constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
 // Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
 constexpr double kFastest = 10, kFast = 25, kFastSigmas = 0.607;
 
-constexpr const char* kProbeNames[] = {"call",
-                                       "chain",
-                                       "reduce",
-                                       "gemm",
-                                       "pair",
-                                       "ring",
-                                       "all",
-                                       "local",
-                                       "rows",
-                                       "fork",
-                                       "post",
-                                       "link",
-                                       "signal",
-                                       "wait",
-                                       "flag",
-                                       "event",
-                                       "barrier",
-                                       "all_gather",
-                                       "reduce_scatter",
-                                       "all_reduce",
-                                       "all_to_all",
-                                       "gemm_in",
-                                       "reduce_in",
-                                       "gemm_out",
-                                       "copy_out",
-                                       "host_call",
-                                       "host_chain",
-                                       "host_copies",
-                                       "host_collective",
-                                       "store",
-                                       "tma",
-                                       "memory",
-                                       "duty",
-                                       "skew",
+constexpr const char* kProbeNames[] = {"lead",       "call",       "chain",      "reduce",      "gemm",
+                                       "pair",       "ring",       "all",        "local",       "rows",
+                                       "fork",       "post",       "link",       "signal",      "wait",
+                                       "flag",       "event",      "barrier",    "all_gather",  "reduce_scatter",
+                                       "all_reduce", "all_to_all", "gemm_in",    "reduce_in",   "gemm_out",
+                                       "copy_out",   "host_call",  "host_chain", "host_copies", "host_collective",
+                                       "store",      "tma",        "memory",     "duty",        "skew",
                                        "operators"};
+
+const Point* find(const std::vector<Point>& points, Probe probe) {
+  const auto found = std::find_if(points.begin(), points.end(), [&](const Point& p) { return p.probe == probe; });
+  return found == points.end() ? nullptr : &*found;
+}
+
+/// As bursts are timed: GPUs are queued ahead of, CPU ranks are not.
+std::optional<double> simulated_us(const Machine& machine, const spec::Schedule& schedule) {
+  const auto found = sim::try_simulate(schedule, machine, {.calls = machine.is_gpu ? kCalls : 1});
+  return found.ok() ? std::optional(found->us()) : std::nullopt;
+}
 
 /// Four digits say all that a measurement does.
 double rounded(double value) {
@@ -76,13 +61,9 @@ class Fitter {
 
   Status run() {
     OVERLACE_TRY(check());
-    const Point *call = one(Probe::call), *chain = one(Probe::chain);
-    if (call == nullptr || chain == nullptr)
-      return base::invalid_argument("calibrate: no points of call and chain, wanted both");
-    tiny_ = std::max((chain->us() - call->us()) / (chain->count - 1), kLeastUs);
-    call_ = std::max(call->us() - tiny_, kLeastUs);
-    m_.latency.call_us = measured(call_);
+    OVERLACE_TRY(calls());
     if (const auto us = item_us(Probe::barrier)) m_.latency.barrier_us = measured(barrier_ = *us);
+    host();
     fork();
     OVERLACE_TRY(copies());
     pushes();
@@ -91,7 +72,6 @@ class Fitter {
     collectives();
     OVERLACE_TRY(products());
     contention();
-    host();
     noise();
     return {};
   }
@@ -116,10 +96,27 @@ class Fitter {
     return {};
   }
 
-  const Point* one(Probe probe) const {
-    const auto found = std::find_if(points_.begin(), points_.end(), [&](const Point& p) { return p.probe == probe; });
-    return found == points_.end() ? nullptr : &*found;
+  /// What a call costs besides its work, and one more tiny kernel.
+  Status calls() {
+    const Point *lead = one(Probe::lead), *call = one(Probe::call), *chain = one(Probe::chain);
+    if (chain == nullptr || (lead == nullptr && call == nullptr))
+      return base::invalid_argument("calibrate: no points of chain and of lead or call, wanted both");
+    if (lead != nullptr) {
+      const auto longer = std::find_if(points_.begin(), points_.end(),
+                                       [&](const Point& p) { return p.probe == Probe::lead && p.count > lead->count; });
+      if (longer == points_.end()) return base::invalid_argument("calibrate: lead has one length, wanted two");
+      lead_ = lead->us();
+      call_ = std::max(lead_ - lead->count * (longer->us() - lead_) / (longer->count - lead->count), kLeastUs);
+      tiny_ = item_us(*chain);
+    } else {
+      tiny_ = std::max((chain->us() - call->us()) / (chain->count - 1), kLeastUs);
+      call_ = std::max(call->us() - tiny_, kLeastUs);
+    }
+    m_.latency.call_us = measured(call_);
+    return {};
   }
+
+  const Point* one(Probe probe) const { return find(points_, probe); }
   const Point* one(Probe probe, double bytes) const {
     const auto found = std::find_if(points_.begin(), points_.end(),
                                     [&](const Point& p) { return p.probe == probe && p.bytes == bytes; });
@@ -128,7 +125,7 @@ class Fitter {
   /// Time of one of the items of a call.
   double item_us(const Point& p) const { return std::max(work_us(p) / p.count, kLeastUs); }
   double work_us(const Point& p) const {
-    return p.us() - call_ - (p.has_barrier ? barrier_ : 0) - (is_copy(p.probe) ? fork_ : 0);
+    return p.us() - (p.has_lead ? lead_ : call_) - (p.has_barrier ? barrier_ : 0) - (is_copy(p.probe) ? fork_ : 0);
   }
   static bool is_copy(Probe probe) { return probe >= Probe::pair && probe <= Probe::link; }
   std::optional<double> item_us(Probe probe) const {
@@ -160,7 +157,7 @@ class Fitter {
     const Point* alone = one(Probe::fork);
     const Point* many = alone != nullptr ? one(Probe::pair, alone->bytes) : nullptr;
     if (many == nullptr || many->count < 2) return;
-    fork_ = std::max(alone->us() - call_ - (many->us() - alone->us()) / (many->count - 1), kLeastUs);
+    fork_ = std::max(work_us(*alone) - (many->us() - alone->us()) / (many->count - 1), kLeastUs);
   }
 
   Status copies() {
@@ -170,10 +167,8 @@ class Fitter {
     const double least = *std::min_element(pair.us.begin(), pair.us.end());
     const double start = std::clamp(line.floor, kLeastUs, 0.9 * least);
     m_.copy.start_us = measured(start);
-    double fastest = 1 / line.slope;  // the curve says where less is reached
-    for (size_t i = 0; i < pair.bytes.size(); ++i) fastest = std::max(fastest, pair.bytes[i] / (pair.us[i] - start));
-    m_.copy.peer_GBps = measured(fastest / kBytesPerUs);
-    m_.copy.pair_us = curve(pair);
+    m_.copy.peer_GBps = measured(fastest(pair, line, start) / kBytesPerUs);
+    m_.copy.pair_us = curve(pair, true);
     double largest = m_.copy.peer_GBps.value;
     if (const Sweep all = sweep(Probe::all); all.bytes.size() >= 2) {
       const double peers = std::max(m_.ranks - 1, 1);
@@ -189,7 +184,8 @@ class Fitter {
     if (const Sweep local = sweep(Probe::local); local.bytes.size() >= 2) {
       const sim::Line inside = sim::fit_line(local.bytes, local.us);
       OVERLACE_TRY(check_slope(Probe::local, inside));
-      m_.copy.local_GBps = measured(1 / inside.slope / kBytesPerUs);
+      m_.copy.local_GBps = measured(fastest(local, inside, start) / kBytesPerUs);
+      m_.copy.local_us = curve(local, true);
       fastest_ = std::max(fastest_, 2 * m_.copy.local_GBps.value);
     }
     for (const Probe probe : {Probe::rows, Probe::post}) {
@@ -202,14 +198,22 @@ class Fitter {
     return {};
   }
 
-  static spec::Curve curve(const Sweep& sweep) {
+  static spec::Curve curve(const Sweep& sweep, bool rises) {
     spec::Curve out;
     out.source = Source::measured;
     double last = 0;
     for (size_t i = 0; i < sweep.bytes.size(); ++i) {
-      last = std::max(last, rounded(sweep.us[i]));  // files hold no curves that fall
+      last = std::max(rises ? last : 0, rounded(sweep.us[i]));
       out.points.push_back({sweep.bytes[i], last});
     }
+    return out;
+  }
+
+  /// Bytes per us that nothing is beyond: the curve says where less is reached.
+  static double fastest(const Sweep& sweep, const sim::Line& line, double start) {
+    double out = 1 / line.slope;
+    for (size_t i = 0; i < sweep.bytes.size(); ++i)
+      if (sweep.us[i] > 2 * start) out = std::max(out, sweep.bytes[i] / (sweep.us[i] - start));
     return out;
   }
 
@@ -248,14 +252,34 @@ class Fitter {
   void latencies() {
     auto& l = m_.latency;
     if (const auto us = item_us(Probe::signal)) l.signal_us = measured(*us - tiny_);
-    if (const Point* p = one(Probe::wait)) l.wait_us = measured((p->us() - call_ - tiny_) / p->count - tiny_);
-    if (const Point* p = one(Probe::flag))
-      l.flag_us = measured((p->us() - call_) / (2.0 * p->count) - tiny_ - l.signal_us.value);
-    if (const auto us = item_us(Probe::event)) {  // there, where a copy waits, and back
-      const double both = *us - tiny_ - m_.copy.start_us.value;
-      const double event = l.event_us.value, trigger = m_.copy.trigger_us.value;  // of another machine: how to split
-      l.event_us = measured(event > 0 ? both * event / (2 * event + trigger) : both / 2);
-      if (trigger > 0) m_.copy.trigger_us = measured(both - 2 * l.event_us.value);
+    for (int round = 0; round < 2; ++round) {  // the first of these waits has a flag in it
+      solve(Probe::wait, [](Machine& m, double us) { m.latency.wait_us = measured(us); });
+      solve(Probe::flag, [](Machine& m, double us) { m.latency.flag_us = measured(us); });
+    }
+    const double event = l.event_us.value, trigger = m_.copy.trigger_us.value;  // of another machine: how to split
+    const double share = event > 0 ? event / (2 * event + trigger) : 0.5;
+    solve(Probe::event, [&](Machine& m, double both) {  // there, where a copy waits, and back
+      m.latency.event_us = measured(both * share);
+      if (trigger > 0) m.copy.trigger_us = measured(both * (1 - 2 * share));
+    });
+  }
+
+  /// What `set` makes of a time so that the machine, simulated, takes what was measured. The longer it is, the longer
+  /// the point takes.
+  template <class Set>
+  void solve(Probe probe, const Set& set) {
+    const Point* p = one(probe);
+    if (p == nullptr) return;
+    constexpr int kHalvings = 30;
+    double low = kLeastUs, high = std::max(p->us(), 2 * kLeastUs);
+    for (int i = 0; i < kHalvings; ++i) {
+      const double middle = std::sqrt(low * high);
+      set(m_, middle);
+      const auto us = simulated_us(m_, p->schedule);
+      if (!us) return;
+      const Point* lead = p->has_lead ? one(Probe::lead) : nullptr;
+      const double before = lead != nullptr ? simulated_us(m_, lead->schedule).value_or(0) : 0;
+      (*us - before < p->us() - (p->has_lead ? lead_ : 0) ? low : high) = middle;
     }
   }
 
@@ -264,7 +288,7 @@ class Fitter {
       Sweep s = sweep(probe);
       if (s.bytes.size() < 2) return;
       for (double& us : s.us) us = std::max(us - tiny_, 0.1 * us);
-      *out = curve(s);
+      *out = curve(s, false);
     };
     set(Probe::all_gather, &m_.collectives.all_gather_us);
     set(Probe::reduce_scatter, &m_.collectives.reduce_scatter_us);
@@ -397,7 +421,7 @@ class Fitter {
 
   const std::vector<Point>& points_;
   Machine& m_;
-  double call_ = 0, tiny_ = 0, barrier_ = 0, fork_ = 0;
+  double lead_ = 0, call_ = 0, tiny_ = 0, barrier_ = 0, fork_ = 0;
   double fastest_ = 0;  // GB/s read and written that something reached
 };
 
@@ -435,18 +459,16 @@ void add_errors(const std::vector<Point>& points, Fit* fit) {
 /// Times of whole operators do not move with what is fitted to parts; but what is left of theirs is no error of a fit.
 void add_residuals(const std::vector<Point>& points, Fit* fit) {
   std::map<Probe, std::pair<std::vector<double>, std::vector<double>>> errors;  // fitted, held out
-  for (size_t i = 0; i < points.size(); ++i) {
-    const Point& p = points[i];
-    std::optional<double> us;
-    if (!is_simulated(p.probe)) {
-      us = store_us(fit->machine, p);
-    } else {
-      if (const auto found = sim::try_simulate(p.schedule, fit->machine); found.ok()) us = found->us();
-    }
+  const Point* lead = find(points, Probe::lead);
+  const double lead_us = lead != nullptr ? lead->us() : 0;
+  const double predicted_lead_us = lead != nullptr ? simulated_us(fit->machine, lead->schedule).value_or(0) : 0;
+  for (const Point& p : points) {
+    const auto us = is_simulated(p.probe) ? simulated_us(fit->machine, p.schedule) : store_us(fit->machine, p);
     fit->predicted_us.push_back(us);
     if (!us) continue;
+    const double off = p.has_lead ? (*us - predicted_lead_us) / std::max(p.us() - lead_us, kLeastUs) : *us / p.us();
     auto& [fitted, held_out] = errors[p.probe];
-    (p.is_held_out || p.probe == Probe::operators ? held_out : fitted).push_back(std::abs(*us / p.us() - 1));
+    (p.is_held_out || p.probe == Probe::operators ? held_out : fitted).push_back(std::abs(off - 1));
   }
   for (const auto& [probe, lists] : errors) {
     const auto& [fitted, held_out] = lists;
@@ -476,7 +498,7 @@ Machine as_priors(Machine machine) {
   auto& g = machine.gemm;
   prior(g.start_us, g.sustained_TFLOPs, g.stream_GBps, g.sm_stream_GBps);
   auto& c = machine.copy;
-  prior(c.pair_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us);
+  prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us);
   prior(machine.transport.store_GBps, machine.transport.tma_GBps);
   prior(machine.link.egress_GBps, machine.link.ingress_GBps, machine.memory.hbm_GBps, machine.memory.reduce_GBps);
   auto& o = machine.collectives;

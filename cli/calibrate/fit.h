@@ -15,7 +15,8 @@ namespace overlace::cli {
 
 /// What a point tells of the machine.
 enum class Probe {
-  call,    // a call that does next to nothing
+  lead,    // GPUs: large sums, which others stand behind
+  call,    // CPU ranks: a call that does next to nothing
   chain,   // many of the same after each other: launches
   reduce,  // by bytes
   gemm,    // by shape
@@ -68,6 +69,7 @@ struct Point {
   int copies = 0;                // of `bytes`, beside `count` items of other work
   double work_bytes = 0;         // of such an item where it is a sum
   bool has_barrier = false;      // one behind all items
+  bool has_lead = false;         // the first point of `lead` in front of all items
   bool is_held_out = false;      // no fit sees it
   spec::Schedule schedule = {};
   spec::OpSpec op = {};  // of operators
@@ -80,7 +82,7 @@ struct Point {
 /// A third of a sweep, never its ends.
 void hold_out(std::vector<Point>* sweep);
 
-/// How far the fitted machine, simulated, is from what was timed: |predicted / measured - 1|.
+/// How far the fitted machine, simulated, is from what was timed: |predicted / measured - 1|, without the lead.
 struct Residual {
   std::string probe;
   int points = 0, held_out = 0;

@@ -11,10 +11,12 @@ namespace overlace::cli {
 namespace {
 
 constexpr int64_t kKi = 1024, kMi = 1024 * kKi;
-constexpr int kChain = 65, kMostItems = 256, kFewItems = 32;
+constexpr int kMostItems = 256, kFewItems = 32, kFewCollectives = 2;
+constexpr int kLeadSums = 2;
 constexpr double kShareBeside = 0.7;  // of the longer of two: the other ends surely before it
 constexpr int kMostDegree = 4;
-constexpr int64_t kSlack = 8 * kMi;
+constexpr int64_t kSlack = 8 * kMi, kGpuSlack = 512 * kMi;
+constexpr uint64_t kMostGroupBytes = uint64_t{2048} * kMi;  // of the symmetric heap
 
 struct Shape {
   int64_t m, n, k;
@@ -24,16 +26,19 @@ constexpr Shape kCpuShapes[] = {{32, 256, 256},  {64, 256, 256},   {64, 512, 512
                                 {128, 512, 256}, {256, 256, 256},  {128, 128, 1024}, {256, 512, 256},
                                 {256, 256, 512}, {128, 1024, 512}, {256, 512, 512},  {512, 512, 512}};
 // Layers of Llama-3.1-70B on four GPUs, and squares.
-constexpr Shape kGpuShapes[] = {{512, 2560, 8192},  {1024, 2560, 8192}, {1024, 8192, 2048}, {1024, 8192, 7168},
+constexpr Shape kGpuShapes[] = {{256, 2560, 8192},  {512, 2560, 8192},  {512, 8192, 2048},  {1024, 2560, 2048},
+                                {1024, 2560, 8192}, {1024, 8192, 2048}, {1024, 8192, 7168}, {2048, 2560, 2048},
                                 {2048, 2560, 8192}, {2048, 8192, 2048}, {2048, 8192, 7168}, {4096, 2560, 8192},
-                                {4096, 4096, 4096}, {4096, 8192, 7168}, {8192, 2560, 8192}, {8192, 8192, 2048},
-                                {8192, 8192, 8192}};
+                                {4096, 4096, 4096}, {4096, 8192, 2048}, {4096, 8192, 7168}, {8192, 2560, 2048},
+                                {8192, 2048, 2048}, {8192, 2560, 8192}, {8192, 8192, 2048}, {8192, 8192, 8192}};
 constexpr Shape kCpuBeside = {256, 512, 512}, kGpuBeside = {4096, 8192, 7168};
 constexpr Shape kCpuProblems[] = {{128, 256, 512}, {256, 512, 256}, {256, 512, 512}};
 constexpr Shape kGpuProblems[] = {{2048, 2560, 8192}, {8192, 8192, 2048}, {8192, 2560, 8192}};
 
-/// Items of a call: as many as move `most` bytes together.
-int items(int64_t bytes, int64_t most) { return static_cast<int>(std::clamp<int64_t>(most / bytes, 1, kMostItems)); }
+/// Items of a call: as many as move `most` bytes together. GPUs: few enough to be queued while the lead runs.
+int items(const PointOptions& o, int64_t bytes, int64_t most) {
+  return static_cast<int>(std::clamp<int64_t>(most / bytes, 1, o.is_gpu ? kFewItems : kMostItems));
+}
 
 std::vector<int64_t> doubling(int64_t first, int64_t last, int64_t factor) {
   std::vector<int64_t> out;
@@ -74,19 +79,27 @@ Point together(const PointOptions& o, Point p) {
   return p;
 }
 
+/// GPUs: `p` behind work that takes longer than `p` takes to be queued.
+Point led(const PointOptions& o, Point p) {
+  if (!o.is_gpu) return p;
+  put_behind_lead(&p.schedule, kLeadSums);
+  p.has_lead = true;
+  return p;
+}
+
 spec::GemmWork work_of(const Shape& shape, DType dtype) {
   const auto element = static_cast<int64_t>(dtype_bytes(dtype));
   return {shape.m, shape.n, shape.k, 1, element, element};
 }
 
 void add_copies(const PointOptions& o, std::vector<Point>* out) {
-  const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 256 * kMi, 2) : cpu_sizes();
+  const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 128 * kMi, 2) : cpu_sizes();
   const int64_t most = o.is_gpu ? 64 * kMi : 16 * kMi;  // CPU ranks: long against the barrier behind them
   const auto sweep = [&](Probe probe, CopyWay way) {
     std::vector<Point> list;
     for (const int64_t bytes : sizes) {
-      Point p = point(o, probe, items(bytes, most), copy_probe(o.ranks, way, bytes, items(bytes, most)),
-                      static_cast<double>(bytes));
+      const int count = items(o, bytes, most);
+      Point p = led(o, point(o, probe, count, copy_probe(o.ranks, way, bytes, count), static_cast<double>(bytes)));
       list.push_back(way == CopyWay::pair ? std::move(p) : together(o, std::move(p)));
     }
     append(out, std::move(list));
@@ -94,20 +107,17 @@ void add_copies(const PointOptions& o, std::vector<Point>* out) {
   if (o.ranks > 1) {
     sweep(Probe::pair, CopyWay::pair);
     sweep(Probe::all, CopyWay::all);
-    const int64_t large = sizes[sizes.size() - 3];
-    out->push_back(
-        together(o, point(o, Probe::ring, items(large, most),
-                          copy_probe(o.ranks, CopyWay::ring, large, items(large, most)), static_cast<double>(large))));
-    const int64_t small = sizes.front();
-    if (o.is_gpu)
-      out->push_back(
-          point(o, Probe::fork, 1, copy_probe(o.ranks, CopyWay::pair, small, 1), static_cast<double>(small)));
-    out->push_back(point(o, Probe::post, kFewItems, copy_probe(o.ranks, CopyWay::pair, small, kFewItems, 1, true),
-                         static_cast<double>(small)));
-    constexpr int64_t kRows = 256;
-    Point rows = point(o, Probe::rows, 4, copy_probe(o.ranks, CopyWay::pair, 256 * kKi, 4, kRows), 256.0 * kKi);
-    rows.rows = kRows;
-    out->push_back(std::move(rows));
+    const auto add = [&](Probe probe, CopyWay way, int64_t bytes, int count, int64_t rows, bool has_posts) {
+      out->push_back(led(o, point(o, probe, count, copy_probe(o.ranks, way, bytes, count, rows, has_posts),
+                                  static_cast<double>(bytes))));
+      out->back().rows = rows;
+    };
+    const int64_t small = sizes.front(), large = sizes[sizes.size() - 3];
+    add(Probe::ring, CopyWay::ring, large, items(o, large, most), 1, false);
+    out->back() = together(o, std::move(out->back()));
+    if (o.is_gpu) add(Probe::fork, CopyWay::pair, small, 1, 1, false);
+    add(Probe::post, CopyWay::pair, small, kFewItems, 1, true);
+    add(Probe::rows, CopyWay::pair, 256 * kKi, o.is_gpu ? 16 : 4, 256, false);
   }
   sweep(Probe::local, CopyWay::local);
 }
@@ -121,8 +131,8 @@ void add_links(const PointOptions& o, std::vector<Point>* out) {
   for (int from = 0; from < o.ranks; ++from) {
     for (int to = 0; to < o.ranks; ++to) {
       if (from == to) continue;
-      out->push_back(
-          point(o, Probe::link, count, link_probe(o.ranks, from, to, bytes, count), static_cast<double>(bytes)));
+      out->push_back(led(
+          o, point(o, Probe::link, count, link_probe(o.ranks, from, to, bytes, count), static_cast<double>(bytes))));
       out->back().from = from;
       out->back().to = to;
       out->back().is_held_out = true;
@@ -159,8 +169,9 @@ void add_collectives(const PointOptions& o, std::vector<Point>* out) {
                                     {Probe::all_to_all, "all_to_all"}}) {
     std::vector<Point> list;
     for (const int64_t bytes : sizes) {
-      const int count = std::min(items(bytes, 8 * kMi), o.is_gpu ? 8 : kFewItems);
-      list.push_back(point(o, probe, count, collective_probe(o.ranks, name, bytes, count), static_cast<double>(bytes)));
+      const int count = std::min(items(o, bytes, 8 * kMi), o.is_gpu ? kFewCollectives : kFewItems);
+      list.push_back(
+          led(o, point(o, probe, count, collective_probe(o.ranks, name, bytes, count), static_cast<double>(bytes))));
     }
     append(out, std::move(list));
   }
@@ -181,6 +192,10 @@ const Point* find(const std::vector<Point>& list, Probe probe, int64_t bytes) {
   return found == list.end() ? nullptr : &*found;
 }
 
+uint64_t heap_bytes_of(const Point& p, int ranks) {
+  return is_push(p.probe) ? 0 : exec::footprint(p.schedule, 0, ranks).value().heap_bytes;
+}
+
 int at_least_one(double count) { return std::max(static_cast<int>(count), 1); }
 
 }  // namespace
@@ -188,26 +203,33 @@ int at_least_one(double count) { return std::max(static_cast<int>(count), 1); }
 size_t argument_bytes(bool is_gpu) { return static_cast<size_t>(is_gpu ? 512 * kMi : 8 * kMi); }
 
 size_t symmetric_bytes(const PointOptions& o, const spec::Machine& machine) {
-  if (o.is_gpu) return static_cast<size_t>(int64_t{o.ranks} * 1024 * kMi);
   std::vector<std::vector<Point>> groups = operator_points(o, machine);
   groups.push_back(basic_points(o));
-  uint64_t sum = 0;
-  for (const std::vector<Point>& group : groups)
-    for (const Point& p : group)
-      if (!is_push(p.probe)) sum += exec::footprint(p.schedule, 0, o.ranks).value().heap_bytes;
+  uint64_t sum = 0, most = 0;
+  for (const std::vector<Point>& group : groups) {
+    uint64_t bytes = 0;
+    for (const Point& p : group) bytes += heap_bytes_of(p, o.ranks);
+    sum += bytes;
+    most = std::max(most, bytes);
+  }
+  // GPUs: what does not fit beside the group that is timed gives way to it, and leaves gaps.
+  if (o.is_gpu) return most + most / 4 + static_cast<size_t>(kGpuSlack);
   return sum + static_cast<size_t>(kSlack + o.ranks * kMi);  // of each rank: copies beside other work
 }
 
 std::vector<Point> basic_points(const PointOptions& o) {
   std::vector<Point> out;
-  out.push_back(point(o, Probe::call, 1, reduce_probe(o.ranks, kTinyReduce, 1)));
-  out.push_back(point(o, Probe::chain, kChain, reduce_probe(o.ranks, kTinyReduce, kChain)));
+  for (const int sums : {kLeadSums, 2 * kLeadSums})
+    if (o.is_gpu) out.push_back(point(o, Probe::lead, sums, lead_probe(o.ranks, sums)));
+  const int chain = o.is_gpu ? kFewItems : 65, in_turn = o.is_gpu ? kFewItems : 64;
+  if (!o.is_gpu) out.push_back(point(o, Probe::call, 1, reduce_probe(o.ranks, kTinyReduce, 1)));
+  out.push_back(led(o, point(o, Probe::chain, chain, reduce_probe(o.ranks, kTinyReduce, chain))));
   std::vector<Point> sums;
-  for (const int64_t elements : o.is_gpu ? doubling(16 * kKi, 64 * kMi, 4) : doubling(2 * kKi, 128 * kKi, 2)) {
+  for (const int64_t elements : o.is_gpu ? doubling(256 * kKi, 64 * kMi, 2) : doubling(2 * kKi, 128 * kKi, 2)) {
     const int64_t bytes = 3 * 4 * elements;
-    const int count = items(bytes, o.is_gpu ? 256 * kMi : 8 * kMi);
-    sums.push_back(
-        together(o, point(o, Probe::reduce, count, reduce_probe(o.ranks, bytes, count), static_cast<double>(bytes))));
+    const int count = items(o, bytes, o.is_gpu ? 256 * kMi : 8 * kMi);
+    sums.push_back(together(
+        o, led(o, point(o, Probe::reduce, count, reduce_probe(o.ranks, bytes, count), static_cast<double>(bytes)))));
   }
   append(&out, std::move(sums));
   std::vector<Point> products;
@@ -222,15 +244,15 @@ std::vector<Point> basic_points(const PointOptions& o) {
   append(&out, std::move(products));
   add_copies(o, &out);
   if (o.ranks > 1) {
-    constexpr int kItems = 64, kTurns = 16;
-    out.push_back(point(o, Probe::signal, kItems, reduce_probe(o.ranks, kTinyReduce, kItems, true)));
-    out.push_back(point(o, Probe::wait, kItems, wait_probe(o.ranks, kItems)));
-    out.push_back(point(o, Probe::flag, kTurns, flag_probe(o.ranks, kTurns)));
+    constexpr int kTurns = 16;
+    out.push_back(led(o, point(o, Probe::signal, in_turn, reduce_probe(o.ranks, kTinyReduce, in_turn, true))));
+    out.push_back(led(o, point(o, Probe::wait, in_turn, wait_probe(o.ranks, in_turn))));
+    out.push_back(led(o, point(o, Probe::flag, kTurns, flag_probe(o.ranks, kTurns))));
     // GPUs: exec has no barrier tasks there.
     if (!o.is_gpu) out.push_back(point(o, Probe::barrier, kTurns, barrier_probe(o.ranks, kTurns)));
   }
   constexpr int kPairs = 16;
-  out.push_back(point(o, Probe::event, kPairs, event_probe(o.ranks, kPairs)));
+  out.push_back(led(o, point(o, Probe::event, kPairs, event_probe(o.ranks, kPairs))));
   add_collectives(o, &out);
   if (o.ranks > 1) {
     add_links(o, &out);
@@ -256,9 +278,11 @@ std::vector<Point> host_points(const PointOptions& o) {
   std::vector<Point> out;
   if (!o.is_gpu) return out;
   out.push_back(point(o, Probe::host_call, 1, reduce_probe(o.ranks, kTinyReduce, 1)));
+  constexpr int kChain = 65;
   out.push_back(point(o, Probe::host_chain, kChain, reduce_probe(o.ranks, kTinyReduce, kChain)));
-  if (o.ranks > 1)
-    out.push_back(point(o, Probe::host_copies, kFewItems, copy_probe(o.ranks, CopyWay::ring, 64 * kKi, kFewItems)));
+  if (o.ranks > 1)  // each with its signal, which is a copy too
+    out.push_back(point(o, Probe::host_copies, 2 * kFewItems,
+                        copy_probe(o.ranks, CopyWay::ring, 64 * kKi, kFewItems, 1, /*has_posts=*/true)));
   if (o.ranks > 1 && o.has_collectives) {
     constexpr int kCollectives = 4;
     out.push_back(
@@ -275,8 +299,11 @@ std::vector<Point> contention_points(const PointOptions& o, const std::vector<Po
   const Point *gemm = find(basic, Probe::gemm, shape), *pair = find(basic, Probe::pair, bytes);
   const Point *all = find(basic, Probe::all, bytes), *sum = find(basic, Probe::reduce, 3 * bytes);
   if (gemm == nullptr || pair == nullptr || all == nullptr || sum == nullptr) return out;
-  const double gemm_us = gemm->us() / gemm->count, pair_us = pair->us() / pair->count;
-  const double all_us = all->us() / all->count, sum_us = sum->us() / sum->count;
+  const Point* lead = o.is_gpu ? find(basic, Probe::lead, Shape{}) : nullptr;
+  const auto item_us = [&](const Point* p) {
+    return std::max(p->us() - (p->has_lead && lead != nullptr ? lead->us() : 0), 1e-3) / p->count;
+  };
+  const double gemm_us = item_us(gemm), pair_us = item_us(pair), all_us = item_us(all), sum_us = item_us(sum);
   const auto beside = [&](Probe probe, spec::Schedule work, int count, int copies, bool is_own) {
     add_copies_beside(&work, bytes, copies, is_own);
     Point p = point(o, probe, count, std::move(work), static_cast<double>(bytes));
@@ -313,13 +340,21 @@ std::vector<std::vector<Point>> operator_points(const PointOptions& o, const spe
     op.k = shape.k;
     op.ranks = o.ranks;
     op.dtype = op.out_dtype = o.dtype;
-    std::vector<Point>& group = out.emplace_back();
+    out.emplace_back();
+    uint64_t heap_bytes = 0;
     for (const plan::Candidate& candidate : plan::candidates(op, machine)) {
       const bool is_fine = candidate.degree > kMostDegree && candidate.family != "tma_slot";
       if (is_fine || (candidate.family == "library" && !o.has_collectives)) continue;
-      group.push_back(point(o, Probe::operators, 1, spec::make_schedule(op, candidate.family, candidate.degree)));
-      group.back().op = op;
-      group.back().candidate = candidate;
+      Point p = point(o, Probe::operators, 1, spec::make_schedule(op, candidate.family, candidate.degree));
+      p.op = op;
+      p.candidate = candidate;
+      const uint64_t more = heap_bytes_of(p, o.ranks);
+      if (o.is_gpu && heap_bytes > 0 && heap_bytes + more > kMostGroupBytes) {
+        out.emplace_back();
+        heap_bytes = 0;
+      }
+      heap_bytes += more;
+      out.back().push_back(std::move(p));
     }
   };
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {

@@ -28,7 +28,7 @@ std::vector<Point> duty_points(const PointOptions& options);
 std::vector<Point> host_points(const PointOptions& options);
 /// What is timed beside something else, as long as `basic`, which has its samples, says.
 std::vector<Point> contention_points(const PointOptions& options, const std::vector<Point>& basic);
-/// Whole operators, group by group: the candidates of one problem each.
+/// Whole operators, group by group: the candidates of one problem each; GPUs: as many of them as fit into the heap.
 std::vector<std::vector<Point>> operator_points(const PointOptions& options, const spec::Machine& machine);
 
 }  // namespace overlace::cli

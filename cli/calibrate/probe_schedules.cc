@@ -1,5 +1,6 @@
 #include "cli/calibrate/probe_schedules.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -200,6 +201,38 @@ Schedule collective_probe(int ranks, const std::string& name, int64_t bytes, int
   task.reads = {whole("X", is_gather ? "1" : "G", cols)};
   task.writes = {whole("D", is_scatter ? "1" : "G", cols)};
   out.tasks = {std::move(task)};
+  return out;
+}
+
+void put_behind_lead(Schedule* work, int sums) {
+  constexpr int64_t kElements = int64_t{64} << 20;
+  for (Task& task : std::vector<Task>(work->tasks)) {  // copies go on lanes of their own: the first of them waits
+    if (task.engine != Engine::ce || !task.deps.empty()) continue;
+    const auto rest =
+        std::find_if(work->tasks.begin(), work->tasks.end(), [&](const Task& t) { return t.id == task.id; });
+    rest->loops.front().begin = "min(1," + rest->loops.front().end.text() + ")";
+    task.loops.front().end = rest->loops.front().begin;
+    task.id += "_first";
+    task.deps = {"lead"};
+    work->tasks.insert(rest, std::move(task));
+  }
+  for (const char* name : {"A_lead", "B_lead", "C_lead"})
+    work->buffers.push_back({name, Space::argument, DType::fp32, {1, kElements}});
+  work->signals.push_back({"led", 1});
+  Task lead;
+  lead.id = "lead";
+  lead.kind = Kind::reduce;
+  lead.loops = {{"l", 0, sums}};
+  lead.order = base::format("l-{}", sums);
+  lead.reads = {whole("A_lead", 1, kElements), whole("B_lead", 1, kElements)};
+  lead.writes = {whole("C_lead", 1, kElements)};
+  lead.sets = {{"led", 0, "(r+1)%G"}};
+  work->tasks.insert(work->tasks.begin(), std::move(lead));
+}
+
+Schedule lead_probe(int ranks, int sums) {
+  Schedule out = frame("lead", ranks);
+  put_behind_lead(&out, sums);
   return out;
 }
 

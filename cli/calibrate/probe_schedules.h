@@ -36,6 +36,11 @@ spec::Schedule barrier_probe(int ranks, int count);
 /// `bytes` as Machine::Collectives counts them.
 spec::Schedule collective_probe(int ranks, const std::string& name, int64_t bytes, int count);
 
+/// GPUs: sums of large vectors that everything of `work` then stands behind, so that the thread which queues small
+/// pieces is ahead of them; each adds to a word of the next rank.
+void put_behind_lead(spec::Schedule* work, int sums);
+spec::Schedule lead_probe(int ranks, int sums);
+
 /// CPU ranks: a barrier behind the first task, so that ranks which share something (cores that are half a core, memory)
 /// do their work at the same time.
 void add_barrier(spec::Schedule* work);

@@ -26,7 +26,8 @@ constexpr size_t kPieceBytes = 32 * 1024;  // of samples, at once
 
 /// Which of the three blocks an argument is bound to.
 size_t place_of(const std::string& name) {
-  return name == "A" || name == "X" ? 0 : name == "B" || name == "Z" || name == "W" ? 1 : 2;
+  const char first = name.front();
+  return first == 'A' || first == 'X' ? 0 : first == 'B' || first == 'Z' || first == 'W' ? 1 : 2;
 }
 
 template <class Work>
@@ -149,6 +150,9 @@ Result<Rig::Duty> Rig::duty(const spec::Schedule& schedule, double share, double
     OVERLACE_TRY(synchronize());
     return now_us() - begin;
   };
+#if defined(OVERLACE_HAS_CUDA)
+  const runtime::cuda_peer::Nvml nvml(runtime_->device());  // takes long
+#endif
   OVERLACE_TRY(run(schedule, 1));  // prepares
   OVERLACE_TRY(synchronize());
   const Result<double> mine = call_us();
@@ -165,10 +169,10 @@ Result<Rig::Duty> Rig::duty(const spec::Schedule& schedule, double share, double
     if (share < 1) std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(*us * (1 / share - 1)));
   }
   Duty out;
-  OVERLACE_TRY(run(schedule, 1));
+  OVERLACE_TRY(run(schedule, 1));  // so that the GPU works while it is asked
 #if defined(OVERLACE_HAS_CUDA)
   if (is_gpu()) {
-    if (const auto clocks = runtime::cuda_peer::Nvml(runtime_->device()).clocks()) {
+    if (const auto clocks = nvml.clocks()) {
       out.sm_mhz = clocks->sm_mhz;
       out.watts = clocks->watts;
     }

@@ -86,10 +86,11 @@ struct Machine {
   /// Copies by copy engines (CPU ranks: by the rank's agent).
   struct Copy {
     Curve pair_us;      // bytes -> time of one copy to one peer
+    Curve local_us;     // the same inside one rank; empty: its start and its bytes at local_GBps
     Figure start_us;    // of a copy, besides its bytes
     Figure peer_GBps;   // to one peer
     Figure all_GBps;    // all ranks at once, to all peers
-    Figure local_GBps;  // inside one rank
+    Figure local_GBps;  // inside one rank; where there is a curve, the most that any size reaches
     Figure row_us;      // 2-D: more per row
     Figure trigger_us;  // more where the copy waits on its lane for a word or another lane
     Figure post_us;     // the signal behind a copy, on its lane

@@ -116,7 +116,10 @@ double reduce_us(const Machine& machine, double bytes) {
 }
 
 double local_copy_us(const Machine& machine, double bytes) {
-  return bytes <= 0 ? 0 : machine.copy.start_us.value + at_rate(bytes, machine.copy.local_GBps.value * kBytesPerUs);
+  if (bytes <= 0) return 0;
+  const Curve& measured = machine.copy.local_us;
+  if (!measured.empty() && bytes >= measured.points.front()[0]) return measured.at(bytes);
+  return machine.copy.start_us.value + at_rate(bytes, machine.copy.local_GBps.value * kBytesPerUs);
 }
 
 std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks) {

@@ -245,6 +245,7 @@ void visit_costs(V& v, M& m) {
   });
   v.part("copy", m.copy, [](auto& w, auto& c) {
     w.curve("pair_us", "bytes", c.pair_us, kMostUs, Growth::rises);
+    w.curve("local_us", "bytes", c.local_us, kMostUs, Growth::rises);
     w.figure("start_us", c.start_us, kMostUs);
     w.figure("peer_GBps", c.peer_GBps, kMostRate);
     w.figure("all_GBps", c.all_GBps, kMostRate);

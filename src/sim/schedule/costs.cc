@@ -152,12 +152,12 @@ double copy_start_us(const Machine& machine, int64_t boxes, int64_t rows_of_2d) 
 
 double copy_flow_us(const Machine& machine, double bytes, int64_t boxes, bool is_local) {
   const spec::Machine::Copy& c = machine.copy;
-  if (is_local && c.local_GBps.value > 0) return us_of(bytes, c.local_GBps);
-  const double least = us_of(bytes, c.peer_GBps);
-  if (c.pair_us.empty()) return least;
+  const bool is_inside = is_local && c.local_GBps.value > 0;
+  const double least = us_of(bytes, is_inside ? c.local_GBps : c.peer_GBps);
+  const spec::Curve& measured = is_inside ? c.local_us : c.pair_us;
   const double each = bytes / static_cast<double>(boxes);
-  if (each < c.pair_us.points.front()[0] || each > c.pair_us.points.back()[0]) return least;
-  return std::max(least, static_cast<double>(boxes) * (c.pair_us.at(each) - c.start_us.value));
+  if (measured.empty() || each < measured.points.front()[0]) return least;
+  return std::max(least, static_cast<double>(boxes) * (measured.at(each) - c.start_us.value));
 }
 
 int64_t bytes_of(const spec::Schedule& schedule, const std::vector<Box>& boxes) {
