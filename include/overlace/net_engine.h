@@ -39,6 +39,10 @@ class NetEngine {
   virtual void group_begin(std::string_view what = {}) = 0;
   virtual void group_end() = 0;
   virtual void abort() = 0;
+  /// A CUDA graph that is alive holds calls: then the engine cannot end (NCCL would wait for that graph).
+  virtual bool has_captures() { return false; }
+  /// What the engine has stays with the process, until that ends.
+  virtual void forget() {}
 };
 
 #pragma GCC visibility pop

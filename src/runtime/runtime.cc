@@ -172,13 +172,29 @@ void RuntimeState::close() {
   bool is_aborted = backend->cause().code != Errc::ok;
   if (!is_aborted) {
     base::Status status = backend->synchronize();
-    if (status.ok()) status = control->exchange(teams[0]->members, {}, options.timeout_ms, "close").status();
+    if (status.ok()) status = meet_to_close();
     if (!status.ok()) {
       abort({status.code(), status.message()});
       is_aborted = true;
     }
   }
   release(!is_aborted);
+}
+
+/// Engines end with their peers; where one cannot, none does.
+base::Status RuntimeState::meet_to_close() {
+  bool is_held = false;
+  for (const std::shared_ptr<TeamState>& team : teams) is_held |= team->engine && team->engine->has_captures();
+  const std::byte mine{is_held};
+  const base::Result<std::vector<Bytes>> all =
+      control->exchange(teams[0]->members, {&mine, 1}, options.timeout_ms, "close");
+  if (!all.ok()) return all.status();
+  const bool is_one_held = std::any_of(
+      all->begin(), all->end(), [](const Bytes& theirs) { return !theirs.empty() && theirs.front() != std::byte{0}; });
+  if (!is_one_held) return {};
+  for (const std::shared_ptr<TeamState>& team : teams)
+    if (team->engine) team->engine->forget();
+  return {};
 }
 
 void RuntimeState::release(bool clean) {

@@ -96,6 +96,7 @@ struct RuntimeState {
                                        const TeamOptions& team_options);
   /// Collective unless aborted.
   void close();
+  base::Status meet_to_close();
   /// Gives everything up. clean: all ranks came here together.
   void release(bool clean);
 };

@@ -6,11 +6,12 @@
 namespace overlace::cli_test {
 namespace {
 
-Result emulate(const std::vector<std::string>& more) {
+Result emulate(const std::vector<std::string>& more, const std::map<std::string, std::string>& env = {}) {
   Command command{.args = {"run", "--backend", "cpu", "-n", "4", "--emulate-hosts", "2", "--layers", "1", "--tokens",
                            "64", "--repeat", "1", "--json", "-"},
                   .env = {{"ASAN_OPTIONS", "detect_leaks=0"}}};  // MPI has some of its own
   command.args.insert(command.args.end(), more.begin(), more.end());
+  command.env.insert(env.begin(), env.end());
   return run(command);
 }
 
@@ -30,6 +31,12 @@ TEST(Hosts, EachPieceCrossesOnceWhereThatIsAskedFor) {
   if (const std::string why = why_not(openmpi()); !why.empty()) GTEST_SKIP() << why;
   expect_good(emulate({"--schedule", "hierarchical:2", "--link", "1GB/s,10us,hosts"}),
               {"\"ok\": true", "\"hierarchical:2\"", "\"emulated\": true"});
+}
+
+TEST(Hosts, OnAMachineWithoutSsh) {
+  if (const std::string why = why_not(openmpi()); !why.empty()) GTEST_SKIP() << why;
+  const Result result = emulate({"--link", "none"}, {{"OMPI_MCA_plm_rsh_agent", "/nonexistent"}});
+  expect_good(result, {"\"ok\": true", "\"hosts\": 2"});
 }
 
 TEST(Hosts, OfUnequalSizeAreRefused) {

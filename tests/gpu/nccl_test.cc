@@ -4,6 +4,7 @@
 
 #include "overlace/net_engine.h"
 #include "src/base/half.h"
+#include "src/runtime/clock.h"
 #include "src/runtime/engine/nccl/engine.h"
 #include "src/runtime/engine/nccl/library.h"
 #include "tests/gpu/support/gpu_ranks.h"
@@ -155,6 +156,65 @@ TEST_P(GpuNcclTest, AnAbortEndsACollectiveThatAPeerNeverJoins) {
         (void)cudaStreamSynchronize(gpu.stream);
         EXPECT_THROW(gpu.runtime.check(), Error);
         gpu.runtime.close();
+      },
+      options_);
+}
+
+/// A graph with one call, as it lives on in a program: NCCL waits for its end when a communicator is destroyed.
+cudaGraphExec_t captured_sum(GpuRank& gpu, float* data) {
+  NetEngine* engine = gpu.team.net();
+  const StreamRef stream = StreamRef::cuda(gpu.stream);
+  engine->all_reduce(data, data, 1, DType::fp32, stream);
+  EXPECT_CUDA(cudaStreamSynchronize(gpu.stream));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  EXPECT_CUDA(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal));
+  engine->all_reduce(data, data, 1, DType::fp32, stream);
+  engine->all_reduce(data, data, 1, DType::fp32, stream);
+  EXPECT_CUDA(cudaStreamEndCapture(gpu.stream, &graph));
+  EXPECT_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  EXPECT_CUDA(cudaGraphDestroy(graph));
+  EXPECT_CUDA(cudaGraphLaunch(exec, gpu.stream));
+  EXPECT_CUDA(cudaStreamSynchronize(gpu.stream));
+  EXPECT_TRUE(engine->has_captures());
+  return exec;
+}
+
+TEST_P(GpuNcclTest, CloseDoesNotWaitForGraphsThatAreAlive) {
+  options_.checks_end = false;
+  run_gpu_threads(
+      GetParam(),
+      [](GpuRank& gpu) {
+        auto* data = gpu.device_array<float>(1);
+        cudaGraphExec_t exec = captured_sum(gpu, data);
+        const bool is_ended = gpu.size > 1 && gpu.rank == 0;  // the others' are enough to leave all communicators
+        if (is_ended) {
+          EXPECT_CUDA(cudaGraphExecDestroy(exec));
+        }
+        EXPECT_EQ(gpu.team.net()->has_captures(), !is_ended);
+        const int64_t begin = runtime::now_ns();
+        gpu.runtime.close();
+        EXPECT_LT(runtime::now_ns() - begin, 5'000'000'000);
+        if (!is_ended) {
+          EXPECT_CUDA(cudaGraphExecDestroy(exec));
+        }
+      },
+      options_);
+}
+
+TEST_P(GpuNcclTest, AnAbortDoesNotWaitForGraphsThatAreAlive) {
+  options_.checks_end = false;
+  run_gpu_threads(
+      GetParam(),
+      [](GpuRank& gpu) {
+        auto* data = gpu.device_array<float>(1);
+        cudaGraphExec_t exec = captured_sum(gpu, data);
+        gpu.team.barrier();
+        const int64_t begin = runtime::now_ns();
+        gpu.runtime.abort(Errc::aborted, "as the test wants");
+        EXPECT_THROW(gpu.runtime.close(), Error);
+        EXPECT_LT(runtime::now_ns() - begin, 5'000'000'000);
+        EXPECT_CUDA(cudaGraphExecDestroy(exec));
       },
       options_);
 }

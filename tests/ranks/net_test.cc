@@ -60,7 +60,8 @@ std::string tail(const Result& result) {
 
 /// Open MPI on this machine, each host a name that its ranks give it; one host: none.
 Command openmpi(int hosts, int ranks_each, const std::vector<std::string>& program) {
-  Command command{.args = {"mpirun.openmpi", "--oversubscribe", "--bind-to", "none"}, .env = kMpiEnv};
+  Command command{.args = {"mpirun.openmpi", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"},
+                  .env = kMpiEnv};
   for (int host = 0; host < hosts; ++host) {
     if (host != 0) command.args.push_back(":");
     append(command.args, {"-n", std::to_string(ranks_each)});

@@ -182,6 +182,7 @@ def job_cpu_clang() -> Cases:
 
 SANITIZER_ENV = {
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
+    "LSAN_OPTIONS": f"suppressions={ROOT / 'tools/ci/leaks_of_others.txt'}:print_suppressions=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "second_deadlock_stack=1",
 }

@@ -23,7 +23,8 @@ bool is_installed(const std::string& program) {
 }  // namespace
 
 const Mpi& openmpi() {
-  static const Mpi mpi{"openmpi", "mpirun.openmpi", {"--oversubscribe", "--bind-to", "none"}};
+  static const Mpi mpi{
+      "openmpi", "mpirun.openmpi", {"--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"}};
   return mpi;
 }
 

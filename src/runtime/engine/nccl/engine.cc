@@ -8,9 +8,11 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "src/runtime/backend/cuda_peer/state.h"
 #include "src/runtime/clock.h"
+#include "src/runtime/engine/nccl/captures.h"
 #include "src/runtime/engine/nccl/deadlines.h"
 #include "src/runtime/engine/nccl/library.h"
 
@@ -164,8 +166,22 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     is_aborting_ = true;
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
-    const DeviceGuard guard(options_.device);
-    (void)lib_.ncclCommAbort(comm_);
+    const ncclComm_t comm = std::exchange(comm_, nullptr);
+    const auto end = [&lib = lib_, device = options_.device, comm] {
+      const DeviceGuard guard(device);
+      (void)lib.ncclCommAbort(comm);
+    };
+    if (captures_.alive() == 0) return end();
+    std::thread(end).detach();  // its kernels end at once, the rest when the graphs are gone
+  }
+  bool has_captures() override {
+    constexpr int64_t kGraceNs = 200'000'000;
+    for (const int64_t until = now_ns() + kGraceNs; captures_.alive() > 0 && now_ns() < until;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return captures_.alive() > 0;
+  }
+  void forget() override {
+    const std::lock_guard lock(mutex_);
     comm_ = nullptr;
   }
   base::Status poll() override {
@@ -251,7 +267,9 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const ncclResult_t code = function();
     if (code != ncclSuccess && code != ncclInProgress) failure_or_cause(what, code).or_throw();
     if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
-    if (is_queued) deadlines_.end(queue);
+    if (!is_queued) return;
+    deadlines_.end(queue);
+    captures_.note(queue).or_throw();
   }
 
   /// First uses connect: done here, not on a hot path.
@@ -300,6 +318,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   cuda_peer::CudaPeerState* const state_;
   std::mutex mutex_;  // comm_
   Deadlines deadlines_;
+  Captures captures_;
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> is_aborting_ = false;
   bool is_watched_ = false;
