@@ -89,10 +89,15 @@ class CpuDevice final : public Device {
       const uint64_t h = mix(seed + static_cast<uint64_t>(sample) * kGoldenRatio);
       const auto row = static_cast<int64_t>((h >> 32) % static_cast<uint64_t>(out.dim(0)));
       const auto col = static_cast<int64_t>((h & 0xffffffffu) % static_cast<uint64_t>(out.dim(1)));
-      double want = 0;
-      for (const Factor& f : factors)
-        for (int64_t k = 0; k < f.k; ++k)
-          want += rounded(f.left, first_row + row, k, operand) * rounded(f.right, col, k, operand);
+      const auto sum_at = [&](int64_t of_col) {
+        double sum = 0;
+        for (const Factor& f : factors)
+          for (int64_t k = 0; k < f.k; ++k)
+            sum += rounded(f.left, first_row + row, k, operand) * rounded(f.right, of_col, k, operand);
+        return sum;
+      };
+      const auto swiglu = [](double gate, double up) { return gate / (1 + std::exp(-gate)) * up; };
+      const double want = factors[0].is_gated ? swiglu(sum_at(2 * col), sum_at(2 * col + 1)) : sum_at(col);
       const double got = base::load_element(row_of(out, row), out.dtype, col), error = std::abs(got - want);
       result.finite = result.finite && std::isfinite(got);
       result.max_error = std::max(result.max_error, std::isfinite(error) ? error : 1e300);

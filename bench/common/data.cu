@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/common/data.h"
+#include "src/device/math/swiglu.cuh"
 #include "src/device/mem/convert.cuh"
 
 namespace overlace::bench {
@@ -47,20 +48,16 @@ __device__ void atomic_max(double* address, double value) {
   atomicMax(word, static_cast<unsigned long long>(__double_as_longlong(value)));
 }
 
-/// One block per sampled element; the operands are recomputed.
-template <class Operand, class Out>
-__global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols, Factors factors, int64_t first_row,
-                      uint64_t seed, Sums* sums) {
-  const uint64_t h = mix(seed + blockIdx.x * kGoldenRatio);
-  const int64_t row = static_cast<int64_t>((h >> 32) % static_cast<uint64_t>(rows));
-  const int64_t col = static_cast<int64_t>((h & 0xffffffffu) % static_cast<uint64_t>(cols));
+/// All threads of a block: the sum of the products, recomputed from their operands.
+template <class Operand>
+__device__ double sum_at(const Factors& factors, int64_t row, int64_t col) {
   __shared__ double partial[256];
-  double want = 0;
+  double sum = 0;
   for (int s = 0; s < factors.count; ++s) {
     const Factor& f = factors.f[s];
     double dot = 0;
     for (int64_t k = threadIdx.x; k < f.k; k += blockDim.x) {
-      dot += wide(device::narrow<Operand>(value_at(f.left, first_row + row, k))) *
+      dot += wide(device::narrow<Operand>(value_at(f.left, row, k))) *
              wide(device::narrow<Operand>(value_at(f.right, col, k)));
     }
     partial[threadIdx.x] = dot;
@@ -69,8 +66,24 @@ __global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols,
       if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
       __syncthreads();
     }
-    want += partial[0];
+    sum += partial[0];
     __syncthreads();
+  }
+  return sum;
+}
+
+/// One block per sampled element.
+template <class Operand, class Out>
+__global__ void check(const Out* out, int64_t pitch, int64_t rows, int64_t cols, Factors factors, int64_t first_row,
+                      uint64_t seed, Sums* sums) {
+  const uint64_t h = mix(seed + blockIdx.x * kGoldenRatio);
+  const int64_t row = static_cast<int64_t>((h >> 32) % static_cast<uint64_t>(rows));
+  const int64_t col = static_cast<int64_t>((h & 0xffffffffu) % static_cast<uint64_t>(cols));
+  const bool is_gated = factors.f[0].is_gated;
+  double want = is_gated ? 0 : sum_at<Operand>(factors, first_row + row, col);
+  if (is_gated) {
+    const double gate = sum_at<Operand>(factors, first_row + row, 2 * col);
+    want = device::swiglu(gate, sum_at<Operand>(factors, first_row + row, 2 * col + 1));
   }
   if (threadIdx.x == 0) {
     const double got = wide(out[row * pitch + col]);

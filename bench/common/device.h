@@ -22,6 +22,7 @@ namespace overlace::bench {
 struct Factor {
   Normal left, right;  // (rows, K) and (N, K)
   int64_t k = 0;
+  bool is_gated = false;  // of a sum alone: the element is swiglu of those of rows 2 col and 2 col + 1 of right
 };
 
 struct Check {

@@ -41,6 +41,11 @@ base::Result<std::vector<Case>> load_cases(const Selection& selection) {
       if (const base::Json* dtype = row.find("dtype"); dtype != nullptr)
         if (!base::parse_dtype(dtype->as_string().c_str(), &c.dtype))
           return base::invalid_argument("{}: dtype of {} is {}", selection.path, c.name, dtype->as_string());
+      if (const base::Json* activation = row.find("activation"); activation != nullptr) {
+        if (activation->as_string() != "swiglu")
+          return base::invalid_argument("{}: activation of {} is {}", selection.path, c.name, activation->as_string());
+        c.activation = spec::Activation::swiglu;
+      }
       const bool is_asked =
           selection.ops.empty() || std::find(selection.ops.begin(), selection.ops.end(), c.op) != selection.ops.end();
       if (is_asked && (c.op + " " + c.name).find(selection.filter) != std::string::npos) cases.push_back(c);
@@ -60,7 +65,7 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
   const int64_t rows_b = is_wgrad ? c.m : c.n, cols_b = is_wgrad ? c.n : c.k;
   const int64_t rows_out = c.op == "gemm_rs" ? mine : is_wgrad ? c.k : c.m;
   const int64_t element = static_cast<int64_t>(dtype_bytes(c.dtype));
-  const int64_t bytes = (rows_a * c.k + rows_b * cols_b + rows_out * c.n) * element;
+  const int64_t bytes = (rows_a * c.k + rows_b * cols_b + rows_out * c.columns()) * element;
   const int64_t sets = std::clamp<int64_t>((kRotatedBytes + bytes - 1) / std::max<int64_t>(bytes, 1) + 1, 2, 24);
   w.bytes_rotated_ = bytes * sets;
   for (int64_t i = 0; i <= sets; ++i) {  // the last output is the reference
@@ -71,7 +76,7 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
       return {};
     };
     TensorView a, b, out;
-    OVERLACE_TRY(make(rows_out, c.n, &out));
+    OVERLACE_TRY(make(rows_out, c.columns(), &out));
     if (i == sets) {
       w.reference_ = out;
       break;
@@ -95,6 +100,7 @@ spec::OpSpec Workload::op() const {
   op.ranks = channel_->team().size();
   op.dtype = op.out_dtype = case_.dtype;
   op.b_layout = case_.op == "ag_wgrad" ? spec::BLayout::kn : spec::BLayout::nk;
+  op.activation = case_.activation;
   return op;
 }
 
@@ -126,8 +132,13 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
   try {
     if (case_.op == "ag_gemm") {
       ops::run(*channel_,
-               ops::AgGemmArgs{
-                   .a_shard = a_[i], .b = b_[i].transposed(), .c = out_[i], .bias = {}, .a = {}, .row_offsets = {}},
+               ops::AgGemmArgs{.a_shard = a_[i],
+                               .b = b_[i].transposed(),
+                               .c = out_[i],
+                               .bias = {},
+                               .a = {},
+                               .row_offsets = {},
+                               .activation = case_.activation},
                schedule);
     } else if (case_.op == "ag_wgrad") {
       ops::run(*channel_, ops::AgWgradArgs{.a_shard = a_[i], .b = b_[i], .c = out_[i], .a = {}, .row_offsets = {}},
@@ -154,6 +165,7 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
   const int size = channel_->team().size();
   if (case_.op == "ag_gemm") {
     factors.push_back({left(0, 0), right(channel_->team().rank()), case_.k});
+    factors[0].is_gated = case_.activation == spec::Activation::swiglu;
   } else if (case_.op == "ag_wgrad") {
     factors.push_back({left(0, 0), right(channel_->team().rank()), case_.m});
     factors[0].left.is_transposed = factors[0].right.is_transposed = true;

@@ -19,6 +19,9 @@ struct Case {
   std::string name, op;
   int64_t m = 0, n = 0, k = 0;  // M of the team; N and K as one rank sees them
   DType dtype = DType::bf16;
+  spec::Activation activation = spec::Activation::none;
+
+  int64_t columns() const { return activation == spec::Activation::swiglu ? n / 2 : n; }  // of the result
 };
 
 /// Which cases of cases.json to run, in file order.

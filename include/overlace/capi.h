@@ -182,6 +182,7 @@ int ovl_barrier(ovl_channel* channel);
 
 enum ovl_dtype { OVL_FP64, OVL_FP32, OVL_FP16, OVL_BF16, OVL_E4M3, OVL_E5M2, OVL_I64, OVL_I32, OVL_I8, OVL_U8 };
 enum ovl_layout { OVL_NK = 0, OVL_KN = 1 };
+enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 }; /* overlace::spec::Activation */
 
 /* overlace::spec::OpSpec. M of the team; N and K as one rank sees them. */
 typedef struct ovl_op {
@@ -193,6 +194,7 @@ typedef struct ovl_op {
   int32_t b_layout;           /* enum ovl_layout */
   int32_t has_bias;           /* 0 or 1 */
   int32_t has_a;              /* 0 or 1: the gathered A is a result too (ag_gemm, ag_wgrad) */
+  int32_t activation;         /* enum ovl_activation; of ag_gemm */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
 } ovl_op;
 
@@ -239,6 +241,7 @@ typedef struct ovl_ag_gemm_args { /* overlace::ops::AgGemmArgs */
   ovl_tensor a_shard, b, c;
   ovl_tensor bias, a; /* optional */
   const int64_t* row_offsets;
+  int32_t activation; /* enum ovl_activation; with OVL_SWIGLU b has pairs of columns (gate, up), c half as many */
 } ovl_ag_gemm_args;
 typedef struct ovl_ag_wgrad_args { /* overlace::ops::AgWgradArgs */
   size_t struct_size;

@@ -159,6 +159,10 @@ struct Schedule {
 /// whose sum is over M: (N, M) or (M, N).
 enum class BLayout { nk, kn };
 
+/// What becomes of the sums, bias included, before they are rounded. swiglu: of columns 2i (a gate) and 2i + 1 of B
+/// together column i of the result, silu(gate) times the other, silu(x) = x / (1 + exp(-x)) (arXiv 2002.05202).
+enum class Activation { none, swiglu };
+
 /// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, K is local
 /// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias.
 struct OpSpec {
@@ -169,8 +173,9 @@ struct OpSpec {
   DType out_dtype = DType::bf16;
   BLayout b_layout = BLayout::nk;
   bool bias = false;
-  bool gathered = false;             // ag_gemm, ag_wgrad: the gathered A is a result too
-  std::vector<int64_t> row_offsets;  // empty: torch.tensor_split
+  bool gathered = false;                     // ag_gemm, ag_wgrad: the gathered A is a result too
+  Activation activation = Activation::none;  // ag_gemm; with swiglu N, of B, is even, and C is (M, N / 2)
+  std::vector<int64_t> row_offsets;          // empty: torch.tensor_split
   /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
   std::string to_string() const;
 };

@@ -62,6 +62,7 @@ class AgGemmArgs(_library._Sized):
         ("struct_size", c.c_size_t),
         *((name, Tensor) for name in ("a_shard", "b", "c", "bias", "a")),
         ("row_offsets", c.c_void_p),
+        ("activation", c.c_int32),
     )
 
 

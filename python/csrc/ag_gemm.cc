@@ -37,6 +37,15 @@ void check_arguments(const Group& group, const Tensor& a, const std::vector<Tens
   check_my_rows(group, {kOp, "a"}, a, row_offsets);
 }
 
+/// Of swiglu.
+void check_pairs(const std::vector<Tensor>& bs) {
+  if (bs.size() != 1)
+    fail(OVL_NOT_SUPPORTED, std::string(kOp) + ": activation is 'swiglu' of " + std::to_string(bs.size()) +
+                                " bs, wanted one; overlace.ops." + std::string(kOp) + " takes several");
+  if (bs[0].size(1) % 2 != 0)
+    refuse(std::string(kOp) + ": activation is 'swiglu', b is " + shape_of(bs[0]) + ": wanted pairs of columns");
+}
+
 /// The gather hides behind the widest product; the others are plain products of what was gathered.
 std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std::vector<Tensor>& bs,
                                                 const std::vector<Tensor>& biases, int64_t gather_dim,
@@ -46,8 +55,10 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   const Text name(given_group), activation(given_activation), plan(given_plan);
   const std::shared_ptr<Group> group = find_group(kOp, name.view());
   const std::lock_guard lock(group->mutex);
-  check_activation(kOp, activation.view());
+  check_activation(kOp, activation.view(), true);
   check_arguments(*group, given_a, bs, biases, gather_dim, row_offsets);
+  const bool is_swiglu = activation.view() == "swiglu";
+  if (is_swiglu) check_pairs(bs);
   use_current_stream(*group, kOp, given_a);
 
   const size_t widest = widest_of(bs);
@@ -56,7 +67,7 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   const int64_t m = row_offsets.empty() ? a.size(0) * group->size : row_offsets.back();
   const bool keeps_a = return_a || bs.size() > 1;
   Tensor a_full = new_matrix(a, keeps_a ? m : 0, keeps_a ? a.size(1) : 0, a.scalar_type());
-  const Tensor c = new_matrix(a, m, b.size(1), out);
+  const Tensor c = new_matrix(a, m, b.size(1) / (is_swiglu ? 2 : 1), out);
 
   auto args = sized<ovl_ag_gemm_args>();
   args.a_shard = view_of({kOp, "a"}, a);
@@ -65,9 +76,10 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   if (!biases.empty()) args.bias = vector_of(nth("biases", widest), biases[widest]);
   if (keeps_a) args.a = view_of({kOp, "a"}, a_full);
   args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
-  ovl_schedule* const schedule =
-      schedule_of(*group, {std::string(kOp), m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype,
-                           layout_of(args.b), args.bias.ndim != 0, keeps_a, row_offsets, std::string(plan.view())});
+  args.activation = is_swiglu ? OVL_SWIGLU : OVL_NO_ACTIVATION;
+  ovl_schedule* const schedule = schedule_of(
+      *group, {std::string(kOp), m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype, layout_of(args.b),
+               args.bias.ndim != 0, keeps_a, row_offsets, std::string(plan.view()), args.activation});
   check(ovl_ag_gemm(group->channel, &args, schedule));
 
   std::vector<Tensor> outs;

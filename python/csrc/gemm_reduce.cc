@@ -46,7 +46,7 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   constexpr std::string_view op = "gemm_rs";
   const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
-  check_activation(op, activation.view());
+  check_activation(op, activation.view(), false);
   const Operands x = read(*group, op, a, b, bias, reduce_op.view());
   if (scatter_dim != 0)
     fail(OVL_NOT_SUPPORTED, std::string(op) + ": scatter_dim is " + std::to_string(scatter_dim) +

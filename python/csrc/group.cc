@@ -25,6 +25,7 @@ ovl_op op_of(const Group& group, const Problem& problem) {
   op.b_layout = problem.b_layout;
   op.has_bias = problem.has_bias ? 1 : 0;
   op.has_a = problem.has_a ? 1 : 0;
+  op.activation = problem.activation;
   op.row_offsets = problem.row_offsets.empty() ? nullptr : problem.row_offsets.data();
   return op;
 }

@@ -24,6 +24,7 @@ struct Problem {
   bool has_bias = false, has_a = false;
   std::vector<int64_t> row_offsets;  // size + 1 entries, or none
   std::string plan;
+  int activation = OVL_NO_ACTIVATION;
 
   auto operator<=>(const Problem&) const = default;
 };

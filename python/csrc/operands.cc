@@ -67,10 +67,11 @@ void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, i
     refuse(argument.of_op() + " is on another device than a");
 }
 
-void check_activation(std::string_view op, std::string_view activation) {
-  if (activation != "none")
-    fail(OVL_NOT_SUPPORTED, std::string(op) + ": activation is '" + std::string(activation) +
-                                "', only 'none' is there; overlace.ops." + std::string(op) + " has others");
+void check_activation(std::string_view op, std::string_view activation, bool has_swiglu) {
+  if (activation == "none" || (has_swiglu && activation == "swiglu")) return;
+  fail(OVL_NOT_SUPPORTED, std::string(op) + ": activation is '" + std::string(activation) + "', only 'none'" +
+                              (has_swiglu ? " and 'swiglu' are" : " is") + " there; overlace.ops." + std::string(op) +
+                              " has others");
 }
 
 bool is_average(std::string_view op, std::string_view reduce_op) {

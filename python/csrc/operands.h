@@ -29,8 +29,8 @@ void check_my_rows(const Group& group, const Argument& argument, const Tensor& t
                    const std::vector<int64_t>& row_offsets);
 /// (N), on the device of a.
 void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n);
-/// What is not there yet is refused, not ignored.
-void check_activation(std::string_view op, std::string_view activation);
+/// What is not there yet is refused, not ignored: all but "none", and "swiglu" where the operator `has_swiglu`.
+void check_activation(std::string_view op, std::string_view activation, bool has_swiglu);
 /// Whether it is "avg"; else it must be "sum".
 bool is_average(std::string_view op, std::string_view reduce_op);
 /// t *= factor, which is rounded to t's dtype or finer.

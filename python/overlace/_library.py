@@ -77,6 +77,7 @@ class Op(_Sized):
         ("b_layout", c.c_int32),
         ("has_bias", c.c_int32),
         ("has_a", c.c_int32),
+        ("activation", c.c_int32),
         ("row_offsets", c.c_void_p),
     )
 

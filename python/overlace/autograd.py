@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import torch
 
+from overlace.errors import Unsupported
+
 _ops = torch.ops.overlace
 
 
@@ -24,6 +26,11 @@ def _plan_of_backward(plan: str) -> str:
 
 
 def _setup_ag_gemm(ctx, inputs, keyword_only_inputs, output) -> None:
+    if keyword_only_inputs["activation"] != "none":
+        raise Unsupported(
+            f"ag_gemm: activation is '{keyword_only_inputs['activation']}' where a gradient is needed, wanted none; "
+            "overlace.ops.ag_gemm does it behind the operator"
+        )
     a, bs, biases, _, ctx.group = inputs
     ctx.row_offsets, ctx.plan = keyword_only_inputs["row_offsets"], keyword_only_inputs["plan"]
     ctx.keeps_gathered, ctx.num_biases = keyword_only_inputs["return_a"], len(biases)

@@ -27,7 +27,8 @@ def _ag_gemm(
         _check_factors("ag_gemm", a, b, f"bs[{i}]", rank)
     m = row_offsets[-1] if row_offsets else a.shape[0] * size
     a_full = a.new_empty((m, a.shape[1]) if return_a else (0, 0))
-    return a_full, [a.new_empty((m, b.shape[1]), dtype=out_dtype or a.dtype) for b in bs]
+    pair = 2 if activation == "swiglu" else 1
+    return a_full, [a.new_empty((m, b.shape[1] // pair), dtype=out_dtype or a.dtype) for b in bs]
 
 
 @torch.library.register_fake("overlace::ag_wgrad")

@@ -36,10 +36,8 @@ def _run(
     if torch.compiler.is_compiling():
         return op(*arguments, **options)
     try:
-        if torch.is_grad_enabled():
-            for t in tensors:
-                if t is not None and t.requires_grad:
-                    return op(*arguments, **options)
+        if _needs_gradient(tensors):
+            return op(*arguments, **options)
         with _BelowAutograd():
             return op(*arguments, **options)
     except RuntimeError as error:
@@ -90,7 +88,11 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _activation(op: str, name: str, bs: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def activation_of(op: str, name: str, bs: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """What is to be done with the results; checked before anything moves."""
     if name == "none":
         return None
@@ -128,7 +130,9 @@ def ag_gemm(
         and gathers again in backward (for weights stored (K, N) by ag_wgrad), which all ranks must choose alike.
     out_dtype: that of a (default) or float32.
     activation: of the results, behind the bias: "none", "silu", "gelu", or "swiglu", where column 2i of b is a gate and
-        2i + 1 what it is for, silu(gate) times that: N / 2 columns. By torch, behind the operator, not in its epilogue.
+        2i + 1 what it is for, silu(gate) times that: N / 2 columns (overlace.nn.interleave_gate_up makes such weights).
+        "swiglu" of one b, where nothing needs a gradient, is the operator's own, in the epilogue where its schedule is
+        one kernel; else torch does it behind the operator, since the gradient needs the results before it.
     row_offsets: where each rank's part begins along gather_dim, and the end: ranks + 1 numbers. None: equal parts.
     plan: "" (overlace decides), "family=NAME[,degree=N]", or a schedule in JSON.
 
@@ -139,15 +143,18 @@ def ag_gemm(
     is_one = isinstance(bs, torch.Tensor)
     factors = [bs] if is_one else list(bs)
     vectors = [] if biases is None else [biases] if isinstance(biases, torch.Tensor) else list(biases)
-    activate = _activation("ag_gemm", activation, factors)
+    activate = activation_of("ag_gemm", activation, factors)
     matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
     keeps = return_a or (keep_gathered and torch.is_grad_enabled() and any(b.requires_grad for b in factors))
+    tensors = (matrix, *factors, *vectors)
     options: dict[str, Any] = {}
     if keeps or out_dtype or row_offsets or plan:
         offsets = _offsets(row_offsets, rows)
         options = {"return_a": keeps, "out_dtype": out_dtype, "row_offsets": offsets, "plan": plan}
+    if activation == "swiglu" and len(factors) == 1 and not _needs_gradient(tensors):
+        options["activation"], activate = activation, None
     arguments = (matrix, factors, vectors, 0, group_name(group))
-    a_full, outs = _run(_ag_gemm, arguments, options, (matrix, *factors, *vectors))
+    a_full, outs = _run(_ag_gemm, arguments, options, tensors)
     if activate is not None:
         outs = [activate(out) for out in outs]
     if len(rows) > 1:
@@ -207,7 +214,7 @@ def gemm_rs(
 
     Gives (..., N) with this rank's part of scatter_dim. Raises as ag_gemm. Maths: arXiv 2406.06858, section 2.
     """
-    activate = _activation("gemm_rs", activation, [b])
+    activate = activation_of("gemm_rs", activation, [b])
     matrix, rows, dim = _rows_first("gemm_rs", a, scatter_dim, "scatter_dim")
     name = group_name(group)
     if len(rows) > 1 and not row_offsets:  # of a matrix the operator says so

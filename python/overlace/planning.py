@@ -14,6 +14,7 @@ from overlace.errors import InvalidArgument
 
 _DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 _LAYOUTS = {"nk": 0, "kn": 1}
+_ACTIVATIONS = {"none": 0, "swiglu": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +44,13 @@ def plan(
     b_layout: str = "nk",
     bias: bool = False,
     return_a: bool = False,
+    activation: str = "none",
 ) -> Plan:
     """What `plan=""` means for a call of `op` on the ranks of `group`.
 
     op: "ag_gemm", "ag_wgrad", "gemm_rs" or "gemm_ar". m: rows of all ranks together; n, k: as this rank has them.
     b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
+    activation: of ag_gemm where the operator does it: "none" or "swiglu".
     """
     context = context_of(group)
     if dtype not in _DTYPES or (out_dtype or dtype) not in _DTYPES or b_layout not in _LAYOUTS:
@@ -55,9 +58,12 @@ def plan(
             f"plan: dtype is {dtype}, out_dtype {out_dtype}, b_layout '{b_layout}', wanted float64, float32, float16 "
             "or bfloat16, and 'nk' or 'kn'"
         )
+    if activation not in _ACTIVATIONS:
+        raise InvalidArgument(f"plan: activation is '{activation}', wanted one of {', '.join(_ACTIVATIONS)}")
     problem = Op(name=op.encode(), m=m, n=n, k=k, ranks=context.size)
     problem.dtype, problem.out_dtype = _DTYPES[dtype], _DTYPES[out_dtype or dtype]
     problem.b_layout, problem.has_bias, problem.has_a = _LAYOUTS[b_layout], int(bias), int(return_a)
+    problem.activation = _ACTIVATIONS[activation]
     schedule = handle("ovl_schedule_choose", c.byref(problem), c.byref(context.hardware))
     try:
         texts = []

@@ -76,6 +76,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   if (op->has_bias != 0 && op->has_bias != 1) return refuse("has_bias", op->has_bias, "0 or 1");
   if (op->has_a != 0 && (op->has_a != 1 || !spec::gathers(name)))
     return refuse("has_a", op->has_a, spec::gathers(name) ? "0 or 1" : "0");
+  OVERLACE_TRY(check_activation({call, "op.activation"}, op->activation));
   spec::OpSpec out{.op = std::string(name),
                    .m = op->m,
                    .n = op->n,
@@ -86,6 +87,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .b_layout = static_cast<spec::BLayout>(op->b_layout),
                    .bias = op->has_bias == 1,
                    .gathered = op->has_a == 1,
+                   .activation = static_cast<spec::Activation>(op->activation),
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
   if (const std::vector<int64_t>& off = out.row_offsets;
       !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))

@@ -157,6 +157,11 @@ base::Status check_struct(const Argument& argument, const T* pointer) {
                      argument.name, pointer->struct_size, sizeof(T), OVL_API_VERSION);
 }
 
+inline base::Status check_activation(const Argument& argument, int32_t value) {
+  if (value == OVL_NO_ACTIVATION || value == OVL_SWIGLU) return {};
+  return base::invalid_argument("{}: {} is {}, wanted 0 (none) or 1 (swiglu)", argument.call, argument.name, value);
+}
+
 /// Keeps the message for ovl_error_text and gives the code.
 int fail(const base::Status& status) noexcept;
 int fail_with_current_exception() noexcept;

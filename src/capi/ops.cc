@@ -98,12 +98,14 @@ int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule
     OVERLACE_TRY(check_struct({"ovl_ag_gemm", "args"}, args));
     OVERLACE_TRY(enter_call("ovl_ag_gemm", channel, schedule, &call));
     ops::AgGemmArgs own;
-    const base::Status read = read_fields("ovl_ag_gemm", {{"args.a_shard", &args->a_shard, &own.a_shard},
-                                                          {"args.b", &args->b, &own.b},
-                                                          {"args.c", &args->c, &own.c},
-                                                          {"args.bias", &args->bias, &own.bias},
-                                                          {"args.a", &args->a, &own.a}});
+    base::Status read = read_fields("ovl_ag_gemm", {{"args.a_shard", &args->a_shard, &own.a_shard},
+                                                    {"args.b", &args->b, &own.b},
+                                                    {"args.c", &args->c, &own.c},
+                                                    {"args.bias", &args->bias, &own.bias},
+                                                    {"args.a", &args->a, &own.a}});
     own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
+    if (read.ok()) read = check_activation({"ovl_ag_gemm", "args.activation"}, args->activation);
+    own.activation = static_cast<spec::Activation>(args->activation);
     return run_or_refuse(call, read, own, "N");
   });
 }

@@ -54,8 +54,9 @@ int64_t bucket_of(int64_t m) {
 
 std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
   std::string out = base::format(
-      "{} {} {} {} {} {} {} {}{}{}{}{}", op.op, m, op.n, op.k, op.ranks, dtype_name(op.dtype), dtype_name(op.out_dtype),
-      op.b_layout == spec::BLayout::nk ? "nk" : "kn", op.bias ? " bias" : "", op.gathered ? " gathered" : "",
+      "{} {} {} {} {} {} {} {}{}{}{}{}{}", op.op, m, op.n, op.k, op.ranks, dtype_name(op.dtype),
+      dtype_name(op.out_dtype), op.b_layout == spec::BLayout::nk ? "nk" : "kn", op.bias ? " bias" : "",
+      op.gathered ? " gathered" : "", op.activation == spec::Activation::swiglu ? " swiglu" : "",
       options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
   for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
   return out;

@@ -39,6 +39,10 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
       row_bytes_(is_gather_ ? static_cast<double>(op.k) * element_
                             : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype))) {
   gemm_us_ = part_us(op.m, 1);
+  if (op.activation == spec::Activation::swiglu) {
+    const double sums = static_cast<double>(op.m * op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
+    activation_us_ = machine.latency.launch_us.value + spec::reduce_us(machine, sums + sums / 2);
+  }
   const double passes = is_reduced_twice_ ? 2 : 1;
   transfer_us_ = passes * peers_ * spec::copy_us(machine, static_cast<double>(shard_) * row_bytes_);
 }
@@ -132,7 +136,8 @@ std::optional<double> Recurrence::library_us(const With& with) const {
   const char* name = is_gather_ ? "all_gather" : is_reduced_twice_ ? "all_reduce" : "reduce_scatter";
   const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks);
   if (!sum) return std::nullopt;
-  const double device = gemm_us_ + *sum + (with.latencies ? l.call_us.value + 2 * l.launch_us.value : 0);
+  const double device =
+      gemm_us_ + *sum + activation_us_ + (with.latencies ? l.call_us.value + 2 * l.launch_us.value : 0);
   return with.host ? std::max(device, host_us(1, 0, 1)) : device;
 }
 
@@ -149,8 +154,7 @@ double Recurrence::gather_us(const Steps& s, const With& with) const {
     arrived += copies;
     computed = std::max(computed, arrived + seen) + launch + (s.each + (i > 0 || s.own > 0 ? s.wide : 0)) * with.gemm;
   }
-  if (s.convert > 0) computed += launch + s.convert;
-  return computed;
+  return computed + (s.convert > 0 ? launch + s.convert : activation_us_);  // converting makes it too
 }
 
 /// Step by step: a transfer starts when its rows are computed and the one before it has left; a chunk is summed when it

@@ -71,6 +71,7 @@ class Recurrence {
   int64_t shard_;                 // rows
   double element_, row_bytes_;    // bytes; of a row that travels
   double gemm_us_, transfer_us_;  // the whole, undivided
+  double activation_us_ = 0;      // of all results, where a task of its own makes it
 };
 
 }  // namespace overlace::plan

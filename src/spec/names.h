@@ -15,6 +15,7 @@ inline constexpr std::array<std::string_view, 7> kKindNames = {"gemm",       "ti
 inline constexpr std::array<std::string_view, 2> kCombineNames = {"none", "add"};
 inline constexpr std::array<std::string_view, 2> kWaitByNames = {"queue", "kernel"};
 inline constexpr std::array<std::string_view, 2> kScopeNames = {"device", "system"};
+inline constexpr std::array<std::string_view, 2> kActivationNames = {"none", "swiglu"};
 
 inline std::string_view name_of(Space v) { return kSpaceNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Engine v) { return kEngineNames[static_cast<size_t>(v)]; }
@@ -22,5 +23,6 @@ inline std::string_view name_of(Kind v) { return kKindNames[static_cast<size_t>(
 inline std::string_view name_of(Combine v) { return kCombineNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(WaitBy v) { return kWaitByNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Scope v) { return kScopeNames[static_cast<size_t>(v)]; }
+inline std::string_view name_of(Activation v) { return kActivationNames[static_cast<size_t>(v)]; }
 
 }  // namespace overlace::spec

@@ -21,4 +21,12 @@ inline bool sums_rows(const Task& task) {
   return it != task.params.end() && it->second == Param(std::string("km"));
 }
 
+/// Parameter "activation" of a schedule, or of the task that applies it.
+inline Activation activation_of(const Params& params) {
+  const auto it = params.find("activation");
+  return it != params.end() && it->second == Param(std::string("swiglu")) ? Activation::swiglu : Activation::none;
+}
+/// Columns of sums that become one of the result.
+inline int64_t columns_per_result(const Params& params) { return activation_of(params) == Activation::swiglu ? 2 : 1; }
+
 }  // namespace overlace::spec

@@ -9,6 +9,7 @@
 #include "src/spec/costs.h"
 #include "src/spec/families/families.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::spec {
@@ -42,6 +43,10 @@ void check_op(const OpSpec& op) {
     refuse(base::format("{}: wanted M, N, K >= 0 and G >= 1", op.to_string()));
   }
   if (op.bias && op.op == "ag_wgrad") refuse(base::format("{}: ag_wgrad adds no bias", op.to_string()));
+  if (op.activation != Activation::none && op.op != "ag_gemm")
+    refuse(base::format("{}: {} has no activation", op.to_string(), op.op));
+  if (op.activation == Activation::swiglu && op.n % 2 != 0)
+    refuse(base::format("{}: swiglu takes pairs of columns, wanted an even N", op.to_string()));
   const auto& off = op.row_offsets;
   if (off.empty()) return;
   if (off.size() != static_cast<size_t>(op.ranks) + 1) {
@@ -114,6 +119,7 @@ std::string OpSpec::to_string() const {
   std::string out = base::format("{} M {} N {} K {} G {} {}", op, m, n, k, ranks, dtype_name(dtype));
   if (out_dtype != dtype) out += base::format(" -> {}", dtype_name(out_dtype));
   if (bias) out += " bias";
+  if (activation != Activation::none) out += base::format(" {}", name_of(activation));
   if (!row_offsets.empty()) out += " ragged";
   return out;
 }
@@ -143,6 +149,7 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
   if (op.ranks == 1) {
     Schedule out = frame(op, family, checked);
     if (family != "comm") add_plain_gemm(&out, op, "A", gathers(op.op) ? "C" : "Y");
+    if (op.activation == Activation::swiglu) add_swiglu(&out, op);
     return out;
   }
   const bool is_measured = family == "serial" || family == "comm" || family == "limit";
@@ -152,6 +159,7 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
                  : op.op == "ag_wgrad" ? make_ag_wgrad(op, family, checked)
                  : op.op == "gemm_rs"  ? make_gemm_rs(op, family, checked)
                                        : make_gemm_ar(op, family, checked);
+  if (op.activation == Activation::swiglu) add_swiglu(&out, op);
   if (!checked.has_credits) drop_credits(&out);
   return out;
 }

@@ -215,12 +215,15 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.has_bias is -1, wanted 0 or 1", ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.has_a = 2;
   INVALID("ovl_schedule_make: op.has_a is 2, wanted 0 or 1", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.activation = 2;
+  INVALID("ovl_schedule_make: op.activation is 2, wanted 0 (none) or 1 (swiglu)",
+          ovl_schedule_make(&op, "library", 1, &made));
   const int64_t offsets[] = {0, 5};
   op = small_op(), op.row_offsets = offsets;
   INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 64, wanted 72 (OVL_API_VERSION 1)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 72, wanted 80 (OVL_API_VERSION 1)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
@@ -256,7 +259,7 @@ static void test_tensors(fixture* f) {
   INVALID("ovl_ag_gemm: channel is null", ovl_ag_gemm(NULL, &f->args, f->schedule));
   ovl_ag_gemm_args args = f->args;
   args.struct_size = 16;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 416 (OVL_API_VERSION 1)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 424 (OVL_API_VERSION 1)",
                ovl_ag_gemm(f->channel, &args, f->schedule));
   args = f->args, args.b.ndim = 5;
   INVALID("ovl_ag_gemm: args.b.ndim is 5, wanted 0 to 4", ovl_ag_gemm(f->channel, &args, f->schedule));
@@ -275,6 +278,12 @@ static void test_tensors(fixture* f) {
           ovl_ag_gemm(f->channel, &args, f->schedule));
   args = f->args, args.b.dtype = OVL_BF16;
   INVALID("ag_gemm: b must have the dtype of a_shard (fp32), got bf16; rank 0",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.activation = -1;
+  INVALID("ovl_ag_gemm: args.activation is -1, wanted 0 (none) or 1 (swiglu)",
+          ovl_ag_gemm(f->channel, &args, f->schedule));
+  args = f->args, args.activation = OVL_SWIGLU;
+  INVALID("ag_gemm: b must have pairs of columns for swiglu, got (2, 3); rank 0",
           ovl_ag_gemm(f->channel, &args, f->schedule));
   args = f->args, args.c.data = NULL;
   INVALID("ag_gemm: c (4, 3) has no memory (null); rank 0", ovl_ag_gemm(f->channel, &args, f->schedule));

@@ -1,254 +1,16 @@
 // The dense operators on real GPUs: every family against exact sums, repeated, captured, ragged. Ranks are threads of
 // this process, one GPU each; with one GPU they share it (virtual ranks).
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <mutex>
-#include <thread>
 
-#include "overlace/error.h"
-#include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/common.h"
-#include "overlace/ops/gemm_ar.h"
-#include "overlace/ops/gemm_rs.h"
-#include "overlace/runtime.h"
-#include "src/base/half.h"
-#include "src/base/status.h"
-#include "src/ops/ag_gemm/impl.h"
 #include "src/ops/gemm_core/choose.h"
-#include "src/ops/gemm_rs/impl.h"
-#include "src/runtime/backend.h"
 #include "src/spec/fused_pod.h"
+#include "tests/gpu/support/ops_site.h"
 
 namespace overlace {
 namespace {
-
-/// Ranks that share a device keep many streams busy at once: with fewer hardware queues one could wait behind another.
-const bool kManyQueues = (::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0), true);
-
-int device_count() {
-  static const int count = runtime::cuda_device_count(nullptr);
-  return count;
-}
-
-constexpr int kTeamSizes[] = {1, 2, 4};  // where there are fewer GPUs, ranks share them
-/// With calls behind each other, whose kernels fill the GPU: two ranks on one GPU, else as many as there are GPUs.
-std::vector<int> team_sizes() {
-  if (device_count() >= 4) return {1, 2, 4};
-  return {1, 2};
-}
-
-void cuda_ok(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(cudaGetErrorString(e));
-}
-
-/// Host values and their device copy.
-class Matrix {
- public:
-  Matrix(int64_t rows, int64_t cols, DType dtype) : rows_(rows), cols_(cols), dtype_(dtype) {
-    host_.resize(static_cast<size_t>(rows * cols) * dtype_bytes(dtype), 0xff);
-    cuda_ok(cudaMalloc(&device_, std::max<size_t>(host_.size(), 16)));
-    upload();
-  }
-  ~Matrix() { (void)cudaFree(device_); }
-  Matrix(const Matrix&) = delete;
-  Matrix& operator=(const Matrix&) = delete;
-  void set(int64_t i, double value) { base::store_element(host_.data(), dtype_, i, value); }
-  double get(int64_t i) const { return base::load_element(host_.data(), dtype_, i); }
-  void upload() { cuda_ok(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice)); }
-  void download() { cuda_ok(cudaMemcpy(host_.data(), device_, host_.size(), cudaMemcpyDeviceToHost)); }
-  void poison() { cuda_ok(cudaMemset(device_, 0xff, host_.size())); }
-  TensorView device() { return TensorView::contiguous(device_, dtype_, {rows_, cols_}); }
-  TensorView host() { return TensorView::contiguous(host_.data(), dtype_, {rows_, cols_}); }
-  int64_t size() const { return rows_ * cols_; }
-  const std::vector<unsigned char>& bytes() const { return host_; }
-
- private:
-  int64_t rows_, cols_;
-  DType dtype_;
-  std::vector<unsigned char> host_;
-  void* device_ = nullptr;
-};
-
-/// -1, 0 or 1, different for every tensor, rank and index: sums stay far below 256, where bf16 is exact in any order.
-double exact_value(int tensor, int rank, int64_t i) {
-  uint64_t x = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ull +
-               static_cast<uint64_t>(tensor * 64 + rank) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 29)) * 0x94d049bb133111ebull;
-  return static_cast<double>((x >> 40) % 3) - 1;
-}
-
-void fill(Matrix& m, int tensor, int rank) {
-  for (int64_t i = 0; i < m.size(); ++i) m.set(i, exact_value(tensor, rank, i));
-  m.upload();
-}
-
-struct Problem {
-  std::string op;
-  int64_t m = 0, n = 0, k = 0;
-  DType dtype = DType::bf16;
-  spec::BLayout layout = spec::BLayout::nk;
-  bool bias = false;
-  std::vector<int64_t> row_offsets{};
-};
-
-/// One rank's operands and call.
-class Site {
- public:
-  Site(const Problem& p, Channel& channel) : p_(p), channel_(channel), rank_(channel.team().rank()) {
-    spec::OpSpec op;
-    op.op = p.op;
-    op.m = p.m;
-    op.n = p.n;
-    op.k = p.k;
-    op.ranks = channel.team().size();
-    op.dtype = op.out_dtype = p.dtype;
-    op.b_layout = p.layout;
-    op.bias = p.bias;
-    op.row_offsets = p.row_offsets;
-    op_ = op;
-    off_ = spec::row_offsets(op);
-    a_ = make_a(rank_);
-    b_ = make_b(rank_);
-    bias_ = std::make_unique<Matrix>(1, p.n, p.dtype);
-    fill(*bias_, 3, 0);
-    out_ = std::make_unique<Matrix>(out_rows(), p.n, p.dtype);
-    want_ = reference();  // frees device memory, which waits for the device: not beside a peer's call
-  }
-
-  const spec::OpSpec& op() const { return op_; }
-  Matrix& out() { return *out_; }
-  int64_t mine() const { return off_[static_cast<size_t>(rank_) + 1] - off_[static_cast<size_t>(rank_)]; }
-
-  void run(const spec::Schedule& schedule) {
-    TensorView bias;
-    if (p_.bias) {
-      bias = bias_->device();
-      bias = TensorView::contiguous(bias.data, p_.dtype, {p_.n});
-    }
-    const TensorView b = p_.layout == spec::BLayout::nk ? b_->device().transposed() : b_->device();
-    if (p_.op == "ag_gemm") {
-      ops::run(channel_,
-               ops::AgGemmArgs{.a_shard = a_->device(),
-                               .b = b,
-                               .c = out_->device(),
-                               .bias = bias,
-                               .a = {},
-                               .row_offsets = p_.row_offsets},
-               schedule);
-    } else if (p_.op == "gemm_rs") {
-      ops::run(channel_,
-               ops::GemmRsArgs{
-                   .a = a_->device(), .b = b, .out = out_->device(), .bias = bias, .row_offsets = p_.row_offsets},
-               schedule);
-    } else {
-      ops::run(channel_, ops::GemmArArgs{.a = a_->device(), .b = b, .out = out_->device(), .bias = bias}, schedule);
-    }
-  }
-
-  /// Empty if every element is exact.
-  std::string mismatch() {
-    out_->download();
-    const int64_t first = p_.op == "gemm_rs" ? off_[static_cast<size_t>(rank_)] * p_.n : 0;
-    for (int64_t i = 0; i < out_->size(); ++i) {
-      const double w = want_[static_cast<size_t>(first + i)], got = out_->get(i);
-      if (!(got == w)) {
-        return base::format("rank {} element ({}, {}): got {}, want {}", rank_, i / p_.n, i % p_.n, got, w);
-      }
-    }
-    return {};
-  }
-
- private:
-  int64_t out_rows() const { return p_.op == "gemm_rs" ? mine() : p_.m; }
-  std::unique_ptr<Matrix> make_a(int rank) {
-    const bool is_ag = p_.op == "ag_gemm";
-    const size_t r = static_cast<size_t>(rank);
-    auto a = std::make_unique<Matrix>(is_ag ? off_[r + 1] - off_[r] : p_.m, p_.k, p_.dtype);
-    fill(*a, 1, rank);
-    return a;
-  }
-  std::unique_ptr<Matrix> make_b(int rank) {
-    const bool nk = p_.layout == spec::BLayout::nk;
-    auto b = std::make_unique<Matrix>(nk ? p_.n : p_.k, nk ? p_.k : p_.n, p_.dtype);
-    fill(*b, 2, rank);
-    return b;
-  }
-  std::vector<double> reference() {
-    std::vector<std::unique_ptr<Matrix>> a, b;
-    std::vector<TensorView> a_views, b_views;
-    for (int r = 0; r < op_.ranks; ++r) {
-      a.push_back(make_a(r));
-      b.push_back(make_b(p_.op == "ag_gemm" ? rank_ : r));
-      a_views.push_back(a.back()->host());
-      b_views.push_back(p_.layout == spec::BLayout::nk ? b.back()->host().transposed() : b.back()->host());
-    }
-    TensorView bias;
-    if (p_.bias) bias = TensorView::contiguous(bias_->host().data, p_.dtype, {p_.n});
-    return p_.op == "ag_gemm" ? ops::ag_gemm_reference(a_views, b_views[0], bias)
-                              : ops::gemm_sum_reference(a_views, b_views, bias);
-  }
-
-  Problem p_;
-  Channel& channel_;
-  int rank_;
-  spec::OpSpec op_;
-  std::vector<int64_t> off_;
-  std::unique_ptr<Matrix> a_, b_, bias_, out_;
-  std::vector<double> want_;
-};
-
-/// Runs `body` on n rank threads and gives the first failure's text.
-std::string on_ranks(int n, const std::function<void(Runtime&, cudaStream_t)>& body,
-                     size_t heap_bytes = size_t{512} << 20) {
-  std::vector<std::unique_ptr<Bootstrap>> bootstraps = thread_bootstraps(n);
-  std::mutex mutex;
-  std::string failure;
-  std::vector<std::thread> threads;
-  for (int r = 0; r < n; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        cuda_ok(cudaSetDevice(r % device_count()));
-        RuntimeOptions options;
-        options.backend = Backend::cuda_peer;
-        options.device = r % device_count();
-        options.heap_bytes = heap_bytes;
-        options.timeout_ms = 20000;
-        Runtime runtime = Runtime::open(*bootstraps[static_cast<size_t>(r)], options);
-        cudaStream_t stream = nullptr;
-        cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        try {
-          body(runtime, stream);
-          runtime.synchronize();
-        } catch (const std::exception& e) {
-          runtime.abort(Errc::internal, e.what());
-          throw;
-        }
-        runtime.close();
-        (void)cudaStreamDestroy(stream);
-      } catch (const std::exception& e) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (failure.empty()) failure = base::format("rank {}: {}", r, e.what());
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
-  return failure;
-}
-
-/// Waits for this rank's GPU; where ranks share one, for all of them: waiting for a GPU must not meet a peer's next
-/// call.
-void settle(Runtime& runtime) {
-  runtime.synchronize();
-  if (runtime.world().size() > device_count()) runtime.world().barrier();
-}
-
-void require(const std::string& mismatch, const std::string& where) {
-  if (!mismatch.empty()) throw std::runtime_error(where + ": " + mismatch);
-}
 
 class GpuOps : public ::testing::Test {
  protected:
@@ -304,6 +66,13 @@ TEST_F(GpuOps, AgGemmEmptyShards) {
 TEST_F(GpuOps, AgGemmFewRows) {
   run_all({.op = "ag_gemm", .m = 1, .n = 64, .k = 64}, {1, 2});
   run_all({.op = "ag_gemm", .m = 0, .n = 64, .k = 64}, {1});
+}
+TEST_F(GpuOps, AgGemmSwiglu) {
+  run_all({.op = "ag_gemm", .m = 301, .n = 272, .k = 320, .bias = true, .swiglu = true}, {1, 3});
+  run_all({.op = "ag_gemm", .m = 128, .n = 64, .k = 96, .dtype = DType::fp32, .swiglu = true}, {2});
+  run_all(
+      {.op = "ag_gemm", .m = 100, .n = 6, .k = 64, .dtype = DType::fp16, .row_offsets = {0, 0, 100}, .swiglu = true},
+      {2});
 }
 TEST_F(GpuOps, GemmRsBf16) { run_all({.op = "gemm_rs", .m = 512, .n = 256, .k = 320}, {1, 2, 4}); }
 TEST_F(GpuOps, GemmRsFp16BiasKnRagged) {
@@ -379,6 +148,7 @@ std::vector<FusedCase> fused_cases(int ranks) {
       ranks == 2 ? std::vector<int64_t>{0, 0, 600} : std::vector<int64_t>{0, 300, 300, 412, 600};
   return {{{.op = "ag_gemm", .m = 1024, .n = 264, .k = 520}, "k_slab"},
           {{.op = "ag_gemm", .m = 600, .n = 392, .k = 264, .row_offsets = uneven}, "k_slab"},
+          {{.op = "ag_gemm", .m = 600, .n = 400, .k = 264, .row_offsets = uneven, .swiglu = true}, "k_slab"},
           {{.op = "gemm_rs", .m = 1024, .n = 264, .k = 72, .bias = true}, "tma_slot"},
           {{.op = "gemm_rs", .m = 600, .n = 392, .k = 136, .row_offsets = uneven}, "tma_slot"}};
 }
@@ -440,6 +210,12 @@ std::vector<InstanceCase> instance_cases() {
     out.push_back({one, p, family, options});
     p.bias = true;
     out.push_back({one, p, family, options});
+    if (p.op != "ag_gemm") return;
+    p.n -= 8;
+    p.swiglu = true;
+    out.push_back({one, p, family, options});
+    p.bias = false;
+    out.push_back({one, p, family, options});
   };
   for (const auto& one : ops::gemm_core::gather_specs())
     if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one, {});
@@ -449,7 +225,7 @@ std::vector<InstanceCase> instance_cases() {
   return out;
 }
 
-TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABias) {
+TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABiasAndSwiglu) {
   constexpr int kSms = 24, kDegree = 3;
   for (int n : team_sizes()) {
     if (n == 1) continue;
@@ -462,8 +238,8 @@ TEST_F(GpuOps, EveryFusedInstanceGivesTheExactResultWithAndWithoutABias) {
         require(taken.ok() ? "" : taken.status().message(), one.family);
         if ((*taken)->name != one.instance.name) throw std::runtime_error("taken: " + std::string((*taken)->name));
         call_often(runtime, stream, site, schedule,
-                   base::format("{} of {}{} on {} ranks", one.instance.name, one.family,
-                                one.problem.bias ? " with a bias" : "", n));
+                   base::format("{} of {}{}{} on {} ranks", one.instance.name, one.family,
+                                one.problem.bias ? " with a bias" : "", one.problem.swiglu ? " swiglu" : "", n));
       }
     });
     EXPECT_EQ(failure, "");

@@ -44,6 +44,7 @@ class Op(c.Structure):
         ("b_layout", c.c_int32),
         ("has_bias", c.c_int32),
         ("has_a", c.c_int32),
+        ("activation", c.c_int32),
         ("row_offsets", c.POINTER(c.c_int64)),
     ]
 

@@ -88,6 +88,7 @@ struct Case {
   spec::BLayout layout = spec::BLayout::nk;
   bool bias = false;
   bool gathered = false;  // ag_gemm, ag_wgrad: return a too
+  bool swiglu = false;    // ag_gemm, with an even n
   int64_t gap = 0;        // between rows of every matrix
   std::vector<int64_t> offsets{};
   spec::Params options{};  // of make_schedule
@@ -101,8 +102,8 @@ struct Case {
     }
     return op + " " + family + " q " + std::to_string(degree) + " M " + std::to_string(m) + " N " + std::to_string(n) +
            " K " + std::to_string(k) + " " + dtype_name(in) + "->" + dtype_name(out) +
-           (layout == spec::BLayout::nk ? " nk" : " kn") + (bias ? " bias" : "") + (uneven ? " uneven" : "") +
-           (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows) + chosen;
+           (layout == spec::BLayout::nk ? " nk" : " kn") + (bias ? " bias" : "") + (swiglu ? " swiglu" : "") +
+           (uneven ? " uneven" : "") + (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows) + chosen;
   }
 };
 
@@ -118,7 +119,7 @@ class Operands {
     a_ = Matrix(is_ag ? mine : c.m, k_of(rank_), c.in, c.gap);
     const bool nk = c.layout == spec::BLayout::nk;
     b_ = Matrix(nk ? n() : depth_of(rank_), nk ? depth_of(rank_) : n(), c.in, c.gap);
-    out_ = Matrix(c.op == "gemm_rs" ? mine : is_wgrad() ? c.k : c.m, n(), c.out, c.gap);
+    out_ = Matrix(c.op == "gemm_rs" ? mine : is_wgrad() ? c.k : c.m, c.swiglu ? n() / 2 : n(), c.out, c.gap);
     bias_ = Matrix(1, n(), c.out, 0);
     if (is_ag && c.gathered) gathered_ = Matrix(c.m, c.k, c.in, c.gap);
     schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree, c.options);
@@ -208,7 +209,8 @@ class Operands {
                                .c = out_.view,
                                .bias = bias,
                                .a = gathered_.view,
-                               .row_offsets = case_.offsets},
+                               .row_offsets = case_.offsets,
+                               .activation = spec_of(rank_).activation},
                schedule_);
     } else if (is_wgrad()) {
       ops::run(channel_,
@@ -229,10 +231,14 @@ class Operands {
     const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
     std::vector<char> rounded(8);
     for (int64_t i = 0; i < out_.view.dim(0); ++i) {
-      for (int64_t j = 0; j < n(); ++j) {
-        base::store_element(rounded.data(), case_.out, 0, static_cast<double>(want(row + i, j)));
+      for (int64_t j = 0; j < out_.view.dim(1); ++j) {
+        const double exact = case_.swiglu ? swiglu(want(row + i, 2 * j), want(row + i, 2 * j + 1))
+                                          : static_cast<double>(want(row + i, j));
+        base::store_element(rounded.data(), case_.out, 0, exact);
         const double expected = base::load_element(rounded.data(), case_.out, 0);
         if (out_.get(i, j) == expected) continue;
+        // Sums are exact; what is made of them is rounded, after some roundings of fp32, or fp64.
+        if (case_.swiglu && std::abs(out_.get(i, j) - exact) <= ulp_of(exact)) continue;
         return case_.text() + ": rank " + std::to_string(rank_) + " out[" + std::to_string(i) + "][" +
                std::to_string(j) + "] is " + std::to_string(out_.get(i, j)) + ", wanted " + std::to_string(expected);
       }
@@ -263,9 +269,26 @@ class Operands {
     base::store_element(at.data(), dtype, 0, v);
     return base::load_element(at.data(), dtype, 0);
   }
+  static double swiglu(int64_t gate, int64_t up) {
+    const auto x = static_cast<double>(gate);
+    return x / (1 + std::exp(-x)) * static_cast<double>(up);
+  }
+  /// Distance of neighbours in the type of the result, and eight times as much where that is the type of the sums.
+  double ulp_of(double x) const {
+    switch (case_.out) {
+      case DType::fp64:
+        return 8 * std::ldexp(std::abs(x), -52);
+      case DType::fp32:
+        return 8 * std::ldexp(std::abs(x), -23) + 1e-37;
+      case DType::fp16:
+        return std::ldexp(std::abs(x), -10) + 0x1p-24;
+      default:
+        return std::ldexp(std::abs(x), -7) + 1e-37;
+    }
+  }
   bool is_wgrad() const { return case_.op == "ag_wgrad"; }
   int owner_of_a(int rank) const { return spec::gathers(case_.op) ? 0 : rank; }
-  int64_t extra(int rank) const { return case_.uneven ? rank % 3 : 0; }
+  int64_t extra(int rank) const { return case_.uneven ? rank % 3 * (case_.swiglu ? 2 : 1) : 0; }
   int64_t n() const { return case_.n + (spec::gathers(case_.op) ? extra(rank_) : 0); }
   int64_t k_of(int rank) const { return case_.k + (spec::gathers(case_.op) ? 0 : extra(rank)); }
   /// What the sum is over.
@@ -280,6 +303,7 @@ class Operands {
             .out_dtype = case_.out,
             .b_layout = case_.layout,
             .bias = case_.bias,
+            .activation = case_.swiglu ? spec::Activation::swiglu : spec::Activation::none,
             .row_offsets = case_.offsets};
   }
   int owner(int64_t row) const {

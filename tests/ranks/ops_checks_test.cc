@@ -91,6 +91,18 @@ void check_ag_gemm(Channel& channel) {
   expect({"invalid_argument", "c must be (8, 5)", "got (8, 4)"}, [](AgCall& c) { c.args.c.sizes[1] = 4; });
   expect({"invalid_argument", "c (8, 5) must have contiguous rows that do not overlap", "got strides (4, 1)"},
          [](AgCall& c) { c.args.c.strides[0] = 4; });
+  expect({"invalid_argument", "b must have pairs of columns for swiglu, got (6, 5)"},
+         [](AgCall& c) { c.args.activation = spec::Activation::swiglu; });
+  expect({"invalid_argument", "c must be (8, 2) to take swiglu of b's N, got (8, 5)"}, [](AgCall& c) {
+    c.args.activation = spec::Activation::swiglu;
+    c.args.b.sizes[1] = 4;
+  });
+  expect({"plan_mismatch", "made for activation none, the call has swiglu"}, [](AgCall& c) {
+    c.args.activation = spec::Activation::swiglu;
+    c.args.b.sizes[1] = 4;
+    c.args.c.sizes[1] = 2;
+    c.schedule.params["N"] = int64_t{4};
+  });
   expect({"invalid_argument", "bias must be (5), got (1, 5)"}, [](AgCall& c) { c.args.bias = c.bias.view; });
   expect({"invalid_argument", "bias must have the dtype of c (fp32) or of a_shard (fp32), got fp16"},
          [](AgCall& c) { c.args.bias = TensorView::contiguous(c.bias.view.data, DType::fp16, {5}); });

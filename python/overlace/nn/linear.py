@@ -12,6 +12,16 @@ from overlace.context import context_of, process_group
 from overlace.errors import InvalidArgument
 
 
+def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The rows of both by turns, gate first: what activation="swiglu" takes. gate, up: (N, ...), weights as nn.Linear
+    has them, or biases (N). Gives (2 N, ...), a copy."""
+    if gate.shape != up.shape:
+        raise InvalidArgument(
+            f"interleave_gate_up: gate is {list(gate.shape)}, up is {list(up.shape)}, wanted one shape"
+        )
+    return torch.stack((gate, up), 1).flatten(0, 1)
+
+
 def _mesh_of(group: object) -> DeviceMesh:
     if isinstance(group, DeviceMesh):
         return group
@@ -100,11 +110,13 @@ class ColumnParallelLinear(_ParallelLinear):
     x: (..., in_features); with sequence_parallel this rank's part along sequence_dim, and AllGather and GEMM are one
     operator; without it the whole x, which all ranks hold alike, and the gradient of x is all-reduced.
     Gives (..., out_features / ranks), whole along sequence_dim. The gathered x is kept for the weight's gradient;
-    `layer.keep_gathered = False` keeps this rank's part of it and gathers again in backward.
+    `layer.keep_gathered = False` keeps this rank's part of it and gathers again in backward. `layer.activation` is that
+    of overlace.ops.ag_gemm: with "swiglu" and a weight of interleave_gate_up, out_features / ranks / 2 columns.
     """
 
     _weight, _bias, _split = Shard(0), Shard(0), "out_features"
     keep_gathered = True
+    activation = "none"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._local()
@@ -116,9 +128,12 @@ class ColumnParallelLinear(_ParallelLinear):
                 biases=bias,
                 gather_dim=self.sequence_dim,
                 keep_gathered=self.keep_gathered,
+                activation=self.activation,
                 plan=self.plan,
             )
-        return _SharedInput.apply(x, weight, bias, self.group_name)
+        activate = ops.activation_of("ag_gemm", self.activation, [weight.t()])
+        out = _SharedInput.apply(x, weight, bias, self.group_name)
+        return out if activate is None else activate(out)
 
 
 class RowParallelLinear(_ParallelLinear):

@@ -15,6 +15,7 @@ spec::OpSpec op_spec(const Channel& channel, const AgGemmArgs& args) {
           .b_layout = layout_of(args.b),
           .bias = args.bias.defined(),
           .gathered = args.a.defined(),
+          .activation = args.activation,
           .row_offsets = args.row_offsets};
 }
 
@@ -27,7 +28,10 @@ base::Status validate(const Channel& channel, const AgGemmArgs& args) {
   OVERLACE_TRY(check_b(site, b, k, shard));
   OVERLACE_TRY(check_output_dtype(site, c, shard));
   const int64_t m = args.c.ndim == 2 ? args.c.dim(0) : 0, n = args.b.dim(1);
-  OVERLACE_TRY(check_matrix(site, c, m, n, "to take N of b"));
+  const bool is_swiglu = args.activation == spec::Activation::swiglu;
+  if (is_swiglu) OVERLACE_TRY(check_pairs(site, b));
+  OVERLACE_TRY(
+      check_matrix(site, c, m, is_swiglu ? n / 2 : n, is_swiglu ? "to take swiglu of b's N" : "to take N of b"));
   OVERLACE_TRY(check_offsets(site, args.row_offsets, channel.team().size(), m));
   const std::vector<int64_t> off = spec::row_offsets(op_spec(channel, args));
   const size_t rank = static_cast<size_t>(site.rank);

@@ -5,6 +5,8 @@
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/ops/gemm_core/choose.h"
+#include "src/spec/names.h"
+#include "src/spec/operators.h"
 
 namespace overlace::ops {
 namespace {
@@ -99,6 +101,11 @@ base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec:
   OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
   OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
   OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  if (spec::activation_of(schedule.params) != op.activation) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for activation {}, the call has {}; rank {}",
+                       site.op, schedule.family, spec::name_of(spec::activation_of(schedule.params)),
+                       spec::name_of(op.activation), site.rank);
+  }
   if (op.gathered && op.ranks > 1 && !schedule.params.contains("gathered")) {
     return base::error(Errc::not_supported, "{}: schedule {} gathers nothing that could be returned in a; rank {}",
                        site.op, schedule.family, site.rank);
@@ -182,6 +189,11 @@ base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& l
                   b.name, b.view.shape(), depth, k, n, strides_of(b.view));
   }
   return check_memory(site, b);
+}
+
+base::Status check_pairs(const Site& site, const Named& b) {
+  if (b.view.dim(1) % 2 == 0) return {};
+  return refuse(site, "{} must have pairs of columns for swiglu, got {}", b.name, b.view.shape());
 }
 
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in) {

@@ -34,6 +34,8 @@ base::Status check_output_dtype(const Site& site, const Named& t, const Named& l
 base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why);
 /// b (k, n) of dtype `like`, its first dimension, called `depth`, or N contiguous.
 base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth = "K");
+/// b (k, n) with an even n.
+base::Status check_pairs(const Site& site, const Named& b);
 /// (n) of the dtype of one of two others; undefined passes.
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in);
 /// a (m, K) of the dtype of the shard (rows, K), apart from it and from `others`.

@@ -10,6 +10,7 @@
 #endif
 #include "src/ops/gemm_core/instances.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
@@ -42,6 +43,8 @@ base::Status check_shape(const spec::Schedule& schedule) {
   const bool is_gather = schedule.op == "ag_gemm", is_one_shot = schedule.op == "gemm_ar";
   const int64_t n = param<int64_t>(schedule, "N", 0), k = param<int64_t>(schedule, "K", 0);
   const int64_t ranks = param<int64_t>(schedule, "G", 0);
+  if (spec::activation_of(schedule.params) == spec::Activation::swiglu && n % 16 != 0)
+    return missing(schedule, base::format("swiglu of N {}; wanted: a multiple of 16", n));
   if (n < 8 || n % 8 != 0 || k < 8 || k % 8 != 0)
     return missing(schedule, base::format("N {}, K {}; wanted: multiples of 8", n, k));
   if (ranks < 2 || ranks > kOrderShards)

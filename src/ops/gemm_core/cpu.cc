@@ -5,6 +5,7 @@
 
 #include "src/exec/gemm.h"
 #include "src/ops/reduce/bodies.h"
+#include "src/spec/operators.h"
 #include "src/spec/tile_order_pod.h"
 
 namespace overlace::ops::gemm_core {
@@ -36,6 +37,8 @@ class Part {
   explicit Part(const exec::BodyContext& context)
       : context_(context),
         to_(context.writes[0][0]),
+        pair_(spec::columns_per_result(context.task.params)),
+        columns_(to_.dim(1) * pair_),
         end_of_sources_(context.reads.size() - (has(context.task, "bias", true) ? 1 : 0)) {
     if (!context.reads[0].empty()) {
       const TensorView& b = context.reads[1][0];
@@ -45,22 +48,22 @@ class Part {
     const bool is_wide = to_.dtype == DType::fp64;
     std::vector<char>& sums = *context.part->sums;
     if (context.task.combine == spec::Combine::none)
-      sums.assign(static_cast<size_t>(to_.dim(0) * to_.dim(1)) * (is_wide ? 8 : 4), 0);
-    sums_ = TensorView::contiguous(sums.data(), is_wide ? DType::fp64 : DType::fp32, {to_.dim(0), to_.dim(1)});
+      sums.assign(static_cast<size_t>(to_.dim(0) * columns_) * (is_wide ? 8 : 4), 0);
+    sums_ = TensorView::contiguous(sums.data(), is_wide ? DType::fp64 : DType::fp32, {to_.dim(0), columns_});
     rounded_.resize(static_cast<size_t>(kTile * kTile) * dtype_bytes(to_.dtype));
   }
 
   base::Status run() {
     const bool has_sources = end_of_sources_ > 2;
     if (!has_sources) OVERLACE_TRY(context_.part->wait(false));
-    const int64_t offsets[] = {0, to_.dim(0)}, columns = to_.dim(1);
+    const int64_t offsets[] = {0, to_.dim(0)};
     const TileOrder order = make_tile_order(TileOrderKind::linear, 0, 1, offsets, kTile,
-                                            static_cast<int32_t>((columns + kTile - 1) / kTile));
+                                            static_cast<int32_t>((columns_ + kTile - 1) / kTile));
     for (int32_t index = 0; index < count_tiles(order); ++index) {
       const TileCoord at = tile_at(order, index);
       const int64_t row = first_row(order, at), col = int64_t{at.n} * kTile;
       const Window window = {row, std::min<int64_t>(kTile, to_.dim(0) - row), col,
-                             std::min<int64_t>(kTile, columns - col)};
+                             std::min<int64_t>(kTile, columns_ - col)};
       OVERLACE_TRY(multiply(window));
       if (index == 0) OVERLACE_TRY(context_.part->wait(true));
       if (index == 0 && has_sources) OVERLACE_TRY(context_.part->wait(false));
@@ -91,9 +94,10 @@ class Part {
       r.bias.data = static_cast<char*>(r.bias.data) + at.col * static_cast<int64_t>(dtype_bytes(r.bias.dtype));
       r.bias.sizes[0] = at.cols;
     }
-    r.dst = TensorView::contiguous(rounded_.data(), to_.dtype, {at.rows, at.cols});
+    r.activation = spec::activation_of(context_.task.params);
+    r.dst = TensorView::contiguous(rounded_.data(), to_.dtype, {at.rows, at.cols / pair_});
     sum_on_cpu(r);
-    context_.part->store(r.dst, at.row, at.col);
+    context_.part->store(r.dst, at.row, at.col / pair_);
   }
 
   /// As the partials of the others are.
@@ -105,7 +109,8 @@ class Part {
   }
 
   const exec::BodyContext& context_;
-  TensorView a_, b_, to_;  // a_ is undefined where K is 0
+  TensorView a_, b_, to_;   // a_ is undefined where K is 0
+  int64_t pair_, columns_;  // of sums: as many as become one of to_, and all
   size_t end_of_sources_;
   TensorView sums_;
   std::vector<char> rounded_, own_;

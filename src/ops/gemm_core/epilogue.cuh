@@ -53,36 +53,43 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t pair, __half) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
 
-/// All threads of a consumer warpgroup. The warpgroups do not wait for each other: while one stages, the other's
-/// products keep the tensor cores busy.
-template <class Config>
-__device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Staging<Config>& staging,
-                                           Ring<Staging<Config>::kBuffers>& ring, Patience& patience) {
-  using Element = typename Config::Element;
+/// All threads of a consumer warpgroup: `write(buffer, sums)` puts this thread's sums of a piece into its buffer. The
+/// warpgroups do not wait for each other: while one stages, the other's products keep the tensor cores busy.
+template <class Config, class Write>
+__device__ __forceinline__ void stage_pieces(const Sums<Config>& sums, const Staging<Config>& staging,
+                                             Ring<Staging<Config>::kBuffers>& ring, Patience& patience, Write write) {
 #pragma unroll
   for (int block = 0; block < Config::kBlocksM; ++block) {
 #pragma unroll
     for (int piece = 0; piece < Staging<Config>::kPieces; ++piece) {
       wait_barrier(staging.freed(ring.slot), ring.parity ^ 1, patience);
-      const uint32_t to = staging.buffer(ring.slot);
-#pragma unroll
-      for (int pair = 0; pair < Staging<Config>::kPairs; ++pair) {
-        const float* d = &sums[block][(piece * Staging<Config>::kPairs + pair) * 8];
-        const uint32_t at = to + Staging<Config>::place_of(static_cast<uint32_t>(pair));
-        const uint32_t r[4] = {round_pair(d[0], d[1], Element{}), round_pair(d[2], d[3], Element{}),
-                               round_pair(d[4], d[5], Element{}), round_pair(d[6], d[7], Element{})};
-        if constexpr (Staging<Config>::kIsSwapped) {
-          ptx::store_matrices_transposed(at, r[0], r[1], r[2], r[3]);
-        } else {
-          ptx::store_matrices(at, r[0], r[1], r[2], r[3]);
-        }
-      }
+      write(staging.buffer(ring.slot), &sums[block][piece * Staging<Config>::kPairs * 8]);
       ptx::fence_shared_to_bulk();
       __syncwarp();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
       ring.advance();
     }
   }
+}
+
+template <class Config>
+__device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Staging<Config>& staging,
+                                           Ring<Staging<Config>::kBuffers>& ring, Patience& patience) {
+  using Element = typename Config::Element;
+  stage_pieces<Config>(sums, staging, ring, patience, [](uint32_t to, const float* piece) {
+#pragma unroll
+    for (int pair = 0; pair < Staging<Config>::kPairs; ++pair) {
+      const float* d = piece + pair * 8;
+      const uint32_t at = to + Staging<Config>::place_of(static_cast<uint32_t>(pair));
+      const uint32_t r[4] = {round_pair(d[0], d[1], Element{}), round_pair(d[2], d[3], Element{}),
+                             round_pair(d[4], d[5], Element{}), round_pair(d[6], d[7], Element{})};
+      if constexpr (Staging<Config>::kIsSwapped) {
+        ptx::store_matrices_transposed(at, r[0], r[1], r[2], r[3]);
+      } else {
+        ptx::store_matrices(at, r[0], r[1], r[2], r[3]);
+      }
+    }
+  });
 }
 
 /// One thread per consumer warpgroup. `store.store(tile, row, col, shared)` issues the store of a buffer; `signal.done`

@@ -15,6 +15,7 @@
 #include "src/runtime/backend/cuda_peer/co_residency.h"
 #include "src/runtime/call_order.h"
 #include "src/runtime/state.h"
+#include "src/spec/operators.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
@@ -144,7 +145,7 @@ void fill(const exec::KernelContext& context, int clusters, const TensorView& a,
   args->b = weights.data;
   args->c = to.data;
   args->row_offsets = context.schedule.tables.at("off");
-  args->n = c.dim(1);
+  args->n = number(context.schedule, "N");
   args->k = a.dim(1);
   args->ldb = weights.pitch;
   args->ldc = to.pitch;
@@ -171,6 +172,7 @@ base::Status launch_gather_of(const exec::KernelContext& context, const Instance
   args.lda = from.pitch;
   args.pieces = static_cast<int>(number(context.schedule, "q"));
   args.bias = bias_of(context);
+  args.is_gated = spec::activation_of(context.schedule.params) == spec::Activation::swiglu;
   const auto prepared = prepare_gather(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_gather(*prepared, early, stream);
@@ -227,6 +229,7 @@ base::Status check_family(const spec::Schedule& schedule) {
   op.dtype = op.out_dtype = is(schedule, "dtype", std::string("bf16")) ? DType::bf16 : DType::fp16;
   op.b_layout = is(schedule, "b_layout", std::string("nk")) ? spec::BLayout::nk : spec::BLayout::kn;
   op.bias = is(schedule, "bias", true);
+  op.activation = spec::activation_of(schedule.params);
   if (!is_one_shot(schedule)) op.row_offsets = schedule.tables.at("off");
   const auto degree = static_cast<int>(number(schedule, schedule.op == "gemm_rs" ? "groups" : "q"));
   spec::Params options;

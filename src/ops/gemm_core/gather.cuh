@@ -22,6 +22,7 @@ struct GatherParams : ExchangeParams {
   int32_t push_ctas;  // the first of the grid; 0: a copy engine sends
   const void* bias;   // (N) of the output's type, or null
   int32_t n;
+  bool is_gated;  // C has N / 2 columns: swiglu of column 2i and the next
 };
 struct GatherGemmParams {
   GemmParams gemm;  // a: this rank's rows, (M of the shard, K); c is not used

@@ -12,6 +12,8 @@ namespace {
 
 namespace node = runtime::cuda_peer;
 
+int64_t columns_of_c(const GatherArgs& g) { return g.is_gated ? g.n / 2 : g.n; }
+
 base::Status validate(const Instance& instance, const GatherArgs& g) {
   const GatherState& s = g.state;
   const uint64_t elements = static_cast<uint64_t>(g.row_offsets.empty() ? 0 : g.row_offsets.back() * g.k);
@@ -20,18 +22,19 @@ base::Status validate(const Instance& instance, const GatherArgs& g) {
     return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: all >= 1, k a multiple of 8",
                                   g.row_offsets.back(), g.n, g.k);
   }
-  if (g.bias != nullptr && g.n % 2 != 0)
-    return base::invalid_argument("gemm_core: n {} with a bias; wanted: even", g.n);
+  if ((g.bias != nullptr || g.is_gated) && g.n % 2 != 0)
+    return base::invalid_argument("gemm_core: n {} with a bias or gates; wanted: even", g.n);
   const bool b_is_nk = instance.spec.b_major == BMajor::k;
   const Operand operands[] = {
-      {"shard", g.shard, g.lda, g.k}, {"b", g.b, g.ldb, b_is_nk ? g.k : g.n}, {"c", g.c, g.ldc, g.n}};
+      {"shard", g.shard, g.lda, g.k}, {"b", g.b, g.ldb, b_is_nk ? g.k : g.n}, {"c", g.c, g.ldc, columns_of_c(g)}};
   for (const Operand& x : operands) OVERLACE_TRY(validate_operand(x));
   if (g.pieces < 1 || g.pieces > kMaxPieces || g.swizzle < 1) {
     return base::invalid_argument("gemm_core: {} pieces, swizzle {}; wanted: 1 to {} and >= 1", g.pieces, g.swizzle,
                                   kMaxPieces);
   }
-  if (instance.spec.split_k > 1 && (g.arrival == Arrival::k_slab || g.bias != nullptr)) {
-    return base::error(Errc::not_supported, "gemm_core: {} with slabs or a bias; wanted: rows, none", instance.name);
+  if (instance.spec.split_k > 1 && (g.arrival == Arrival::k_slab || g.bias != nullptr || g.is_gated)) {
+    return base::error(Errc::not_supported, "gemm_core: {} with slabs, a bias or gates; wanted: rows, none",
+                       instance.name);
   }
   if (g.transport == GatherTransport::store_own) {
     if (g.arrival == Arrival::k_slab) return {};
@@ -56,7 +59,9 @@ base::Status encode_maps(const ConfigSpec& s, const GatherArgs& g, GatherGemmPar
   for (int shard = 0; shard < team.size; ++shard) {
     char* at = static_cast<char*>(g.c) + g.row_offsets[static_cast<size_t>(shard)] * g.ldc * 2;
     if (rows_of(g.row_offsets, shard) == 0) continue;
-    OVERLACE_TRY(encode(as_c(s, at, rows_of(g.row_offsets, shard), g.n, g.ldc), s.dtype, &p->gather.c[shard]));
+    Matrix c = as_c(s, at, rows_of(g.row_offsets, shard), columns_of_c(g), g.ldc);
+    if (g.is_gated) c.box_cols /= 2;
+    OVERLACE_TRY(encode(c, s.dtype, &p->gather.c[shard]));
   }
   return {};
 }
@@ -79,6 +84,7 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   out.row_units = static_cast<int32_t>(g.k / 8);
   out.bias = g.bias;
   out.n = static_cast<int32_t>(g.n);
+  out.is_gated = g.is_gated;
   const int32_t own =
       (p->gemm.order.first_tile[team.rank + 1] - p->gemm.order.first_tile[team.rank]) * p->gemm.order.tiles_n;
   const int ctas = clusters * s.cluster();

@@ -29,6 +29,7 @@ struct GatherArgs : FusedArgs {
   Arrival arrival = Arrival::k_slab;  // rows: with ce only
   int pieces = 1;                     // a shard arrives in
   const void* bias = nullptr;         // (N) of the output's type
+  bool is_gated = false;              // C is (M, N / 2): swiglu of column 2i and the next
   bool waits = true;                  // false: GatherParams::waits
   GatherState state;
 };

@@ -52,10 +52,12 @@ base::Status encode(const Matrix& x, DType dtype, CUtensorMap* map) {
   const cuuint64_t pitches[] = {static_cast<cuuint64_t>(x.pitch) * 2};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(x.box_cols), static_cast<cuuint32_t>(x.box_rows)};
   const cuuint32_t steps[] = {1, 1};
+  const CUtensorMapSwizzle swizzle = x.box_cols == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : x.box_cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                        : CU_TENSOR_MAP_SWIZZLE_32B;
   const CUresult e =
       (*function)(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                  const_cast<void*>(x.data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  x.box_cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                  const_cast<void*>(x.data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (e == CUDA_SUCCESS) return {};
   return base::error(Errc::cuda, "gemm_core: cuTensorMapEncodeTiled returned {} for {} ({}, {}), pitch {}",

@@ -1,7 +1,7 @@
 // The persistent kernel body: who does what.
 #pragma once
 
-#include "src/ops/gemm_core/epilogue.cuh"
+#include "src/ops/gemm_core/gated.cuh"
 
 namespace overlace::ops::gemm_core {
 
@@ -97,7 +97,14 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
       if constexpr (Reduce::kReduces && !Reduce::kLoads) {
         if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
       }
-      if (place.stores(group)) stage_tile<Config>(sums, staging, results, patience);
+      if (!place.stores(group)) continue;
+      if constexpr (StoreOutput::kGates) {
+        if (store.is_gated()) {
+          stage_gated_tile<Config>(sums, staging, results, patience);
+          continue;
+        }
+      }
+      stage_tile<Config>(sums, staging, results, patience);
     }
     if constexpr (Reduce::kLoads) {
       for (; index < p.num_tiles + p.num_sums; index += place.num_clusters) {

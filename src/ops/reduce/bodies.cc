@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "src/base/half.h"
+#include "src/spec/operators.h"
 #if defined(OVERLACE_HAS_CUDA)
 #include "src/ops/reduce/launch.h"
 #endif
@@ -39,16 +41,24 @@ void round_row(const double* sum, int64_t count, const TensorView& dst, int64_t 
   for (int64_t j = 0; j < count; ++j) base::store_element(dst.data, dst.dtype, first + j, sum[j]);
 }
 
+/// Of pairs of columns: in place, into the first half.
+template <class Acc>
+void swiglu(Acc* sum, int64_t count) {
+  for (int64_t j = 0; j < count / 2; ++j) sum[j] = sum[2 * j] / (1 + std::exp(-sum[2 * j])) * sum[2 * j + 1];
+}
+
 template <class Acc>
 void sum_rows(const ReduceOperands& r) {
+  const int64_t pair = r.activation == spec::Activation::swiglu ? 2 : 1, columns = r.dst.dim(1) * pair;
   std::array<Acc, kBlock> sum;
   for (int64_t i = 0; i < r.dst.dim(0); ++i) {
-    for (int64_t first = 0; first < r.dst.dim(1); first += kBlock) {
-      const int64_t count = std::min(kBlock, r.dst.dim(1) - first);
+    for (int64_t first = 0; first < columns; first += kBlock) {
+      const int64_t count = std::min(kBlock, columns - first);
       std::fill_n(sum.begin(), count, Acc{0});
       for (const TensorView& source : r.sources) add_row(source, i, first, count, sum.data());
       if (r.bias.defined()) add_row(r.bias, 0, first, count, sum.data());
-      round_row(sum.data(), count, r.dst, i * r.dst.stride(0) + first);
+      if (pair > 1) swiglu(sum.data(), count);
+      round_row(sum.data(), count / pair, r.dst, i * r.dst.stride(0) + first / pair);
     }
   }
 }
@@ -73,10 +83,13 @@ base::Result<ReduceOperands> reduce_operands(const exec::BodyContext& context) {
   }
   if (has_bias) r.bias = context.reads.back()[0];
   r.dst = context.writes[0][0];
+  r.activation = spec::activation_of(context.task.params);
+  const int64_t columns = r.dst.dim(1) * spec::columns_per_result(context.task.params);
   if (r.sources.empty()) return bad("sums at least one source");
   for (const TensorView& source : r.sources) {
-    if (source.ndim != 2 || source.dim(0) != r.dst.dim(0) || source.dim(1) != r.dst.dim(1)) {
-      return bad(base::format("sums sources of the shape of its result {}, got {}", r.dst.shape(), source.shape()));
+    if (source.ndim != 2 || source.dim(0) != r.dst.dim(0) || source.dim(1) != columns) {
+      return bad(base::format("sums sources of ({}, {}) for its result {}, got {}", r.dst.dim(0), columns,
+                              r.dst.shape(), source.shape()));
     }
   }
   return r;
@@ -110,6 +123,7 @@ base::Status reduce_on_gpu(const exec::BodyContext& context) {
                         .count = static_cast<int>(r->sources.size()),
                         .bias = r->bias,
                         .dst = r->dst,
+                        .is_gated = r->activation == spec::Activation::swiglu,
                         .cuda_stream = context.stream.cuda_stream});
 }
 #endif

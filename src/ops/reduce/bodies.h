@@ -6,7 +6,7 @@
 namespace overlace::ops {
 
 /// Sum of the sources in region and box order, in fp32 (fp64 for fp64), plus the bias once (last region where the task
-/// has parameter "bias"), rounded once.
+/// has parameter "bias"), then the activation that parameter "activation" names, rounded once.
 base::Status reduce_on_cpu(const exec::BodyContext& context);
 /// With CUDA only.
 base::Status reduce_on_gpu(const exec::BodyContext& context);
@@ -14,8 +14,9 @@ base::Status reduce_on_gpu(const exec::BodyContext& context);
 /// Sources and bias of a reduce task; bad_schedule with the task where its regions are not of that form.
 struct ReduceOperands {
   std::vector<TensorView> sources;
-  TensorView bias;  // undefined: none
-  TensorView dst;   // undefined: nothing to do
+  TensorView bias;                                       // undefined: none
+  TensorView dst;                                        // undefined: nothing to do
+  spec::Activation activation = spec::Activation::none;  // swiglu: dst has half the columns of the sources
 };
 base::Result<ReduceOperands> reduce_operands(const exec::BodyContext& context);
 /// The sum itself; dst is defined.

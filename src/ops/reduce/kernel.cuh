@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "src/device/math/swiglu.cuh"
 #include "src/device/mem/convert.cuh"
 
 namespace overlace::ops {
@@ -20,14 +21,15 @@ struct ReduceParams {
   const Src* src[kMaxSources];
   int64_t src_pitch[kMaxSources];  // elements
   const Bias* bias;                // (cols) or null
-  Dst* dst;                        // (rows, cols)
+  Dst* dst;                        // (rows, cols), or half as many columns
   int64_t dst_pitch, rows, cols;
   int count;
 };
 
 /// Grid-stride over packs of kVector columns. NOTE: plain loads: sources lie in symmetric buffers, which peers write,
 /// so the read-only path (ld.global.nc) is not allowed.
-template <class Acc, class Src, class Bias, class Dst, int kVector>
+/// kGated: a pair of columns becomes one.
+template <class Acc, class Src, class Bias, class Dst, int kVector, bool kGated>
 __global__ void __launch_bounds__(256) reduce_rows(const __grid_constant__ ReduceParams<Src, Bias, Dst> p) {
   const int64_t packs = p.cols / kVector;
   const int64_t total = packs * p.rows;
@@ -44,10 +46,15 @@ __global__ void __launch_bounds__(256) reduce_rows(const __grid_constant__ Reduc
 #pragma unroll
       for (int j = 0; j < kVector; ++j) sum[j] += device::widen(p.bias[col + j]);
     }
-    Pack<Dst, kVector> out;
+    constexpr int kPair = kGated ? 2 : 1;
+    using Out = Pack<Dst, kVector / kPair>;
+    Out out;
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) out.v[j] = device::narrow<Dst>(sum[j]);
-    *reinterpret_cast<Pack<Dst, kVector>*>(p.dst + row * p.dst_pitch + col) = out;
+    for (int j = 0; j < kVector / kPair; ++j) {
+      if constexpr (kGated) sum[j] = device::swiglu(sum[j * 2], sum[j * 2 + 1]);
+      out.v[j] = device::narrow<Dst>(sum[j]);
+    }
+    *reinterpret_cast<Out*>(p.dst + row * p.dst_pitch + col / kPair) = out;
   }
 }
 

@@ -13,35 +13,42 @@ int64_t pitch_of(const TensorView& t) {
   return t.ndim >= 2 ? t.stride(0) : t.numel();
 }
 
-template <class Acc, class Src, class Bias, class Dst>
-cudaError_t launch_typed(const ReduceLaunch& a) {
+template <class Acc, class Src, class Bias, class Dst, bool kGated>
+cudaError_t launch_columns(const ReduceLaunch& a) {
   ReduceParams<Src, Bias, Dst> p{};
   p.count = a.count;
   p.rows = a.dst.ndim >= 2 ? a.dst.dim(0) : 1;
-  p.cols = a.dst.ndim >= 2 ? a.dst.dim(1) : a.dst.numel();
+  constexpr int kPair = kGated ? 2 : 1;
+  p.cols = kPair * (a.dst.ndim >= 2 ? a.dst.dim(1) : a.dst.numel());
   p.dst = static_cast<Dst*>(a.dst.data);
   p.dst_pitch = pitch_of<Dst>(a.dst);
   p.bias = static_cast<const Bias*>(a.bias.data);
   constexpr int kVector = 16 / static_cast<int>(std::max(sizeof(Src), sizeof(Dst)));
-  const auto fits = [](const void* data, int64_t pitch, size_t element) {
-    const size_t unit = element * kVector;
+  const auto fits = [](const void* data, int64_t pitch, size_t element, int count) {
+    const size_t unit = element * static_cast<size_t>(count);
     return reinterpret_cast<uintptr_t>(data) % unit == 0 && static_cast<size_t>(pitch) * element % unit == 0;
   };
-  bool vector = p.cols % kVector == 0 && fits(p.dst, p.dst_pitch, sizeof(Dst));
+  bool vector = p.cols % kVector == 0 && fits(p.dst, p.dst_pitch, sizeof(Dst), kVector / kPair);
   for (int s = 0; s < a.count; ++s) {
     p.src[s] = static_cast<const Src*>(a.sources[s].data);
     p.src_pitch[s] = pitch_of<Src>(a.sources[s]);
-    vector = vector && fits(p.src[s], p.src_pitch[s], sizeof(Src));
+    vector = vector && fits(p.src[s], p.src_pitch[s], sizeof(Src), kVector);
+    if (!fits(p.src[s], p.src_pitch[s], sizeof(Src), kPair)) return cudaErrorMisalignedAddress;
   }
-  const int64_t work = p.rows * p.cols / (vector ? kVector : 1);
+  const int64_t work = p.rows * p.cols / (vector ? kVector : kPair);
   const unsigned blocks = static_cast<unsigned>(std::clamp<int64_t>((work + 255) / 256, 1, 132 * 8));
   auto* stream = static_cast<cudaStream_t>(a.cuda_stream);
   if (vector) {
-    reduce_rows<Acc, Src, Bias, Dst, kVector><<<blocks, 256, 0, stream>>>(p);
+    reduce_rows<Acc, Src, Bias, Dst, kVector, kGated><<<blocks, 256, 0, stream>>>(p);
   } else {
-    reduce_rows<Acc, Src, Bias, Dst, 1><<<blocks, 256, 0, stream>>>(p);
+    reduce_rows<Acc, Src, Bias, Dst, kPair, kGated><<<blocks, 256, 0, stream>>>(p);
   }
   return cudaGetLastError();
+}
+
+template <class Acc, class Src, class Bias, class Dst>
+cudaError_t launch_typed(const ReduceLaunch& a) {
+  return a.is_gated ? launch_columns<Acc, Src, Bias, Dst, true>(a) : launch_columns<Acc, Src, Bias, Dst, false>(a);
 }
 
 template <class Src, class Dst>

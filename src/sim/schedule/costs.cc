@@ -26,13 +26,14 @@ std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const In
   struct Rows {
     int64_t begin, count;
   };
-  const bool sums_rows = spec::sums_rows(schedule.tasks[static_cast<size_t>(in.task)]);
+  const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
+  const bool sums_rows = spec::sums_rows(task);
   std::vector<Rows> rows;
   spec::GemmWork p;
   const std::vector<Box>&a = in.reads[0], &c = in.writes[0];
   for (size_t i = 0; i < a.size() && i < c.size(); ++i) {
     if (a[i].empty() || c[i].empty()) continue;
-    p.n = c[i].count[c[i].ndim - 1];
+    p.n = c[i].count[c[i].ndim - 1] * spec::columns_per_result(task.params);
     p.k = a[i].count[a[i].ndim - (sums_rows ? 2 : 1)];
     p.in_bytes = element_bytes(schedule, a[i]);
     p.out_bytes = element_bytes(schedule, c[i]);

@@ -4,6 +4,7 @@
 
 #include "src/sim/schedule/costs.h"
 #include "src/spec/alike.h"
+#include "src/spec/operators.h"
 
 namespace overlace::sim {
 namespace {
@@ -20,7 +21,7 @@ base::Result<PartTimes> parts_of_rank(const spec::Schedule& schedule, const spec
     if (task.kind == Kind::tiles) {
       if (task.combine == spec::Combine::add) continue;  // the same rows of C again, deeper in K
       const spec::Box &a = in.reads[0][0], &c = in.writes[0][0];
-      const auto n = c.count[c.ndim - 1];
+      const auto n = c.count[c.ndim - 1] * spec::columns_per_result(task.params);
       // Rows times columns in whole rows of N: groups of tiles are strips.
       fused.n = std::get<int64_t>(schedule.params.at("N"));
       fused.k = std::get<int64_t>(schedule.params.at("K"));

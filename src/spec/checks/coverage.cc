@@ -23,11 +23,13 @@ struct Term {
 };
 
 /// A rectangle of one matrix and what it holds. Its first element is (origin_row, origin_column) of the problem: of A
-/// (global row, k) where is_operand, else of the result (global row, n); of ag_wgrad (k, n).
+/// (global row, k) where is_operand, else of the result (global row, n); of ag_wgrad (k, n). Where is_activated,
+/// columns are those of the result, else those of the sums that it is made of.
 struct Piece {
   int64_t row = 0, rows = 0, column = 0, columns = 0;
   int64_t origin_row = 0, origin_column = 0;
   bool is_operand = false;
+  bool is_activated = false;
   int num_biases = 0;
   std::vector<Term> terms = {};  // sorted; touching ranges of a source are one
 
@@ -131,7 +133,7 @@ class Provenance {
     const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(a)];
     const bool is_ag = gathers(team_.schedule->op);
     const int64_t origin = is_ag ? team_.schedule->tables.at("off")[static_cast<size_t>(rank)] : 0;
-    if (shape[0] * shape[1] > 0) store_[{a, rank, 0}] = {{0, shape[0], 0, shape[1], origin, 0, true, 0, {}}};
+    if (shape[0] * shape[1] > 0) store_[{a, rank, 0}] = {{0, shape[0], 0, shape[1], origin, 0, true, false, 0, {}}};
   }
 
   Pieces read(const Rect& rect) {
@@ -196,6 +198,7 @@ class Provenance {
                             other.origin_column, part.origin_row, part.origin_column));
           return out;
         }
+        if (part.is_activated != other.is_activated) fail("adds what an activation made to what none made");
         part.num_biases += other.num_biases;
         add_terms(&part.terms, other.terms);
         out.push_back(std::move(part));
@@ -212,7 +215,7 @@ class Provenance {
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
     Pieces out;
     for (size_t i = 0; i + 1 < cuts.size() && ok_; ++i) {
-      Piece result{cuts[i], cuts[i + 1] - cuts[i], 0, columns, -1, n, false, biases, {}};
+      Piece result{cuts[i], cuts[i + 1] - cuts[i], 0, columns, -1, n, false, false, biases, {}};
       for (const Piece& piece : a) {
         Piece part;
         if (!piece.cut(result.row, result.rows, 0, depth, &part)) continue;
@@ -231,7 +234,7 @@ class Provenance {
 
   /// The same with a transposed. Of no rows: zeros, of the rows that the columns of the box say.
   Pieces product_of_rows(const Rect& a, int64_t k, int64_t n, int64_t columns) {
-    if (a.rows == 0) return {{0, a.columns, 0, columns, a.column, n, false, 0, {}}};
+    if (a.rows == 0) return {{0, a.columns, 0, columns, a.column, n, false, false, 0, {}}};
     Pieces pieces = read(a);
     for (Piece& piece : pieces) piece.transpose();
     return product(pieces, a.columns, a.rows, k, n, columns, 0);
@@ -252,10 +255,12 @@ class Provenance {
       Pieces result;
       if (is_add && in.reads[0][i].empty()) {  // the bias alone
         result = read(c);
-        if (adds_bias) add_bias(&result, n);
+        if (adds_bias) add_bias(&result, n / columns_per_result(task.params));
       } else {
-        result = sums_rows(task) ? product_of_rows(a, k, n, c.columns)
-                                 : product(read(a), a.rows, a.columns, k, n, c.columns, adds_bias ? 1 : 0);
+        const int64_t columns = sums_of(task, in.writes[0][i]).columns;
+        result = sums_rows(task) ? product_of_rows(a, k, n, columns)
+                                 : product(read(a), a.rows, a.columns, k, n, columns, adds_bias ? 1 : 0);
+        activate(task, &result);  // the sums stay in registers: what is added to the result is added to them
         if (is_add && ok_) result = sum(read(c), result);
       }
       for (size_t region = 2; region < end_of_sources; ++region) {
@@ -283,14 +288,29 @@ class Provenance {
     for (size_t i = 0; i < num_sources && ok_; ++i) {
       for (const Box& box : in.reads[i]) {
         Pieces next = read(rect_of(box));
+        for (const Piece& piece : next)
+          if (piece.is_activated) fail("adds what an activation made");
         total = is_first ? std::move(next) : sum(total, next);
         is_first = false;
         if (!ok_) return;
       }
     }
     if (has_bias(task)) add_bias(&total, rect_of(in.reads.back()[0]).column);
+    activate(task, &total);
     if (task.combine == Combine::add && ok_) total = sum(read(rect_of(target)), total);
     if (ok_) write(rect_of(target), std::move(total));
+  }
+  /// Of `columns_per_result` columns each becomes one.
+  void activate(const Task& task, Pieces* pieces) {
+    const int64_t pair = columns_per_result(task.params);
+    for (Piece& piece : *pieces) {
+      if (piece.column % pair != 0 || piece.columns % pair != 0 || piece.origin_column % pair != 0)
+        fail("activates half of a pair of columns");
+      piece.column /= pair;
+      piece.columns /= pair;
+      piece.origin_column /= pair;
+      piece.is_activated = pair > 1;
+    }
   }
   void add_bias(Pieces* pieces, int64_t first_column) {
     for (Piece& piece : *pieces) {
@@ -369,6 +389,8 @@ class Provenance {
       return fail(base::format("{} are the sum of{}, wanted each of {} sources once over k 0:{}", where,
                                got.empty() ? " nothing" : got, want.size(), depth));
     }
+    if (piece.is_activated != (columns_per_result(team_.schedule->params) > 1))
+      return fail(base::format("{} have passed {} activation", where, piece.is_activated ? "an" : "no"));
     const int biases = find("bias") >= 0 ? 1 : 0;
     if (piece.num_biases != biases) {
       fail(base::format("{} hold the bias {} times, wanted {}", where, piece.num_biases, biases));

@@ -40,6 +40,7 @@ class ExtentCheck {
       return fail("a gemm reads a, one b and perhaps a bias, and writes c");
     }
     if (sums_rows(task) && in_.reads[0].size() != 1) return fail("a gemm that sums rows of a reads one box of it");
+    if (columns_per_result(task.params) != 1) return fail("a gemm has no activation: a reduce behind it makes it");
     product(task, in_.reads.size() == 3 ? &in_.reads[2] : nullptr);
   }
   /// a b gives c, column by column with the bias.
@@ -53,7 +54,7 @@ class ExtentCheck {
       Rect x = rect_of(a[i]);
       const Rect y = rect_of(c[i]);
       if (sums_rows(task)) std::swap(x.rows, x.columns);
-      if (x.rows != y.rows || x.columns != k || y.columns != n) {
+      if (x.rows != y.rows || x.columns != k || y.columns * columns_per_result(task.params) != n) {
         return fail(base::format("{} times {} does not give {}", text(a[i]), text(in_.reads[1][0]), text(c[i])));
       }
     }
@@ -70,7 +71,7 @@ class ExtentCheck {
     }
     if (sums_rows(task)) return fail("tiles do not sum rows of a");
     product(task, num_bias == 1 && !in_.reads.back().empty() ? &in_.reads.back() : nullptr);
-    const Rect to = rect_of(in_.writes[0][0]);
+    const Rect to = sums_of(task, in_.writes[0][0]);
     for (size_t i = 2; i + num_bias < in_.reads.size(); ++i) {
       for (const Box& from : in_.reads[i]) {
         if (same_extent(rect_of(from), to)) continue;
@@ -99,7 +100,7 @@ class ExtentCheck {
     if (num_sources < 1 || in_.writes.size() != 1 || in_.writes[0].size() != 1) {
       return fail("a reduce reads sources, perhaps a bias, and writes one box");
     }
-    const Rect to = rect_of(in_.writes[0][0]);
+    const Rect to = sums_of(task, in_.writes[0][0]);
     for (size_t i = 0; i < num_sources; ++i) {
       for (const Box& from : in_.reads[i]) {
         if ((from.empty() && to.rows * to.columns == 0) || same_extent(rect_of(from), to)) continue;
@@ -153,6 +154,13 @@ Rect rect_of(const Box& box) {
   out.column = box.begin[d - 1], out.columns = box.count[d - 1];
   if (d >= 2) out.row = box.begin[d - 2], out.rows = box.count[d - 2];
   if (d >= 3) out.layer = box.begin[0], out.layers = box.count[0];
+  return out;
+}
+
+Rect sums_of(const Task& task, const Box& result) {
+  Rect out = rect_of(result);
+  out.column *= columns_per_result(task.params);
+  out.columns *= columns_per_result(task.params);
   return out;
 }
 

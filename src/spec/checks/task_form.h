@@ -13,6 +13,8 @@ struct Rect {
   int64_t layer = 0, layers = 1, row = 0, rows = 1, column = 0, columns = 1;
 };
 Rect rect_of(const Box& box);
+/// Rows and columns of the sums of which the task makes `result`: of swiglu twice as many columns.
+Rect sums_of(const Task& task, const Box& result);
 bool same_extent(const Rect& a, const Rect& b);
 
 bool is_b_nk(const Task& task);

@@ -67,6 +67,11 @@ void add_copy_own(Schedule* schedule, bool is_slab);
 /// All peers, once the last chunk has been read.
 Set credit_at_last();
 
+/// Of ag_gemm, whole: C has half as many columns. Where sums are rounded once, by a fused kernel or out of a wide
+/// accumulator, that task makes swiglu of them; behind a product of a library, which rounds them, a task of its own
+/// does.
+void add_swiglu(Schedule* schedule, const OpSpec& op);
+
 /// The plain GEMM: what every family is on one rank, and `compute` on several.
 void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c);
 

@@ -1,4 +1,6 @@
 // What ag_gemm and ag_wgrad share: how the rows come together, and the families in which no product begins before.
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "src/spec/families/families.h"
@@ -58,7 +60,46 @@ void add_product_alone(Schedule* schedule, const OpSpec& op, const std::string& 
   add_plain_gemm(schedule, op, a, "C");
 }
 
+/// Of what `product` has written to H. A box at a time: `each` becomes a loop.
+Task swiglu_of(const Task& product) {
+  Region to = product.writes[0];
+  Task out;
+  out.id = "swiglu" + product.id.substr(std::string_view("gemm").size());
+  out.kind = Kind::reduce;
+  out.queue = 1;
+  out.order = product.order;
+  out.loops = product.loops;
+  if (to.each) out.loops.push_back(*to.each);
+  to.each.reset();
+  out.params["activation"] = std::string("swiglu");
+  out.reads = {box("H", to.dims)};
+  to.dims[1] = all("N/2");
+  out.writes = {std::move(to)};
+  out.deps = {product.id};
+  return out;
+}
+
 }  // namespace
+
+void add_swiglu(Schedule* schedule, const OpSpec& op) {
+  schedule->params["activation"] = std::string("swiglu");
+  for (Buffer& buffer : schedule->buffers)
+    if (buffer.name == "C") buffer.shape[1] = "N/2";
+  std::vector<Task> behind;
+  for (Task& task : schedule->tasks) {
+    if (task.writes[0].buffer != "C") continue;
+    if (task.kind == Kind::gemm) {
+      behind.push_back(swiglu_of(task));
+      task.writes[0].buffer = "H";
+    } else {
+      task.params["activation"] = std::string("swiglu");
+      task.writes[0].dims[1] = all("N/2");
+    }
+  }
+  if (behind.empty()) return;
+  schedule->buffers.push_back({"H", Space::local, op.out_dtype, {"M", "N"}});
+  for (Task& task : behind) schedule->tasks.push_back(std::move(task));
+}
 
 void add_copy_own(Schedule* schedule, bool is_slab) {
   const Region from = box("A", is_slab ? std::vector<Range>{all("off[r+1]-off[r]"), slab_columns()}

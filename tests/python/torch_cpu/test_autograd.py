@@ -238,6 +238,11 @@ def opcheck(group):
     for op, args, kwargs in (
         (ops.ag_gemm.default, (t(2, 4), [b, t(4, 2)], [], 0, name), {"return_a": True}),
         (ops.ag_gemm.default, (t(2, 4), [b], [t(3)], 0, name), {"plan": "family=library"}),
+        (
+            ops.ag_gemm.default,
+            (t(2, 4).detach(), [t(4, 6).detach()], [t(6).detach()], 0, name),
+            {"activation": "swiglu", "return_a": True},
+        ),
         (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach(), t(2 * size, 3).detach()], 0, name), {}),
         (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach()], 0, name), {"plan": "family=shard_p2p"}),
         (ops.gemm_rs.default, (a, b, None, "sum", 0, name), {}),

@@ -45,6 +45,22 @@ def bad_calls(group):
         "activation of torch.ops": raised_by_torch(
             lambda: torch.ops.overlace.ag_gemm(a, [b], [], 0, name, activation="silu")
         ),
+        "swiglu of several": raised_by_torch(
+            lambda: torch.ops.overlace.ag_gemm(a, [b[:, :4], b[:, :2]], [], 0, name, activation="swiglu")
+        ),
+        "swiglu of odd columns": raised_by_torch(
+            lambda: torch.ops.overlace.ag_gemm(a, [b], [], 0, name, activation="swiglu")
+        ),
+        "swiglu with a gradient": raised(
+            lambda: torch.ops.overlace.ag_gemm(a, [b[:, :4].requires_grad_()], [], 0, name, activation="swiglu")
+        ),
+        "swiglu of gemm_rs": raised_by_torch(
+            lambda: torch.ops.overlace.gemm_rs(a, b, None, "sum", 0, name, activation="swiglu")
+        ),
+        "activation of a plan": raised(
+            lambda: overlace.plan("ag_gemm", 8, 4, 6, dtype=torch.float32, group=group, activation="silu")
+        ),
+        "gate and up": raised(lambda: overlace.nn.interleave_gate_up(a, b)),
         "offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 4])),
         "offsets fall": raised(lambda: ops.gemm_rs(a, b, group=group, row_offsets=[0, 5, 4])),
         "my offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 3, 6])),
@@ -100,7 +116,30 @@ WANTED = {
     "odd columns": (errors.InvalidArgument, "ag_gemm: activation is 'swiglu', b is [6, 5]: wanted pairs of columns"),
     "activation of torch.ops": (
         RuntimeError,
-        "[not_supported] ag_gemm: activation is 'silu', only 'none' is there; overlace.ops.ag_gemm has others",
+        "[not_supported] ag_gemm: activation is 'silu', only 'none' and 'swiglu' are there; overlace.ops.ag_gemm has "
+        "others",
+    ),
+    "swiglu of several": (
+        RuntimeError,
+        "[not_supported] ag_gemm: activation is 'swiglu' of 2 bs, wanted one; overlace.ops.ag_gemm takes several",
+    ),
+    "swiglu of odd columns": (
+        RuntimeError,
+        "[invalid_argument] ag_gemm: activation is 'swiglu', b is [6, 5]: wanted pairs of columns",
+    ),
+    "swiglu with a gradient": (
+        errors.Unsupported,
+        "ag_gemm: activation is 'swiglu' where a gradient is needed, wanted none; overlace.ops.ag_gemm does it behind "
+        "the operator",
+    ),
+    "swiglu of gemm_rs": (
+        RuntimeError,
+        "[not_supported] gemm_rs: activation is 'swiglu', only 'none' is there; overlace.ops.gemm_rs has others",
+    ),
+    "activation of a plan": (errors.InvalidArgument, "plan: activation is 'silu', wanted one of none, swiglu"),
+    "gate and up": (
+        errors.InvalidArgument,
+        "interleave_gate_up: gate is [4, 6], up is [6, 5], wanted one shape",
     ),
     "reduce_op": (errors.InvalidArgument, "gemm_ar: reduce_op is 'max', wanted 'sum' or 'avg'"),
     "offsets": (

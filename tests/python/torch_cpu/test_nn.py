@@ -62,6 +62,37 @@ def test_layers_are_the_unsharded_ones(size, sequence_parallel, by):
         run_ranks(size, layers, bias, sequence_parallel, by)
 
 
+def swiglu(group, sequence_parallel, with_gradient):
+    """The first half of a Llama MLP as one layer."""
+    from overlace.nn import ColumnParallelLinear, interleave_gate_up
+
+    gate, up = unsharded(True)[0], unsharded(True)[0]
+    up.weight.data.neg_()
+    both = nn.Linear(12, 48, dtype=torch.float64)
+    both.weight.data = interleave_gate_up(gate.weight.data, up.weight.data)
+    both.bias.data = interleave_gate_up(gate.bias.data, up.bias.data)
+    layer = ColumnParallelLinear.from_module(both, group=group, sequence_parallel=sequence_parallel)
+    layer.activation = "swiglu"
+    x = torch.randn(2 * group.size(), 12, dtype=torch.float64)
+    mine = (part(x, group, 0) if sequence_parallel else x).clone().requires_grad_(with_gradient)
+    with torch.set_grad_enabled(with_gradient):
+        y = layer(mine)
+        want = part(nn.functional.silu(gate(x)) * up(x), group, 1)
+    torch.testing.assert_close(y, want)
+    if with_gradient:
+        y.square().sum().backward()
+        want.square().sum().backward()
+        of_gate, of_up = (part(p.weight.grad, group, 0) for p in (gate, up))
+        torch.testing.assert_close(layer.weight.grad.to_local(), interleave_gate_up(of_gate, of_up))
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_gate_and_up_are_one_layer(sequence_parallel, with_gradient):
+    for size in (1, 2):
+        run_ranks(size, swiglu, sequence_parallel, with_gradient)
+
+
 def state(group):
     column, row = pair(group, True, True, 0, "constructor")
     full = {name: t.full_tensor() for name, t in (column.state_dict() | {"row": row.weight.detach()}).items()}

@@ -91,6 +91,38 @@ def test_activations(activation, with_gradient):
         run_ranks(size, activated, activation, with_gradient)
 
 
+def swiglu_of_dtype(group, dtype, is_transposed, plan):
+    size, dtype = group.size(), getattr(torch, dtype)
+    torch.manual_seed(7)
+    x = torch.randn(4 * size, 8, dtype=torch.float64).to(dtype)
+    gate, up, of_gate, of_up = (torch.randn(*s, dtype=torch.float64).to(dtype) for s in ((6, 8), (6, 8), (6,), (6,)))
+    want = torch.nn.functional.silu(x.double() @ gate.double().t() + of_gate.double())
+    want = want * (x.double() @ up.double().t() + of_up.double())
+    w, bias = overlace.nn.interleave_gate_up(gate, up), overlace.nn.interleave_gate_up(of_gate, of_up)
+    b = w.t() if is_transposed else w.t().contiguous()
+    before = overlace.context_of(group).stats().calls
+    a, y = overlace.ops.ag_gemm(
+        shard(x, group)[None], b, biases=bias, group=group, gather_dim=1, activation="swiglu", return_a=True, plan=plan
+    )
+    assert overlace.context_of(group).stats().calls == before + 1
+    assert_same(a, x[None])
+    # Where a product is a task of its own, its sums are rounded, too.
+    scale = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(y[0].double(), want, rtol=scale, atol=scale * want.abs().max().item())
+    assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_of_the_operator(dtype):
+    for is_transposed in (True, False):
+        run_ranks(2, swiglu_of_dtype, dtype, is_transposed, "")
+
+
+@pytest.mark.parametrize("plan", [*PLANS, "family=uniform_fused_2d,degree=2"])
+def test_swiglu_by_plan(plan):
+    run_ranks(3, swiglu_of_dtype, "float32", True, plan)
+
+
 def ag_gemm_of_shapes(group):
     size, w = group.size(), whole(8, 5, 2)
     for shape, dim in (((4, 2 * size, 8), 1), ((3 * size, 2, 8), 0), ((2, 3, 2 * size, 8), -2)):

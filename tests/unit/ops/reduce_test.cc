@@ -70,6 +70,18 @@ TEST_F(ReduceOnCpu, ConvertsFp32ToEveryOutputType) {
   }
 }
 
+TEST_F(ReduceOnCpu, SwigluIsOfSumsWithTheirBias) {
+  std::vector<double> one = {1, 2, -3, 4}, two = {1, 1, 1, 1}, bias = {0.5, 0, 2, -1}, out(2);
+  const auto row = [](std::vector<double>& x) {
+    return TensorView::contiguous(x.data(), DType::fp64, {1, static_cast<int64_t>(x.size())});
+  };
+  ReduceOperands r{.sources = {row(one), row(two)}, .bias = row(bias), .dst = row(out)};
+  r.activation = spec::Activation::swiglu;
+  sum_on_cpu(r);
+  EXPECT_NEAR(out[0], 2.5 / (1 + std::exp(-2.5)) * 3, 1e-15);
+  EXPECT_EQ(out[1], 0.0);
+}
+
 TEST_F(ReduceOnCpu, NothingToWriteIsNothingToDo) { EXPECT_TRUE(reduce({{}}, {}, false).ok()); }
 
 TEST_F(ReduceOnCpu, RefusesOtherForms) {

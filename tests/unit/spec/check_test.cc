@@ -97,6 +97,63 @@ TEST(Check, HierarchicalPassesForHostsOfEqualSize) {
   }
 }
 
+TEST(Check, SwigluPassesInAllFamilies) {
+  for (const std::string& family : families("ag_gemm")) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      OpSpec op = op_of("ag_gemm", 45, ranks);
+      op.activation = Activation::swiglu;
+      const int64_t hosts = ranks % 2 == 0 ? 2 : 1;
+      for (const int degree : {1, 3}) expect_ok(op, family, degree, {{"hosts", hosts}});
+      op.b_layout = BLayout::kn;
+      op.bias = false;
+      op.m = 3;
+      expect_ok(op, family, 2, {{"credits", false}});
+    }
+  }
+}
+
+TEST(Check, SwigluIsMadeOnceOfWholePairs) {
+  OpSpec op = op_of("ag_gemm", 64, 4);
+  op.activation = Activation::swiglu;
+  const auto found = [&](const char* family, const char* id, const std::function<void(Task&)>& spoil) {
+    Schedule schedule = make_schedule(op, family, 2);
+    for (Task& task : schedule.tasks)
+      if (task.id == id) spoil(task);
+    return check(schedule, Machine{}).to_string();
+  };
+  const auto expect = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
+  };
+  const auto drop = [](Task& task) { task.params.erase("activation"); };
+  const auto add = [](Task& task) { task.params["activation"] = std::string("swiglu"); };
+  const std::string sound = found("hetero_fused_1d", "swiglu_own", [](Task&) {});
+  EXPECT_EQ(sound.find("S2"), std::string::npos) << sound;
+  expect(found("hetero_fused_1d", "swiglu_own", drop), "of another extent");
+  expect(found("hetero_fused_1d", "gemm_own", add), "a gemm has no activation");
+  expect(found("uniform_fused_2d", "convert", drop), "of another extent");
+  expect(found("k_slab", "tiles_own", drop), "does not give");
+  // Of columns 1 and 2, 3 and 4, ...; of sums that lack their last slab of K; in place of the sums.
+  expect(found("serial", "swiglu",
+               [](Task& t) {
+                 t.reads[0].dims[1] = {1, "N-2"};
+                 t.writes[0].dims[1].count = "N/2-1";
+               }),
+         "half of a pair");
+  expect(found("hetero_unfused_1d", "swiglu_remote", [](Task& t) { t.loops[0].end = "q-1"; }), "never written");
+  Schedule plain = make_schedule(op_of("ag_gemm", 64, 4), "serial");
+  plain.params["activation"] = std::string("swiglu");
+  expect(check(plain, Machine{}).to_string(), "have passed no activation");
+}
+
+TEST(Check, SwigluIsOfAgGemmWithPairsOfColumns) {
+  OpSpec op = op_of("gemm_rs", 64, 4);
+  op.activation = Activation::swiglu;
+  EXPECT_THROW((void)make_schedule(op, "serial"), ScheduleError);
+  op.op = "ag_gemm";
+  op.n = 23;
+  EXPECT_THROW((void)make_schedule(op, "serial"), ScheduleError);
+}
+
 /// The sum is over the rows that travel: each of them must be in it once.
 TEST(Check, GradientsOfWeightsMustSumAllRows) {
   const OpSpec op = op_of("ag_wgrad", 64, 4);

@@ -16,6 +16,7 @@ struct WaitNone {
 };
 
 struct StorePlain {
+  static constexpr bool kGates = false;
   const CUtensorMap* c;  // (M, N)
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void store(const Tile&, int32_t row, int32_t col, uint32_t shared) {

@@ -9,6 +9,7 @@
 namespace overlace::ops::gemm_core {
 
 struct StoreSlot {
+  static constexpr bool kGates = false;
   const ScatterParams* s;
   const TileOrder* order;
   const CUtensorMap* c;  // my rows
