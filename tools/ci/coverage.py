@@ -94,5 +94,5 @@ def check(tests: Callable[[str], Iterator[Case]]) -> Iterator[Case]:
         old.unlink()
     yield from tests("coverage")
     case, below = verdict(read(gcov(folder)))
-    print(f"files below {LEAST_PERCENT:.0f} %, and their lines that did not run:", *below, sep="\n  ", flush=True)
+    print(f"{case.name}; files below {LEAST_PERCENT:.0f} %, and what did not run:", *below, sep="\n  ", flush=True)
     yield case
