@@ -54,6 +54,12 @@ class FuzzTest(support.TreeTest):
         self.assertIn("input out/fuzz/a/crash-1", case.detail)
         self.assertIn("deep trouble", case.detail)
 
+    def test_what_only_was_slow_broke_nothing(self) -> None:
+        slow = 'echo y > "${out}slow-unit-0"\n'
+        case = self.fuzz(slow + '[[ $word == *timeout-1 ]] && echo far too long\necho y > "${out}timeout-1"\nexit 70\n')
+        self.assertIn("input out/fuzz/a/timeout-1", case.detail)
+        self.assertIn("far too long", case.detail)
+
     def test_a_run_that_says_nothing_has_failed(self) -> None:
         self.assertEqual(self.fuzz("exit 0\n").outcome, FAILED)
 
