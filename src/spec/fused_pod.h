@@ -38,13 +38,29 @@ constexpr TileGroups make_groups(int32_t longest, int32_t tiles_n, int32_t swizz
   g.groups_n = pieces(tiles_n, g.cols);
   return g;
 }
-constexpr TileGroups make_groups(const TileOrder& o, int32_t most) {
+/// Row tiles of the shard that has most.
+constexpr int32_t longest_row_tiles(const TileOrder& o) {
   int32_t longest = 1;
   for (int s = 0; s < o.size; ++s) {
     const int32_t rows = o.first_tile[s + 1] - o.first_tile[s];
     longest = rows > longest ? rows : longest;
   }
-  return make_groups(longest, o.tiles_n, o.swizzle, most);
+  return longest;
+}
+
+constexpr TileGroups make_groups(const TileOrder& o, int32_t most) {
+  return make_groups(longest_row_tiles(o), o.tiles_n, o.swizzle, most);
+}
+
+/// GEMM and AllReduce: groups in `bands` bands of row tiles, each as high as its band; at most, and at most kMaxBands.
+constexpr TileGroups make_band_groups(int32_t longest, int32_t tiles_n, int32_t bands) {
+  const auto pieces = [](int32_t x, int32_t piece) { return (x + piece - 1) / piece; };
+  TileGroups g{};
+  g.tiles_n = tiles_n;
+  g.rows = pieces(longest, bands < kMaxBands ? bands : kMaxBands);
+  g.cols = pieces(tiles_n, kMaxGroups / pieces(longest, g.rows));
+  g.groups_n = pieces(tiles_n, g.cols);
+  return g;
 }
 
 constexpr int32_t group_of(const TileGroups& g, const TileOrder& o, const TileCoord& at) {

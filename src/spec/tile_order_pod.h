@@ -7,10 +7,12 @@
 namespace overlace {
 
 inline constexpr int kOrderShards = 8;
+inline constexpr int32_t kWhole = 1 << 30;
+inline constexpr int32_t kMaxBands = 16;  // of a kernel that sums between products
 
 /// linear: as if there were one shard. rotated: shards r, r+1, ... own_last: r+1, ..., r. woven: tiles of the other
-/// shards, r+1 first, with those of the own shard spread evenly among them. grouped: `groups` times one chunk per
-/// owner, the own chunk last in its group; owners take turns, chunk c belongs to c % size.
+/// shards, r+1 first, with those of the own shard spread evenly among them, band by band. grouped: `groups` times one
+/// chunk per owner, the own chunk last in its group; owners take turns, chunk c belongs to c % size.
 enum class TileOrderKind : int32_t { linear, rotated, own_last, woven, grouped };
 /// along_n: blocks of `swizzle` row tiles, each swept along N. along_m: blocks of `swizzle` column tiles, swept along
 /// M.
@@ -23,6 +25,7 @@ struct TileOrder {
   TileSweep sweep = TileSweep::along_n;
   int32_t rank = 0, size = 1;
   int32_t tile_rows = 1, tiles_n = 0, swizzle = 1, groups = 1;
+  int32_t band = kWhole;  // woven: row tiles of each shard that follow each other
   int32_t first_tile[kOrderShards + 1] = {};
   int32_t row_begin[kOrderShards + 1] = {};
 };
@@ -76,14 +79,6 @@ constexpr TileCoord shard_by_shard(const TileOrder& o, int32_t first_step, int32
   }
 }
 
-constexpr TileCoord woven(const TileOrder& o, int32_t index) {
-  const int32_t own_rows = o.first_tile[o.rank + 1] - o.first_tile[o.rank], all = count_tiles(o);
-  const int64_t own = int64_t{own_rows} * o.tiles_n;
-  const auto before = static_cast<int32_t>(index * own / all);  // own tiles
-  if ((index + int64_t{1}) * own / all == before) return shard_by_shard(o, 1, index - before);
-  return in_rectangle(o, o.first_tile[o.rank], own_rows, o.rank, before);
-}
-
 constexpr TileCoord grouped(const TileOrder& o, int32_t index) {
   const int64_t tiles = count_row_tiles(o), chunks = int64_t{o.groups} * o.size;
   for (int64_t group = 0;; ++group) {
@@ -100,10 +95,30 @@ constexpr TileCoord grouped(const TileOrder& o, int32_t index) {
 
 }  // namespace tile_order_detail
 
-/// Tile `index` of the own shard alone.
-constexpr TileCoord own_tile_at(const TileOrder& o, int32_t index) {
-  const int32_t first = o.first_tile[o.rank];
-  return tile_order_detail::in_rectangle(o, first, o.first_tile[o.rank + 1] - first, o.rank, index);
+/// Row tiles of a shard in a band.
+constexpr int32_t rows_in_band(const TileOrder& o, int32_t shard, int32_t band) {
+  const int32_t left = o.first_tile[shard + 1] - o.first_tile[shard] - band * o.band;
+  return left < 0 ? 0 : left < o.band ? left : o.band;
+}
+
+/// Tile `index` of those of the own shard in a band, of those of the others, rank + 1 first, of `all` woven.
+constexpr TileCoord own_in_band(const TileOrder& o, int32_t band, int32_t index) {
+  return tile_order_detail::in_rectangle(o, o.first_tile[o.rank] + band * o.band, rows_in_band(o, o.rank, band), o.rank,
+                                         index);
+}
+constexpr TileCoord others_in_band(const TileOrder& o, int32_t band, int32_t index) {
+  for (int32_t step = 1;; ++step) {
+    const int32_t s = (o.rank + step) % o.size, rows = rows_in_band(o, s, band);
+    if (index < rows * o.tiles_n)
+      return tile_order_detail::in_rectangle(o, o.first_tile[s] + band * o.band, rows, s, index);
+    index -= rows * o.tiles_n;
+  }
+}
+constexpr TileCoord woven_in_band(const TileOrder& o, int32_t band, int32_t index, int32_t all) {
+  const int64_t own = int64_t{rows_in_band(o, o.rank, band)} * o.tiles_n;
+  const auto before = static_cast<int32_t>(index * own / all);  // own tiles
+  if ((index + int64_t{1}) * own / all == before) return others_in_band(o, band, index - before);
+  return own_in_band(o, band, before);
 }
 
 /// Precondition: 0 <= index < count_tiles(o). A bijection onto all (m, n).
@@ -113,8 +128,14 @@ constexpr TileCoord tile_at(const TileOrder& o, int32_t index) {
       return tile_order_detail::shard_by_shard(o, 0, index);
     case TileOrderKind::own_last:
       return tile_order_detail::shard_by_shard(o, 1, index);
-    case TileOrderKind::woven:
-      return tile_order_detail::woven(o, index);
+    case TileOrderKind::woven: {
+      int32_t band = 0, tiles = 0;
+      for (;; ++band, index -= tiles) {
+        tiles = 0;
+        for (int32_t s = 0; s < o.size; ++s) tiles += rows_in_band(o, s, band) * o.tiles_n;
+        if (index < tiles) return woven_in_band(o, band, index, tiles);
+      }
+    }
     case TileOrderKind::grouped:
       return tile_order_detail::grouped(o, index);
     case TileOrderKind::linear:

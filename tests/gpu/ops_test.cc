@@ -139,10 +139,7 @@ TEST_F(GpuOps, CapturedCallsReplayWithTheSameBits) {
 
 /// Degrees from one piece to as many as there can be; shards of other than whole tiles, one of them empty; calls that
 /// are queued behind each other without a look; on all SMs and on a part of them.
-struct FusedCase {
-  Problem problem;
-  const char* family;
-};
+using FusedCase = std::pair<Problem, const char*>;
 std::vector<FusedCase> fused_cases(int ranks) {
   const std::vector<int64_t> uneven =
       ranks == 2 ? std::vector<int64_t>{0, 0, 600} : std::vector<int64_t>{0, 300, 300, 412, 600};
@@ -150,7 +147,9 @@ std::vector<FusedCase> fused_cases(int ranks) {
           {{.op = "ag_gemm", .m = 600, .n = 392, .k = 264, .row_offsets = uneven}, "k_slab"},
           {{.op = "ag_gemm", .m = 600, .n = 400, .k = 264, .row_offsets = uneven, .swiglu = true}, "k_slab"},
           {{.op = "gemm_rs", .m = 1024, .n = 264, .k = 72, .bias = true}, "tma_slot"},
-          {{.op = "gemm_rs", .m = 600, .n = 392, .k = 136, .row_offsets = uneven}, "tma_slot"}};
+          {{.op = "gemm_rs", .m = 600, .n = 392, .k = 136, .row_offsets = uneven}, "tma_slot"},
+          {{.op = "gemm_ar", .m = 5003, .n = 776, .k = 72, .bias = true}, "tma_slot"},
+          {{.op = "gemm_ar", .m = 1, .n = 392, .k = 136}, "tma_slot"}};
 }
 
 /// One call alone, then many behind each other.
@@ -179,13 +178,13 @@ TEST_F(GpuOps, FusedKernelsGiveTheExactResultAndTheSameBitsInCallsBehindEachOthe
     const std::string failure = on_ranks(n, [&](Runtime& runtime, cudaStream_t stream) {
       Channel& whole = runtime.world().channel(StreamRef::cuda(stream));
       Channel& part = runtime.world().channel(StreamRef::cuda(stream), {.sm_budget = 24});
-      for (const FusedCase& one : fused_cases(n)) {
+      for (const auto& [problem, family] : fused_cases(n)) {
         for (Channel* channel : {&whole, &part}) {
-          Site site(one.problem, *channel);
+          Site site(problem, *channel);
           for (const int degree : {1, 3, 8, 64}) {
-            const spec::Schedule schedule = spec::make_schedule(site.op(), one.family, degree);
-            require(ops::supports(*channel, site.op(), schedule).reason, one.family);
-            call_often(runtime, stream, site, schedule, base::format("{} q {} on {} ranks", one.family, degree, n));
+            const spec::Schedule schedule = spec::make_schedule(site.op(), family, degree);
+            require(ops::supports(*channel, site.op(), schedule).reason, family);
+            call_often(runtime, stream, site, schedule, base::format("{} q {} on {} ranks", family, degree, n));
           }
         }
       }
@@ -221,7 +220,7 @@ std::vector<InstanceCase> instance_cases() {
     if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one, {});
   for (const auto& one : ops::gemm_core::scatter_specs())
     if (ops::gemm_core::find_scatter(one.spec.dtype, one.spec.b_major, kSlotTileRows, one.spec.tile_n) == &one)
-      add("gemm_rs", "tma_slot", one, {{"align_n", int64_t{one.spec.tile_n}}});
+      for (const char* op : {"gemm_rs", "gemm_ar"}) add(op, "tma_slot", one, {{"align_n", int64_t{one.spec.tile_n}}});
   return out;
 }
 

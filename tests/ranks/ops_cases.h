@@ -386,6 +386,7 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       c.gathered = turn % 4 != 1 && family != "k_slab";  // whose kernel alone knows where the gathered rows are
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
+      if (family == "tma_slot" && turn % 2 == 0) c.options["align"] = int64_t{2};                 // several bands
       c.gap = turn % 5 == 3 ? 3 : 0;
       const bool knows_hosts = family == "hierarchical" || (family == "serial" && degree > 2 && op != "ag_wgrad");
       if (knows_hosts) c.options["hosts"] = hosts_of(ranks, turn);

@@ -39,8 +39,12 @@ base::Status missing(const spec::Schedule& schedule, std::string_view what) {
   return base::error(Errc::not_supported, "{}: schedule {}: no kernel for {}", schedule.op, schedule.family, what);
 }
 
+bool takes_one_shot(const spec::Schedule& schedule) {
+  return param<std::string>(schedule, "transport", "") == "one_shot";
+}
+
 base::Status check_shape(const spec::Schedule& schedule) {
-  const bool is_gather = schedule.op == "ag_gemm", is_one_shot = schedule.op == "gemm_ar";
+  const bool is_gather = schedule.op == "ag_gemm", is_one_shot = takes_one_shot(schedule);
   const int64_t n = param<int64_t>(schedule, "N", 0), k = param<int64_t>(schedule, "K", 0);
   const int64_t ranks = param<int64_t>(schedule, "G", 0);
   if (spec::activation_of(schedule.params) == spec::Activation::swiglu && n % 16 != 0)
@@ -137,12 +141,12 @@ base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, i
   OVERLACE_TRY(check_shape(schedule));
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
-  if (schedule.op == "gemm_rs") {
+  if (schedule.op != "ag_gemm" && !takes_one_shot(schedule)) {
     const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
     if (const FusedSpec* found = find_scatter(type, major, rows, cols)) return found;
     return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
   }
-  const FusedSpec* found = schedule.op == "gemm_ar" ? choose_one_shot(type, major, param<int64_t>(schedule, "M", 0))
+  const FusedSpec* found = takes_one_shot(schedule) ? choose_one_shot(type, major, param<int64_t>(schedule, "M", 0))
                                                     : choose_gather(type, major, schedule.tables.at("off"),
                                                                     param<int64_t>(schedule, "N", 0), sms);
   if (found != nullptr) return found;

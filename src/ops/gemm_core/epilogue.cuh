@@ -53,57 +53,61 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t pair, __half) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
 
-/// All threads of a consumer warpgroup: `write(buffer, sums)` puts this thread's sums of a piece into its buffer. The
-/// warpgroups do not wait for each other: while one stages, the other's products keep the tensor cores busy.
-template <class Config, class Write>
-__device__ __forceinline__ void stage_pieces(const Sums<Config>& sums, const Staging<Config>& staging,
-                                             Ring<Staging<Config>::kBuffers>& ring, Patience& patience, Write write) {
+/// This thread's sums of a piece, rounded, into a buffer.
+template <class Config>
+__device__ __forceinline__ void write_rounded(uint32_t to, const float* d) {
+  using Element = typename Config::Element;
 #pragma unroll
-  for (int block = 0; block < Config::kBlocksM; ++block) {
-#pragma unroll
-    for (int piece = 0; piece < Staging<Config>::kPieces; ++piece) {
-      wait_barrier(staging.freed(ring.slot), ring.parity ^ 1, patience);
-      write(staging.buffer(ring.slot), &sums[block][piece * Staging<Config>::kPairs * 8]);
-      ptx::fence_shared_to_bulk();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
-      ring.advance();
+  for (int pair = 0; pair < Staging<Config>::kPairs; ++pair, d += 8) {
+    const uint32_t at = to + Staging<Config>::place_of(static_cast<uint32_t>(pair));
+    const uint32_t r[4] = {round_pair(d[0], d[1], Element{}), round_pair(d[2], d[3], Element{}),
+                           round_pair(d[4], d[5], Element{}), round_pair(d[6], d[7], Element{})};
+    if constexpr (Staging<Config>::kIsSwapped) {
+      ptx::store_matrices_transposed(at, r[0], r[1], r[2], r[3]);
+    } else {
+      ptx::store_matrices(at, r[0], r[1], r[2], r[3]);
     }
   }
 }
 
-template <class Config>
+/// All threads of a consumer warpgroup: `write(buffer, d)` puts this thread's sums `d` of a piece of a block of 64 rows
+/// into its buffer.
+template <class Config, class Write>
+__device__ __forceinline__ void stage_piece(const float* d, const Staging<Config>& staging,
+                                            Ring<Staging<Config>::kBuffers>& ring, Patience& patience, Write write) {
+  wait_barrier(staging.freed(ring.slot), ring.parity ^ 1, patience);
+  write(staging.buffer(ring.slot), d);
+  ptx::fence_shared_to_bulk();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
+  ring.advance();
+}
+
+/// The warpgroups do not wait for each other: while one stages, the other's products keep the tensor cores busy.
+template <class Config, class Write>
 __device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Staging<Config>& staging,
-                                           Ring<Staging<Config>::kBuffers>& ring, Patience& patience) {
-  using Element = typename Config::Element;
-  stage_pieces<Config>(sums, staging, ring, patience, [](uint32_t to, const float* piece) {
+                                           Ring<Staging<Config>::kBuffers>& ring, Patience& patience, Write write) {
 #pragma unroll
-    for (int pair = 0; pair < Staging<Config>::kPairs; ++pair) {
-      const float* d = piece + pair * 8;
-      const uint32_t at = to + Staging<Config>::place_of(static_cast<uint32_t>(pair));
-      const uint32_t r[4] = {round_pair(d[0], d[1], Element{}), round_pair(d[2], d[3], Element{}),
-                             round_pair(d[4], d[5], Element{}), round_pair(d[6], d[7], Element{})};
-      if constexpr (Staging<Config>::kIsSwapped) {
-        ptx::store_matrices_transposed(at, r[0], r[1], r[2], r[3]);
-      } else {
-        ptx::store_matrices(at, r[0], r[1], r[2], r[3]);
-      }
-    }
-  });
+  for (int block = 0; block < Config::kBlocksM; ++block) {
+#pragma unroll
+    for (int piece = 0; piece < Staging<Config>::kPieces; ++piece)
+      stage_piece<Config>(&sums[block][piece * Staging<Config>::kPairs * 8], staging, ring, patience, write);
+  }
 }
 
 /// One thread per consumer warpgroup. `store.store(tile, row, col, shared)` issues the store of a buffer; `signal.done`
 /// is told when all of this warpgroup's part of the tile is at its place.
-template <class Config, class StoreOutput, class SignalDone>
+template <class Config, class StoreOutput, class SignalDone, class Reduce>
 __device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uint32_t group, StoreOutput& store,
-                            SignalDone& signal) {
+                            SignalDone& signal, const Reduce& reduce) {
   constexpr int kBuffers = Staging<Config>::kBuffers;
   const Staging<Config> staging(place, group);
   Patience patience{p.error, p.timeout_ns};
   Ring<kBuffers> ring;
   bool is_first_round = true;
-  for (int32_t index = place.first_tile(group); index < p.num_tiles + p.num_sums; index += place.tile_step()) {
-    const Tile tile = tile_of(p, place, index);
+  auto items = items_of(p, place, reduce, place.first_tile(group), place.tile_step());
+  while (items.next()) {
+    const Tile tile = tile_of(p, place, items.tile(), items.work());
     const int32_t row = tile.row + place.first_row(group);
 #pragma unroll 1
     for (int piece = 0; piece < Config::kBlocksM * Staging<Config>::kPieces; ++piece) {

@@ -34,12 +34,6 @@ struct Counts {
   Counts& operator=(const Counts&) = delete;
 };
 
-bool is_gather(const spec::Schedule& schedule) { return schedule.op == "ag_gemm"; }
-bool is_one_shot(const spec::Schedule& schedule) { return schedule.op == "gemm_ar"; }
-const char* family_of(const spec::Schedule& schedule) {
-  return is_gather(schedule) ? "k_slab" : is_one_shot(schedule) ? "one_shot" : "tma_slot";
-}
-const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedule) ? "X" : "S"; }
 /// 1 where there is none: check_family finds what else is missing.
 int64_t number(const spec::Schedule& schedule, std::string_view name) {
   const auto found = schedule.params.find(name);
@@ -50,6 +44,13 @@ bool is(const spec::Schedule& schedule, std::string_view name, const spec::Param
   const auto found = schedule.params.find(name);
   return found != schedule.params.end() && found->second == value;
 }
+
+bool is_gather(const spec::Schedule& schedule) { return schedule.op == "ag_gemm"; }
+bool is_one_shot(const spec::Schedule& schedule) { return is(schedule, "transport", std::string("one_shot")); }
+const char* family_of(const spec::Schedule& schedule) {
+  return is_gather(schedule) ? "k_slab" : is_one_shot(schedule) ? "one_shot" : "tma_slot";
+}
+const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedule) ? "X" : "S"; }
 
 /// All words of the inbox say that they have not come: before any rank's first call.
 base::Status clear_inbox(const exec::KernelContext& context) {
@@ -188,6 +189,11 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
   args.lda = from.pitch;
   args.bias = bias_of(context);
   args.groups = static_cast<int>(number(context.schedule, "groups"));
+  if (context.schedule.op == "gemm_ar") {
+    args.sums_travel = true;
+    args.sums_offset = context.memory.at("Z");
+    args.ready_id = context.ids.at("ready");
+  }
   const auto prepared = prepare_scatter(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_scatter(*prepared, early, stream);
@@ -231,10 +237,11 @@ base::Status check_family(const spec::Schedule& schedule) {
   op.bias = is(schedule, "bias", true);
   op.activation = spec::activation_of(schedule.params);
   if (!is_one_shot(schedule)) op.row_offsets = schedule.tables.at("off");
-  const auto degree = static_cast<int>(number(schedule, schedule.op == "gemm_rs" ? "groups" : "q"));
+  const bool is_slot = !is_gather(schedule) && !is_one_shot(schedule);
+  const auto degree = static_cast<int>(number(schedule, is_slot ? "groups" : "q"));
   spec::Params options;
   options["ce_queues"] = number(schedule, "ce_queues");
-  if (schedule.op == "gemm_rs") options["align_n"] = number(schedule, "tile_n");
+  if (is_slot) options["align_n"] = number(schedule, "tile_n");
   const spec::Schedule wanted = spec::make_schedule(op, family_of(schedule), degree, options);
   if (wanted == schedule) return {};
   return base::error(Errc::bad_schedule,

@@ -28,23 +28,20 @@ __device__ __forceinline__ void gate_columns(const float* d, uint32_t (&r)[4]) {
   }
 }
 
-/// As stage_tile: pieces of as many columns of the tile, so half as wide as a buffer, in boxes with the swizzle of
+/// As write_rounded: pieces of as many columns of the tile, so half as wide as a buffer, in boxes with the swizzle of
 /// their width.
 template <class Config>
-__device__ __forceinline__ void stage_gated_tile(const Sums<Config>& sums, const Staging<Config>& staging,
-                                                 Ring<Staging<Config>::kBuffers>& ring, Patience& patience) {
+__device__ __forceinline__ void write_gated(uint32_t to, const float* d) {
   static_assert(!Staging<Config>::kIsSwapped);
   constexpr uint32_t kRowBytes = Staging<Config>::kRowBytes / 2;
-  stage_pieces<Config>(sums, staging, ring, patience, [](uint32_t to, const float* piece) {
-    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-    const uint32_t swizzle = kRowBytes == 64 ? row / 2 % 4 : row / 4 % 2;
+  const uint32_t lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+  const uint32_t swizzle = kRowBytes == 64 ? row / 2 % 4 : row / 4 % 2;
 #pragma unroll
-    for (uint32_t i = 0; i < Staging<Config>::kCols / 32; ++i) {
-      uint32_t r[4];
-      gate_columns<typename Config::Element>(piece + i * 16, r);
-      ptx::store_matrices(to + row * kRowBytes + ((i * 2 + lane / 16) ^ swizzle) * 16, r[0], r[1], r[2], r[3]);
-    }
-  });
+  for (uint32_t i = 0; i < Staging<Config>::kCols / 32; ++i) {
+    uint32_t r[4];
+    gate_columns<typename Config::Element>(d + i * 16, r);
+    ptx::store_matrices(to + row * kRowBytes + ((i * 2 + lane / 16) ^ swizzle) * 16, r[0], r[1], r[2], r[3]);
+  }
 }
 
 }  // namespace overlace::ops::gemm_core

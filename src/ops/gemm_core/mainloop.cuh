@@ -11,6 +11,7 @@
 #include "src/ops/gemm_core/config.h"
 #include "src/ops/gemm_core/params.cuh"
 #include "src/ops/gemm_core/wait.cuh"
+#include "src/spec/work_order_pod.h"
 
 namespace overlace::ops::gemm_core {
 
@@ -82,20 +83,53 @@ struct Turn {
   }
 };
 
-/// A tile of this CTA: product `index`, or behind those of all CTAs a sum.
+/// A tile of this CTA.
 struct Tile {
   TileCoord at;      // of the cluster
   int32_t row, col;  // first of this CTA's tile
-  bool is_sum;       // of what all ranks computed
+  Work work;
 };
 template <class Config>
-__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, int32_t index) {
+__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, const TileCoord& at,
+                                        Work work = Work::product) {
   Tile t;
-  t.is_sum = index >= p.num_tiles;
-  t.at = t.is_sum ? own_tile_at(p.order, index - p.num_tiles) : tile_at(p.order, index);
+  t.work = work;
+  t.at = at;
   t.row = first_row(p.order, t.at) + place.m_in_cluster * Config::kTileM;
   t.col = (t.at.n * Config::kClusterN + place.n_in_cluster) * Config::kTileN;
   return t;
+}
+template <class Config>
+__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, int32_t index) {
+  return tile_of(p, place, tile_at(p.order, index));
+}
+
+/// Products alone: `first` and every `step`th behind it.
+class Products {
+ public:
+  __device__ __forceinline__ Products(const GemmParams& p, int32_t first, int32_t step)
+      : order_(&p.order), next_(first), end_(p.num_tiles), step_(step) {}
+  __device__ __forceinline__ bool next() {
+    index_ = next_;
+    next_ += step_;
+    return index_ < end_;
+  }
+  __device__ __forceinline__ Work work() const { return Work::product; }
+  __device__ __forceinline__ TileCoord tile() const { return tile_at(*order_, index_); }
+
+ private:
+  const TileOrder* order_;
+  int32_t index_ = 0, next_, end_, step_;
+};
+/// Kernels that also add up have WorkItems instead, which all consumer warpgroups share.
+template <class Config, class Reduce>
+__device__ __forceinline__ auto items_of(const GemmParams& p, const Place<Config>& place, const Reduce& reduce,
+                                         int32_t first, int32_t step) {
+  if constexpr (Reduce::kLoads) {
+    return reduce.items(place);
+  } else {
+    return Products(p, first, step);
+  }
 }
 
 /// A (kTileM, kTileK): whole, or this CTA's part of the rows, to all CTAs that share them.
@@ -157,8 +191,8 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
 }
 
 /// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
-/// `wait.source(p, tile)`. Sums have no operands: `reduce.load` brings what is added, through the same stages, and
-/// `reduce.announce` hears of each a tile before.
+/// `wait.source(p, tile)`. Sums and copies have no operands: `reduce.load` brings what is added, through the same
+/// stages, and `reduce.announce` hears of each item that begins.
 template <class Config, class WaitInput, class Reduce>
 __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait, Reduce& reduce) {
   Patience patience{p.error, p.timeout_ns};
@@ -175,10 +209,16 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
     const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
     for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first.col, first_k + opened);
   }
-  int32_t index = place.cluster;
-  for (; index < p.num_tiles; index += place.num_clusters) {
-    const Tile tile = tile_of(p, place, index);
-    if constexpr (Reduce::kLoads) reduce.announce(p, place, index + place.num_clusters);
+  auto items = items_of(p, place, reduce, place.cluster, place.num_clusters);  // of all consumers
+  while (items.next()) {
+    const Tile tile = tile_of(p, place, items.tile(), items.work());
+    if constexpr (Reduce::kLoads) {
+      reduce.announce(place);
+      if (tile.work != Work::product) {
+        reduce.load(place, tile, ring, patience);
+        continue;
+      }
+    }
     const Source from = wait.source(p, tile);
     for (int32_t k = 0; k < p.k_blocks; ++k) {
       if (opened > 0) {
@@ -191,13 +231,6 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
       wait.template wait<Config>(tile, k, patience);
       load_a(from.map, place, ring.slot, from.row, (first_k + k) * kTileK);
       ring.advance();
-    }
-  }
-  if constexpr (Reduce::kLoads) {
-    reduce.announce(p, place, index);
-    for (; index < p.num_tiles + p.num_sums; index += place.num_clusters) {
-      reduce.announce(p, place, index + place.num_clusters);
-      reduce.load(place, tile_of(p, place, index), ring, patience);
     }
   }
   if constexpr (WaitInput::kWaits || Reduce::kLoads) drain_loads(place, ring, patience);

@@ -15,7 +15,6 @@ struct GemmParams {
   CUtensorMap c;                // (M, N)
   TileOrder order;              // of the clusters' tiles
   int32_t num_tiles, k_blocks;  // of each CTA's part of K
-  int32_t num_sums = 0;         // tiles of the own shard, behind all products: what all ranks computed is added up
   uint32_t* error;              // device or pinned memory: not 0 once a wait has passed its end
   uint64_t timeout_ns;
 };

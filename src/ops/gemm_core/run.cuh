@@ -42,6 +42,38 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
   return place;
 }
 
+/// All threads of a consumer warpgroup of a kernel without sums of its own.
+template <class Config, class StoreOutput, class Reduce>
+__device__ __forceinline__ void multiply_all(const GemmParams& p, const Place<Config>& place, uint32_t group,
+                                             const Staging<Config>& staging, const StoreOutput& store, Reduce& reduce,
+                                             Ring<Config::kStages>& operands, Ring<Staging<Config>::kBuffers>& results,
+                                             Patience& patience) {
+  Sums<Config> sums;
+  if (group > 0) Turn<Config>{group, place.cluster >= p.num_tiles}.hand_on();
+  int32_t next = place.first_tile(group);
+  for (int32_t index = place.cluster; index < p.num_tiles; index += place.num_clusters) {
+    if (index != next) {
+      operands.advance(static_cast<uint32_t>(p.k_blocks));
+      continue;
+    }
+    next += place.tile_step();
+    const Turn<Config> turn{group, index + place.num_clusters >= p.num_tiles};
+    turn.begin();
+    multiply_tile<Config>(sums, p.k_blocks, place, turn, operands, patience);
+    if constexpr (Reduce::kReduces) {
+      if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
+    }
+    if (!place.stores(group)) continue;
+    if constexpr (StoreOutput::kGates) {
+      if (store.is_gated()) {
+        stage_tile<Config>(sums, staging, results, patience, write_gated<Config>);
+        continue;
+      }
+    }
+    stage_tile<Config>(sums, staging, results, patience, write_rounded<Config>);
+  }
+}
+
 /// All threads of the CTA. Warps of the first warpgroup: 0 loads, 1 watches for what `reduce` waits for, 2 and 3 store
 /// what consumers 0 and 1 staged; 1 to 3 first push, where `push` does.
 template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
@@ -67,7 +99,7 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
         if constexpr (Reduce::kLoads) reduce.watch(p, place);
       } else {
         store.begin();
-        if (threadIdx.x % 32 == 0 && place.stores(warp - 2)) store_tiles(p, place, warp - 2, store, signal);
+        if (threadIdx.x % 32 == 0 && place.stores(warp - 2)) store_tiles(p, place, warp - 2, store, signal, reduce);
         __syncwarp();
       }
     }
@@ -80,38 +112,20 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     Patience patience{p.error, p.timeout_ns};
     Ring<Config::kStages> operands;
     Ring<Staging<Config>::kBuffers> results;
-    Sums<Config> sums;
-    if (group > 0) Turn<Config>{group, place.cluster >= p.num_tiles}.hand_on();
     reduce.start();
-    int32_t next = place.first_tile(group);
-    int32_t index = place.cluster;
-    for (; index < p.num_tiles; index += place.num_clusters) {
-      if (index != next) {
-        operands.advance(static_cast<uint32_t>(p.k_blocks));
-        continue;
-      }
-      next += place.tile_step();
-      const Turn<Config> turn{group, index + place.num_clusters >= p.num_tiles};
-      turn.begin();
-      multiply_tile<Config>(sums, p.k_blocks, place, turn, operands, patience);
-      if constexpr (Reduce::kReduces && !Reduce::kLoads) {
-        if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
-      }
-      if (!place.stores(group)) continue;
-      if constexpr (StoreOutput::kGates) {
-        if (store.is_gated()) {
-          stage_gated_tile<Config>(sums, staging, results, patience);
-          continue;
+    if constexpr (Reduce::kLoads) {
+      auto items = reduce.items(place);
+      while (items.next()) {
+        if (items.work() == Work::product) {
+          Sums<Config> sums;
+          multiply_tile<Config>(sums, p.k_blocks, place, Turn<Config>{group, false}, operands, patience);
+          stage_tile<Config>(sums, staging, results, patience, write_rounded<Config>);
+        } else {
+          reduce.template add<Config>(place, group, items, staging, operands, results, patience);
         }
       }
-      stage_tile<Config>(sums, staging, results, patience);
-    }
-    if constexpr (Reduce::kLoads) {
-      for (; index < p.num_tiles + p.num_sums; index += place.num_clusters) {
-        Sums<Config> added;  // NOTE: not `sums`: products into registers that others define are serialised
-        reduce.template add<Config>(added, place, group, index, operands, patience);
-        stage_tile<Config>(added, staging, results, patience);
-      }
+    } else {
+      multiply_all<Config>(p, place, group, staging, store, reduce, operands, results, patience);
     }
   }
   // NOTE: nobody leaves while another CTA of the cluster may still arrive at its barriers.

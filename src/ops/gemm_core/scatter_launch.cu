@@ -34,9 +34,11 @@ base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
   const TeamPod& team = g.state.channel->team;
   const InboxPod& inbox = *g.state.inbox;
   const int64_t slot_rows = longest_rows(g.row_offsets), mine = rows_of(g.row_offsets, team.rank);
+  const int64_t first = g.sums_travel ? g.row_offsets[static_cast<size_t>(team.rank)] : 0;
+  char* const result = static_cast<char*>(g.c) + first * g.ldc * 2;
   OVERLACE_TRY(encode(as_a(s, {"a", g.a, g.row_offsets.back(), g.k, g.lda, 0, 0}), s.dtype, &p->gemm.a));
   OVERLACE_TRY(encode(as_b(s, g.b, g.n, g.k, g.ldb), s.dtype, &p->gemm.b));
-  OVERLACE_TRY(encode(as_c(s, g.c, std::max<int64_t>(mine, 1), g.n, g.ldc), s.dtype, &p->gemm.c));
+  OVERLACE_TRY(encode(as_c(s, result, std::max<int64_t>(mine, 1), g.n, g.ldc), s.dtype, &p->gemm.c));
   for (uint64_t buffer = 0; buffer < 2; ++buffer) {
     for (int peer = 0; peer < team.size; ++peer) {
       const int64_t rows = rows_of(g.row_offsets, peer);
@@ -52,15 +54,41 @@ base::Status encode_maps(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
   return {};
 }
 
+/// Of AllReduce.
+base::Status encode_sums(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmParams* p) {
+  const TeamPod& team = g.state.channel->team;
+  const int64_t first = g.row_offsets[static_cast<size_t>(team.rank)], mine = rows_of(g.row_offsets, team.rank);
+  for (int peer = 0; peer < team.size; ++peer) {
+    const int64_t rows = rows_of(g.row_offsets, peer), at = g.row_offsets[static_cast<size_t>(peer)];
+    if (rows > 0)
+      OVERLACE_TRY(encode(as_c(s, static_cast<char*>(g.c) + at * g.ldc * 2, rows, g.n, g.ldc), s.dtype,
+                          &p->scatter.result[peer]));
+    for (uint64_t buffer = 0; buffer < 2; ++buffer) {
+      char* const sums = team.heap[peer] + g.sums_offset + buffer * g.state.inbox->pitch;
+      if (peer == team.rank) {
+        OVERLACE_TRY(encode(as_c(s, sums, g.row_offsets.back(), g.n, g.n), s.dtype, &p->scatter.sums_from[buffer]));
+      } else if (mine > 0) {
+        OVERLACE_TRY(
+            encode(as_c(s, sums + first * g.n * 2, mine, g.n, g.n), s.dtype, &p->scatter.sums_to[buffer][peer]));
+      }
+    }
+  }
+  return {};
+}
+
 void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
-  const TileOrder& order = p->gemm.order;
+  TileOrder& order = p->gemm.order;
   ScatterParams& out = p->scatter;
   fill_exchange(g.state, clusters * s.cluster(), &out);
-  out.groups = make_groups(order, g.groups);
+  out.groups = g.sums_travel ? make_band_groups(longest_row_tiles(order), order.tiles_n, g.groups)
+                             : make_groups(order, g.groups);
+  if (g.sums_travel) order.band = out.groups.rows;
+  out.work = make_work_order(order, clusters, g.sums_travel);
+  out.sums_travel = g.sums_travel;
+  out.ready_id = g.ready_id;
   out.arrive_id = g.state.first_id;
   out.adds_per_tile = s.cluster() * kConsumerGroups;
   for (int r = 0; r < order.size; ++r) out.row_tiles[r] = order.first_tile[r + 1] - order.first_tile[r];
-  p->gemm.num_sums = out.row_tiles[order.rank] * order.tiles_n;
   out.slot_rows = static_cast<int32_t>(longest_rows(g.row_offsets));
   out.n = static_cast<int32_t>(g.n);
   out.alpha = g.alpha;
@@ -97,6 +125,7 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
   out.instance = &instance;
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode_maps(s, g, &out.params));
+  if (g.sums_travel) OVERLACE_TRY(encode_sums(s, g, &out.params));
   const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
   out.clusters = *clusters;

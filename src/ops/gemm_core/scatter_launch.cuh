@@ -1,5 +1,5 @@
 // GEMM and ReduceScatter from the host: C (rows of this rank, N) = those rows of the sum over ranks of A B, where each
-// rank has a part of K.
+// rank has a part of K. GEMM and AllReduce: C (M, N), all rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,10 @@ uint64_t scatter_inbox_bytes(std::span<const int64_t> row_offsets, int64_t n);
 struct ScatterArgs : FusedArgs {
   const void* a = nullptr;     // (M, K of this rank)
   const void* bias = nullptr;  // (N), or null
-  int groups = kMaxGroups;     // that the tiles for an owner are told in, at most
+  int groups = kMaxGroups;     // that the tiles for an owner are told in, at most; AllReduce: bands
+  bool sums_travel = false;    // AllReduce
+  uint64_t sums_offset = 0;    // AllReduce: in the heap, of (M, N) for them, in the inbox's first buffer
+  uint32_t ready_id = 0;       // AllReduce: kMaxGroups ids
   float alpha = 1;             // of the sum; the bias is added behind it
   ExchangeState state;         // `first_id`: kMaxGroups ids, of CTAs
 };

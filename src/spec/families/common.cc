@@ -63,6 +63,7 @@ void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, 
       gemm(op, "gemm", 0, box(a, {all("M"), all("K")}), b_operand(op), box(c, {all("M"), all("N")}), true));
 }
 
+Loop strips() { return {"j", 0, "strips"}; }
 Loop chunks() { return {"s", 0, "q"}; }
 Loop peers() { return {"p", 1, "G"}; }
 Loop others() { return {"p", 0, "G-1"}; }

@@ -58,6 +58,13 @@ void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const 
 /// My slots of my rows, in rank order with my own partial in its place, then the bias; one rounding, into "Y".
 Task sum_of_sources(const OpSpec& op, const Piece& piece, const std::vector<Loop>& loops, const std::string& s);
 
+/// One kernel of gemm_rs, or of gemm_ar up to my rows of "Y": tiles of rows that others own go straight to my slot of
+/// their inbox, group by group; then tiles of my rows, each of which adds what the others have sent of it, in rank
+/// order. Slots in the order of distance: that of rank + 1 first. Loops of a group: chunks(), strips().
+void add_tma_slot(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+inline constexpr const char* kGroupOfTiles = "s*strips+j";
+Loop strips();
+
 /// ag_gemm and ag_wgrad: frame, transfers into X, signals `arrived[chunk]` and `credit`; then what `add_products` adds,
 /// but for the families that are alike: library, serial, compute, comm, limit. `is_slab`: rows travel in slabs of K.
 Schedule make_gather(const OpSpec& op, std::string_view family, const FamilyOptions& options, bool is_slab,

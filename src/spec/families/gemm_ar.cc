@@ -115,6 +115,27 @@ void add_one_shot(Schedule* out, const OpSpec& op) {
   }
 }
 
+/// One kernel: gemm_rs of its name, then the sums of each group of tiles to everybody's Z, and theirs from Z to Y. Z
+/// needs no credit, as in add_broadcast.
+void add_slot_sums(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  add_tma_slot(out, op, options);
+  out->buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
+  out->signals.push_back({"ready", "q*strips"});
+  const std::string peer = "((r+p)%G)", group = kGroupOfTiles;
+  const std::vector<Range> mine = {chunk_rows("r"), slab_columns("j")}, theirs = {chunk_rows(peer), slab_columns("j")};
+  Task broadcast = copy("broadcast", 1, "(" + group + ")*G+p", {chunks(), strips(), peers()}, box("Y", mine),
+                        box_at("Z", peer, mine));
+  broadcast.deps = {"tiles_own"};
+  broadcast.sets = {set_at("ready", group, peer)};
+  Task take = copy("copy_out", 0, "G+1", {chunks(), strips(), peers()}, box("Z", theirs), box("Y", theirs));
+  take.waits = {wait_for("ready", group, peer)};
+  for (Task* task : {&broadcast, &take}) {
+    task->engine = Engine::sm;
+    task->wait_by = WaitBy::kernel;
+    out->tasks.push_back(std::move(*task));
+  }
+}
+
 }  // namespace
 
 Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
@@ -122,6 +143,10 @@ Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOpt
   Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
   if (family == "one_shot") {
     add_one_shot(&out, op);
+    return out;
+  }
+  if (family == "tma_slot") {
+    add_slot_sums(&out, op, options);
     return out;
   }
   if (family == "grouped_fused_1d" || family == "grouped_unfused_1d") {

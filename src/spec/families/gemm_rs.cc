@@ -19,8 +19,10 @@ void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, i
   const std::vector<int64_t>& off = out->tables.at("off");
   const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>((extent + piece - 1) / piece, 1); };
   const auto tile_rows = static_cast<int32_t>(pieces(shard_max, options.align));
-  const TileGroups groups = make_groups(tile_rows, static_cast<int32_t>(pieces(op.n, options.align_columns)),
-                                        kTileSwizzle, static_cast<int32_t>(options.degree));
+  const auto tiles_n = static_cast<int32_t>(pieces(op.n, options.align_columns));
+  const auto most = static_cast<int32_t>(options.degree);
+  const TileGroups groups = op.op == "gemm_ar" ? make_band_groups(tile_rows, tiles_n, most)
+                                               : make_groups(tile_rows, tiles_n, kTileSwizzle, most);
   const int64_t bands = pieces(tile_rows, groups.rows), band = groups.rows * options.align;
   std::vector<int64_t> cut = {0}, slab = {0};
   for (size_t p = 0; p + 1 < off.size(); ++p)
@@ -34,44 +36,6 @@ void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, i
   out->params["groups"] = options.degree;
   out->params["tile_m"] = options.align;
   out->params["tile_n"] = options.align_columns;
-}
-
-/// One kernel: tiles of rows that others own go straight to my slot of their inbox, group by group; then tiles of my
-/// rows, each of which adds what the others have sent of it, in rank order. Slots in the order of distance: that of
-/// rank + 1 first.
-void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
-  add_groups(out, op, options, shard_max);
-  out->consts["shard_max"] = shard_max;
-  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G-1", "shard_max", "N"}, 2});
-  out->signals = {{"arrived", "q*strips"}, {"credit", 1}};
-  out->params["transport"] = std::string("tma_slot");
-  const Range strip = slab_columns("j");
-  const Loop strips = {"j", 0, "strips"};
-  const std::string group = "s*strips+j";
-
-  Task remote = tiles(op, "tiles_remote", 0, "p", box("A", {chunk_rows(kOwner), all("K")}), b_columns(op, strip),
-                      box_at("S", kOwner, {Range{"G-1-p", 1}, chunk_rows_in_shard(kOwner), strip}));
-  remote.loops = {peers(), chunks(), strips};
-  Wait credit = wait_each("credit", 0, kOwner, only_if_zero("z", "(" + group + ")"));
-  credit.previous = true;
-  remote.waits = {std::move(credit)};
-  remote.sets = {set_at("arrived", group, kOwner)};
-
-  Task own = tiles(op, "tiles_own", 0, "G", box("A", {chunk_rows("r"), all("K")}), b_columns(op, strip),
-                   box("Y", {chunk_rows_in_shard("r"), strip}));
-  const std::vector<Range> slot = slot_of("(i-r-1)%G", {chunk_rows_in_shard("r"), strip});
-  own.loops = {chunks(), strips};
-  own.reads.push_back(boxes("S", slot, {"i", 0, "r"}));
-  own.reads.push_back(boxes("S", slot, {"i", "r+1", "G"}));
-  if (op.bias) add_bias(&own, strip);
-  own.waits = {wait_each("arrived", group, "(r+p)%G", peers())};
-  Set give = set_at("credit", 0, "(r+p)%G");
-  give.each = Loop{"p", 1, "1+(G-1)*max(0," + group + "+2-q*strips)"};
-  own.sets = {std::move(give)};
-  for (Task* task : {&remote, &own}) {
-    task->params["order"] = std::string("own_last");  // of CPU ranks; the GPU's kernel weaves own tiles in
-    out->tasks.push_back(std::move(*task));
-  }
 }
 
 /// Step s computes chunk s of every shard in one GEMM.
@@ -140,6 +104,41 @@ int64_t longest_shard(const Schedule& schedule) {
   int64_t out = 0;
   for (size_t p = 0; p + 1 < off.size(); ++p) out = std::max(out, off[p + 1] - off[p]);
   return out;
+}
+
+void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  const int64_t shard_max = longest_shard(*out);
+  add_groups(out, op, options, shard_max);
+  out->consts["shard_max"] = shard_max;
+  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G-1", "shard_max", "N"}, 2});
+  out->signals = {{"arrived", "q*strips"}, {"credit", 1}};
+  out->params["transport"] = std::string("tma_slot");
+  const Range strip = slab_columns("j");
+  const std::string group = kGroupOfTiles;
+
+  Task remote = tiles(op, "tiles_remote", 0, "p", box("A", {chunk_rows(kOwner), all("K")}), b_columns(op, strip),
+                      box_at("S", kOwner, {Range{"G-1-p", 1}, chunk_rows_in_shard(kOwner), strip}));
+  remote.loops = {peers(), chunks(), strips()};
+  Wait credit = wait_each("credit", 0, kOwner, only_if_zero("z", "(" + group + ")"));
+  credit.previous = true;
+  remote.waits = {std::move(credit)};
+  remote.sets = {set_at("arrived", group, kOwner)};
+
+  Task own = tiles(op, "tiles_own", 0, "G", box("A", {chunk_rows("r"), all("K")}), b_columns(op, strip),
+                   box("Y", {op.op == "gemm_ar" ? chunk_rows("r") : chunk_rows_in_shard("r"), strip}));
+  const std::vector<Range> slot = slot_of("(i-r-1)%G", {chunk_rows_in_shard("r"), strip});
+  own.loops = {chunks(), strips()};
+  own.reads.push_back(boxes("S", slot, {"i", 0, "r"}));
+  own.reads.push_back(boxes("S", slot, {"i", "r+1", "G"}));
+  if (op.bias) add_bias(&own, strip);
+  own.waits = {wait_each("arrived", group, "(r+p)%G", peers())};
+  Set give = set_at("credit", 0, "(r+p)%G");
+  give.each = Loop{"p", 1, "1+(G-1)*max(0," + group + "+2-q*strips)"};
+  own.sets = {std::move(give)};
+  for (Task* task : {&remote, &own}) {
+    task->params["order"] = std::string("own_last");  // of CPU ranks; the GPU's kernel weaves own tiles in
+    out->tasks.push_back(std::move(*task));
+  }
 }
 
 std::vector<Range> Piece::of(const std::string& shard, const std::string& s) const {
@@ -232,7 +231,7 @@ Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOpt
     add_plain_gemm(&out, op, "A", "P");
     return out;
   }
-  if (family == "tma_slot") return add_tma_slot(&out, op, options, longest_shard(out)), out;
+  if (family == "tma_slot") return add_tma_slot(&out, op, options), out;
   add_scatter(&out, op, family, options);
   return out;
 }

@@ -86,7 +86,7 @@ TEST(TileGroups, OwnTilesNeverReturnToAGroup) {
       for (int i = 0; i < count_tiles(o); ++i) {
         const TileCoord at = tile_at(o, i);
         if (at.shard != rank) continue;
-        ASSERT_EQ(group_of(g, o, own_tile_at(o, seen++)), group_of(g, o, at)) << "tile " << i;
+        ASSERT_EQ(group_of(g, o, own_in_band(o, 0, seen++)), group_of(g, o, at)) << "tile " << i;
         const int group = group_of(g, o, at);
         ASSERT_GE(group, last) << "tile " << i;
         last = group;

@@ -137,7 +137,8 @@ TEST(TileOrder, WovenSpreadsTheOwnTilesEvenlyAndKeepsTheirOrder) {
       const bool is_own = at.shard == c.rank;
       TileOrder last = o;
       last.kind = Kind::own_last;
-      const TileCoord want = is_own ? own_tile_at(o, static_cast<int>(seen)) : tile_at(last, static_cast<int>(others));
+      const TileCoord want =
+          is_own ? own_in_band(o, 0, static_cast<int>(seen)) : tile_at(last, static_cast<int>(others));
       EXPECT_TRUE(at.m == want.m && at.n == want.n && at.shard == want.shard) << "tile " << i;
       (is_own ? seen : others) += 1;
       EXPECT_LE(std::abs(seen * all - (i + 1) * own), all) << "tile " << i << ": not as many as evenly";

@@ -1,4 +1,4 @@
-// Adds up what all ranks have computed of my rows, in rank order.
+// Adds up what all ranks have computed of my rows, in rank order; copies what peers have added up of theirs.
 #pragma once
 
 #include "src/device/ptx/barrier.cuh"
@@ -8,10 +8,10 @@
 
 namespace overlace::ops::gemm_core {
 
-/// Sums come behind all products, so that no product waits for a peer. Their sources go through the same stages: for a
-/// slice of store_cols() columns at a time, boxes of 64 rows by source and consumer warpgroup, those of peers from the
-/// inbox, the own ones, rounded like them, from the result, where they were stored. A rank's own tiles come in the
-/// order in which all computed them.
+/// Sums come behind products, in bands (WorkOrder), so that no product waits for a peer. Their sources go through the
+/// same stages: for a slice of store_cols() columns at a time, boxes of 64 rows by source and consumer warpgroup, those
+/// of peers from the inbox, the own ones, rounded like them, from the result, where they were stored. AllReduce: copies
+/// of peers' sums out of the inbox are sums of one source.
 struct ReduceOwn {
   static constexpr bool kReduces = true, kLoads = true;
   static constexpr uint32_t kLookNs = 200;      // between looks of the watching warp at what is announced
@@ -19,41 +19,53 @@ struct ReduceOwn {
   const ScatterParams* s;
   const TileOrder* order;
   const GemmParams* gemm;
-  const CUtensorMap* from = nullptr;
-  int32_t group = -1;  // that has been waited for
-  int32_t next = -1;   // that was announced last
-  uint32_t asked = 0;  // groups announced
-  uint32_t had = 0;    // groups waited for
+  uint32_t buffer = 0;
+  int32_t awaited = -1;  // by the load thread: owner and group
+  uint32_t begun = 0;    // items announced
+  uint32_t had = 0;      // groups waited for
 
   __device__ __forceinline__ void start() {}
-  __device__ __forceinline__ int32_t boxes_per_slice() const { return order->size * kConsumerGroups; }
+  template <class Config>
+  __device__ __forceinline__ WorkItems items(const Place<Config>& place) const {
+    return WorkItems(*order, s->work, place.cluster);
+  }
+  __device__ __forceinline__ int32_t sources_of(Work work) const { return work == Work::sum ? order->size : 1; }
+  __device__ __forceinline__ int32_t boxes_per_slice(Work work) const { return sources_of(work) * kConsumerGroups; }
+  /// What an item waits for: of the own rank all senders' parts, of a peer its sums.
+  __device__ __forceinline__ int32_t wanted_by(const TileCoord& at) const {
+    return at.shard * kMaxGroups + group_of(s->groups, *order, at);
+  }
 
   // ---- warp 1 ----
 
-  /// All lanes, a sender each: waits for the groups of this CTA's own tiles, each as soon as the load thread comes near
-  /// to it, and counts them in shared memory. After a failure nobody is waited for.
+  /// All lanes, a sender each: waits for the groups of this CTA's sums and copies, each as soon as the load thread
+  /// comes near to it, and counts them in shared memory. After a failure nobody is waited for.
   template <class Config>
   __device__ void watch(const GemmParams& p, const Place<Config>& place) const {
     ptx::wait_for_previous_grid();
     Patience patience{p.error, p.timeout_ns};
     const uint32_t lane = threadIdx.x % 32;
     const int32_t sender = (order->rank + 1 + static_cast<int32_t>(lane)) % order->size;
-    const int32_t behind = p.num_tiles - place.cluster, step = place.num_clusters;
-    int32_t index = place.cluster + (behind > 0 ? (behind + step - 1) / step * step : 0);
-    uint32_t passed = 0;
-    for (int32_t last = -1; index < p.num_tiles + p.num_sums; index += step) {
-      const int32_t wanted = group_of(s->groups, *order, own_tile_at(*order, index - p.num_tiles));
+    uint32_t passed = 0, before = 0;  // items before
+    int32_t last = -1;
+    for (WorkItems list = items(place); list.next(); ++before) {
+      if (list.work() == Work::product) continue;
+      const TileCoord at = list.tile();
+      const int32_t wanted = wanted_by(at);
       if (wanted == last) continue;
       last = wanted;
-      wait_count<kLookNs>(place.announced(), ++passed, patience);
+      wait_count<kLookNs>(place.announced(), before, patience);
       Errc code = Errc::ok;
-      if (lane < static_cast<uint32_t>(order->size)) {
-        const uint32_t id = s->arrive_id + static_cast<uint32_t>(wanted);
-        const uint64_t want = device::ticket(s->channel, sender, id) + adds_of_group(*s, wanted);
+      const bool is_sum = at.shard == order->rank;
+      if (lane < static_cast<uint32_t>(order->size) && (is_sum || sender == at.shard)) {
+        const int32_t group = wanted % kMaxGroups;
+        const uint32_t id = (is_sum ? s->arrive_id : s->ready_id) + static_cast<uint32_t>(group);
+        const uint64_t want = device::ticket(s->channel, sender, id) + adds_of_group(*s, at.shard, group);
         code = device::wait_ge_async(s->channel, sender, id, want);
       }
       __syncwarp();
       const bool has_failed = __any_sync(~0u, code != Errc::ok) != 0;
+      ++passed;
       if (lane == 0) ptx::store_release_cta(place.watched(), has_failed ? ~0u : passed);
       if (has_failed) return;
     }
@@ -61,23 +73,21 @@ struct ReduceOwn {
 
   // ---- load thread ----
 
-  __device__ void begin() { from = &s->from[buffer_of_call(*s)]; }
+  __device__ void begin() { buffer = buffer_of_call(*s); }
 
-  /// A tile before it is loaded.
+  /// An item before it is loaded.
   template <class Config>
-  __device__ void announce(const GemmParams& p, const Place<Config>& place, int32_t index) {
-    if (index < p.num_tiles || index >= p.num_tiles + p.num_sums) return;
-    const int32_t wanted = group_of(s->groups, *order, own_tile_at(*order, index - p.num_tiles));
-    if (wanted == next) return;
-    next = wanted;
-    ptx::store_release_cta(place.announced(), ++asked);
+  __device__ void announce(const Place<Config>& place) {
+    ptx::store_release_cta(place.announced(), ++begun);
   }
 
   template <class Config>
   __device__ void load(const Place<Config>& place, const Tile& tile, Ring<Config::kStages>& ring, Patience& patience) {
     constexpr int32_t kBoxes = Config::kSpec.stage_boxes(), kPieces = Staging<Config>::kPieces;
-    wait(place, group_of(s->groups, *order, tile.at), patience);
-    const int32_t boxes = boxes_per_slice(), row = tile.row - order->row_begin[order->rank];
+    wait(place, wanted_by(tile.at), patience);
+    const bool is_copy = tile.work == Work::copy;
+    const CUtensorMap* const from = is_copy ? &s->sums_from[buffer] : &s->from[buffer];
+    const int32_t boxes = boxes_per_slice(tile.work), row = tile.row - (is_copy ? 0 : order->row_begin[order->rank]);
     for (int32_t slice = 0; slice < Config::kBlocksM * kPieces; ++slice) {
       const int32_t col = tile.col + slice % kPieces * Staging<Config>::kCols;
       for (int32_t box = 0; box < boxes; ++box) {
@@ -89,7 +99,7 @@ struct ReduceOwn {
         }
         const int32_t block = box % kConsumerGroups * Config::kBlocksM + slice / kPieces;
         const int32_t source = box / kConsumerGroups;
-        const bool is_own = source + 1 == order->size;
+        const bool is_own = !is_copy && source + 1 == order->size;
         ptx::load_box(place.box(ring.slot, in_stage), is_own ? &gemm->c : from, col,
                       (is_own ? 0 : source * s->slot_rows) + row + block * 64, place.full(ring.slot));
         if (in_stage + 1 == kBoxes || left == 1) ring.advance();
@@ -105,43 +115,43 @@ struct ReduceOwn {
 
   // ---- consumers ----
 
-  /// All threads of a warpgroup: `sums` of all ranks, scaled, with the bias.
+  /// All threads of a warpgroup: a sum of all ranks, scaled, with the bias; or a copy.
   template <class Config>
-  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t consumer, int32_t index,
-                                      Ring<Config::kStages>& ring, Patience& patience) const {
+  __device__ __forceinline__ void add(const Place<Config>& place, uint32_t consumer, const WorkItems& item,
+                                      const Staging<Config>& staging, Ring<Config::kStages>& ring,
+                                      Ring<Staging<Config>::kBuffers>& results, Patience& patience) const {
     constexpr int kCols = Staging<Config>::kCols, kPieces = Staging<Config>::kPieces;
     constexpr int32_t kBoxes = Config::kSpec.stage_boxes();
-    const int32_t stages = (boxes_per_slice() + kBoxes - 1) / kBoxes;
+    const bool is_sum = item.work() == Work::sum;
+    const int32_t stages = (boxes_per_slice(item.work()) + kBoxes - 1) / kBoxes;
     const uint32_t thread = threadIdx.x % 128;
     const uint32_t empty_there = ptx::cluster_address(place.empty(0), thread % Config::kCluster);
     int32_t col = 0;
-    if (s->bias != nullptr) {
+    if (is_sum && s->bias != nullptr) {
       ptx::wait_for_previous_grid();
-      col = tile_of(*gemm, place, index).col;
+      col = tile_of(*gemm, place, item.tile()).col;
     }
-#pragma unroll
-    for (int block = 0; block < Config::kBlocksM; ++block) {
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        Ring<Config::kStages> next = ring;
-        for (int32_t i = 0; i < stages; ++i, next.advance()) wait_barrier(place.full(next.slot), next.parity, patience);
-        float(&part)[kCols / 2] = reinterpret_cast<float(&)[kCols / 2]>(sums[block][piece * kCols / 2]);
-        add_slice<Config>(part, place, consumer, ring.slot);
-        scale<Config>(part, col + piece * kCols);
-        // Read by all warps before the slots are given back.
-        ptx::named_barrier_sync<128>(kFirstBarrier + consumer);
-        for (int32_t i = 0; i < stages; ++i, ring.advance())
-          if (thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + ring.slot * 8);
-      }
+#pragma unroll 1
+    for (int slice = 0; slice < Config::kBlocksM * kPieces; ++slice) {
+      Ring<Config::kStages> next = ring;
+      for (int32_t i = 0; i < stages; ++i, next.advance()) wait_barrier(place.full(next.slot), next.parity, patience);
+      float part[kCols / 2];
+      add_slice<Config>(part, place, consumer, ring.slot, is_sum);
+      if (is_sum) scale<Config>(part, col + slice % kPieces * kCols);
+      // Read by all warps before the slots are given back.
+      ptx::named_barrier_sync<128>(kFirstBarrier + consumer);
+      for (int32_t i = 0; i < stages; ++i, ring.advance())
+        if (thread < Config::kCluster) ptx::mbarrier_arrive_cluster(empty_there + ring.slot * 8);
+      stage_piece<Config>(part, staging, results, patience, write_rounded<Config>);
     }
   }
 
  private:
-  /// Once per group: the order of tiles never returns to one.
+  /// Once per group, if the order of tiles does not return to it.
   template <class Config>
   __device__ void wait(const Place<Config>& place, int32_t wanted, Patience& patience) {
-    if (wanted == group) return;
-    group = wanted;
+    if (wanted == awaited) return;
+    awaited = wanted;
     wait_count(place.watched(), ++had, patience);
     ptx::fence_proxy_async();
   }
@@ -149,7 +159,7 @@ struct ReduceOwn {
   /// fp32, rank 0 first, wherever the owner stands among them.
   template <class Config>
   __device__ __forceinline__ void add_slice(float (&sum)[Staging<Config>::kCols / 2], const Place<Config>& place,
-                                            uint32_t consumer, uint32_t first_slot) const {
+                                            uint32_t consumer, uint32_t first_slot, bool is_sum) const {
     using Element = typename Config::Element;
     constexpr int kFloats = Staging<Config>::kCols / 2;
     constexpr uint32_t kBoxes = Config::kSpec.stage_boxes();
@@ -157,8 +167,8 @@ struct ReduceOwn {
 #pragma unroll
     for (float& x : sum) x = -0.0f;  // the zero that changes no summand
 #pragma unroll 1
-    for (int32_t rank = 0; rank < order->size; ++rank) {
-      const int32_t source = (rank - order->rank - 1 + order->size) % order->size;
+    for (int32_t i = 0; i < (is_sum ? order->size : 1); ++i) {
+      const int32_t source = is_sum ? (i - order->rank - 1 + order->size) % order->size : 0;
       const uint32_t box = static_cast<uint32_t>(source) * kConsumerGroups + consumer;
       const uint32_t slot = (first_slot + box / kBoxes) % Config::kStages;
       const uint32_t at = place.box(slot, static_cast<int32_t>(box % kBoxes)) + row * Staging<Config>::kRowBytes;
@@ -167,10 +177,10 @@ struct ReduceOwn {
         uint32_t r[4];
         ptx::load_matrices(at + Staging<Config>::swizzled(row, static_cast<uint32_t>(pair) * 2 + lane / 16) * 16, r);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 x = unpack_pair(r[i], Element{});
-          sum[pair * 8 + i * 2] += x.x;
-          sum[pair * 8 + i * 2 + 1] += x.y;
+        for (int j = 0; j < 4; ++j) {
+          const float2 x = unpack_pair(r[j], Element{});
+          sum[pair * 8 + j * 2] += x.x;
+          sum[pair * 8 + j * 2 + 1] += x.y;
         }
       }
     }

@@ -1,5 +1,5 @@
 // Tells the owner of a tile that this consumer warpgroup's part of it lies in its inbox, or, of an own one, in the
-// result.
+// result; of a sum, all peers.
 #pragma once
 
 #include "src/ops/gemm_core/mainloop.cuh"
@@ -13,10 +13,16 @@ struct SignalPeer {
   const ScatterParams* s;
   const TileOrder* order;
   __device__ __forceinline__ void done(const Tile& tile) {
-    if (tile.is_sum) return;
+    const bool is_product = tile.work == Work::product;
+    if (!is_product && (tile.work == Work::copy || !s->sums_travel)) return;
     const auto group = static_cast<uint32_t>(group_of(s->groups, *order, tile.at));
     ptx::fence_sys();
-    device::signal_add_relaxed(s->channel, tile.at.shard, s->arrive_id + group);
+    if (is_product) {
+      device::signal_add_relaxed(s->channel, tile.at.shard, s->arrive_id + group);
+    } else {
+      for (int32_t step = 1; step < order->size; ++step)
+        device::signal_add_relaxed(s->channel, (order->rank + step) % order->size, s->ready_id + group);
+    }
   }
 };
 

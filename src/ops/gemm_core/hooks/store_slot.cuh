@@ -1,4 +1,5 @@
-// Stores a tile where its rows belong: a peer's into my slot of its inbox, my own into the result.
+// Stores a tile where its rows belong: a peer's into my slot of its inbox, my own into the result. Sums also into the
+// inboxes of all peers, and theirs into the result.
 #pragma once
 
 #include "src/device/ptx/barrier.cuh"
@@ -13,19 +14,23 @@ struct StoreSlot {
   const ScatterParams* s;
   const TileOrder* order;
   const CUtensorMap* c;  // my rows
-  const CUtensorMap* to = nullptr;
+  uint32_t buffer = 0;
 
   /// All lanes of a store warp.
   __device__ __forceinline__ void begin() {
     ptx::wait_for_previous_grid();
-    to = s->to[buffer_of_call(*s)];
+    buffer = buffer_of_call(*s);
     // The call may end once the loads are over: the epoch that this has read must not have moved on before.
     ptx::named_barrier_arrive<kBegunThreads>(kBegunBarrier);
   }
   /// Rows beyond those of the shard are clipped: free offsets, empty shards.
   __device__ __forceinline__ void store(const Tile& tile, int32_t row, int32_t col, uint32_t shared) {
-    const int32_t shard = tile.at.shard;
-    ptx::store_box(shard == order->rank ? c : to + shard, col, row - order->row_begin[shard], shared);
+    const int32_t shard = tile.at.shard, in_shard = row - order->row_begin[shard];
+    const CUtensorMap* const there = tile.work == Work::product ? &s->to[buffer][shard] : &s->result[shard];
+    ptx::store_box(shard == order->rank ? c : there, col, in_shard, shared);
+    if (tile.work != Work::sum || !s->sums_travel) return;
+    for (int32_t step = 1; step < order->size; ++step)
+      ptx::store_box(&s->sums_to[buffer][(order->rank + step) % order->size], col, in_shard, shared);
   }
 };
 

@@ -149,6 +149,20 @@ TEST(ChooseInstance, FindsOneForBothTypesBothLayoutsAndABias) {
   }
 }
 
+TEST(ChooseInstance, AllReduceOfManyRowsTakesTheKernelsOfReduceScatter) {
+  spec::OpSpec op = op_of("gemm_ar");
+  const auto name = [&](int degree, const spec::Params& options) {
+    const auto found = choose_instance(spec::make_schedule(op, "tma_slot", degree, options), kSms);
+    return found.ok() ? std::string((*found)->name) : found.status().message();
+  };
+  EXPECT_EQ(name(4, {}), "bf16_k_128x128_c21_s6");
+  EXPECT_EQ(name(64, {{"align_n", int64_t{256}}}), "bf16_k_128x256_c21_s4");
+  EXPECT_EQ(name(65, {}), "gemm_ar: schedule tma_slot_ar: no kernel for degree 65; wanted: 1 to 64");
+  op.dtype = op.out_dtype = DType::fp16;
+  op.b_layout = spec::BLayout::kn;
+  EXPECT_EQ(name(4, {}), "fp16_n_128x128_c21_s6");
+}
+
 TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
   const auto message = [](const spec::OpSpec& op) {
     const auto found = choose_instance(spec::make_schedule(op, "one_shot"), kSms);
