@@ -342,6 +342,8 @@ void add_plan(CLI::App& app, const char* name, const char* what, overlace::cli::
   plan->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
   plan->add_option("--k", words->k, "Depth, of one rank in gemm_rs and gemm_ar");
   plan->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+  plan->add_option("--activation", words->activation, "Of ag_gemm: none, or swiglu, which makes N / 2 columns")
+      ->capture_default_str();
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
   plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
   plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();

@@ -187,7 +187,8 @@ std::string paper_text(const spec::OpSpec& op, const plan::Plan& plan, const spe
 int plan(const PlanWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (!words.check.empty()) return check(words.check, machine);
-  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  op.activation = activation_of(words.activation);
   const sim::Simulation simulation;
   plan::Planner planner(machine, {.simulation = &simulation, .cache = base::env().plan_cache});
   const plan::PlanOptions options = {.limit = tier_of(words.tier)};

@@ -5,6 +5,7 @@
 #include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
+#include "src/spec/names.h"
 
 namespace overlace::cli {
 namespace {
@@ -39,6 +40,13 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   if (out.ranks < 1 || out.ranks > max_ranks)
     throw_error(Errc::invalid_argument, base::format("--ranks is {}, wanted 1 to {}", out.ranks, max_ranks));
   return out;
+}
+
+spec::Activation activation_of(const std::string& name) {
+  for (const spec::Activation a : {spec::Activation::none, spec::Activation::swiglu}) {
+    if (name == spec::name_of(a)) return a;
+  }
+  throw_error(Errc::invalid_argument, "--activation is " + name + ", wanted none or swiglu");
 }
 
 double share_of_priors(const spec::Machine& machine) {

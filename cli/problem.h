@@ -15,6 +15,9 @@ namespace overlace::cli {
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
                    const spec::Machine& machine, int max_ranks);
 
+/// "none" or "swiglu", which a schedule of another operator than ag_gemm refuses. Throws InvalidArgument.
+spec::Activation activation_of(const std::string& name);
+
 /// Of the numbers of a machine, those that were measured elsewhere or assumed.
 double share_of_priors(const spec::Machine& machine);
 

@@ -229,7 +229,7 @@ def other_teams(rows: list[dict], guessed: list[dict], team: int) -> str:
     order), and of taking what `team` ranks took for the same shape and schedule, where that was measured."""
 
     def key(row: dict) -> tuple:
-        return tuple(row[k] for k in ("op", "m", "n", "k", "family", "degree"))
+        return tuple(row[k] for k in ("op", "m", "n", "k", "activation", "family", "degree"))
 
     seen = {key(row): row["measured_us"] for row in rows if row["ranks"] == team}
     groups: dict[str, list[list[float]]] = {}

@@ -17,6 +17,7 @@
 #include "overlace/runtime.h"
 #include "src/base/statistics.h"
 #include "src/runtime/backend.h"
+#include "src/spec/names.h"
 
 namespace overlace::bench {
 namespace {
@@ -134,6 +135,7 @@ class Bench {
                     const Outcome& outcome, const std::vector<base::Json>& clocks) {
     base::Json shape = base::Json::object(), method = base::Json::object(), flags = base::Json::array();
     shape.set("name", c.name).set("m", c.m).set("n", c.n).set("k", c.k);
+    if (c.activation != spec::Activation::none) shape.set("activation", spec::name_of(c.activation));
     method.set("repetitions", options_.protocol.repetitions).set("lead_in", 0.2);
     method.set("bytes_rotated", workload.bytes_rotated()).set("n", x.calls);
     base::Json row = new_record(head_, c.op, std::move(shape), x.name);

@@ -4,7 +4,6 @@
 #include <iterator>
 #include <map>
 #include <optional>
-#include <tuple>
 
 #include "src/base/format.h"
 #include "src/plan/pick.h"
@@ -122,9 +121,9 @@ std::string cells_of(const Measured& m) {
 }
 
 std::vector<Row> rows_of(const std::vector<Measured>& list, const spec::Machine& machine) {
-  std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t>, Case> cases;
+  std::map<Problem, Case> cases;
   for (const Measured& m : list)
-    if (is_candidate(m, machine)) cases[{m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k}].push_back(&m);
+    if (is_candidate(m, machine)) cases[problem_of(m.op)].push_back(&m);
   std::vector<Row> rows;
   for (const auto& [key, members] : cases)
     if (members.size() >= kLeastCandidates) rows.push_back(row_of(members, machine));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <tuple>
 
 #include "overlace/error.h"
 #include "src/base/file.h"
@@ -14,6 +13,7 @@
 #include "src/spec/costs.h"
 #include "src/spec/digest.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/names.h"
 
 namespace overlace::bench {
 namespace {
@@ -60,12 +60,11 @@ void hold_out(std::vector<Measured>& list) {
 
 bool is_valid_output(const Measured& m) { return m.family != "compute" && m.family != "comm" && m.family != "limit"; }
 
-using Found = std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t, std::string, int>, Measured>;
+using Found = std::map<std::tuple<Problem, std::string, int>, Measured>;
 
 /// `time_us`: median, p10, p90.
 Measured& add(Found& found, Measured m, const Json& time_us) {
-  Measured& one =
-      found.try_emplace({m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k, m.family, m.degree}, std::move(m)).first->second;
+  Measured& one = found.try_emplace({problem_of(m.op), m.family, m.degree}, std::move(m)).first->second;
   const double us = time_us.find("median")->as_double();
   one.us.push_back(us);
   const Json *low = time_us.find("p10"), *high = time_us.find("p90");
@@ -90,6 +89,8 @@ base::Status add_lines(const std::string& file, const std::string& bytes, Found&
     m.op.m = member(*record, "case", "m")->as_int();
     m.op.n = member(*record, "case", "n")->as_int();
     m.op.k = member(*record, "case", "k")->as_int();
+    if (text(member(*record, "case", "activation")) == spec::name_of(spec::Activation::swiglu))
+      m.op.activation = spec::Activation::swiglu;
     m.op.ranks = static_cast<int>(record->find("team")->as_int());
     m.family = schedule;
     for (const char* suffix : {"_rs", "_ar"}) {
@@ -132,6 +133,8 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
 
 }  // namespace
 
+Problem problem_of(const spec::OpSpec& op) { return {op.op, op.ranks, op.m, op.n, op.k, op.activation}; }
+
 double Measured::measured_us() const { return base::median(us); }
 
 base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files) {
@@ -163,12 +166,12 @@ void predict(std::vector<Measured>& list, const spec::Machine& machine, int call
 Score score(const std::vector<const Measured*>& list) {
   Score out;
   std::vector<double> errors, signs;
-  std::map<std::tuple<std::string, int, int64_t, int64_t, int64_t>, std::vector<const Measured*>> cases;
+  std::map<Problem, std::vector<const Measured*>> cases;
   for (const Measured* m : list) {
     if (!m->problem.empty()) continue;
     errors.push_back(std::abs(m->error()));
     signs.push_back(m->error());
-    if (is_valid_output(*m)) cases[{m->op.op, m->op.ranks, m->op.m, m->op.n, m->op.k}].push_back(m);
+    if (is_valid_output(*m)) cases[problem_of(m->op)].push_back(m);
   }
   out.n = errors.size();
   if (errors.empty()) return out;
@@ -228,6 +231,7 @@ Json as_json(const std::vector<Measured>& list) {
   for (const Measured& m : list) {
     Json one = Json::object();
     one.set("op", m.op.op).set("m", m.op.m).set("n", m.op.n).set("k", m.op.k).set("ranks", m.op.ranks);
+    one.set("activation", spec::name_of(m.op.activation));
     one.set("family", m.family).set("degree", m.degree).set("held_out", m.is_held_out);
     one.set("host_bound", m.is_host_bound).set("measured_us", m.measured_us());
     one.set("predicted_us", m.problem.empty() ? Json(m.predicted_us) : Json());

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "overlace/sim.h"
@@ -26,6 +27,10 @@ struct Measured {
   double measured_us() const;
   double error() const { return predicted_us / measured_us() - 1; }
 };
+
+/// What rows share that are measured against each other.
+using Problem = std::tuple<std::string, int, int64_t, int64_t, int64_t, spec::Activation>;
+Problem problem_of(const spec::OpSpec& op);
 
 /// Lines of bench/results/*.jsonl, and bench_fused's *.json; those without a time, and kinds of records that are no
 /// dense operators, are left out. A third of the shapes, chosen by their digest, is held out.

@@ -10,8 +10,13 @@ import fit_machine
 
 
 def row(ranks: int, measured: float, predicted: float, **more) -> dict:
-    out = {"op": "ag_gemm", "m": 1024, "n": 8, "k": 8, "family": "library", "degree": 1, "ranks": ranks}
-    out |= {"measured_us": measured, "predicted_us": predicted, "held_out": False, "host_bound": False}
+    out = {"op": "ag_gemm", "m": 1024, "n": 8, "k": 8, "activation": "none", "family": "library", "degree": 1}
+    out |= {"ranks": ranks} | {
+        "measured_us": measured,
+        "predicted_us": predicted,
+        "held_out": False,
+        "host_bound": False,
+    }
     return out | more
 
 
@@ -51,7 +56,12 @@ class FitMachine(unittest.TestCase):
             self.assertTrue(least <= fit_machine.middle(path, least, most) <= most, path)
 
     def test_says_how_far_other_teams_are_beside_doing_nothing(self) -> None:
-        rows = [row(2, 100, 101), row(4, 200, 220), row(4, 50, 25, m=16, host_bound=True)]
+        rows = [
+            row(2, 100, 101),
+            row(2, 150, 150, activation="swiglu"),
+            row(4, 200, 220),
+            row(4, 50, 25, m=16, host_bound=True),
+        ]
         guessed = [r | {"predicted_us": r["measured_us"] * 1.5} for r in rows]
         lines = fit_machine.other_teams(rows, guessed, 2).splitlines()
         found = {line[:36].strip(): line[36:].split() for line in lines[1:]}
