@@ -28,7 +28,7 @@ using base::Result;
 using base::Status;
 
 constexpr int kMostRanks = 16, kMostSamples = 40, kLeastSamples = 4;
-constexpr double kMostMinutes = 60, kCpuMinutes = 1, kGpuMinutes = 2;
+constexpr double kMostMinutes = 60, kCpuMinutes = 1, kGpuMinutes = 3;
 // GPUs: so long that power and clocks are those of work that lasts.
 constexpr double kCpuBurstUs = 2000, kGpuBurstUs = 25000;
 constexpr int kMostIterations = 10000;
@@ -272,15 +272,15 @@ std::string path_of(const CalibrateWords& words) {
 }
 
 std::string table(const std::vector<Residual>& residuals) {
-  std::string out = base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}\n", "probe", "points", "held out", "fit p50",
-                                 "held out p50", "held out max");
+  std::string out = base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}{:>10}\n", "probe", "points", "held out",
+                                 "fit p50", "held out p50", "held out max", "spread");
   for (const Residual& one : residuals) {
     const auto percent = [](bool is_there, double share) {
       return is_there ? base::format("{:.1f} %", 100 * share) : "-";
     };
-    out += base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}\n", one.probe, one.points, one.held_out,
+    out += base::format("{:<18}{:>8}{:>10}{:>10}{:>18}{:>15}{:>10}\n", one.probe, one.points, one.held_out,
                         percent(one.points > 0, one.fit_p50), percent(one.held_out > 0, one.held_out_p50),
-                        percent(one.held_out > 0, one.held_out_max));
+                        percent(one.held_out > 0, one.held_out_max), percent(one.spread > 0, one.spread));
   }
   return out;
 }

@@ -360,7 +360,7 @@ void add_calibrate(CLI::App& app, overlace::cli::CalibrateWords* words) {
   calibrate->add_option("--out", words->out, "FILE.json (default: NAME.json)");
   calibrate->add_option("--backend", words->backend, "auto, cpu or cuda_peer")->capture_default_str();
   calibrate->add_option("--dtype", words->dtype, "Of products: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
-  calibrate->add_option("--minutes", words->minutes, "Time to take at most, about (default: 1, on GPUs 2)");
+  calibrate->add_option("--minutes", words->minutes, "Time to take at most, about (default: 1, on GPUs 3)");
   calibrate->add_option("--max-residual", words->max_residual,
                         "Refuse fits whose median is further off, in % (default: 20, on GPUs 5)");
   calibrate->get_option("--ranks")->check(number_error<int64_t>);

@@ -24,15 +24,16 @@ Json residuals_json(const std::vector<Residual>& residuals) {
     if (one.points > 0) entry.set("fit_p50", number(one.fit_p50, 3));
     if (one.held_out > 0)
       entry.set("held_out_p50", number(one.held_out_p50, 3)).set("held_out_max", number(one.held_out_max, 3));
+    if (one.spread > 0) entry.set("spread", number(one.spread, 2));
     out.set(one.probe, std::move(entry));
   }
   return out;
 }
 
 /// By probe: [bytes, or M, N, K of a product, or the schedule of an operator; items of a call; us of a call; us of the
-/// fitted machine or null; whether it was held out; how far apart the quartiles of the samples are, of their median; 1
-/// if a lead is in both times]. First of links: ranks and bytes; of stores: CTAs and bytes; of duty: share of the time,
-/// SM clock and power (0: unknown).
+/// fitted machine or null; whether it was held out; how far apart the quartiles of the samples are, of their median;
+/// sums of the lead that is in both times]. First of links: ranks and bytes; of stores: CTAs and bytes; of duty: share
+/// of the time, SM clock and power (0: unknown).
 Json points_json(const std::vector<Point>& points, const Fit& fit) {
   Json out = Json::object();
   for (size_t i = 0; i < points.size(); ++i) {
@@ -46,7 +47,7 @@ Json points_json(const std::vector<Point>& points, const Fit& fit) {
     const auto& us = fit.predicted_us[i];
     const double apart = base::percentile(p.samples_us, 75) - base::percentile(p.samples_us, 25);
     Json row = Json::array({std::move(what), p.count, number(p.us(), 5), us ? number(*us, 5) : Json(), p.is_held_out,
-                            number(apart / base::median(p.samples_us), 2), p.has_lead ? 1 : 0});
+                            number(apart / base::median(p.samples_us), 2), p.lead});
     if (out.find(name_of(p.probe)) == nullptr) out.set(name_of(p.probe), Json::array());
     for (auto& [key, list] : out.as_object())
       if (key == name_of(p.probe)) list.push_back(row);

@@ -9,6 +9,7 @@
 #include "src/plan/recurrence.h"
 #include "src/sim/gemm/minimize.h"
 #include "src/sim/schedule/simulation.h"
+#include "src/spec/costs.h"
 
 namespace overlace::cli {
 namespace {
@@ -19,12 +20,16 @@ using spec::Figure;
 using spec::Machine;
 using spec::Source;
 
-constexpr double kBytesPerUs = 1e3;  // of a GB/s
-constexpr double kLeastUs = 1e-3;    // files hold no zeros
-constexpr double kMostSeen = 0.2;    // off, of points that were fitted
-constexpr int kCalls = 4;            // of a simulated burst
+constexpr double kBytesPerUs = 1e3;     // of a GB/s
+constexpr double kLeastUs = 1e-3;       // files hold no zeros
+constexpr double kLeastFactor = 1.005;  // of contention
+constexpr double kMostSeen = 0.2;       // off, of points that were fitted
+constexpr int kCalls = 4;               // of a simulated burst
 constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
 // Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
+constexpr double kSpreads = 2;
+// A median of n samples of a normal distribution: its standard error, times sqrt(n), of the distance of the quartiles.
+constexpr double kMedianError = 0.929;
 constexpr double kFastest = 10, kFast = 25, kFastSigmas = 0.607;
 
 constexpr const char* kProbeNames[] = {"lead",       "call",       "chain",      "reduce",      "gemm",
@@ -41,9 +46,18 @@ const Point* find(const std::vector<Point>& points, Probe probe) {
   return found == points.end() ? nullptr : &*found;
 }
 
-/// As bursts are timed: GPUs are queued ahead of, CPU ranks are not.
-std::optional<double> simulated_us(const Machine& machine, const spec::Schedule& schedule) {
-  const auto found = sim::try_simulate(schedule, machine, {.calls = machine.is_gpu ? kCalls : 1});
+/// The point of what stands in front of the items of `p`.
+const Point* lead_of(const std::vector<Point>& points, const Point& p) {
+  const auto found = std::find_if(points.begin(), points.end(), [&](const Point& one) {
+    return one.probe == Probe::lead && p.lead > 0 && one.count == p.lead;
+  });
+  return found == points.end() ? nullptr : &*found;
+}
+
+/// As bursts are timed: GPUs are queued ahead of, CPU ranks are not. Where ranks do different things, the last of some
+/// calls would have nothing beside it.
+std::optional<double> simulated_us(const Machine& machine, const Point& p) {
+  const auto found = sim::try_simulate(p.schedule, machine, {.calls = machine.is_gpu && p.copies == 0 ? kCalls : 1});
   return found.ok() ? std::optional(found->us()) : std::nullopt;
 }
 
@@ -105,8 +119,8 @@ class Fitter {
       const auto longer = std::find_if(points_.begin(), points_.end(),
                                        [&](const Point& p) { return p.probe == Probe::lead && p.count > lead->count; });
       if (longer == points_.end()) return base::invalid_argument("calibrate: lead has one length, wanted two");
-      lead_ = lead->us();
-      call_ = std::max(lead_ - lead->count * (longer->us() - lead_) / (longer->count - lead->count), kLeastUs);
+      const double us = lead->us();
+      call_ = std::max(us - lead->count * (longer->us() - us) / (longer->count - lead->count), kLeastUs);
       tiny_ = item_us(*chain);
     } else {
       tiny_ = std::max((chain->us() - call->us()) / (chain->count - 1), kLeastUs);
@@ -125,7 +139,9 @@ class Fitter {
   /// Time of one of the items of a call.
   double item_us(const Point& p) const { return std::max(work_us(p) / p.count, kLeastUs); }
   double work_us(const Point& p) const {
-    return p.us() - (p.has_lead ? lead_ : call_) - (p.has_barrier ? barrier_ : 0) - (is_copy(p.probe) ? fork_ : 0);
+    const Point* lead = lead_of(points_, p);
+    return p.us() - (lead != nullptr ? lead->us() : call_) - (p.has_barrier ? barrier_ : 0) -
+           (is_copy(p.probe) ? fork_ : 0);
   }
   static bool is_copy(Probe probe) { return probe >= Probe::pair && probe <= Probe::link; }
   std::optional<double> item_us(Probe probe) const {
@@ -164,7 +180,9 @@ class Fitter {
     const Sweep pair = sweep(Probe::pair);
     const sim::Line line = sim::fit_line(pair.bytes, pair.us);
     OVERLACE_TRY(check_slope(Probe::pair, line));
-    const double least = *std::min_element(pair.us.begin(), pair.us.end());
+    const Sweep local = sweep(Probe::local);
+    double least = *std::min_element(pair.us.begin(), pair.us.end());  // curves have times with their start
+    for (const double us : local.us) least = std::min(least, us);
     const double start = std::clamp(line.floor, kLeastUs, 0.9 * least);
     m_.copy.start_us = measured(start);
     m_.copy.peer_GBps = measured(fastest(pair, line, start) / kBytesPerUs);
@@ -181,7 +199,7 @@ class Fitter {
     }
     m_.link.egress_GBps = m_.link.ingress_GBps = measured(largest);
     fastest_ = 2 * largest;
-    if (const Sweep local = sweep(Probe::local); local.bytes.size() >= 2) {
+    if (local.bytes.size() >= 2) {
       const sim::Line inside = sim::fit_line(local.bytes, local.us);
       OVERLACE_TRY(check_slope(Probe::local, inside));
       m_.copy.local_GBps = measured(fastest(local, inside, start) / kBytesPerUs);
@@ -233,7 +251,7 @@ class Fitter {
   }
 
   Status reductions() {
-    const Sweep s = sweep(Probe::reduce);
+    Sweep s = sweep(Probe::reduce);
     // No floor but the launch: least squares of the relative errors of bytes over a rate.
     double first = 0, second = 0;
     for (size_t i = 0; i < s.bytes.size(); ++i) {
@@ -241,9 +259,14 @@ class Fitter {
       first += share;
       second += share * share;
     }
-    const double GBps = second / first / kBytesPerUs;
+    double GBps = second / first / kBytesPerUs;
     m_.memory.reduce_GBps = measured(GBps);
-    m_.latency.launch_us = measured(tiny_ - kTinyReduce / GBps / kBytesPerUs);
+    for (size_t i = 0; i < s.bytes.size(); ++i) {
+      s.us[i] = std::max(s.us[i] - tiny_, 0.1 * s.us[i]);
+      GBps = std::max(GBps, s.bytes[i] / s.us[i] / kBytesPerUs);
+    }
+    m_.memory.reduce_us = curve(s, true);
+    m_.latency.launch_us = measured(tiny_ - spec::reduce_us(m_, kTinyReduce));
     fastest_ = std::max(fastest_, GBps);
     m_.memory.hbm_GBps = measured(fastest_);
     return {};
@@ -275,11 +298,11 @@ class Fitter {
     for (int i = 0; i < kHalvings; ++i) {
       const double middle = std::sqrt(low * high);
       set(m_, middle);
-      const auto us = simulated_us(m_, p->schedule);
+      const auto us = simulated_us(m_, *p);
       if (!us) return;
-      const Point* lead = p->has_lead ? one(Probe::lead) : nullptr;
-      const double before = lead != nullptr ? simulated_us(m_, lead->schedule).value_or(0) : 0;
-      (*us - before < p->us() - (p->has_lead ? lead_ : 0) ? low : high) = middle;
+      const Point* lead = lead_of(points_, *p);
+      const double before = lead != nullptr ? simulated_us(m_, *lead).value_or(0) : 0;
+      (*us - before < p->us() - (lead != nullptr ? lead->us() : 0) ? low : high) = middle;
     }
   }
 
@@ -341,7 +364,7 @@ class Fitter {
 
   void add(spec::Load slowed, spec::Load by, double factor) {
     std::erase_if(m_.contention, [&](const spec::Contention& c) { return c.slowed == slowed && c.by == by; });
-    if (factor >= 1.005) m_.contention.push_back({slowed, by, measured(factor)});
+    if (factor >= kLeastFactor) m_.contention.push_back({slowed, by, measured(factor)});
   }
 
   /// Work that takes longer than the copies beside it: what it lost, per time of copies.
@@ -372,8 +395,9 @@ class Fitter {
     }
     if (const Point* p = one(Probe::reduce_in)) {
       const Point* alone = one(Probe::reduce, p->work_bytes);
-      if (alone != nullptr)
-        add(Load::reduce, Load::ce_in, slowed(Probe::reduce_in, p->count * item_us(*alone)).value_or(1));
+      add(Load::reduce, Load::ce_in, 1);
+      if (alone != nullptr && slowed(Probe::reduce_in, p->count * item_us(*alone)).value_or(1) >= kLeastFactor)
+        solve(Probe::reduce_in, [&](Machine&, double factor) { add(Load::reduce, Load::ce_in, factor); });
     }
     if (const Point* p = one(Probe::gemm_out)) {
       const double both = slowed(Probe::gemm_out, alone_us(*p)).value_or(1);
@@ -421,7 +445,7 @@ class Fitter {
 
   const std::vector<Point>& points_;
   Machine& m_;
-  double lead_ = 0, call_ = 0, tiny_ = 0, barrier_ = 0, fork_ = 0;
+  double call_ = 0, tiny_ = 0, barrier_ = 0, fork_ = 0;
   double fastest_ = 0;  // GB/s read and written that something reached
 };
 
@@ -456,23 +480,37 @@ void add_errors(const std::vector<Point>& points, Fit* fit) {
   for (const auto& [key, errors] : recurrent) fit->machine.recurrence_errors[key.first][key.second] = error_of(errors);
 }
 
+/// How well the median of the samples is known.
+double median_error_us(const Point& p) {
+  if (p.percentile == 0) return 0;
+  const double apart = base::percentile(p.samples_us, 75) - base::percentile(p.samples_us, 25);
+  return kMedianError * apart / std::sqrt(static_cast<double>(p.samples_us.size()));
+}
+
 /// Times of whole operators do not move with what is fitted to parts; but what is left of theirs is no error of a fit.
 void add_residuals(const std::vector<Point>& points, Fit* fit) {
-  std::map<Probe, std::pair<std::vector<double>, std::vector<double>>> errors;  // fitted, held out
-  const Point* lead = find(points, Probe::lead);
-  const double lead_us = lead != nullptr ? lead->us() : 0;
-  const double predicted_lead_us = lead != nullptr ? simulated_us(fit->machine, lead->schedule).value_or(0) : 0;
+  struct Errors {
+    std::vector<double> fitted, held_out, spreads;
+  };
+  std::map<Probe, Errors> errors;
+  std::map<int, double> leads;  // predicted
+  for (const Point& p : points)
+    if (p.probe == Probe::lead) leads[p.count] = simulated_us(fit->machine, p).value_or(0);
   for (const Point& p : points) {
-    const auto us = is_simulated(p.probe) ? simulated_us(fit->machine, p.schedule) : store_us(fit->machine, p);
+    const auto us = is_simulated(p.probe) ? simulated_us(fit->machine, p) : store_us(fit->machine, p);
     fit->predicted_us.push_back(us);
     if (!us) continue;
-    const double off = p.has_lead ? (*us - predicted_lead_us) / std::max(p.us() - lead_us, kLeastUs) : *us / p.us();
-    auto& [fitted, held_out] = errors[p.probe];
+    const Point* lead = lead_of(points, p);
+    const double work_us = lead != nullptr ? std::max(p.us() - lead->us(), kLeastUs) : p.us();
+    const double off = (lead != nullptr ? *us - leads[lead->count] : *us) / work_us;
+    auto& [fitted, held_out, spreads] = errors[p.probe];
     (p.is_held_out || p.probe == Probe::operators ? held_out : fitted).push_back(std::abs(off - 1));
+    spreads.push_back(median_error_us(p) / work_us);
   }
   for (const auto& [probe, lists] : errors) {
-    const auto& [fitted, held_out] = lists;
+    const auto& [fitted, held_out, spreads] = lists;
     Residual one{name_of(probe), static_cast<int>(fitted.size()), static_cast<int>(held_out.size())};
+    one.spread = base::median(spreads);
     if (!fitted.empty()) one.fit_p50 = base::median(fitted);
     if (!held_out.empty()) {
       one.held_out_p50 = base::median(held_out);
@@ -525,7 +563,8 @@ Result<Fit> fit_points(const std::vector<Point>& points, const Machine& other) {
 Status check_residuals(const std::vector<Residual>& residuals, double most) {
   for (const Residual& one : residuals) {
     const bool is_seen = one.held_out == 0;
-    const double off = is_seen ? one.fit_p50 : one.held_out_p50, limit = is_seen ? std::max(most, kMostSeen) : most;
+    const double off = is_seen ? one.fit_p50 : one.held_out_p50;
+    const double limit = std::max(is_seen ? std::max(most, kMostSeen) : most, kSpreads * one.spread);
     if (one.probe == name_of(Probe::operators) || off <= limit) continue;
     return base::error(Errc::not_supported,
                        "calibrate: {}: the median of {} points that {} is {:.1f} % off, wanted at most {:.1f} %; is "

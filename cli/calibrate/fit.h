@@ -69,7 +69,7 @@ struct Point {
   int copies = 0;                // of `bytes`, beside `count` items of other work
   double work_bytes = 0;         // of such an item where it is a sum
   bool has_barrier = false;      // one behind all items
-  bool has_lead = false;         // the first point of `lead` in front of all items
+  int lead = 0;                  // items of the point of `lead` that is in front of all items; 0: none
   bool is_held_out = false;      // no fit sees it
   spec::Schedule schedule = {};
   spec::OpSpec op = {};  // of operators
@@ -87,6 +87,7 @@ struct Residual {
   std::string probe;
   int points = 0, held_out = 0;
   double fit_p50 = 0, held_out_p50 = 0, held_out_max = 0;
+  double spread = 0;  // standard error of a median of the samples, of what was timed without the lead; of minima 0
 };
 
 struct Fit {
@@ -104,7 +105,8 @@ base::Result<Fit> fit_points(const std::vector<Point>& points, const spec::Machi
 spec::Machine as_priors(spec::Machine machine);
 
 /// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent); of probes that hold
-/// none out the fitted one, above `most` and 20 %: they have a point or two each, and share numbers with others.
+/// none out the fitted one, above `most` and 20 %: they have a point or two each, and share numbers with others. Twice
+/// the spread of a probe is allowed in any case: nothing can be predicted better than it is known.
 base::Status check_residuals(const std::vector<Residual>& residuals, double most);
 
 }  // namespace overlace::cli

@@ -11,9 +11,9 @@ namespace overlace::cli {
 namespace {
 
 constexpr int64_t kKi = 1024, kMi = 1024 * kKi;
-constexpr int kMostItems = 256, kFewItems = 32, kFewCollectives = 2;
-constexpr int kLeadSums = 2;
-constexpr double kShareBeside = 0.7;  // of the longer of two: the other ends surely before it
+constexpr int kMostItems = 256, kFewItems = 32, kFewCollectives = 8;
+constexpr int kLeadSums = 2, kLongLeadSums = 8;  // a collective takes long to queue
+constexpr double kShareBeside = 0.7;             // of the longer of two: the other ends surely before it
 constexpr int kMostDegree = 4;
 constexpr int64_t kSlack = 8 * kMi, kGpuSlack = 512 * kMi;
 constexpr uint64_t kMostGroupBytes = uint64_t{2048} * kMi;  // of the symmetric heap
@@ -46,15 +46,18 @@ std::vector<int64_t> doubling(int64_t first, int64_t last, int64_t factor) {
   return out;
 }
 
-/// Copies on CPU ranks: what operators of a few ms send, within caches; denser, as no line goes through them.
-std::vector<int64_t> cpu_sizes() {
+/// One and a half of each as well: where caches end and protocols change no straight line goes through.
+std::vector<int64_t> denser(int64_t first, int64_t last) {
   std::vector<int64_t> out;
-  for (const int64_t bytes : doubling(32 * kKi, 512 * kKi, 2)) {
+  for (const int64_t bytes : doubling(first, last, 2)) {
     out.push_back(bytes);
-    out.push_back(bytes / 2 * 3);
+    if (bytes / 2 * 3 <= last) out.push_back(bytes / 2 * 3);
   }
   return out;
 }
+
+/// Copies on CPU ranks: what operators of a few ms send, within caches.
+std::vector<int64_t> cpu_sizes() { return denser(32 * kKi, 768 * kKi); }
 
 void append(std::vector<Point>* to, std::vector<Point> sweep, bool holds_out = true) {
   if (holds_out) hold_out(&sweep);
@@ -80,10 +83,10 @@ Point together(const PointOptions& o, Point p) {
 }
 
 /// GPUs: `p` behind work that takes longer than `p` takes to be queued.
-Point led(const PointOptions& o, Point p) {
+Point led(const PointOptions& o, Point p, int sums = kLeadSums) {
   if (!o.is_gpu) return p;
-  put_behind_lead(&p.schedule, kLeadSums);
-  p.has_lead = true;
+  put_behind_lead(&p.schedule, sums);
+  p.lead = sums;
   return p;
 }
 
@@ -95,18 +98,18 @@ spec::GemmWork work_of(const Shape& shape, DType dtype) {
 void add_copies(const PointOptions& o, std::vector<Point>* out) {
   const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 128 * kMi, 2) : cpu_sizes();
   const int64_t most = o.is_gpu ? 64 * kMi : 16 * kMi;  // CPU ranks: long against the barrier behind them
-  const auto sweep = [&](Probe probe, CopyWay way) {
+  const auto sweep = [&](Probe probe, CopyWay way, const std::vector<int64_t>& list_of, int64_t together_bytes) {
     std::vector<Point> list;
-    for (const int64_t bytes : sizes) {
-      const int count = items(o, bytes, most);
+    for (const int64_t bytes : list_of) {
+      const int count = items(o, bytes, together_bytes);
       Point p = led(o, point(o, probe, count, copy_probe(o.ranks, way, bytes, count), static_cast<double>(bytes)));
       list.push_back(way == CopyWay::pair ? std::move(p) : together(o, std::move(p)));
     }
     append(out, std::move(list));
   };
   if (o.ranks > 1) {
-    sweep(Probe::pair, CopyWay::pair);
-    sweep(Probe::all, CopyWay::all);
+    sweep(Probe::pair, CopyWay::pair, sizes, most);
+    sweep(Probe::all, CopyWay::all, sizes, most);
     const auto add = [&](Probe probe, CopyWay way, int64_t bytes, int count, int64_t rows, bool has_posts) {
       out->push_back(led(o, point(o, probe, count, copy_probe(o.ranks, way, bytes, count, rows, has_posts),
                                   static_cast<double>(bytes))));
@@ -119,7 +122,8 @@ void add_copies(const PointOptions& o, std::vector<Point>* out) {
     add(Probe::post, CopyWay::pair, small, kFewItems, 1, true);
     add(Probe::rows, CopyWay::pair, 256 * kKi, o.is_gpu ? 16 : 4, 256, false);
   }
-  sweep(Probe::local, CopyWay::local);
+  // GPUs: many times as fast.
+  sweep(Probe::local, CopyWay::local, o.is_gpu ? denser(64 * kKi, 128 * kMi) : sizes, o.is_gpu ? 8 * most : most);
 }
 
 /// Between every two of a few ranks.
@@ -162,16 +166,18 @@ void add_pushes(const PointOptions& o, std::vector<Point>* out) {
 
 void add_collectives(const PointOptions& o, std::vector<Point>* out) {
   if (!o.has_collectives || o.ranks < 2) return;
-  const std::vector<int64_t> sizes = o.is_gpu ? doubling(64 * kKi, 256 * kMi, 2) : cpu_sizes();
+  const std::vector<int64_t> sizes = o.is_gpu ? denser(64 * kKi, 256 * kMi) : cpu_sizes();
   for (const auto& [probe, name] : {std::pair{Probe::all_gather, "all_gather"},
                                     {Probe::reduce_scatter, "reduce_scatter"},
                                     {Probe::all_reduce, "all_reduce"},
                                     {Probe::all_to_all, "all_to_all"}}) {
     std::vector<Point> list;
     for (const int64_t bytes : sizes) {
-      const int count = std::min(items(o, bytes, 8 * kMi), o.is_gpu ? kFewCollectives : kFewItems);
+      const int count =
+          std::min(items(o, bytes, o.is_gpu ? 64 * kMi : 8 * kMi), o.is_gpu ? kFewCollectives : kFewItems);
       list.push_back(
-          led(o, point(o, probe, count, collective_probe(o.ranks, name, bytes, count), static_cast<double>(bytes))));
+          led(o, point(o, probe, count, collective_probe(o.ranks, name, bytes, count), static_cast<double>(bytes)),
+              kLongLeadSums));
     }
     append(out, std::move(list));
   }
@@ -219,15 +225,15 @@ size_t symmetric_bytes(const PointOptions& o, const spec::Machine& machine) {
 
 std::vector<Point> basic_points(const PointOptions& o) {
   std::vector<Point> out;
-  for (const int sums : {kLeadSums, 2 * kLeadSums})
+  for (const int sums : {kLeadSums, kLongLeadSums})
     if (o.is_gpu) out.push_back(point(o, Probe::lead, sums, lead_probe(o.ranks, sums)));
   const int chain = o.is_gpu ? kFewItems : 65, in_turn = o.is_gpu ? kFewItems : 64;
   if (!o.is_gpu) out.push_back(point(o, Probe::call, 1, reduce_probe(o.ranks, kTinyReduce, 1)));
   out.push_back(led(o, point(o, Probe::chain, chain, reduce_probe(o.ranks, kTinyReduce, chain))));
   std::vector<Point> sums;
-  for (const int64_t elements : o.is_gpu ? doubling(256 * kKi, 64 * kMi, 2) : doubling(2 * kKi, 128 * kKi, 2)) {
+  for (const int64_t elements : o.is_gpu ? denser(256 * kKi, 64 * kMi) : doubling(2 * kKi, 128 * kKi, 2)) {
     const int64_t bytes = 3 * 4 * elements;
-    const int count = items(o, bytes, o.is_gpu ? 256 * kMi : 8 * kMi);
+    const int count = items(o, bytes, o.is_gpu ? 4096 * kMi : 8 * kMi);
     sums.push_back(together(
         o, led(o, point(o, Probe::reduce, count, reduce_probe(o.ranks, bytes, count), static_cast<double>(bytes)))));
   }
@@ -301,7 +307,7 @@ std::vector<Point> contention_points(const PointOptions& o, const std::vector<Po
   if (gemm == nullptr || pair == nullptr || all == nullptr || sum == nullptr) return out;
   const Point* lead = o.is_gpu ? find(basic, Probe::lead, Shape{}) : nullptr;
   const auto item_us = [&](const Point* p) {
-    return std::max(p->us() - (p->has_lead && lead != nullptr ? lead->us() : 0), 1e-3) / p->count;
+    return std::max(p->us() - (p->lead > 0 && lead != nullptr ? lead->us() : 0), 1e-3) / p->count;
   };
   const double gemm_us = item_us(gemm), pair_us = item_us(pair), all_us = item_us(all), sum_us = item_us(sum);
   const auto beside = [&](Probe probe, spec::Schedule work, int count, int copies, bool is_own) {

@@ -155,7 +155,7 @@ Schedule flag_probe(int ranks, int count) {
 Schedule event_probe(int ranks, int count) {
   Schedule out = frame("event", ranks);
   add_sum_buffers(&out, kTiny);
-  out.buffers.push_back({"L", Space::local, DType::fp32, {1, kTiny}});
+  out.buffers.push_back({"T", Space::symmetric, DType::fp32, {"G", kTiny}});
   for (int i = 0; i < count; ++i) {
     Task a = sum(base::format("sum_{}", i), kTiny, {});
     a.order = i;
@@ -166,7 +166,7 @@ Schedule event_probe(int ranks, int count) {
     b.engine = Engine::ce;
     b.order = i;
     b.reads = {whole("D", 1, kTiny)};
-    b.writes = {whole("L", 1, kTiny)};
+    b.writes = {{"T", "(r+1)%G", {{"r", 1}, {0, kTiny}}, {}}};
     b.deps = {a.id};
     out.tasks.push_back(std::move(a));
     out.tasks.push_back(std::move(b));

@@ -111,6 +111,7 @@ struct Machine {
   struct Memory {
     Figure hbm_GBps;
     Figure reduce_GBps;  // bytes read and written by a reduction
+    Curve reduce_us;     // the same by how many, as caches hold few; empty: at reduce_GBps
     int64_t l2_bytes = 0;
     bool operator==(const Memory&) const = default;
   } memory = {};

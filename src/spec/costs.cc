@@ -112,7 +112,11 @@ double copy_us(const Machine& machine, double bytes) {
 }
 
 double reduce_us(const Machine& machine, double bytes) {
-  return bytes <= 0 ? 0 : at_rate(bytes, machine.memory.reduce_GBps.value * kBytesPerUs);
+  if (bytes <= 0) return 0;
+  const Curve& measured = machine.memory.reduce_us;
+  if (measured.empty()) return at_rate(bytes, machine.memory.reduce_GBps.value * kBytesPerUs);
+  const double first = measured.points.front()[0];
+  return measured.at(bytes) * std::min(1.0, bytes / first);
 }
 
 double local_copy_us(const Machine& machine, double bytes) {

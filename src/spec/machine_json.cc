@@ -265,6 +265,7 @@ void visit_costs(V& v, M& m) {
   v.part("memory", m.memory, [](auto& w, auto& x) {
     w.figure("hbm_GBps", x.hbm_GBps, kMostRate);
     w.figure("reduce_GBps", x.reduce_GBps, kMostRate);
+    w.curve("reduce_us", "bytes", x.reduce_us, kMostUs, Growth::rises);
     w.integer("l2_bytes", x.l2_bytes, kMostInt);
   });
   v.part("collectives", m.collectives, [](auto& w, auto& c) {

@@ -187,7 +187,7 @@ base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion
     if (work.moved_bytes == 0) return Work{};
     work.memory_bytes += work.moved_bytes;
     work.amount = static_cast<uint64_t>(work.memory_bytes);
-    work.flow_us = us_of(static_cast<double>(work.memory_bytes), machine.memory.reduce_GBps);
+    work.flow_us = spec::reduce_us(machine, static_cast<double>(work.memory_bytes));
     work.kernels = 1;
     work.load = spec::Load::reduce;
   } else {

@@ -7,6 +7,7 @@
 #include "cli/calibrate/points.h"
 #include "overlace/sim.h"
 #include "src/spec/check.h"
+#include "src/spec/costs.h"
 #include "src/spec/expand.h"
 
 namespace overlace::cli {
@@ -50,7 +51,7 @@ Machine invented() {
 
 double timed(const Point& p, const Machine& m) {
   if (p.probe == Probe::memory) return 2 * p.bytes / m.memory.hbm_GBps.value * 1e-3;
-  if (!is_push(p.probe)) return sim::simulate(p.schedule, m, {.calls = m.is_gpu ? 4 : 1}).us();
+  if (!is_push(p.probe)) return sim::simulate(p.schedule, m, {.calls = m.is_gpu && p.copies == 0 ? 4 : 1}).us();
   return p.bytes / (p.probe == Probe::tma ? m.transport.tma_GBps : m.transport.store_GBps).at(p.ctas) * 1e-3;
 }
 
@@ -102,6 +103,10 @@ TEST(Calibrate, FindsTheMachineThatTheTimesComeFrom) {
 TEST(Calibrate, GpusHaveTheSamePoints) {
   Machine truth = spec::find_machine("h200x4");
   truth.copy.local_us.points = {{65536, 5.5}, {8388608, 10}, {16777216, 14}, {33554432, 22}, {268435456, 140}};
+  truth.memory.reduce_us.points = {{3145728, 0.45}, {50331648, 7}, {100663296, 23}, {805306368, 200}};  // caches end
+  truth.memory.hbm_GBps = {12000};
+  std::erase_if(truth.contention, [](const spec::Contention& c) { return c.slowed == Load::reduce; });
+  truth.contention.push_back({Load::reduce, Load::ce_in, {1.5}});
   const PointOptions options{.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132};
   std::vector<Point> points = points_of(truth, options);
   const auto& l = truth.latency;
@@ -115,7 +120,7 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
   Machine other = truth;  // what is far away there must not be seen here
   other.latency.host_kernel_us.value = 20;
   other.latency.launch_us.value = other.latency.flag_us.value = other.latency.wait_us.value = 9;
-  other.copy.local_us = {};
+  other.copy.local_us = other.memory.reduce_us = {};
   const Fit fit = fit_points(points, other).value();
   const Machine& m = fit.machine;
   for (const Residual& one : fit.residuals) {
@@ -123,7 +128,8 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
     EXPECT_LT(one.held_out_p50, 0.05) << one.probe;
   }
   expect_near(m.copy.peer_GBps, 397, 0.03, "peer");
-  expect_near(m.memory.reduce_GBps, truth.memory.reduce_GBps.value, 0.01, "reduce");
+  for (const double bytes : {1e5, 12582912.0, 150e6, 805306368.0})
+    EXPECT_NEAR(spec::reduce_us(m, bytes), spec::reduce_us(truth, bytes), 0.1 * spec::reduce_us(truth, bytes)) << bytes;
   expect_near(m.copy.trigger_us, truth.copy.trigger_us.value, 0.05, "trigger");
   expect_near(m.copy.post_us, truth.copy.post_us.value, 0.05, "post");
   expect_near(m.latency.event_us, l.event_us.value, 0.05, "event");
@@ -147,6 +153,9 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
     EXPECT_EQ(got->source, Source::measured);
     for (const int ctas : {1, 4, 8, 32, 132}) EXPECT_NEAR(got->at(ctas), want->at(ctas), 0.03 * want->at(ctas));
   }
+  EXPECT_TRUE(std::any_of(m.contention.begin(), m.contention.end(), [](const spec::Contention& c) {
+    return c.slowed == Load::reduce && c.by == Load::ce_in && std::abs(c.factor.value - 1.5) < 0.1;
+  }));
   // Nobody measured this here.
   EXPECT_EQ(m.latency.barrier_us.source, Source::prior);
   EXPECT_TRUE(m.errors.empty()) << "of another machine";
@@ -268,6 +277,25 @@ TEST(Calibrate, PointsOfAProbeThatHoldsNoneOutCountTooIfCoarsely) {
   EXPECT_NE(status.message().find("wait: the median of 1 points that were fitted is 30.0 % off, wanted at most 20.0 %"),
             std::string::npos)
       << status.message();
+}
+
+TEST(Calibrate, NoProbeHasToBePredictedBetterThanItIsKnown) {
+  Residual one{"all_gather", 16, 8, 0, 0.09, 0.2};
+  EXPECT_EQ(check_residuals({one}, 0.05).code(), Errc::not_supported);
+  one.spread = 0.05;
+  EXPECT_TRUE(check_residuals({one}, 0.05).ok());
+  one.held_out_p50 = 0.11;
+  EXPECT_EQ(check_residuals({one}, 0.05).code(), Errc::not_supported);
+
+  const Machine truth = spec::find_machine("h200x4");
+  std::vector<Point> points = points_of(truth, {.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132});
+  for (Point& p : points) {
+    const double us = p.us();
+    if (p.probe == Probe::gemm) p.samples_us = {0.8 * us, 0.9 * us, us, 1.1 * us, 1.2 * us};
+  }
+  const Fit fit = fit_points(points, truth).value();
+  for (const Residual& residual : fit.residuals)
+    EXPECT_NEAR(residual.spread, residual.probe == "gemm" ? 0.929 * 0.2 / std::sqrt(5) : 0, 1e-6) << residual.probe;
 }
 
 TEST(Calibrate, SixteenRanksFitOnASmallHost) {

@@ -100,6 +100,10 @@ TEST(Costs, CopiesSumsAndCollectives) {
   EXPECT_DOUBLE_EQ(local_copy_us(machine, 8e6), 5 + 1000);
   EXPECT_DOUBLE_EQ(reduce_us(machine, 1e6), 100);
   EXPECT_EQ(copy_us(machine, 0) + local_copy_us(machine, 0) + reduce_us(machine, 0), 0);
+  machine.memory.reduce_us.points = {{1e6, 50}, {1e7, 1000}};
+  EXPECT_DOUBLE_EQ(reduce_us(machine, 1e6), 50);
+  EXPECT_DOUBLE_EQ(reduce_us(machine, 5e5), 25) << "less than was measured, at the rate of the least";
+  EXPECT_DOUBLE_EQ(reduce_us(machine, 1e7), 1000);
   machine.ranks = 4;
   EXPECT_DOUBLE_EQ(collective_us(machine, "all_gather", 1000, 4).value(), 20);
   EXPECT_DOUBLE_EQ(collective_us(machine, "reduce_scatter", 2000, 4).value(), 31);
