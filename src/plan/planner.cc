@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include "overlace/error.h"
@@ -30,8 +31,9 @@ constexpr std::array kDegrees = {1, 2, 4, 8, 16};
 /// GPUs: degrees beyond, and one batch of all peers' shards (hetero_fused_1d q 1), were not measured, and models that
 /// are half a percent off would take them for as little.
 constexpr int kMostMeasured = 4;
-constexpr std::array kSlabs = {4, 8};  // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
-constexpr int kTileGroups = 64;        // of tma_slot: what its kernel was measured with
+constexpr std::array kSlabs = {4, 8};     // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
+constexpr std::array kTileGroups = {64};  // of tma_slot: what its kernel was measured with
+constexpr std::array kBands = {4, 8};     // of gemm_ar: 1 and 16 were seldom ahead (docs/results/h200x2.md)
 
 bool has_degree(std::string_view family) {
   return family != "library" && family != "serial" && family != "shard_p2p" && family != "one_shot";
@@ -108,10 +110,12 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
     if (is_no_candidate(family)) continue;
     const bool is_gather = spec::gathers(op.op), is_slab = family == "uniform_fused_2d";
     if (family == "k_slab" || family == "tma_slot") {
-      if (!machine.is_gpu || !is_fusable(op) || op.op == "gemm_ar") continue;  // no model of its gemm_ar
-      if (family == "tma_slot") out.push_back({family, kTileGroups});
-      for (const int q : kSlabs)
-        if (family == "k_slab" && op.k / q >= 64) out.push_back({family, q});
+      if (!machine.is_gpu || !is_fusable(op)) continue;
+      const std::span<const int> degrees = family == "k_slab"   ? std::span<const int>(kSlabs)
+                                           : op.op == "gemm_ar" ? std::span<const int>(kBands)
+                                                                : std::span<const int>(kTileGroups);
+      for (const int q : degrees)
+        if (family == "tma_slot" || op.k / q >= 64) out.push_back({family, q});
       continue;
     }
     if (!has_degree(family)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -229,10 +230,11 @@ double Recurrence::own_waves(const spec::GemmCost& product) const {
   return std::max(std::min(product.waves / op_.ranks, product.waves - 1), 0.0);
 }
 
-/// What its SMs store to all peers.
+/// What its SMs store to all peers: partials or own rows, and sums.
 double Recurrence::store_us(std::string_view family) const {
   const spec::Curve& GBps = family == "k_slab" ? machine_.transport.store_GBps : machine_.transport.tma_GBps;
-  return peers_ * static_cast<double>(shard_) * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
+  const double passes = is_reduced_twice_ ? 2 : 1;
+  return passes * peers_ * static_cast<double>(shard_) * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
 }
 
 /// One kernel: waves of my rows, slowed by what pushes them, then a wave of the others' that goes through their slabs
@@ -263,6 +265,19 @@ double Recurrence::tma_slot_us(int groups, const With& with) const {
   return whole.start_us + end + on * (l.call_us.value + l.launch_us.value);
 }
 
+/// gemm_ar in one kernel: sums and copies hide between products but for those of the last band, whose sums go to all
+/// peers behind the last product. Partials, sums and the end of the call are told to peers, which look for them.
+double Recurrence::bands_us(int bands, const With& with) const {
+  const auto& l = machine_.latency;
+  const double on = with.latencies ? 1 : 0;
+  const spec::GemmCost whole = fused_product("tma_slot");
+  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double sent = store_us("tma_slot") * with.copy;
+  const double last = sent / 2 / static_cast<double>(std::min<int64_t>(bands, pieces(shard_, kSlotTileRows)));
+  const double end = std::max(compute + last, compute / waves + sent);
+  return whole.start_us + end + on * (l.call_us.value + l.launch_us.value + 3 * (l.flag_us.value + l.wait_us.value));
+}
+
 Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
   const bool is_one = is_fused(candidate.family);
   const Load by = !is_one ? Load::ce_in : is_gather_ ? Load::sm_copy : Load::epi_store;
@@ -283,7 +298,8 @@ Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
 
 double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const With& with) const {
   if (candidate.family == "k_slab") return k_slab_us(candidate.degree, with);
-  if (candidate.family == "tma_slot") return tma_slot_us(candidate.degree, with);
+  if (candidate.family == "tma_slot")
+    return is_reduced_twice_ ? bands_us(candidate.degree, with) : tma_slot_us(candidate.degree, with);
   const bool is_grouped = candidate.family.starts_with("grouped");
   const double device = is_gather_   ? gather_us(steps, with)
                         : is_grouped ? grouped_us(steps, with)
@@ -301,7 +317,7 @@ std::optional<double> Recurrence::us(const Candidate& candidate) const {
   if (is_fused(candidate.family)) {
     if (candidate.degree < 1) return std::nullopt;
     if ((is_gather_ ? machine_.transport.store_GBps : machine_.transport.tma_GBps).empty()) return std::nullopt;
-    if ((candidate.family == "k_slab") != is_gather_ || is_reduced_twice_) return std::nullopt;
+    if ((candidate.family == "k_slab") != is_gather_) return std::nullopt;
     return us_with(candidate, {}, slowed(candidate));
   }
   const std::optional<Steps> steps = steps_of(candidate);

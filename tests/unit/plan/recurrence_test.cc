@@ -175,6 +175,41 @@ TEST(Recurrence, StoresOfAWaveAreNotHidden) {
   EXPECT_NEAR(us(rs, two_clusters(), "tma_slot", 64), 2000 + 39.3 / 4, 1);
 }
 
+TEST(Recurrence, OfAllReduceInOneKernelTheLastBandIsNotHidden) {
+  // Products as above; a rank stores 39.3 us of partials and as much of sums. Of four row tiles of a shard there are
+  // no more than four bands.
+  Machine machine = two_clusters();
+  const OpSpec ar = op_of("gemm_ar", 1024, 256, 1000, 4), high = op_of("gemm_ar", 4096, 256, 1000, 4);
+  EXPECT_NEAR(us(ar, machine, "tma_slot", 8), 2000 + 39.3, 1);
+  EXPECT_NEAR(us(high, machine, "tma_slot", 2), 8000 + 4 * 39.3 / 2, 1);
+  EXPECT_NEAR(us(high, machine, "tma_slot", 8), 8000 + 4 * 39.3 / 4, 1);
+  machine.contention = {{spec::Load::gemm_tensor, spec::Load::epi_store, {2}}};
+  EXPECT_NEAR(us(ar, machine, "tma_slot", 8), 2000 + 2 * 39.3 + 39.3, 1) << "both passes slow the products";
+  machine = two_clusters();
+  machine.transport.tma_GBps = {{{1, 0.1}, {2, 0.1}}};
+  EXPECT_NEAR(us(ar, machine, "tma_slot", 8), 2000 / 4.0 + 2 * 3932, 10) << "links carry all from the first wave on";
+  machine = two_clusters();
+  machine.latency.flag_us = {10};
+  EXPECT_NEAR(us(ar, machine, "tma_slot", 8), 2000 + 39.3 + 3 * 10, 1) << "partials, sums, the end";
+}
+
+/// Two H200, bench/results/gemm_ar_slot_x2.jsonl: N 8192, tiles by slot_tile_cols.
+TEST(Recurrence, AllReduceInOneKernelTakesWhatWasMeasured) {
+  struct Row {
+    int64_t m, k;
+    double four, eight;  // bands, us
+  };
+  const Machine machine = spec::find_machine("h200x4");
+  for (const Row& row : {Row{1024, 2048, 97.5, 97.7}, Row{2048, 2048, 165.5, 166.9}, Row{4096, 2048, 297.2, 303.8},
+                         Row{8192, 2048, 569.8, 562.7}, Row{16384, 2048, 1150.1, 1111.6}, Row{1024, 7168, 234.9, 235.7},
+                         Row{2048, 7168, 438.4, 442.8}, Row{4096, 7168, 821.3, 850.0}, Row{8192, 7168, 1645.7, 1672.8},
+                         Row{16384, 7168, 3259.7, 3255.9}}) {
+    const OpSpec op = op_of("gemm_ar", row.m, 8192, row.k, 2);
+    EXPECT_NEAR(us(op, machine, "tma_slot", 4) / row.four, 1, 0.06) << row.m << " " << row.k;
+    EXPECT_NEAR(us(op, machine, "tma_slot", 8) / row.eight, 1, 0.06) << row.m << " " << row.k;
+  }
+}
+
 TEST(Recurrence, ChunksDoNotKeepInStep) {
   // Nothing but copies of 500 us: those of whole shards are as measured alone, those of chunks take longer.
   Machine machine = plain();
