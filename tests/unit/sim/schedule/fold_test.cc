@@ -49,7 +49,7 @@ class Folding : public testing::TestWithParam<const char*> {};
 
 TEST_P(Folding, GivesTheTimesOfAllRanks) {
   int folded = 0, not_folded = 0;
-  for (const char* machine_name : {"h200x4", "cpu2"}) {
+  for (const char* machine_name : {"h200x4", "h200x2", "cpu2"}) {
     const spec::Machine machine = spec::find_machine(machine_name);
     for (const std::string& family : spec::families(GetParam())) {
       for (const int ranks : {2, 3, 4, 5, 8}) {

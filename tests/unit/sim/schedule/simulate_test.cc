@@ -39,7 +39,7 @@ void for_all(const Machine& machine, Visit visit) {
 }
 
 TEST(Simulate, EveryFamilyLiesBetweenBoundAndSerialSum) {
-  for (const char* name : {"h200x4", "cpu2"}) {
+  for (const char* name : {"h200x4", "h200x2", "cpu2"}) {
     const Machine machine = spec::find_machine(name);
     SimOptions plain;
     plain.has_contention = false;
