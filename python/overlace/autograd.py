@@ -6,6 +6,9 @@
 | y = RS(A W) | dA = AG(dy) W^T: ag_gemm, which also gives AG(dy) | dW = A^T AG(dy) |
 | Y = AR(A W) | dA = dY W^T, local: dY is the same on all ranks | dW = A^T dY |
 
+Of the plain collectives: all_gather and reduce_scatter are each other's; that of all_to_all is itself; that of
+all_reduce is local, as of Y = AR(A W).
+
 The gradient of a weight lies in memory as the weight does, so that autograd adds it without a copy: of `weight.t()` it
 is the transpose of dY^T A. ag_wgrad, which gathers again and hides that, gives results whose rows are contiguous: it is
 for weights stored like that.
@@ -144,6 +147,33 @@ def _backward_gemm_ar(ctx, grad):
     return dy @ b.t() if needs_a else None, grad_b, grad_bias, None, None
 
 
+def _setup_collective(ctx, inputs, output) -> None:
+    _, *options, ctx.group = inputs
+    ctx.average = "avg" in options
+    ctx.dim = options[-1] if options else None
+
+
+def _backward_all_gather(ctx, grad):
+    return _ops.reduce_scatter(grad, "sum", ctx.dim, ctx.group), None, None
+
+
+def _backward_reduce_scatter(ctx, grad):
+    full = _ops.all_gather(grad, ctx.dim, ctx.group)
+    return full * _scale_of(ctx) if ctx.average else full, None, None, None
+
+
+def _backward_all_reduce(ctx, grad):
+    return grad * _scale_of(ctx) if ctx.average else grad, None, None
+
+
+def _backward_all_to_all(ctx, grad):
+    return _ops.all_to_all(grad, ctx.dim, ctx.group), None, None
+
+
 torch.library.register_autograd("overlace::ag_gemm", _backward_ag_gemm, setup_context=_setup_ag_gemm)
 torch.library.register_autograd("overlace::gemm_rs", _backward_gemm_rs, setup_context=_setup_reduced)
 torch.library.register_autograd("overlace::gemm_ar", _backward_gemm_ar, setup_context=_setup_reduced)
+torch.library.register_autograd("overlace::all_gather", _backward_all_gather, setup_context=_setup_collective)
+torch.library.register_autograd("overlace::reduce_scatter", _backward_reduce_scatter, setup_context=_setup_collective)
+torch.library.register_autograd("overlace::all_reduce", _backward_all_reduce, setup_context=_setup_collective)
+torch.library.register_autograd("overlace::all_to_all", _backward_all_to_all, setup_context=_setup_collective)

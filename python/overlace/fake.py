@@ -64,3 +64,43 @@ def _gemm_ar(a, b, bias, reduce_op, group, *, plan=""):
     rank, _ = size_of("gemm_ar", group)
     _check_factors("gemm_ar", a, b, "b", rank)
     return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def _dim_of(op: str, x: torch.Tensor, dim: int) -> int:
+    """From 0."""
+    if x.dim() == 0:
+        raise InvalidArgument(f"{op}: x is [], wanted one dimension or more")
+    if not -x.dim() <= dim < x.dim():
+        raise InvalidArgument(f"{op}: dim is {dim}, x is {list(x.shape)}: wanted {-x.dim()} to {x.dim() - 1}")
+    return dim % x.dim()
+
+
+def _check_divisible(op: str, x: torch.Tensor, dim: int, size: int) -> None:
+    if x.shape[dim] % size != 0:
+        raise InvalidArgument(f"{op}: x is {list(x.shape)}, dim {dim}: {x.shape[dim]} is no multiple of {size} ranks")
+
+
+@torch.library.register_fake("overlace::all_gather")
+def _all_gather(x, dim, group):
+    dim, (_, size) = _dim_of("all_gather", x, dim), size_of("all_gather", group)
+    return x.new_empty((*x.shape[:dim], x.shape[dim] * size, *x.shape[dim + 1 :]))
+
+
+@torch.library.register_fake("overlace::reduce_scatter")
+def _reduce_scatter(x, reduce_op, dim, group):
+    dim, (_, size) = _dim_of("reduce_scatter", x, dim), size_of("reduce_scatter", group)
+    _check_divisible("reduce_scatter", x, dim, size)
+    return x.new_empty((*x.shape[:dim], x.shape[dim] // size, *x.shape[dim + 1 :]))
+
+
+@torch.library.register_fake("overlace::all_reduce")
+def _all_reduce(x, reduce_op, group):
+    size_of("all_reduce", group)
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("overlace::all_to_all")
+def _all_to_all(x, dim, group):
+    dim, (_, size) = _dim_of("all_to_all", x, dim), size_of("all_to_all", group)
+    _check_divisible("all_to_all", x, dim, size)
+    return x.new_empty(x.shape)

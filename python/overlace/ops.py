@@ -21,6 +21,8 @@ from overlace.errors import InvalidArgument, of_operator
 # NOTE: overloads, not the names above them: those look for one that fits at each call.
 _ag_gemm, _ag_wgrad = torch.ops.overlace.ag_gemm.default, torch.ops.overlace.ag_wgrad.default
 _gemm_rs, _gemm_ar = torch.ops.overlace.gemm_rs.default, torch.ops.overlace.gemm_ar.default
+_all_gather, _reduce_scatter = torch.ops.overlace.all_gather.default, torch.ops.overlace.reduce_scatter.default
+_all_reduce, _all_to_all = torch.ops.overlace.all_reduce.default, torch.ops.overlace.all_to_all.default
 _ROWS_OF_MATRIX = (-1,)
 
 
@@ -256,3 +258,55 @@ def gemm_ar(
     matrix = a if a.dim() == 2 else a.flatten(0, -2)
     out = _run(_gemm_ar, (matrix, b, bias, reduce_op, name), {"plan": plan} if plan else {}, (matrix, b, bias))
     return out.unflatten(0, a.shape[:-1]) if a.dim() > 2 else out
+
+
+def all_gather(x: torch.Tensor, *, group: object, dim: int = 0) -> torch.Tensor:
+    """The tensors of all ranks, in rank order along dim: NCCL on GPUs, the team's CPU engine on CPU ranks.
+
+    x: any shape with one dimension or more, any dtype; shape and dtype the same on all ranks. They are not compared:
+        where they differ, results are wrong, or a wait ends with Timeout.
+    dim: which dimension is gathered, from 0, or from the last with -1. Another than the first costs a copy of the
+        result, unless all before it are of size 1; strided x is copied first.
+
+    Gives a contiguous tensor, dim of it `ranks` times that of x. Its gradient is reduce_scatter (sum).
+    Raises InvalidArgument (dim, device, an unknown group), Unsupported (a team without an engine), EngineError,
+    Timeout, PeerLost.
+    """
+    return _run(_all_gather, (x, dim, group_name(group)), {}, (x,))
+
+
+def reduce_scatter(x: torch.Tensor, *, group: object, reduce_op: str = "sum", dim: int = 0) -> torch.Tensor:
+    """This rank's part, along dim, of the sum over ranks of x.
+
+    x: as in all_gather, of float32, bfloat16, float16, float64, int64 or int32.
+    reduce_op: "sum" or, of floats, "avg", the sum divided by the ranks.
+    dim: which dimension is split; its size must be a multiple of the ranks. Another than the first costs a copy of x,
+        unless all before it are of size 1.
+
+    Gives a contiguous tensor, dim of it that of x over the ranks. Its gradient is all_gather. Raises as all_gather;
+    InvalidArgument for dtypes that cannot be added and sizes that cannot be split, too.
+    """
+    return _run(_reduce_scatter, (x, reduce_op, dim, group_name(group)), {}, (x,))
+
+
+def all_reduce(x: torch.Tensor, *, group: object, reduce_op: str = "sum") -> torch.Tensor:
+    """The sum over ranks of x, on all of them; x itself is left as it is.
+
+    x: as in reduce_scatter, also without dimensions. reduce_op: as there.
+    Gives a contiguous tensor of the shape of x. The gradient is local: that of the result must be the same on all
+    ranks, as it is where everything behind it is computed by all of them. Raises as reduce_scatter.
+    """
+    return _run(_all_reduce, (x, reduce_op, group_name(group)), {}, (x,))
+
+
+def all_to_all(x: torch.Tensor, *, group: object, dim: int = 0) -> torch.Tensor:
+    """Part p of x along dim goes to rank p: the result has, in rank order along dim, what each rank had for this one.
+
+    x: as in all_gather; all parts are of one size.
+    dim: which dimension is split and joined; its size must be a multiple of the ranks. Another than the first costs a
+        copy of x and one of the result, unless all before it are of size 1.
+
+    Gives a contiguous tensor of the shape of x. Its gradient is all_to_all. Raises as all_gather; InvalidArgument for
+    sizes that cannot be split, too.
+    """
+    return _run(_all_to_all, (x, dim, group_name(group)), {}, (x,))

@@ -84,8 +84,10 @@ int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
     entry.runtime().check();
     NetEngine* const engine = object->channel->team().net();
     if (engine == nullptr)
-      return base::error(Errc::not_supported, "{}: team \"{}\" has no collectives engine", wanted.name,
-                         object->channel->team().name());
+      return base::error(Errc::not_supported,
+                         "{}: team \"{}\" has no collectives engine: OVERLACE_NET_ENGINE is none, NCCL was not found, "
+                         "or ranks share a GPU",
+                         wanted.name, object->channel->team().name());
     return body(*engine, object->channel->team(), *dtype, static_cast<size_t>(wanted.count), object->channel->stream());
   });
 }

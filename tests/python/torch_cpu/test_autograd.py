@@ -158,6 +158,38 @@ def test_gradcheck_of_gemm_ar(size, reduce_op):
     run_ranks(size, check_gemm_ar, reduce_op)
 
 
+def check_collectives(group, dim, reduce_op):
+    """Each rank's part of one tensor goes in; what ranks get of their own is joined, and weighed by rank, so that one
+    who takes another's gradient is found out."""
+    torch.manual_seed(9)
+    ops, size = overlace.ops, group.size()
+
+    def mine_of(x):
+        return Split.apply(x, group, 1 - dim)
+
+    def gathered(x):
+        return Join.apply(ops.all_gather(mine_of(x), group=group, dim=dim) * (group.rank() + 1), group, 1 - dim)
+
+    def turned(x):
+        return Join.apply(ops.all_to_all(mine_of(x), group=group, dim=dim), group, 1 - dim)
+
+    def scattered(x):
+        return Join.apply(ops.reduce_scatter(mine_of(x), group=group, dim=dim, reduce_op=reduce_op), group, dim)
+
+    def reduced(x):
+        return ops.all_reduce(mine_of(x), group=group, reduce_op=reduce_op)
+
+    for function in (gathered, turned, scattered, reduced):
+        assert torch.autograd.gradcheck(function, (random(2 * size, 2 * size),)), function.__name__
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradcheck_of_collectives(size, dim):
+    for reduce_op in ("sum", "avg"):
+        run_ranks(size, check_collectives, dim, reduce_op)
+
+
 def only_needed(group):
     """What needs no gradient costs nothing and gets none; a frozen weight keeps no gathered activation."""
     torch.manual_seed(4)
@@ -248,6 +280,11 @@ def opcheck(group):
         (ops.gemm_rs.default, (a, b, None, "sum", 0, name), {}),
         (ops.gemm_rs.default, (a, b, t(3), "avg", 0, name), {}),
         (ops.gemm_ar.default, (a, b, None, "sum", name), {}),
+        *((ops.all_gather.default, (t(2, 4, 3), dim, name), {}) for dim in (0, -1)),
+        *((ops.all_to_all.default, (t(2 * size, 3, 2 * size), dim, name), {}) for dim in (0, 2)),
+        *((ops.reduce_scatter.default, (t(2 * size, 3, 2 * size), "avg", dim, name), {}) for dim in (0, 2)),
+        (ops.reduce_scatter.default, (t(2 * size, 3).detach().long(), "sum", 0, name), {}),
+        (ops.all_reduce.default, (t(3, 2).t(), "avg", name), {}),
     ):
         torch.library.opcheck(op, args, kwargs)
 

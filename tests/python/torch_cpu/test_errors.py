@@ -73,9 +73,31 @@ def bad_calls(group):
         "family": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=none_such")),
         "JSON": raised(lambda: ops.gemm_ar(a, b, group=group, plan="{}")),
         "group": raised(lambda: ops.gemm_ar(a, b, group="tp")),
+        "group of a collective": raised(lambda: ops.all_reduce(a, group="tp")),
+        "no dimension": raised(lambda: ops.all_gather(a[0, 0], group=group)),
+        "dim": raised(lambda: ops.all_to_all(a, group=group, dim=2)),
+        "parts": raised(lambda: ops.all_to_all(a[:3], group=group)),
+        "parts of the last": raised(lambda: ops.reduce_scatter(b, group=group, dim=-1)),
+        "sum of bools": raised(lambda: ops.all_reduce(a > 0, group=group)),
+        "mean of integers": raised(lambda: ops.reduce_scatter(a.long(), group=group, reduce_op="avg")),
+        "reduce_op of a collective": raised(lambda: ops.all_reduce(a, group=group, reduce_op="max")),
+        **{f"{key} of a shape": raised(lambda call=call: meta(call)) for key, call in bad_shapes(ops, group).items()},
         "again": raised(lambda: overlace.init(group)),
         "backend": raised(lambda: overlace.init(group, backend="tpu")),
     }
+
+
+def bad_shapes(ops, group):
+    return {
+        "no dimension": lambda a: ops.all_gather(a[0, 0], group=group),
+        "dim": lambda a: ops.all_to_all(a, group=group, dim=2),
+        "parts": lambda a: ops.all_to_all(a[:3], group=group),
+        "group": lambda a: ops.all_reduce(a, group="tp"),
+    }
+
+
+def meta(call):
+    call(torch.empty(4, 6, device="meta"))
 
 
 def raised_by_torch(body):
@@ -170,6 +192,24 @@ WANTED = {
         errors.InvalidArgument,
         "gemm_ar: group 'tp' has no overlace team: call overlace.init(group) on all its ranks before the first op",
     ),
+    **{
+        key + suffix: (errors.InvalidArgument, text)
+        for suffix in ("", " of a shape")
+        for key, text in {
+            "no dimension": "all_gather: x is [], wanted one dimension or more",
+            "dim": "all_to_all: dim is 2, x is [4, 6]: wanted -2 to 1",
+            "parts": "all_to_all: x is [3, 6], dim 0: 3 is no multiple of 2 ranks",
+        }.items()
+    },
+    "group of a shape": (errors.InvalidArgument, "all_reduce: group 'tp' has no overlace team: call overlace.init"),
+    "group of a collective": (errors.InvalidArgument, "all_reduce: group 'tp' has no overlace team"),
+    "parts of the last": (errors.InvalidArgument, "reduce_scatter: x is [6, 5], dim 1: 5 is no multiple of 2 ranks"),
+    "sum of bools": (
+        errors.InvalidArgument,
+        "all_reduce: x has a dtype that cannot be added, wanted float64, float32, bfloat16, float16, int64 or int32",
+    ),
+    "mean of integers": (errors.InvalidArgument, "reduce_scatter: reduce_op is 'avg' of integers, wanted 'sum'"),
+    "reduce_op of a collective": (errors.InvalidArgument, "all_reduce: reduce_op is 'max', wanted 'sum' or 'avg'"),
     "again": (errors.InvalidArgument, "has a team already; close() it first"),
     "backend": (errors.InvalidArgument, "overlace.init: backend is 'tpu', wanted one of auto, cpu, cuda_peer"),
 }
@@ -318,3 +358,26 @@ def test_a_fork_is_refused_and_the_parent_goes_on(tmp_path):
     refused, loaded, went_on = done.stdout.splitlines()
     assert re.fullmatch(r"forked this runtime belongs to process \d+; process \d+ was forked from it .*", refused)
     assert (loaded, went_on) == ("4.0", "2.0")
+
+
+NO_ENGINE = """
+import sys, torch, torch.distributed as dist, overlace
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+with overlace.init():
+    for op in (overlace.ops.all_gather, overlace.ops.reduce_scatter, overlace.ops.all_reduce, overlace.ops.all_to_all):
+        try:
+            op(torch.ones(4), group=None)
+        except overlace.Unsupported as error:
+            print(error.code, error)
+"""
+
+
+def test_collectives_need_an_engine(tmp_path):
+    words = [sys.executable, "-c", NO_ENGINE, str(tmp_path / "store")]
+    env = {**os.environ, "OVERLACE_NET_ENGINE": "none"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, env=env, check=False)
+    ops = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+    wanted = 'not_supported ovl_{}: team "world" has no collectives engine: OVERLACE_NET_ENGINE is none, '
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(ops), done.stderr
+    assert all(line.startswith(wanted.format(op)) for line, op in zip(lines, ops, strict=True)), lines

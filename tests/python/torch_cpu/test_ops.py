@@ -3,6 +3,8 @@
 import pytest
 from ranks import SIZES, assert_same, overlace, run_ranks, torch, whole
 
+dist = torch.distributed
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PLANS = ("", "family=library", "family=hetero_unfused_1d,degree=2", "family=uniform_fused_1d")
 
@@ -268,3 +270,77 @@ def gradients_of_weights(group):
 @pytest.mark.parametrize("size", SIZES)
 def test_ag_wgrad(size):
     run_ranks(size, gradients_of_weights)
+
+
+def inputs_of_collectives(group, dtype):
+    """(x, dim): first, middle, last and negative dimensions, one behind ones, strided ones, empty ones; integers that
+    differ by rank."""
+    size = group.size()
+    for shape, dim in (
+        ((2 * size, 3), 0),
+        ((3, 2 * size), -1),
+        ((2, 4 * size, 3, 1), 1),
+        ((1, size, 5), -2),
+        ((size,), 0),
+    ):
+        full = whole(24 * size, 1, 3 + group.rank(), dtype)[: torch.Size(shape).numel()]
+        yield full.reshape(shape), dim
+    yield whole(5, 2 * size, 1 + group.rank(), dtype).t(), 0
+    yield whole(6, 4 * size, 2 + group.rank(), dtype)[::2, ::2], 1
+    yield whole(6, 2 * size, 2 + group.rank(), dtype)[:0], 1
+    yield whole(6, 2 * size, 2 + group.rank(), dtype)[:, :0], 1
+
+
+def collectives(group, dtype):
+    """Against torch's own over gloo, which gather and reduce whole tensors."""
+    ops, size, rank = overlace.ops, group.size(), group.rank()
+    for x, dim in inputs_of_collectives(group, getattr(torch, dtype)):
+        before, parts, total = x.clone(), [torch.empty(x.shape, dtype=x.dtype) for _ in range(size)], x.clone()
+        dist.all_gather(parts, x.contiguous(), group=group)
+        dist.all_reduce(total, group=group)
+        for got, want in (
+            (ops.all_gather(x, group=group, dim=dim), torch.cat(parts, dim)),
+            (ops.all_to_all(x, group=group, dim=dim), torch.cat([p.chunk(size, dim)[rank] for p in parts], dim)),
+            (ops.all_reduce(x, group=group), total),
+            (ops.reduce_scatter(x, group=group, dim=dim), total.chunk(size, dim)[rank]),
+        ):
+            assert got.is_contiguous() and got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+            assert_same(got, want)
+        assert_same(x, before)
+        if x.is_floating_point():
+            close = {"rtol": 2 * torch.finfo(x.dtype).eps, "atol": 0}
+            mean = (total.double() / size).to(x.dtype)
+            torch.testing.assert_close(ops.all_reduce(x, group=group, reduce_op="avg"), mean, **close)
+            part = ops.reduce_scatter(x, group=group, reduce_op="avg", dim=dim)
+            torch.testing.assert_close(part, mean.chunk(size, dim)[rank], **close)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "int64", "int32"])
+def test_collectives(size, dtype):
+    run_ranks(size, collectives, dtype)
+
+
+def moved(group):
+    """What is not added may be of any dtype; a sum needs no dimension."""
+    size, rank = group.size(), group.rank()
+    for dtype in (torch.bool, torch.uint8, torch.complex64, torch.float8_e4m3fn):
+        x = (whole(3, 2 * size, 5) + rank).to(dtype)
+        parts = [(whole(3, 2 * size, 5) + r).to(dtype) for r in range(size)]
+        same_bits = [(overlace.ops.all_gather(x, group=group, dim=1), torch.cat(parts, 1))]
+        theirs = torch.cat([p.chunk(size, 1)[rank] for p in parts], 1)
+        same_bits.append((overlace.ops.all_to_all(x, group=group, dim=1), theirs))
+        for got, want in same_bits:
+            assert got.dtype == dtype
+            assert_same(got.view(torch.uint8), want.view(torch.uint8))
+    total = overlace.ops.all_reduce(torch.tensor(1.5 + rank), group=group)
+    assert_same(total, torch.tensor(1.5 * size + size * (size - 1) / 2))
+    turned = torch.empty(2 * size)
+    mine = torch.arange(2.0 * size) + 100 * rank
+    dist.all_to_all_single(turned, mine, group=group)
+    assert_same(overlace.ops.all_to_all(mine, group=group), turned)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_collectives_of_other_dtypes(size):
+    run_ranks(size, moved)

@@ -166,6 +166,34 @@ def test_compiled_with_the_pass(size, backend):
     run_ranks(size, compiled, backend)
 
 
+def collectives(group, dtype):
+    """Against torch's own NCCL; integers, so that sums are exact in any order."""
+    size, rank = group.size(), group.rank()
+    x = whole(512 * size, 768, 1 + rank, getattr(torch, dtype))
+    full, part, turned, total = x.new_empty(512 * size * size, 768), x.new_empty(512, 768), x.clone(), x.clone()
+    dist.all_gather_into_tensor(full, x)
+    dist.reduce_scatter_tensor(part, x)
+    dist.all_to_all_single(turned, x)
+    dist.all_reduce(total)
+    ops = overlace.ops
+    for got, want in (
+        (ops.all_gather(x, group=group), full),
+        (ops.reduce_scatter(x, group=group), part),
+        (ops.all_to_all(x, group=group), turned),
+        (ops.all_reduce(x, group=group), total),
+        (ops.all_gather(x.t(), group=group, dim=1), full.t()),
+        (ops.reduce_scatter(x.t(), group=group, dim=1), part.t()),
+        (ops.all_to_all(x.t(), group=group, dim=1), turned.t()),
+    ):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int64"])
+def test_collectives(size, dtype):
+    run_ranks(size, collectives, dtype)
+
+
 def streams_and_graphs(group):
     size, rank = group.size(), group.rank()
     x, w = whole(2048, 1024, 1, torch.bfloat16).chunk(size)[rank].clone(), whole(512, 1024, 2, torch.bfloat16)
