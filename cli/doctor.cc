@@ -11,6 +11,7 @@
 #include "src/base/env.h"
 #include "src/exec/gemm.h"
 #include "src/runtime/backend.h"
+#include "src/runtime/state.h"
 
 namespace overlace::cli {
 namespace {
@@ -59,11 +60,14 @@ Json libraries_json() {
 Json use_json(const RuntimeOptions& options, int num_gpus) {
   const bool on_gpus = options.backend == Backend::cuda_peer || (options.backend == Backend::automatic && num_gpus > 0);
   const auto default_bytes = int64_t{1} << (on_gpus ? 30 : 26);
+  const uint32_t ids = options.num_signal_ids > 0
+                           ? options.num_signal_ids
+                           : runtime::default_signal_ids(on_gpus ? Backend::cuda_peer : Backend::cpu);
   const char* wait = options.wait == WaitPolicy::spin ? "spin" : options.wait == WaitPolicy::futex ? "futex" : "auto";
   return Json::Object{{"backend", on_gpus ? "cuda_peer" : "cpu"},
                       {"ranks", on_gpus ? num_gpus : 2},
                       {"heap_bytes", options.heap_bytes > 0 ? static_cast<int64_t>(options.heap_bytes) : default_bytes},
-                      {"signal_ids", static_cast<int64_t>(options.num_signal_ids)},
+                      {"signal_ids", static_cast<int64_t>(ids)},
                       {"wait", wait},
                       {"timeout_ms", options.timeout_ms > 0 ? options.timeout_ms : base::env().timeout_s * 1000},
                       {"net_engine", options.net_engine},

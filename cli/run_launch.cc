@@ -132,7 +132,7 @@ int launch_hosts(const RunPlan& plan) {
   base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT", "1");
   base::set_environment_default("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   // All hosts are this one: nothing that starts processes on others is looked for, nor missed (ssh).
-  base::set_environment_default("OMPI_MCA_plm", "isolated");
+  if (library->find(" 4.") != std::string::npos) base::set_environment_default("OMPI_MCA_plm", "isolated");
   for (const std::string& starter : starters) {
     words.front() = starter;
     std::vector<char*> pointers;

@@ -54,10 +54,10 @@ struct CheckOptions {
 
 struct RuntimeOptions {
   Backend backend = Backend::automatic;
-  int device = -1;        // CUDA ordinal; -1: the local rank
-  size_t heap_bytes = 0;  // 0: 1 GiB on cuda_peer, 64 MiB on cpu
-  uint32_t num_signal_ids = 4096;
-  int64_t timeout_ms = 0;  // 0: OVERLACE_TIMEOUT_S, 300 s by default
+  int device = -1;              // CUDA ordinal; -1: the local rank
+  size_t heap_bytes = 0;        // 0: 1 GiB on cuda_peer, 64 MiB on cpu
+  uint32_t num_signal_ids = 0;  // 0: 16384 on cuda_peer, 4096 on cpu; a sub-team gets a sixteenth of them
+  int64_t timeout_ms = 0;       // 0: OVERLACE_TIMEOUT_S, 300 s by default
   WaitPolicy wait = WaitPolicy::automatic;
   AdversaryOptions adversary{};
   LinkOptions link{};

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from overlace.context import size_of
-from overlace.errors import InvalidArgument
+from overlace.errors import InvalidArgument, Unsupported
 
 
 def _check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: int) -> None:
@@ -23,6 +23,17 @@ def _ag_gemm(
     a, bs, biases, gather_dim, group, *, return_a=False, out_dtype=None, activation="none", row_offsets=(), plan=""
 ):
     rank, size = size_of("ag_gemm", group)
+    if activation not in ("none", "swiglu"):
+        raise Unsupported(
+            f"ag_gemm: activation is '{activation}', only 'none' and 'swiglu' are there; "
+            "overlace.ops.ag_gemm has others"
+        )
+    if activation == "swiglu" and len(bs) != 1:
+        raise Unsupported(
+            f"ag_gemm: activation is 'swiglu' of {len(bs)} bs, wanted one; overlace.ops.ag_gemm takes several"
+        )
+    if activation == "swiglu" and bs[0].shape[-1] % 2 != 0:
+        raise InvalidArgument(f"ag_gemm: activation is 'swiglu', b is {list(bs[0].shape)}: wanted pairs of columns")
     for i, b in enumerate(bs):
         _check_factors("ag_gemm", a, b, f"bs[{i}]", rank)
     m = row_offsets[-1] if row_offsets else a.shape[0] * size

@@ -182,7 +182,8 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
     if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, recurrence.us({"grouped_unfused_1d", q}));
     // A host's sums wait for one rank more: behind a GEMM longer than the flat transfer that was measured to lose.
     const bool may_cross_once = hosts > 1 && (op.op != "gemm_rs" || t.gemm < t.transfer);
-    if (may_cross_once) consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts));
+    if (may_cross_once)
+      consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts) + recurrence.activation_us());
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
   if (best.family.empty()) {

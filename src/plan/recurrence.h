@@ -24,6 +24,8 @@ class Recurrence {
 
   /// us; none for a family that it does not know, or a degree that the shape cannot be cut into.
   std::optional<double> us(const Candidate& candidate) const;
+  /// Of the results' activation by tasks of its own, or nothing.
+  double activation_us() const { return activation_us_; }
   /// Empty where us() has none. "ideal" is the longer of GEMM and transfer.
   spec::Waterfall waterfall(const Candidate& candidate) const;
 

@@ -32,7 +32,7 @@ void check_range(const char* name, int64_t value, int64_t min, int64_t max) {
 RuntimeOptions complete(RuntimeOptions options, int world) {
   if (options.timeout_ms == 0) options.timeout_ms = base::env().timeout_s * 1000;
   check_range("timeout_ms", options.timeout_ms, 1, kMaxTimeoutMs);
-  check_range("num_signal_ids", options.num_signal_ids, 64, 1 << 20);
+  if (options.num_signal_ids != 0) check_range("num_signal_ids", options.num_signal_ids, 64, 1 << 20);
   check_range("heap_bytes", static_cast<int64_t>(options.heap_bytes), 0, int64_t{1} << 46);
   check_range("world size", world, 1, 1024);
   if (options.net_engine != "auto" && options.net_engine != "nccl" && options.net_engine != "mpi" &&
@@ -70,6 +70,7 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   base::Result<Backend> backend = choose_backend(*state.control, options);
   if (!backend.ok()) return backend.status();
   options.backend = *backend;
+  if (options.num_signal_ids == 0) options.num_signal_ids = runtime::default_signal_ids(*backend);
   if (options.heap_bytes == 0) options.heap_bytes = *backend == Backend::cpu ? size_t{64} << 20 : size_t{1} << 30;
   runtime::come_past(runtime::Phase::hello, state.rank);
   base::Result<std::vector<runtime::Hello>> hellos = runtime::exchange_hello(*state.control, options, kHeapAbi);
@@ -184,7 +185,8 @@ void RuntimeState::close() {
 /// Engines end with their peers; where one cannot, none does.
 base::Status RuntimeState::meet_to_close() {
   bool is_held = false;
-  for (const std::shared_ptr<TeamState>& team : teams) is_held |= team->engine && team->engine->has_captures();
+  for (const std::shared_ptr<TeamState>& team : teams)
+    is_held = is_held || (team->engine && team->engine->has_captures());
   const std::byte mine{is_held};
   const base::Result<std::vector<Bytes>> all =
       control->exchange(teams[0]->members, {&mine, 1}, options.timeout_ms, "close");

@@ -105,6 +105,10 @@ struct RuntimeState {
 
 namespace overlace::runtime {
 
+/// GPUs: a fused kernel takes up to 258 of a team, and a sub-team has room for some.
+constexpr uint32_t default_signal_ids(Backend backend) { return backend == Backend::cpu ? 4096 : 16384; }
+inline constexpr uint32_t kSubTeamShare = 16;  // of the ids a sub-team gets one part of so many
+
 /// A channel of its own even if the team has one for this stream (engines).
 Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& options);
 

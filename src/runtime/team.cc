@@ -82,7 +82,7 @@ Team Team::sub(std::span<const int> ranks, const TeamOptions& options) {
     agreed.team_id = std::max(agreed.team_id, theirs.team_id);
     agreed.first_id = std::max(agreed.first_id, theirs.first_id);
   }
-  const uint32_t num_ids = std::max<uint32_t>(runtime.options.num_signal_ids / 16, 8);
+  const uint32_t num_ids = std::max<uint32_t>(runtime.options.num_signal_ids / runtime::kSubTeamShare, 8);
   if (agreed.first_id + num_ids > runtime.options.num_signal_ids)
     throw OutOfMemory(Errc::heap_exhausted,
                       base::format("signal ids exhausted: team \"{}\" asked {}, free {}, total {}; raise "

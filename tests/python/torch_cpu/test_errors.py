@@ -25,6 +25,11 @@ def raised(body):
 def bad_calls(group):
     ops, name = overlace.ops, group.group_name
     a, b = whole(4, 6, 1), whole(6, 5, 2)
+
+    def traced(bs, activation):
+        bs = [b.to("meta") for b in bs]
+        torch.ops.overlace.ag_gemm(a.to("meta"), bs, [], 0, name, activation=activation)
+
     return {
         "K": raised(lambda: ops.ag_gemm(a, b[:4], group=group)),
         "K of the second": raised(lambda: ops.ag_gemm(a, [b, b[:2]], group=group)),
@@ -51,6 +56,9 @@ def bad_calls(group):
         "swiglu of odd columns": raised_by_torch(
             lambda: torch.ops.overlace.ag_gemm(a, [b], [], 0, name, activation="swiglu")
         ),
+        "traced activation": raised(lambda: traced([b], "silu")),
+        "traced swiglu of several": raised(lambda: traced([b[:, :4], b[:, :2]], "swiglu")),
+        "traced swiglu of odd columns": raised(lambda: traced([b], "swiglu")),
         "swiglu with a gradient": raised(
             lambda: torch.ops.overlace.ag_gemm(a, [b[:, :4].requires_grad_()], [], 0, name, activation="swiglu")
         ),
@@ -148,6 +156,18 @@ WANTED = {
     "swiglu of odd columns": (
         RuntimeError,
         "[invalid_argument] ag_gemm: activation is 'swiglu', b is [6, 5]: wanted pairs of columns",
+    ),
+    "traced activation": (
+        errors.Unsupported,
+        "ag_gemm: activation is 'silu', only 'none' and 'swiglu' are there; overlace.ops.ag_gemm has others",
+    ),
+    "traced swiglu of several": (
+        errors.Unsupported,
+        "ag_gemm: activation is 'swiglu' of 2 bs, wanted one; overlace.ops.ag_gemm takes several",
+    ),
+    "traced swiglu of odd columns": (
+        errors.InvalidArgument,
+        "ag_gemm: activation is 'swiglu', b is [6, 5]: wanted pairs of columns",
     ),
     "swiglu with a gradient": (
         errors.Unsupported,

@@ -6,6 +6,7 @@
 
 #include "src/exec/arrows.h"
 #include "src/exec/cpu/copy.h"
+#include "src/runtime/state.h"
 
 namespace overlace::exec {
 namespace {
@@ -156,6 +157,23 @@ TEST(Program, RefusesBindingsOfAnotherShape) {
   const base::Status missing = check_bindings(**program, operands.bindings);
   EXPECT_EQ(missing.code(), Errc::invalid_argument);
   EXPECT_NE(missing.message().find("buffer C is not bound"), std::string::npos);
+}
+
+/// Kernels that tell groups of tiles take most: two shapes of a model and one more fit beside each other.
+TEST(Program, FusedKernelsFitIntoTheIdsOfASubTeam) {
+  const uint32_t ids = runtime::default_signal_ids(Backend::cuda_peer) / runtime::kSubTeamShare;
+  spec::OpSpec op;
+  op.op = "gemm_ar";
+  op.n = 8192;
+  op.k = 2048;
+  op.ranks = 2;
+  op.dtype = op.out_dtype = DType::bf16;
+  for (const int64_t m : {1024, 8192, 32768}) {
+    op.m = m;
+    const base::Result<Footprint> footprint = exec::footprint(spec::make_schedule(op, "tma_slot", 8), 0, 2);
+    ASSERT_TRUE(footprint.ok()) << footprint.status().message();
+    EXPECT_LT(3 * footprint->signal_ids + 1, ids) << m;
+  }
 }
 
 TEST(Program, LaysOutWorkspaceSharedBlockAndIds) {

@@ -85,6 +85,27 @@ TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
   EXPECT_FALSE(choose(long_gemm, cpu).schedule.family.starts_with("hierarchical"));
 }
 
+/// It costs all families the same.
+TEST(Choose, AnActivationDoesNotDecideBetweenFamilies) {
+  int num_flat = 0;
+  for (const double rate : {200e6, 1e9, 4e9, 16e9}) {
+    const Hardware cpu = {.link_bytes_per_s = rate, .flops_per_s = 4e10, .hosts = 2};
+    for (int64_t m = 64; m <= 4096; m *= 2) {
+      for (const int64_t k : {16, 64, 128, 256, 512, 1024, 2048}) {
+        spec::OpSpec op = op_of("ag_gemm", m, 2048, k);
+        op.dtype = op.out_dtype = DType::fp32;
+        const Choice without = choose(op, cpu);
+        op.activation = spec::Activation::swiglu;
+        const Choice with = choose(op, cpu);
+        if (without.schedule.family.starts_with("hierarchical")) continue;
+        EXPECT_FALSE(with.schedule.family.starts_with("hierarchical")) << without.reason << " before; " << with.reason;
+        ++num_flat;
+      }
+    }
+  }
+  EXPECT_GT(num_flat, 0);
+}
+
 /// What is fused stores to peers, and tables of one host say nothing of a slow link.
 TEST(Choose, GpusOnSeveralHostsCrossOnceOrTakeTheLibrary) {
   const Hardware slow = {.is_gpu = true, .link_bytes_per_s = 5e9, .flops_per_s = 650e12, .hosts = 2};

@@ -14,7 +14,7 @@ namespace overlace::runtime::nccl {
 /// Counts by an object that the graph owns, and every graph made from it.
 class Captures {
  public:
-  /// Behind a call on `stream`: nothing where that is not captured.
+  /// Before a call on `stream`: nothing where that is not captured.
   base::Status note(cudaStream_t stream);
   /// Graphs that are alive; CUDA tells of their end a little later.
   int alive() const { return alive_->load(); }

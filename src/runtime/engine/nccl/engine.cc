@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -172,7 +173,10 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
       (void)lib.ncclCommAbort(comm);
     };
     if (captures_.alive() == 0) return end();
-    std::thread(end).detach();  // its kernels end at once, the rest when the graphs are gone
+    try {
+      std::thread(end).detach();          // its kernels end at once, the rest when the graphs are gone
+    } catch (const std::system_error&) {  // no thread to be had: what the communicator has stays with the process
+    }
   }
   bool has_captures() override {
     constexpr int64_t kGraceNs = 200'000'000;
@@ -259,6 +263,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     if (groups_ > 0 && queue != nullptr) group_stream_ = queue;
     const bool is_queued = groups_ == 0 && queue != nullptr;
     if (is_queued) {
+      captures_.note(queue).or_throw();  // before NCCL has the graph: what comes behind may throw
       const bool is_group = !group_peers_.empty();
       deadlines_.begin(waiting_text(what, is_group ? group_peers_ : others_, is_group ? group_what_ : ""), queue);
       group_peers_.clear();
@@ -267,9 +272,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const ncclResult_t code = function();
     if (code != ncclSuccess && code != ncclInProgress) failure_or_cause(what, code).or_throw();
     if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
-    if (!is_queued) return;
-    deadlines_.end(queue);
-    captures_.note(queue).or_throw();
+    if (is_queued) deadlines_.end(queue);
   }
 
   /// First uses connect: done here, not on a hot path.
