@@ -245,7 +245,8 @@ def swiglu_section() -> list[str]:
         f"bf16, N {one['case']['n']}, K {one['case']['k']} as one rank sees them, us without -> with it, and the error"
         " of the result with it (rms, against fp64). `k_slab` makes it in its epilogue, others behind their products."
         f" `auto`: {' -> '.join(schedules)}. Most rows are at the power limit of"
-        f" {one['machine']['power_limit_w']:.0f} W; a schedule that stands in two columns shows the noise.",
+        f" {one['machine']['power_limit_w']:.0f} W; a schedule that stands in two columns shows the noise."
+        " `git` and `activation` were added to the records by hand.",
         "",
         f"| M | {' | '.join(kinds)} |",
         "|---" * (1 + len(kinds)) + "|",
@@ -263,15 +264,21 @@ def swiglu_section() -> list[str]:
 def slot_section() -> list[str]:
     """gemm_ar of many rows in one kernel, by tile and bands."""
     cases = newest(records("gemm_ar_slot_x2"))
+    settled = [
+        f"{name} M {m}"
+        for (name, m, _, _), group in cases.items()
+        if not any("unsettled" in row["flags"] for row in group.values())
+    ]
     fused = [f"tma_slot:{q}{tile}" for tile in ("", ":align_n=256") for q in (4, 8, 16)]
     kinds = ("library", *(f"grouped_unfused_1d:{q}" for q in (1, 2, 4)), "tma_slot:1", *fused)
     lines = [
         "## gemm_ar of many rows in one kernel",
         "",
         "As above (`bench/results/gemm_ar_slot_x2.jsonl`, another day, median of"
-        f" {next(iter(cases.values()))['library']['method']['repetitions']} bursts, binaries of a branch); `tma_slot`"
+        f" {next(iter(cases.values()))['library']['method']['repetitions']} bursts); `tma_slot`"
         " by bands, with tiles of 256x128 and, `align_n=256`, of 256x256. All give the bits of `library`. Host: of a"
-        " call of `tma_slot:4`, beside the best of groups.",
+        f" call of `tma_slot:4`, beside the best of groups. Rows but {', '.join(settled)}: clocks had not settled"
+        " (`unsettled`). These records name no commit (`git: unknown`).",
         "",
         f"| layer | M | N | K | {' | '.join(kinds)} | host |",
         "|---" * (5 + len(kinds)) + "|",

@@ -43,7 +43,8 @@ base::Result<std::vector<Case>> load_cases(const Selection& selection) {
           return base::invalid_argument("{}: dtype of {} is {}", selection.path, c.name, dtype->as_string());
       if (const base::Json* activation = row.find("activation"); activation != nullptr) {
         if (activation->as_string() != "swiglu")
-          return base::invalid_argument("{}: activation of {} is {}", selection.path, c.name, activation->as_string());
+          return base::invalid_argument("{}: activation of {} is {}, wanted swiglu", selection.path, c.name,
+                                        activation->as_string());
         c.activation = spec::Activation::swiglu;
       }
       const bool is_asked =

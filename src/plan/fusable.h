@@ -5,8 +5,9 @@
 
 namespace overlace::plan {
 
-/// What the kernels of k_slab and tma_slot were measured with on GPUs. They are compiled for more: fp16, B stored
-/// (K, N), a bias of ag_gemm (src/ops/gemm_core/choose.h has the word). Operands must lie as for has_few_tokens.
+/// What the kernels of k_slab and tma_slot were measured with on GPUs; tma_slot of gemm_ar on two, without a bias. They
+/// are compiled for more: fp16, B stored (K, N), a bias of ag_gemm (src/ops/gemm_core/choose.h has the word). Operands
+/// must lie as for has_few_tokens.
 bool is_fusable(const spec::OpSpec& op);
 
 /// gemm_ar of few tokens, for which `auto` takes the kernel of `one_shot` on GPUs of one host. It was measured on two.

@@ -15,9 +15,9 @@ inline constexpr int32_t kBandParts = 1024;
 
 /// Bands of the order of tiles follow each other. The sums of a band come `lag` parts of a band behind its products,
 /// spread as evenly, and its copies as much behind the sums; the sums of every second cluster `stagger` parts, a tile
-/// of a cluster, later, the copies of the others, so that not all store to peers at once. As lag >= kBandParts, a sum
-/// of a band comes behind all products of this band, a copy behind all its sums, in every cluster of every rank,
-/// whatever their lags: waits for these form no circle.
+/// of a cluster, later, the copies of the others, so that not all store to peers at once. As lag >= kBandParts +
+/// stagger, a sum of a band comes behind all products of this band, a copy behind all its sums, in every cluster of
+/// every rank, whatever their lags: waits for these form no circle.
 struct WorkOrder {
   int32_t clusters = 1;
   int32_t lag = kBandParts, stagger = 0;

@@ -160,7 +160,7 @@ TEST_P(GpuNcclTest, AnAbortEndsACollectiveThatAPeerNeverJoins) {
       options_);
 }
 
-/// A graph with one call, as it lives on in a program: NCCL waits for its end when a communicator is destroyed.
+/// A graph with two calls, as it lives on in a program: NCCL waits for its end when a communicator is destroyed.
 cudaGraphExec_t captured_sum(GpuRank& gpu, float* data) {
   NetEngine* engine = gpu.team.net();
   const StreamRef stream = StreamRef::cuda(gpu.stream);

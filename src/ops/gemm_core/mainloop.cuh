@@ -59,7 +59,7 @@ struct Place {
   }
   __device__ uint32_t full(uint32_t stage) const { return shared + Config::kShared.full + stage * 8; }
   __device__ uint32_t empty(uint32_t stage) const { return shared + Config::kShared.empty + stage * 8; }
-  /// Counts: waits that the load thread has begun to come near to, and those of them that the watching warp has over.
+  /// Counts: items that the load thread has begun, and waits that the watching warp has over.
   __device__ uint32_t announced() const { return shared + Config::kShared.words; }
   __device__ uint32_t watched() const { return shared + Config::kShared.words + 4; }
 };

@@ -193,14 +193,18 @@ TEST(Choose, AllReducesTakeOneKernelWhereItWasAhead) {
   const auto choice = [](int64_t m, int64_t k, int ranks) {
     return choose(op_of("gemm_ar", m, 8192, k, ranks), kH200).schedule;
   };
-  // Two H200, bench/results/gemm_ar_slot_x2.jsonl: 3 to 15 % less than the best of groups.
+  // Two H200, bench/results/gemm_ar_slot_x2.jsonl: 4 to 15 % less than the best of groups, 3 % (clocks moved) at K 7168
+  // M 2048.
   for (const int64_t m : {1024, 2048, 4096, 8192, 16384}) EXPECT_EQ(choice(m, 2048, 2).family, "tma_slot_ar") << m;
   for (const int64_t m : {1024, 2048, 4096}) EXPECT_EQ(choice(m, 7168, 2).family, "tma_slot_ar") << m;
-  EXPECT_EQ(choice(16384, 7168, 2).family, "grouped_unfused_1d_ar") << "3 % less there";
+  EXPECT_EQ(choice(16384, 7168, 2).family, "grouped_unfused_1d_ar") << "3 % less there, clocks moved";
   EXPECT_EQ(std::get<int64_t>(choice(1024, 2048, 2).params.at("groups")), 4);
   EXPECT_EQ(std::get<int64_t>(choice(8192, 2048, 2).params.at("groups")), 8);
   EXPECT_EQ(choose(op_of("gemm_ar", 4096, 8192, 2052, 2), kH200).schedule.family, "grouped_unfused_1d_ar")
       << "no such kernel";
+  // No record carries these: the recurrence alone, fitted to other rows and teams.
+  EXPECT_EQ(choice(8192, 7168, 4).family, "tma_slot_ar");
+  EXPECT_EQ(choice(8192, 7168, 8).family, "tma_slot_ar");
   // Four ranks and a short K: the links are busy for longer than the GEMMs, and groups made it slower.
   for (const int64_t m : {8192, 16384}) EXPECT_FALSE(choice(m, 2048, 4).family.starts_with("grouped")) << m;
 }
