@@ -22,8 +22,9 @@ using spec::Source;
 
 constexpr double kBytesPerUs = 1e3;     // of a GB/s
 constexpr double kLeastUs = 1e-3;       // files hold no zeros
+constexpr double kLeastRowUs = 1e-6;    // a copy has hundreds of them
 constexpr double kLeastFactor = 1.005;  // of contention
-constexpr double kMostSeen = 0.2;       // off, of points that were fitted
+constexpr double kMostSeen = 0.2;       // off, of points that were fitted or are not known well
 constexpr int kCalls = 4;               // of a simulated burst
 constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
 // Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
@@ -67,7 +68,7 @@ double rounded(double value) {
   return std::strtod(base::format("{:.4g}", value).c_str(), nullptr);
 }
 
-Figure measured(double value) { return {rounded(std::max(value, kLeastUs)), Source::measured}; }
+Figure measured(double value, double least = kLeastUs) { return {rounded(std::max(value, least)), Source::measured}; }
 
 class Fitter {
  public:
@@ -101,6 +102,9 @@ class Fitter {
         if (!(us > 0) || !std::isfinite(us))
           return base::invalid_argument("calibrate: {} took {} us at {} bytes, wanted a positive time",
                                         name_of(p.probe), us, p.bytes);
+      if (const Point* lead = lead_of(points_, p); lead != nullptr && p.us() <= lead->us())
+        return base::invalid_argument("calibrate: {} took {} us at {} bytes, wanted more than the {} us of its lead",
+                                      name_of(p.probe), p.us(), p.bytes, lead->us());
       fitted[p.probe] += p.is_held_out ? 0 : 1;
     }
     for (const Probe needed : {Probe::gemm, Probe::pair, Probe::reduce})
@@ -210,8 +214,9 @@ class Fitter {
       const Point* p = one(probe);
       const Point* plain = p != nullptr ? one(Probe::pair, p->bytes) : nullptr;
       if (plain == nullptr) continue;
-      const double more = item_us(*p) - item_us(*plain);
-      (probe == Probe::rows ? m_.copy.row_us : m_.copy.post_us) = measured(more / static_cast<double>(p->rows));
+      const double more = (item_us(*p) - item_us(*plain)) / static_cast<double>(p->rows);
+      if (probe == Probe::rows) m_.copy.row_us = measured(more, kLeastRowUs);
+      if (probe == Probe::post) m_.copy.post_us = measured(more);
     }
     return {};
   }
@@ -266,6 +271,7 @@ class Fitter {
       GBps = std::max(GBps, s.bytes[i] / s.us[i] / kBytesPerUs);
     }
     m_.memory.reduce_us = curve(s, true);
+    largest_sum_ = s.bytes.back() / s.us.back() / kBytesPerUs;
     m_.latency.launch_us = measured(tiny_ - spec::reduce_us(m_, kTinyReduce));
     fastest_ = std::max(fastest_, GBps);
     m_.memory.hbm_GBps = measured(fastest_);
@@ -294,12 +300,16 @@ class Fitter {
     const Point* p = one(probe);
     if (p == nullptr) return;
     constexpr int kHalvings = 30;
+    const Machine unsolved = m_;
     double low = kLeastUs, high = std::max(p->us(), 2 * kLeastUs);
     for (int i = 0; i < kHalvings; ++i) {
       const double middle = std::sqrt(low * high);
       set(m_, middle);
       const auto us = simulated_us(m_, *p);
-      if (!us) return;
+      if (!us) {
+        m_ = unsolved;
+        return;
+      }
       const Point* lead = lead_of(points_, *p);
       const double before = lead != nullptr ? simulated_us(m_, *lead).value_or(0) : 0;
       (*us - before < p->us() - (lead != nullptr ? lead->us() : 0) ? low : high) = middle;
@@ -329,7 +339,7 @@ class Fitter {
       tile.k_ns = measured(std::exp(x[2]) * static_cast<double>(tile.cols) + std::exp(x[3]));
     }
     out.sustained_TFLOPs = measured(std::exp(x[4]));
-    out.stream_GBps = m_.memory.hbm_GBps;
+    out.stream_GBps = m_.is_gpu ? measured(largest_sum_) : m_.memory.hbm_GBps;
     if (!m_.is_gpu) out.sm_stream_GBps = out.stream_GBps;
     return out;
   }
@@ -446,7 +456,8 @@ class Fitter {
   const std::vector<Point>& points_;
   Machine& m_;
   double call_ = 0, tiny_ = 0, barrier_ = 0, fork_ = 0;
-  double fastest_ = 0;  // GB/s read and written that something reached
+  double fastest_ = 0;      // GB/s read and written that something reached, caches among it
+  double largest_sum_ = 0;  // GB/s read and written by it: it is in no cache
 };
 
 /// Of stores, what the fitted curve says.
@@ -538,7 +549,8 @@ Machine as_priors(Machine machine) {
   auto& c = machine.copy;
   prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us);
   prior(machine.transport.store_GBps, machine.transport.tma_GBps);
-  prior(machine.link.egress_GBps, machine.link.ingress_GBps, machine.memory.hbm_GBps, machine.memory.reduce_GBps);
+  prior(machine.link.egress_GBps, machine.link.ingress_GBps, machine.memory.hbm_GBps, machine.memory.reduce_GBps,
+        machine.memory.reduce_us);
   auto& o = machine.collectives;
   prior(o.all_gather_us, o.reduce_scatter_us, o.all_reduce_us, o.all_to_all_us);
   auto& l = machine.latency;
@@ -564,7 +576,8 @@ Status check_residuals(const std::vector<Residual>& residuals, double most) {
   for (const Residual& one : residuals) {
     const bool is_seen = one.held_out == 0;
     const double off = is_seen ? one.fit_p50 : one.held_out_p50;
-    const double limit = std::max(is_seen ? std::max(most, kMostSeen) : most, kSpreads * one.spread);
+    const double known = std::min(kSpreads * one.spread, kMostSeen);
+    const double limit = std::max(is_seen ? std::max(most, kMostSeen) : most, known);
     if (one.probe == name_of(Probe::operators) || off <= limit) continue;
     return base::error(Errc::not_supported,
                        "calibrate: {}: the median of {} points that {} is {:.1f} % off, wanted at most {:.1f} %; is "

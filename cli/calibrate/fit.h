@@ -97,8 +97,9 @@ struct Fit {
 };
 
 /// What was not measured is taken from `other`, as priors; name, limits and texts too. invalid_argument with the
-/// probe where there are fewer than three samples of a point, a sample is not a positive time, or a sweep that is
-/// needed (gemm, pair, reduce) has fewer than four points; not_supported where times do not grow with sizes.
+/// probe where there are fewer than three samples of a point, a sample is not a positive time, a point takes no longer
+/// than its lead, or a sweep that is needed (gemm, pair, reduce) has fewer than four points; not_supported where times
+/// do not grow with sizes.
 base::Result<Fit> fit_points(const std::vector<Point>& points, const spec::Machine& other);
 
 /// All sources of a machine set to `prior`.
@@ -106,7 +107,7 @@ spec::Machine as_priors(spec::Machine machine);
 
 /// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent); of probes that hold
 /// none out the fitted one, above `most` and 20 %: they have a point or two each, and share numbers with others. Twice
-/// the spread of a probe is allowed in any case: nothing can be predicted better than it is known.
+/// the spread of a probe is allowed in any case, up to 20 %: nothing can be predicted better than it is known.
 base::Status check_residuals(const std::vector<Residual>& residuals, double most);
 
 }  // namespace overlace::cli

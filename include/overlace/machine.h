@@ -78,7 +78,7 @@ struct Machine {
     std::vector<GemmTile> tiles;  // the one that is fastest for a shape is taken
     Figure start_us;              // the first loads and the last stores, which no other tile hides
     Figure sustained_TFLOPs;      // what power allows; 0: no such limit
-    Figure stream_GBps;           // operands and result, through memory
+    Figure stream_GBps;           // operands and result, through memory: what no cache holds
     Figure sm_stream_GBps;        // the same, of one SM
     bool operator==(const Gemm&) const = default;
   } gemm = {};
@@ -109,7 +109,7 @@ struct Machine {
     bool operator==(const Link&) const = default;
   } link = {};
   struct Memory {
-    Figure hbm_GBps;
+    Figure hbm_GBps;     // of all that runs on the rank together; calibrated: what anything reached, caches among it
     Figure reduce_GBps;  // bytes read and written by a reduction
     Curve reduce_us;     // the same by how many, as caches hold few; empty: at reduce_GBps
     int64_t l2_bytes = 0;

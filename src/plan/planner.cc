@@ -139,10 +139,10 @@ Candidate paper_rule(const OpSpec& op, const Machine& machine) {
   if (op.k > op.m) return {"uniform_fused_2d", op.ranks};
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
   const double bytes = static_cast<double>(dtype_bytes(op.dtype)) * (m * k + k * n + m * n);
-  const double ridge = machine.gemm.sustained_TFLOPs.value * 1e3 / std::max(machine.memory.hbm_GBps.value, 1.0);
+  const double rate = std::max(machine.gemm.stream_GBps.value, 1.0);
+  const double ridge = machine.gemm.sustained_TFLOPs.value * 1e3 / rate;
   const double intensity = 2 * m * n * k / bytes / std::max(ridge, 1e-9);
-  const double traffic =
-      bytes / (std::max(machine.memory.hbm_GBps.value, 1.0) * 1e3) / std::max(machine.latency.launch_us.value, 1.0);
+  const double traffic = bytes / (rate * 1e3) / std::max(machine.latency.launch_us.value, 1.0);
   const double size = std::sqrt(intensity * traffic);
   if (op.op == "ag_wgrad") return {"hetero_unfused_1d", op.ranks};  // its only one along the rows
   const char* family = size < 4 ? "uniform_fused_1d" : size < 16 ? "hetero_fused_1d" : "hetero_unfused_1d";

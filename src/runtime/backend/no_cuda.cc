@@ -18,5 +18,7 @@ int cuda_device_count(std::string* why) {
   return 0;
 }
 
+CudaDevice cuda_device(int) { return {}; }
+
 }  // namespace overlace::runtime
 #endif

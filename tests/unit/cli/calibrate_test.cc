@@ -105,6 +105,7 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
   truth.copy.local_us.points = {{65536, 5.5}, {8388608, 10}, {16777216, 14}, {33554432, 22}, {268435456, 140}};
   truth.memory.reduce_us.points = {{3145728, 0.45}, {50331648, 7}, {100663296, 23}, {805306368, 200}};  // caches end
   truth.memory.hbm_GBps = {12000};
+  truth.copy.row_us = {0.0002};
   std::erase_if(truth.contention, [](const spec::Contention& c) { return c.slowed == Load::reduce; });
   truth.contention.push_back({Load::reduce, Load::ce_in, {1.5}});
   const PointOptions options{.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132};
@@ -128,6 +129,9 @@ TEST(Calibrate, GpusHaveTheSamePoints) {
     EXPECT_LT(one.held_out_p50, 0.05) << one.probe;
   }
   expect_near(m.copy.peer_GBps, 397, 0.03, "peer");
+  expect_near(m.copy.row_us, 0.0002, 0.2, "row");
+  expect_near(m.gemm.stream_GBps, 805306368 / 200e3, 0.02, "stream: of the largest sum, no cache's");
+  EXPECT_GT(m.memory.hbm_GBps.value, 7000) << "of caches too";
   for (const double bytes : {1e5, 12582912.0, 150e6, 805306368.0})
     EXPECT_NEAR(spec::reduce_us(m, bytes), spec::reduce_us(truth, bytes), 0.1 * spec::reduce_us(truth, bytes)) << bytes;
   expect_near(m.copy.trigger_us, truth.copy.trigger_us.value, 0.05, "trigger");
@@ -296,6 +300,44 @@ TEST(Calibrate, NoProbeHasToBePredictedBetterThanItIsKnown) {
   const Fit fit = fit_points(points, truth).value();
   for (const Residual& residual : fit.residuals)
     EXPECT_NEAR(residual.spread, residual.probe == "gemm" ? 0.929 * 0.2 / std::sqrt(5) : 0, 1e-6) << residual.probe;
+}
+
+TEST(Calibrate, APoorlyKnownProbeIsNotAllowedEverything) {
+  EXPECT_TRUE(check_residuals({{"all_gather", 16, 8, 0, 0.19, 0.3, 5}}, 0.05).ok());
+  const base::Status status = check_residuals({{"all_gather", 16, 8, 0, 0.21, 0.3, 5}}, 0.05);
+  EXPECT_EQ(status.code(), Errc::not_supported);
+  EXPECT_NE(status.message().find("wanted at most 20.0 %"), std::string::npos) << status.message();
+  EXPECT_TRUE(check_residuals({{"all_gather", 16, 8, 0, 0.21, 0.3, 5}}, 0.25).ok());
+}
+
+TEST(Calibrate, RefusesAPointThatTakesNoLongerThanItsLead) {
+  const Machine truth = spec::find_machine("h200x4");
+  std::vector<Point> points = points_of(truth, {.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132});
+  const auto lead = std::find_if(points.begin(), points.end(), [](const Point& p) { return p.probe == Probe::lead; });
+  const auto chain = std::find_if(points.begin(), points.end(), [](const Point& p) { return p.probe == Probe::chain; });
+  ASSERT_EQ(chain->lead, lead->count);
+  chain->samples_us = lead->samples_us;
+  const base::Status status = fit_points(points, truth).status();
+  EXPECT_EQ(status.code(), Errc::invalid_argument);
+  EXPECT_NE(status.message().find("chain took"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("of its lead"), std::string::npos) << status.message();
+}
+
+TEST(Calibrate, WhatCannotBeSimulatedChangesNothing) {
+  std::vector<Point> points = points_of(invented(), {});
+  for (Point& p : points)
+    if (p.probe == Probe::wait) p.schedule.tasks.erase(p.schedule.tasks.begin());  // who signals
+  Machine other = spec::find_machine("cpu2");
+  other.latency.wait_us = {0.7};
+  EXPECT_EQ(fit_points(points, other).value().machine.latency.wait_us, spec::Figure{0.7});
+}
+
+TEST(Calibrate, OfPriorsNothingIsMeasured) {
+  for (const std::string& name : spec::shipped_machines()) {
+    const Machine machine = spec::find_machine(name);
+    EXPECT_NE(spec::to_json(machine).find("measured"), std::string::npos) << name;
+    EXPECT_EQ(spec::to_json(as_priors(machine)).find("measured"), std::string::npos) << name;
+  }
 }
 
 TEST(Calibrate, SixteenRanksFitOnASmallHost) {

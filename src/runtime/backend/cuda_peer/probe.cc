@@ -25,6 +25,15 @@ int cuda_device_count(std::string* why) {
   return count;
 }
 
+CudaDevice cuda_device(int ordinal) {
+  CudaDevice out;
+  int l2_bytes = 0;
+  if (cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, ordinal) == cudaSuccess) out.l2_bytes = l2_bytes;
+  if (cudaRuntimeGetVersion(&out.version) != cudaSuccess) out.version = 0;
+  out.sms = cuda_peer::count_sms(ordinal);
+  return out;
+}
+
 namespace cuda_peer {
 
 base::Result<int> choose_device(int wanted, int local_rank) {
