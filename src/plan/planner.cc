@@ -42,7 +42,7 @@ bool has_degree(std::string_view family) {
 /// Only measure a part, need to know of hosts, or are another family at a degree (shard_p2p: hetero_unfused_1d q 1).
 bool is_no_candidate(std::string_view family) {
   return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical" ||
-         family == "shard_p2p" || family == "one_shot";  // which the rule takes
+         family == "shard_p2p";
 }
 
 /// Exact up to 256, then eight per octave, upwards.
@@ -118,6 +118,7 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
         if (family == "tma_slot" || op.k / q >= 64) out.push_back({family, q});
       continue;
     }
+    if (family == "one_shot" && !(machine.is_gpu && has_few_tokens(op))) continue;
     if (!has_degree(family)) {
       out.push_back({family, 1});
       continue;

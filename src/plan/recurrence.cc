@@ -314,6 +314,9 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
 
 std::optional<double> Recurrence::us(const Candidate& candidate) const {
   if (candidate.family == "library") return library_us({});
+  // Weights stream while all else hides; what the last tile sends is awaited.
+  if (candidate.family == "one_shot")
+    return gemm_us_ + machine_.latency.launch_us.value + machine_.latency.flag_us.value;
   if (is_fused(candidate.family)) {
     if (candidate.degree < 1) return std::nullopt;
     if ((is_gather_ ? machine_.transport.store_GBps : machine_.transport.tma_GBps).empty()) return std::nullopt;
@@ -337,6 +340,10 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
     before = until;
   };
   add("ideal", std::max(gemm_us_, transfer_us_));
+  if (candidate.family == "one_shot") {
+    add("launches", *whole);
+    return out;
+  }
   if (candidate.family == "library") {
     add("no overlap", *library_us({.latencies = false, .host = false}));
     add("launches", *library_us({.host = false}));

@@ -112,7 +112,9 @@ base::Result<Work> copy_work(const spec::Schedule& schedule, const spec::Expansi
   if (boxes == 0) return work;
   const bool is_local = work.to == expansion.rank;
   work.copies = boxes;
-  work.start_us = copy_start_us(machine, boxes, rows);
+  const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
+  const bool is_kernel = machine.is_gpu && task.engine == spec::Engine::sm && task.wait_by == spec::WaitBy::kernel;
+  work.start_us = is_kernel ? 0 : copy_start_us(machine, boxes, rows);  // a part of a kernel starts nothing
   work.flow_us = copy_flow_us(machine, static_cast<double>(work.moved_bytes), boxes, is_local);
   work.link_bytes = is_local ? 0 : work.moved_bytes;
   work.memory_bytes = is_local ? 2 * work.moved_bytes : work.moved_bytes;

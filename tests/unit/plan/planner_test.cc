@@ -8,6 +8,7 @@
 
 #include "overlace/error.h"
 #include "overlace/plan.h"
+#include "src/plan/recurrence.h"
 #include "src/spec/check.h"
 #include "src/spec/cost_model.h"
 #include "tests/unit/plan/problem.h"
@@ -188,6 +189,28 @@ TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
     EXPECT_DOUBLE_EQ(library->hi_us, library->us * (1 + error));
     EXPECT_DOUBLE_EQ(library->lo_us, library->us / (1 + error));
   }
+}
+
+/// As the rule, which `auto` asks.
+TEST(Planner, TakesOneShotForFewTokensOnGpus) {
+  Planner planner(h200());
+  for (const int64_t m : {1, 16, 64}) {
+    const auto plan = planner.plan(op_of("gemm_ar", m, 8192, 2048));
+    EXPECT_EQ(plan->candidate.family, "one_shot") << m << " " << plan->reason;
+    // The shipped machine was fitted without it; on two H200 12.7 to 15.9 us.
+    EXPECT_GT(plan->estimate.us, 10) << m;
+    EXPECT_LT(plan->estimate.us, 20) << m;
+    const spec::Waterfall parts = Recurrence(op_of("gemm_ar", m, 8192, 2048), h200()).waterfall(plan->candidate);
+    double sum = 0;
+    for (const auto& [name, us] : parts) sum += us;
+    EXPECT_NEAR(sum, plan->estimate.us, 1e-6) << m;
+  }
+  const auto has_one_shot = [](const OpSpec& op, const Machine& machine) {
+    const std::vector<Candidate> all = candidates(op, machine);
+    return std::any_of(all.begin(), all.end(), [](const Candidate& one) { return one.family == "one_shot"; });
+  };
+  EXPECT_FALSE(has_one_shot(op_of("gemm_ar", 65, 8192, 2048), h200()));
+  EXPECT_FALSE(has_one_shot(op_of("gemm_ar", 8, 8192, 2048), spec::find_machine("cpu2")));
 }
 
 TEST(Planner, CandidatesFitTheShape) {

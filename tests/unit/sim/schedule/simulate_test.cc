@@ -53,6 +53,16 @@ TEST(Simulate, EveryFamilyLiesBetweenBoundAndSerialSum) {
   }
 }
 
+/// A few tokens sent to two peers more, by all SMs: not two starts of a copy engine more.
+TEST(Simulate, PartsOfAKernelThatCopyStartNothing) {
+  const auto us = [](int ranks) {
+    OpSpec op = op_of("gemm_ar", ranks, 8, 8192, 2048);
+    op.dtype = op.out_dtype = DType::bf16;
+    return simulate(spec::make_schedule(op, "one_shot"), h200()).us();
+  };
+  EXPECT_LT(us(4) - us(2), h200().copy.start_us.value) << us(4) << " " << us(2);
+}
+
 TEST(Simulate, MovesTheBytesOfTheRegions) {
   for_all(h200(), [](const Schedule& schedule, const Machine& m) {
     SimOptions twice;
