@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "src/base/json.h"
@@ -145,7 +145,9 @@ std::map<int, pid_t> ranks_with(const std::string& seed) {
   namespace fs = std::filesystem;
   const auto slurp = [](const fs::path& path) {
     std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
+    std::stringstream text;
+    text << file.rdbuf();  // unlike iterators does not throw where a process ends meanwhile
+    return text.str();
   };
   std::map<int, pid_t> out;
   for (const auto& entry : fs::directory_iterator("/proc")) {
