@@ -115,7 +115,8 @@ class Runtime {
   void check_quiescent();
   /// Any thread. All waits of all ranks return `aborted`.
   void abort(Errc code, std::string_view why);
-  /// Collective unless aborted. Idempotent.
+  /// Collective unless aborted. Idempotent. Where a CUDA graph of any rank still holds NCCL's calls, all ranks leave
+  /// what NCCL has to the process.
   void close();
 
   RuntimeState& state() { return *state_; }

@@ -82,7 +82,10 @@ class Context:
         call("ovl_runtime_abort", self._runtime, why.encode())
 
     def close(self) -> None:
-        """Collective. The group is unknown afterwards and may be initialised again."""
+        """Collective. The group is unknown afterwards and may be initialised again.
+
+        A CUDA graph with NCCL's calls should be gone by then: else all ranks keep NCCL's memory until they end.
+        """
         if _contexts.pop(self.name, None) is None:
             return
         _OPERATORS.ovl_torch_remove_group(self.name.encode())
