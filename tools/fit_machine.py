@@ -23,6 +23,7 @@ from pathlib import Path
 PARTS = ("compute", "comm", "limit")  # measured beside schedules, no schedules themselves
 CHANCE = 0.03  # share of a prediction
 LEAST_GAIN = 1e-3  # share of the loss: less moves no number, so that a file that was fitted stays what it is
+SHAPE = ("op", "ranks", "m", "n", "k", "activation", "replayed")  # what rows share that are measured against each other
 TILE_COLS = (64, 96, 128, 160, 192, 224, 256)
 
 # Path in the file, least, most. "k_ns/..." make the tiles: a wave of 128 x cols takes each * cols + fixed per element
@@ -154,7 +155,7 @@ def loss_of(rows: list[dict], model: str) -> float:
     shapes: dict[tuple, list[dict]] = {}
     for row in rows:
         if row[model]:
-            shapes.setdefault(tuple(row[k] for k in ("op", "ranks", "m", "n", "k")), []).append(row)
+            shapes.setdefault(tuple(row[k] for k in SHAPE), []).append(row)
     lost, choices, off, weights = 0.0, 0, 0.0, 0.0
     for members in shapes.values():
         whole = [row for row in members if row["family"] not in PARTS]
@@ -229,7 +230,7 @@ def other_teams(rows: list[dict], guessed: list[dict], team: int) -> str:
     order), and of taking what `team` ranks took for the same shape and schedule, where that was measured."""
 
     def key(row: dict) -> tuple:
-        return tuple(row[k] for k in ("op", "m", "n", "k", "activation", "family", "degree"))
+        return tuple(row[k] for k in (*SHAPE, "family", "degree", "tile_cols") if k != "ranks")
 
     seen = {key(row): row["measured_us"] for row in rows if row["ranks"] == team}
     groups: dict[str, list[list[float]]] = {}

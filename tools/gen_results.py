@@ -278,7 +278,7 @@ def slot_section() -> list[str]:
         f" {next(iter(cases.values()))['library']['method']['repetitions']} bursts); `tma_slot`"
         " by bands, with tiles of 256x128 and, `align_n=256`, of 256x256. All give the bits of `library`. Host: of a"
         f" call of `tma_slot:4`, beside the best of groups. Rows but {', '.join(settled)}: clocks had not settled"
-        " (`unsettled`). These records name no commit (`git: unknown`).",
+        " (`unsettled`). These records name no commit (`git: unknown`); `tile_n` was added to them by hand.",
         "",
         f"| layer | M | N | K | {' | '.join(kinds)} | host |",
         "|---" * (5 + len(kinds)) + "|",

@@ -114,7 +114,7 @@ class Bench {
       Entrant& x = entrants[i];
       x.same_bits = subject.same_bits(i);
       const std::vector<base::Json> clocks = crew_.gather(clocks_json(x.clocks)).value();
-      if (is_root()) records.push_back(record(c, workload, subject.schedule(i).family, x, outcome, clocks));
+      if (is_root()) records.push_back(record(c, workload, subject.schedule(i), x, outcome, clocks));
     }
     if (!is_root()) return;
     append_records(options_.run, records).or_throw();
@@ -131,7 +131,7 @@ class Bench {
     std::fflush(stdout);
   }
 
-  base::Json record(const Case& c, const Workload& workload, const std::string& family, const Entrant& x,
+  base::Json record(const Case& c, const Workload& workload, const spec::Schedule& schedule, const Entrant& x,
                     const Outcome& outcome, const std::vector<base::Json>& clocks) {
     base::Json shape = base::Json::object(), method = base::Json::object(), flags = base::Json::array();
     shape.set("name", c.name).set("m", c.m).set("n", c.n).set("k", c.k);
@@ -142,7 +142,9 @@ class Bench {
     row.set("dtype", dtype_name(c.dtype)).set("team", runtime_.world().size()).set("launch", options_.launch);
     row.set("data", base::format("{}, weights / sqrt(K), seed {}",
                                  options_.data == "normal" ? "normal(0,1)" : options_.data, options_.protocol.seed));
-    row.set("method", method).set("schedule", family).set("reason", x.reason).set("status", x.status);
+    row.set("method", method).set("schedule", schedule.family).set("reason", x.reason).set("status", x.status);
+    if (const auto tile = schedule.params.find("tile_n"); tile != schedule.params.end())
+      row.set("tile_n", std::get<int64_t>(tile->second));
     if (x.has_output && x.before.sampled > 0) {
       base::Json verify = base::Json::object();
       verify.set("oracle", base::format("fp64, {} sampled elements and every element against the first competitor",

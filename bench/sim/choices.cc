@@ -15,6 +15,7 @@ constexpr double kTie = 0.02;  // of the best: within the noise of measuring
 constexpr size_t kLeastCandidates = 3;
 
 bool is_candidate(const Measured& m, const spec::Machine& machine) {
+  if (m.tile_cols != 0) return false;
   const std::vector<plan::Candidate> known = plan::candidates(m.op, machine);
   return std::find(known.begin(), known.end(), plan::Candidate{m.family, m.degree}) != known.end();
 }
@@ -123,7 +124,7 @@ std::string cells_of(const Measured& m) {
 std::vector<Row> rows_of(const std::vector<Measured>& list, const spec::Machine& machine) {
   std::map<Problem, Case> cases;
   for (const Measured& m : list)
-    if (is_candidate(m, machine)) cases[problem_of(m.op)].push_back(&m);
+    if (is_candidate(m, machine)) cases[problem_of(m)].push_back(&m);
   std::vector<Row> rows;
   for (const auto& [key, members] : cases)
     if (members.size() >= kLeastCandidates) rows.push_back(row_of(members, machine));

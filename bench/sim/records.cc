@@ -44,6 +44,22 @@ int degree_of(const Json& record, const std::string& family) {
   return family == "k_slab" ? 4 : 1;
 }
 
+/// Columns of the tile that the record names, where make_schedule would take others; else 0.
+int64_t tile_cols_of(const Json& record, const spec::OpSpec& op) {
+  const Json* cols = record.find("tile_n");
+  if (cols == nullptr || cols->as_int() == spec::slot_tile_cols(op)) return 0;
+  return cols->as_int();
+}
+
+/// The machine as a graph meets it that was captured.
+spec::Machine without_host(spec::Machine machine) {
+  spec::Machine::Latency& latency = machine.latency;
+  for (spec::Figure* one :
+       {&latency.host_call_us, &latency.host_kernel_us, &latency.host_copy_us, &latency.host_collective_us})
+    one->value = 0;
+  return machine;
+}
+
 /// Every third shape of an operator, in the order of their digests.
 void hold_out(std::vector<Measured>& list) {
   std::map<std::string, std::map<std::string, std::string>> shapes;  // by operator: digest, then shape
@@ -60,11 +76,11 @@ void hold_out(std::vector<Measured>& list) {
 
 bool is_valid_output(const Measured& m) { return m.family != "compute" && m.family != "comm" && m.family != "limit"; }
 
-using Found = std::map<std::tuple<Problem, std::string, int>, Measured>;
+using Found = std::map<std::tuple<Problem, std::string, int, int64_t>, Measured>;
 
 /// `time_us`: median, p10, p90.
 Measured& add(Found& found, Measured m, const Json& time_us) {
-  Measured& one = found.try_emplace({problem_of(m.op), m.family, m.degree}, std::move(m)).first->second;
+  Measured& one = found.try_emplace({problem_of(m), m.family, m.degree, m.tile_cols}, std::move(m)).first->second;
   const double us = time_us.find("median")->as_double();
   one.us.push_back(us);
   const Json *low = time_us.find("p10"), *high = time_us.find("p90");
@@ -97,6 +113,8 @@ base::Status add_lines(const std::string& file, const std::string& bytes, Found&
       if (m.family.ends_with(suffix)) m.family.resize(m.family.size() - 3);
     }
     m.degree = degree_of(*record, m.family);
+    m.is_replayed = !text(record->find("launch")).empty() && text(record->find("launch")) != "stream";
+    m.tile_cols = tile_cols_of(*record, m.op);
     Measured& one = add(found, std::move(m), *record->find("time_us"));
     if (const Json* flags = record->find("flags"); flags != nullptr) {
       for (const Json& flag : flags->as_array()) one.is_host_bound = one.is_host_bound || text(&flag) == "host_bound";
@@ -133,7 +151,9 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
 
 }  // namespace
 
-Problem problem_of(const spec::OpSpec& op) { return {op.op, op.ranks, op.m, op.n, op.k, op.activation}; }
+Problem problem_of(const Measured& m) {
+  return {m.op.op, m.op.ranks, m.op.m, m.op.n, m.op.k, m.op.activation, m.is_replayed};
+}
 
 double Measured::measured_us() const { return base::median(us); }
 
@@ -151,11 +171,15 @@ base::Result<std::vector<Measured>> read_records(const std::vector<std::string>&
 }
 
 void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls) {
+  const spec::Machine replaying = without_host(machine);
   for (Measured& m : list) {
-    m.recurrence_us = plan::Recurrence(m.op, machine).us({m.family, m.degree});
+    const spec::Machine& on = m.is_replayed ? replaying : machine;
+    m.recurrence_us = m.tile_cols == 0 ? plan::Recurrence(m.op, on).us({m.family, m.degree}) : std::nullopt;
     try {
-      const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree);
-      m.predicted_us = sim::try_simulate_folded(schedule, machine, {.calls = calls}).value().us();
+      spec::Params options;
+      if (m.tile_cols != 0) options["align_n"] = m.tile_cols;
+      const spec::Schedule schedule = spec::make_schedule(m.op, m.family, m.degree, options);
+      m.predicted_us = sim::try_simulate_folded(schedule, on, {.calls = calls}).value().us();
       m.problem.clear();
     } catch (const Error& e) {
       m.problem = e.what();
@@ -171,7 +195,7 @@ Score score(const std::vector<const Measured*>& list) {
     if (!m->problem.empty()) continue;
     errors.push_back(std::abs(m->error()));
     signs.push_back(m->error());
-    if (is_valid_output(*m)) cases[problem_of(m->op)].push_back(m);
+    if (is_valid_output(*m)) cases[problem_of(*m)].push_back(m);
   }
   out.n = errors.size();
   if (errors.empty()) return out;
@@ -231,8 +255,8 @@ Json as_json(const std::vector<Measured>& list) {
   for (const Measured& m : list) {
     Json one = Json::object();
     one.set("op", m.op.op).set("m", m.op.m).set("n", m.op.n).set("k", m.op.k).set("ranks", m.op.ranks);
-    one.set("activation", spec::name_of(m.op.activation));
-    one.set("family", m.family).set("degree", m.degree).set("held_out", m.is_held_out);
+    one.set("activation", spec::name_of(m.op.activation)).set("replayed", m.is_replayed);
+    one.set("family", m.family).set("degree", m.degree).set("tile_cols", m.tile_cols).set("held_out", m.is_held_out);
     one.set("host_bound", m.is_host_bound).set("measured_us", m.measured_us());
     one.set("predicted_us", m.problem.empty() ? Json(m.predicted_us) : Json());
     one.set("recurrence_us", m.recurrence_us ? Json(*m.recurrence_us) : Json());

@@ -12,11 +12,13 @@
 
 namespace overlace::bench {
 
-/// One (operator, schedule, shape, team), all measurements of it.
+/// One (operator, schedule, shape, team, launch), all measurements of it.
 struct Measured {
   spec::OpSpec op;
-  std::string family;  // as make_schedule takes it
+  bool is_replayed = false;  // from a captured graph: its host queues nothing
+  std::string family;        // as make_schedule takes it
   int degree = 1;
+  int64_t tile_cols = 0;  // of a family whose schedule has the tile; 0: those that make_schedule takes by itself
   std::vector<double> us;
   double spread = 0;  // half of what lies between the 10th and 90th percentile of a run, of its median; the widest run
   bool is_host_bound = false;
@@ -29,13 +31,14 @@ struct Measured {
 };
 
 /// What rows share that are measured against each other.
-using Problem = std::tuple<std::string, int, int64_t, int64_t, int64_t, spec::Activation>;
-Problem problem_of(const spec::OpSpec& op);
+using Problem = std::tuple<std::string, int, int64_t, int64_t, int64_t, spec::Activation, bool>;
+Problem problem_of(const Measured& m);
 
 /// Lines of bench/results/*.jsonl, and bench_fused's *.json; those without a time, and kinds of records that are no
 /// dense operators, are left out. A third of the shapes, chosen by their digest, is held out.
 base::Result<std::vector<Measured>> read_records(const std::vector<std::string>& files);
 
+/// Of replayed graphs without the host's time. Of a tile that the planner would not take the simulator alone.
 void predict(std::vector<Measured>& list, const spec::Machine& machine, int calls);
 
 /// Median, p90 and largest |error|, Kendall's tau of the order of schedules of one case; for a part of the list.

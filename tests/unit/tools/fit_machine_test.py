@@ -11,7 +11,7 @@ import fit_machine
 
 def row(ranks: int, measured: float, predicted: float, **more) -> dict:
     out = {"op": "ag_gemm", "m": 1024, "n": 8, "k": 8, "activation": "none", "family": "library", "degree": 1}
-    out |= {"ranks": ranks} | {
+    out |= {"ranks": ranks, "replayed": False, "tile_cols": 0} | {
         "measured_us": measured,
         "predicted_us": predicted,
         "held_out": False,
@@ -41,6 +41,13 @@ class FitMachine(unittest.TestCase):
         self.assertAlmostEqual(fit_machine.loss_of(parts, "predicted_us"), math.log(1.1))
         alone = [row(4, 100, 110)]
         self.assertAlmostEqual(fit_machine.loss_of(alone, "predicted_us"), math.log(1.1))
+
+    def test_calls_of_graphs_are_not_chosen_among_with_others(self) -> None:
+        rows = [row(4, 100, 100), row(4, 20, 20, replayed=True), row(4, 80, 80, activation="swiglu")]
+        self.assertAlmostEqual(fit_machine.loss_of(rows, "predicted_us"), 0)
+        wrong = [r | {"predicted_us": 100} for r in rows]  # taken for one shape, a choice among them would lose
+        off = sum(min(0.4, math.log(100 / r["measured_us"])) for r in rows) / 3
+        self.assertAlmostEqual(fit_machine.loss_of(wrong, "predicted_us"), off)
 
     def test_a_fitted_file_is_where_the_next_fit_starts(self) -> None:
         machine = json.loads((ROOT / "machine" / "h200x4.json").read_text())

@@ -1,0 +1,64 @@
+// Records beside predictions: what of a record tells schedules apart, and what a prediction must not count.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "bench/sim/choices.h"
+#include "bench/sim/records.h"
+#include "src/base/file.h"
+#include "src/base/format.h"
+#include "src/spec/machine.h"
+
+namespace overlace::bench {
+namespace {
+
+std::string line(int m, const char* competitor, const char* schedule, double us, const char* more = "") {
+  return base::format(
+      R"({{"workload":"gemm_ar","case":{{"name":"x","m":{},"n":8192,"k":2048}},"team":2,"competitor":"{}",)"
+      R"("schedule":"{}","status":"ok","time_us":{{"median":{}}}{}}})"
+      "\n",
+      m, competitor, schedule, us, more);
+}
+
+std::vector<Measured> predicted(const std::string& lines) {
+  const std::string path = testing::TempDir() + "records_of_schedules.jsonl";
+  base::write_file(path, lines).or_throw();
+  std::vector<Measured> list = read_records({path}).value();
+  std::filesystem::remove(path);
+  predict(list, spec::find_machine("h200x4"), 4);
+  return list;
+}
+
+TEST(RecordsOfSchedules, OfAGraphHaveNoTimeOfTheHost) {
+  const std::vector<Measured> list = predicted(line(8, "library", "library_ar", 97, R"(,"launch":"stream")") +
+                                               line(8, "library", "library_ar", 23, R"(,"launch":"chain")") +
+                                               line(8, "library", "library_ar", 25, R"(,"launch":"graph")"));
+  ASSERT_EQ(list.size(), 2u) << "two launches, of one of them two records";
+  const Measured &stream = list[0], &graph = list[1];
+  ASSERT_TRUE(!stream.is_replayed && graph.is_replayed);
+  EXPECT_DOUBLE_EQ(graph.measured_us(), 24);
+  const double host_us = spec::find_machine("h200x4").latency.host_collective_us.value;
+  EXPECT_GT(stream.predicted_us, host_us);
+  EXPECT_GT(*stream.recurrence_us, host_us);
+  EXPECT_LT(graph.predicted_us, host_us / 2);
+  EXPECT_LT(*graph.recurrence_us, host_us / 2);
+}
+
+TEST(RecordsOfSchedules, HaveTheTileThatTheyName) {
+  // Two ranks and 512 tiles of 256x256: make_schedule takes these.
+  const std::vector<Measured> list =
+      predicted(line(4096, "library", "library_ar", 456) +
+                line(4096, "tma_slot:4:align_n=256", "tma_slot_ar", 297, R"(,"tile_n":256)") +
+                line(4096, "tma_slot:4", "tma_slot_ar", 312, R"(,"tile_n":128)") +
+                line(4096, "tma_slot:8", "tma_slot_ar", 304, R"(,"tile_n":256)"));
+  ASSERT_EQ(list.size(), 4u);
+  const Measured &wide = list[1], &narrow = list[2];
+  ASSERT_TRUE(wide.tile_cols == 0 && narrow.tile_cols == 128 && wide.degree == 4 && narrow.degree == 4);
+  EXPECT_DOUBLE_EQ(wide.measured_us(), 297);
+  EXPECT_TRUE(narrow.problem.empty() && narrow.predicted_us > 0 && narrow.predicted_us != wide.predicted_us);
+  EXPECT_TRUE(wide.recurrence_us && !narrow.recurrence_us) << "the planner takes one tile only";
+  EXPECT_NE(choices(list, spec::find_machine("h200x4")).find("| 3 | tma_slot q 4 | 297.0 |"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace overlace::bench
