@@ -49,15 +49,18 @@ std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& er
   };
   const auto first = std::min_element(list.begin(), list.end(),
                                       [&](const Alternative& a, const Alternative& b) { return key(a) < key(b); });
+  const auto gain = [&](const auto& it) { return 1 - it->us / library->us; };
   auto best = first;
   for (auto it = list.begin(); it != list.end(); ++it) {
     const bool is_coarser =
         it->candidate.family == first->candidate.family && it->candidate.degree < best->candidate.degree;
-    if (is_coarser && first->us >= it->us * (1 - kLeastGain)) best = it;
+    const bool is_close = first->us >= it->us * (1 - kLeastGain);
+    const bool still_gains = gain(it) >= kLeastGain || gain(first) < kLeastGain;
+    if (is_coarser && is_close && still_gains) best = it;
   }
   Pick out;
   out.best = static_cast<size_t>(best - list.begin());
-  out.gain = 1 - best->us / library->us;
+  out.gain = gain(best);
   out.chosen = out.gain < kLeastGain ? static_cast<size_t>(library - list.begin()) : out.best;
   return out;
 }

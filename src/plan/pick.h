@@ -18,7 +18,8 @@ double median_error(const spec::Machine::Errors& errors, const spec::OpSpec& op,
 double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, std::string_view family);
 
 /// Indices into the list. `best` has the smallest estimate, or is within half a percent of it and its family surer; of
-/// that family it is the one of least degree that 2 % are not gained over, as models know least of what chunks cost.
+/// that family it is the one of least degree that 2 % are not gained over, as models know least of what chunks cost;
+/// but none that gains too little over `library` where another gains enough.
 /// `chosen` is it, or `library` where the gain is below 2 %. Otherwise errors of families do not count: they are mostly
 /// common to all schedules of a shape.
 struct Pick {

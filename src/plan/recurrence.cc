@@ -42,7 +42,7 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
   gemm_us_ = part_us(op.m, 1);
   if (op.activation == spec::Activation::swiglu) {
     const double sums = static_cast<double>(op.m * op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
-    activation_us_ = machine.latency.launch_us.value + spec::reduce_us(machine, sums + sums / 2);
+    activation_us_ = spec::reduce_us(machine, sums + sums / 2);
   }
   const double passes = is_reduced_twice_ ? 2 : 1;
   transfer_us_ = passes * peers_ * spec::copy_us(machine, static_cast<double>(shard_) * row_bytes_);
@@ -128,6 +128,11 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
   } else {
     return std::nullopt;
   }
+  // A product of several shards has a task for each; converting makes the activation too.
+  const int products = out.steps * (family == "hetero_fused_1d"    ? peers_
+                                    : family == "uniform_fused_1d" ? op_.ranks
+                                                                   : 1);
+  if (activation_us_ > 0 && out.convert == 0) out.activations = products + (out.own > 0 ? 1 : 0);
   return out;
 }
 
@@ -137,9 +142,10 @@ std::optional<double> Recurrence::library_us(const With& with) const {
   const char* name = is_gather_ ? "all_gather" : is_reduced_twice_ ? "all_reduce" : "reduce_scatter";
   const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks);
   if (!sum) return std::nullopt;
+  const int kernels = 1 + (activation_us_ > 0 ? 1 : 0);
   const double device =
-      gemm_us_ + *sum + activation_us_ + (with.latencies ? l.call_us.value + 2 * l.launch_us.value : 0);
-  return with.host ? std::max(device, host_us(1, 0, 1)) : device;
+      gemm_us_ + *sum + activation_us_ + (with.latencies ? l.call_us.value + (1 + kernels) * l.launch_us.value : 0);
+  return with.host ? std::max(device, host_us(kernels, 0, 1)) : device;
 }
 
 /// Own shard first; then step by step: a product starts when the one before it is done and its rows are there. The
@@ -155,7 +161,7 @@ double Recurrence::gather_us(const Steps& s, const With& with) const {
     arrived += copies;
     computed = std::max(computed, arrived + seen) + launch + (s.each + (i > 0 || s.own > 0 ? s.wide : 0)) * with.gemm;
   }
-  return computed + (s.convert > 0 ? launch + s.convert : activation_us_);  // converting makes it too
+  return computed + (s.convert > 0 ? launch + s.convert : s.activations * launch + activation_us_);
 }
 
 /// Step by step: a transfer starts when its rows are computed and the one before it has left; a chunk is summed when it
@@ -307,7 +313,8 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
   if (!with.host) return device;
   // A product of a step also waits for words or adds to them, a sum waits, a copy is followed by its signal.
   const int groups = is_grouped ? steps.chunks : 1;
-  const int products = groups * (2 * steps.steps + (steps.own > 0 ? 1 : 0)), sums = is_gather_ ? 0 : 2 * steps.chunks;
+  const int products = groups * (2 * steps.steps + (steps.own > 0 ? 1 : 0)) + steps.activations;
+  const int sums = is_gather_ ? 0 : 2 * steps.chunks;
   const int copies = groups * steps.steps * steps.copies + (is_reduced_twice_ ? steps.chunks * (peers_ + 1) : 0);
   return std::max(device, host_us(products + sums, 2 * copies, 0));
 }

@@ -24,8 +24,8 @@ class Recurrence {
 
   /// us; none for a family that it does not know, or a degree that the shape cannot be cut into.
   std::optional<double> us(const Candidate& candidate) const;
-  /// Of the results' activation by tasks of its own, or nothing.
-  double activation_us() const { return activation_us_; }
+  /// Of the results' activation by one task, or nothing.
+  double activation_us() const { return activation_us_ > 0 ? machine_.latency.launch_us.value + activation_us_ : 0; }
   /// Empty where us() has none. "ideal" is the longer of GEMM and transfer.
   spec::Waterfall waterfall(const Candidate& candidate) const;
 
@@ -41,6 +41,7 @@ class Recurrence {
     double own = 0, each = 0;   // us of the own shard's product (0: it is in the others), and of a step's
     double wide = 0;            // us of adding to a wide sum, per step that does
     double convert = 0;         // us of converting it at the end
+    int activations = 0;        // tasks that make the results' activation, one behind each product
     int copies = 0;             // of one step
     double copy = 0;            // us of one
     double reduce = 0;          // us of one chunk's sum
@@ -74,7 +75,7 @@ class Recurrence {
   int64_t shard_;                 // rows
   double element_, row_bytes_;    // bytes; of a row that travels
   double gemm_us_, transfer_us_;  // the whole, undivided
-  double activation_us_ = 0;      // of all results, where a task of its own makes it
+  double activation_us_ = 0;      // of all results, by tasks behind the products, besides their launches
 };
 
 }  // namespace overlace::plan

@@ -61,6 +61,17 @@ TEST(Pick, MoreChunksMustGainTwoPercent) {
   EXPECT_EQ(best(80, 75, 70), 1u) << "another family has fewer chunks: that is no reason";
 }
 
+TEST(Pick, FewerChunksDoNotLoseTheGain) {
+  const auto chosen = [](double coarse_us, double fine_us) {
+    return pick(gather(), {},
+                {{{"hetero_fused_1d", 4}, fine_us}, {{"hetero_fused_1d", 2}, coarse_us}, {{"library", 1}, 100}})
+        ->chosen;
+  };
+  EXPECT_EQ(chosen(98.9, 97.2), 0u) << "1.7 % slower, and too little gained over library";
+  EXPECT_EQ(chosen(97.9, 96.5), 1u);
+  EXPECT_EQ(chosen(99, 98.5), 2u) << "neither gains enough";
+}
+
 TEST(Pick, EachModelHasItsOwnErrors) {
   spec::Machine machine;
   machine.errors["ag_gemm"]["library"] = {0.01, 0.02};

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "src/spec/costs.h"
+#include "src/spec/expand.h"
 #include "tests/unit/plan/problem.h"
 
 namespace overlace::plan {
@@ -67,6 +69,33 @@ TEST(Recurrence, ScatterFollowsTheClosedForms) {
   const double reduce_scatter = us(op, machine, "hetero_unfused_1d", 1);
   EXPECT_NEAR(us(ar, machine, "hetero_unfused_1d", 1), reduce_scatter + 750 + 750, 5);  // all to peers, out of Z
   EXPECT_LT(us(ar, machine, "grouped_unfused_1d", 5), us(ar, machine, "hetero_unfused_1d", 1));
+}
+
+/// One behind each product of a shard or chunk, but for those whose last task converts sums; each costs a launch and
+/// the host's time.
+TEST(Recurrence, ActivationsAreTasksBehindTheProducts) {
+  Machine machine = plain();
+  OpSpec op = op_of("ag_gemm", 1000, 500, 1000, 4), gated = op;
+  gated.activation = spec::Activation::swiglu;
+  machine.latency.launch_us = {10};
+  const auto tasks = [&](const Candidate& c) {
+    const spec::Schedule schedule = spec::make_schedule(gated, c.family, c.degree);
+    const spec::Expansion all = spec::expand(schedule, 0, 4).value();
+    return std::count_if(all.instances.begin(), all.instances.end(), [&](const spec::Instance& in) {
+      return schedule.tasks[static_cast<size_t>(in.task)].id.starts_with("swiglu");
+    });
+  };
+  const auto check = [&](double each) {
+    for (const Candidate& c : candidates(gated, machine)) {
+      const double plain = us(op, machine, c.family.c_str(), c.degree);
+      EXPECT_NEAR(us(gated, machine, c.family.c_str(), c.degree), plain + each * static_cast<double>(tasks(c)), 0.01)
+          << to_string(c);
+    }
+  };
+  EXPECT_EQ(tasks({"hetero_unfused_1d", 2}), 7);
+  check(10);
+  machine.latency.host_kernel_us = {5000};
+  check(5000);
 }
 
 /// The sum is over the rows that travel: part by part it grows in fp32, slab by slab of C it does not.
