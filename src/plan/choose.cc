@@ -139,7 +139,7 @@ bool is_fusable(const spec::OpSpec& op) {
 }
 
 bool has_few_tokens(const spec::OpSpec& op) {
-  return op.op == "gemm_ar" && op.m > 0 && op.m <= kOneShotTokens && is_fusable(op);
+  return !spec::gathers(op.op) && op.m > 0 && op.m <= kOneShotTokens && is_fusable(op);
 }
 
 Choice choose(const spec::OpSpec& op, const Hardware& hardware) {

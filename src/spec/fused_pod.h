@@ -75,7 +75,7 @@ constexpr int32_t tiles_of_group(const TileGroups& g, int32_t own_rows, int32_t 
   return (tall < g.rows ? tall : g.rows) * (wide < g.cols ? wide : g.cols);
 }
 
-/// GEMM and AllReduce of few tokens: at most so many, sent to all ranks in slots of (tokens, columns) that hold whole
+/// GEMM and AllReduce or ReduceScatter of few tokens: at most so many, in slots of (tokens, columns) that hold whole
 /// tiles of the kernel.
 inline constexpr int64_t kOneShotTokens = 64;
 constexpr int64_t one_shot_tokens(int64_t m) { return (m + 7) / 8 * 8; }

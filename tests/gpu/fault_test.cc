@@ -87,6 +87,7 @@ enum class When { before, queued };
 struct Op {
   const char *op, *family;
   int degree;
+  int64_t rows = 2048;
 };
 
 class GpuFaultCallTest : public testing::TestWithParam<std::tuple<Op, When, Fault>> {};
@@ -100,13 +101,14 @@ class Call {
     channel_ = &runtime.world().channel(StreamRef::cuda(stream_));
     spec::OpSpec spec;
     spec.op = op_;
-    spec.m = kRows;
+    const int64_t rows = op.rows;
+    spec.m = rows;
     spec.n = spec.k = kCols;
     spec.ranks = runtime.world().size();
-    const int64_t own = kRows / spec.ranks;
-    a_ = zeros(op_ == "ag_gemm" ? own : kRows);
+    const int64_t own = rows / spec.ranks;
+    a_ = zeros(op_ == "ag_gemm" ? own : rows);
     b_ = zeros(kCols);
-    out_ = zeros(op_ == "gemm_rs" ? own : kRows);
+    out_ = zeros(op_ == "gemm_rs" ? own : rows);
     schedule_ = spec::make_schedule(spec, op.family, op.degree);
   }
 
@@ -121,7 +123,7 @@ class Call {
   }
 
  private:
-  static constexpr int64_t kRows = 2048, kCols = 1024;
+  static constexpr int64_t kCols = 1024;
   static TensorView zeros(int64_t rows) {
     void* memory = nullptr;
     const auto bytes = static_cast<size_t>(rows * kCols * 2);
@@ -168,18 +170,18 @@ TEST_P(GpuFaultCallTest, TheOthersAreTold) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, GpuFaultCallTest,
-                         testing::Combine(testing::Values(Op{"ag_gemm", "hetero_unfused_1d", 1},
-                                                          Op{"gemm_rs", "hetero_fused_1d", 2},
-                                                          Op{"gemm_ar", "library", 1}, Op{"gemm_ar", "tma_slot", 2}),
-                                          testing::Values(When::before, When::queued),
-                                          testing::Values(Fault::kill, Fault::exit, Fault::stop, Fault::fail)),
-                         [](const auto& test) {
-                           const Op& op = std::get<0>(test.param);
-                           return std::string(op.op) + "_" + op.family +
-                                  (std::get<1>(test.param) == When::before ? "_before_" : "_queued_") +
-                                  fault_name(std::get<2>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Calls, GpuFaultCallTest,
+    testing::Combine(testing::Values(Op{"ag_gemm", "hetero_unfused_1d", 1}, Op{"gemm_rs", "hetero_fused_1d", 2},
+                                     Op{"gemm_ar", "library", 1}, Op{"gemm_ar", "tma_slot", 2},
+                                     Op{"gemm_ar", "one_shot", 1, 64}, Op{"gemm_rs", "one_shot", 1, 64}),
+                     testing::Values(When::before, When::queued),
+                     testing::Values(Fault::kill, Fault::exit, Fault::stop, Fault::fail)),
+    [](const auto& test) {
+      const Op& op = std::get<0>(test.param);
+      return std::string(op.op) + "_" + op.family +
+             (std::get<1>(test.param) == When::before ? "_before_" : "_queued_") + fault_name(std::get<2>(test.param));
+    });
 
 }  // namespace
 }  // namespace overlace::test

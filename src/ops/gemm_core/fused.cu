@@ -204,13 +204,14 @@ base::Status launch_one_shot_of(const exec::KernelContext& context, const Instan
   const auto& counts = *static_cast<const Counts*>(context.state->get());
   const TensorView &a = context.bindings->find("A")->second, &b = context.bindings->find("B")->second;
   const TensorView& y = context.bindings->find("Y")->second;
-  const Rows tokens = rows_of(a, a), weights = rows_of(b, b), to = rows_of(y, y);
+  const Rows tokens = rows_of(a, a), weights = rows_of(b, b), to = rows_of(y, a);
   OneShotArgs args;
   args.a = tokens.data;
   args.b = weights.data;
   args.c = to.data;
   args.bias = bias_of(context);
-  args.m = y.dim(0);
+  if (context.schedule.op == "gemm_rs") args.row_offsets = context.schedule.tables.at("off");
+  args.m = a.dim(0);
   args.n = y.dim(1);
   args.k = a.dim(1);
   args.lda = tokens.pitch;
@@ -236,7 +237,7 @@ base::Status check_family(const spec::Schedule& schedule) {
   op.b_layout = is(schedule, "b_layout", std::string("nk")) ? spec::BLayout::nk : spec::BLayout::kn;
   op.bias = is(schedule, "bias", true);
   op.activation = spec::activation_of(schedule.params);
-  if (!is_one_shot(schedule)) op.row_offsets = schedule.tables.at("off");
+  op.row_offsets = schedule.tables.at("off");
   const bool is_slot = !is_gather(schedule) && !is_one_shot(schedule);
   const auto degree = static_cast<int>(number(schedule, is_slot ? "groups" : "q"));
   spec::Params options;

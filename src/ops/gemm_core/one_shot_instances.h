@@ -1,4 +1,4 @@
-// Kernels of GEMM and AllReduce of few tokens, by the name of their config.
+// Kernels of GEMM and AllReduce, or ReduceScatter, of few tokens, by the name of their config.
 #pragma once
 
 #include "src/ops/gemm_core/instances.h"

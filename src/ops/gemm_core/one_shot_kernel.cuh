@@ -1,5 +1,5 @@
-// GEMM and AllReduce of few tokens in one kernel: hooks on the mainloop, nothing else. One instance per unit,
-// instances/one_shot_*.cu.
+// GEMM and AllReduce, or ReduceScatter, of few tokens in one kernel: hooks on the mainloop, nothing else. One instance
+// per unit, instances/one_shot_*.cu.
 #pragma once
 
 #include "src/ops/gemm_core/hooks/add_peers.cuh"
@@ -12,7 +12,8 @@ namespace overlace::ops::gemm_core {
 
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gemm_one_shot(const __grid_constant__ OneShotGemmParams p) {
-  run<Config>(p.gemm, WaitNone{}, StoreTransposed{&p.gemm.c}, SignalNone{}, PushNone{}, AddPeers{&p.exchange, &p.gemm});
+  run<Config>(p.gemm, WaitNone{}, StoreTransposed{&p.gemm.c, p.first_token}, SignalNone{}, PushNone{},
+              AddPeers{&p.exchange, &p.gemm});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -17,11 +17,32 @@ base::Status validate(const Instance& instance, const OneShotArgs& g) {
     return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: m 1 to {}, n a multiple of 8, k >= 1", g.m, g.n,
                                   g.k, instance.spec.tile_n);
   }
+  const std::span<const int64_t> off = g.row_offsets;
+  const bool covers = off.size() == static_cast<size_t>(size) + 1 && off.front() == 0 && off.back() == g.m;
+  if (!off.empty() && !(covers && std::is_sorted(off.begin(), off.end()))) {
+    return base::invalid_argument("gemm_core: {} row_offsets; wanted: {} ascending from 0 to {}, or none", off.size(),
+                                  size + 1, g.m);
+  }
   const Operand operands[] = {{"a", g.a, g.lda, g.k}, {"b", g.b, g.ldb, g.k}, {"c", g.c, g.ldc, g.n}};
   for (const Operand& x : operands) OVERLACE_TRY(validate_operand(x));
   const auto wanted = static_cast<uint64_t>(size * one_shot_tokens(g.m) * one_shot_columns(g.n) * 2);
   if (state.pitch >= wanted) return {};
   return base::invalid_argument("gemm_core: inbox of two buffers of {} bytes; wanted: >= {}", state.pitch, wanted);
+}
+
+/// Tokens of the result on a rank.
+struct Tokens {
+  int64_t first, end;
+};
+Tokens tokens_of(const OneShotArgs& g, int rank) {
+  if (g.row_offsets.empty()) return {0, g.m};
+  return {g.row_offsets[static_cast<size_t>(rank)], g.row_offsets[static_cast<size_t>(rank) + 1]};
+}
+
+/// Who owns no tokens gets the first chunk all the same: see OneShotParams.
+uint8_t chunks_of(const Tokens& tokens) {
+  if (tokens.first == tokens.end) return 1;
+  return static_cast<uint8_t>((1u << (tokens.end + 7) / 8) - (1u << tokens.first / 8));
 }
 
 }  // namespace
@@ -53,7 +74,10 @@ base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const O
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode(as_a(s, {"b", g.b, g.n, g.k, g.ldb, 0, 0}), s.dtype, &gemm.a));
   OVERLACE_TRY(encode(as_b(s, g.a, g.m, g.k, g.lda), s.dtype, &gemm.b));
-  OVERLACE_TRY(encode(as_c(s, g.c, g.m, g.n, g.ldc), s.dtype, &gemm.c));
+  const Tokens mine = tokens_of(g, team.rank);
+  const bool is_empty = mine.first == mine.end;  // then the map has a row that no tile reaches
+  OVERLACE_TRY(encode(as_c(s, g.c, is_empty ? 1 : mine.end - mine.first, g.n, g.ldc), s.dtype, &gemm.c));
+  out.params.first_token = static_cast<int32_t>(is_empty ? s.tile_n : mine.first);
   const int64_t rows[] = {0, g.n};
   gemm.order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
   gemm.num_tiles = count_tiles(gemm.order);
@@ -68,6 +92,7 @@ base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const O
   x.slot_bytes = static_cast<uint64_t>(one_shot_tokens(g.m) * one_shot_columns(g.n) * 2);
   x.calls = g.state.calls;
   x.chunks = static_cast<int32_t>(one_shot_tokens(g.m) / 8);
+  for (int rank = 0; rank < team.size; ++rank) x.chunks_of[rank] = chunks_of(tokens_of(g, rank));
   x.n = static_cast<int32_t>(g.n);
   x.bias = g.bias;
   const auto clusters = count_clusters(instance.kernel, s, instance.name);

@@ -1,10 +1,11 @@
-// GEMM and AllReduce of few tokens from the host: C (M, N) = the sum over ranks of A B, the same on all ranks, where
-// each rank has a part of K.
+// GEMM and AllReduce or ReduceScatter of few tokens from the host: C = all rows, or each rank's, of the sum over ranks
+// of A B, where each rank has a part of K.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 
 #include "src/base/status.h"
 #include "src/ops/gemm_core/one_shot.cuh"
@@ -20,8 +21,9 @@ struct OneShotState {
 };
 struct OneShotArgs {
   const void *a = nullptr, *b = nullptr;  // (M, K of this rank), (N, K of this rank)
-  void* c = nullptr;                      // (M, N)
+  void* c = nullptr;                      // (my rows, N); an address even if there are none
   const void* bias = nullptr;             // (N), or null
+  std::span<const int64_t> row_offsets;   // ranks + 1, my rows are those between two; empty: all M are everybody's
   int64_t m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
   int most_clusters = 0;      // of the grid; 0: as many as run at once. The same in all calls with a state
   uint32_t* error = nullptr;  // as GemmArgs::error

@@ -65,6 +65,11 @@ void add_tma_slot(Schedule* schedule, const OpSpec& op, const FamilyOptions& opt
 inline constexpr const char* kGroupOfTiles = "s*strips+j";
 Loop strips();
 
+/// One kernel: my partials of each rank's rows to that rank (gemm_ar: of all rows to all), then the sums of my rows in
+/// rank order. No credit: who sends in a call has got the call before from all, whose senders had read the one before
+/// that; an owner without rows is told, too.
+void add_one_shot(Schedule* schedule, const OpSpec& op);
+
 /// ag_gemm and ag_wgrad: frame, transfers into X, signals `arrived[chunk]` and `credit`; then what `add_products` adds,
 /// but for the families that are alike: library, serial, compute, comm, limit. `is_slab`: rows travel in slabs of K.
 Schedule make_gather(const OpSpec& op, std::string_view family, const FamilyOptions& options, bool is_slab,

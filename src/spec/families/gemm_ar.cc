@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "src/spec/families/families.h"
-#include "src/spec/fused_pod.h"
 
 namespace overlace::spec {
 namespace {
@@ -89,30 +88,6 @@ void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, 
   Task copy_out = copy_out_of(sum, "2*ce_queues", "s");
   copy_out.deps = {"take"};
   out->tasks.push_back(std::move(copy_out));
-}
-
-/// One kernel: my part of the sum to everybody, then all parts in rank order. No credit: who sends in a call has got
-/// all of the call before, whose senders had read the one before that.
-void add_one_shot(Schedule* out, const OpSpec& op) {
-  out->consts["tokens"] = one_shot_tokens(op.m);
-  out->consts["columns"] = one_shot_columns(op.n);
-  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G", "tokens", "columns"}, 2});
-  out->signals = {{"arrived", 1}};
-  out->params["transport"] = std::string("one_shot");
-  const auto slot = [](const char* rank) { return std::vector<Range>{Range{rank, 1}, all("M"), all("N")}; };
-
-  out->tasks.push_back(tiles(op, "tiles", 1, 0, box("A", {all("M"), all("K")}), b_operand(op), box("S", slot("r"))));
-  Task send = copy("send", 0, "p", {peers()}, box("S", slot("r")), box_at("S", "(r+p)%G", slot("r")));
-  send.deps = {"tiles"};
-  send.sets = {set_at("arrived", 0, "(r+p)%G")};
-  Task sum = reduce("sum", 1, 1, {}, {boxes("S", slot("i"), {"i", 0, "G"})}, box("Y", {all("M"), all("N")}));
-  sum.waits = {wait_each("arrived", 0, "(r+p)%G", peers())};
-  if (op.bias) add_bias(&sum, all("N"));
-  for (Task* task : {&send, &sum}) {
-    task->engine = Engine::sm;
-    task->wait_by = WaitBy::kernel;
-    out->tasks.push_back(std::move(*task));
-  }
 }
 
 /// One kernel: gemm_rs of its name, then the sums of each group of tiles to everybody's Z, and theirs from Z to Y. Z

@@ -106,6 +106,32 @@ int64_t longest_shard(const Schedule& schedule) {
   return out;
 }
 
+void add_one_shot(Schedule* out, const OpSpec& op) {
+  const bool is_ar = op.op == "gemm_ar";
+  out->consts["tokens"] = one_shot_tokens(op.m);
+  out->consts["columns"] = one_shot_columns(op.n);
+  out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G", "tokens", "columns"}, 2});
+  out->signals = {{"arrived", 1}};
+  out->params["transport"] = std::string("one_shot");
+  const Range mine = is_ar ? all("M") : shard_rows("r"), theirs = is_ar ? all("M") : shard_rows(kOwner);
+
+  out->tasks.push_back(tiles(op, "tiles", 1, 0, box("A", {all("M"), all("K")}), b_operand(op),
+                             box("S", slot_of("r", {all("M"), all("N")}))));
+  Task send = copy("send", 0, "p", {peers()}, box("S", slot_of("r", {theirs, all("N")})),
+                   box_at("S", kOwner, slot_of("r", {theirs, all("N")})));
+  send.deps = {"tiles"};
+  send.sets = {set_at("arrived", 0, kOwner)};
+  Task sum = reduce("sum", 1, 1, {}, {boxes("S", slot_of("i", {mine, all("N")}), {"i", 0, "G"})},
+                    box("Y", {Range{0, mine.count}, all("N")}));
+  sum.waits = {wait_each("arrived", 0, kOwner, peers())};
+  if (op.bias) add_bias(&sum, all("N"));
+  for (Task* task : {&send, &sum}) {
+    task->engine = Engine::sm;
+    task->wait_by = WaitBy::kernel;
+    out->tasks.push_back(std::move(*task));
+  }
+}
+
 void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   const int64_t shard_max = longest_shard(*out);
   add_groups(out, op, options, shard_max);
@@ -232,6 +258,7 @@ Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOpt
     return out;
   }
   if (family == "tma_slot") return add_tma_slot(&out, op, options), out;
+  if (family == "one_shot") return add_one_shot(&out, op), out;
   add_scatter(&out, op, family, options);
   return out;
 }

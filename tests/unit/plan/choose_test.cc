@@ -26,7 +26,7 @@ TEST(Choose, FallsBackToLibraryWithTheReason) {
   expect_library(choose(op, hardware), "rate of this machine is unknown");
   hardware = {.is_gpu = false, .link_bytes_per_s = 0, .flops_per_s = 1e11};
   expect_library(choose(op, hardware), "copies cost the computing core itself");
-  expect_library(choose(op_of("gemm_rs", 64, 8192, 2048), kH200), "too little to hide");
+  expect_library(choose(op_of("gemm_rs", 65, 8192, 2048), kH200), "too little to hide");
   expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "too little to hide");
   // The transfer is 2 % of the whole: nothing worth hiding.
   hardware = {.is_gpu = false, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
@@ -38,13 +38,16 @@ TEST(Choose, FewTokensTakeOneKernel) {
     return choose(op, hardware).schedule.family;
   };
   for (const int64_t m : {1, 8, 33, 64}) {
-    const spec::OpSpec op = op_of("gemm_ar", m, 8192, 2048, 2);
-    EXPECT_EQ(family(op, kH200), "one_shot_ar") << m;
-    EXPECT_TRUE(spec::check(choose(op, kH200).schedule, {}).ok());
+    for (const char* name : {"gemm_ar", "gemm_rs"}) {
+      const spec::OpSpec op = op_of(name, m, 8192, 2048, 2);
+      EXPECT_EQ(family(op, kH200), op.op == "gemm_ar" ? "one_shot_ar" : "one_shot_rs") << m;
+      EXPECT_TRUE(spec::check(choose(op, kH200).schedule, {}).ok());
+    }
   }
   EXPECT_NE(family(op_of("gemm_ar", 65, 8192, 2048, 2), kH200), "one_shot_ar");
   EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2052, 2), kH200), "one_shot_ar") << "rows of B are not whole 16 bytes";
-  EXPECT_NE(family(op_of("gemm_rs", 64, 8192, 2048, 2), kH200), "one_shot_ar");
+  EXPECT_NE(family(op_of("gemm_rs", 65, 8192, 2048, 2), kH200), "one_shot_rs");
+  EXPECT_EQ(family(op_of("ag_gemm", 64, 8192, 2048, 2), kH200), "library");
   Hardware other = kH200;
   other.hosts = 2;
   EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2048, 2), other), "one_shot_ar") << "it stores to peers";

@@ -1,4 +1,5 @@
-// Sends a tile's sums to all peers and adds to them what the peers have sent of the same tile, in rank order.
+// Sends a tile's sums to the peers that want them and adds to them what the peers have sent of the same tile, in rank
+// order.
 #pragma once
 
 #include "src/ops/gemm_core/epilogue.cuh"
@@ -10,7 +11,7 @@ namespace overlace::ops::gemm_core {
 /// what the same thread of each peer sent: two words for 8 tokens. Words tell by themselves that they have come: no
 /// fence, no flag, no barrier of the CTA. No circle of waits: tiles come in ascending order in every CTA, and each is
 /// sent before its peers' parts are awaited; so of all tiles that somebody waits for the lowest is sent or computed
-/// everywhere. All CTAs are resident, since the grid is.
+/// everywhere. All CTAs are resident, since the grid is. Sums of chunks that this rank does not get are not stored.
 struct AddPeers {
   static constexpr bool kReduces = true, kLoads = false;
   static constexpr uint32_t kFirstPauseNs = 32, kLongestPauseNs = 2048;
@@ -37,6 +38,7 @@ struct AddPeers {
   __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, int32_t index,
                                       Ring<Config::kStages>&, Patience&) {
     constexpr int kChunks = Config::kTileN / 8;
+    static_assert(kChunks <= 8);  // bits of OneShotParams::chunks_of
     using Element = typename Config::Element;
     const TeamPod& team = s->channel.team;
     const int32_t row = tile_of(*gemm, place, index).row;
@@ -75,10 +77,12 @@ struct AddPeers {
  private:
   template <int kChunks>
   __device__ __forceinline__ void send(const uint2 (&words)[kChunks], int peer, uint64_t to) const {
+    const uint32_t chunks = s->chunks_of[peer];
     char* const there = static_cast<char*>(device::peer_ptr(s->channel.team, peer, to));
 #pragma unroll
     for (int i = 0; i < kChunks; ++i)
-      if (i < s->chunks) ptx::store_two_relaxed_sys(reinterpret_cast<uint2*>(there + i * kChunkBytes), words[i]);
+      if ((chunks >> i & 1) != 0)
+        ptx::store_two_relaxed_sys(reinterpret_cast<uint2*>(there + i * kChunkBytes), words[i]);
   }
 
   /// What `sender` has sent; leaves kNotCome in its place. After a failure nobody is waited for. Polls hold up what
@@ -86,6 +90,7 @@ struct AddPeers {
   template <int kChunks>
   __device__ __forceinline__ void receive(uint2 (&words)[kChunks], int sender, uint64_t from) {
     const TeamPod& team = s->channel.team;
+    const uint32_t chunks = s->chunks_of[team.rank];
     char* const here = static_cast<char*>(device::peer_ptr(team, team.rank, from));
     const auto word = [=](int i) { return reinterpret_cast<uint2*>(here + i * kChunkBytes); };
     uint32_t pause_ns = kFirstPauseNs;
@@ -93,10 +98,10 @@ struct AddPeers {
       bool all = true;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i)
-        if (i < s->chunks) words[i] = ptx::load_two_relaxed_sys(word(i));
+        if ((chunks >> i & 1) != 0) words[i] = ptx::load_two_relaxed_sys(word(i));
 #pragma unroll
       for (int i = 0; i < kChunks; ++i)
-        if (i < s->chunks) all = all && words[i].x != kNotCome && words[i].y != kNotCome;
+        if ((chunks >> i & 1) != 0) all = all && words[i].x != kNotCome && words[i].y != kNotCome;
       seen = all ? 1 : 0;
       if (all) return true;
       __nanosleep(pause_ns);
@@ -107,7 +112,7 @@ struct AddPeers {
     has_failed = device::poll_until(team, {WaitKind::word, static_cast<uint32_t>(sender), 0, 1}, has_come) != Errc::ok;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i)
-      if (i < s->chunks) ptx::store_two_relaxed_sys(word(i), {kNotCome, kNotCome});
+      if ((chunks >> i & 1) != 0) ptx::store_two_relaxed_sys(word(i), {kNotCome, kNotCome});
   }
 
   /// Rows of a tile are columns of the result. Thread t holds rows 16 (t / 32) + t % 32 / 4 and 8 rows further down.

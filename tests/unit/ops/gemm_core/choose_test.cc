@@ -168,10 +168,13 @@ TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
     const auto found = choose_instance(spec::make_schedule(op, "one_shot"), kSms);
     return found.ok() ? std::string((*found)->name) : found.status().message();
   };
+  for (const char* name : {"gemm_rs", "gemm_ar"}) {
+    spec::OpSpec one = op_of(name);
+    one.m = 33;
+    one.bias = true;
+    EXPECT_EQ(message(one), "bf16_k_64x64_c11_s13_t");
+  }
   spec::OpSpec op = op_of("gemm_ar");
-  op.m = 33;
-  op.bias = true;
-  EXPECT_EQ(message(op), "bf16_k_64x64_c11_s13_t");
   op.m = 65;
   EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for M 65; wanted: at most 64");
   op.m = 1;

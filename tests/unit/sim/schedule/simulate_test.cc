@@ -63,6 +63,17 @@ TEST(Simulate, PartsOfAKernelThatCopyStartNothing) {
   EXPECT_LT(us(4) - us(2), h200().copy.start_us.value) << us(4) << " " << us(2);
 }
 
+/// Each rank sends another its rows, not all.
+TEST(Simulate, ReduceScatterOfFewTokensSendsAShardToEach) {
+  const auto sent = [](const char* name) {
+    OpSpec op = op_of(name, 4, 64, 8192, 2048);
+    op.dtype = op.out_dtype = DType::bf16;
+    return simulate(spec::make_schedule(op, "one_shot"), h200()).bytes.at(0).egress;
+  };
+  EXPECT_EQ(sent("gemm_ar"), 3 * 64 * 8192 * 2);
+  EXPECT_EQ(sent("gemm_rs"), 3 * 16 * 8192 * 2);
+}
+
 TEST(Simulate, MovesTheBytesOfTheRegions) {
   for_all(h200(), [](const Schedule& schedule, const Machine& m) {
     SimOptions twice;
