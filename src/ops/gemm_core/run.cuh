@@ -60,9 +60,7 @@ __device__ __forceinline__ void multiply_all(const GemmParams& p, const Place<Co
     const Turn<Config> turn{group, index + place.num_clusters >= p.num_tiles};
     turn.begin();
     multiply_tile<Config>(sums, p.k_blocks, place, turn, operands, patience);
-    if constexpr (Reduce::kReduces) {
-      if (reduce.applies(index)) reduce.template add<Config>(sums, place, group, index, operands, patience);
-    }
+    if constexpr (Reduce::kReduces) reduce.template add<Config>(sums, place, group, index, operands, patience);
     if (!place.stores(group)) continue;
     if constexpr (StoreOutput::kGates) {
       if (store.is_gated()) {

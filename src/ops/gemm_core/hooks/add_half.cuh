@@ -16,7 +16,6 @@ struct AddHalf {
   __device__ __forceinline__ void start() {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
-  __device__ __forceinline__ bool applies(int32_t) const { return true; }
   template <class Config>
   __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t group, int32_t,
                                       Ring<Config::kStages>&, Patience& patience) {

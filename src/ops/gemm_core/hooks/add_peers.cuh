@@ -22,7 +22,6 @@ struct AddPeers {
 
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
-  __device__ __forceinline__ bool applies(int32_t) const { return true; }
 
   /// All lanes of a consumer warp.
   __device__ __forceinline__ void start() {
