@@ -24,7 +24,7 @@ std::vector<std::string> known_families(std::string_view op) {
       "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"};
   // They broadcast what the groups before sum up: only gemm_ar broadcasts.
   if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d", "one_shot", "tma_slot"});
-  if (op == "ag_gemm") names.push_back("k_slab");
+  if (op == "ag_gemm") names.insert(names.end(), {"k_slab", "one_shot"});
   if (op == "gemm_rs") names.insert(names.end(), {"one_shot", "tma_slot"});
   names.insert(names.end(), {"hierarchical", "compute", "comm", "limit"});
   return names;

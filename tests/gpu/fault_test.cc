@@ -174,7 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
     Calls, GpuFaultCallTest,
     testing::Combine(testing::Values(Op{"ag_gemm", "hetero_unfused_1d", 1}, Op{"gemm_rs", "hetero_fused_1d", 2},
                                      Op{"gemm_ar", "library", 1}, Op{"gemm_ar", "tma_slot", 2},
-                                     Op{"gemm_ar", "one_shot", 1, 64}, Op{"gemm_rs", "one_shot", 1, 64}),
+                                     Op{"gemm_ar", "one_shot", 1, 64}, Op{"gemm_rs", "one_shot", 1, 64},
+                                     Op{"ag_gemm", "one_shot", 1, 64}),
                      testing::Values(When::before, When::queued),
                      testing::Values(Fault::kill, Fault::exit, Fault::stop, Fault::fail)),
     [](const auto& test) {

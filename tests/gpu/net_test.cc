@@ -223,7 +223,8 @@ struct Way {
 std::vector<Way> ways_of(const std::string& op, int hosts) {
   std::vector<Way> out;
   for (const std::string& family : spec::families(op)) {
-    if (family == "compute" || family == "comm" || family == "limit" || family == "k_slab" || family == "tma_slot")
+    if (family == "compute" || family == "comm" || family == "limit" || family == "k_slab" || family == "tma_slot" ||
+        family == "one_shot")
       continue;
     for (const int degree : {1, 2, 4}) {
       if (degree > 1 && (family == "library" || family == "serial" || family == "shard_p2p")) continue;

@@ -383,7 +383,8 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       c.layout = turn % 2 == 0 ? spec::BLayout::nk : spec::BLayout::kn;
       c.bias = turn % 5 < 2 && op != "ag_wgrad";
       c.uneven = turn % 3 == 1;
-      c.gathered = turn % 4 != 1 && family != "k_slab";  // whose kernel alone knows where the gathered rows are
+      // Not of those whose kernel alone knows where the gathered rows are.
+      c.gathered = turn % 4 != 1 && family != "k_slab" && family != "one_shot";
       if (family == "k_slab" && turn % 3 != 0) c.k = 60 * static_cast<int64_t>(turn % 4 + 1);     // several slabs
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       if (family == "tma_slot" && turn % 2 == 0) c.options["align"] = int64_t{2};                 // several bands

@@ -87,7 +87,7 @@ Draw draw(Dice& dice, int ranks, const Families& families) {
   c.layout = dice.one_in(2) ? spec::BLayout::nk : spec::BLayout::kn;
   c.bias = dice.one_in(3) && c.op != "ag_wgrad";
   c.uneven = dice.one_in(3);
-  c.gathered = dice.one_in(2) && c.family != "k_slab";  // which returns no A
+  c.gathered = dice.one_in(2) && c.family != "k_slab" && c.family != "one_shot";  // which return no A
   c.gap = dice.one_in(4) ? dice.number(1, 9) : 0;
   if (dice.one_in(4) && c.op != "gemm_ar") c.offsets = ragged(dice, c.m, ranks);
   out.is_exact = !dice.one_in(4);

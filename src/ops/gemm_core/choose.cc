@@ -56,6 +56,8 @@ base::Status check_shape(const spec::Schedule& schedule) {
   const int64_t m = param<int64_t>(schedule, "M", 0);
   if (is_one_shot && m > kOneShotTokens)
     return missing(schedule, base::format("M {}; wanted: at most {}", m, kOneShotTokens));
+  if (is_one_shot && spec::activation_of(schedule.params) != spec::Activation::none)
+    return missing(schedule, "swiglu of few rows; wanted: none");
   if (is_one_shot) return {};
   const int64_t pieces = param<int64_t>(schedule, is_gather ? "q" : "groups", 0);
   if (pieces < 1 || pieces > kMaxPieces)

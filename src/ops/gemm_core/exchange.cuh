@@ -9,6 +9,7 @@
 namespace overlace::ops::gemm_core {
 
 struct ExchangeParams {
+  static constexpr bool kHasCredit = true;
   ChannelPod channel;
   InboxPod inbox;        // two buffers
   CountersPod arrivals;  // word 0: warps of this call that are done; 0 between calls
@@ -18,6 +19,14 @@ struct ExchangeParams {
 /// The maps of this call's buffer are [this].
 __device__ __forceinline__ uint32_t buffer_of_call(const ExchangeParams& x) {
   return static_cast<uint32_t>((device::inbox_epoch(x.inbox) - 1) % 2);
+}
+
+/// All lanes of the warp of the last CTA to arrive.
+__device__ __forceinline__ void open_next_call(const ExchangeParams& x, uint32_t lane) {
+  __syncwarp();
+  if (lane == 0) *device::counter_word(x.arrivals, 0) = 0;
+  if (lane == 0) device::inbox_advance(x.inbox);
+  __syncwarp();
 }
 
 /// All lanes of the warp of the last CTA to arrive: gives credit for this call's buffer, opens the next epoch, and
@@ -32,10 +41,7 @@ __device__ __forceinline__ void end_call(const ExchangeParams& x, uint32_t lane,
     device::inbox_sent(x.channel, x.inbox, peer);
     device::inbox_release(x.channel, x.inbox, peer, 0);
   }
-  __syncwarp();
-  if (lane == 0) *device::counter_word(x.arrivals, 0) = 0;
-  if (lane == 0) device::inbox_advance(x.inbox);
-  __syncwarp();
+  open_next_call(x, lane);
   if (has_peer && code == Errc::ok) code = device::inbox_wait_credit(x.channel, x.inbox, peer);
 }
 
@@ -48,7 +54,11 @@ __device__ __forceinline__ void arrive(const Params& p) {
   if (lane == 0) is_last = device::counter_arrive(p.arrivals, 0) == p.arrivals_per_call;
   if (__shfl_sync(~0u, is_last, 0) == 0) return;
   const Errc code = consume_signals(p, lane);
-  end_call(p, lane, code);
+  if constexpr (Params::kHasCredit) {
+    end_call(p, lane, code);
+  } else {
+    open_next_call(p, lane);
+  }
 }
 
 }  // namespace overlace::ops::gemm_core

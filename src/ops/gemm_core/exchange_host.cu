@@ -35,6 +35,29 @@ void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangePa
   params->arrivals_per_call = static_cast<uint32_t>(arrivals_per_call);
 }
 
+namespace {
+
+/// Where waits end; gives the clusters that run at once.
+base::Result<int> prepare_grid(const Instance& instance, const TeamPod& team, int most_clusters, GemmParams* gemm) {
+  gemm->num_tiles = count_tiles(gemm->order);
+  constexpr uint64_t kExtraNs = 2000000000;
+  gemm->timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its threads wait for a peer
+  const auto clusters = count_clusters(instance.kernel, instance.spec, instance.name);
+  if (!clusters.ok()) return clusters.status();
+  return most_clusters > 0 ? std::min(most_clusters, *clusters) : *clusters;
+}
+
+}  // namespace
+
+base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod& team, const Weights& weights,
+                                        int most_clusters, GemmParams* gemm) {
+  const ConfigSpec& s = instance.spec;
+  const int64_t rows[] = {0, weights.n};
+  gemm->order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
+  gemm->k_blocks = static_cast<int32_t>(count_pieces(weights.k, kTileK));
+  return prepare_grid(instance, team, most_clusters, gemm);
+}
+
 base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, const FusedArgs& g,
                                 const ExchangeState& state, GemmParams* gemm) {
   const ConfigSpec& s = instance.spec;
@@ -42,15 +65,11 @@ base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, co
   gemm->order = make_tile_order(kind, team.rank, team.size, g.row_offsets.data(), s.tile_m * s.cluster_m,
                                 static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
   gemm->order.swizzle = g.swizzle;
-  gemm->num_tiles = count_tiles(gemm->order);
   gemm->k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK * s.split_k));
   gemm->error = g.error;
-  constexpr uint64_t kExtraNs = 2000000000;
-  gemm->timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its load thread waits for a peer
-  const auto clusters = count_clusters(instance.kernel, s, instance.name);
-  if (!clusters.ok()) return clusters.status();
-  const int most = g.most_clusters > 0 ? std::min(g.most_clusters, *clusters) : *clusters;
-  return std::min(most, gemm->num_tiles);
+  const auto most = prepare_grid(instance, team, g.most_clusters, gemm);
+  if (!most.ok()) return most.status();
+  return std::min(*most, gemm->num_tiles);
 }
 
 base::Status initial_totals(const ChannelPod& channel, uint32_t first_id, int count, uint64_t step, uint64_t* totals) {

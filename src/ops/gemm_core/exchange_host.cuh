@@ -33,6 +33,13 @@ struct FusedArgs {
 base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, const FusedArgs& args,
                                 const ExchangeState& state, GemmParams* gemm);
 
+/// The same of swapped operands: tiles of rows of the weights (n, k). Gives the clusters that run at once.
+struct Weights {
+  int64_t n = 0, k = 0;
+};
+base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod& team, const Weights& weights,
+                                        int most_clusters, GemmParams* gemm);
+
 /// `row_offsets`: ranks + 1. `bytes`: that a buffer of the inbox must have.
 base::Status validate_exchange(const ExchangeState& state, std::span<const int64_t> row_offsets, const uint32_t* error,
                                uint64_t bytes);

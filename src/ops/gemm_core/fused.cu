@@ -8,6 +8,7 @@
 #include "src/ops/gemm_core/choose.h"
 #include "src/ops/gemm_core/fused.h"
 #include "src/ops/gemm_core/gather_launch.cuh"
+#include "src/ops/gemm_core/gather_one_shot_launch.cuh"
 #include "src/ops/gemm_core/host.cuh"
 #include "src/ops/gemm_core/one_shot_launch.cuh"
 #include "src/ops/gemm_core/scatter_launch.cuh"
@@ -48,9 +49,11 @@ bool is(const spec::Schedule& schedule, std::string_view name, const spec::Param
 bool is_gather(const spec::Schedule& schedule) { return schedule.op == "ag_gemm"; }
 bool is_one_shot(const spec::Schedule& schedule) { return is(schedule, "transport", std::string("one_shot")); }
 const char* family_of(const spec::Schedule& schedule) {
-  return is_gather(schedule) ? "k_slab" : is_one_shot(schedule) ? "one_shot" : "tma_slot";
+  return is_one_shot(schedule) ? "one_shot" : is_gather(schedule) ? "k_slab" : "tma_slot";
 }
 const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedule) ? "X" : "S"; }
+/// Words of the inbox tell by themselves that they have come.
+bool has_telling_words(const spec::Schedule& schedule) { return is_one_shot(schedule) && !is_gather(schedule); }
 
 /// All words of the inbox say that they have not come: before any rank's first call.
 base::Status clear_inbox(const exec::KernelContext& context) {
@@ -69,7 +72,7 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
   OVERLACE_TRY(cuda_status(cudaMalloc(&counts->memory, bytes + calls), "cudaMalloc"));
   OVERLACE_TRY(cuda_status(cudaMemset(counts->memory, 0, bytes + calls), "cudaMemset"));
-  if (is_one_shot(context.schedule)) OVERLACE_TRY(clear_inbox(context));
+  if (has_telling_words(context.schedule)) OVERLACE_TRY(clear_inbox(context));
   // Not the whole device: a peer that shares it may run a kernel that waits for this rank.
   OVERLACE_TRY(cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"));
   counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
@@ -107,9 +110,10 @@ base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
   const auto chosen = choose_instance(context.schedule, sms_of(context));
   if (!chosen.ok()) return chosen.status();
   const std::string name((*chosen)->name);
-  const Instance* found = is_gather(context.schedule)     ? find_gather_instance(name.c_str())
-                          : is_one_shot(context.schedule) ? find_one_shot_instance(name.c_str())
-                                                          : find_scatter_instance(name.c_str());
+  const auto find = is_gather(context.schedule)
+                        ? (is_one_shot(context.schedule) ? find_gather_one_shot_instance : find_gather_instance)
+                        : (is_one_shot(context.schedule) ? find_one_shot_instance : find_scatter_instance);
+  const Instance* found = find(name.c_str());
   OVERLACE_ASSERT(found != nullptr);  // both lists come from one file
   return found;
 }
@@ -177,6 +181,20 @@ base::Status launch_gather_of(const exec::KernelContext& context, const Instance
   const auto prepared = prepare_gather(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_gather(*prepared, early, stream);
+}
+
+base::Status launch_one_shot_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters,
+                                       bool early, cudaStream_t stream) {
+  const TensorView &shard = context.bindings->find("A")->second, &c = context.bindings->find("C")->second;
+  const Rows from = rows_of(shard, c);
+  OneShotGatherArgs args;
+  fill(context, clusters, shard, c, c, &args, &args.state);
+  args.shard = from.data;
+  args.lda = from.pitch;
+  args.bias = bias_of(context);
+  const auto prepared = prepare_one_shot_gather(instance, args);
+  if (!prepared.ok()) return prepared.status();
+  return launch_one_shot_gather(*prepared, early, stream);
 }
 
 base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
@@ -279,9 +297,9 @@ base::Status launch_fused(const exec::KernelContext& context) {
   const auto early = starts_early(context);
   if (!early.ok()) return early.status();
   auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
-  const auto launch = is_gather(context.schedule)     ? launch_gather_of
-                      : is_one_shot(context.schedule) ? launch_one_shot_of
-                                                      : launch_scatter_of;
+  const auto launch = is_gather(context.schedule)
+                          ? (is_one_shot(context.schedule) ? launch_one_shot_gather_of : launch_gather_of)
+                          : (is_one_shot(context.schedule) ? launch_one_shot_of : launch_scatter_of);
   return launch(context, **instance, *clusters, *early, stream);
 }
 

@@ -6,22 +6,28 @@
 
 namespace overlace::ops::gemm_core {
 
-/// A shard arrives in pieces, in ascending order: `chunks` of rows with slabs == 1, or `slabs` of K with chunks == 1.
-/// Piece i of sender s is there when slot (ready_id + i, s) is kShares above its ticket. The inbox: (M, K). Those who
-/// arrive: per CTA the load warp, and the last pusher.
-struct GatherParams : ExchangeParams {
-  uint64_t* totals;          // (pieces, ranks): what this call's copies of flags post; null where CTAs push
-  CUtensorMap gathered[2];   // (M, K), the buffers
-  CUtensorMap c[kPodPeers];  // rows of C by shard, so that a tile does not write those of the next
+/// Rows of this rank that go into the inbox of every peer, (M, K), in slabs of K. Slab i of sender s is there when slot
+/// (ready_id + i, s) is kShares above its ticket. Those who arrive: per CTA the load warp, and the last pusher.
+struct ShardParams : ExchangeParams {
+  static constexpr bool kGathersOwn = false;  // true: own rows go into the own inbox, too
+  CUtensorMap gathered[2];                    // (M, K), the buffers
   uint32_t ready_id;
-  int32_t chunks, chunk_rows, slabs, slab_blocks;
-  bool waits;          // false: nobody waits for peers' rows, to measure what the traffic alone costs; C is wrong
+  int32_t slabs, slab_blocks;
   const uint4* shard;  // (rows of this rank, row_units), 16 bytes each
   int64_t shard_pitch;
-  int32_t shard_rows, row_units;
-  int32_t push_ctas;  // the first of the grid; 0: a copy engine sends
-  const void* bias;   // (N) of the output's type, or null
+  int32_t shard_rows, first_row, row_units;  // first_row: in the inbox
+  int32_t push_ctas;                         // the first of the grid; 0: a copy engine sends
+  const void* bias;                          // (N) of the output's type, or null
   int32_t n;
+};
+
+/// A shard arrives in pieces, in ascending order: `chunks` of rows with slabs == 1, or `slabs` of K with chunks == 1.
+/// Told as slabs are.
+struct GatherParams : ShardParams {
+  uint64_t* totals;          // (pieces, ranks): what this call's copies of flags post; null where CTAs push
+  CUtensorMap c[kPodPeers];  // rows of C by shard, so that a tile does not write those of the next
+  int32_t chunks, chunk_rows;
+  bool waits;     // false: nobody waits for peers' rows, to measure what the traffic alone costs; C is wrong
   bool is_gated;  // C has N / 2 columns: swiglu of column 2i and the next
 };
 struct GatherGemmParams {

@@ -25,7 +25,7 @@ template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gather_gemm(const __grid_constant__ GatherGemmParams p) {
   const TileOrder* const order = &p.gemm.order;
   run<Config>(p.gemm, WaitChunks{&p.gather, order}, StoreShard{&p.gather, order}, SignalNone{},
-              PushShard{&p.gather, order}, reduce_of<Config>(p));
+              PushShard<GatherParams>{&p.gather}, reduce_of<Config>(p));
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -81,6 +81,7 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   out.shard = static_cast<const uint4*>(g.shard);
   out.shard_pitch = g.lda / 8;
   out.shard_rows = static_cast<int32_t>(rows_of(g.row_offsets, team.rank));
+  out.first_row = static_cast<int32_t>(g.row_offsets[static_cast<size_t>(team.rank)]);
   out.row_units = static_cast<int32_t>(g.k / 8);
   out.bias = g.bias;
   out.n = static_cast<int32_t>(g.n);

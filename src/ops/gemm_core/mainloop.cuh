@@ -167,18 +167,31 @@ __device__ __forceinline__ void load_b(const CUtensorMap* map, const Place<Confi
   }
 }
 
-/// Where a tile finds its rows of A.
+/// Where a tile finds its rows of activations: of A, with swapped operands of B.
 struct Source {
   const CUtensorMap* map;
   int32_t row;
 };
 
-/// Claims a stage and loads its part of B.
+/// Claims a stage and loads its part of the weights, which are there whatever the call waits for.
 template <class Config>
-__device__ __forceinline__ void open_stage(const GemmParams& p, const Place<Config>& place, uint32_t stage, int32_t col,
-                                           int32_t k) {
+__device__ __forceinline__ void open_stage(const GemmParams& p, const Place<Config>& place, uint32_t stage,
+                                           const Tile& tile, int32_t k) {
   ptx::mbarrier_arrive_expect(place.full(stage), Config::kSpec.a_bytes() + Config::kSpec.b_bytes());
-  load_b(&p.b, place, stage, col, k * kTileK);
+  if constexpr (Config::kSpec.is_swapped) {
+    load_a(&p.a, place, stage, tile.row, k * kTileK);
+  } else {
+    load_b(&p.b, place, stage, tile.col, k * kTileK);
+  }
+}
+template <class Config>
+__device__ __forceinline__ void load_activations(const Source& from, const Place<Config>& place, uint32_t stage,
+                                                 int32_t k) {
+  if constexpr (Config::kSpec.is_swapped) {
+    load_b(from.map, place, stage, from.row, k * kTileK);
+  } else {
+    load_a(from.map, place, stage, from.row, k * kTileK);
+  }
 }
 
 /// All that was loaded has arrived: nothing is read from memory any more.
@@ -190,9 +203,9 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
   }
 }
 
-/// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of A may be read, which are at
-/// `wait.source(p, tile)`. Sums and copies have no operands: `reduce.load` brings what is added, through the same
-/// stages, and `reduce.announce` hears of each item that begins.
+/// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of the activations may be read,
+/// which are at `wait.source<Config>(p, tile)`. Sums and copies have no operands: `reduce.load` brings what is added,
+/// through the same stages, and `reduce.announce` hears of each item that begins.
 template <class Config, class WaitInput, class Reduce>
 __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait, Reduce& reduce) {
   Patience patience{p.error, p.timeout_ns};
@@ -205,9 +218,11 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
   const int32_t first_k = Config::kSplitK == 1 ? 0 : place.k_in_cluster * p.k_blocks;
   int32_t opened = 0;  // stages ahead of the ring
   if constexpr (WaitInput::kWaits) {
-    const Tile first = tile_of(p, place, place.cluster);
-    const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
-    for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first.col, first_k + opened);
+    if (place.cluster < p.num_tiles) {
+      const Tile first = tile_of(p, place, place.cluster);
+      const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
+      for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first, first_k + opened);
+    }
   }
   auto items = items_of(p, place, reduce, place.cluster, place.num_clusters);  // of all consumers
   while (items.next()) {
@@ -219,21 +234,21 @@ __device__ void load_tiles(const GemmParams& p, const Place<Config>& place, Wait
         continue;
       }
     }
-    const Source from = wait.source(p, tile);
+    const Source from = wait.template source<Config>(p, tile);
     for (int32_t k = 0; k < p.k_blocks; ++k) {
       if (opened > 0) {
         --opened;
       } else {
         // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
         wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
-        open_stage(p, place, ring.slot, tile.col, first_k + k);
+        open_stage(p, place, ring.slot, tile, first_k + k);
       }
       wait.template wait<Config>(tile, k, patience);
-      load_a(from.map, place, ring.slot, from.row, (first_k + k) * kTileK);
+      load_activations(from, place, ring.slot, first_k + k);
       ring.advance();
     }
   }
-  if constexpr (WaitInput::kWaits || Reduce::kLoads) drain_loads(place, ring, patience);
+  if constexpr (WaitInput::kDrains || Reduce::kLoads) drain_loads(place, ring, patience);
 }
 
 /// Sums of one consumer warpgroup, per block of 64 rows.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/ops/gemm_core/exchange_host.cuh"
 #include "src/ops/gemm_core/host.cuh"
 #include "src/ops/gemm_core/one_shot_launch.cuh"
 #include "src/spec/fused_pod.h"
@@ -78,13 +79,10 @@ base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const O
   const bool is_empty = mine.first == mine.end;  // then the map has a row that no tile reaches
   OVERLACE_TRY(encode(as_c(s, g.c, is_empty ? 1 : mine.end - mine.first, g.n, g.ldc), s.dtype, &gemm.c));
   out.params.first_token = static_cast<int32_t>(is_empty ? s.tile_n : mine.first);
-  const int64_t rows[] = {0, g.n};
-  gemm.order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
-  gemm.num_tiles = count_tiles(gemm.order);
-  gemm.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK));
   gemm.error = g.error;
-  constexpr uint64_t kExtraNs = 2000000000;
-  gemm.timeout_ns = 2 * team.timeout_ns + kExtraNs;  // longer than its consumers wait for a peer
+  const auto most = prepare_swapped_tiles(instance, team, {g.n, g.k}, g.most_clusters, &gemm);
+  if (!most.ok()) return most.status();
+  out.clusters = std::min(*most, gemm.num_tiles);
   OneShotParams& x = out.params.exchange;
   x.channel = *g.state.channel;
   x.inbox = g.state.inbox;
@@ -95,10 +93,6 @@ base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const O
   for (int rank = 0; rank < team.size; ++rank) x.chunks_of[rank] = chunks_of(tokens_of(g, rank));
   x.n = static_cast<int32_t>(g.n);
   x.bias = g.bias;
-  const auto clusters = count_clusters(instance.kernel, s, instance.name);
-  if (!clusters.ok()) return clusters.status();
-  const int most = g.most_clusters > 0 ? std::min(g.most_clusters, *clusters) : *clusters;
-  out.clusters = std::min(most, gemm.num_tiles);
   return out;
 }
 

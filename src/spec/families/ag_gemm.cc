@@ -114,12 +114,37 @@ void add_k_slab(Schedule* out, const OpSpec& op) {
   out->params.erase("gathered");  // the kernel's count of calls, not the host's, says which inbox has the rows
 }
 
+/// One kernel: my rows to all ranks, me among them, and tiles of all rows once all have come. No credit: who sends in a
+/// call has got the call before from all, which they sent after they had ended the one before that.
+void add_one_shot_gather(Schedule* out, const OpSpec& op) {
+  out->signals = {{"arrived", 1}};
+  Task& push = out->tasks.back();
+  push.queue = 0;
+  push.waits.clear();
+  push.sets[0].add = kShares;
+  add_copy_own(out, /*is_slab=*/false);
+  out->tasks.back().queue = 0;
+  for (Task& task : out->tasks) {
+    task.engine = Engine::sm;
+    task.wait_by = WaitBy::kernel;
+  }
+  Task whole = tiles(op, "tiles", 1, 0, box("X", {all("M"), all("K")}), b_operand(op), box("C", {all("M"), all("N")}));
+  if (op.bias) add_bias(&whole, all("N"));
+  whole.deps = {"copy_own"};
+  whole.waits = {wait_each("arrived", 0, "(r+p)%G", peers())};
+  whole.waits[0].at_least = int64_t{kShares};
+  out->tasks.push_back(std::move(whole));
+  out->params["transport"] = std::string("one_shot");
+  out->params.erase("gathered");  // as of k_slab
+}
+
 }  // namespace
 
 Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
   const bool is_slab = family == "uniform_fused_2d" || family == "k_slab";
   return make_gather(op, family, options, is_slab, [&](Schedule* out) {
     if (family == "k_slab") return add_k_slab(out, op);
+    if (family == "one_shot") return add_one_shot_gather(out, op);
     if (family == "hetero_fused_1d") return add_hetero_fused(out, op);
     if (family == "uniform_fused_1d") return add_uniform_1d(out, op);
     if (family == "uniform_fused_2d") return add_uniform_2d(out, op);

@@ -10,6 +10,7 @@
 
 #include "overlace/error.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -323,7 +324,8 @@ TEST(Expand, CountsOneAddPerWordAndEpoch) {
       for (size_t signal = 0; signal < schedule.signals.size(); ++signal) {
         for (int64_t slot = 0; slot < out.signal_slots[signal]; ++slot) {
           for (int from : {0, 2}) {
-            const bool is_shared = family == "k_slab" && schedule.signals[signal].name == "arrived";
+            const bool is_fused = family == "k_slab" || (family == "one_shot" && spec::gathers(name));
+            const bool is_shared = is_fused && schedule.signals[signal].name == "arrived";
             EXPECT_EQ(out.adds(static_cast<int>(signal), slot, from), is_shared ? kShares : 1)
                 << name << " " << family << " " << schedule.signals[signal].name << "[" << slot << "] from " << from;
           }

@@ -24,6 +24,24 @@ __device__ __forceinline__ void add_bias(float (&sums)[kFloats], const void* bia
   }
 }
 
+/// The same where rows of a tile are columns of the result: `sums` begin at row `row`, of n. Thread t holds rows
+/// 16 (t / 32) + t % 32 / 4 and 8 rows further down.
+template <class Element, int kFloats>
+__device__ __forceinline__ void add_bias_of_rows(float (&sums)[kFloats], const void* bias, int32_t row, int32_t n) {
+  const auto* of_row = static_cast<const Element*>(bias);
+  const auto thread = static_cast<int32_t>(threadIdx.x % 128);
+  const int32_t first = row + thread / 32 * 16 + thread % 32 / 4, last = n - 1;  // rows beyond are clipped later
+  const float upper = static_cast<float>(of_row[first < last ? first : last]);
+  const float lower = static_cast<float>(of_row[first + 8 < last ? first + 8 : last]);
+#pragma unroll
+  for (int i = 0; i < kFloats; i += 4) {
+    sums[i] = __fadd_rn(sums[i], upper);
+    sums[i + 1] = __fadd_rn(sums[i + 1], upper);
+    sums[i + 2] = __fadd_rn(sums[i + 2], lower);
+    sums[i + 3] = __fadd_rn(sums[i + 3], lower);
+  }
+}
+
 /// A Reduce hook that loads nothing through the stages.
 struct AddBias {
   static constexpr bool kReduces = true, kLoads = false;
@@ -39,10 +57,15 @@ struct AddBias {
                                       Ring<Config::kStages>&, Patience&) const {
     if (bias == nullptr) return;
     ptx::wait_for_previous_grid();
-    const int32_t col = tile_of(*gemm, place, index).col;
+    const Tile tile = tile_of(*gemm, place, index);
 #pragma unroll
-    for (int block = 0; block < Config::kBlocksM; ++block)
-      add_bias<typename Config::Element>(sums[block], bias, col, n);
+    for (int block = 0; block < Config::kBlocksM; ++block) {
+      if constexpr (Config::kSpec.is_swapped) {
+        add_bias_of_rows<typename Config::Element>(sums[block], bias, tile.row, n);
+      } else {
+        add_bias<typename Config::Element>(sums[block], bias, tile.col, n);
+      }
+    }
   }
 };
 

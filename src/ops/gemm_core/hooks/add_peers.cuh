@@ -3,6 +3,7 @@
 #pragma once
 
 #include "src/ops/gemm_core/epilogue.cuh"
+#include "src/ops/gemm_core/hooks/add_bias.cuh"
 #include "src/ops/gemm_core/one_shot.cuh"
 
 namespace overlace::ops::gemm_core {
@@ -70,7 +71,7 @@ struct AddPeers {
         sum[i * 4 + 3] += lower.y;
       }
     }
-    if (s->bias != nullptr) add_bias_of_rows<Element>(sum, row);
+    if (s->bias != nullptr) add_bias_of_rows<Element>(sum, s->bias, row, s->n);
   }
 
  private:
@@ -112,23 +113,6 @@ struct AddPeers {
 #pragma unroll
     for (int i = 0; i < kChunks; ++i)
       if ((chunks >> i & 1) != 0) ptx::store_two_relaxed_sys(word(i), {kNotCome, kNotCome});
-  }
-
-  /// Rows of a tile are columns of the result. Thread t holds rows 16 (t / 32) + t % 32 / 4 and 8 rows further down.
-  template <class Element, int kFloats>
-  __device__ __forceinline__ void add_bias_of_rows(float (&sum)[kFloats], int32_t row) const {
-    const auto* of_row = static_cast<const Element*>(s->bias);
-    const auto thread = static_cast<int32_t>(threadIdx.x % 128);
-    const int32_t first = row + thread / 32 * 16 + thread % 32 / 4, last = s->n - 1;  // rows beyond are clipped later
-    const float upper = static_cast<float>(of_row[first < last ? first : last]);
-    const float lower = static_cast<float>(of_row[first + 8 < last ? first + 8 : last]);
-#pragma unroll
-    for (int i = 0; i < kFloats; i += 4) {
-      sum[i] = __fadd_rn(sum[i], upper);
-      sum[i + 1] = __fadd_rn(sum[i + 1], upper);
-      sum[i + 2] = __fadd_rn(sum[i + 2], lower);
-      sum[i + 3] = __fadd_rn(sum[i + 3], lower);
-    }
   }
 };
 

@@ -7,9 +7,12 @@
 namespace overlace::ops::gemm_core {
 
 struct WaitNone {
-  static constexpr bool kWaits = false;
+  static constexpr bool kWaits = false, kDrains = false;
   __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ Source source(const GemmParams& p, const Tile& tile) const { return {&p.a, tile.row}; }
+  template <class Config>
+  __device__ __forceinline__ Source source(const GemmParams& p, const Tile& tile) const {
+    return Config::kSpec.is_swapped ? Source{&p.b, tile.col} : Source{&p.a, tile.row};
+  }
   template <class Config>
   __device__ __forceinline__ void wait(const Tile&, int32_t, Patience&) {}
   __device__ __forceinline__ void end() const {}

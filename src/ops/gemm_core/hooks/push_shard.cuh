@@ -7,22 +7,23 @@
 
 namespace overlace::ops::gemm_core {
 
-/// Warps 1 to 3 of the CTAs whose first tile is of the own shard: they wait for nobody. Slab by slab; what is loaded
-/// once is stored to every peer. When all three have stored their parts of a slab, one of them tells the peers: one
-/// fence, then plain adds. They take turns at that, since the fence costs its warp about 2 us.
+/// Warps 1 to 3 of the first CTAs, in k_slab those whose first tile is of the own shard: they wait for nobody. Slab by
+/// slab; what is loaded once is stored to every peer. When all three have stored their parts of a slab, one of them
+/// tells the peers: one fence, then plain adds. They take turns at that, since the fence costs its warp about 2 us.
+template <class Params>
 struct PushShard {
   static constexpr bool kPushes = true;
-  static constexpr uint32_t kWarps = 3, kBarriers = 4;  // nobody gets more than kWarps slabs ahead
-  static constexpr int kLoads = 4;                      // in flight per thread
-  const GatherParams* g;
-  const TileOrder* order;
+  static constexpr uint32_t kWarps = 3, kBarriers = 4;          // nobody gets more than kWarps slabs ahead
+  static constexpr int kLoads = 4;                              // in flight per thread
+  static constexpr int kLastHop = Params::kGathersOwn ? 1 : 0;  // beyond the peers: to this rank itself
+  const Params* g;
 
   __device__ void run() {
     if (blockIdx.x >= static_cast<uint32_t>(g->push_ctas)) return;
     ptx::wait_for_previous_grid();
     const uint32_t warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
-    const uint64_t to = device::inbox_offset(g->inbox) +
-                        static_cast<uint64_t>(order->row_begin[order->rank]) * static_cast<uint32_t>(g->row_units) * 16;
+    const uint64_t to =
+        device::inbox_offset(g->inbox) + static_cast<uint64_t>(g->first_row) * static_cast<uint32_t>(g->row_units) * 16;
     const int32_t width = g->slab_blocks * (kTileK * 2 / 16);
     for (uint32_t slab = 0; slab < static_cast<uint32_t>(g->slabs); ++slab) {
       const int32_t first = static_cast<int32_t>(slab) * width, left = g->row_units - first;
@@ -58,7 +59,7 @@ struct PushShard {
           data[i] = g->shard[row * g->shard_pitch + first + col];
         }
       }
-      for (int hop = 1; hop < team.size; ++hop) {  // who needs this shard first comes first
+      for (int hop = 1; hop < team.size + kLastHop; ++hop) {  // who needs this shard first comes first
         const int peer = (team.rank - hop + team.size) % team.size;
         auto* const there = static_cast<uint4*>(device::peer_ptr(team, peer, to));
 #pragma unroll
@@ -75,7 +76,7 @@ struct PushShard {
     // NOTE: cumulative over the three warps, whose barrier is behind; a fence in every writer would stall every warp.
     ptx::fence_proxy_async();
     ptx::fence_sys();
-    for (int hop = 1; hop < team.size; ++hop)
+    for (int hop = 1; hop < team.size + kLastHop; ++hop)
       device::signal_add_relaxed(g->channel, (team.rank - hop + team.size) % team.size, g->ready_id + slab, share);
   }
 };

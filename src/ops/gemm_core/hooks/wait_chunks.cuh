@@ -9,7 +9,7 @@ namespace overlace::ops::gemm_core {
 /// Of the load thread. Pieces of a shard are asked for once per CTA, in the order in which they come; the order of
 /// tiles never returns to a shard. After a failure no peer is waited for: the pipeline runs on with what memory holds.
 struct WaitChunks {
-  static constexpr bool kWaits = true;
+  static constexpr bool kWaits = true, kDrains = true;  // who is done gives credit
   const GatherParams* g;
   const TileOrder* order;
   const CUtensorMap* gathered = nullptr;
@@ -19,6 +19,7 @@ struct WaitChunks {
 
   __device__ void begin() { gathered = &g->gathered[buffer_of_call(*g)]; }
 
+  template <class Config>
   __device__ Source source(const GemmParams& p, const Tile& tile) const {
     if (tile.at.shard == order->rank) return {&p.a, tile.row - order->row_begin[order->rank]};
     return {gathered, tile.row};

@@ -180,6 +180,13 @@ TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
   op.m = 1;
   op.b_layout = spec::BLayout::kn;
   EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for bf16 -> bf16, b kn");
+  op = op_of("ag_gemm");
+  op.m = 16;
+  op.bias = true;
+  op.row_offsets = {0, 0, 3, 16, 16};
+  EXPECT_EQ(message(op), "bf16_k_64x16_c11_s21_t");
+  op.activation = spec::Activation::swiglu;
+  EXPECT_EQ(message(op), "ag_gemm: schedule one_shot: no kernel for swiglu of few rows; wanted: none");
   op = op_of("gemm_ar");
   op.m = 1;
   op.k = 12;

@@ -1,0 +1,29 @@
+// AllGather and GEMM of few tokens in one kernel: hooks on the mainloop, nothing else. One instance per unit,
+// instances/gather_one_shot_*.cu.
+#pragma once
+
+#include "src/ops/gemm_core/gather_one_shot_instances.h"
+#include "src/ops/gemm_core/hooks/add_bias.cuh"
+#include "src/ops/gemm_core/hooks/plain.cuh"
+#include "src/ops/gemm_core/hooks/push_shard.cuh"
+#include "src/ops/gemm_core/hooks/store_transposed.cuh"
+#include "src/ops/gemm_core/hooks/wait_tokens.cuh"
+#include "src/ops/gemm_core/run.cuh"
+
+namespace overlace::ops::gemm_core {
+
+template <class Config>
+__global__ __launch_bounds__(kThreads,
+                             1) void sm90_one_shot_gather_gemm(const __grid_constant__ OneShotGatherGemmParams p) {
+  run<Config>(p.gemm, WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
+              PushShard<OneShotGatherParams>{&p.gather}, AddBias{&p.gemm, p.gather.bias, p.gather.n});
+}
+
+}  // namespace overlace::ops::gemm_core
+
+/// Body of a unit: defines the function that gather_one_shot_instances.h declares for `name`.
+#define OVERLACE_GATHER_ONE_SHOT_UNIT(name)                                                 \
+  const void* overlace::ops::gemm_core::gather_one_shot_kernel_##name() {                   \
+    using namespace overlace::ops::gemm_core;                                               \
+    return reinterpret_cast<const void*>(&sm90_one_shot_gather_gemm<Config<kSpec_##name>>); \
+  }
