@@ -109,7 +109,7 @@ class Site {
 };
 
 /// Shards of all lengths, 0 too; columns of other than whole tiles, K of other than whole stages, more tiles than CTAs
-/// and fewer.
+/// and fewer. On 132 SMs N 5128 and 7176 take one CTA a tile, all others two.
 const std::vector<Problem>& problems() {
   static const std::vector<Problem> all = {{1, 8, 8},
                                            {1, 136, 72, DType::bf16, true},
@@ -122,6 +122,8 @@ const std::vector<Problem>& problems() {
                                            {33, 392, 520},
                                            {40, 72, 2048, DType::fp16},
                                            {64, 1288, 328, DType::bf16, true, {0, 63, 64}},
+                                           {16, 5128, 520, DType::bf16, true},
+                                           {33, 7176, 136, DType::fp16},
                                            {64, 9032, 136},
                                            {64, 8, 4096}};
   return all;

@@ -97,6 +97,15 @@ std::span<const FusedSpec> one_shot_specs() {
   return kRows;
 }
 
+std::span<const FusedSpec> gather_one_shot_specs() {
+  static constexpr FusedSpec kRows[] = {
+#define INSTANCE(name) {#name, kSpec_##name},
+#include "src/ops/gemm_core/gather_one_shot_instances.def"
+#undef INSTANCE
+  };
+  return kRows;
+}
+
 const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n, int sms) {
   const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
   const FusedSpec* best = nullptr;
@@ -134,6 +143,21 @@ const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
   return best;
 }
 
+const FusedSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
+  const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
+  const auto work = [&](const ConfigSpec& s) {  // of a CTA, in halves of a tile's K
+    return pieces(pieces(n, s.tile_m), std::max(1, sms / s.cluster())) * 2 / s.split_k;
+  };
+  const FusedSpec* best = nullptr;
+  for (const FusedSpec& one : gather_one_shot_specs()) {
+    if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
+    const bool is_narrower = best == nullptr || one.spec.tile_n < best->spec.tile_n;
+    const bool is_less = !is_narrower && one.spec.tile_n == best->spec.tile_n && work(one.spec) < work(best->spec);
+    if (is_narrower || is_less) best = &one;
+  }
+  return best;
+}
+
 base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms) {
   const std::string dtype = param<std::string>(schedule, "dtype", ""),
                     out = param<std::string>(schedule, "out_dtype", "");
@@ -148,9 +172,10 @@ base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, i
     if (const FusedSpec* found = find_scatter(type, major, rows, cols)) return found;
     return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
   }
-  const FusedSpec* found = takes_one_shot(schedule) ? choose_one_shot(type, major, param<int64_t>(schedule, "M", 0))
-                                                    : choose_gather(type, major, schedule.tables.at("off"),
-                                                                    param<int64_t>(schedule, "N", 0), sms);
+  const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
+  const FusedSpec* found = schedule.op != "ag_gemm"   ? choose_one_shot(type, major, m)
+                           : takes_one_shot(schedule) ? choose_gather_one_shot(type, major, m, n, sms)
+                                                      : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;
   return missing(schedule, operands);
 }

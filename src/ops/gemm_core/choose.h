@@ -13,8 +13,8 @@
 
 namespace overlace::ops::gemm_core {
 
-/// A line of gather_instances.def, scatter_instances.def or one_shot_instances.def. All are there for bf16 and fp16,
-/// the first two for B of (N, K) and (K, N), the last for (N, K).
+/// A line of gather_instances.def, scatter_instances.def, one_shot_instances.def or gather_one_shot_instances.def. All
+/// are there for bf16 and fp16, the first two for B of (N, K) and (K, N), the others for (N, K).
 struct FusedSpec {
   std::string_view name;
   ConfigSpec spec;
@@ -22,6 +22,7 @@ struct FusedSpec {
 std::span<const FusedSpec> gather_specs();
 std::span<const FusedSpec> scatter_specs();
 std::span<const FusedSpec> one_shot_specs();
+std::span<const FusedSpec> gather_one_shot_specs();
 
 /// Fewest waves of clusters times columns of a tile; of equals the wider tile, which loads less of A. `row_offsets`:
 /// ranks + 1. K does not matter: it is the same for every tile. Null where none has that type and layout.
@@ -30,6 +31,8 @@ const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int6
 const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
 /// With the narrowest tile that takes `m` tokens.
 const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m);
+/// The same of ag_gemm; two CTAs a tile, each with half of K, where that is less to do for a CTA.
+const FusedSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms);
 
 /// Of the schedule on `sms` SMs; not_supported says what is missing.
 base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms);

@@ -80,8 +80,7 @@ constexpr bool is_valid(const ConfigSpec& c) {
                                                         c.tile_n == 192 || c.tile_n == 224 || c.tile_n == 256)) ||
                                        (c.tile_m == 256 && (c.tile_n == 64 || c.tile_n == 128));
   const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.split_k >= 1 && c.cluster() <= 2;
-  // Each CTA keeps a warpgroup's rows.
-  const bool split = c.split_k == 1 || (c.tile_m == 64 * kConsumerGroups && c.groups_per_tile == kConsumerGroups);
+  const bool split = c.split_k == 1 || c.tile_m == 64 * c.groups_per_tile;  // each CTA keeps a warpgroup's rows
   const bool major = c.b_major == BMajor::k || (c.tile_n % 64 == 0 && !c.is_swapped);
   return tile && fits && cluster && split && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) &&
          c.stages >= 2 && c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;

@@ -54,7 +54,7 @@ base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod&
   const ConfigSpec& s = instance.spec;
   const int64_t rows[] = {0, weights.n};
   gemm->order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
-  gemm->k_blocks = static_cast<int32_t>(count_pieces(weights.k, kTileK));
+  gemm->k_blocks = static_cast<int32_t>(count_pieces(weights.k, kTileK * s.split_k));
   return prepare_grid(instance, team, most_clusters, gemm);
 }
 

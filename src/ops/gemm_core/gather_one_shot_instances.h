@@ -1,4 +1,4 @@
-// Kernels of AllGather and GEMM of few tokens, by the name of their config: those of one_shot_instances.def.
+// Kernels of AllGather and GEMM of few tokens, by the name of their config.
 #pragma once
 
 #include "src/ops/gemm_core/instances.h"
@@ -6,7 +6,7 @@
 namespace overlace::ops::gemm_core {
 
 #define INSTANCE(name) const void* gather_one_shot_kernel_##name();
-#include "src/ops/gemm_core/one_shot_instances.def"
+#include "src/ops/gemm_core/gather_one_shot_instances.def"
 #undef INSTANCE
 
 /// As instances(); `kernel` is the fused one.

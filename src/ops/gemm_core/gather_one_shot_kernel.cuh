@@ -4,6 +4,7 @@
 
 #include "src/ops/gemm_core/gather_one_shot_instances.h"
 #include "src/ops/gemm_core/hooks/add_bias.cuh"
+#include "src/ops/gemm_core/hooks/add_half.cuh"
 #include "src/ops/gemm_core/hooks/plain.cuh"
 #include "src/ops/gemm_core/hooks/push_shard.cuh"
 #include "src/ops/gemm_core/hooks/store_transposed.cuh"
@@ -12,11 +13,30 @@
 
 namespace overlace::ops::gemm_core {
 
+/// Sums of both halves of K where there are two, then the bias.
+template <class Config>
+struct AddHalfAndBias {
+  static constexpr bool kReduces = true, kLoads = false;
+  ReduceHalves<Config> halves;
+  AddBias bias;
+
+  __device__ __forceinline__ void start() {}
+  __device__ __forceinline__ void begin() {}
+  __device__ __forceinline__ void end() const {}
+  template <class Same>
+  __device__ __forceinline__ void add(Sums<Same>& sums, const Place<Same>& place, uint32_t group, int32_t index,
+                                      Ring<Same::kStages>& ring, Patience& patience) {
+    if constexpr (Same::kSplitK > 1) halves.template add<Same>(sums, place, group, index, ring, patience);
+    bias.template add<Same>(sums, place, group, index, ring, patience);
+  }
+};
+
 template <class Config>
 __global__ __launch_bounds__(kThreads,
                              1) void sm90_one_shot_gather_gemm(const __grid_constant__ OneShotGatherGemmParams p) {
   run<Config>(p.gemm, WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
-              PushShard<OneShotGatherParams>{&p.gather}, AddBias{&p.gemm, p.gather.bias, p.gather.n});
+              PushShard<OneShotGatherParams>{&p.gather},
+              AddHalfAndBias<Config>{{}, {&p.gemm, p.gather.bias, p.gather.n}});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -57,7 +57,7 @@ void fill_gather(const OneShotGatherArgs& g, OneShotGatherParams* out) {
 std::span<const Instance> gather_one_shot_instances() {
   static const Instance rows[] = {
 #define INSTANCE(name) {#name, kSpec_##name, gather_one_shot_kernel_##name()},
-#include "src/ops/gemm_core/one_shot_instances.def"
+#include "src/ops/gemm_core/gather_one_shot_instances.def"
 #undef INSTANCE
   };
   return rows;
@@ -82,9 +82,10 @@ base::Result<PreparedOneShotGather> prepare_one_shot_gather(const Instance& inst
   const auto clusters = prepare_swapped_tiles(instance, g.state.channel->team, {g.n, g.k}, g.most_clusters, &gemm);
   if (!clusters.ok()) return clusters.status();
   fill_gather(g, &x);
-  x.push_ctas = std::min(*clusters, pushing_ctas(g, x.shard_rows));
-  out.clusters = std::min(*clusters, std::max(gemm.num_tiles, x.push_ctas));
-  fill_exchange(g.state, out.clusters + x.push_ctas, &x);
+  x.push_ctas = std::min(*clusters * s.cluster(), pushing_ctas(g, x.shard_rows));
+  const auto pushing = static_cast<int>(count_pieces(x.push_ctas, s.cluster()));
+  out.clusters = std::min(*clusters, std::max(gemm.num_tiles, pushing));
+  fill_exchange(g.state, out.clusters * s.cluster() + x.push_ctas, &x);
   return out;
 }
 

@@ -7,7 +7,8 @@
 namespace overlace::ops::gemm_core {
 
 /// A Reduce hook without loads. Warpgroup 0 of CTA 1 sends its sums to CTA 0, warpgroup 1 of CTA 0 to CTA 1, through
-/// shared memory of the cluster; the same warpgroup there adds them to its own, rounds and stores its 64 rows. Sums of
+/// shared memory of the cluster; the same warpgroup there adds them to its own, rounds and stores its 64 rows: half of
+/// a tile, or by turns a whole one. Sums of
 /// two: the same bits in whichever order. Thread t sends what thread t holds: four values of all threads lie together.
 struct AddHalf {
   static constexpr bool kReduces = true, kLoads = false;

@@ -15,7 +15,10 @@ struct WaitTokens {
   const CUtensorMap* gathered = nullptr;
   bool is_over = false;
 
-  __device__ __forceinline__ void begin() { gathered = &g->gathered[buffer_of_call(*g)]; }
+  __device__ __forceinline__ void begin() {
+    for (const CUtensorMap& map : g->gathered) ptx::prefetch_map(&map);
+    gathered = &g->gathered[buffer_of_call(*g)];
+  }
   template <class Config>
   __device__ __forceinline__ Source source(const GemmParams&, const Tile& tile) const {
     return {gathered, tile.col};

@@ -96,6 +96,28 @@ TEST(ChooseInstance, FewTokensTakeTheNarrowestTileThatHoldsThem) {
   EXPECT_EQ(choose_one_shot(DType::bf16, BMajor::n, 1), nullptr);
 }
 
+TEST(ChooseInstance, FewGatheredTokensTakeTwoCtasATileWhereThatIsLess) {
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    const auto split_of = [&](int64_t m, int64_t n) {
+      const FusedSpec* one = choose_gather_one_shot(dtype, BMajor::k, m, n, kSms);
+      EXPECT_EQ(one->spec.dtype, dtype);
+      EXPECT_EQ(one->spec.tile_n, m <= 16 ? 16 : 64);
+      return one->spec.split_k;
+    };
+    for (const int64_t m : {1, 16, 17, 64}) {
+      EXPECT_EQ(split_of(m, 8), 2);
+      EXPECT_EQ(split_of(m, 2560), 2);
+      EXPECT_EQ(split_of(m, 66 * 64), 2) << "as many tiles as clusters";
+      EXPECT_EQ(split_of(m, 67 * 64), 1) << "one more would be a second round";
+      EXPECT_EQ(split_of(m, 132 * 64), 1);
+      EXPECT_EQ(split_of(m, 133 * 64), 2) << "three rounds of halves instead of two";
+      EXPECT_EQ(split_of(m, 14336), 1);
+    }
+    EXPECT_EQ(choose_gather_one_shot(dtype, BMajor::k, kOneShotTokens + 1, 64, kSms), nullptr);
+    EXPECT_EQ(choose_gather_one_shot(dtype, BMajor::n, 1, 64, kSms), nullptr);
+  }
+}
+
 spec::OpSpec op_of(const std::string& name) {
   spec::OpSpec op;
   op.op = name;
@@ -184,7 +206,7 @@ TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
   op.m = 16;
   op.bias = true;
   op.row_offsets = {0, 0, 3, 16, 16};
-  EXPECT_EQ(message(op), "bf16_k_64x16_c11_s21_t");
+  EXPECT_EQ(message(op), "bf16_k_64x16_c11_s21_k2_t");
   op.activation = spec::Activation::swiglu;
   EXPECT_EQ(message(op), "ag_gemm: schedule one_shot: no kernel for swiglu of few rows; wanted: none");
   op = op_of("gemm_ar");
