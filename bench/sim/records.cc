@@ -140,7 +140,9 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
       m.op.n = row.find("n")->as_int();
       m.op.k = row.find("k")->as_int();
       m.op.ranks = static_cast<int>(row.find("ranks")->as_int());
-      if (!is_slab && name != tma_slot_of(m.op)) continue;
+      const bool is_slot =
+          name == tma_slot_of(m.op) || (name == "slot" && "slot " + text(row.find("instance")) == tma_slot_of(m.op));
+      if (!is_slab && !is_slot) continue;
       m.family = is_slab ? "k_slab" : "tma_slot";
       m.degree = is_slab ? std::stoi(name.substr(slab.size())) : 64;
       (void)add(found, std::move(m), *variant.find("time_us"));

@@ -30,19 +30,13 @@ Rectangle rectangle_of(const spec::Schedule& schedule, const Instance& in) {
   return {is_ag ? c.begin[0] : a.begin[0], is_ag ? c.count[0] : a.count[0], b.begin[n], b.count[n], a.count[1]};
 }
 
-int64_t parameter(const spec::Schedule& schedule, const char* name, int64_t otherwise) {
-  const auto it = schedule.params.find(name);
-  const int64_t* value = it == schedule.params.end() ? nullptr : std::get_if<int64_t>(&it->second);
+}  // namespace
+
+int64_t GraphBuilder::parameter(const char* name, int64_t otherwise) const {
+  const auto it = schedule_.params.find(name);
+  const int64_t* value = it == schedule_.params.end() ? nullptr : std::get_if<int64_t>(&it->second);
   return value == nullptr ? otherwise : *value;
 }
-
-/// Columns of a tile: those of the schedule (gemm_rs), else what the kernel of ag_gemm chooses on this machine.
-int64_t tile_cols(const spec::Schedule& schedule, const spec::Machine& machine) {
-  const int64_t n = parameter(schedule, "N", 1);
-  return parameter(schedule, "tile_n", spec::gather_tile_cols(schedule.tables.at("off"), n, machine.sms));
-}
-
-}  // namespace
 
 /// Copies of the kernel, one behind the other, by stores of all SMs.
 void GraphBuilder::add_push(int rank, const std::vector<int>& copies, uint32_t enter, uint32_t leave) {
@@ -102,6 +96,7 @@ base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, u
     if (kind == spec::Kind::reduce) return add_chain_of_parts(rank, parts, enter, leave);
     (kind == spec::Kind::copy ? copies : tiles).push_back(index);
   }
+  if (schedule_.op != "ag_gemm" && !tiles.empty()) return add_scatter(rank, tiles, copies, enter, leave);
   if (!copies.empty()) add_push(rank, copies, enter, leave);
   return tiles.empty() ? base::Status() : add_tiles(rank, tiles, enter, leave);
 }
@@ -129,6 +124,9 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
     whole.to = in.writes[0][0].rank;
     whole.moved_bytes = bytes_of(schedule_, in.writes[0]);
     whole.link_bytes = whole.peer_memory_bytes = whole.to == rank ? 0 : whole.moved_bytes;
+    if (schedule_.op == "ag_gemm" && whole.link_bytes > 0)
+      return base::error(Errc::bad_schedule, "{}: a part of tiles writes to rank {}, wanted its own {}",
+                         in.id(schedule_), whole.to, rank);
     whole.flops = 2.0 * static_cast<double>(at.rows) * static_cast<double>(at.cols) * static_cast<double>(at.depth);
     count_bytes(rank, whole);
     graph_.nodes[join].moved_bytes = whole.moved_bytes;
@@ -136,30 +134,6 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
     area->depth += at.depth;
   }
   return areas;
-}
-
-/// Tiles that go to a peer: these SMs do nothing else until their stores are under way, as bench/results/fused_x4.json
-/// shows: a kernel of remote tiles takes the time of its products and of its bytes together.
-uint32_t GraphBuilder::add_stores(int rank, const Area& area, const Slab& slab, int32_t tiles, const Grid& grid,
-                                  uint32_t before) {
-  // An equal part for each tile, nothing lost to rounding.
-  const int64_t all = ((area.rows + grid.rows - 1) / grid.rows) * ((area.cols + grid.cols - 1) / grid.cols);
-  const auto upto = [&](int64_t t) { return slab.whole.link_bytes / all * t + slab.whole.link_bytes % all * t / all; };
-  Work work;
-  work.link_bytes = work.peer_memory_bytes = upto(area.done + tiles) - upto(area.done);
-  work.amount = static_cast<uint64_t>(work.link_bytes);
-  const spec::Curve& store = machine_.transport.tma_GBps;
-  const double rate = store.empty() ? machine_.link.egress_GBps.value : store.at(tiles * spec::kFusedTileSms);
-  work.flow_us = static_cast<double>(work.link_bytes) / rate * 1e-3;
-  work.to = slab.whole.to;
-  work.load = spec::Load::epi_store;
-  const uint32_t id = add_node(rank);
-  Node& node = graph_.nodes[id];
-  node.part_of = slab.instance;
-  set_flow(node, work);
-  node.intensity = static_cast<double>(tiles) / grid.slots;
-  connect(before, id);
-  return id;
 }
 
 /// The chain of slabs of `tiles` tiles of an area; `before` is what these SMs did last. Returns the last node.
@@ -181,15 +155,13 @@ uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid
     connect(last, id);
     add_waits(id, list[static_cast<size_t>(slab.instance)], Waits::all);
     last = id;
-    if (slab.whole.link_bytes > 0) last = add_stores(rank, area, slab, tiles, grid, id);
     connect(last, slab.join);
   }
-  area.done += tiles;
   return last;
 }
 
-/// Tiles in the order of the grid: an eighth of a wave on an eighth of the SMs at a time.
-base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
+/// Tiles: of the schedule (gemm_rs), else what the kernel of ag_gemm chooses on this machine.
+base::Result<GraphBuilder::Grid> GraphBuilder::grid_of() const {
   const auto off = schedule_.tables.find("off");
   if (off == schedule_.tables.end() || graph_.ranks > kOrderShards ||
       static_cast<int>(off->second.size()) != graph_.ranks + 1) {
@@ -197,29 +169,48 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
                        "schedule {}: {} ranks with a fused kernel, wanted at most {} and a table off", schedule_.family,
                        graph_.ranks, kOrderShards);
   }
-  base::Result<std::vector<Area>> found = areas_of(rank, parts, enter, leave);
-  if (!found.ok()) return found.status();
-  std::vector<Area>& areas = *found;
-  const Grid grid = {parameter(schedule_, "tile_m", spec::kFusedTileRows), tile_cols(schedule_, machine_),
+  const int64_t chosen = spec::gather_tile_cols(off->second, parameter("N", 1), machine_.sms);
+  const Grid grid = {parameter("tile_m", spec::kFusedTileRows), parameter("tile_n", chosen),
                      std::max(1, machine_.sms / spec::kFusedTileSms)};
   if (grid.rows < 1 || grid.cols < 1 || grid.rows > kMaxTile || grid.cols > kMaxTile)
     return base::error(Errc::bad_schedule, "schedule {}: tiles of {} x {}, wanted 1 to {}", schedule_.family, grid.rows,
                        grid.cols, kMaxTile);
+  return grid;
+}
+
+/// `nodes_per_tile`: about so many nodes are made of them.
+base::Result<TileOrder> GraphBuilder::order_of(TileOrderKind kind, int rank, const Grid& grid,
+                                               double nodes_per_tile) const {
+  const int64_t tiles_n = (parameter("N", 1) + grid.cols - 1) / grid.cols;
+  const int64_t tiles = (parameter("M", 1) + grid.rows - 1) / grid.rows * tiles_n;
+  if (tiles > std::numeric_limits<int32_t>::max() || static_cast<double>(tiles) * nodes_per_tile > kMaxNodes)
+    return base::error(Errc::not_supported, "schedule {}: {} tiles are {:.0f} nodes, simulated are at most {}",
+                       schedule_.family, tiles, static_cast<double>(tiles) * nodes_per_tile, kMaxNodes);
+  TileOrder out = make_tile_order(kind, rank, graph_.ranks, schedule_.tables.at("off").data(),
+                                  static_cast<int32_t>(grid.rows), static_cast<int32_t>(tiles_n));
+  out.swizzle = kTileSwizzle;
+  return out;
+}
+
+/// Tiles in the order of the grid: an eighth of a wave on an eighth of the SMs at a time.
+base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
+  const base::Result<Grid> found_grid = grid_of();
+  if (!found_grid.ok()) return found_grid.status();
+  const Grid& grid = *found_grid;
+  base::Result<std::vector<Area>> found = areas_of(rank, parts, enter, leave);
+  if (!found.ok()) return found.status();
+  std::vector<Area>& areas = *found;
   const Instance& first = graph_.expansions[static_cast<size_t>(rank)].instances[static_cast<size_t>(parts.front())];
   const spec::Params& params = task_of(first).params;
   const auto order = params.find("order");
   const bool is_rotated = order != params.end() && order->second == spec::Param(std::string("rotated"));
-  const int64_t tiles_n = (parameter(schedule_, "N", 1) + grid.cols - 1) / grid.cols;
-  TileOrder o = make_tile_order(is_rotated ? TileOrderKind::rotated : TileOrderKind::own_last, rank, graph_.ranks,
-                                off->second.data(), static_cast<int32_t>(grid.rows), static_cast<int32_t>(tiles_n));
-  o.swizzle = kTileSwizzle;
   size_t slabs = 1;
   for (const Area& area : areas) slabs = std::max(slabs, area.slabs.size());
-  const int64_t rows = (parameter(schedule_, "M", 1) + grid.rows - 1) / grid.rows;
-  const int64_t nodes = rows * tiles_n / grid.slots * kGroupsPerWave * static_cast<int64_t>(slabs);
-  if (rows * tiles_n > std::numeric_limits<int32_t>::max() || nodes > kMaxNodes)
-    return base::error(Errc::not_supported, "schedule {}: {} tiles in {} groups and slabs, simulated are at most {}",
-                       schedule_.family, rows * tiles_n, nodes, kMaxNodes);
+  const double nodes = static_cast<double>(slabs) * kGroupsPerWave / grid.slots;
+  const base::Result<TileOrder> tile_order =
+      order_of(is_rotated ? TileOrderKind::rotated : TileOrderKind::own_last, rank, grid, nodes);
+  if (!tile_order.ok()) return tile_order.status();
+  const TileOrder& o = *tile_order;
   const int32_t total = count_tiles(o), groups = std::min(kGroupsPerWave, grid.slots);
   std::vector<uint32_t> before(static_cast<size_t>(groups), enter);
   std::vector<int32_t> tiles_in(areas.size());

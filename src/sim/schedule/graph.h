@@ -11,6 +11,7 @@
 #include "overlace/sim.h"
 #include "src/sim/resource/fluid.h"
 #include "src/sim/schedule/costs.h"
+#include "src/spec/tile_order_pod.h"
 
 namespace overlace::sim {
 
@@ -121,7 +122,8 @@ class GraphBuilder {
     uint32_t from, to;
     Time delay;
   };
-  /// Of a fused kernel: instances that compute one rectangle of C, and the tiles that have been given out.
+  friend class ScatterKernel;  // scatter.cc
+  /// Of a fused kernel: instances that compute one rectangle of C.
   struct Slab {
     int instance;
     uint32_t join;  // completes with the last tile
@@ -131,7 +133,6 @@ class GraphBuilder {
   struct Area {
     int64_t row = 0, rows = 0, col = 0, cols = 0;
     int64_t depth = 0;
-    int64_t done = 0;
     std::vector<Slab> slabs = {};
     bool has(int64_t r, int64_t c) const { return r >= row && r < row + rows && c >= col && c < col + cols; }
   };
@@ -145,9 +146,13 @@ class GraphBuilder {
   base::Status add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   base::Status add_chain_of_parts(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   base::Result<std::vector<Area>> areas_of(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
-  uint32_t add_stores(int rank, const Area& area, const Slab& slab, int32_t tiles, const Grid& grid, uint32_t before);
+  int64_t parameter(const char* name, int64_t otherwise) const;
+  base::Result<Grid> grid_of() const;
+  base::Result<TileOrder> order_of(TileOrderKind kind, int rank, const Grid& grid, double nodes_per_tile) const;
   uint32_t add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before);
   base::Status add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
+  base::Status add_scatter(int rank, const std::vector<int>& tiles, const std::vector<int>& copies, uint32_t enter,
+                           uint32_t leave);
   void add_push(int rank, const std::vector<int>& copies, uint32_t enter, uint32_t leave);
   std::vector<std::vector<int>> streams_of(int rank) const;
   uint32_t add_node(int rank);

@@ -15,11 +15,17 @@ struct Golden {
   const char *op, *family;
   int degree;
 };
-constexpr Golden kCases[] = {
-    {"ag_gemm", "library", 1},           {"ag_gemm", "serial", 1}, {"ag_gemm", "hetero_unfused_1d", 2},
-    {"ag_gemm", "uniform_fused_2d", 4},  {"ag_gemm", "k_slab", 4}, {"gemm_rs", "hetero_fused_1d", 2},
-    {"gemm_rs", "tma_slot", 8},          {"gemm_rs", "limit", 1},  {"gemm_ar", "library", 1},
-    {"gemm_ar", "grouped_unfused_1d", 2}};
+constexpr Golden kCases[] = {{"ag_gemm", "library", 1},
+                             {"ag_gemm", "serial", 1},
+                             {"ag_gemm", "hetero_unfused_1d", 2},
+                             {"ag_gemm", "uniform_fused_2d", 4},
+                             {"ag_gemm", "k_slab", 4},
+                             {"gemm_rs", "hetero_fused_1d", 2},
+                             {"gemm_rs", "tma_slot", 8},
+                             {"gemm_rs", "limit", 1},
+                             {"gemm_ar", "library", 1},
+                             {"gemm_ar", "grouped_unfused_1d", 2},
+                             {"gemm_ar", "tma_slot", 4}};
 
 TEST(GoldenTimes, AreTheSameToTheBit) {
   const std::string folder = std::string(OVERLACE_SOURCE_DIR) + "/tests/golden/sim/";
