@@ -49,12 +49,13 @@ base::Result<int> prepare_grid(const Instance& instance, const TeamPod& team, in
 
 }  // namespace
 
-base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod& team, const Weights& weights,
+base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod& team, const SwappedShape& shape,
                                         int most_clusters, GemmParams* gemm) {
   const ConfigSpec& s = instance.spec;
-  const int64_t rows[] = {0, weights.n};
+  const int64_t rows[] = {0, shape.n};
   gemm->order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
-  gemm->k_blocks = static_cast<int32_t>(count_pieces(weights.k, kTileK * s.split_k));
+  gemm->k_blocks = static_cast<int32_t>(count_pieces(shape.k, kTileK * s.split_k));
+  gemm->stage_bytes = static_cast<uint32_t>(s.a_bytes() + one_shot_tokens(shape.tokens) * kTileK * 2);
   return prepare_grid(instance, team, most_clusters, gemm);
 }
 

@@ -33,11 +33,12 @@ struct FusedArgs {
 base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, const FusedArgs& args,
                                 const ExchangeState& state, GemmParams* gemm);
 
-/// The same of swapped operands: tiles of rows of the weights (n, k). Gives the clusters that run at once.
-struct Weights {
-  int64_t n = 0, k = 0;
+/// The same of swapped operands: tiles of rows of the weights (n, k), and what a stage brings. Gives the clusters that
+/// run at once.
+struct SwappedShape {
+  int64_t tokens = 0, n = 0, k = 0;
 };
-base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod& team, const Weights& weights,
+base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod& team, const SwappedShape& shape,
                                         int most_clusters, GemmParams* gemm);
 
 /// `row_offsets`: ranks + 1. `bytes`: that a buffer of the inbox must have.

@@ -26,7 +26,7 @@ base::Status encode_maps(const ConfigSpec& s, const OneShotGatherArgs& g, OneSho
   OVERLACE_TRY(encode(as_c(s, g.c, m, g.n, g.ldc), s.dtype, &p->gemm.c));
   for (uint64_t buffer = 0; buffer < 2; ++buffer) {
     const char* at = team.heap[team.rank] + g.state.inbox->offset + buffer * g.state.inbox->pitch;
-    OVERLACE_TRY(encode(as_b(s, at, m, g.k, g.k), s.dtype, &p->gather.gathered[buffer]));
+    OVERLACE_TRY(encode(as_tokens(s, at, m, g.k, g.k), s.dtype, &p->gather.gathered[buffer]));
   }
   p->gemm.b = p->gather.gathered[0];
   return {};
@@ -79,7 +79,8 @@ base::Result<PreparedOneShotGather> prepare_one_shot_gather(const Instance& inst
   OneShotGatherParams& x = out.params.gather;
   OVERLACE_TRY(encode_maps(s, g, &out.params));
   gemm.error = g.error;
-  const auto clusters = prepare_swapped_tiles(instance, g.state.channel->team, {g.n, g.k}, g.most_clusters, &gemm);
+  const auto clusters =
+      prepare_swapped_tiles(instance, g.state.channel->team, {g.row_offsets.back(), g.n, g.k}, g.most_clusters, &gemm);
   if (!clusters.ok()) return clusters.status();
   fill_gather(g, &x);
   x.push_ctas = std::min(*clusters * s.cluster(), pushing_ctas(g, x.shard_rows));

@@ -177,7 +177,8 @@ struct Source {
 template <class Config>
 __device__ __forceinline__ void open_stage(const GemmParams& p, const Place<Config>& place, uint32_t stage,
                                            const Tile& tile, int32_t k) {
-  ptx::mbarrier_arrive_expect(place.full(stage), Config::kSpec.a_bytes() + Config::kSpec.b_bytes());
+  constexpr uint32_t kFull = Config::kSpec.a_bytes() + Config::kSpec.b_bytes();
+  ptx::mbarrier_arrive_expect(place.full(stage), Config::kSpec.is_swapped ? p.stage_bytes : kFull);
   if constexpr (Config::kSpec.is_swapped) {
     load_a(&p.a, place, stage, tile.row, k * kTileK);
   } else {

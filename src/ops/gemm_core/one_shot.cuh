@@ -29,7 +29,7 @@ struct OneShotParams {
 struct OneShotGemmParams {
   GemmParams gemm;  // a: weights (N, K), b: tokens (M, K), c: (my tokens, N)
   OneShotParams exchange;
-  int32_t first_token;  // at row 0 of c
+  int32_t first_token;  // at row 0 of c; negative: none of them is mine
 };
 
 }  // namespace overlace::ops::gemm_core

@@ -74,13 +74,15 @@ base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const O
   out.instance = &instance;
   GemmParams& gemm = out.params.gemm;
   OVERLACE_TRY(encode(as_a(s, {"b", g.b, g.n, g.k, g.ldb, 0, 0}), s.dtype, &gemm.a));
-  OVERLACE_TRY(encode(as_b(s, g.a, g.m, g.k, g.lda), s.dtype, &gemm.b));
+  OVERLACE_TRY(encode(as_tokens(s, g.a, g.m, g.k, g.lda), s.dtype, &gemm.b));
   const Tokens mine = tokens_of(g, team.rank);
-  const bool is_empty = mine.first == mine.end;  // then the map has a row that no tile reaches
-  OVERLACE_TRY(encode(as_c(s, g.c, is_empty ? 1 : mine.end - mine.first, g.n, g.ldc), s.dtype, &gemm.c));
-  out.params.first_token = static_cast<int32_t>(is_empty ? s.tile_n : mine.first);
+  const bool is_empty = mine.first == mine.end;  // then the map has a row that is not stored
+  Matrix c = as_c(s, g.c, is_empty ? 1 : mine.end - mine.first, g.n, g.ldc);
+  c.box_rows = static_cast<int>(c.rows);
+  OVERLACE_TRY(encode(c, s.dtype, &gemm.c));
+  out.params.first_token = is_empty ? -1 : static_cast<int32_t>(mine.first);
   gemm.error = g.error;
-  const auto most = prepare_swapped_tiles(instance, team, {g.n, g.k}, g.most_clusters, &gemm);
+  const auto most = prepare_swapped_tiles(instance, team, {g.m, g.n, g.k}, g.most_clusters, &gemm);
   if (!most.ok()) return most.status();
   out.clusters = std::min(*most, gemm.num_tiles);
   OneShotParams& x = out.params.exchange;

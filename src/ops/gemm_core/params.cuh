@@ -15,6 +15,7 @@ struct GemmParams {
   CUtensorMap c;                // (M, N)
   TileOrder order;              // of the clusters' tiles
   int32_t num_tiles, k_blocks;  // of each CTA's part of K
+  uint32_t stage_bytes;         // that loads bring, with swapped operands; else a stage is full
   uint32_t* error;              // device or pinned memory: not 0 once a wait has passed its end
   uint64_t timeout_ns;
 };

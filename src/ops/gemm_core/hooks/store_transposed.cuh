@@ -8,11 +8,13 @@ namespace overlace::ops::gemm_core {
 
 struct StoreTransposed {
   static constexpr bool kGates = false;
-  const CUtensorMap* c;  // (tokens, N); others than its own are clipped
-  int32_t first_token;
+  static constexpr int32_t kRowBytes = 128;  // of a token as staged: 64 columns
+  const CUtensorMap* c;                      // (tokens that are stored, N), in boxes of all of these tokens
+  int32_t first_token;                       // of a tile, that is stored; negative: none is
   __device__ __forceinline__ void begin() {}
-  __device__ __forceinline__ void store(const Tile&, int32_t row, int32_t col, uint32_t shared) {
-    ptx::store_box(c, row, col - first_token, shared);
+  /// NOTE: a box that begins before its tensor, which would clip as well, is an illegal instruction on Hopper.
+  __device__ __forceinline__ void store(const Tile&, int32_t row, int32_t, uint32_t shared) {
+    if (first_token >= 0) ptx::store_box(c, row, 0, shared + static_cast<uint32_t>(first_token * kRowBytes));
   }
 };
 
