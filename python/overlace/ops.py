@@ -91,7 +91,11 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:  # not any(...): a generator costs a call 0.2 us
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 def activation_of(op: str, name: str, bs: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -147,7 +151,7 @@ def ag_gemm(
     vectors = [] if biases is None else [biases] if isinstance(biases, torch.Tensor) else list(biases)
     activate = activation_of("ag_gemm", activation, factors)
     matrix, rows, dim = _rows_first("ag_gemm", a, gather_dim, "gather_dim")
-    keeps = return_a or (keep_gathered and torch.is_grad_enabled() and any(b.requires_grad for b in factors))
+    keeps = return_a or (keep_gathered and _needs_gradient(factors))
     tensors = (matrix, *factors, *vectors)
     options: dict[str, Any] = {}
     if keeps or out_dtype or row_offsets or plan:

@@ -72,27 +72,23 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     const DeviceGuard guard(options_.device);
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
-    // Destroy waits for the peers; after a failure they may never come.
-    const ncclResult_t code = is_aborting_ ? ncclInternalError : lib_.ncclCommFinalize(comm_);
-    if ((code == ncclSuccess || code == ncclInProgress) && settle("close").ok()) {
+    if (!is_aborting_ && finalize()) {
       (void)lib_.ncclCommDestroy(comm_);
     } else {
-      (void)lib_.ncclCommAbort(comm_);
+      (void)lib_.ncclCommAbort(comm_);  // null does no harm
     }
   }
 
   base::Status open(const ncclUniqueId& id) {
     const DeviceGuard guard(options_.device);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
     state_->add_engine(this);  // before the peers are met: an abort must end that wait too
     is_watched_ = true;
     {
       const std::lock_guard lock(mutex_);
-      const ncclResult_t code = lib_.ncclCommInitRankConfig(&comm_, size_, id, rank_, &config);
-      if (code != ncclSuccess && code != ncclInProgress) return failure("ncclCommInitRankConfig", code);
-      OVERLACE_TRY(settle("ncclCommInitRankConfig"));
+      if (base::Status met = meet(id); !met.ok()) {
+        is_aborting_ = true;
+        return met;
+      }
     }
     return warm_up();
   }
@@ -162,21 +158,19 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     call("ncclGroupEnd", group_stream_, [&] { return lib_.ncclGroupEnd(); });
   }
 
-  /// Kernels of the communicator end; its calls throw from now on.
+  /// Kernels of the communicator end; its calls throw from now on. One that is stuck returns once it is aborted.
   void abort() override {
+    constexpr std::chrono::milliseconds kOfACall{100};
     is_aborting_ = true;
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) return;
-    const ncclComm_t comm = std::exchange(comm_, nullptr);
+    const std::unique_lock lock(mutex_, kOfACall);
+    const ncclComm_t comm = comm_.exchange(nullptr);
+    if (comm == nullptr) return;
     const auto end = [&lib = lib_, device = options_.device, comm] {
       const DeviceGuard guard(device);
       (void)lib.ncclCommAbort(comm);
     };
     if (captures_.alive() == 0) return end();
-    try {
-      std::thread(end).detach();          // its kernels end at once, the rest when the graphs are gone
-    } catch (const std::system_error&) {  // no thread to be had: what the communicator has stays with the process
-    }
+    end_behind_graphs(end);  // its kernels end at once, the rest when the graphs are gone
   }
   bool has_captures() override {
     constexpr int64_t kGraceNs = 200'000'000;
@@ -190,7 +184,8 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
   base::Status poll() override {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock() || comm_ == nullptr) return {};  // a call in progress looks itself
+    if (!lock.owns_lock()) return stuck();
+    if (comm_ == nullptr) return {};
     ncclResult_t state = ncclSuccess;
     if (const std::string what = deadlines_.overdue(options_.timeout_ms); !what.empty()) return timed_out(what);
     if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
@@ -237,7 +232,44 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
                   base::format("nccl {}: {} is {}, wanted 0 to {}", call_name, argument, peer, size_ - 1));
   }
 
-  /// A non-blocking communicator finishes a call in its own time. Precondition: mutex_ held.
+  /// A call that is queued, but does not return: it connects, or waits for room in NCCL's queue, which takes a peer.
+  base::Status stuck() const {
+    const int64_t since = call_since_ns_;
+    if (since == 0 || now_ns() - since < options_.timeout_ms * 1'000'000) return {};
+    return timed_out(base::format("a call of {}", call_name_.load()));
+  }
+
+  /// Makes comm_ with the peers, in two steps, as NCCL's modes want it. A non-blocking communicator can be given up
+  /// while the peers are awaited, but starts a thread for each call, which costs the caller 90 us. Of a blocking one a
+  /// call takes 10 us; its own meeting could not be given up. So the first one only makes the second. Precondition:
+  /// mutex_ held.
+  base::Status meet(const ncclUniqueId& id) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t meeting = nullptr, calls = nullptr;
+    OVERLACE_TRY(begun("ncclCommInitRankConfig", lib_.ncclCommInitRankConfig(&meeting, size_, id, rank_, &config)));
+    comm_ = meeting;
+    OVERLACE_TRY(settle("ncclCommInitRankConfig"));
+    config.blocking = 1;
+    if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
+    OVERLACE_TRY(begun("ncclCommSplit", lib_.ncclCommSplit(meeting, 0, rank_, &calls, &config)));
+    OVERLACE_TRY(settle("ncclCommSplit"));
+    const ncclResult_t code = lib_.ncclCommFinalize(meeting);
+    const base::Status ended = begun("ncclCommFinalize", code).ok() ? settle("ncclCommFinalize") : base::Status();
+    if (!ended.ok()) {
+      (void)lib_.ncclCommAbort(calls);
+      return ended;
+    }
+    comm_ = calls;
+    (void)lib_.ncclCommDestroy(meeting);
+    return {};
+  }
+  base::Status begun(const char* what, ncclResult_t code) const {
+    if (code == ncclSuccess || code == ncclInProgress) return {};
+    return failure(what, code);
+  }
+
+  /// Waits until what a non-blocking communicator does is done. Precondition: mutex_ held.
   base::Status settle(const char* what) {
     const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
     for (int spins = 0;; ++spins) {
@@ -252,6 +284,24 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
                            options_.timeout_ms);
       if (spins > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
+  }
+
+  /// Waits for the peers, who may never come: in a thread, so that there is a deadline. Precondition: mutex_ held.
+  bool finalize() try {
+    const ncclComm_t comm = comm_;
+    std::atomic<int> code = ncclInProgress;
+    std::thread waits([&] {
+      const DeviceGuard guard(options_.device);
+      code = lib_.ncclCommFinalize(comm);
+    });
+    const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
+    while (code == ncclInProgress && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    const bool is_done = code == ncclSuccess;
+    if (code == ncclInProgress) (void)lib_.ncclCommAbort(comm_.exchange(nullptr));
+    waits.join();
+    return is_done;
+  } catch (const std::system_error&) {  // no thread to be had
+    return false;
   }
 
   /// `queue`: where the call puts work, or null; in a group its end does.
@@ -269,9 +319,11 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
       group_peers_.clear();
       group_what_.clear();
     }
+    call_name_ = what;
+    call_since_ns_ = now_ns();
     const ncclResult_t code = function();
-    if (code != ncclSuccess && code != ncclInProgress) failure_or_cause(what, code).or_throw();
-    if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();
+    call_since_ns_ = 0;
+    if (code != ncclSuccess) failure_or_cause(what, code).or_throw();
     if (is_queued) deadlines_.end(queue);
   }
 
@@ -319,10 +371,12 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   const int rank_, size_;
   std::vector<int> world_ranks_;
   cuda_peer::CudaPeerState* const state_;
-  std::mutex mutex_;  // comm_
+  std::timed_mutex mutex_;  // calls, and comm_ but for the abort of a stuck one
   Deadlines deadlines_;
   Captures captures_;
-  ncclComm_t comm_ = nullptr;
+  std::atomic<ncclComm_t> comm_ = nullptr;
+  std::atomic<int64_t> call_since_ns_ = 0;  // of the call in progress; 0: none
+  std::atomic<const char*> call_name_ = "";
   std::atomic<bool> is_aborting_ = false;
   bool is_watched_ = false;
   int groups_ = 0;  // open ones; calls inside finish with the last

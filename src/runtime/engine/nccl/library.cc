@@ -46,6 +46,7 @@ base::Result<Library> load() {
   OVERLACE_FIND(ncclGetVersion);
   OVERLACE_FIND(ncclGetUniqueId);
   OVERLACE_FIND(ncclCommInitRankConfig);
+  OVERLACE_FIND(ncclCommSplit);
   OVERLACE_FIND(ncclCommGetAsyncError);
   OVERLACE_FIND(ncclCommFinalize);
   OVERLACE_FIND(ncclCommDestroy);

@@ -15,6 +15,7 @@ struct Library {
   decltype(&::ncclGetVersion) ncclGetVersion = nullptr;
   decltype(&::ncclGetUniqueId) ncclGetUniqueId = nullptr;
   decltype(&::ncclCommInitRankConfig) ncclCommInitRankConfig = nullptr;
+  decltype(&::ncclCommSplit) ncclCommSplit = nullptr;
   decltype(&::ncclCommGetAsyncError) ncclCommGetAsyncError = nullptr;
   decltype(&::ncclCommFinalize) ncclCommFinalize = nullptr;
   decltype(&::ncclCommDestroy) ncclCommDestroy = nullptr;
