@@ -88,6 +88,7 @@ class Site {
     }
     for (size_t i = 0; p.bias && i < want_.size(); ++i) want_[i] += bias[i % static_cast<size_t>(p.n)];
     schedule_ = spec::make_schedule(op(), "one_shot");
+    spoil();
   }
 
   std::string why_not() const { return ops::supports(channel_, op(), schedule_).reason; }
