@@ -106,7 +106,7 @@ base::Result<Fit> fit_points(const std::vector<Point>& points, const spec::Machi
 spec::Machine as_priors(spec::Machine machine);
 
 /// Of the residuals, the first probe whose held-out median is above `most` (0.05: five percent); of probes that hold
-/// none out the fitted one, above `most` and 20 %: they have a point or two each, and share numbers with others. Twice
+/// none out the fitted one, above `most` and 30 %: they have a point or two each, and share numbers with others. Twice
 /// the spread of a probe is allowed in any case, up to 20 %: nothing can be predicted better than it is known.
 base::Status check_residuals(const std::vector<Residual>& residuals, double most);
 
