@@ -75,7 +75,7 @@ struct Machine {
 
   /// A product on n SMs: start_us + max(waves of tiles, operations / sustained rate, bytes / stream rate).
   struct Gemm {
-    std::vector<GemmTile> tiles;  // the one that is fastest for a shape is taken
+    std::vector<GemmTile> tiles;  // the library's: the one that is fastest for a shape is taken
     Figure start_us;              // the first loads and the last stores, which no other tile hides
     Figure sustained_TFLOPs;      // what power allows; 0: no such limit
     Figure stream_GBps;           // operands and result, through memory: what no cache holds

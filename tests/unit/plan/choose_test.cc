@@ -179,7 +179,7 @@ TEST(Choose, TwoGpusHideTransfersOfElevenMicroseconds) {
     const char* family;
   };
   // Of bench/results/mid_x2.jsonl, M 512; at M 256 schedules and library are within a tenth of each other.
-  const Row rows[] = {{"ag_gemm", 2560, 8192, "k_slab"},      {"ag_gemm", 14336, 8192, "hetero_unfused_1d"},
+  const Row rows[] = {{"ag_gemm", 2560, 8192, "k_slab"},      {"ag_gemm", 14336, 8192, "k_slab"},
                       {"gemm_rs", 8192, 2048, "tma_slot_rs"}, {"gemm_rs", 8192, 7168, "hetero_unfused_1d_rs"},
                       {"gemm_ar", 8192, 2048, "tma_slot_ar"}, {"gemm_ar", 8192, 7168, "tma_slot_ar"}};
   for (const Row& row : rows) {
@@ -187,6 +187,16 @@ TEST(Choose, TwoGpusHideTransfersOfElevenMicroseconds) {
     EXPECT_EQ(choice.schedule.family, row.family) << row.op << " N " << row.n << ": " << choice.reason;
     const Choice few = choose(op_of(row.op, 256, row.n, row.k, 2), kH200);
     EXPECT_TRUE(few.schedule.family.starts_with("library")) << few.schedule.family << ": " << few.reason;
+  }
+}
+
+/// Two H200, bench/results/swiglu_x2.jsonl: k_slab 375 to 382 us, hetero_unfused_1d 426 to 439.
+TEST(Choose, TakesOneKernelWhereShardsMakeSlowProducts) {
+  const spec::OpSpec op = op_of("ag_gemm", 1024, 14336, 8192, 2);
+  EXPECT_EQ(choose(op, kH200).schedule.family, "k_slab") << choose(op, kH200).reason;
+  for (const char* name : {"h200x4", "h200x2"}) {
+    const auto plan = Planner(spec::find_machine(name)).plan(op, {.limit = Tier::recurrence});
+    EXPECT_EQ(plan->candidate.family, "k_slab") << plan->reason;
   }
 }
 
@@ -224,7 +234,7 @@ TEST(Choose, AllReducesTakeOneKernelWhereItWasAhead) {
   EXPECT_EQ(choose(op_of("gemm_ar", 4096, 8192, 2052, 2), kH200).schedule.family, "grouped_unfused_1d_ar")
       << "no such kernel";
   // No record carries these: the recurrence alone, fitted to other rows and teams.
-  EXPECT_EQ(choice(8192, 7168, 4).family, "tma_slot_ar");
+  EXPECT_EQ(choice(4096, 7168, 4).family, "tma_slot_ar");
   EXPECT_EQ(choice(8192, 7168, 8).family, "tma_slot_ar");
   // Four ranks and a short K: the links are busy for longer than the GEMMs, and groups made it slower.
   for (const int64_t m : {8192, 16384}) EXPECT_FALSE(choice(m, 2048, 4).family.starts_with("grouped")) << m;
