@@ -20,7 +20,8 @@ namespace {
 /// GPUs: below this little was measured to gain and some to lose, whatever a model says: flags, launches and the
 /// shortest copies take as long. Two H200: 11 us of transfer gained 5 to 27 %, 5 us from -10 to 10 % (mid_x2.jsonl).
 constexpr double kMinHiddenUs = 10;
-constexpr const char* kGpuMachine = "h200x4";  // of the only GPUs that were measured
+constexpr const char* kGpuMachine = "h200x4";        // of the only GPUs that were measured
+constexpr const char* kFewTokensMachine = "h200x2";  // few tokens on these alone, NCCL and one kernel
 
 constexpr int64_t kMinRows = 64;
 constexpr double kMinGain = 0.05;  // of the library's time, expected; less is within the model's error
@@ -127,6 +128,21 @@ Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
   return {spec::make_schedule(op, found.candidate.family, found.candidate.degree), std::move(found.reason)};
 }
 
+/// One kernel or the library: nothing else was measured.
+Choice choose_for_few_tokens(const spec::OpSpec& op) {
+  static const spec::Machine machine = spec::find_machine(kFewTokensMachine);
+  const Recurrence recurrence(op, machine);
+  Decision found;
+  found.tier = Tier::recurrence;
+  for (const char* family : {"one_shot", "library"}) {
+    const Candidate candidate = {family, 1};
+    found.others.push_back(with_band(op, machine, Tier::recurrence, candidate, recurrence.us(candidate).value()));
+  }
+  rank(&found.others);
+  settle(op, machine, &found);
+  return {spec::make_schedule(op, found.candidate.family), std::move(found.reason)};
+}
+
 bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
 
 }  // namespace
@@ -139,7 +155,8 @@ bool is_fusable(const spec::OpSpec& op) {
 }
 
 bool has_few_tokens(const spec::OpSpec& op) {
-  return !spec::gathers(op.op) && op.m > 0 && op.m <= kOneShotTokens && is_fusable(op);
+  return op.op != "ag_wgrad" && op.activation == spec::Activation::none && op.m > 0 && op.m <= kOneShotTokens &&
+         is_fusable(op);
 }
 
 Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
@@ -149,9 +166,7 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   const bool is_one = hardware.hosts == 1;
   const Costs& costs = hardware.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
   const Times t = times_of(op, hardware, costs);
-  if (hardware.is_gpu && is_one && has_few_tokens(op))
-    return {spec::make_schedule(op, "one_shot"),
-            base::format("M {} is at most {}: one kernel streams B and sends the sums", op.m, kOneShotTokens)};
+  if (hardware.is_gpu && is_one && has_few_tokens(op)) return choose_for_few_tokens(op);
   if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t);
   if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 

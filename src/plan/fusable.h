@@ -10,8 +10,8 @@ namespace overlace::plan {
 /// must lie as for has_few_tokens.
 bool is_fusable(const spec::OpSpec& op);
 
-/// gemm_ar and gemm_rs of few tokens, for which `auto` takes the kernel of `one_shot` on GPUs of one host. That of
-/// gemm_ar was measured on two.
+/// ag_gemm, gemm_ar and gemm_rs of few tokens: `auto` takes the kernel of `one_shot` on GPUs of one host where the
+/// recurrence expects it to be ahead of the library, by what was measured on two.
 /// Its operands must lie at multiples of 16 bytes, rows multiples of 8 elements apart: else the call is refused.
 bool has_few_tokens(const spec::OpSpec& op);
 

@@ -284,6 +284,18 @@ double Recurrence::bands_us(int bands, const With& with) const {
   return whole.start_us + end + on * (l.call_us.value + l.launch_us.value + 3 * (l.flag_us.value + l.wait_us.value));
 }
 
+/// One kernel: its weights stream, and all else hides but what is sent before them (rows) or behind the last wave
+/// (sums, of gemm_ar all rows to all peers).
+std::optional<double> Recurrence::one_shot_us() const {
+  const spec::Curve& GBps = machine_.transport.store_GBps;
+  if (GBps.empty()) return std::nullopt;
+  const spec::OneShotCost cost =
+      spec::one_shot_cost(machine_, is_gather_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
+  const double rows = static_cast<double>(is_reduced_twice_ ? op_.m : shard_);
+  const double sent = peers_ * rows * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
+  return cost.start_us + cost.stream_us + (is_gather_ ? sent : sent / std::max(cost.waves, 1.0));
+}
+
 Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
   const bool is_one = is_fused(candidate.family);
   const Load by = !is_one ? Load::ce_in : is_gather_ ? Load::sm_copy : Load::epi_store;
@@ -321,9 +333,7 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
 
 std::optional<double> Recurrence::us(const Candidate& candidate) const {
   if (candidate.family == "library") return library_us({});
-  // Weights stream while all else hides; what the last tile sends is awaited.
-  if (candidate.family == "one_shot")
-    return gemm_us_ + machine_.latency.launch_us.value + machine_.latency.flag_us.value;
+  if (candidate.family == "one_shot") return one_shot_us();
   if (is_fused(candidate.family)) {
     if (candidate.degree < 1) return std::nullopt;
     if ((is_gather_ ? machine_.transport.store_GBps : machine_.transport.tma_GBps).empty()) return std::nullopt;

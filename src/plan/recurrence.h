@@ -56,6 +56,8 @@ class Recurrence {
   double k_slab_us(int slabs, const With& with) const;
   double tma_slot_us(int groups, const With& with) const;
   double bands_us(int bands, const With& with) const;
+  /// Nothing where the machine has no rate of stores to peers.
+  std::optional<double> one_shot_us() const;
   With slowed(const Candidate& candidate) const;
   double host_us(int kernels, int copies, int collectives) const;
   /// Until the copies start that wait for a task or for the call to begin.

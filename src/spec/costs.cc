@@ -37,14 +37,18 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
   out.us = std::numeric_limits<double>::infinity();
   double busy = 1, flops = 0;  // SMs of the last full wave; of whole tiles
   for (const GemmTile& tile : gemm.tiles) {
-    const int64_t tiles = work.batch * pieces(work.m, tile.rows) * pieces(work.n, tile.cols);
-    const double waves = static_cast<double>(pieces(tiles, sms));
-    const double us = waves * (tile.wave_us.value + static_cast<double>(work.k) * tile.k_ns.value * 1e-3);
+    const int64_t whole = work.batch * pieces(work.m, tile.rows) * pieces(work.n, tile.cols);
+    const bool splits = machine.is_gpu && work.m <= kOneShotTokens / work.batch;
+    const int64_t parts = splits ? std::max<int64_t>(sms / whole, 1) : 1, tiles = whole * parts;
+    const double waves = static_cast<double>(pieces(tiles, sms)),
+                 depth = static_cast<double>(work.k) / static_cast<double>(parts);
+    const double us =
+        waves * (tile.wave_us.value + depth * tile.k_ns.value * 1e-3) + (parts > 1 ? tile.wave_us.value : 0);
     if (us >= out.us) continue;
     out.us = us;
     out.waves = waves;
     busy = static_cast<double>(std::min(tiles, sms));
-    flops = 2.0 * static_cast<double>(tiles) * static_cast<double>(tile.rows * tile.cols) * static_cast<double>(work.k);
+    flops = 2.0 * static_cast<double>(whole) * static_cast<double>(tile.rows * tile.cols) * static_cast<double>(work.k);
   }
   double stream = gemm.stream_GBps.value;
   if (const double each = gemm.sm_stream_GBps.value; each > 0)
@@ -80,6 +84,26 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
   out.start_us = machine.gemm.start_us.value;
   out.us = out.start_us + std::max(out.waves * tile_us(machine, kFusedTileRows / kFusedTileSms, work.cols, work.k),
                                    at_rate(flops, machine.gemm.sustained_TFLOPs.value * kOpsPerUs));
+  return out;
+}
+
+OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& work) {
+  struct Rates {
+    double start_us, sm_GBps;
+  };
+  constexpr Rates kGathers = {7.9, 34}, kSums = {4.4, 42};
+  OneShotCost out;
+  if (work.n <= 0 || work.k <= 0) return out;
+  const int64_t sms = std::max(machine.sms, 2), tiles = pieces(work.n, kOneShotRows);
+  const int64_t whole = pieces(tiles, sms), shared = pieces(tiles, sms / 2);  // tiles of an SM, of two
+  const bool is_shared = gathers && shared < 2 * whole;
+  const double row = static_cast<double>(work.k * work.in_bytes), tile = static_cast<double>(kOneShotRows) * row;
+  const double each = is_shared ? static_cast<double>(shared) * tile / 2 : static_cast<double>(whole) * tile;
+  const Rates& rates = gathers ? kGathers : kSums;
+  out.start_us = rates.start_us;
+  out.stream_us = std::max(at_rate(each, rates.sm_GBps * kBytesPerUs),
+                           at_rate(static_cast<double>(work.n) * row, machine.gemm.stream_GBps.value * kBytesPerUs));
+  out.waves = static_cast<double>(is_shared ? shared : whole);
   return out;
 }
 

@@ -26,8 +26,9 @@ struct GemmCost {
 };
 
 /// By the tile whose waves are fastest for the shape. SMs multiply whole tiles, so the sustained rate counts their rows
-/// and columns; a batch reads a B that is larger than the L2 cache once per product. Nothing to do: 0. Precondition:
-/// the machine has GEMM tiles.
+/// and columns. GPUs: K of few rows (kOneShotTokens) is split between SMs that would have no tile; adding the parts up
+/// takes what a wave takes besides K. A batch reads a B that is larger than the L2 cache once per product. Nothing to
+/// do: 0. Precondition: the machine has GEMM tiles.
 GemmCost gemm_cost(const Machine& machine, const GemmWork& work);
 
 /// All of K for one tile of rows x cols on one SM: of the machine's tile of that size, else in proportion to its
@@ -42,6 +43,17 @@ struct FusedWork {
   int64_t shard = 0, ranks = 1, n = 0, k = 0, cols = 1;  // rows of a shard; columns of a tile
 };
 GemmCost fused_cost(const Machine& machine, const FusedWork& work);
+
+/// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; in ag_gemm two SMs share
+/// a tile along K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at
+/// the machine's. What is sent is not in it. Rates and starts were fitted to two H200 (bench/results/decode_x2.jsonl);
+/// why ag_gemm streams more slowly is not known.
+struct OneShotCost {
+  double start_us = 0;   // until weights stream, and from the last of them on
+  double stream_us = 0;  // of the weights
+  double waves = 0;      // of tiles; ag_gemm sends before them, the others behind each
+};
+OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& work);
 
 /// The tile that the kernels of ag_gemm take (B stored (N, K)): fewest waves times columns, the wider of two alike.
 int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms);

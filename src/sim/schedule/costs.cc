@@ -63,10 +63,13 @@ std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const In
 Work gemm_work(const spec::Schedule& schedule, const Instance& in, const Machine& machine) {
   Work work;
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
+  const bool streams = machine.is_gpu && task.kind == Kind::tiles && is_one_shot(schedule);
   const bool adds_rows = spec::sums_rows(task) && task.combine == spec::Combine::add;
   double us = 0, bytes = 0;
   for (const spec::GemmWork& p : products_of(schedule, in)) {
-    us += spec::gemm_cost(machine, p).us + (work.kernels > 0 ? machine.latency.launch_us.value : 0);
+    us += (streams ? spec::one_shot_cost(machine, spec::gathers(schedule.op), p).stream_us
+                   : spec::gemm_cost(machine, p).us) +
+          (work.kernels > 0 ? machine.latency.launch_us.value : 0);
     ++work.kernels;
     work.flops += p.flops();
     bytes += p.bytes();
@@ -147,6 +150,11 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
 }
 
 }  // namespace
+
+bool is_one_shot(const spec::Schedule& schedule) {
+  const auto transport = schedule.params.find("transport");
+  return transport != schedule.params.end() && transport->second == spec::Param(std::string("one_shot"));
+}
 
 double copy_start_us(const Machine& machine, int64_t boxes, int64_t rows_of_2d) {
   return static_cast<double>(boxes) * machine.copy.start_us.value +

