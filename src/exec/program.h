@@ -81,8 +81,12 @@ struct Call {
   int copy = 0;
   uint64_t epoch = 1;  // of the copy
   base::Trace* trace = nullptr;
-  std::vector<std::pair<TensorView, TensorView>> copies_out;  // (from, to), after all tasks
-  std::string_view label = {};                                // of its spans; lives as long as the channel
+  struct Out {
+    TensorView from, to;
+    bool is_buffer;  // `from` is in this call's copy of a symmetric buffer
+  };
+  std::vector<Out> copies_out;  // after all tasks
+  std::string_view label = {};  // of its spans; lives as long as the channel
 };
 
 /// expansion, lanes and the places of local buffers; `shared` and memory are still missing.

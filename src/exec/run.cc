@@ -242,8 +242,8 @@ class Cache {
 };
 
 /// From and to of a copy out; the buffer's rows of this call's copy.
-base::Result<std::pair<TensorView, TensorView>> resolve(const Call& call, const Team& team, const CopyOut& copy) {
-  if (copy.buffer.empty()) return std::pair(copy.from, copy.to);
+base::Result<Call::Out> resolve(const Call& call, const Team& team, const CopyOut& copy) {
+  if (copy.buffer.empty()) return Call::Out{copy.from, copy.to, false};
   const std::vector<spec::Buffer>& buffers = call.program.schedule.buffers;
   for (size_t b = 0; b < buffers.size(); ++b) {
     if (buffers[b].name != copy.buffer) continue;
@@ -252,7 +252,7 @@ base::Result<std::pair<TensorView, TensorView>> resolve(const Call& call, const 
     for (size_t i = 0; i < shape.size(); ++i) box.count[i] = shape[i];
     box.begin[0] = copy.first_row;
     box.count[0] = copy.to.dim(0);
-    return std::pair(view_of(call, team, box), copy.to);
+    return Call::Out{view_of(call, team, box), copy.to, true};
   }
   return base::error(Errc::bad_schedule, "schedule {}: no buffer {} to copy from", call.program.schedule.family,
                      copy.buffer);

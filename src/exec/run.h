@@ -55,8 +55,10 @@ struct KernelContext {
   std::shared_ptr<void>* state = nullptr;              // the kernel's own, alike for all programs that share the words
 };
 /// All tasks with wait_by: kernel of a schedule. `prepare`: before any rank makes the first call; may allocate.
+/// `copy_out`: behind a launch, rows of the part of the memory that it used; `from` is their place in the first part.
 struct Kernel {
   std::function<base::Status(const KernelContext&)> prepare, launch;
+  std::function<base::Status(const KernelContext&, const TensorView& from, const TensorView& to)> copy_out;
 };
 
 /// What an operator brings.

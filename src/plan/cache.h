@@ -9,7 +9,7 @@
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 12;
+inline constexpr int kPlanVersion = 13;
 
 class Cache {
  public:

@@ -1,7 +1,9 @@
 // The operators that schedules are made for, and what their products add up.
 #pragma once
 
+#include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "overlace/schedule.h"
 
@@ -14,6 +16,11 @@ inline bool is_operator(std::string_view op) {
 }
 /// Rows of A travel before the product, which each rank has for itself; of the others, sums travel behind it.
 inline bool gathers(std::string_view op) { return op == "ag_gemm" || op == "ag_wgrad"; }
+
+inline bool has_empty_shard(const OpSpec& op) {
+  const std::vector<int64_t> off = row_offsets(op);
+  return std::adjacent_find(off.begin(), off.end()) != off.end();
+}
 
 /// Of a gemm task: its a is stored (depth, rows), so the sum is over rows of the region.
 inline bool sums_rows(const Task& task) {

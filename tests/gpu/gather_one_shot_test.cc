@@ -1,5 +1,5 @@
 // ag_gemm of few tokens in one kernel on real GPUs: exact results at every kind of size, in calls behind each other and
-// in replays. With one GPU ranks share it (virtual ranks).
+// in replays; the gathered rows as a result, of k_slab too. With one GPU ranks share it (virtual ranks).
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -22,6 +22,8 @@ struct Problem {
   bool bias = false;
   std::vector<int64_t> offsets{};  // of two ranks
   int64_t more = 0;                // columns that each rank has more than the one before
+  int slabs = 0;                   // of k_slab; 0: one_shot
+  bool keeps = false;              // the gathered rows
 };
 
 /// -1, 0 or 1: sums are exact in any order, and as bf16 where K is not long.
@@ -66,13 +68,19 @@ class Site {
         want_[static_cast<size_t>(i * p_.n + j)] = rounded(sum);
       }
     }
-    schedule_ = spec::make_schedule(ops::op_spec(channel, args_), "one_shot");
+    tokens_ = a;
+    if (p_.keeps) args_.a = upload(std::vector<float>(tokens_.size(), NAN), p_.m, p_.k);
+    schedule_ =
+        spec::make_schedule(ops::op_spec(channel, args_), p_.slabs > 0 ? "k_slab" : "one_shot", std::max(1, p_.slabs));
   }
 
   std::string why_not() const { return ops::supports(channel_, ops::op_spec(channel_, args_), schedule_).reason; }
   void run() { ops::run(channel_, args_, schedule_); }
   void spoil() {
-    ASSERT_EQ(cudaMemsetAsync(args_.c.data, 0xff, want_.size() * dtype_bytes(p_.dtype), gpu_.stream), cudaSuccess);
+    const size_t element = dtype_bytes(p_.dtype);
+    ASSERT_EQ(cudaMemsetAsync(args_.c.data, 0xff, want_.size() * element, gpu_.stream), cudaSuccess);
+    if (!p_.keeps) return;
+    ASSERT_EQ(cudaMemsetAsync(args_.a.data, 0xff, tokens_.size() * element, gpu_.stream), cudaSuccess);
   }
   void check(const std::string& what) {
     std::vector<char> out(want_.size() * dtype_bytes(p_.dtype));
@@ -82,10 +90,19 @@ class Site {
       wrong += base::load_element(out.data(), p_.dtype, static_cast<int64_t>(i)) != want_[i];
     EXPECT_EQ(wrong, 0) << what << ", rank " << gpu_.rank << ", M " << p_.m << " N " << p_.n << " K " << p_.k << " "
                         << dtype_name(p_.dtype) << (p_.bias ? " bias" : "") << (p_.offsets.empty() ? "" : " ragged");
+    if (p_.keeps) check_gathered(what);
     gpu_.team.barrier();  // what waits for a GPU must not meet the next call of a rank that shares it
   }
 
  private:
+  void check_gathered(const std::string& what) {
+    std::vector<char> out(tokens_.size() * dtype_bytes(p_.dtype));
+    gpu_.fetch(out.data(), args_.a.data, out.size());
+    int64_t wrong = 0;
+    for (size_t i = 0; i < tokens_.size(); ++i)
+      wrong += base::load_element(out.data(), p_.dtype, static_cast<int64_t>(i)) != static_cast<double>(tokens_[i]);
+    EXPECT_EQ(wrong, 0) << "gathered rows, " << what << ", rank " << gpu_.rank << ", M " << p_.m << " K " << p_.k;
+  }
   double rounded(float x) const {
     char at[8];
     base::store_element(at, p_.dtype, 0, static_cast<double>(x));
@@ -104,6 +121,7 @@ class Site {
   Channel& channel_;
   Problem p_;
   ops::AgGemmArgs args_;
+  std::vector<float> tokens_;  // of all ranks
   std::vector<double> want_;
   spec::Schedule schedule_;
 };
@@ -125,7 +143,11 @@ const std::vector<Problem>& problems() {
                                            {16, 5128, 520, DType::bf16, true},
                                            {33, 7176, 136, DType::fp16},
                                            {64, 9032, 136},
-                                           {64, 8, 4096}};
+                                           {64, 8, 4096},
+                                           {17, 256, 64, DType::fp16, true, {0, 5, 17}, 0, 0, true},
+                                           {64, 520, 264, DType::bf16, false, {}, 0, 0, true},
+                                           {300, 392, 520, DType::bf16, false, {0, 100, 300}, 0, 4, true},
+                                           {512, 520, 136, DType::fp16, false, {}, 8, 1, true}};
   return all;
 }
 
@@ -171,7 +193,11 @@ TEST(GpuGatherOneShot, GivesExactResultsOnAPartOfTheSms) {
 TEST(GpuGatherOneShot, IsReplayedFromAGraphBetweenEagerCalls) {
   OVERLACE_NEED_GPUS(1);
   run_gpu_threads(ranks(), [](GpuRank& gpu) {
-    for (const Problem& problem : {Problem{1, 1000, 264}, Problem{40, 1288, 520}}) {
+    const Problem replayed[] = {{1, 1000, 264},
+                                {40, 1288, 520},
+                                {40, 520, 264, DType::bf16, false, {}, 0, 0, true},
+                                {300, 392, 520, DType::bf16, false, {0, 100, 300}, 0, 4, true}};
+    for (const Problem& problem : replayed) {
       const Sites sites = make_sites(gpu, gpu.channel, problem);
       for (const auto& site : sites) {
         site->run();

@@ -106,7 +106,10 @@ class Matrix {
     device_ = gpu.device_array<char>(std::max<size_t>(host_.size(), 16));
     gpu.store(device_, host_.data(), host_.size());
   }
-  void poison() { EXPECT_CUDA(cudaMemset(device_, 0xff, std::max<size_t>(host_.size(), 16))); }
+  void poison() {
+    EXPECT_CUDA(cudaMemset(device_, 0xff, std::max<size_t>(host_.size(), 16)));
+    EXPECT_CUDA(cudaStreamSynchronize(cudaStreamLegacy));  // operators run on streams that do not wait for this one
+  }
   void download(GpuRank& gpu) { gpu.fetch(host_.data(), device_, host_.size()); }
   uint64_t hash() const { return runtime::hash_text({reinterpret_cast<const char*>(host_.data()), host_.size()}); }
   TensorView view() const {

@@ -269,7 +269,10 @@ TEST(OpsChecks, AGatheredAIsRefusedByAScheduleThatHasNone) {
   run_ranks(2, Mode::threads, [](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
     AgCall call(channel);
+    const Matrix all(8, 6, DType::fp32, 0);
     const char* reason = "schedule k_slab gathers nothing that could be returned in a";
+    call.args.row_offsets = {0, 8, 8};
+    call.args.a_shard = all.view.rows(0, call.rank == 0 ? 8 : 0);
     call.schedule = spec::make_schedule(ops::op_spec(channel, call.args), "k_slab", 2);
     EXPECT_TRUE(ops::supports(channel, ops::op_spec(channel, call.args), call.schedule).ok());
     call.args.a = call.gathered.view;

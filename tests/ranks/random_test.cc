@@ -7,6 +7,7 @@
 #include <random>
 
 #include "overlace/ops/common.h"
+#include "src/spec/operators.h"
 #include "tests/ranks/ops_cases.h"
 #include "tests/ranks/support/seeds.h"
 
@@ -87,9 +88,15 @@ Draw draw(Dice& dice, int ranks, const Families& families) {
   c.layout = dice.one_in(2) ? spec::BLayout::nk : spec::BLayout::kn;
   c.bias = dice.one_in(3) && c.op != "ag_wgrad";
   c.uneven = dice.one_in(3);
-  c.gathered = dice.one_in(2) && c.family != "k_slab" && c.family != "one_shot";  // which return no A
+  c.gathered = dice.one_in(2);
   c.gap = dice.one_in(4) ? dice.number(1, 9) : 0;
   if (dice.one_in(4) && c.op != "gemm_ar") c.offsets = ragged(dice, c.m, ranks);
+  const bool is_one_kernel = c.family == "k_slab" || c.family == "one_shot";  // which return A of ranks that have rows
+  spec::OpSpec rows;
+  rows.m = c.m;
+  rows.ranks = ranks;
+  rows.row_offsets = c.offsets;
+  if (is_one_kernel && spec::has_empty_shard(rows)) c.gathered = false;
   out.is_exact = !dice.one_in(4);
   return out;
 }

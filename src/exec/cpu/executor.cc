@@ -76,7 +76,7 @@ class CpuCall {
     OVERLACE_TRY(wait_status(flush(pod_), "flush of the call's puts"));
     for (const Consumption& c : prepared_.consumptions)
       consume(pod_, c.from, program_.id(call_.copy, c.signal, c.slot), c.adds);
-    for (const auto& [from, to] : call_.copies_out) copy_tensor(from, to);
+    for (const Call::Out& out : call_.copies_out) copy_tensor(out.from, out.to);
     return {};
   }
 

@@ -416,18 +416,15 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
     g.accumulate = block.accumulate;
     g.bias = block.bias.defined();
     if (g.k == 0 && !g.bias) {  // the sum of no rows, of which cuBLASLt knows nothing
-      const size_t element = dtype_bytes(g.out);
-      OVERLACE_TRY(cuda_status(cudaMemset2DAsync(block.c.data, static_cast<size_t>(g.ldc) * element, 0,
-                                                 static_cast<size_t>(g.n) * element, static_cast<size_t>(g.m), stream_),
-                               "cudaMemset2DAsync"));
+      OVERLACE_TRY(clear_rows(block.c, stream_));
       continue;
     }
     if (g.bias && block.bias.dtype != g.out) {
       return base::error(Errc::not_supported, "{}: bias {} with output {}; on GPUs both have one dtype",
                          instance.id(call.program.schedule), dtype_name(block.bias.dtype), dtype_name(g.out));
     }
-    OVERLACE_TRY(
-        blas_->run(g, block.a.data, block.b.data, g.bias ? block.bias.data : nullptr, block.c.data, 0, stream_));
+    const void* const bias = g.bias ? block.bias.data : nullptr;
+    OVERLACE_TRY(blas_->run(g, block.a.data, block.b.data, bias, block.c.data, 0, stream_));
   }
   return {};
 }
@@ -552,19 +549,23 @@ base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int
 base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
   for (size_t i = 0; i < prepared.copy_lanes.size(); ++i) {
     if (prepared.copy_lanes[i] == kNetLane) continue;
-    OVERLACE_TRY(
-        cuda_status(cudaEventRecord(prepared.lanes[i + 1], stream_of(prepared.copy_lanes[i])), "cudaEventRecord"));
-    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.lanes[i + 1]), "cudaStreamWaitEvent"));
+    const cudaEvent_t done = prepared.lanes[i + 1];
+    OVERLACE_TRY(cuda_status(cudaEventRecord(done, stream_of(prepared.copy_lanes[i])), "cudaEventRecord"));
+    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, done), "cudaStreamWaitEvent"));
   }
-  if (prepared.last_data >= 0)
-    OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.sent[0]), "cudaStreamWaitEvent"));
-  for (const auto& [from, to] : call.copies_out) OVERLACE_TRY(copy_view(from, to, stream_));
+  const bool has_sent = prepared.last_data >= 0;
+  if (has_sent) OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream_, prepared.sent[0]), "cudaStreamWaitEvent"));
+  for (const auto& [from, to, is_buffer] : call.copies_out) {
+    TensorView first = from;  // of a fused kernel, which counts its calls itself: in the first part
+    const size_t back = prepared.kernel && is_buffer ? static_cast<size_t>(call.copy) * prepared.kernel->pitch : 0;
+    first.data = static_cast<char*>(from.data) - back;
+    OVERLACE_TRY(prepared.kernel && is_buffer ? call.bodies.kernel.copy_out(*prepared.kernel, first, to)
+                                              : copy_view(from, to, stream_));
+  }
   const Cells& cells = cells_of(call.program);
   if (cells.num_moves == 0) return {};
-  node::EpochEnd end;
-  end.tickets = cells.moves + static_cast<size_t>(call.copy) * cells.num_moves;
-  end.count = cells.num_moves;
-  return node::launch_epoch_end(stream_, end);
+  auto* const tickets = cells.moves + static_cast<size_t>(call.copy) * cells.num_moves;
+  return node::launch_epoch_end(stream_, {.tickets = tickets, .count = cells.num_moves});
 }
 
 base::Status CudaExecutor::run(const Call& call) {
@@ -590,7 +591,7 @@ base::Result<std::unique_ptr<Executor>> make_cuda_executor(Channel& channel) {
   if (channel.stream().kind != StreamRef::Kind::cuda) {
     return base::invalid_argument("channel: the stream of a cuda_peer runtime is a CUDA stream, got a CPU lane");
   }
-  base::Result<std::unique_ptr<CublasLt>> blas = CublasLt::open(channel.team().runtime().device());
+  auto blas = CublasLt::open(channel.team().runtime().device());
   if (!blas.ok()) return blas.status();
   return std::unique_ptr<Executor>(std::make_unique<CudaExecutor>(channel, std::move(blas).value()));
 }

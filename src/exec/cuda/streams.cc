@@ -33,6 +33,13 @@ base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_
   return runtime::cuda_peer::stream_put_2d(to.data, to_pitch, from.data, from_pitch, row, rows, stream);
 }
 
+base::Status clear_rows(const TensorView& t, cudaStream_t stream) {
+  const size_t element = dtype_bytes(t.dtype), row = static_cast<size_t>(t.dim(1)) * element;
+  const size_t pitch = std::max(static_cast<size_t>(t.stride(0)) * element, row);  // of a single row: anything
+  return cuda_status(cudaMemset2DAsync(t.data, pitch, 0, row, static_cast<size_t>(t.dim(0)), stream),
+                     "cudaMemset2DAsync");
+}
+
 LaneStreams::~LaneStreams() {
   for (auto& [lane, stream] : streams_) (void)cudaStreamDestroy(stream);
 }

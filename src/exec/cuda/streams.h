@@ -38,6 +38,8 @@ base::Status upload(void* device, const void* host, size_t bytes);
 
 /// Copies `from` to `to`, tensors of one shape with 1 or 2 dimensions, in stream order.
 base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);
+/// Zeros; (rows, cols), columns touch.
+base::Status clear_rows(const TensorView& t, cudaStream_t stream);
 
 /// Side streams of a channel, one per copy lane, made at first use and shared by its programs. Higher priority than the
 /// caller's stream, so that a transfer that became ready is not held back.

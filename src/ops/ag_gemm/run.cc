@@ -15,8 +15,9 @@ base::Status check_call(const Channel& channel, const AgGemmArgs& args, const sp
   OVERLACE_TRY(check_schedule(site, op, args.b, schedule));
   OVERLACE_TRY(check_supported(channel, schedule));
   OVERLACE_TRY(check_kernel_operands(channel, schedule, {{"a_shard", args.a_shard}, {"b", args.b}, {"c", args.c}}));
-  if (args.a.defined()) options->copies_out = copies_of_gathered(args.a_shard, args.a, schedule, site.rank);
-  return {};
+  if (!args.a.defined()) return {};
+  options->copies_out = copies_of_gathered(args.a_shard, args.a, schedule, site.rank);
+  return check_kernel_operands(channel, schedule, {{"a", args.a}});
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ const exec::Bodies& bodies(const Channel& channel) {
   static const exec::Bodies cpu = {
       .by_kind = {{spec::Kind::reduce, reduce_on_cpu}, {spec::Kind::tiles, gemm_core::tiles_on_cpu}}};
 #if defined(OVERLACE_HAS_CUDA)
-  static const exec::Bodies gpu = {.by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
-                                   .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused}};
+  static const exec::Bodies gpu = {
+      .by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
+      .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused, gemm_core::copy_rows_out}};
   if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
 #else
   (void)channel;

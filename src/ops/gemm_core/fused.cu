@@ -6,6 +6,7 @@
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/ops/gemm_core/choose.h"
+#include "src/ops/gemm_core/copy_rows.cuh"
 #include "src/ops/gemm_core/fused.h"
 #include "src/ops/gemm_core/gather_launch.cuh"
 #include "src/ops/gemm_core/gather_one_shot_launch.cuh"
@@ -301,6 +302,20 @@ base::Status launch_fused(const exec::KernelContext& context) {
                           ? (is_one_shot(context.schedule) ? launch_one_shot_gather_of : launch_gather_of)
                           : (is_one_shot(context.schedule) ? launch_one_shot_of : launch_scatter_of);
   return launch(context, **instance, *clusters, *early, stream);
+}
+
+base::Status copy_rows_out(const exec::KernelContext& context, const TensorView& from, const TensorView& to) {
+  if (to.numel() == 0) return {};
+  constexpr int64_t kUnit = 8;  // elements
+  const auto& counts = *static_cast<const Counts*>(context.state->get());
+  const RowsOfCall rows{counts.inbox,
+                        static_cast<const char*>(from.data),
+                        static_cast<uint4*>(to.data),
+                        to.dim(0),
+                        to.dim(1) / kUnit,
+                        (to.dim(0) == 1 ? to.dim(1) : to.stride(0)) / kUnit};
+  auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
+  return launch_copy_rows(rows, sms_of(context), stream);
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -10,6 +10,9 @@ namespace overlace::ops::gemm_core {
 /// fit.
 base::Status prepare_fused(const exec::KernelContext& context);
 base::Status launch_fused(const exec::KernelContext& context);
+/// Of k_slab and one_shot of ag_gemm: gathered rows (rows, K), K a multiple of 8, to a tensor at a multiple of 16
+/// bytes.
+base::Status copy_rows_out(const exec::KernelContext& context, const TensorView& from, const TensorView& to);
 
 /// not_supported unless the channel's GPU can run them.
 base::Status check_device(const Channel& channel);

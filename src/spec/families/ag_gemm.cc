@@ -2,6 +2,7 @@
 
 #include "src/spec/families/families.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -78,6 +79,12 @@ void add_uniform_2d(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(std::move(convert));
 }
 
+/// The gathered rows may be a result where every rank has some: then no peer begins the call after next, whose rows go
+/// where these are, before this rank has begun the next one, behind the copy out of these.
+void keep_gathered(Schedule* out, const OpSpec& op) {
+  if (has_empty_shard(op)) out->params.erase("gathered");
+}
+
 /// One kernel: warps that have nothing else to do push my rows, slab by slab of K, while tiles of my rows are computed;
 /// then tiles of the others', slab by slab. Sums stay where they are until the last slab.
 void add_k_slab(Schedule* out, const OpSpec& op) {
@@ -111,7 +118,7 @@ void add_k_slab(Schedule* out, const OpSpec& op) {
   more.combine = Combine::add;
   out->tasks.push_back(std::move(more));
   out->params["transport"] = std::string("store_own");
-  out->params.erase("gathered");  // the kernel's count of calls, not the host's, says which inbox has the rows
+  keep_gathered(out, op);
 }
 
 /// One kernel: my rows to all ranks, me among them, and tiles of all rows once all have come. No credit: who sends in a
@@ -135,7 +142,7 @@ void add_one_shot_gather(Schedule* out, const OpSpec& op) {
   whole.waits[0].at_least = int64_t{kShares};
   out->tasks.push_back(std::move(whole));
   out->params["transport"] = std::string("one_shot");
-  out->params.erase("gathered");  // as of k_slab
+  keep_gathered(out, op);
 }
 
 }  // namespace

@@ -58,15 +58,23 @@ class Matrix {
   Matrix& operator=(const Matrix&) = delete;
   void set(int64_t i, double value) { base::store_element(host_.data(), dtype_, i, value); }
   double get(int64_t i) const { return base::load_element(host_.data(), dtype_, i); }
-  void upload() { cuda_ok(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice)); }
+  void upload() {
+    cuda_ok(cudaMemcpy(device_, host_.data(), host_.size(), cudaMemcpyHostToDevice));
+    finish();
+  }
   void download() { cuda_ok(cudaMemcpy(host_.data(), device_, host_.size(), cudaMemcpyDeviceToHost)); }
-  void poison() { cuda_ok(cudaMemset(device_, 0xff, host_.size())); }
+  void poison() {
+    cuda_ok(cudaMemset(device_, 0xff, host_.size()));
+    finish();
+  }
   TensorView device() { return TensorView::contiguous(device_, dtype_, {rows_, cols_}); }
   TensorView host() { return TensorView::contiguous(host_.data(), dtype_, {rows_, cols_}); }
   int64_t size() const { return rows_ * cols_; }
   const std::vector<unsigned char>& bytes() const { return host_; }
 
  private:
+  /// Both may return before the device is done, and operators run on streams that do not wait for the default one.
+  static void finish() { cuda_ok(cudaStreamSynchronize(cudaStreamLegacy)); }
   int64_t rows_, cols_;
   DType dtype_;
   std::vector<unsigned char> host_;

@@ -254,11 +254,15 @@ TEST(Choose, AllReducesTakeOneKernelWhereItWasAhead) {
   for (const int64_t m : {8192, 16384}) EXPECT_FALSE(choice(m, 2048, 4).family.starts_with("grouped")) << m;
 }
 
-TEST(Choose, KernelsThatKeepNothingAreNotTakenForWhatIsKept) {
+TEST(Choose, OneKernelKeepsTheGatheredRowsWhereEveryRankHasSome) {
   spec::OpSpec keeps = op_of("ag_gemm", 1024, 2560, 8192);
   EXPECT_EQ(choose(keeps, kH200).schedule.family, "k_slab");
-  keeps.gathered = true;  // no family of one kernel returns it
+  keeps.gathered = true;
+  EXPECT_EQ(choose(keeps, kH200).schedule.family, "k_slab");
+  keeps.row_offsets = {0, 512, 512, 768, 1024};
   EXPECT_NE(choose(keeps, kH200).schedule.family, "k_slab");
+  keeps.gathered = false;
+  EXPECT_EQ(choose(keeps, kH200).schedule.family, "k_slab");
 }
 
 /// Other numbers than those of the machine that was measured: what is known of the call decides.

@@ -1,0 +1,31 @@
+#include <algorithm>
+
+#include "src/device/sync/inbox.cuh"
+#include "src/ops/gemm_core/copy_rows.cuh"
+#include "src/ops/gemm_core/host.cuh"
+
+namespace overlace::ops::gemm_core {
+namespace {
+
+constexpr int kRowThreads = 512;
+
+/// NOTE: plain loads: peers write the inbox, so the read-only path (ld.global.nc) is not allowed.
+__global__ void __launch_bounds__(kRowThreads) copy_rows_of_call(const __grid_constant__ RowsOfCall p) {
+  const uint64_t of_the_call = device::inbox_epoch(p.inbox) - 1;  // which has opened the next
+  const char* const buffer = p.from + p.inbox.buffer_offset(of_the_call) - p.inbox.offset;
+  const auto* const from = reinterpret_cast<const uint4*>(buffer);
+  const int64_t total = p.rows * p.row_units, step = gridDim.x * int64_t{kRowThreads};
+#pragma unroll 4
+  for (int64_t i = blockIdx.x * int64_t{kRowThreads} + threadIdx.x; i < total; i += step)
+    p.to[i / p.row_units * p.to_pitch + i % p.row_units] = from[i];
+}
+
+}  // namespace
+
+base::Status launch_copy_rows(const RowsOfCall& rows, int ctas, cudaStream_t stream) {
+  const int64_t wanted = (rows.rows * rows.row_units + kRowThreads - 1) / kRowThreads;
+  copy_rows_of_call<<<static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, ctas)), kRowThreads, 0, stream>>>(rows);
+  return cuda_status(cudaGetLastError(), "copy_rows_of_call");
+}
+
+}  // namespace overlace::ops::gemm_core
