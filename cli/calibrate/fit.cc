@@ -24,7 +24,7 @@ constexpr double kBytesPerUs = 1e3;     // of a GB/s
 constexpr double kLeastUs = 1e-3;       // files hold no zeros
 constexpr double kLeastRowUs = 1e-6;    // a copy has hundreds of them
 constexpr double kLeastFactor = 1.005;  // of contention
-constexpr double kMostSeen = 0.3;       // off, of kinds of a point or two: 2 us of 7, of bursts of 400
+constexpr double kMostSeen = 0.3;       // off, of kinds of a point or two: 2 us of 9, of bursts of 400
 constexpr double kMostUnknown = 0.2;    // off, of points that are not known well
 constexpr int kCalls = 4;               // of a simulated burst
 constexpr size_t kLeastSamples = 3, kLeastPoints = 4;

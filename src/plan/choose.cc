@@ -39,11 +39,12 @@ constexpr Costs kCpu = {40, 20, 60, 0.02, 4e3};
 /// The same over messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
 /// cores that compute copy what passes several times.
 constexpr Costs kMessages = {150, 20, 60, 0.5, 4e3};
-/// GPUs on several hosts. Launches, collectives and sums: machine/h200x4.json; what a message costs was not measured,
-/// and is taken from CPU ranks.
-constexpr Costs kGpuMessages = {150, 1.3, 128, 0.02, 4.5e6};
+/// GPUs on several hosts. Launches and sums: machine/h200x4.json; a collective: as long as NCCL's shortest takes in a
+/// graph beyond its bytes (bench/results/decode_x2.jsonl); what a message costs was not measured, and is taken from CPU
+/// ranks.
+constexpr Costs kGpuMessages = {150, 1.3, 15, 0.02, 4.5e6};
 /// GPUs of one host, products of other than 16 bits, of which nothing was measured: copies, launches and sums as there.
-constexpr Costs kGpu = {20, 1.3, 60, 0.02, 4.5e6};
+constexpr Costs kGpu = {20, 1.3, 15, 0.02, 4.5e6};
 
 /// One problem in us: the GEMM, the transfer of one rank (each way, once), the reduction of my rows.
 struct Times {

@@ -75,8 +75,8 @@ constexpr int32_t tiles_of_group(const TileGroups& g, int32_t own_rows, int32_t 
   return (tall < g.rows ? tall : g.rows) * (wide < g.cols ? wide : g.cols);
 }
 
-/// GEMM and AllReduce or ReduceScatter of few tokens: at most so many, in slots of (tokens, columns) that hold whole
-/// tiles of the kernel.
+/// Few tokens, of any operator: at most so many. Sums travel in slots of (tokens, columns) that hold whole tiles of the
+/// kernel.
 inline constexpr int64_t kOneShotTokens = 64;
 inline constexpr int64_t kOneShotRows = 64;  // of the weights, that a tile has
 constexpr int64_t one_shot_tokens(int64_t m) { return (m + 7) / 8 * 8; }

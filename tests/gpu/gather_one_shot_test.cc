@@ -127,7 +127,7 @@ class Site {
 };
 
 /// Shards of all lengths, 0 too; columns of other than whole tiles, K of other than whole stages, more tiles than CTAs
-/// and fewer. On 132 SMs N 5128 and 7176 take one CTA a tile, all others two.
+/// and fewer. On 132 SMs and two ranks N 5128 and 7176 take one CTA a tile, all others two.
 const std::vector<Problem>& problems() {
   static const std::vector<Problem> all = {{1, 8, 8},
                                            {1, 136, 72, DType::bf16, true},

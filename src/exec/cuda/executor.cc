@@ -254,7 +254,7 @@ base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies
     return step.instance >= 0 && is_part(program.task(program.expansion.instances[static_cast<size_t>(step.instance)]));
   });
   if (first == prepared.steps.end()) return {};
-  if (!bodies.kernel.launch) {
+  if (!bodies.kernel.launch || !bodies.kernel.copy_out) {
     return base::error(Errc::not_supported, "schedule {}: operator {} brings no fused kernel", program.schedule.family,
                        program.schedule.op);
   }

@@ -9,7 +9,6 @@ namespace {
 
 constexpr int kRowThreads = 512;
 
-/// NOTE: plain loads: peers write the inbox, so the read-only path (ld.global.nc) is not allowed.
 __global__ void __launch_bounds__(kRowThreads) copy_rows_of_call(const __grid_constant__ RowsOfCall p) {
   const uint64_t of_the_call = device::inbox_epoch(p.inbox) - 1;  // which has opened the next
   const char* const buffer = p.from + p.inbox.buffer_offset(of_the_call) - p.inbox.offset;

@@ -14,6 +14,7 @@ base::Status validate(const Instance& instance, const OneShotArgs& g) {
   if (state.channel == nullptr || state.calls == nullptr || g.error == nullptr)
     return base::invalid_argument("gemm_core: channel, calls or error is null; wanted: all of them");
   const int size = state.channel->team.size;
+  if (size > kOrderShards) return base::invalid_argument("gemm_core: {} ranks; wanted: at most {}", size, kOrderShards);
   if (g.m < 1 || g.m > instance.spec.tile_n || g.n < 8 || g.n % 8 != 0 || g.k < 1) {
     return base::invalid_argument("gemm_core: m {}, n {}, k {}; wanted: m 1 to {}, n a multiple of 8, k >= 1", g.m, g.n,
                                   g.k, instance.spec.tile_n);

@@ -80,7 +80,8 @@ void add_uniform_2d(Schedule* out, const OpSpec& op) {
 }
 
 /// The gathered rows may be a result where every rank has some: then no peer begins the call after next, whose rows go
-/// where these are, before this rank has begun the next one, behind the copy out of these.
+/// where these are, before this rank has begun the next one, behind the copy out of these. (k_slab; one_shot, in which
+/// ranks without rows are waited for, too, does as that does.)
 void keep_gathered(Schedule* out, const OpSpec& op) {
   if (has_empty_shard(op)) out->params.erase("gathered");
 }

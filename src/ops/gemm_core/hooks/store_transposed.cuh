@@ -9,7 +9,7 @@ namespace overlace::ops::gemm_core {
 struct StoreTransposed {
   static constexpr bool kGates = false;
   static constexpr int32_t kRowBytes = 128;  // of a token as staged: 64 columns
-  const CUtensorMap* c;                      // (tokens that are stored, N), in boxes of all of these tokens
+  const CUtensorMap* c;                      // (tokens that are stored, N), in boxes that begin with the first
   int32_t first_token;                       // of a tile, that is stored; negative: none is
   __device__ __forceinline__ void begin() {}
   /// NOTE: a box that begins before its tensor, which would clip as well, is an illegal instruction on Hopper.

@@ -25,7 +25,7 @@ struct Endings {
 
 Endings& endings() {
   static Endings* const made = [] {
-    (void)std::atexit([] {  // NCCL was loaded before, so what it does at exit comes behind this
+    (void)std::atexit([] {  // NCCL was loaded before: what it registered then comes behind this
       constexpr std::chrono::seconds kLongest{1};
       std::unique_lock lock(endings().mutex);
       endings().changed.wait_for(lock, kLongest, [] { return endings().running == 0; });

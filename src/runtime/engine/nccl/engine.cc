@@ -71,11 +71,17 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     if (is_watched_) state_->remove_engine(this);
     const DeviceGuard guard(options_.device);
     const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr) return;
-    if (!is_aborting_ && finalize()) {
+    if (comm_ == nullptr && child_ == nullptr) return;
+    if (is_aborting_) {
+      (void)lib_.ncclCommAbort(comm_);
+      if (child_ != nullptr) (void)lib_.ncclCommAbort(child_);  // of a split that was given up
+      return;
+    }
+    const int code = finalize();
+    if (code == ncclSuccess) {
       (void)lib_.ncclCommDestroy(comm_);
-    } else {
-      (void)lib_.ncclCommAbort(comm_);  // null does no harm
+    } else if (code != ncclInProgress) {
+      (void)lib_.ncclCommAbort(comm_);
     }
   }
 
@@ -158,10 +164,12 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     call("ncclGroupEnd", group_stream_, [&] { return lib_.ncclGroupEnd(); });
   }
 
-  /// Kernels of the communicator end; its calls throw from now on. One that is stuck returns once it is aborted.
+  /// Kernels of the communicator end; its calls throw from now on. One that is stuck sees NCCL's abort flag and
+  /// returns; NCCL has no way to set that flag and leave the communicator's memory until then.
   void abort() override {
     constexpr std::chrono::milliseconds kOfACall{100};
     is_aborting_ = true;
+    if (comm_ == nullptr) return;
     const std::unique_lock lock(mutex_, kOfACall);
     const ncclComm_t comm = comm_.exchange(nullptr);
     if (comm == nullptr) return;
@@ -184,10 +192,10 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
   base::Status poll() override {
     const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (const std::string what = deadlines_.overdue(options_.timeout_ms); !what.empty()) return timed_out(what);
     if (!lock.owns_lock()) return stuck();
     if (comm_ == nullptr) return {};
     ncclResult_t state = ncclSuccess;
-    if (const std::string what = deadlines_.overdue(options_.timeout_ms); !what.empty()) return timed_out(what);
     if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
       return {};
     return failure("asynchronous", state);
@@ -240,28 +248,23 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
 
   /// Makes comm_ with the peers, in two steps, as NCCL's modes want it. A non-blocking communicator can be given up
-  /// while the peers are awaited, but starts a thread for each call, which costs the caller 90 us. Of a blocking one a
-  /// call takes 10 us; its own meeting could not be given up. So the first one only makes the second. Precondition:
-  /// mutex_ held.
+  /// while the peers are awaited, but starts a thread for each call, which costs the caller several times what a call
+  /// of a blocking one does; whose own meeting could not be given up. So the first one only makes the second. (With
+  /// NCCL_COMM_BLOCKING=1 in the environment both block, and the meeting has no deadline.) Precondition: mutex_ held.
   base::Status meet(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    ncclComm_t meeting = nullptr, calls = nullptr;
-    OVERLACE_TRY(begun("ncclCommInitRankConfig", lib_.ncclCommInitRankConfig(&meeting, size_, id, rank_, &config)));
-    comm_ = meeting;
+    OVERLACE_TRY(begun("ncclCommInitRankConfig", lib_.ncclCommInitRankConfig(&meeting_, size_, id, rank_, &config)));
+    comm_ = meeting_;
     OVERLACE_TRY(settle("ncclCommInitRankConfig"));
     config.blocking = 1;
     if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
-    OVERLACE_TRY(begun("ncclCommSplit", lib_.ncclCommSplit(meeting, 0, rank_, &calls, &config)));
+    OVERLACE_TRY(begun("ncclCommSplit", lib_.ncclCommSplit(meeting_, 0, rank_, &child_, &config)));
     OVERLACE_TRY(settle("ncclCommSplit"));
-    const ncclResult_t code = lib_.ncclCommFinalize(meeting);
-    const base::Status ended = begun("ncclCommFinalize", code).ok() ? settle("ncclCommFinalize") : base::Status();
-    if (!ended.ok()) {
-      (void)lib_.ncclCommAbort(calls);
-      return ended;
-    }
-    comm_ = calls;
-    (void)lib_.ncclCommDestroy(meeting);
+    OVERLACE_TRY(begun("ncclCommFinalize", lib_.ncclCommFinalize(meeting_)));
+    OVERLACE_TRY(settle("ncclCommFinalize"));
+    comm_ = std::exchange(child_, nullptr);
+    (void)lib_.ncclCommDestroy(meeting_);
     return {};
   }
   base::Status begun(const char* what, ncclResult_t code) const {
@@ -286,22 +289,19 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     }
   }
 
-  /// Waits for the peers, who may never come: in a thread, so that there is a deadline. Precondition: mutex_ held.
-  bool finalize() try {
-    const ncclComm_t comm = comm_;
-    std::atomic<int> code = ncclInProgress;
-    std::thread waits([&] {
-      const DeviceGuard guard(options_.device);
-      code = lib_.ncclCommFinalize(comm);
-    });
+  /// Waits for the peers, who may never come: in a thread, so that there is a deadline; behind it the communicator
+  /// stays with the process. Precondition: mutex_ held.
+  int finalize() try {
+    const auto code = std::make_shared<std::atomic<int>>(ncclInProgress);
+    std::thread([code, comm = comm_.load(), device = options_.device, &lib = lib_] {
+      const DeviceGuard guard(device);
+      *code = lib.ncclCommFinalize(comm);
+    }).detach();
     const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
-    while (code == ncclInProgress && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    const bool is_done = code == ncclSuccess;
-    if (code == ncclInProgress) (void)lib_.ncclCommAbort(comm_.exchange(nullptr));
-    waits.join();
-    return is_done;
+    while (*code == ncclInProgress && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return *code;
   } catch (const std::system_error&) {  // no thread to be had
-    return false;
+    return ncclInProgress;
   }
 
   /// `queue`: where the call puts work, or null; in a group its end does.
@@ -323,7 +323,8 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     call_since_ns_ = now_ns();
     const ncclResult_t code = function();
     call_since_ns_ = 0;
-    if (code != ncclSuccess) failure_or_cause(what, code).or_throw();
+    if (code != ncclSuccess && code != ncclInProgress) failure_or_cause(what, code).or_throw();
+    if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();  // NCCL_COMM_BLOCKING=0
     if (is_queued) deadlines_.end(queue);
   }
 
@@ -375,7 +376,8 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   Deadlines deadlines_;
   Captures captures_;
   std::atomic<ncclComm_t> comm_ = nullptr;
-  std::atomic<int64_t> call_since_ns_ = 0;  // of the call in progress; 0: none
+  ncclComm_t meeting_ = nullptr, child_ = nullptr;  // of `meet`: NCCL writes them from a thread of its own
+  std::atomic<int64_t> call_since_ns_ = 0;          // of the call in progress; 0: none
   std::atomic<const char*> call_name_ = "";
   std::atomic<bool> is_aborting_ = false;
   bool is_watched_ = false;
