@@ -24,6 +24,7 @@ constexpr double kBytesPerUs = 1e3;     // of a GB/s
 constexpr double kLeastUs = 1e-3;       // files hold no zeros
 constexpr double kLeastRowUs = 1e-6;    // a copy has hundreds of them
 constexpr double kLeastFactor = 1.005;  // of contention
+constexpr double kMostFactor = 1000;    // that a machine file may have: on a machine busy with something else
 constexpr double kMostSeen = 0.3;       // off, of kinds of a point or two: 2 us of 9, of bursts of 400
 constexpr double kMostUnknown = 0.2;    // off, of points that are not known well
 constexpr int kCalls = 4;               // of a simulated burst
@@ -375,7 +376,7 @@ class Fitter {
 
   void add(spec::Load slowed, spec::Load by, double factor) {
     std::erase_if(m_.contention, [&](const spec::Contention& c) { return c.slowed == slowed && c.by == by; });
-    if (factor >= kLeastFactor) m_.contention.push_back({slowed, by, measured(factor)});
+    if (factor >= kLeastFactor) m_.contention.push_back({slowed, by, measured(std::min(factor, kMostFactor))});
   }
 
   /// Work that takes longer than the copies beside it: what it lost, per time of copies.

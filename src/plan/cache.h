@@ -9,7 +9,7 @@
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 13;
+inline constexpr int kPlanVersion = 14;
 
 class Cache {
  public:

@@ -150,8 +150,8 @@ bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp1
 
 bool is_fusable(const spec::OpSpec& op) {
   return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk && op.n > 0 &&
-         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.op == "ag_gemm" && op.bias) &&
-         !(op.gathered && spec::has_empty_shard(op)) && !(op.activation == spec::Activation::swiglu && op.n % 16 != 0);
+         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.gathered && spec::has_empty_shard(op)) &&
+         !(op.activation == spec::Activation::swiglu && op.n % 16 != 0);
 }
 
 bool has_few_tokens(const spec::OpSpec& op) {

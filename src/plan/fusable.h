@@ -6,8 +6,8 @@
 namespace overlace::plan {
 
 /// What the kernels of k_slab and tma_slot were measured with on GPUs; tma_slot of gemm_ar on two, without a bias. They
-/// are compiled for more: fp16, B stored (K, N), a bias of ag_gemm (src/ops/gemm_core/choose.h has the word). Operands
-/// must lie as for has_few_tokens.
+/// are compiled for more: fp16, B stored (K, N) (src/ops/gemm_core/choose.h has the word). Operands must lie as for
+/// has_few_tokens.
 bool is_fusable(const spec::OpSpec& op);
 
 /// ag_gemm, gemm_ar and gemm_rs of few tokens: `auto` takes the kernel of `one_shot` on GPUs of one host where the

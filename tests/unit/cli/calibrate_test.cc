@@ -179,6 +179,15 @@ TEST(Calibrate, SchedulesOfGpusPassTheChecks) {
   }
 }
 
+TEST(Calibrate, NoContentionIsMoreThanAFileMayHave) {
+  std::vector<Point> points = points_of(invented(), {});
+  for (Point& p : points)
+    if (p.probe == Probe::gemm_in) p.samples_us.assign(3, 1e6 * p.us());
+  const Fit fit = fit_points(points, spec::find_machine("cpu2")).value();
+  ASSERT_FALSE(fit.machine.contention.empty());
+  EXPECT_DOUBLE_EQ(fit.machine.contention[0].factor.value, 1000);
+}
+
 TEST(Calibrate, MemoryIsAsFastAsTheFastestOfAll) {
   const Machine truth = spec::find_machine("h200x4");
   std::vector<Point> points = points_of(truth, {.is_gpu = true, .ranks = 4, .dtype = DType::bf16, .sms = 132});

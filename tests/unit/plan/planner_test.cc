@@ -191,7 +191,7 @@ TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
   }
 }
 
-/// As the rule, which `auto` asks.
+/// By this machine; `auto` goes by h200x2 (choose_test).
 TEST(Planner, TakesOneShotForFewTokensOnGpus) {
   Planner planner(h200());
   for (const char* name : {"ag_gemm", "gemm_ar", "gemm_rs"}) {
