@@ -89,6 +89,12 @@ Measured& add(Found& found, Measured m, const Json& time_us) {
   return one;
 }
 
+bool is_host_bound(const Json& record) {
+  const Json* flags = record.find("flags");
+  return flags != nullptr && std::any_of(flags->as_array().begin(), flags->as_array().end(),
+                                         [](const Json& flag) { return text(&flag) == "host_bound"; });
+}
+
 base::Status add_lines(const std::string& file, const std::string& bytes, Found& found) {
   for (size_t begin = 0, line = 1; begin < bytes.size(); ++line) {
     const size_t end = std::min(bytes.find('\n', begin), bytes.size());
@@ -115,10 +121,10 @@ base::Status add_lines(const std::string& file, const std::string& bytes, Found&
     m.degree = degree_of(*record, m.family);
     m.is_replayed = !text(record->find("launch")).empty() && text(record->find("launch")) != "stream";
     m.tile_cols = tile_cols_of(*record, m.op);
+    const bool waits_for_host = is_host_bound(*record);
+    if (m.is_replayed && waits_for_host) continue;  // its time is that of launching graphs, which no model has
     Measured& one = add(found, std::move(m), *record->find("time_us"));
-    if (const Json* flags = record->find("flags"); flags != nullptr) {
-      for (const Json& flag : flags->as_array()) one.is_host_bound = one.is_host_bound || text(&flag) == "host_bound";
-    }
+    one.is_host_bound = one.is_host_bound || waits_for_host;
   }
   return {};
 }

@@ -47,6 +47,14 @@ TEST(RecordsOfSchedules, OfAGraphHaveNoTimeOfTheHost) {
   EXPECT_LT(*graph.recurrence_us, kHostUs / 2);
 }
 
+TEST(RecordsOfSchedules, OfAGraphThatTheHostHeldUpAreLeftOut) {
+  const std::vector<Measured> list =
+      predicted(line(8, "library", "library_ar", 23, R"(,"launch":"chain")") +
+                line(8, "library", "library_ar", 97, R"(,"launch":"graph","flags":["host_bound"])"));
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_DOUBLE_EQ(list[0].measured_us(), 23);
+}
+
 TEST(RecordsOfSchedules, HaveTheTileThatTheyName) {
   // Two ranks and 512 tiles of 256x256: make_schedule takes these.
   const std::vector<Measured> list =
