@@ -3,6 +3,7 @@
 #include "src/device/sync/inbox.cuh"
 #include "src/ops/gemm_core/copy_rows.cuh"
 #include "src/ops/gemm_core/host.cuh"
+#include "src/runtime/backend/cuda_peer/preload.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
@@ -18,6 +19,8 @@ __global__ void __launch_bounds__(kRowThreads) copy_rows_of_call(const __grid_co
   for (int64_t i = blockIdx.x * int64_t{kRowThreads} + threadIdx.x; i < total; i += step)
     p.to[i / p.row_units * p.to_pitch + i % p.row_units] = from[i];
 }
+
+const runtime::cuda_peer::RegisteredKernel kLoad{reinterpret_cast<const void*>(&copy_rows_of_call)};
 
 }  // namespace
 
