@@ -18,7 +18,7 @@ namespace overlace::plan {
 namespace {
 
 /// GPUs: below this little was measured to gain and some to lose, whatever a model says: flags, launches and the
-/// shortest copies take as long. Two H200: 11 us of transfer gained 5 to 27 %, 5 us from -10 to 10 % (mid_x2.jsonl).
+/// shortest copies take as long. Two H200: hiding 11 us gained 9 to 29 %, 5 us -19 to 11 % (mid_x2.jsonl).
 constexpr double kMinHiddenUs = 10;
 constexpr const char* kGpuMachine = "h200x4";        // of the only GPUs that were measured
 constexpr const char* kFewTokensMachine = "h200x2";  // few tokens on these alone, NCCL and one kernel
@@ -39,8 +39,8 @@ constexpr Costs kCpu = {40, 20, 60, 0.02, 4e3};
 /// The same over messages between hosts (docs/results/hosts.md): each copy is one thread more that has to wake, and the
 /// cores that compute copy what passes several times.
 constexpr Costs kMessages = {150, 20, 60, 0.5, 4e3};
-/// GPUs on several hosts. Launches and sums: machine/h200x4.json; a collective: as long as NCCL's shortest takes in a
-/// graph beyond its bytes (bench/results/decode_x2.jsonl); what a message costs was not measured, and is taken from CPU
+/// GPUs on several hosts. Launches and sums: machine/h200x4.json; a collective: NCCL's of few bytes took 8 to 15 us
+/// in graphs (bench/results/decode_x2.jsonl); what a message costs was not measured, and is taken from CPU
 /// ranks.
 constexpr Costs kGpuMessages = {150, 1.3, 15, 0.02, 4.5e6};
 /// GPUs of one host, products of other than 16 bits, of which nothing was measured: copies, launches and sums as there.
