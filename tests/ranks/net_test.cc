@@ -257,7 +257,7 @@ TEST_P(NetFaultTest, TheOthersAreTold) {
     EXPECT_LE(seconds, (is_stop ? 1.0 : 0) + (is_loaded() ? 10 : 1)) << words;
     ++survivors;
   }
-  EXPECT_EQ(survivors, 3) << tail(result);
+  EXPECT_EQ(survivors, 3) << log << tail(result);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, NetFaultTest,
