@@ -1,6 +1,7 @@
 #include "src/runtime/engine/mpi/service.h"
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -192,6 +193,12 @@ class ServiceThread final : public Service {
   }
 
   void run() {
+    // The library writes to sockets of ranks that may be dead: an error of that call, not the end of this process. Its
+    // own threads take the mask over.
+    sigset_t broken_pipe;
+    ::sigemptyset(&broken_pipe);
+    ::sigaddset(&broken_pipe, SIGPIPE);
+    (void)::pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
     ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
     base::Status status;
     if (table_.may_use_threads() == 0)
