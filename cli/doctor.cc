@@ -10,6 +10,7 @@
 #include "overlace/runtime.h"
 #include "src/base/env.h"
 #include "src/exec/gemm.h"
+#include "src/io/engine.h"
 #include "src/runtime/backend.h"
 #include "src/runtime/state.h"
 
@@ -56,6 +57,13 @@ Json libraries_json() {
   return list;
 }
 
+/// How files are read, and where it is not io_uring, why not.
+Json io_json() {
+  const base::Result<io::EngineChoice> choice = io::choose_engine();
+  return Json::Object{{"engine", choice.ok() ? Json(choice->name) : Json()},
+                      {"why", choice.ok() ? choice->reason : choice.status().message()}};
+}
+
 /// What overlace takes without arguments, here and now.
 Json use_json(const RuntimeOptions& options, int num_gpus) {
   const bool on_gpus = options.backend == Backend::cuda_peer || (options.backend == Backend::automatic && num_gpus > 0);
@@ -72,6 +80,7 @@ Json use_json(const RuntimeOptions& options, int num_gpus) {
                       {"timeout_ms", options.timeout_ms > 0 ? options.timeout_ms : base::env().timeout_s * 1000},
                       {"net_engine", options.net_engine},
                       {"cpu_gemm", exec::cpu_gemm_provider()},
+                      {"io", io_json()},
                       {"link", options.link.enabled ? Json(options.link.to_string()) : Json()},
                       {"adversary", options.adversary.enabled}};
 }
@@ -157,6 +166,11 @@ void use_text(const Json& use, int64_t cores, Page& page) {
   page.line("deadline", base::format("{} s", use.find("timeout_ms")->as_int() / 1000));
   page.line("network engine", use.find("net_engine")->as_string());
   page.line("GEMMs on CPUs", use.find("cpu_gemm")->as_string());
+  const Json& io = *use.find("io");
+  const std::string& why = io.find("why")->as_string();
+  const Json& engine = *io.find("engine");
+  page.line("disk I/O",
+            (engine.is_null() ? std::string("none") : engine.as_string()) + (why.empty() ? "" : ": " + why));
   if (!use.find("link")->is_null()) page.line("link", use.find("link")->as_string() + "  [emulated]");
   if (use.find("adversary")->as_bool()) page.line("adversary", "on: puts are late, split and out of order");
 }

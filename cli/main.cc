@@ -20,6 +20,7 @@
 #include "cli/sim_validate.h"
 #include "cli/trace.h"
 #include "cli/version.h"
+#include "cli/words_gnn.h"
 #include "overlace/error.h"
 #include "src/base/env.h"
 #include "src/base/file.h"
@@ -403,7 +404,7 @@ void log_to_stderr() {
 
 bool is_subcommand(const std::string& word) {
   return word == "run" || word == "doctor" || word == "trace" || word == "sim" || word == "plan" || word == "explain" ||
-         word == "calibrate" || word == "bench";
+         word == "calibrate" || word == "gnn" || word == "bench";
 }
 
 /// What is wrong with the word behind `sim graph`, if anything.
@@ -426,7 +427,7 @@ int main(int argc, char** argv) {
   for (int i = own + 1; i < argc; ++i) options.program.emplace_back(argv[i]);
   if (argc > 1 && argv[1][0] != '-' && !is_subcommand(argv[1]))
     return fail(Errc::invalid_argument, std::string("unknown subcommand ") + argv[1] +
-                                            ", wanted run, doctor, trace, sim, plan, explain, calibrate or bench");
+                                            ", wanted run, doctor, trace, sim, plan, explain, calibrate, gnn or bench");
   if (const std::string why = graph_error(own, argv); !why.empty()) return fail(Errc::invalid_argument, why);
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
   app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
@@ -447,6 +448,8 @@ int main(int argc, char** argv) {
   add_plan(app, "explain", "The same, with losses, a timeline, and what would make another one win", &plan);
   overlace::cli::CalibrateWords calibrate;
   add_calibrate(app, &calibrate);
+  overlace::cli::GnnWords gnn;
+  overlace::cli::add_gnn(app, &gnn);
   app.add_subcommand("bench", "Measure workloads beside their competitors");
   try {
     app.parse(own, argv);
@@ -461,6 +464,7 @@ int main(int argc, char** argv) {
     plan.explain = app.got_subcommand("explain");
     if (plan.explain || app.got_subcommand("plan")) return overlace::cli::plan(plan);
     if (app.got_subcommand("calibrate")) return overlace::cli::calibrate(calibrate);
+    if (app.got_subcommand("gnn")) return overlace::cli::run_gnn(*app.get_subcommand("gnn"), gnn);
     if (app.got_subcommand("trace")) return run_trace(*app.get_subcommand("trace"), trace);
     if (own < argc && options.program.empty())
       return fail(Errc::invalid_argument, "-- is followed by nothing, wanted a program and its arguments");

@@ -48,7 +48,7 @@ std::string summary(const Report& report) {
   out += tile("Overlapped", duration_text(t.overlapped_us),
               saved >= 0 ? duration_text(saved) + " saved" : duration_text(-saved) + " lost");
   out += tile("Speed-up", ratio_text(t.serial_us, t.overlapped_us),
-              t.limit_us > 0 ? base::format("{} is attainable", ratio_text(t.serial_us, t.limit_us)) : "");
+              t.limit_us > 0 ? base::format("limit of all layers: {}", ratio_text(t.serial_us, t.limit_us)) : "");
   out += tile("Hidden", percent_text(t.hidden), "of the communication costs no time");
   return out + "</section>";
 }
@@ -95,12 +95,13 @@ std::string site_table(const Report& report) {
     out += "</tr>";
   }
   const ReportTotal& t = report.total;
-  out += "</tbody><tfoot><tr><th scope=\"row\"><b>Total</b></th>" + time_cell("Serial", t.serial_us) +
+  out += "</tbody><tfoot><tr><th scope=\"row\"><b>All layers</b></th>" + time_cell("Serial", t.serial_us) +
          time_cell("Overlapped", t.overlapped_us) + time_cell("Limit", t.limit_us) +
          cell("Hidden", "number", percent_text(t.hidden)) + cell("", "bar-column", "") + cell("", "schedule", "") +
          "</tr></tfoot></table>";
   out +=
-      "<p class=\"note\"><b>Limit</b>: the same computation and communication side by side, without dependence. "
+      "<p class=\"note\"><b>Limit</b>: the same computation and communication side by side, without dependence; of a "
+      "site alone, and of all layers in one run, which is not the sum of the sites. "
       "<b>Hidden</b>: the share of the communication's time that the overlapped run does not spend. <b>Bars</b>: "
       "serial above overlapped, the line is the limit.</p>";
   return out;

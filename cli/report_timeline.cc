@@ -402,6 +402,13 @@ int64_t extent_ns(const Trace& trace) {
   return end - origin_ns(trace);
 }
 
+size_t most_typical(const std::vector<Trace>& traces, double us) {
+  const auto apart = [us](const Trace& trace) { return std::abs(static_cast<double>(extent_ns(trace)) * 1e-3 - us); };
+  const auto nearest = std::min_element(traces.begin(), traces.end(),
+                                        [&](const Trace& a, const Trace& b) { return apart(a) < apart(b); });
+  return static_cast<size_t>(nearest - traces.begin());
+}
+
 std::string escape_html(std::string_view text) {
   std::string out;
   for (char c : text) {
@@ -451,7 +458,9 @@ std::string timelines_html(const Trace& serial, const Trace& overlapped) {
   if (!overlapped.spans.empty()) out += timeline(overlapped, true, serial_ns, length);
   out += "</div></div>" + legend(serial, overlapped);
   const size_t num_arrows = std::max(serial.arrows.size(), overlapped.arrows.size());
-  out += "<p class=\"note\">The picture shows one run of each; the other times of this page are medians.</p>";
+  out +=
+      "<p class=\"note\">The picture shows, of up to five recorded runs of each, the one nearest to the median; "
+      "the other times of this page are medians.</p>";
   if (num_arrows > kMaxArrows)
     out += base::format("<p class=\"note\">{} signals are too many to draw; the trace file has them.</p>", num_arrows);
   return out;

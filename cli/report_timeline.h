@@ -26,6 +26,8 @@ int64_t total_ns(const Intervals& intervals);
 
 /// First begin to last end; 0 for an empty trace.
 int64_t extent_ns(const base::Trace& trace);
+/// Index of the trace whose extent is nearest to `us`, the first of equals; wants at least one.
+size_t most_typical(const std::vector<base::Trace>& traces, double us);
 
 /// Escaped for HTML and SVG text and attributes; control characters but ends of lines are blanks.
 std::string escape_html(std::string_view text);

@@ -52,7 +52,7 @@ Report make_report(const RunOutputs& outputs) {
     report.sites.push_back({s.name, s.op.op, s.op.m, s.op.n, s.op.k, s.times.serial_us, s.times.overlapped_us,
                             s.times.limit_us, or_nan(s.times.hidden()), s.chosen, s.reason});
   }
-  report.total = {r.total_serial_us, r.total_overlapped_us, r.total_limit_us(), or_nan(r.total_hidden())};
+  report.total = {r.total_serial_us, r.total_overlapped_us, r.stack_limit_us, or_nan(r.total_hidden())};
   report.ok = r.ok;
   report.error = r.error;
   report.baseline_error = r.baseline_error;

@@ -7,6 +7,7 @@
 
 #include "cli/measure.h"
 #include "cli/progress.h"
+#include "cli/report_timeline.h"
 #include "cli/run_check.h"
 #include "cli/run_crew.h"
 #include "cli/run_kept.h"
@@ -30,6 +31,8 @@ using model::SiteSchedules;
 constexpr double kGpuLinkBytesPerS = 390e9, kGpuFlopsPerS = 650e12;
 
 // Weights of the progress bar, in parts of a typical run.
+/// Runs that are recorded of each schedule; the one that took most nearly as long as the median is kept.
+constexpr int kMostTraces = 5;
 constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
 
 class RankRun {
@@ -298,13 +301,17 @@ Status RankRun::time_layers() {
   options.repetitions = plan_.repetitions;
   options.burst_us = plan_.backend == Backend::cuda_peer ? 100000 : 20000;
   options.seed = plan_.problem.seed + 1;
+  SiteSchedules without_dependence;
+  for (const model::Site& site : plan_.sites) without_dependence[site.name] = make(site, "limit");
   const auto timings =
       measure({{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
-               {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }}},
+               {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }},
+               {"limit", [&](int iterations) { return stack_->run_layers(without_dependence, iterations); }}},
               *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
   if (!timings.ok()) return timings.status();
-  result_.total_serial_us = timings->front().median_us;
-  result_.total_overlapped_us = timings->back().median_us;
+  result_.total_serial_us = timings->at(0).median_us;
+  result_.total_overlapped_us = timings->at(1).median_us;
+  result_.stack_limit_us = std::min(timings->at(2).median_us, result_.total_serial_us);
   return {};
 }
 
@@ -358,12 +365,19 @@ Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const ch
 Status RankRun::trace() {
   if (options_.trace.empty() && options_.report.empty()) return {};
   progress_.begin("recording the timeline", kTraceWeight);
-  auto serial = trace_pass(best_serial_, "serial");
-  if (!serial.ok()) return serial.status();
-  auto overlapped = trace_pass(chosen_, "overlapped");
-  if (!overlapped.ok()) return overlapped.status();
-  serial_trace_ = std::move(*serial);
-  overlapped_trace_ = std::move(*overlapped);
+  std::vector<base::Trace> serial, overlapped;
+  for (int pass = 0; pass < std::min(plan_.repetitions, kMostTraces); ++pass) {
+    auto one = trace_pass(best_serial_, "serial");
+    if (!one.ok()) return one.status();
+    serial.push_back(std::move(*one));
+    one = trace_pass(chosen_, "overlapped");
+    if (!one.ok()) return one.status();
+    overlapped.push_back(std::move(*one));
+    progress_.update((pass + 1.0) / kMostTraces);
+  }
+  if (serial.empty()) return {};
+  serial_trace_ = std::move(serial[most_typical(serial, result_.total_serial_us)]);
+  overlapped_trace_ = std::move(overlapped[most_typical(overlapped, result_.total_overlapped_us)]);
   return {};
 }
 

@@ -43,14 +43,17 @@ struct RunResult {
   int repetitions = 0;
   std::vector<SiteResult> sites;
   double total_serial_us = 0, total_overlapped_us = 0;  // all layers, everything between the GEMMs included
-  double error = 0, baseline_error = 0;                 // largest error against the oracle / rms of the oracle
-  double error_limit = 0;                               // what `error` may be
+  /// All layers with every site's transfers beside its GEMM without dependence; at most serial. Not the sum of the
+  /// sites' limits: ranks run apart between sites, so that one's transfers meet another's computation.
+  double stack_limit_us = 0;
+  double error = 0, baseline_error = 0;  // largest error against the oracle / rms of the oracle
+  double error_limit = 0;                // what `error` may be
   bool ok = false;
   std::string why_not;  // empty if ok
 
   bool is_emulated() const { return !link.empty(); }
-  /// Serial time less what the sites could hide at best.
-  double total_limit_us() const;
+  /// Serial time less what the sites could hide if each reached the limit that it has alone. No limit of all layers.
+  double sites_limit_us() const;
   /// Of all sites together, weighted by what each could hide.
   std::optional<double> total_hidden() const;
 };

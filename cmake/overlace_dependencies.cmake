@@ -69,6 +69,24 @@ else()
   endif()
 endif()
 
+# ---- liburing, linked statically ----
+set(OVERLACE_HAS_URING OFF)
+if(OVERLACE_URING STREQUAL "OFF")
+  overlace_row(liburing FALSE "" "OVERLACE_URING=OFF: disk I/O by threads with pread")
+else()
+  find_path(OVERLACE_URING_INCLUDE liburing.h)
+  find_library(OVERLACE_URING_LIBRARY liburing.a)
+  mark_as_advanced(OVERLACE_URING_INCLUDE OVERLACE_URING_LIBRARY)
+  if(OVERLACE_URING_INCLUDE AND OVERLACE_URING_LIBRARY)
+    set(OVERLACE_HAS_URING ON)
+    overlace_row(liburing TRUE "" "disk I/O by io_uring, where the kernel lets it")
+  elseif(OVERLACE_URING STREQUAL "ON")
+    message(FATAL_ERROR "OVERLACE_URING=ON, but liburing (liburing-dev) was not found")
+  else()
+    overlace_row(liburing FALSE "" "disk I/O by threads with pread: package liburing-dev")
+  endif()
+endif()
+
 include(overlace_mpi)
 
 # ---- CUDA: headers and the static runtime; driver, cuBLASLt, cuDNN and NCCL are opened at run time ----

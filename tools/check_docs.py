@@ -1,4 +1,5 @@
-"""Documentation: links and anchors, paths and variables that are named must exist, words that must not be there.
+"""Documentation: links and anchors, paths and variables that are named must exist, words that must not be there, and
+numbers of README.md that no record is behind.
 
 usage: check_docs.py [--root DIR]
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import blocks
 from files import BINARY, ROOT, finish, listed, read
 
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\)")
@@ -26,6 +28,11 @@ FORBIDDEN = [
     (re.compile(r"lorem ipsum", re.IGNORECASE), "filler"),
     (re.compile(r"(?<![\w.$}])/(?:work|home|Users|root)/[\w.-]+"), "a path of somebody's own machine"),
 ]
+# A time, a gain, a share or a count of cases; "4x H200" is a machine.
+NUMBER = re.compile(
+    r"(?<![\w.`])\d[\d.,]*(?: ?(?:us|ms|ns|s|GB/s|TFLOP/s)\b|x\b(?! [A-Z])| ?%| times\b| cases\b| shapes\b)"
+)
+CELL = re.compile(r"\|\s*[<>=~]*\s*\d[\d.,]*\s*(?=\|)")
 # Files that must spell these words.
 EXEMPT = ("tools/check_docs.py", "tests/unit/tools/", "LICENSE")
 
@@ -73,6 +80,17 @@ def word_problems(path: str, text: str) -> list[str]:
     return problems
 
 
+def number_problems(path: str, text: str) -> list[str]:
+    """Numbers outside of what tools/gen_results.py writes from records and compares with them, and outside of code."""
+    plain = re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), blocks.outside(text))
+    problems = []
+    for number, line in enumerate(plain.splitlines(), 1):
+        for match in [*NUMBER.finditer(line), *CELL.finditer(line)]:
+            shown = match[0].strip("| ")
+            problems.append(f"{path}:{number}: {shown}: a number that no generated block has (tools/gen_readme.py)")
+    return problems
+
+
 def check(root: Path) -> tuple[list[str], int]:
     paths = [p for p in listed(root) if not p.endswith(BINARY)]
     texts = {p: read(root, p) for p in paths}
@@ -83,6 +101,7 @@ def check(root: Path) -> tuple[list[str], int]:
             problems += word_problems(path, text)
         if path.endswith(".md"):
             problems += link_problems(root, path, text) + name_problems(root, path, text, known)
+    problems += number_problems("README.md", texts.get("README.md", ""))
     index = texts.get("docs/README.md", "")
     for path in (p for p in texts if p.startswith("docs/") and p.endswith(".md") and p != "docs/README.md"):
         if f"]({path.removeprefix('docs/')})" not in index:

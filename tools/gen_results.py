@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/results/<machine>.md from bench/results; `--check` fails if a committed page differs.
+"""Writes docs/results/<machine>.md and blocks of README.md from bench/results; `--check` fails where they differ.
 
-Derived values follow docs/reference/benchmarks.md. Of each case and competitor the
-newest run counts.
+Derived values follow docs/reference/benchmarks.md. Of each case and competitor the newest run counts. What is older
+than a change of the baseline is marked (tools/baselines.py).
 """
 
 from __future__ import annotations
@@ -10,57 +10,28 @@ from __future__ import annotations
 import json
 import math
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "bench" / "driver"))
+import gen_readme
+import result_records
+from result_records import (
+    DENSE,
+    ROOT,
+    baselines,
+    bench_records,
+    changes,
+    derived,
+    forced_name,
+    geometric_mean,
+    is_void,
+    median,
+    microseconds,
+    newest,
+    of_commit,
+    ratio,
+    records,
+)
 
-import records as bench_records  # noqa: E402
-
-RESULTS = ROOT / "bench" / "results"
-DENSE = bench_records.OPERATORS
 TORCH = ("torch_library", "torch_async_tp", "torch_one_shot", "torch_two_shot")
-
-
-def records(name: str) -> list[dict]:
-    path = RESULTS / f"{name}.jsonl"
-    return bench_records.read(path) if path.exists() else []
-
-
-def newest(rows: list[dict]) -> dict[tuple, dict[str, dict]]:
-    """(name, m, n, k) -> competitor -> record, in order of first appearance."""
-    cases: dict[tuple, dict[str, dict]] = {}
-    for row in rows:
-        case = row["case"]
-        group = cases.setdefault((case["name"], case["m"], case["n"], case["k"]), {})
-        old = group.get(row["competitor"])
-        if old is None or row["run"] >= old["run"]:
-            group[row["competitor"]] = row
-    return cases
-
-
-def median(group: dict[str, dict], competitor: str) -> float:
-    return group.get(competitor, {}).get("time_us", {}).get("median", math.nan)
-
-
-def derived(group: dict[str, dict]) -> dict[str, float]:
-    """Few rows are measured against `library` alone: what is not there is NaN, and so is what follows from it."""
-    names = ("compute", "comm", "library", "serial", "limit")
-    b = bench_records.bounds({name: median(group, name) for name in names})
-    auto, own = median(group, "auto"), median(group, "serial")
-    return {
-        "compute": b.compute,
-        "library": b.library,
-        "serial": own,
-        "limit": b.limit,
-        "auto": auto,
-        "rho": auto / b.limit,
-        "gain": b.library / auto,
-    }
-
-
-def microseconds(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def dense_section(workload: str) -> tuple[list[str], list[tuple]]:
@@ -78,8 +49,12 @@ def dense_section(workload: str) -> tuple[list[str], list[tuple]]:
         d = derived(group)
         family = group["auto"]["schedule"].removesuffix("_rs").removesuffix("_ar")
         times = " | ".join(microseconds(d[c]) for c in ("compute", "library", "serial", "limit", "auto"))
-        rho = "-" if math.isnan(d["rho"]) else f"{d['rho']:.2f}"
-        lines.append(f"| {name} | {m} | {n} | {k} | {times} | {rho} | {d['gain']:.2f} | {family} |")
+        rho, gain = ratio(d["rho"], group, "auto"), ratio(d["gain"], group, "auto", "library")
+        lines.append(f"| {name} | {m} | {n} | {k} | {times} | {rho} | {gain} | {family} |")
+        if is_void(group, "auto"):
+            d["rho"] = math.nan
+        if is_void(group, "auto", "library"):
+            d["shown"], d["gain"] = d["gain"], math.nan
         facts.append((workload, name, m, d))
     return [*lines, ""], facts
 
@@ -87,13 +62,16 @@ def dense_section(workload: str) -> tuple[list[str], list[tuple]]:
 def summary(facts: list[tuple]) -> list[str]:
     large = [d["rho"] for w, _, m, d in facts if w != "gemm_ar" and m >= 4096 and not math.isnan(d["rho"])]
     busy = [d["gain"] for _, name, m, d in facts if name in ("70B qkv", "70B o_proj") and m >= 4096 and _ != "gemm_ar"]
+    busy = [gain for gain in busy if not math.isnan(gain)]
+    void = [d["shown"] for *_, d in facts if math.isnan(d["gain"])]
     slower = [(w, name, m, d["gain"]) for w, name, m, d in facts if d["gain"] < 0.98]
     lines = [
         f"- rho (auto over the attainable limit), ag_gemm and gemm_rs, M >= 4096, {len(large)} cases: geometric mean"
-        f" {bench_records.geomean(large):.3f}, worst {max(large):.2f}.",
+        f" {bench_records.geomean(large):.3f}, worst {max(large, default=math.nan):.2f}.",
         "- Gain over `library` (NCCL and cuBLAS) on qkv and o_proj, M >= 4096: geometric mean"
-        f" {bench_records.geomean(busy):.2f}, least {min(busy):.2f}.",
-        f"- `auto` more than 2 % slower than `library`: {len(slower)} of {len(facts)} cases"
+        f" {bench_records.geomean(busy):.2f}, least {min(busy, default=math.nan):.2f}.",
+        f"- `auto` more than 2 % slower than `library`: {len(slower)} of {len(facts) - len(void)} cases"
+        + (f", {sum(x < 0.98 for x in void)} of {len(void)} whose comparison is void" if void else "")
         + ("." if not slower else ": " + "; ".join(f"{w} {n} M {m} ({g:.2f})" for w, n, m, g in slower) + "."),
     ]
     return lines
@@ -185,6 +163,8 @@ def page() -> str:
         "",
         *summary(facts),
         "",
+        baselines.note([r for w in DENSE for r in records(w)], changes()),
+        "",
     ]
     return "\n".join(head + sections).rstrip() + "\n"
 
@@ -220,7 +200,7 @@ def cpu_page() -> str:
         "| site | link | schedule | serial us | overlapped us | limit us | hidden |",
         "|---|---|---|---|---|---|---|",
     ]
-    for path in sorted((RESULTS / "run").glob("cpu2-*.json")):
+    for path in sorted((result_records.RESULTS / "run").glob("cpu2-*.json")):
         run = json.loads(path.read_text())
         site = next(one for one in run["sites"] if one["name"] == path.stem.removeprefix("cpu2-"))
         times = " | ".join(f"{site[key]:.0f}" for key in ("serial_us", "overlapped_us", "limit_us"))
@@ -236,7 +216,9 @@ def swiglu_section() -> list[str]:
     for (_, m, _, _), group in newest(records("swiglu_x2")).items():
         by_rows.setdefault(m, []).append(group)
     pairs = {m: sorted(two, key=lambda g: "activation" in g["library"]["case"]) for m, two in by_rows.items()}
-    kinds = list(next(iter(pairs.values()))[1])
+    known = list(next(iter(pairs.values()))[1])
+    kinds = ["library", "compute", "serial", "auto"]
+    kinds += [kind for kind in known if kind not in kinds]
     one = next(iter(pairs.values()))[1]["library"]
     schedules = [", ".join(sorted({two[i]["auto"]["schedule"] for two in pairs.values()})) for i in (0, 1)]
     lines = [
@@ -246,9 +228,11 @@ def swiglu_section() -> list[str]:
         " of the result with it (rms, against fp64). `k_slab` makes it in its epilogue, others behind their products."
         f" `auto`: {' -> '.join(schedules)}. Most rows are at the power limit of"
         f" {one['machine']['power_limit_w']:.0f} W; a schedule that stands in two columns shows the noise."
-        " `git` and `activation` were added to the records by hand.",
+        f" `git` and `activation` were added to the records by hand. {of_commit(records('swiglu_x2'))}",
         "",
-        f"| M | {' | '.join(kinds)} |",
+        baselines.note(records("swiglu_x2"), changes()),
+        "",
+        f"| M | {' | '.join(kinds[:4])} | {' | '.join(map(forced_name, kinds[4:]))} |",
         "|---" * (1 + len(kinds)) + "|",
     ]
     for m, (without, gated) in pairs.items():
@@ -278,9 +262,12 @@ def slot_section() -> list[str]:
         f" {next(iter(cases.values()))['library']['method']['repetitions']} bursts); `tma_slot`"
         " by bands, with tiles of 256x128 and, `align_n=256`, of 256x256. All give the bits of `library`. Host: of a"
         f" call of `tma_slot:4`, beside the best of groups. Rows but {', '.join(settled)}: clocks had not settled"
-        " (`unsettled`). These records name no commit (`git: unknown`); `tile_n` was added to them by hand.",
+        " (`unsettled`). These records name no commit (`git: unknown`); `tile_n` was added to them by hand. `auto` was"
+        " not measured in this run.",
         "",
-        f"| layer | M | N | K | {' | '.join(kinds)} | host |",
+        baselines.note(records("gemm_ar_slot_x2"), changes()),
+        "",
+        f"| layer | M | N | K | library | {' | '.join(map(forced_name, kinds[1:]))} | host |",
         "|---" * (5 + len(kinds)) + "|",
     ]
     for (name, m, n, k), group in cases.items():
@@ -299,8 +286,9 @@ def decode_section() -> list[str]:
     lines = [
         "## Few tokens",
         "",
-        "As above (`bench/results/decode_x2.jsonl`), us a call by M: cuBLAS alone / with NCCL / `one_shot`. NCCL's in"
-        " graphs of one call, and eager where so flagged in the records, are limited by the host.",
+        "As above (`bench/results/decode_x2.jsonl`), us a call by M: cuBLAS alone / with NCCL / forced `one_shot`;"
+        " `auto` was not measured in this run. NCCL's in graphs of one call, and eager where so flagged in the records,"
+        f" are limited by the host. {of_commit(rows)}",
         "",
         "| operator | N | K | calls | 1 | 8 | 16 | 32 | 64 |",
         "|---" * 9 + "|",
@@ -315,10 +303,6 @@ def decode_section() -> list[str]:
     return [*lines, ""]
 
 
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(math.log(x) for x in values) / len(values))
-
-
 def canonical_section() -> list[str]:
     """What `auto` takes at the canonical shapes of 70B, beside the library and PyTorch."""
     rows = records("canonical_x2")
@@ -327,7 +311,8 @@ def canonical_section() -> list[str]:
         "",
         "`bench/results/canonical_x2.jsonl`, median of"
         f" {rows[0]['method']['repetitions']} bursts. `torch` is `torch.mm` and NCCL, `async-TP` PyTorch's asynchronous"
-        " tensor parallelism (`symm_mem`), both in a process of their own behind the others. From M = 8192 on and at"
+        f" tensor parallelism (`symm_mem`), both in a process of their own behind the others. {of_commit(rows)}"
+        " From M = 8192 on and at"
         " `gate_up` from 4096 clocks had not settled at most rows.",
         "",
     ]
@@ -359,13 +344,14 @@ def canonical_section() -> list[str]:
 def mid_section() -> list[str]:
     """128 to 512 rows, in a chain of replayed calls and eager."""
     rows = records("mid_x2")
-    kinds = ("compute", "library", "one kernel", "hetero_unfused_1d:1", "auto")
+    kinds = ("compute", "library", "auto", "one kernel", "hetero_unfused_1d:1")
     lines = [
         "## 128 to 512 rows",
         "",
-        "`bench/results/mid_x2.jsonl`, us a call: many in one graph / eager. One kernel: `k_slab:4` or `tma_slot:4`.",
+        "`bench/results/mid_x2.jsonl`, us a call: many in one graph / eager. One kernel: `k_slab:4` or `tma_slot:4`."
+        f" {of_commit(rows)}",
         "",
-        f"| operator | layer | M | {' | '.join(kinds)} | auto took |",
+        f"| operator | layer | M | {' | '.join(kinds[:3])} | auto took | forced one kernel | {forced_name(kinds[4])} |",
         "|---" * (4 + len(kinds)) + "|",
     ]
     for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
@@ -377,7 +363,8 @@ def mid_section() -> list[str]:
                 names = ("k_slab:4", "tma_slot:4") if kind == "one kernel" else (kind,)
                 name = next(x for x in names if x in group)
                 cells.append(" / ".join(microseconds(median(launch[case], name)) for launch in launches))
-            lines.append(f"| {op} | {case[0]} | {case[1]} | {' | '.join(cells)} | {group['auto']['schedule']} |")
+            cells.insert(3, group["auto"]["schedule"])
+            lines.append(f"| {op} | {case[0]} | {case[1]} | {' | '.join(cells)} |")
     return lines
 
 
@@ -386,7 +373,7 @@ def pair_page() -> str:
     machine = runtime[-1]["machine"]
     names = ("runtime_x2", "gemm_ar_x2", "swiglu_x2", "decode_x2", "canonical_x2", "mid_x2")
     gits = {row["git"] for name in names for row in records(name)}
-    kinds = ("library", "limit", "hetero_unfused_1d:1", *(f"grouped_unfused_1d:{q}" for q in (1, 2, 4)))
+    forced = ("hetero_unfused_1d:1", *(f"grouped_unfused_1d:{q}" for q in (1, 2, 4)))
     lines = [
         "# Results on 2x H200",
         "",
@@ -405,14 +392,21 @@ def pair_page() -> str:
         "## gemm_ar by schedule",
         "",
         "bf16, N and K as one rank sees them, us (median of"
-        f" {next(iter(sums.values()))['library']['method']['repetitions']} bursts, worst rank).",
+        f" {next(iter(sums.values()))['library']['method']['repetitions']} bursts, worst rank)."
+        f" {of_commit(records('gemm_ar_x2'))}",
         "",
-        f"| layer | M | N | K | {' | '.join(kinds)} |",
-        "|---" * (4 + len(kinds)) + "|",
+        baselines.note(records("gemm_ar_x2"), changes()),
+        "",
+        "| layer | M | N | K | library | limit | auto | auto took | x library |"
+        f" {' | '.join(map(forced_name, forced))} |",
+        "|---" * (9 + len(forced)) + "|",
     ]
     for (name, m, n, k), group in sums.items():
-        times = " | ".join(microseconds(median(group, kind)) for kind in kinds)
-        lines.append(f"| {name} | {m} | {n} | {k} | {times} |")
+        limit, library, auto = (median(group, kind) for kind in ("limit", "library", "auto"))
+        gain = ratio(library / auto, group, "library", "auto")
+        times = [*map(microseconds, (library, limit, auto)), group["auto"]["schedule"], gain]
+        times += [microseconds(median(group, kind)) for kind in forced]
+        lines.append(f"| {name} | {m} | {n} | {k} | {' | '.join(times)} |")
     return "\n".join([*lines, "", *slot_section(), "", *decode_section(), *swiglu_section()]) + "\n"
 
 
@@ -476,7 +470,7 @@ def block_section(file: str, which: str = "") -> list[str]:
 
 
 def host_time_section() -> list[str]:
-    record = json.loads((RESULTS / "host_time_x1.json").read_text())
+    record = json.loads((result_records.RESULTS / "host_time_x1.json").read_text())
     rows = {row["what"]: row for row in record["calls"]}
     gpu, note = record["machine"].removeprefix("NVIDIA "), record.get("note")
     lines = [
@@ -522,18 +516,26 @@ def block_page() -> str:
 PAGES = {"h200x4.md": page, "h200x2.md": pair_page, "cpu2.md": cpu_page, "block.md": block_page}
 
 
+def check_baselines() -> list[str]:
+    """Every commit of a record is placed before or behind each change of the baseline."""
+    rows = [row for path in sorted(result_records.RESULTS.glob("*.jsonl")) for row in bench_records.read(path)]
+    return baselines.problems(rows, changes(), ROOT)
+
+
 def main() -> int:
-    stale = 0
+    is_check = "--check" in sys.argv[1:]
+    problems = check_baselines()
     for name, write in PAGES.items():
         path = ROOT / "docs" / "results" / name
         text = write()
-        if "--check" not in sys.argv[1:]:
+        if not is_check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            print(f"{path.relative_to(ROOT)} differs from the records; run tools/gen_results.py")
-            stale = 1
-    return stale
+            problems.append(f"{path.relative_to(ROOT)} differs from the records; run tools/gen_results.py")
+    problems += gen_readme.write(is_check)
+    print("\n".join(problems), end="\n" if problems else "")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

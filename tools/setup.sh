@@ -41,7 +41,7 @@ packages() {  # run|test
   fi
   mapfile -t optional < <(missing optional)
   # NOTE: optional packages are tried once per checkout; a machine that lacks them should not ask again at each run.
-  [[ -e build/.optional-tried ]] && optional=()
+  [[ build/.optional-tried -nt $list ]] && optional=()
   ((${#required[@]} + ${#optional[@]})) || return 0
   echo "overlace: installing packages: ${required[*]} ${optional[*]}" >&2
   apt-get update -qq > build/packages.log 2>&1 || true

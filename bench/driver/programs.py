@@ -192,7 +192,9 @@ def convert_run(plan: Plan, out: Path, words: list[str]) -> None:
     if result.get("link"):
         machine["link"] = result["link"]
     lines = []
-    for site in [*result["sites"], {"name": "total", **result["total"]}]:
+    total = {"name": "total", **result["total"]}
+    total["limit_us"] = total.pop("stack_limit_us", None)  # measured; its limit_us follows from those of the sites
+    for site in [*result["sites"], total]:
         case = {"name": f"{result['model']} {site['name']}", **{k: site[k] for k in ("m", "n", "k") if k in site}}
         times = {name: site.get(f"{key}_us") for name, key in RUN_TIMES.items()}
         for name, us in times.items():

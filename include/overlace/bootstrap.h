@@ -28,6 +28,8 @@ class Bootstrap {
   virtual std::string token() const = 0;
   /// Ranks are threads of this process that share one address space.
   virtual bool in_process() const { return false; }
+  /// IPv4 address of this host by which the ranks met, if they met over TCP; else empty.
+  virtual std::string address() const { return {}; }
 };
 
 /// `n` bootstraps for n threads of this process; element r belongs to rank r.

@@ -19,8 +19,8 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-/* Grows when a function is added; programs made for a smaller number keep working. */
-#define OVL_API_VERSION 1
+/* Grows when a function is added or a struct grows: programs made for a smaller number are compiled again. */
+#define OVL_API_VERSION 2
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -83,7 +83,8 @@ typedef struct ovl_options {
   int32_t has_device;      /* 1: take `device`; 0: the local rank */
   int32_t device;          /* CUDA ordinal */
   uint32_t num_signal_ids; /* 64 to 2^20 */
-  uint64_t heap_bytes;
+  uint64_t heap_bytes;     /* at open; it may grow to max_heap_bytes: RuntimeOptions */
+  uint64_t max_heap_bytes;
   int64_t timeout_ms;     /* 1 to 86400000 */
   const char* link;       /* CPU ranks: "2GB/s,20us", or "none" */
   const char* adversary;  /* CPU ranks: "seed=7" */
@@ -118,7 +119,8 @@ int ovl_runtime_close(ovl_runtime* runtime);
 int ovl_runtime_check(ovl_runtime* runtime);
 /* Waits for everything that this rank issued. */
 int ovl_runtime_synchronize(ovl_runtime* runtime);
-/* Any thread, at any time: all waits of all ranks return. */
+/* Any thread, at any time: all waits of all ranks return, those of ovl_runtime_close too. OVL_CLOSED, and nothing
+ * happens, once that has returned; nothing either in its last steps, which wait for nobody. */
 int ovl_runtime_abort(ovl_runtime* runtime, const char* why);
 
 typedef struct ovl_info {
@@ -126,7 +128,9 @@ typedef struct ovl_info {
   int32_t rank, size, backend, device; /* device: -1 on CPU ranks */
   int32_t is_emulated;                 /* an emulated link or emulated hosts */
   uint64_t heap_bytes, heap_in_use;
+  uint64_t max_heap_bytes;
   uint64_t calls, serialised_calls, moved_calls; /* overlace::Stats */
+  uint64_t preparations, evictions, heap_growths, smaller_plans;
 } ovl_info;
 int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info);
 
@@ -207,7 +211,8 @@ typedef struct ovl_hardware {
 
 /* A family by name; degree: chunks per shard, from 1. */
 int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_schedule** schedule);
-/* What the planner takes for this problem. */
+/* What the planner takes for this problem. It may take something else when a call finds that the heap has no room for
+ * it, or that the ranks' choices differ: one channel and one thread use the handle. */
 int ovl_schedule_choose(const ovl_op* op, const ovl_hardware* hardware, ovl_schedule** schedule);
 /* Read, expanded and checked: OVL_BAD_SCHEDULE names the place, or the check, the task and the reason. */
 int ovl_schedule_from_json(const char* json, ovl_schedule** schedule);
@@ -225,7 +230,7 @@ int ovl_schedule_memory(ovl_schedule* schedule, const ovl_op* op, int rank, uint
 
 /* Strides in elements. ndim 0: not there. */
 typedef struct ovl_tensor {
-  void* data;
+  void* data;    /* on the context's GPU, or managed; on CPU ranks of the host */
   int32_t dtype; /* enum ovl_dtype */
   int32_t ndim;  /* 0 to 4 */
   int64_t sizes[4], strides[4];

@@ -15,7 +15,8 @@ namespace overlace {
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
 /// One per team, fixed at its creation. Buffers are any memory of the backend's device; calls are queued on `stream` in
-/// the same order on all ranks. Throws EngineError with the foreign code and text.
+/// the same order on all ranks. Throws EngineError with rank, call, foreign code and text. An error of send or recv
+/// inside a group ends the group: nothing of it runs, and its group_end is refused.
 class NetEngine {
  public:
   virtual ~NetEngine() = default;

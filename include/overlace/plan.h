@@ -18,9 +18,20 @@ namespace overlace::plan {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
+/// A family of make_schedule at a degree (1 where it has none).
+struct Candidate {
+  std::string family;
+  int degree = 1;
+  bool operator==(const Candidate&) const = default;
+};
+/// "hetero_unfused_1d q 2"; without a degree where the family has none.
+std::string to_string(const Candidate& candidate);
+
 struct Choice {
   spec::Schedule schedule;
-  std::string reason;  // "GEMM 3 us, transfer 2 us: too little to hide: library"
+  std::string reason;     // "GEMM 3 us, transfer 2 us: too little to hide: library"
+  Candidate candidate{};  // what make_schedule was given, with `options`
+  spec::Params options{};
 };
 
 /// What the rule needs to know of the machine. GPUs of one host: the rates say whether there is anything to hide; times
@@ -30,19 +41,12 @@ struct Hardware {
   double link_bytes_per_s = 0;  // per direction and rank; 0: copies cost the computing core itself (CPU, no link)
   double flops_per_s = 0;       // sustained, per rank, of this dtype; 0: unknown
   int hosts = 1;  // of equal size; several: the link is that from one host to another, and their ranks share it
+  uint64_t heap_bytes = 0;  // of each rank's symmetric heap that a schedule may take; 0: any number
 };
 
-/// Pure: same input, same choice. Falls back to `library` wherever a finer schedule is not expected to win.
+/// Pure: same input, same choice. Falls back to `library` wherever a finer schedule is not expected to win, or none
+/// that is fits into the heap.
 Choice choose(const spec::OpSpec& op, const Hardware& hardware);
-
-/// A family of make_schedule at a degree (1 where it has none).
-struct Candidate {
-  std::string family;
-  int degree = 1;
-  bool operator==(const Candidate&) const = default;
-};
-/// "hetero_unfused_1d q 2"; without a degree where the family has none.
-std::string to_string(const Candidate& candidate);
 
 /// How a plan is found, from cheap to dear. rule: choose(), which knows two rates. recurrence: a model of every
 /// candidate. simulation: the best of these, and those that are always looked at, on the simulator. probe: the three

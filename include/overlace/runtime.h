@@ -55,7 +55,8 @@ struct CheckOptions {
 struct RuntimeOptions {
   Backend backend = Backend::automatic;
   int device = -1;              // CUDA ordinal; -1: the local rank
-  size_t heap_bytes = 0;        // 0: 1 GiB on cuda_peer, 64 MiB on cpu
+  size_t heap_bytes = 0;        // of the symmetric heap at open; 0: 1 GiB on cuda_peer, 64 MiB on cpu
+  size_t max_heap_bytes = 0;    // to which it may grow; 0: 16 times heap_bytes if that is 0, else heap_bytes
   uint32_t num_signal_ids = 0;  // 0: 16384 on cuda_peer, 4096 on cpu; a sub-team gets a sixteenth of them
   int64_t timeout_ms = 0;       // 0: OVERLACE_TIMEOUT_S, 300 s by default
   WaitPolicy wait = WaitPolicy::automatic;
@@ -83,6 +84,10 @@ struct Stats {
   uint64_t calls = 0;             // of operators
   uint64_t serialised_calls = 0;  // that waited for calls of other channels, for want of SMs
   uint64_t moved_calls = 0;       // that waited because their channel was used from another stream before
+  uint64_t preparations = 0;      // of schedules: first calls with a shape, and calls whose preparation was given up
+  uint64_t evictions = 0;         // memory of prepared schedules that was given up to make room on the heap
+  uint64_t heap_growths = 0;      // of the symmetric heap
+  uint64_t smaller_plans = 0;     // taken in place of a chosen schedule that the heap had no room for (C API, PyTorch)
 };
 
 struct RuntimeState;
@@ -113,7 +118,8 @@ class Runtime {
   void synchronize();
   /// Every signal has been consumed (slot == ticket) on this rank; Internal with the first that has not. For tests.
   void check_quiescent();
-  /// Any thread. All waits of all ranks return `aborted`.
+  /// Any thread, beside close() too (not beside the destructor). All waits of all ranks return `aborted`; nothing
+  /// happens once the runtime is closed.
   void abort(Errc code, std::string_view why);
   /// Collective unless aborted. Idempotent. Where a CUDA graph of any rank still holds NCCL's calls, all ranks leave
   /// what NCCL has to the process.

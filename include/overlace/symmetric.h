@@ -79,7 +79,8 @@ class StripedRange {
 };
 
 /// Sub-allocation is local arithmetic, but every rank must make the same calls in the same order; `verify` names the
-/// first rank that did not. Not thread-safe.
+/// first rank that did not. Operators take their memory here, too, at a place that the ranks of their team agree on: so
+/// allocate before teams that share no rank run operators of their own. Not thread-safe.
 class SymmetricHeap {
  public:
   /// Peers may write into it after a barrier: before, a rank may still use the bytes for something else, and

@@ -12,7 +12,7 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Up to 4 dimensions; strides in elements. The memory is on the device of the backend that uses it (host for `cpu`).
+/// Up to 4 dimensions; strides in elements. In memory of the host (`cpu`), else of the context's GPU, or managed.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::fp32;

@@ -24,6 +24,9 @@ Tensor local_product(const Tensor& a, const Tensor& b, const Tensor* bias, Scala
 
 void check_arguments(const Group& group, const Tensor& a, const std::vector<Tensor>& bs,
                      const std::vector<Tensor>& biases, int64_t gather_dim, const std::vector<int64_t>& row_offsets) {
+  check_device(group, {kOp, "a"}, a);
+  for (size_t i = 0; i < bs.size(); ++i) check_device(group, nth("bs", i), bs[i]);
+  for (size_t i = 0; i < biases.size(); ++i) check_device(group, nth("biases", i), biases[i]);
   check_matrix({kOp, "a"}, a);
   if (gather_dim != 0)
     fail(OVL_NOT_SUPPORTED, std::string(kOp) + ": gather_dim is " + std::to_string(gather_dim) +
@@ -33,7 +36,7 @@ void check_arguments(const Group& group, const Tensor& a, const std::vector<Tens
     refuse(std::string(kOp) + ": " + std::to_string(biases.size()) + " biases for " + std::to_string(bs.size()) +
            " bs");
   for (size_t i = 0; i < bs.size(); ++i) check_factors(group, a, "a", nth("bs", i), bs[i]);
-  for (size_t i = 0; i < biases.size(); ++i) check_bias(nth("biases", i), biases[i], a, bs[i].size(1));
+  for (size_t i = 0; i < biases.size(); ++i) check_bias(nth("biases", i), biases[i], bs[i].size(1));
   check_my_rows(group, {kOp, "a"}, a, row_offsets);
 }
 
@@ -59,7 +62,7 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   check_arguments(*group, given_a, bs, biases, gather_dim, row_offsets);
   const bool is_swiglu = activation.view() == "swiglu";
   if (is_swiglu) check_pairs(bs);
-  use_current_stream(*group, kOp, given_a);
+  use_current_stream(*group, kOp);
 
   const size_t widest = widest_of(bs);
   const Tensor a = with_contiguous_rows(given_a), b = with_either_contiguous(bs[widest]);

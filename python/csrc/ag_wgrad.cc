@@ -21,6 +21,8 @@ Tensor local_product(const Tensor& x, const Tensor& dy) {
 
 void check_arguments(const Group& group, const Tensor& x, const std::vector<Tensor>& dys, int64_t gather_dim,
                      const std::vector<int64_t>& row_offsets) {
+  check_device(group, {kOp, "x"}, x);
+  for (size_t i = 0; i < dys.size(); ++i) check_device(group, nth("dys", i), dys[i]);
   check_matrix({kOp, "x"}, x);
   if (gather_dim != 0)
     fail(OVL_NOT_SUPPORTED,
@@ -45,7 +47,7 @@ std::vector<Tensor> ag_wgrad(const Tensor& given_x, const std::vector<Tensor>& d
   const std::shared_ptr<Group> group = find_group(kOp, name.view());
   const std::lock_guard lock(group->mutex);
   check_arguments(*group, given_x, dys, gather_dim, row_offsets);
-  use_current_stream(*group, kOp, given_x);
+  use_current_stream(*group, kOp);
 
   const size_t widest = widest_of(dys);
   const Tensor x = with_contiguous_rows(given_x), dy = with_either_contiguous(dys[widest]);

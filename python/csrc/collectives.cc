@@ -90,9 +90,10 @@ Tensor all_gather(const Tensor& x, int64_t dim, StringHandle given_group) {
   constexpr std::string_view op = "all_gather";
   const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
+  check_device(*group, {op, "x"}, x);
   Cut cut = cut_of(*group, op, x, dim);
   cut.sizes[cut.dim] *= group->size;
-  use_current_stream(*group, op, x);
+  use_current_stream(*group, op);
   const Tensor mine = torch::stable::contiguous(x), blocks = torch::stable::new_empty(x, cut.sizes);
   check(ovl_all_gather(group->channel, mine.data_ptr(), blocks.data_ptr(), bytes_of(mine), OVL_U8));
   return joined(blocks, cut);
@@ -103,8 +104,9 @@ Tensor all_to_all(const Tensor& x, int64_t dim, StringHandle given_group) {
   constexpr std::string_view op = "all_to_all";
   const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
+  check_device(*group, {op, "x"}, x);
   const Cut cut = even_cut_of(*group, op, x, dim);
-  use_current_stream(*group, op, x);
+  use_current_stream(*group, op);
   const Tensor blocks = blocks_of(x, cut), received = torch::stable::new_empty(x, cut.sizes);
   check(ovl_all_to_all(group->channel, blocks.data_ptr(), received.data_ptr(), bytes_of(blocks) / group->size, OVL_U8));
   return joined(received, cut);
@@ -115,10 +117,11 @@ Tensor reduce_scatter(const Tensor& x, StringHandle given_reduce_op, int64_t dim
   constexpr std::string_view op = "reduce_scatter";
   const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
+  check_device(*group, {op, "x"}, x);
   Cut cut = even_cut_of(*group, op, x, dim);
   const bool average = is_average(op, reduce_op.view());
   const int dtype = dtype_of_sum(op, x, average);
-  use_current_stream(*group, op, x);
+  use_current_stream(*group, op);
   const Tensor blocks = blocks_of(x, cut);
   cut.sizes[cut.dim] /= group->size;
   Tensor out = torch::stable::new_empty(x, cut.sizes);
@@ -132,9 +135,10 @@ Tensor all_reduce(const Tensor& x, StringHandle given_reduce_op, StringHandle gi
   constexpr std::string_view op = "all_reduce";
   const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
+  check_device(*group, {op, "x"}, x);
   const bool average = is_average(op, reduce_op.view());
   const int dtype = dtype_of_sum(op, x, average);
-  use_current_stream(*group, op, x);
+  use_current_stream(*group, op);
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < x.dim(); ++i) sizes.push_back(x.size(i));
   const Tensor mine = torch::stable::contiguous(x);

@@ -15,10 +15,13 @@ struct Operands {
 
 Operands read(Group& group, std::string_view op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
               std::string_view reduce_op) {
+  check_device(group, {op, "a"}, a);
+  check_device(group, {op, "b"}, b);
+  if (bias.has_value()) check_device(group, {op, "bias"}, *bias);
   check_matrix({op, "a"}, a);
   check_factors(group, a, "a", {op, "b"}, b);
-  if (bias.has_value()) check_bias({op, "bias"}, *bias, a, b.size(1));
-  use_current_stream(group, op, a);
+  if (bias.has_value()) check_bias({op, "bias"}, *bias, b.size(1));
+  use_current_stream(group, op);
   Operands x{with_contiguous_rows(a), with_either_contiguous(b), std::nullopt, is_average(op, reduce_op)};
   // The bias is added once, by the owner of a row, before the scale.
   if (bias.has_value()) x.bias = x.average ? scaled(*bias, group.size) : *bias;

@@ -76,6 +76,8 @@ ovl_schedule* make_schedule(const Group& group, const Problem& problem) {
   return schedule;
 }
 
+std::string device_name(int device) { return device < 0 ? "cpu" : "cuda:" + std::to_string(device); }
+
 }  // namespace
 
 Group::~Group() {
@@ -92,19 +94,34 @@ std::shared_ptr<Group> find_group(std::string_view op, std::string_view name) {
 }
 
 ovl_schedule* schedule_of(Group& group, const Problem& problem) {
-  ovl_schedule*& schedule = group.schedules[problem];
-  if (schedule == nullptr) schedule = make_schedule(group, problem);
+  if (const auto found = group.by_problem.find(problem); found != group.by_problem.end()) {
+    group.schedules.splice(group.schedules.begin(), group.schedules, found->second);
+    return group.schedules.front().second;
+  }
+  ovl_schedule* const schedule = make_schedule(group, problem);
+  group.schedules.emplace_front(problem, schedule);
+  group.by_problem.emplace(problem, group.schedules.begin());
+  // So many that no program meets again what goes: a choice that the ranks made together would be made by one alone.
+  if (constexpr size_t kMost = 4096; group.schedules.size() > kMost) {
+    ovl_schedule_free(group.schedules.back().second);
+    group.by_problem.erase(group.schedules.back().first);
+    group.schedules.pop_back();
+  }
   return schedule;
 }
 
-void use_current_stream(Group& group, std::string_view op, const Tensor& t) {
-  if (t.is_cpu() != (group.hardware.is_gpu == 0))
-    refuse(std::string(op) + ": the tensors are on " + (t.is_cpu() ? "the CPU" : "a GPU") + ", the ranks of group '" +
-           group.name + "' on " + (t.is_cpu() ? "GPUs" : "CPUs"));
-  if (t.is_cpu()) return;
+void check_device(const Group& group, const Argument& argument, const Tensor& t) {
+  const int device = t.is_cpu() ? -1 : t.get_device_index();
+  if (device == group.device) return;
+  refuse(argument.of_op() + " is on " + device_name(device) + ", wanted " + device_name(group.device) +
+         ", where rank " + std::to_string(group.rank) + " of group '" + group.name + "' is");
+}
+
+void use_current_stream(Group& group, std::string_view op) {
+  if (group.device < 0) return;
   if (aoti_torch_get_current_cuda_stream == nullptr) refuse(std::string(op) + ": this torch was built without CUDA");
   void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(group.device, &stream));
   if (group.stream == stream) return;
   check(ovl_channel_use(group.channel, stream));
   group.stream = stream;
@@ -125,12 +142,14 @@ void check_row_offsets(const Group& group, std::string_view op, const std::vecto
 
 using overlace_torch::Group;
 
-int ovl_torch_add_group(const char* name, ovl_channel* channel, int rank, int size, const ovl_hardware* hardware) {
+int ovl_torch_add_group(const char* name, ovl_channel* channel, int rank, int size, int device,
+                        const ovl_hardware* hardware) {
   const auto group = std::make_shared<Group>();
   group->name = name;
   group->channel = channel;
   group->rank = rank;
   group->size = size;
+  group->device = device;
   group->hardware = *hardware;
   const std::lock_guard lock(overlace_torch::table_mutex);
   return overlace_torch::table().emplace(name, group).second ? OVL_OK : OVL_INVALID_ARGUMENT;

@@ -3,6 +3,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,11 +33,14 @@ struct Problem {
 struct Group {
   std::string name;
   ovl_channel* channel = nullptr;
-  int rank = 0, size = 1;
+  int rank = 0, size = 1, device = -1;  // device: CUDA ordinal, -1 on CPU ranks
   ovl_hardware hardware{};
   std::optional<void*> stream;  // of the last call, on GPUs
   std::mutex mutex;             // autograd calls from threads of its own; the C API takes one at a time
-  std::map<Problem, ovl_schedule*> schedules;
+  /// Schedules of the last problems, those used last in front.
+  using Schedules = std::list<std::pair<Problem, ovl_schedule*>>;
+  Schedules schedules;
+  std::map<Problem, Schedules::iterator> by_problem;
 
   Group() = default;
   Group(const Group&) = delete;
@@ -46,10 +50,12 @@ struct Group {
 
 /// Fails where overlace.init() was not called for it.
 std::shared_ptr<Group> find_group(std::string_view op, std::string_view name);
-/// Made at the first call of a problem; lives as long as the group.
+/// Made at the first call of a problem; one of the last 4096 lives as long as the group.
 ovl_schedule* schedule_of(Group& group, const Problem& problem);
-/// From now on calls are queued on torch's current stream of the device of `t`. On CPU ranks there is nothing to do.
-void use_current_stream(Group& group, std::string_view op, const Tensor& t);
+/// A tensor lies on the device of this rank. Before all that looks at the tensor otherwise.
+void check_device(const Group& group, const Argument& argument, const Tensor& t);
+/// From now on calls are queued on torch's current stream of the rank's device. On CPU ranks there is nothing to do.
+void use_current_stream(Group& group, std::string_view op);
 /// One entry per rank and one more, from 0 upwards, if there are any.
 void check_row_offsets(const Group& group, std::string_view op, const std::vector<int64_t>& row_offsets);
 
@@ -58,6 +64,6 @@ void check_row_offsets(const Group& group, std::string_view op, const std::vecto
 // Called by overlace/context.py. The channel stays open until the group is removed.
 extern "C" {
 __attribute__((visibility("default"))) int ovl_torch_add_group(const char* name, ovl_channel* channel, int rank,
-                                                               int size, const ovl_hardware* hardware);
+                                                               int size, int device, const ovl_hardware* hardware);
 __attribute__((visibility("default"))) int ovl_torch_remove_group(const char* name);
 }

@@ -45,8 +45,6 @@ void check_factors(const Group& group, const Tensor& a, std::string_view a_name,
 void check_alike(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
                  const Tensor& b) {
   if (a.scalar_type() != b.scalar_type()) refuse(both_of(group, a, a_name, argument, b) + "their dtypes differ");
-  if (a.is_cpu() != b.is_cpu() || (!a.is_cpu() && a.get_device_index() != b.get_device_index()))
-    refuse(both_of(group, a, a_name, argument, b) + "they are on different devices");
 }
 
 void check_my_rows(const Group& group, const Argument& argument, const Tensor& t,
@@ -60,11 +58,9 @@ void check_my_rows(const Group& group, const Argument& argument, const Tensor& t
            ", row_offsets give it " + std::to_string(mine) + " rows");
 }
 
-void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n) {
+void check_bias(const Argument& argument, const Tensor& bias, int64_t n) {
   if (bias.dim() != 1 || bias.size(0) != n)
     refuse(argument.of_op() + " is " + shape_of(bias) + ", wanted [" + std::to_string(n) + "]");
-  if (a.is_cpu() != bias.is_cpu() || (!a.is_cpu() && a.get_device_index() != bias.get_device_index()))
-    refuse(argument.of_op() + " is on another device than a");
 }
 
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu) {

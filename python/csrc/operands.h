@@ -18,17 +18,17 @@ inline size_t widest_of(const std::vector<Tensor>& all) {
 }
 /// Two dimensions, floating.
 void check_matrix(const Argument& argument, const Tensor& t);
-/// b, the argument, fits a: K, dtype, device.
+/// b, the argument, fits a: K, dtype.
 void check_factors(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
                    const Tensor& b);
-/// One dtype, one device.
+/// One dtype.
 void check_alike(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
                  const Tensor& b);
 /// row_offsets, if there are any, are fit and give this rank the rows of `t`.
 void check_my_rows(const Group& group, const Argument& argument, const Tensor& t,
                    const std::vector<int64_t>& row_offsets);
-/// (N), on the device of a.
-void check_bias(const Argument& argument, const Tensor& bias, const Tensor& a, int64_t n);
+/// (N).
+void check_bias(const Argument& argument, const Tensor& bias, int64_t n);
 /// What is not there yet is refused, not ignored: all but "none", and "swiglu" where the operator `has_swiglu`.
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu);
 /// Whether it is "avg"; else it must be "sum".

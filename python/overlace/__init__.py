@@ -28,7 +28,7 @@ from overlace.errors import (
 __version__ = _library.LIBRARY.ovl_version().decode()
 _WHY_NO_TORCH = _library.why_no_torch()
 _OF_TORCH = ["Context", "Plan", "Stats", "autograd", "context_of", "fake", "init", "ops", "plan"]
-_MODULES = ["compat", "compile", "nn", "parallel"]  # imported when they are named
+_MODULES = ["compat", "compile", "nn", "optim", "parallel"]  # imported when they are named
 __all__ = [
     "CudaError",
     "Desync",

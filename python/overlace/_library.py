@@ -29,6 +29,7 @@ class Options(_Sized):
         ("device", c.c_int32),
         ("num_signal_ids", c.c_uint32),
         ("heap_bytes", c.c_uint64),
+        ("max_heap_bytes", c.c_uint64),
         ("timeout_ms", c.c_int64),
         ("link", c.c_char_p),
         ("adversary", c.c_char_p),
@@ -58,9 +59,14 @@ class Info(_Sized):
         ("is_emulated", c.c_int32),
         ("heap_bytes", c.c_uint64),
         ("heap_in_use", c.c_uint64),
+        ("max_heap_bytes", c.c_uint64),
         ("calls", c.c_uint64),
         ("serialised_calls", c.c_uint64),
         ("moved_calls", c.c_uint64),
+        ("preparations", c.c_uint64),
+        ("evictions", c.c_uint64),
+        ("heap_growths", c.c_uint64),
+        ("smaller_plans", c.c_uint64),
     )
 
 

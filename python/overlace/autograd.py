@@ -5,9 +5,14 @@
 | Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i: of AG(x), kept or gathered again |
 | y = RS(A W) | dA = AG(dy) W^T: ag_gemm, which also gives AG(dy) | dW = A^T AG(dy) |
 | Y = AR(A W) | dA = dY W^T, local: dY is the same on all ranks | dW = A^T dY |
+| dW_i = AG(x)^T dY_i | dx = RS(sum_i dY_i dW_i'^T), dW_i' the gradient of dW_i: one gemm_rs | of dY_i: AG(x) dW_i' |
 
 Of the plain collectives: all_gather and reduce_scatter are each other's; that of all_to_all is itself; that of
 all_reduce is local, as of Y = AR(A W).
+
+Gradients are made of differentiable operators, so they have gradients themselves, of any order. What all ranks hold
+alike (dY of AR, a bias of RS and its gradient) counts once: where each rank goes on with it alone, its own gradient is
+the sum over ranks.
 
 The gradient of a weight lies in memory as the weight does, so that autograd adds it without a copy: of `weight.t()` it
 is the transpose of dY^T A. ag_wgrad, which gathers again and hides that, gives results whose rows are contiguous: it is
@@ -26,6 +31,24 @@ _ops = torch.ops.overlace
 def _plan_of_backward(plan: str) -> str:
     """Plans name a family of one operator; only `library` is one of all."""
     return plan if plan == "family=library" else ""
+
+
+class _Replicated(torch.autograd.Function):
+    """What is the same on all ranks, and used by each alone: the gradients of those uses are summed over ranks."""
+
+    @staticmethod
+    def forward(ctx, t, group):
+        ctx.group = group
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _ops.all_reduce(grad, "sum", ctx.group), None
+
+
+def replicated(t, group):
+    """Of gradients: `t` itself where no second backward is to come."""
+    return _Replicated.apply(t, group) if torch.is_grad_enabled() and t.requires_grad else t
 
 
 def _setup_ag_gemm(ctx, inputs, keyword_only_inputs, output) -> None:
@@ -131,7 +154,10 @@ def _backward_gemm_rs(ctx, grad):
     )
     grad_bias = None
     if needs_bias:  # added once to each row, by its owner: every rank has the whole sum
-        grad_bias = full.sum(0).to(ctx.bias_dtype)
+        # All ranks hold one bias, but AG(dy) each for itself: a second derivative is that of the sum over ranks.
+        is_recorded = torch.is_grad_enabled() and dy.requires_grad
+        total = _ops.all_reduce(dy.sum(0), "sum", ctx.group) if is_recorded else None
+        grad_bias = (full.sum(0) if total is None else total).to(ctx.bias_dtype)
         if ctx.average:
             grad_bias = grad_bias / _scale_of(ctx)
     grad_b = _grad_of_weight(a, full, b) if needs_b else None
@@ -141,10 +167,35 @@ def _backward_gemm_rs(ctx, grad):
 def _backward_gemm_ar(ctx, grad):
     a, b = ctx.saved_tensors
     needs_a, needs_b, needs_bias = ctx.needs_input_grad[:3]
-    dy = grad * _scale_of(ctx) if ctx.average else grad
+    dy = replicated(grad, ctx.group)
+    dy = dy * _scale_of(ctx) if ctx.average else dy
     grad_bias = grad.sum(0).to(ctx.bias_dtype) if needs_bias else None
     grad_b = _grad_of_weight(a, dy, b) if needs_b else None
     return dy @ b.t() if needs_a else None, grad_b, grad_bias, None, None
+
+
+def _setup_ag_wgrad(ctx, inputs, keyword_only_inputs, output) -> None:
+    x, dys, _, ctx.group = inputs
+    ctx.row_offsets, ctx.plan = keyword_only_inputs["row_offsets"], keyword_only_inputs["plan"]
+    ctx.num_dys = len(dys)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, *dys)
+
+
+def _backward_ag_wgrad(ctx, grads):
+    x, *dys = ctx.saved_tensors
+    needs_x, needs_dys = ctx.needs_input_grad[:2]
+    grad_x = None
+    if needs_x:
+        grad_x = _grad_of_gathered(ctx, None, [(dy, g) for dy, g in zip(dys, grads, strict=True) if g is not None], x)
+    grad_dys: list[torch.Tensor | None] = [None] * ctx.num_dys
+    wanted = [i for i, g in enumerate(grads) if needs_dys[i] and g is not None]
+    if wanted:
+        factors, plan = [grads[i].to(x.dtype) for i in wanted], _plan_of_backward(ctx.plan)
+        _, found = _ops.ag_gemm(x, factors, [], 0, ctx.group, row_offsets=ctx.row_offsets, plan=plan)
+        for i, grad in zip(wanted, found, strict=True):
+            grad_dys[i] = grad
+    return grad_x, grad_dys, None, None
 
 
 def _setup_collective(ctx, inputs, output) -> None:
@@ -163,6 +214,7 @@ def _backward_reduce_scatter(ctx, grad):
 
 
 def _backward_all_reduce(ctx, grad):
+    grad = replicated(grad, ctx.group)
     return grad * _scale_of(ctx) if ctx.average else grad, None, None
 
 
@@ -171,6 +223,7 @@ def _backward_all_to_all(ctx, grad):
 
 
 torch.library.register_autograd("overlace::ag_gemm", _backward_ag_gemm, setup_context=_setup_ag_gemm)
+torch.library.register_autograd("overlace::ag_wgrad", _backward_ag_wgrad, setup_context=_setup_ag_wgrad)
 torch.library.register_autograd("overlace::gemm_rs", _backward_gemm_rs, setup_context=_setup_reduced)
 torch.library.register_autograd("overlace::gemm_ar", _backward_gemm_ar, setup_context=_setup_reduced)
 torch.library.register_autograd("overlace::all_gather", _backward_all_gather, setup_context=_setup_collective)

@@ -8,6 +8,7 @@ import ctypes as c
 import dataclasses
 import secrets
 import sys
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ _OPERATORS = _library.operators()
 _BACKENDS = {"auto": 0, "cpu": 1, "cuda_peer": 2}
 # Sustained, 4x H200, bf16: what overlace's measured rules for GPUs were taken with (docs/results/h200x4.md).
 _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S = 390e9, 650e12
+_NOWHERE = torch.device("meta")
 # By ProcessGroup.group_name.
 _contexts: dict[str, Context] = {}
 
@@ -31,14 +33,19 @@ class Stats:
     calls: int
     serialised_calls: int
     moved_calls: int
+    preparations: int
+    evictions: int
+    heap_growths: int
+    smaller_plans: int
     heap_bytes: int
     heap_in_use: int
+    max_heap_bytes: int
 
 
 class Context:
     """A team of the ranks of one process group. Made by `overlace.init`; also a context manager that closes it."""
 
-    def __init__(self, group: dist.ProcessGroup, options: Options) -> None:
+    def __init__(self, group: dist.ProcessGroup, options: Options, sms: int = 0) -> None:
         self.group = group
         self.name: str = group.group_name
         self.rank: int = group.rank()
@@ -48,8 +55,9 @@ class Context:
             team = handle("ovl_runtime_world", self._runtime)
             info = self._info()
             self.is_gpu = info.backend == _BACKENDS["cuda_peer"]
+            self.device = torch.device("cuda", info.device) if self.is_gpu else torch.device("cpu")
             stream = torch.cuda.current_stream().cuda_stream if self.is_gpu else None
-            self._channel = handle("ovl_channel_open", team, c.c_void_p(stream), 0)
+            self._channel = handle("ovl_channel_open", team, c.c_void_p(stream), sms)
         except BaseException:
             _library.LIBRARY.ovl_runtime_abort(self._runtime, b"overlace.init failed")
             _library.LIBRARY.ovl_runtime_close(self._runtime)
@@ -57,7 +65,9 @@ class Context:
         self.hardware = Hardware(is_gpu=int(self.is_gpu))
         if self.is_gpu:
             self.hardware.link_bytes_per_s, self.hardware.flops_per_s = _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S
-        _OPERATORS.ovl_torch_add_group(self.name.encode(), self._channel, self.rank, self.size, c.byref(self.hardware))
+        _OPERATORS.ovl_torch_add_group(
+            self.name.encode(), self._channel, self.rank, self.size, info.device, c.byref(self.hardware)
+        )
         _contexts[self.name] = self
 
     def _info(self) -> Info:
@@ -107,7 +117,8 @@ class Context:
         return f"<overlace.Context of group '{self.name}', rank {self.rank} of {self.size}>"
 
 
-def _open(group: dist.ProcessGroup, options: Options) -> c.c_void_p:
+def given_of(group: dist.ProcessGroup) -> tuple[Given, list[BaseException]]:
+    """Ranks that find each other over `group`, for functions of the C API; what went wrong in there. Collective."""
     size = group.size()
     failures: list[BaseException] = []
 
@@ -127,7 +138,11 @@ def _open(group: dist.ProcessGroup, options: Options) -> c.c_void_p:
         return 0
 
     token = gather(secrets.token_hex(8))[0]
-    given = Given(rank=group.rank(), size=size, token=token.encode(), allgather=allgather)
+    return Given(rank=group.rank(), size=size, token=token.encode(), allgather=allgather), failures
+
+
+def _open(group: dist.ProcessGroup, options: Options) -> c.c_void_p:
+    given, failures = given_of(group)
     try:
         return handle("ovl_runtime_open_given", c.byref(given), c.byref(options))
     except Exception as error:
@@ -165,13 +180,18 @@ def open_contexts() -> list[Context]:
     return list(_contexts.values())
 
 
-def size_of(op: str, name: str) -> tuple[int, int]:
-    """Rank and size, for shape functions."""
+def size_of(op: str, name: str, tensors: Mapping[str, torch.Tensor | None] | None = None) -> tuple[int, int]:
+    """Rank and size, for shape functions. tensors: arguments by name, on the rank's device or on none."""
     found = _contexts.get(name)
     if found is None:
         raise InvalidArgument(
             f"{op}: group '{name}' has no overlace team: call overlace.init(group) on all its ranks before the first op"
         )
+    for label, t in (tensors or {}).items():
+        if t is not None and t.device not in (found.device, _NOWHERE):
+            raise InvalidArgument(
+                f"{op}: {label} is on {t.device}, wanted {found.device}, where rank {found.rank} of group '{name}' is"
+            )
     return found.rank, found.size
 
 
@@ -179,14 +199,21 @@ def init(
     group: object = None,
     *,
     heap_bytes: int | str = "auto",
+    max_heap_bytes: int | str = "auto",
     timeout_s: float | None = None,
     backend: str = "auto",
+    sms: int = 0,
 ) -> Context:
     """Makes the team of a process group. Collective over that group; once per group, before its first operator.
 
     group: ProcessGroup, DeviceMesh of one dimension, or None for the default group. Its ranks must be on one host.
-    heap_bytes: symmetric memory of each rank; "auto" is 1 GiB on GPUs, 64 MiB on CPUs (or OVERLACE_HEAP_BYTES).
+    heap_bytes: symmetric memory of each rank at first; "auto" is 1 GiB on GPUs, 64 MiB on CPUs (or
+        OVERLACE_HEAP_BYTES).
+    max_heap_bytes: to which it may grow when calls need more; "auto" is 16 times that where heap_bytes is "auto", else
+        heap_bytes (or OVERLACE_MAX_HEAP_BYTES). Where that is not enough, schedules that need less are taken.
     timeout_s: longest wait for a peer; None is 300 s (or OVERLACE_TIMEOUT_S).
+    sms: SMs that a call's fused kernels may fill, 0 for all; the others are left to other streams and contexts, of
+        which nobody keeps account yet. CPU ranks ignore it.
     backend: "auto" takes "cuda_peer" where the group has NCCL, with the current CUDA device, else "cpu".
 
     Raises InvalidArgument, PeerLost (a rank did not come), Unsupported (no access to a peer's memory), OutOfMemory.
@@ -200,17 +227,21 @@ def init(
     if backend == "auto":
         backend = "cuda_peer" if "nccl" in dist.get_backend(found) and torch.cuda.is_available() else "cpu"
     options = Options(backend=_BACKENDS[backend])
-    if heap_bytes != "auto":
-        if not isinstance(heap_bytes, int) or heap_bytes <= 0:
-            raise InvalidArgument(f"overlace.init: heap_bytes is {heap_bytes!r}, wanted 'auto' or a number above 0")
-        options.heap_bytes = heap_bytes
+    for name, value in (("heap_bytes", heap_bytes), ("max_heap_bytes", max_heap_bytes)):
+        if value == "auto":
+            continue
+        if not isinstance(value, int) or value <= 0:
+            raise InvalidArgument(f"overlace.init: {name} is {value!r}, wanted 'auto' or a number above 0")
+        setattr(options, name, value)
+    if not isinstance(sms, int) or isinstance(sms, bool) or sms < 0:
+        raise InvalidArgument(f"overlace.init: sms is {sms!r}, wanted 0 (all SMs) or more")
     if timeout_s is not None:
         if not 0.001 <= timeout_s <= 86400:
             raise InvalidArgument(f"overlace.init: timeout_s is {timeout_s}, wanted 0.001 to 86400")
         options.timeout_ms = int(timeout_s * 1000)
     if backend == "cuda_peer":
         options.has_device, options.device = 1, torch.cuda.current_device()
-    return Context(found, options)
+    return Context(found, options, sms)
 
 
 def _at_exit() -> None:

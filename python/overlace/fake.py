@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from overlace.context import size_of
 from overlace.errors import InvalidArgument, Unsupported
+
+
+def _numbered(name: str, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{name}[{i}]": t for i, t in enumerate(tensors)}
 
 
 def _check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: int) -> None:
@@ -22,7 +28,7 @@ def _check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: i
 def _ag_gemm(
     a, bs, biases, gather_dim, group, *, return_a=False, out_dtype=None, activation="none", row_offsets=(), plan=""
 ):
-    rank, size = size_of("ag_gemm", group)
+    rank, size = size_of("ag_gemm", group, {"a": a, **_numbered("bs", bs), **_numbered("biases", biases)})
     if activation not in ("none", "swiglu"):
         raise Unsupported(
             f"ag_gemm: activation is '{activation}', only 'none' and 'swiglu' are there; "
@@ -44,7 +50,7 @@ def _ag_gemm(
 
 @torch.library.register_fake("overlace::ag_wgrad")
 def _ag_wgrad(x, dys, gather_dim, group, *, row_offsets=(), plan=""):
-    _, size = size_of("ag_wgrad", group)
+    _, size = size_of("ag_wgrad", group, {"x": x, **_numbered("dys", dys)})
     m = row_offsets[-1] if row_offsets else x.shape[0] * size
     for i, dy in enumerate(dys):
         if x.dim() != 2 or dy.dim() != 2 or dy.shape[0] != m:
@@ -56,7 +62,7 @@ def _ag_wgrad(x, dys, gather_dim, group, *, row_offsets=(), plan=""):
 
 @torch.library.register_fake("overlace::gemm_rs")
 def _gemm_rs(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activation="none", row_offsets=(), plan=""):
-    rank, size = size_of("gemm_rs", group)
+    rank, size = size_of("gemm_rs", group, {"a": a, "b": b, "bias": bias})
     _check_factors("gemm_rs", a, b, "b", rank)
     if row_offsets:
         m = row_offsets[rank + 1] - row_offsets[rank]
@@ -72,7 +78,7 @@ def _gemm_rs(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activ
 
 @torch.library.register_fake("overlace::gemm_ar")
 def _gemm_ar(a, b, bias, reduce_op, group, *, plan=""):
-    rank, _ = size_of("gemm_ar", group)
+    rank, _ = size_of("gemm_ar", group, {"a": a, "b": b, "bias": bias})
     _check_factors("gemm_ar", a, b, "b", rank)
     return a.new_empty((a.shape[0], b.shape[1]))
 
@@ -93,25 +99,25 @@ def _check_divisible(op: str, x: torch.Tensor, dim: int, size: int) -> None:
 
 @torch.library.register_fake("overlace::all_gather")
 def _all_gather(x, dim, group):
-    dim, (_, size) = _dim_of("all_gather", x, dim), size_of("all_gather", group)
+    dim, (_, size) = _dim_of("all_gather", x, dim), size_of("all_gather", group, {"x": x})
     return x.new_empty((*x.shape[:dim], x.shape[dim] * size, *x.shape[dim + 1 :]))
 
 
 @torch.library.register_fake("overlace::reduce_scatter")
 def _reduce_scatter(x, reduce_op, dim, group):
-    dim, (_, size) = _dim_of("reduce_scatter", x, dim), size_of("reduce_scatter", group)
+    dim, (_, size) = _dim_of("reduce_scatter", x, dim), size_of("reduce_scatter", group, {"x": x})
     _check_divisible("reduce_scatter", x, dim, size)
     return x.new_empty((*x.shape[:dim], x.shape[dim] // size, *x.shape[dim + 1 :]))
 
 
 @torch.library.register_fake("overlace::all_reduce")
 def _all_reduce(x, reduce_op, group):
-    size_of("all_reduce", group)
+    size_of("all_reduce", group, {"x": x})
     return x.new_empty(x.shape)
 
 
 @torch.library.register_fake("overlace::all_to_all")
 def _all_to_all(x, dim, group):
-    dim, (_, size) = _dim_of("all_to_all", x, dim), size_of("all_to_all", group)
+    dim, (_, size) = _dim_of("all_to_all", x, dim), size_of("all_to_all", group, {"x": x})
     _check_divisible("all_to_all", x, dim, size)
     return x.new_empty(x.shape)

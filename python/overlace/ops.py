@@ -184,7 +184,7 @@ def ag_wgrad(
     gather_dim, row_offsets, plan: as in ag_gemm. The gather hides behind the widest of dys: its rows are summed as they
         come, own rows first, or slab by slab of K; sums are float32 (float64 of float64), rounded once.
 
-    Gives (K, N), a list of them for a list. It has no gradient itself. Raises as ag_gemm.
+    Gives (K, N), a list of them for a list. Raises as ag_gemm.
     """
     is_one = isinstance(dys, torch.Tensor)
     matrix, rows, dim = _rows_first("ag_wgrad", x, gather_dim, "gather_dim")

@@ -68,6 +68,14 @@ bool parse_checks(std::string_view text, std::string& field) {
   return true;
 }
 
+constexpr std::string_view kHidden = "(hidden)";
+
+/// Of NAME:SECRET.
+std::string without_secret(const std::string& text) {
+  const size_t colon = text.find(':');
+  return colon == std::string::npos ? text : text.substr(0, colon + 1) + std::string(kHidden);
+}
+
 std::string flag_text(bool v) { return v ? "1" : "0"; }
 
 /// The variables of overlace itself, in the order of the reference page.
@@ -91,6 +99,15 @@ const Variable kVariables[] = {
        return bytes.has_value();
      },
      [](const Env& e) { return format("{}", e.heap_bytes); }},
+    {"OVERLACE_MAX_HEAP_BYTES", "integer >= 0, optional suffix K, M or G (powers of 1024)",
+     "To what the symmetric heap of each rank may grow when calls need more; 0: 16 times the default size where "
+     "OVERLACE_HEAP_BYTES is 0, else that size.",
+     [](Env& e, std::string_view t) {
+       const auto bytes = parse_bytes(t);
+       if (bytes) e.max_heap_bytes = *bytes;
+       return bytes.has_value();
+     },
+     [](const Env& e) { return format("{}", e.max_heap_bytes); }},
     {"OVERLACE_TIMEOUT_S", "integer, 1 to 86400",
      "Longest wait for a peer in seconds. 0 is refused: no wait is endless.",
      [](Env& e, std::string_view t) {
@@ -108,6 +125,13 @@ const Variable kVariables[] = {
      [](const Env& e) { return e.wait; }},
     {"OVERLACE_HOST_ID", "any text", "Replaces the host's identity: ranks with equal text count as one host.",
      [](Env& e, std::string_view t) { return e.host_id = t, true; }, [](const Env& e) { return e.host_id; }},
+    {"OVERLACE_SECRET", "16 to 128 printable characters without blanks",
+     "What the ranks of a job on several hosts show each other where they meet over TCP; the same on all of them.",
+     [](Env& e, std::string_view t) { return e.secret = t, true; },
+     [](const Env& e) { return std::string(e.secret.empty() ? "" : kHidden); }},
+    {"OVERLACE_LISTEN", "IPv4 address or interface of this host, or any",
+     "Where a rank listens for ranks of other hosts; without it only on the address by which they find it.",
+     [](Env& e, std::string_view t) { return e.listen = t, true; }, [](const Env& e) { return e.listen; }},
     {"OVERLACE_NET_ENGINE", "auto, nccl, mpi, none", "Library that carries collectives and traffic between hosts.",
      [](Env& e, std::string_view t) {
        return parse_choice(t, {"auto", "nccl", "mpi", "none"}, e.net_engine);
@@ -125,6 +149,12 @@ const Variable kVariables[] = {
     {"OVERLACE_ALLOW_SHARED_GPU", "0, 1", "Lets two processes use one GPU, with host-waited schedules only.",
      [](Env& e, std::string_view t) { return parse_flag(t, e.allow_shared_gpu); },
      [](const Env& e) { return flag_text(e.allow_shared_gpu); }},
+    {"OVERLACE_IO", "auto, uring, pread, buffered",
+     "How files are read past the page cache; auto takes io_uring where the kernel lets it, else threads with pread.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"auto", "uring", "pread", "buffered"}, e.io);
+     },
+     [](const Env& e) { return e.io; }},
     {"OVERLACE_LOG", "off, error, warn, info, debug", "What the command line prints to stderr while it works.",
      [](Env& e, std::string_view t) {
        return parse_choice(t, {"off", "error", "warn", "info", "debug"}, e.log);
@@ -142,7 +172,7 @@ const Variable kVariables[] = {
      [](Env& e, std::string_view t) { return e.plan_cache = t, true; }, [](const Env& e) { return e.plan_cache; }},
     {"OVERLACE_LAUNCH_SOCKET", "set by overlace run", "How a child of the launcher reaches it.",
      [](Env& e, std::string_view t) { return e.launch_socket = t, true; },
-     [](const Env& e) { return e.launch_socket; }},
+     [](const Env& e) { return without_secret(e.launch_socket); }},
 };
 
 /// Names of a launcher's variables, most specific launcher first. `world` being set means that it started us.
@@ -229,6 +259,8 @@ Status read_launcher(const Block& block, Env& env) {
     OVERLACE_TRY(read_small_integer(block, kPmixRank, env.rank));
     env.rank_source = "pmix";
   }
+  for (const std::string_view name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
+    if (env.mpi_rank < 0) OVERLACE_TRY(read_small_integer(block, name, env.mpi_rank));
   env.master_addr = text_of(block, "MASTER_ADDR");
   env.master_port = text_of(block, "MASTER_PORT");
   env.run_id = text_of(block, "TORCHELASTIC_RUN_ID");

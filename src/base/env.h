@@ -22,14 +22,18 @@ struct Env {
   std::string backend = "auto";  // OVERLACE_BACKEND: auto | cpu | cuda_peer
   std::string heap = "auto";     // OVERLACE_HEAP: auto | vmm | ipc
   int64_t heap_bytes = 0;        // OVERLACE_HEAP_BYTES: bytes per rank, 0 = default of the backend; K, M, G suffixes
+  int64_t max_heap_bytes = 0;    // OVERLACE_MAX_HEAP_BYTES: to which it may grow; 0 = RuntimeOptions
   int64_t timeout_s = 300;    // OVERLACE_TIMEOUT_S: longest wait for a peer, 1 to 86400; 0 refused: no wait is endless
   std::string wait = "auto";  // OVERLACE_WAIT: auto | spin | futex
   std::string host_id;        // OVERLACE_HOST_ID: overrides the host's identity
+  std::string secret;         // OVERLACE_SECRET: what ranks on several hosts show each other over TCP
+  std::string listen;         // OVERLACE_LISTEN: address, interface or any; "" = where the ranks meet
   std::string net_engine = "auto";  // OVERLACE_NET_ENGINE: auto | nccl | mpi | none
   std::string adversary;            // OVERLACE_ADVERSARY: AdversaryOptions text
   std::string link;                 // OVERLACE_LINK: LinkOptions text
   std::string check;                // OVERLACE_CHECK: list of sync, calls
   bool allow_shared_gpu = false;    // OVERLACE_ALLOW_SHARED_GPU: 0 | 1
+  std::string io = "auto";          // OVERLACE_IO: auto | uring | pread | buffered
   std::string log = "warn";         // OVERLACE_LOG: off | error | warn | info | debug
   std::string machine;              // OVERLACE_MACHINE: name or file
   bool explain = false;             // OVERLACE_EXPLAIN: 0 | 1
@@ -39,6 +43,7 @@ struct Env {
   std::string launch_socket;                        // OVERLACE_LAUNCH_SOCKET: set by `overlace run` for its children
   int rank = -1, world_size = -1, local_rank = -1;  // RANK/WORLD_SIZE/LOCAL_RANK, OMPI_COMM_WORLD_*, PMI_*, SLURM_*
   std::string rank_source;                       // "overlace" | "torchrun" | "openmpi" | "pmi" | "slurm" | "pmix" | ""
+  int mpi_rank = -1;                             // what MPI's launcher says, if there is one beside rank_source
   int local_size = -1;                           // ranks on this host: less than world_size where there are several
   std::string master_addr, master_port, run_id;  // torchrun, or set by hand; srun: of the job and its first host
   int cuda_device_max_connections = -1;

@@ -14,6 +14,7 @@
 #include "overlace/bootstrap.h"
 #include "overlace/capi.h"
 #include "overlace/channel.h"
+#include "overlace/plan.h"
 #include "overlace/runtime.h"
 #include "overlace/schedule.h"
 #include "overlace/symmetric.h"
@@ -65,12 +66,26 @@ struct TimelineObject : Child {
   std::unique_ptr<Timeline> timeline;
 };
 
-struct ScheduleObject : Object {
-  static constexpr std::string_view kName = "schedule";
+/// A schedule and its texts, which callers may hold.
+struct ScheduleTexts {
   spec::Schedule schedule;
   std::string reason;
   std::once_flag json_once, text_once;
   std::string json, text;
+};
+/// What ovl_schedule_choose was asked.
+struct Chosen {
+  spec::OpSpec op;
+  plan::Hardware hardware;
+};
+struct ScheduleObject : Object {
+  static constexpr std::string_view kName = "schedule";
+  std::optional<Chosen> chosen;                       // none: the caller named the schedule
+  std::vector<std::unique_ptr<ScheduleTexts>> plans;  // the last one counts: those before need too much heap
+  ScheduleTexts& plan() { return *plans.back(); }
+  /// Collective, behind an impasse that all ranks know: takes another choice, the same on all of them, which
+  /// `needs_less` of the heap. False, on all ranks, where the caller of one chose, or nothing needs less.
+  base::Result<bool> give_way(Channel& channel, std::string_view local_param, bool needs_less);
 };
 
 /// Where a call and its handle are named in messages.
@@ -156,6 +171,11 @@ base::Status check_struct(const Argument& argument, const T* pointer) {
   return base::error(Errc::version_mismatch, "{}: {}.struct_size is {}, wanted {} (OVL_API_VERSION {})", argument.call,
                      argument.name, pointer->struct_size, sizeof(T), OVL_API_VERSION);
 }
+
+/// Options of a runtime, those of the environment where nothing was given.
+base::Result<RuntimeOptions> options_of(std::string_view call, const ovl_options* given);
+/// Ranks that the caller gathers for.
+base::Result<std::unique_ptr<Bootstrap>> bootstrap_of(std::string_view call, const ovl_given* given);
 
 inline base::Status check_activation(const Argument& argument, int32_t value) {
   if (value == OVL_NO_ACTIVATION || value == OVL_SWIGLU) return {};

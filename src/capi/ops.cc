@@ -9,6 +9,7 @@
 #include "src/capi/convert.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
+#include "src/runtime/state.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
@@ -46,12 +47,29 @@ base::Status enter_call(std::string_view name, const ovl_channel* channel, const
 }
 
 /// Runs with arguments that could be read; else the peers, who may be waiting already, learn why this rank does not.
+/// Chosen schedules that the heap has no room for, or that differ between ranks, give way to one for all: that the call
+/// cannot be made so is known to all ranks.
 template <class Args>
 base::Status run_or_refuse(const Call& call, const base::Status& read, const Args& args, std::string_view local_param) {
   Channel& channel = *call.channel->channel;
-  if (!read.ok()) return exec::refuse(channel, call.schedule->schedule, local_param, read);
-  ops::run(channel, args, call.schedule->schedule);
-  return {};
+  ScheduleObject& schedule = *call.schedule;
+  if (!read.ok()) return exec::refuse(channel, schedule.plan().schedule, local_param, read);
+  for (bool has_met = false;;) {
+    base::Status status;
+    try {
+      ops::run(channel, args, schedule.plan().schedule);
+      return {};
+    } catch (...) {
+      status = base::status_of_current_exception();
+    }
+    const exec::Impasse impasse = exec::impasse(channel);
+    const bool is_full = impasse == exec::Impasse::heap_is_full;
+    if (!is_full && (impasse == exec::Impasse::none || has_met)) return status;
+    const base::Result<bool> gives_way = schedule.give_way(channel, local_param, is_full);
+    if (!gives_way.ok() || !*gives_way) return status;
+    has_met = true;
+    call.entry.runtime().state().stats.smaller_plans += is_full ? 1 : 0;
+  }
 }
 
 /// A collective of the team's engine, with what the engines do not check themselves.
@@ -88,6 +106,11 @@ int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
                          "{}: team \"{}\" has no collectives engine: OVERLACE_NET_ENGINE is none, NCCL was not found, "
                          "or ranks share a GPU",
                          wanted.name, object->channel->team().name());
+    for (const auto& [name, pointer] : {std::pair("send", wanted.send), std::pair("recv", wanted.recv)}) {
+      if (wanted.count == 0) break;
+      runtime::OperandPlaces& places = entry.runtime().state().places;
+      OVERLACE_TRY(places.check(wanted.name, name, pointer, object->channel->team().rank()));
+    }
     return body(*engine, object->channel->team(), *dtype, static_cast<size_t>(wanted.count), object->channel->stream());
   });
 }

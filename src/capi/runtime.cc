@@ -10,29 +10,6 @@ using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-base::Result<RuntimeOptions> options_of(std::string_view call, const ovl_options* given) {
-  RuntimeOptions options = RuntimeOptions::from_environment();
-  if (given == nullptr) return options;
-  OVERLACE_TRY(check_struct({call, "options"}, given));
-  if (given->backend < OVL_BACKEND_AUTO || given->backend > OVL_BACKEND_CUDA_PEER)
-    return base::invalid_argument("{}: options.backend is {}, wanted 0 (auto), 1 (cpu) or 2 (cuda_peer)", call,
-                                  given->backend);
-  if (given->backend != OVL_BACKEND_AUTO) options.backend = static_cast<Backend>(given->backend);
-  if (given->has_device != 0) {
-    if (given->device < 0)
-      return base::invalid_argument("{}: options.device is {}, wanted 0 or more", call, given->device);
-    options.device = given->device;
-  }
-  if (given->num_signal_ids != 0) options.num_signal_ids = given->num_signal_ids;
-  if (given->heap_bytes != 0) options.heap_bytes = given->heap_bytes;
-  if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
-  if (given->link != nullptr) options.link = LinkOptions::parse(given->link);
-  if (given->adversary != nullptr) options.adversary = AdversaryOptions::parse(given->adversary);
-  if (given->checks != nullptr) options.checks = CheckOptions::parse(given->checks);
-  if (given->net_engine != nullptr) options.net_engine = given->net_engine;
-  return options;
-}
-
 /// The bootstrap goes at once where the opening fails, so that the others learn of it.
 base::Status open_runtime(std::unique_ptr<Bootstrap> bootstrap, const RuntimeOptions& options, ovl_runtime** out) {
   auto object = std::make_shared<RuntimeObject>();
@@ -81,6 +58,46 @@ void give_team(const Entry& entry, const Team& team, ovl_team** out) {
 }
 
 }  // namespace
+
+namespace overlace::capi {
+
+base::Result<RuntimeOptions> options_of(std::string_view call, const ovl_options* given) {
+  RuntimeOptions options = RuntimeOptions::from_environment();
+  if (given == nullptr) return options;
+  OVERLACE_TRY(check_struct({call, "options"}, given));
+  if (given->backend < OVL_BACKEND_AUTO || given->backend > OVL_BACKEND_CUDA_PEER)
+    return base::invalid_argument("{}: options.backend is {}, wanted 0 (auto), 1 (cpu) or 2 (cuda_peer)", call,
+                                  given->backend);
+  if (given->backend != OVL_BACKEND_AUTO) options.backend = static_cast<Backend>(given->backend);
+  if (given->has_device != 0) {
+    if (given->device < 0)
+      return base::invalid_argument("{}: options.device is {}, wanted 0 or more", call, given->device);
+    options.device = given->device;
+  }
+  if (given->num_signal_ids != 0) options.num_signal_ids = given->num_signal_ids;
+  if (given->heap_bytes != 0) {
+    options.heap_bytes = given->heap_bytes;
+    options.max_heap_bytes = 0;  // of the environment: for its own size
+  }
+  if (given->max_heap_bytes != 0) options.max_heap_bytes = given->max_heap_bytes;
+  if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
+  if (given->link != nullptr) options.link = LinkOptions::parse(given->link);
+  if (given->adversary != nullptr) options.adversary = AdversaryOptions::parse(given->adversary);
+  if (given->checks != nullptr) options.checks = CheckOptions::parse(given->checks);
+  if (given->net_engine != nullptr) options.net_engine = given->net_engine;
+  return options;
+}
+
+base::Result<std::unique_ptr<Bootstrap>> bootstrap_of(std::string_view call, const ovl_given* given) {
+  OVERLACE_TRY(check_struct({call, "given"}, given));
+  OVERLACE_TRY(check_not_null({call, "given.token"}, given->token));
+  OVERLACE_TRY(check_not_null({call, "given.allgather"}, reinterpret_cast<const void*>(given->allgather)));
+  const ovl_given copy = *given;
+  auto gather = [copy](std::span<const std::byte> mine) { return gather_any(copy, mine); };
+  return callback_bootstrap(given->rank, given->size, given->token, std::move(gather));
+}
+
+}  // namespace overlace::capi
 
 int ovl_world_create(int ranks, ovl_world** world) {
   return guarded([&]() -> base::Status {
@@ -135,15 +152,10 @@ int ovl_runtime_open_given(const ovl_given* given, const ovl_options* options, o
   return guarded([&]() -> base::Status {
     constexpr std::string_view kCall = "ovl_runtime_open_given";
     OVERLACE_TRY(check_not_null({kCall, "runtime"}, runtime));
-    OVERLACE_TRY(check_struct({kCall, "given"}, given));
-    OVERLACE_TRY(check_not_null({kCall, "given.token"}, given->token));
-    OVERLACE_TRY(check_not_null({kCall, "given.allgather"}, reinterpret_cast<const void*>(given->allgather)));
+    base::Result<std::unique_ptr<Bootstrap>> bootstrap = bootstrap_of(kCall, given);
+    if (!bootstrap.ok()) return bootstrap.status();
     const base::Result<RuntimeOptions> wanted = options_of(kCall, options);
-    if (!wanted.ok()) return wanted.status();
-    const ovl_given copy = *given;
-    auto gather = [copy](std::span<const std::byte> mine) { return gather_any(copy, mine); };
-    return open_runtime(callback_bootstrap(given->rank, given->size, given->token, std::move(gather)), *wanted,
-                        runtime);
+    return wanted.ok() ? open_runtime(std::move(*bootstrap), *wanted, runtime) : wanted.status();
   });
 }
 
@@ -153,7 +165,6 @@ int ovl_runtime_close(ovl_runtime* runtime) {
     OVERLACE_TRY(enter({"ovl_runtime_close", "runtime"}, runtime, &entry));
     RuntimeObject& object = entry.object();
     Registry& registry = Registry::instance();
-    registry.remove(number_of(runtime));
     for (const uint64_t child : object.children) registry.remove(child);
     base::Status status;
     try {
@@ -161,6 +172,7 @@ int ovl_runtime_close(ovl_runtime* runtime) {
     } catch (...) {
       status = base::status_of_current_exception();
     }
+    registry.remove(number_of(runtime));  // not before: an abort by another thread has to end what close waits for
     const std::lock_guard ending(object.ending);
     object.runtime.reset();
     object.bootstrap.reset();
@@ -212,9 +224,14 @@ int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info) {
     info->is_emulated = opened.is_emulated() ? 1 : 0;
     info->heap_bytes = opened.heap().capacity();
     info->heap_in_use = opened.heap().in_use();
+    info->max_heap_bytes = opened.options().max_heap_bytes;
     info->calls = stats.calls;
     info->serialised_calls = stats.serialised_calls;
     info->moved_calls = stats.moved_calls;
+    info->preparations = stats.preparations;
+    info->evictions = stats.evictions;
+    info->heap_growths = stats.heap_growths;
+    info->smaller_plans = stats.smaller_plans;
     return {};
   });
 }

@@ -1,10 +1,14 @@
 // Schedules of the C API: made, chosen, read, shown.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <span>
 
 #include "overlace/ops/common.h"
 #include "overlace/plan.h"
 #include "src/capi/convert.h"
 #include "src/spec/check.h"
+#include "src/spec/heap_layout.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
@@ -35,10 +39,16 @@ base::Status check_static(const spec::Schedule& schedule) {
   return {};
 }
 
-void give_schedule(spec::Schedule schedule, std::string reason, ovl_schedule** out) {
+std::unique_ptr<ScheduleTexts> with_texts(spec::Schedule schedule, std::string reason) {
+  auto texts = std::make_unique<ScheduleTexts>();
+  texts->schedule = std::move(schedule);
+  texts->reason = std::move(reason);
+  return texts;
+}
+
+void give_schedule(spec::Schedule schedule, ovl_schedule** out) {
   auto object = std::make_shared<ScheduleObject>();
-  object->schedule = std::move(schedule);
-  object->reason = std::move(reason);
+  object->plans.push_back(with_texts(std::move(schedule), ""));
   give(std::move(object), out);
 }
 
@@ -49,6 +59,52 @@ base::Status check_rate(std::string_view field, double rate) {
 
 }  // namespace
 
+namespace overlace::capi {
+
+base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view local_param, bool needs_less) {
+  struct Vote {
+    int64_t can = 0, value = 0;
+  };
+  const auto of = [&](const spec::OpSpec& op) { return local_param == "N" ? op.n : op.k; };
+  const Vote mine{chosen ? 1 : 0, chosen ? of(chosen->op) : 0};
+  std::vector<Vote> votes;
+  for (const Bytes& entry : channel.team().exchange(std::as_bytes(std::span(&mine, 1)))) {
+    Vote vote;
+    std::memcpy(&vote, entry.data(), std::min(entry.size(), sizeof vote));
+    votes.push_back(vote);
+  }
+  if (std::any_of(votes.begin(), votes.end(), [](const Vote& vote) { return vote.can == 0; })) return false;
+  // All ranks see the same votes: the widest one decides, if what it takes can be made for the others.
+  const auto with = [&](int64_t value) {
+    spec::OpSpec op = chosen->op;
+    (local_param == "N" ? op.n : op.k) = value;
+    return op;
+  };
+  int64_t widest = 0;
+  for (const Vote& vote : votes) widest = std::max(widest, vote.value);
+  const uint64_t taken = spec::heap_bytes(plan().schedule, chosen->op.ranks);
+  if (needs_less && taken == 0) return false;
+  if (needs_less) chosen->hardware.heap_bytes = taken - 1;
+  const plan::Choice choice = plan::choose(with(widest), chosen->hardware);
+  const auto remade = [&](const spec::OpSpec& op) {
+    return spec::make_schedule(op, choice.candidate.family, choice.candidate.degree, choice.options);
+  };
+  const bool fits_all = std::all_of(votes.begin(), votes.end(), [&](const Vote& vote) {
+    return ops::supports(channel, with(vote.value), remade(with(vote.value))).ok();
+  });
+  spec::Schedule next = fits_all ? remade(chosen->op) : spec::make_schedule(chosen->op, "library");
+  if (needs_less && spec::heap_bytes(next, chosen->op.ranks) >= taken) return false;
+  std::string reason = choice.reason + (fits_all ? "" : "; not all ranks can take it: library");
+  if (needs_less)
+    reason += base::format("; {} had no room for its {} bytes on the heap", plan().schedule.family, taken);
+  else
+    reason += base::format("; the ranks' own choices differ: that for {} {} counts", local_param, widest);
+  plans.push_back(with_texts(std::move(next), std::move(reason)));
+  return true;
+}
+
+}  // namespace overlace::capi
+
 int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_schedule** schedule) {
   return guarded([&]() -> base::Status {
     constexpr std::string_view kCall = "ovl_schedule_make";
@@ -56,7 +112,7 @@ int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_sche
     OVERLACE_TRY(check_not_null({kCall, "family"}, family));
     const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
     if (!problem.ok()) return problem.status();
-    give_schedule(spec::make_schedule(*problem, family, degree), "", schedule);
+    give_schedule(spec::make_schedule(*problem, family, degree), schedule);
     return {};
   });
 }
@@ -75,7 +131,10 @@ int ovl_schedule_choose(const ovl_op* op, const ovl_hardware* hardware, ovl_sche
     machine.link_bytes_per_s = hardware->link_bytes_per_s;
     machine.flops_per_s = hardware->flops_per_s;
     plan::Choice choice = plan::choose(*problem, machine);
-    give_schedule(std::move(choice.schedule), std::move(choice.reason), schedule);
+    auto object = std::make_shared<ScheduleObject>();
+    object->chosen = Chosen{*problem, machine};
+    object->plans.push_back(with_texts(std::move(choice.schedule), std::move(choice.reason)));
+    give(std::move(object), schedule);
     return {};
   });
 }
@@ -86,7 +145,7 @@ int ovl_schedule_from_json(const char* json, ovl_schedule** schedule) {
     OVERLACE_TRY(check_not_null({"ovl_schedule_from_json", "json"}, json));
     spec::Schedule read = spec::Schedule::from_json(json);
     OVERLACE_TRY(check_static(read));
-    give_schedule(std::move(read), "", schedule);
+    give_schedule(std::move(read), schedule);
     return {};
   });
 }
@@ -105,9 +164,9 @@ int ovl_schedule_json(ovl_schedule* schedule, const char** json) {
     const base::Result<std::shared_ptr<ScheduleObject>> found =
         find<ScheduleObject>({"ovl_schedule_json", "schedule"}, schedule);
     if (!found.ok()) return found.status();
-    ScheduleObject& object = **found;
-    std::call_once(object.json_once, [&] { object.json = object.schedule.to_json(); });
-    *json = object.json.c_str();
+    ScheduleTexts& texts = (*found)->plan();
+    std::call_once(texts.json_once, [&] { texts.json = texts.schedule.to_json(); });
+    *json = texts.json.c_str();
     return {};
   });
 }
@@ -118,9 +177,9 @@ int ovl_schedule_text(ovl_schedule* schedule, const char** text) {
     const base::Result<std::shared_ptr<ScheduleObject>> found =
         find<ScheduleObject>({"ovl_schedule_text", "schedule"}, schedule);
     if (!found.ok()) return found.status();
-    ScheduleObject& object = **found;
-    std::call_once(object.text_once, [&] { object.text = object.schedule.to_string(); });
-    *text = object.text.c_str();
+    ScheduleTexts& texts = (*found)->plan();
+    std::call_once(texts.text_once, [&] { texts.text = texts.schedule.to_string(); });
+    *text = texts.text.c_str();
     return {};
   });
 }
@@ -131,7 +190,7 @@ int ovl_schedule_reason(ovl_schedule* schedule, const char** reason) {
     const base::Result<std::shared_ptr<ScheduleObject>> found =
         find<ScheduleObject>({"ovl_schedule_reason", "schedule"}, schedule);
     if (!found.ok()) return found.status();
-    *reason = (*found)->reason.c_str();
+    *reason = (*found)->plan().reason.c_str();
     return {};
   });
 }
@@ -146,7 +205,7 @@ int ovl_schedule_supported(ovl_schedule* schedule, ovl_channel* channel, const o
     const base::Result<std::shared_ptr<ScheduleObject>> found = find<ScheduleObject>({kCall, "schedule"}, schedule);
     if (!found.ok()) return found.status();
     OVERLACE_TRY(enter({kCall, "channel"}, channel, &entry, &object));
-    const ops::Support support = ops::supports(*object->channel, *problem, (*found)->schedule);
+    const ops::Support support = ops::supports(*object->channel, *problem, (*found)->plan().schedule);
     return support.ok() ? base::Status() : base::Status(Errc::not_supported, support.reason);
   });
 }
@@ -160,8 +219,8 @@ int ovl_schedule_memory(ovl_schedule* schedule, const ovl_op* op, int rank, uint
     if (!problem.ok()) return problem.status();
     const base::Result<std::shared_ptr<ScheduleObject>> found = find<ScheduleObject>({kCall, "schedule"}, schedule);
     if (!found.ok()) return found.status();
-    const uint64_t local = ops::workspace_bytes(*problem, (*found)->schedule, rank);
-    *heap = ops::heap_bytes(*problem, (*found)->schedule);
+    const uint64_t local = ops::workspace_bytes(*problem, (*found)->plan().schedule, rank);
+    *heap = ops::heap_bytes(*problem, (*found)->plan().schedule);
     *workspace = local;
     return {};
   });

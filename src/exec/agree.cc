@@ -39,34 +39,43 @@ std::string agree_entry(const base::Status& mine, std::string_view text) {
   return out + (mine.ok() ? std::string(text) : mine.message().substr(0, kMaxMessage));
 }
 
-base::Status agree_outcome(const std::vector<Bytes>& entries, int rank, const base::Status& mine, std::string_view what,
-                           std::string_view team) {
-  if (!mine.ok()) return mine;
+Agreement read_agreement(const std::vector<Bytes>& entries, int rank, const base::Status& mine, std::string_view team) {
+  Agreement out{.status = mine, .texts = {}, .codes = {}};
   for (size_t r = 0; r < entries.size(); ++r) {
-    const Entry entry = read_entry(entries[r]);
-    if (entry.is_refused && static_cast<int>(r) != rank) {
-      return base::error(entry.code, "rank {} refused the call, so that no rank of team \"{}\" makes it: {}", r, team,
-                         entry.text);
+    Entry entry = read_entry(entries[r]);
+    if (out.status.ok() && entry.is_refused && static_cast<int>(r) != rank) {
+      out.status = base::error(entry.code, "rank {} refused the call, so that no rank of team \"{}\" makes it: {}", r,
+                               team, entry.text);
     }
+    out.codes.push_back(entry.is_refused ? entry.code : Errc::ok);
+    out.texts.push_back(std::move(entry.text));
   }
-  const std::string first = read_entry(entries[0]).text;
-  for (size_t r = 1; r < entries.size(); ++r) {
-    const std::string other = read_entry(entries[r]).text;
-    if (other == first) continue;
+  return out;
+}
+
+base::Status agree_outcome(const Agreement& all, std::string_view what, std::string_view team) {
+  if (!all.status.ok()) return all.status;
+  const std::vector<std::string>& texts = all.texts;
+  for (size_t r = 1; r < texts.size(); ++r) {
+    if (texts[r] == texts[0]) continue;
     return base::error(Errc::plan_mismatch, "{} differs between ranks of team \"{}\": rank 0 has {}, rank {} has {}",
-                       what, team, first, r, other);
+                       what, team, texts[0], r, texts[r]);
   }
   return {};
 }
 
-base::Status agree_all(Team& team, const base::Status& mine, std::string_view text, std::string_view what) {
+Agreement agree_texts(Team& team, const base::Status& mine, std::string_view text) {
   try {
     const std::string entry = agree_entry(mine, text);
     const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(entry.data(), entry.size())));
-    return agree_outcome(all, team.rank(), mine, what, team.name());
+    return read_agreement(all, team.rank(), mine, team.name());
   } catch (...) {
-    return mine.ok() ? base::status_of_current_exception() : mine;
+    return {.status = mine.ok() ? base::status_of_current_exception() : mine, .texts = {}, .codes = {}};
   }
+}
+
+base::Status agree_all(Team& team, const base::Status& mine, std::string_view text, std::string_view what) {
+  return agree_outcome(agree_texts(team, mine, text), what, team.name());
 }
 
 }  // namespace overlace::exec

@@ -1,6 +1,7 @@
 // What a backend brings to exec: memory for workspaces, and the execution of one call.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "src/exec/program.h"
@@ -22,10 +23,16 @@ class Executor {
   /// After memory and ids are there, before the first run, whose arguments these are: streams, plans, warm-up, which
   /// may write whatever the run will write. May fill Program::prepared.
   virtual base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) = 0;
-  /// cpu: done on return. cuda: queued.
+  /// Before anything of the call is queued: refuses what could only fail in its middle; and where it is about to be
+  /// captured, the graph keeps what `hold` gives until it is destroyed.
+  virtual base::Status retain(const Call&, const std::function<std::shared_ptr<void>()>& /*hold*/) { return {}; }
+  /// cpu: done on return. cuda: queued. Sets Call::has_begun; an error behind that aborts the runtime.
   virtual base::Status run(const Call& call) = 0;
-  /// Everything issued by this channel has completed and is visible at the peers; then it may be given up.
+  /// Everything issued by this channel has completed and is visible at the peers; then it may be given up. Does not
+  /// wait for what others have queued.
   virtual base::Status drain() = 0;
+  /// Before everything goes, after an abort too: nothing touches its memory any more.
+  virtual void finish() {}
   /// A trace begins: what can be made ahead for it.
   virtual base::Status prepare_trace() { return {}; }
   /// `work` as a span of category `other`.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
 
 namespace overlace::exec {
@@ -128,15 +129,11 @@ base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& sche
 }
 
 Shared shared_layout(const Program& program) {
+  spec::HeapLayout layout = spec::heap_layout(program.schedule, program.expansion);
   Shared shared;
-  shared.offsets.resize(program.schedule.buffers.size());
-  for (size_t b = 0; b < program.schedule.buffers.size(); ++b) {
-    const spec::Buffer& buffer = program.schedule.buffers[b];
-    if (buffer.space != spec::Space::symmetric) continue;
-    shared.offsets[b] = shared.copy_bytes;
-    shared.copy_bytes += align_up(buffer_bytes(program.schedule, program.expansion, b));
-    shared.copies = std::max(shared.copies, buffer.depth);
-  }
+  shared.offsets = std::move(layout.offsets);
+  shared.copy_bytes = layout.copy_bytes;
+  shared.copies = layout.copies;
   for (int64_t slots : program.expansion.signal_slots) {
     shared.first_id.push_back(shared.words);
     shared.words += static_cast<uint32_t>(slots);

@@ -11,8 +11,10 @@
 #include "overlace/team.h"
 #include "overlace/tensor.h"
 #include "src/base/status.h"
+#include "src/exec/holds.h"
 #include "src/exec/run.h"
 #include "src/spec/expand.h"
+#include "src/spec/heap_layout.h"
 
 namespace overlace::exec {
 
@@ -32,6 +34,11 @@ struct Shared {
   uint64_t last_use = 0;         // stamp of the channel's call counter: who goes first when the heap is full
   std::shared_ptr<void> cells;   // of the executor: counts in device memory
   std::shared_ptr<void> kernel;  // of the operator's fused kernel
+  bool lacks_heap = false;       // the last attempt to allocate it failed for want of heap, not of ids
+
+  /// Of the block; saturates.
+  uint64_t bytes() const { return spec::HeapLayout{{}, copy_bytes, copies}.bytes(); }
+  Holds holds;  // of captured calls
 };
 
 /// The instances of one lane, in order.
@@ -52,7 +59,8 @@ struct Program {
   uint64_t workspace_bytes = 0;
   void* workspace = nullptr;       // of the executor
   std::shared_ptr<void> prepared;  // of the executor: plans, streams, events
-  uint64_t last_use = 0;
+  Holds holds;                     // of captured calls
+  uint64_t capture = 0;            // of the executor: the last one that holds it
 
   int rank() const { return expansion.rank; }
   int ranks() const { return expansion.ranks; }
@@ -87,6 +95,8 @@ struct Call {
   };
   std::vector<Out> copies_out;  // after all tasks
   std::string_view label = {};  // of its spans; lives as long as the channel
+  /// Set by the executor before the first piece of work that peers may see or miss.
+  mutable bool has_begun = false;
 };
 
 /// expansion, lanes and the places of local buffers; `shared` and memory are still missing.

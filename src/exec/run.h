@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -92,11 +93,23 @@ base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int 
 
 /// Collective in the sense of the channel: all ranks run the same schedules in the same order. The first call with a
 /// schedule (by digest) allocates its symmetric buffers and signal ids, agrees with the peers (plan_mismatch on all)
-/// and warms up; the least recently used are given up, collectively, when the heap is full. cpu: returns when this
-/// rank's part is done. cuda: queued on the channel's stream; capturable after the first call with this schedule.
+/// and warms up. When the heap is full it grows up to RuntimeOptions::max_heap_bytes, then the least recently used are
+/// given up, collectively, but none that a captured graph of any rank holds; heap_exhausted where nothing helps. cpu:
+/// returns when this rank's part is done. cuda: queued on the channel's stream; capturable after the first call with
+/// this schedule, and the graph then holds what the call uses until it is destroyed. An error behind the first piece of
+/// work that was queued aborts the runtime: the peers would wait for the rest.
 /// `agreement`: what must be equal on all ranks besides the schedule (less its `local_param`), in words.
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options = {});
+
+/// Why the channel's last call could not be made, known to all ranks of the team or to none, so that they may meet
+/// again and agree on another schedule.
+enum class Impasse { none, schedules_differ, heap_is_full };
+Impasse impasse(Channel& channel);
+
+/// What a captured graph holds of the channel's last call: nothing of it is given up until the last copy of the result
+/// goes, on any thread. Null before the first call. For whoever replays a call by other means than CUDA graphs.
+std::shared_ptr<void> hold_last_call(Channel& channel);
 
 /// In place of `run` by a rank whose arguments are wrong; gives back `why`. Where the peers' first call with this
 /// schedule agrees with all ranks, they learn of it there: they get the same error, naming this rank, and nothing has

@@ -157,7 +157,7 @@ int64_t copy_row(const Source& source, int64_t row, const StoredBox& box, DType 
 std::string StoredTensor::shape_text() const { return tuple_text(shape); }
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  auto mapped = MappedFile::open(path);
+  auto mapped = base::MappedFile::open(path);
   if (!mapped.ok()) return mapped.status();
   SafetensorsFile result;
   result.file_ = *mapped;
@@ -209,9 +209,9 @@ Result<Checkpoint> Checkpoint::open(const std::string& directory) {
     return checkpoint;
   }
   checkpoint.source_ = index;
-  auto mapped = MappedFile::open(index);
+  auto mapped = base::MappedFile::open(index);
   if (!mapped.ok()) return mapped.status();
-  const MappedFile& text = **mapped;
+  const base::MappedFile& text = **mapped;
   if (text.size() > kMaxIndexBytes)
     return error(Errc::corrupt, "{}: {} bytes, wanted at most {}", index, text.size(), kMaxIndexBytes);
   auto json = Json::parse(std::string_view(text.data(), text.size()), index);

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "overlace/dtype_pod.h"
+#include "src/base/mapped_file.h"
 #include "src/base/status.h"
-#include "src/model/file.h"
 
 namespace overlace::model {
 
@@ -33,7 +33,7 @@ class SafetensorsFile {
   size_t count() const { return tensors_.size(); }
 
  private:
-  std::shared_ptr<MappedFile> file_;
+  std::shared_ptr<base::MappedFile> file_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
 };
 

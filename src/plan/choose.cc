@@ -12,6 +12,7 @@
 #include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -114,34 +115,52 @@ double hierarchical_us(const spec::OpSpec& op, const Times& flat, const Costs& c
   return op.op == "gemm_ar" ? summed + t.transfer + q * costs.copy * width : summed;
 }
 
+Choice chosen(const spec::OpSpec& op, Candidate candidate, std::string reason, spec::Params options = {}) {
+  Choice out{spec::make_schedule(op, candidate.family, candidate.degree, options), std::move(reason), {}, {}};
+  out.candidate = std::move(candidate);
+  out.options = std::move(options);
+  return out;
+}
+
 Choice library(const spec::OpSpec& op, std::string reason) {
-  return {spec::make_schedule(op, "library"), std::move(reason) + ": library"};
+  return chosen(op, {"library", 1}, std::move(reason) + ": library");
+}
+
+/// The library is always left.
+bool fits(const spec::OpSpec& op, const Candidate& candidate, uint64_t heap_bytes, const spec::Params& options = {}) {
+  if (heap_bytes == 0 || candidate.family == "library") return true;
+  return spec::heap_bytes(spec::make_schedule(op, candidate.family, candidate.degree, options), op.ranks) <= heap_bytes;
 }
 
 /// By the recurrence on the machine that was measured: thresholds that were read off 44 measured shapes were 13 % off
 /// in the mean at 36 others, the recurrence 0.9 % there and 1.5 % (docs/results/planner.md).
-Choice choose_for_gpus(const spec::OpSpec& op, const Times& t) {
+Choice choose_for_gpus(const spec::OpSpec& op, const Times& t, uint64_t heap_bytes) {
   if (std::min(t.gemm, t.transfer) < kMinHiddenUs)
     return library(op, base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer));
   static const spec::Machine machine = spec::find_machine(kGpuMachine);
   Decision found = estimated(op, machine);
+  const size_t known = found.others.size();
+  std::erase_if(found.others, [&](const Alternative& other) { return !fits(op, other.candidate, heap_bytes); });
   settle(op, machine, &found);
-  return {spec::make_schedule(op, found.candidate.family, found.candidate.degree), std::move(found.reason)};
+  if (const size_t left_out = known - found.others.size(); left_out != 0)
+    found.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, heap_bytes);
+  return chosen(op, found.candidate, std::move(found.reason));
 }
 
 /// One kernel or the library: nothing else was measured.
-Choice choose_for_few_tokens(const spec::OpSpec& op) {
+Choice choose_for_few_tokens(const spec::OpSpec& op, uint64_t heap_bytes) {
   static const spec::Machine machine = spec::find_machine(kFewTokensMachine);
   const Recurrence recurrence(op, machine);
   Decision found;
   found.tier = Tier::recurrence;
   for (const char* family : {"one_shot", "library"}) {
     const Candidate candidate = {family, 1};
+    if (!fits(op, candidate, heap_bytes)) continue;
     found.others.push_back(with_band(op, machine, Tier::recurrence, candidate, recurrence.us(candidate).value()));
   }
   rank(&found.others);
   settle(op, machine, &found);
-  return {spec::make_schedule(op, found.candidate.family), std::move(found.reason)};
+  return chosen(op, found.candidate, std::move(found.reason));
 }
 
 bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
@@ -166,20 +185,21 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   const bool is_one = hardware.hosts == 1;
   const Costs& costs = hardware.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
   const Times t = times_of(op, hardware, costs);
-  if (hardware.is_gpu && is_one && has_few_tokens(op)) return choose_for_few_tokens(op);
-  if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t);
+  if (hardware.is_gpu && is_one && has_few_tokens(op)) return choose_for_few_tokens(op, hardware.heap_bytes);
+  if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t, hardware.heap_bytes);
   if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 
   // With one rank a host each piece crosses once anyway. ag_wgrad has no family that knows hosts.
   const int hosts =
       op.op != "ag_wgrad" && op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
+  const spec::Params options = {{"hosts", int64_t{hosts}}};
   const spec::Machine machine = machine_of(op, hardware, t, costs);
   const Recurrence recurrence(op, machine);
   const double whole = recurrence.us({"library", 1}).value();
   Candidate best;
   double best_us = whole * (1 - kMinGain);
   const auto consider = [&](const char* family, int q, std::optional<double> us) {
-    if (!us || *us >= best_us) return;
+    if (!us || *us >= best_us || !fits(op, {family, q}, hardware.heap_bytes, options)) return;
     best_us = *us;
     best = {family, q};
   };
@@ -205,10 +225,10 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
     return library(op,
                    base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us", parts, 100 * kMinGain, whole));
   }
-  const spec::Params options = {{"hosts", int64_t{hosts}}};
-  return {spec::make_schedule(op, best.family, best.degree, options),
-          base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best.family, best.degree,
-                       best_us, whole)};
+  return chosen(op, best,
+                base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best.family, best.degree,
+                             best_us, whole),
+                options);
 }
 
 }  // namespace overlace::plan

@@ -64,24 +64,13 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
   return out;
 }
 
-/// The families of the rule are those of make_schedule, with a suffix for the operator.
-Candidate candidate_of(const OpSpec& op, const spec::Schedule& schedule) {
-  Candidate out;
-  out.family = schedule.family;
-  const std::string suffix = op.op == "gemm_rs" ? "_rs" : op.op == "gemm_ar" ? "_ar" : "";
-  if (out.family.ends_with(suffix)) out.family.resize(out.family.size() - suffix.size());
-  const char* name = out.family == "tma_slot" ? "groups" : "q";
-  out.degree = has_degree(out.family) ? static_cast<int>(std::get<int64_t>(schedule.params.at(name))) : 1;
-  return out;
-}
-
 Decision by_rule(const OpSpec& op, const Machine& machine) {
   Hardware hardware;
   hardware.is_gpu = machine.is_gpu;
   hardware.link_bytes_per_s = std::max(machine.copy.all_GBps.value, machine.copy.peer_GBps.value) * 1e9;
   hardware.flops_per_s = machine.gemm.sustained_TFLOPs.value * 1e12;
   const Choice choice = choose(op, hardware);
-  return {candidate_of(op, choice.schedule), Tier::rule, choice.reason, {}};
+  return {choice.candidate, Tier::rule, choice.reason, {}};
 }
 
 }  // namespace

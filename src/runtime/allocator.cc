@@ -11,12 +11,12 @@ Allocator::Allocator(uint64_t begin, uint64_t end, uint64_t unit) : begin_(begin
   if (end > begin) free_[begin] = end - begin;
 }
 
-std::optional<uint64_t> Allocator::take(uint64_t size, uint64_t align) {
+std::optional<uint64_t> Allocator::take(uint64_t size, uint64_t align, uint64_t least) {
   if (size > capacity()) return std::nullopt;
   size = align_up(std::max<uint64_t>(size, 1), unit_);
   align = std::max(align, unit_);
   for (const auto& [offset, bytes] : free_) {
-    const uint64_t begin = align_up(offset, align);
+    const uint64_t begin = align_up(std::max(offset, least), align);
     const uint64_t skipped = begin - offset;
     if (skipped > bytes || bytes - skipped < size) continue;
     const uint64_t rest = bytes - skipped - size;
@@ -37,6 +37,17 @@ std::optional<uint64_t> Allocator::give_back(uint64_t offset) {
   const uint64_t size = block->second;
   living_.erase(block);
   in_use_ -= size;
+  add_hole(offset, size);
+  return size;
+}
+
+void Allocator::grow(uint64_t end) {
+  if (end <= end_) return;
+  add_hole(end_, end - end_);
+  end_ = end;
+}
+
+void Allocator::add_hole(uint64_t offset, uint64_t size) {
   auto hole = free_.emplace(offset, size).first;
   if (const auto next = std::next(hole); next != free_.end() && offset + size == next->first) {
     hole->second += next->second;
@@ -48,7 +59,6 @@ std::optional<uint64_t> Allocator::give_back(uint64_t offset) {
       free_.erase(hole);
     }
   }
-  return size;
 }
 
 uint64_t Allocator::largest_free() const {

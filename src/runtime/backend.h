@@ -15,6 +15,7 @@
 #include "src/base/status.h"
 #include "src/runtime/control.h"
 #include "src/runtime/names.h"
+#include "src/runtime/operand_places.h"
 #include "src/spec/handle_pod.h"
 #include "src/spec/layout_pod.h"
 
@@ -72,6 +73,8 @@ class BackendState {
   virtual ~BackendState() = default;
   virtual Backend kind() const = 0;
   virtual int device() const { return -1; }
+  /// Where memory that a caller gives lies (operand_places.h). Asked on GPUs only, also while streams are captured.
+  virtual base::Result<int> place_of(const void*) { return kHostMemory; }
   virtual Caps caps(int world_rank) const = 0;
   virtual Reach reach(int world_rank) const = 0;
   /// My mapping of that rank's heap (control block, slots, user space); null where reach is net.
@@ -79,6 +82,9 @@ class BackendState {
   /// Offset of the user space in every heap (runtime_layout).
   virtual uint64_t user_offset() const = 0;
   virtual uint64_t user_bytes() const = 0;
+  /// Collective: user_bytes() becomes `bytes`, rounded up to pages, at every rank, or stays as it was at all of them:
+  /// ends with an agreement. At most RuntimeOptions::max_heap_bytes. not_supported where memory cannot be added.
+  virtual base::Status grow_heap(uint64_t bytes) = 0;
   /// Fills bases, slots, private arrays, abort word, deadline; `members` are world ranks, `rank` is my rank in the
   /// team. Teams get disjoint ranges of the world's ids.
   virtual TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) = 0;
@@ -105,6 +111,8 @@ class BackendState {
   virtual base::Status begin_call(const CallSite& call, Stats& stats) = 0;
   virtual base::Status end_call(const CallSite& call) = 0;
   virtual bool is_capturing(StreamRef stream) const = 0;
+  /// Waits for the calls of a channel that have ended with end_call, on whatever streams; not for what else runs there.
+  virtual base::Status finish_calls(uint32_t channel) = 0;
   /// What this rank queued on the stream has run; nothing where it is captured.
   virtual base::Status drain(StreamRef stream) = 0;
   virtual base::Status synchronize() = 0;

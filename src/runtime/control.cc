@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <random>
+#include <span>
 
+#include "src/runtime/bootstrap/secret.h"
+#include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/clock.h"
+#include "src/runtime/control_packet.h"
 #include "src/runtime/hash.h"
 #include "src/runtime/hello.h"
 #include "src/runtime/mailbox.h"
@@ -16,9 +19,49 @@ namespace {
 
 constexpr uint32_t kExchange = 1;
 
-uint64_t random_word() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
+/// The first that ranks say of themselves. What rank 0 draws holds for all.
+struct Introduction {
+  static constexpr size_t kMaxAddresses = 8;
+  uint64_t generation = 0, host = 0;
+  Secret secret{};
+  uint64_t num_addresses = 0;
+  uint32_t addresses[kMaxAddresses] = {};  // of this host, for the others to find their way to it
+};
+
+base::Result<Introduction> introduce(const Bootstrap& bootstrap) {
+  Introduction mine;
+  mine.host = host_id();
+  for (const std::string& address : bootstrap.in_process() ? std::vector<std::string>{} : own_addresses())
+    if (mine.num_addresses < Introduction::kMaxAddresses) mine.addresses[mine.num_addresses++] = number_of(address);
+  if (bootstrap.rank() != 0) return mine;
+  OVERLACE_TRY(draw_random(std::as_writable_bytes(std::span(&mine.generation, 1))));
+  OVERLACE_TRY(draw_random(mine.secret));
+  return mine;
+}
+
+base::Result<Meeting> meet(Bootstrap& bootstrap, int64_t timeout_ms) {
+  const base::Result<Introduction> mine = introduce(bootstrap);
+  if (!mine.ok()) return mine.status();
+  const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(&*mine, 1)), timeout_ms);
+  if (all.size() != static_cast<size_t>(bootstrap.size()))
+    return base::error(Errc::bootstrap, "the bootstrap's all-gather gave {} entries, wanted {}", all.size(),
+                       bootstrap.size());
+  Meeting meeting;
+  for (size_t r = 0; r < all.size(); ++r) {
+    Introduction theirs;
+    if (all[r].size() != sizeof theirs)
+      return base::error(Errc::bootstrap, "the bootstrap's all-gather gave {} bytes of rank {}, wanted {}",
+                         all[r].size(), r, sizeof theirs);
+    std::memcpy(&theirs, all[r].data(), sizeof theirs);
+    if (theirs.num_addresses > Introduction::kMaxAddresses)
+      return base::error(Errc::bootstrap, "rank {} says that it has {} addresses, wanted at most {}", r,
+                         theirs.num_addresses, Introduction::kMaxAddresses);
+    if (r == 0) meeting.generation = theirs.generation, meeting.secret = theirs.secret;
+    meeting.hosts.push_back(theirs.host);
+    if (theirs.host == mine->host) continue;
+    for (uint64_t i = 0; i < theirs.num_addresses; ++i) meeting.others.push_back(text_of_number(theirs.addresses[i]));
+  }
+  return meeting;
 }
 
 std::span<const std::byte> bytes_of(const std::string& text) {
@@ -30,22 +73,10 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64_t timeout_ms) {
   try {
     come_past(Phase::bootstrap, bootstrap.rank());
-    const uint64_t mine[2] = {random_word(), host_id()};
-    const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(mine)), timeout_ms);
-    uint64_t generation = 0;
-    std::vector<uint64_t> hosts;
-    for (size_t r = 0; r < all.size(); ++r) {
-      uint64_t theirs[2] = {};
-      if (all[r].size() != sizeof theirs) break;
-      std::memcpy(theirs, all[r].data(), sizeof theirs);
-      if (r == 0) generation = theirs[0];
-      hosts.push_back(theirs[1]);
-    }
-    if (hosts.size() != static_cast<size_t>(bootstrap.size()))
-      return base::error(Errc::bootstrap, "the bootstrap's all-gather gave {} entries of {} bytes, wanted {} of {}",
-                         all.size(), all.empty() ? 0 : all[0].size(), bootstrap.size(), sizeof mine);
-    return bootstrap.in_process() ? open_threads_control(bootstrap, generation, timeout_ms)
-                                  : open_socket_control(bootstrap, generation, hosts, timeout_ms);
+    const base::Result<Meeting> meeting = meet(bootstrap, timeout_ms);
+    if (!meeting.ok()) return meeting.status();
+    return bootstrap.in_process() ? open_threads_control(bootstrap, meeting->generation, timeout_ms)
+                                  : open_socket_control(bootstrap, *meeting, timeout_ms);
   } catch (...) {
     return base::status_of_current_exception();
   }
@@ -122,7 +153,7 @@ base::Status agree_on_status(Control& control, const base::Status& mine, int64_t
     const Bytes& entry = (*all)[r];
     if (entry.empty() || entry[0] == std::byte{0}) continue;
     const std::string message(reinterpret_cast<const char*>(entry.data()) + 1, entry.size() - 1);
-    return base::error(static_cast<Errc>(entry[0]), "rank {}: {}", r, message);
+    return base::error(errc_of(static_cast<int32_t>(entry[0])), "rank {}: {}", r, message);
   }
   return {};
 }

@@ -1,5 +1,6 @@
 // How the processes of one runtime get a connection per pair: each connects to the ranks below it and accepts those
 // above it.
+#include <arpa/inet.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/env.h"
+#include "src/runtime/bootstrap/doors.h"
 #include "src/runtime/clock.h"
 #include "src/runtime/control_packet.h"
 #include "src/runtime/phases.h"
@@ -16,31 +19,48 @@ namespace overlace::runtime {
 namespace {
 
 constexpr int64_t kMaxConnectMs = 30000;
+constexpr size_t kBacklog = 8192;       // more than a listener holds
+constexpr int64_t kGuestTickMs = 500;   // how late a deadline of a guest may be seen
 constexpr int64_t kTellNs = 700000000;  // part of the second that survivors may take beyond their deadline
 
 std::string socket_name(uint64_t generation, int rank) {
   return base::format("overlace.control.{:016x}.{}", generation, rank);
 }
 
+/// Where a rank listens for ranks of other hosts.
+struct Door {
+  char address[16] = {};
+  int32_t port = 0;
+};
+
 /// What a rank says about itself before anybody connects: where it can be reached from other hosts.
 struct Place {
-  static constexpr size_t kMaxAddresses = 8, kAddressBytes = 16;
+  static constexpr int32_t kMaxDoors = 8;
   int64_t pid = 0;
-  int32_t port = 0, num_addresses = 0;
-  char addresses[kMaxAddresses][kAddressBytes] = {};
+  int32_t num_doors = 0;  // 0: on this host only
+  Door doors[kMaxDoors] = {};
+};
+
+/// Who has connected and has not said who that is.
+struct Guest {
+  UniqueFd fd;
+  int64_t deadline_ns = 0;  // 0: of this host and of this uid; it has the time that the ranks have
 };
 
 class Connector {
  public:
-  Connector(int rank, uint64_t generation, std::vector<UniqueFd> listeners, std::vector<Place> far, int64_t timeout_ms)
+  Connector(int rank, const Meeting& meeting, std::vector<UniqueFd> listeners, std::vector<Place> far,
+            int64_t timeout_ms)
       : rank_(rank),
-        generation_(generation),
+        generation_(meeting.generation),
+        secret_(meeting.secret),
         timeout_ms_(std::min(timeout_ms, kMaxConnectMs)),
         deadline_ns_(now_ns() + timeout_ms_ * 1000000),
         listeners_(std::move(listeners)),
         far_(std::move(far)),
         sockets_(far_.size()),
         lifelines_(sockets_.size()),
+        visitors_(sockets_.size()),
         has_spoken_(sockets_.size()) {}
 
   /// The ranks below have been listening since before the bootstrap's last all-gather.
@@ -100,16 +120,22 @@ class Connector {
 
  private:
   size_t above() const { return static_cast<size_t>(rank_) + 1; }
-  /// To the rank's listener, without waiting for it.
+  /// To the rank's listener, without waiting for it to come: one that refuses is gone. Where strangers have filled its
+  /// queue there is no answer until it takes them out.
   base::Result<UniqueFd> connect(int peer) const {
     const Place& place = far_[static_cast<size_t>(peer)];
-    if (place.port == 0) return connect_to(socket_name(generation_, peer), SOCK_SEQPACKET, 0);
-    base::Status why = base::error(Errc::bootstrap, "bootstrap: rank {} has no address", peer);
-    for (int i = 0; i < place.num_addresses; ++i) {
-      const std::string name = base::format("{}{}:{}", kTcp, place.addresses[i], place.port);
-      base::Result<UniqueFd> fd = connect_to(name, SOCK_STREAM, 0);
-      if (fd.ok()) return fd;
-      why = fd.status();
+    if (place.num_doors == 0) return connect_to(socket_name(generation_, peer), SOCK_SEQPACKET, 0);
+    base::Status why;
+    bool is_silent = true;
+    while (is_silent && (why.ok() || now_ns() < deadline_ns_)) {
+      is_silent = false;
+      for (const Door& door : std::span(place.doors, static_cast<size_t>(place.num_doors))) {
+        const std::string name = base::format("{}{}:{}", kTcp, door.address, door.port);
+        base::Result<UniqueFd> fd = connect_to(name, SOCK_STREAM, 0);
+        if (fd.ok()) return fd;
+        why = fd.status();
+        is_silent = is_silent || why.code() == Errc::timeout;
+      }
     }
     return why;
   }
@@ -117,9 +143,12 @@ class Connector {
     return base::error(Errc::bootstrap, "bootstrap: rank {} of {}: rank {} is gone", rank_, sockets_.size(), peer);
   }
 
+  base::Status greet(int fd, PacketType type) const {
+    return send_packet(fd, {.type = type, .tag = {generation_, 0, 0}, .value = rank_}, secret_, -1, deadline_ns_);
+  }
+
   base::Status introduce_to(int peer, UniqueFd fd) {
-    const PacketHeader hello{.type = PacketType::hello, .tag = {generation_, 0, 0}, .value = rank_};
-    if (!send_packet(fd.get(), hello, {}, -1, deadline_ns_).ok()) return gone(peer);
+    if (!greet(fd.get(), PacketType::hello).ok()) return gone(peer);
     sockets_[static_cast<size_t>(peer)] = std::move(fd);
     return {};
   }
@@ -127,7 +156,9 @@ class Connector {
   void open_lifelines() {
     for (size_t peer = above(); peer < sockets_.size(); ++peer) {
       if (lifelines_[peer]) continue;
-      if (base::Result<UniqueFd> fd = connect(static_cast<int>(peer)); fd.ok()) lifelines_[peer] = std::move(*fd);
+      base::Result<UniqueFd> fd = connect(static_cast<int>(peer));
+      const bool is_ours = fd.ok() && check_peer_uid(fd->get()).ok();  // before it is shown the secret
+      if (is_ours && greet(fd->get(), PacketType::lifeline).ok()) lifelines_[peer] = std::move(*fd);
     }
   }
 
@@ -142,30 +173,52 @@ class Connector {
   /// Everybody who has connected. Who is who says the first packet, which may come much later: a rank can lose its
   /// processor between the two.
   void take_arrivals() {
-    for (const UniqueFd& listener : listeners_) {
-      pollfd entry = {listener.get(), POLLIN, 0};
-      while (::poll(&entry, 1, 0) > 0) {
-        UniqueFd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-        if (!fd) break;
-        if (check_peer_uid(fd.get()).ok()) unknown_.push_back(std::move(fd));
-      }
-    }
-    for (UniqueFd& fd : unknown_) {
-      Packet hello;
-      const Received received = receive_packet(fd.get(), buffer_, hello);
-      if (received == Received::packet) welcome(std::move(fd), hello.header);
-      if (received == Received::end) fd.reset();
-    }
-    std::erase_if(unknown_, [](const UniqueFd& fd) { return !fd; });
+    // As many as can have been waiting when this began.
+    for (size_t taken = 0; taken < kBacklog && take_some(); taken += kMaxGuests) continue;
   }
 
-  /// Strangers are sent away.
-  void welcome(UniqueFd fd, const PacketHeader& hello) {
-    const int peer = hello.value;
-    if (hello.type != PacketType::hello || hello.tag.group != generation_ || peer <= rank_ ||
-        static_cast<size_t>(peer) >= sockets_.size() || sockets_[static_cast<size_t>(peer)])
+  /// False where nobody was waiting.
+  bool take_some() {
+    bool has_taken = false;
+    for (const UniqueFd& listener : listeners_) {
+      for (size_t i = 0; i < kMaxGuests; ++i) {
+        UniqueFd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!fd) break;
+        has_taken = true;
+        if (!check_peer_uid(fd.get()).ok()) continue;
+        const int64_t deadline_ns = is_open_to_strangers(fd.get()) ? now_ns() + kGuestMs * 1000000 : 0;
+        guests_.push_back({std::move(fd), deadline_ns});
+      }
+    }
+    for (Guest& guest : guests_) {
+      Packet hello;
+      const Received received = receive_packet(guest.fd.get(), buffer_, hello, sizeof secret_);
+      const bool is_late = guest.deadline_ns != 0 && now_ns() >= guest.deadline_ns;
+      if (received == Received::packet) welcome(std::move(guest.fd), hello);
+      if (received == Received::end || is_late) guest.fd.reset();
+    }
+    std::erase_if(guests_, [](const Guest& guest) { return !guest.fd; });
+    send_strangers_away();
+    return has_taken;
+  }
+
+  /// The oldest of those who may be anybody, where there are too many.
+  void send_strangers_away() {
+    const auto may_be_anybody = [](const Guest& guest) { return guest.deadline_ns != 0; };
+    auto count = std::count_if(guests_.begin(), guests_.end(), may_be_anybody);
+    const auto most = static_cast<std::ptrdiff_t>(kMaxGuests + 2 * sockets_.size());
+    std::erase_if(guests_, [&](const Guest& guest) { return may_be_anybody(guest) && count-- > most; });
+  }
+
+  /// Strangers are sent away, and so is who claims to be a rank that cannot come or has come.
+  void welcome(UniqueFd fd, const Packet& packet) {
+    const PacketHeader& hello = packet.header;
+    if (!is_equal_secret(packet.message.bytes, secret_) || hello.tag.group != generation_ || hello.value < 0 ||
+        static_cast<size_t>(hello.value) >= sockets_.size())
       return;
-    sockets_[static_cast<size_t>(peer)] = std::move(fd);
+    const auto peer = static_cast<size_t>(hello.value);
+    if (hello.type == PacketType::hello && hello.value > rank_ && !sockets_[peer]) sockets_[peer] = std::move(fd);
+    if (hello.type == PacketType::lifeline && hello.value < rank_ && !visitors_[peer]) visitors_[peer] = std::move(fd);
   }
 
   /// A rank that is connected may fail while others are still being waited for, and says why. Its first ordinary packet
@@ -181,7 +234,7 @@ class Connector {
       if (packet.header.type != PacketType::abort) continue;
       const Bytes& text = packet.message.bytes;
       const std::string why(reinterpret_cast<const char*>(text.data()), text.size());
-      const auto code = static_cast<Errc>(packet.header.value);
+      const Errc code = errc_of(packet.header.value);
       if (code == Errc::bootstrap || code == Errc::peer_lost) return {code, why};
       return base::error(Errc::aborted, "aborted by rank {}: {}", peer, why);
     }
@@ -192,55 +245,83 @@ class Connector {
     std::vector<pollfd> entries;
     const auto add = [&](const UniqueFd& fd) { entries.push_back({fd.get(), POLLIN, 0}); };
     for (const UniqueFd& fd : listeners_) add(fd);
-    for (const UniqueFd& fd : unknown_) add(fd);
+    for (const Guest& guest : guests_) add(guest.fd);
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (sockets_[peer] && !has_spoken_[peer]) add(sockets_[peer]);
       if (!sockets_[peer] && lifelines_[peer]) add(lifelines_[peer]);
     }
-    const int64_t left_ms = std::max<int64_t>((deadline_ns_ - now_ns()) / 1000000 + 1, 0);
+    int64_t left_ms = std::max<int64_t>((deadline_ns_ - now_ns()) / 1000000 + 1, 0);
+    if (!guests_.empty()) left_ms = std::min(left_ms, kGuestTickMs);
     ::poll(entries.data(), entries.size(), static_cast<int>(left_ms));
   }
 
   const int rank_;
   const uint64_t generation_;
+  const Secret secret_;
   const int64_t timeout_ms_;
   int64_t deadline_ns_;
   const std::vector<UniqueFd> listeners_;
-  const std::vector<Place> far_;     // by rank; port 0: on this host
+  const std::vector<Place> far_;     // by rank; no doors: on this host
   std::vector<UniqueFd> sockets_;    // by rank
   std::vector<UniqueFd> lifelines_;  // by rank: to the listeners of the ranks above
-  std::vector<UniqueFd> unknown_;    // have not said who they are: ranks, lifelines of the ranks below, strangers
+  std::vector<UniqueFd> visitors_;   // by rank: lifelines of the ranks below, which end with this object
+  std::vector<Guest> guests_;        // ranks, lifelines, strangers
   std::vector<bool> has_spoken_;     // by rank
   std::vector<std::byte> buffer_;
 };
 
-/// A door for ranks of other hosts; the listener joins the others.
-Place place_behind(UniqueFd door, std::vector<UniqueFd>& listeners) {
-  Place place{.pid = ::getpid(), .port = port_of(door.get())};
-  for (const std::string& address : own_addresses()) {
-    if (place.num_addresses == Place::kMaxAddresses) break;
-    std::strncpy(place.addresses[place.num_addresses++], address.c_str(), Place::kAddressBytes - 1);
+/// Listens for ranks of other hosts, on no more addresses than they need; the listeners join the others.
+base::Status open_doors(const Meeting& meeting, const std::string& met, Place& place,
+                        std::vector<UniqueFd>& listeners) {
+  const std::string& listen = base::env().listen;
+  base::Result<std::vector<std::string>> addresses = addresses_of_doors(listen, met, meeting.others);
+  if (!addresses.ok()) return addresses.status();
+  for (const std::string& address : *addresses) {
+    base::Result<UniqueFd> listener = listen_on(base::format("{}{}:0", kTcp, address), SOCK_STREAM);
+    if (!listener.ok()) return listener.status();
+    for (const std::string& reached : address == "*" ? own_addresses() : std::vector<std::string>{address}) {
+      if (place.num_doors == Place::kMaxDoors) break;
+      Door& door = place.doors[place.num_doors++];
+      std::strncpy(door.address, reached.c_str(), sizeof door.address - 1);
+      door.port = port_of(listener->get());
+    }
+    listeners.push_back(std::move(*listener));
   }
-  listeners.push_back(std::move(door));
+  return {};
+}
+
+/// What rank `r` says of itself, as far as it can be true.
+base::Result<Place> read_place(const Bytes& said, size_t r) {
+  Place place;
+  if (said.size() < sizeof place) return base::error(Errc::bootstrap, "rank {} does not say where it is", r);
+  std::memcpy(&place, said.data(), sizeof place);
+  if (said.size() > sizeof place)
+    return base::error(
+        Errc::bootstrap, "rank {}: {}", r,
+        std::string(reinterpret_cast<const char*>(said.data()) + sizeof place, said.size() - sizeof place));
+  if (place.num_doors < 0 || place.num_doors > Place::kMaxDoors)
+    return base::error(Errc::bootstrap, "rank {} says that it listens on {} addresses, wanted 0 to {}", r,
+                       place.num_doors, Place::kMaxDoors);
+  for (const Door& door : std::span(place.doors, static_cast<size_t>(place.num_doors)))
+    if (door.address[sizeof door.address - 1] != '\0' || number_of(door.address) == 0 || door.port < 1 ||
+        door.port > 65535)
+      return base::error(Errc::bootstrap, "rank {} says that it listens on what is no address (port {})", r, door.port);
   return place;
 }
 
 }  // namespace
 
-base::Result<Connections> connect_ranks(Bootstrap& bootstrap, uint64_t generation, const std::vector<uint64_t>& hosts,
-                                        int64_t timeout_ms) {
+base::Result<Connections> connect_ranks(Bootstrap& bootstrap, const Meeting& meeting, int64_t timeout_ms) {
   const int rank = bootstrap.rank();
+  const std::vector<uint64_t>& hosts = meeting.hosts;
   const uint64_t own_host = hosts[static_cast<size_t>(rank)];
   std::vector<UniqueFd> listeners;
-  base::Result<UniqueFd> listener = listen_on(socket_name(generation, rank), SOCK_SEQPACKET);
+  base::Result<UniqueFd> listener = listen_on(socket_name(meeting.generation, rank), SOCK_SEQPACKET);
   if (listener.ok()) listeners.push_back(std::move(*listener));
   base::Status failure = listener.status();
   Place mine{.pid = ::getpid()};
-  if (failure.ok() && std::count(hosts.begin(), hosts.end(), own_host) != static_cast<std::ptrdiff_t>(hosts.size())) {
-    base::Result<UniqueFd> door = listen_on(base::format("{}*:0", kTcp), SOCK_STREAM);
-    failure = door.status();
-    if (door.ok()) mine = place_behind(std::move(*door), listeners);
-  }
+  if (failure.ok() && std::count(hosts.begin(), hosts.end(), own_host) != static_cast<std::ptrdiff_t>(hosts.size()))
+    failure = open_doors(meeting, bootstrap.address(), mine, listeners);
   Bytes said(sizeof mine + failure.message().size());
   std::memcpy(said.data(), &mine, sizeof mine);
   std::memcpy(said.data() + sizeof mine, failure.message().data(), failure.message().size());
@@ -248,18 +329,15 @@ base::Result<Connections> connect_ranks(Bootstrap& bootstrap, uint64_t generatio
   Connections connections;
   std::vector<Place> far;
   for (size_t r = 0; r < all.size(); ++r) {
-    Place place;
-    if (all[r].size() < sizeof place) return base::error(Errc::bootstrap, "rank {} does not say where it is", r);
-    std::memcpy(&place, all[r].data(), sizeof place);
-    if (all[r].size() > sizeof place)
-      return base::error(
-          Errc::bootstrap, "rank {}: {}", r,
-          std::string(reinterpret_cast<const char*>(all[r].data()) + sizeof place, all[r].size() - sizeof place));
-    connections.pids.push_back(place.pid);
-    if (hosts[r] == own_host) place.port = 0;
-    far.push_back(place);
+    base::Result<Place> place = read_place(all[r], r);
+    if (!place.ok()) return place.status();
+    connections.pids.push_back(place->pid);
+    if (hosts[r] == own_host) place->num_doors = 0;
+    if (hosts[r] != own_host && place->num_doors == 0)
+      return base::error(Errc::bootstrap, "rank {} is on another host and says no address", r);
+    far.push_back(*place);
   }
-  Connector connector(rank, generation, std::move(listeners), std::move(far), timeout_ms);
+  Connector connector(rank, meeting, std::move(listeners), std::move(far), timeout_ms);
   try {
     come_past(Phase::connect, rank);
     base::Status status = connector.connect_below();

@@ -35,14 +35,14 @@ bool is_stream(int fd) {
 }
 
 /// Whole packets of a byte stream: what is not complete stays where it is, and poll() is told how much to wait for.
-Received receive_stream(int fd, int flags, std::vector<std::byte>& buffer, Packet& packet) {
+Received receive_stream(int fd, int flags, std::vector<std::byte>& buffer, Packet& packet, size_t most) {
   buffer.resize(kMaxPacket);
   const auto look = [&](size_t bytes, int how) { return ::recv(fd, buffer.data(), bytes, how | MSG_DONTWAIT); };
   size_t wanted = sizeof(PacketHeader);
   ssize_t got = look(wanted, MSG_PEEK);
   if (got == static_cast<ssize_t>(wanted)) {
     std::memcpy(&packet.header, buffer.data(), sizeof(PacketHeader));
-    if (packet.header.magic != PacketHeader::kMagic || packet.header.length > Control::kMaxBytes) return Received::end;
+    if (packet.header.magic != PacketHeader::kMagic || packet.header.length > most) return Received::end;
     wanted += packet.header.length;
     got = look(wanted, MSG_PEEK);
   }
@@ -61,8 +61,8 @@ Received receive_stream(int fd, int flags, std::vector<std::byte>& buffer, Packe
   return Received::packet;
 }
 
-Received receive(int fd, int flags, std::vector<std::byte>& buffer, Packet& packet) {
-  if (is_stream(fd)) return receive_stream(fd, flags, buffer, packet);
+Received receive(int fd, int flags, std::vector<std::byte>& buffer, Packet& packet, size_t most) {
+  if (is_stream(fd)) return receive_stream(fd, flags, buffer, packet, most);
   buffer.resize(kMaxPacket);
   iovec part = {buffer.data(), buffer.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -70,7 +70,7 @@ Received receive(int fd, int flags, std::vector<std::byte>& buffer, Packet& pack
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof control;
+  message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one: the kernel closes what else came
   const ssize_t got = ::recvmsg(fd, &message, flags | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   // A reset says that the other end closed with unread packets of ours; what it sent before is still in the queue.
   if (got < 0) return errno == EAGAIN || errno == EINTR || errno == ECONNRESET ? Received::nothing : Received::end;
@@ -78,7 +78,9 @@ Received receive(int fd, int flags, std::vector<std::byte>& buffer, Packet& pack
   UniqueFd passed(passed_descriptor(message));
   if (static_cast<size_t>(got) < sizeof(PacketHeader)) return Received::nothing;
   std::memcpy(&packet.header, buffer.data(), sizeof(PacketHeader));
-  if (packet.header.magic != PacketHeader::kMagic) return Received::nothing;
+  const size_t said = sizeof(PacketHeader) + packet.header.length;
+  if (packet.header.magic != PacketHeader::kMagic || packet.header.length > most || said != static_cast<size_t>(got))
+    return Received::nothing;
   packet.message.bytes.assign(buffer.begin() + sizeof(PacketHeader), buffer.begin() + got);
   packet.message.fd = passed.release();
   return Received::packet;
@@ -146,15 +148,19 @@ std::span<const std::byte> packet_text(const std::string& text) {
   return std::as_bytes(std::span(text.data(), std::min(text.size(), Control::kMaxBytes)));
 }
 
-Received receive_packet(int fd, std::vector<std::byte>& buffer, Packet& packet) {
-  return receive(fd, 0, buffer, packet);
+Received receive_packet(int fd, std::vector<std::byte>& buffer, Packet& packet, size_t most) {
+  return receive(fd, 0, buffer, packet, most);
 }
 
 Received peek_packet(int fd, std::vector<std::byte>& buffer, Packet& packet) {
-  const Received received = receive(fd, MSG_PEEK, buffer, packet);
+  const Received received = receive(fd, MSG_PEEK, buffer, packet, Control::kMaxBytes);
   // A look at a packet duplicates its descriptor.
   if (received == Received::packet && packet.message.fd >= 0) ::close(std::exchange(packet.message.fd, -1));
   return received;
+}
+
+Errc errc_of(int32_t number) {
+  return number > 0 && number <= static_cast<int32_t>(Errc::internal) ? static_cast<Errc>(number) : Errc::internal;
 }
 
 }  // namespace overlace::runtime

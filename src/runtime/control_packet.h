@@ -9,20 +9,22 @@
 
 #include "overlace/bootstrap.h"
 #include "src/base/status.h"
+#include "src/runtime/bootstrap/secret.h"
 #include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/control.h"
 
 namespace overlace::runtime {
 
-enum class PacketType : uint32_t { hello, message, alive, abort, leave };
+/// lifeline: a hello on a connection over which nothing else is said; its end says that the other process has ended.
+enum class PacketType : uint32_t { hello, message, alive, abort, leave, lifeline };
 
 /// In front of every packet. A packet is at most Control::kMaxBytes + this.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x0B1ACE03;
   uint32_t magic = kMagic;
   PacketType type = PacketType::message;
-  Tag tag{};            // message; hello: group is the generation
-  int32_t value = 0;    // hello: the rank; abort: the code; leave: 1 if in good order
+  Tag tag{};            // message; hello, lifeline: group is the generation, and the secret follows
+  int32_t value = 0;    // hello, lifeline: the rank; abort: the code; leave: 1 if in good order
   uint32_t length = 0;  // of what follows; set by send_packet
 };
 
@@ -38,8 +40,9 @@ base::Status send_packet(int fd, const PacketHeader& header, std::span<const std
 std::span<const std::byte> packet_text(const std::string& text);
 
 enum class Received { packet, nothing, end };
-/// Does not wait. `buffer` is scratch.
-Received receive_packet(int fd, std::vector<std::byte>& buffer, Packet& packet);
+/// Does not wait. `buffer` is scratch. A packet with more than `most` bytes behind its header ends a stream and is
+/// dropped elsewhere; so is one that is not as long as it says.
+Received receive_packet(int fd, std::vector<std::byte>& buffer, Packet& packet, size_t most = Control::kMaxBytes);
 /// The same without taking it away.
 Received peek_packet(int fd, std::vector<std::byte>& buffer, Packet& packet);
 
@@ -48,9 +51,22 @@ struct Connections {
   std::vector<UniqueFd> sockets;
   std::vector<int64_t> pids;
 };
-/// Collective. Every end is authenticated by generation, on one host by uid too. `hosts`: host_id() of each rank.
-/// bootstrap naming the rank that died or did not come; those that are connected already are told.
-base::Result<Connections> connect_ranks(Bootstrap& bootstrap, uint64_t generation, const std::vector<uint64_t>& hosts,
-                                        int64_t timeout_ms);
+/// What the ranks know of each other before they connect.
+struct Meeting {
+  uint64_t generation = 0;          // names sockets, which every process of a host can see
+  Secret secret{};                  // drawn by rank 0 for this runtime; only its ranks know it
+  std::vector<uint64_t> hosts;      // host_id() of each rank
+  std::vector<std::string> others;  // addresses of the other hosts
+};
+
+/// Collective. Every end is authenticated by the secret, on one host by uid too. bootstrap naming the rank that died or
+/// did not come; those that are connected already are told. Over TCP kMaxGuests may be connected beside ranks without
+/// having said who they are, each for kGuestMs.
+inline constexpr size_t kMaxGuests = 64;
+inline constexpr int64_t kGuestMs = 10000;
+base::Result<Connections> connect_ranks(Bootstrap& bootstrap, const Meeting& meeting, int64_t timeout_ms);
+
+/// Of a number that came from elsewhere; internal for one that is no code.
+Errc errc_of(int32_t number);
 
 }  // namespace overlace::runtime

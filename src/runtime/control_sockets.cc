@@ -109,8 +109,6 @@ class SocketControl final : public MailboxControl {
     if (received == Received::nothing) return true;
     const std::string text(reinterpret_cast<const char*>(packet.message.bytes.data()), packet.message.bytes.size());
     switch (packet.header.type) {
-      case PacketType::hello:
-        break;
       case PacketType::message:
         arrived(peer, packet.header.tag, std::move(packet.message));
         break;
@@ -118,11 +116,15 @@ class SocketControl final : public MailboxControl {
         set_peer(peer, 0, RankState::alive);
         break;
       case PacketType::abort:
-        peer_aborted(peer, {static_cast<Errc>(packet.header.value), text});
+        peer_aborted(peer, {errc_of(packet.header.value), text});
         break;
       case PacketType::leave:
         peer_left(peer, packet.header.value == 1);
         break;
+      default:
+        peer_gone(peer, base::format("it sent a packet of type {}, which no rank sends",
+                                     static_cast<uint32_t>(packet.header.type)));
+        return false;
     }
     return true;
   }
@@ -136,12 +138,12 @@ class SocketControl final : public MailboxControl {
 
 }  // namespace
 
-base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap, uint64_t generation,
-                                                           const std::vector<uint64_t>& hosts, int64_t timeout_ms) {
-  base::Result<Connections> connections = connect_ranks(bootstrap, generation, hosts, timeout_ms);
+base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap, const Meeting& meeting,
+                                                           int64_t timeout_ms) {
+  base::Result<Connections> connections = connect_ranks(bootstrap, meeting, timeout_ms);
   if (!connections.ok()) return connections.status();
   return std::unique_ptr<Control>(
-      std::make_unique<SocketControl>(bootstrap.rank(), generation, std::move(*connections), timeout_ms));
+      std::make_unique<SocketControl>(bootstrap.rank(), meeting.generation, std::move(*connections), timeout_ms));
 }
 
 }  // namespace overlace::runtime

@@ -5,6 +5,7 @@
 
 #include "overlace/error.h"
 #include "overlace/symmetric.h"
+#include "src/base/log.h"
 #include "src/runtime/state.h"
 
 namespace overlace {
@@ -20,6 +21,37 @@ void RuntimeState::fold_heap_call(std::string call) {
   last_heap_call = std::move(call);
 }
 
+SymBuffer RuntimeState::allocate(size_t bytes, size_t align, const std::string& name, uint64_t least) {
+  const std::optional<uint64_t> offset = blocks.take(bytes, align, least);
+  if (!offset)
+    throw OutOfMemory(Errc::heap_exhausted,
+                      base::format("symmetric heap exhausted: \"{}\" asked {} bytes, largest free block {}, total {}, "
+                                   "in use {}; raise {}",
+                                   name, bytes, blocks.largest_free(), blocks.capacity(), blocks.in_use(),
+                                   blocks.capacity() > options.heap_bytes ? "max_heap_bytes" : "heap_bytes"));
+  fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
+  backend->poison(*offset, align_up(bytes, kHeapAlign));
+  return {*offset, bytes};
+}
+
+base::Result<bool> RuntimeState::grow_heap(uint64_t bytes) {
+  constexpr uint64_t kStep = 2;  // by half of what there is at least, so that few steps are needed
+  const uint64_t now = backend->user_bytes();
+  if (now >= options.max_heap_bytes) return false;
+  const uint64_t wanted = std::min<uint64_t>(options.max_heap_bytes, now + std::max(bytes, now / kStep));
+  const base::Status status = backend->grow_heap(wanted);
+  if (status.code() == Errc::out_of_memory || status.code() == Errc::not_supported) {
+    base::log(base::LogLevel::warn, "runtime", "the symmetric heap stays at {} bytes: {}", now, status.message());
+    options.max_heap_bytes = now;  // on all ranks: the answer was agreed upon
+    return false;
+  }
+  OVERLACE_TRY(status);
+  blocks.grow(backend->user_offset() + backend->user_bytes());
+  ++stats.heap_growths;
+  base::log(base::LogLevel::info, "runtime", "the symmetric heap grew from {} to {} bytes", now, backend->user_bytes());
+  return true;
+}
+
 SymBuffer SymmetricHeap::alloc(size_t bytes, size_t align, const char* name) {
   RuntimeState& state = *state_;
   state.enter();
@@ -30,16 +62,7 @@ SymBuffer SymmetricHeap::alloc(size_t bytes, size_t align, const char* name) {
     state.fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
     return {};
   }
-  const std::optional<uint64_t> offset = state.blocks.take(bytes, align);
-  if (!offset)
-    throw OutOfMemory(
-        Errc::heap_exhausted,
-        base::format("symmetric heap exhausted: \"{}\" asked {} bytes, largest free block {}, total {}, "
-                     "in use {}; raise heap_bytes",
-                     name, bytes, state.blocks.largest_free(), state.blocks.capacity(), state.blocks.in_use()));
-  state.fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
-  state.backend->poison(*offset, align_up(bytes, kHeapAlign));
-  return {*offset, bytes};
+  return state.allocate(bytes, align, name, 0);
 }
 
 void SymmetricHeap::free(SymBuffer buffer) {
@@ -79,6 +102,18 @@ void SymmetricHeap::verify() {
                          base::format("heap.verify: rank {} made other heap calls: {}; wanted, as the others: {}", r,
                                       texts[r], right));
 }
+
+namespace runtime {
+
+void fill_in_heap(Backend backend, RuntimeOptions* options) {
+  constexpr size_t kGrowth = 16;
+  const size_t usual = backend == Backend::cpu ? size_t{64} << 20 : size_t{1} << 30;
+  const bool is_given = options->heap_bytes != 0;
+  if (!is_given) options->heap_bytes = options->max_heap_bytes == 0 ? usual : std::min(usual, options->max_heap_bytes);
+  if (options->max_heap_bytes == 0) options->max_heap_bytes = options->heap_bytes * (is_given ? 1 : kGrowth);
+}
+
+}  // namespace runtime
 
 size_t SymmetricHeap::capacity() const { return state_->blocks.capacity(); }
 

@@ -23,6 +23,7 @@ Fields fields_of(const RuntimeOptions& options, uint32_t abi, int world) {
           {"world", base::format("{}", world)},
           {"backend", options.backend == Backend::cpu ? "cpu" : "cuda_peer"},
           {"heap_bytes", base::format("{}", options.heap_bytes)},
+          {"max_heap_bytes", base::format("{}", options.max_heap_bytes)},
           {"num_signal_ids", base::format("{}", options.num_signal_ids)},
           {"timeout_ms", base::format("{}", options.timeout_ms)},
           {"adversary", base::format("{} {} {} {}", a.enabled, a.max_pieces, a.reorder_window, a.weak_signal)},
@@ -94,6 +95,8 @@ base::Result<std::vector<Hello>> exchange_hello(Control& control, const RuntimeO
       return base::error(Errc::version_mismatch, "rank {} sent a hello of {} bytes, wanted at least {}", r,
                          entry.size(), sizeof(Hello));
     std::memcpy(&hellos[r], entry.data(), sizeof(Hello));
+    if (hellos[r].rank != static_cast<int>(r))
+      return base::error(Errc::layout_mismatch, "rank {} says that it is rank {}", r, hellos[r].rank);
     const std::string theirs(reinterpret_cast<const char*>(entry.data()) + sizeof(Hello), entry.size() - sizeof(Hello));
     if (r == 0) first = theirs;
     if (theirs == first) continue;

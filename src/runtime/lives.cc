@@ -43,15 +43,13 @@ void in_child() {
 }
 
 void at_exit() {
-  std::vector<Life> ending;
-  {
-    // In a forked child the lock may be held by a thread that does not exist there.
-    const std::unique_lock lock(lives().mutex, std::try_to_lock);
-    if (!lock) return;
-    ending.swap(lives().all);
-  }
-  for (const Life& life : ending)
+  // In a forked child the lock may be held by a thread that does not exist there. It is kept to the end: another thread
+  // may be closing its runtime, and remove_life() makes it wait until this is done with the control.
+  const std::unique_lock lock(lives().mutex, std::try_to_lock);
+  if (!lock) return;
+  for (const Life& life : lives().all)
     if (life.pid == ::getpid()) life.control->leave(false);
+  lives().all.clear();
 }
 
 void install_once() {

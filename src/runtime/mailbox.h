@@ -68,7 +68,8 @@ class MailboxControl : public Control {
 
 base::Result<std::unique_ptr<Control>> open_threads_control(Bootstrap& bootstrap, uint64_t generation,
                                                             int64_t timeout_ms);
-base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap, uint64_t generation,
-                                                           const std::vector<uint64_t>& hosts, int64_t timeout_ms);
+struct Meeting;
+base::Result<std::unique_ptr<Control>> open_socket_control(Bootstrap& bootstrap, const Meeting& meeting,
+                                                           int64_t timeout_ms);
 
 }  // namespace overlace::runtime

@@ -146,6 +146,7 @@ RuntimeOptions RuntimeOptions::from_environment() {
                     : env.backend == "cuda_peer" ? Backend::cuda_peer
                                                  : Backend::automatic;
   options.heap_bytes = static_cast<size_t>(env.heap_bytes);
+  options.max_heap_bytes = static_cast<size_t>(env.max_heap_bytes);
   options.timeout_ms = env.timeout_s * 1000;
   options.wait = env.wait == "spin"    ? WaitPolicy::spin
                  : env.wait == "futex" ? WaitPolicy::futex

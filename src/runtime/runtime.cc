@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -34,6 +35,11 @@ RuntimeOptions complete(RuntimeOptions options, int world) {
   check_range("timeout_ms", options.timeout_ms, 1, kMaxTimeoutMs);
   if (options.num_signal_ids != 0) check_range("num_signal_ids", options.num_signal_ids, 64, 1 << 20);
   check_range("heap_bytes", static_cast<int64_t>(options.heap_bytes), 0, int64_t{1} << 46);
+  check_range("max_heap_bytes", static_cast<int64_t>(options.max_heap_bytes), 0, int64_t{1} << 46);
+  if (options.max_heap_bytes != 0 && options.max_heap_bytes < options.heap_bytes)
+    throw InvalidArgument(Errc::invalid_argument,
+                          base::format("RuntimeOptions::max_heap_bytes is {}, wanted at least heap_bytes, {}",
+                                       options.max_heap_bytes, options.heap_bytes));
   check_range("world size", world, 1, 1024);
   if (options.net_engine != "auto" && options.net_engine != "nccl" && options.net_engine != "mpi" &&
       options.net_engine != "none")
@@ -71,7 +77,7 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   if (!backend.ok()) return backend.status();
   options.backend = *backend;
   if (options.num_signal_ids == 0) options.num_signal_ids = runtime::default_signal_ids(*backend);
-  if (options.heap_bytes == 0) options.heap_bytes = *backend == Backend::cpu ? size_t{64} << 20 : size_t{1} << 30;
+  runtime::fill_in_heap(*backend, &options);
   runtime::come_past(runtime::Phase::hello, state.rank);
   base::Result<std::vector<runtime::Hello>> hellos = runtime::exchange_hello(*state.control, options, kHeapAbi);
   if (!hellos.ok()) return hellos.status();
@@ -89,6 +95,10 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   const uint64_t user = state.backend->user_offset();
   state.blocks = runtime::Allocator(user, user + state.backend->user_bytes(), kHeapAlign);
   state.control->listen([&state](const AbortCause& cause) { state.backend->abort(cause); });
+  if (*backend != Backend::cpu) {
+    state.places = runtime::OperandPlaces(state.backend->device(),
+                                          [&state](const void* address) { return state.place_of(address); });
+  }
   return {};
 }
 
@@ -100,6 +110,16 @@ RuntimeState::~RuntimeState() {
 }
 
 bool RuntimeState::is_forked() const { return runtime::fork_count() != fork_count; }
+
+base::Result<int> RuntimeState::place_of(const void* address) {
+  for (const std::unique_ptr<StripeState>& stripe : stripes) {
+    const char* const begin = stripe->memory.data;
+    if (!std::less<>()(address, static_cast<const void*>(begin)) &&
+        std::less<>()(address, static_cast<const void*>(begin + stripe->bytes)))
+      return runtime::kManagedMemory;
+  }
+  return backend->place_of(address);
+}
 
 void RuntimeState::enter() {
   if (is_forked())
@@ -116,6 +136,8 @@ void RuntimeState::throw_cause(const AbortCause& cause) {
 }
 
 void RuntimeState::abort(const AbortCause& cause) {
+  const std::lock_guard lock(abort_mutex);
+  if (!can_abort) return;
   backend->abort(cause);
   control->spread(cause);
 }
@@ -211,6 +233,10 @@ void RuntimeState::release(bool clean) {
     for (const auto& channel : team->channels) channel->attachment().reset();
     if (!clean && team->engine) team->engine->abort();
     team->engine.reset();
+  }
+  {
+    const std::lock_guard lock(abort_mutex);
+    can_abort = false;
   }
   control->listen({});
   if (!clean && !stripes.empty()) (void)backend->synchronize();  // what runs on to its end may touch them
@@ -317,7 +343,7 @@ void Runtime::check_quiescent() {
 }
 
 void Runtime::abort(Errc code, std::string_view why) {
-  if (state_->is_forked() || state_->is_closed) return;
+  if (state_->is_forked()) return;
   state_->abort({code == Errc::ok ? Errc::aborted : code, std::string(why)});
 }
 

@@ -1,9 +1,11 @@
 // What Runtime, Team, SymmetricHeap and Channel share: one per rank.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "src/runtime/control.h"
 #include "src/runtime/hash.h"
 #include "src/runtime/names.h"
+#include "src/runtime/operand_places.h"
 
 namespace overlace {
 
@@ -58,12 +61,15 @@ struct RuntimeState {
   int rank = 0, world = 0;
   uint64_t fork_count = 0;  // at open
   int64_t pid = 0;
-  bool is_closed = false;
+  std::atomic<bool> is_closed = false;
+  std::mutex abort_mutex;  // an abort may come from another thread while the runtime closes
+  bool can_abort = true;   // nothing of what it touches is gone; under abort_mutex
   bool has_thrown_cause = false;
   bool has_emulated_hosts = false;  // several of them are one machine
   std::unique_ptr<runtime::Control> control;
   runtime::Names names;
   std::unique_ptr<runtime::BackendState> backend;
+  runtime::OperandPlaces places;  // of callers' memory; on CPU ranks any passes
   runtime::Allocator blocks;
   uint64_t heap_calls = 0, heap_hash = runtime::kHashSeed;
   std::string last_heap_call = "none";
@@ -78,15 +84,24 @@ struct RuntimeState {
   uint32_t next_channel_id = 0;
 
   bool is_forked() const;
+  /// What `places` asks. A striped range counts as managed memory, whoever has its pages.
+  base::Result<int> place_of(const void* address);
   /// At the entry of every call: forked, closed, or the first cause of an abort.
   void enter();
   /// A failed host operation: aborts all ranks unless that has happened, and throws the first cause.
   [[noreturn]] void fail(const base::Status& status);
+  /// Any thread; nothing once the runtime is closed, or was before the call could begin.
   void abort(const runtime::AbortCause& cause);
   [[noreturn]] void throw_cause(const runtime::AbortCause& cause);
   std::vector<Bytes> exchange(const TeamState& team, std::span<const std::byte> mine, const std::string& what);
   /// Throws `mine`, or what another rank of the world has, on all of them; ok only if all are.
   void agree(const base::Status& mine, const std::string& what);
+  /// The lowest place of the symmetric heap at `least` or behind it; throws OutOfMemory as SymmetricHeap::alloc.
+  /// `bytes` is not 0, `align` a power of two.
+  SymBuffer allocate(size_t bytes, size_t align, const std::string& name, uint64_t least);
+  /// Collective of the world, outside captures: makes the heap larger by `bytes` or more on all ranks, or up to its
+  /// limit. False, on all ranks, where it is there already, or where a rank has no memory left.
+  base::Result<bool> grow_heap(uint64_t bytes);
   /// Heap calls must be the same on all ranks; verify() compares their hash.
   void fold_heap_call(std::string call);
   /// `capture` if a stream of any channel is captured.
@@ -107,6 +122,8 @@ namespace overlace::runtime {
 
 /// GPUs: a fused kernel takes up to 258 of a team, and a sub-team has room for some.
 constexpr uint32_t default_signal_ids(Backend backend) { return backend == Backend::cpu ? 4096 : 16384; }
+/// What `heap_bytes` and `max_heap_bytes` of 0 mean.
+void fill_in_heap(Backend backend, RuntimeOptions* options);
 inline constexpr uint32_t kSubTeamShare = 16;  // of the ids a sub-team gets one part of so many
 
 /// A channel of its own even if the team has one for this stream (engines).

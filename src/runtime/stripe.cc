@@ -36,6 +36,18 @@ std::vector<StripePart> read_parts(const Bytes& bytes) {
   return parts;
 }
 
+/// What the ranks say of their own ranges: of the others nobody has checked it here.
+base::Status check_claims(const RuntimeState& state, const std::string& call,
+                          const std::vector<std::vector<StripePart>>& parts) {
+  uint64_t total = 0;
+  for (size_t rank = 0; rank < parts.size(); ++rank)
+    for (const StripePart& part : parts[rank])
+      if (part.rank < 0 || part.rank >= state.world || __builtin_add_overflow(total, part.bytes, &total))
+        return base::invalid_argument("{}: rank {} has a part of {} bytes for rank {}, wanted one for 0 to {}", call,
+                                      rank, part.bytes, part.rank, state.world - 1);
+  return {};
+}
+
 }  // namespace
 
 StripedRange SymmetricHeap::stripe(std::span<const StripePart> parts, const char* name) {
@@ -49,6 +61,8 @@ StripedRange SymmetricHeap::stripe(std::span<const StripePart> parts, const char
       .name = name, .number = state.next_stripe++, .parts = {}, .timeout_ms = state.options.timeout_ms};
   for (const Bytes& entry : state.exchange(*state.teams[0], std::as_bytes(parts), call))
     plan.parts.push_back(read_parts(entry));
+  // All ranks see the same lists.
+  check_claims(state, call, plan.parts).or_throw();
   state.fold_heap_call(base::format("stripe \"{}\"", name));
 
   base::Result<runtime::StripeMemory> memory = state.backend->stripe(plan);

@@ -83,12 +83,13 @@ Team Team::sub(std::span<const int> ranks, const TeamOptions& options) {
     agreed.first_id = std::max(agreed.first_id, theirs.first_id);
   }
   const uint32_t num_ids = std::max<uint32_t>(runtime.options.num_signal_ids / runtime::kSubTeamShare, 8);
-  if (agreed.first_id + num_ids > runtime.options.num_signal_ids)
+  const uint32_t total = runtime.options.num_signal_ids;
+  const uint32_t free = total - std::min(agreed.first_id, total);
+  if (num_ids > free)
     throw OutOfMemory(Errc::heap_exhausted,
                       base::format("signal ids exhausted: team \"{}\" asked {}, free {}, total {}; raise "
                                    "num_signal_ids",
-                                   options.name, num_ids, runtime.options.num_signal_ids - agreed.first_id,
-                                   runtime.options.num_signal_ids));
+                                   options.name, num_ids, free, total));
   runtime.next_team_id = agreed.team_id + 1;
   runtime.next_team_ids = agreed.first_id + num_ids;
   if (mine < 0) return {};

@@ -41,7 +41,8 @@ std::optional<Errc> observed_wait(const ChannelPod& channel, const WaitSite& sit
 
 Waiter::Waiter(const ChannelPod& channel, const WaitSite& site)
     : channel_(channel), site_(site), start_ns_(now_ns()), last_change_ns_(start_ns_) {
-  const CpuAgent& agent = agent_of(channel);
+  CpuAgent& agent = agent_of(channel);
+  agent.waits_for.store(static_cast<int32_t>(site.peer), std::memory_order_relaxed);
   if (site.word != nullptr)
     last_seen_ = std::atomic_ref(*const_cast<uint64_t*>(site.word)).load(std::memory_order_relaxed);
   const uint32_t waiting = host_waiting(channel).fetch_add(1, std::memory_order_relaxed) + 1;
@@ -51,6 +52,7 @@ Waiter::Waiter(const ChannelPod& channel, const WaitSite& site)
 }
 
 Waiter::~Waiter() {
+  agent_of(channel_).waits_for.store(-1, std::memory_order_relaxed);
   host_waiting(channel_).fetch_sub(1, std::memory_order_relaxed);
   if (!is_sleeping_) return;
   CpuControl& control = cpu_control(own_heap(channel_.team));

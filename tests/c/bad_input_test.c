@@ -84,7 +84,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 72 (OVL_API_VERSION 1)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 80 (OVL_API_VERSION 2)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -154,7 +154,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 72 (OVL_API_VERSION 1)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 112 (OVL_API_VERSION 2)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -223,7 +223,7 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 72, wanted 80 (OVL_API_VERSION 1)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 72, wanted 80 (OVL_API_VERSION 2)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
@@ -259,7 +259,7 @@ static void test_tensors(fixture* f) {
   INVALID("ovl_ag_gemm: channel is null", ovl_ag_gemm(NULL, &f->args, f->schedule));
   ovl_ag_gemm_args args = f->args;
   args.struct_size = 16;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 424 (OVL_API_VERSION 1)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 424 (OVL_API_VERSION 2)",
                ovl_ag_gemm(f->channel, &args, f->schedule));
   args = f->args, args.b.ndim = 5;
   INVALID("ovl_ag_gemm: args.b.ndim is 5, wanted 0 to 4", ovl_ag_gemm(f->channel, &args, f->schedule));
@@ -392,6 +392,56 @@ static void test_second_thread(void) {
   EXPECT_OK(ovl_world_free(f.world));
 }
 
+typedef struct closing {
+  ovl_world* world;
+  ovl_runtime* runtimes[kRanks];
+} closing;
+
+static void* close_rank_0(void* argument) {
+  closing* c = argument;
+  int code = OVL_INVALID_ARGUMENT;
+  while (code == OVL_INVALID_ARGUMENT) code = ovl_runtime_close(c->runtimes[0]);  // until it is its turn
+  CHECK_RANK(0, code == OVL_ABORTED);                                             // its peer does not come to close
+  CHECK_RANK(0, strstr(ovl_error_text(), "beside close") != NULL);
+  return NULL;
+}
+
+static void* open_rank_1(void* argument) {
+  closing* c = argument;
+  ovl_options options = OVL_INIT(ovl_options);
+  options.backend = OVL_BACKEND_CPU;
+  options.heap_bytes = 1 << 20;
+  options.timeout_ms = 20000;
+  EXPECT_OK_RANK(1, ovl_runtime_open_thread(c->world, 1, &options, &c->runtimes[1]));
+  return NULL;
+}
+
+/// While close waits for a peer, the handle is there for an abort, which ends that wait.
+static void test_abort_beside_close(void) {
+  closing c;
+  pthread_t thread;
+  ovl_options options = OVL_INIT(ovl_options);
+  options.backend = OVL_BACKEND_CPU;
+  options.heap_bytes = 1 << 20;
+  options.timeout_ms = 20000;
+  memset(&c, 0, sizeof c);
+  EXPECT_OK(ovl_world_create(kRanks, &c.world));
+  pthread_create(&thread, NULL, open_rank_1, &c);
+  EXPECT_OK_RANK(0, ovl_runtime_open_thread(c.world, 0, &options, &c.runtimes[0]));
+  pthread_join(thread, NULL);
+  pthread_create(&thread, NULL, close_rank_0, &c);
+  int code = OVL_OK;
+  const time_t begin = time(NULL);
+  while (code == OVL_OK && time(NULL) < begin + 20) code = ovl_runtime_check(c.runtimes[0]);  // until it is inside
+  CHECK_RANK(1, code == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(1, ovl_runtime_abort(c.runtimes[0], "beside close") == OVL_OK);
+  pthread_join(thread, NULL);
+  CHECK_RANK(1, time(NULL) < begin + 20);
+  CHECK_RANK(1, ovl_runtime_abort(c.runtimes[0], "late") == OVL_CLOSED);
+  CHECK_RANK(1, ovl_runtime_close(c.runtimes[1]) == OVL_ABORTED);
+  EXPECT_OK(ovl_world_free(c.world));
+}
+
 /// A data loader's process may not use what it inherited, and does no harm to its parent.
 static void test_fork(fixture* f) {
 #if defined(__SANITIZE_THREAD__)
@@ -444,6 +494,7 @@ int main(void) {
   test_fork(&f);
   test_closed(&f);
   test_second_thread();
+  test_abort_beside_close();
   run_ranks(one_is_wrong);
   run_ranks(abort_ends_waits);
   return finish("bad_input_test", 120);

@@ -263,6 +263,107 @@ static void teams_and_regions(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_team_barrier(team));
 }
 
+/// A chosen schedule that needs more than the 8 MiB of the heap gives way to one that does not; a named one does not.
+static void full_heap(ovl_runtime* runtime, ovl_team* team, int rank) {
+  enum { kRows = 4096, kColumns = 64, kDepth = 512 };
+  ovl_channel* channel = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  float* const shard = malloc(sizeof(float) * kRows / kRanks * kDepth);
+  float* const weight = malloc(sizeof(float) * kColumns * kDepth);
+  float* const c = malloc(sizeof(float) * kRows * kColumns);
+  for (int i = 0; i < kRows / kRanks * kDepth; ++i) shard[i] = (float)((i / kDepth + rank * 3) % 5);
+  for (int i = 0; i < kColumns * kDepth; ++i) weight[i] = (float)(i / kDepth % 3);
+  ovl_ag_gemm_args args = OVL_INIT(ovl_ag_gemm_args);
+  pthread_mutex_lock(&check_mutex);
+  args.a_shard = matrix(shard, kRows / kRanks, kDepth), args.b = matrix(weight, kColumns, kDepth);
+  args.c = matrix(c, kRows, kColumns);
+  EXPECT_OK(ovl_transpose(&args.b));
+  pthread_mutex_unlock(&check_mutex);
+  ovl_op op = OVL_INIT(ovl_op);
+  op.name = "ag_gemm", op.m = kRows, op.n = kColumns, op.k = kDepth, op.ranks = kRanks;
+  op.dtype = op.out_dtype = OVL_FP32;
+  ovl_hardware hardware = OVL_INIT(ovl_hardware);
+  hardware.link_bytes_per_s = 1e7, hardware.flops_per_s = 1e9;
+  ovl_schedule *chosen = NULL, *named = NULL;
+  uint64_t workspace = 0, heap = 0;
+  const char* reason = NULL;
+  EXPECT_OK_RANK(rank, ovl_schedule_choose(&op, &hardware, &chosen));
+  EXPECT_OK_RANK(rank, ovl_schedule_memory(chosen, &op, rank, &workspace, &heap));
+  CHECK_RANK(rank, heap > 8 << 20);
+  for (int round = 0; round < 2; ++round) {
+    memset(c, 0xFF, sizeof(float) * kRows * kColumns);
+    EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &args, chosen));
+    int wrong = 0;
+    for (int i = 0; i < kRows; ++i) {
+      const int from = i / (kRows / kRanks), row = i % (kRows / kRanks);
+      for (int n = 0; n < kColumns; ++n)
+        wrong += c[i * kColumns + n] != (float)(kDepth * ((row + from * 3) % 5) * (n % 3));
+    }
+    CHECK_RANK(rank, wrong == 0);
+  }
+  EXPECT_OK_RANK(rank, ovl_schedule_memory(chosen, &op, rank, &workspace, &heap));
+  CHECK_RANK(rank, heap <= 8 << 20);
+  EXPECT_OK_RANK(rank, ovl_schedule_reason(chosen, &reason));
+  CHECK_RANK(rank, strstr(reason, "had no room for its") != NULL);
+  ovl_info info = OVL_INIT(ovl_info);
+  EXPECT_OK_RANK(rank, ovl_runtime_info(runtime, &info));
+  CHECK_RANK(rank, info.smaller_plans >= 1 && info.preparations == 1 && info.max_heap_bytes == 8 << 20);
+  EXPECT_OK_RANK(rank, ovl_schedule_make(&op, "hetero_fused_1d", 2, &named));
+  CHECK_RANK(rank, ovl_ag_gemm(channel, &args, named) == OVL_HEAP_EXHAUSTED);
+  EXPECT_OK_RANK(rank, ovl_schedule_free(chosen));
+  EXPECT_OK_RANK(rank, ovl_schedule_free(named));
+  free(shard), free(weight), free(c);
+}
+
+/// Ranks with other N, whose own choices differ: that for the widest counts.
+static void other_widths(ovl_runtime* runtime, ovl_team* team, int rank) {
+  enum { kRows = 512, kDepth = 64, kWidest = 600 };
+  const int columns = rank == 0 ? 1 : kWidest;
+  ovl_channel* channel = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  float* const shard = malloc(sizeof(float) * kRows / kRanks * kDepth);
+  float* const weight = malloc(sizeof(float) * kWidest * kDepth);
+  float* const c = malloc(sizeof(float) * kRows * kWidest);
+  for (int i = 0; i < kRows / kRanks * kDepth; ++i) shard[i] = (float)((i / kDepth + rank * 3) % 5);
+  for (int i = 0; i < columns * kDepth; ++i) weight[i] = (float)(i / kDepth % 3 + 1);
+  ovl_ag_gemm_args args = OVL_INIT(ovl_ag_gemm_args);
+  pthread_mutex_lock(&check_mutex);
+  args.a_shard = matrix(shard, kRows / kRanks, kDepth), args.b = matrix(weight, columns, kDepth);
+  args.c = matrix(c, kRows, columns);
+  EXPECT_OK(ovl_transpose(&args.b));
+  pthread_mutex_unlock(&check_mutex);
+  ovl_op op = OVL_INIT(ovl_op);
+  op.name = "ag_gemm", op.m = kRows, op.n = columns, op.k = kDepth, op.ranks = kRanks;
+  op.dtype = op.out_dtype = OVL_FP32;
+  ovl_hardware hardware = OVL_INIT(ovl_hardware);
+  hardware.link_bytes_per_s = 1e7, hardware.flops_per_s = 1e9;
+  ovl_schedule* chosen = NULL;
+  const char* text = NULL;
+  EXPECT_OK_RANK(rank, ovl_schedule_choose(&op, &hardware, &chosen));
+  EXPECT_OK_RANK(rank, ovl_schedule_text(chosen, &text));
+  CHECK_RANK(rank, (strstr(text, "library") != NULL) == (rank == 0));
+  for (int round = 0; round < 2; ++round) {
+    memset(c, 0xFF, sizeof(float) * (size_t)(kRows * columns));
+    EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &args, chosen));
+    int wrong = 0;
+    for (int i = 0; i < kRows; ++i) {
+      const int from = i / (kRows / kRanks), row = i % (kRows / kRanks);
+      for (int n = 0; n < columns; ++n)
+        wrong += c[i * columns + n] != (float)(kDepth * ((row + from * 3) % 5) * (n % 3 + 1));
+    }
+    CHECK_RANK(rank, wrong == 0);
+  }
+  EXPECT_OK_RANK(rank, ovl_schedule_text(chosen, &text));
+  CHECK_RANK(rank, strstr(text, "library") == NULL);
+  EXPECT_OK_RANK(rank, ovl_schedule_reason(chosen, &text));
+  CHECK_RANK(rank, strstr(text, "that for N 600 counts") != NULL);
+  ovl_info info = OVL_INIT(ovl_info);
+  EXPECT_OK_RANK(rank, ovl_runtime_info(runtime, &info));
+  CHECK_RANK(rank, info.preparations == 1);
+  EXPECT_OK_RANK(rank, ovl_schedule_free(chosen));
+  free(shard), free(weight), free(c);
+}
+
 int main(void) {
   test_names();
   run_ranks(signals);
@@ -270,5 +371,7 @@ int main(void) {
   run_ranks(gradients);
   run_ranks(collectives);
   run_ranks(teams_and_regions);
+  run_ranks(full_heap);
+  run_ranks(other_widths);
   return finish("ranks_test", 200);
 }

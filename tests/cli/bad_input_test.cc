@@ -69,7 +69,7 @@ const std::vector<Case>& option_cases() {
       {"unknown_subcommand",
        {"ran"},
        2,
-       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, calibrate or bench"},
+       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, calibrate, gnn or bench"},
       run_case("unknown_option", {"--rank", "2"}, 2, "The following arguments were not expected: 2 --rank"),
       run_case("stray_word", {"tiny"}, 2, "The following argument was not expected: tiny"),
       run_case("option_without_value", {"--ranks"}, 2, "--ranks: 1 required INT missing"),
@@ -219,7 +219,8 @@ const std::vector<Case>& environment_cases() {
       with("rank_outside_world", {{"RANK", "5"}, {"WORLD_SIZE", "2"}}, 4,
            "<any>bootstrap: rank is 5 of 2 (torchrun), wanted 0 <= rank < size; accepted: overlace run -n N, "
            "torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun (SLURM_*); on several "
-           "hosts torchrun, srun, mpirun with engine mpi or with MASTER_ADDR, or a callback (a torch process group)"),
+           "hosts mpirun or srun with engine mpi, any of them with MASTER_ADDR and OVERLACE_SECRET, or a callback (a "
+           "torch process group)"),
       with("heap_too_small", {{"OVERLACE_HEAP_BYTES", "64K"}}, 7,
            "<any>symmetric heap exhausted: <any>, total 65536, in use 0; raise heap_bytes"),
       with("trace_variable", {{"OVERLACE_TRACE", "trace.txt"}}, 2,
@@ -475,9 +476,11 @@ const std::vector<Case>& input_cases() {
       input_case("input_too_long", good + "abcd", 5,
                  "x.npy: 260 bytes of data after offset 128, wanted 256 for shape (4, 16)"),
       input_case("input_of_integers", npy("(4, 16)", floats(64), "<i4"), 3,
-                 "x.npy: dtype '<i4', wanted '<f4', '<f2' or '<f8'"),
-      input_case("input_big_endian", npy("(4, 16)", floats(64), ">f4"), 3,
-                 "x.npy: dtype '>f4', wanted '<f4', '<f2' or '<f8'"),
+                 "x.npy: dtype i32, wanted fp32, fp16 or fp64"),
+      input_case(
+          "input_big_endian", npy("(4, 16)", floats(64), ">f4"), 3,
+          "x.npy: dtype '>f4' (big-endian), wanted one of '<f8', '<f4', '<f2', '<u2', '<i8', '<i4', '|i1', '|u1', "
+          "'|b1'"),
       input_case("input_columns_first", npy("(4, 16)", floats(64), "<f4", "True"), 3,
                  "x.npy: fortran_order is True, wanted False (C order)"),
       input_case("input_of_one_dimension", npy("(64,)", floats(64)), 2,

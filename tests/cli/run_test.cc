@@ -79,6 +79,9 @@ TEST(Run, GivesATrueResultOverTwoProcesses) {
       EXPECT_GT(site.find(key)->as_double(), 0) << site.find("name")->as_string() << " " << key;
     EXPECT_FALSE(site.find("reason")->as_string().empty());
   }
+  const Json& all = *json->find("total");
+  EXPECT_GT(all.find("stack_limit_us")->as_double(), 0);
+  EXPECT_LE(all.find("stack_limit_us")->as_double(), all.find("serial_us")->as_double());
   EXPECT_EQ(npy_values(directory.read("y.npy")).size(), 24u * 16);
 }
 

@@ -1,5 +1,5 @@
 // A checkpoint's index beside one good file: no tensor comes from outside the directory.
-// Sources: src/model/safetensors src/model/file
+// Sources: src/model/safetensors src/base/mapped_file
 #include <stdlib.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // What a process that found the launcher's socket may send it: two clients, the second gets what follows the first '|'.
-// Sources: src/runtime/bootstrap/relay src/runtime/bootstrap/socket
+// Sources: src/runtime/bootstrap/relay src/runtime/bootstrap/secret src/runtime/bootstrap/socket
 #include <sys/socket.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // A safetensors file: a header that passes lets all bytes of all its tensors be read.
-// Sources: src/model/safetensors src/model/file
+// Sources: src/model/safetensors src/base/mapped_file
 #include "src/model/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 

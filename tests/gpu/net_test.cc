@@ -25,6 +25,7 @@
 #include "src/runtime/bootstrap/emulated.h"
 #include "src/runtime/hash.h"
 #include "tests/gpu/support/gpu_ranks.h"
+#include "tests/unit/ops/shapes.h"
 
 namespace overlace::test {
 namespace {
@@ -217,7 +218,16 @@ class Site {
   std::vector<double> want_;
 };
 
-/// All that give a result, `hierarchical` and the `serial` that crosses once for `hosts` hosts.
+/// Whether it is one kernel, which stores to its peers and so cannot cross to another host.
+bool is_one_kernel(const std::string& op, const std::string& family) {
+  spec::OpSpec problem;
+  problem.op = op;
+  problem.m = problem.n = problem.k = 64;
+  problem.ranks = 2;
+  return ops::gemm_core::needs_instance(spec::make_schedule(problem, family));
+}
+
+/// All that give a result and cross hosts, `hierarchical` and the `serial` that crosses once for `hosts` hosts.
 struct Way {
   std::string family;
   int degree, hosts;
@@ -225,10 +235,8 @@ struct Way {
 };
 std::vector<Way> ways_of(const std::string& op, int hosts) {
   std::vector<Way> out;
-  for (const std::string& family : spec::families(op)) {
-    if (family == "compute" || family == "comm" || family == "limit" || family == "k_slab" || family == "tma_slot" ||
-        family == "one_shot")
-      continue;
+  for (const std::string& family : families_with_a_result(op)) {
+    if (is_one_kernel(op, family)) continue;
     for (const int degree : {1, 2, 4}) {
       if (degree > 1 && (family == "library" || family == "serial" || family == "shard_p2p")) continue;
       if (family != "hierarchical") out.push_back({family, degree, 1});

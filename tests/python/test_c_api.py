@@ -23,6 +23,7 @@ class Options(c.Structure):
         ("device", c.c_int32),
         ("num_signal_ids", c.c_uint32),
         ("heap_bytes", c.c_uint64),
+        ("max_heap_bytes", c.c_uint64),
         ("timeout_ms", c.c_int64),
         ("link", c.c_char_p),
         ("adversary", c.c_char_p),

@@ -181,6 +181,26 @@ TEST_P(CollectiveTest, GroupsOfSendsAndReceives) {
   });
 }
 
+TEST_P(CollectiveTest, AnErrorInsideAGroupEndsIt) {
+  const auto [n, mode] = GetParam();
+  run_ranks(n, mode, [n = n](Runtime& runtime) {
+    NetEngine& net = *runtime.world().net();
+    const int rank = runtime.world().rank();
+    float lost = -1, out = value(rank, 0), in = 0;
+    net.group_begin();
+    net.group_begin();
+    net.recv(&lost, sizeof lost, (rank + 1) % n, kCpu);
+    EXPECT_THROW(net.send(&out, sizeof out, n, kCpu), InvalidArgument);
+    EXPECT_THROW(net.group_end(), InvalidArgument);
+    net.group_begin();
+    net.send(&out, sizeof out, (rank + 1) % n, kCpu);
+    net.recv(&in, sizeof in, (rank + n - 1) % n, kCpu);
+    net.group_end();
+    EXPECT_EQ(in, value((rank + n - 1) % n, 0));
+    EXPECT_EQ(lost, -1);
+  });
+}
+
 TEST_P(CollectiveTest, SubTeamsReduceSideBySide) {
   const auto [n, mode] = GetParam();
   if (n < 4) GTEST_SKIP() << "needs two teams of two";

@@ -224,6 +224,13 @@ TEST(Environment, ContradictionsAndSeveralHostsAreRefused) {
   const auto several =
       for_all({{"OVERLACE_LAUNCH_SOCKET", ""}, {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}});
   EXPECT_EQ(launch(1, test, several), 0);
+  // Over TCP with nothing but what everybody can know.
+  const auto public_facts = for_all({{"OVERLACE_LAUNCH_SOCKET", ""},
+                                     {"WORLD_SIZE", "2"},
+                                     {"LOCAL_WORLD_SIZE", "1"},
+                                     {"OVERLACE_SECRET", ""},
+                                     {"MASTER_ADDR", "127.0.0.1"}});
+  EXPECT_EQ(launch(1, test, public_facts), 0);
 }
 
 }  // namespace

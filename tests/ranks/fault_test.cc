@@ -4,13 +4,13 @@
 
 #include <cctype>
 #include <chrono>
-#include <filesystem>
 #include <thread>
 #include <tuple>
 
 #include "src/runtime/wait.h"
 #include "src/spec/handle_pod.h"
 #include "tests/ranks/support/faults.h"
+#include "tests/ranks/support/process.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {
@@ -217,11 +217,6 @@ TEST(Kill, InAWaitABarrierAndUnderTheLink) {
   }
 }
 
-size_t count_descriptors() {
-  return static_cast<size_t>(
-      std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()));
-}
-
 /// What the fault tests rest on: what a survivor leaves behind is seen.
 TEST(Leaks, AreSeenByTheFaultTests) {
 #if defined(__SANITIZE_THREAD__)
@@ -250,9 +245,9 @@ TEST(Leaks, OpenAndCloseLeaveNoDescriptorBehind) {
         runtime.world().barrier();
         runtime.close();
       }
-      if (i == 0) before = count_descriptors();  // the first open may make some for the process's life
+      if (i == 0) before = held().descriptors;  // the first open may make some for the process's life
     }
-    EXPECT_EQ(count_descriptors(), before);
+    EXPECT_EQ(held().descriptors, before);
   });
 }
 

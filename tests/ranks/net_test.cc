@@ -202,6 +202,50 @@ TEST(NetLaunch, VariablesOfSrun) {
           body("Put.*")))));
 }
 
+/// As torchrun's ranks, of two hosts with two each, with more variables; `over`: how they are to meet.
+Result meet_as_torchrun(const std::string& variables, const std::string& over) {
+  return run(namespaces(
+      2, 2,
+      started_as(variables + " RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=4 LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
+                             "LOCAL_WORLD_SIZE=2 MASTER_PORT=29500 MASTER_ADDR=10.77.0.1",
+                 body("Meet.Over", {"over=" + over}))));
+}
+
+TEST(NetLaunch, ASecretLetsRanksMeetOverTcp) {
+  if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  const std::string secret = "OVERLACE_SECRET=known-to-these-ranks-only ";
+  expect_good(meet_as_torchrun(secret, "tcp"));
+  expect_good(meet_as_torchrun(secret + "OVERLACE_LISTEN=eth0", "tcp"));
+  expect_good(run(namespaces(2, 2, started_as(secret + "MASTER_ADDR=10.77.0.1", body("Put.*")))));
+}
+
+TEST(NetLaunch, WithoutASecretTheyMeetOverMpiOrNotAtAll) {
+  if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
+  expect_good(meet_as_torchrun("", "mpi"));
+  const Result refused = meet_as_torchrun("-u PMIX_RANK -u OMPI_COMM_WORLD_RANK", "tcp");
+  EXPECT_NE(refused.exit, 0);
+  const std::string all = refused.out + refused.err;
+  EXPECT_NE(all.find("would meet over TCP on 10.77.0.1, with nothing that a stranger does not know"), std::string::npos)
+      << tail(refused);
+  EXPECT_NE(all.find("set OVERLACE_SECRET"), std::string::npos) << tail(refused);
+}
+
+class NetLiarTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(NetLiarTest, IsNamedAndNothingIsWritten) {
+  if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
+  expect_good(run(openmpi(2, 1, body("Liar.*", {"lie=" + std::string(GetParam())}))));
+}
+
+TEST(NetGrown, MemoryIsBelievedAtOnce) {
+  if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
+  expect_good(run(openmpi(2, 2, body("Grown.*"))));
+}
+
+INSTANTIATE_TEST_SUITE_P(Lies, NetLiarTest,
+                         testing::Values("rows", "length", "offset", "wrap", "id", "bell", "kind", "answer"),
+                         [](const auto& test) { return std::string(test.param); });
+
 struct FaultCase {
   const char *fault, *place;
 };

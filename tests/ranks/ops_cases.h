@@ -125,11 +125,13 @@ class Operands {
     schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree, c.options);
   }
 
+  const Case& what() const { return case_; }
   const spec::Schedule& schedule() const { return schedule_; }
   spec::OpSpec problem() const { return spec_of(rank_); }
   const Matrix& out() const { return out_; }
   TensorView a() const { return a_.view; }
   TensorView b() const { return b_.view; }  // as stored
+  void set_a(const TensorView& a) { a_.view = a; }
 
   void fill(int64_t seed) {
     seed_ = seed;

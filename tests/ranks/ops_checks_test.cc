@@ -106,6 +106,10 @@ void check_ag_gemm(Channel& channel) {
   expect({"invalid_argument", "bias must be (5), got (1, 5)"}, [](AgCall& c) { c.args.bias = c.bias.view; });
   expect({"invalid_argument", "bias must have the dtype of c (fp32) or of a_shard (fp32), got fp16"},
          [](AgCall& c) { c.args.bias = TensorView::contiguous(c.bias.view.data, DType::fp16, {5}); });
+  expect({"invalid_argument", "bias must be contiguous, got stride 2"}, [](AgCall& c) {
+    c.args.bias = TensorView::contiguous(c.gathered.view.data, DType::fp32, {5});
+    c.args.bias.strides[0] = 2;
+  });
   expect({"invalid_argument", "c (8, 5) must not share memory with b (6, 5)"},
          [](AgCall& c) { c.args.b.data = static_cast<char*>(c.args.c.data) + 16; });
   expect({"invalid_argument", "row_offsets must be 3 ascending entries from 0 to M = 8, got 2 entries: 0 8"},

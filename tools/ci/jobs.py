@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
 import functools
 import os
 import re
@@ -18,6 +19,7 @@ import coverage
 import device_units
 import fuzz
 import install_tree
+import mutate
 import python_env
 import wheel
 from results import FAILED, PASSED, SKIPPED, Case
@@ -68,6 +70,7 @@ def job_layers() -> Cases:
     yield tool("check_docs")
     yield tool("gen_results", "--check")
     yield tool("gen_reference", "--check")
+    yield tool("gen_images", "--check")
     yield tool("run_docs")
     yield from run_unittest("tests/unit/tools")
 
@@ -335,7 +338,7 @@ def job_clang_test() -> Cases:
 def job_seeds() -> Cases:
     """Weekly: the rank tests with 1000 seeds (fewer where a seed takes long), always the same ones."""
     yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
-    yield from rank_tests("cpu", WEEKLY_SEEDS, [], {}, first=1, timeout_s=3600)
+    yield from rank_tests("cpu", WEEKLY_SEEDS, [], {"OVERLACE_TEST_TRAFFIC_S": "600"}, first=1, timeout_s=3600)
 
 
 FAULT_RUNS = 100
@@ -372,6 +375,12 @@ def job_coverage() -> Cases:
     yield from coverage.check(tests)
 
 
+def job_mutate() -> Cases:
+    """Weekly: conditions of the library are changed at random, which tests must notice; survivors are listed."""
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isocalendar()
+    yield from mutate.check(mutate.Plan(seed=100 * today.year + today.week))
+
+
 JOBS: dict[str, Callable[[], Cases]] = {
     "format": job_format,
     "layers": job_layers,
@@ -394,6 +403,7 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "fuzz-long": job_fuzz_long,
     "faults": job_faults,
     "coverage": job_coverage,
+    "mutate": job_mutate,
 }
-WEEKLY_ONLY = ("clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage")
+WEEKLY_ONLY = ("clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage", "mutate")
 __all__ = ["JOBS", "PASSED", "WEEKLY_ONLY"]

@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import gpu_status
 import jobs
 from results import FAILED, Case, Results
 from runner import OUT, ROOT, make_room
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
         for folder in make_room():
             print(f"   little disk space: removed {folder}, which no other job needs", flush=True)
     text, last_line = results.report()
-    print(text, flush=True)
+    print(text, f"On GPUs: {gpu_status.sentence(ROOT)}\n", sep="\n", flush=True)
     summary = os.environ.get("OVERLACE_CI_SUMMARY")
     if summary:
         Path(summary).write_text(last_line + "\n")

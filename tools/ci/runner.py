@@ -96,7 +96,7 @@ def build(preset: str, *targets: str) -> Done:
 
 
 # Build folders that one job alone uses, and how much space the largest of them and what follows it take.
-OF_ONE_JOB = ("tsan", "asan-gcc", "cpu-clang", "coverage", "cuda")
+OF_ONE_JOB = ("tsan", "asan-gcc", "cpu-clang", "coverage", "mutants", "cuda")
 ROOM_GIB = 10
 
 
@@ -122,9 +122,9 @@ class Program:
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def programs(preset: str) -> list[Program]:
+def programs(preset: str, root: Path = ROOT) -> list[Program]:
     """What CTest knows in this build folder."""
-    shown = run(["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"], 60)
+    shown = run(["ctest", "--test-dir", f"build/{preset}", "--show-only=json-v1"], 60, cwd=root)
     if shown.rc != 0:
         raise RuntimeError(shown.why())
     found = []

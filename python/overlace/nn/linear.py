@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from overlace import ops
+from overlace.autograd import replicated
 from overlace.context import context_of, process_group
 from overlace.errors import InvalidArgument
 
@@ -168,10 +169,10 @@ class _SharedInput(torch.autograd.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        flat = grad.flatten(0, -2)
+        flat, rows = grad.flatten(0, -2), replicated(x, ctx.group_name).flatten(0, -2)
         return (
             ops.gemm_ar(grad, weight, group=ctx.group_name) if needs_x else None,
-            flat.t() @ x.flatten(0, -2) if needs_weight else None,
+            flat.t() @ rows if needs_weight else None,
             flat.sum(0) if needs_bias and ctx.has_bias else None,
             None,
         )

@@ -413,10 +413,8 @@ class CpuExecutor final : public Executor {
   }
 
   base::Status run(const Call& call) override {
-    const base::Status status = run_over_link(call);
-    // Half a call leaves signals that nobody can take back: the peers must not wait for the rest.
-    if (!status.ok()) channel_.team().runtime().abort(status.code(), status.message());
-    return status;
+    call.has_begun = true;
+    return run_over_link(call);
   }
 
   base::Status run_traced(base::Trace& trace, std::string_view label, const char* name,

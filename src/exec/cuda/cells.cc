@@ -11,21 +11,20 @@ namespace {
 namespace node = runtime::cuda_peer;
 
 template <class T>
-base::Status allocate(const std::vector<T>& host, T** device) {
+base::Status allocate(const std::vector<T>& host, node::LocalMemory* memory, T** device) {
   if (host.empty()) return {};
-  return cuda_status(cudaMalloc(reinterpret_cast<void**>(device), host.size() * sizeof(T)), "cudaMalloc");
+  base::Result<node::LocalMemory> made = node::LocalMemory::allocate(host.size() * sizeof(T), "counts of a schedule");
+  if (!made.ok()) return made.status();
+  *memory = std::move(*made);
+  *device = memory->as<T>();
+  return {};
 }
 template <class T>
 base::Status upload_all(const std::vector<T>& host, T* device) {
-  return host.empty() ? base::Status() : upload(device, host.data(), host.size() * sizeof(T));
+  return host.empty() ? base::Status() : node::upload(device, host.data(), host.size() * sizeof(T));
 }
 
 }  // namespace
-
-Cells::~Cells() {
-  (void)cudaFree(totals);
-  (void)cudaFree(moves);
-}
 
 size_t word_index(const TeamPod& pod, const Program& program, int copy, const Word& word) {
   const auto& [signal, slot, rank] = word;
@@ -55,7 +54,7 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
   }
   const int copies = program.shared->copies;
   std::vector<uint64_t> totals(static_cast<size_t>(copies) * cells->posts.size());
-  OVERLACE_TRY(allocate(totals, &cells->totals));
+  OVERLACE_TRY(allocate(totals, &cells->memory_of_totals, &cells->totals));
   std::vector<node::TicketAdd> moves;
   for (int copy = 0; copy < copies; ++copy) {
     for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
@@ -72,14 +71,13 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
       const auto& [signal, slot, at] = word;
       const uint64_t* seen = node::slot_address(pod, at, program.id(copy, signal, slot), team.rank());
       const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + index;
-      OVERLACE_TRY(
-          cuda_status(cudaMemcpy(&totals[cell], seen, sizeof(uint64_t), cudaMemcpyDeviceToHost), "cudaMemcpy"));
+      OVERLACE_TRY(node::download(&totals[cell], seen, sizeof(uint64_t)));
       ++totals[cell];
       moves.push_back({cells->totals + cell, 1});
     }
   }
   cells->num_moves = static_cast<uint32_t>(moves.size() / static_cast<size_t>(copies));
-  OVERLACE_TRY(allocate(moves, &cells->moves));
+  OVERLACE_TRY(allocate(moves, &cells->memory_of_moves, &cells->moves));
   OVERLACE_TRY(upload_all(moves, cells->moves));
   OVERLACE_TRY(upload_all(totals, cells->totals));
   return cells;

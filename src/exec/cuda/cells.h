@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "src/exec/program.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/spec/handle_pod.h"
 
@@ -22,10 +23,7 @@ struct Cells {
   runtime::cuda_peer::TicketAdd* moves = nullptr;  // (copies, num_moves): tickets, totals
   uint32_t num_moves = 0;
   std::map<Word, size_t> posts;  // words with one add per call, made by a copy lane
-  Cells() = default;
-  ~Cells();
-  Cells(const Cells&) = delete;
-  Cells& operator=(const Cells&) = delete;
+  runtime::cuda_peer::LocalMemory memory_of_totals, memory_of_moves;
 };
 base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Team& team);
 

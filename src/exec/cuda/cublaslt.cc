@@ -4,7 +4,11 @@
 #include <dlfcn.h>
 
 #include <map>
+#include <utility>
 #include <vector>
+
+#include "src/exec/cuda/streams.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 
 namespace overlace::exec {
 namespace {
@@ -114,7 +118,7 @@ class CublasLtImpl final : public CublasLt {
 
   ~CublasLtImpl() override {
     plans_.clear();
-    for (auto& [lane, memory] : workspaces_) (void)cudaFree(memory);
+    workspaces_.clear();
     (void)api()->destroy(handle_);
   }
 
@@ -132,8 +136,9 @@ class CublasLtImpl final : public CublasLt {
     return {};
   }
 
-  base::Status run(const LtGemm& g, const void* a, const void* b, const void* bias, void* c, int lane,
+  base::Status run(const LtGemm& shape, const void* a, const void* b, const void* bias, void* c, int lane,
                    cudaStream_t stream) override {
+    const LtGemm g = shape.at(a, b, c);
     OVERLACE_TRY(prepare(g));
     Plan& plan = *plans_.at(g);
     if (g.bias) {
@@ -201,6 +206,16 @@ class CublasLtImpl final : public CublasLt {
     base::Status status =
         lt_status(lt.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
                   "cublasLtMatmulPreferenceSetAttribute", g);
+    // cuBLASLt's A is our b, its B our a; left alone they stand at 256 bytes each.
+    const std::pair<cublasLtMatmulPreferenceAttributes_t, uint32_t> alignments[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, g.align_b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, g.align_a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, g.align_c},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, g.align_c}};
+    for (const auto& [attribute, bytes] : alignments)
+      if (status.ok())
+        status = lt_status(lt.preference_set(preference, attribute, &bytes, sizeof bytes),
+                           "cublasLtMatmulPreferenceSetAttribute(MIN_ALIGNMENT)", g);
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
     if (status.ok()) {
@@ -211,38 +226,41 @@ class CublasLtImpl final : public CublasLt {
     (void)lt.preference_destroy(preference);
     OVERLACE_TRY(status);
     if (found == 0) {
-      return base::error(Errc::not_supported, "cuBLASLt has no algorithm for m {} n {} k {} lda {} ldb {} ldc {}", g.m,
-                         g.n, g.k, g.lda, g.ldb, g.ldc);
+      return base::error(
+          Errc::not_supported,
+          "cuBLASLt has no algorithm for m {} n {} k {} lda {} ldb {} ldc {}, a, b and c at multiples of "
+          "{}, {} and {} bytes",
+          g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.align_a, g.align_b, g.align_c);
     }
     plan.algo = result.algo;
     return {};
   }
 
   base::Status workspace_of(int lane, void** out) {
-    auto [it, is_new] = workspaces_.try_emplace(lane, nullptr);
-    if (is_new) {
-      if (cudaError_t e = cudaMalloc(&it->second, kWorkspaceBytes); e != cudaSuccess) {
-        workspaces_.erase(it);
-        return base::error(Errc::out_of_memory, "cuBLASLt workspace of {} bytes: {}", kWorkspaceBytes,
-                           cudaGetErrorString(e));
-      }
+    auto found = workspaces_.find(lane);
+    if (found == workspaces_.end()) {
+      auto made = runtime::cuda_peer::LocalMemory::allocate(kWorkspaceBytes, "cuBLASLt workspace");
+      if (!made.ok()) return made.status();
+      found = workspaces_.emplace(lane, std::move(*made)).first;
     }
-    *out = it->second;
+    *out = found->second.data();
     return {};
   }
 
   cublasLtHandle_t handle_;
   std::map<LtGemm, std::unique_ptr<Plan>> plans_;
-  std::map<int, void*> workspaces_;
+  std::map<int, runtime::cuda_peer::LocalMemory> workspaces_;
 };
 
 }  // namespace
 
 base::Result<std::unique_ptr<CublasLt>> CublasLt::open(int device) {
   if (!api().ok()) return api().status();
-  if (cudaError_t e = cudaSetDevice(device); e != cudaSuccess) {
-    return base::error(Errc::cuda, "cudaSetDevice({}): {}", device, cudaGetErrorString(e));
-  }
+  const DeviceScope scope(device);
+  int current = -1;
+  OVERLACE_TRY(cuda_status(cudaGetDevice(&current), "cudaGetDevice (cuBLASLt)"));
+  if (current != device)
+    return base::error(Errc::cuda, "cuBLASLt: device {} cannot be made current, device {} is", device, current);
   cublasLtHandle_t handle = nullptr;
   if (cublasStatus_t s = api()->create(&handle); s != CUBLAS_STATUS_SUCCESS) {
     return base::error(Errc::engine, "cublasLtCreate returned {} on device {}", static_cast<int>(s), device);

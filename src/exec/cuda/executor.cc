@@ -5,263 +5,15 @@
 // device memory: a wait compares with the ticket of its word, the signal of a copy is an 8-byte copy of the word's next
 // total behind the data, and one kernel at the end of a call moves both on. So a captured call replays with its own
 // values, and words that another schedule used before go on from where they are.
-#include <algorithm>
-#include <optional>
-#include <set>
-#include <utility>
+#include "src/exec/cuda/executor.h"
 
-#include "overlace/runtime.h"
+#include <algorithm>
+
 #include "src/exec/arrows.h"
-#include "src/exec/backend.h"
 #include "src/exec/collective.h"
-#include "src/exec/cuda/cells.h"
-#include "src/exec/cuda/cublaslt.h"
-#include "src/exec/cuda/inputs.h"
-#include "src/exec/cuda/net.h"
-#include "src/exec/cuda/recorder.h"
-#include "src/exec/cuda/streams.h"
-#include "src/exec/timeline.h"
-#include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
 
 namespace overlace::exec {
-namespace {
-
-namespace node = runtime::cuda_peer;
-
-/// Per Program: who waits for whom across streams.
-struct Prepared {
-  explicit Prepared(size_t instances)
-      : done(instances), ready(instances), lanes(0), sent(1), last_round(instances, -1) {}
-  Events done;   // of instances with a dependent on another stream
-  Events ready;  // of instances with messages: they may leave
-  Events lanes;  // fork, then the join of each copy lane
-  Events sent;   // the last data of the call have left and come; signals that travel alone are not waited for
-  std::vector<spec::Lane> copy_lanes;
-  std::vector<Step> steps;         // in order of issue
-  std::vector<int> last_round;     // as in Timetable
-  int last_data = -1;              // as in Timetable
-  std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host
-  bool has_previous = false;
-  std::optional<KernelContext> kernel;
-  int first_part = -1;  // of the kernel, in `steps`: there it is launched
-};
-
-/// Of messages; no schedule has it.
-constexpr spec::Lane kNetLane{spec::Engine::nic, -1};
-constexpr const char* kNetLaneName = "net";
-
-bool is_sm(const spec::Lane& lane) { return lane.engine == spec::Engine::sm; }
-
-/// Of one traced instance: its stream has reached its waits, they are over, its work is done.
-struct Marks {
-  size_t reached = 0, begin = 0, end = 0;
-};
-
-class CudaExecutor final : public Executor {
- public:
-  CudaExecutor(Channel& channel, std::unique_ptr<CublasLt> blas)
-      : channel_(channel),
-        team_(channel.team()),
-        device_(team_.runtime().device()),
-        stream_(static_cast<cudaStream_t>(channel.stream().cuda_stream)),
-        blas_(std::move(blas)) {}
-  ~CudaExecutor() override {
-    DeviceScope scope(device_);
-    (void)cudaDeviceSynchronize();  // side streams may still run
-  }
-
-  Domain domain() const override { return Domain::stream; }
-
-  base::Status allocate(size_t bytes, const char* name, void** out) override {
-    DeviceScope scope(device_);
-    if (cudaError_t e = cudaMalloc(out, bytes); e != cudaSuccess) {
-      (void)cudaGetLastError();
-      return base::error(Errc::out_of_memory, "workspace of {}: cudaMalloc of {} bytes: {}", name, bytes,
-                         cudaGetErrorString(e));
-    }
-    return {};
-  }
-  void deallocate(void* memory) override {
-    DeviceScope scope(device_);
-    (void)cudaFree(memory);
-  }
-
-  base::Status can_prepare() override {
-    follow_channel();
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    OVERLACE_TRY(cuda_status(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
-    if (status != cudaStreamCaptureStatusNone)
-      return base::error(Errc::capture, "first use of these sizes inside graph capture; call it once before");
-    // NOTE: loading a kernel may wait for all that runs on the device, with locks of the driver held which peers that
-    // are threads of this process need to queue what this rank's kernels wait for. So nothing may run any more.
-    return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-  }
-
-  base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) override;
-  base::Status run(const Call& call) override;
-  base::Status drain() override {
-    DeviceScope scope(device_);
-    return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  base::Status prepare_trace() override {
-    DeviceScope scope(device_);
-    return recorder_.reserve();
-  }
-  base::Status run_traced(base::Trace&, std::string_view label, const char* name,
-                          const std::function<base::Status()>& work) override;
-  base::Result<base::Trace> collect() override {
-    DeviceScope scope(device_);
-    return recorder_.collect(stream_);
-  }
-
- private:
-  base::Status prepare_steps(const Program& program, Prepared& prepared);
-  base::Status rehearse(Program& program, const Bindings& bindings, const Bodies& bodies);
-  base::Status prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared);
-  base::Status launch_kernel(const Call& call, Prepared& prepared);
-  base::Status prologue(const Call& call, Prepared& prepared);
-  base::Status issue(const Call& call, Prepared& prepared, int index);
-  base::Status issue_round(const Call& call, Prepared& prepared, int index);
-  base::Status wait_for_deps(const Call& call, Prepared& prepared, const spec::Instance& instance, cudaStream_t stream);
-  base::Status wait_for_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
-  base::Status execute(const Call& call, const spec::Instance& instance, cudaStream_t stream);
-  base::Status gemm(const Call& call, const spec::Instance& instance);
-  base::Status copy(const Call& call, const spec::Instance& instance, cudaStream_t stream);
-  base::Status send_signals(const Call& call, const spec::Instance& instance, cudaStream_t stream);
-  base::Status epilogue(const Call& call, Prepared& prepared);
-  base::Status launch_waits(node::WaitList& list, cudaStream_t stream);
-
-  /// A channel may be used from another stream; the runtime keeps its calls in order.
-  void follow_channel() { stream_ = static_cast<cudaStream_t>(channel_.stream().cuda_stream); }
-  cudaStream_t stream_of(const spec::Lane& lane) {
-    cudaStream_t stream = stream_;
-    if (!is_sm(lane)) lanes_.get(lane, &stream).or_throw();  // made in prepare
-    return stream;
-  }
-  static const Cells& cells_of(const Program& program) { return *static_cast<Cells*>(program.shared->cells.get()); }
-  node::WaitItem wait_item(const Call& call, const spec::ResolvedWait& wait) const;
-  bool is_capturing() const;
-  bool is_far(int peer) const { return team_.reach(peer) == Reach::net; }
-  /// Nothing unless this call is traced.
-  base::Status mark(cudaStream_t stream, size_t* number) {
-    return is_traced_ ? recorder_.mark(stream, number) : base::Status();
-  }
-  void record(const Call& call, const spec::Instance& instance, const Marks& marks, bool has_work);
-  void record_sent(const Call& call, const std::vector<spec::ResolvedSet>& sets, const std::string& lane, size_t mark);
-
-  Channel& channel_;
-  Team& team_;
-  int device_;
-  cudaStream_t stream_;
-  std::unique_ptr<CublasLt> blas_;
-  LaneStreams lanes_;
-  Recorder recorder_;
-  bool is_traced_ = false;  // the call that is being queued
-  uint64_t calls_ = 0;      // made on this channel: the same on all ranks
-};
-
-bool writes_shared(const Program& program, const spec::Task& task) {
-  return std::any_of(task.writes.begin(), task.writes.end(), [&](const spec::Region& region) {
-    const std::vector<spec::Buffer>& all = program.schedule.buffers;
-    return std::any_of(all.begin(), all.end(), [&](const spec::Buffer& buffer) {
-      return buffer.name == region.buffer && buffer.space == spec::Space::symmetric;
-    });
-  });
-}
-
-/// Every task that only computes, once, on whatever the memory holds: the run writes all of it again. The first use of
-/// a GEMM loads kernels and allocates, which must not meet a kernel that waits, here or on another GPU of this process.
-/// What peers may still read of an earlier call is left alone.
-base::Status CudaExecutor::rehearse(Program& program, const Bindings& bindings, const Bodies& bodies) {
-  OVERLACE_TRY(check_bindings(program, bindings));
-  const Call call{.program = program, .bindings = bindings, .bodies = bodies, .copies_out = {}};
-  for (const spec::Instance& instance : program.expansion.instances) {
-    const spec::Task& task = program.task(instance);
-    const bool computes = task.kind == spec::Kind::gemm || task.kind == spec::Kind::reduce;
-    if (!computes || is_part(task) || (program.shared->calls > 0 && writes_shared(program, task))) continue;
-    OVERLACE_TRY(execute(call, instance, stream_));
-  }
-  return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-}
-
-base::Status CudaExecutor::prepare(Program& program, const Bindings& bindings, const Bodies& bodies) {
-  DeviceScope scope(device_);
-  OVERLACE_TRY(fill_inputs(program));
-  if (program.shared->cells == nullptr) {
-    base::Result<std::shared_ptr<Cells>> cells = make_cells(program, team_);
-    if (!cells.ok()) return cells.status();
-    program.shared->cells = std::move(cells).value();
-  }
-  const std::vector<spec::Instance>& instances = program.expansion.instances;
-  auto prepared = std::make_shared<Prepared>(instances.size());
-  OVERLACE_TRY(prepare_steps(program, *prepared));
-  std::set<spec::Lane> copy_lanes;
-  if (prepared->net != nullptr) copy_lanes.insert(kNetLane);
-  for (size_t i = 0; i < instances.size(); ++i) {
-    const spec::Instance& instance = instances[i];
-    if (!is_sm(instance.lane)) copy_lanes.insert(instance.lane);
-    for (int dep : instance.deps) {
-      const auto d = static_cast<size_t>(dep);
-      const bool is_other = stream_of(instances[d].lane) != stream_of(instance.lane) || prepared->last_round[d] >= 0;
-      if (is_other) OVERLACE_TRY(prepared->done.make(d));
-    }
-    if (is_part(program.task(instance))) continue;
-    for (const spec::ResolvedWait& wait : instance.waits) prepared->has_previous |= wait.previous;
-  }
-  OVERLACE_TRY(prepare_kernel(program, bodies, *prepared));
-  prepared->copy_lanes.assign(copy_lanes.begin(), copy_lanes.end());
-  for (const spec::Lane& lane : prepared->copy_lanes) (void)stream_of(lane);
-  prepared->lanes.grow(copy_lanes.size() + 1);
-  for (size_t i = 0; i <= copy_lanes.size(); ++i) OVERLACE_TRY(prepared->lanes.make(i));
-  program.prepared = prepared;
-  return rehearse(program, bindings, bodies);
-}
-
-/// Where something waits for peers before it may go on a lane of its own, or crosses to another host, all ranks issue
-/// in one common order: no wait then holds up, in a hardware queue that lanes share, what it waits for.
-base::Status CudaExecutor::prepare_steps(const Program& program, Prepared& prepared) {
-  const std::vector<int> groups = groups_of(team_);
-  bool has_waits = std::any_of(groups.begin(), groups.end(), [&](int group) { return group != groups.front(); });
-  for (const spec::Instance& instance : program.expansion.instances) {
-    if (is_sm(instance.lane) || is_part(program.task(instance))) continue;
-    for (const spec::ResolvedWait& wait : instance.waits) has_waits |= !wait.previous;
-  }
-  if (!has_waits) {
-    prepared.steps = issue_order(program);
-    return {};
-  }
-  const base::Result<std::vector<spec::Expansion>> all = spec::expand_all(program.schedule, program.ranks());
-  if (!all.ok()) return all.status();
-  base::Result<Timetable> timetable = make_timetable(program.schedule, *all, groups, program.rank());
-  if (!timetable.ok()) return timetable.status();
-  prepared.steps = std::move(timetable->steps);
-  prepared.last_round = std::move(timetable->last_round);
-  prepared.last_data = timetable->last_data;
-  if (timetable->rounds.empty()) return {};
-  OVERLACE_TRY(prepared.sent.make(0));
-  for (const Round& round : timetable->rounds)
-    for (const Message& m : round)
-      if (m.from == program.rank()) OVERLACE_TRY(prepared.ready.make(static_cast<size_t>(m.instance)));
-  base::Result<std::unique_ptr<NetRounds>> net = NetRounds::make(program, team_, std::move(timetable->rounds));
-  if (!net.ok()) return net.status();
-  prepared.net = std::move(net).value();
-  return {};
-}
-
-base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared) {
-  const auto first = std::find_if(prepared.steps.begin(), prepared.steps.end(), [&](const Step& step) {
-    return step.instance >= 0 && is_part(program.task(program.expansion.instances[static_cast<size_t>(step.instance)]));
-  });
-  if (first == prepared.steps.end()) return {};
-  if (!bodies.kernel.launch || !bodies.kernel.copy_out) {
-    return base::error(Errc::not_supported, "schedule {}: operator {} brings no fused kernel", program.schedule.family,
-                       program.schedule.op);
-  }
-  prepared.first_part = first->instance;
-  prepared.kernel.emplace(kernel_context(channel_, program));
-  return bodies.kernel.prepare(*prepared.kernel);
-}
 
 base::Status CudaExecutor::launch_kernel(const Call& call, Prepared& prepared) {
   Marks marks;
@@ -298,11 +50,6 @@ base::Status CudaExecutor::launch_waits(node::WaitList& list, cudaStream_t strea
   return status;
 }
 
-bool CudaExecutor::is_capturing() const {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(stream_, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
-}
-
 /// An arrow leaves where the work of the put or kernel before the signal ends, and arrives where the wait is over.
 void CudaExecutor::record(const Call& call, const spec::Instance& instance, const Marks& marks, bool has_work) {
   Recording& out = recorder_.recording;
@@ -334,8 +81,10 @@ void CudaExecutor::record_sent(const Call& call, const std::vector<spec::Resolve
 
 base::Status CudaExecutor::run_traced(base::Trace&, std::string_view label, const char* name,
                                       const std::function<base::Status()>& work) {
-  if (is_capturing()) return work();
   DeviceScope scope(device_);
+  follow_channel();
+  const base::Result<node::Capture> capture = node::capture_of(stream_);
+  if (!capture.ok() || *capture) return work();
   Marks marks;
   OVERLACE_TRY(recorder_.mark(stream_, &marks.begin));
   const base::Status status = work();
@@ -568,24 +317,47 @@ base::Status CudaExecutor::epilogue(const Call& call, Prepared& prepared) {
   return node::launch_epoch_end(stream_, {.tickets = tickets, .count = cells.num_moves});
 }
 
-base::Status CudaExecutor::run(const Call& call) {
+base::Status CudaExecutor::retain(const Call& call, const std::function<std::shared_ptr<void>()>& hold) {
   DeviceScope scope(device_);
   follow_channel();
-  auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
-  if (prepared.net != nullptr && is_capturing()) {
+  OVERLACE_TRY(check_operands(call, *static_cast<Prepared*>(call.program.prepared.get())));
+  const base::Result<node::Capture> capture = node::capture_of(stream_);
+  if (!capture.ok()) return capture.status();
+  is_captured_ = static_cast<bool>(*capture);
+  if (!is_captured_ || call.program.capture == capture->id) return {};
+  if (static_cast<Prepared*>(call.program.prepared.get())->net != nullptr) {
     return base::error(Errc::capture, "schedule {} sends messages to other hosts, which cannot be captured",
                        call.program.schedule.family);
   }
+  OVERLACE_TRY(node::retain(*capture, hold()));
+  call.program.capture = capture->id;
+  return {};
+}
+
+/// What could only fail in the middle of the call.
+base::Status CudaExecutor::check_operands(const Call& call, const Prepared& prepared) const {
+  for (const auto& [name, dtype] : prepared.biases) {
+    const auto bound = call.bindings.find(name);
+    if (bound == call.bindings.end() || !bound->second.defined() || bound->second.dtype == dtype) continue;
+    return base::error(Errc::not_supported,
+                       "schedule {}: {} is {}, wanted {}, as the output; on GPUs a bias has its dtype",
+                       call.program.schedule.family, name, dtype_name(bound->second.dtype), dtype_name(dtype));
+  }
+  return {};
+}
+
+base::Status CudaExecutor::run(const Call& call) {
+  DeviceScope scope(device_);
+  auto& prepared = *static_cast<Prepared*>(call.program.prepared.get());
   ++calls_;
-  is_traced_ = call.trace != nullptr && !is_capturing();
+  is_traced_ = call.trace != nullptr && !is_captured_;
+  call.has_begun = !is_captured_;  // what is captured has not run, so that peers miss nothing
   OVERLACE_TRY(prologue(call, prepared));
   for (const Step& step : prepared.steps) {
     OVERLACE_TRY(step.round < 0 ? issue(call, prepared, step.instance) : issue_round(call, prepared, step.round));
   }
   return epilogue(call, prepared);
 }
-
-}  // namespace
 
 base::Result<std::unique_ptr<Executor>> make_cuda_executor(Channel& channel) {
   if (channel.stream().kind != StreamRef::Kind::cuda) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/base/half.h"
-#include "src/exec/cuda/streams.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 
 namespace overlace::exec {
 namespace {
@@ -20,7 +20,7 @@ base::Status fill_normal(void* device, size_t bytes, DType dtype) {
     base::store_element(host.data(), dtype, static_cast<int64_t>(i), normal(random));
   }
   for (size_t at = 0; at < bytes; at += block) {
-    OVERLACE_TRY(upload(static_cast<char*>(device) + at, host.data(), std::min(block, bytes - at)));
+    OVERLACE_TRY(runtime::cuda_peer::upload(static_cast<char*>(device) + at, host.data(), std::min(block, bytes - at)));
   }
   return {};
 }

@@ -5,6 +5,7 @@
 #include "overlace/net_engine.h"
 #include "overlace/runtime.h"
 #include "src/exec/cuda/streams.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/backend/cuda_peer/state.h"
 #include "src/runtime/state.h"
@@ -80,10 +81,10 @@ base::Result<std::unique_ptr<NetRounds>> NetRounds::make(const Program& program,
   std::unique_ptr<NetRounds> out(new NetRounds(team, std::move(rounds)));
   for (const Round& round : out->rounds_) out->room_bytes_ = std::max(out->room_bytes_, room_of(program, round));
   if (out->room_bytes_ == 0) return out;
+  // By cudaMalloc: NCCL reads and writes it.
   void** address = reinterpret_cast<void**>(&out->room_);
   OVERLACE_TRY(cuda_status(cudaMalloc(address, out->room_bytes_), "cudaMalloc (messages)"));
-  OVERLACE_TRY(cuda_status(cudaMemset(out->room_, 0, out->room_bytes_), "cudaMemset (messages)"));
-  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize (messages)"));
+  OVERLACE_TRY(runtime::cuda_peer::fill(out->room_, 0, out->room_bytes_));
   return out;
 }
 

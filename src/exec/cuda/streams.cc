@@ -13,11 +13,6 @@ base::Status cuda_status(cudaError_t error, const char* call) {
   return base::error(Errc::cuda, "{}: {}", call, cudaGetErrorString(error));
 }
 
-base::Status upload(void* device, const void* host, size_t bytes) {
-  OVERLACE_TRY(cuda_status(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy"));
-  return cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
-}
-
 base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream) {
   if (from.numel() == 0) return {};
   const size_t element = dtype_bytes(from.dtype);
@@ -46,13 +41,19 @@ LaneStreams::~LaneStreams() {
 
 base::Status LaneStreams::get(const spec::Lane& lane, cudaStream_t* out) {
   auto [it, is_new] = streams_.try_emplace(lane, nullptr);
-  if (is_new) {
+  if (is_new || it->second == nullptr) {
     int lowest = 0, highest = 0;
     OVERLACE_TRY(cuda_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange"));
     OVERLACE_TRY(cuda_status(cudaStreamCreateWithPriority(&it->second, cudaStreamNonBlocking, highest),
                              "cudaStreamCreateWithPriority"));
   }
   *out = it->second;
+  return {};
+}
+
+base::Status LaneStreams::synchronize() const {
+  for (const auto& [lane, stream] : streams_)
+    OVERLACE_TRY(cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize"));
   return {};
 }
 

@@ -32,10 +32,6 @@ class DeviceScope {
   int device_, before_ = -1;
 };
 
-/// A copy to the device that has ended. cudaMemcpy may return before (pageable memory is staged), and streams that do
-/// not wait for the legacy stream would read what was there.
-base::Status upload(void* device, const void* host, size_t bytes);
-
 /// Copies `from` to `to`, tensors of one shape with 1 or 2 dimensions, in stream order.
 base::Status copy_view(const TensorView& from, const TensorView& to, cudaStream_t stream);
 /// Zeros; (rows, cols), columns touch.
@@ -48,6 +44,8 @@ class LaneStreams {
   ~LaneStreams();
   /// sm lanes are the caller's stream; they never get one of these.
   base::Status get(const spec::Lane& lane, cudaStream_t* out);
+  /// Waits for what was queued on all of them.
+  base::Status synchronize() const;
 
  private:
   std::map<spec::Lane, cudaStream_t> streams_;

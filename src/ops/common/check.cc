@@ -5,6 +5,7 @@
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "src/ops/gemm_core/choose.h"
+#include "src/runtime/state.h"
 #include "src/spec/names.h"
 #include "src/spec/operators.h"
 
@@ -64,6 +65,7 @@ base::Status check_memory(const Site& site, const Named& t) {
     return refuse(site, "{} must be aligned to its {} bytes of {}, got an address {} past that", t.name,
                   dtype_bytes(t.view.dtype), dtype_name(t.view.dtype), address % dtype_bytes(t.view.dtype));
   }
+  if (site.places != nullptr) return site.places->check(site.op, t.name, t.view.data, site.rank);
   return {};
 }
 
@@ -127,8 +129,9 @@ base::Status check_layout(const Site& site, spec::BLayout layout, const spec::Sc
 }  // namespace
 
 Site site_of(const Channel& channel, std::string_view op) {
-  const Team& team = channel.team();
-  return {op, team.rank(), team.runtime().backend() == Backend::cuda_peer};
+  Team& team = channel.team();
+  Runtime& runtime = team.runtime();
+  return {op, team.rank(), runtime.backend() == Backend::cuda_peer, &runtime.state().places};
 }
 
 base::Status check_input_dtype(const Site& site, const Named& t) {
@@ -251,10 +254,8 @@ base::Status check_schedule(const Site& site, const spec::OpSpec& op, const Tens
 
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule) {
   Team& team = channel.team();
-  bool has_kernel = false;
   for (const spec::Task& task : schedule.tasks) {
     const bool is_part = task.wait_by == spec::WaitBy::kernel;
-    has_kernel = has_kernel || is_part;
     if ((task.kind == spec::Kind::tiles && !is_part) || task.kind == spec::Kind::host) {
       return base::error(Errc::not_supported, "{}: schedule {}, task {}: the operator has no {} body; rank {}",
                          schedule.op, schedule.family, task.id, task.kind == spec::Kind::tiles ? "tiles" : "host",
@@ -266,15 +267,13 @@ base::Status check_supported(const Channel& channel, const spec::Schedule& sched
                          schedule.op, schedule.family, task.id, team.name(), team.rank());
     }
   }
-  return has_kernel ? gemm_core::check_fused(channel, schedule) : base::Status();
+  return gemm_core::needs_instance(schedule) ? gemm_core::check_fused(channel, schedule) : base::Status();
 }
 
 base::Status check_kernel_operands(const Channel& channel, const spec::Schedule& schedule,
                                    const std::vector<Named>& operands) {
   const Site site = site_of(channel, schedule.op);
-  const bool has_kernel = std::any_of(schedule.tasks.begin(), schedule.tasks.end(),
-                                      [](const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; });
-  if (!site.is_gpu || !has_kernel) return {};
+  if (!site.is_gpu || !gemm_core::needs_instance(schedule)) return {};
   for (const Named& t : operands) {
     if (t.view.numel() == 0) continue;
     const int outer = t.view.stride(0) == 1 && t.view.dim(1) > 1 ? 1 : 0;

@@ -9,6 +9,7 @@
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
 #include "src/base/status.h"
+#include "src/runtime/operand_places.h"
 
 namespace overlace::ops {
 
@@ -17,6 +18,7 @@ struct Site {
   std::string_view op;
   int rank = 0;
   bool is_gpu = false;
+  runtime::OperandPlaces* places = nullptr;  // where operands lie; null: anywhere
 };
 Site site_of(const Channel& channel, std::string_view op);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "overlace/runtime.h"
 #include "overlace/team.h"
 #if defined(OVERLACE_HAS_CUDA)
 #include "src/ops/gemm_core/fused.h"
@@ -180,19 +179,42 @@ base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, i
   return missing(schedule, operands);
 }
 
+bool needs_instance(const spec::Schedule& schedule) {
+  return std::any_of(schedule.tasks.begin(), schedule.tasks.end(),
+                     [](const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; });
+}
+
+base::Status check_instance(const spec::Schedule& schedule) {
+  if (!needs_instance(schedule)) return {};
+  return choose_instance(schedule, /*sms=*/1).status();  // whether there is one does not depend on how many SMs
+}
+
+base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> caps, int rank) {
+  const auto refuse = [&](size_t peer, std::string_view why) {
+    return base::error(Errc::not_supported, "{}: schedule {}: one kernel cannot work with rank {}{}; rank {}",
+                       schedule.op, schedule.family, peer, why, rank);
+  };
+  for (size_t peer = 0; peer < caps.size(); ++peer) {
+    if (static_cast<int>(peer) == rank) continue;
+    if (!caps[peer].load_store) return refuse(peer, " on another host, to whose memory it cannot store");
+    if (!caps[peer].device_initiated)
+      return refuse(peer, ": two ranks of this host are processes on one GPU, whose kernels take turns");
+    if (!caps[peer].multi_writer_signals)
+      return refuse(peer, ": between two GPUs of this host there are no native atomics, which its signals need");
+  }
+  return {};
+}
+
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule) {
   if (channel.team().runtime().backend() != Backend::cuda_peer) return {};
 #if defined(OVERLACE_HAS_CUDA)
   OVERLACE_TRY(check_device(channel));
 #endif
   const Team& team = channel.team();
-  for (int peer = 0; peer < team.size(); ++peer) {
-    if (team.reach(peer) != Reach::net) continue;
-    return base::error(Errc::not_supported,
-                       "{}: schedule {}: one kernel cannot store to rank {} on another host; rank {}", schedule.op,
-                       schedule.family, peer, team.rank());
-  }
-  return choose_instance(schedule, /*sms=*/1).status();  // whether there is one does not depend on how many SMs
+  std::vector<Caps> caps;
+  for (int peer = 0; peer < team.size(); ++peer) caps.push_back(team.runtime().caps(team.world_rank(peer)));
+  OVERLACE_TRY(check_peers(schedule, caps, team.rank()));
+  return check_instance(schedule);
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "overlace/channel.h"
+#include "overlace/runtime.h"
 #include "overlace/schedule.h"
 #include "src/base/status.h"
 #include "src/ops/gemm_core/config.h"
@@ -37,7 +38,18 @@ const FusedSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, 
 /// Of the schedule on `sms` SMs; not_supported says what is missing.
 base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms);
 
-/// CPU ranks run every schedule; a GPU needs an instance, and tensor memory units of its kind.
+/// Whether a task of the schedule is a kernel that computes and communicates in one, and so needs an instance.
+bool needs_instance(const spec::Schedule& schedule);
+
+/// What a GPU says to the shape, types and layout of the schedule: ok if it needs no instance or there is one, else
+/// not_supported with what is missing. This is the one answer to which shapes a family takes; nothing runs.
+base::Status check_instance(const spec::Schedule& schedule);
+
+/// What a kernel whose ranks wait for each other needs of rank `rank` towards all members of its team (`caps`, by rank
+/// of the team): not_supported with the first fact that is missing. It adds to signals of peers from many CTAs.
+base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> caps, int rank);
+
+/// CPU ranks run every schedule; a GPU needs an instance, tensor memory units of its kind, and peers as above.
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule);
 
 }  // namespace overlace::ops::gemm_core

@@ -15,6 +15,7 @@
 #include "src/ops/gemm_core/scatter_launch.cuh"
 #include "src/runtime/backend.h"
 #include "src/runtime/backend/cuda_peer/co_residency.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/call_order.h"
 #include "src/runtime/state.h"
 #include "src/spec/operators.h"
@@ -25,15 +26,11 @@ namespace {
 /// What a kernel counts on the device, for all programs that share its words. NOTE: `error` is never read: its pipeline
 /// waits longer than the thread that waits for a peer, and that one aborts the runtime.
 struct Counts {
-  void* memory = nullptr;
+  runtime::cuda_peer::LocalMemory memory;
   InboxPod inbox{};
   CountersPod arrivals{};
   uint32_t* error = nullptr;
   uint32_t* calls = nullptr;  // one_shot
-  Counts() = default;
-  ~Counts() { (void)cudaFree(memory); }
-  Counts(const Counts&) = delete;
-  Counts& operator=(const Counts&) = delete;
 };
 
 /// 1 where there is none: check_family finds what else is missing.
@@ -62,7 +59,7 @@ base::Status clear_inbox(const exec::KernelContext& context) {
   char* const inbox = team.heap[team.rank] + context.memory.at(inbox_name(context.schedule));
   static_assert(kNotCome == ~0u);
   const size_t bytes = context.pitch * static_cast<size_t>(context.copies);
-  return cuda_status(cudaMemset(inbox, 0xff, bytes), "cudaMemset");
+  return runtime::cuda_peer::fill(inbox, 0xff, bytes);
 }
 
 base::Status make_counts(const exec::KernelContext& context, const Instance& instance, int clusters) {
@@ -71,19 +68,20 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
   const size_t cells = inbox_cells(ranks) * sizeof(uint64_t), bytes = (cells + 31) / 32 * 32 + 2 * kCounterPitch;
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
-  OVERLACE_TRY(cuda_status(cudaMalloc(&counts->memory, bytes + calls), "cudaMalloc"));
-  OVERLACE_TRY(cuda_status(cudaMemset(counts->memory, 0, bytes + calls), "cudaMemset"));
+  base::Result<runtime::cuda_peer::LocalMemory> memory =
+      runtime::cuda_peer::LocalMemory::allocate(bytes + calls, "counts of a kernel");
+  if (!memory.ok()) return memory.status();
+  counts->memory = std::move(*memory);
+  OVERLACE_TRY(runtime::cuda_peer::fill(counts->memory.data(), 0, bytes + calls));
   if (has_telling_words(context.schedule)) OVERLACE_TRY(clear_inbox(context));
-  // Not the whole device: a peer that shares it may run a kernel that waits for this rank.
-  OVERLACE_TRY(cuda_status(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"));
   counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
                    .pitch = context.pitch,
-                   .cells = static_cast<uint64_t*>(counts->memory),
+                   .cells = counts->memory.as<uint64_t>(),
                    .buffers = static_cast<uint32_t>(context.copies),
                    .ranks = ranks,
                    .data_id = context.ids.at("arrived"),
                    .credit_id = is_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
-  char* const end = static_cast<char*>(counts->memory) + bytes;
+  char* const end = counts->memory.as<char>() + bytes;
   counts->arrivals = {.words = end - 2 * kCounterPitch, .count = 1, .number = 0};
   counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
   counts->calls = reinterpret_cast<uint32_t*>(end);

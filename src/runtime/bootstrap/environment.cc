@@ -15,8 +15,9 @@ namespace {
 
 constexpr const char* kAcceptedWays =
     "accepted: overlace run -n N, torchrun (RANK, WORLD_SIZE, LOCAL_RANK), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun "
-    "(SLURM_*); on several hosts torchrun, srun, mpirun with engine mpi or with MASTER_ADDR, or a callback (a torch "
-    "process group)";
+    "(SLURM_*); on several hosts mpirun or srun with engine mpi, any of them with MASTER_ADDR and OVERLACE_SECRET, or "
+    "a "
+    "callback (a torch process group)";
 
 /// Equal for the ranks of a job, different for jobs that differ in anything a starter tells them.
 std::string job_text(const base::Env& env) {
@@ -55,16 +56,30 @@ base::Result<std::unique_ptr<Bootstrap>> from_launcher(const base::Env& env, int
                                   env.world_size, timeout_ms);
 }
 
-/// Over TCP where it is known on which host rank 0 is, else as mpirun's ranks always can.
+/// Over TCP where it is known on which host rank 0 is, and there is a secret to show there; else as the ranks of MPI's
+/// launchers always can. What launchers say about a job everybody can know: nobody listens on a network with that
+/// alone.
 base::Result<std::unique_ptr<Bootstrap>> between_hosts(const base::Env& env, int64_t timeout_ms) {
-  if (!env.master_addr.empty())
-    return runtime::tcp_bootstrap(env.master_addr, job_text(env), env.rank, env.world_size, timeout_ms);
-  if (env.rank_source == "openmpi" || env.rank_source == "pmi")
-    return runtime::mpi_bootstrap(env.rank, env.world_size, timeout_ms);
-  return base::error(Errc::bootstrap,
-                     "bootstrap: rank {} of {} ({}): the ranks are on several hosts, but not even MASTER_ADDR says "
-                     "where rank 0 is; {}",
-                     env.rank, env.world_size, env.rank_source, kAcceptedWays);
+  if (!env.master_addr.empty() && !env.secret.empty())
+    return runtime::tcp_bootstrap({env.master_addr, job_text(env), env.secret, env.listen}, env.rank, env.world_size,
+                                  timeout_ms);
+  const std::string cure = base::format("to meet over TCP set OVERLACE_SECRET to the same random text on all ranks{}",
+                                        env.master_addr.empty() ? ", and MASTER_ADDR to the host of rank 0" : "");
+  if (env.mpi_rank == env.rank) {
+    base::Result<std::unique_ptr<Bootstrap>> met = runtime::mpi_bootstrap(env.rank, env.world_size, timeout_ms);
+    if (met.ok()) return met;
+    return base::error(met.status().code(), "{}; {}", met.status().message(), cure);
+  }
+  if (env.master_addr.empty())
+    return base::error(Errc::bootstrap,
+                       "bootstrap: rank {} of {} ({}): the ranks are on several hosts, but not even MASTER_ADDR says "
+                       "where rank 0 is; {}",
+                       env.rank, env.world_size, env.rank_source, kAcceptedWays);
+  return base::error(
+      Errc::bootstrap,
+      "bootstrap: rank {} of {} ({}): the ranks are on several hosts and would meet over TCP on {}, with "
+      "nothing that a stranger does not know; {}; {}",
+      env.rank, env.world_size, env.rank_source, env.master_addr, cure, kAcceptedWays);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/runtime/bootstrap/relay.h"
+#include "src/runtime/bootstrap/secret.h"
 #include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/clock.h"
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "src/runtime/bootstrap/secret.h"
 #include "src/runtime/clock.h"
 
 namespace overlace::runtime {
@@ -29,7 +30,8 @@ struct RelayServer::Frame {
 namespace {
 
 constexpr uint64_t kMaxFrame = uint64_t{64} << 20;
-constexpr uint64_t kMaxHello = 4096;  // before a client has shown its token
+constexpr uint64_t kMaxHello = RelayServer::kGreetingBytes - sizeof(RelayServer::Frame);
+constexpr uint64_t kMaxWords = 4096;  // of an answer, before a client has been welcomed
 constexpr int64_t kMaxTimeoutMs = 86400000;
 constexpr int kServeMs = 50;
 constexpr int64_t kFallbackNs = 800000000;
@@ -79,15 +81,49 @@ void RelayServer::serve() {
   const int count = ::epoll_wait(epoll_.get(), events, 16, 0);
   for (int i = 0; i < count; ++i) {
     if (events[i].data.fd == listener_.get()) {
-      accept_one();
+      for (size_t taken = 0; taken < kMaxStrangers && accept_one(); ++taken) continue;
       continue;
     }
     const auto it = clients_.find(events[i].data.fd);
-    if (it == clients_.end() || read_from(*it->second)) continue;
-    const std::unique_ptr<Client> client = std::move(it->second);
-    clients_.erase(it);
-    if (client->rank >= 0) lose(client->rank, client->pid);
+    if (it != clients_.end() && !read_from(*it->second)) drop(it->first);
   }
+  send_late_strangers_away();
+  keep_deadlines();
+}
+
+void RelayServer::drop(int fd) {
+  const auto it = clients_.find(fd);
+  const std::unique_ptr<Client> client = std::move(it->second);
+  clients_.erase(it);
+  if (client->rank >= 0) lose(client->rank, client->pid);
+}
+
+size_t RelayServer::num_strangers() const {
+  return static_cast<size_t>(
+      std::count_if(clients_.begin(), clients_.end(), [](const auto& entry) { return entry.second->rank < 0; }));
+}
+
+/// Only those who may be anybody: on one host the kernel has said whose processes they are.
+void RelayServer::send_late_strangers_away() {
+  const int64_t now = now_ns();
+  size_t count = 0;
+  int oldest = -1;
+  int64_t earliest = 0;
+  for (auto it = clients_.begin(); it != clients_.end();) {
+    const auto& [fd, client] = *it++;
+    if (client->rank >= 0 || client->deadline_ns == 0) continue;
+    if (now >= client->deadline_ns) {
+      drop(fd);
+      continue;
+    }
+    ++count;
+    if (oldest < 0 || client->deadline_ns < earliest) oldest = fd, earliest = client->deadline_ns;
+  }
+  // A rank that had to go comes again.
+  if (count > kMaxStrangers + size_) drop(oldest);
+}
+
+void RelayServer::keep_deadlines() {
   const int64_t now = now_ns();
   for (auto it = rounds_.begin(); it != rounds_.end();) {
     auto& [number, round] = *it++;
@@ -101,27 +137,36 @@ void RelayServer::serve() {
   }
 }
 
-void RelayServer::accept_one() {
+/// False if nobody is waiting.
+bool RelayServer::accept_one() {
   UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!fd) return;
+  if (!fd) return false;
   const timeval bound = {5, 0};
   ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);
   if (const base::Status status = check_peer_uid(fd.get()); !status.ok()) {
     ++num_rejected_;
     (void)send_frame(fd.get(), Frame{.type = FrameType::failure}, status.message().data(), status.message().size());
-    return;
+    return true;
   }
   auto client = std::make_unique<Client>();
   if (base::Result<PeerCredentials> peer = credentials_of(fd.get()); peer.ok()) client->pid = peer->pid;
+  if (is_open_to_strangers(fd.get())) client->deadline_ns = now_ns() + kGreetingMs * 1000000;
   client->fd = std::move(fd);
-  watch(epoll_.get(), client->fd.get());
-  clients_.emplace(client->fd.get(), std::move(client));
+  const int number = client->fd.get();
+  watch(epoll_.get(), number);
+  Client& entered = *clients_.emplace(number, std::move(client)).first->second;
+  // A rank that had to wait for its turn has said its greeting already: it leaves the places of strangers at once.
+  if (!read_from(entered)) drop(number);
+  send_late_strangers_away();
+  return true;
 }
 
 /// False once the client is of no more use.
 bool RelayServer::read_from(Client& client) {
   char buffer[65536];
-  const ssize_t got = ::recv(client.fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+  // A stranger's greeting and not a byte more.
+  const size_t room = client.rank >= 0 ? sizeof buffer : kGreetingBytes - client.input.size();
+  const ssize_t got = ::recv(client.fd.get(), buffer, room, MSG_DONTWAIT);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got == 0) return false;
   client.input.insert(client.input.end(), buffer, buffer + got);
@@ -148,7 +193,7 @@ bool RelayServer::handle(Client& client, const Frame& frame, const char* payload
 bool RelayServer::welcome(Client& client, const Frame& frame, const char* payload) {
   const int rank = static_cast<int>(frame.number);
   std::string why;
-  if (std::string(payload, frame.length) != token_)
+  if (!is_equal_secret(std::string_view(payload, frame.length), token_))
     why = "bootstrap: wrong token; wanted the one of this job's launcher";
   else if (frame.value != static_cast<int64_t>(size_))
     why = base::format("bootstrap: rank {} says that there are {} ranks, wanted {}", rank, frame.value, size_);
@@ -257,11 +302,12 @@ class RelayBootstrap final : public Bootstrap {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string token() const override { return name_; }
+  std::string address() const override { return address_of(fd_.get()); }
 
   base::Status join(const std::string& token, int64_t deadline_ns) {
     OVERLACE_TRY(send_frame(fd_.get(), Frame{.number = static_cast<uint64_t>(rank_), .value = size_}, token.data(),
                             token.size()));
-    base::Result<std::vector<char>> answer = receive(FrameType::welcome, 0, deadline_ns);
+    base::Result<std::vector<char>> answer = receive(FrameType::welcome, 0, kMaxWords, deadline_ns);
     return answer.ok() ? base::Status() : answer.status();
   }
 
@@ -272,7 +318,8 @@ class RelayBootstrap final : public Bootstrap {
     send_frame(fd_.get(), Frame{.type = FrameType::give, .number = number, .value = timeout_ms}, mine.data(),
                mine.size())
         .or_throw();
-    base::Result<std::vector<char>> answer = receive(FrameType::result, number, deadline_ns);
+    base::Result<std::vector<char>> answer =
+        receive(FrameType::result, number, kMaxFrame * static_cast<uint64_t>(size_), deadline_ns);
     if (!answer.ok())
       throw PeerLost(Errc::bootstrap,
                      base::format("bootstrap: rank {} of {}: {}", rank_, size_, answer.status().message()));
@@ -286,11 +333,11 @@ class RelayBootstrap final : public Bootstrap {
                        : base::error(status.code(), "{}, which serves the ranks: {}", server_, status.message());
   }
 
-  base::Result<std::vector<char>> receive(FrameType wanted, uint64_t number, int64_t deadline_ns) {
+  base::Result<std::vector<char>> receive(FrameType wanted, uint64_t number, uint64_t most, int64_t deadline_ns) {
     while (true) {
       Frame frame;
       OVERLACE_TRY(take(&frame, sizeof frame, deadline_ns));
-      if (frame.magic != Frame::kMagic || frame.length > kMaxFrame * static_cast<uint64_t>(size_))
+      if (frame.magic != Frame::kMagic || frame.length > most)
         return base::error(Errc::bootstrap, "the server speaks another protocol");
       std::vector<char> payload(frame.length);
       OVERLACE_TRY(take(payload.data(), payload.size(), deadline_ns));
@@ -337,8 +384,14 @@ base::Result<std::unique_ptr<Bootstrap>> relay_bootstrap(const std::string& name
                        "bootstrap: rank {} of {} found nobody after {:.1f} s ({}). Ranks on several hosts need a "
                        "callback (a torch process group) or MPI",
                        rank, size, static_cast<double>(timeout_ms) * 1e-3, fd.status().message());
-  OVERLACE_TRY(check_peer_uid(fd->get()));
-  auto bootstrap = std::make_unique<RelayBootstrap>(std::move(*fd), name, rank, size, server);
+  return join_relay(std::move(*fd), name, token, rank, size, deadline_ns, server);
+}
+
+base::Result<std::unique_ptr<Bootstrap>> join_relay(UniqueFd fd, const std::string& name, const std::string& token,
+                                                    int rank, int size, int64_t deadline_ns,
+                                                    const std::string& server) {
+  OVERLACE_TRY(check_peer_uid(fd.get()));
+  auto bootstrap = std::make_unique<RelayBootstrap>(std::move(fd), name, rank, size, server);
   OVERLACE_TRY(bootstrap->join(token, deadline_ns));
   return std::unique_ptr<Bootstrap>(std::move(bootstrap));
 }

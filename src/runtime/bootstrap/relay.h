@@ -15,10 +15,15 @@
 
 namespace overlace::runtime {
 
-/// Single-threaded: whoever owns it polls fd() and calls serve().
+/// Single-threaded: whoever owns it polls fd() and calls serve(). Who has not shown the token yet gets kGreetingBytes
+/// of memory and, over TCP, kGreetingMs and one of kMaxStrangers places beside those of the ranks, the oldest of which
+/// is given to who comes next.
 class RelayServer {
  public:
-  /// Listens. `token`: what clients must know; "" where the uid is all there is to check.
+  static constexpr size_t kGreetingBytes = 256, kMaxStrangers = 64;
+  static constexpr int64_t kGreetingMs = 3000;
+
+  /// Listens. `token`: what clients must know, at most 200 bytes; "" where the uid is all there is to check.
   static base::Result<std::unique_ptr<RelayServer>> open(const std::string& name, const std::string& token, int size,
                                                          bool* in_use = nullptr);
   ~RelayServer();
@@ -27,6 +32,8 @@ class RelayServer {
   /// Handles what is there without waiting. Call at least every 100 ms: it also keeps the deadlines.
   void serve();
   int num_rejected() const { return num_rejected_; }
+  /// Connections that have not said yet who they are.
+  size_t num_strangers() const;
 
   struct Frame;
 
@@ -35,6 +42,7 @@ class RelayServer {
     UniqueFd fd;
     int rank = -1;  // before its hello
     int64_t pid = 0;
+    int64_t deadline_ns = 0;  // of its hello; 0: none
     std::vector<char> input;
   };
   struct Round {
@@ -44,7 +52,10 @@ class RelayServer {
     std::string failure;
   };
   RelayServer(UniqueFd listener, UniqueFd epoll, std::string token, int size);
-  void accept_one();
+  bool accept_one();
+  void drop(int fd);
+  void send_late_strangers_away();
+  void keep_deadlines();
   bool read_from(Client& client);
   bool handle(Client& client, const Frame& frame, const char* payload);
   bool welcome(Client& client, const Frame& frame, const char* payload);
@@ -80,5 +91,8 @@ class RelayThread {
 base::Result<std::unique_ptr<Bootstrap>> relay_bootstrap(const std::string& name, const std::string& token, int rank,
                                                          int size, int64_t timeout_ms,
                                                          const std::string& server = "the launcher");
+/// The same over a connection that is there.
+base::Result<std::unique_ptr<Bootstrap>> join_relay(UniqueFd fd, const std::string& name, const std::string& token,
+                                                    int rank, int size, int64_t deadline_ns, const std::string& server);
 
 }  // namespace overlace::runtime

@@ -26,6 +26,7 @@ class ServingBootstrap final : public Bootstrap {
     return client_->allgather(mine, timeout_ms);
   }
   std::string token() const override { return client_->token(); }
+  std::string address() const override { return client_->address(); }
 
  private:
   RelayThread thread_;

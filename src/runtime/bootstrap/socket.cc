@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 
 #include "src/runtime/clock.h"
 
@@ -67,6 +66,22 @@ base::Result<sockaddr_in> resolve(const std::string& name) {
   return address;
 }
 
+std::string text_of(const sockaddr_in& address) {
+  char text[INET_ADDRSTRLEN] = {};
+  ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
+  return text;
+}
+
+/// Zero for a socket that is none of IPv4.
+sockaddr_in own_end_of(int fd) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  sockaddr_in address{};
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size) == 0 && storage.ss_family == AF_INET)
+    std::memcpy(&address, &storage, sizeof address);
+  return address;
+}
+
 void set_option(int fd, int level, int option, int value) { ::setsockopt(fd, level, option, &value, sizeof value); }
 
 void set_tcp_options(int fd) {
@@ -82,7 +97,7 @@ void set_tcp_options(int fd) {
 base::Result<UniqueFd> listen_tcp(const std::string& name, bool* in_use) {
   const base::Result<sockaddr_in> address = resolve(name);
   if (!address.ok()) return address.status();
-  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return failed("creation", name);
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   set_tcp_options(fd.get());  // what is accepted inherits them
@@ -122,7 +137,10 @@ base::Result<UniqueFd> connect_tcp(const std::string& name, int64_t deadline_ns)
     const int code = try_connect(fd.get(), *address);
     if (code == 0) return fd;
     errno = code;
-    if (now_ns() >= deadline_ns) return failed("connect", name);
+    if (now_ns() >= deadline_ns) {
+      const base::Status why = failed("connect", name);
+      return code == ETIMEDOUT ? base::Status(Errc::timeout, why.message()) : why;
+    }
     ::poll(nullptr, 0, static_cast<int>(kRetryNs / 1000000));
   }
 }
@@ -146,7 +164,7 @@ void UniqueFd::reset() {
 base::Result<UniqueFd> listen_on(const std::string& name, int type, bool* in_use) {
   if (in_use != nullptr) *in_use = false;
   if (is_tcp(name)) return listen_tcp(name, in_use);
-  UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return failed("creation", name);
   const Address address(name);
   if (::bind(fd.get(), address.get(), address.size) != 0) {
@@ -178,11 +196,15 @@ base::Result<PeerCredentials> credentials_of(int fd) {
   return PeerCredentials{credentials.pid, credentials.uid};
 }
 
-base::Status check_peer_uid(int fd) {
+bool is_open_to_strangers(int fd) {
   int domain = AF_UNIX;
   socklen_t size = sizeof domain;
   ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
-  if (domain != AF_UNIX) return {};
+  return domain != AF_UNIX;
+}
+
+base::Status check_peer_uid(int fd) {
+  if (is_open_to_strangers(fd)) return {};
   base::Result<PeerCredentials> peer = credentials_of(fd);
   if (!peer.ok()) return peer.status();
   if (peer->uid == ::geteuid()) return {};
@@ -220,35 +242,44 @@ base::Status receive_all(int fd, void* data, size_t bytes, int64_t deadline_ns) 
   return {};
 }
 
-int port_of(int fd) {
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
+int port_of(int fd) { return ntohs(own_end_of(fd).sin_port); }
+
+std::string address_of(int fd) {
+  const sockaddr_in address = own_end_of(fd);
+  return address.sin_family == AF_INET ? text_of(address) : "";
 }
 
-std::vector<std::string> own_addresses() {
+uint32_t number_of(const std::string& address) {
+  in_addr number{};
+  return ::inet_pton(AF_INET, address.c_str(), &number) == 1 ? number.s_addr : 0;
+}
+
+std::string text_of_number(uint32_t address) {
+  sockaddr_in whole{};
+  whole.sin_addr.s_addr = address;
+  return text_of(whole);
+}
+
+base::Result<std::string> resolve_host(const std::string& host) {
+  const base::Result<sockaddr_in> address = resolve(base::format("{}{}:0", kTcp, host));
+  if (!address.ok()) return address.status();
+  return text_of(*address);
+}
+
+std::vector<std::string> own_addresses(const std::string& interface) {
   std::vector<std::string> found, loopback;
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET || (entry->ifa_flags & IFF_UP) == 0)
       continue;
+    if (!interface.empty() && interface != entry->ifa_name) continue;
     sockaddr_in address{};
     std::memcpy(&address, entry->ifa_addr, sizeof address);
-    char text[INET_ADDRSTRLEN] = {};
-    ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
-    ((entry->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : found).emplace_back(text);
+    ((entry->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : found).push_back(text_of(address));
   }
   ::freeifaddrs(list);
   return found.empty() ? loopback : found;
-}
-
-std::string random_token() {
-  std::random_device device;
-  std::string token;
-  for (int i = 0; i < 4; ++i) token += base::format("{:08x}", device());
-  return token;
 }
 
 }  // namespace overlace::runtime

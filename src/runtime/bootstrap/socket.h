@@ -33,13 +33,16 @@ struct PeerCredentials {
   uint32_t uid = 0;
 };
 
-/// `type`: SOCK_STREAM or SOCK_SEQPACKET (TCP: always the former). Close-on-exec. "tcp:*:PORT" listens on all
-/// interfaces, port 0 on any port. bootstrap with the reason; `in_use` says that the name is taken.
+/// `type`: SOCK_STREAM or SOCK_SEQPACKET (TCP: always the former). Close-on-exec, and accept() does not wait.
+/// "tcp:*:PORT" listens on all interfaces, port 0 on any port. bootstrap with the reason; `in_use` says that the name
+/// is taken.
 base::Result<UniqueFd> listen_on(const std::string& name, int type, bool* in_use = nullptr);
-/// Tries again until somebody listens.
+/// Tries again until somebody listens. bootstrap with the reason; timeout where TCP got no answer at all.
 base::Result<UniqueFd> connect_to(const std::string& name, int type, int64_t deadline_ns);
 /// Of the process at the other end, as the kernel says.
 base::Result<PeerCredentials> credentials_of(int fd);
+/// The other end may be any process that reaches this host: TCP, of which the kernel knows no uid.
+bool is_open_to_strangers(int fd);
 /// bootstrap naming both uids unless the other end runs as we do; ok for TCP, where only what it says can be checked.
 base::Status check_peer_uid(int fd);
 
@@ -50,10 +53,14 @@ base::Status receive_all(int fd, void* data, size_t bytes, int64_t deadline_ns);
 inline constexpr char kTcp[] = "tcp:";
 /// That a listening TCP socket got.
 int port_of(int fd);
-/// IPv4 addresses of this host's interfaces, loopback only where there is no other.
-std::vector<std::string> own_addresses();
-
-/// 32 random hexadecimal digits.
-std::string random_token();
+/// IPv4 address of this end of a TCP connection; empty for other sockets.
+std::string address_of(int fd);
+/// Of an IPv4 address as text, in network order; 0 for what is none. And back.
+uint32_t number_of(const std::string& address);
+std::string text_of_number(uint32_t address);
+/// IPv4 address of a host by name or number.
+base::Result<std::string> resolve_host(const std::string& host);
+/// IPv4 addresses of this host's interfaces, loopback only where there is no other. `interface`: of that one only.
+std::vector<std::string> own_addresses(const std::string& interface = "");
 
 }  // namespace overlace::runtime

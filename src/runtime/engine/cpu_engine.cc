@@ -8,14 +8,23 @@
 namespace overlace::runtime {
 
 void CpuEngine::send(const void* data, size_t bytes, int peer, StreamRef stream) {
-  enter(stream);
-  pending_.push_back({true, const_cast<void*>(data), bytes, check_rank(peer, "send: peer")});
-  if (group_depth_ == 0) run_pending();
+  add({true, const_cast<void*>(data), bytes, 0}, peer, stream);
 }
 
 void CpuEngine::recv(void* data, size_t bytes, int peer, StreamRef stream) {
-  enter(stream);
-  pending_.push_back({false, data, bytes, check_rank(peer, "recv: peer")});
+  add({false, data, bytes, 0}, peer, stream);
+}
+
+void CpuEngine::add(Message message, int peer, StreamRef stream) {
+  try {
+    enter(stream);
+    message.peer = check_rank(peer, message.is_send ? "send: peer" : "recv: peer");
+  } catch (...) {
+    group_depth_ = 0;
+    pending_.clear();
+    throw;
+  }
+  pending_.push_back(message);
   if (group_depth_ == 0) run_pending();
 }
 

@@ -42,6 +42,7 @@ class CpuEngine : public NetEngine {
   TeamState& team_;
 
  private:
+  void add(Message message, int peer, StreamRef stream);
   void run_pending();
 
   const char* const name_;

@@ -4,6 +4,7 @@
 
 #include "src/base/format.h"
 #include "src/spec/checks/graph.h"
+#include "src/spec/heap_layout.h"
 #include "src/spec/names.h"
 
 namespace overlace::spec {
@@ -56,21 +57,13 @@ void check_machine(const AllRanks& team, const Machine& machine, Findings* out) 
   }
 
   const Expansion& first = team.ranks.front();
-  int64_t bytes = 0, words = 0;
-  for (size_t b = 0; b < schedule.buffers.size(); ++b) {
-    const Buffer& buffer = schedule.buffers[b];
-    if (buffer.space != Space::symmetric) continue;
-    int64_t size = static_cast<int64_t>(dtype_bytes(buffer.dtype)) * buffer.depth;
-    for (int64_t extent : first.buffer_shapes[b]) {
-      if (__builtin_mul_overflow(size, extent, &size)) size = INT64_MAX;
-    }
-    if (__builtin_add_overflow(bytes, size, &bytes)) bytes = INT64_MAX;
-  }
-  if (bytes > machine.heap_bytes) {
+  const uint64_t bytes = heap_layout(schedule, first).bytes();
+  if (bytes > static_cast<uint64_t>(machine.heap_bytes)) {
     out->error("S12", schedule.family, 0,
                base::format("symmetric buffers take {} bytes, the heap of {} has {}", bytes, machine.name,
                             machine.heap_bytes));
   }
+  int64_t words = 0;
   for (int64_t slots : first.signal_slots) words += slots * team.depth();
   if (words > machine.num_signal_ids) {
     out->error("S12", schedule.family, 0,

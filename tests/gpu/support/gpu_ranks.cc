@@ -151,6 +151,14 @@ RuntimeOptions runtime_options(const GpuOptions& options) {
   return result;
 }
 
+GpuOptions default_options() {
+  GpuOptions options;
+  options.heap_bytes = size_t{1} << 30;
+  options.num_signal_ids = runtime::default_signal_ids(Backend::cuda_peer);
+  options.net_engine = "auto";
+  return options;
+}
+
 cudaStream_t GpuRank::make_stream(int device) {
   cudaStream_t made = nullptr;
   EXPECT_CUDA(cudaSetDevice(device));

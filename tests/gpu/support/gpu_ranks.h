@@ -37,6 +37,8 @@ struct GpuOptions {
   bool checks_end = true;  // after the body: synchronize, barrier, check_quiescent, verify, close
 };
 RuntimeOptions runtime_options(const GpuOptions& options);
+/// Heap, signal ids and engine as a program gets them that asks for nothing.
+GpuOptions default_options();
 
 /// What a test body gets: an open runtime whose device is current, a stream, a channel on it, device memory.
 class GpuRank {

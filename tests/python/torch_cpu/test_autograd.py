@@ -16,9 +16,7 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        parts = [torch.empty_like(grad) for _ in range(ctx.group.size())]
-        dist.all_gather(parts, grad.contiguous(), group=ctx.group)
-        return torch.cat(parts, ctx.dim), None, None
+        return Join.apply(grad, ctx.group, ctx.dim), None, None
 
 
 class Join(torch.autograd.Function):
@@ -33,7 +31,13 @@ class Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad.chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
+        return Split.apply(grad, ctx.group, ctx.dim), None, None
+
+
+def check_twice(function, inputs):
+    """First and second derivatives of what all ranks compute together."""
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
 def random(*sizes):
@@ -53,15 +57,10 @@ def check_ag_gemm(group):
             group=group,
             return_a=True,
         )
-        return Join.apply(y1, group, 1), Join.apply(y2, group, 1), a
+        # The gathered activation is each rank's own: weighed, so that each rank's gradient of it is another.
+        return Join.apply(y1, group, 1), Join.apply(y2, group, 1), Join.apply(a * (group.rank() + 1), group, 1)
 
-    # The gathered activation is one tensor that all ranks hold, so its gradient would be counted by each of them.
-    def without_a(*tensors):
-        return layer(*tensors)[:2]
-
-    assert torch.autograd.gradcheck(
-        without_a, (random(2 * size, 3), random(3, 2 * size), random(3, 2 * size), random(2 * size))
-    )
+    check_twice(layer, (random(2 * size, 3), random(3, 2 * size), random(3, 2 * size), random(2 * size)))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -101,12 +100,46 @@ def check_gathered_again(group):
         y1, y2 = overlace.ops.ag_gemm(mine, ws, group=group, keep_gathered=False)
         return Join.apply(y1, group, 1), Join.apply(y2, group, 1)
 
-    assert torch.autograd.gradcheck(layer, (random(2 * size, 3), random(3, 2 * size), random(3, size)))
+    check_twice(layer, (random(2 * size, 3), random(3, 2 * size), random(3, size)))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_gradcheck_of_ag_gemm_that_gathers_again(size):
     run_ranks(size, check_gathered_again)
+
+
+def check_ag_wgrad(group):
+    torch.manual_seed(10)
+    size = group.size()
+
+    def layer(x, dy1, dy2):
+        dys = [Split.apply(dy, group, 1) for dy in (dy1, dy2)]
+        dw1, dw2 = overlace.ops.ag_wgrad(Split.apply(x, group, 0), dys, group=group)
+        return Join.apply(dw1, group, 1), Join.apply(dw2, group, 1)
+
+    check_twice(layer, (random(2 * size, 3), random(2 * size, 2 * size), random(2 * size, size)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradcheck_of_ag_wgrad(size):
+    run_ranks(size, check_ag_wgrad)
+
+
+def check_shared_input(group):
+    """A column-parallel layer on rows that all ranks hold."""
+    torch.manual_seed(11)
+    size = group.size()
+
+    def layer(x, weight, bias):
+        mine = Split.apply(weight, group, 0), Split.apply(bias, group, 0)
+        return Join.apply(overlace.nn.linear._SharedInput.apply(x, *mine, group.group_name), group, 1)
+
+    check_twice(layer, (random(3, 2), random(2 * size, 2), random(2 * size)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradcheck_of_a_layer_on_a_shared_input(size):
+    run_ranks(size, check_shared_input)
 
 
 def grad_through_gathered(group):
@@ -131,7 +164,7 @@ def check_gemm_rs(group, reduce_op):
         )
         return Join.apply(y, group, 0)
 
-    assert torch.autograd.gradcheck(layer, (random(2 * size, 2 * size), random(2 * size, 3), random(3)))
+    check_twice(layer, (random(2 * size, 2 * size), random(2 * size, 3), random(3)))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -149,7 +182,7 @@ def check_gemm_ar(group, reduce_op):
             Split.apply(a, group, 1), Split.apply(b, group, 0), group=group, bias=bias, reduce_op=reduce_op
         )
 
-    assert torch.autograd.gradcheck(layer, (random(3, 2 * size), random(2 * size, 3), random(3)))
+    check_twice(layer, (random(3, 2 * size), random(2 * size, 3), random(3)))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -180,7 +213,7 @@ def check_collectives(group, dim, reduce_op):
         return ops.all_reduce(mine_of(x), group=group, reduce_op=reduce_op)
 
     for function in (gathered, turned, scattered, reduced):
-        assert torch.autograd.gradcheck(function, (random(2 * size, 2 * size),)), function.__name__
+        check_twice(function, (random(2 * size, 2 * size),))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -275,7 +308,7 @@ def opcheck(group):
             (t(2, 4).detach(), [t(4, 6).detach()], [t(6).detach()], 0, name),
             {"activation": "swiglu", "return_a": True},
         ),
-        (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach(), t(2 * size, 3).detach()], 0, name), {}),
+        (ops.ag_wgrad.default, (t(2, 4), [a, t(2 * size, 3)], 0, name), {}),
         (ops.ag_wgrad.default, (t(2, 4).detach(), [a.detach()], 0, name), {"plan": "family=shard_p2p"}),
         (ops.gemm_rs.default, (a, b, None, "sum", 0, name), {}),
         (ops.gemm_rs.default, (a, b, t(3), "avg", 0, name), {}),

@@ -38,6 +38,45 @@ def test_one_graph_forward_and_backward():
     assert run_ranks(2, same_in_both) == [0, 0]
 
 
+def twice(group):
+    """What the second derivative of a compiled function of each operator says."""
+    name, size = group.group_name, group.size()
+    torch.manual_seed(12)
+    w = torch.randn(4, 4, dtype=torch.float64)
+    functions = {
+        "ag_gemm": lambda x: ops.ag_gemm(x, w, group=name),
+        "ag_wgrad": lambda x: ops.ag_wgrad(x, torch.cat([x] * size), group=name),
+        "gemm_rs": lambda x: ops.gemm_rs(x, w, group=name),
+        "gemm_ar": lambda x: ops.gemm_ar(x, w, group=name),
+        "all_gather": lambda x: ops.all_gather(x, group=name),
+        "reduce_scatter": lambda x: ops.reduce_scatter(x, group=name),
+        "all_reduce": lambda x: ops.all_reduce(x, group=name),
+        "all_to_all": lambda x: ops.all_to_all(x, group=name),
+    }
+    said = {}
+    for key, function in functions.items():
+        torch._dynamo.reset()
+        x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+        grads = []
+        for f in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+            (grad,) = torch.autograd.grad(f(x).pow(3).sum(), x, create_graph=True)
+            grads.append(grad)
+        torch.testing.assert_close(*grads)
+        (second,) = torch.autograd.grad(grads[0].sum(), x)
+        assert second.abs().max() > 0, key
+        try:
+            torch.autograd.grad(grads[1].sum(), x)
+        except RuntimeError as error:
+            said[key] = str(error)
+    return said
+
+
+def test_second_derivatives_are_eager_only():
+    said = run_ranks(2, twice)[0]
+    assert len(said) == 8, said.keys()
+    assert all("does not currently support double backward" in text for text in said.values()), said
+
+
 def shapes(group):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -244,6 +244,84 @@ def test_bad_calls_say_what_is_wrong():
     assert got["JSON"][1] == "bad_schedule" and issubclass(errors.ScheduleError, ValueError)
 
 
+def misplaced(group):
+    """What each operator says of each tensor on another device than the rank's, by (operator, argument, context's
+    device, tensor's device). Fake tensors: no GPU is needed, nothing runs."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    ops, context = overlace.ops, overlace.context_of(group)
+    size, home, said = group.size(), context.device, {}
+    calls = {
+        "ag_gemm": (("a", "bs[0]", "bs[1]", "biases[0]", "biases[1]"), ((4, 6), (6, 4), (6, 4), (4,), (4,))),
+        "ag_wgrad": (("x", "dys[0]", "dys[1]"), ((4, 6), (4 * size, 3), (4 * size, 5))),
+        "gemm_rs": (("a", "b", "bias"), ((4, 6), (6, 5), (5,))),
+        "gemm_ar": (("a", "b", "bias"), ((4, 6), (6, 5), (5,))),
+        **{name: (("x",), ((4, 6),)) for name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")},
+    }
+
+    def call(op, tensors):
+        if op == "ag_gemm":
+            return ops.ag_gemm(tensors[0], tensors[1:3], biases=tensors[3:], group=group)
+        if op == "ag_wgrad":
+            return ops.ag_wgrad(tensors[0], tensors[1:], group=group)
+        if op in ("gemm_rs", "gemm_ar"):
+            return getattr(ops, op)(*tensors[:2], bias=tensors[2], group=group)
+        return getattr(ops, op)(tensors[0], group=group)
+
+    try:
+        for here, there in (("cpu", "cuda:1"), ("cuda:0", "cuda:1"), ("cuda:0", "cpu")):
+            context.device = torch.device(here)
+            with FakeTensorMode():
+                for op, (names, shapes) in calls.items():
+                    call(op, [torch.empty(shape, device=here) for shape in shapes])
+                    for i, name in enumerate(names):
+                        moved = [torch.empty(s, device=there if i == j else here) for j, s in enumerate(shapes)]
+                        said[op, name, here, there] = raised(lambda op=op, moved=moved: call(op, moved))
+    finally:
+        context.device = home
+    return group.group_name, said
+
+
+def test_tensors_on_another_device_are_refused_with_both_devices():
+    name, said = run_ranks(2, misplaced)[1]
+    assert len(said) == 3 * 18
+    for (op, argument, here, there), (kind, code, text) in said.items():
+        assert (kind, code) == (errors.InvalidArgument, "invalid_argument")
+        assert text == f"{op}: {argument} is on {there}, wanted {here}, where rank 1 of group '{name}' is"
+
+
+def misplaced_in_eager(group):
+    """The channel of one on a GPU, as it is told: operators refuse their first tensor before they look at the rest."""
+    context, operators = overlace.context_of(group), overlace.context._OPERATORS
+    rank, size = context.rank, context.size
+    given = (b"said to be on a GPU", context._channel, rank, size, 3, ctypes.byref(context.hardware))
+    assert operators.ovl_torch_add_group(*given) == 0
+    try:
+        ops, name, bad = torch.ops.overlace, given[0].decode(), torch.ones(2, 3, 4, dtype=torch.bool)
+        return [
+            raised_by_torch(call)[2].splitlines()[0]
+            for call in (
+                lambda: ops.ag_gemm(bad, [bad], [], 5, name),
+                lambda: ops.ag_wgrad(bad, [bad], 5, name),
+                lambda: ops.gemm_rs(bad, bad, None, "none", 5, name),
+                lambda: ops.gemm_ar(bad, bad, None, "none", name),
+                lambda: ops.all_gather(bad, 5, name),
+                lambda: ops.reduce_scatter(bad, "none", 5, name),
+                lambda: ops.all_reduce(bad, "none", name),
+                lambda: ops.all_to_all(bad, 5, name),
+            )
+        ]
+    finally:
+        operators.ovl_torch_remove_group(given[0])
+
+
+def test_a_tensor_on_another_device_is_refused_before_all_else():
+    operators = ("ag_gemm: a", "ag_wgrad: x", "gemm_rs: a", "gemm_ar: a")
+    operators += tuple(f"{name}: x" for name in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"))
+    end = "is on cpu, wanted cuda:3, where rank 1 of group 'said to be on a GPU' is"
+    assert run_ranks(2, misplaced_in_eager)[1] == [f"[invalid_argument] {what} {end}" for what in operators]
+
+
 def planned(group):
     plan = overlace.plan("gemm_rs", 64, 32, 16, dtype=torch.bfloat16, group=group)
     assert plan.op == "gemm_rs" and plan.is_library and plan.reason, plan  # no rates of this machine are known
@@ -271,8 +349,15 @@ def opened_again(group):
     overlace.context_of(group).close()
     closed = raised(lambda: overlace.ops.gemm_ar(whole(4, 6, 1), whole(6, 5, 2), group=group))
     assert "has no overlace team" in closed[2]
-    context = overlace.init(group, timeout_s=TIMEOUT_S, heap_bytes=8 << 20)
-    assert overlace.context_of(group) is context and context.stats().heap_bytes == 8 << 20
+    for wrong in ({"sms": -1}, {"sms": 1.5}, {"heap_bytes": 0}, {"max_heap_bytes": "much"}):
+        name, value = next(iter(wrong.items()))
+        kind, _, text = raised(lambda wrong=wrong: overlace.init(group, **wrong))
+        assert kind is errors.InvalidArgument and f"overlace.init: {name} is {value!r}, wanted" in text, text
+    sizes = {"heap_bytes": 8 << 20, "max_heap_bytes": 16 << 20}
+    context = overlace.init(group, timeout_s=TIMEOUT_S, sms=4, **sizes)
+    stats = context.stats()
+    assert overlace.context_of(group) is context
+    assert (stats.heap_bytes, stats.max_heap_bytes, stats.heap_growths) == (8 << 20, 16 << 20, 0)
     y = overlace.ops.gemm_ar(whole(4, 6, 1), whole(6, 5, 2), group=group)
     assert torch.equal(y, group.size() * (whole(4, 6, 1) @ whole(6, 5, 2)))
     assert context.stats().calls == 1

@@ -4,44 +4,8 @@ streams, graphs and gradients are what they are, nothing travels. Skipped withou
 By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu`.
 """
 
-import os
-import tempfile
-
 import pytest
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
-if GPUS < 1:
-    pytest.skip("no GPU", allow_module_level=True)
-dist = torch.distributed
-FEW = min(GPUS, 2)
-SIZES = [n for n in (2, 4) if n <= GPUS] or [1]
-
-
-def work(rank, size, store, body, arguments):
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    with overlace.init(timeout_s=60), torch.device("cuda"):
-        body(dist.group.WORLD, *arguments)
-        torch.cuda.synchronize()
-    dist.destroy_process_group()
-
-
-def run_ranks(size, body, *arguments):
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (size, os.path.join(folder, "store"), body, arguments), size)
-
-
-def whole(rows, columns, seed, dtype):
-    """Small integers: sums of up to 65536 products are exact in fp32."""
-    i, j = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
-    return ((i * 2654435761 + j * 40503 + seed * 97787) % 1009 % 5 - 2).to(dtype)
-
-
-def product(a, b):
-    return (a.double() @ b.double()).float()
+from gpu_ranks import FEW, GPUS, SIZES, dist, overlace, product, run_ranks, torch, whole
 
 
 def results(group, m, n, k, dtype, plan):
@@ -245,10 +209,18 @@ def test_a_first_use_is_not_captured():
 
 def refusals(group):
     a, b = torch.ones(8, 8), torch.ones(8, 8)
-    with pytest.raises(overlace.InvalidArgument, match="on the CPU, the ranks of group"):
+    with pytest.raises(overlace.InvalidArgument, match=r"gemm_ar: a is on cpu, wanted cuda:\d, where rank \d of group"):
         overlace.ops.gemm_ar(a.cpu(), b.cpu(), group=group)
-    with pytest.raises(overlace.InvalidArgument, match="on different devices"):
+    with pytest.raises(overlace.InvalidArgument, match=r"gemm_ar: b is on cpu, wanted cuda:\d, where rank \d of group"):
         overlace.ops.gemm_ar(a, b.cpu(), group=group)
+    if torch.cuda.device_count() > 1:  # all of them there, and one of them
+        there, device = f"cuda:{(a.get_device() + 1) % torch.cuda.device_count()}", a.device
+        for given, name in (((a.to(there), b.to(there)), "a"), ((a, b.to(there)), "b")):
+            text = f"gemm_ar: {name} is on {there}, wanted {device}, where"
+            with pytest.raises(overlace.InvalidArgument, match=text):
+                overlace.ops.gemm_ar(*given, group=group)
+        with pytest.raises(overlace.InvalidArgument, match=f"all_reduce: x is on {there}, wanted {device}, where"):
+            overlace.ops.all_reduce(a.to(there), group=group)
     with pytest.raises(overlace.Unsupported, match="fp64"):
         overlace.ops.gemm_ar(a.double(), b.double(), group=group)
 

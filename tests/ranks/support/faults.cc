@@ -9,18 +9,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/runtime/bootstrap/launcher.h"
 #include "src/runtime/bootstrap/relay.h"
 #include "src/runtime/clock.h"
+#include "tests/ranks/support/process.h"
 
 namespace overlace::test {
 namespace {
@@ -37,41 +35,6 @@ struct Board {
   char job[128];  // beginning of the names of this job's sockets
   Report ranks[16];
 };
-
-size_t count_entries(const char* directory) {
-  return static_cast<size_t>(
-      std::distance(std::filesystem::directory_iterator(directory), std::filesystem::directory_iterator()));
-}
-
-/// What an open runtime has and a closed one must not have.
-struct Belongings {
-  size_t descriptors = count_entries("/proc/self/fd"), threads = count_entries("/proc/self/task"), heaps = 0;
-  Belongings() {
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) heaps += line.find("overlace-heap") != std::string::npos;
-  }
-  std::string beyond(const Belongings& before) const {
-    std::string text;
-    const auto compare = [&](const char* name, size_t is, size_t was) {
-      if (is != was) text += base::format("{} {} instead of {}; ", is, name, was);
-    };
-    compare("descriptors", descriptors, before.descriptors);
-    compare("threads", threads, before.threads);
-    compare("mapped heaps", heaps, before.heaps);
-    return text;
-  }
-};
-
-/// What is there beyond `before`, at last: a thread that was joined stays in /proc for a moment.
-std::string left_beyond(const Belongings& before) {
-  constexpr int kLooks = 100;
-  std::string text = Belongings().beyond(before);
-  for (int look = 0; look < kLooks && !text.empty(); ++look) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    text = Belongings().beyond(before);
-  }
-  return text;
-}
 
 /// Sockets of this host whose names begin so, in words; heaps have no names.
 std::string sockets_of(const std::string& job) {
@@ -138,7 +101,7 @@ std::vector<Survivor> run_with_fault(
     report.pid = ::getpid();
     const size_t colon = launch_socket.find(':');
     if (rank == 0) launch_socket.copy(board.job, std::min(colon, sizeof board.job - 1));
-    const Belongings before;
+    const Held before = held();
     try {
       body(std::move(
                runtime::relay_bootstrap(launch_socket.substr(0, colon), launch_socket.substr(colon + 1), rank, n, 20000)
@@ -160,7 +123,7 @@ std::vector<Survivor> run_with_fault(
       if (rank != culprit && board.ranks[rank].end_ns == 0) return;
     ::kill(static_cast<pid_t>(board.ranks[culprit].pid), SIGKILL);
   };
-  const Belongings before;
+  const Held before = held();
   const bool is_killed = fault == Fault::kill || fault == Fault::stop;
   EXPECT_EQ(runtime::launch_forked(n, child, tick), is_killed ? 128 + SIGKILL : 0);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";

@@ -129,6 +129,7 @@ RuntimeOptions runtime_options(Mode mode, const RankOptions& options) {
   RuntimeOptions result;
   result.backend = Backend::cpu;
   result.heap_bytes = options.heap_bytes;
+  result.max_heap_bytes = options.max_heap_bytes;
   result.timeout_ms = options.timeout_ms;
   result.num_signal_ids = options.num_signal_ids;
   result.link = options.link;

@@ -43,6 +43,7 @@ inline std::vector<Mode> all_modes() {
 
 struct RankOptions {
   size_t heap_bytes = size_t{8} << 20;
+  size_t max_heap_bytes = 0;  // 0: heap_bytes
   int64_t timeout_ms = 20000;
   LinkOptions link{};
   AdversaryOptions adversary{};            // Mode::threads_adversary enables it and draws a seed unless one is given

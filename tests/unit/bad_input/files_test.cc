@@ -290,7 +290,7 @@ const Case kMatrices[] = {
     matrix("NpyHeaderCut", npy(header("'<f4'", "False", "(2, 2)"), 16).substr(0, 30), Errc::corrupt,
            "x.npy: offset 8: header length 57, wanted at most 20 of 30 bytes"),
     matrix("NpyIntegers", npy(header("'<i4'", "False", "(2, 2)"), 16), Errc::not_supported,
-           "x.npy: dtype '<i4', wanted '<f4', '<f2' or '<f8'"),
+           "x.npy: dtype i32, wanted fp32, fp16 or fp64"),
     matrix("NpyColumnsFirst", npy(header("'<f4'", "True", "(2, 2)"), 16), Errc::not_supported,
            "x.npy: fortran_order is True, wanted False (C order)"),
     matrix("NpyThreeDimensions", npy(header("'<f4'", "False", "(2, 2, 1)"), 16), Errc::invalid_argument,

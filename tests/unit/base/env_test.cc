@@ -38,21 +38,39 @@ TEST(Env, DefaultsOfAnEmptyEnvironment) {
 }
 
 TEST(Env, ReadsEachVariable) {
-  const Env env =
-      Env::parse({"OVERLACE_BACKEND=cuda_peer", "OVERLACE_HEAP=ipc", "OVERLACE_HEAP_BYTES=64M", "OVERLACE_TIMEOUT_S=20",
-                  "OVERLACE_WAIT=spin", "OVERLACE_HOST_ID=left", "OVERLACE_NET_ENGINE=none",
-                  "OVERLACE_ADVERSARY=seed=7,pieces=2", "OVERLACE_LINK=2GB/s,20us", "OVERLACE_CHECK=sync,calls",
-                  "OVERLACE_ALLOW_SHARED_GPU=1", "OVERLACE_LOG=debug", "OVERLACE_MACHINE=h200x4", "OVERLACE_EXPLAIN=1",
-                  "OVERLACE_TRACE=t.pftrace", "OVERLACE_PLAN_CACHE=p.json", "OVERLACE_LAUNCH_SOCKET=abc",
-                  "CUDA_DEVICE_MAX_CONNECTIONS=1", "PATH=/bin"})
-          .value();
+  const Env env = Env::parse({"OVERLACE_BACKEND=cuda_peer",
+                              "OVERLACE_HEAP=ipc",
+                              "OVERLACE_HEAP_BYTES=64M",
+                              "OVERLACE_MAX_HEAP_BYTES=2G",
+                              "OVERLACE_TIMEOUT_S=20",
+                              "OVERLACE_WAIT=spin",
+                              "OVERLACE_HOST_ID=left",
+                              "OVERLACE_NET_ENGINE=none",
+                              "OVERLACE_SECRET=0123456789abcdef",
+                              "OVERLACE_LISTEN=ib0",
+                              "OVERLACE_ADVERSARY=seed=7,pieces=2",
+                              "OVERLACE_LINK=2GB/s,20us",
+                              "OVERLACE_CHECK=sync,calls",
+                              "OVERLACE_ALLOW_SHARED_GPU=1",
+                              "OVERLACE_LOG=debug",
+                              "OVERLACE_MACHINE=h200x4",
+                              "OVERLACE_EXPLAIN=1",
+                              "OVERLACE_TRACE=t.pftrace",
+                              "OVERLACE_PLAN_CACHE=p.json",
+                              "OVERLACE_LAUNCH_SOCKET=abc",
+                              "CUDA_DEVICE_MAX_CONNECTIONS=1",
+                              "PATH=/bin"})
+                      .value();
   EXPECT_EQ(env.backend, "cuda_peer");
   EXPECT_EQ(env.heap, "ipc");
   EXPECT_EQ(env.heap_bytes, 64 << 20);
+  EXPECT_EQ(env.max_heap_bytes, int64_t{2} << 30);
   EXPECT_EQ(env.timeout_s, 20);
   EXPECT_EQ(env.wait, "spin");
   EXPECT_EQ(env.host_id, "left");
   EXPECT_EQ(env.net_engine, "none");
+  EXPECT_EQ(env.secret, "0123456789abcdef");
+  EXPECT_EQ(env.listen, "ib0");
   EXPECT_EQ(env.adversary, "seed=7,pieces=2");
   EXPECT_EQ(env.link, "2GB/s,20us");
   EXPECT_EQ(env.check, "sync,calls");
@@ -72,13 +90,26 @@ TEST(Env, ReadsEachVariable) {
 TEST(Env, RefusesBadValuesWithNameValueAndAcceptedSet) {
   EXPECT_EQ(refusal("OVERLACE_BACKEND=gpu"), "OVERLACE_BACKEND is \"gpu\", wanted auto, cpu, cuda_peer");
   EXPECT_EQ(refusal("OVERLACE_TIMEOUT_S=0"), "OVERLACE_TIMEOUT_S is \"0\", wanted integer, 1 to 86400");
-  for (const char* setting :
-       {"OVERLACE_TIMEOUT_S=86401", "OVERLACE_TIMEOUT_S=-1", "OVERLACE_TIMEOUT_S=3s", "OVERLACE_TIMEOUT_S= 3",
-        "OVERLACE_TIMEOUT_S=99999999999999999999", "OVERLACE_HEAP=VMM", "OVERLACE_HEAP_BYTES=-1",
-        "OVERLACE_HEAP_BYTES=1T", "OVERLACE_HEAP_BYTES=M", "OVERLACE_HEAP_BYTES=1.5G",
-        "OVERLACE_HEAP_BYTES=9223372036854775807G", "OVERLACE_WAIT=sleep", "OVERLACE_NET_ENGINE=tcp",
-        "OVERLACE_CHECK=sync,x", "OVERLACE_CHECK=all", "OVERLACE_ALLOW_SHARED_GPU=yes", "OVERLACE_LOG=trace",
-        "OVERLACE_EXPLAIN=2", "CUDA_DEVICE_MAX_CONNECTIONS=many"}) {
+  for (const char* setting : {"OVERLACE_TIMEOUT_S=86401",
+                              "OVERLACE_TIMEOUT_S=-1",
+                              "OVERLACE_TIMEOUT_S=3s",
+                              "OVERLACE_TIMEOUT_S= 3",
+                              "OVERLACE_TIMEOUT_S=99999999999999999999",
+                              "OVERLACE_HEAP=VMM",
+                              "OVERLACE_HEAP_BYTES=-1",
+                              "OVERLACE_HEAP_BYTES=1T",
+                              "OVERLACE_MAX_HEAP_BYTES=2T",
+                              "OVERLACE_HEAP_BYTES=M",
+                              "OVERLACE_HEAP_BYTES=1.5G",
+                              "OVERLACE_HEAP_BYTES=9223372036854775807G",
+                              "OVERLACE_WAIT=sleep",
+                              "OVERLACE_NET_ENGINE=tcp",
+                              "OVERLACE_CHECK=sync,x",
+                              "OVERLACE_CHECK=all",
+                              "OVERLACE_ALLOW_SHARED_GPU=yes",
+                              "OVERLACE_LOG=trace",
+                              "OVERLACE_EXPLAIN=2",
+                              "CUDA_DEVICE_MAX_CONNECTIONS=many"}) {
     const std::string text = refusal(setting), name = std::string(setting).substr(0, std::string(setting).find('='));
     EXPECT_TRUE(text.starts_with(name + " is \"")) << setting << ": " << text;
     EXPECT_NE(text.find(", wanted "), std::string::npos) << text;
@@ -116,6 +147,21 @@ TEST(Env, RecognisesLaunchers) {
   EXPECT_EQ(Env::parse({"PMI_RANK=3", "PMI_SIZE=4", "MPI_LOCALRANKID=1", "MPI_LOCALNRANKS=2"})->local_size, 2);
   EXPECT_EQ(
       Env::parse({"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=1"})->local_size, 1);
+}
+
+TEST(Env, ShowsNoSecrets) {
+  const Env env =
+      Env::parse({"OVERLACE_SECRET=0123456789abcdef", "OVERLACE_LAUNCH_SOCKET=name:fedcba9876543210"}).value();
+  EXPECT_EQ(row(env.values(), "OVERLACE_SECRET").value, "(hidden)");
+  EXPECT_EQ(row(env.values(), "OVERLACE_LAUNCH_SOCKET").value, "name:(hidden)");
+  EXPECT_EQ(row(Env::parse({})->values(), "OVERLACE_SECRET").value, "");
+}
+
+TEST(Env, KnowsTheLauncherOfMpiBesideAnother) {
+  EXPECT_EQ(Env::parse({"RANK=1", "WORLD_SIZE=4"})->mpi_rank, -1);
+  EXPECT_EQ(Env::parse({"RANK=1", "WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=2"})->mpi_rank, 2);
+  EXPECT_EQ(Env::parse({"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=4", "PMIX_RANK=1"})->mpi_rank, 1);
+  EXPECT_EQ(Env::parse({"PMI_RANK=0", "PMI_SIZE=4"})->mpi_rank, 0);
 }
 
 TEST(Env, KnowsTheHostsOfASlurmStep) {

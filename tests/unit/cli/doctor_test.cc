@@ -6,6 +6,7 @@
 
 #include "cli/doctor_machine.h"
 #include "src/base/env.h"
+#include "src/io/engine.h"
 
 namespace overlace::cli {
 namespace {
@@ -67,11 +68,16 @@ TEST(Doctor, ReportsEverySectionAndTheLink) {
   EXPECT_TRUE(test.find("caps")->find("load_store")->as_bool());
   EXPECT_EQ(test.find("reach")->dump(), R"([["self","lsa"],["lsa","self"]])");
   EXPECT_EQ(*Json::parse(report.dump(2)), report);
+  const Json& io = *report.find("use")->find("io");
+  const auto choice = io::choose_engine();
+  ASSERT_TRUE(choice.ok()) << choice.status().message();
+  EXPECT_EQ(io.find("engine")->as_string(), choice->name);
+  EXPECT_EQ(io.find("why")->as_string(), choice->reason);
 
   const std::string text = doctor_text(report);
   for (const char* part :
-       {"machine\n", "libraries\n", "overlace will use\n", "wait policy", "link test: cpu, 2 ranks\n", "put and signal",
-        "reach of rank 1", "OVERLACE_TIMEOUT_S", "no problems\n"})
+       {"machine\n", "libraries\n", "overlace will use\n", "wait policy", "disk I/O", "link test: cpu, 2 ranks\n",
+        "put and signal", "reach of rank 1", "OVERLACE_TIMEOUT_S", "no problems\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_TRUE(text.ends_with("\n"));
 }

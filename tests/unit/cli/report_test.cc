@@ -160,6 +160,30 @@ TEST(Report, ShowsSitesTotalsErrorsAndMachine) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
 }
 
+TEST(Report, ShowsTheRunThatIsNearestToTheMedian) {
+  const auto lasting = [](int64_t us) {
+    base::Trace t;
+    t.spans = {{0, "cpu 0", "gemm", "gemm", 5000, 5000 + us * 1000, 0, 0}};
+    return t;
+  };
+  const std::vector<base::Trace> traces = {lasting(90), lasting(52), lasting(47), lasting(130)};
+  EXPECT_EQ(most_typical(traces, 50), 1u);
+  EXPECT_EQ(most_typical(traces, 49), 2u);
+  EXPECT_EQ(most_typical(traces, 1000), 3u);
+  EXPECT_EQ(most_typical({lasting(1)}, 1000), 0u);
+}
+
+TEST(Report, TellsTheLimitOfAllLayersFromThoseOfSites) {
+  const std::string page = html_report(sample());
+  EXPECT_NE(page.find("limit of all layers: 1.41x"), std::string::npos) << "12 us serial, 8.5 us";
+  EXPECT_NE(page.find("<b>All layers</b>"), std::string::npos);
+  EXPECT_NE(page.find("which is not the sum of the sites"), std::string::npos);
+  EXPECT_EQ(page.find("attainable"), std::string::npos);
+  Report unmeasured = sample();
+  unmeasured.total.limit_us = 0;
+  EXPECT_EQ(html_report(unmeasured).find("limit of all layers"), std::string::npos);
+}
+
 TEST(Report, SaysEmulatedOnlyAndEverywhereWhenItIs) {
   Report report = sample();
   EXPECT_EQ(count(html_report(report), "class=\"badge emulated\""), 0u);

@@ -48,6 +48,7 @@ RunResult example() {
              site("down", "gemm_rs", 512, 768, {12000, 6000, 12500, 18000, 18000, 13500})};
   r.total_serial_us = 80000;
   r.total_overlapped_us = 64000;
+  r.stack_limit_us = 60500;
   r.error = 2e-6;
   r.baseline_error = 1.5e-6;
   r.error_limit = 3.1e-6;
@@ -70,7 +71,12 @@ TEST(SiteTimes, HiddenIsTheSavedShareOfTheShorterSide) {
 TEST(RunResult, TotalsCountEverySite) {
   const RunResult r = example();
   EXPECT_DOUBLE_EQ(*r.total_hidden(), (4000.0 + 4500.0) / (5000.0 + 6000.0));
-  EXPECT_DOUBLE_EQ(r.total_limit_us(), 80000 - 2 * ((14000.0 - 9500) + (18000.0 - 12500)));
+}
+
+TEST(RunResult, LimitsOfSitesAreNoLimitOfAllLayers) {
+  const RunResult r = example();
+  EXPECT_DOUBLE_EQ(r.sites_limit_us(), 80000 - 2 * ((14000.0 - 9500) + (18000.0 - 12500)));
+  EXPECT_NE(r.sites_limit_us(), r.stack_limit_us);
 }
 
 TEST(RunResultJson, HasTheSchemaThatOthersRead) {
@@ -97,12 +103,14 @@ TEST(RunResultJson, HasTheSchemaThatOthersRead) {
   EXPECT_DOUBLE_EQ(down.find("hidden")->as_double(), 0.75);
   for (const char* key : {"serial_us", "overlapped_us", "limit_us", "hidden"})
     EXPECT_TRUE(json.find("total")->find(key)->is_number()) << key;
+  EXPECT_DOUBLE_EQ(json.find("total")->find("limit_us")->as_double(), 60000) << "what the sites could hide";
+  EXPECT_DOUBLE_EQ(json.find("total")->find("stack_limit_us")->as_double(), 60500) << "measured";
 }
 
 TEST(RunResultJson, SaysNothingAboutWhatWasNotTimed) {
   RunResult r = example();
   for (SiteResult& s : r.sites) s.times = {};
-  r.total_serial_us = r.total_overlapped_us = 0;
+  r.total_serial_us = r.total_overlapped_us = r.stack_limit_us = 0;
   r.ok = false;
   r.error = INFINITY;
   r.why_not = "not finite";
@@ -111,6 +119,7 @@ TEST(RunResultJson, SaysNothingAboutWhatWasNotTimed) {
   EXPECT_TRUE(json->find("sites")->as_array()[0].find("serial_us")->is_null());
   EXPECT_TRUE(json->find("sites")->as_array()[0].find("hidden")->is_null());
   EXPECT_TRUE(json->find("total")->find("limit_us")->is_null());
+  EXPECT_TRUE(json->find("total")->find("stack_limit_us")->is_null());
   EXPECT_TRUE(json->find("error")->is_null());
   EXPECT_FALSE(json->find("ok")->as_bool());
 }

@@ -14,7 +14,7 @@ Bytes bytes_of(const std::string& text) {
 base::Status outcome(const std::vector<base::Status>& ranks, const std::vector<std::string>& texts, size_t rank) {
   std::vector<Bytes> entries;
   for (size_t r = 0; r < ranks.size(); ++r) entries.push_back(bytes_of(agree_entry(ranks[r], texts[r])));
-  return agree_outcome(entries, static_cast<int>(rank), ranks[rank], "call", "tp");
+  return agree_outcome(read_agreement(entries, static_cast<int>(rank), ranks[rank], "tp"), "call", "tp");
 }
 
 TEST(Agree, EqualTextsOfAllRanksAreOk) {
@@ -45,7 +45,7 @@ TEST(Agree, ARefusalReachesTheOthersUnderItsCodeAndRankAndStaysItsOwn) {
 TEST(Agree, ARankInAnotherCollectiveIsNamed) {
   for (const std::string& foreign : {std::string(), std::string("abc"), std::string("\0\0\0\0\0\0\0\0", 8)}) {
     const std::vector<Bytes> entries = {bytes_of(agree_entry({}, "M 8")), bytes_of(foreign)};
-    const base::Status status = agree_outcome(entries, 0, {}, "call", "tp");
+    const base::Status status = agree_outcome(read_agreement(entries, 0, {}, "tp"), "call", "tp");
     EXPECT_EQ(status.code(), Errc::plan_mismatch);
     EXPECT_NE(status.message().find("rank 1 refused"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find("in another collective call"), std::string::npos) << status.message();

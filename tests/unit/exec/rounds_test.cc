@@ -103,6 +103,18 @@ std::map<std::pair<int, int>, std::vector<int>> order_of(const Timetable& table,
 
 bool is_fused(const Schedule& schedule) { return std::any_of(schedule.tasks.begin(), schedule.tasks.end(), is_part); }
 
+void expect_data_leave_before_what_depends(const std::vector<spec::Instance>& instances, const Timetable& table,
+                                           const std::string& where) {
+  const auto place = [&](const Step& step) {
+    return std::find(table.steps.begin(), table.steps.end(), step) - table.steps.begin();
+  };
+  for (size_t i = 0; i < instances.size(); ++i)
+    for (const int dep : instances[i].deps)
+      if (const int last = table.last_round[static_cast<size_t>(dep)]; last >= 0) {
+        EXPECT_LT(place({.round = last}), place({.instance = static_cast<int>(i)})) << where << ": its data have left";
+      }
+}
+
 struct Case {
   std::string op;
   int64_t m;
@@ -156,13 +168,7 @@ void expect_sound(const Case& c, const std::string& family, int degree) {
       for (const auto& boxes : i.writes)
         for (const spec::Box& box : boxes) far_bytes += is_far(box.rank) ? box.numel() : 0;
     }
-    for (size_t i = 0; i < instances.size(); ++i)
-      for (const int dep : instances[i].deps)
-        if (const int last = table.last_round[static_cast<size_t>(dep)]; last >= 0) {
-          const auto sent =
-              std::find(table.steps.begin(), table.steps.end(), Step{.round = last}) - table.steps.begin();
-          EXPECT_LT(static_cast<size_t>(sent), place[i]) << where << ": its data have left";
-        }
+    expect_data_leave_before_what_depends(instances, table, where);
     // Both ends of each pair have the same messages in the same order.
     for (const auto& [pair, messages] : order_of(table, r)) {
       const int peer = pair.first == r ? pair.second : pair.first;
@@ -180,6 +186,30 @@ TEST(Rounds, EveryFamilyEndsEvenIfAllStreamsOfARankAreOne) {
            std::vector<std::vector<int>>{{0, 0, 2, 2}, {0, 1, 2, 3}, {0, 1, 0, 1}, {0, 0, 0, 3}, {0, 0, 0, 0}})
         for (const std::string& family : spec::families(op))
           for (const int degree : {1, 3}) expect_sound({op, m, group}, family, degree);
+}
+
+/// Its data for one rank leave a round later than those for the other, behind what another copy has for that rank.
+TEST(Rounds, ACopyIsDoneWhenTheLastOfItsMessagesHasLeft) {
+  const Schedule schedule = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"fan",
+    "buffers":[["X","symmetric","bf16",[3,1]],["A","local","bf16",[2,1]],["B","local","bf16",[1,1]]],
+    "signals":[["one",1],["two",1]],
+    "tasks":[{"id":"first","kind":"copy","engine":"ce","reads":[["A","r",[0,1],[0,1]]],
+        "writes":[["X","(r+1)%G",[0,1],[0,1]]],"sets":[["one",0,"(r+1)%G",1]]},
+      {"id":"both","kind":"copy","engine":"ce","reads":[["A","r",[1,1],[0,1],{"each":["p",1,"G"]}]],
+        "writes":[["X","(r+p)%G",["p",1],[0,1],{"each":["p",1,"G"]}]],
+        "sets":[["two",0,"(r+p)%G",1,{"each":["p",1,"G"]}]]},
+      {"id":"after","kind":"copy","engine":"ce","queue":1,"deps":["both"],"reads":[["A","r",[0,1],[0,1]]],
+        "writes":[["B","r",[0,1],[0,1]]]},
+      {"id":"got","kind":"barrier","engine":"sm","queue":1,
+        "waits":[["one",0,"(r+2)%G",1],["two",0,"(r+1)%G",1],["two",0,"(r+2)%G",1]]}]})");
+  const std::vector<int> group = {0, 1, 2};
+  const Whole whole = whole_of(schedule, group);
+  EXPECT_EQ(play(schedule, whole, group), "");
+  for (size_t r = 0; r < group.size(); ++r) {
+    const std::vector<int>& last = whole.tables[r].last_round;
+    EXPECT_GT(last[1], last[0]) << "rank " << r << ": the first copy's data left before";
+    expect_data_leave_before_what_depends(whole.all[r].instances, whole.tables[r], "rank " + std::to_string(r));
+  }
 }
 
 TEST(Rounds, SixRanksOnThreeHosts) {

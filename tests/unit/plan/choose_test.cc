@@ -6,6 +6,7 @@
 
 #include "overlace/plan.h"
 #include "src/spec/check.h"
+#include "src/spec/heap_layout.h"
 #include "tests/unit/plan/problem.h"
 
 namespace overlace::plan {
@@ -32,6 +33,31 @@ TEST(Choose, FallsBackToLibraryWithTheReason) {
   // The transfer is 2 % of the whole: nothing worth hiding.
   hardware = {.is_gpu = false, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
   expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), hardware), "nothing expected to gain");
+}
+
+TEST(Choose, TakesNothingThatTheHeapHasNoRoomFor) {
+  const std::vector<spec::OpSpec> ops = {op_of("ag_gemm", 8192, 2560, 8192), op_of("gemm_rs", 8192, 8192, 2048),
+                                         op_of("gemm_ar", 8192, 8192, 2048), op_of("ag_gemm", 16, 7168, 8192),
+                                         op_of("ag_wgrad", 8192, 2560, 8192)};
+  const Hardware slow = {.link_bytes_per_s = 2e9, .flops_per_s = 1e11};
+  for (Hardware hardware : {kH200, slow}) {
+    for (const spec::OpSpec& op : ops) {
+      int choices = 0;
+      for (uint64_t taken = 1; taken != 0; ++choices) {
+        const Choice choice = choose(op, hardware);
+        taken = spec::heap_bytes(choice.schedule, op.ranks);
+        EXPECT_TRUE(hardware.heap_bytes == 0 || taken <= hardware.heap_bytes) << op.op;
+        hardware.heap_bytes = taken - 1;
+      }
+      EXPECT_GT(choices, hardware.is_gpu && op.m > 64 ? 1 : 0) << op.op;
+      hardware.heap_bytes = 1;
+      EXPECT_TRUE(choose(op, hardware).schedule.family.starts_with("library")) << op.op;
+      hardware.heap_bytes = 0;
+    }
+  }
+  Hardware little = kH200;
+  little.heap_bytes = 1;
+  EXPECT_NE(choose(ops[0], little).reason.find("schedules need more than 1 bytes of heap"), std::string::npos);
 }
 
 TEST(Choose, FewTokensTakeOneKernel) {

@@ -28,6 +28,29 @@ TEST(Allocator, AlignsAndKeepsTheHole) {
   EXPECT_EQ(a.largest_free(), 65536u - 4096 - 256);
 }
 
+TEST(Allocator, TakesNothingBelowTheLeastPlace) {
+  Allocator a(0, 8192, 256);
+  EXPECT_EQ(a.take(256, 1, 1000), 1024u);
+  EXPECT_EQ(a.take(256, 1024, 1025), 2048u);
+  EXPECT_EQ(a.take(256, 1), 0u);
+  EXPECT_EQ(a.take(256, 1, 8192), std::nullopt);
+  EXPECT_EQ(a.give_back(1024), 256u);
+  EXPECT_EQ(a.largest_free(), 8192u - 2048 - 256);
+}
+
+TEST(Allocator, GrowsAtItsEnd) {
+  Allocator a(0, 1024, 256);
+  EXPECT_EQ(a.take(512, 1), 0u);
+  EXPECT_EQ(a.take(1024, 1), std::nullopt);
+  a.grow(1536);
+  EXPECT_EQ(a.capacity(), 1536u);
+  EXPECT_EQ(a.take(1024, 1), 512u);  // what was left and what came are one hole
+  a.grow(2048);
+  a.grow(1024);  // does not shrink
+  EXPECT_EQ(a.capacity(), 2048u);
+  EXPECT_EQ(a.take(512, 1), 1536u);
+}
+
 TEST(Allocator, RefusesForeignAndDoubleReturns) {
   Allocator a(0, 4096, 256);
   const auto block = a.take(512, 1);

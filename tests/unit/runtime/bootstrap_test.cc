@@ -11,7 +11,9 @@
 #include <thread>
 
 #include "overlace/error.h"
+#include "src/base/format.h"
 #include "src/runtime/bootstrap/relay.h"
+#include "src/runtime/bootstrap/secret.h"
 #include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/clock.h"
 
@@ -192,6 +194,43 @@ TEST(Relay, HangsUpOnFramesThatNoClientSends) {
   EXPECT_TRUE(ends(true, {.type = 1}));
   EXPECT_TRUE(ends(false, {.type = 2, .number = 4, .value = 20000})) << "no hello before";
   EXPECT_TRUE(ends(false, {.value = 2, .length = uint64_t{1} << 20})) << "more memory than a token takes";
+}
+
+TEST(Relay, StrangersOverTcpGetFewPlacesAndRanksTheirs) {
+  std::unique_ptr<RelayServer> server;
+  std::string name;
+  for (int port = 20000 + ::getpid() % 12000; !server && port < 33000; ++port) {
+    name = base::format("{}127.0.0.1:{}", kTcp, port);
+    if (auto opened = RelayServer::open(name, "secret", 2); opened.ok()) server = std::move(*opened);
+  }
+  ASSERT_TRUE(server);
+  const auto connect = [&] { return connect_to(name, SOCK_STREAM, now_ns() + 1000000000).value(); };
+  const UniqueFd rank = connect();
+  server->serve();
+  const RawFrame hello{.number = 1, .value = 2, .length = 6};
+  EXPECT_TRUE(send_all(rank.get(), &hello, sizeof hello).ok());
+  EXPECT_TRUE(send_all(rank.get(), "secret", 6).ok());
+  server->serve();
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(connect());
+    server->serve();
+  }
+  EXPECT_EQ(server->num_strangers(), RelayServer::kMaxStrangers + 2);
+  char byte = 0;
+  EXPECT_EQ(::recv(silent.front().get(), &byte, 1, MSG_DONTWAIT), 0) << "the oldest had to go";
+  EXPECT_LT(::recv(silent.back().get(), &byte, 1, MSG_DONTWAIT), 0) << "the newest has not";
+  RawFrame welcome;
+  EXPECT_TRUE(receive_all(rank.get(), &welcome, sizeof welcome, now_ns() + 1000000000).ok());
+  EXPECT_EQ(welcome.type, 1u) << "who has said the secret stays";
+  EXPECT_LT(::recv(rank.get(), &byte, 1, MSG_DONTWAIT), 0);
+  // As much as a greeting may have and more: it is not read any further.
+  const std::string much(1 << 16, 'x');
+  const RawFrame longest{.number = 0, .value = 2, .length = RelayServer::kGreetingBytes};
+  EXPECT_TRUE(send_all(silent.back().get(), &longest, sizeof longest).ok());
+  (void)::send(silent.back().get(), much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  for (int i = 0; i < 3; ++i) server->serve();
+  EXPECT_EQ(server->num_strangers(), RelayServer::kMaxStrangers + 1);
 }
 
 TEST(Relay, ForeignUidIsRejected) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "overlace/error.h"
@@ -69,6 +70,25 @@ TEST(OpenRuntime, ReplacesAnotherThatIsLeftThen) {
   runtime.world().barrier();
   runtime.heap().free(buffer);
   runtime.close();
+}
+
+TEST(OpenRuntime, TakesNothingBackUntilItIsClosed) {
+  auto bootstraps = thread_bootstraps(1);
+  Runtime runtime = Runtime::open(*bootstraps[0], small());
+  Channel& channel = runtime.world().channel(StreamRef::cpu());
+  EXPECT_NO_THROW(runtime.heap().free(SymBuffer{}));
+  EXPECT_NO_THROW(channel.release(SignalIds{}));
+  runtime.close();
+  const auto code_of = [](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return Errc::ok;
+  };
+  EXPECT_EQ(code_of([&] { runtime.heap().free(SymBuffer{}); }), Errc::closed);
+  EXPECT_EQ(code_of([&] { channel.release(SignalIds{}); }), Errc::closed);
 }
 
 TEST(OpenRuntime, RefusesAPeerThatIsNotThere) {

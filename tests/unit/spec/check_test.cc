@@ -260,6 +260,19 @@ TEST(CheckS2, RegionsInsideBuffersAndRanks) {
   task(s, "gemm_own").reads[1].dims[0].count = "N-1";
   EXPECT_EQ(errors(s), Codes{"S2"});
   s = sample("hetero_fused_1d");
+  task(s, "gemm_own").reads[0].each = Loop{"i", 0, 2};
+  const std::string uneven = check(s, Machine{}).to_string();
+  EXPECT_NE(uneven.find("2 boxes to read, 1 to write"), std::string::npos) << uneven;
+  EXPECT_EQ(uneven.find("does not give"), std::string::npos) << "of a second box that is not there\n" << uneven;
+  for (const size_t dim : {0u, 1u}) {  // a row too few of A, a column too few: neither does it alone with B give C
+    s = sample("hetero_fused_1d");
+    task(s, "gemm_own").reads[0].dims[dim].count = dim == 0 ? "off[r+1]-off[r]-1" : "K-1";
+    CheckOptions without_coverage;
+    without_coverage.coverage = false;
+    const CheckReport report = check(s, Machine{}, without_coverage);
+    EXPECT_NE(report.to_string().find("does not give"), std::string::npos) << dim << "\n" << report.to_string();
+  }
+  s = sample("hetero_fused_1d");
   task(s, "gemm_own").writes[0].at = "(r+1)%G";  // C is not symmetric
   EXPECT_EQ(errors(s), Codes{"S2"});
 }
@@ -391,6 +404,9 @@ TEST(CheckS8, QueueWaitsNeedHardwareQueues) {
   machine.max_connections = 1;
   EXPECT_EQ(errors(s, machine), Codes{"S8"});
   EXPECT_EQ(errors(sample("library"), machine), Codes{});
+  machine.is_gpu = false;
+  EXPECT_EQ(errors(s, machine), Codes{}) << "lanes of CPU ranks have threads of their own";
+  machine.is_gpu = true;
   machine.max_connections = 2;  // sm 0 and ce 0 have one each
   EXPECT_EQ(errors(s, machine), Codes{});
 }
@@ -434,6 +450,13 @@ TEST(CheckS9, EveryContributionExactlyOnce) {
   auto& reads = task(s, "reduce").reads;
   reads.insert(reads.begin(), reads[1]);  // own partial twice
   EXPECT_EQ(errors(s), Codes{"S9"});
+  s = sample("uniform_fused_1d", "gemm_rs");
+  Task& reduce = task(s, "reduce");
+  for (Region& region : reduce.reads) region.dims.back() = {0, "N-1"};
+  reduce.reads[1].dims.back().begin = 1;  // columns of one source beside those of another
+  reduce.writes[0].dims.back() = {0, "N-1"};
+  EXPECT_NE(check(s, Machine{}).to_string().find("adds element ("), std::string::npos)
+      << check(s, Machine{}).to_string();
   s = sample("uniform_fused_2d");
   task(s, "gemm_add").reads[1].dims[1].begin = "slab[s-1]";  // the same slab of b again
   task(s, "gemm_add").reads[1].dims[1].count = task(s, "gemm_add").reads[0].dims[1].count;

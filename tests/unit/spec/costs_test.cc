@@ -27,8 +27,15 @@ TEST(Costs, AProductIsWavesOfTheFastestTile) {
   // One row more is a wave more; in two products of a batch each has rows of its own.
   EXPECT_DOUBLE_EQ(gemm_cost(machine, {257, 256, 1000}).us, 3 + 24);
   EXPECT_DOUBLE_EQ(gemm_cost(machine, {129, 256, 1000, 2}).us, 3 + 24);
+  // Of two tiles alike the first counts: four of 128 x 128 here, not three of 64 x 256.
+  Machine alike = small();
+  alike.gemm.tiles = {{128, 128, {2}, {10}}, {64, 256, {2}, {10}}};
+  alike.gemm.sustained_TFLOPs = {1e-3};
+  EXPECT_DOUBLE_EQ(gemm_cost(alike, {192, 256, 1000}).us, 3 + 4 * 2 * 128 * 128);
   EXPECT_EQ(gemm_cost(machine, {0, 256, 1000}).us, 0);
   EXPECT_EQ(gemm_cost(machine, {256, 256, 0}).us, 0);
+  EXPECT_EQ(gemm_cost(machine, {256, 0, 1000}).us, 0);
+  EXPECT_EQ(gemm_cost(machine, {256, 256, 1000, 0}).us, 0);
 }
 
 /// GPUs: SMs without a tile take part of K, and the parts are added up.
@@ -57,6 +64,8 @@ TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
   machine.gemm.stream_GBps = {1};
   EXPECT_DOUBLE_EQ(stream_us(false, 256), 4 * tile);
   EXPECT_EQ(one_shot_cost(machine, true, {8, 0, 1000}).stream_us, 0);
+  EXPECT_EQ(one_shot_cost(machine, true, {8, 0, 1000}).start_us, 0);
+  EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 0}).start_us, 0);
 }
 
 TEST(Costs, RatesAreLimits) {
@@ -126,6 +135,10 @@ TEST(Costs, CopiesSumsAndCollectives) {
   machine.copy.all_GBps = {2};
   EXPECT_DOUBLE_EQ(copy_us(machine, 4e6), 5 + 2000) << "while all ranks send";
   EXPECT_DOUBLE_EQ(local_copy_us(machine, 8e6), 5 + 1000);
+  machine.copy.local_us.points = {{1e6, 60}, {1e7, 900}};
+  EXPECT_DOUBLE_EQ(local_copy_us(machine, 1e7), 900) << "as measured";
+  EXPECT_DOUBLE_EQ(local_copy_us(machine, 1e6), 60);
+  EXPECT_DOUBLE_EQ(local_copy_us(machine, 8e5), 5 + 100) << "less than was measured";
   EXPECT_DOUBLE_EQ(reduce_us(machine, 1e6), 100);
   EXPECT_EQ(copy_us(machine, 0) + local_copy_us(machine, 0) + reduce_us(machine, 0), 0);
   machine.memory.reduce_us.points = {{1e6, 50}, {1e7, 1000}};

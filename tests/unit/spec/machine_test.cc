@@ -76,6 +76,11 @@ TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
       refusal(with(R"("link":{"egress_GBps":[0,"prior"]})")),
       "m.json: /link/egress_GBps: got [0,\"prior\"], wanted [value, \"measured\" or \"prior\"], the value > 0 and "
       "<= 1e+07");
+  EXPECT_EQ(refusal(with(R"("gemm":{"tiles":3})")),
+            "m.json: /gemm/tiles: got 3, wanted a list of at most 1000 objects");
+  std::string many = R"("gemm":{"tiles":[0)";
+  for (int i = 0; i < 1000; ++i) many += ",0";
+  EXPECT_TRUE(refusal(with(many + "]}")).ends_with("wanted a list of at most 1000 objects"));
   EXPECT_EQ(refusal(with(R"("gemm":{"tiles":[{"cols":64,"wave_us":[1,"prior"],"k_ns":[1,"prior"]}]})")),
             "m.json: /gemm/tiles/0/rows: got null, wanted an integer from 1 to 65536");
   EXPECT_EQ(refusal(with(R"("link":{"egress_GBps":[-3,"prior"]})")),

@@ -44,6 +44,16 @@ class CheckDocsTest(support.TreeTest):
         self.write("src/base/b.cc", "// FIXME\n")
         self.assert_problem(self.problems("fine\n"), "src/base/b.cc:1: unfinished")
 
+    def test_numbers_of_the_readme_come_from_records(self) -> None:
+        fine = "Debian 12, 4x H200, M 8192, `x 5 us`\n```\n7 us\n```\n<!-- generated: a -->\n9 us\n<!-- end of a -->\n"
+        self.write("README.md", fine)
+        self.assertEqual(self.problems("fine, 3 us\n"), [])
+        for number in ("82 us", "1.5x", "3 %", "1.08 times", "43 cases", "6.5 ms"):
+            self.write("README.md", fine + f"gives {number} more\n")
+            self.assert_problem(self.problems("fine\n"), f"README.md:8: {number}: a number that no generated block has")
+        self.write("README.md", fine + "| a | 8 | 1.53 |\n")
+        self.assert_problem(self.problems("fine\n"), "README.md:8: 1.53: a number")
+
 
 if __name__ == "__main__":
     unittest.main()

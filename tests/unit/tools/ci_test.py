@@ -1,6 +1,9 @@
 """The counts, outcomes and deadlines of CI, and what it reads out of ptxas and nm."""
 
+import contextlib
+import io
 import json
+import os
 import sys
 import tempfile
 import time
@@ -55,6 +58,25 @@ class ResultsTest(support.TreeTest):
                 run.add("job", case)
             self.assertEqual(run.report()[1], f"0 passed, 1 failed, {len(cases)} skipped")
             self.assertFalse(run.ok())
+
+
+class SummaryTest(unittest.TestCase):
+    def test_names_the_last_whole_run_on_gpus(self) -> None:
+        fake = {"fake": lambda: iter([Case("a", PASSED)])}
+        printed, told = io.StringIO(), "the last whole run is of commit abc; 3 commits came since."
+        with (
+            unittest.mock.patch.object(jobs, "JOBS", fake),
+            unittest.mock.patch.object(main, "OUT", Path(tempfile.gettempdir())),
+            unittest.mock.patch.object(main.gpu_status, "sentence", lambda _: told),
+            unittest.mock.patch.object(main, "make_room", list),
+            unittest.mock.patch.dict("os.environ"),
+            contextlib.redirect_stdout(printed),
+        ):
+            os.environ.pop("OVERLACE_CI_SUMMARY", None)
+            self.assertEqual(main.main(["fake"]), 0)
+        self.assertEqual(
+            printed.getvalue().splitlines()[-3:], [f"On GPUs: {told}", "", "1 passed, 0 failed, 0 skipped"]
+        )
 
 
 class RunnerTest(support.TreeTest):
@@ -175,7 +197,7 @@ class JobsTest(support.TreeTest):
 
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
-        weekly = {"clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage"}
+        weekly = {"clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage", "mutate"}
         self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), weekly)
         self.assertEqual(main.chosen(["seeds"]), ["seeds"])
 

@@ -53,7 +53,9 @@ struct CpuAgent {
   int cores = 1;
   WaitPolicy wait = WaitPolicy::automatic;
   uint64_t timeout_ns = 0, fork_count = 0;
+  std::atomic<int32_t> waits_for{-1};  // rank of the team that a wait which is not short is for; -1: none. To be told.
   RuntimeLayout layout;
+  std::atomic<uint64_t> heap_bytes = 0;  // that have memory; grows
   std::vector<char*> bases;        // of all ranks' heaps, in this address space; empty reservations for other hosts
   std::vector<int> first_of_host;  // by rank: whose heap has the words that all ranks of its host share
   Control* control = nullptr;

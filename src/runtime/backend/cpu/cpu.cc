@@ -34,9 +34,9 @@ struct Line {
 class CpuBackend final : public BackendState {
  public:
   /// `service`: null where no rank is on another host and engine mpi was not asked for.
-  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, std::shared_ptr<Mapping> mapping, int cores,
-             mpi::Service* service, const std::vector<int>& mpi_ranks)
-      : mapping_(std::move(mapping)), staging_(layout.staging.offset) {
+  CpuBackend(const OpenContext& context, const RuntimeLayout& layout, Heaps heaps, int cores, mpi::Service* service,
+             const std::vector<int>& mpi_ranks)
+      : heaps_(std::move(heaps)), staging_(layout.staging.offset), timeout_ms_(context.options.timeout_ms) {
     const RuntimeOptions& options = context.options;
     agent_.rank = context.control.rank();
     agent_.world = context.control.size();
@@ -45,7 +45,9 @@ class CpuBackend final : public BackendState {
     agent_.timeout_ns = static_cast<uint64_t>(options.timeout_ms) * 1000000u;
     agent_.fork_count = fork_count();
     agent_.layout = layout;
-    for (int r = 0; r < agent_.world; ++r) agent_.bases.push_back(mapping_->base(r));
+    agent_.heap_bytes = layout.total_bytes;
+    heaps_.usable = &agent_.heap_bytes;
+    for (int r = 0; r < agent_.world; ++r) agent_.bases.push_back(heaps_.mapping->base(r));
     agent_.control = &context.control;
     agent_.names = &context.names;
     agent_.sent.resize(size_t{layout.num_ids} * layout.slot_stride);
@@ -60,7 +62,6 @@ class CpuBackend final : public BackendState {
     block.generation = context.control.generation();
     block.pid = ::getpid();
     block.rank = agent_.rank;
-    const std::vector<int> near = ranks_of_host(context);
     for (const Hello& hello : context.hellos) {
       const auto first = std::find_if(context.hellos.begin(), context.hellos.end(),
                                       [&](const Hello& other) { return other.host_id == hello.host_id; });
@@ -69,7 +70,7 @@ class CpuBackend final : public BackendState {
     // Collectives pass the emulated link like everything else, unless engine mpi was asked for by name.
     takes_mpi_ =
         service != nullptr && (options.net_engine == "mpi" || !(options.link.enabled || options.adversary.enabled));
-    if (service != nullptr) agent_.net = std::make_unique<Net>(agent_, *service, mpi_ranks, near);
+    if (service != nullptr) agent_.net = std::make_unique<Net>(agent_, *service, mpi_ranks, heaps_.near);
     if (options.adversary.enabled || options.link.enabled)
       agent_.wire = std::make_unique<Wire>(agent_, options.adversary, options.link);
   }
@@ -94,7 +95,11 @@ class CpuBackend final : public BackendState {
     return is_far(world_rank) ? nullptr : agent_.bases[static_cast<size_t>(world_rank)];
   }
   uint64_t user_offset() const override { return agent_.layout.user.offset; }
-  uint64_t user_bytes() const override { return agent_.layout.user.bytes; }
+  uint64_t user_bytes() const override { return heaps_.bytes - agent_.layout.user.offset; }
+  base::Status grow_heap(uint64_t bytes) override {
+    const uint64_t end = align_up(agent_.layout.user.offset + bytes, kGranule);
+    return grow_heaps(*agent_.control, timeout_ms_, end, &heaps_);
+  }
 
   TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) override {
     TeamPod pod{};
@@ -158,6 +163,7 @@ class CpuBackend final : public BackendState {
   base::Status begin_call(const CallSite&, Stats&) override { return {}; }
   base::Status end_call(const CallSite&) override { return {}; }
   bool is_capturing(StreamRef) const override { return false; }
+  base::Status finish_calls(uint32_t) override { return {}; }
   base::Status drain(StreamRef) override { return {}; }
 
   base::Status synchronize() override {
@@ -215,11 +221,12 @@ class CpuBackend final : public BackendState {
     return pod;
   }
 
-  const std::shared_ptr<Mapping> mapping_;
+  Heaps heaps_;
   CpuAgent agent_;
   std::deque<std::vector<char*>> tables_;  // addresses stay
   std::map<void*, std::unique_ptr<Line[]>> local_;
   uint64_t staging_;  // first byte that no engine has
+  int64_t timeout_ms_;
   bool is_poisoning_ = false, takes_mpi_ = false;
 };
 
@@ -255,15 +262,15 @@ base::Result<std::unique_ptr<BackendState>> open_cpu(const OpenContext& context)
   const auto world = static_cast<uint32_t>(control.size());
   const RuntimeLayout layout = runtime_layout(world, context.options.num_signal_ids, kSlotPitchCpu,
                                               context.options.heap_bytes, kGranule, world * kStagingPerRank);
-  base::Result<std::shared_ptr<Mapping>> mapping = map_heaps(context, layout.total_bytes);
-  OVERLACE_TRY(agree_on_status(control, mapping.ok() ? base::Status() : mapping.status(), context.options.timeout_ms,
-                               "open, heap"));
+  const uint64_t limit = align_up(layout.user.offset + context.options.max_heap_bytes, kGranule);
+  base::Result<Heaps> heaps = map_heaps(context, layout.total_bytes, limit);
+  OVERLACE_TRY(heaps.status());
   // Ranks may be pinned each to its own cores: what counts is what all of them have together.
   base::Result<std::vector<Bytes>> cpus =
       control.exchange(ranks_of_host(context), own_cpus(), context.options.timeout_ms, "open, affinity");
   if (!cpus.ok()) return cpus.status();
   return std::unique_ptr<BackendState>(
-      std::make_unique<CpuBackend>(context, layout, std::move(*mapping), usable_cores(*cpus), *service, mpi_ranks));
+      std::make_unique<CpuBackend>(context, layout, std::move(*heaps), usable_cores(*cpus), *service, mpi_ranks));
 }
 
 CpuAgent* cpu_agent(Runtime& runtime) {

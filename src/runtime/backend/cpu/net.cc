@@ -4,18 +4,18 @@
 #include <cstring>
 #include <utility>
 
+#include "src/runtime/backend/cpu/net_packet.h"
 #include "src/runtime/hash.h"
 #include "src/runtime/wait.h"
 
 namespace overlace::runtime {
 namespace {
 
-/// kind of a message: an Arrival::Kind (with or without payload), or one of these.
-constexpr uint32_t kAsk = 100, kAnswer = 101;
-constexpr size_t kPiece = size_t{64} << 20;  // of a message
+using net::kAnswer;
+using net::kAsk;
+using enum net::Word;
 
-/// words of a head.
-enum Word { offset, pitch, row_bytes, begin_byte, end_byte, target, value, bell, id, number };
+constexpr size_t kPiece = size_t{64} << 20;  // of a message
 
 }  // namespace
 
@@ -29,12 +29,7 @@ Net::Net(CpuAgent& agent, mpi::Service& service, std::vector<int> ranks, const s
       arrived_(std::make_unique<std::atomic<uint64_t>[]>(ranks_.size())) {
   for (const int rank : near) is_far_[static_cast<size_t>(rank)] = false;
   service_.listen(context_, {.take = [this](int from, const mpi::Message& message) { take(from, message); },
-                             .fail =
-                                 [this](const base::Status& why) {
-                                   const AbortCause cause{why.code(), why.message()};
-                                   agent_.abort(cause);
-                                   agent_.control->spread(cause);
-                                 },
+                             .fail = [this](const base::Status& why) { fail(why); },
                              .sent = {}});
 }
 
@@ -106,40 +101,54 @@ Errc wait_for_net(const ChannelPod& channel) {
   return poll_until(channel, site, [&] { return net->is_quiet(asked); });
 }
 
+void Net::fail(const base::Status& why) {
+  const AbortCause cause{why.code(), why.message()};
+  agent_.abort(cause);
+  agent_.control->spread(cause);
+}
+
 void Net::take(int from, const mpi::Message& message) {
   const auto found = std::find(ranks_.begin(), ranks_.end(), from);
-  if (found == ranks_.end()) return;
-  char* const own = agent_.bases[static_cast<size_t>(agent_.rank)];
+  const auto peer = static_cast<size_t>(found - ranks_.begin());
+  base::Status status =
+      found == ranks_.end()
+          ? base::error(Errc::engine, "engine mpi: a message of a process that is none of the ranks")
+          : net::check_claims(message, agent_.layout, agent_.heap_bytes.load(std::memory_order_acquire));
+  if (status.ok() && message.head.kind == kAnswer) status = check_answer(peer, message.head.words[number]);
+  // Nothing of it was written.
+  if (!status.ok())
+    return fail(
+        {status.code(),
+         base::format("rank {} refused what {} {} sent: {}", agent_.rank, found == ranks_.end() ? "MPI's rank" : "rank",
+                      found == ranks_.end() ? static_cast<size_t>(from) : peer, status.message())});
   if (message.head.kind == kAsk) {
     // It came behind what it asks for.
     mpi::Head answer = message.head;
     answer.kind = kAnswer;
     service_.send(from, answer, {}, nullptr);
   } else if (message.head.kind == kAnswer) {
-    arrived_[static_cast<size_t>(found - ranks_.begin())].store(message.head.words[number], std::memory_order_release);
-    ring(own, kAnyBell);
+    // Threads that ask at the same time may be answered in another order; this thread alone writes.
+    const uint64_t before = arrived_[peer].load(std::memory_order_relaxed);
+    arrived_[peer].store(std::max(before, message.head.words[number]), std::memory_order_release);
+    ring(agent_.bases[static_cast<size_t>(agent_.rank)], kAnyBell);
   } else {
     store(message);
   }
 }
 
+base::Status Net::check_answer(size_t peer, uint64_t said) const {
+  const uint64_t sent = sent_[peer].load(std::memory_order_relaxed);
+  if (said <= sent) return {};
+  return base::error(Errc::engine, "engine mpi: it says that {} messages have arrived, wanted at most the {} sent",
+                     said, sent);
+}
+
 void Net::store(const mpi::Message& message) {
   char* const own = agent_.bases[static_cast<size_t>(agent_.rank)];
   const auto& w = message.head.words;
-  const uint64_t heap = agent_.layout.total_bytes;
-  const auto fits = [&](uint64_t at, uint64_t bytes) { return at <= heap && bytes <= heap - at; };
-  const char* next = message.data;
-  for (uint64_t at = w[begin_byte]; at < w[end_byte];) {
-    const uint64_t row = at / w[row_bytes], column = at % w[row_bytes];
-    const uint64_t bytes = std::min(w[row_bytes] - column, w[end_byte] - at);
-    const uint64_t place = w[offset] + row * w[pitch] + column;
-    if (!fits(place, bytes)) return;  // of a sender with another idea of this heap: nothing may be overwritten
-    std::memcpy(own + place, next, bytes);
-    next += bytes;
-    at += bytes;
-  }
+  net::store_payload(message, own);
   const auto kind = static_cast<Arrival::Kind>(message.head.kind);
-  if (kind == Arrival::Kind::none || !fits(w[target], sizeof(uint64_t))) return;
+  if (kind == Arrival::Kind::none) return;
   apply({kind, reinterpret_cast<uint64_t*>(own + w[target]), w[value], static_cast<uint32_t>(w[bell]),
          static_cast<uint32_t>(w[id])},
         own);

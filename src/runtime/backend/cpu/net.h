@@ -33,8 +33,12 @@ class Net {
   int first_missing(const std::vector<uint64_t>& asked) const;
 
  private:
+  /// What cannot be true ends the run: `engine`, with the claim, on all ranks.
   void take(int from, const mpi::Message& message);
+  base::Status check_answer(size_t peer, uint64_t said) const;
+  /// Precondition: its claims were checked.
   void store(const mpi::Message& message);
+  void fail(const base::Status& why);
 
   CpuAgent& agent_;
   mpi::Service& service_;

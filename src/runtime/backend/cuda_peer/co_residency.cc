@@ -45,6 +45,16 @@ base::Status CudaPeerState::drain(StreamRef stream) {
   return cuda_status(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
 
+base::Status CudaPeerState::finish_calls(uint32_t channel) {
+  const DeviceGuard guard(device_);
+  for (LastCall& last : last_calls_) {
+    if (last.channel != channel || !last.is_live) continue;
+    OVERLACE_TRY(cuda_status(cudaEventSynchronize(last.done), "cudaEventSynchronize"));
+    last.is_live = false;
+  }
+  return {};
+}
+
 CudaPeerState::LastCall& CudaPeerState::last_call(const CallSite& call) {
   const auto at = std::find_if(last_calls_.begin(), last_calls_.end(),
                                [&](const LastCall& last) { return last.channel == call.channel; });

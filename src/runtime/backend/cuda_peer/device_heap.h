@@ -20,6 +20,7 @@ struct HeapRequest {
   int device = 0;
   uint64_t bytes = 0;  // per rank, a multiple of kHeapGranule
   int64_t timeout_ms = 0;
+  uint64_t limit = 0;  // to which it may grow; a multiple of kHeapGranule
 };
 
 inline constexpr uint64_t kHeapGranule = 2ull << 20;
@@ -35,6 +36,9 @@ class DeviceHeap {
   /// In my mapping; null for ranks that are not local. Ranks of one process share one mapping: two addresses of one
   /// word on one device would need alias fences.
   virtual char* base(int world_rank) const = 0;
+  /// Collective, outside captures, ends with an agreement: request.bytes instead of those so far, at the same
+  /// addresses, or what there was. out_of_memory, or not_supported where addresses cannot be kept.
+  virtual base::Status grow(const HeapRequest& request) = 0;
 };
 
 /// Collective; memory is zero. Closing is local: what peers still map stays valid until they close too.

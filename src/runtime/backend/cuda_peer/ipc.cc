@@ -49,6 +49,9 @@ class IpcHeap final : public DeviceHeap {
   }
   const char* kind() const override { return "ipc"; }
   char* base(int world_rank) const override { return bases[static_cast<size_t>(world_rank)]; }
+  base::Status grow(const HeapRequest&) override {
+    return base::error(Errc::not_supported, "a heap of cudaIpc handles cannot grow; raise heap_bytes");
+  }
 
   std::vector<char*> bases, opened;
 

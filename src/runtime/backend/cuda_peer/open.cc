@@ -134,7 +134,8 @@ base::Status CudaPeerState::open_heap(const OpenContext& context) {
   if (mode == kVmm && !has_vmm)
     return base::error(Errc::not_supported,
                        "OVERLACE_HEAP=vmm: a device or its driver exports no allocations as descriptors; wanted ipc");
-  const HeapRequest request{context.control, facts_, local_, device_, layout_.total_bytes, options_.timeout_ms};
+  const uint64_t limit = align_up(layout_.user.offset + options_.max_heap_bytes, kHeapGranule);
+  const HeapRequest request{context.control, facts_, local_, device_, layout_.total_bytes, options_.timeout_ms, limit};
   const auto agreed = [&](base::Result<std::unique_ptr<DeviceHeap>> made) -> base::Status {
     OVERLACE_TRY(agree_on_status(control_, made.status(), options_.timeout_ms, "open, heap"));
     heap_ = std::move(*made);
@@ -149,6 +150,13 @@ base::Status CudaPeerState::open_heap(const OpenContext& context) {
   if (!all.ok() || std::find(all->begin(), all->end(), 0u) != all->end()) return status;
   base::log(base::LogLevel::warn, "runtime", "{}; the heap uses cudaIpc handles instead", status.message());
   return agreed(open_ipc_heap(request));
+}
+
+base::Status CudaPeerState::grow_heap(uint64_t bytes) {
+  const uint64_t user = align_up(bytes, kHeapGranule);
+  OVERLACE_TRY(heap_->grow({control_, facts_, local_, device_, layout_.user.offset + user, options_.timeout_ms}));
+  layout_.user.bytes = user;
+  return {};
 }
 
 base::Status CudaPeerState::open_memory() {

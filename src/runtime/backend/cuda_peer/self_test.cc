@@ -9,8 +9,9 @@ namespace overlace::runtime::cuda_peer {
 namespace {
 
 constexpr uint64_t kMaxBlock = 1 << 20;
-constexpr uint32_t kStoreSeed = 1, kOrderSeed = 100;
+constexpr uint32_t kStoreSeed = 1, kOrderSeed = 100, kBurstSeed = 200;
 constexpr uint64_t kRounds = 4;
+constexpr uint64_t kMaxPieces = 1000;  // two copies each to each peer: some 50 ms of eight ranks
 constexpr uint64_t kOrderTimeoutNs = 2'000'000'000;
 
 class Session {
@@ -29,6 +30,10 @@ class Session {
     base::Result<Pinned<uint32_t>> verdicts = allocate_pinned<uint32_t>(size_);
     if (!verdicts.ok()) return verdicts.status();
     verdicts_ = std::move(*verdicts);
+    base::Result<Pinned<uint64_t>> numbers = allocate_pinned<uint64_t>(pieces());
+    if (!numbers.ok()) return numbers.status();
+    numbers_ = std::move(*numbers);
+    for (uint32_t i = 0; i < pieces(); ++i) numbers_[i] = i + 1;
     base::Result<Pinned<HostBlock>> scratch = allocate_pinned<HostBlock>(1);
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
@@ -68,13 +73,7 @@ class Session {
 
   /// One waiting kernel per sender, all on one stream: a later sender's flag simply waits.
   base::Status await_copies(uint64_t round) {
-    TeamPod team{};
-    team.rank = static_cast<int32_t>(me_);
-    team.size = static_cast<int32_t>(size_);
-    team.abort_word = &scratch_[0].abort_word;
-    team.record = &scratch_[0].record;
-    team.claim = reinterpret_cast<uint32_t*>(test_.heap.base(test_.control.rank()) + test_.user_offset + kClaim);
-    team.timeout_ns = kOrderTimeoutNs;
+    const TeamPod team = scratch_team();
     for (size_t from = 0; from < size_; ++from) {
       if (from == me_) continue;
       OVERLACE_TRY(launch_test_order(test_.stream, team, data(me_, from), payload(), id(from), seed(round),
@@ -100,6 +99,38 @@ class Session {
     return cuda_status(cudaStreamSynchronize(test_.stream), "self-test, order");
   }
 
+  base::Status await_burst() {
+    return launch_test_burst(
+        test_.stream, scratch_team(),
+        {block(me_, 0), block_, static_cast<uint32_t>(size_), static_cast<uint32_t>(me_), pieces(), kBurstSeed},
+        &verdicts_[0]);
+  }
+
+  /// Small copies to all peers by turns, each with its flag behind it, while all of them do the same.
+  base::Status burst() {
+    constexpr uint64_t kPiece = TestBlock::kPieceBytes;
+    char* const source = data(me_, me_);
+    auto* const numbers = reinterpret_cast<uint64_t*>(source + pieces() * kPiece);
+    OVERLACE_TRY(launch_test_send(test_.second, source, pieces() * TestBlock::kPieceBytes, static_cast<uint32_t>(me_),
+                                  kBurstSeed, word(me_, me_, TestBlock::kSignal), nullptr));
+    OVERLACE_TRY(cuda_status(
+        cudaMemcpyAsync(numbers, &numbers_[0], pieces() * sizeof(uint64_t), cudaMemcpyHostToDevice, test_.second),
+        "self-test, numbers"));
+    for (uint32_t i = 0; i < pieces(); ++i) {
+      for (size_t step = 1; step < size_; ++step) {
+        const size_t to = (me_ + step) % size_;
+        OVERLACE_TRY(cuda_status(cudaMemcpyAsync(data(to, me_) + i * kPiece, source + i * kPiece, kPiece,
+                                                 cudaMemcpyDeviceToDevice, test_.second),
+                                 "self-test, small copy"));
+        OVERLACE_TRY(cuda_status(cudaMemcpyAsync(word(to, me_, TestBlock::kBurstFlag), numbers + i, sizeof(uint64_t),
+                                                 cudaMemcpyDeviceToDevice, test_.second),
+                                 "self-test, small flag"));
+      }
+    }
+    OVERLACE_TRY(cuda_status(cudaStreamSynchronize(test_.second), "self-test, small copies"));
+    return cuda_status(cudaStreamSynchronize(test_.stream), "self-test, burst");
+  }
+
   /// First sender whose flag overtook its data, -1 if none.
   int misordered() const {
     for (size_t from = 0; from < size_; ++from)
@@ -117,6 +148,21 @@ class Session {
  private:
   static constexpr uint64_t kClaim = 64;  // in the first block
 
+  /// Who waits in the test, with a deadline of its own.
+  TeamPod scratch_team() const {
+    TeamPod team{};
+    team.rank = static_cast<int32_t>(me_);
+    team.size = static_cast<int32_t>(size_);
+    team.abort_word = &scratch_[0].abort_word;
+    team.record = &scratch_[0].record;
+    team.claim = reinterpret_cast<uint32_t*>(test_.heap.base(test_.control.rank()) + test_.user_offset + kClaim);
+    team.timeout_ns = kOrderTimeoutNs;
+    return team;
+  }
+  uint32_t pieces() const {
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(kMaxPieces, payload() / (TestBlock::kPieceBytes + sizeof(uint64_t))));
+  }
   uint32_t id(size_t index) const { return static_cast<uint32_t>(test_.local[index]); }
   static uint32_t seed(uint64_t round) { return kOrderSeed + static_cast<uint32_t>(round); }
   uint32_t payload() const { return static_cast<uint32_t>(block_ - TestBlock::kData); }
@@ -132,6 +178,7 @@ class Session {
   size_t size_, me_;
   uint64_t block_;
   Pinned<uint32_t> verdicts_;
+  Pinned<uint64_t> numbers_;  // 1, 2, ...: flags of a burst
   Pinned<HostBlock> scratch_;
 };
 
@@ -149,6 +196,10 @@ base::Result<SelfTestResult> run_self_test(const SelfTest& test) {
   for (uint64_t round = 1; test.test_order && round <= kRounds; ++round) {
     OVERLACE_TRY(agree(session.await_copies(round)));
     OVERLACE_TRY(agree(session.copy(round)));
+  }
+  if (test.test_order) {
+    OVERLACE_TRY(agree(session.await_burst()));
+    OVERLACE_TRY(agree(session.burst()));
   }
   const int bad = session.misordered();
   if (bad >= 0)

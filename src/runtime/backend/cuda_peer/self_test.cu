@@ -53,9 +53,39 @@ __global__ __launch_bounds__(kWarp) void test_order(const __grid_constant__ Team
   if (__syncthreads_or(is_bad) != 0 && threadIdx.x == 0) *verdict |= kBadOrder;
 }
 
+/// One warp per sender.
+__global__ __launch_bounds__(kWarp) void test_burst(const __grid_constant__ TeamPod team,
+                                                    const __grid_constant__ TestBurst burst, uint32_t* verdicts) {
+  constexpr uint32_t kWords = TestBlock::kPieceBytes / 4;
+  const uint32_t sender = blockIdx.x;
+  if (sender == burst.me) return;
+  const char* const block = burst.blocks + sender * burst.block_bytes;
+  const auto* const flag = reinterpret_cast<const uint64_t*>(block + TestBlock::kBurstFlag);
+  const auto* const words = reinterpret_cast<const volatile uint32_t*>(block + TestBlock::kData);
+  bool is_bad = false;
+  for (uint32_t done = 0; done < burst.pieces && !is_bad;) {
+    uint64_t arrived = 0;
+    const Errc code =
+        device::poll_until(team, {WaitKind::stream, sender, 0, done + 1}, [flag, done, &arrived](uint64_t& seen) {
+          arrived = seen = device::ptx::load_acquire_sys(flag);
+          return seen > done;
+        });
+    // What all lanes have seen: each lane may read what it has acquired itself.
+    const uint32_t until =
+        __reduce_min_sync(0xffffffffu, arrived < burst.pieces ? static_cast<uint32_t>(arrived) : burst.pieces);
+    bool is_wrong = code != Errc::ok;
+    for (uint32_t i = done * kWords + threadIdx.x; i < until * kWords; i += kWarp)
+      is_wrong |= words[i] != pattern(sender, burst.seed, i);
+    is_bad = __syncthreads_or(is_wrong) != 0;
+    done = until;
+  }
+  if (is_bad && threadIdx.x == 0) verdicts[sender] |= kBadOrder;
+}
+
 const RegisteredKernel kLoaded[] = {RegisteredKernel(reinterpret_cast<const void*>(&test_send)),
                                     RegisteredKernel(reinterpret_cast<const void*>(&test_check)),
-                                    RegisteredKernel(reinterpret_cast<const void*>(&test_order))};
+                                    RegisteredKernel(reinterpret_cast<const void*>(&test_order)),
+                                    RegisteredKernel(reinterpret_cast<const void*>(&test_burst))};
 
 }  // namespace
 
@@ -76,6 +106,11 @@ base::Status launch_test_order(cudaStream_t stream, const TeamPod& team, const c
                                uint32_t* verdict) {
   test_order<<<1, kWarp, 0, stream>>>(team, data, bytes, sender, seed, flag, round, verdict);
   return cuda_status(cudaGetLastError(), "test_order");
+}
+
+base::Status launch_test_burst(cudaStream_t stream, const TeamPod& team, const TestBurst& burst, uint32_t* verdicts) {
+  test_burst<<<burst.senders, kWarp, 0, stream>>>(team, burst, verdicts);
+  return cuda_status(cudaGetLastError(), "test_burst");
 }
 
 }  // namespace overlace::runtime::cuda_peer

@@ -37,7 +37,8 @@ base::Result<SelfTestResult> run_self_test(const SelfTest& test);
 
 /// One block of scratch per sender: words at fixed places, then data.
 struct TestBlock {
-  static constexpr uint64_t kSignal = 0, kFlag = 8, kSum = 16, kData = 256;
+  static constexpr uint64_t kSignal = 0, kFlag = 8, kSum = 16, kBurstFlag = 24, kData = 256;
+  static constexpr uint32_t kPieceBytes = 64;  // of a burst
   static constexpr uint32_t kStoreBytes = 4096;
 };
 inline constexpr uint32_t kBadData = 1, kBadSignal = 2, kBadSum = 4, kBadOrder = 8;
@@ -51,5 +52,13 @@ base::Status launch_test_check(cudaStream_t stream, const char* data, uint32_t b
 /// Waits (scratch deadline in `team`) until *flag reaches `round`, then checks the data that was copied before it.
 base::Status launch_test_order(cudaStream_t stream, const TeamPod& team, const char* data, uint32_t bytes,
                                uint32_t sender, uint32_t seed, const uint64_t* flag, uint64_t round, uint32_t* verdict);
+/// A burst of each sender at once: `pieces` behind each other, each followed by its number in the flag. `blocks` are
+/// mine, by sender; of `me` nothing is awaited. Whenever a flag has grown, all pieces up to it must be there.
+struct TestBurst {
+  const char* blocks = nullptr;
+  uint64_t block_bytes = 0;
+  uint32_t senders = 0, me = 0, pieces = 0, seed = 0;
+};
+base::Status launch_test_burst(cudaStream_t stream, const TeamPod& team, const TestBurst& burst, uint32_t* verdicts);
 
 }  // namespace overlace::runtime::cuda_peer

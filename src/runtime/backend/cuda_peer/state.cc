@@ -45,9 +45,17 @@ std::unique_ptr<NetEngine> CudaPeerState::make_engine(Team& team, int max_ctas) 
   options.max_ctas = max_ctas;
   options.timeout_ms = options_.timeout_ms;
   options.is_required = is_wanted;
-  base::Result<std::unique_ptr<NetEngine>> engine = nccl::open_engine(team, options, this);
+  base::Result<std::unique_ptr<NetEngine>> engine = nccl::open_engine(team, options, *this);
   engine.status().or_throw();
   return std::move(*engine);
+}
+
+base::Result<int> CudaPeerState::place_of(const void* address) {
+  const DeviceGuard guard(device_);
+  cudaPointerAttributes found{};
+  OVERLACE_TRY(cuda_status(cudaPointerGetAttributes(&found, address), "cudaPointerGetAttributes"));
+  if (found.type == cudaMemoryTypeManaged) return kManagedMemory;
+  return found.type == cudaMemoryTypeDevice ? found.device : kHostMemory;
 }
 
 base::Result<void*> CudaPeerState::allocate_local(size_t bytes, StreamRef stream) {
@@ -148,10 +156,7 @@ AbortCause CudaPeerState::recorded_cause() {
   record.rank = static_cast<uint32_t>(rank_);
   record.peer = static_cast<uint32_t>(world_rank_of(record.team, record.peer));
   std::string text = names_.timeout_text(record, control_.peer_state(static_cast<int>(record.peer)));
-  // The watcher may hold it and wait for an engine that asks for the cause.
-  const std::unique_lock lock(engines_mutex_, std::try_to_lock);
-  for (EngineWatch* engine : lock.owns_lock() ? engines_ : std::vector<EngineWatch*>{})
-    if (const std::string at = engine->pending(); !at.empty()) text += "; meanwhile in " + at;
+  if (const std::string at = engines_.pending(); !at.empty()) text += "; meanwhile in " + at;
   return {Errc::timeout, text};
 }
 

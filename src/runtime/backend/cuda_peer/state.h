@@ -16,6 +16,7 @@
 #include "src/runtime/backend/cuda_peer/device_heap.h"
 #include "src/runtime/backend/cuda_peer/host_block.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
+#include "src/runtime/engine/watch.h"
 
 namespace overlace::runtime::cuda_peer {
 
@@ -26,33 +27,20 @@ struct StreamWait {
   uint32_t peer = 0, team = 0, id = 0;  // for the record; team rank
 };
 
-/// How long a failed engine's cause waits for a better one: that a peer was lost.
-inline constexpr int64_t kPeerLostGraceNs = 500'000'000;
-
-/// An engine's asynchronous failures, polled by the watcher. The engine outlives its entry.
-class EngineWatch {
- public:
-  virtual ~EngineWatch() = default;
-  /// Any thread. First failure so far.
-  virtual base::Status poll() = 0;
-  /// Any thread; idempotent.
-  virtual void abort() = 0;
-  /// Any thread. What the device waits in since the longest time, in words; empty if in nothing.
-  virtual std::string pending() = 0;
-};
-
-class CudaPeerState final : public BackendState {
+class CudaPeerState final : public BackendState, public EngineHost {
  public:
   static base::Result<std::unique_ptr<CudaPeerState>> open(const OpenContext& context);
   ~CudaPeerState() override;
 
   Backend kind() const override { return Backend::cuda_peer; }
   int device() const override { return device_; }
+  base::Result<int> place_of(const void* address) override;
   Caps caps(int world_rank) const override;
   Reach reach(int world_rank) const override;
   char* heap_base(int world_rank) const override { return heap_->base(world_rank); }
   uint64_t user_offset() const override { return layout_.user.offset; }
   uint64_t user_bytes() const override { return layout_.user.bytes; }
+  base::Status grow_heap(uint64_t bytes) override;
   TeamPod make_pod(const std::vector<int>& members, int rank, uint32_t team_id) override;
   std::unique_ptr<NetEngine> make_engine(Team& team, int max_ctas) override;
   base::Result<void*> allocate_local(size_t bytes, StreamRef stream) override;
@@ -66,6 +54,7 @@ class CudaPeerState final : public BackendState {
   base::Status begin_call(const CallSite& call, Stats& stats) override;
   base::Status end_call(const CallSite& call) override;
   bool is_capturing(StreamRef stream) const override;
+  base::Status finish_calls(uint32_t channel) override;
   base::Status drain(StreamRef stream) override;
   base::Status synchronize() override;
   base::Status check_quiescent() override;
@@ -83,8 +72,8 @@ class CudaPeerState final : public BackendState {
   /// Right after stream_wait on that stream, outside capture: the watcher ends the wait at the deadline and on abort by
   /// writing the word past the value, so that the queue drains.
   base::Status guard_stream_wait(cudaStream_t stream, const StreamWait& wait);
-  void add_engine(EngineWatch* engine);
-  void remove_engine(EngineWatch* engine);
+  void add_engine(EngineWatch* engine) override { engines_.add(engine); }
+  void remove_engine(EngineWatch* engine) override { engines_.remove(engine); }
 
  private:
   struct GuardedWait {
@@ -120,7 +109,6 @@ class CudaPeerState final : public BackendState {
   int world_rank_of(uint32_t team, uint32_t team_rank) const;
   void watch();
   void watch_streams(bool aborted);
-  void watch_engines(bool aborted);
   void release_word(GuardedWait& guarded);
 
   Control& control_;
@@ -150,9 +138,7 @@ class CudaPeerState final : public BackendState {
   std::vector<cudaEvent_t> spare_events_;
   bool is_stopping_ = false;
   std::condition_variable wake_;
-  int64_t engine_failed_ns_ = 0;  // of the watcher: when an engine was first seen to have failed; 0: not
-  std::mutex engines_mutex_;
-  std::vector<EngineWatch*> engines_;
+  EngineList engines_;
   std::thread watcher_;
 };
 

@@ -1,5 +1,4 @@
 // The watcher thread of a rank: finds the records of kernels, keeps the deadlines of stream waits, polls engines.
-#include <algorithm>
 #include <atomic>
 
 #include "src/runtime/backend/cuda_peer/state.h"
@@ -27,7 +26,13 @@ void CudaPeerState::watch() {
     }
     const bool is_aborted = cause().code != Errc::ok;
     watch_streams(is_aborted);
-    if (is_aborted != was_aborted || tick % kTicksPerEnginePoll == 0) watch_engines(is_aborted);
+    if (is_aborted != was_aborted || tick % kTicksPerEnginePoll == 0) {
+      if (is_aborted) {
+        engines_.abort();
+      } else if (const base::Status failed = engines_.poll(); !failed.ok()) {
+        set_cause_and_spread({failed.code(), failed.message()});
+      }
+    }
     was_aborted = is_aborted;
   }
 }
@@ -89,34 +94,6 @@ base::Status CudaPeerState::guard_stream_wait(cudaStream_t stream, const StreamW
   }
   guarded_.push_back(guarded);
   return {};
-}
-
-void CudaPeerState::watch_engines(bool aborted) {
-  base::Status failed;
-  {
-    const std::lock_guard lock(engines_mutex_);
-    for (EngineWatch* engine : engines_) {
-      if (aborted) {
-        engine->abort();
-      } else if (base::Status status = engine->poll(); !status.ok() && failed.ok()) {
-        failed = status;
-      }
-    }
-  }
-  if (failed.ok()) return;
-  if (engine_failed_ns_ == 0) engine_failed_ns_ = now_ns();
-  if (failed.code() == Errc::engine && now_ns() - engine_failed_ns_ < kPeerLostGraceNs) return;
-  set_cause_and_spread({failed.code(), failed.message()});
-}
-
-void CudaPeerState::add_engine(EngineWatch* engine) {
-  const std::lock_guard lock(engines_mutex_);
-  engines_.push_back(engine);
-}
-
-void CudaPeerState::remove_engine(EngineWatch* engine) {
-  const std::lock_guard lock(engines_mutex_);
-  engines_.erase(std::remove(engines_.begin(), engines_.end(), engine), engines_.end());
 }
 
 }  // namespace overlace::runtime::cuda_peer

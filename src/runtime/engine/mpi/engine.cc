@@ -121,8 +121,8 @@ class MpiEngine final : public CpuEngine {
     }
   }
 
-  /// The next piece of `peer`, checked against what this rank was called with.
-  Port::Letter next(const Call& call, size_t peer, size_t bytes) {
+  /// The next piece of `peer`, `piece` of the `bytes` of the call, checked against what this rank was called with.
+  Port::Letter next(const Call& call, size_t peer, size_t bytes, size_t piece) {
     WaitSite site{.kind = WaitKind::engine, .peer = static_cast<uint32_t>(peer), .id = receive_id_};
     site.expected = ++taken_[peer];
     site.word = port_.arrived(peer);
@@ -132,8 +132,12 @@ class MpiEngine final : public CpuEngine {
     const Call theirs{static_cast<Op>(letter.head.kind), static_cast<DType>(letter.head.words[1]),
                       letter.head.words[0]};
     if (theirs.op == call.op && theirs.dtype == call.dtype && theirs.count == call.count &&
-        letter.head.words[2] == bytes)
-      return letter;
+        letter.head.words[2] == bytes) {
+      if (letter.data.size() == piece) return letter;
+      team_.runtime->fail(base::error(Errc::engine,
+                                      "engine mpi, team \"{}\": rank {} sent {} bytes of {}, wanted the next {} of {}",
+                                      team_.name, peer, letter.data.size(), call.text(), piece, bytes));
+    }
     team_.runtime->fail(
         base::error(Errc::engine,
                     "engine mpi, team \"{}\": rank {} is in {} and rank {} in {}; wanted the same calls "
@@ -143,8 +147,9 @@ class MpiEngine final : public CpuEngine {
 
   void pull(const Call& call, size_t peer, void* to, size_t bytes) {
     for (size_t begin = 0; begin < bytes; begin += kPiece) {
-      const Port::Letter letter = next(call, peer, bytes);
-      std::memcpy(static_cast<char*>(to) + begin, letter.data.data(), letter.data.size());
+      const size_t piece = std::min(kPiece, bytes - begin);
+      const Port::Letter letter = next(call, peer, bytes, piece);
+      std::memcpy(static_cast<char*>(to) + begin, letter.data.data(), piece);
     }
   }
 
@@ -182,7 +187,7 @@ class MpiEngine final : public CpuEngine {
         if (r == self())
           sum.add(static_cast<const char*>(own) + begin, piece / unit);
         else
-          sum.add(next(call, r, bytes).data.data(), piece / unit);
+          sum.add(next(call, r, bytes, piece).data.data(), piece / unit);
       }
       sum.store(static_cast<char*>(recv) + begin, piece / unit);
     }
@@ -236,7 +241,8 @@ base::Result<std::vector<int>> exchange_ranks(Service& service, Control& control
   for (size_t r = 0; r < all->size(); ++r) {
     int32_t theirs[2] = {-1, -1};
     if ((*all)[r].size() == sizeof theirs) std::memcpy(theirs, (*all)[r].data(), sizeof theirs);
-    if (theirs[1] < control.size() || std::find(ranks.begin(), ranks.end(), theirs[0]) != ranks.end())
+    const bool is_rank = theirs[0] >= 0 && theirs[0] < theirs[1] && theirs[1] == service.size();
+    if (!is_rank || theirs[1] < control.size() || std::find(ranks.begin(), ranks.end(), theirs[0]) != ranks.end())
       return base::error(Errc::not_supported,
                          "engine mpi: rank {} is rank {} of {} in MPI, the runtime has {} ranks; wanted a process of "
                          "one MPI job for each: start them with mpirun or srun",

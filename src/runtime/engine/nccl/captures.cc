@@ -1,55 +1,12 @@
 #include "src/runtime/engine/nccl/captures.h"
 
-#include <chrono>
-#include <condition_variable>
-#include <cstdlib>
-#include <mutex>
-#include <system_error>
-#include <thread>
-#include <utility>
+#include <memory>
 
-#include "src/runtime/backend/cuda_peer/state.h"
+#include "src/runtime/backend/cuda_peer/check.h"
 
 namespace overlace::runtime::nccl {
 
 using cuda_peer::cuda_status;
-
-namespace {
-
-/// Threads that run; never destroyed, since one may outlive all else.
-struct Endings {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int running = 0;
-};
-
-Endings& endings() {
-  static Endings* const made = [] {
-    (void)std::atexit([] {  // NCCL was loaded before: what it registered then comes behind this
-      constexpr std::chrono::seconds kLongest{1};
-      std::unique_lock lock(endings().mutex);
-      endings().changed.wait_for(lock, kLongest, [] { return endings().running == 0; });
-    });
-    return new Endings;
-  }();
-  return *made;
-}
-
-}  // namespace
-
-void end_behind_graphs(std::function<void()> end) {
-  const std::lock_guard lock(endings().mutex);
-  try {
-    std::thread([end = std::move(end)] {
-      end();
-      const std::lock_guard done(endings().mutex);
-      --endings().running;
-      endings().changed.notify_all();
-    }).detach();
-    ++endings().running;
-  } catch (const std::system_error&) {  // what the communicator has stays with the process
-  }
-}
 
 base::Status Captures::note(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 
 #include "src/base/status.h"
@@ -25,9 +24,5 @@ class Captures {
   Count alive_ = std::make_shared<std::atomic<int>>(0);
   unsigned long long last_ = 0;  // capture that was counted
 };
-
-/// Runs `end`, which may wait for graphs, in a thread of its own, or not at all if there is no thread to be had. The
-/// end of the process waits for it, a second at most: NCCL's own objects are gone soon after.
-void end_behind_graphs(std::function<void()> end);
 
 }  // namespace overlace::runtime::nccl

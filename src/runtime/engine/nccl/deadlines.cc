@@ -45,6 +45,15 @@ void Deadlines::end(cudaStream_t stream) {
   watched_.back().is_queued = cudaEventRecord(watched_.back().done, stream) == cudaSuccess;
   if (watched_.back().is_queued) return;
   (void)cudaGetLastError();
+  drop_last();
+}
+
+void Deadlines::drop() {
+  const std::lock_guard lock(mutex_);
+  if (!watched_.empty() && !watched_.back().is_queued) drop_last();
+}
+
+void Deadlines::drop_last() {
   spare_.insert(spare_.end(), {watched_.back().reached, watched_.back().done});
   watched_.pop_back();
 }

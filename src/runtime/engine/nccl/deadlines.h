@@ -20,9 +20,10 @@ class Deadlines {
   Deadlines(const Deadlines&) = delete;
   Deadlines& operator=(const Deadlines&) = delete;
 
-  /// Around what queues the collective `what`.
+  /// Around what queues the collective `what`; `drop` where that failed, or nothing of it would be timed any more.
   void begin(std::string what, cudaStream_t stream);
   void end(cudaStream_t stream);
+  void drop();
   /// The collective that has been running for longer than `timeout_ms`, or nothing.
   std::string overdue(int64_t timeout_ms) { return running_for(timeout_ms * 1'000'000); }
   /// The first one that is running, or nothing.
@@ -36,6 +37,7 @@ class Deadlines {
     bool is_queued;    // `done` is recorded
   };
   cudaEvent_t take();
+  void drop_last();
   std::string running_for(int64_t ns);
 
   std::mutex mutex_;

@@ -2,20 +2,25 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
-#include "src/runtime/backend/cuda_peer/state.h"
+#include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/clock.h"
 #include "src/runtime/engine/nccl/captures.h"
 #include "src/runtime/engine/nccl/deadlines.h"
+#include "src/runtime/engine/nccl/endings.h"
 #include "src/runtime/engine/nccl/library.h"
+#include "src/runtime/engine/watch.h"
 
 namespace overlace::runtime::nccl {
 namespace {
@@ -58,36 +63,34 @@ ncclDataType_t type_of(DType dtype, bool adds, const char* call) {
   return ncclUint8;
 }
 
-class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
+class NcclEngine final : public NetEngine, public EngineWatch {
  public:
-  NcclEngine(const Library& lib, const Options& options, const Team& team, cuda_peer::CudaPeerState* state)
-      : lib_(lib), options_(options), rank_(team.rank()), size_(team.size()), state_(state) {
+  NcclEngine(const Library& lib, const Options& options, const Team& team, EngineHost& host)
+      : lib_(lib), options_(options), rank_(team.rank()), size_(team.size()), host_(host) {
     for (int rank = 0; rank < size_; ++rank) {
       world_ranks_.push_back(team.world_rank(rank));
       if (rank != rank_) others_.insert(rank);
     }
   }
   ~NcclEngine() override {
-    if (is_watched_) state_->remove_engine(this);
+    if (is_watched_) host_.remove_engine(this);
     const DeviceGuard guard(options_.device);
     const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr && child_ == nullptr) return;
+    drop_group();
+    const bool is_held = captures_.alive() > 0;  // an abort waits for those graphs
+    if (is_aborting_ && !is_held) (void)has_ended(abort_ns());
     if (is_aborting_) {
-      (void)lib_.ncclCommAbort(comm_);
-      if (child_ != nullptr) (void)lib_.ncclCommAbort(child_);  // of a split that was given up
-      return;
+      given_up_ = std::exchange(child_, nullptr);
+      abort_in_thread();
+    } else if (const ncclComm_t comm = comm_.exchange(nullptr); comm != nullptr) {
+      finish_in_thread(comm);
     }
-    const int code = finalize();
-    if (code == ncclSuccess) {
-      (void)lib_.ncclCommDestroy(comm_);
-    } else if (code != ncclInProgress) {
-      (void)lib_.ncclCommAbort(comm_);
-    }
+    if (!is_aborting_ || !is_held) (void)has_ended(is_aborting_ ? abort_ns() : timeout_ns());
   }
 
   base::Status open(const ncclUniqueId& id) {
     const DeviceGuard guard(options_.device);
-    state_->add_engine(this);  // before the peers are met: an abort must end that wait too
+    host_.add_engine(this);  // before the peers are met: an abort must end that wait too
     is_watched_ = true;
     {
       const std::lock_guard lock(mutex_);
@@ -103,22 +106,29 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   std::string version() const override { return lib_.version_text(); }
 
   void all_gather(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const EndOfGroup end(*this);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, false, "all_gather");
-    call("ncclAllGather", queue, [&] { return lib_.ncclAllGather(send, recv, count, type, comm_, queue); });
+    call("ncclAllGather", queue,
+         [&](ncclComm_t comm) { return lib_.ncclAllGather(send, recv, count, type, comm, queue); });
   }
   void reduce_scatter(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const EndOfGroup end(*this);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, true, "reduce_scatter");
     call("ncclReduceScatter", queue,
-         [&] { return lib_.ncclReduceScatter(send, recv, count, type, ncclSum, comm_, queue); });
+         [&](ncclComm_t comm) { return lib_.ncclReduceScatter(send, recv, count, type, ncclSum, comm, queue); });
   }
   void all_reduce(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const EndOfGroup end(*this);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, true, "all_reduce");
-    call("ncclAllReduce", queue, [&] { return lib_.ncclAllReduce(send, recv, count, type, ncclSum, comm_, queue); });
+    call("ncclAllReduce", queue,
+         [&](ncclComm_t comm) { return lib_.ncclAllReduce(send, recv, count, type, ncclSum, comm, queue); });
   }
   void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) override {
+    const EndOfGroup end(*this);
+    (void)stream_of(stream);
     const size_t bytes = count * dtype_bytes(dtype);
     group_begin("all_to_all");
     for (int step = 0; step < size_; ++step) {
@@ -129,56 +139,73 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     group_end();
   }
   void broadcast(void* buffer, size_t count, DType dtype, int root, StreamRef stream) override {
+    const EndOfGroup end(*this);
     check_peer("broadcast", "root", root);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, false, "broadcast");
-    call("ncclBroadcast", queue, [&] { return lib_.ncclBroadcast(buffer, buffer, count, type, root, comm_, queue); });
+    call("ncclBroadcast", queue,
+         [&](ncclComm_t comm) { return lib_.ncclBroadcast(buffer, buffer, count, type, root, comm, queue); });
   }
   void reduce(const void* send, void* recv, size_t count, DType dtype, int root, StreamRef stream) override {
+    const EndOfGroup end(*this);
     check_peer("reduce", "root", root);
     const cudaStream_t queue = stream_of(stream);
     const ncclDataType_t type = type_of(dtype, true, "reduce");
-    call("ncclReduce", queue, [&] { return lib_.ncclReduce(send, recv, count, type, ncclSum, root, comm_, queue); });
+    call("ncclReduce", queue,
+         [&](ncclComm_t comm) { return lib_.ncclReduce(send, recv, count, type, ncclSum, root, comm, queue); });
   }
   void send(const void* data, size_t bytes, int peer, StreamRef stream) override {
+    const EndOfGroup end(*this);
     check_peer("send", "peer", peer);
-    group_peers_.insert(peer);
     const cudaStream_t queue = stream_of(stream);
-    call("ncclSend", queue, [&] { return lib_.ncclSend(data, bytes, ncclUint8, peer, comm_, queue); });
+    group_peers_.insert(peer);
+    call("ncclSend", queue, [&](ncclComm_t comm) { return lib_.ncclSend(data, bytes, ncclUint8, peer, comm, queue); });
   }
   void recv(void* data, size_t bytes, int peer, StreamRef stream) override {
+    const EndOfGroup end(*this);
     check_peer("recv", "peer", peer);
-    group_peers_.insert(peer);
     const cudaStream_t queue = stream_of(stream);
-    call("ncclRecv", queue, [&] { return lib_.ncclRecv(data, bytes, ncclUint8, peer, comm_, queue); });
+    group_peers_.insert(peer);
+    call("ncclRecv", queue, [&](ncclComm_t comm) { return lib_.ncclRecv(data, bytes, ncclUint8, peer, comm, queue); });
   }
   void group_begin(std::string_view what) override {
-    call("ncclGroupStart", nullptr, [&] { return lib_.ncclGroupStart(); });
-    if (groups_++ > 0) return;
-    group_peers_.clear();
-    group_what_ = what;
-    group_stream_ = nullptr;  // that of the last group may be gone
+    const EndOfGroup end(*this);
+    call("ncclGroupStart", std::nullopt, [&](ncclComm_t) {
+      const ncclResult_t code = lib_.ncclGroupStart();
+      if (code != ncclSuccess || groups_++ > 0) return code;
+      group_thread_ = std::this_thread::get_id();
+      group_peers_.clear();
+      group_what_ = what;
+      group_stream_.reset();  // that of the last group may be gone
+      return code;
+    });
   }
   void group_end() override {
-    --groups_;
-    call("ncclGroupEnd", group_stream_, [&] { return lib_.ncclGroupEnd(); });
+    if (groups_ == 0) {
+      if (is_aborting_) aborted("ncclGroupEnd").or_throw();
+      throw_error(Errc::invalid_argument,
+                  "nccl group_end: no group is open, wanted a group_begin before; an error in a group has ended it");
+    }
+    call(
+        "ncclGroupEnd", group_stream_, [&](ncclComm_t) { return lib_.ncclGroupEnd(); }, true);
   }
 
   /// Kernels of the communicator end; its calls throw from now on. One that is stuck sees NCCL's abort flag and
-  /// returns; NCCL has no way to set that flag and leave the communicator's memory until then.
+  /// returns; NCCL has no way to set that flag and leave the communicator's memory until then. So the communicator of
+  /// an open group stays for a while, until the thread that opened it has left the group.
   void abort() override {
-    constexpr std::chrono::milliseconds kOfACall{100};
+    constexpr int64_t kOfACallNs = 100'000'000;
     is_aborting_ = true;
     if (comm_ == nullptr) return;
-    const std::unique_lock lock(mutex_, kOfACall);
-    const ncclComm_t comm = comm_.exchange(nullptr);
-    if (comm == nullptr) return;
-    const auto end = [&lib = lib_, device = options_.device, comm] {
-      const DeviceGuard guard(device);
-      (void)lib.ncclCommAbort(comm);
-    };
-    if (captures_.alive() == 0) return end();
-    end_behind_graphs(end);  // its kernels end at once, the rest when the graphs are gone
+    std::unique_lock lock(mutex_, std::try_to_lock);  // NOTE: the thread sanitizer does not know timed mutexes
+    for (const int64_t until = now_ns() + kOfACallNs; !lock.owns_lock() && now_ns() < until; (void)lock.try_lock())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (lock.owns_lock() && groups_ > 0) {
+      if (group_thread_ == std::this_thread::get_id()) drop_group();
+      if (abort_since_ns_ == 0) abort_since_ns_ = now_ns();
+      if (groups_ > 0 && now_ns() - abort_since_ns_ < kGroupGraceNs) return;  // the watcher asks again
+    }
+    abort_in_thread();
   }
   bool has_captures() override {
     constexpr int64_t kGraceNs = 200'000'000;
@@ -188,6 +215,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
   void forget() override {
     const std::lock_guard lock(mutex_);
+    drop_group();
     comm_ = nullptr;
   }
   base::Status poll() override {
@@ -196,9 +224,10 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     if (!lock.owns_lock()) return stuck();
     if (comm_ == nullptr) return {};
     ncclResult_t state = ncclSuccess;
-    if (lib_.ncclCommGetAsyncError(comm_, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress)
-      return {};
-    return failure("asynchronous", state);
+    const ncclResult_t code = lib_.ncclCommGetAsyncError(comm_, &state);
+    if (code != ncclSuccess) return failure("ncclCommGetAsyncError", code);
+    if (state == ncclSuccess || state == ncclInProgress) return {};
+    return failure(base::format("work behind {}", call_name_.load()).c_str(), state);
   }
   std::string pending() override {
     const DeviceGuard guard(options_.device);
@@ -206,20 +235,42 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   }
 
  private:
+  static constexpr int64_t kAbortNs = 5'000'000'000;       // longest wait for an abort under way
+  static constexpr int64_t kGroupGraceNs = 1'000'000'000;  // of an abort for a thread inside a group
+
+  /// An error inside a group ends it: whoever leaves by an exception has no other chance to.
+  class EndOfGroup {
+   public:
+    explicit EndOfGroup(NcclEngine& engine) : engine_(engine) {}
+    ~EndOfGroup() {
+      if (std::uncaught_exceptions() == before_) return;
+      const std::lock_guard lock(engine_.mutex_);
+      engine_.drop_group();
+    }
+    EndOfGroup(const EndOfGroup&) = delete;
+    EndOfGroup& operator=(const EndOfGroup&) = delete;
+
+   private:
+    NcclEngine& engine_;
+    const int before_ = std::uncaught_exceptions();
+  };
+
+  int64_t timeout_ns() const { return options_.timeout_ms * 1'000'000; }
+  int64_t abort_ns() const { return std::min(timeout_ns(), kAbortNs); }
   base::Status failure(const char* what, ncclResult_t code) const {
     return base::error(Errc::engine, "nccl {}: {} failed on rank {} of {}: {} (code {})", version(), what, rank_, size_,
                        lib_.ncclGetErrorString(code), static_cast<int>(code));
   }
   /// A peer that died breaks the communicator too, maybe before the control plane has seen it, which names it.
   base::Status failure_or_cause(const char* what, ncclResult_t code) const {
-    const int64_t until = now_ns() + cuda_peer::kPeerLostGraceNs;
-    while (state_->cause().code == Errc::ok && now_ns() < until)
+    const int64_t until = now_ns() + kPeerLostGraceNs;
+    while (host_.cause().code == Errc::ok && now_ns() < until)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return state_->cause().code == Errc::ok ? failure(what, code) : aborted(what);
+    return host_.cause().code == Errc::ok ? failure(what, code) : aborted(what);
   }
   /// Why the runtime was aborted, where that is known: it names the rank.
   base::Status aborted(const char* what) const {
-    const auto cause = state_->cause();
+    const auto cause = host_.cause();
     if (cause.code == Errc::ok) return base::error(Errc::aborted, "nccl {}: the communicator was aborted", what);
     return base::error(cause.code, "nccl {}: {}", what, cause.message);
   }
@@ -243,7 +294,7 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   /// A call that is queued, but does not return: it connects, or waits for room in NCCL's queue, which takes a peer.
   base::Status stuck() const {
     const int64_t since = call_since_ns_;
-    if (since == 0 || now_ns() - since < options_.timeout_ms * 1'000'000) return {};
+    if (since == 0 || now_ns() - since < timeout_ns()) return {};
     return timed_out(base::format("a call of {}", call_name_.load()));
   }
 
@@ -254,8 +305,9 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   base::Status meet(const ncclUniqueId& id) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    OVERLACE_TRY(begun("ncclCommInitRankConfig", lib_.ncclCommInitRankConfig(&meeting_, size_, id, rank_, &config)));
-    comm_ = meeting_;
+    const ncclResult_t code = lib_.ncclCommInitRankConfig(&meeting_, size_, id, rank_, &config);
+    comm_ = meeting_;  // a failed one too is to be aborted
+    OVERLACE_TRY(begun("ncclCommInitRankConfig", code));
     OVERLACE_TRY(settle("ncclCommInitRankConfig"));
     config.blocking = 1;
     if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
@@ -263,7 +315,8 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     OVERLACE_TRY(settle("ncclCommSplit"));
     OVERLACE_TRY(begun("ncclCommFinalize", lib_.ncclCommFinalize(meeting_)));
     OVERLACE_TRY(settle("ncclCommFinalize"));
-    comm_ = std::exchange(child_, nullptr);
+    if (ncclComm_t met = meeting_; !comm_.compare_exchange_strong(met, child_)) return aborted("ncclCommFinalize");
+    child_ = nullptr;
     (void)lib_.ncclCommDestroy(meeting_);
     return {};
   }
@@ -274,12 +327,13 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
 
   /// Waits until what a non-blocking communicator does is done. Precondition: mutex_ held.
   base::Status settle(const char* what) {
-    const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
+    const int64_t deadline = now_ns() + timeout_ns();
     for (int spins = 0;; ++spins) {
-      if (is_aborting_) return aborted(what);
+      const ncclComm_t comm = comm_;
+      if (is_aborting_ || comm == nullptr) return aborted(what);
       ncclResult_t state = ncclSuccess;
-      const ncclResult_t code = lib_.ncclCommGetAsyncError(comm_, &state);
-      if (code != ncclSuccess) return failure_or_cause(what, code);
+      const ncclResult_t code = lib_.ncclCommGetAsyncError(comm, &state);
+      if (code != ncclSuccess) return failure_or_cause(base::format("{}, ncclCommGetAsyncError", what).c_str(), code);
       if (state == ncclSuccess) return {};
       if (state != ncclInProgress) return failure_or_cause(what, state);
       if (now_ns() > deadline)
@@ -289,43 +343,104 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     }
   }
 
-  /// Waits for the peers, who may never come: in a thread, so that there is a deadline; behind it the communicator
-  /// stays with the process. Precondition: mutex_ held.
-  int finalize() try {
-    const auto code = std::make_shared<std::atomic<int>>(ncclInProgress);
-    std::thread([code, comm = comm_.load(), device = options_.device, &lib = lib_] {
-      const DeviceGuard guard(device);
-      *code = lib.ncclCommFinalize(comm);
-    }).detach();
-    const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
-    while (*code == ncclInProgress && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    return *code;
-  } catch (const std::system_error&) {  // no thread to be had
-    return ncclInProgress;
+  /// Waits for the peers, who may never come: behind the deadline the communicator stays with the process until they
+  /// do. Precondition: mutex_ held.
+  void finish_in_thread(ncclComm_t comm) {
+    const std::lock_guard lock(ending_mutex_);
+    ending_ = end_in_thread(options_.device, [&lib = lib_, comm, deadline = now_ns() + timeout_ns()] {
+      ncclResult_t code = lib.ncclCommFinalize(comm);
+      while (code == ncclInProgress && now_ns() < deadline) {  // NCCL_COMM_BLOCKING=0
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        ncclResult_t state = ncclSuccess;
+        code = lib.ncclCommGetAsyncError(comm, &state);
+        if (code == ncclSuccess) code = state;
+      }
+      if (code == ncclSuccess) {
+        (void)lib.ncclCommDestroy(comm);
+      } else if (code != ncclInProgress) {
+        (void)lib.ncclCommAbort(comm);
+      }
+    });
   }
 
-  /// `queue`: where the call puts work, or null; in a group its end does.
-  template <class Function>
-  void call(const char* what, cudaStream_t queue, const Function& function) {
+  /// It waits for graphs that hold calls, and NCCL is known to wait for more. The child is of a split that was given
+  /// up. Any thread; of several one ends each communicator.
+  void abort_in_thread() {
+    const std::lock_guard lock(ending_mutex_);
+    const std::array<ncclComm_t, 2> comms = {comm_.exchange(nullptr), std::exchange(given_up_, nullptr)};
+    if (comms[0] == nullptr && comms[1] == nullptr) return;
+    ending_ = end_in_thread(options_.device, [&lib = lib_, comms] {
+      for (const ncclComm_t comm : comms)
+        if (comm != nullptr) (void)lib.ncclCommAbort(comm);
+    });
+  }
+  bool has_ended(int64_t limit_ns) {
+    Ending ending;
+    {
+      const std::lock_guard lock(ending_mutex_);
+      ending = ending_;
+    }
+    return ending.wait_until(now_ns() + limit_ns);
+  }
+
+  /// Leaves NCCL's group of this thread, or later calls of the thread, of whatever communicator, would wait in it for
+  /// ever. Nothing of it runs: NCCL drops a group in which a call has failed, as one without a communicator does. Where
+  /// an abort has taken the communicator from under the group, that stays open: its end would touch freed memory.
+  /// Precondition: mutex_ held.
+  void drop_group() {
+    if (groups_ == 0 || group_thread_ != std::this_thread::get_id()) return;
+    group_peers_.clear();
+    group_what_.clear();
+    group_stream_.reset();
+    const int open = groups_.exchange(0);
+    if (comm_ == nullptr) return;
     const DeviceGuard guard(options_.device);
-    const std::lock_guard lock(mutex_);
-    if (comm_ == nullptr || is_aborting_) aborted(what).or_throw();
-    if (groups_ > 0 && queue != nullptr) group_stream_ = queue;
-    const bool is_queued = groups_ == 0 && queue != nullptr;
+    (void)lib_.ncclSend(nullptr, 0, ncclUint8, 0, nullptr, nullptr);
+    for (int i = 0; i < open; ++i) (void)lib_.ncclGroupEnd();
+  }
+
+  /// `queue`: where the call puts work, if it does; in a group its end does.
+  template <class Function>
+  void call(const char* what, std::optional<cudaStream_t> queue, const Function& function, bool is_group_end = false) {
+    const DeviceGuard guard(options_.device);
+    std::unique_lock lock(mutex_);
+    const ncclComm_t comm = comm_;
+    if (comm == nullptr || is_aborting_) {
+      drop_group();
+      lock.unlock();
+      aborted(what).or_throw();
+    }
+    const int groups_behind = groups_ - (is_group_end ? 1 : 0);
+    if (groups_behind > 0 && queue) group_stream_ = queue;
+    const bool is_queued = groups_behind == 0 && queue;
     if (is_queued) {
-      captures_.note(queue).or_throw();  // before NCCL has the graph: what comes behind may throw
+      if (const base::Status noted = captures_.note(*queue); !noted.ok()) {  // before NCCL has the graph
+        drop_group();
+        lock.unlock();
+        noted.or_throw();
+      }
       const bool is_group = !group_peers_.empty();
-      deadlines_.begin(waiting_text(what, is_group ? group_peers_ : others_, is_group ? group_what_ : ""), queue);
+      deadlines_.begin(waiting_text(what, is_group ? group_peers_ : others_, is_group ? group_what_ : ""), *queue);
       group_peers_.clear();
       group_what_.clear();
     }
+    groups_ = groups_behind;
     call_name_ = what;
     call_since_ns_ = now_ns();
-    const ncclResult_t code = function();
+    const ncclResult_t code = function(comm);
     call_since_ns_ = 0;
-    if (code != ncclSuccess && code != ncclInProgress) failure_or_cause(what, code).or_throw();
-    if (code == ncclInProgress && groups_ == 0) settle(what).or_throw();  // NCCL_COMM_BLOCKING=0
-    if (is_queued) deadlines_.end(queue);
+    base::Status status;
+    if (code == ncclInProgress && groups_ == 0) {  // NCCL_COMM_BLOCKING=0
+      status = settle(what);
+      if (is_queued && !status.ok()) deadlines_.drop();
+    } else if (code != ncclSuccess && code != ncclInProgress) {
+      drop_group();
+      if (is_queued) deadlines_.drop();
+      lock.unlock();
+      status = failure_or_cause(what, code);
+    }
+    if (is_queued && status.ok()) deadlines_.end(*queue);
+    status.or_throw();
   }
 
   /// First uses connect: done here, not on a hot path.
@@ -348,21 +463,24 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
     } catch (...) {
       status = base::status_of_current_exception();
     }
-    const int64_t deadline = now_ns() + options_.timeout_ms * 1'000'000;
+    const int64_t deadline = now_ns() + timeout_ns();
     while (status.ok()) {
       const cudaError_t code = cudaStreamQuery(stream);
-      if (code == cudaSuccess) break;
-      if (code != cudaErrorNotReady) status = cuda_status(code, "nccl warm-up");
+      if (code == cudaSuccess && !is_aborting_) break;  // an abort ends the work too
+      if (code != cudaSuccess && code != cudaErrorNotReady) status = cuda_status(code, "nccl warm-up");
       if (status.ok()) status = poll();
-      if (status.ok() && (is_aborting_ || now_ns() > deadline))
+      if (status.ok() && is_aborting_) status = aborted("warm-up");
+      if (status.ok() && now_ns() > deadline)
         status = base::error(Errc::timeout, "nccl warm-up: rank {} of {} waited {} ms for its peers", rank_, size_,
                              options_.timeout_ms);
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     if (!status.ok()) abort();
     if (stream != nullptr) (void)cudaStreamDestroy(stream);
-    (void)cudaFree(from);
-    (void)cudaFree(to);
+    if (status.ok() || has_ended(abort_ns())) {  // else the device still uses them, maybe for ever
+      (void)cudaFree(from);
+      (void)cudaFree(to);
+    }
     (void)cudaGetLastError();
     return status;
   }
@@ -371,8 +489,8 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   const Options options_;
   const int rank_, size_;
   std::vector<int> world_ranks_;
-  cuda_peer::CudaPeerState* const state_;
-  std::timed_mutex mutex_;  // calls, and comm_ but for the abort of a stuck one
+  EngineHost& host_;
+  std::mutex mutex_;  // calls, and comm_ but for the abort of a stuck one
   Deadlines deadlines_;
   Captures captures_;
   std::atomic<ncclComm_t> comm_ = nullptr;
@@ -381,15 +499,21 @@ class NcclEngine final : public NetEngine, public cuda_peer::EngineWatch {
   std::atomic<const char*> call_name_ = "";
   std::atomic<bool> is_aborting_ = false;
   bool is_watched_ = false;
-  int groups_ = 0;  // open ones; calls inside finish with the last
-  cudaStream_t group_stream_ = nullptr;
+  std::mutex ending_mutex_;
+  Ending ending_;                  // of the communicator; under ending_mutex_
+  ncclComm_t given_up_ = nullptr;  // as child_ was
+  int64_t abort_since_ns_ = 0;     // that an abort waits for a group
+  std::atomic<int> groups_ = 0;    // open ones; calls inside finish with the last
+  std::thread::id group_thread_;
+  std::optional<cudaStream_t> group_stream_;
   std::set<int> others_, group_peers_;  // ranks of the team: all others, those of the open group
   std::string group_what_;
 };
 
 /// What a rank brings to the first meeting.
 struct Offer {
-  int version = 0;  // 0: no library here
+  int version = 0;                  // 0: no library here
+  ncclResult_t code = ncclSuccess;  // of ncclGetUniqueId
   ncclUniqueId id{};
 };
 
@@ -397,20 +521,14 @@ struct Offer {
 
 bool is_available() { return library().ok(); }
 
-base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& options,
-                                                     cuda_peer::CudaPeerState* state) {
+base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& options, EngineHost& host) {
   const base::Result<const Library*> lib = library();
   Offer mine;
-  base::Status status = lib.status();
   if (lib.ok()) {
     mine.version = (*lib)->version;
     if (team.rank() == 0) {
       const DeviceGuard guard(options.device);
-      const ncclResult_t code = (*lib)->ncclGetUniqueId(&mine.id);
-      if (code != ncclSuccess) {
-        mine.version = 0;
-        status = base::error(Errc::engine, "ncclGetUniqueId: {}", (*lib)->ncclGetErrorString(code));
-      }
+      mine.code = (*lib)->ncclGetUniqueId(&mine.id);
     }
   }
   const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(&mine, 1)));
@@ -421,7 +539,7 @@ base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& 
     if (rank == 0) first = offer;
     if (offer.version == 0) {
       if (!options.is_required) return std::unique_ptr<NetEngine>();
-      if (!status.ok()) return status;
+      if (!lib.ok()) return lib.status();
       return base::error(Errc::not_supported, "engine nccl: rank {} of team \"{}\" has no libnccl.so.2", rank,
                          team.name());
     }
@@ -429,7 +547,13 @@ base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& 
       return base::error(Errc::version_mismatch, "engine nccl: rank 0 has version {}, rank {} has {}", first.version,
                          rank, offer.version);
   }
-  auto engine = std::make_unique<NcclEngine>(**lib, options, team, state);
+  if (first.code != ncclSuccess) {
+    if (!options.is_required) return std::unique_ptr<NetEngine>();
+    return base::error(Errc::engine, "nccl {}: ncclGetUniqueId failed on rank 0 of {}: {} (code {})",
+                       (*lib)->version_text(), team.size(), (*lib)->ncclGetErrorString(first.code),
+                       static_cast<int>(first.code));
+  }
+  auto engine = std::make_unique<NcclEngine>(**lib, options, team, host);
   OVERLACE_TRY(engine->open(first.id));
   return std::unique_ptr<NetEngine>(std::move(engine));
 }

@@ -8,8 +8,8 @@
 #include "overlace/runtime.h"
 #include "src/base/status.h"
 
-namespace overlace::runtime::cuda_peer {
-class CudaPeerState;
+namespace overlace::runtime {
+class EngineHost;
 }
 
 namespace overlace::runtime::nccl {
@@ -24,8 +24,7 @@ struct Options {
 /// The library can be opened in this process.
 bool is_available();
 /// Collective on `team`, with a deadline; warmed up. Null on all ranks where a rank has no library and none is
-/// required. `state` polls the communicator's asynchronous errors and aborts it with the runtime.
-base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& options,
-                                                     cuda_peer::CudaPeerState* state);
+/// required. `host` polls the communicator's asynchronous errors and aborts it with the rank; it outlives the engine.
+base::Result<std::unique_ptr<NetEngine>> open_engine(Team& team, const Options& options, EngineHost& host);
 
 }  // namespace overlace::runtime::nccl

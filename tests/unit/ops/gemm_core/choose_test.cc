@@ -47,6 +47,33 @@ TEST(ChooseInstance, KnowsBothTypesAndBothLayouts) {
   EXPECT_EQ(choose_gather(DType::fp32, BMajor::k, std::vector<int64_t>{0, 1}, 8, kSms), nullptr);
 }
 
+/// Each capability that a peer lacks is a refusal with the fact; what a rank cannot do towards itself is no matter.
+TEST(CheckPeers, RefusesWithTheFirstFactThatIsMissing) {
+  spec::Schedule schedule;
+  schedule.op = "gemm_rs";
+  schedule.family = "tma_slot";
+  Caps all;
+  all.load_store = all.device_initiated = all.multi_writer_signals = true;
+  EXPECT_TRUE(check_peers(schedule, std::vector<Caps>(3, all), 1).ok());
+  EXPECT_TRUE(check_peers(schedule, std::vector<Caps>(1), 0).ok()) << "alone";
+  const std::pair<bool Caps::*, const char*> kFacts[] = {{&Caps::load_store, "on another host"},
+                                                         {&Caps::device_initiated, "processes on one GPU"},
+                                                         {&Caps::multi_writer_signals, "no native atomics"}};
+  for (const auto& [fact, words] : kFacts) {
+    std::vector<Caps> caps(3, all);
+    caps[1].*fact = false;
+    EXPECT_TRUE(check_peers(schedule, caps, 1).ok()) << words;
+    for (const int rank : {0, 2}) {
+      const base::Status status = check_peers(schedule, caps, rank);
+      EXPECT_EQ(status.code(), Errc::not_supported);
+      const std::string& text = status.message();
+      EXPECT_EQ(text.find("gemm_rs: schedule tma_slot: one kernel cannot work with rank 1"), 0u) << text;
+      EXPECT_NE(text.find(words), std::string::npos) << text;
+      EXPECT_EQ(text.substr(text.size() - 6), "rank " + std::to_string(rank)) << text;
+    }
+  }
+}
+
 TEST(ChooseInstance, ModelsKnowTheTile) {
   for (const int64_t m : {1024, 1536, 3072, 4096, 6144, 12288}) {
     for (int64_t n = 8; n <= 28672; n += 632) {

@@ -1,4 +1,4 @@
-#include "src/model/file.h"
+#include "src/base/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,11 +8,11 @@
 #include <cerrno>
 #include <cstring>
 
-namespace overlace::model {
+namespace overlace::base {
 namespace {
 
-base::Status io_error(const std::string& path, const char* step) {
-  return base::error(Errc::io, "{}: {}: {}", path, step, std::strerror(errno));
+Status io_error(const std::string& path, const char* step) {
+  return error(Errc::io, "{}: {}: {}", path, step, std::strerror(errno));
 }
 
 struct Descriptor {
@@ -24,12 +24,12 @@ struct Descriptor {
 
 }  // namespace
 
-base::Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path) {
+Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path) {
   Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) return io_error(path, "open for reading");
   struct stat info {};
   if (::fstat(file.fd, &info) != 0) return io_error(path, "stat");
-  if (!S_ISREG(info.st_mode)) return base::error(Errc::io, "{}: not a regular file, wanted one", path);
+  if (!S_ISREG(info.st_mode)) return error(Errc::io, "{}: not a regular file, wanted one", path);
   const auto size = static_cast<size_t>(info.st_size);
   const char* data = nullptr;
   if (size > 0) {
@@ -44,4 +44,4 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<char*>(data_), size_);
 }
 
-}  // namespace overlace::model
+}  // namespace overlace::base

@@ -7,12 +7,12 @@
 
 #include "src/base/status.h"
 
-namespace overlace::model {
+namespace overlace::base {
 
 /// Read-only mapping of a regular file; pages come in as they are touched.
 class MappedFile {
  public:
-  static base::Result<std::shared_ptr<MappedFile>> open(const std::string& path);
+  static Result<std::shared_ptr<MappedFile>> open(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -27,4 +27,4 @@ class MappedFile {
   size_t size_;
 };
 
-}  // namespace overlace::model
+}  // namespace overlace::base

@@ -1,0 +1,50 @@
+// Data parallel training whose outer communication is hidden: what a run of CO2 or of one of its peers is told.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace overlace {
+
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
+/// What happens between rounds, and who waits. local_sgd, slow_mo, diloco: increments, at the end of a round, at once.
+/// co2: increments, awaited at the end of the next round.
+enum class OuterRule { local_sgd, slow_mo, diloco, co2 };
+inline constexpr std::string_view kOuterRuleNames[] = {"local_sgd", "slow_mo", "diloco", "co2"};
+
+/// What divides an increment that comes late. constant: gap_value. adaptive: 1 to 2, by how far the anchor moved.
+enum class StalenessGap { none, constant, adaptive };
+inline constexpr std::string_view kStalenessGapNames[] = {"none", "constant", "adaptive"};
+
+/// What bounds the outer momentum, element by element. absolute: phi. relative: phi times a running mean of the root
+/// mean square of the tensor's increments.
+enum class MomentumClip { none, absolute, relative };
+inline constexpr std::string_view kMomentumClipNames[] = {"none", "absolute", "relative"};
+
+struct Co2Options {
+  static constexpr double kOfRule = -1;  // the rule's own value is taken
+
+  OuterRule rule = OuterRule::co2;
+  int64_t tau = 12;                 // inner steps of a round
+  double outer_lr = kOfRule;        // alpha; 1, diloco 0.7
+  double outer_momentum = kOfRule;  // beta; co2 0.8 (kappa 0: 0), slow_mo 0.2, diloco 0.9, local_sgd 0
+  double kappa = 1;                 // pseudo-gradient of co2: 1 from the anchor of now, 0 from that of the increment
+  StalenessGap gap = StalenessGap::none;
+  double gap_value = 1;                        // of StalenessGap::constant
+  MomentumClip clip = MomentumClip::relative;  // of co2
+  double phi = kOfRule;                        // 3 with kappa 1, else 1
+  int64_t warmup_sync_steps = 0;               // steps with a mean of gradients before round 0
+  int64_t cooldown_sync_steps = 0;             // and at the end; needs total_steps
+  int64_t total_steps = 0;                     // 0: not known
+  int64_t check_every = 0;                     // rounds between comparisons of the anchors of all groups; 0: never
+
+  /// What training is stable with: the defaults.
+  static Co2Options stable(int64_t tau);
+  /// As far as the paper's choice is public, for a number of GPUs.
+  static Co2Options paper(int64_t tau, int gpus);
+};
+
+#pragma GCC visibility pop
+
+}  // namespace overlace

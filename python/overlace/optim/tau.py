@@ -1,0 +1,68 @@
+"""How many inner steps a round must have."""
+
+from __future__ import annotations
+
+import ctypes as c
+import dataclasses
+import re
+
+from overlace._library import _Sized, call
+from overlace.errors import InvalidArgument
+
+
+class _Plan(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("parameters", c.c_double),
+        ("shard_degree", c.c_int32),
+        ("groups", c.c_int32),
+        ("wire_bytes", c.c_double),
+        ("step_ms", c.c_double),
+        ("link_bytes_per_s", c.c_double),
+        ("link_latency_us", c.c_double),
+        ("tau_min", c.c_int64),
+        ("all_reduce_ms", c.c_double),
+        ("taus", c.c_int64 * 5),
+        ("exposed", c.c_double * 5),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TauPlan:
+    """`tau_min`: the shortest round that hides the all-reduce with a tenth to spare. `exposed`: by tau, the share of a
+    round that the all-reduce shows."""
+
+    tau_min: int
+    all_reduce_ms: float
+    exposed: dict[int, float]
+
+
+_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+_MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+def _link(text: str) -> tuple[float, float]:
+    number = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
+    match = re.fullmatch(rf"{number}(B|KB|MB|GB)/s(?:,{number}(ns|us|ms|s))?", text)
+    if match is None:
+        raise InvalidArgument(f"plan_tau: link is '{text}', wanted such as '1GB/s' or '20MB/s,50us'")
+    latency = float(match[3]) * _MICROSECONDS[match[4]] if match[3] else 0.0
+    return float(match[1]) * _BYTES[match[2]], latency
+
+
+def plan_tau(
+    parameters: float, *, shard_degree: int = 1, groups: int, wire_bytes: float = 4, step_ms: float, link: str
+) -> TauPlan:
+    """By the simulator (`overlace sim graph co2`), over a link of its own between every two groups and each shard."""
+    rate, latency = _link(link)
+    plan = _Plan(
+        parameters=parameters,
+        shard_degree=shard_degree,
+        groups=groups,
+        wire_bytes=wire_bytes,
+        step_ms=step_ms,
+        link_bytes_per_s=rate,
+        link_latency_us=latency,
+    )
+    call("ovl_co2_plan_tau", c.byref(plan))
+    return TauPlan(plan.tau_min, plan.all_reduce_ms, dict(zip(plan.taus, plan.exposed, strict=True)))

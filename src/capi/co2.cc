@@ -1,0 +1,341 @@
+// CO2 of the C API, and the planner of tau.
+#include "src/sim/workload/co2.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+
+#include "overlace/capi_co2.h"
+#include "src/capi/convert.h"
+#include "src/capi/handles.h"
+#include "src/train/co2/replica.h"
+
+using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
+using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+/// The caller's functions as a transport. What they return becomes an exception of that code.
+class GivenCollective final : public AsyncCollective {
+ public:
+  explicit GivenCollective(const ovl_collective& given) : given_(given) {}
+  std::string name() const override { return "given"; }
+  int rank() const override { return given_.rank; }
+  int size() const override { return given_.size; }
+  CollectiveCaps caps() const override { return {}; }
+
+  Ticket all_reduce(const Bucket& bucket, StreamRef) override {
+    uint64_t number = 0;
+    const int64_t now = now_ns();
+    check(given_.all_reduce(given_.user, bucket.data, bucket.count, static_cast<int32_t>(bucket.dtype),
+                            bucket.what.c_str(), &number),
+          bucket);
+    open_.push_back({bucket, number, {.launched_ns = now}});
+    if (open_.size() > kKept) {
+      open_.pop_front();
+      ++first_;
+    }
+    return {first_ + open_.size() - 1};
+  }
+  TicketState poll(Ticket ticket) override {
+    return find(ticket).times.complete_ns > 0 ? TicketState::complete : TicketState::pending;
+  }
+  void order_after(Ticket ticket, StreamRef) override { wait(ticket, 300000); }
+  void wait(Ticket ticket, int64_t timeout_ms) override {
+    Job& job = find(ticket);
+    if (job.times.complete_ns > 0) return;
+    check(given_.wait(given_.user, job.number, timeout_ms), job.bucket);
+    // NOTE: when it was complete before somebody asked is not known.
+    job.times.complete_ns = now_ns();
+  }
+  TicketTimes times(Ticket ticket) override { return find(ticket).times; }
+  void abort(Errc code, std::string_view why) override {
+    if (given_.abort != nullptr) (void)given_.abort(given_.user, static_cast<int>(code), std::string(why).c_str());
+  }
+
+ private:
+  struct Job {
+    Bucket bucket;
+    uint64_t number;
+    TicketTimes times;
+  };
+  static int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  Job& find(Ticket ticket) {
+    OVERLACE_ASSERT(ticket.number >= first_ && ticket.number < first_ + open_.size());
+    return open_[ticket.number - first_];
+  }
+  void check(int code, const Bucket& bucket) const {
+    if (code == OVL_OK) return;
+    const bool is_known = code > OVL_OK && code <= OVL_INTERNAL;
+    throw_error(
+        is_known ? static_cast<Errc>(code) : Errc::engine,
+        base::format("all-reduce of {}: rank {} of {}, {} bytes: the caller's transport returned {} ({})", bucket.what,
+                     given_.rank, given_.size, bucket.count * dtype_bytes(bucket.dtype), code, ovl_error_name(code)));
+  }
+
+  static constexpr size_t kKept = 4096;
+  const ovl_collective given_;
+  std::deque<Job> open_;
+  uint64_t first_ = 1;
+};
+
+struct Co2Object : Object {
+  static constexpr std::string_view kName = "co2";
+  std::mutex busy;
+  std::unique_ptr<Bootstrap> bootstrap;
+  std::unique_ptr<AsyncCollective> collective;
+  std::unique_ptr<train::Replica> replica;
+  std::string saved;
+};
+
+base::Status check_range(std::string_view field, int32_t value, int32_t last) {
+  if (value >= 0 && value <= last) return {};
+  return base::invalid_argument("ovl_co2_open: options.{} is {}, wanted 0 to {}", field, value, last);
+}
+
+base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
+  OVERLACE_TRY(check_struct({"ovl_co2_open", "options"}, given));
+  OVERLACE_TRY(check_range("rule", given->rule, OVL_CO2_CO2));
+  OVERLACE_TRY(check_range("gap", given->gap, OVL_CO2_GAP_ADAPTIVE));
+  OVERLACE_TRY(check_range("clip", given->clip, OVL_CO2_CLIP_RELATIVE));
+  const base::Result<DType> wire = dtype_of({"ovl_co2_open", "options.wire_dtype"}, given->wire_dtype);
+  if (!wire.ok()) return wire.status();
+  train::ReplicaOptions options;
+  options.co2 = {.rule = static_cast<OuterRule>(given->rule),
+                 .tau = given->tau,
+                 .outer_lr = given->outer_lr,
+                 .outer_momentum = given->outer_momentum,
+                 .kappa = given->kappa,
+                 .gap = static_cast<StalenessGap>(given->gap),
+                 .gap_value = given->gap_value,
+                 .clip = static_cast<MomentumClip>(given->clip),
+                 .phi = given->phi,
+                 .warmup_sync_steps = given->warmup_sync_steps,
+                 .cooldown_sync_steps = given->cooldown_sync_steps,
+                 .total_steps = given->total_steps,
+                 .check_every = given->check_every};
+  options.wire_dtype = *wire;
+  if (given->bucket_bytes != 0) options.bucket_bytes = given->bucket_bytes;
+  if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
+  options.threads = given->threads;
+  if (given->average_inner != nullptr) {
+    auto* const average = given->average_inner;
+    void* const user = given->user;
+    options.average_inner = [average, user] {
+      if (const int code = average(user); code != OVL_OK)
+        throw_error(Errc::engine, base::format("average_inner of the caller returned {}", code));
+    };
+  }
+  return options;
+}
+
+base::Result<std::vector<train::Parameter>> parameters_of(const ovl_co2_parameter* given, uint64_t count) {
+  std::vector<train::Parameter> all;
+  if (count > 0) OVERLACE_TRY(check_not_null({"ovl_co2_open", "parameters"}, given));
+  for (uint64_t i = 0; i < count; ++i) {
+    OVERLACE_TRY(check_not_null({"ovl_co2_open", "parameters[].name"}, given[i].name));
+    const base::Result<DType> dtype = dtype_of({"ovl_co2_open", "parameters[].dtype"}, given[i].dtype);
+    if (!dtype.ok()) return dtype.status();
+    all.push_back({.name = given[i].name, .data = given[i].data, .dtype = *dtype, .count = given[i].count});
+  }
+  return all;
+}
+
+/// `connect` makes the transport, after everything local was checked.
+base::Status open(const ovl_co2_options* given, const ovl_co2_parameter* parameters, uint64_t count, ovl_co2** co2,
+                  const std::function<base::Status(Co2Object&)>& connect) {
+  OVERLACE_TRY(check_not_null({"ovl_co2_open", "co2"}, co2));
+  const base::Result<train::ReplicaOptions> options = options_of(given);
+  if (!options.ok()) return options.status();
+  base::Result<std::vector<train::Parameter>> all = parameters_of(parameters, count);
+  if (!all.ok()) return all.status();
+  (void)train::checked_options(*options, *all);
+  auto object = std::make_shared<Co2Object>();
+  OVERLACE_TRY(connect(*object));
+  object->replica = std::make_unique<train::Replica>(*options, std::move(*all), *object->collective);
+  give(std::move(object), co2);
+  return {};
+}
+
+/// Finds the handle and does `body` with it, one thread at a time.
+template <class Body>
+int with_co2(std::string_view call, ovl_co2* handle, Body body) noexcept {
+  return guarded([&]() -> base::Status {
+    const base::Result<std::shared_ptr<Co2Object>> found = find<Co2Object>({call, "co2"}, handle);
+    if (!found.ok()) return found.status();
+    const std::unique_lock lock((*found)->busy, std::try_to_lock);
+    if (!lock) return base::invalid_argument("{}: another thread uses this handle, wanted: one at a time", call);
+    return body(**found);
+  });
+}
+
+}  // namespace
+
+int ovl_co2_open_host(const ovl_co2_options* options, const ovl_co2_parameter* parameters, uint64_t num_parameters,
+                      const ovl_given* given, const ovl_options* runtime, ovl_co2** co2) {
+  return guarded([&] {
+    return open(options, parameters, num_parameters, co2, [&](Co2Object& object) -> base::Status {
+      base::Result<std::unique_ptr<Bootstrap>> bootstrap = bootstrap_of("ovl_co2_open_host", given);
+      if (!bootstrap.ok()) return bootstrap.status();
+      base::Result<RuntimeOptions> wanted = capi::options_of("ovl_co2_open_host", runtime);
+      if (!wanted.ok()) return wanted.status();
+      // How far groups may be apart is for the deadline of a wait, which begins at its boundary.
+      constexpr int64_t kDayMs = 86400000;
+      HostCollectiveOptions host{.runtime = *wanted, .meet_timeout_ms = kDayMs};
+      host.runtime.backend = Backend::cpu;
+      object.bootstrap = std::move(*bootstrap);
+      object.collective = open_host_collective(*object.bootstrap, host);
+      return {};
+    });
+  });
+}
+
+int ovl_co2_open_collective(const ovl_co2_options* options, const ovl_co2_parameter* parameters,
+                            uint64_t num_parameters, const ovl_collective* collective, ovl_co2** co2) {
+  return guarded([&] {
+    return open(options, parameters, num_parameters, co2, [&](Co2Object& object) -> base::Status {
+      constexpr std::string_view kCall = "ovl_co2_open_collective";
+      OVERLACE_TRY(check_struct({kCall, "collective"}, collective));
+      OVERLACE_TRY(check_not_null({kCall, "collective.all_reduce"}, reinterpret_cast<void*>(collective->all_reduce)));
+      OVERLACE_TRY(check_not_null({kCall, "collective.wait"}, reinterpret_cast<void*>(collective->wait)));
+      if (collective->size < 1 || collective->rank < 0 || collective->rank >= collective->size)
+        return base::invalid_argument("{}: rank {} of {}, wanted one of at least 1", kCall, collective->rank,
+                                      collective->size);
+      object.collective = std::make_unique<GivenCollective>(*collective);
+      return {};
+    });
+  });
+}
+
+int ovl_co2_close(ovl_co2* co2) {
+  return with_co2("ovl_co2_close", co2, [&](Co2Object& object) -> base::Status {
+    Registry::instance().remove(number_of(co2));
+    object.replica.reset();
+    object.collective.reset();
+    return {};
+  });
+}
+
+int ovl_co2_wants_gradient_mean(ovl_co2* co2, int32_t* wants) {
+  return with_co2("ovl_co2_wants_gradient_mean", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_wants_gradient_mean", "wants"}, wants));
+    *wants = object.replica->wants_gradient_mean() ? 1 : 0;
+    return {};
+  });
+}
+
+int ovl_co2_on_inner_step(ovl_co2* co2, double lr) {
+  return with_co2("ovl_co2_on_inner_step", co2, [&](Co2Object& object) -> base::Status {
+    if (!std::isfinite(lr) || lr < 0)
+      return base::invalid_argument("ovl_co2_on_inner_step: lr is {}, wanted 0 or more", lr);
+    object.replica->on_inner_step(lr);
+    return {};
+  });
+}
+
+int ovl_co2_flush(ovl_co2* co2) {
+  return with_co2("ovl_co2_flush", co2, [&](Co2Object& object) -> base::Status {
+    object.replica->flush();
+    return {};
+  });
+}
+
+int ovl_co2_anchor(ovl_co2* co2, float* data, uint64_t count) {
+  return with_co2("ovl_co2_anchor", co2, [&](Co2Object& object) -> base::Status {
+    const std::span<const float> anchor = object.replica->anchor();
+    if (count != anchor.size())
+      return base::invalid_argument("ovl_co2_anchor: count is {}, wanted {}", count, anchor.size());
+    if (count > 0) OVERLACE_TRY(check_not_null({"ovl_co2_anchor", "data"}, data));
+    std::copy(anchor.begin(), anchor.end(), data);
+    return {};
+  });
+}
+
+int ovl_co2_stats_last(ovl_co2* co2, ovl_co2_stats* stats) {
+  return with_co2("ovl_co2_stats_last", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_struct({"ovl_co2_stats_last", "stats"}, stats));
+    stats->rounds = object.replica->rounds_taken_in();
+    if (object.replica->stats().empty()) return {};
+    const train::RoundStats& last = object.replica->stats().back();
+    stats->round = last.round;
+    stats->steps = last.steps;
+    stats->bytes = last.bytes;
+    stats->round_ms = last.round_ms;
+    stats->comm_ms = last.comm_ms;
+    stats->exposed_ms = last.exposed_ms;
+    stats->pass_ms = last.pass_ms;
+    stats->lambda = last.lambda;
+    stats->clipped = last.clipped;
+    stats->increment_norm = last.increment_norm;
+    stats->mean_norm = last.mean_norm;
+    stats->momentum_norm = last.momentum_norm;
+    stats->last_rank = last.last_rank;
+    stats->is_dropped = last.is_dropped ? 1 : 0;
+    return {};
+  });
+}
+
+int ovl_co2_save(ovl_co2* co2, const void** data, uint64_t* bytes) {
+  return with_co2("ovl_co2_save", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_save", "data"}, data));
+    OVERLACE_TRY(check_not_null({"ovl_co2_save", "bytes"}, bytes));
+    object.saved = object.replica->save();
+    *data = object.saved.data();
+    *bytes = object.saved.size();
+    return {};
+  });
+}
+
+int ovl_co2_load(ovl_co2* co2, const void* data, uint64_t bytes) {
+  return with_co2("ovl_co2_load", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_load", "data"}, data));
+    return object.replica->load({static_cast<const char*>(data), bytes});
+  });
+}
+
+int ovl_co2_plan_tau(ovl_co2_plan* plan) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_co2_plan_tau";
+    OVERLACE_TRY(check_struct({kCall, "plan"}, plan));
+    if (plan->shard_degree < 1 || plan->groups < 1)
+      return base::invalid_argument("{}: {} groups of {} ranks, wanted at least 1 of 1", kCall, plan->groups,
+                                    plan->shard_degree);
+    if (!(plan->link_bytes_per_s > 0) || !(plan->link_latency_us >= 0))
+      return base::invalid_argument("{}: link of {} B/s and {} us, wanted more than 0 and at least 0", kCall,
+                                    plan->link_bytes_per_s, plan->link_latency_us);
+    // Each shard has a link of its own to its peers in the other groups: groups of one rank stand for them.
+    const base::Result<sim::Network> network = sim::full_mesh(
+        std::max(plan->groups, 2), {.GBps = plan->link_bytes_per_s / 1e9, .alpha_us = plan->link_latency_us});
+    if (!network.ok()) return network.status();
+    sim::Co2Run run;
+    run.per_group = 1;
+    run.parameters = plan->parameters / plan->shard_degree;
+    run.wire_bytes = plan->wire_bytes;
+    run.step_us = plan->step_ms * 1e3;
+    const auto time_of = [&](int64_t tau) {
+      run.period = static_cast<int>(std::min<int64_t>(tau, 65536));
+      return sim::co2_training(run, {}, *network);
+    };
+    base::Result<sim::Co2Time> first = time_of(1);
+    if (!first.ok()) return first.status();
+    const double all_reduce_us = plan->groups == 1 ? 0 : first->all_reduce_us;
+    const auto tau_min = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(1.1 * all_reduce_us / run.step_us)));
+    ovl_co2_plan out = *plan;
+    out.all_reduce_ms = all_reduce_us / 1e3;
+    out.tau_min = tau_min;
+    for (int i = 0; i < 5; ++i) {
+      const double factor = std::pow(2.0, i - 2);
+      out.taus[i] = std::max<int64_t>(1, static_cast<int64_t>(std::lround(static_cast<double>(tau_min) * factor)));
+      run.all_reduce_us = all_reduce_us;
+      const base::Result<sim::Co2Time> time = time_of(out.taus[i]);
+      if (!time.ok()) return time.status();
+      out.exposed[i] = time->round_us > 0 ? time->exposed_us() / time->round_us : 0;
+    }
+    *plan = out;
+    return {};
+  });
+}

@@ -1,0 +1,383 @@
+#include "src/exec/cache.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <span>
+
+#include "overlace/runtime.h"
+#include "src/runtime/channel.h"
+#include "src/runtime/state.h"
+
+namespace overlace::exec {
+namespace {
+
+/// Programs kept per channel besides those that captured graphs hold; each may own a workspace.
+constexpr size_t kMaxPrograms = 256;
+/// Agreements kept per channel. Each takes some hundred bytes, even where it needs neither heap nor words.
+constexpr size_t kMaxShared = 1024;
+/// Memory that was not used for so many calls of this rank is given up before the heap grows.
+constexpr uint64_t kIdleCalls = 1024;
+
+std::string param_text(const spec::Params& params, std::string_view name) {
+  const auto it = params.find(name);
+  if (it == params.end() || !std::holds_alternative<int64_t>(it->second)) return "-";
+  return std::to_string(std::get<int64_t>(it->second));
+}
+
+/// Of the schedule less the parameter that is each rank's own.
+std::string common_digest(const spec::Schedule& schedule, std::string_view local_param) {
+  spec::Schedule common = schedule;
+  if (!local_param.empty()) common.params.insert_or_assign(std::string(local_param), int64_t{0});
+  return spec::digest(common);
+}
+
+std::string name_of(const Program& program) { return program.schedule.op + "." + program.schedule.family; }
+
+/// What one rank says of its shared parts when room is needed, in their order: how many graphs hold each, and the stamp
+/// of its last use; in front the stamp of now, and whether it is the heap that is full.
+struct Room {
+  uint64_t now = 0, lacks_heap = 0;
+  std::vector<uint64_t> holds, last_use;
+};
+
+std::string to_text(const Room& room) {
+  std::string text = base::format("{} {}", room.now, room.lacks_heap);
+  for (size_t i = 0; i < room.holds.size(); ++i) text += base::format(" {} {}", room.holds[i], room.last_use[i]);
+  return text;
+}
+
+/// Up to the first that is none.
+std::vector<uint64_t> read_numbers(const std::string& text) {
+  std::vector<uint64_t> numbers;
+  const char* next = text.data();
+  for (const char* const end = next + text.size(); next < end; ++next) {
+    uint64_t value = 0;
+    const auto [stop, error] = std::from_chars(next, end, value);
+    if (error != std::errc()) break;
+    numbers.push_back(value);
+    next = stop;
+  }
+  return numbers;
+}
+
+Room read_room(const std::string& text) {
+  const std::vector<uint64_t> numbers = read_numbers(text);
+  Room room;
+  if (numbers.size() < 2) return room;
+  room.now = numbers[0], room.lacks_heap = numbers[1];
+  for (size_t i = 2; i + 1 < numbers.size(); i += 2) {
+    room.holds.push_back(numbers[i]);
+    room.last_use.push_back(numbers[i + 1]);
+  }
+  return room;
+}
+
+}  // namespace
+
+std::string agreement_key(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
+  return base::format("{}; {} q {}, digest {}", agreement, schedule.family, param_text(schedule.params, "q"),
+                      common_digest(schedule, local_param));
+}
+
+base::Result<Cache*> Cache::of(Channel& channel) {
+  std::shared_ptr<void>& slot = channel.attachment();
+  if (slot == nullptr) {
+    auto cache = std::shared_ptr<Cache>(new Cache(channel));
+    OVERLACE_TRY(cache->open());
+    slot = cache;
+  }
+  return static_cast<Cache*>(slot.get());
+}
+
+Cache* Cache::traced(Channel& channel) {
+  Cache* const cache = known(channel);
+  return cache == nullptr || cache->trace == nullptr ? nullptr : cache;
+}
+
+Cache::~Cache() {
+  if (executor_ != nullptr) executor_->finish();
+  for (const std::unique_ptr<Program>& program : programs_) give_up_workspace(*program);
+}
+
+base::Status Cache::open() {
+  if (channel_.team().runtime().backend() != Backend::cuda_peer) {
+    executor_ = make_cpu_executor(channel_);
+    return {};
+  }
+#if defined(OVERLACE_HAS_CUDA)
+  base::Result<std::unique_ptr<Executor>> executor = make_cuda_executor(channel_);
+  if (!executor.ok()) return executor.status();
+  executor_ = std::move(executor).value();
+  return {};
+#else
+  return base::error(Errc::not_supported, "exec: this build has no CUDA");
+#endif
+}
+
+Cache::Programs::iterator Cache::find(const spec::Schedule& schedule, std::string_view agreement) {
+  const auto [first, last] = by_key_.equal_range(std::hash<std::string_view>()(agreement));
+  for (auto at = first; at != last; ++at) {
+    const Program& program = **at->second;
+    if (program.agreement == agreement && program.schedule == schedule) return at->second;
+  }
+  return programs_.end();
+}
+
+base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, std::string_view agreement,
+                                              std::string_view local_param, const Bindings& bindings,
+                                              const Bodies& bodies) {
+  if (const auto found = find(schedule, agreement); found != programs_.end()) {
+    programs_.splice(programs_.begin(), programs_, found);
+  } else {
+    OVERLACE_TRY(prepare(schedule, agreement, local_param, bindings, bodies));
+  }
+  Program& program = *programs_.front();
+  program.shared->last_use = channel_.team().runtime().state().stats.calls;
+  return &program;
+}
+
+base::Status Cache::refuse(const spec::Schedule& schedule, std::string_view local_param, const base::Status& why) {
+  begin_call();
+  const std::string digest = common_digest(schedule, local_param);
+  const bool is_known = std::any_of(shared_.begin(), shared_.end(), [&](const auto& s) { return s->digest == digest; });
+  if (is_known || !executor_->can_prepare().ok()) return why;
+  return agree_all(channel_.team(), why, "", "call and schedule");
+}
+
+std::shared_ptr<void> Cache::hold(Program& program) {
+  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
+  return std::make_shared<Both>(program.holds.take(), program.shared->holds.take());
+}
+
+/// Puts the program in front. The exchange comes first: a rank on which the schedule cannot be expanded tells the
+/// others instead of leaving them to wait.
+base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param,
+                            const Bindings& bindings, const Bodies& bodies) {
+  if (const base::Status can = executor_->can_prepare(); !can.ok())
+    return base::error(can.code(), "{}: {}", agreement, can.message());
+  Team& team = channel_.team();
+  base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
+  const std::string key = agreement_key(schedule, agreement, local_param);
+  const auto known =
+      std::find_if(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& s) { return s->key == key; });
+  if (known == shared_.end()) {
+    const Agreement all = agree_texts(team, expanded.ok() ? base::Status() : expanded.status(), key);
+    const base::Status agreed = agree_outcome(all, "call and schedule", team.name());
+    if (all.status.ok() && !agreed.ok()) impasse_ = Impasse::schedules_differ;
+    OVERLACE_TRY(agreed);
+    if (shared_.size() >= kMaxShared) OVERLACE_TRY(make_room(nullptr, {}));
+    Program& program = **expanded;
+    program.shared = std::make_shared<Shared>(shared_layout(program));
+    program.shared->digest = common_digest(schedule, local_param);
+    program.shared->key = key;
+    OVERLACE_TRY(prepare_shared(program, bindings, bodies));
+    shared_.push_back(program.shared);
+  } else {
+    if (!expanded.ok()) return expanded.status();
+    Program& program = **expanded;
+    const Shared layout = shared_layout(program);
+    if (layout.offsets != (*known)->offsets || layout.words != (*known)->words) {
+      return base::error(Errc::bad_schedule, "schedule {}: parameter {} changes what the ranks share", schedule.family,
+                         local_param);
+    }
+    program.shared = *known;
+    if (const base::Status status = make_ready(program, bindings, bodies); !status.ok()) {
+      give_up_workspace(program);
+      return status;
+    }
+  }
+  keep(std::move(expanded).value());
+  ++team.runtime().state().stats.preparations;
+  return {};
+}
+
+/// Collective. Fresh heap memory may get a pattern: nobody puts before all have it. Nobody waits on its GPU before all
+/// have loaded the kernels of this call and made its allocations. And where one rank cannot go on, none does.
+base::Status Cache::prepare_shared(Program& program, const Bindings& bindings, const Bodies& bodies) {
+  Shared& shared = *program.shared;
+  for (uint64_t least = 0;;) {
+    base::Status status = allocate_shared(shared, name_of(program), least);
+    if (status.ok()) status = guarded([&] { return make_ready(program, bindings, bodies); });
+    const uint64_t offset = shared.block.offset;
+    const Agreement all = agree_texts(channel_.team(), status, std::to_string(offset));
+    if (all.status.ok()) {
+      // A rank that is in several teams may have other free places than its peers here: all take the highest.
+      bool is_one = true;
+      for (const std::string& text : all.texts) {
+        const std::vector<uint64_t> theirs = read_numbers(text);
+        if (theirs.size() != 1) return agree_outcome(all, "memory of the call", channel_.team().name());
+        least = std::max(least, theirs[0]);
+        is_one = is_one && theirs[0] == offset;
+      }
+      if (is_one) return {};
+    }
+    give_up_workspace(program);
+    free_shared(shared);
+    if (all.status.ok()) continue;
+    const auto is_full = [](Errc code) { return code == Errc::ok || code == Errc::heap_exhausted; };
+    if (all.codes.empty() || !std::all_of(all.codes.begin(), all.codes.end(), is_full)) return all.status;
+    OVERLACE_TRY(make_room(&shared, all.status));
+    least = 0;  // places below are free again, on all ranks or on none
+  }
+}
+
+/// What is this rank's own.
+base::Status Cache::make_ready(Program& program, const Bindings& bindings, const Bodies& bodies) {
+  const auto held = [](const std::unique_ptr<Program>& p) { return p->holds.count() != 0; };
+  if (programs_.size() >= kMaxPrograms) {
+    auto free = programs_.size() - static_cast<size_t>(std::count_if(programs_.begin(), programs_.end(), held));
+    while (free >= kMaxPrograms && drop_oldest_program()) --free;
+  }
+  OVERLACE_TRY(allocate_workspace(program));
+  return executor_->prepare(program, bindings, bodies);
+}
+
+/// The lowest place at `least_offset` or behind it. Local: the caller compares it with those of the peers.
+base::Status Cache::allocate_shared(Shared& shared, const std::string& name, uint64_t least_offset) {
+  return guarded([&] {
+    shared.lacks_heap = true;
+    const uint64_t bytes = shared.bytes();
+    if (bytes != 0) shared.block = channel_.team().runtime().state().allocate(bytes, 256, name, least_offset);
+    shared.lacks_heap = false;
+    const uint32_t ids = shared.words * static_cast<uint32_t>(shared.copies);
+    if (ids != 0) shared.ids = channel_.ids(ids, executor_->domain(), name.c_str());
+    return base::Status();
+  });
+}
+
+base::Status Cache::allocate_workspace(Program& program) {
+  if (program.workspace_bytes == 0) return {};
+  for (;;) {
+    const base::Status status =
+        executor_->allocate(program.workspace_bytes, name_of(program).c_str(), &program.workspace);
+    if (status.code() != Errc::out_of_memory || !drop_oldest_program()) return status;
+  }
+}
+
+void Cache::keep(std::unique_ptr<Program> program) {
+  programs_.push_front(std::move(program));
+  by_key_.emplace(std::hash<std::string_view>()(programs_.front()->agreement), programs_.begin());
+}
+
+void Cache::forget(Programs::iterator program) {
+  give_up_workspace(**program);
+  const auto [first, last] = by_key_.equal_range(std::hash<std::string_view>()((*program)->agreement));
+  by_key_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == program; }));
+  programs_.erase(program);
+}
+
+void Cache::give_up_workspace(Program& program) {
+  program.prepared.reset();
+  if (program.workspace != nullptr) executor_->deallocate(program.workspace);
+  program.workspace = nullptr;
+}
+
+/// Local: its shared part stays. False where graphs hold all there are. What the program queued has completed: this
+/// runs behind can_prepare.
+bool Cache::drop_oldest_program() {
+  for (auto at = programs_.end(); at != programs_.begin();) {
+    if ((*--at)->holds.count() != 0) continue;
+    forget(at);
+    return true;
+  }
+  return false;
+}
+
+/// Those of the team's channels, in one order on all ranks.
+std::vector<Cache*> Cache::caches_of_team() {
+  std::vector<Cache*> out;
+  for (const std::unique_ptr<ChannelState>& channel : channel_.team().state().channels)
+    if (Cache* cache = known(*channel); cache != nullptr) out.push_back(cache);
+  return out;
+}
+
+/// Collective. For what is `wanted`: gives up a shared part of any of the team's channels that no rank's graphs hold,
+/// or lets the heap grow; else `why`, and all ranks know that there is an impasse. Without it: gives up one of this
+/// channel, if there is any. Ranks may have other holds, as graphs end at other times on each, and other stamps, as
+/// calls may be refused on one of them: rank 0 says which was used last.
+base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
+  constexpr size_t kMostPlaces = 2048;  // so that their text fits one exchange
+  Team& team = channel_.team();
+  RuntimeState& runtime = team.runtime().state();
+  if (wanted != nullptr && wanted->bytes() > runtime.options.max_heap_bytes) {
+    impasse_ = Impasse::heap_is_full;
+    return why;
+  }
+  Room mine{.now = runtime.stats.calls,
+            .lacks_heap = wanted != nullptr && wanted->lacks_heap ? 1u : 0u,
+            .holds = {},
+            .last_use = {}};
+  std::vector<Place> places;
+  base::Status drained;
+  for (Cache* cache : wanted == nullptr ? std::vector<Cache*>{this} : caches_of_team()) {
+    if (const base::Status own = cache->executor_->drain(); !own.ok()) drained = own;
+    for (size_t i = 0; i < cache->shared_.size() && places.size() < kMostPlaces; ++i) {
+      places.push_back({cache, i});
+      mine.holds.push_back(static_cast<uint64_t>(cache->shared_[i]->holds.count()));
+      mine.last_use.push_back(cache->shared_[i]->last_use);
+    }
+  }
+  // Behind the exchange all have drained, so that nobody writes into what goes.
+  const Agreement all = agree_texts(team, drained, to_text(mine));
+  OVERLACE_TRY(all.status);
+  bool lacks_heap = false;
+  Room first;
+  std::vector<uint64_t> holds(places.size());
+  for (size_t r = 0; r < all.texts.size(); ++r) {
+    Room theirs = read_room(all.texts[r]);
+    if (theirs.holds.size() != places.size()) {
+      return base::error(Errc::plan_mismatch, "rank {} has prepared {} schedules, rank {} {}: they made other calls",
+                         team.rank(), places.size(), r, theirs.holds.size());
+    }
+    lacks_heap = lacks_heap || theirs.lacks_heap != 0;
+    for (size_t i = 0; i < holds.size(); ++i) holds[i] = std::max(holds[i], theirs.holds[i]);
+    if (r == 0) first = std::move(theirs);
+  }
+  size_t oldest = places.size();
+  uint64_t held_bytes = 0, held_calls = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (holds[i] != 0) {
+      held_bytes += places[i].cache->shared_[places[i].index]->block.bytes, held_calls += holds[i];
+      continue;
+    }
+    if (oldest == places.size() || first.last_use[i] < first.last_use[oldest]) oldest = i;
+  }
+  const bool is_idle = oldest < places.size() && first.now - first.last_use[oldest] > kIdleCalls;
+  if (!is_idle && lacks_heap && team.size() == runtime.world) {
+    const base::Result<bool> has_grown = runtime.grow_heap(wanted->bytes());
+    if (!has_grown.ok() || *has_grown) return has_grown.status();
+  }
+  if (oldest < places.size()) {
+    places[oldest].cache->drop_shared(places[oldest].index);
+    return {};
+  }
+  if (wanted == nullptr) return {};
+  impasse_ = Impasse::heap_is_full;
+  if (held_calls == 0) return why;
+  return base::error(why.code(), "{}; captured graphs hold {} bytes of it for {} calls until they are destroyed",
+                     why.message(), held_bytes, held_calls);
+}
+
+/// After all ranks have met: no peer writes there any more.
+void Cache::drop_shared(size_t index) {
+  const std::shared_ptr<Shared> victim = shared_[index];
+  shared_.erase(shared_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (auto at = programs_.begin(); at != programs_.end();) {
+    const auto program = at++;
+    if ((*program)->shared == victim) forget(program);
+  }
+  free_shared(*victim);
+  ++channel_.team().runtime().state().stats.evictions;
+}
+
+void Cache::free_shared(Shared& shared) {
+  if (shared.block) channel_.team().runtime().heap().free(shared.block);
+  if (shared.ids.count != 0) channel_.release(shared.ids);
+  shared.block = {};
+  shared.ids = {};
+  shared.cells.reset();
+  shared.kernel.reset();
+}
+
+}  // namespace overlace::exec

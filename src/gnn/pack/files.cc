@@ -1,0 +1,94 @@
+#include "src/gnn/pack/files.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "src/base/file.h"
+
+namespace overlace::gnn {
+namespace {
+
+std::string part_of(const std::string& path) { return path + ".part"; }
+
+/// The file's bytes lie on the disk already; so does its name afterwards.
+base::Status give_name(const std::string& path) {
+  if (std::rename(part_of(path).c_str(), path.c_str()) != 0)
+    return base::error(Errc::io, "{}: rename to {}: {}", part_of(path), path, std::strerror(errno));
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  return base::sync_directory(directory.empty() ? "." : directory);
+}
+
+/// All that was asked for has ended, in time or late: its memory is the caller's again.
+base::Status ended(io::IoEngine& engine) {
+  const base::Status first = engine.drain();
+  while (engine.pending() > 0 && engine.drain().code() == Errc::timeout) {
+  }
+  return first;
+}
+
+}  // namespace
+
+base::Result<std::unique_ptr<FileSink>> FileSink::create(io::IoEngine* engine, const std::string& path) {
+  auto file = engine->open_file(part_of(path), io::FileMode::create);
+  if (!file.ok()) return file.status();
+  auto writer = io::StreamWriter::open(engine, *file);
+  if (!writer.ok()) return writer.status();
+  return std::unique_ptr<FileSink>(new FileSink(path, std::move(*writer)));
+}
+
+base::Status FileSink::finish() {
+  OVERLACE_TRY(writer_->finish());
+  return give_name(path_);
+}
+
+base::Result<std::unique_ptr<FeatureFile>> FeatureFile::open(io::IoEngine* engine, const std::string& path,
+                                                             int64_t data_offset, int64_t row_bytes) {
+  auto file = engine->open_file(path, io::FileMode::read);
+  if (!file.ok()) return file.status();
+  return std::unique_ptr<FeatureFile>(new FeatureFile(engine, std::move(*file), data_offset, row_bytes));
+}
+
+base::Status FeatureFile::read(int64_t first, int64_t count, std::span<std::byte> out) {
+  OVERLACE_TRY(engine_->read(file_, data_offset_ + first * row_bytes_, count * row_bytes_, out, 0));
+  return ended(*engine_);
+}
+
+std::string PackFiles::path(const std::string& directory, PackFile file, BatchOrder order) {
+  constexpr std::array<const char*, 3> kNames = {"packs", "dcache", "hot"}, kEnds = {"ovk", "ovd", "ovh"};
+  const auto i = static_cast<size_t>(file);
+  return base::format("{}/{}-{}.{}", directory, kNames[i], name_of(order), kEnds[i]);
+}
+
+base::Result<std::unique_ptr<PackFiles>> PackFiles::create(io::IoEngine* engine, const std::string& directory,
+                                                           BatchOrder order) {
+  std::unique_ptr<PackFiles> out(new PackFiles(engine, directory, order));
+  for (size_t i = 0; i < out->files_.size(); ++i) {
+    auto file = engine->open_file(part_of(path(directory, static_cast<PackFile>(i), order)), io::FileMode::create);
+    if (!file.ok()) return file.status();
+    out->files_[i] = std::move(*file);
+  }
+  return out;
+}
+
+base::Status PackFiles::write(PackFile file, int64_t offset, std::span<const std::byte> bytes) {
+  // NOTE: one write at a time: two neighbours may share a page, and `bytes` belong to the caller again afterwards.
+  OVERLACE_TRY(engine_->write(files_[static_cast<size_t>(file)], offset, bytes, 0));
+  return ended(*engine_);
+}
+
+base::Status PackFiles::finish(const PackResult& packed) {
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const auto size = files_[i]->size();
+    if (!size.ok()) return size.status();
+    if (*size != packed.file_bytes[i])
+      return base::error(Errc::corrupt, "{}: {} bytes, wanted {}", files_[i]->path(), *size, packed.file_bytes[i]);
+    OVERLACE_TRY(files_[i]->sync());
+  }
+  for (size_t i = 0; i < files_.size(); ++i)
+    OVERLACE_TRY(give_name(path(directory_, static_cast<PackFile>(i), order_)));
+  return {};
+}
+
+}  // namespace overlace::gnn

@@ -1,0 +1,95 @@
+#include "src/gnn/plan/predict.h"
+
+#include <algorithm>
+
+#include "src/gnn/pack/extent.h"
+
+namespace overlace::gnn {
+namespace {
+
+constexpr int64_t kOutputs = 3;  // matrices of gathered rows: filled, waiting, in use
+
+LoaderMemory memory_of(const Prediction& p) {
+  const int64_t row = p.options.row_bytes, cpu_rows = std::ssize(p.plan.start.cpu);
+  const int64_t ring = (2 * int64_t{p.options.depth} + 2) * (p.largest_extent + p.most_page_bytes);
+  LoaderMemory memory;
+  memory.gpu_cache = std::ssize(p.plan.start.gpu) * row;
+  memory.gpu_ring = ring;
+  memory.gpu_outputs = kOutputs * p.most_rows * row;
+  memory.cpu_cache = cpu_rows == 0 ? 0 : (cpu_rows + 1) * row;  // and the spare slot of restores
+  memory.cpu_ring = ring;
+  return memory;
+}
+
+int64_t rows_per_batch(const InputTrace& trace) {
+  int64_t rows = 0;
+  for (int64_t b = 0; b < trace.num_batches(); ++b) rows += std::ssize(trace.inputs(b));
+  return rows / std::max<int64_t>(trace.num_batches(), 1);
+}
+
+}  // namespace
+
+base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& options) {
+  Prediction out;
+  out.options = options;
+  const auto page = page_shape(options.row_bytes, options.disk.page_bytes);
+  if (!page.ok()) return page.status();
+  int64_t extents = 0;
+  auto plan = plan_levels(trace, options, [&](int64_t b, const BatchPlan& batch) {
+    const int64_t bytes = extent_layout(counts_of(trace.batch(b), batch), options.row_bytes).bytes;
+    extents += bytes;
+    out.largest_extent = std::max(out.largest_extent, bytes);
+    out.most_page_bytes = std::max(out.most_page_bytes, std::ssize(batch.pages) * page->bytes);
+    out.most_rows = std::max<int64_t>(out.most_rows, std::ssize(batch.program));
+    return base::Status();
+  });
+  if (!plan.ok()) return plan.status();
+  out.plan = std::move(*plan);
+  int64_t restores = 0, pages = 0;
+  for (const Restore& restore : out.plan.restores) restores += restore_extent_bytes(restore, options.row_bytes);
+  for (const SegmentPages& segment : out.plan.disk_segments) pages += segment.num_pages(*page) * page->bytes;
+  out.bytes_read = extents + out.plan.bytes.pages + restores;
+  out.bytes_on_disk = extents + pages + restores;
+  out.bytes_to_gpu = extents + out.plan.bytes.pages + out.plan.counts.cpu_hits * options.row_bytes;
+  out.memory = memory_of(out);
+  return out;
+}
+
+base::Result<Prediction> fit(const InputTrace& trace, const FitRequest& request) {
+  LevelOptions options = request.options;
+  if (options.row_bytes < 1) return base::invalid_argument("row_bytes is {}, wanted at least 1", options.row_bytes);
+  options.disk.max_rows = request.disk_bytes / options.row_bytes;
+  if (request.disk_bytes > 0 && options.disk.max_rows == 0)
+    return base::invalid_argument("disk_bytes is {}, wanted at least one row of {}", request.disk_bytes,
+                                  options.row_bytes);
+  const int64_t mean_rows = request.is_automatic_order ? rows_per_batch(trace) : 0;
+
+  // Smaller caches mean larger packs, so larger buffers: from caches that take all memory down to those that fit.
+  options.gpu_rows = std::clamp<int64_t>(request.gpu_bytes / options.row_bytes, 0, trace.num_vertices());
+  options.cpu_rows = std::clamp<int64_t>(request.cpu_bytes / options.row_bytes - 1, 0, trace.num_vertices());
+  for (;;) {
+    const bool may_change = options.policy == CachePolicy::belady || options.policy == CachePolicy::lru;
+    if (request.is_automatic_order && may_change)
+      options.order = automatic_order(trace.num_batches(), options.cpu_rows, mean_rows);
+    auto tried = predict(trace, options);
+    if (!tried.ok()) return tried.status();
+    const LoaderMemory& memory = tried->memory;
+    if (memory.gpu() <= request.gpu_bytes && memory.cpu() <= request.cpu_bytes) return tried;
+    const int64_t gpu_over = std::max<int64_t>(0, memory.gpu() - request.gpu_bytes);
+    const int64_t cpu_over = std::max<int64_t>(0, memory.cpu() - request.cpu_bytes);
+    if ((gpu_over > 0 && memory.gpu_cache == 0) || (cpu_over > 0 && memory.cpu_cache == 0))
+      return base::error(Errc::out_of_memory,
+                         "gpu_bytes is {} and cpu_bytes {}, wanted at least {} and {} for buffers beside caches of {} "
+                         "and {} rows; smaller batches or a smaller depth need less",
+                         request.gpu_bytes, request.cpu_bytes, memory.gpu() - memory.gpu_cache,
+                         memory.cpu() - memory.cpu_cache, tried->plan.start.gpu.size(), tried->plan.start.cpu.size());
+    // NOTE: an eighth more, as what leaves the caches makes the buffers larger.
+    const auto smaller = [&](int64_t cached, int64_t over) {
+      return std::max<int64_t>(0, cached - (over + over / 8 + options.row_bytes - 1) / options.row_bytes);
+    };
+    options.gpu_rows = smaller(std::ssize(tried->plan.start.gpu), gpu_over);
+    options.cpu_rows = smaller(std::ssize(tried->plan.start.cpu), cpu_over);
+  }
+}
+
+}  // namespace overlace::gnn

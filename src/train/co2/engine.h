@@ -1,0 +1,100 @@
+// What a rank does next, without doing it: inner steps go in, actions come out. No memory, no transport, no clock.
+//
+// The order of a boundary is data: the engine lays it out when the last inner step of a round was counted, and the
+// driver does one action after the other. What must hold of tickets (I1: waited exactly once; I2: no bucket is written
+// while its ticket is open) is asserted here; what is issued is hashed (I5: equal on all ranks).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "overlace/co2.h"
+#include "src/base/status.h"
+#include "src/runtime/hash.h"
+#include "src/train/co2/control_pod.h"
+#include "src/train/co2/pass.h"
+
+namespace overlace::train {
+
+struct Action {
+  /// wait: for a ticket; begin: judge the header, take the scalars; pass: over one bucket; launch: its all-reduce;
+  /// end: make the header; reduce_sums: add the sums of tensors inside the group; moved: an increment is in, the anchor
+  /// is where it will stay for a round; anchor: a = x, m = 0;
+  /// average_inner: mean of the inner optimizer's moments over the groups, blocking; none: go on with inner steps.
+  enum class Kind { none, wait, begin, pass, launch, end, reduce_sums, moved, anchor, average_inner } kind = Kind::none;
+  int bucket = 0;     // of wait, pass, launch; kHeader: the header
+  int64_t round = 0;  // of the increment that is waited for or launched, and of begin and end
+  PassMode mode = PassMode::fused;
+  bool is_flush = false;
+  int64_t steps = 0;  // of end: inner steps of the round
+  static constexpr int kHeader = -1;
+
+  bool operator==(const Action&) const = default;
+  std::string to_string() const;
+};
+
+/// Everything that an engine remembers between inner steps; part of a checkpoint.
+struct EngineState {
+  int64_t steps = 0;          // inner steps so far, in all phases
+  int64_t round = 0;          // t
+  int64_t step = 0;           // k: inner steps of this round
+  int64_t pending_steps = 0;  // inner steps of the round that is on its way
+  int32_t has_pending = 0;    // the increment of round t - 1 is on its way
+  int32_t phase = 0;          // Engine::Phase
+
+  bool operator==(const EngineState&) const = default;
+};
+
+class Engine {
+ public:
+  enum class Phase : int32_t { warmup, rounds, cooldown };
+
+  /// `options` are resolved. `buckets`: of this rank; shard_degree: ranks of a group.
+  Engine(const Co2Options& options, int64_t groups, int buckets, int shard_degree);
+
+  /// Before an inner step: gradients are averaged over the groups first (warm-up, cool-down).
+  bool wants_gradient_mean() const { return phase() != Phase::rounds; }
+  /// After it. Errc::invalid_argument while actions are due.
+  base::Status on_inner_step();
+  /// The pipeline is emptied: a partial round ends, what is on its way goes in. Errc as above.
+  base::Status flush();
+
+  /// The first action that is due; Kind::none: go on.
+  Action next() const;
+  /// It was done. Errc::internal if it is not the first one due, or breaks I1 or I2.
+  void done(const Action& action);
+
+  /// Of an action `begin`; `lr_ratio` as KnobsPod has it.
+  KnobsPod knobs(const Action& begin, double lr_ratio) const;
+  const EngineState& state() const { return state_; }
+  Phase phase() const { return static_cast<Phase>(state_.phase); }
+  /// Buckets that were launched and not waited for, Action::kHeader among them.
+  std::vector<int> open_tickets() const;
+  /// Of all waits and launches so far, in their order (I5).
+  uint64_t issued() const { return issued_; }
+
+  /// From a checkpoint taken while nothing was due. Tickets of the pending round count as launched.
+  base::Status load(const EngineState& state);
+
+ private:
+  void plan(const Action& action) { due_.push_back(action); }
+  void plan_boundary();
+  void plan_stale_boundary();
+  void plan_blocking_boundary();
+  void plan_flush();
+  void enter_phases();
+  base::Status check_idle(const char* call) const;
+  char& ticket(int bucket) { return open_[static_cast<size_t>(bucket + 1)]; }
+
+  const Co2Options options_;
+  const int64_t groups_;
+  const int buckets_, shard_degree_;
+  EngineState state_, after_;  // after_: once all that is due was done
+  std::vector<Action> due_;
+  size_t num_done_ = 0;
+  std::vector<char> open_;  // by bucket, the header first
+  uint64_t issued_ = runtime::kHashSeed;
+};
+
+}  // namespace overlace::train

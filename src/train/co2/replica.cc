@@ -1,0 +1,337 @@
+#include "src/train/co2/replica.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "src/base/log.h"
+#include "src/runtime/clock.h"
+#include "src/runtime/hash.h"
+#include "src/train/co2/options.h"
+
+namespace overlace::train {
+namespace {
+
+using runtime::hash_text;
+using runtime::hash_word;
+using runtime::now_ns;
+
+uint64_t hash_bytes(const void* data, size_t bytes, uint64_t hash = runtime::kHashSeed) {
+  const char* from = static_cast<const char*>(data);
+  uint64_t word = 0;
+  for (; bytes >= sizeof word; bytes -= sizeof word, from += sizeof word) {
+    std::memcpy(&word, from, sizeof word);
+    hash = (hash ^ word) * 0x100000001b3ull;
+    hash ^= hash >> 29;
+  }
+  return hash_text({from, bytes}, hash);
+}
+
+double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
+  std::vector<int64_t> counts;
+  for (const Parameter& parameter : parameters) counts.push_back(parameter.count);
+  return counts;
+}
+
+/// Memory that others may write to as long as the process lives.
+void keep_for_ever(std::vector<char> wire, std::unique_ptr<HeaderPod> header) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::pair<std::vector<char>, std::unique_ptr<HeaderPod>>>;
+  const std::lock_guard lock(mutex);
+  kept->emplace_back(std::move(wire), std::move(header));
+}
+
+}  // namespace
+
+ReplicaOptions checked_options(const ReplicaOptions& given, const std::vector<Parameter>& parameters) {
+  ReplicaOptions options = given;
+  const base::Result<Co2Options> resolved = resolve(given.co2);
+  resolved.status().or_throw();
+  options.co2 = *resolved;
+  const auto refuse = [](const std::string& text) { throw_error(Errc::invalid_argument, text); };
+  if (parameters.empty()) refuse("parameters: none are trainable, wanted: at least one");
+  if (options.shard_degree < 1) refuse(base::format("shard_degree is {}, wanted: at least 1", options.shard_degree));
+  if (options.shard_degree > 1 && !options.reduce_in_group)
+    refuse(base::format("reduce_in_group is missing with shard_degree {}", options.shard_degree));
+  if (options.co2.cooldown_sync_steps > 0 && !options.average_inner)
+    refuse(base::format("average_inner is missing with cooldown_sync_steps {}", options.co2.cooldown_sync_steps));
+  if (options.wire_dtype != DType::fp32 && options.wire_dtype != DType::bf16)
+    refuse(base::format("wire_dtype is {}, wanted: fp32 or bf16", dtype_name(options.wire_dtype)));
+  if (options.bucket_bytes < 4) refuse(base::format("bucket_bytes is {}, wanted: at least 4", options.bucket_bytes));
+  if (options.timeout_ms < 1) refuse(base::format("timeout_ms is {}, wanted: at least 1", options.timeout_ms));
+  for (const Parameter& p : parameters) {
+    if (p.dtype != DType::fp32 && p.dtype != DType::bf16 && p.dtype != DType::fp16)
+      refuse(base::format("parameter {} has dtype {}, wanted: fp32, bf16 or fp16", p.name, dtype_name(p.dtype)));
+    if (p.count < 0 || (p.count > 0 && p.data == nullptr))
+      refuse(base::format("parameter {} has {} elements at {}, wanted: memory for all of them", p.name, p.count,
+                          p.data == nullptr ? "no address" : "an address"));
+    if (p.group_count != 0 && p.group_count < p.count)
+      refuse(base::format("parameter {} has {} elements here and {} in the group, wanted: at least as many", p.name,
+                          p.count, p.group_count));
+  }
+  return options;
+}
+
+Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameters, AsyncCollective& outer)
+    : options_(checked_options(options, parameters)),
+      parameters_(std::move(parameters)),
+      outer_(outer),
+      buckets_(make_buckets(counts_of(parameters_),
+                            options_.bucket_bytes / static_cast<int64_t>(dtype_bytes(options_.wire_dtype)))),
+      engine_(options_.co2, outer.size(), static_cast<int>(buckets_.size()), options_.shard_degree),
+      threads_(options_.threads),
+      bounds_(parameters_.size()),
+      sums_(parameters_.size()),
+      tickets_(buckets_.size() + 1) {
+  int64_t total = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i];
+    tensors_.push_back({.x = p.data, .dtype = p.dtype, .begin = total, .count = p.count});
+    bounds_[i].count = static_cast<double>(p.group_count == 0 ? p.count : p.group_count);
+    total += p.count;
+  }
+  anchor_.resize(static_cast<size_t>(total));
+  momentum_.resize(static_cast<size_t>(total));
+  wire_.resize(static_cast<size_t>(total) * dtype_bytes(options_.wire_dtype));
+  if (options_.wire_dtype != DType::fp32) residual_.resize(static_cast<size_t>(total));
+  config_hash_ = hash_text(describe());
+  if (const std::string text = warning_of(options_.co2); !text.empty()) base::warn_once("co2", text);
+  agree_at_start();
+  reset_anchor(tensors_, memory());
+  last_boundary_ns_ = now_ns();
+  run_due();
+}
+
+Replica::~Replica() {
+  if (std::all_of(tickets_.begin(), tickets_.end(), [](uint64_t ticket) { return ticket == 0; })) return;
+  outer_.abort(
+      Errc::aborted,
+      base::format("group {} ended training with increments on their way; flush() takes them in", outer_.rank()));
+  const int64_t end_ms = now_ns() / 1000000 + options_.timeout_ms;
+  bool is_free = true;
+  for (const uint64_t ticket : tickets_) {
+    try {
+      if (ticket != 0) outer_.wait({ticket}, std::max<int64_t>(1, end_ms - now_ns() / 1000000));
+    } catch (const std::exception&) {  // what the abort made of it
+      is_free = is_free && outer_.caps().frees_on_failure;
+    }
+  }
+  if (!is_free) keep_for_ever(std::move(wire_), std::move(header_));
+}
+
+std::string Replica::describe() const {
+  std::string text =
+      to_text(options_.co2) + base::format(" wire={} bucket_bytes={} shard_degree={}", dtype_name(options_.wire_dtype),
+                                           options_.bucket_bytes, options_.shard_degree);
+  for (const Parameter& p : parameters_) text += base::format("; {} {} {}", p.name, dtype_name(p.dtype), p.count);
+  return text;
+}
+
+PassMemory Replica::memory() {
+  return {.anchor = anchor_.data(),
+          .momentum = momentum_.data(),
+          .wire = wire_.data(),
+          .wire_dtype = options_.wire_dtype,
+          .residual = residual_.empty() ? nullptr : residual_.data()};
+}
+
+/// All groups have the same options and the same values, or PlanMismatch on all of them. Values travel in slots of
+/// their own, zeros elsewhere, so that a sum is a gather.
+void Replica::agree_at_start() {
+  const size_t groups = static_cast<size_t>(outer_.size()), mine = static_cast<size_t>(outer_.rank());
+  const auto gather = [&](const std::vector<uint64_t>& hashes, const char* what) {
+    std::vector<double> slots(groups * hashes.size() * 2);
+    for (size_t i = 0; i < hashes.size(); ++i) {
+      slots[(mine * hashes.size() + i) * 2] = static_cast<double>(hashes[i] & 0xffffffffu);
+      slots[(mine * hashes.size() + i) * 2 + 1] = static_cast<double>(hashes[i] >> 32);
+    }
+    const Ticket ticket = outer_.all_reduce({slots.data(), slots.size(), DType::fp64, what}, StreamRef::cpu());
+    outer_.wait(ticket, options_.timeout_ms);
+    std::vector<uint64_t> all;
+    for (size_t i = 0; i < slots.size(); i += 2)
+      all.push_back(static_cast<uint64_t>(slots[i]) | static_cast<uint64_t>(slots[i + 1]) << 32);
+    return all;
+  };
+  const std::vector<uint64_t> configs = gather({config_hash_}, "options at the start");
+  for (size_t g = 1; g < groups; ++g)
+    if (configs[g] != configs[0])
+      throw_error(
+          Errc::plan_mismatch,
+          base::format("options and parameters' shapes differ between groups 0 and {}: hashes {} and {}; here: {}", g,
+                       configs[0], configs[g], describe()));
+  std::vector<uint64_t> hashes;
+  for (const Parameter& p : parameters_)
+    hashes.push_back(hash_bytes(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype)));
+  const std::vector<uint64_t> all = gather(hashes, "parameters at the start");
+  for (size_t i = 0; i < hashes.size(); ++i)
+    for (size_t g = 1; g < groups; ++g)
+      if (all[g * hashes.size() + i] != all[i])
+        throw_error(
+            Errc::plan_mismatch,
+            base::format("parameter {} differs between groups 0 and {} at the start: hashes {} and {}; wanted: the "
+                         "same values in all groups",
+                         parameters_[i].name, g, all[i], all[g * hashes.size() + i]));
+}
+
+uint64_t Replica::anchor_hash() const {
+  return hash_bytes(momentum_.data(), momentum_.size() * sizeof(float),
+                    hash_bytes(anchor_.data(), anchor_.size() * sizeof(float)));
+}
+
+void Replica::on_inner_step(double lr) {
+  lr_sum_ += lr;
+  ++lr_steps_;
+  engine_.on_inner_step().or_throw();
+  run_due();
+}
+
+void Replica::flush() {
+  engine_.flush().or_throw();
+  run_due();
+}
+
+void Replica::run_due() {
+  for (Action action = engine_.next(); action.kind != Action::Kind::none; action = engine_.next()) {
+    carry_out(action);
+    engine_.done(action);
+  }
+  // Bad values are an error once the boundary is whole: then the state is that of the last good round.
+  const base::Status failure = std::exchange(failure_, {});
+  failure.or_throw();
+}
+
+void Replica::carry_out(const Action& action) {
+  switch (action.kind) {
+    case Action::Kind::wait:
+      return wait_for(action.bucket, action.round);
+    case Action::Kind::begin:
+      return begin(action);
+    case Action::Kind::pass:
+      return pass(action);
+    case Action::Kind::launch:
+      return launch(action.bucket, action.round);
+    case Action::Kind::moved:
+      return moved();
+    case Action::Kind::reduce_sums:
+      return reduce_sums();
+    case Action::Kind::end:
+      return end(action);
+    case Action::Kind::anchor:
+      return reset_anchor(tensors_, memory());
+    case Action::Kind::average_inner:
+      return options_.average_inner();
+    case Action::Kind::none:
+      return;
+  }
+}
+
+void Replica::launch(int bucket, int64_t round) {
+  Bucket sent{&own_header_, kHeaderWords, DType::fp64, base::format("round {}, header", round)};
+  if (bucket == Action::kHeader) {
+    *header_ = own_header_;
+    sent.data = header_.get();
+  } else {
+    const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
+    const size_t unit = dtype_bytes(options_.wire_dtype);
+    sent = {wire_.data() + static_cast<size_t>(range.begin) * unit, static_cast<size_t>(range.count),
+            options_.wire_dtype, base::format("round {}, bucket {}", round, bucket)};
+  }
+  tickets_[slot(bucket)] = outer_.all_reduce(sent, StreamRef::cpu()).number;
+}
+
+void Replica::wait_for(int bucket, int64_t) {
+  uint64_t& ticket = tickets_[slot(bucket)];
+  if (ticket == 0) return;  // settled by save(), or loaded
+  const int64_t came_ns = now_ns();
+  outer_.wait({ticket}, options_.timeout_ms);
+  const TicketTimes times = outer_.times({ticket});
+  if (times.complete_ns > came_ns) current_.exposed_ms += ms(times.complete_ns - came_ns);
+  if (first_launch_ns_ == 0 || times.launched_ns < first_launch_ns_) first_launch_ns_ = times.launched_ns;
+  current_.comm_ms = std::max(current_.comm_ms, ms(times.complete_ns - first_launch_ns_));
+  if (times.last_rank >= 0) current_.last_rank = times.last_rank;
+  ticket = 0;
+}
+
+double Replica::next_lr_ratio() {
+  if (lr_steps_ == 0) return 1;
+  const double mean = lr_sum_ / static_cast<double>(lr_steps_);
+  const double ratio = last_mean_lr_ > 0 ? mean / last_mean_lr_ : 1;
+  last_mean_lr_ = mean;
+  lr_sum_ = 0;
+  lr_steps_ = 0;
+  return ratio;
+}
+
+void Replica::begin(const Action& action) {
+  knobs_ = engine_.knobs(action, next_lr_ratio());
+  const bool has_incoming = engine_.state().has_pending != 0 || options_.co2.rule != OuterRule::co2 || action.is_flush;
+  begin_boundary(control_, bounds_, sums_, has_incoming ? header_.get() : nullptr, own_header_, knobs_);
+  failure_ = status_of(control_, *header_, own_header_, outer_.size());
+  if (failure_.code() == Errc::desync) {
+    settle();  // all groups see the same: none leaves while another one still waits
+    failure_.or_throw();
+  }
+  current_.round = static_cast<int64_t>(own_header_.round);
+  current_.steps = static_cast<int64_t>(own_header_.steps);
+  current_.lambda = control_.lambda;
+  current_.is_dropped = control_.verdict == Verdict::bad_values;
+}
+
+void Replica::pass(const Action& action) {
+  const int64_t begin_ns = now_ns();
+  const BucketRange& range = buckets_[static_cast<size_t>(action.bucket)];
+  run_pass(threads_, action.mode, control_.pass, outer_.size(), std::span(tensors_).subspan(range.first, range.tensors),
+           std::span(bounds_).subspan(range.first, range.tensors), memory(),
+           std::span(sums_).subspan(range.first, range.tensors));
+  current_.pass_ms += ms(now_ns() - begin_ns);
+}
+
+void Replica::moved() {
+  end_boundary(control_, knobs_);
+  if (control_.verdict == Verdict::none_yet) return;
+  double m2 = 0, v2 = 0, clipped = 0, count = 0;
+  for (size_t i = 0; i < sums_.size(); ++i) {
+    m2 += sums_[i].m2;
+    v2 += sums_[i].v2;
+    clipped += sums_[i].clipped;
+    count += bounds_[i].count;
+  }
+  const int64_t now = now_ns();
+  current_.clipped = count > 0 ? clipped / count : 0;
+  current_.momentum_norm = std::sqrt(m2);
+  current_.mean_norm = std::sqrt(v2);
+  current_.increment_norm = std::sqrt(own_header_.norm2);
+  current_.bytes = static_cast<int64_t>(wire_.size());
+  current_.round_ms = ms(now - last_boundary_ns_);
+  last_boundary_ns_ = now;
+  ++rounds_taken_in_;
+  stats_.push_back(current_);
+  if (stats_.size() > kKeptRounds) stats_.pop_front();
+  current_ = {};
+  first_launch_ns_ = 0;
+}
+
+void Replica::reduce_sums() {
+  static_assert(sizeof(SumsPod) == 5 * sizeof(double));
+  std::vector<double> flat(sums_.size() * 5);
+  std::memcpy(flat.data(), sums_.data(), flat.size() * sizeof(double));
+  options_.reduce_in_group(flat);
+  std::memcpy(static_cast<void*>(sums_.data()), flat.data(), flat.size() * sizeof(double));
+}
+
+void Replica::end(const Action& action) {
+  const int64_t every = options_.co2.check_every;
+  const uint64_t hash = every > 0 && action.round % every == 0 ? anchor_hash() : 0;
+  own_header_ = header_of(sums_, action.round, action.steps, config_hash_, hash);
+}
+
+void Replica::settle() {
+  for (size_t i = 0; i < tickets_.size(); ++i) wait_for(static_cast<int>(i) - 1, 0);
+}
+
+}  // namespace overlace::train

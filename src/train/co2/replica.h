@@ -1,0 +1,142 @@
+// One rank of a data parallel run on CPU memory: the engine's actions, carried out over an AsyncCollective.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "overlace/async_collective.h"
+#include "overlace/co2.h"
+#include "src/base/status.h"
+#include "src/train/co2/buckets.h"
+#include "src/train/co2/control.h"
+#include "src/train/co2/engine.h"
+#include "src/train/co2/pass.h"
+
+namespace overlace::train {
+
+struct Parameter {
+  std::string name;
+  void* data = nullptr;
+  DType dtype = DType::fp32;  // fp32, bf16, fp16
+  int64_t count = 0;          // elements that this rank holds
+  int64_t group_count = 0;    // elements that its group holds; 0: the same
+};
+
+struct ReplicaOptions {
+  Co2Options co2;
+  DType wire_dtype = DType::fp32;  // fp32, bf16
+  int64_t bucket_bytes = kBucketBytes;
+  int64_t timeout_ms = 300000;  // of a wait for the other groups
+  int threads = 0;              // of the pass; 0: chosen
+  int shard_degree = 1;         // ranks of a group
+  /// Adds up over the group; needed where shard_degree > 1.
+  std::function<void(std::span<double>)> reduce_in_group;
+  /// At the switch to cool-down: the mean over the groups of what the inner optimizer keeps.
+  std::function<void()> average_inner;
+};
+
+/// Of the round whose increment a boundary took in.
+struct RoundStats {
+  int64_t round = 0, steps = 0, bytes = 0;
+  double round_ms = 0;             // from the boundary before to this one
+  double comm_ms = 0;              // from the first launch to the last completion
+  double exposed_ms = 0;           // what the boundary waited
+  double pass_ms = 0;              // of its passes
+  double lambda = 1, clipped = 0;  // share of elements at the bound
+  double increment_norm = 0, mean_norm = 0, momentum_norm = 0;
+  int last_rank = -1;  // who came last
+  bool is_dropped = false;
+};
+
+class Replica {
+ public:
+  /// Compares options and parameters with all groups: PlanMismatch on all of them where they differ. Throws
+  /// InvalidArgument for what is refused, before anything moved.
+  Replica(const ReplicaOptions& options, std::vector<Parameter> parameters, AsyncCollective& outer);
+  /// Aborts `outer` where tickets are open, and waits for them. Memory that a transport may still write to then stays
+  /// with the process.
+  ~Replica();
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  /// Gradients are averaged over the groups before the next inner step.
+  bool wants_gradient_mean() const { return engine_.wants_gradient_mean(); }
+  /// After each attempted inner step, skipped ones included; `lr`: of the inner optimizer. Does the boundary where one
+  /// is due. Throws Timeout, PeerLost, Desync, NonFinite.
+  void on_inner_step(double lr);
+  /// Everything on its way goes in: x = a, equal in all groups.
+  void flush();
+
+  std::span<const float> anchor() const { return anchor_; }
+  std::span<const float> momentum() const { return momentum_; }
+  /// FNV-1a of anchor and momentum (I3).
+  uint64_t anchor_hash() const;
+  const Engine& engine() const { return engine_; }
+  const ControlPod& control() const { return control_; }
+  const std::vector<BucketRange>& buckets() const { return buckets_; }
+  /// Of the last rounds, at most kKeptRounds.
+  const std::deque<RoundStats>& stats() const { return stats_; }
+  static constexpr size_t kKeptRounds = 4096;
+  /// Increments that came in, dropped ones included.
+  int64_t rounds_taken_in() const { return rounds_taken_in_; }
+
+  /// Everything, parameters included, waiting for what is on its way first (which does not change what comes out).
+  /// Throws Timeout, PeerLost.
+  std::string save();
+  /// What save() gave, of a run with the same options, parameters and groups. Errc: corrupt, version_mismatch, stale;
+  /// nothing changes then.
+  base::Status load(std::string_view bytes);
+
+ private:
+  void carry_out(const Action& action);
+  void wait_for(int bucket, int64_t round);
+  void launch(int bucket, int64_t round);
+  void begin(const Action& action);
+  void pass(const Action& action);
+  void reduce_sums();
+  void moved();
+  void end(const Action& action);
+  void run_due();
+  void settle();
+  void agree_at_start();
+  std::string dump() const;
+  double next_lr_ratio();
+  std::string describe() const;
+  PassMemory memory();
+  size_t slot(int bucket) const { return static_cast<size_t>(bucket + 1); }
+
+  const ReplicaOptions options_;
+  std::vector<Parameter> parameters_;
+  AsyncCollective& outer_;
+  std::vector<BucketRange> buckets_;
+  Engine engine_;
+  Threads threads_;
+  uint64_t config_hash_ = 0;
+  std::vector<float> anchor_, momentum_, residual_;
+  std::vector<char> wire_;
+  std::vector<PassTensor> tensors_;
+  std::vector<TensorPod> bounds_;
+  std::vector<SumsPod> sums_;
+  ControlPod control_;
+  KnobsPod knobs_;
+  HeaderPod own_header_;                                               // as sent
+  std::unique_ptr<HeaderPod> header_ = std::make_unique<HeaderPod>();  // reduced in place
+  std::vector<uint64_t> tickets_;                                      // by slot; 0: settled
+  double lr_sum_ = 0, last_mean_lr_ = 0;                               // of this round; of the one before
+  int64_t lr_steps_ = 0, last_boundary_ns_ = 0;
+  RoundStats current_;
+  int64_t first_launch_ns_ = 0;  // of the tickets that were waited for
+  base::Status failure_;         // thrown once the boundary is whole
+  std::deque<RoundStats> stats_;
+  int64_t rounds_taken_in_ = 0;
+};
+
+/// With the rule's own values filled in. Throws InvalidArgument for what Replica refuses before it talks to others.
+ReplicaOptions checked_options(const ReplicaOptions& options, const std::vector<Parameter>& parameters);
+
+}  // namespace overlace::train

@@ -1,0 +1,140 @@
+// A replica as bytes: header, state, buffers, checksum.
+#include <algorithm>
+#include <cstring>
+
+#include "src/runtime/hash.h"
+#include "src/train/co2/replica.h"
+
+namespace overlace::train {
+namespace {
+
+using base::error;
+using base::Status;
+
+constexpr char kMagic[8] = {'O', 'V', 'L', 'C', 'O', '2', '\n', '\0'};
+constexpr uint64_t kVersion = 1;
+
+struct Front {
+  char magic[8];
+  uint64_t version = kVersion, bytes = 0, config = 0, groups = 0;
+};
+
+class Writer {
+ public:
+  void put(const void* data, size_t bytes) { text.append(static_cast<const char*>(data), bytes); }
+  template <class T>
+  void value(const T& value) {
+    put(&value, sizeof value);
+  }
+  template <class T>
+  void array(const std::vector<T>& values) {
+    put(values.data(), values.size() * sizeof(T));
+  }
+  std::string text;
+};
+
+/// The length was checked before.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+  void get(void* data, size_t bytes) {
+    OVERLACE_ASSERT(bytes <= text_.size() - at_);
+    if (bytes > 0) std::memcpy(data, text_.data() + at_, bytes);
+    at_ += bytes;
+  }
+  template <class T>
+  void value(T& value) {
+    get(&value, sizeof value);
+  }
+  template <class T>
+  void array(std::vector<T>& values) {
+    get(values.data(), values.size() * sizeof(T));
+  }
+
+ private:
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::string Replica::save() {
+  if (engine_.next().kind != Action::Kind::none)
+    throw_error(Errc::invalid_argument, "save: a boundary has failed half way, wanted: between inner steps");
+  settle();
+  return dump();
+}
+
+std::string Replica::dump() const {
+  Writer out;
+  Front front;
+  std::memcpy(front.magic, kMagic, sizeof kMagic);
+  front.config = config_hash_;
+  front.groups = static_cast<uint64_t>(outer_.size());
+  out.value(front);
+  out.value(engine_.state());
+  out.value(control_);
+  out.value(own_header_);
+  out.value(*header_);
+  out.value(lr_sum_);
+  out.value(last_mean_lr_);
+  out.value(lr_steps_);
+  out.array(bounds_);
+  out.array(sums_);
+  out.array(anchor_);
+  out.array(momentum_);
+  out.array(residual_);
+  out.array(wire_);
+  for (const Parameter& p : parameters_) out.put(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
+  front.bytes = out.text.size() + sizeof(uint64_t);
+  std::memcpy(out.text.data(), &front, sizeof front);
+  out.value(runtime::hash_text(out.text));
+  return std::move(out.text);
+}
+
+Status Replica::load(std::string_view bytes) {
+  Front front;
+  if (bytes.size() < sizeof front)
+    return error(Errc::corrupt, "checkpoint of CO2: {} bytes, wanted: at least {}", bytes.size(), sizeof front);
+  std::memcpy(&front, bytes.data(), sizeof front);
+  if (std::memcmp(front.magic, kMagic, sizeof kMagic) != 0)
+    return error(Errc::corrupt, "checkpoint of CO2: it does not begin as one");
+  if (front.version != kVersion)
+    return error(Errc::version_mismatch, "checkpoint of CO2: version {}, wanted: {}", front.version, kVersion);
+  if (front.bytes != bytes.size())
+    return error(Errc::corrupt, "checkpoint of CO2: {} bytes, wanted: {}", bytes.size(), front.bytes);
+  const std::string_view body = bytes.substr(0, bytes.size() - sizeof(uint64_t));
+  uint64_t hash = 0;
+  std::memcpy(&hash, bytes.data() + body.size(), sizeof hash);
+  if (hash != runtime::hash_text(body))
+    return error(Errc::corrupt, "checkpoint of CO2: its checksum is {}, wanted: {}", runtime::hash_text(body), hash);
+  if (front.groups != static_cast<uint64_t>(outer_.size()))
+    return error(Errc::stale, "checkpoint of CO2: of {} groups, wanted: {}", front.groups, outer_.size());
+  if (front.config != config_hash_ || front.bytes != dump().size())
+    return error(Errc::stale, "checkpoint of CO2: of a run with other options or parameters (hash {}), wanted: {}",
+                 front.config, config_hash_);
+  settle();  // a round that is under way would write into what is loaded
+  Reader in(bytes);
+  EngineState state;
+  in.value(front);
+  in.value(state);
+  OVERLACE_TRY(engine_.load(state));
+  in.value(control_);
+  in.value(own_header_);
+  in.value(*header_);
+  in.value(lr_sum_);
+  in.value(last_mean_lr_);
+  in.value(lr_steps_);
+  in.array(bounds_);
+  in.array(sums_);
+  in.array(anchor_);
+  in.array(momentum_);
+  in.array(residual_);
+  in.array(wire_);
+  for (const Parameter& p : parameters_) in.get(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
+  std::fill(tickets_.begin(), tickets_.end(), 0);
+  failure_ = {};
+  return Status::success();
+}
+
+}  // namespace overlace::train

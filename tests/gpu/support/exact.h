@@ -1,0 +1,120 @@
+// Calls of the dense operators on a GPU whose operands and wanted results are functions of rank, place and round:
+// filled, called and compared on the device, in stream order, so that captured calls are too.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+
+namespace overlace::test {
+
+struct ExactProblem {
+  std::string op = "gemm_rs", family = "serial";
+  int degree = 1;
+  int64_t m = 256, n = 64, k = 64;
+  DType dtype = DType::bf16;
+  spec::BLayout layout = spec::BLayout::nk;
+  bool bias = false;
+  std::vector<int64_t> offsets{};
+  int64_t look_every = 1;  // row of the result: large problems are looked at in part, other rows in each round
+
+  std::string text() const;
+};
+
+spec::OpSpec op_spec_of(const ExactProblem& problem, int ranks);
+
+/// What the kernels get.
+struct ExactPod {
+  enum class Op { ag_gemm, gemm_rs, gemm_ar, ag_wgrad } op;
+  int rank, ranks;
+  int64_t m, n, k;
+  int64_t first, mine;  // this rank's rows of M
+  int64_t rows;         // of the result; it has n columns
+  DType dtype;
+  bool is_nk, has_bias;
+  uint32_t sparse;  // of so many values one is -1 or 1 and the others 0: sums stay below 256, where bf16 is exact
+  int64_t look_every;
+};
+
+/// Device memory of one rank for the operands of a problem, or of any smaller one.
+class ExactMemory {
+ public:
+  /// Allocated and freed in the order of `stream`, without waiting for the device.
+  ExactMemory(cudaStream_t stream, const ExactProblem& largest);
+  ~ExactMemory();
+  ExactMemory(const ExactMemory&) = delete;
+  ExactMemory& operator=(const ExactMemory&) = delete;
+
+  void *a = nullptr, *b = nullptr, *out = nullptr, *bias = nullptr;
+  uint64_t *round = nullptr, *wrong = nullptr;  // words of the device
+
+ private:
+  cudaStream_t stream_;
+  std::vector<void*> all_;
+};
+
+/// One rank's operands and call. All ranks make the same calls.
+class ExactSite {
+ public:
+  ExactSite(Channel& channel, const ExactProblem& problem, std::shared_ptr<ExactMemory> memory = nullptr);
+  /// Why this schedule does not run here, "" if it does.
+  std::string why_not() const;
+  const ExactProblem& problem() const { return problem_; }
+  const spec::Schedule& schedule() const { return schedule_; }
+
+  /// On the channel's stream, capturable: operands of the next round, an output that is no number, run(), and a look at
+  /// the result. Throws what run() throws.
+  void call();
+  /// The operator alone.
+  void run();
+  /// A call as one rank gets it wrong: with 32-bit integers.
+  void run_with_a_wrong_a();
+  /// Elements that were wrong in all calls so far. Waits for the stream.
+  uint64_t wrong();
+
+ private:
+  void run(const TensorView& a);
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(channel_.stream().cuda_stream); }
+
+  Channel& channel_;
+  ExactProblem problem_;
+  ExactPod pod_;
+  std::shared_ptr<ExactMemory> memory_;
+  TensorView a_, b_, out_, bias_;
+  spec::Schedule schedule_;
+};
+
+/// A captured call or several, ready to be replayed on the stream that it was captured on.
+class Replay {
+ public:
+  /// Captures what `body` queues on `stream`. Throws what `body` throws, and the capture is ended.
+  Replay(cudaStream_t stream, const std::function<void()>& body);
+  ~Replay();
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+  void launch();
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+/// fp32 values of a rank for an all-reduce, and a look at their sum: *wrong += elements that differ.
+void launch_addends(cudaStream_t stream, float* data, int64_t count, int rank, uint32_t round);
+void launch_look_at_sum(cudaStream_t stream, const float* data, int64_t count, int ranks, uint32_t round,
+                        uint64_t* wrong);
+/// Copies of `bytes` by a kernel that fills the GPU; a multiple of 16.
+void launch_heavy_copy(cudaStream_t stream, void* to, const void* from, uint64_t bytes);
+/// Loads these kernels on the current device: loading one beside a spinning kernel can wedge.
+cudaError_t load_exact_kernels();
+
+}  // namespace overlace::test

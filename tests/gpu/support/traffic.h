@@ -1,0 +1,79 @@
+// What one rank on a GPU does, step by step, as a program would: new and known shapes on two channels, captured graphs
+// that come and go, collectives of another communicator and heavy copies on streams of their own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/support/exact.h"
+#include "tests/gpu/support/gpu_ranks.h"
+#include "tests/ranks/support/dice.h"
+
+namespace overlace::test {
+
+/// One rank. All ranks make the same steps, drawn from one seed; when it queues what stands beside them, and how long
+/// it hesitates, is its own.
+class GpuTraffic {
+ public:
+  /// Collective.
+  GpuTraffic(GpuRank& gpu, uint64_t seed);
+  ~GpuTraffic();
+  GpuTraffic(const GpuTraffic&) = delete;
+  GpuTraffic& operator=(const GpuTraffic&) = delete;
+
+  /// Throws what the operators throw.
+  void step();
+  /// Waits for all streams; all results were exact, nothing is left over. In words what is wrong, or "".
+  std::string settle();
+  const std::map<std::string, int64_t>& counts() const { return counts_; }
+
+ private:
+  struct Graph {
+    std::vector<std::shared_ptr<ExactSite>> sites;  // their memory is the graph's, too
+    std::unique_ptr<Replay> replay;                 // first to go
+  };
+  /// A channel on a stream of its own with a part of the SMs.
+  struct Road {
+    cudaStream_t stream;
+    Channel* channel;
+    std::vector<std::shared_ptr<ExactSite>> known{};
+    std::vector<Graph> graphs{};
+  };
+
+  void call_new();
+  void call_known();
+  void capture();
+  void replay();
+  void destroy_graph();
+  void refuse();
+  void beside();
+
+  Road& road() { return roads_[index(roads_.size())]; }
+  size_t index(size_t size) { return static_cast<size_t>(dice_.number(0, static_cast<int64_t>(size) - 1)); }
+  /// A problem that this channel runs.
+  ExactProblem draw(Channel& channel);
+  std::shared_ptr<ExactSite> make(Road& on);
+  /// Waits for the stream and forgets the site; remembers what was wrong.
+  void retire(std::shared_ptr<ExactSite>& site);
+  bool all(bool mine);
+
+  GpuRank& gpu_;
+  Dice dice_, own_dice_;
+  std::vector<Road> roads_;
+  Team second_;  // with a communicator of its own
+  cudaStream_t sums_ = nullptr, copies_ = nullptr;
+  float* addends_ = nullptr;
+  char *from_ = nullptr, *to_ = nullptr;
+  uint64_t* wrong_ = nullptr;  // sums, copies
+  uint32_t sum_rounds_ = 0, copy_rounds_ = 0;
+  uint64_t wrong_in_calls_ = 0;
+  std::string first_wrong_;
+  std::map<std::string, int64_t> counts_;
+};
+
+}  // namespace overlace::test

@@ -1,0 +1,216 @@
+// Memory of prepared schedules: what captured graphs hold, who goes when the heap is full, and how it grows.
+#include <memory>
+#include <vector>
+
+#include "src/exec/run.h"
+#include "tests/ranks/ops_cases.h"
+
+namespace overlace::test {
+namespace {
+
+Channel& channel_of(Runtime& runtime) { return runtime.world().channel(StreamRef::cpu()); }
+
+/// Runs once and expects the right result.
+void call(const Case& c, Channel& channel, int64_t seed = 0) {
+  Operands operands(c, channel);
+  operands.fill(seed);
+  operands.run();
+  ASSERT_EQ(operands.mismatch(), "") << c.text();
+}
+
+/// Two copies of the gathered rows take 2 * 48000 * 4 bytes whatever m is: two of them fit into 1 MiB.
+Case large(int64_t m, int64_t elements = 48000) {
+  return {.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = m, .n = 2, .k = elements / m};
+}
+
+RankOptions one_mebibyte(size_t max_heap_bytes = 0) {
+  RankOptions options;
+  options.heap_bytes = 1 << 20;
+  options.max_heap_bytes = max_heap_bytes;
+  return options;
+}
+
+std::string refusal(const Case& c, Channel& channel) {
+  Operands operands(c, channel);
+  operands.fill(0);
+  try {
+    operands.run();
+  } catch (const OutOfMemory& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+class ExecMemory : public testing::TestWithParam<Mode> {};
+
+TEST_P(ExecMemory, TheLeastRecentlyUsedGoes) {
+  run_ranks(
+      2, GetParam(),
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        const auto evictions = [&] { return runtime.stats().evictions; };
+        call(large(48), channel);
+        call(large(60), channel);
+        call(large(48), channel);
+        EXPECT_EQ(evictions(), 0u);
+        call(large(96), channel);  // in place of 60
+        EXPECT_EQ(evictions(), 1u);
+        const uint64_t preparations = runtime.stats().preparations;
+        call(large(48), channel);
+        call(large(96), channel);
+        EXPECT_EQ(runtime.stats().preparations, preparations);
+        call(large(60), channel);  // in place of 48
+        EXPECT_EQ(evictions(), 2u);
+        call(large(96), channel);
+        EXPECT_EQ(runtime.stats().preparations, preparations + 1);
+      },
+      one_mebibyte());
+}
+
+TEST_P(ExecMemory, WhatACapturedCallUsesStaysAmidHundredsOfOtherShapes) {
+  run_ranks(
+      2, GetParam(),
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        call(large(48), channel);
+        // Only one rank still holds it: graphs are destroyed at other times on each.
+        const bool holds = runtime.world().rank() == 1;
+        std::shared_ptr<void> graph = holds ? exec::hold_last_call(channel) : nullptr;
+        for (int64_t m = 1; m <= 300; ++m) call({.op = "gemm_rs", .family = "serial", .m = m, .n = 3, .k = 2}, channel);
+        for (const int64_t m : {60, 96, 120, 60}) call(large(m), channel);
+        EXPECT_GE(runtime.stats().evictions, 200u);
+        const uint64_t preparations = runtime.stats().preparations, evictions = runtime.stats().evictions;
+        call(large(48), channel);
+        EXPECT_EQ(runtime.stats().evictions, evictions) << "a replay would use memory that was given up";
+        EXPECT_EQ(runtime.stats().preparations, preparations);
+        graph.reset();
+        runtime.world().barrier();
+        call(large(120), channel);  // the other one goes
+        call(large(96), channel);   // and now this one may
+        EXPECT_EQ(runtime.stats().evictions, evictions + 2);
+        call(large(48), channel);
+        EXPECT_EQ(runtime.stats().preparations, preparations + 3);
+      },
+      one_mebibyte());
+}
+
+TEST_P(ExecMemory, WhereGraphsHoldAllOfTheHeapTheCallSaysSoOnAllRanks) {
+  run_ranks(
+      3, GetParam(),
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        std::vector<std::shared_ptr<void>> graphs;
+        for (const int64_t m : {48, 60}) {
+          call(large(m), channel);
+          if (runtime.world().rank() == 2) graphs.push_back(exec::hold_last_call(channel));
+        }
+        const std::string text = refusal(large(96), channel);
+        for (const char* part : {"\"ag_gemm.hetero_fused_1d\" asked 384000 bytes", "raise heap_bytes",
+                                 "captured graphs hold 768000 bytes of it for 2 calls"}) {
+          EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in: " << text;
+        }
+        call(large(48), channel);
+        graphs.clear();
+        runtime.world().barrier();
+        call(large(96), channel);
+        EXPECT_EQ(runtime.stats().evictions, 1u);
+      },
+      one_mebibyte());
+}
+
+TEST_P(ExecMemory, TheHeapGrowsUpToItsLimit) {
+  run_ranks(
+      3, GetParam(),
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        for (const int64_t m : {48, 60, 96, 120, 240}) call(large(m), channel, m);
+        EXPECT_EQ(runtime.stats().evictions, 0u);
+        EXPECT_GE(runtime.stats().heap_growths, 2u);
+        EXPECT_GT(runtime.heap().capacity(), 1'900'000u);
+        const uint64_t preparations = runtime.stats().preparations;
+        for (const int64_t m : {48, 240}) call(large(m), channel, m + 1);
+        EXPECT_EQ(runtime.stats().preparations, preparations);
+        const std::string text = refusal(large(60, 1200000), channel);
+        EXPECT_NE(text.find("asked 9600000 bytes"), std::string::npos) << text;
+        EXPECT_NE(text.find("raise max_heap_bytes"), std::string::npos) << text;
+        EXPECT_LT(runtime.heap().capacity(), 8u << 20) << "it grew for what can never fit";
+        EXPECT_EQ(runtime.stats().evictions, 0u);
+        call(large(60, 900000), channel, 2);  // 7.2 MB: all of the limit, and the room of others
+        EXPECT_EQ(runtime.heap().capacity(), 8u << 20);
+        EXPECT_GT(runtime.stats().evictions, 0u);
+        call(large(60), channel, 3);
+        runtime.heap().verify();
+      },
+      one_mebibyte(8 << 20));
+}
+
+TEST_P(ExecMemory, WhatWasNotUsedForLongGoesBeforeTheHeapGrows) {
+  run_ranks(
+      2, GetParam(),
+      [](Runtime& runtime) {
+        Channel& channel = channel_of(runtime);
+        call(large(48), channel);
+        call(large(60), channel);
+        for (int i = 0; i < 1100; ++i) call({.op = "gemm_rs", .family = "serial", .m = 2, .n = 1, .k = 1}, channel, i);
+        call(large(60), channel);
+        call(large(96), channel);
+        EXPECT_EQ(runtime.stats().heap_growths, 0u);
+        EXPECT_EQ(runtime.stats().evictions, 1u);
+        call(large(48), channel);
+        EXPECT_EQ(runtime.stats().heap_growths, 1u);
+      },
+      one_mebibyte(8 << 20));
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, ExecMemory, testing::Values(Mode::threads, Mode::processes),
+                         [](const auto& param) { return mode_name(param.param); });
+
+/// Ranks 0 and 1 prepare larger schedules in their team than ranks 2 and 3: the next place that is free differs.
+TEST(ExecMemoryOfTeams, TheWorldFindsAPlaceThatIsFreeOnAllRanks) {
+  run_ranks(
+      4, Mode::threads,
+      [](Runtime& runtime) {
+        const int rank = runtime.world().rank();
+        const std::vector<int> low = {0, 1}, high = {2, 3};
+        Team first = runtime.world().sub(low, {.name = "low"});
+        Team second = runtime.world().sub(high, {.name = "high"});
+        Team& mine = rank < 2 ? first : second;
+        Channel& world = channel_of(runtime);
+        for (int64_t round = 0; round < 3; ++round) {
+          call(large(60, rank < 2 ? 24000 + 6000 * round : 4800), mine.channel(StreamRef::cpu()), round);
+          call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 60 + round, .n = 2, .k = 30}, world,
+               round);
+          call({.op = "gemm_rs", .family = "uniform_fused_1d", .degree = 2, .m = 60, .n = 7 + round}, world, round);
+        }
+        for (int64_t round = 0; round < 3; ++round)
+          call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 60 + round, .n = 2, .k = 30}, world, 7);
+        runtime.world().barrier();
+        runtime.check_quiescent();
+        runtime.close();  // without heap.verify: the teams made other calls
+      },
+      {.checks_end = false});
+}
+
+/// More programs of one rank than are kept, which share their memory: those of graphs stay.
+TEST(ExecMemoryOfPrograms, TheOldestGoesUnlessAGraphHoldsIt) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = channel_of(runtime);
+    const int rank = runtime.world().rank();
+    const auto width = [&](int64_t n) {
+      call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .n = rank == 0 ? 5 : n}, channel, n);
+    };
+    width(1);
+    const std::shared_ptr<void> graph = exec::hold_last_call(channel);
+    for (int64_t n = 2; n <= 300; ++n) width(n);
+    const uint64_t preparations = runtime.stats().preparations;
+    EXPECT_EQ(preparations, rank == 0 ? 1u : 300u);
+    width(1);
+    width(300);
+    EXPECT_EQ(runtime.stats().preparations, preparations);
+    width(2);
+    EXPECT_EQ(runtime.stats().preparations, preparations + (rank == 0 ? 0 : 1));
+  });
+}
+
+}  // namespace
+}  // namespace overlace::test

@@ -1,0 +1,94 @@
+// What is refused, what is filled in, what the user is warned of.
+#include "src/train/co2/options.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace overlace::train {
+namespace {
+
+TEST(Co2OptionsTest, DefaultsOfTheRules) {
+  Co2Options stable = *resolve(Co2Options::stable(8));
+  EXPECT_EQ(stable.outer_lr, 1);
+  EXPECT_EQ(stable.outer_momentum, 0.8);
+  EXPECT_EQ(stable.phi, 3);
+  EXPECT_EQ(stable.kappa, 1);
+  const struct {
+    int gpus;
+    double beta;
+  } rows[] = {{8, 0}, {16, 0}, {17, 0.2}, {32, 0.2}, {64, 0.5}, {128, 0.6}};
+  for (const auto& row : rows) EXPECT_EQ(Co2Options::paper(8, row.gpus).outer_momentum, row.beta) << row.gpus;
+  const Co2Options paper = *resolve(Co2Options::paper(8, 64));
+  EXPECT_EQ(paper.phi, 1);
+  EXPECT_EQ(paper.kappa, 0);
+  EXPECT_EQ(paper.gap, StalenessGap::adaptive);
+  const Co2Options diloco = *resolve({.rule = OuterRule::diloco});
+  EXPECT_EQ(diloco.outer_lr, 0.7);
+  EXPECT_EQ(diloco.outer_momentum, 0.9);
+  EXPECT_EQ(diloco.clip, MomentumClip::none);
+  EXPECT_EQ(resolve({.rule = OuterRule::slow_mo})->outer_momentum, 0.2);
+  EXPECT_EQ(resolve({.rule = OuterRule::local_sgd})->outer_momentum, 0);
+}
+
+TEST(Co2OptionsTest, EachBadValueIsNamedWithWhatIsWanted) {
+  const struct {
+    std::function<void(Co2Options&)> change;
+    const char* text;
+  } rows[] = {
+      {[](Co2Options& o) { o.tau = 0; }, "tau is 0, wanted: at least 1"},
+      {[](Co2Options& o) { o.outer_momentum = 1; }, "outer_momentum is 1, wanted: 0 or more and below 1"},
+      {[](Co2Options& o) { o.outer_momentum = -0.5; }, "outer_momentum is -0.5, wanted: 0 or more and below 1"},
+      {[](Co2Options& o) { o.outer_lr = 0; }, "outer_lr is 0, wanted: more than 0"},
+      {[](Co2Options& o) { o.phi = 0; }, "phi is 0, wanted: more than 0"},
+      {[](Co2Options& o) { o.kappa = 1.5; }, "kappa is 1.5, wanted: 0 to 1"},
+      {[](Co2Options& o) { o.gap_value = 0.5; }, "gap_value is 0.5, wanted: at least 1"},
+      {[](Co2Options& o) { o.warmup_sync_steps = -1; }, "warmup_sync_steps is -1, wanted: 0 or more"},
+      {[](Co2Options& o) { o.check_every = -1; }, "check_every is -1, wanted: 0 or more"},
+      {[](Co2Options& o) { o.cooldown_sync_steps = 5; },
+       "total_steps is 0 with cooldown_sync_steps 5 and warmup_sync_steps 0; wanted: at least their sum"},
+      {[](Co2Options& o) { o.rule = OuterRule::local_sgd, o.outer_momentum = 0.5; },
+       "local_sgd has no outer momentum and outer_lr 1, got 0.5 and 1; wanted: slow_mo"},
+      {[](Co2Options& o) { o.rule = OuterRule::diloco, o.gap = StalenessGap::adaptive; },
+       "gap is adaptive with rule diloco, which has no stale increments; wanted: none"},
+  };
+  for (const auto& row : rows) {
+    Co2Options options;
+    row.change(options);
+    const auto resolved = resolve(options);
+    ASSERT_FALSE(resolved.ok()) << row.text;
+    EXPECT_EQ(resolved.status().code(), Errc::invalid_argument);
+    EXPECT_EQ(resolved.status().message(), row.text);
+  }
+}
+
+TEST(Co2OptionsTest, WarnsOfMomentumThatIsNotStable) {
+  Co2Options options;
+  options.kappa = 0;
+  options.outer_momentum = 0.5;
+  EXPECT_NE(warning_of(*resolve(options)).find("0.5"), std::string::npos);
+  options.gap = StalenessGap::adaptive;
+  EXPECT_EQ(warning_of(*resolve(options)), "");
+  EXPECT_EQ(warning_of(*resolve({})), "");
+}
+
+TEST(Co2OptionsTest, TextNamesEveryValueThatRanksMustHaveAlike) {
+  const std::string text = to_text(*resolve({}));
+  for (const auto& change : {std::function<void(Co2Options&)>([](Co2Options& o) { o.tau = 13; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.outer_lr = 0.5; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.outer_momentum = 0.5; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.kappa = 0.5; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.phi = 2; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.clip = MomentumClip::none; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.gap = StalenessGap::adaptive; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.warmup_sync_steps = 1; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.check_every = 1; })}) {
+    Co2Options options;
+    change(options);
+    EXPECT_NE(to_text(*resolve(options)), text);
+  }
+}
+
+}  // namespace
+}  // namespace overlace::train

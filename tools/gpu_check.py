@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Runs every test that needs GPUs, prints a table and writes docs/results/gpu_tests.json.
+
+usage: tools/gpu_check.py [--minutes N] [--preset cuda | --binaries DIR | --binaries ARCHIVE] [--git COMMIT]
+                          [--python PYTHON] [--out FILE] [--continue]
+       tools/gpu_check.py --pack ARCHIVE [--preset cuda]
+
+Programs are those of tests/gpu, built by a preset or lying in DIR (then DIR/python, if there is one, holds the package
+overlace) or in an archive that --pack wrote where they were built, and the pytest files of tests/python/torch_gpu.
+With --git, which names the commit, no .git is needed. What needs all GPUs runs alone, longest first, then what needs
+one GPU side by side. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
+this machine did not, and the record is of both.
+Exit code: 0 all ran and passed, 1 something failed, 2 something was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "ci"))
+
+import gpu_pack
+import gpu_tests
+import results
+import runner
+from gpu_tests import FAILED, NOT_RUN, PASSED, PYTHON, SKIPPED, Row, Unit
+
+ROOT = Path(__file__).resolve().parents[1]
+RESERVE_S = 5  # of the minutes, for what comes behind the last program
+
+
+def machine() -> dict:
+    """What nvidia-smi says of the GPUs that this process may use: {"gpus": "2 x NVIDIA H200", "driver", "count"}."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,driver_version", "--format=csv,noheader"]
+    done = runner.run(query, 60)
+    if done.rc != 0:
+        return {"gpus": "none", "driver": "none", "count": 0, "ids": []}
+    found = [[cell.strip() for cell in line.split(",")] for line in done.output.splitlines() if line.count(",") == 3]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        wanted = [x.strip() for x in visible.split(",") if x.strip()]
+        found = [row for row in found if row[0] in wanted or row[1] in wanted]
+    names = [row[2] for row in found]
+    text = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+    driver = found[0][3] if found else "none"
+    return {"gpus": text, "driver": driver, "count": len(found), "ids": [row[0] for row in found]}
+
+
+def commit_of(root: Path, given: str) -> str:
+    """The commit that was tested; with "+" behind it if files but the record differ from it. Without git it must be
+    given."""
+    if given:
+        return given
+    git = ["git", "-C", str(root), "-c", "safe.directory=*"]
+    done = runner.run([*git, "rev-parse", "--short=12", "HEAD"], 60)
+    if not (root / ".git").exists() or done.rc != 0:
+        raise SystemExit("gpu_check: this tree has no .git: name the commit with --git")
+    but_record = ["--", ".", f":(exclude){gpu_tests.RECORD}"]
+    changed = runner.run([*git, "status", "--porcelain", "--untracked-files=no", *but_record], 60).output.strip()
+    return done.output.strip() + ("+" if changed else "")
+
+
+def python_unit(python: str, packages: Path, seconds: float | None, report: Path) -> Unit:
+    """The pytest files; missing where the interpreter has no pytest or torch, or nothing was built for it."""
+    words = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/python/torch_gpu"]
+    modules = runner.run([python, "-c", "import pytest, torch"], 120)
+    missing = ""
+    if not (packages / "overlace").is_dir():
+        missing = f"{packages.name} holds no package overlace: build target overlace_python, or carry it along"
+    elif modules.rc != 0:
+        missing = modules.output.strip().splitlines()[-1] if modules.output.strip() else "no pytest or torch"
+    return Unit(PYTHON, tuple(words), seconds=seconds, missing=missing)
+
+
+def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[str, float]) -> list[Unit]:
+    """Every expected unit, and programs of that kind that lie beside them."""
+    built = {} if options.binaries else {p.name: p for p in runner.programs(options.preset) if "gpu" in p.labels}
+    place = options.binaries or root / "build" / options.preset
+    names = gpu_tests.expected_names(root)
+    if options.binaries:
+        programs = [p for p in place.glob("gpu_*") if p.is_file() and os.access(p, os.X_OK) and not p.suffix]
+        names += sorted({p.name for p in programs} - set(names))
+    else:
+        names += sorted(set(built) - set(names))
+    units = []
+    for name in names:
+        report = folder / f"{name}.xml"
+        if name == PYTHON:
+            units.append(python_unit(options.python, place / "python", known.get(name), report))
+            continue
+        program = built.get(name)
+        found = tuple(program.command) if program else ()
+        if options.binaries and os.access(place / name, os.X_OK):
+            found = (str(place / name),)
+        is_there = bool(found) and Path(found[0]).exists()
+        units.append(
+            Unit(
+                name,
+                (*found, f"--gtest_output=xml:{report}"),
+                is_wide=name not in gpu_tests.ONE_GPU,
+                seconds=known.get(name),
+                timeout_s=program.timeout_s if program else 600,
+                missing="" if is_there else "was not built" if not options.binaries else f"not in {place.name}",
+            )
+        )
+    return units
+
+
+def row_of(unit: Unit, done: runner.Done, report: Path, is_cut: bool) -> Row:
+    """Counts of the report; of a stopped unit what it printed. `is_cut`: it was stopped as the minutes were over."""
+    row = Row(unit.name, PASSED, seconds=done.seconds)
+    if done.timed_out:
+        row.passed, names, row.skipped, running = gpu_tests.counts_of_output(done.output)
+        row.failures = [*names]
+        where = f"stopped after {done.seconds:.0f} s" + (f" in {running}" if running else "")
+        if is_cut:
+            row.outcome, row.detail = NOT_RUN, where + ", the minutes were over; it never ended"
+        else:
+            row.outcome = FAILED
+            row.failures.append(where)
+        row.failed = len(row.failures)
+        return row
+    try:
+        cases = results.read_xml(report)
+    except (OSError, SyntaxError) as error:
+        row.outcome, row.failed, row.failures = FAILED, 1, [f"no report ({error}); {results.one_line(done.why(8))}"]
+        return row
+    for case in cases:
+        if case.outcome == SKIPPED:
+            row.skipped += 1
+            row.reasons[case.detail] = row.reasons.get(case.detail, 0) + 1
+        elif case.outcome == PASSED:
+            row.passed += 1
+        else:
+            row.failures.append(f"{case.name}: {results.one_line(case.detail)[:300]}")
+    nothing_ran = done.rc == 5 and unit.name == PYTHON  # pytest: every file was skipped as a whole
+    if done.rc != 0 and not row.failures and not nothing_ran:
+        row.failures.append(results.one_line(done.why(8)))
+    row.failed = len(row.failures)
+    row.outcome = FAILED if row.failed else PASSED if row.passed else SKIPPED
+    if not cases:
+        row.outcome, row.failed, row.failures = FAILED, 1, ["contains no test case"]
+    return row
+
+
+def run_unit(unit: Unit, gpus: tuple[int, ...], ids: list[str], limit_s: float, folder: Path, packages: Path) -> Row:
+    env = {}
+    if not unit.is_wide:  # nvidia-smi counts GPUs by their place on the bus
+        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(ids[gpu] for gpu in gpus)}
+    if unit.name == PYTHON:
+        env["PYTHONPATH"] = os.pathsep.join(x for x in (str(packages), os.environ.get("PYTHONPATH", "")) if x)
+    report = folder / f"{unit.name}.xml"
+    report.unlink(missing_ok=True)
+    done = runner.run(list(unit.command), limit_s, env, ROOT)
+    (folder / f"{unit.name}.log").write_text(done.output)
+    return row_of(unit, done, report, is_cut=limit_s < unit.timeout_s)
+
+
+def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packages: Path) -> list[Row]:
+    """All that fits, each line printed as it ends."""
+    begin = time.monotonic()
+    plan = gpu_tests.Scheduler(units, about["count"], budget_s)
+    rows: list[Row] = []
+    with concurrent.futures.ThreadPoolExecutor(max(1, about["count"])) as pool:
+        running: dict[concurrent.futures.Future[Row], Unit] = {}
+        while not plan.is_done():
+            for unit, gpus, limit_s in plan.start(time.monotonic() - begin):
+                running[pool.submit(run_unit, unit, gpus, about["ids"], limit_s, folder, packages)] = unit
+            ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in ended:
+                row = future.result()
+                plan.ended(running.pop(future))
+                rows.append(row)
+                print(f"{row.name}: {row.outcome} in {row.seconds:.1f} s", flush=True)
+    return rows + plan.not_run
+
+
+def pack(archive: Path, build: Path) -> int:
+    """What is built of the expected programs, and says what is not; 2 if something is missing."""
+    names = [name for name in gpu_tests.expected_names(ROOT) if name != PYTHON]
+    missing = [name for name in names if not (build / "tests" / name).exists()]
+    missing += [] if (build / "python" / "overlace").is_dir() else ["python/overlace (target overlace_python)"]
+    found = [build / "tests" / name for name in names if (build / "tests" / name).exists()]
+    packed = gpu_pack.pack(found, build / gpu_pack.PACKAGES, archive)
+    print(f"{archive.name}: {len(packed)} files, {archive.stat().st_size / 2**20:.1f} MiB")
+    print("".join(f"not built: {name}\n" for name in missing), end="")
+    return 2 if missing else 0
+
+
+def command_line(arguments: list[str]) -> str:
+    """As it was typed, without paths of this machine that lie in the tree."""
+    shown = [re.sub(rf"(?<![\w/]){re.escape(str(ROOT))}/?", "", word) or "." for word in arguments]
+    return shlex.join(["tools/gpu_check.py", *shown])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--preset", default="cuda")
+    parser.add_argument("--binaries", type=lambda text: Path(text).resolve())
+    parser.add_argument("--pack", type=lambda text: Path(text).resolve(), metavar="ARCHIVE")
+    parser.add_argument("--git", default="", metavar="COMMIT")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--continue", dest="is_continued", action="store_true")
+    parser.add_argument("--out", type=Path, default=ROOT / gpu_tests.RECORD)
+    options = parser.parse_args(arguments)
+    os.chdir(ROOT)
+    if options.pack:
+        return pack(options.pack, ROOT / "build" / options.preset)
+    begin = time.monotonic()
+    commit, about = commit_of(ROOT, options.git), machine()
+    folder = ROOT / "build" / "gpu_check"
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.binaries and options.binaries.is_file():
+        options.binaries = gpu_pack.unpack(options.binaries, folder / "binaries")
+    old = json.loads(options.out.read_text()) if options.out.exists() else None
+    try:
+        units = units_of(ROOT, options, folder, gpu_tests.known_seconds(old))
+    except (RuntimeError, subprocess.SubprocessError) as error:
+        raise SystemExit(f"gpu_check: build/{options.preset} knows no tests: {error}") from error
+    shown = {"gpus": about["gpus"], "driver": about["driver"]}
+    done, commands, minutes = [], [], options.minutes
+    if options.is_continued:
+        try:
+            done = gpu_tests.carried(old, commit, shown)
+        except ValueError as error:
+            raise SystemExit(f"gpu_check: --continue: {error}") from error
+        commands, minutes = [old["last"]["command"]], minutes + old["last"]["minutes"]
+        units = [unit for unit in units if unit.name not in {row.name for row in done}]
+    packages = (options.binaries or ROOT / "build" / options.preset) / "python"
+    print(f"{len(units)} units, {about['gpus']}, {options.minutes:g} minutes, commit {commit}", flush=True)
+    budget_s = options.minutes * 60 - RESERVE_S - (time.monotonic() - begin)
+    rows = run_all(units, about, budget_s, folder, packages)
+    print(gpu_tests.table(done + rows))
+    if all(row.outcome == NOT_RUN and not row.seconds for row in rows):
+        print(f"nothing ran: {options.out.name} stays as it is")
+        return gpu_tests.exit_code(done + rows)
+    told = {
+        "commit": commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " && ".join([*commands, command_line(arguments)]),
+        "machine": shown,
+        "minutes": minutes,
+    }
+    options.out.write_text(json.dumps(gpu_tests.record(done + rows, told, old), indent=1) + "\n")
+    print(f"wrote {options.out.name}; tools/gen_results.py puts it into the documents")
+    return gpu_tests.exit_code(done + rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,193 @@
+"""Units, plan and record of a run of the GPU tests (tools/gpu_check.py runs them). Pure: nothing here starts a program.
+
+A unit is a program of tests/gpu or a folder of pytest files. It needs one GPU or all there are; those that need all run
+alone, longest first, then those of one GPU side by side, one on each GPU, longest first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+SCHEMA = "overlace.gpu_tests/1"
+RECORD = "docs/results/gpu_tests.json"
+PYTHON = "torch_gpu"
+# Programs none of whose cases does more if there is a second GPU. All others use every GPU that they see.
+ONE_GPU = frozenset({"gpu_co_residency"})
+PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """`seconds`: of its last run, None if it never ended. `missing`: why it cannot be started at all."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    is_wide: bool = True
+    seconds: float | None = None
+    timeout_s: float = 600
+    missing: str = ""
+
+
+@dataclasses.dataclass
+class Row:
+    """What came of a unit. `detail`: why it was not run; `reasons`: of skipped cases, with how many there were."""
+
+    name: str
+    outcome: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    detail: str = ""
+    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+
+def expected_names(root: Path) -> list[str]:
+    """Every program of tests/gpu by its source, and the pytest files; what was not built is missing, not forgotten."""
+    stems = {path.name.split("_test.")[0] for path in (root / "tests" / "gpu").glob("*_test.c*")}
+    names = [f"gpu_{stem}" for stem in sorted(stems)]
+    return [*names, PYTHON] if (root / "tests" / "python" / "torch_gpu").is_dir() else names
+
+
+def longest_first(units: list[Unit]) -> list[Unit]:
+    """Of unknown length: before all others, as they may be the longest."""
+    return sorted(units, key=lambda u: (-(float("inf") if u.seconds is None else u.seconds), u.name))
+
+
+class Scheduler:
+    """Says what to start when. The caller tells the time, in seconds since the run began, and what has ended."""
+
+    def __init__(self, units: list[Unit], gpus: int, budget_s: float) -> None:
+        self.gpus, self.budget_s = gpus, budget_s
+        self.not_run = [Row(u.name, NOT_RUN, detail=u.missing) for u in units if u.missing]
+        self.waiting = longest_first([u for u in units if not u.missing])
+        self.busy: dict[str, tuple[int, ...]] = {}
+        if gpus < 1:
+            self.not_run += [Row(u.name, NOT_RUN, detail="this machine has no GPU") for u in self.waiting]
+            self.waiting = []
+
+    def start(self, now_s: float) -> list[tuple[Unit, tuple[int, ...], float]]:
+        """(unit, GPUs, seconds it may take) of what starts now; what no longer fits is put to `not_run`."""
+        left = self.budget_s - now_s
+        for unit in [u for u in self.waiting if left <= 0 or (u.seconds or 0) > left]:
+            self.waiting.remove(unit)
+            took = "it never ended before" if unit.seconds is None else f"it took {unit.seconds:.0f} s last time"
+            self.not_run.append(Row(unit.name, NOT_RUN, detail=f"{max(0, left):.0f} s were left, {took}"))
+        started = []
+        while unit := self._next():
+            taken = {gpu for gpus in self.busy.values() for gpu in gpus}
+            free = [gpu for gpu in range(self.gpus) if gpu not in taken]
+            gpus = tuple(range(self.gpus)) if unit.is_wide else (free[0],)
+            self.waiting.remove(unit)
+            self.busy[unit.name] = gpus
+            started.append((unit, gpus, min(unit.timeout_s, left)))
+        return started
+
+    def _next(self) -> Unit | None:
+        wide = [u for u in self.waiting if u.is_wide]
+        if wide:
+            return wide[0] if not self.busy else None
+        in_use = sum(len(gpus) for gpus in self.busy.values())
+        return self.waiting[0] if self.waiting and in_use < self.gpus else None
+
+    def ended(self, unit: Unit) -> None:
+        del self.busy[unit.name]
+
+    def is_done(self) -> bool:
+        return not self.waiting and not self.busy
+
+
+GTEST_LINE = re.compile(r"(?m)^\[ *(RUN|OK|FAILED|SKIPPED) *\] ([\w/.]+)(?:, where .*)?(?: \(\d+ ms\))?$")
+PYTEST_LINE = re.compile(r"(?m)^(\S+::\S+) (PASSED|FAILED|ERROR|SKIPPED)\b")
+
+
+def counts_of_output(output: str) -> tuple[int, list[str], int, str]:
+    """Of a unit that was stopped, so that it left no report: passed, names of failed, skipped, what ran at the end."""
+    seen: dict[str, str] = {}
+    for verdict, name in GTEST_LINE.findall(output):
+        seen[name] = verdict
+    for name, verdict in PYTEST_LINE.findall(output):
+        seen[name] = {"PASSED": "OK", "ERROR": "FAILED"}.get(verdict, verdict)
+    running = next((name for name, verdict in seen.items() if verdict == "RUN"), "")
+    failed = [name for name, verdict in seen.items() if verdict == "FAILED"]
+    return (
+        sum(v == "OK" for v in seen.values()),
+        failed,
+        sum(v == "SKIPPED" for v in seen.values()),
+        running,
+    )
+
+
+def whole(rows: list[Row]) -> bool:
+    """Every unit ran, with at least one case that was not skipped."""
+    return bool(rows) and all(row.outcome in (PASSED, FAILED) for row in rows)
+
+
+def exit_code(rows: list[Row]) -> int:
+    """1: something failed; 2: something was not run; a unit that skipped all its cases was not run either."""
+    if any(row.failed for row in rows):
+        return 1
+    return 0 if whole(rows) else 2
+
+
+def table(rows: list[Row]) -> str:
+    """One line per unit, longest first, what was not run at the end; then why cases were skipped and which failed."""
+    ordered = sorted(rows, key=lambda r: (r.outcome == NOT_RUN, -r.seconds, r.name))
+    width = max([len(row.name) for row in rows] + [4])
+    lines = [f"{'name':<{width}}  passed  failed  skipped  seconds"]
+    for row in ordered:
+        counts = f"{row.name:<{width}}  {row.passed:6}  {row.failed:6}  {row.skipped:7}  {row.seconds:7.1f}"
+        lines.append(counts + (f"  {row.outcome}: {row.detail}" if row.detail else ""))
+    total = [sum(getattr(row, key) for row in rows) for key in ("passed", "failed", "skipped")]
+    lines.append(f"{'all':<{width}}  {total[0]:6}  {total[1]:6}  {total[2]:7}")
+    for row in ordered:
+        lines += [f"skipped: {row.name}: {count} x {reason}" for reason, count in row.reasons.items()]
+    for row in ordered:
+        lines += [f"failed: {row.name}: {failure}" for failure in row.failures]
+    return "\n".join(lines)
+
+
+def record(rows: list[Row], about: dict, old: dict | None) -> dict:
+    """What is written: the last run, with how long each unit took at its last end, and a summary of the last whole run.
+    `about`: commit, date, command, machine, budget_s."""
+    known = {p["name"]: p.get("known_s") for p in (old or {}).get("last", {}).get("programs", [])}
+    programs = []
+    for row in sorted(rows, key=lambda r: r.name):
+        ended = row.outcome in (PASSED, FAILED)  # what skipped all its cases says nothing of how long they take
+        entry = dataclasses.asdict(row)
+        entry["seconds"] = round(row.seconds, 1)
+        entry["known_s"] = round(row.seconds, 1) if ended else known.get(row.name)
+        programs.append(entry)
+    totals = {key: sum(getattr(row, key) for row in rows) for key in ("passed", "failed", "skipped")}
+    totals["not_run"] = sum(row.outcome == NOT_RUN for row in rows)
+    last = {**about, "whole": whole(rows), **totals, "programs": programs}
+    summary = {key: last[key] for key in ("commit", "date", "command", "machine", *totals)}
+    return {
+        "schema": SCHEMA,
+        "last": last,
+        "last_whole": summary if last["whole"] else (old or {}).get("last_whole"),
+    }
+
+
+def carried(old: dict | None, commit: str, machine: dict) -> list[Row]:
+    """Rows of the last run that need not be run again: of the same commit, unchanged, and the same machine. ValueError
+    says why there are none."""
+    last = (old or {}).get("last")
+    if last is None:
+        raise ValueError("there is no record to continue")
+    for what, was, now in (("commit", last["commit"], commit), ("machine", last["machine"], machine)):
+        if was != now:
+            raise ValueError(f"the record is of {what} {was}, this run of {now}")
+    if commit.endswith("+"):
+        raise ValueError(f"files differ from commit {commit[:-1]}: nobody knows whether the record is of the same ones")
+    rows = [Row(**{key: p[key] for key in p if key != "known_s"}) for p in last["programs"]]
+    return [row for row in rows if row.outcome in (PASSED, FAILED)]
+
+
+def known_seconds(old: dict | None) -> dict[str, float]:
+    """How long each unit took when it last ended."""
+    programs = (old or {}).get("last", {}).get("programs", [])
+    return {p["name"]: float(p["known_s"]) for p in programs if p.get("known_s") is not None}
