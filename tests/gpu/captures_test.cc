@@ -97,8 +97,9 @@ TEST_P(Captures, StayExactBehindManyOtherShapes) {
         EXPECT_CUDA(load_exact_kernels());
         Captured captured(gpu, problem(2048, 4096, 2048));
         captured.expect_exact(gpu, "at once");
-        auto memory = std::make_shared<ExactMemory>(gpu.stream, problem(2048, 512, 256));
-        for (int shape = 0; shape < 300; ++shape) {
+        constexpr int kShapes = 300;
+        auto memory = std::make_shared<ExactMemory>(gpu.stream, problem(128 + 8 * kShapes, 512, 256));
+        for (int shape = 0; shape < kShapes; ++shape) {
           ExactSite other(gpu.channel, problem(128 + 8 * shape, 256 + 8 * (shape % 32), 256), memory);
           other.call();
           if (shape % 16 != 15) continue;

@@ -181,6 +181,20 @@ spec::OpSpec op_spec_of(const ExactProblem& p, int ranks) {
           .row_offsets = p.offsets};
 }
 
+ExactMemory::Bytes ExactMemory::need_of(const ExactProblem& p) {
+  const auto element = static_cast<int64_t>(dtype_bytes(p.dtype));
+  const bool is_wgrad = p.op == "ag_wgrad";
+  return {.a = p.m * p.k * element,
+          .b = (is_wgrad ? p.m : p.k) * p.n * element,
+          .out = (is_wgrad ? p.k : p.m) * p.n * element,
+          .bias = p.n * element};
+}
+
+bool ExactMemory::holds(const ExactProblem& problem) const {
+  const Bytes need = need_of(problem);
+  return need.a <= room_.a && need.b <= room_.b && need.out <= room_.out && need.bias <= room_.bias;
+}
+
 ExactMemory::ExactMemory(cudaStream_t stream, const ExactProblem& largest) : stream_(stream) {
   keep_pool();
   const auto allocate = [&](int64_t bytes) {
@@ -189,12 +203,11 @@ ExactMemory::ExactMemory(cudaStream_t stream, const ExactProblem& largest) : str
     all_.push_back(memory);
     return memory;
   };
-  const auto element = static_cast<int64_t>(dtype_bytes(largest.dtype));
-  const int64_t depth = largest.op == "ag_wgrad" ? largest.m : largest.k;
-  a = allocate(largest.m * largest.k * element);
-  b = allocate(depth * largest.n * element);
-  out = allocate((largest.op == "ag_wgrad" ? largest.k : largest.m) * largest.n * element);
-  bias = allocate(largest.n * element);
+  room_ = need_of(largest);
+  a = allocate(room_.a);
+  b = allocate(room_.b);
+  out = allocate(room_.out);
+  bias = allocate(room_.bias);
   round = static_cast<uint64_t*>(allocate(2 * sizeof(uint64_t)));
   wrong = round + 1;
   EXPECT_CUDA(cudaMemsetAsync(round, 0, 2 * sizeof(uint64_t), stream_));
@@ -210,6 +223,7 @@ ExactSite::ExactSite(Channel& channel, const ExactProblem& problem, std::shared_
   const spec::OpSpec op = op_spec_of(problem, team.size());
   pod_ = pod_of(problem, spec::row_offsets(op), team.rank(), team.size());
   if (memory_ == nullptr) memory_ = std::make_shared<ExactMemory>(stream(), problem);
+  EXPECT_TRUE(memory_->holds(problem)) << "the memory is too small for " << problem.text();
   const int64_t depth = problem.op == "ag_wgrad" ? problem.m : problem.k;
   a_ =
       TensorView::contiguous(memory_->a, problem.dtype, {spec::gathers(problem.op) ? pod_.mine : problem.m, problem.k});

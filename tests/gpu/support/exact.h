@@ -52,12 +52,19 @@ class ExactMemory {
   ~ExactMemory();
   ExactMemory(const ExactMemory&) = delete;
   ExactMemory& operator=(const ExactMemory&) = delete;
+  bool holds(const ExactProblem& problem) const;
 
   void *a = nullptr, *b = nullptr, *out = nullptr, *bias = nullptr;
   uint64_t *round = nullptr, *wrong = nullptr;  // words of the device
 
  private:
+  struct Bytes {
+    int64_t a, b, out, bias;
+  };
+  static Bytes need_of(const ExactProblem& problem);
+
   cudaStream_t stream_;
+  Bytes room_{};
   std::vector<void*> all_;
 };
 
