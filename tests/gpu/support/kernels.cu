@@ -183,7 +183,33 @@ __global__ void litmus(const __grid_constant__ LitmusArgs a) {
   if (!by_word) device::consume(a.channel, from, a.signal, a.rounds);
 }
 
+__global__ void hold(const uint32_t* word, uint32_t until, int64_t most_ns) {
+  const uint64_t begin = device::ptx::global_ns();
+  while (device::ptx::load_relaxed_sys(word) != until &&
+         static_cast<int64_t>(device::ptx::global_ns() - begin) < most_ns) {
+    __nanosleep(1000);
+  }
+}
+
 }  // namespace
+
+cudaError_t launch_hold(cudaStream_t stream, int pairs, const uint32_t* word, uint32_t until, int64_t most_ms) {
+  constexpr int kShared = 200 * 1024;
+  const cudaError_t set = cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (set != cudaSuccess) return set;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = 2;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(2 * pairs));
+  config.blockDim = dim3(32);
+  config.dynamicSmemBytes = kShared;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, hold, word, until, most_ms * 1'000'000);
+}
 
 void launch_fill(cudaStream_t stream, void* data, uint64_t bytes, uint32_t seed) {
   fill<<<64, 256, 0, stream>>>(static_cast<uint8_t*>(data), bytes, seed);

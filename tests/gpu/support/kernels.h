@@ -18,6 +18,10 @@ void launch_fill(cudaStream_t stream, void* data, uint64_t bytes, uint32_t seed)
 /// *wrong (device memory) += bytes that differ from the pattern.
 void launch_compare(cudaStream_t stream, const void* data, uint64_t bytes, uint32_t seed, uint64_t* wrong);
 
+/// Fills 2 `pairs` SMs, pairs of neighbours, for all kernels that want much shared memory, until *word (which the host
+/// maps) is `until`, at most for `most_ms`.
+cudaError_t launch_hold(cudaStream_t stream, int pairs, const uint32_t* word, uint32_t until, int64_t most_ms);
+
 enum class Put { thread, warp, cta, tma };
 /// One block of 256 threads: put, fence where needed, signal_add.
 void launch_put_signal(cudaStream_t stream, const ChannelPod& channel, Put how, int peer, uint64_t dst_offset,

@@ -129,7 +129,8 @@ class Site {
     bias_ = std::make_unique<Matrix>(1, p.n, p.dtype);
     fill(*bias_, 3, 0);
     out_ = std::make_unique<Matrix>(out_rows(), p.columns(), p.dtype);
-    want_ = reference();  // frees device memory, which waits for the device: not beside a peer's call
+    want_ = reference();       // frees device memory, which waits for the device:
+    channel.team().barrier();  // not beside the call of a peer that shares it
   }
 
   const spec::OpSpec& op() const { return op_; }
