@@ -122,7 +122,7 @@ class FusedRank {
   cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr;
   Channel& channel_;
   std::unique_ptr<exec::CublasLt> blas_;
-  Counters counters_;
+  Counters arrivals_;
   SignalIds pushed_, copied_;          // written by CTAs, by streams
   ChannelPod pod_;                     // with the deadline of this bench
   uint64_t* gather_totals_ = nullptr;  // of copied_

@@ -9,8 +9,8 @@ namespace overlace::ops::gemm_core {
 
 base::Status validate_exchange(const ExchangeState& state, std::span<const int64_t> row_offsets, const uint32_t* error,
                                uint64_t bytes) {
-  if (state.channel == nullptr || state.inbox == nullptr || state.counters == nullptr || error == nullptr) {
-    return base::invalid_argument("gemm_core: channel, inbox, counters or error is null; wanted: all of them");
+  if (state.channel == nullptr || state.inbox == nullptr || state.arrivals == nullptr || error == nullptr) {
+    return base::invalid_argument("gemm_core: channel, inbox, arrivals or error is null; wanted: all of them");
   }
   const int size = state.channel->team.size;
   if (size > kPodPeers || row_offsets.size() != static_cast<size_t>(size) + 1) {
@@ -31,7 +31,7 @@ base::Status validate_exchange(const ExchangeState& state, std::span<const int64
 void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangeParams* params) {
   params->channel = *state.channel;
   params->inbox = *state.inbox;
-  params->counters = *state.counters;
+  params->arrivals = *state.arrivals;
   params->arrivals_per_call = static_cast<uint32_t>(arrivals_per_call);
 }
 

@@ -16,7 +16,7 @@ namespace overlace::ops::gemm_core {
 struct ExchangeState {
   const ChannelPod* channel = nullptr;
   const InboxPod* inbox = nullptr;        // two buffers
-  const CountersPod* counters = nullptr;  // kCounts words, 0
+  const CountersPod* arrivals = nullptr;  // one word, 0
   uint32_t first_id = 0;                  // of the operator's signals
 };
 /// Of a call: what all fused operators take. `c`: (M, N), or the rows of this rank.

@@ -28,7 +28,7 @@ namespace {
 struct Counts {
   runtime::cuda_peer::LocalMemory memory;
   InboxPod inbox{};
-  CountersPod counters{};
+  CountersPod arrivals{};
   uint32_t* error = nullptr;
   uint32_t* calls = nullptr;  // one_shot
 };
@@ -66,8 +66,7 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
   if (*context.state != nullptr) return {};
   auto counts = std::make_shared<Counts>();
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
-  const size_t cells = inbox_cells(ranks) * sizeof(uint64_t),
-               bytes = (cells + 31) / 32 * 32 + (kCounts + 1) * kCounterPitch;
+  const size_t cells = inbox_cells(ranks) * sizeof(uint64_t), bytes = (cells + 31) / 32 * 32 + 2 * kCounterPitch;
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
   base::Result<runtime::cuda_peer::LocalMemory> memory =
       runtime::cuda_peer::LocalMemory::allocate(bytes + calls, "counts of a kernel");
@@ -83,7 +82,7 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
                    .data_id = context.ids.at("arrived"),
                    .credit_id = is_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
   char* const end = counts->memory.as<char>() + bytes;
-  counts->counters = {.words = end - (kCounts + 1) * kCounterPitch, .count = kCounts, .number = 0};
+  counts->arrivals = {.words = end - 2 * kCounterPitch, .count = 1, .number = 0};
   counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
   counts->calls = reinterpret_cast<uint32_t*>(end);
   *context.state = std::move(counts);
@@ -158,7 +157,7 @@ void fill(const exec::KernelContext& context, int clusters, const TensorView& a,
   args->error = counts.error;
   state->channel = &context.channel.pod();
   state->inbox = &counts.inbox;
-  state->counters = &counts.counters;
+  state->arrivals = &counts.arrivals;
   state->first_id = context.ids.at("arrived");
 }
 

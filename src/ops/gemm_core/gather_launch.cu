@@ -90,9 +90,8 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
       (p->gemm.order.first_tile[team.rank + 1] - p->gemm.order.first_tile[team.rank]) * p->gemm.order.tiles_n;
   const int ctas = clusters * s.cluster();
   // A rank without rows has nothing to push, but its peers wait for the signals.
-  const bool pushes = g.transport == GatherTransport::store_own;
-  out.push_parts = pushes ? std::max(1, std::min(clusters, own)) * s.cluster() : 0;
-  fill_exchange(g.state, pushes ? 2 * ctas : ctas, &out);
+  out.push_ctas = g.transport == GatherTransport::store_own ? std::max(1, std::min(clusters, own)) * s.cluster() : 0;
+  fill_exchange(g.state, ctas + out.push_ctas, &out);
 }
 
 }  // namespace

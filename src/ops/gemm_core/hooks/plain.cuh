@@ -41,8 +41,7 @@ struct ReduceNone {
 
 struct PushNone {
   static constexpr bool kPushes = false;
-  template <class Config>
-  __device__ __forceinline__ void run(const Place<Config>&) {}
+  __device__ __forceinline__ void run() {}
 };
 
 }  // namespace overlace::ops::gemm_core
