@@ -55,17 +55,18 @@ base::Status FeatureFile::read(int64_t first, int64_t count, std::span<std::byte
   return ended(*engine_);
 }
 
-std::string PackFiles::path(const std::string& directory, PackFile file, BatchOrder order) {
+std::string PackFiles::path(const std::string& directory, PackFile file, const std::string& name) {
   constexpr std::array<const char*, 3> kNames = {"packs", "dcache", "hot"}, kEnds = {"ovk", "ovd", "ovh"};
   const auto i = static_cast<size_t>(file);
-  return base::format("{}/{}-{}.{}", directory, kNames[i], name_of(order), kEnds[i]);
+  return base::format("{}/{}-{}.{}", directory, kNames[i], name, kEnds[i]);
 }
 
 base::Result<std::unique_ptr<PackFiles>> PackFiles::create(io::IoEngine* engine, const std::string& directory,
-                                                           BatchOrder order) {
-  std::unique_ptr<PackFiles> out(new PackFiles(engine, directory, order));
+                                                           const std::string& name, bool goes_on) {
+  std::unique_ptr<PackFiles> out(new PackFiles(engine, directory, name));
+  const io::FileMode mode = goes_on ? io::FileMode::write : io::FileMode::create;
   for (size_t i = 0; i < out->files_.size(); ++i) {
-    auto file = engine->open_file(part_of(path(directory, static_cast<PackFile>(i), order)), io::FileMode::create);
+    auto file = engine->open_file(part_of(path(directory, static_cast<PackFile>(i), name)), mode);
     if (!file.ok()) return file.status();
     out->files_[i] = std::move(*file);
   }
@@ -78,16 +79,25 @@ base::Status PackFiles::write(PackFile file, int64_t offset, std::span<const std
   return ended(*engine_);
 }
 
+base::Status PackFiles::allocate(const int64_t (&bytes)[3]) {
+  for (size_t i = 0; i < files_.size(); ++i) OVERLACE_TRY(files_[i]->allocate(bytes[i]));
+  return {};
+}
+
+base::Status PackFiles::sync() {
+  for (const auto& file : files_) OVERLACE_TRY(file->sync());
+  return {};
+}
+
 base::Status PackFiles::finish(const PackResult& packed) {
   for (size_t i = 0; i < files_.size(); ++i) {
     const auto size = files_[i]->size();
     if (!size.ok()) return size.status();
     if (*size != packed.file_bytes[i])
       return base::error(Errc::corrupt, "{}: {} bytes, wanted {}", files_[i]->path(), *size, packed.file_bytes[i]);
-    OVERLACE_TRY(files_[i]->sync());
   }
-  for (size_t i = 0; i < files_.size(); ++i)
-    OVERLACE_TRY(give_name(path(directory_, static_cast<PackFile>(i), order_)));
+  OVERLACE_TRY(sync());
+  for (size_t i = 0; i < files_.size(); ++i) OVERLACE_TRY(give_name(path(directory_, static_cast<PackFile>(i), name_)));
   return {};
 }
 

@@ -46,23 +46,28 @@ class FeatureFile final : public RowSource {
   int64_t data_offset_, row_bytes_;
 };
 
-/// `packs-<order>.ovk`, `dcache-<order>.ovd` and `hot-<order>.ovh` of a directory.
+/// `packs-<name>.ovk`, `dcache-<name>.ovd` and `hot-<name>.ovh` of a directory.
 class PackFiles final : public PackStore {
  public:
+  /// `goes_on`: what an earlier run has written stays; io where there is nothing.
   static base::Result<std::unique_ptr<PackFiles>> create(io::IoEngine* engine, const std::string& directory,
-                                                         BatchOrder order);
+                                                         const std::string& name, bool goes_on = false);
+  /// Room on the disk, by PackFile; io where there is not enough.
+  base::Status allocate(const int64_t (&bytes)[3]);
   /// Returns once the bytes are written, not once they lie on the disk.
   base::Status write(PackFile file, int64_t offset, std::span<const std::byte> bytes) override;
+  /// All that was written lies on the disk.
+  base::Status sync();
   /// Checks sizes, waits for the disk, gives the files their names.
   base::Status finish(const PackResult& packed);
-  static std::string path(const std::string& directory, PackFile file, BatchOrder order);
+  static std::string path(const std::string& directory, PackFile file, const std::string& name);
 
  private:
-  PackFiles(io::IoEngine* engine, std::string directory, BatchOrder order)
-      : engine_(engine), directory_(std::move(directory)), order_(order) {}
+  PackFiles(io::IoEngine* engine, std::string directory, std::string name)
+      : engine_(engine), directory_(std::move(directory)), name_(std::move(name)) {}
   io::IoEngine* engine_;
   std::string directory_;
-  BatchOrder order_;
+  std::string name_;
   std::array<std::shared_ptr<io::File>, 3> files_;
 };
 

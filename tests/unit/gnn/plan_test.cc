@@ -78,7 +78,7 @@ TEST(Predict, CountsEveryByte) {
     EXPECT_EQ(pages > 0, cap > 0);
     EXPECT_EQ(seen.memory.gpu_cache, 200 * 260);
     EXPECT_EQ(seen.memory.cpu_cache, 601 * 260);
-    EXPECT_EQ(seen.memory.cpu_ring, 8 * (largest + seen.most_page_bytes));
+    EXPECT_EQ(seen.memory.cpu_ring, 8 * (largest + seen.most_page_bytes) + seen.largest_restore);
     EXPECT_EQ(seen.memory.gpu_outputs, 3 * seen.most_rows * 260);
   }
 }
