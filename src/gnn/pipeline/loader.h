@@ -76,6 +76,8 @@ class Loader {
 
   const Manifest& manifest() const { return manifest_; }
   const PackPlan& plan() const { return plan_; }
+  /// The name of the packs.
+  const std::string& packs() const { return options_.packs; }
   const LoaderBytes& bytes() const { return bytes_; }
 
   /// Begins a training epoch at the batch of this position; one that is under way ends. What comes is a function of
