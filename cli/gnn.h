@@ -50,7 +50,7 @@ struct GnnPackWords {
   int64_t segment_batches = 256, page_bytes = 4096;
   int depth = 3, threads = 0;
   double compute_ms = 1;
-  bool quiet = false;
+  bool quiet = false, is_dry = false;
 };
 
 struct GnnVerifyWords {

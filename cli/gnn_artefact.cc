@@ -183,6 +183,7 @@ int gnn_pack(const GnnPackWords& words) {
   request.memory_bytes = parse_size("--memory", words.memory);
   request.page_bytes = words.page_bytes;
   request.depth = words.depth;
+  request.is_dry = words.is_dry;
   request.is_automatic_order = words.order == "auto";
   if (!request.is_automatic_order) {
     constexpr std::pair<const char*, gnn::BatchOrder> kKnown[] = {{"fixed", gnn::BatchOrder::fixed},

@@ -47,6 +47,7 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   pack->add_option("--depth", p.depth, "Batches that are read ahead")->capture_default_str();
   pack->add_option("--page", p.page_bytes, "Bytes of a page of the disk cache")->capture_default_str();
   pack->add_option("--memory", p.memory, "Limit of what is held of the features")->capture_default_str();
+  pack->add_flag("--dry-run", p.is_dry, "Count the bytes, exactly, and write nothing");
   pack->add_flag("--quiet", p.quiet, "No progress");
   CLI::App* verify = gnn->add_subcommand("verify", "Check every checksum and index of an artefact");
   GnnVerifyWords& v = words->verify;

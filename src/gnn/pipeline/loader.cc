@@ -12,8 +12,6 @@
 namespace overlace::gnn {
 namespace {
 
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 const PackEntry* choose(const Manifest& manifest, const LoaderOptions& options) {
   if (!options.packs.empty()) return manifest.pack(options.packs);
   for (const PackEntry& entry : manifest.packs)
@@ -63,10 +61,11 @@ Loader::~Loader() = default;
 base::Status Loader::allocate() {
   const PackPlan& p = plan_;
   const int64_t slots = 2 * int64_t{p.depth} + 2;
-  buffers_.extent_room = round_up(std::max(p.largest_extent(), kExtentPage), io::kPageBytes);
-  buffers_.rows_room = round_up(p.most_rows * p.row_bytes, io::kPageBytes);
-  const int64_t slot = buffers_.extent_room + round_up(p.most_pages * p.page.bytes, io::kPageBytes);
-  const int64_t output = std::max(buffers_.rows_room + round_up(p.most_block_bytes, io::kPageBytes), io::kPageBytes);
+  buffers_.extent_room = io::round_up(std::max(p.largest_extent(), kExtentPage), io::kPageBytes);
+  buffers_.rows_room = io::round_up(p.most_rows * p.row_bytes, io::kPageBytes);
+  const int64_t slot = buffers_.extent_room + io::round_up(p.most_pages * p.page.bytes, io::kPageBytes);
+  const int64_t output =
+      std::max(buffers_.rows_room + io::round_up(p.most_block_bytes, io::kPageBytes), io::kPageBytes);
   bytes_.gpu_cache = std::ssize(p.start.gpu) * p.row_bytes;
   bytes_.cpu_cache = p.start.cpu.empty() ? 0 : (std::ssize(p.start.cpu) + 1) * p.row_bytes;
   bytes_.ring = slots * slot;
@@ -114,7 +113,7 @@ base::Status Loader::load_caches() {
   if (!file.ok()) return file.status();
   const int64_t whole = io::kPageBytes / std::gcd(row, io::kPageBytes);
   const int64_t at_once = std::max<int64_t>(1, (int64_t{1} << 20) / row / whole) * whole;
-  auto buffer = io::AlignedBuffer::allocate(static_cast<size_t>(round_up(at_once * row, io::kPageBytes)));
+  auto buffer = io::AlignedBuffer::allocate(static_cast<size_t>(io::round_up(at_once * row, io::kPageBytes)));
   if (!buffer.ok()) return buffer.status();
   uint32_t sum = 0;
   for (int64_t first = 0; first < std::ssize(places); first += at_once) {

@@ -8,12 +8,12 @@
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "src/base/crc32c.h"
 #include "src/base/file.h"
 #include "src/gnn/pack/files.h"
+#include "src/gnn/parallel.h"
 #include "src/gnn/store/generation.h"
 
 namespace overlace::gnn {
@@ -83,8 +83,7 @@ base::Result<TraceEntry> sample_split(const Dataset& dataset, const std::string&
   auto sink = FileSink::create(engine, path);
   if (!sink.ok()) return sink.status();
   TraceWriter writer(header, sink->get());
-  const int threads =
-      request.threads > 0 ? request.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int threads = thread_count(request.threads);
   const std::string what = base::format("sample {}", split_name(split));
   OVERLACE_TRY(sample_epoch(sampler, ordered, epoch, threads, [&](int64_t b, const SampledBatch& batch) {
     ++entry.batches;

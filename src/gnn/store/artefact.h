@@ -77,12 +77,13 @@ struct ArtefactPackRequest {
   OrderChoice order = {};
   int depth = 3;
   int64_t memory_bytes = int64_t{1} << 30;
+  bool is_dry = false;  // counts bytes, exactly, and writes nothing
   StepProgress progress = {};
 };
 
 /// Packs all sampled splits for one order. What was packed before with the same request stays; a run that was killed
 /// goes on where it was, and the files are the same for any number of runs. io where the disk has not enough room,
-/// before the first byte.
+/// before the first byte. Of a dry run the manifest that it would come to; sizes of plan files are not known then.
 base::Result<Manifest> pack_artefact(const Dataset& dataset, const std::string& directory,
                                      const ArtefactPackRequest& request);
 

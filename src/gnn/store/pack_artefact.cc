@@ -120,12 +120,12 @@ class ArtefactPacker {
     const auto lock = ArtefactLock::take(directory_);
     if (!lock.ok()) return lock.status();
     OVERLACE_TRY(begin());
-    sweep();
+    if (!request_.is_dry) sweep();
     OVERLACE_TRY(pack_split(Split::train));
     for (const Split split : {Split::valid, Split::test})
       if (manifest_.trace(split) != nullptr) OVERLACE_TRY(pack_split(split));
     std::error_code ignored;
-    std::filesystem::remove(directory_ + "/journal.log", ignored);
+    if (!request_.is_dry) std::filesystem::remove(directory_ + "/journal.log", ignored);
     return manifest_;
   }
 
@@ -210,6 +210,14 @@ class ArtefactPacker {
     const int64_t hot =
         (std::ssize(predicted->plan.start.gpu) + std::ssize(predicted->plan.start.cpu)) * request.options.row_bytes;
     const int64_t bytes[3] = {predicted->bytes_on_disk - predicted->bytes_of_pages, predicted->bytes_of_pages, hot};
+    packs->blow_up = predicted->plan.blow_up;
+    packs->feature_bytes = predicted->plan.bytes.total();
+    packs->bytes_read = predicted->bytes_read;
+    packs->packs_bytes = bytes[0];
+    packs->disk_cache_bytes = bytes[1];
+    packs->hot_bytes = bytes[2];
+    if (packs->split == Split::train) start_ = predicted->plan.start;
+    if (request_.is_dry) return {};
     const auto journal = Journal::open(directory_ + "/journal.log", request.generation);
     if (!journal.ok()) return journal.status();
     request.done = last_pass(**journal);
@@ -238,13 +246,6 @@ class ArtefactPacker {
         base::write_file_durably(plan_path(directory_, packs->name),
                                  std::string_view(reinterpret_cast<const char*>(encoded.data()), encoded.size())));
     OVERLACE_TRY((*files)->finish(*packed));
-    if (packs->split == Split::train) start_ = plan.start;
-    packs->blow_up = packed->plan.blow_up;
-    packs->feature_bytes = packed->plan.bytes.total();
-    packs->bytes_read = predicted->bytes_read;
-    packs->packs_bytes = bytes[0];
-    packs->disk_cache_bytes = bytes[1];
-    packs->hot_bytes = bytes[2];
     packs->plan_bytes = std::ssize(encoded);
     packs->plan_sum = base::crc32c(encoded);
     return {};
@@ -267,6 +268,7 @@ class ArtefactPacker {
   }
 
   base::Status write_manifest() const {
+    if (request_.is_dry) return {};
     return base::write_file_durably(directory_ + "/manifest.json", manifest_json(manifest_));
   }
   void report(const char* what, const PackEntry& packs, double share) const {

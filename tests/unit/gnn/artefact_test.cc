@@ -104,7 +104,17 @@ TEST_F(Artefact, GoesOnBehindTheLastPass) {
 
 TEST_F(Artefact, KeepsWhatIsThereAndTakesAnotherOrder) {
   sample("a");
+  ArtefactPackRequest dry = request(false);
+  dry.is_dry = true;
+  const auto sampled = files_of(scratch_.path("a"));
+  const Manifest counted = *pack_artefact(dataset_, scratch_.path("a"), dry);
+  EXPECT_EQ(files_of(scratch_.path("a")), sampled);
   const Manifest first = *pack_artefact(dataset_, scratch_.path("a"), request(false));
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(counted.packs[i].bytes_read, first.packs[i].bytes_read);
+    EXPECT_EQ(counted.packs[i].packs_bytes,
+              static_cast<int64_t>(fs::file_size(scratch_.path("a/packs-" + first.packs[i].name + ".ovk"))));
+  }
   const auto before = files_of(scratch_.path("a"));
   EXPECT_EQ(manifest_json(*pack_artefact(dataset_, scratch_.path("a"), request(false))), manifest_json(first));
   EXPECT_EQ(files_of(scratch_.path("a")), before);
