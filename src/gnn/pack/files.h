@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "src/base/status.h"
 #include "src/gnn/pack/packer.h"
@@ -50,11 +51,12 @@ class FeatureFile final : public RowSource {
 class PackFiles final : public PackStore {
  public:
   /// `goes_on`: what an earlier run has written stays; io where there is nothing.
-  static base::Result<std::unique_ptr<PackFiles>> create(io::IoEngine* engine, const std::string& directory,
-                                                         const std::string& name, bool goes_on = false);
+  static base::Result<std::unique_ptr<PackFiles>> create(const std::string& directory, const std::string& name,
+                                                         bool goes_on = false);
   /// Room on the disk, by PackFile; io where there is not enough.
   base::Status allocate(const int64_t (&bytes)[3]);
-  /// Returns once the bytes are written, not once they lie on the disk.
+  ~PackFiles() override;
+  /// Returns once the bytes are taken over; sync() and finish() wait for them, and give the first failure.
   base::Status write(PackFile file, int64_t offset, std::span<const std::byte> bytes) override;
   /// All that was written lies on the disk.
   base::Status sync();
@@ -63,12 +65,18 @@ class PackFiles final : public PackStore {
   static std::string path(const std::string& directory, PackFile file, const std::string& name);
 
  private:
-  PackFiles(io::IoEngine* engine, std::string directory, std::string name)
-      : engine_(engine), directory_(std::move(directory)), name_(std::move(name)) {}
-  io::IoEngine* engine_;
+  PackFiles(std::string directory, std::string name) : directory_(std::move(directory)), name_(std::move(name)) {}
+  /// Waits until the next slot of the ring is free, or until all are.
+  base::Status make_room(bool all);
   std::string directory_;
   std::string name_;
   std::array<std::shared_ptr<io::File>, 3> files_;
+  io::Ring ring_;  // copies of bytes under way
+  std::vector<bool> is_busy_;
+  size_t slot_ = 0;
+  PackFile last_ = PackFile::packs;
+  base::Status failure_;
+  std::unique_ptr<io::IoEngine> engine_;  // its own; it goes before the ring
 };
 
 }  // namespace overlace::gnn

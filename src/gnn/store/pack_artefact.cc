@@ -224,7 +224,7 @@ class ArtefactPacker {
     for (size_t i = 0; i < 3; ++i)
       if (!std::filesystem::exists(part_path(directory_, i, packs->name))) request.done.reset();
     OVERLACE_TRY(check_room(bytes, packs->name));
-    const auto files = PackFiles::create(engine_.get(), directory_, packs->name, request.done.has_value());
+    const auto files = PackFiles::create(directory_, packs->name, request.done.has_value());
     if (!files.ok()) return files.status();
     OVERLACE_TRY((*files)->allocate(bytes));
     const auto& features = dataset_.description().features;

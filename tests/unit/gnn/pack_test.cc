@@ -317,7 +317,7 @@ TEST(Chain, DeliversTheRowsOfADatasetFromItsFiles) {
   auto rows =
       std::move(FeatureFile::open(engine.get(), dataset.feature_path(), features.data_offset, features.row_bytes))
           .value();
-  auto files = std::move(PackFiles::create(engine.get(), scratch.path(), "segments")).value();
+  auto files = std::move(PackFiles::create(scratch.path(), "segments")).value();
   const PackResult packed = std::move(pack_batches(read_back, request, rows.get(), files.get())).value();
   EXPECT_GT(packed.passes, 1);
   EXPECT_GT(packed.file_bytes[1], 0);
