@@ -203,3 +203,26 @@ def test_what_does_not_fit_is_refused(run: gnn.Artefact, dataset: gnn.Dataset, t
 
     with pytest.raises(KeyboardInterrupt):
         gnn.pack(run, order="fixed", progress=stop)
+
+
+def test_pyg_takes_batches_and_has_the_same_layers(run: gnn.Artefact) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    trim = pytest.importorskip("torch_geometric.utils").trim_to_layer
+    torch.manual_seed(4)
+    ours = [SAGEConv(16, 8), GCNConv(16, 8), GATConv(16, 4, heads=2)]
+    theirs = [pyg.SAGEConv(16, 8), pyg.GCNConv(16, 8), pyg.GATConv(16, 4, heads=2)]
+    for mine, other in zip(ours, theirs, strict=True):
+        state = mine.state_dict()
+        if isinstance(mine, GATConv):
+            state = {k: v[None] if k.startswith("att") else v for k, v in state.items()}
+        other.load_state_dict(state)
+    with gnn.PackedLoader(run, format="pyg") as loader, gnn.PackedLoader(run, format="blocks") as again:
+        for data, batch in zip(loader, again, strict=True):
+            assert data.num_nodes == len(batch.n_id) and data.batch_size == batch.batch_size
+            edge_index, _, num_dst = batch.layer(0)
+            for mine, other in zip(ours, theirs, strict=True):
+                wanted = other(data.x, data.edge_index)[:num_dst]
+                torch.testing.assert_close(mine(batch.x, edge_index, num_dst), wanted, rtol=1e-5, atol=1e-5)
+            x, edges, _ = trim(1, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index)
+            last, num_src, _ = batch.layer(1)
+            assert x.shape[0] == num_src and torch.equal(edges, last)
