@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <limits>
 
+#include "cli/gnn_output.h"
 #include "cli/progress.h"
-#include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/gnn/dataset/import.h"
 #include "src/gnn/generate/generate.h"
@@ -18,18 +18,6 @@ namespace overlace::cli {
 namespace {
 
 using base::Json;
-
-/// Where a result goes: to stdout as text, or as data to a file or stdout.
-int finish(const Json& json, const std::string& text, const std::string& target) {
-  if (target.empty() || target != "-") std::fputs(text.c_str(), stdout);
-  if (target == "-") std::fputs((json.dump(2) + "\n").c_str(), stdout);
-  if (!target.empty() && target != "-") base::write_file(target, json.dump(2) + "\n").or_throw();
-  return 0;
-}
-
-std::string line(std::string_view key, std::string_view value) { return base::format("  {:<16} {}\n", key, value); }
-
-std::string gigabytes(int64_t bytes) { return base::format("{:.3f} GB", static_cast<double>(bytes) / 1e9); }
 
 Json dataset_json(const gnn::Description& d) { return *Json::parse(gnn::description_json(d)); }
 
@@ -85,12 +73,12 @@ Json storage_json(const io::StorageFigures& figures) {
 
 }  // namespace
 
-int64_t parse_size(const std::string& option, const std::string& text) {
+int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none) {
   int64_t count = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), count);
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   const int shift = unit == "KiB" ? 10 : unit == "MiB" ? 20 : unit == "GiB" ? 30 : unit == "TiB" ? 40 : 0;
-  if (code != std::errc() || count < 1 || (shift == 0 && !unit.empty()) ||
+  if (code != std::errc() || count < (may_be_none ? 0 : 1) || (shift == 0 && !unit.empty()) ||
       count > std::numeric_limits<int64_t>::max() >> shift)
     base::invalid_argument("{} is {}, wanted bytes such as 8GiB, 512MiB or 1000000", option, text).or_throw();
   return count << shift;
@@ -142,6 +130,7 @@ int gnn_import(const GnnImportWords& words) {
 }
 
 int gnn_info(const GnnInfoWords& words) {
+  if (is_artefact(words.dataset)) return gnn_artefact_info(words);
   const gnn::Dataset dataset = gnn::Dataset::open(words.dataset).value();
   Json json = dataset_json(dataset.description());
   std::string text = words.dataset + "\n" + dataset_text(dataset.description());

@@ -1,8 +1,9 @@
-// `overlace gnn`: datasets for training on graphs whose features do not fit, and what their disk does.
+// `overlace gnn`: training on graphs whose features do not fit: datasets, artefacts, and what their disk does.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace overlace::cli {
 
@@ -32,7 +33,41 @@ struct GnnDiskbenchWords {
   bool quiet = false;
 };
 
+struct GnnSampleWords {
+  std::string dataset, out, splits = "train", json;
+  std::vector<int32_t> fanouts = {10, 5, 5};
+  int64_t batch_size = 1024;
+  uint64_t seed = 0;
+  bool replace = false, quiet = false;
+  int threads = 0;
+};
+
+/// Of `plan` and `pack`.
+struct GnnPackWords {
+  std::string artefact, dataset;  // dataset: empty, where the artefact was sampled from
+  std::string gpu_cache = "0", cpu_cache = "0", disk = "0", memory = "1GiB", machine, json;
+  std::string policy = "belady", order = "auto";
+  int64_t segment_batches = 256, page_bytes = 4096;
+  int depth = 3, threads = 0;
+  double compute_ms = 1;
+  bool quiet = false, is_dry = false;
+};
+
+struct GnnVerifyWords {
+  std::string artefact, dataset, json;
+  bool deep = false, quiet = false;
+};
+
+struct GnnTrainWords {
+  std::string artefact;
+  std::vector<std::string> rest;  // for overlace.gnn.train
+};
+
 struct GnnWords {
+  GnnSampleWords sample;
+  GnnPackWords plan, pack;
+  GnnVerifyWords verify;
+  GnnTrainWords train;
   GnnGenerateWords generate;
   GnnImportWords import;
   GnnInfoWords info;
@@ -44,8 +79,17 @@ int gnn_generate(const GnnGenerateWords& words);
 int gnn_import(const GnnImportWords& words);
 int gnn_info(const GnnInfoWords& words);
 int gnn_diskbench(const GnnDiskbenchWords& words);
+int gnn_sample(const GnnSampleWords& words);
+int gnn_plan(const GnnPackWords& words);
+int gnn_pack(const GnnPackWords& words);
+int gnn_verify(const GnnVerifyWords& words);
+/// Becomes python3 -m overlace.gnn.train; returns only where there is no python3.
+int gnn_train(const GnnTrainWords& words);
+/// Whether a directory has a manifest.json, and what it holds then.
+bool is_artefact(const std::string& directory);
+int gnn_artefact_info(const GnnInfoWords& words);
 
-/// "8GiB", "512MiB", "1000000": bytes; invalid_argument names `option`.
-int64_t parse_size(const std::string& option, const std::string& text);
+/// "8GiB", "512MiB", "1000000": bytes; invalid_argument names `option`. 0 where it may be none.
+int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);
 
 }  // namespace overlace::cli

@@ -62,6 +62,7 @@ PUBLIC = {
     "co2.h": "train",
     "capi.h": "capi",
     "capi_co2.h": "capi",
+    "capi_gnn.h": "capi",
 }
 # Who touches the environment: one reads it, the launcher hands it on to its children.
 ENVIRONMENT = ("src/base/env.cc", "src/runtime/bootstrap/launcher.cc")

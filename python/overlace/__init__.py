@@ -28,6 +28,7 @@ from overlace.errors import (
 __version__ = _library.LIBRARY.ovl_version().decode()
 _WHY_NO_TORCH = _library.why_no_torch()
 _OF_TORCH = ["Context", "Plan", "Stats", "autograd", "context_of", "fake", "init", "ops", "plan"]
+_WITHOUT_TORCH = ["gnn"]  # the same, torch or not
 _MODULES = ["compat", "compile", "nn", "optim", "parallel"]  # imported when they are named
 __all__ = [
     "CudaError",
@@ -58,6 +59,6 @@ if not _WHY_NO_TORCH:
 def __getattr__(name: str) -> object:
     if _WHY_NO_TORCH and name in (*_OF_TORCH, *_MODULES):
         raise Unsupported(f"overlace.{name}: {_WHY_NO_TORCH}")
-    if name in _MODULES:
+    if name in (*_MODULES, *_WITHOUT_TORCH):
         return importlib.import_module(f"overlace.{name}")
     raise AttributeError(f"module 'overlace' has no attribute '{name}'")

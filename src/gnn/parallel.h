@@ -8,9 +8,12 @@
 
 namespace overlace::gnn {
 
-/// work(i, thread) for all i in [0, count), on `threads` threads, this one among them; `thread` counts from 0. All
-/// pieces are done, then the failure of the smallest i is returned, exceptions among them. invalid_argument: threads
-/// < 1.
+/// `asked`, or the cores where that is 0 or less.
+int thread_count(int asked);
+
+/// work(i, thread) for all i in [0, count), on `threads` threads, this one among them; `thread` counts from 0. Where
+/// the system gives fewer threads, those do all. The failure of the smallest i, exceptions among them; pieces behind it
+/// may be left out. invalid_argument: threads < 1.
 base::Status parallel_each(int64_t count, int threads, const std::function<base::Status(int64_t i, int thread)>& work);
 
 }  // namespace overlace::gnn

@@ -11,6 +11,9 @@ namespace overlace::io {
 /// Assumed where the kernel does not say: no disk in use asks for more.
 inline constexpr int64_t kPageBytes = 4096;
 
+/// The next multiple of `unit`.
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
 /// Both are powers of two, at most 1 MiB.
 struct Alignment {
   int64_t memory_bytes = kPageBytes;  // of a buffer's address

@@ -14,7 +14,6 @@ namespace {
 constexpr int kMostDepth = 4096;
 
 int64_t round_down(int64_t value, int64_t step) { return value - value % step; }
-int64_t round_up(int64_t value, int64_t step) { return round_down(value + step - 1, step); }
 
 base::Status check(const EngineOptions& options) {
   if (options.depth < 1 || options.depth > kMostDepth)
@@ -49,7 +48,9 @@ base::Result<Chosen> choose(std::string engine, int depth) {
     chosen.choice.reason = queue.status().message();
   }
   chosen.choice.name = engine == "buffered" ? "buffered" : "pread";
-  chosen.queue = open_threads(depth);
+  base::Result<std::unique_ptr<Queue>> threads = open_threads(depth);
+  if (!threads.ok()) return threads.status();
+  chosen.queue = std::move(threads).value();
   return chosen;
 }
 

@@ -41,7 +41,7 @@ class Queue {
 
 /// not_supported with the reason where the kernel, a sandbox or the build has no io_uring.
 base::Result<std::unique_ptr<Queue>> open_uring(int depth);
-/// Threads that call pread and pwrite, at most 64.
-std::unique_ptr<Queue> open_threads(int depth);
+/// Threads that call pread and pwrite, at most 64; fewer where the system gives fewer, out_of_memory where none.
+base::Result<std::unique_ptr<Queue>> open_threads(int depth);
 
 }  // namespace overlace::io

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -19,8 +20,17 @@ constexpr int kMostThreads = 64;
 
 class ThreadQueue final : public Queue {
  public:
-  explicit ThreadQueue(int depth) : capacity_(depth) {
-    for (int i = 0; i < std::min(depth, kMostThreads); ++i) threads_.emplace_back([this] { work(); });
+  explicit ThreadQueue(int depth) : capacity_(depth) {}
+  /// As many as the system gives, at least one.
+  base::Status start() {
+    try {
+      for (int i = 0; i < std::min(capacity_, kMostThreads); ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      if (threads_.empty())
+        return base::error(Errc::out_of_memory, "pread: no thread of {} can start: {}",
+                           std::min(capacity_, kMostThreads), error.what());
+    }
+    return {};
   }
   ~ThreadQueue() override {
     {
@@ -83,6 +93,10 @@ class ThreadQueue final : public Queue {
 
 }  // namespace
 
-std::unique_ptr<Queue> open_threads(int depth) { return std::make_unique<ThreadQueue>(depth); }
+base::Result<std::unique_ptr<Queue>> open_threads(int depth) {
+  auto queue = std::make_unique<ThreadQueue>(depth);
+  OVERLACE_TRY(queue->start());
+  return std::unique_ptr<Queue>(std::move(queue));
+}
 
 }  // namespace overlace::io

@@ -102,5 +102,53 @@ TEST(Gnn, BadWordsAreRefusedAndNothingIsLeft) {
   EXPECT_NE(engine.err.find("OVERLACE_IO is \"fast\", wanted auto, uring, pread, buffered"), std::string::npos);
 }
 
+TEST(Gnn, SamplesPlansPacksAndVerifies) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "16"}).exit, 0);
+  const Result sampled = run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "4,3", "--batch-size", "16",
+                                         "--splits", "train,valid", "--seed", "18446744073709551615"});
+  ASSERT_EQ(sampled.exit, 0) << sampled.err;
+  EXPECT_NE(sampled.out.find("valid"), std::string::npos) << sampled.out;
+  const Result planned = run(directory, {"plan", "g.ovg", "--gpu-cache", "8MiB", "--cpu-cache", "8MiB", "--json", "-"});
+  ASSERT_EQ(planned.exit, 0) << planned.err;
+  const Json first = Json::parse(planned.out)->as_array()[0];
+  EXPECT_EQ(first.find("binds")->as_string(), "compute");
+
+  const std::vector<std::string> pack = {"pack",    "g.ovg", "--gpu-cache", "16KiB",  "--cpu-cache", "16KiB",
+                                         "--order", "fixed", "--memory",    "128KiB", "--json",      "packed.json"};
+  const Result packed = run(directory, pack);
+  ASSERT_EQ(packed.exit, 0) << packed.err;
+  EXPECT_EQ(packed.err, "");  // no bar where stderr is no terminal
+  const Json manifest = *Json::parse(directory.read("packed.json"));
+  EXPECT_EQ(manifest.find("packs")->as_array()[1].find("name")->as_string(), "fixed-valid");
+  EXPECT_EQ(manifest.find("sampling")->find("seed")->as_string(), "18446744073709551615");
+  const Result again = run(directory, pack);
+  EXPECT_EQ(again.exit, 0) << again.err;
+  EXPECT_EQ(*Json::parse(directory.read("packed.json")), manifest);
+  EXPECT_NE(run(directory, {"info", "g.ovg"}).out.find("packs fixed"), std::string::npos);
+  EXPECT_EQ(run(directory, {"verify", "g.ovg", "--deep"}).exit, 0);
+  std::string rows = directory.read("g/features.npy");
+  rows[rows.size() / 2] = static_cast<char>(rows[rows.size() / 2] ^ 1);
+  directory.write("g/features.npy", rows);
+  const Result changed = run(directory, {"verify", "g.ovg", "--deep"});
+  EXPECT_NE(changed.exit, 0);
+  EXPECT_EQ(run(directory, {"verify", "g.ovg"}).exit, 0) << "the artefact itself is whole";
+}
+
+TEST(Gnn, RefusesWordsAndArtefactsThatAreNone) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "1024", "--dim", "2"}).exit, 0);
+  for (const auto& [args, why] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"sample", "g", "--out", "a", "--splits", "train,all"},
+            "--splits is all, wanted one of train, valid, test"},
+           {{"sample", "g", "--out", "a", "--batch-size", "0"}, "batch_size is 0"},
+           {{"pack", "g"}, "g/manifest.json"},
+           {{"verify", "nowhere"}, "nowhere/manifest.json"}}) {
+    const Result refused = run(directory, args);
+    EXPECT_NE(refused.exit, 0);
+    EXPECT_NE(refused.err.find(why), std::string::npos) << refused.err;
+  }
+}
+
 }  // namespace
 }  // namespace overlace::cli_test

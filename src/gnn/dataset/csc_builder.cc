@@ -5,12 +5,11 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <thread>
 
 #include "src/base/file.h"
 #include "src/base/npy.h"
+#include "src/gnn/parallel.h"
 #include "src/io/stream.h"
 
 namespace overlace::gnn {
@@ -69,14 +68,14 @@ class Builder {
       : blocks_(blocks), options_(options), indptr_(static_cast<size_t>(options.num_vertices) + 1) {}
 
   base::Status count() {
-    const auto count_block = [&](int64_t block) -> base::Status {
+    const auto count_block = [&](int64_t block, int) -> base::Status {
       std::vector<Edge> edges;
       OVERLACE_TRY(blocks_.edges_of(block, &edges));
       return for_each_entry(edges, block, options_, [&](int64_t owner, int64_t) {
         std::atomic_ref(indptr_[static_cast<size_t>(owner) + 1]).fetch_add(1, std::memory_order_relaxed);
       });
     };
-    OVERLACE_TRY(run_blocks(blocks_.num_blocks, options_.threads, count_block));
+    OVERLACE_TRY(parallel_each(blocks_.num_blocks, thread_count(options_.threads), count_block));
     for (size_t v = 1; v < indptr_.size(); ++v) indptr_[v] += indptr_[v - 1];
     return {};
   }
@@ -115,7 +114,7 @@ class Builder {
   base::Status fill(int64_t first, int64_t last, std::vector<Index>& indices) {
     const int64_t base = indptr_[static_cast<size_t>(first)];
     std::vector<uint32_t> used(static_cast<size_t>(last - first));
-    const auto fill_block = [&](int64_t block) -> base::Status {
+    const auto fill_block = [&](int64_t block, int) -> base::Status {
       std::vector<Edge> edges;
       OVERLACE_TRY(blocks_.edges_of(block, &edges));
       bool is_same = true;
@@ -131,9 +130,9 @@ class Builder {
       if (!is_same) return base::error(Errc::stale, "edges of block {} changed while they were read", block);
       return {};
     };
-    OVERLACE_TRY(run_blocks(blocks_.num_blocks, options_.threads, fill_block));
+    OVERLACE_TRY(parallel_each(blocks_.num_blocks, thread_count(options_.threads), fill_block));
     const int64_t sorts = (last - first + kVerticesPerBlock - 1) / kVerticesPerBlock;
-    return run_blocks(sorts, options_.threads, [&](int64_t block) -> base::Status {
+    return parallel_each(sorts, thread_count(options_.threads), [&](int64_t block, int) -> base::Status {
       const int64_t until = std::min(first + (block + 1) * kVerticesPerBlock, last);
       for (int64_t v = first + block * kVerticesPerBlock; v < until; ++v)
         std::sort(indices.begin() + (indptr_[static_cast<size_t>(v)] - base),
@@ -148,33 +147,6 @@ class Builder {
 };
 
 }  // namespace
-
-base::Status run_blocks(int64_t count, int threads, const std::function<base::Status(int64_t)>& body) {
-  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  std::atomic<int64_t> next{0}, failed_at{std::numeric_limits<int64_t>::max()};
-  std::mutex mutex;
-  base::Status failure;
-  const auto work = [&] {
-    for (int64_t i = next.fetch_add(1); i < count && i < failed_at.load(); i = next.fetch_add(1)) {
-      base::Status status;
-      try {
-        status = body(i);
-      } catch (...) {
-        status = base::status_of_current_exception();
-      }
-      if (status.ok()) continue;
-      const std::lock_guard lock(mutex);
-      if (i >= failed_at) continue;
-      failed_at = i;
-      failure = std::move(status);
-    }
-  };
-  std::vector<std::thread> others;
-  for (int t = 1; t < std::min<int64_t>(threads, count); ++t) others.emplace_back(work);
-  work();
-  for (std::thread& thread : others) thread.join();
-  return failure;
-}
 
 base::Result<int64_t> build_csc(const EdgeBlocks& blocks, const CscOptions& options, const std::string& directory) {
   if (options.num_vertices < 1)

@@ -34,7 +34,4 @@ struct CscOptions {
 /// invalid_argument names the first edge, by block and position, that leaves [0, N).
 base::Result<int64_t> build_csc(const EdgeBlocks& blocks, const CscOptions& options, const std::string& directory);
 
-/// Runs body(i) for i in [0, count) on threads; the first failure, by i, of those that ran. Stops early after one.
-base::Status run_blocks(int64_t count, int threads, const std::function<base::Status(int64_t)>& body);
-
 }  // namespace overlace::gnn

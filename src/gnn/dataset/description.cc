@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/base/json.h"
+#include "src/gnn/json_members.h"
 
 namespace overlace::gnn {
 namespace {
@@ -14,57 +15,12 @@ using base::Json;
 constexpr int64_t kFormat = 1;
 constexpr DType kFeatureTypes[] = {DType::fp32, DType::fp16, DType::bf16, DType::i8};
 
-/// An object whose members are read once each; the first thing that is wrong stays.
-class Members {
- public:
-  Members(const Json* object, std::string where) : object_(object), where_(std::move(where)) {}
-
-  base::Status check_keys(std::initializer_list<std::string_view> known) const {
-    if (object_ == nullptr || !object_->is_object())
-      return base::invalid_argument("{}: {}, wanted an object", where_,
-                                    object_ == nullptr ? "missing" : object_->type_name());
-    for (const auto& [key, value] : object_->as_object())
-      if (std::find(known.begin(), known.end(), key) == known.end())
-        return base::invalid_argument("{}: key \"{}\" is not known", where_, key);
-    return {};
-  }
-  base::Status integer(std::string_view key, int64_t least, int64_t* out) const {
-    const Json* value = object_->find(key);
-    if (value == nullptr || !value->is_int() || value->as_int() < least)
-      return base::invalid_argument("{}: {} is {}, wanted an integer >= {}", where_, key, shown(value), least);
-    *out = value->as_int();
-    return {};
-  }
-  base::Status text(std::string_view key, std::string* out, bool may_be_null = false) const {
-    const Json* value = object_->find(key);
-    if (may_be_null && value != nullptr && value->is_null()) return {};
-    if (value == nullptr || !value->is_string())
-      return base::invalid_argument("{}: {} is {}, wanted a string", where_, key, shown(value));
-    *out = value->as_string();
-    return {};
-  }
-  base::Status file(std::string_view key, std::string* out) const {
-    OVERLACE_TRY(text(key, out));
-    if (out->empty() || out->find_first_of(std::string_view("/\0", 2)) != std::string::npos || *out == "." ||
-        *out == "..")
-      return base::invalid_argument("{}: {} is \"{}\", wanted the name of a file beside dataset.json", where_, key,
-                                    *out);
-    return {};
-  }
-  const Json* find(std::string_view key) const { return object_->find(key); }
-
- private:
-  static std::string shown(const Json* value) { return value == nullptr ? "missing" : value->dump().substr(0, 64); }
-  const Json* object_;
-  std::string where_;
-};
-
 base::Status read_features(const Json* object, const std::string& where, Description* d) {
   const Members features(object, where);
   OVERLACE_TRY(features.check_keys({"file", "dtype", "dim", "row_bytes", "data_offset", "bytes"}));
   Description::Features& f = d->features;
   std::string dtype;
-  OVERLACE_TRY(features.file("file", &f.file));
+  OVERLACE_TRY(features.file("file", "dataset.json", &f.file));
   OVERLACE_TRY(features.text("dtype", &dtype));
   const auto* type =
       std::find_if(std::begin(kFeatureTypes), std::end(kFeatureTypes), [&](DType t) { return dtype == dtype_name(t); });
@@ -92,8 +48,8 @@ base::Status read_graph(const Json* object, const std::string& where, Descriptio
   std::string layout;
   OVERLACE_TRY(graph.text("layout", &layout));
   if (layout != "csc") return base::invalid_argument("{}: layout is \"{}\", wanted \"csc\"", where, layout);
-  OVERLACE_TRY(graph.file("indptr", &d->indptr));
-  return graph.file("indices", &d->indices);
+  OVERLACE_TRY(graph.file("indptr", "dataset.json", &d->indptr));
+  return graph.file("indices", "dataset.json", &d->indices);
 }
 
 }  // namespace

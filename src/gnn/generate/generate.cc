@@ -10,6 +10,7 @@
 #include "src/base/file.h"
 #include "src/base/npy.h"
 #include "src/gnn/generate/draws.h"
+#include "src/gnn/parallel.h"
 #include "src/io/stream.h"
 
 namespace overlace::gnn {
@@ -80,7 +81,7 @@ base::Status write_features(const GenerateOptions& o, const std::vector<int32_t>
   for (int64_t first = 0; first < o.num_vertices; first += rows) {
     const int64_t n = std::min(rows, o.num_vertices - first);
     values.resize(static_cast<size_t>(n) * dim);
-    OVERLACE_TRY(run_blocks(kParts, o.threads, [&](int64_t part) -> base::Status {
+    OVERLACE_TRY(parallel_each(kParts, thread_count(o.threads), [&](int64_t part, int) -> base::Status {
       for (int64_t r = n * part / kParts; r < n * (part + 1) / kParts; ++r) {
         const auto v = static_cast<size_t>(first + r);
         const float* mu = &centres[static_cast<size_t>(communities[v] % o.num_classes) * dim];

@@ -89,9 +89,11 @@ std::string program_fault(const ExtentView& view, const ExtentLimits& limits) {
                           wanted);
   }
   for (const Admission& a : view.admissions)
-    if (a.slot >= limits.cpu_rows || (limits.number >= 0 && a.ring_row >= own))
+    if (a.slot >= limits.cpu_rows || a.ring_row >= own)
       return base::format("an admission of row {} to slot {}, wanted below {} and {}", a.ring_row, a.slot, own,
                           limits.cpu_rows);
+  for (const uint32_t page : view.pages)
+    if (page >= limits.num_pages) return base::format("page {}, wanted one below {}", page, limits.num_pages);
   for (const SlotMove& m : view.moves)
     if (m.from > limits.cpu_rows || m.to > limits.cpu_rows)  // the slot behind the last one is spare
       return base::format("a move from slot {} to {}, wanted at most {}", m.from, m.to, limits.cpu_rows);

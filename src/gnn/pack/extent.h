@@ -43,6 +43,7 @@ struct ExtentLimits {
   int64_t number = 0;
   int64_t row_bytes = 0, num_vertices = 0, gpu_rows = 0, cpu_rows = 0;
   int64_t page_rows = 1;      // of the disk cache
+  int64_t num_pages = 0;      // that its segment has there
   int64_t max_ring_rows = 0;  // of any batch
   int depth = 0;
 };

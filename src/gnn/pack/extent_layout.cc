@@ -1,12 +1,8 @@
 #include "src/gnn/pack/extent_layout.h"
 
+#include "src/io/alignment.h"
+
 namespace overlace::gnn {
-namespace {
-
-int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-}  // namespace
-
 ExtentLayout extent_layout(const ExtentCounts& counts, int64_t row_bytes) {
   const std::array<int64_t, kExtentSections> bytes = {
       4 * counts.reached, 4 * counts.indptr,     4 * counts.indices, 4 * counts.seeds, 4 * counts.inputs,
@@ -15,11 +11,11 @@ ExtentLayout extent_layout(const ExtentCounts& counts, int64_t row_bytes) {
   int64_t offset = kExtentPage;
   for (size_t i = 0; i < kExtentSections; ++i) {
     const bool is_rows = i == static_cast<size_t>(ExtentSection::rows);
-    offset = round_up(offset, is_rows ? kExtentPage : kSectionAlignment);
+    offset = io::round_up(offset, is_rows ? kExtentPage : kSectionAlignment);
     out.parts[i] = {offset, bytes[i]};
     offset += bytes[i];
   }
-  out.bytes = round_up(offset, kExtentPage);
+  out.bytes = io::round_up(offset, kExtentPage);
   return out;
 }
 

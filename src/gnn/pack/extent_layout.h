@@ -36,6 +36,8 @@ struct ExtentPart {
 struct ExtentLayout {
   std::array<ExtentPart, kExtentSections> parts;
   int64_t bytes = 0;  // a multiple of kExtentPage
+  /// Blocks, labels and ids, which lie one after the other behind the header page: what a consumer keeps.
+  int64_t block_bytes() const { return at(ExtentSection::program).offset - kExtentPage; }
   const ExtentPart& at(ExtentSection section) const { return parts[static_cast<size_t>(section)]; }
 };
 

@@ -1,5 +1,6 @@
 #include "src/gnn/pack/files.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +10,9 @@
 
 namespace overlace::gnn {
 namespace {
+
+constexpr size_t kSlots = 16;
+constexpr int64_t kSlotBytes = int64_t{1} << 20;
 
 std::string part_of(const std::string& path) { return path + ".part"; }
 
@@ -55,39 +59,91 @@ base::Status FeatureFile::read(int64_t first, int64_t count, std::span<std::byte
   return ended(*engine_);
 }
 
-std::string PackFiles::path(const std::string& directory, PackFile file, BatchOrder order) {
+std::string PackFiles::path(const std::string& directory, PackFile file, const std::string& name) {
   constexpr std::array<const char*, 3> kNames = {"packs", "dcache", "hot"}, kEnds = {"ovk", "ovd", "ovh"};
   const auto i = static_cast<size_t>(file);
-  return base::format("{}/{}-{}.{}", directory, kNames[i], name_of(order), kEnds[i]);
+  return base::format("{}/{}-{}.{}", directory, kNames[i], name, kEnds[i]);
 }
 
-base::Result<std::unique_ptr<PackFiles>> PackFiles::create(io::IoEngine* engine, const std::string& directory,
-                                                           BatchOrder order) {
-  std::unique_ptr<PackFiles> out(new PackFiles(engine, directory, order));
+base::Result<std::unique_ptr<PackFiles>> PackFiles::create(const std::string& directory, const std::string& name,
+                                                           bool goes_on) {
+  std::unique_ptr<PackFiles> out(new PackFiles(directory, name));
+  auto engine = io::IoEngine::open();
+  if (!engine.ok()) return engine.status();
+  out->engine_ = std::move(*engine);
+  auto ring = io::Ring::make(kSlots, kSlotBytes);
+  if (!ring.ok()) return ring.status();
+  out->ring_ = std::move(*ring);
+  out->is_busy_.resize(kSlots);
+  const io::FileMode mode = goes_on ? io::FileMode::write : io::FileMode::create;
   for (size_t i = 0; i < out->files_.size(); ++i) {
-    auto file = engine->open_file(part_of(path(directory, static_cast<PackFile>(i), order)), io::FileMode::create);
+    auto file = out->engine_->open_file(part_of(path(directory, static_cast<PackFile>(i), name)), mode);
     if (!file.ok()) return file.status();
     out->files_[i] = std::move(*file);
   }
   return out;
 }
 
+PackFiles::~PackFiles() {
+  if (engine_) (void)ended(*engine_);
+}
+
+base::Status PackFiles::make_room(bool all) {
+  while (all ? engine_->pending() > 0 : is_busy_[slot_]) {
+    io::Completion completions[kSlots];
+    const auto n = engine_->poll(completions);
+    if (!n.ok()) return n.status();
+    for (size_t i = 0; i < *n; ++i) {
+      is_busy_[completions[i].tag] = false;
+      if (failure_.ok()) failure_ = std::move(completions[i].status);
+    }
+  }
+  return failure_;
+}
+
 base::Status PackFiles::write(PackFile file, int64_t offset, std::span<const std::byte> bytes) {
-  // NOTE: one write at a time: two neighbours may share a page, and `bytes` belong to the caller again afterwards.
-  OVERLACE_TRY(engine_->write(files_[static_cast<size_t>(file)], offset, bytes, 0));
-  return ended(*engine_);
+  // NOTE: extents share no page, and in one pass each page of an extent is written once; in other files rows that are
+  // neighbours may come one after the other, so there each write is waited for.
+  OVERLACE_TRY(make_room(file != PackFile::packs || last_ != file));
+  last_ = file;
+  while (!bytes.empty()) {
+    OVERLACE_TRY(make_room(false));
+    // From page to page, so that all but the first and the last piece pass the cache by.
+    const int64_t most = kSlotBytes - offset % io::kPageBytes;
+    const int64_t first = offset % io::kPageBytes == 0 ? most : io::kPageBytes - offset % io::kPageBytes;
+    const auto n = static_cast<size_t>(std::min(first, std::ssize(bytes)));
+    const std::span<std::byte> copy = ring_.slot(static_cast<int64_t>(slot_)).first(n);
+    std::memcpy(copy.data(), bytes.data(), n);
+    is_busy_[slot_] = true;
+    OVERLACE_TRY(engine_->write(files_[static_cast<size_t>(file)], offset, copy, slot_));
+    slot_ = (slot_ + 1) % kSlots;
+    offset += static_cast<int64_t>(n);
+    bytes = bytes.subspan(n);
+  }
+  return {};
+}
+
+base::Status PackFiles::allocate(const int64_t (&bytes)[3]) {
+  for (size_t i = 0; i < files_.size(); ++i) OVERLACE_TRY(files_[i]->allocate(bytes[i]));
+  return {};
+}
+
+base::Status PackFiles::sync() {
+  OVERLACE_TRY(make_room(true));
+  for (const auto& file : files_) OVERLACE_TRY(file->sync());
+  return {};
 }
 
 base::Status PackFiles::finish(const PackResult& packed) {
+  OVERLACE_TRY(make_room(true));
   for (size_t i = 0; i < files_.size(); ++i) {
     const auto size = files_[i]->size();
     if (!size.ok()) return size.status();
     if (*size != packed.file_bytes[i])
       return base::error(Errc::corrupt, "{}: {} bytes, wanted {}", files_[i]->path(), *size, packed.file_bytes[i]);
-    OVERLACE_TRY(files_[i]->sync());
   }
-  for (size_t i = 0; i < files_.size(); ++i)
-    OVERLACE_TRY(give_name(path(directory_, static_cast<PackFile>(i), order_)));
+  OVERLACE_TRY(sync());
+  for (size_t i = 0; i < files_.size(); ++i) OVERLACE_TRY(give_name(path(directory_, static_cast<PackFile>(i), name_)));
   return {};
 }
 

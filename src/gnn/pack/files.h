@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "src/base/status.h"
 #include "src/gnn/pack/packer.h"
@@ -46,24 +47,36 @@ class FeatureFile final : public RowSource {
   int64_t data_offset_, row_bytes_;
 };
 
-/// `packs-<order>.ovk`, `dcache-<order>.ovd` and `hot-<order>.ovh` of a directory.
+/// `packs-<name>.ovk`, `dcache-<name>.ovd` and `hot-<name>.ovh` of a directory.
 class PackFiles final : public PackStore {
  public:
-  static base::Result<std::unique_ptr<PackFiles>> create(io::IoEngine* engine, const std::string& directory,
-                                                         BatchOrder order);
-  /// Returns once the bytes are written, not once they lie on the disk.
+  /// `goes_on`: what an earlier run has written stays; io where there is nothing.
+  static base::Result<std::unique_ptr<PackFiles>> create(const std::string& directory, const std::string& name,
+                                                         bool goes_on = false);
+  /// Room on the disk, by PackFile; io where there is not enough.
+  base::Status allocate(const int64_t (&bytes)[3]);
+  ~PackFiles() override;
+  /// Returns once the bytes are taken over; sync() and finish() wait for them, and give the first failure.
   base::Status write(PackFile file, int64_t offset, std::span<const std::byte> bytes) override;
+  /// All that was written lies on the disk.
+  base::Status sync();
   /// Checks sizes, waits for the disk, gives the files their names.
   base::Status finish(const PackResult& packed);
-  static std::string path(const std::string& directory, PackFile file, BatchOrder order);
+  static std::string path(const std::string& directory, PackFile file, const std::string& name);
 
  private:
-  PackFiles(io::IoEngine* engine, std::string directory, BatchOrder order)
-      : engine_(engine), directory_(std::move(directory)), order_(order) {}
-  io::IoEngine* engine_;
+  PackFiles(std::string directory, std::string name) : directory_(std::move(directory)), name_(std::move(name)) {}
+  /// Waits until the next slot of the ring is free, or until all are.
+  base::Status make_room(bool all);
   std::string directory_;
-  BatchOrder order_;
+  std::string name_;
   std::array<std::shared_ptr<io::File>, 3> files_;
+  io::Ring ring_;  // copies of bytes under way
+  std::vector<bool> is_busy_;
+  size_t slot_ = 0;
+  PackFile last_ = PackFile::packs;
+  base::Status failure_;
+  std::unique_ptr<io::IoEngine> engine_;  // its own; it goes before the ring
 };
 
 }  // namespace overlace::gnn

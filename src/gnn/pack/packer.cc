@@ -40,8 +40,10 @@ class Packer {
     OVERLACE_TRY(begin_restores());
     begin_hot_rows();
     place_pages();
+    OVERLACE_TRY(request_.done ? go_on() : store_->keep(progress(0)));
     OVERLACE_TRY(write_rows());
     OVERLACE_TRY(write_headers());
+    out_.hot_sum = lists_.back().crc;
     return std::move(out_);
   }
 
@@ -56,8 +58,6 @@ class Packer {
 
   base::Status write(PackFile file, int64_t offset, std::span<const std::byte> bytes) {
     if (bytes.empty()) return {};
-    int64_t& end = out_.file_bytes[static_cast<size_t>(file)];
-    end = std::max(end, offset + std::ssize(bytes));
     out_.bytes_written += std::ssize(bytes);
     return store_->write(file, offset, bytes);
   }
@@ -77,6 +77,7 @@ class Packer {
     const size_t list = add_list(PackFile::packs, end_ + part.offset, rows, padding);
     extents_.push_back({number, {end_, layout.bytes}, layout, sums, list});
     end_ += layout.bytes;
+    if (request_.done) return {};
     return write(PackFile::packs, extents_.back().place.offset + kExtentPage, sections);
   }
 
@@ -90,6 +91,9 @@ class Packer {
     ExtentSums sums;
     const std::vector<std::byte> sections = encode_sections(view, labels, plan, layout, &sums);
     out_.extents.push_back({end_, layout.bytes});
+    out_.most_rows = std::max(out_.most_rows, std::ssize(view.inputs));
+    out_.most_block_bytes = std::max(out_.most_block_bytes, layout.block_bytes());
+    out_.most_pages = std::max(out_.most_pages, std::ssize(plan.pages));
     return begin_extent(b, layout, plan.pack, sums, sections);
   }
 
@@ -112,6 +116,8 @@ class Packer {
     out_.hot.insert(out_.hot.end(), start.cpu.begin(), start.cpu.end());
     std::sort(out_.hot.begin(), out_.hot.end());
     add_list(PackFile::hot, 0, out_.hot, 0);
+    out_.file_bytes[static_cast<size_t>(PackFile::packs)] = end_;
+    out_.file_bytes[static_cast<size_t>(PackFile::hot)] = std::ssize(out_.hot) * row_bytes_;
   }
 
   /// Rows of pages come in the order of pages, not of vertices: each has a place of its own.
@@ -128,8 +134,31 @@ class Packer {
       page += segment.num_pages(shape);
     }
     out_.first_page.push_back(page);
-    disk_cache_bytes_ = page * out_.plan.page.bytes;
+    out_.file_bytes[static_cast<size_t>(PackFile::disk_cache)] = page * out_.plan.page.bytes;
     std::sort(paged_.begin(), paged_.end());
+  }
+
+  PackProgress progress(int64_t rows) const {
+    PackProgress done{rows, {}};
+    for (const RowList& list : lists_) done.sums.push_back(list.crc);
+    return done;
+  }
+
+  /// Behind the rows of an earlier run.
+  base::Status go_on() {
+    const PackProgress& done = *request_.done;
+    if (done.rows < 0 || done.rows > trace_.num_vertices() || done.sums.size() != lists_.size())
+      return base::invalid_argument("progress: {} rows and {} sums, wanted at most {} and {}", done.rows,
+                                    done.sums.size(), trace_.num_vertices(), lists_.size());
+    first_ = done.rows;
+    for (size_t i = 0; i < lists_.size(); ++i) {
+      RowList& list = lists_[i];
+      const auto begin = ids_.begin() + static_cast<ptrdiff_t>(list.begin);
+      const auto end = ids_.begin() + static_cast<ptrdiff_t>(list.end);
+      list.done = static_cast<size_t>(std::lower_bound(begin, end, static_cast<uint64_t>(first_)) - begin);
+      list.crc = done.sums[i];
+    }
+    return {};
   }
 
   /// Half of the memory; whole pages where that is a page at least, so that reads pass the page cache by.
@@ -146,14 +175,16 @@ class Packer {
     auto part = io::AlignedBuffer::allocate(static_cast<size_t>(at_once * row_bytes_));
     if (!part.ok()) return part.status();
     std::vector<std::byte> run;
-    size_t paged = 0;
-    for (int64_t first = 0; first < n; first += at_once) {
+    const std::pair<uint64_t, int64_t> next_paged(static_cast<uint64_t>(first_), -1);
+    auto paged = static_cast<size_t>(std::lower_bound(paged_.begin(), paged_.end(), next_paged) - paged_.begin());
+    for (int64_t first = first_; first < n; first += at_once) {
       const int64_t count = std::min(at_once, n - first);
       OVERLACE_TRY(source_->read(first, count, std::span(part->data(), static_cast<size_t>(count * row_bytes_))));
       out_.bytes_read += count * row_bytes_;
       ++out_.passes;
-      const auto row = [&](uint32_t v) {
-        return std::span<const std::byte>(part->data() + (v - first) * row_bytes_, static_cast<size_t>(row_bytes_));
+      const auto row = [&](uint64_t v) {
+        return std::span<const std::byte>(part->data() + (static_cast<int64_t>(v) - first) * row_bytes_,
+                                          static_cast<size_t>(row_bytes_));
       };
       for (RowList& list : lists_) {
         const size_t begin = list.begin + list.done;
@@ -170,13 +201,20 @@ class Packer {
         list.done = end - list.begin;
         OVERLACE_TRY(write(list.file, offset, run));
       }
-      for (; paged < paged_.size() && paged_[paged].first < first + count; ++paged)
+      for (; paged < paged_.size() && static_cast<int64_t>(paged_[paged].first) < first + count; ++paged)
         OVERLACE_TRY(write(PackFile::disk_cache, paged_[paged].second, row(paged_[paged].first)));
+      OVERLACE_TRY(store_->keep(progress(first + count)));
+      if (request_.progress) request_.progress(static_cast<double>(first + count) / static_cast<double>(n));
     }
-    // What no row has touched: the end of the last page.
-    const int64_t written = out_.file_bytes[static_cast<size_t>(PackFile::disk_cache)];
-    const std::vector<std::byte> zeros(static_cast<size_t>(std::max<int64_t>(0, disk_cache_bytes_ - written)));
-    return write(PackFile::disk_cache, written, zeros);
+    return pad_pages();
+  }
+
+  /// What no row touches: the end of the last page.
+  base::Status pad_pages() {
+    int64_t end = 0;
+    for (const auto& [vertex, offset] : paged_) end = std::max(end, offset + row_bytes_);
+    const int64_t wanted = out_.file_bytes[static_cast<size_t>(PackFile::disk_cache)];
+    return write(PackFile::disk_cache, end, std::vector<std::byte>(static_cast<size_t>(wanted - end)));
   }
 
   base::Status write_headers() {
@@ -193,30 +231,16 @@ class Packer {
   RowSource* source_;
   PackStore* store_;
   int64_t row_bytes_;
-  int64_t end_ = 0;  // of the packs so far
-  int64_t disk_cache_bytes_ = 0;
+  int64_t end_ = 0;    // of the packs so far
+  int64_t first_ = 0;  // row that is written next
   std::vector<uint32_t> ids_;
   std::vector<RowList> lists_;
   std::vector<Extent> extents_;
-  std::vector<std::pair<uint32_t, int64_t>> paged_;  // vertex and where its row goes
+  std::vector<std::pair<uint64_t, int64_t>> paged_;  // vertex and where its row goes
   PackResult out_;
 };
 
 }  // namespace
-
-ExtentLimits PackResult::limits(const PackRequest& request, int64_t num_vertices, int64_t number) const {
-  ExtentLimits limits;
-  limits.generation = request.generation;
-  limits.number = number;
-  limits.row_bytes = request.options.row_bytes;
-  limits.num_vertices = num_vertices;
-  limits.gpu_rows = std::ssize(plan.start.gpu);
-  limits.cpu_rows = std::ssize(plan.start.cpu);
-  limits.page_rows = plan.page.rows;
-  limits.max_ring_rows = plan.counts.max_ring_rows;
-  limits.depth = request.options.depth;
-  return limits;
-}
 
 base::Result<PackResult> pack_batches(const InputTrace& trace, const PackRequest& request, RowSource* source,
                                       PackStore* store) {

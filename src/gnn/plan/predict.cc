@@ -17,7 +17,7 @@ LoaderMemory memory_of(const Prediction& p) {
   memory.gpu_ring = ring;
   memory.gpu_outputs = kOutputs * p.most_rows * row;
   memory.cpu_cache = cpu_rows == 0 ? 0 : (cpu_rows + 1) * row;  // and the spare slot of restores
-  memory.cpu_ring = ring;
+  memory.cpu_ring = ring + p.largest_restore;
   return memory;
 }
 
@@ -45,11 +45,16 @@ base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& op
   });
   if (!plan.ok()) return plan.status();
   out.plan = std::move(*plan);
-  int64_t restores = 0, pages = 0;
-  for (const Restore& restore : out.plan.restores) restores += restore_extent_bytes(restore, options.row_bytes);
-  for (const SegmentPages& segment : out.plan.disk_segments) pages += segment.num_pages(*page) * page->bytes;
+  int64_t restores = 0;
+  for (const Restore& restore : out.plan.restores) {
+    const int64_t bytes = restore_extent_bytes(restore, options.row_bytes);
+    restores += bytes;
+    out.largest_restore = std::max(out.largest_restore, bytes);
+  }
+  for (const SegmentPages& segment : out.plan.disk_segments)
+    out.bytes_of_pages += segment.num_pages(*page) * page->bytes;
   out.bytes_read = extents + out.plan.bytes.pages + restores;
-  out.bytes_on_disk = extents + pages + restores;
+  out.bytes_on_disk = extents + out.bytes_of_pages + restores;
   out.bytes_to_gpu = extents + out.plan.bytes.pages + out.plan.counts.cpu_hits * options.row_bytes;
   out.memory = memory_of(out);
   return out;

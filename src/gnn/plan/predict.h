@@ -10,7 +10,7 @@
 namespace overlace::gnn {
 
 /// Memory that a loader takes when it opens, in bytes. ring: R = 2 D + 2 buffers, each for the largest extent and the
-/// pages of a batch; outputs: three matrices of the rows of the largest batch.
+/// pages of a batch, and one for the largest restore; outputs: three matrices of the rows of the largest batch.
 struct LoaderMemory {
   int64_t gpu_cache = 0, gpu_ring = 0, gpu_outputs = 0;
   int64_t cpu_cache = 0, cpu_ring = 0;
@@ -20,11 +20,13 @@ struct LoaderMemory {
 
 struct Prediction {
   LevelOptions options;
-  LevelPlan plan;               // its bytes are those of features alone
-  int64_t bytes_read = 0;       // by a training epoch: extents with blocks, ids, programs and padding; pages; restores
-  int64_t bytes_on_disk = 0;    // extents, pages of the disk cache, restores
-  int64_t bytes_to_gpu = 0;     // by a training epoch: extents and pages, and rows of the CPU cache
-  int64_t largest_extent = 0;   // of a batch
+  LevelPlan plan;              // its bytes are those of features alone
+  int64_t bytes_read = 0;      // by a training epoch: extents with blocks, ids, programs and padding; pages; restores
+  int64_t bytes_on_disk = 0;   // extents, pages of the disk cache, restores
+  int64_t bytes_of_pages = 0;  // of them, in the disk cache
+  int64_t bytes_to_gpu = 0;    // by a training epoch: extents and pages, and rows of the CPU cache
+  int64_t largest_extent = 0;  // of a batch
+  int64_t largest_restore = 0;
   int64_t most_page_bytes = 0;  // pages of one batch
   int64_t most_rows = 0;        // input rows of one batch
   LoaderMemory memory;

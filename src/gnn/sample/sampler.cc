@@ -73,10 +73,11 @@ base::Result<Sampler> Sampler::make(const CscView& graph, SamplerOptions options
   if (options.fanouts.empty() || options.fanouts.size() > kMaxHops)
     return base::invalid_argument("fanouts: {} of them, wanted 1 to {}", options.fanouts.size(), kMaxHops);
   for (size_t hop = 0; hop < options.fanouts.size(); ++hop)
-    if (options.fanouts[hop] < -1)
-      return base::invalid_argument("fanouts[{}] is {}, wanted -1 (all in-neighbours) or a number of them", hop,
-                                    options.fanouts[hop]);
-  if (options.batch_size < 1) return base::invalid_argument("batch_size is {}, wanted at least 1", options.batch_size);
+    if (options.fanouts[hop] < -1 || options.fanouts[hop] > kMaxFanout)
+      return base::invalid_argument("fanouts[{}] is {}, wanted -1 (all in-neighbours) or at most {} of them", hop,
+                                    options.fanouts[hop], kMaxFanout);
+  if (options.batch_size < 1 || options.batch_size > kMaxBatchSize)
+    return base::invalid_argument("batch_size is {}, wanted 1 to {}", options.batch_size, kMaxBatchSize);
   if (graph.indptr.empty()) return base::invalid_argument("graph: indptr is empty, wanted N + 1 offsets");
   if (static_cast<uint64_t>(graph.num_vertices()) > kMaxIds)
     return base::invalid_argument("graph: {} vertices, wanted at most {}: sampled ids have 4 bytes",

@@ -55,9 +55,12 @@ class SamplerScratch {
 class Sampler {
  public:
   /// The graph's arrays must outlive the sampler; what is read of them is checked while it is read. invalid_argument:
-  /// no fanout, more than kMaxHops, one below -1, a batch size below 1, more vertices than 32-bit ids have.
+  /// no fanout, more than kMaxHops, one below -1 or beyond kMaxFanout, a batch size outside 1 to kMaxBatchSize, more
+  /// vertices than 32-bit ids have.
   static base::Result<Sampler> make(const CscView& graph, SamplerOptions options);
   static constexpr size_t kMaxHops = 16;
+  static constexpr int32_t kMaxFanout = 1 << 20;
+  static constexpr int64_t kMaxBatchSize = int64_t{1} << 24;
 
   /// Vertex ids of a split as 32-bit ids; invalid_argument: none, one out of range, one repeated.
   base::Result<std::vector<uint32_t>> check_seeds(const VertexSpan& seeds, const char* name) const;

@@ -15,6 +15,7 @@
 #include "src/gnn/pack/files.h"
 #include "src/gnn/pack/packer.h"
 #include "src/gnn/plan/predict.h"
+#include "src/gnn/store/plan_file.h"
 #include "tests/unit/gnn/scratch.h"
 #include "tests/unit/gnn/support/traces.h"
 
@@ -110,7 +111,7 @@ class Loader {
     return files_[static_cast<size_t>(file)].subspan(static_cast<size_t>(offset), static_cast<size_t>(bytes));
   }
   ExtentView open(const ExtentPlace& place, int64_t number) const {
-    const ExtentLimits limits = packed_.limits(request_, trace_.num_vertices(), number);
+    const ExtentLimits limits = plan_of(request_, packed_, trace_.num_vertices()).limits(number);
     return std::move(open_extent(at(PackFile::packs, place.offset, place.bytes), limits, "packs")).value();
   }
   static void append(Bytes* to, std::span<const std::byte> bytes) { to->insert(to->end(), bytes.begin(), bytes.end()); }
@@ -316,7 +317,7 @@ TEST(Chain, DeliversTheRowsOfADatasetFromItsFiles) {
   auto rows =
       std::move(FeatureFile::open(engine.get(), dataset.feature_path(), features.data_offset, features.row_bytes))
           .value();
-  auto files = std::move(PackFiles::create(engine.get(), scratch.path(), BatchOrder::segments)).value();
+  auto files = std::move(PackFiles::create(scratch.path(), "segments")).value();
   const PackResult packed = std::move(pack_batches(read_back, request, rows.get(), files.get())).value();
   EXPECT_GT(packed.passes, 1);
   EXPECT_GT(packed.file_bytes[1], 0);
@@ -325,7 +326,7 @@ TEST(Chain, DeliversTheRowsOfADatasetFromItsFiles) {
   std::array<std::shared_ptr<base::MappedFile>, 3> maps;
   std::array<std::span<const std::byte>, 3> spans;
   for (size_t f = 0; f < 3; ++f) {
-    const std::string path = PackFiles::path(scratch.path(), static_cast<PackFile>(f), BatchOrder::segments);
+    const std::string path = PackFiles::path(scratch.path(), static_cast<PackFile>(f), "segments");
     maps[f] = std::move(base::MappedFile::open(path)).value();
     spans[f] = bytes_of(*maps[f]);
     EXPECT_FALSE(std::filesystem::exists(path + ".part"));
@@ -360,7 +361,7 @@ class Extent : public ::testing::Test {
     const ExtentPlace& place = packed_.result.extents[3];
     const auto begin = packed_.files.files[0].begin() + place.offset;
     bytes_.assign(begin, begin + place.bytes);
-    limits_ = packed_.result.limits(request_, 1 << 10, 3);
+    limits_ = plan_of(request_, packed_.result, 1 << 10).limits(3);
   }
   base::Status opened() const { return open_extent(bytes_, limits_, "packs").status(); }
 
@@ -403,21 +404,51 @@ TEST_F(Extent, NamesWhatIsWrong) {
   limits_.generation[0] = 1;
   EXPECT_EQ(opened().code(), Errc::stale);
   EXPECT_EQ(opened().message(), "packs: extent 3 was made for another dataset, trace or plan");
-  limits_ = packed_.result.limits(request_, 1 << 10, 4);
+  limits_ = plan_of(request_, packed_.result, 1 << 10).limits(4);
   EXPECT_EQ(opened().message(), "packs: extent 4: it is number 3 with rows of 20 bytes, wanted rows of 20");
-  limits_ = packed_.result.limits(request_, 1 << 10, 3);
+  limits_ = plan_of(request_, packed_.result, 1 << 10).limits(3);
   limits_.gpu_rows = 0;
   EXPECT_EQ(opened().code(), Errc::corrupt);
   EXPECT_NE(opened().message().find(" of level 0, wanted one below 0"), std::string::npos) << opened().message();
-  limits_ = packed_.result.limits(request_, 1 << 10, 3);
+  limits_ = plan_of(request_, packed_.result, 1 << 10).limits(3);
   limits_.num_vertices = 3;
   EXPECT_NE(opened().message().find(", wanted below 3"), std::string::npos) << opened().message();
-  limits_ = packed_.result.limits(request_, 1 << 10, 3);
+  limits_ = plan_of(request_, packed_.result, 1 << 10).limits(3);
   const int64_t size = std::ssize(bytes_);
   bytes_.resize(bytes_.size() - 4096);
   EXPECT_EQ(opened().message(), base::format("packs: extent 3: {} bytes, wanted {}", size - 4096, size));
   bytes_.resize(100);
   EXPECT_EQ(opened().message(), "packs: extent 3: 100 bytes, no header fits");
+}
+
+/// An extent as a writer would write it, of plans that no planner makes.
+Bytes extent_of(int64_t number, const ExtentLayout& layout, const Bytes& sections, const ExtentSums& sums) {
+  Bytes bytes = encode_header({}, number, 20, layout, sums);
+  bytes.insert(bytes.end(), sections.begin(), sections.end());
+  bytes.resize(static_cast<size_t>(layout.bytes));
+  return bytes;
+}
+
+TEST(WrongExtent, NoRowOrPageLiesOutsideOfWhatIsThere) {
+  ExtentLimits limits{.number = -1, .row_bytes = 20, .num_vertices = 9, .cpu_rows = 4};
+  Restore restore;
+  restore.loads = {{0, 1}};  // of a row that it does not have
+  ExtentSums sums;
+  ExtentLayout layout = extent_layout(counts_of(restore), 20);
+  Bytes bytes = extent_of(-1, layout, encode_sections(restore, layout, &sums), sums);
+  EXPECT_EQ(open_extent(bytes, limits, "packs").status().message(),
+            "packs: extent -1: an admission of row 0 to slot 1, wanted below 0 and 4");
+
+  limits.number = 0;
+  limits.num_pages = 3;
+  BatchPlan plan;
+  for (const uint32_t page : {2u, 3u}) {
+    plan.pages = {page};
+    layout = extent_layout(counts_of(BatchView(), plan), 20);
+    bytes = extent_of(0, layout, encode_sections(BatchView(), {}, plan, layout, &sums), sums);
+    EXPECT_EQ(open_extent(bytes, limits, "packs").status().message(),
+              page == 2 ? "" : "packs: extent 0: page 3, wanted one below 3");
+  }
 }
 
 }  // namespace

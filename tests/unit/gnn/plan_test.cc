@@ -78,7 +78,7 @@ TEST(Predict, CountsEveryByte) {
     EXPECT_EQ(pages > 0, cap > 0);
     EXPECT_EQ(seen.memory.gpu_cache, 200 * 260);
     EXPECT_EQ(seen.memory.cpu_cache, 601 * 260);
-    EXPECT_EQ(seen.memory.cpu_ring, 8 * (largest + seen.most_page_bytes));
+    EXPECT_EQ(seen.memory.cpu_ring, 8 * (largest + seen.most_page_bytes) + seen.largest_restore);
     EXPECT_EQ(seen.memory.gpu_outputs, 3 * seen.most_rows * 260);
   }
 }
@@ -160,7 +160,12 @@ TEST(ParallelEach, DoesAllAndReturnsTheFirstFailure) {
       return {};
     });
     EXPECT_EQ(status.message(), "piece 40");
-    EXPECT_EQ(done, std::vector<int>(100, 1));
+    EXPECT_EQ(std::vector<int>(done.begin(), done.begin() + 41), std::vector<int>(41, 1));
+    std::vector<int> all(100);
+    EXPECT_TRUE(parallel_each(100, threads, [&](int64_t i, int) {
+                  return ++all[static_cast<size_t>(i)], base::Status();
+                }).ok());
+    EXPECT_EQ(all, std::vector<int>(100, 1));
   }
   EXPECT_TRUE(parallel_each(0, 3, [](int64_t, int) { return base::error(Errc::io, "no"); }).ok());
 }

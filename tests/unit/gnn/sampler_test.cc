@@ -244,8 +244,11 @@ TEST(Sampler, RefusesBadArguments) {
     return made.ok() ? "" : made.status().message();
   };
   EXPECT_EQ(text({.fanouts = {}}), "fanouts: 0 of them, wanted 1 to 16");
-  EXPECT_EQ(text({.fanouts = {5, -2}}), "fanouts[1] is -2, wanted -1 (all in-neighbours) or a number of them");
-  EXPECT_EQ(text({.fanouts = {5}, .batch_size = 0}), "batch_size is 0, wanted at least 1");
+  EXPECT_EQ(text({.fanouts = {5, -2}}), "fanouts[1] is -2, wanted -1 (all in-neighbours) or at most 1048576 of them");
+  EXPECT_EQ(text({.fanouts = {1 << 30}}),
+            "fanouts[0] is 1073741824, wanted -1 (all in-neighbours) or at most 1048576 of them");
+  EXPECT_EQ(text({.fanouts = {5}, .batch_size = 0}), "batch_size is 0, wanted 1 to 16777216");
+  EXPECT_EQ(text({.fanouts = {5}, .batch_size = 1 << 25}), "batch_size is 33554432, wanted 1 to 16777216");
   EXPECT_EQ(Sampler::make(CscView{}, {.fanouts = {1}}).status().message(),
             "graph: indptr is empty, wanted N + 1 offsets");
 

@@ -4,7 +4,10 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -317,6 +320,40 @@ TEST(Engine, WhereTheKernelRefusesUringThreadsReadAndTheReasonIsKept) {
     EXPECT_EQ(asked.message(), automatic.reason);
     EXPECT_TRUE(read.ok()) << read.message();
     EXPECT_TRUE(std::equal(buffer.begin(), buffer.end(), pattern(0, kFileBytes).begin()));
+  }
+}
+
+// A child has room for some stacks of threads, or for none, and reads with those that it has.
+TEST(Engine, ReadsWithTheThreadsThatThereAre) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
+  GTEST_SKIP() << "sanitizers need more addresses than a limit leaves";
+#endif
+  Scratch scratch;
+  write_pattern(scratch.path("data"), 8192);
+  for (const int64_t room : {int64_t{40} << 20, int64_t{1} << 20}) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      int64_t pages = 0;
+      std::ifstream("/proc/self/statm") >> pages;
+      const auto bytes = static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE) + room);
+      const rlimit limit{bytes, bytes};
+      EngineOptions options;
+      options.engine = "pread";
+      options.depth = 64;
+      if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(3);
+      const auto engine = IoEngine::open(options);
+      if (!engine.ok()) ::_exit(engine.status().code() == Errc::out_of_memory ? 1 : 2);
+      std::vector<std::byte> buffer(8192);
+      const auto file = (*engine)->open_file(scratch.path("data"), FileMode::read);
+      if (!file.ok() || !(*engine)->read(*file, 0, 8192, buffer, 0).ok() || !(*engine)->drain().ok()) ::_exit(4);
+      ::_exit(buffer == pattern(0, 8192) ? 0 : 5);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+    // Stacks of earlier tests' threads may be there to be used again: then it reads with little room, too.
+    EXPECT_LE(WEXITSTATUS(status), room > 20 << 20 ? 0 : 1);
   }
 }
 

@@ -1,0 +1,26 @@
+"""Training on graphs whose features do not fit in memory: sampled first, packed in the order of use, read ahead.
+
+    ds = overlace.gnn.generate("g/", like="papers", num_vertices=2**20)
+    run = overlace.gnn.OfflineSampler(ds, fanouts=[10, 5, 5], batch_size=1024).run("g.ovg")
+    overlace.gnn.pack(run, gpu_cache="1GiB", cpu_cache="4GiB")
+    for batch in overlace.gnn.PackedLoader(run, format="blocks"):
+        ...
+
+Data, sampling, packing and NumPy batches want NumPy only; tensors and `overlace.gnn.nn` want torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from overlace.gnn.artefact import Artefact, OfflineSampler, pack, verify
+from overlace.gnn.dataset import Dataset, generate
+from overlace.gnn.loader import Batch, PackedLoader
+
+__all__ = ["Artefact", "Batch", "Dataset", "OfflineSampler", "PackedLoader", "generate", "nn", "pack", "verify"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "nn":
+        return importlib.import_module("overlace.gnn.nn")
+    raise AttributeError(f"module 'overlace.gnn' has no attribute '{name}'")

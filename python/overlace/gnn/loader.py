@@ -1,0 +1,227 @@
+"""Batches of an artefact, read ahead of who trains."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overlace import errors
+from overlace.gnn import _native
+from overlace.gnn.artefact import Artefact, as_artefact
+
+FORMATS = ("numpy", "blocks", "pyg")
+_NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "i8": np.int8}
+
+
+@dataclass
+class Batch:
+    """Rows of a batch and the edges that were sampled. Vertex i of it is `n_id[i]`; seeds come first.
+
+    x (num_inputs, dim); y (batch_size), -1 for none; n_id (num_inputs); edge_index (2, num_edges): from, to, by hop;
+    num_sampled_nodes (hops + 1): seeds, then what each hop reached first; num_sampled_edges (hops). NumPy arrays or
+    tensors; features of bf16 are 16-bit words in NumPy.
+    """
+
+    x: Any
+    y: Any
+    n_id: Any
+    edge_index: Any
+    num_sampled_nodes: list[int]
+    num_sampled_edges: list[int]
+    number: int
+    batch_size: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.num_sampled_edges)
+
+    def layer(self, index: int) -> tuple[Any, int, int]:
+        """Edges, sources and destinations of a layer; layer 0 takes all rows, the last one gives those of the seeds."""
+        hops = self.num_layers - index
+        edges = sum(self.num_sampled_edges[:hops])
+        nodes = self.num_sampled_nodes
+        return self.edge_index[:, :edges], sum(nodes[: hops + 1]), sum(nodes[:hops])
+
+
+def _array(pointer: int | None, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """The library's memory, not copied."""
+    count = int(np.prod(shape))
+    if count == 0:
+        return np.empty(shape, dtype)
+    raw = (c.c_byte * (count * np.dtype(dtype).itemsize)).from_address(pointer)
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+class PackedLoader:
+    """Iterates over the batches of a training epoch; each iteration is the next training epoch.
+
+    `format`: "numpy" (arrays), "blocks" (tensors), "pyg" (torch_geometric.data.Data). Rows are copied out of the
+    loader's memory unless `copy` is False: then a batch is valid until the next one is taken. `packs`: a name in the
+    manifest, None for the first of `split`. `memory`: limit of what is allocated at open, all of it then. One thread
+    uses a loader. IoError where bytes are not what was packed; OutOfMemory lists what is needed.
+    """
+
+    def __init__(
+        self,
+        run: Artefact | str | Path,
+        split: str = "train",
+        packs: str | None = None,
+        format: str = "blocks",
+        device: str = "cpu",
+        order_seed: int = 0,
+        memory: int | str | None = None,
+        engine: str | None = None,
+        copy: bool = True,
+    ) -> None:
+        self._handle: c.c_void_p | None = None
+        _native.word("format", format, FORMATS)
+        self._format, self._device, self._copy = format, device, copy
+        if format != "numpy":
+            _torch()
+        if format == "pyg":
+            _pyg()
+        run = as_artefact(run)
+        options = _native.LoaderOptions(
+            artefact=str(run.path).encode(),
+            packs=None if packs is None else packs.encode(),
+            split=_native.word("split", split, _native.SPLITS),
+            engine=None if engine is None else engine.encode(),
+            order_seed=order_seed,
+            memory_bytes=_native.size("memory", memory),
+        )
+        self._order_seed = order_seed
+        handle = c.c_void_p()
+        _native.call("ovl_gnn_loader_open", c.byref(options), c.byref(handle))
+        self._handle = handle
+        info = _native.LoaderInfo()
+        _native.call("ovl_gnn_loader_info_of", handle, c.byref(info))
+        self.num_batches: int = info.num_batches
+        self.num_classes: int = info.num_classes
+        self.dim: int = info.dim
+        self.dtype: str = info.dtype.decode()
+        self.packs: str = info.packs.decode()
+        self.memory_bytes: int = info.memory_bytes
+        self.bytes_read: int = info.bytes_read  # by a training epoch
+        self._epoch = 0
+        self._position = 0
+        self._at = (0, 0)  # behind the batch that was given last
+        self._loops = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From where `load_state_dict` has put it, else from the beginning of the next training epoch."""
+        self._check_open()
+        self._loops += 1
+        epoch, position, loop = self._epoch, self._position, self._loops
+        _native.call("ovl_gnn_loader_start", self._handle, c.c_int64(epoch), c.c_int64(position))
+        # NOTE: a loop that is left early goes on with the next training epoch.
+        self._epoch, self._position = epoch + 1, 0
+        held = False
+        while True:
+            if held:
+                _native.call("ovl_gnn_loader_release", self._handle)
+            batch, has_one = _native.BatchStruct(), c.c_int32()
+            _native.call("ovl_gnn_loader_next", self._handle, c.byref(batch), c.byref(has_one))
+            if not has_one.value:
+                return
+            held = not self._copy
+            self._at = (epoch, batch.position + 1)
+            made = self._made(batch)
+            if self._copy:
+                _native.call("ovl_gnn_loader_release", self._handle)
+            yield made
+            self._check_open()
+            if loop != self._loops:
+                raise errors.InvalidArgument("PackedLoader: another loop over it has begun, wanted one at a time")
+
+    def _made(self, b: _native.BatchStruct) -> Any:
+        reached = _array(b.reached, (b.hops + 1,), np.uint32).astype(np.int64)
+        indptr = _array(b.indptr, (int(reached[-2]) + 1 if b.hops > 0 else 0,), np.uint32).astype(np.int64)
+        bounds = indptr[np.concatenate(([0], reached[:-1]))] if b.hops > 0 else np.zeros(1, np.int64)
+        edge_index = np.empty((2, b.num_edges), np.int64)
+        edge_index[0] = _array(b.indices, (b.num_edges,), np.uint32)
+        edge_index[1] = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) if b.hops > 0 else 0
+        x = _array(b.rows, (b.num_inputs, self.dim), _NUMPY[self.dtype])
+        y = _array(b.labels, (b.num_seeds,), np.int32).astype(np.int64)
+        n_id = _array(b.inputs, (b.num_inputs,), np.uint32).astype(np.int64)
+        nodes = [int(n) for n in np.diff(reached, prepend=0)]
+        edges = [int(n) for n in np.diff(bounds)]
+        fields = {"x": x.copy() if self._copy else x, "y": y, "n_id": n_id, "edge_index": edge_index}
+        if self._format != "numpy":
+            fields = {key: self._tensor(key, value) for key, value in fields.items()}
+        if self._format == "pyg":
+            return _pyg().Data(**fields, batch_size=int(b.num_seeds), num_sampled_nodes=nodes, num_sampled_edges=edges)
+        return Batch(
+            **fields, num_sampled_nodes=nodes, num_sampled_edges=edges, number=b.number, batch_size=b.num_seeds
+        )
+
+    def _tensor(self, key: str, value: np.ndarray) -> Any:
+        torch = _torch()
+        tensor = torch.from_numpy(value)
+        if key == "x" and self.dtype == "bf16":
+            tensor = tensor.view(torch.bfloat16)
+        return tensor if self._device == "cpu" else tensor.to(self._device)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loop is: behind the last batch that it was given."""
+        epoch, position = self._at
+        if position == self.num_batches:
+            epoch, position = epoch + 1, 0
+        return {"epoch": epoch, "position": position, "order_seed": self._order_seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next loop goes on there, with the same batches. InvalidArgument for another order_seed."""
+        if state["order_seed"] != self._order_seed:
+            raise errors.InvalidArgument(f"order_seed is {self._order_seed}, wanted {state['order_seed']}, as saved")
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._at = (self._epoch, self._position)
+
+    def stats(self) -> dict[str, int | float]:
+        """Of the training epoch that was begun last: bytes, requests, rows by level, seconds of each stage."""
+        self._check_open()
+        out = _native.StatsStruct()
+        _native.call("ovl_gnn_loader_stats", self._handle, c.byref(out))
+        return {name: getattr(out, name) for name, _ in out._fields_ if name != "struct_size"}
+
+    def _check_open(self) -> None:
+        if self._handle is None:
+            raise errors.make("closed", "PackedLoader: it is closed")
+
+    def close(self) -> None:
+        """Ends what is under way and gives the memory back; more than once is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _native.call("ovl_gnn_loader_close", handle)
+
+    def __enter__(self) -> PackedLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise errors.Unsupported("format: torch is not installed; wanted it, or format numpy") from None
+    return torch
+
+
+def _pyg() -> Any:
+    try:
+        import torch_geometric.data as data
+    except ImportError:
+        raise errors.Unsupported("format pyg: torch_geometric is not installed; wanted it, or format blocks") from None
+    return data

@@ -1,0 +1,236 @@
+// Out-of-core GNN training of the C API.
+#include <algorithm>
+#include <cstring>
+
+#include "overlace/capi_gnn.h"
+#include "src/capi/handles.h"
+#include "src/gnn/generate/generate.h"
+#include "src/gnn/pipeline/loader.h"
+#include "src/gnn/store/artefact.h"
+
+using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
+using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+struct LoaderObject : Object {
+  static constexpr std::string_view kName = "gnn_loader";
+  std::mutex busy;
+  std::unique_ptr<gnn::Loader> loader;
+};
+
+gnn::StepProgress progress_of(ovl_gnn_progress progress, void* user) {
+  if (progress == nullptr) return {};
+  return [progress, user](std::string_view what, double share) {
+    if (progress(user, std::string(what).c_str(), share) != 0)
+      throw_error(Errc::aborted, base::format("{}: ended by the caller", what));
+  };
+}
+
+base::Status check_word(std::string_view call, std::string_view field, int32_t value, int32_t last) {
+  if (value >= 0 && value <= last) return {};
+  return base::invalid_argument("{}: {} is {}, wanted 0 to {}", call, field, value, last);
+}
+
+base::Status make_dataset(const ovl_gnn_generate* given) {
+  OVERLACE_TRY(check_struct({"ovl_gnn_make_dataset", "request"}, given));
+  OVERLACE_TRY(check_not_null({"ovl_gnn_make_dataset", "directory"}, given->directory));
+  gnn::GenerateOptions options;
+  if (given->like != nullptr) {
+    auto like = gnn::like(given->like);
+    if (!like.ok()) return like.status();
+    options = std::move(*like);
+  }
+  if (given->num_vertices != 0) options.num_vertices = given->num_vertices;
+  if (given->dim != 0) options.dim = given->dim;
+  options.seed = given->seed;
+  options.threads = given->threads;
+  return gnn::generate(options, given->directory).status();
+}
+
+base::Status make_samples(const ovl_gnn_sample* given) {
+  constexpr const char* kCall = "ovl_gnn_make_samples";
+  OVERLACE_TRY(check_struct({kCall, "request"}, given));
+  OVERLACE_TRY(check_not_null({kCall, "dataset"}, given->dataset));
+  OVERLACE_TRY(check_not_null({kCall, "artefact"}, given->artefact));
+  if (given->num_fanouts > 0) OVERLACE_TRY(check_not_null({kCall, "fanouts"}, given->fanouts));
+  OVERLACE_TRY(check_word(kCall, "splits", given->splits, 7));
+  const auto dataset = gnn::Dataset::open(given->dataset);
+  if (!dataset.ok()) return dataset.status();
+  gnn::SampleRequest request;
+  request.sampler.fanouts.assign(given->fanouts, given->fanouts + std::max(given->num_fanouts, 0));
+  request.sampler.batch_size = given->batch_size;
+  request.sampler.seed = given->seed;
+  request.sampler.replace = given->replace != 0;
+  request.splits.clear();
+  for (const gnn::Split split : gnn::kSplits)
+    if ((given->splits >> static_cast<int>(split) & 1) != 0) request.splits.push_back(split);
+  request.threads = given->threads;
+  request.progress = progress_of(given->progress, given->user);
+  return gnn::sample_artefact(*dataset, given->artefact, request).status();
+}
+
+base::Status make_packs(const ovl_gnn_pack* given) {
+  constexpr const char* kCall = "ovl_gnn_make_packs";
+  OVERLACE_TRY(check_struct({kCall, "request"}, given));
+  OVERLACE_TRY(check_not_null({kCall, "dataset"}, given->dataset));
+  OVERLACE_TRY(check_not_null({kCall, "artefact"}, given->artefact));
+  OVERLACE_TRY(check_word(kCall, "policy", given->policy, OVL_GNN_BELADY));
+  OVERLACE_TRY(check_word(kCall, "order", given->order, OVL_GNN_SHUFFLE));
+  const auto dataset = gnn::Dataset::open(given->dataset);
+  if (!dataset.ok()) return dataset.status();
+  gnn::ArtefactPackRequest request;
+  request.policy = static_cast<gnn::CachePolicy>(given->policy);
+  request.gpu_bytes = given->gpu_bytes;
+  request.cpu_bytes = given->cpu_bytes;
+  request.disk_bytes = given->disk_bytes;
+  if (given->page_bytes != 0) request.page_bytes = given->page_bytes;
+  if (given->memory_bytes != 0) request.memory_bytes = given->memory_bytes;
+  request.is_automatic_order = given->order == OVL_GNN_AUTO;
+  if (!request.is_automatic_order) {
+    request.order.order = static_cast<gnn::BatchOrder>(given->order - OVL_GNN_FIXED);
+    if (request.order.order == gnn::BatchOrder::segments) request.order.segment_batches = given->segment_batches;
+  }
+  request.depth = given->depth;
+  request.progress = progress_of(given->progress, given->user);
+  return gnn::pack_artefact(*dataset, given->artefact, request).status();
+}
+
+base::Status verify(const char* artefact, const char* dataset) {
+  OVERLACE_TRY(check_not_null({"ovl_gnn_verify", "artefact"}, artefact));
+  if (dataset == nullptr) return gnn::verify_artefact(artefact, nullptr).status();
+  const auto opened = gnn::Dataset::open(dataset);
+  if (!opened.ok()) return opened.status();
+  return gnn::verify_artefact(artefact, &*opened).status();
+}
+
+base::Status open_loader(const ovl_gnn_loader_options* given, ovl_gnn_loader** out) {
+  constexpr const char* kCall = "ovl_gnn_loader_open";
+  OVERLACE_TRY(check_struct({kCall, "options"}, given));
+  OVERLACE_TRY(check_not_null({kCall, "artefact"}, given->artefact));
+  OVERLACE_TRY(check_not_null({kCall, "out"}, out));
+  OVERLACE_TRY(check_word(kCall, "split", given->split, OVL_GNN_TEST));
+  gnn::LoaderOptions options;
+  if (given->packs != nullptr) options.packs = given->packs;
+  options.split = static_cast<gnn::Split>(given->split);
+  if (given->engine != nullptr) options.io.engine = given->engine;
+  options.order_seed = given->order_seed;
+  options.memory_bytes = given->memory_bytes;
+  auto loader = gnn::Loader::open(given->artefact, std::move(options));
+  if (!loader.ok()) return loader.status();
+  auto object = std::make_shared<LoaderObject>();
+  object->loader = std::move(*loader);
+  give(std::move(object), out);
+  return {};
+}
+
+/// Finds a loader and calls `body` with it, one thread at a time.
+template <class Body>
+int with_loader(const char* call, ovl_gnn_loader* handle, Body body) {
+  return guarded([&]() -> base::Status {
+    const auto found = find<LoaderObject>({call, "loader"}, handle);
+    if (!found.ok()) return found.status();
+    const std::unique_lock lock((*found)->busy, std::try_to_lock);
+    if (!lock) return base::invalid_argument("{}: loader is used by another thread", call);
+    return body(*(*found)->loader);
+  });
+}
+
+void copy_text(const std::string& text, std::span<char> out) {
+  std::fill(out.begin(), out.end(), '\0');
+  std::copy_n(text.begin(), std::min(text.size(), out.size() - 1), out.begin());
+}
+
+base::Status info_of(const gnn::Loader& loader, ovl_gnn_loader_info* out) {
+  OVERLACE_TRY(check_struct({"ovl_gnn_loader_info_of", "out"}, out));
+  const gnn::Manifest& manifest = loader.manifest();
+  out->num_batches = loader.plan().num_batches();
+  out->num_vertices = manifest.num_vertices;
+  out->num_classes = manifest.num_classes;
+  out->dim = manifest.dim;
+  out->row_bytes = manifest.row_bytes;
+  out->memory_bytes = loader.bytes().total();
+  const gnn::PackEntry* packs = manifest.pack(loader.packs());
+  out->bytes_read = packs == nullptr ? 0 : packs->bytes_read;
+  copy_text(manifest.dtype, out->dtype);
+  copy_text(loader.packs(), out->packs);
+  return {};
+}
+
+base::Status next_of(gnn::Loader& loader, ovl_gnn_batch* out, int32_t* has_one) {
+  OVERLACE_TRY(check_struct({"ovl_gnn_loader_next", "out"}, out));
+  OVERLACE_TRY(check_not_null({"ovl_gnn_loader_next", "has_one"}, has_one));
+  *has_one = 0;
+  const auto next = loader.next();
+  if (!next.ok()) return next.status();
+  if (!next->has_value()) return {};
+  const gnn::LoadedBatch& batch = **next;
+  const gnn::BatchView& blocks = batch.blocks;
+  out->number = batch.number;
+  out->position = batch.position;
+  out->num_inputs = std::ssize(blocks.inputs);
+  out->num_seeds = blocks.num_seeds();
+  out->hops = std::max<int64_t>(std::ssize(blocks.reached) - 1, 0);
+  out->num_edges = std::ssize(blocks.indices);
+  out->rows = batch.rows.data();
+  out->inputs = blocks.inputs.data();
+  out->reached = blocks.reached.data();
+  out->indptr = blocks.indptr.data();
+  out->indices = blocks.indices.data();
+  out->labels = batch.labels.data();
+  *has_one = 1;
+  return {};
+}
+
+base::Status stats_of(const gnn::Loader& loader, ovl_gnn_stats* out) {
+  OVERLACE_TRY(check_struct({"ovl_gnn_loader_stats", "out"}, out));
+  const gnn::LoaderStats s = loader.stats();
+  *out = {sizeof(ovl_gnn_stats), s.batches,  s.bytes_read, s.requests, s.read_again, s.gpu_rows, s.cpu_rows,
+          s.ring_rows,           s.admitted, s.verify_s,   s.gather_s, s.admit_s,    s.waited_s};
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+int ovl_gnn_make_dataset(const ovl_gnn_generate* request) {
+  return guarded([&] { return make_dataset(request); });
+}
+int ovl_gnn_make_samples(const ovl_gnn_sample* request) {
+  return guarded([&] { return make_samples(request); });
+}
+int ovl_gnn_make_packs(const ovl_gnn_pack* request) {
+  return guarded([&] { return make_packs(request); });
+}
+int ovl_gnn_verify(const char* artefact, const char* dataset) {
+  return guarded([&] { return verify(artefact, dataset); });
+}
+int ovl_gnn_loader_open(const ovl_gnn_loader_options* options, ovl_gnn_loader** out) {
+  return guarded([&] { return open_loader(options, out); });
+}
+int ovl_gnn_loader_info_of(ovl_gnn_loader* loader, ovl_gnn_loader_info* out) {
+  return with_loader("ovl_gnn_loader_info_of", loader, [&](gnn::Loader& l) { return info_of(l, out); });
+}
+int ovl_gnn_loader_start(ovl_gnn_loader* loader, int64_t epoch, int64_t position) {
+  return with_loader("ovl_gnn_loader_start", loader, [&](gnn::Loader& l) { return l.start(epoch, position); });
+}
+int ovl_gnn_loader_next(ovl_gnn_loader* loader, ovl_gnn_batch* out, int32_t* has_one) {
+  return with_loader("ovl_gnn_loader_next", loader, [&](gnn::Loader& l) { return next_of(l, out, has_one); });
+}
+int ovl_gnn_loader_release(ovl_gnn_loader* loader) {
+  return with_loader("ovl_gnn_loader_release", loader, [](gnn::Loader& l) { return l.release(), base::Status(); });
+}
+int ovl_gnn_loader_stats(ovl_gnn_loader* loader, ovl_gnn_stats* out) {
+  return with_loader("ovl_gnn_loader_stats", loader, [&](gnn::Loader& l) { return stats_of(l, out); });
+}
+int ovl_gnn_loader_close(ovl_gnn_loader* loader) {
+  return guarded([&]() -> base::Status {
+    const auto found = find<LoaderObject>({"ovl_gnn_loader_close", "loader"}, loader);
+    if (!found.ok()) return found.status();
+    Registry::instance().remove(number_of(loader));
+    return {};
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,449 @@
+#include "src/gnn/pipeline/epoch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "src/base/crc32c.h"
+#include "src/base/env.h"
+
+namespace overlace::gnn {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+}  // namespace
+
+Epoch::Epoch(EpochContext context, const std::vector<int64_t>& batches, int64_t skipped, int64_t first_position)
+    : context_(std::move(context)),
+      depth_(context_.plan.depth),
+      slots_(context_.buffers.ring.slots()),
+      row_bytes_(context_.plan.row_bytes),
+      before_(context_.engine.stats()) {
+  const PackPlan& plan = context_.plan;
+  const auto count = std::ssize(batches);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t b = batches[static_cast<size_t>(i)], segment = b / plan.segment_batches;
+    Item item;
+    item.number = b;
+    item.place = plan.extents[static_cast<size_t>(b)];
+    item.position = i < skipped ? -1 : first_position + i - skipped;
+    if (item.position >= 0) item_of_.push_back(std::ssize(items_));
+    items_.push_back(std::move(item));
+    const bool is_last = i + 1 == count || batches[static_cast<size_t>(i + 1)] / plan.segment_batches != segment;
+    if (!is_last) continue;
+    Item back;
+    back.number = -1 - segment;
+    back.place = plan.restores[static_cast<size_t>(segment)];
+    back.position = -1;
+    items_.push_back(std::move(back));
+  }
+  try {
+    for (const auto loop : {&Epoch::read_loop, &Epoch::verify_loop, &Epoch::gather_loop, &Epoch::admit_loop})
+      threads_.emplace_back(&Epoch::run, this, loop);
+  } catch (const std::system_error& error) {
+    fail(base::error(Errc::out_of_memory, "a thread of the loader cannot start: {}", error.what()));
+  }
+}
+
+Epoch::~Epoch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Epoch::run(void (Epoch::*loop)()) {
+  try {
+    (this->*loop)();
+  } catch (...) {
+    fail(base::status_of_current_exception());
+  }
+}
+
+void Epoch::fail(base::Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = std::move(status);
+    stops_ = true;
+  }
+  changed_.notify_all();
+}
+
+/// False where the epoch ends instead.
+bool Epoch::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready) {
+  changed_.wait(lock, [&] { return stops_ || ready(); });
+  return !stops_;
+}
+
+void Epoch::before(Stage stage, int64_t item) const {
+  if (context_.options.before) context_.options.before(stage, item);
+}
+
+std::span<std::byte> Epoch::slot(int64_t index) const {
+  const Item& item = items_[static_cast<size_t>(index)];
+  if (item.number >= 0) return context_.buffers.ring.slot(index);
+  return {context_.buffers.restore.data(), context_.buffers.restore.size()};
+}
+
+int64_t Epoch::ring_rows(const Item& item) const {
+  return std::ssize(item.view.rows) / row_bytes_ + std::ssize(item.view.pages) * context_.plan.page.rows;
+}
+
+/// A row of what an item has read: first those of its pack, then those of its pages.
+std::span<const std::byte> Epoch::row_of(const Item& item, int64_t index, uint32_t row) const {
+  const int64_t packed = std::ssize(item.view.rows) / row_bytes_;
+  const auto bytes = static_cast<size_t>(row_bytes_);
+  if (row < packed) return item.view.rows.subspan(row * bytes, bytes);
+  const PageShape& page = context_.plan.page;
+  const int64_t paged = row - packed;
+  const int64_t offset = context_.buffers.extent_room + paged / page.rows * page.bytes + paged % page.rows * row_bytes_;
+  return slot(index).subspan(static_cast<size_t>(offset), bytes);
+}
+
+/// R3, and one restore at a time.
+bool Epoch::may_read(int64_t index) const {
+  if (index >= std::ssize(items_)) return false;
+  if (items_[static_cast<size_t>(index)].number < 0 && last_restore_ >= gathered_) return false;
+  const int64_t before = index - slots_;
+  return before < 0 || (admitted_ > before && gathered_ > before + depth_);
+}
+
+/// Requests all that may be read now; true if there was any. Gives up the lock meanwhile.
+bool Epoch::begin_reads(std::unique_lock<std::mutex>& lock) {
+  std::vector<int64_t> extents, pages;
+  for (; may_read(next_read_); ++next_read_) {
+    Item& item = items_[static_cast<size_t>(next_read_)];
+    if (item.number < 0) last_restore_ = next_read_;
+    if (item.place.bytes > 0) {
+      extents.push_back(next_read_);
+      continue;
+    }
+    item.state = State::ready;  // a restore of nothing
+    changed_.notify_all();
+  }
+  for (int64_t i = gathered_; i < next_read_; ++i) {
+    Item& item = items_[static_cast<size_t>(i)];
+    if (item.state == State::wants_pages) pages.push_back(i);
+    if (item.state == State::waiting && std::find(extents.begin(), extents.end(), i) == extents.end())
+      extents.push_back(i);  // once more
+  }
+  for (const int64_t i : extents) items_[static_cast<size_t>(i)].state = State::reading;
+  for (const int64_t i : pages) items_[static_cast<size_t>(i)].state = State::paging;
+  lock.unlock();
+  for (const int64_t i : extents) {
+    before(Stage::read, i);
+    const ExtentPlace& place = items_[static_cast<size_t>(i)].place;
+    context_.engine.read(context_.packs, place.offset, place.bytes, slot(i), 2 * static_cast<uint64_t>(i)).or_throw();
+  }
+  for (const int64_t i : pages) request_pages(i);
+  lock.lock();
+  return !extents.empty() || !pages.empty();
+}
+
+void Epoch::request_pages(int64_t index) {
+  const PackPlan& plan = context_.plan;
+  Item& item = items_[static_cast<size_t>(index)];
+  const int64_t first = plan.first_page[static_cast<size_t>(item.number / plan.disk_segment_batches)];
+  item.to_come = std::ssize(item.view.pages);
+  for (int64_t k = 0; k < std::ssize(item.view.pages); ++k) {
+    const int64_t page = first + item.view.pages[static_cast<size_t>(k)];
+    const auto to = slot(index).subspan(static_cast<size_t>(context_.buffers.extent_room + k * plan.page.bytes));
+    context_.engine
+        .read(context_.pages, page * plan.page.bytes, plan.page.bytes, to.first(static_cast<size_t>(plan.page.bytes)),
+              2 * static_cast<uint64_t>(index) + 1)
+        .or_throw();
+  }
+}
+
+/// With the lock held.
+void Epoch::completed(const io::Completion& completion) {
+  Item& item = items_[completion.tag / 2];
+  if (!completion.status.ok() && item.failure.ok()) item.failure = completion.status;
+  if (completion.tag % 2 == 0) {
+    item.state = State::read;
+  } else if (--item.to_come == 0) {
+    item.state = State::paged;
+  }
+}
+
+void Epoch::read_loop() {
+  io::IoEngine& engine = context_.engine;
+  try {
+    std::unique_lock lock(mutex_);
+    while (!stops_) {
+      begin_reads(lock);
+      if (stops_) break;
+      if (engine.pending() == 0) {
+        const auto wants = [this] {
+          if (may_read(next_read_)) return true;
+          for (int64_t i = gathered_; i < next_read_; ++i) {
+            const State state = items_[static_cast<size_t>(i)].state;
+            if (state == State::wants_pages || state == State::waiting) return true;
+          }
+          return false;
+        };
+        if (!wait(lock, wants)) break;
+        continue;
+      }
+      lock.unlock();
+      // NOTE: room for another read may come while this waits, so it does not wait long.
+      constexpr int64_t kLookMs = 2;
+      io::Completion completions[16];
+      const auto n = engine.poll(completions, kLookMs);
+      n.status().or_throw();
+      lock.lock();
+      for (size_t i = 0; i < *n; ++i) completed(completions[i]);
+      if (*n > 0) changed_.notify_all();
+    }
+  } catch (...) {
+    fail(base::status_of_current_exception());
+  }
+  // The buffers belong to the kernel until all has ended.
+  while (engine.pending() > 0 && engine.drain().code() == Errc::timeout) {
+  }
+}
+
+void Epoch::verify_loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    int64_t found = -1;
+    const auto has_one = [&] {
+      for (int64_t i = gathered_; i < next_read_ && found < 0; ++i) {
+        const State state = items_[static_cast<size_t>(i)].state;
+        if (state == State::read || state == State::paged) found = i;
+      }
+      return found >= 0;
+    };
+    if (!wait(lock, has_one)) return;
+    Item& item = items_[static_cast<size_t>(found)];
+    const bool has_pages = item.state == State::paged;
+    lock.unlock();
+    before(Stage::verify, found);
+    const Clock::time_point begin = Clock::now();
+    base::Status status = item.failure.ok() ? verify(found, has_pages) : item.failure;
+    const double seconds = seconds_since(begin);
+    lock.lock();
+    stats_.verify_s += seconds;
+    if (status.ok()) {
+      item.state = !has_pages && !item.view.pages.empty() ? State::wants_pages : State::ready;
+    } else if (status.code() == Errc::corrupt && !item.is_second_try) {
+      item.is_second_try = true;
+      item.state = has_pages ? State::wants_pages : State::waiting;
+      ++stats_.read_again;
+    } else {
+      lock.unlock();
+      return fail(std::move(status));
+    }
+    changed_.notify_all();
+  }
+}
+
+base::Status Epoch::verify(int64_t index, bool has_pages) {
+  Item& item = items_[static_cast<size_t>(index)];
+  const PackPlan& plan = context_.plan;
+  if (!has_pages) {
+    const auto bytes = slot(index).first(static_cast<size_t>(item.place.bytes));
+    auto view = open_extent(bytes, plan.limits(item.number), context_.packs->path());
+    if (!view.ok()) return view.status();
+    const int64_t blocks = reinterpret_cast<const std::byte*>(view->program.data()) - bytes.data() - kExtentPage;
+    if (std::ssize(view->program) > plan.most_rows || std::ssize(view->pages) > plan.most_pages ||
+        (item.number >= 0 && blocks > plan.most_block_bytes))
+      return base::error(Errc::corrupt,
+                         "{}: extent {}: {} rows, {} pages, {} bytes of blocks; wanted at most {}, {}, {}",
+                         context_.packs->path(), item.number, view->program.size(), view->pages.size(), blocks,
+                         plan.most_rows, plan.most_pages, plan.most_block_bytes);
+    item.view = *view;
+    return {};
+  }
+  const int64_t first = plan.first_page[static_cast<size_t>(item.number / plan.disk_segment_batches)];
+  for (int64_t k = 0; k < std::ssize(item.view.pages); ++k) {
+    const int64_t page = first + item.view.pages[static_cast<size_t>(k)];
+    const auto bytes = slot(index).subspan(static_cast<size_t>(context_.buffers.extent_room + k * plan.page.bytes),
+                                           static_cast<size_t>(plan.page.bytes));
+    const uint32_t seen = base::crc32c(bytes), wanted = plan.page_sums[static_cast<size_t>(page)];
+    if (seen != wanted)
+      return base::error(Errc::corrupt, "{}: page {} at byte {} for batch {}: checksum is {}, wanted {}",
+                         context_.pages->path(), page, page * plan.page.bytes, item.number, seen, wanted);
+  }
+  return {};
+}
+
+void Epoch::gather_loop() {
+  for (int64_t i = 0; i < std::ssize(items_); ++i) {
+    Item& item = items_[static_cast<size_t>(i)];
+    {
+      std::unique_lock lock(mutex_);
+      const auto ready = [&] {
+        if (item.state != State::ready) return false;
+        if (item.number < 0) return admitted_ == i;
+        return admitted_ >= i - depth_ &&
+               (item.position < 0 || item.position - items_[static_cast<size_t>(item_of_[0])].position <
+                                         released_ + LoaderBuffers::kOutputs);
+      };
+      if (!wait(lock, ready)) return;
+    }
+    before(Stage::gather, i);
+    const Clock::time_point begin = Clock::now();
+    if (base::Status status = item.number < 0 ? restore(i) : gather(i); !status.ok()) return fail(std::move(status));
+    {
+      const std::lock_guard lock(mutex_);
+      stats_.gather_s += seconds_since(begin);
+      ++gathered_;
+    }
+    changed_.notify_all();
+  }
+}
+
+base::Status Epoch::gather(int64_t index) {
+  Item& item = items_[static_cast<size_t>(index)];
+  if (item.position < 0) return {};
+  const int64_t ordinal = item.position - items_[static_cast<size_t>(item_of_[0])].position;
+  const std::span<std::byte> out = context_.buffers.outputs.slot(ordinal);
+  const auto row_bytes = static_cast<size_t>(row_bytes_);
+  const auto depth = static_cast<uint32_t>(depth_);
+  int64_t rows[3] = {0, 0, 0};
+  std::byte* to = out.data();
+  for (size_t i = 0; i < item.view.program.size(); ++i, to += row_bytes) {
+    const uint32_t word = item.view.program[i], place = row_index(word);
+    ++rows[static_cast<size_t>(row_level(word))];
+    const std::byte* from = nullptr;
+    if (row_level(word) == RowLevel::ring) {
+      const int64_t source = index - ring_age(place, depth);
+      const uint32_t row = ring_row(place, depth);
+      // Earlier batches of the segment: a restore in between has no rows that a program names.
+      if (source < 0 || items_[static_cast<size_t>(source)].number < 0 ||
+          row >= ring_rows(items_[static_cast<size_t>(source)]))
+        return base::error(Errc::corrupt, "{}: extent {}: program[{}] is row {} of the batch {} before it",
+                           context_.packs->path(), item.number, i, row, index - source);
+      from = row_of(items_[static_cast<size_t>(source)], source, row).data();
+    } else {
+      const io::AlignedBuffer& cache = row_level(word) == RowLevel::gpu ? context_.buffers.gpu : context_.buffers.cpu;
+      from = cache.data() + place * row_bytes;
+    }
+    std::memcpy(to, from, row_bytes);
+  }
+  // Blocks, labels and ids lie one after the other; what points into the ring's slot shall point to the copy.
+  const std::byte* blocks = slot(index).data() + kExtentPage;
+  const auto bytes = static_cast<size_t>(reinterpret_cast<const std::byte*>(item.view.program.data()) - blocks);
+  std::byte* copy = out.data() + context_.buffers.rows_room;
+  std::memcpy(copy, blocks, bytes);
+  const auto moved = [&]<class T>(std::span<const T> values) {
+    const auto offset = reinterpret_cast<const std::byte*>(values.data()) - blocks;
+    return std::span<const T>(reinterpret_cast<const T*>(copy + offset), values.size());
+  };
+  const BatchView& b = item.view.batch;
+  item.out.number = item.number;
+  item.out.position = item.position;
+  item.out.rows = out.first(item.view.program.size() * row_bytes);
+  item.out.blocks = {moved(b.inputs), moved(b.reached), moved(b.indptr), moved(b.indices)};
+  item.out.labels = moved(item.view.labels);
+  const std::lock_guard lock(mutex_);
+  stats_.gpu_rows += rows[0];
+  stats_.cpu_rows += rows[1];
+  stats_.ring_rows += rows[2];
+  return {};
+}
+
+/// The CPU cache as the next segment begins with it; everything before is admitted.
+base::Status Epoch::restore(int64_t index) {
+  const Item& item = items_[static_cast<size_t>(index)];
+  if (item.place.bytes == 0) return {};
+  std::byte* cpu = context_.buffers.cpu.data();
+  const auto bytes = static_cast<size_t>(row_bytes_);
+  for (const SlotMove& move : item.view.moves)
+    if (move.from != move.to) std::memcpy(cpu + move.to * bytes, cpu + move.from * bytes, bytes);
+  for (const Admission& load : item.view.admissions)
+    std::memcpy(cpu + load.slot * bytes, item.view.rows.data() + load.ring_row * bytes, bytes);
+  return {};
+}
+
+void Epoch::admit_loop() {
+  for (int64_t i = 0; i < std::ssize(items_); ++i) {
+    const Item& item = items_[static_cast<size_t>(i)];
+    {
+      std::unique_lock lock(mutex_);
+      if (!wait(lock, [&] { return gathered_ > i; })) return;
+    }
+    before(Stage::admit, i);
+    const Clock::time_point begin = Clock::now();
+    const auto bytes = static_cast<size_t>(row_bytes_);
+    if (item.number >= 0)
+      for (const Admission& a : item.view.admissions)
+        std::memcpy(context_.buffers.cpu.data() + a.slot * bytes, row_of(item, i, a.ring_row).data(), bytes);
+    {
+      const std::lock_guard lock(mutex_);
+      stats_.admit_s += seconds_since(begin);
+      if (item.number >= 0) stats_.admitted += std::ssize(item.view.admissions);
+      ++admitted_;
+    }
+    changed_.notify_all();
+  }
+}
+
+std::string Epoch::stuck() const {
+  constexpr const char* kNames[] = {"a place in the ring",    "its extent", "its check", "its pages", "its pages",
+                                    "the check of its pages", "its turn"};
+  if (gathered_ >= std::ssize(items_)) return "nothing";
+  const Item& item = items_[static_cast<size_t>(gathered_)];
+  return base::format("{} waits for {}, {} of {} batches before it are admitted", item.number,
+                      kNames[static_cast<size_t>(item.state)], admitted_, gathered_);
+}
+
+base::Result<std::optional<LoadedBatch>> Epoch::next() {
+  std::unique_lock lock(mutex_);
+  OVERLACE_TRY(failure_);
+  if (delivered_ == std::ssize(item_of_)) {
+    // What follows the last batch, a restore, belongs to the epoch.
+    changed_.wait(lock, [this] { return stops_ || admitted_ == std::ssize(items_); });
+    OVERLACE_TRY(failure_);
+    return std::optional<LoadedBatch>();
+  }
+  if (delivered_ - released_ >= LoaderBuffers::kOutputs)
+    return base::invalid_argument("{} batches are held, wanted at most {}: release one first", delivered_ - released_,
+                                  LoaderBuffers::kOutputs - 1);
+  const int64_t index = item_of_[static_cast<size_t>(delivered_)];
+  const Clock::time_point begin = Clock::now();
+  const auto timeout = std::chrono::seconds(base::env().timeout_s);
+  if (!changed_.wait_for(lock, timeout, [&] { return stops_ || gathered_ > index; }))
+    return base::error(Errc::timeout, "batch {} did not come within {} s: batch {}",
+                       items_[static_cast<size_t>(index)].number, base::env().timeout_s, stuck());
+  stats_.waited_s += seconds_since(begin);
+  OVERLACE_TRY(failure_);
+  ++delivered_;
+  ++stats_.batches;
+  return std::optional<LoadedBatch>(items_[static_cast<size_t>(index)].out);
+}
+
+void Epoch::release() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (released_ < delivered_) ++released_;
+  }
+  changed_.notify_all();
+}
+
+bool Epoch::is_over() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.ok() && admitted_ == std::ssize(items_);
+}
+
+LoaderStats Epoch::stats() const {
+  const std::lock_guard lock(mutex_);
+  LoaderStats out = stats_;
+  // NOTE: the engine's counts belong to the reading thread; they are exact once the epoch is over.
+  const bool is_over = admitted_ == std::ssize(items_) || stops_;
+  if (is_over) {
+    out.bytes_read = context_.engine.stats().bytes_read - before_.bytes_read;
+    out.requests = context_.engine.stats().requests - before_.requests;
+  }
+  return out;
+}
+
+}  // namespace overlace::gnn

@@ -1,0 +1,111 @@
+// Batches of an artefact with their features, read ahead of who trains: the disk is busy while the trainer computes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/gnn/sample/trace.h"
+#include "src/gnn/store/artefact.h"
+#include "src/io/alignment.h"
+#include "src/io/engine.h"
+#include "src/io/stream.h"
+
+namespace overlace::gnn {
+
+/// What happens to a batch, in this order; each stage has a thread of its own, the last is the caller.
+enum class Stage { read, verify, gather, admit, train };
+
+struct LoaderOptions {
+  std::string packs = {};  // name of the packs; empty: the first ones of `split`
+  Split split = Split::train;
+  uint64_t order_seed = 0;   // of the sequence of segments or batches
+  int64_t memory_bytes = 0;  // that may be taken at open; 0: no limit
+  io::EngineOptions io = {};
+  std::function<void(Stage stage, int64_t item)> before = {};  // tests delay a stage with it; any thread
+};
+
+/// Bytes of what a loader allocates at open.
+struct LoaderBytes {
+  int64_t gpu_cache = 0, cpu_cache = 0, ring = 0, restore = 0, outputs = 0;
+  int64_t total() const { return gpu_cache + cpu_cache + ring + restore + outputs; }
+};
+
+struct LoaderStats {
+  int64_t batches = 0, bytes_read = 0, requests = 0, read_again = 0;
+  int64_t gpu_rows = 0, cpu_rows = 0, ring_rows = 0, admitted = 0;  // gathered from each level; entered the CPU cache
+  double verify_s = 0, gather_s = 0, admit_s = 0;                   // that the stages worked
+  double waited_s = 0;                                              // that next() waited
+};
+
+/// Valid until it is released.
+struct LoadedBatch {
+  int64_t number = 0;               // in the trace
+  int64_t position = 0;             // in the training epoch
+  std::span<const std::byte> rows;  // (input rows, row_bytes), in the order of blocks.inputs
+  BatchView blocks;
+  std::span<const int32_t> labels;  // of the seeds, -1: none
+};
+
+/// Memory of a loader, allocated once.
+struct LoaderBuffers {
+  static constexpr int64_t kOutputs = 3;
+  io::Ring ring, outputs;  // of extents with their pages; of gathered rows with blocks
+  io::AlignedBuffer restore, gpu, cpu;
+  int64_t extent_room = 0;  // of a slot of the ring, in front of its pages
+  int64_t rows_room = 0;    // of an output, in front of its blocks
+};
+
+class Epoch;
+
+/// One thread calls it. Rows are those of the dataset, or an error is: corrupt, stale or io with file and place, after
+/// which the loader can begin another training epoch.
+class Loader {
+ public:
+  /// out_of_memory lists what is needed where memory_bytes does not suffice; invalid_argument: no such packs.
+  static base::Result<std::unique_ptr<Loader>> open(const std::string& directory, LoaderOptions options = {});
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  const Manifest& manifest() const { return manifest_; }
+  const PackPlan& plan() const { return plan_; }
+  /// The name of the packs.
+  const std::string& packs() const { return options_.packs; }
+  const LoaderBytes& bytes() const { return bytes_; }
+
+  /// Begins a training epoch at the batch of this position; one that is under way ends. What comes is a function of
+  /// artefact, order_seed, epoch and position alone.
+  base::Status start(int64_t epoch, int64_t position = 0);
+  /// The next batch; nothing at the end. Waits; timeout names the stage that it waits for. invalid_argument: as many
+  /// batches as there are outputs are not released.
+  base::Result<std::optional<LoadedBatch>> next();
+  /// The oldest batch that next() gave is not used any more.
+  void release();
+  /// Since start().
+  LoaderStats stats() const;
+
+ private:
+  Loader(std::string directory, LoaderOptions options);
+  base::Status allocate();
+  base::Status load_caches();
+
+  std::string directory_;
+  LoaderOptions options_;
+  Manifest manifest_;
+  PackPlan plan_;
+  LoaderBytes bytes_;
+  LoaderBuffers buffers_;
+  std::shared_ptr<io::File> packs_, pages_;
+  std::unique_ptr<io::IoEngine> engine_;
+  bool has_start_rows_ = false;  // the CPU cache holds what an epoch begins with
+  std::unique_ptr<Epoch> epoch_;
+};
+
+}  // namespace overlace::gnn

@@ -1,0 +1,97 @@
+// An artefact: a directory with all that training needs, made step by step; each step can be repeated or resumed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/base/mapped_file.h"
+#include "src/base/status.h"
+#include "src/gnn/dataset/dataset.h"
+#include "src/gnn/levels/levels.h"
+#include "src/gnn/pack/extent.h"
+#include "src/gnn/sample/trace.h"
+#include "src/gnn/store/manifest.h"
+#include "src/gnn/store/plan_file.h"
+#include "src/io/engine.h"
+
+namespace overlace::gnn {
+
+/// Of a long step: what is done now, and how much of it, 0 to 1. May throw, which ends the step.
+using StepProgress = std::function<void(std::string_view what, double share)>;
+
+/// Whoever changes an artefact holds its lock; it goes with the process.
+class ArtefactLock {
+ public:
+  /// Makes the directory where there is none. io, which names the other's process, where somebody else has it.
+  static base::Result<std::unique_ptr<ArtefactLock>> take(const std::string& directory);
+  ~ArtefactLock();
+  ArtefactLock(const ArtefactLock&) = delete;
+  ArtefactLock& operator=(const ArtefactLock&) = delete;
+
+ private:
+  explicit ArtefactLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
+base::Result<Manifest> read_manifest(const std::string& directory);
+
+/// A trace of an artefact, mapped.
+class ArtefactTrace {
+ public:
+  /// corrupt where size or header do not fit the manifest. `is_whole` reads all of it and checks every index.
+  static base::Result<ArtefactTrace> open(const std::string& directory, const TraceEntry& entry, bool is_whole);
+  const TraceFile& trace() const { return trace_; }
+
+ private:
+  ArtefactTrace(std::shared_ptr<base::MappedFile> file, TraceFile trace)
+      : file_(std::move(file)), trace_(std::move(trace)) {}
+  std::shared_ptr<base::MappedFile> file_;
+  TraceFile trace_;
+};
+
+/// The plan of packs, checked against the manifest and the sizes of all files. stale: made of other inputs.
+base::Result<PackPlan> open_plan(const std::string& directory, const Manifest& manifest, const PackEntry& entry);
+std::string plan_path(const std::string& directory, const std::string& name);
+
+struct SampleRequest {
+  SamplerOptions sampler;
+  std::vector<Split> splits = {Split::train};
+  int threads = 0;  // 0: the cores; the traces do not depend on it
+  StepProgress progress = {};
+};
+/// Samples the splits that the artefact does not have yet. invalid_argument: the artefact is one of other samples, a
+/// split without vertices; stale: of another dataset.
+base::Result<Manifest> sample_artefact(const Dataset& dataset, const std::string& directory,
+                                       const SampleRequest& request);
+
+struct ArtefactPackRequest {
+  CachePolicy policy = CachePolicy::belady;
+  int64_t gpu_bytes = 0, cpu_bytes = 0;  // of the caches
+  int64_t disk_bytes = 0;                // for packs and disk cache; 0: as many as there are
+  int64_t page_bytes = 4096;
+  bool is_automatic_order = true;
+  OrderChoice order = {};
+  int depth = 3;
+  int64_t memory_bytes = int64_t{1} << 30;
+  bool is_dry = false;  // counts bytes, exactly, and writes nothing
+  StepProgress progress = {};
+};
+
+/// Packs all sampled splits for one order. What was packed before with the same request stays; a run that was killed
+/// goes on where it was, and the files are the same for any number of runs. io where the disk has not enough room,
+/// before the first byte. Of a dry run the manifest that it would come to; sizes of plan files are not known then.
+base::Result<Manifest> pack_artefact(const Dataset& dataset, const std::string& directory,
+                                     const ArtefactPackRequest& request);
+
+struct VerifyReport {
+  int64_t files = 0, bytes = 0, extents = 0, pages = 0;
+};
+/// Reads all files and checks every checksum and index. With a dataset every packed byte is made anew and compared.
+base::Result<VerifyReport> verify_artefact(const std::string& directory, const Dataset* deep,
+                                           const StepProgress& progress = {});
+
+}  // namespace overlace::gnn

@@ -1,0 +1,228 @@
+"""Training from packs gives the numbers of training from memory; batches and layers are right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import overlace  # noqa: E402
+from overlace import gnn  # noqa: E402
+from overlace.gnn import train as program  # noqa: E402
+from overlace.gnn.nn import GATConv, GCNConv, Model, SAGEConv  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> gnn.Dataset:
+    return gnn.generate(tmp_path_factory.mktemp("gnn") / "data", num_vertices=2**12, dim=16, seed=3)
+
+
+@pytest.fixture(scope="module")
+def run(dataset: gnn.Dataset) -> gnn.Artefact:
+    sampler = gnn.OfflineSampler(dataset, [5, 3], batch_size=32, splits=("train", "valid", "test"), seed=7)
+    made = sampler.run(dataset.path.parent / "data.ovg")
+    steps: list[str] = []
+    for order, policy in (("segments", "belady"), ("shuffle", "static")):
+        gnn.pack(made, "16KiB", "24KiB", policy=policy, order=order, segment=5, depth=2, memory="64KiB",
+                 progress=lambda what, share: steps.append(what))  # fmt: skip
+    assert "pack segments" in steps and "plan shuffle-test" in steps
+    gnn.verify(made, dataset)
+    return made
+
+
+def losses(batches: list[gnn.Batch], kind: str, dataset: gnn.Dataset) -> list[float]:
+    torch.manual_seed(1)
+    model = Model(kind, dataset.dim, 16, dataset.num_classes, 2, heads=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    out = []
+    for batch in batches:
+        loss = torch.nn.functional.cross_entropy(model(batch), batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        out.append(loss.item())
+    return out
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("sage", "auto"), ("gcn", "pread"), ("gat", "buffered")])
+def test_losses_are_those_of_training_from_memory(
+    dataset: gnn.Dataset, run: gnn.Artefact, kind: str, engine: str
+) -> None:
+    features, labels = np.array(dataset.features), np.array(dataset.labels)
+    with gnn.PackedLoader(run, packs="segments", engine=engine) as loader:
+        packed = [batch for _ in range(2) for batch in loader]
+    assert len(packed) == 2 * len(loader)
+    from_memory = []
+    for batch in packed:
+        x, y = torch.from_numpy(features[batch.n_id]), torch.from_numpy(labels[batch.n_id[: batch.batch_size]])
+        from_memory.append(gnn.Batch(**{**vars(batch), "x": x, "y": y}))
+    seen, wanted = losses(packed, kind, dataset), losses(from_memory, kind, dataset)
+    np.testing.assert_allclose(seen, wanted, rtol=0, atol=1e-6)
+    assert np.mean(seen[len(seen) // 2 :]) < 0.97 * np.mean(seen[: len(seen) // 2])
+    # A row of another vertex would be seen.
+    from_memory[3].x = from_memory[3].x.roll(1, 0)
+    assert np.abs(np.subtract(losses(from_memory, kind, dataset), seen)).max() > 1e-4
+
+
+def test_batches_are_the_samples_of_the_graph(dataset: gnn.Dataset, run: gnn.Artefact) -> None:
+    indptr, indices = dataset.indptr, dataset.indices
+    seeds = []
+    with gnn.PackedLoader(run, packs="shuffle", format="numpy", order_seed=9) as loader:
+        for batch in loader:
+            np.testing.assert_array_equal(batch.x, dataset.features[batch.n_id])
+            np.testing.assert_array_equal(batch.y, dataset.labels[batch.n_id[: batch.batch_size]])
+            assert sum(batch.num_sampled_nodes) == len(batch.n_id) == len(set(batch.n_id.tolist()))
+            assert sum(batch.num_sampled_edges) == batch.edge_index.shape[1]
+            for source, target in batch.n_id[batch.edge_index.T[::17]]:
+                assert source in indices[indptr[target] : indptr[target + 1]]
+            # A hop's edges lead to what the hop before reached.
+            edges, num_src, num_dst = batch.layer(1)
+            assert edges[1].max(initial=0) < num_dst == batch.batch_size
+            assert edges[0].max(initial=0) < num_src
+            seeds += batch.n_id[: batch.batch_size].tolist()
+        stats = loader.stats()
+    assert sorted(seeds) == sorted(dataset.split("train").tolist())
+    assert stats["bytes_read"] == loader.bytes_read > 0
+    assert stats["gpu_rows"] > 0 and stats["cpu_rows"] > 0 and stats["ring_rows"] > 0
+
+
+def test_a_loop_goes_on_where_its_state_was_saved(run: gnn.Artefact) -> None:
+    with gnn.PackedLoader(run, packs="segments", format="numpy") as loader:
+        whole = [[b.number for b in loader] for _ in range(3)]
+        assert whole[0] != whole[1]  # segments are shuffled
+    with gnn.PackedLoader(run, packs="segments", format="numpy") as loader:
+        list(loader)
+        for i, _ in enumerate(loader):
+            if i == 6:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert [b.number for b in loader] == whole[2]  # a loop that is left goes on with the next training epoch
+    with gnn.PackedLoader(run, packs="segments", format="numpy", copy=False) as loader:
+        loader.load_state_dict(state)
+        assert [b.number for b in loader] == whole[1][7:]
+        assert loader.state_dict() == {"epoch": 2, "position": 0, "order_seed": 0}
+        with pytest.raises(overlace.InvalidArgument, match="order_seed is 0, wanted 4, as saved"):
+            loader.load_state_dict({**state, "order_seed": 4})
+    with pytest.raises(overlace.InvalidArgument, match="closed"):
+        next(iter(loader))
+
+
+def random_block(num_src: int, num_dst: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(num_src, 6, generator=generator)
+    count = torch.zeros(num_src, num_src)  # [to, from], some edges twice, some rows without
+    edge_index = torch.stack(
+        [torch.randint(num_src, (40,), generator=generator), torch.randint(num_dst - 2, (40,), generator=generator)]
+    )
+    for source, target in edge_index.T:
+        count[target, source] += 1
+    return x, edge_index, count
+
+
+def test_layers_are_their_formulas() -> None:
+    num_dst = 9
+    x, edge_index, count = random_block(15, num_dst)
+    torch.manual_seed(2)
+    sage, gcn, gat = SAGEConv(6, 5), GCNConv(6, 5), GATConv(6, 4, heads=3)
+    mean = count @ x / count.sum(1, keepdim=True).clamp(min=1)
+    wanted = mean @ sage.lin_l.weight.T + sage.lin_l.bias + x @ sage.lin_r.weight.T
+    torch.testing.assert_close(sage(x, edge_index, num_dst), wanted[:num_dst], rtol=1e-5, atol=1e-5)
+
+    loops = count + torch.eye(15)
+    scale = loops.sum(1).rsqrt()
+    wanted = (scale[:, None] * loops * scale) @ x @ gcn.lin.weight.T + gcn.bias
+    torch.testing.assert_close(gcn(x, edge_index, num_dst), wanted[:num_dst], rtol=1e-5, atol=1e-5)
+
+    h = (x @ gat.lin.weight.T).view(15, 3, 4)
+    heads = []
+    for k in range(3):
+        score = (h[:, k] @ gat.att_src[k])[None, :] + (h[:, k] @ gat.att_dst[k])[:, None]
+        weight = loops * torch.nn.functional.leaky_relu(score, 0.2).exp()
+        heads.append(weight / weight.sum(1, keepdim=True) @ h[:, k])
+    wanted = torch.cat(heads, 1) + gat.bias
+    torch.testing.assert_close(gat(x, edge_index, num_dst), wanted[:num_dst], rtol=1e-5, atol=1e-5)
+
+
+def test_the_program_trains_and_reports(run: gnn.Artefact, tmp_path: Path) -> None:
+    words = [str(run.path), "--epochs", "6", "--hidden", "64", "--lr", "0.01", "--json", str(tmp_path / "out.json")]
+    assert program.main(words) == 0
+    out = json.loads((tmp_path / "out.json").read_text())
+    first, *_, last = out["epochs"]
+    assert last["loss"] < 0.8 * first["loss"]
+    assert last["valid"] > 0.12 and out["test"] > 0.12  # chance is 1 of 32
+    assert program.main([str(tmp_path)]) == 2
+
+
+def test_numpy_batches_need_no_torch(run: gnn.Artefact) -> None:
+    text = f"""
+import sys
+sys.modules["torch"] = None
+import overlace
+from overlace import gnn
+with gnn.PackedLoader({str(run.path)!r}, format="numpy") as loader:
+    print(len(list(loader)), len(loader))
+try:
+    gnn.PackedLoader({str(run.path)!r}, format="blocks")
+except overlace.Unsupported as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    count, said = done.stdout.splitlines(), done.stderr
+    assert done.returncode == 0, said
+    assert count[0].split()[0] == count[0].split()[1] != "0"
+    assert "torch is not installed" in count[1]
+
+
+def test_what_does_not_fit_is_refused(run: gnn.Artefact, dataset: gnn.Dataset, tmp_path: Path) -> None:
+    for text, arguments in {
+        "format is 'dgl', wanted one of numpy, blocks, pyg": {"format": "dgl"},
+        "split is 'all', wanted one of train, valid, test": {"split": "all"},
+        "no packs fixed, there are: segments": {"packs": "fixed"},
+    }.items():
+        with pytest.raises(overlace.InvalidArgument, match=text):
+            gnn.PackedLoader(run, **arguments)
+    with pytest.raises(overlace.OutOfMemory, match="memory_bytes is 1024"):
+        gnn.PackedLoader(run, memory="1KiB")
+    with pytest.raises(overlace.InvalidArgument, match="cpu_cache is '5 GB', wanted bytes such as 8GiB"):
+        gnn.pack(run, cpu_cache="5 GB")
+    with pytest.raises(overlace.InvalidArgument, match="no artefact"):
+        gnn.PackedLoader(tmp_path)
+    with pytest.raises(overlace.InvalidArgument, match="has samples of seed 7"):
+        gnn.OfflineSampler(dataset, [5, 3], batch_size=32, seed=8).run(run.path)
+
+    def stop(what: str, share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gnn.pack(run, order="fixed", progress=stop)
+
+
+def test_pyg_takes_batches_and_has_the_same_layers(run: gnn.Artefact) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    trim = pytest.importorskip("torch_geometric.utils").trim_to_layer
+    torch.manual_seed(4)
+    ours = [SAGEConv(16, 8), GCNConv(16, 8), GATConv(16, 4, heads=2)]
+    theirs = [pyg.SAGEConv(16, 8), pyg.GCNConv(16, 8), pyg.GATConv(16, 4, heads=2)]
+    for mine, other in zip(ours, theirs, strict=True):
+        state = mine.state_dict()
+        if isinstance(mine, GATConv):
+            state = {k: v[None] if k.startswith("att") else v for k, v in state.items()}
+        other.load_state_dict(state)
+    with gnn.PackedLoader(run, format="pyg") as loader, gnn.PackedLoader(run, format="blocks") as again:
+        for data, batch in zip(loader, again, strict=True):
+            assert data.num_nodes == len(batch.n_id) and data.batch_size == batch.batch_size
+            edge_index, _, num_dst = batch.layer(0)
+            for mine, other in zip(ours, theirs, strict=True):
+                wanted = other(data.x, data.edge_index)[:num_dst]
+                torch.testing.assert_close(mine(batch.x, edge_index, num_dst), wanted, rtol=1e-5, atol=1e-5)
+            x, edges, _ = trim(1, data.num_sampled_nodes, data.num_sampled_edges, data.x, data.edge_index)
+            last, num_src, _ = batch.layer(1)
+            assert x.shape[0] == num_src and torch.equal(edges, last)
