@@ -187,21 +187,31 @@ struct Planner::State {
     return {};
   }
 
-  void simulate(const OpSpec& op, Decision* decision) const {
-    std::vector<Alternative> simulated;
-    for (size_t i = 0; i < decision->others.size(); ++i) {
-      const Candidate& candidate = decision->others[i].candidate;
+  /// The best of the recurrence, those that it knows too little of, and those that it does not know.
+  std::vector<Candidate> simulated(const OpSpec& op, const Decision& decision) const {
+    using enum spec::ClosedForm;
+    std::vector<Candidate> out;
+    for (size_t i = 0; i < decision.others.size(); ++i) {
+      const Candidate& candidate = decision.others[i].candidate;
       const spec::ClosedForm form = spec::form_of(op.op, candidate.family);
-      const bool is_always = !spec::has_degree(candidate.family) || form == spec::ClosedForm::slab_kernel ||
-                             form == spec::ClosedForm::tile_kernel;
-      if (i >= kSimulated && !is_always) continue;
+      const bool is_always = !spec::has_degree(candidate.family) || form == slab_kernel || form == tile_kernel;
+      if (i < kSimulated || is_always) out.push_back(candidate);
+    }
+    for (const Candidate& candidate : candidates(op, machine))
+      if (spec::form_of(op.op, candidate.family) == none) out.push_back(candidate);
+    return out;
+  }
+
+  void simulate(const OpSpec& op, Decision* decision) const {
+    std::vector<Alternative> times;
+    for (const Candidate& candidate : simulated(op, *decision)) {
       const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
       if (found.ok() && std::isfinite(found->us) && found->us > 0)
-        simulated.push_back(with_band(op, machine, Tier::simulation, candidate, found->us));
+        times.push_back(with_band(op, machine, Tier::simulation, candidate, found->us));
     }
-    if (simulated.empty()) return;
-    rank(&simulated);
-    decision->others = std::move(simulated);
+    if (times.empty()) return;
+    rank(&times);
+    decision->others = std::move(times);
     decision->tier = Tier::simulation;
   }
 
