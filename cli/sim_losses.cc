@@ -169,7 +169,8 @@ std::string svg_of(const spec::OpSpec& op, const spec::Machine& machine, const L
     const auto q = static_cast<double>(row.degree);
     add(panels[0], row.family, q, 1 + loss(row.parts.product_us, losses.whole.product_us));
     if (row.parts.transfers == 0) continue;
-    add(panels[1], row.family == "uniform_fused_2d" ? "copies of columns (2-D)" : "copies of rows", q,
+    add(panels[1],
+        spec::form_of(op.op, row.family) == spec::ClosedForm::slabs ? "copies of columns (2-D)" : "copies of rows", q,
         1 + loss(row.parts.transfer_us, losses.whole.transfer_us));
     if (row.store_us > 0) add(panels[1], "stores of all SMs", q, 1 + loss(row.store_us, losses.whole_store_us));
   }

@@ -204,8 +204,7 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
     best = candidate;
   };
   // A host's sums wait for one rank more: behind a GEMM longer than the flat transfer that was measured to lose.
-  const bool sums_once = !def.flow.gathers && def.flow.passes == 1;
-  const bool may_cross_once = hosts > 1 && (!sums_once || t.gemm < t.transfer);
+  const bool may_cross_once = hosts > 1 && (!spec::stays_with_owner(op.op) || t.gemm < t.transfer);
   const std::vector<const spec::FamilyDef*> families = families_of_rule(op);
   for (const int q : kDegrees) {
     if (op.m / op.ranks < q * 16) break;

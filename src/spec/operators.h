@@ -23,6 +23,8 @@ inline Dataflow flow_of(std::string_view op) {
 inline bool gathers(std::string_view op) { return flow_of(op).gathers; }
 /// The sums of a row come back to all ranks.
 inline bool returns_to_all(std::string_view op) { return flow_of(op).passes == 2; }
+/// The sums of a row stay with its owner.
+inline bool stays_with_owner(std::string_view op) { return !gathers(op) && !returns_to_all(op); }
 
 /// The first family of the operator for this purpose, or with this form; null if there is none.
 const FamilyDef* find_family(std::string_view op, Purpose purpose);

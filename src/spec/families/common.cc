@@ -25,7 +25,7 @@ Meaning dense_meaning(const Schedule& schedule, int rank, int ranks) {
   Meaning out;
   out.inputs = {{.buffer = "A", .origin_row = flow.gathers ? first : 0, .is_operand = true}};
   Held result{.buffer = flow.gathers ? "C" : "Y"};
-  result.origin_row = flow.gathers || flow.passes == 2 ? 0 : first;
+  result.origin_row = stays_with_owner(schedule.op) ? first : 0;
   const int begin = flow.gathers ? rank : 0, end = flow.gathers ? rank + 1 : ranks;
   for (int source = begin; source < end && (known == nullptr || *known > 0); ++source)
     result.terms.push_back({source, 0, known == nullptr ? 0 : *known});
