@@ -9,6 +9,7 @@
 #include "src/runtime/backend/cpu/observer.h"
 #include "tests/ranks/mutations.h"
 #include "tests/ranks/whole_cases.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::test {
 namespace {
@@ -75,12 +76,12 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
 
 /// A mutation of one operator's schedules.
 struct Mutant {
-  const char* op;
+  std::string op;
   const Mutation* mutation;
 };
 std::vector<Mutant> mutants() {
   std::vector<Mutant> all;
-  for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"})
+  for (const std::string& op : test::all_operators())
     for (const Mutation& mutation : kMutations) all.push_back({op, &mutation});
   return all;
 }
@@ -91,7 +92,7 @@ class MutationTest : public testing::TestWithParam<Mutant> {
   /// Whole schedules of the operator, before they are broken.
   template <class F>
   void for_each_family(F use) {
-    const std::string op = GetParam().op;
+    const std::string& op = GetParam().op;
     const Mutation& mutation = *GetParam().mutation;
     for (const std::string& family : whole_families(op)) {
       const Case c = case_of(op, family);
@@ -133,7 +134,7 @@ TEST_P(MutationTest, TheAdversaryCatchesIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Protocols, MutationTest, testing::ValuesIn(mutants()),
-                         [](const auto& test) { return std::string(test.param.op) + "_" + test.param.mutation->name; });
+                         [](const auto& test) { return test.param.op + "_" + test.param.mutation->name; });
 
 }  // namespace
 }  // namespace overlace::test

@@ -11,11 +11,10 @@
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/spec/digest.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
-
-const char* const kOperatorNames[] = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"};
 
 void expect_golden(const std::string& name, const std::string& got) {
   const std::string path = std::string(OVERLACE_SOURCE_DIR) + "/tests/golden/spec/" + name;
@@ -63,7 +62,7 @@ std::string texts_of(const std::string& name, const std::string& family, int ran
 
 TEST(GoldenSchedules, AreTheSameToTheByte) {
   std::string got = "operator,family,1 rank,2 ranks,3 ranks,4 ranks,8 ranks\n";
-  for (const std::string name : kOperatorNames)
+  for (const std::string& name : test::all_operators())
     for (const std::string& family : families(name)) {
       got += name + "," + family;
       for (const int ranks : {1, 2, 3, 4, 8}) got += "," + hash128(texts_of(name, family, ranks)).substr(0, 16);
