@@ -25,6 +25,12 @@ bool is_large(const spec::FamilyDef& family) {
   return family.has_degree && (cuts_rows || family.form == hosts);
 }
 
+/// Runs beside what is chosen, on the same channel.
+bool is_measured(const spec::FamilyDef& family) {
+  const bool is_baseline = family.name == spec::kLibrary || family.name == spec::kSerial;
+  return is_baseline || family.purpose == spec::Purpose::comm || family.purpose == spec::Purpose::limit;
+}
+
 Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
   uint64_t always = 0, chosen = 0;
   const auto add = [&](const spec::Schedule& schedule, bool may_be_chosen) -> base::Status {
@@ -38,8 +44,8 @@ Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
     return {};
   };
   const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
-  for (const char* family : {"serial", "library", "comm", "limit"})
-    OVERLACE_TRY(add(spec::make_schedule(site.op, family, 1, options), false));
+  for (const spec::FamilyDef& family : spec::find_operator(site.op.op)->families)
+    if (is_measured(family)) OVERLACE_TRY(add(spec::make_schedule(site.op, family.name, 1, options), false));
   const auto asked = plan.request.by_site.find(site.name);
   if (asked != plan.request.by_site.end()) {
     OVERLACE_TRY(add(asked->second, true));

@@ -365,7 +365,9 @@ std::vector<std::vector<Point>> operator_points(const PointOptions& o, const spe
       out.back().push_back(std::move(p));
     }
   };
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const spec::OperatorDef* op : spec::operators()) {
+    if (op->flow.sums_rows) continue;  // it goes by the model alone
+    const std::string name(op->name);
     if (o.is_gpu)
       std::for_each(std::begin(kGpuProblems), std::end(kGpuProblems), [&](const Shape& s) { add(name, s); });
     if (!o.is_gpu)
