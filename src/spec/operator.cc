@@ -1,7 +1,7 @@
 #include "overlace/operator.h"
 
 #include <algorithm>
-#include <memory>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -34,6 +34,10 @@ class Added {
   std::vector<const OperatorDef*> list_;
 };
 
+/// Parameters of every schedule, which no field may be called.
+constexpr std::string_view kParams[] = {"M",    "N",         "K",     "G",         "q",       "align",
+                                        "bias", "ce_queues", "dtype", "out_dtype", "b_layout"};
+
 /// What a new operator lacks; empty if it is whole.
 std::string missing(const OperatorDef& op) {
   if (op.name.empty()) return "a name";
@@ -42,6 +46,9 @@ std::string missing(const OperatorDef& op) {
     return "the families library and serial, first";
   for (const FamilyDef& family : op.families)
     if (family.make == nullptr) return base::format("make of family {}", family.name);
+  for (const FieldDef& field : op.fields)
+    if (std::find(std::begin(kParams), std::end(kParams), field.name) != std::end(kParams))
+      return base::format("another name for field {}, which every schedule has", field.name);
   const auto is_output = [](const Arg& arg) { return arg.role == Role::output; };
   if (std::none_of(op.args.begin(), op.args.end(), is_output)) return "an output";
   if (op.make_alone == nullptr) return "make_alone";

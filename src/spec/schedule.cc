@@ -26,9 +26,11 @@ void check_fields(const OpSpec& op, const OperatorDef& def) {
       refuse(base::format("{}: field '{}' is {}, wanted {}", op.to_string(), field.name,
                           found == op.fields.end() ? "missing" : kTypes[found->second.index()], kTypes[type]));
   }
-  for (const auto& [name, value] : op.fields)
-    if (std::none_of(def.fields.begin(), def.fields.end(), [&](const FieldDef& f) { return f.name == name; }))
-      refuse(base::format("{}: {} has no field '{}'", op.to_string(), op.op, name));
+  for (const auto& given : op.fields) {
+    const auto is_given = [&](const FieldDef& field) { return field.name == given.first; };
+    if (std::none_of(def.fields.begin(), def.fields.end(), is_given))
+      refuse(base::format("{}: {} has no field '{}'", op.to_string(), op.op, given.first));
+  }
 }
 
 const OperatorDef& check_op(const OpSpec& op) {

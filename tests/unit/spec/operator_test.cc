@@ -21,6 +21,7 @@ constexpr FamilyDef kFamilies[] = {{.name = "library", .make = make_nothing}, {.
 constexpr FamilyDef kTurned[] = {{.name = "serial", .make = make_nothing}, {.name = "library", .make = make_nothing}};
 constexpr FamilyDef kUnmade[] = {
     {.name = "library", .make = make_nothing}, {.name = "serial", .make = make_nothing}, {.name = "fast"}};
+constexpr FieldDef kSizes[] = {{"M", FieldType::integer, "rows"}};
 const OperatorDef kWhole = {.name = "unit_test",
                             .summary = "nothing",
                             .args = kArgs,
@@ -48,6 +49,8 @@ TEST(Operator, IsRefusedWhereItLacksSomething) {
   EXPECT_EQ(refusal([](OperatorDef& op) { op.families = {}; }), first);
   EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kTurned; }), first);
   EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kUnmade; }), "operator 'unit_test' lacks make of family fast");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.fields = kSizes; }),
+            "operator 'unit_test' lacks another name for field M, which every schedule has");
   EXPECT_EQ(refusal([](OperatorDef& op) { op.args = {}; }), "operator 'unit_test' lacks an output");
   EXPECT_EQ(refusal([](OperatorDef& op) { op.make_alone = nullptr; }), "operator 'unit_test' lacks make_alone");
   EXPECT_EQ(refusal([](OperatorDef& op) { op.meaning = nullptr; }), "operator 'unit_test' lacks meaning");
