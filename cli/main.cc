@@ -121,13 +121,13 @@ void add_sim(CLI::App& app, overlace::cli::SimWords* words) {
   CLI::App* compare = sim->add_subcommand("compare", "All schedule families of an operator, beside bounds");
   run->add_option("--schedule", words->schedule, "FILE.json in place of --family and the shape");
   run->add_option("--family", words->family, "Schedule family")->capture_default_str();
-  run->add_option("--op", words->op, std::string(overlace::spec::kOperators))->capture_default_str();
+  run->add_option("--op", words->op, overlace::spec::operator_names())->capture_default_str();
   run->add_option("--degree", words->degree, "Chunks per shard")->capture_default_str();
   run->add_option("--seeds", words->seeds, "So many runs with noise: p50 and p95");
   run->add_option("--trace", words->trace,
                   "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome), .et (Chakra, a file per rank)");
   run->add_flag("--parts", words->parts, "Parts of fused kernels in the timeline, which a device does not report");
-  compare->add_option("op", words->op, std::string(overlace::spec::kOperators))->required();
+  compare->add_option("op", words->op, overlace::spec::operator_names())->required();
   for (CLI::App* one : {run, compare}) {
     one->add_option("--m", words->m, "Rows of the whole team");
     one->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
@@ -281,7 +281,7 @@ void add_characterise(CLI::App& sim, overlace::cli::LossWords* w) {
 void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
   CLI::App* sweep = sim.add_subcommand("sweep", "Schedules over lists of parameters: table, data, plot");
   overlace::cli::SweepWords* w = &words->sweep;
-  sweep->add_option("op", w->op, std::string(overlace::spec::kOperators))->required();
+  sweep->add_option("op", w->op, overlace::spec::operator_names())->required();
   sweep->add_option("--m", w->m, "Rows of the whole team, such as 1024,2048")->required();
   sweep->add_option("--n", w->n, "Columns, of one rank in ag_gemm")->required();
   sweep->add_option("--k", w->k, "Depth, of one rank in gemm_rs and gemm_ar")->required();
@@ -338,7 +338,7 @@ int run_sim(const CLI::App& sim, const overlace::cli::SimWords& words, const Sim
 /// `explain` is `plan` with the reasons spelled out.
 void add_plan(CLI::App& app, const char* name, const char* what, overlace::cli::PlanWords* words) {
   CLI::App* plan = app.add_subcommand(name, what);
-  plan->add_option("op", words->op, std::string(overlace::spec::kOperators))->capture_default_str();
+  plan->add_option("op", words->op, overlace::spec::operator_names())->capture_default_str();
   plan->add_option("--m", words->m, "Rows of the whole team");
   plan->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
   plan->add_option("--k", words->k, "Depth, of one rank in gemm_rs and gemm_ar");

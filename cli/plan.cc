@@ -17,6 +17,7 @@
 #include "src/base/status.h"
 #include "src/plan/recurrence.h"
 #include "src/sim/schedule/simulation.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -79,12 +80,12 @@ int check(const std::string& file, const spec::Machine& machine) {
 
 std::string plan_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine) {
   std::string out = base::format("{} | {} | {}\n", op.to_string(), machine_line(machine), to_string(plan.tier));
-  const Alternative* library = find(plan, "library");
+  const Alternative* library = find(plan, spec::kLibrary);
   if (!plan.others.empty()) out += base::format("  {:<24}{:>10}  {:<20}{}\n", "schedule", "us", "band", "vs library");
   bool has_chosen = false;
   size_t shown = 0;
   for (const Alternative& a : plan.others) {
-    const bool is_chosen = a.candidate == plan.candidate, is_library = a.candidate.family == "library";
+    const bool is_chosen = a.candidate == plan.candidate, is_library = a.candidate.family == spec::kLibrary;
     if (++shown > kShown && !is_chosen && !is_library) continue;
     has_chosen = has_chosen || is_chosen;
     out +=
@@ -102,8 +103,8 @@ std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const
     if (columns.size() == 2) break;
     if (a.candidate.family != plan.candidate.family) columns.push_back(a.candidate);
   }
-  if (std::none_of(columns.begin(), columns.end(), [](const Candidate& c) { return c.family == "library"; }))
-    columns.push_back({"library", 1});
+  if (std::none_of(columns.begin(), columns.end(), [](const Candidate& c) { return c.family == spec::kLibrary; }))
+    columns.push_back({std::string(spec::kLibrary), 1});
   const plan::Recurrence recurrence(op, machine);
   std::vector<spec::Waterfall> parts;
   std::vector<std::string> names;

@@ -6,6 +6,7 @@
 #include "src/base/format.h"
 #include "src/base/status.h"
 #include "src/spec/names.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -67,9 +68,7 @@ std::string machine_line(const spec::Machine& machine) {
 }
 
 spec::CheckReport check_report(const spec::Schedule& schedule, const spec::Machine& machine) {
-  const bool is_partial = schedule.family.starts_with("compute") || schedule.family.starts_with("comm") ||
-                          schedule.family.starts_with("limit");
-  return spec::check(schedule, machine, {.ranks = {}, .coverage = !is_partial});
+  return spec::check(schedule, machine, {.ranks = {}, .coverage = spec::gives_result(schedule)});
 }
 
 }  // namespace overlace::cli

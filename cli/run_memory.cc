@@ -8,6 +8,7 @@
 #include "overlace/error.h"
 #include "src/base/file.h"
 #include "src/exec/run.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -16,6 +17,19 @@ using base::Result;
 
 constexpr uint64_t kSlack = uint64_t{64} << 20;  // collectives' staging, channels, alignment
 constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+/// `auto` may take it, and it needs the most.
+bool is_large(const spec::FamilyDef& family) {
+  using enum spec::ClosedForm;
+  const bool cuts_rows = family.form == all_shards || family.form == other_shards || family.form == per_shard;
+  return family.has_degree && (cuts_rows || family.form == hosts);
+}
+
+/// Runs beside what is chosen, on the same channel.
+bool is_measured(const spec::FamilyDef& family) {
+  const bool is_baseline = family.name == spec::kLibrary || family.name == spec::kSerial;
+  return is_baseline || family.purpose == spec::Purpose::comm || family.purpose == spec::Purpose::limit;
+}
 
 Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
   uint64_t always = 0, chosen = 0;
@@ -30,15 +44,16 @@ Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
     return {};
   };
   const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
-  for (const char* family : {"serial", "library", "comm", "limit"})
-    OVERLACE_TRY(add(spec::make_schedule(site.op, family, 1, options), false));
+  for (const spec::FamilyDef& family : spec::find_operator(site.op.op)->families)
+    if (is_measured(family)) OVERLACE_TRY(add(spec::make_schedule(site.op, family.name, 1, options), false));
   const auto asked = plan.request.by_site.find(site.name);
   if (asked != plan.request.by_site.end()) {
     OVERLACE_TRY(add(asked->second, true));
     return always + chosen;
   }
-  for (const char* family : {"uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "hierarchical"})
-    for (int degree : {1, 4}) OVERLACE_TRY(add(spec::make_schedule(site.op, family, degree, options), true));
+  for (const spec::FamilyDef& family : spec::find_operator(site.op.op)->families)
+    for (int degree : {1, 4})
+      if (is_large(family)) OVERLACE_TRY(add(spec::make_schedule(site.op, family.name, degree, options), true));
   return always + chosen;
 }
 
@@ -67,7 +82,7 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
   double weights = 0, columns = 0;  // of one layer over all ranks; K and N of ag_gemm and gemm_rs
   for (const model::Site& site : plan.sites) {
     weights += real(site.op.n) * real(site.op.k) * ranks;
-    columns += (site.op.op == "ag_gemm" ? real(site.op.n) : real(site.op.k)) * ranks;
+    columns += (spec::gathers(site.op.op) ? real(site.op.n) : real(site.op.k)) * ranks;
   }
   const double activations = tokens * (columns + 6 * hidden) * element;
   const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input

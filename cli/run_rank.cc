@@ -19,6 +19,7 @@
 #include "overlace/plan.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -149,7 +150,7 @@ Result<double> RankRun::measure_flops() {
 /// is what all ranks of a host send, each once.
 Result<double> RankRun::measure_link() {
   const auto shard_bytes = [](const model::Site& s) {
-    const bool is_ag = s.op.op == "ag_gemm";
+    const bool is_ag = spec::gathers(s.op.op);
     const int64_t elements = s.op.m / s.op.ranks * (is_ag ? s.op.k : s.op.n);
     return static_cast<double>(elements) * static_cast<double>(dtype_bytes(is_ag ? s.op.dtype : s.op.out_dtype));
   };
@@ -240,7 +241,7 @@ Status RankRun::check() {
   if (is_first()) {
     int64_t depth = 0;
     for (const model::Site& site : plan_.sites)
-      depth = std::max(depth, site.op.op == "ag_gemm" ? site.op.k : site.op.k * site.op.ranks);
+      depth = std::max(depth, spec::gathers(site.op.op) ? site.op.k : site.op.k * site.op.ranks);
     result_.error = relative_error(output_, *oracle);
     result_.baseline_error = relative_error(baseline_, *oracle);
     const Verdict verdict =

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/format.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -12,14 +13,9 @@ using base::Json;
 // Two measurements of the same thing differ by more than this part of it, so a share of less says nothing.
 constexpr double kNoRoom = 0.02;
 
-/// The families of gemm_rs and gemm_ar carry the operator's suffix, which the column beside them says already.
+/// Families of some operators carry a suffix, which the column beside them says already.
 std::string without_suffix(const spec::Schedule& schedule) {
-  const std::string suffix = schedule.op == "gemm_rs" ? "_rs" : schedule.op == "gemm_ar" ? "_ar" : "";
-  const std::string& family = schedule.family;
-  if (!suffix.empty() && family.size() > suffix.size() && family.ends_with(suffix)) {
-    return family.substr(0, family.size() - suffix.size());
-  }
-  return family;
+  return std::string(spec::without_suffix(schedule.op, schedule.family));
 }
 
 std::string percent(const std::optional<double>& share) {

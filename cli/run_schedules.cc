@@ -6,6 +6,7 @@
 #include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/spec/check.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -143,9 +144,11 @@ Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan
   }
   const auto name = parse_schedule_name(text);
   if (!name.ok()) return name.status();
-  for (const char* part : {"compute", "comm", "limit"})
-    if (name->first == part)
+  for (const model::Site& site : plan.sites) {
+    const spec::FamilyDef* family = spec::find_family(*spec::find_operator(site.op.op), name->first);
+    if (family != nullptr && family->purpose != spec::Purpose::plan)
       return base::invalid_argument("--schedule is {}, which measures a part and gives no result", text);
+  }
   try {
     const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
     for (const model::Site& site : plan.sites)

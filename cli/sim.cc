@@ -110,8 +110,10 @@ int sim_run(const SimWords& words) {
 
 namespace {
 
-/// compute, comm and limit measure parts: nothing to choose.
-bool is_reference(const std::string& family) { return family == "compute" || family == "comm" || family == "limit"; }
+/// It measures a part: nothing to choose.
+bool is_reference(const spec::OpSpec& op, const std::string& family) {
+  return spec::find_family(*spec::find_operator(op.op), family)->purpose != spec::Purpose::plan;
+}
 
 struct Row {
   std::string family;
@@ -146,8 +148,8 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
       if (!row.problem.empty()) break;
     }
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
-    const auto key = [](const Row& r) { return std::tuple(is_reference(r.family), !r.problem.empty(), r.us); };
+  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
+    const auto key = [&](const Row& r) { return std::tuple(is_reference(op, r.family), !r.problem.empty(), r.us); };
     return key(a) < key(b);
   });
   return rows;
@@ -159,11 +161,11 @@ int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
   const spec::Machine machine = spec::find_machine(words.machine);
   const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
-  if (spec::families(op.op).empty()) refuse(base::format("operator is {}, wanted {}", op.op, spec::kOperators));
+  if (spec::families(op.op).empty()) refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names()));
   const std::vector<Row> rows = compare(op, machine, words.calls);
   double library_us = 0, slowest_us = 0;
   for (const Row& row : rows) {
-    if (row.family == "library") library_us = row.us;
+    if (row.family == spec::kLibrary) library_us = row.us;
     slowest_us = std::max(slowest_us, row.us);
   }
   std::string text = base::format("{} | {}\n  {:<22}{:>3}{:>10}{:>10}{:>12}\n", op.to_string(), machine_line(machine),
@@ -177,8 +179,9 @@ int sim_compare(const SimWords& words) {
       one.set("problem", row.problem);
     } else {
       const auto bar = static_cast<size_t>(30 * row.us / slowest_us + 0.5);
-      text += base::format("  {:<22}{:>3}{:>10.1f}{:>10.1f}{:>11.2f}x {}\n", row.family, row.degree, row.us,
-                           row.bound_us, library_us / row.us, std::string(bar, is_reference(row.family) ? '.' : '#'));
+      text +=
+          base::format("  {:<22}{:>3}{:>10.1f}{:>10.1f}{:>11.2f}x {}\n", row.family, row.degree, row.us, row.bound_us,
+                       library_us / row.us, std::string(bar, is_reference(op, row.family) ? '.' : '#'));
       one.set("us", row.us).set("bound_us", row.bound_us).set("host_us", row.host_us);
     }
     list.push_back(std::move(one));

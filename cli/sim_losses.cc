@@ -41,11 +41,16 @@ struct Losses {
   std::vector<Row> rows;
 };
 
-/// Neither a part alone, nor a collective of the library, nor of several hosts; shard_p2p is hetero_unfused_1d, q 1.
-bool is_decomposition(const std::string& family) {
-  for (const char* other : {"compute", "comm", "limit", "library", "serial", "hierarchical", "shard_p2p"})
-    if (family == other) return false;
-  return true;
+/// Its products are cut into parts that are rows or columns of a result.
+bool has_parts(const spec::OperatorDef& op) {
+  return !op.flow.sums_rows && spec::find_family(op.name, spec::ClosedForm::slabs);
+}
+
+/// Cuts products. A family that needs to know of hosts is left out, and one without a degree whose form another has.
+bool is_decomposition(const spec::FamilyDef& family) {
+  using enum spec::ClosedForm;
+  const bool cuts = family.form != none && family.form != library && family.form != serial && family.form != hosts;
+  return cuts && (family.has_degree || family.form != per_shard);
 }
 
 Losses losses_of(const spec::OpSpec& op, const spec::Machine& machine, const std::vector<int64_t>& degrees) {
@@ -54,17 +59,18 @@ Losses losses_of(const spec::OpSpec& op, const spec::Machine& machine, const std
   const sim::PartTimes transfer = sim::part_times(spec::make_schedule(op, "comm", 1), machine).value();
   out.whole.transfers = transfer.transfers;
   out.whole.transfer_us = transfer.transfer_us;
-  const bool is_gather = op.op == "ag_gemm";
+  const bool is_gather = spec::gathers(op.op);
   const double row_bytes = static_cast<double>(is_gather ? op.k : op.n) *
                            static_cast<double>(dtype_bytes(is_gather ? op.dtype : op.out_dtype));
   const double shard = std::ceil(static_cast<double>(op.m) / op.ranks) * row_bytes;
-  const int passes = op.op == "gemm_ar" ? 2 : 1;
+  const int passes = spec::flow_of(op.op).passes;
   const auto store_us = [&](int64_t parts) {
     return passes * sim::store_transfer_us(machine, shard, op.ranks - 1, parts, machine.sms);
   };
   out.whole_store_us = store_us(1);
-  for (const std::string& family : spec::families(op.op)) {
-    if (!is_decomposition(family)) continue;
+  for (const spec::FamilyDef& def : spec::find_operator(op.op)->families) {
+    if (!is_decomposition(def)) continue;
+    const std::string family(def.name);
     std::string last;
     for (const int64_t degree : degrees) {
       try {
@@ -163,7 +169,8 @@ std::string svg_of(const spec::OpSpec& op, const spec::Machine& machine, const L
     const auto q = static_cast<double>(row.degree);
     add(panels[0], row.family, q, 1 + loss(row.parts.product_us, losses.whole.product_us));
     if (row.parts.transfers == 0) continue;
-    add(panels[1], row.family == "uniform_fused_2d" ? "copies of columns (2-D)" : "copies of rows", q,
+    add(panels[1],
+        spec::form_of(op.op, row.family) == spec::ClosedForm::slabs ? "copies of columns (2-D)" : "copies of rows", q,
         1 + loss(row.parts.transfer_us, losses.whole.transfer_us));
     if (row.store_us > 0) add(panels[1], "stores of all SMs", q, 1 + loss(row.store_us, losses.whole_store_us));
   }
@@ -194,8 +201,9 @@ int sim_characterise(const LossWords& words) {
     throw_error(Errc::not_supported,
                 base::format("sim: machine {} has limits only, wanted costs of gemm, copy and link", machine.name));
   const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
-  if (!spec::is_operator(op.op) || op.op == "ag_wgrad")  // whose parts are no rows of a result
-    refuse("operator is " + op.op + ", wanted ag_gemm, gemm_rs or gemm_ar");
+  const spec::OperatorDef* def = spec::find_operator(op.op);
+  if (def == nullptr || !has_parts(*def))
+    refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names(has_parts)));
   if (op.ranks < 2) refuse(base::format("--ranks is {}, wanted at least 2: one rank sends nothing", op.ranks));
   const Losses losses = losses_of(op, machine, degrees);
   const std::string table = table_of(op, machine, losses), json = json_of(op, machine, losses).dump(2) + "\n";

@@ -82,11 +82,12 @@ Row row_of(const Point& point, const spec::OpSpec& op, const spec::Machine& mach
 
 std::vector<std::string> families_of(const SweepWords& words) {
   const std::vector<std::string> known = spec::families(words.op);
-  if (known.empty()) refuse(base::format("operator is {}, wanted {}", words.op, spec::kOperators));
+  if (known.empty()) refuse(base::format("operator is {}, wanted {}", words.op, spec::operator_names()));
   std::vector<std::string> out;
   if (words.families == "all") {
-    for (const std::string& family : known)
-      if (family != "compute" && family != "comm") out.push_back(family);
+    for (const spec::FamilyDef& family : spec::find_operator(words.op)->families)
+      if (family.purpose == spec::Purpose::plan || family.purpose == spec::Purpose::limit)
+        out.emplace_back(family.name);
     return out;
   }
   for (const std::string& family : words_of(words.families)) {
@@ -122,7 +123,7 @@ std::vector<Row> sweep(const SweepWords& words) {
             if (ranks > kMaxRanks) refuse(base::format("--ranks has {}, wanted at most {}", ranks, kMaxRanks));
             const Point point{machine.name, ranks, m, n, k};
             const spec::OpSpec op = op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMaxRanks);
-            const double library_us = row_of(point, op, machine, "library", {1}, words.calls).us;
+            const double library_us = row_of(point, op, machine, std::string(spec::kLibrary), {1}, words.calls).us;
             for (const std::string& family : families) {
               rows.push_back(row_of(point, op, machine, family, degrees, words.calls));
               rows.back().library_us = library_us;

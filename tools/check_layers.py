@@ -46,6 +46,7 @@ PUBLIC = {
     "tensor.h": "base",
     "machine.h": "spec",
     "schedule.h": "spec",
+    "operator.h": "spec",
     "cost_model.h": "spec",
     "plan.h": "plan",
     "sim.h": "sim",

@@ -61,10 +61,10 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
   const std::vector<int64_t> off = spec::row_offsets(op);
   const size_t rank = static_cast<size_t>(channel.team().rank());
   const int64_t mine = off[rank + 1] - off[rank];
-  const bool is_wgrad = c.op == "ag_wgrad";
+  const bool is_wgrad = spec::flow_of(c.op).sums_rows;
   const int64_t rows_a = spec::gathers(c.op) ? mine : c.m;
   const int64_t rows_b = is_wgrad ? c.m : c.n, cols_b = is_wgrad ? c.n : c.k;
-  const int64_t rows_out = c.op == "gemm_rs" ? mine : is_wgrad ? c.k : c.m;
+  const int64_t rows_out = spec::stays_with_owner(c.op) ? mine : is_wgrad ? c.k : c.m;
   const int64_t element = static_cast<int64_t>(dtype_bytes(c.dtype));
   const int64_t bytes = (rows_a * c.k + rows_b * cols_b + rows_out * c.columns()) * element;
   const int64_t sets = std::clamp<int64_t>((kRotatedBytes + bytes - 1) / std::max<int64_t>(bytes, 1) + 1, 2, 24);
@@ -100,7 +100,7 @@ spec::OpSpec Workload::op() const {
   op.k = case_.k;
   op.ranks = channel_->team().size();
   op.dtype = op.out_dtype = case_.dtype;
-  op.b_layout = case_.op == "ag_wgrad" ? spec::BLayout::kn : spec::BLayout::nk;
+  op.b_layout = spec::flow_of(case_.op).sums_rows ? spec::BLayout::kn : spec::BLayout::nk;
   op.activation = case_.activation;
   return op;
 }
@@ -115,7 +115,7 @@ Normal Workload::left(int rank, int64_t row) const {
 
 Normal Workload::right(int rank) const {
   const double parts = spec::gathers(case_.op) ? 1 : channel_->team().size();
-  const double total = static_cast<double>(case_.op == "ag_wgrad" ? case_.m : case_.k) * parts;
+  const double total = static_cast<double>(spec::flow_of(case_.op).sums_rows ? case_.m : case_.k) * parts;
   return Normal{data_.seed, 1000u + static_cast<uint64_t>(rank), 1.0 / std::sqrt(total), 0, 0, data_.is_ramp};
 }
 
@@ -164,24 +164,22 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
   OVERLACE_TRY(device_->synchronize());
   std::vector<Factor> factors;
   const int size = channel_->team().size();
-  if (case_.op == "ag_gemm") {
-    factors.push_back({left(0, 0), right(channel_->team().rank()), case_.k});
+  const spec::Dataflow flow = spec::flow_of(case_.op);
+  if (flow.gathers) {
+    factors.push_back({left(0, 0), right(channel_->team().rank()), flow.sums_rows ? case_.m : case_.k});
     factors[0].is_gated = case_.activation == spec::Activation::swiglu;
-  } else if (case_.op == "ag_wgrad") {
-    factors.push_back({left(0, 0), right(channel_->team().rank()), case_.m});
-    factors[0].left.is_transposed = factors[0].right.is_transposed = true;
+    factors[0].left.is_transposed = factors[0].right.is_transposed = flow.sums_rows;
   } else {
     for (int r = 0; r < size; ++r) factors.push_back({left(r, 0), right(r), case_.k});
   }
-  return device_->check(out, factors, case_.op == "gemm_rs" ? first_row() : 0, case_.dtype,
+  return device_->check(out, factors, spec::stays_with_owner(case_.op) ? first_row() : 0, case_.dtype,
                         device_->is_gpu() ? kSamplesGpu : kSamplesCpu, data_.seed + 17);
 }
 
 double Workload::bytes_sent() const {
   const double g = channel_->team().size(), element = static_cast<double>(dtype_bytes(case_.dtype));
   const double width = static_cast<double>(spec::gathers(case_.op) ? case_.k : case_.n);
-  const double passes = case_.op == "gemm_ar" ? 2 : 1;
-  return passes * (g - 1) * static_cast<double>(case_.m) / g * width * element;
+  return spec::flow_of(case_.op).passes * (g - 1) * static_cast<double>(case_.m) / g * width * element;
 }
 
 base::Status Workload::keep_reference() {

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "overlace/operator.h"
 #include "src/base/format.h"
 #include "src/plan/pick.h"
 
@@ -76,7 +77,7 @@ Row row_of(const Case& members, const spec::Machine& machine) {
   const auto is_faster = [](const Measured* a, const Measured* b) { return a->measured_us() < b->measured_us(); };
   Row out{*std::min_element(members.begin(), members.end(), is_faster), members.size(), {}};
   const auto library =
-      std::find_if(members.begin(), members.end(), [](const Measured* m) { return m->family == "library"; });
+      std::find_if(members.begin(), members.end(), [](const Measured* m) { return m->family == spec::kLibrary; });
   for (const Chooser chooser : kChoosers) {
     Choice& one = out.choices.emplace_back();
     const std::optional<size_t> index = chosen(members, machine, chooser);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "overlace/error.h"
+#include "overlace/operator.h"
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/statistics.h"
@@ -74,7 +75,11 @@ void hold_out(std::vector<Measured>& list) {
   }
 }
 
-bool is_valid_output(const Measured& m) { return m.family != "compute" && m.family != "comm" && m.family != "limit"; }
+bool is_valid_output(const Measured& m) {
+  const spec::OperatorDef* op = spec::find_operator(m.op.op);
+  const spec::FamilyDef* family = op == nullptr ? nullptr : spec::find_family(*op, m.family);
+  return family == nullptr || family->purpose == spec::Purpose::plan;
+}
 
 using Found = std::map<std::tuple<Problem, std::string, int, int64_t>, Measured>;
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "src/exec/run.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -349,8 +350,9 @@ std::vector<std::vector<Point>> operator_points(const PointOptions& o, const spe
     out.emplace_back();
     uint64_t heap_bytes = 0;
     for (const plan::Candidate& candidate : plan::candidates(op, machine)) {
-      const bool is_fine = candidate.degree > kMostDegree && candidate.family != "tma_slot";
-      if (is_fine || (candidate.family == "library" && !o.has_collectives)) continue;
+      const bool is_fine =
+          candidate.degree > kMostDegree && spec::form_of(op.op, candidate.family) != spec::ClosedForm::tile_kernel;
+      if (is_fine || (candidate.family == spec::kLibrary && !o.has_collectives)) continue;
       Point p = point(o, Probe::operators, 1, spec::make_schedule(op, candidate.family, candidate.degree));
       p.op = op;
       p.candidate = candidate;
@@ -363,7 +365,9 @@ std::vector<std::vector<Point>> operator_points(const PointOptions& o, const spe
       out.back().push_back(std::move(p));
     }
   };
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  for (const spec::OperatorDef* op : spec::operators()) {
+    if (op->flow.sums_rows) continue;  // it goes by the model alone
+    const std::string name(op->name);
     if (o.is_gpu)
       std::for_each(std::begin(kGpuProblems), std::end(kGpuProblems), [&](const Shape& s) { add(name, s); });
     if (!o.is_gpu)

@@ -135,8 +135,8 @@ struct Task {
 
 struct Schedule {
   int version = 1;
-  std::string op;      // ag_gemm | ag_wgrad | gemm_rs | gemm_ar
-  std::string family;  // "hetero_fused_1d", mirrors end in _rs, _ar
+  std::string op;      // name of an operator (overlace/operator.h)
+  std::string family;  // name of one of its families and its suffix: "hetero_fused_1d", "hetero_fused_1d_rs"
   Params params;       // M, N, K, G, q, dtype, ...
   std::map<std::string, Expr, std::less<>> consts;
   Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns;
@@ -166,7 +166,7 @@ enum class Activation { none, swiglu };
 /// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, K is local
 /// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias.
 struct OpSpec {
-  std::string op;  // ag_gemm | ag_wgrad | gemm_rs | gemm_ar
+  std::string op;  // name of an operator: ag_gemm, ag_wgrad, gemm_rs, gemm_ar, or one that was added
   int64_t m = 0, n = 0, k = 0;
   int ranks = 1;
   DType dtype = DType::bf16;
@@ -176,6 +176,7 @@ struct OpSpec {
   bool gathered = false;                     // ag_gemm, ag_wgrad: the gathered A is a result too
   Activation activation = Activation::none;  // ag_gemm; with swiglu N, of B, is even, and C is (M, N / 2)
   std::vector<int64_t> row_offsets;          // empty: torch.tensor_split
+  Params fields = {};                        // what OperatorDef::fields names
   /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
   std::string to_string() const;
 };

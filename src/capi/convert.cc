@@ -62,7 +62,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   OVERLACE_TRY(check_not_null({call, "op.name"}, op->name));
   const std::string_view name = op->name;
   if (!spec::is_operator(name))
-    return base::invalid_argument("{}: op.name is \"{}\", wanted {}", call, name, spec::kOperators);
+    return base::invalid_argument("{}: op.name is \"{}\", wanted {}", call, name, spec::operator_names());
   const auto refuse = [&](std::string_view field, int64_t got, std::string_view wanted) {
     return base::invalid_argument("{}: op.{} is {}, wanted {}", call, field, got, wanted);
   };

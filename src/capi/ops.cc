@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "overlace/net_engine.h"
+#include "overlace/operator.h"
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/ag_wgrad.h"
 #include "overlace/ops/gemm_ar.h"
@@ -50,7 +51,8 @@ base::Status enter_call(std::string_view name, const ovl_channel* channel, const
 /// Chosen schedules that the heap has no room for, or that differ between ranks, give way to one for all: that the call
 /// cannot be made so is known to all ranks.
 template <class Args>
-base::Status run_or_refuse(const Call& call, const base::Status& read, const Args& args, std::string_view local_param) {
+base::Status run_or_refuse(const Call& call, const base::Status& read, const Args& args, std::string_view op) {
+  const std::string_view local_param = spec::find_operator(op)->local_param;
   Channel& channel = *call.channel->channel;
   ScheduleObject& schedule = *call.schedule;
   if (!read.ok()) return exec::refuse(channel, schedule.plan().schedule, local_param, read);
@@ -131,7 +133,7 @@ int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule
     own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
     if (read.ok()) read = check_activation({"ovl_ag_gemm", "args.activation"}, args->activation);
     own.activation = static_cast<spec::Activation>(args->activation);
-    return run_or_refuse(call, read, own, "N");
+    return run_or_refuse(call, read, own, "ag_gemm");
   });
 }
 
@@ -146,7 +148,7 @@ int ovl_ag_wgrad(ovl_channel* channel, const ovl_ag_wgrad_args* args, ovl_schedu
                                                            {"args.c", &args->c, &own.c},
                                                            {"args.a", &args->a, &own.a}});
     own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
-    return run_or_refuse(call, read, own, "N");
+    return run_or_refuse(call, read, own, "ag_wgrad");
   });
 }
 
@@ -161,7 +163,7 @@ int ovl_gemm_rs(ovl_channel* channel, const ovl_gemm_rs_args* args, ovl_schedule
                                                           {"args.out", &args->out, &own.out},
                                                           {"args.bias", &args->bias, &own.bias}});
     own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
-    return run_or_refuse(call, read, own, "K");
+    return run_or_refuse(call, read, own, "gemm_rs");
   });
 }
 
@@ -175,7 +177,7 @@ int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule
                                                           {"args.b", &args->b, &own.b},
                                                           {"args.out", &args->out, &own.out},
                                                           {"args.bias", &args->bias, &own.bias}});
-    return run_or_refuse(call, read, own, "K");
+    return run_or_refuse(call, read, own, "gemm_ar");
   });
 }
 

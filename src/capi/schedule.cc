@@ -9,6 +9,7 @@
 #include "src/capi/convert.h"
 #include "src/spec/check.h"
 #include "src/spec/heap_layout.h"
+#include "src/spec/operators.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
@@ -92,7 +93,7 @@ base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view l
   const bool fits_all = std::all_of(votes.begin(), votes.end(), [&](const Vote& vote) {
     return ops::supports(channel, with(vote.value), remade(with(vote.value))).ok();
   });
-  spec::Schedule next = fits_all ? remade(chosen->op) : spec::make_schedule(chosen->op, "library");
+  spec::Schedule next = fits_all ? remade(chosen->op) : spec::make_schedule(chosen->op, spec::kLibrary);
   if (needs_less && spec::heap_bytes(next, chosen->op.ranks) >= taken) return false;
   std::string reason = choice.reason + (fits_all ? "" : "; not all ranks can take it: library");
   if (needs_less)

@@ -9,9 +9,8 @@
 #include "overlace/plan.h"
 #include "src/base/format.h"
 #include "src/plan/decide.h"
-#include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
-#include "src/spec/fused_pod.h"
+#include "src/spec/fusable.h"
 #include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
 
@@ -75,7 +74,7 @@ spec::Machine machine_of(const spec::OpSpec& op, const Hardware& hardware, const
   const double row = is_ag ? static_cast<double>(op.k) * static_cast<double>(dtype_bytes(op.dtype))
                            : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
   const double whole = static_cast<double>(op.m) * row, sent = whole * (op.ranks - 1) / op.ranks;
-  const double collective = t.gemm > 0 ? (op.op == "gemm_ar" ? 2 : 1) * t.transfer + costs.collective : 0;
+  const double collective = t.gemm > 0 ? spec::flow_of(op.op).passes * t.transfer + costs.collective : 0;
   spec::Machine out;
   out.ranks = op.ranks;
   out.gemm.tiles = {{1, 1, {0}, {0}}};
@@ -92,17 +91,18 @@ spec::Machine machine_of(const spec::OpSpec& op, const Hardware& hardware, const
   return out;
 }
 
-/// Parts of other hosts' rows cross once per host. What a host has of its own hides them: computed first in ag_gemm,
-/// last in the others, where host sums are taken one product after their partials and gemm_ar sends its sums behind the
-/// rest.
+/// Parts of other hosts' rows cross once per host. What a host has of its own hides them: computed first where rows are
+/// gathered, last in the others, where host sums are taken one product after their partials and sums that come back to
+/// all are sent behind the rest.
 double hierarchical_us(const spec::OpSpec& op, const Times& flat, const Costs& costs, int q, int hosts) {
   const int width = op.ranks / hosts, parts = q * (hosts - 1);
+  const bool is_gather = spec::gathers(op.op);
   const Times t{flat.gemm, flat.transfer / width, flat.reduce};
   const double gemm = gemm_beside_traffic_us(t, costs), far = gemm * (hosts - 1) / hosts;
   const double part = far / parts + costs.launch, transfer = t.transfer / parts + costs.copy * width;
-  double computed = op.op == "ag_gemm" ? gemm - far + 2 * costs.launch : 0, link = 0;
+  double computed = is_gather ? gemm - far + 2 * costs.launch : 0, link = 0;
   for (int i = 0; i < parts; ++i) {
-    if (op.op == "ag_gemm") {
+    if (is_gather) {
       link += transfer;
       computed = std::max(computed, link) + part;
     } else {
@@ -110,9 +110,9 @@ double hierarchical_us(const spec::OpSpec& op, const Times& flat, const Costs& c
       link = std::max(link, computed + part) + transfer;
     }
   }
-  if (op.op == "ag_gemm") return computed;
+  if (is_gather) return computed;
   const double summed = std::max(gemm + (parts + 2) * costs.launch, link) + t.reduce * (1 + 1.0 / q);
-  return op.op == "gemm_ar" ? summed + t.transfer + q * costs.copy * width : summed;
+  return spec::returns_to_all(op.op) ? summed + t.transfer + q * costs.copy * width : summed;
 }
 
 Choice chosen(const spec::OpSpec& op, Candidate candidate, std::string reason, spec::Params options = {}) {
@@ -123,12 +123,12 @@ Choice chosen(const spec::OpSpec& op, Candidate candidate, std::string reason, s
 }
 
 Choice library(const spec::OpSpec& op, std::string reason) {
-  return chosen(op, {"library", 1}, std::move(reason) + ": library");
+  return chosen(op, {std::string(spec::kLibrary), 1}, std::move(reason) + ": library");
 }
 
 /// The library is always left.
 bool fits(const spec::OpSpec& op, const Candidate& candidate, uint64_t heap_bytes, const spec::Params& options = {}) {
-  if (heap_bytes == 0 || candidate.family == "library") return true;
+  if (heap_bytes == 0 || candidate.family == spec::kLibrary) return true;
   return spec::heap_bytes(spec::make_schedule(op, candidate.family, candidate.degree, options), op.ranks) <= heap_bytes;
 }
 
@@ -153,8 +153,8 @@ Choice choose_for_few_tokens(const spec::OpSpec& op, uint64_t heap_bytes) {
   const Recurrence recurrence(op, machine);
   Decision found;
   found.tier = Tier::recurrence;
-  for (const char* family : {"one_shot", "library"}) {
-    const Candidate candidate = {family, 1};
+  for (const spec::ClosedForm form : {spec::ClosedForm::small_m_kernel, spec::ClosedForm::library}) {
+    const Candidate candidate = {std::string(spec::find_family(op.op, form)->name), 1};
     if (!fits(op, candidate, heap_bytes)) continue;
     found.others.push_back(with_band(op, machine, Tier::recurrence, candidate, recurrence.us(candidate).value()));
   }
@@ -165,60 +165,56 @@ Choice choose_for_few_tokens(const spec::OpSpec& op, uint64_t heap_bytes) {
 
 bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
 
+/// Families that the rule tries, in its order.
+std::vector<const spec::FamilyDef*> families_of_rule(const spec::OpSpec& op) {
+  std::vector<const spec::FamilyDef*> out;
+  for (const spec::FamilyDef& family : spec::find_operator(op.op)->families)
+    if (family.rule > 0) out.push_back(&family);
+  std::sort(out.begin(), out.end(), [](const auto* a, const auto* b) { return a->rule < b->rule; });
+  return out;
+}
+
 }  // namespace
-
-bool is_fusable(const spec::OpSpec& op) {
-  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == spec::BLayout::nk && op.n > 0 &&
-         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.gathered && spec::has_empty_shard(op)) &&
-         !(op.activation == spec::Activation::swiglu && op.n % 16 != 0);
-}
-
-bool has_few_tokens(const spec::OpSpec& op) {
-  return op.op != "ag_wgrad" && op.activation == spec::Activation::none && op.m > 0 && op.m <= kOneShotTokens &&
-         is_fusable(op);
-}
 
 Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   if (op.ranks == 1) return library(op, "one rank has nothing to transfer");
+  if (spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return library(op, "no closed form of " + op.op);
   if (hardware.flops_per_s <= 0) return library(op, "the GEMM rate of this machine is unknown");
   if (hardware.link_bytes_per_s <= 0) return library(op, "copies cost the computing core itself");
   const bool is_one = hardware.hosts == 1;
   const Costs& costs = hardware.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
   const Times t = times_of(op, hardware, costs);
-  if (hardware.is_gpu && is_one && has_few_tokens(op)) return choose_for_few_tokens(op, hardware.heap_bytes);
+  if (hardware.is_gpu && is_one && spec::has_few_tokens(op)) return choose_for_few_tokens(op, hardware.heap_bytes);
   if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t, hardware.heap_bytes);
   if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 
-  // With one rank a host each piece crosses once anyway. ag_wgrad has no family that knows hosts.
-  const int hosts =
-      op.op != "ag_wgrad" && op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks ? hardware.hosts : 1;
+  // With one rank a host each piece crosses once anyway.
+  const spec::OperatorDef& def = *spec::find_operator(op.op);
+  const bool may_span = def.knows_hosts && op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks;
+  const int hosts = may_span ? hardware.hosts : 1;
   const spec::Params options = {{"hosts", int64_t{hosts}}};
   const spec::Machine machine = machine_of(op, hardware, t, costs);
   const Recurrence recurrence(op, machine);
-  const double whole = recurrence.us({"library", 1}).value();
+  const double whole = recurrence.us({std::string(spec::kLibrary), 1}).value();
   Candidate best;
   double best_us = whole * (1 - kMinGain);
-  const auto consider = [&](const char* family, int q, std::optional<double> us) {
-    if (!us || *us >= best_us || !fits(op, {family, q}, hardware.heap_bytes, options)) return;
+  const auto consider = [&](const Candidate& candidate, std::optional<double> us) {
+    if (!us || *us >= best_us || !fits(op, candidate, hardware.heap_bytes, options)) return;
     best_us = *us;
-    best = {family, q};
+    best = candidate;
   };
+  // A host's sums wait for one rank more: behind a GEMM longer than the flat transfer that was measured to lose.
+  const bool may_cross_once = hosts > 1 && (!spec::stays_with_owner(op.op) || t.gemm < t.transfer);
+  const std::vector<const spec::FamilyDef*> families = families_of_rule(op);
   for (const int q : kDegrees) {
     if (op.m / op.ranks < q * 16) break;
-    // uniform_fused_1d of ag_gemm copies its own rows for nothing.
-    if (op.op == "ag_wgrad") {
-      for (const char* family : {"hetero_unfused_1d", "uniform_fused_2d"})
-        consider(family, q, recurrence.us({family, q}));
-      continue;
+    for (const spec::FamilyDef* family : families) {
+      const Candidate candidate = {std::string(family->name), q};
+      if (family->form != spec::ClosedForm::hosts)
+        consider(candidate, recurrence.us(candidate));
+      else if (may_cross_once)
+        consider(candidate, hierarchical_us(op, t, costs, q, hosts) + recurrence.activation_us());
     }
-    for (const char* family : {"hetero_unfused_1d", "hetero_fused_1d", "uniform_fused_1d"})
-      if (op.op != "ag_gemm" || family != std::string_view("uniform_fused_1d"))
-        consider(family, q, recurrence.us({family, q}));
-    if (op.op == "gemm_ar") consider("grouped_unfused_1d", q, recurrence.us({"grouped_unfused_1d", q}));
-    // A host's sums wait for one rank more: behind a GEMM longer than the flat transfer that was measured to lose.
-    const bool may_cross_once = hosts > 1 && (op.op != "gemm_rs" || t.gemm < t.transfer);
-    if (may_cross_once)
-      consider("hierarchical", q, hierarchical_us(op, t, costs, q, hosts) + recurrence.activation_us());
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
   if (best.family.empty()) {

@@ -7,6 +7,7 @@
 #include "src/base/format.h"
 #include "src/plan/pick.h"
 #include "src/plan/recurrence.h"
+#include "src/spec/operators.h"
 
 namespace overlace::plan {
 
@@ -38,13 +39,13 @@ void settle(const spec::OpSpec& op, const spec::Machine& machine, Decision* deci
   const std::optional<Pick> picked = pick(op, errors_of(machine, decision->tier), others);
   std::string& reason = decision->reason;
   if (!picked) {
-    decision->candidate = {"library", 1};
+    decision->candidate = {std::string(spec::kLibrary), 1};
     reason = "no model of the library's own path on this machine: library";
     return;
   }
   const Alternative& best = others[picked->best];
   decision->candidate = others[picked->chosen].candidate;
-  if (best.candidate.family == "library") {
+  if (best.candidate.family == spec::kLibrary) {
     reason = base::format("library {:.1f} us, nothing is faster", best.us);
   } else if (picked->chosen != picked->best) {
     reason = base::format("{} {:.1f} us, library {:.1f} us: a gain of {:.1f} % is too little: library",

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "overlace/operator.h"
+
 namespace overlace::plan {
 namespace {
 
@@ -39,7 +41,7 @@ double p90_error(const spec::Machine::Errors& errors, const spec::OpSpec& op, st
 std::optional<Pick> pick(const spec::OpSpec& op, const spec::Machine::Errors& errors,
                          const std::vector<Alternative>& list) {
   const auto library =
-      std::find_if(list.begin(), list.end(), [](const Alternative& a) { return a.candidate.family == "library"; });
+      std::find_if(list.begin(), list.end(), [](const Alternative& a) { return a.candidate.family == spec::kLibrary; });
   if (library == list.end()) return std::nullopt;
   const auto is_less = [](const Alternative& a, const Alternative& b) { return a.us < b.us; };
   const double least = std::min_element(list.begin(), list.end(), is_less)->us;

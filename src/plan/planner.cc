@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <span>
+#include <optional>
 #include <utility>
 
 #include "overlace/error.h"
@@ -12,9 +11,9 @@
 #include "src/base/status.h"
 #include "src/plan/cache.h"
 #include "src/plan/decide.h"
-#include "src/plan/fusable.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/cost_model.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -23,27 +22,9 @@ namespace {
 using spec::Machine;
 using spec::OpSpec;
 
-constexpr size_t kSimulated = 8;           // of the candidates, the best of the recurrence
-constexpr size_t kProbed = 3;              // of these, the best, besides the library
-constexpr size_t kKept = 4096;             // plans
-constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
-constexpr std::array kDegrees = {1, 2, 4, 8, 16};
-/// GPUs: degrees beyond, and one batch of all peers' shards (hetero_fused_1d q 1), were not measured, and models that
-/// are half a percent off would take them for as little.
-constexpr int kMostMeasured = 4;
-constexpr std::array kSlabs = {4, 8};     // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
-constexpr std::array kTileGroups = {64};  // of tma_slot: what its kernel was measured with
-constexpr std::array kBands = {4, 8};     // of gemm_ar: 1 and 16 were seldom ahead (docs/results/h200x2.md)
-
-bool has_degree(std::string_view family) {
-  return family != "library" && family != "serial" && family != "shard_p2p" && family != "one_shot";
-}
-
-/// Only measure a part, need to know of hosts, or are another family at a degree (shard_p2p: hetero_unfused_1d q 1).
-bool is_no_candidate(std::string_view family) {
-  return family == "compute" || family == "comm" || family == "limit" || family == "hierarchical" ||
-         family == "shard_p2p";
-}
+constexpr size_t kSimulated = 8;  // of the candidates, the best of the recurrence
+constexpr size_t kProbed = 3;     // of these, the best, besides the library
+constexpr size_t kKept = 4096;    // plans
 
 /// Exact up to 256, then eight per octave, upwards.
 int64_t bucket_of(int64_t m) {
@@ -61,6 +42,7 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
       op.gathered ? " gathered" : "", op.activation == spec::Activation::swiglu ? " swiglu" : "",
       options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
   for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
+  for (const auto& [name, value] : op.fields) out += base::format(" {}={}", name, spec::text_of(value));
   return out;
 }
 
@@ -76,7 +58,8 @@ Decision by_rule(const OpSpec& op, const Machine& machine) {
 }  // namespace
 
 std::string to_string(const Candidate& candidate) {
-  return has_degree(candidate.family) ? base::format("{} q {}", candidate.family, candidate.degree) : candidate.family;
+  return spec::has_degree(candidate.family) ? base::format("{} q {}", candidate.family, candidate.degree)
+                                            : candidate.family;
 }
 
 std::string to_string(Tier tier) {
@@ -95,38 +78,27 @@ std::string to_string(Tier tier) {
 
 std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   std::vector<Candidate> out;
-  for (const std::string& family : spec::families(op.op)) {
-    if (is_no_candidate(family)) continue;
-    const bool is_gather = spec::gathers(op.op), is_slab = family == "uniform_fused_2d";
-    if (family == "k_slab" || family == "tma_slot") {
-      if (!machine.is_gpu || !is_fusable(op)) continue;
-      const std::span<const int> degrees = family == "k_slab"   ? std::span<const int>(kSlabs)
-                                           : op.op == "gemm_ar" ? std::span<const int>(kBands)
-                                                                : std::span<const int>(kTileGroups);
-      for (const int q : degrees)
-        if (family == "tma_slot" || op.k / q >= 64) out.push_back({family, q});
-      continue;
-    }
-    if (family == "one_shot" && !(machine.is_gpu && has_few_tokens(op))) continue;
-    if (!has_degree(family)) {
-      out.push_back({family, 1});
-      continue;
-    }
-    const int64_t shard = op.m / op.ranks;
-    const int64_t row = is_gather ? op.k * static_cast<int64_t>(dtype_bytes(op.dtype))
-                                  : op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
-    for (const int q : kDegrees) {
-      if (machine.is_gpu && (q > kMostMeasured || (q == 1 && family == "hetero_fused_1d"))) continue;
-      const bool is_too_fine = is_slab ? (is_gather ? op.k : op.n) < 8 * q : shard < q;
-      const bool is_small = machine.is_gpu && q > 1 && shard * row / q < kLeastCopy;
-      if (q == 1 || !(is_too_fine || is_small)) out.push_back({family, q});
-    }
+  const spec::OperatorDef* def = spec::find_operator(op.op);
+  if (def == nullptr) return out;
+  for (const spec::FamilyDef& family : def->families) {
+    if (family.degrees == nullptr) continue;
+    for (const int degree : family.degrees(op, machine)) out.push_back({std::string(family.name), degree});
   }
   return out;
 }
 
 Candidate paper_rule(const OpSpec& op, const Machine& machine) {
-  if (op.k > op.m) return {"uniform_fused_2d", op.ranks};
+  using enum spec::ClosedForm;
+  const spec::OperatorDef* def = spec::find_operator(op.op);
+  const auto with = [&](spec::ClosedForm form) -> std::optional<Candidate> {
+    if (def == nullptr) return std::nullopt;
+    for (const spec::FamilyDef& family : def->families)
+      if (family.form == form && family.has_degree) return Candidate{std::string(family.name), op.ranks};
+    return std::nullopt;
+  };
+  const auto by_rows = with(per_shard), by_columns = with(slabs);
+  if (!by_rows) return {std::string(spec::kLibrary), 1};
+  if (op.k > op.m && by_columns) return *by_columns;
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
   const double bytes = static_cast<double>(dtype_bytes(op.dtype)) * (m * k + k * n + m * n);
   const double rate = std::max(machine.gemm.stream_GBps.value, 1.0);
@@ -134,9 +106,7 @@ Candidate paper_rule(const OpSpec& op, const Machine& machine) {
   const double intensity = 2 * m * n * k / bytes / std::max(ridge, 1e-9);
   const double traffic = bytes / (rate * 1e3) / std::max(machine.latency.launch_us.value, 1.0);
   const double size = std::sqrt(intensity * traffic);
-  if (op.op == "ag_wgrad") return {"hetero_unfused_1d", op.ranks};  // its only one along the rows
-  const char* family = size < 4 ? "uniform_fused_1d" : size < 16 ? "hetero_fused_1d" : "hetero_unfused_1d";
-  return {family, op.ranks};
+  return with(size < 4 ? all_shards : size < 16 ? other_shards : per_shard).value_or(*by_rows);
 }
 
 struct Planner::State {
@@ -182,7 +152,7 @@ struct Planner::State {
 
   Decision decide(const OpSpec& op, const PlanOptions& options) const {
     if (options.paper_rule) {
-      const Candidate candidate = op.ranks == 1 ? Candidate{"library", 1} : paper_rule(op, machine);
+      const Candidate candidate = op.ranks == 1 ? Candidate{std::string(spec::kLibrary), 1} : paper_rule(op, machine);
       return {candidate, Tier::rule, "FiCCO's rule: " + to_string(candidate), {}};
     }
     if (options.limit == Tier::rule || !machine.has_costs() || op.ranks == 1 || op.m == 0) return by_rule(op, machine);
@@ -199,8 +169,8 @@ struct Planner::State {
   std::string probe(const OpSpec& op, Decision* decision) const {
     std::vector<Candidate> list;
     for (const Alternative& other : decision->others)
-      if (list.size() < kProbed && other.candidate.family != "library") list.push_back(other.candidate);
-    list.push_back({"library", 1});
+      if (list.size() < kProbed && other.candidate.family != spec::kLibrary) list.push_back(other.candidate);
+    list.push_back({std::string(spec::kLibrary), 1});
     std::vector<spec::Schedule> schedules;
     for (const Candidate& one : list) schedules.push_back(spec::make_schedule(op, one.family, one.degree));
     const base::Result<std::vector<spec::Estimate>> found = prober->measure(schedules, op);
@@ -217,20 +187,31 @@ struct Planner::State {
     return {};
   }
 
+  /// The best of the recurrence, those that it knows too little of, and those that it does not know.
+  std::vector<Candidate> simulated(const OpSpec& op, const Decision& decision) const {
+    using enum spec::ClosedForm;
+    std::vector<Candidate> out;
+    for (size_t i = 0; i < decision.others.size(); ++i) {
+      const Candidate& candidate = decision.others[i].candidate;
+      const spec::ClosedForm form = spec::form_of(op.op, candidate.family);
+      const bool is_always = !spec::has_degree(candidate.family) || form == slab_kernel || form == tile_kernel;
+      if (i < kSimulated || is_always) out.push_back(candidate);
+    }
+    for (const Candidate& candidate : candidates(op, machine))
+      if (spec::form_of(op.op, candidate.family) == none) out.push_back(candidate);
+    return out;
+  }
+
   void simulate(const OpSpec& op, Decision* decision) const {
-    std::vector<Alternative> simulated;
-    for (size_t i = 0; i < decision->others.size(); ++i) {
-      const Candidate& candidate = decision->others[i].candidate;
-      const bool is_always =
-          !has_degree(candidate.family) || candidate.family == "k_slab" || candidate.family == "tma_slot";
-      if (i >= kSimulated && !is_always) continue;
+    std::vector<Alternative> times;
+    for (const Candidate& candidate : simulated(op, *decision)) {
       const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
       if (found.ok() && std::isfinite(found->us) && found->us > 0)
-        simulated.push_back(with_band(op, machine, Tier::simulation, candidate, found->us));
+        times.push_back(with_band(op, machine, Tier::simulation, candidate, found->us));
     }
-    if (simulated.empty()) return;
-    rank(&simulated);
-    decision->others = std::move(simulated);
+    if (times.empty()) return;
+    rank(&times);
+    decision->others = std::move(times);
     decision->tier = Tier::simulation;
   }
 

@@ -9,6 +9,7 @@
 namespace overlace::plan {
 namespace {
 
+using spec::ClosedForm;
 using spec::Load;
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
@@ -24,7 +25,8 @@ constexpr double kMostGroupedShare = 1.1;
 
 int64_t pieces(int64_t extent, int64_t piece) { return (extent + piece - 1) / piece; }
 
-bool is_fused(std::string_view family) { return family == "k_slab" || family == "tma_slot"; }
+bool is_fused(ClosedForm form) { return form == ClosedForm::slab_kernel || form == ClosedForm::tile_kernel; }
+bool is_grouped(ClosedForm form) { return form == ClosedForm::group || form == ClosedForm::group_shards; }
 
 }  // namespace
 
@@ -32,8 +34,8 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
     : op_(op),
       machine_(machine),
       is_gather_(spec::gathers(op.op)),
-      sums_rows_(op.op == "ag_wgrad"),
-      is_reduced_twice_(op.op == "gemm_ar"),
+      sums_rows_(spec::flow_of(op.op).sums_rows),
+      is_reduced_twice_(spec::returns_to_all(op.op)),
       peers_(op.ranks - 1),
       shard_(pieces(op.m, op.ranks)),
       element_(static_cast<double>(dtype_bytes(op.dtype))),
@@ -77,11 +79,12 @@ double Recurrence::host_us(int kernels, int copies, int collectives) const {
 
 double Recurrence::triggered_us() const { return machine_.latency.event_us.value + machine_.copy.trigger_us.value; }
 
+ClosedForm Recurrence::form_of(const Candidate& candidate) const { return spec::form_of(op_.op, candidate.family); }
+
 std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate) const {
-  const std::string_view family = candidate.family;
-  const bool has_degree = family != "serial" && family != "shard_p2p";
-  const int q = has_degree ? candidate.degree : 1;
-  const bool is_slab = family == "uniform_fused_2d";
+  const ClosedForm form = form_of(candidate);
+  const int q = spec::has_degree(candidate.family) ? candidate.degree : 1;
+  const bool is_slab = form == ClosedForm::slabs;
   const int64_t cut = is_slab ? (is_gather_ ? op_.k : op_.n) : shard_;
   if (q < 1 || cut < q) return std::nullopt;
   const int64_t chunk = pieces(shard_, q);
@@ -93,10 +96,10 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
   out.copy = spec::copy_us(machine_, shard_bytes / q);
   if (is_slab) out.copy += static_cast<double>(shard_) * machine_.copy.row_us.value;
   out.reduce = is_gather_ ? 0 : spec::reduce_us(machine_, shard_bytes / q * (op_.ranks + 1));
-  if (family == "serial") {
+  if (form == ClosedForm::serial) {
     out.steps = 1;
     out.each = gemm_us_;
-  } else if (family == "shard_p2p" || family == "hetero_unfused_1d") {
+  } else if (form == ClosedForm::per_shard) {
     out.steps = q * peers_;
     out.copies = 1;
     out.each = part_us(chunk, 1);
@@ -107,11 +110,11 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
     out.each = product_us(pieces(op_.k, q), 1, op_.n, op_.m);
   } else if (sums_rows_) {
     return std::nullopt;
-  } else if (family == "hetero_fused_1d") {
+  } else if (form == ClosedForm::other_shards) {
     out.steps = q;
     out.each = product_us(chunk, peers_, op_.n, op_.k);
     out.own = product_us(shard_, 1, op_.n, op_.k);
-  } else if (family == "uniform_fused_1d") {
+  } else if (form == ClosedForm::all_shards) {
     out.steps = q;
     out.each = product_us(chunk, op_.ranks, op_.n, op_.k);
   } else if (is_slab) {
@@ -119,8 +122,8 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
     out.each =
         is_gather_ ? product_us(op_.m, 1, op_.n, pieces(op_.k, q)) : product_us(op_.m, 1, pieces(op_.n, q), op_.k);
     if (is_gather_) add_wide_sums(&out);
-  } else if (is_reduced_twice_ && (family == "grouped_unfused_1d" || family == "grouped_fused_1d")) {
-    const bool is_one = family == "grouped_fused_1d";
+  } else if (is_grouped(form)) {
+    const bool is_one = form == ClosedForm::group;
     out.steps = is_one ? 1 : peers_;
     out.copies = is_one ? peers_ : 1;
     out.each = product_us(chunk, is_one ? op_.ranks : 1, op_.n, op_.k);
@@ -129,9 +132,9 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
     return std::nullopt;
   }
   // A product of several shards has a task for each; converting makes the activation too.
-  const int products = out.steps * (family == "hetero_fused_1d"    ? peers_
-                                    : family == "uniform_fused_1d" ? op_.ranks
-                                                                   : 1);
+  const int products = out.steps * (form == ClosedForm::other_shards ? peers_
+                                    : form == ClosedForm::all_shards ? op_.ranks
+                                                                     : 1);
   if (activation_us_ > 0 && out.convert == 0) out.activations = products + (out.own > 0 ? 1 : 0);
   return out;
 }
@@ -221,9 +224,9 @@ double Recurrence::grouped_us(const Steps& s, const With& with) const {
 }
 
 /// Of a one-kernel family, on its own tiles.
-spec::GemmCost Recurrence::fused_product(std::string_view family) const {
+spec::GemmCost Recurrence::fused_product(ClosedForm form) const {
   spec::FusedWork work = {shard_, op_.ranks, op_.n, op_.k, spec::slot_tile_cols(op_)};
-  if (family == "k_slab") {
+  if (form == ClosedForm::slab_kernel) {
     std::vector<int64_t> off;
     for (int r = 0; r <= op_.ranks; ++r) off.push_back(r * shard_);
     work.cols = spec::gather_tile_cols(off, op_.n, machine_.sms);
@@ -237,8 +240,9 @@ double Recurrence::own_waves(const spec::GemmCost& product) const {
 }
 
 /// What its SMs store to all peers: partials or own rows, and sums.
-double Recurrence::store_us(std::string_view family) const {
-  const spec::Curve& GBps = family == "k_slab" ? machine_.transport.store_GBps : machine_.transport.tma_GBps;
+double Recurrence::store_us(ClosedForm form) const {
+  const spec::Curve& GBps =
+      form == ClosedForm::slab_kernel ? machine_.transport.store_GBps : machine_.transport.tma_GBps;
   const double passes = is_reduced_twice_ ? 2 : 1;
   return passes * peers_ * static_cast<double>(shard_) * row_bytes_ / (GBps.at(kPushingCtas) * kBytesPerUs);
 }
@@ -248,10 +252,10 @@ double Recurrence::store_us(std::string_view family) const {
 double Recurrence::k_slab_us(int slabs, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = fused_product("k_slab");
+  const spec::GemmCost whole = fused_product(ClosedForm::slab_kernel);
   const double wave = (whole.us - whole.start_us) / std::max(whole.waves, 1.0), own = own_waves(whole);
   const double mine = own * wave + (with.gemm - 1) * whole.us;
-  const double slab = store_us("k_slab") * with.copy / slabs + on * l.flag_us.value;
+  const double slab = store_us(ClosedForm::slab_kernel) * with.copy / slabs + on * l.flag_us.value;
   double computed = mine + wave;
   for (int i = 0; i < slabs; ++i) computed = std::max(computed, (i + 1) * slab + (slabs - i) * wave / slabs);
   return whole.start_us + computed + (whole.waves - own - 1) * wave + on * (l.call_us.value + l.launch_us.value);
@@ -262,9 +266,9 @@ double Recurrence::k_slab_us(int slabs, const With& with) const {
 double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = fused_product("tma_slot");
+  const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
   const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
-  const double sent = store_us("tma_slot") * with.copy;
+  const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double out = compute / waves + sent + on * l.flag_us.value + sent / groups;
   const double sum = spec::reduce_us(machine_, static_cast<double>(shard_) * row_bytes_ * op_.ranks);
   const double end = std::max(compute + sent / waves, out) + sum;
@@ -276,9 +280,9 @@ double Recurrence::tma_slot_us(int groups, const With& with) const {
 double Recurrence::bands_us(int bands, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
-  const spec::GemmCost whole = fused_product("tma_slot");
+  const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
   const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
-  const double sent = store_us("tma_slot") * with.copy;
+  const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double last = sent / 2 / static_cast<double>(std::min<int64_t>(bands, pieces(shard_, kSlotTileRows)));
   const double end = std::max(compute + last, compute / waves + sent);
   return whole.start_us + end + on * (l.call_us.value + l.launch_us.value + 3 * (l.flag_us.value + l.wait_us.value));
@@ -297,15 +301,16 @@ std::optional<double> Recurrence::one_shot_us() const {
 }
 
 Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
-  const bool is_one = is_fused(candidate.family);
+  const ClosedForm form = form_of(candidate);
+  const bool is_one = is_fused(form);
   const Load by = !is_one ? Load::ce_in : is_gather_ ? Load::sm_copy : Load::epi_store;
   const double gemm = spec::contention(machine_, Load::gemm_tensor, by) *
                       (is_one ? 1 : spec::contention(machine_, Load::gemm_tensor, Load::ce_out));
   const double copy = spec::contention(machine_, is_one ? by : Load::ce_out, Load::gemm_tensor);
-  const spec::GemmCost product = is_one ? fused_product(candidate.family) : spec::GemmCost{gemm_us_, 1, 0};
-  const double product_us = product.us, sent_us = is_one ? store_us(candidate.family) : transfer_us_;
+  const spec::GemmCost product = is_one ? fused_product(form) : spec::GemmCost{gemm_us_, 1, 0};
+  const double product_us = product.us, sent_us = is_one ? store_us(form) : transfer_us_;
   // Whoever waits for the last slab multiplies nothing.
-  const double share = candidate.family == "k_slab" ? (own_waves(product) + 1) / std::max(product.waves, 1.0) : 1;
+  const double share = form == ClosedForm::slab_kernel ? (own_waves(product) + 1) / std::max(product.waves, 1.0) : 1;
   const double together = std::min(share * product_us, sent_us);
   With out;
   if (product_us > 0) out.gemm = 1 + (gemm - 1) * together / product_us;
@@ -315,16 +320,17 @@ Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
 }
 
 double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const With& with) const {
-  if (candidate.family == "k_slab") return k_slab_us(candidate.degree, with);
-  if (candidate.family == "tma_slot")
+  const ClosedForm form = form_of(candidate);
+  if (form == ClosedForm::slab_kernel) return k_slab_us(candidate.degree, with);
+  if (form == ClosedForm::tile_kernel)
     return is_reduced_twice_ ? bands_us(candidate.degree, with) : tma_slot_us(candidate.degree, with);
-  const bool is_grouped = candidate.family.starts_with("grouped");
+  const bool has_groups = is_grouped(form);
   const double device = is_gather_   ? gather_us(steps, with)
-                        : is_grouped ? grouped_us(steps, with)
+                        : has_groups ? grouped_us(steps, with)
                                      : scatter_us(steps, with);
   if (!with.host) return device;
   // A product of a step also waits for words or adds to them, a sum waits, a copy is followed by its signal.
-  const int groups = is_grouped ? steps.chunks : 1;
+  const int groups = has_groups ? steps.chunks : 1;
   const int products = groups * (2 * steps.steps + (steps.own > 0 ? 1 : 0)) + steps.activations;
   const int sums = is_gather_ ? 0 : 2 * steps.chunks;
   const int copies = groups * steps.steps * steps.copies + (is_reduced_twice_ ? steps.chunks * (peers_ + 1) : 0);
@@ -332,19 +338,20 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
 }
 
 std::optional<double> Recurrence::us(const Candidate& candidate) const {
-  if (candidate.family == "library") return library_us({});
-  if (candidate.family == "one_shot") return one_shot_us();
-  if (is_fused(candidate.family)) {
+  const ClosedForm form = form_of(candidate);
+  if (form == ClosedForm::none) return std::nullopt;
+  if (form == ClosedForm::library) return library_us({});
+  if (form == ClosedForm::small_m_kernel) return one_shot_us();
+  if (is_fused(form)) {
     if (candidate.degree < 1) return std::nullopt;
     if ((is_gather_ ? machine_.transport.store_GBps : machine_.transport.tma_GBps).empty()) return std::nullopt;
-    if ((candidate.family == "k_slab") != is_gather_) return std::nullopt;
     return us_with(candidate, {}, slowed(candidate));
   }
   const std::optional<Steps> steps = steps_of(candidate);
   if (!steps) return std::nullopt;
   const bool is_busy = machine_.is_gpu && transfer_us_ > kMostGroupedShare * gemm_us_;
-  if (is_busy && candidate.family.starts_with("grouped")) return std::nullopt;
-  return us_with(candidate, *steps, candidate.family == "serial" ? With{} : slowed(candidate));
+  if (is_busy && is_grouped(form)) return std::nullopt;
+  return us_with(candidate, *steps, form == ClosedForm::serial ? With{} : slowed(candidate));
 }
 
 spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
@@ -357,23 +364,23 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
     before = until;
   };
   add("ideal", std::max(gemm_us_, transfer_us_));
-  if (candidate.family == "one_shot") {
+  const ClosedForm form = form_of(candidate);
+  if (form == ClosedForm::small_m_kernel) {
     add("launches", *whole);
     return out;
   }
-  if (candidate.family == "library") {
+  if (form == ClosedForm::library) {
     add("no overlap", *library_us({.latencies = false, .host = false}));
     add("launches", *library_us({.host = false}));
     add("host", *whole);
     return out;
   }
-  const With with = candidate.family == "serial" ? With{} : slowed(candidate);
+  const With with = form == ClosedForm::serial ? With{} : slowed(candidate);
   add("contention", std::max(gemm_us_ * with.gemm, transfer_us_ * with.copy));
   Steps steps;
-  if (!is_fused(candidate.family)) {
+  if (!is_fused(form)) {
     steps = *steps_of(candidate);
-    const bool is_grouped = candidate.family.starts_with("grouped");
-    const int groups = is_grouped ? steps.chunks : 1;
+    const int groups = is_grouped(form) ? steps.chunks : 1;
     const double gemm =
         groups * (steps.steps * steps.each + steps.own) + (steps.steps - (steps.own > 0 ? 0 : 1)) * steps.wide;
     const double copies = groups * steps.steps * steps.copies * steps.copy * (is_reduced_twice_ ? 2 : 1);

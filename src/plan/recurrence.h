@@ -3,9 +3,9 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "overlace/operator.h"
 #include "overlace/plan.h"
 #include "src/spec/cost_model.h"
 #include "src/spec/costs.h"
@@ -22,7 +22,7 @@ class Recurrence {
   /// Keeps references.
   Recurrence(const spec::OpSpec& op, const spec::Machine& machine);
 
-  /// us; none for a family that it does not know, or a degree that the shape cannot be cut into.
+  /// us; none for a family without a closed form, or a degree that the shape cannot be cut into.
   std::optional<double> us(const Candidate& candidate) const;
   /// Of the results' activation by one task, or nothing.
   double activation_us() const { return activation_us_ > 0 ? machine_.latency.launch_us.value + activation_us_ : 0; }
@@ -47,6 +47,7 @@ class Recurrence {
     double reduce = 0;          // us of one chunk's sum
   };
 
+  spec::ClosedForm form_of(const Candidate& candidate) const;
   std::optional<Steps> steps_of(const Candidate& candidate) const;
   double us_with(const Candidate& candidate, const Steps& steps, const With& with) const;
   std::optional<double> library_us(const With& with) const;
@@ -62,8 +63,8 @@ class Recurrence {
   double host_us(int kernels, int copies, int collectives) const;
   /// Until the copies start that wait for a task or for the call to begin.
   double triggered_us() const;
-  spec::GemmCost fused_product(std::string_view family) const;
-  double store_us(std::string_view family) const;
+  spec::GemmCost fused_product(spec::ClosedForm form) const;
+  double store_us(spec::ClosedForm form) const;
   double own_waves(const spec::GemmCost& product) const;
   double product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const;
   /// The product of so many rows of all that travel.
@@ -72,7 +73,7 @@ class Recurrence {
 
   const spec::OpSpec& op_;
   const spec::Machine& machine_;
-  bool is_gather_, sums_rows_, is_reduced_twice_;  // ag_gemm and ag_wgrad; ag_wgrad; gemm_ar
+  bool is_gather_, sums_rows_, is_reduced_twice_;  // of the operator's flow
   int peers_;
   int64_t shard_;                 // rows
   double element_, row_bytes_;    // bytes; of a row that travels

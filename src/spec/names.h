@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
 
 #include "overlace/schedule.h"
@@ -24,5 +25,8 @@ inline std::string_view name_of(Combine v) { return kCombineNames[static_cast<si
 inline std::string_view name_of(WaitBy v) { return kWaitByNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Scope v) { return kScopeNames[static_cast<size_t>(v)]; }
 inline std::string_view name_of(Activation v) { return kActivationNames[static_cast<size_t>(v)]; }
+
+/// "8192", "0.5", "true", "bf16".
+std::string text_of(const Param& value);
 
 }  // namespace overlace::spec

@@ -7,7 +7,6 @@
 #include "src/spec/names.h"
 
 namespace overlace::spec {
-namespace {
 
 std::string text_of(const Param& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
@@ -15,6 +14,8 @@ std::string text_of(const Param& value) {
   if (const auto* real = std::get_if<double>(&value)) return base::format("{}", *real);
   return std::to_string(std::get<int64_t>(value));
 }
+
+namespace {
 
 std::string loops_of(const std::vector<Loop>& loops) {
   std::string out;

@@ -6,9 +6,6 @@
 #include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
-#include "src/spec/costs.h"
-#include "src/spec/families/families.h"
-#include "src/spec/fused_pod.h"
 #include "src/spec/names.h"
 #include "src/spec/operators.h"
 
@@ -17,38 +14,42 @@ namespace {
 
 constexpr int64_t kMaxDegree = 1024;
 
-std::vector<std::string> known_families(std::string_view op) {
-  if (op == "ag_wgrad")
-    return {"library", "serial", "shard_p2p", "hetero_unfused_1d", "uniform_fused_2d", "compute", "comm", "limit"};
-  std::vector<std::string> names = {
-      "library", "serial", "shard_p2p", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d"};
-  // They broadcast what the groups before sum up: only gemm_ar broadcasts.
-  if (op == "gemm_ar") names.insert(names.end(), {"grouped_fused_1d", "grouped_unfused_1d", "one_shot", "tma_slot"});
-  if (op == "ag_gemm") names.insert(names.end(), {"k_slab", "one_shot"});
-  if (op == "gemm_rs") names.insert(names.end(), {"one_shot", "tma_slot"});
-  names.insert(names.end(), {"hierarchical", "compute", "comm", "limit"});
-  return names;
-}
-
-bool has_degree(std::string_view family) {
-  return family != "library" && family != "serial" && family != "shard_p2p" && family != "compute" &&
-         family != "one_shot";
-}
-
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::bad_schedule, why); }
 
-void check_op(const OpSpec& op) {
-  if (!is_operator(op.op)) refuse(base::format("operator is '{}', wanted {}", op.op, kOperators));
+void check_fields(const OpSpec& op, const OperatorDef& def) {
+  constexpr std::string_view kTypes[] = {"an integer", "a number", "true or false", "a text"};
+  for (const FieldDef& field : def.fields) {
+    const auto found = op.fields.find(field.name);
+    const auto type = static_cast<size_t>(field.type);
+    const bool fits = found != op.fields.end() && found->second.index() == type;
+    if (!fits)
+      refuse(base::format("{}: field '{}' is {}, wanted {}", op.to_string(), field.name,
+                          found == op.fields.end() ? "missing" : kTypes[found->second.index()], kTypes[type]));
+  }
+  for (const auto& given : op.fields) {
+    const auto is_given = [&](const FieldDef& field) { return field.name == given.first; };
+    if (std::none_of(def.fields.begin(), def.fields.end(), is_given))
+      refuse(base::format("{}: {} has no field '{}'", op.to_string(), op.op, given.first));
+  }
+}
+
+const OperatorDef& check_op(const OpSpec& op) {
+  const OperatorDef* def = find_operator(op.op);
+  if (def == nullptr) refuse(base::format("operator is '{}', wanted {}", op.op, operator_names()));
   if (op.m < 0 || op.n < 0 || op.k < 0 || op.ranks < 1) {
     refuse(base::format("{}: wanted M, N, K >= 0 and G >= 1", op.to_string()));
   }
-  if (op.bias && op.op == "ag_wgrad") refuse(base::format("{}: ag_wgrad adds no bias", op.to_string()));
-  if (op.activation != Activation::none && op.op != "ag_gemm")
+  if (op.bias && std::none_of(def->args.begin(), def->args.end(), [](const Arg& a) { return a.role == Role::bias; }))
+    refuse(base::format("{}: {} adds no bias", op.to_string(), op.op));
+  if (op.activation != Activation::none && !def->takes_activation)
     refuse(base::format("{}: {} has no activation", op.to_string(), op.op));
   if (op.activation == Activation::swiglu && op.n % 2 != 0)
     refuse(base::format("{}: swiglu takes pairs of columns, wanted an even N", op.to_string()));
+  check_fields(op, *def);
+  if (const std::string why = def->refuse == nullptr ? "" : def->refuse(op); !why.empty())
+    refuse(base::format("{}: {}", op.to_string(), why));
   const auto& off = op.row_offsets;
-  if (off.empty()) return;
+  if (off.empty()) return *def;
   if (off.size() != static_cast<size_t>(op.ranks) + 1) {
     refuse(base::format("{}: row_offsets has {} entries, wanted {}", op.to_string(), off.size(), op.ranks + 1));
   }
@@ -56,6 +57,14 @@ void check_op(const OpSpec& op) {
     refuse(base::format("{}: row_offsets go from {} to {}, wanted 0 to {} without a step back", op.to_string(),
                         off.front(), off.back(), op.m));
   }
+  return *def;
+}
+
+const FamilyDef& check_family(const OperatorDef& def, std::string_view name) {
+  if (const FamilyDef* family = find_family(def, name); family != nullptr) return *family;
+  std::string list;
+  for (const FamilyDef& family : def.families) list += base::format("{}{}", list.empty() ? "" : ", ", family.name);
+  refuse(base::format("{}: unknown family '{}' (known: {})", def.name, name, list));
 }
 
 /// At depth 2 the data signals of the call between imply what a credit says (S6 proves it); a credit lets depth 1 work
@@ -69,12 +78,12 @@ void drop_credits(Schedule* schedule) {
   std::erase_if(schedule->signals, [](const SignalDecl& signal) { return signal.name == "credit"; });
 }
 
-FamilyOptions check_options(const OpSpec& op, std::string_view family, int degree, const Params& options) {
+FamilyOptions check_options(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, int degree,
+                            const Params& options) {
   if (degree < 1 || degree > kMaxDegree) refuse(base::format("degree is {}, wanted 1 to {}", degree, kMaxDegree));
   FamilyOptions out;
-  out.degree = has_degree(family) ? degree : 1;
-  if (family == "k_slab") out.align_columns = kTileDepth;
-  if (family == "tma_slot") out.align = kSlotTileRows, out.align_columns = slot_tile_cols(op);
+  out.degree = family.has_degree ? degree : 1;
+  if (family.set_defaults != nullptr) family.set_defaults(op, &out);
   for (const auto& [name, value] : options) {
     if (name == "credits") {
       const bool* flag = std::get_if<bool>(&value);
@@ -101,15 +110,15 @@ FamilyOptions check_options(const OpSpec& op, std::string_view family, int degre
     }
     *field = *number;
   }
-  if (!has_degree(family) && out.own_degree != 1) out.own_degree = 1;
+  if (!family.has_degree && out.own_degree != 1) out.own_degree = 1;
   if (out.degree % out.own_degree != 0) {
     refuse(base::format("own_degree is {}, wanted a divisor of the degree {}", out.own_degree, out.degree));
   }
   if (op.ranks % out.hosts != 0) {
     refuse(base::format("hosts is {}, wanted a divisor of the {} ranks: hosts of equal size", out.hosts, op.ranks));
   }
-  if (op.op == "ag_wgrad" && out.hosts != 1)
-    refuse(base::format("hosts is {}, wanted 1: ag_wgrad has flat schedules only", out.hosts));
+  if (!def.knows_hosts && out.hosts != 1)
+    refuse(base::format("hosts is {}, wanted 1: {} has flat schedules only", out.hosts, op.op));
   return out;
 }
 
@@ -121,6 +130,7 @@ std::string OpSpec::to_string() const {
   if (bias) out += " bias";
   if (activation != Activation::none) out += base::format(" {}", name_of(activation));
   if (!row_offsets.empty()) out += " ragged";
+  for (const auto& [name, value] : fields) out += base::format(" {} {}", name, text_of(value));
   return out;
 }
 
@@ -133,33 +143,23 @@ std::vector<int64_t> row_offsets(const OpSpec& op) {
 }
 
 std::vector<std::string> families(std::string_view op) {
-  if (!is_operator(op)) return {};
-  return known_families(op);
+  std::vector<std::string> out;
+  if (const OperatorDef* def = find_operator(op); def != nullptr)
+    for (const FamilyDef& family : def->families) out.emplace_back(family.name);
+  return out;
 }
 
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, const Params& options) {
-  check_op(op);
-  const auto names = known_families(op.op);
-  if (std::find(names.begin(), names.end(), family) == names.end()) {
-    std::string list;
-    for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-    refuse(base::format("{}: unknown family '{}' (known: {})", op.op, family, list));
-  }
-  const FamilyOptions checked = check_options(op, family, degree, options);
+  const OperatorDef& def = check_op(op);
+  const FamilyDef& chosen = check_family(def, family);
+  const FamilyOptions checked = check_options(op, def, chosen, degree, options);
+  Schedule out = frame(op, def, chosen, checked);
   if (op.ranks == 1) {
-    Schedule out = frame(op, family, checked);
-    if (family != "comm") add_plain_gemm(&out, op, "A", gathers(op.op) ? "C" : "Y");
-    if (op.activation == Activation::swiglu) add_swiglu(&out, op);
-    return out;
+    def.make_alone(&out, op, chosen.purpose);
+  } else {
+    chosen.make(&out, op, checked);
   }
-  const bool is_measured = family == "serial" || family == "comm" || family == "limit";
-  const bool is_hierarchical = family == "hierarchical" || (is_measured && checked.hosts > 1);
-  Schedule out = is_hierarchical       ? make_hierarchical(op, family, checked)
-                 : op.op == "ag_gemm"  ? make_ag_gemm(op, family, checked)
-                 : op.op == "ag_wgrad" ? make_ag_wgrad(op, family, checked)
-                 : op.op == "gemm_rs"  ? make_gemm_rs(op, family, checked)
-                                       : make_gemm_ar(op, family, checked);
-  if (op.activation == Activation::swiglu) add_swiglu(&out, op);
+  if (def.complete != nullptr) def.complete(&out, op);
   if (!checked.has_credits) drop_credits(&out);
   return out;
 }

@@ -8,6 +8,7 @@
 #include "tests/ranks/support/explore.h"
 #include "tests/ranks/support/seeds.h"
 #include "tests/ranks/whole_cases.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::test {
 namespace {
@@ -44,7 +45,7 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
 }
 
 TEST(ExploreOperators, SoundSchedulesHoldOnPathsOfTheExplorer) {
-  for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"})
+  for (const std::string& op : test::all_operators())
     for (const std::string& family : whole_families(op)) {
       const Case c = case_of(op, family);
       const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), family, c.degree));

@@ -9,6 +9,7 @@
 #include "src/exec/run.h"
 #include "src/sim/trace/trace.h"
 #include "tests/ranks/ops_cases.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::test {
 namespace {
@@ -35,7 +36,7 @@ base::Trace traced(const Case& c, spec::Schedule* schedule) {
 
 TEST(Sim, HasTheSpansOfARun) {
   const spec::Machine cpu2 = spec::find_machine("cpu2");
-  for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& op : test::all_operators()) {
     for (const std::string& family : spec::families(op)) {
       const Case c{.op = op, .family = family, .degree = 2, .m = 24, .n = 16, .k = 8};
       SCOPED_TRACE(c.text());

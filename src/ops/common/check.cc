@@ -69,19 +69,12 @@ base::Status check_memory(const Site& site, const Named& t) {
   return {};
 }
 
-std::string text_of(const spec::Param& value) {
-  if (const auto* i = std::get_if<int64_t>(&value)) return std::to_string(*i);
-  if (const auto* s = std::get_if<std::string>(&value)) return *s;
-  if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
-  return base::format("{}", std::get<double>(value));
-}
-
 base::Status check_param(const Site& site, const spec::Schedule& schedule, std::string_view name, spec::Param want) {
   const auto found = schedule.params.find(name);
   if (found != schedule.params.end() && found->second == want) return {};
   return base::error(Errc::plan_mismatch, "{}: schedule {} was made for {} {}, the call has {}; rank {}", site.op,
-                     schedule.family, name, found == schedule.params.end() ? "none" : text_of(found->second),
-                     text_of(want), site.rank);
+                     schedule.family, name, found == schedule.params.end() ? "none" : spec::text_of(found->second),
+                     spec::text_of(want), site.rank);
 }
 
 std::string join(const std::vector<int64_t>& values) {
@@ -103,6 +96,7 @@ base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec:
   OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
   OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
   OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  for (const auto& [name, value] : op.fields) OVERLACE_TRY(check_param(site, schedule, name, value));
   if (spec::activation_of(schedule.params) != op.activation) {
     return base::error(Errc::plan_mismatch, "{}: schedule {} was made for activation {}, the call has {}; rank {}",
                        site.op, schedule.family, spec::name_of(spec::activation_of(schedule.params)),
@@ -296,8 +290,10 @@ TensorView stored_b(const TensorView& b, const spec::Schedule& schedule) {
 }
 
 std::string agreement(const spec::OpSpec& op, std::string_view dims) {
-  return base::format("{} {} G {} {} -> {}, rows {}", op.op, dims, op.ranks, dtype_name(op.dtype),
-                      dtype_name(op.out_dtype), join(op.row_offsets));
+  std::string out = base::format("{} {} G {} {} -> {}, rows {}", op.op, dims, op.ranks, dtype_name(op.dtype),
+                                 dtype_name(op.out_dtype), join(op.row_offsets));
+  for (const auto& [name, value] : op.fields) out += base::format(", {} {}", name, spec::text_of(value));
+  return out;
 }
 
 }  // namespace overlace::ops

@@ -43,7 +43,7 @@ bool takes_one_shot(const spec::Schedule& schedule) {
 }
 
 base::Status check_shape(const spec::Schedule& schedule) {
-  const bool is_gather = schedule.op == "ag_gemm", is_one_shot = takes_one_shot(schedule);
+  const bool is_gather = spec::gathers(schedule.op), is_one_shot = takes_one_shot(schedule);
   const int64_t n = param<int64_t>(schedule, "N", 0), k = param<int64_t>(schedule, "K", 0);
   const int64_t ranks = param<int64_t>(schedule, "G", 0);
   if (spec::activation_of(schedule.params) == spec::Activation::swiglu && n % 16 != 0)
@@ -166,15 +166,15 @@ base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, i
   OVERLACE_TRY(check_shape(schedule));
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
-  if (schedule.op != "ag_gemm" && !takes_one_shot(schedule)) {
+  if (!spec::gathers(schedule.op) && !takes_one_shot(schedule)) {
     const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
     if (const FusedSpec* found = find_scatter(type, major, rows, cols)) return found;
     return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
   }
   const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
-  const FusedSpec* found = schedule.op != "ag_gemm"   ? choose_one_shot(type, major, m)
-                           : takes_one_shot(schedule) ? choose_gather_one_shot(type, major, m, n, sms)
-                                                      : choose_gather(type, major, schedule.tables.at("off"), n, sms);
+  const FusedSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
+                           : takes_one_shot(schedule)  ? choose_gather_one_shot(type, major, m, n, sms)
+                                                       : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;
   return missing(schedule, operands);
 }

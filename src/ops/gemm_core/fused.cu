@@ -44,10 +44,13 @@ bool is(const spec::Schedule& schedule, std::string_view name, const spec::Param
   return found != schedule.params.end() && found->second == value;
 }
 
-bool is_gather(const spec::Schedule& schedule) { return schedule.op == "ag_gemm"; }
+bool is_gather(const spec::Schedule& schedule) { return spec::gathers(schedule.op); }
 bool is_one_shot(const spec::Schedule& schedule) { return is(schedule, "transport", std::string("one_shot")); }
-const char* family_of(const spec::Schedule& schedule) {
-  return is_one_shot(schedule) ? "one_shot" : is_gather(schedule) ? "k_slab" : "tma_slot";
+std::string_view family_name(const spec::Schedule& schedule) {
+  using enum spec::ClosedForm;
+  const auto form = is_one_shot(schedule) ? small_m_kernel : is_gather(schedule) ? slab_kernel : tile_kernel;
+  const spec::FamilyDef* family = spec::find_family(schedule.op, form);
+  return family == nullptr ? "" : family->name;
 }
 const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedule) ? "X" : "S"; }
 /// Words of the inbox tell by themselves that they have come.
@@ -206,7 +209,7 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
   args.lda = from.pitch;
   args.bias = bias_of(context);
   args.groups = static_cast<int>(number(context.schedule, "groups"));
-  if (context.schedule.op == "gemm_ar") {
+  if (spec::returns_to_all(context.schedule.op)) {
     args.sums_travel = true;
     args.sums_offset = context.memory.at("Z");
     args.ready_id = context.ids.at("ready");
@@ -227,7 +230,7 @@ base::Status launch_one_shot_of(const exec::KernelContext& context, const Instan
   args.b = weights.data;
   args.c = to.data;
   args.bias = bias_of(context);
-  if (context.schedule.op == "gemm_rs") args.row_offsets = context.schedule.tables.at("off");
+  if (spec::stays_with_owner(context.schedule.op)) args.row_offsets = context.schedule.tables.at("off");
   args.m = a.dim(0);
   args.n = y.dim(1);
   args.k = a.dim(1);
@@ -260,11 +263,11 @@ base::Status check_family(const spec::Schedule& schedule) {
   spec::Params options;
   options["ce_queues"] = number(schedule, "ce_queues");
   if (is_slot) options["align_n"] = number(schedule, "tile_n");
-  const spec::Schedule wanted = spec::make_schedule(op, family_of(schedule), degree, options);
+  const spec::Schedule wanted = spec::make_schedule(op, family_name(schedule), degree, options);
   if (wanted == schedule) return {};
   return base::error(Errc::bad_schedule,
                      "schedule {}: its kernel is compiled for the tasks of make_schedule(\"{}\", {})", schedule.family,
-                     family_of(schedule), degree);
+                     family_name(schedule), degree);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "src/sim/schedule/graph.h"
 #include "src/spec/costs.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::sim {
 namespace {
@@ -23,7 +24,7 @@ struct Rectangle {
 /// In rows of the whole matrix: AllGather writes them to C, GEMM and ReduceScatter reads them from A.
 Rectangle rectangle_of(const spec::Schedule& schedule, const Instance& in) {
   const Box &a = in.reads[0][0], &b = in.reads[1][0], &c = in.writes[0][0];
-  const bool is_ag = schedule.op == "ag_gemm";
+  const bool is_ag = spec::gathers(schedule.op);
   const auto layout = schedule.params.find("b_layout");
   const bool is_kn = layout != schedule.params.end() && layout->second == spec::Param(std::string("kn"));
   const int n = is_kn ? 1 : 0;
@@ -99,7 +100,7 @@ base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, u
                          schedule_.family);
     (kind == spec::Kind::copy ? copies : tiles).push_back(index);
   }
-  if (schedule_.op != "ag_gemm" && !tiles.empty()) return add_scatter(rank, tiles, copies, enter, leave);
+  if (!spec::gathers(schedule_.op) && !tiles.empty()) return add_scatter(rank, tiles, copies, enter, leave);
   if (!copies.empty()) add_push(rank, copies, enter, leave);
   return tiles.empty() ? base::Status() : add_tiles(rank, tiles, enter, leave);
 }
@@ -127,7 +128,7 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
     whole.to = in.writes[0][0].rank;
     whole.moved_bytes = bytes_of(schedule_, in.writes[0]);
     whole.link_bytes = whole.peer_memory_bytes = whole.to == rank ? 0 : whole.moved_bytes;
-    if (schedule_.op == "ag_gemm" && whole.link_bytes > 0)
+    if (spec::gathers(schedule_.op) && whole.link_bytes > 0)
       return base::error(Errc::bad_schedule, "{}: a part of tiles writes to rank {}, wanted its own {}",
                          in.id(schedule_), whole.to, rank);
     whole.flops = 2.0 * static_cast<double>(at.rows) * static_cast<double>(at.cols) * static_cast<double>(at.depth);

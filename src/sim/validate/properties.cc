@@ -8,6 +8,7 @@
 #include "src/sim/network/collectives.h"
 #include "src/sim/workload/moe.h"
 #include "src/sim/workload/transformer.h"
+#include "src/spec/operators.h"
 
 namespace overlace::sim {
 namespace {
@@ -39,28 +40,36 @@ struct Case {
 /// Every operator, family, team and degree that can be made and run on the machine.
 std::vector<Case> cases_of(const spec::Machine& machine) {
   std::vector<Case> out;
-  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"})
-    for (const std::string& family : spec::families(name))
+  for (const spec::OperatorDef* def : spec::operators())
+    for (const spec::FamilyDef& family : def->families)
       for (const int ranks : {1, 2, 4})
         for (const int degree : {1, 4}) {
           spec::OpSpec op;
-          op.op = name;
+          op.op = def->name;
           op.m = 2048;
           op.n = 1536;
           op.k = 1024;
           op.ranks = ranks;
           spec::Params params;
-          if (family == "tma_slot") params = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
+          if (family.form == spec::ClosedForm::tile_kernel)
+            params = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
           try {
-            spec::Schedule schedule = spec::make_schedule(op, family, degree, params);
+            spec::Schedule schedule = spec::make_schedule(op, family.name, degree, params);
             (void)simulate(schedule, machine);
-            out.push_back(
-                {base::format("{} {} on {} ranks, degree {}", name, family, ranks, degree), std::move(schedule)});
+            out.push_back({base::format("{} {} on {} ranks, degree {}", def->name, family.name, ranks, degree),
+                           std::move(schedule)});
           } catch (const InvalidArgument&) {  // a family that does not take this team or shape
           } catch (const Unsupported&) {      // or this machine
           }
         }
   return out;
+}
+
+/// Gathers rows in a way in which all ranks do the same.
+bool is_alike(const spec::Schedule& schedule) {
+  const spec::FamilyDef& family = *spec::family_of(schedule);
+  const bool is_even = family.form == spec::ClosedForm::library || family.form == spec::ClosedForm::per_shard;
+  return is_even && spec::gathers(schedule.op);
 }
 
 void check_schedules(const spec::Machine& machine, std::vector<Property>* list) {
@@ -98,7 +107,7 @@ void check_schedules(const spec::Machine& machine, std::vector<Property>* list) 
   }
   Check permuted(list, "schedules: whichever rank is late or slow costs the same");
   for (const Case& c : cases) {
-    if (c.schedule.family != "library" && c.schedule.family != "hetero_unfused_1d") continue;
+    if (!is_alike(c.schedule)) continue;
     const auto ranks = static_cast<size_t>(std::get<int64_t>(c.schedule.params.at("G")));
     for (size_t rank = 1; rank < ranks; ++rank) {
       const auto time = [&](size_t which) {

@@ -10,21 +10,15 @@
 #include "src/base/format.h"
 #include "src/spec/checks/graph.h"
 #include "src/spec/checks/task_form.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
 
-/// Products of rank `source` over K (ag_wgrad: over M) in [begin, end).
-struct Term {
-  int source;
-  int64_t begin, end;
-  auto operator<=>(const Term&) const = default;
-};
-
-/// A rectangle of one matrix and what it holds. Its first element is (origin_row, origin_column) of the problem: of A
-/// (global row, k) where is_operand, else of the result (global row, n); of ag_wgrad (k, n). Where is_activated,
-/// columns are those of the result, else those of the sums that it is made of.
+/// A rectangle of one matrix and what it holds. Its first element is (origin_row, origin_column) of the problem: of an
+/// input where is_operand, else of the result. Where is_activated, columns are those of the result, else those of the
+/// sums that it is made of.
 struct Piece {
   int64_t row = 0, rows = 0, column = 0, columns = 0;
   int64_t origin_row = 0, origin_column = 0;
@@ -74,13 +68,19 @@ int64_t area_of(const Pieces& pieces) {
   return out;
 }
 
-/// The parameter that products are summed over.
-const char* depth_of(const Schedule& schedule) { return schedule.op == "ag_wgrad" ? "M" : "K"; }
+/// Of a schedule or of a task: it makes something else of its sums.
+bool has_activation(const Params& params) {
+  const auto it = params.find("activation");
+  return it != params.end() && it->second != Param(std::string(name_of(Activation::none)));
+}
 
 class Provenance {
  public:
-  Provenance(const AllRanks& team, Findings* out) : team_(team), out_(out) {
-    for (int rank = 0; rank < team.size(); ++rank) bind_arguments(rank);
+  /// `meanings`: of each rank.
+  Provenance(const AllRanks& team, const std::vector<Meaning>& meanings, Findings* out)
+      : team_(team), meanings_(meanings), out_(out) {
+    for (int rank = 0; rank < team.size(); ++rank)
+      for (const Held& input : meanings[static_cast<size_t>(rank)].inputs) bind(rank, input);
   }
   bool ok() const { return ok_; }
 
@@ -95,16 +95,12 @@ class Provenance {
   }
 
   void check_outputs() {
-    const bool is_ag = gathers(team_.schedule->op);
-    const int buffer = find(is_ag ? "C" : "Y");
-    const auto& off = team_.schedule->tables.at("off");
     for (int rank = 0; rank < team_.size() && ok_; ++rank) {
-      const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(buffer)];
-      const bool is_rs = team_.schedule->op == "gemm_rs";
-      const int64_t first_row = is_rs ? off[static_cast<size_t>(rank)] : 0;
       at_ = {rank, -1};
-      const Pieces found = read({buffer, rank, 0, 1, 0, shape[0], 0, shape[1]});
-      for (const Piece& piece : found) check_output(piece, rank, first_row, is_ag);
+      for (const Held& output : meanings_[static_cast<size_t>(rank)].outputs) {
+        const Rect whole = rect(rank, output);
+        for (const Piece& piece : read(whole)) check_output(piece, whole, output);
+      }
     }
   }
 
@@ -116,24 +112,26 @@ class Provenance {
     const auto it = std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& b) { return b.name == name; });
     return it == buffers.end() ? -1 : static_cast<int>(it - buffers.begin());
   }
-  int64_t param(const char* name) const {
-    const auto it = team_.schedule->params.find(name);
-    const int64_t* value = it == team_.schedule->params.end() ? nullptr : std::get_if<int64_t>(&it->second);
-    return value == nullptr ? 0 : *value;
-  }
   void fail(const std::string& why) {
     ok_ = false;
     out_->error("S9", at_.second < 0 ? "the result" : team_.id(at_.first, at_.second), at_.first, why);
   }
 
-  /// A holds rows of this rank (ag_gemm) or all rows of this rank's K.
-  void bind_arguments(int rank) {
-    const int a = find("A");
-    if (a < 0) return;
-    const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(a)];
-    const bool is_ag = gathers(team_.schedule->op);
-    const int64_t origin = is_ag ? team_.schedule->tables.at("off")[static_cast<size_t>(rank)] : 0;
-    if (shape[0] * shape[1] > 0) store_[{a, rank, 0}] = {{0, shape[0], 0, shape[1], origin, 0, true, false, 0, {}}};
+  /// Where it lies in its buffer, which check_coverage() has found.
+  Rect rect(int rank, const Held& held) const {
+    const int buffer = find(held.buffer);
+    const auto& shape = team_.ranks[static_cast<size_t>(rank)].buffer_shapes[static_cast<size_t>(buffer)];
+    const int64_t rows = held.rows == Held::kAll ? shape[0] - held.row : held.rows;
+    const int64_t columns = held.columns == Held::kAll ? shape[1] - held.column : held.columns;
+    return {buffer, rank, 0, 1, held.row, rows, held.column, columns};
+  }
+
+  void bind(int rank, const Held& input) {
+    if (find(input.buffer) < 0) return;
+    const Rect at = rect(rank, input);
+    if (at.rows * at.columns == 0) return;
+    store_[{at.buffer, rank, 0}].push_back(
+        {at.row, at.rows, at.column, at.columns, input.origin_row, input.origin_column, true, false, 0, {}});
   }
 
   Pieces read(const Rect& rect) {
@@ -303,13 +301,14 @@ class Provenance {
   /// Of `columns_per_result` columns each becomes one.
   void activate(const Task& task, Pieces* pieces) {
     const int64_t pair = columns_per_result(task.params);
+    const bool is_made = has_activation(task.params);
     for (Piece& piece : *pieces) {
       if (piece.column % pair != 0 || piece.columns % pair != 0 || piece.origin_column % pair != 0)
         fail("activates half of a pair of columns");
       piece.column /= pair;
       piece.columns /= pair;
       piece.origin_column /= pair;
-      piece.is_activated = pair > 1;
+      piece.is_activated = is_made;
     }
   }
   void add_bias(Pieces* pieces, int64_t first_column) {
@@ -368,36 +367,36 @@ class Provenance {
     return out;
   }
 
-  void check_output(const Piece& piece, int rank, int64_t first_row, bool is_ag) {
+  /// `piece` lies relative to the corner of `whole`, which must hold `want`.
+  void check_output(const Piece& piece, const Rect& whole, const Held& want) {
     if (!ok_) return;
-    const std::string where = base::format("rows {}:{} columns {}:{}", piece.row, piece.row + piece.rows, piece.column,
-                                           piece.column + piece.columns);
-    if (piece.origin_row != first_row + piece.row || piece.origin_column != piece.column) {
+    const int64_t row = whole.row + piece.row, column = whole.column + piece.column;
+    const std::string where =
+        base::format("rows {}:{} columns {}:{}", row, row + piece.rows, column, column + piece.columns);
+    const int64_t origin_row = want.origin_row + piece.row, origin_column = want.origin_column + piece.column;
+    if (piece.origin_row != origin_row || piece.origin_column != origin_column) {
       return fail(base::format("{} hold element ({}, {}) of the product, wanted ({}, {})", where, piece.origin_row,
-                               piece.origin_column, first_row + piece.row, piece.column));
+                               piece.origin_column, origin_row, origin_column));
     }
-    std::vector<Term> want;
-    const int64_t depth = param(depth_of(*team_.schedule));
-    if (depth > 0) {
-      for (int source = is_ag ? rank : 0; source < (is_ag ? rank + 1 : team_.size()); ++source) {
-        want.push_back({source, 0, depth});
-      }
-    }
-    if (piece.terms != want) {
+    if (piece.is_operand != want.is_operand)
+      return fail(base::format("{} are {}, wanted {}", where, kinds(piece.is_operand), kinds(want.is_operand)));
+    if (piece.terms != want.terms) {
       std::string got;
       for (const Term& term : piece.terms) got += base::format(" rank {} k {}:{}", term.source, term.begin, term.end);
       return fail(base::format("{} are the sum of{}, wanted each of {} sources once over k 0:{}", where,
-                               got.empty() ? " nothing" : got, want.size(), depth));
+                               got.empty() ? " nothing" : got, want.terms.size(),
+                               want.terms.empty() ? 0 : want.terms.front().end));
     }
-    if (piece.is_activated != (columns_per_result(team_.schedule->params) > 1))
+    if (piece.is_activated != want.is_activated)
       return fail(base::format("{} have passed {} activation", where, piece.is_activated ? "an" : "no"));
-    const int biases = find("bias") >= 0 ? 1 : 0;
-    if (piece.num_biases != biases) {
-      fail(base::format("{} hold the bias {} times, wanted {}", where, piece.num_biases, biases));
+    if (piece.num_biases != want.num_biases) {
+      fail(base::format("{} hold the bias {} times, wanted {}", where, piece.num_biases, want.num_biases));
     }
   }
+  static const char* kinds(bool is_operand) { return is_operand ? "elements of an input" : "sums of products"; }
 
   const AllRanks& team_;
+  const std::vector<Meaning>& meanings_;
   Findings* out_;
   bool ok_ = true;
   std::pair<int, int> at_ = {0, -1};
@@ -409,19 +408,26 @@ class Provenance {
 
 void check_coverage(const AllRanks& team, const Graph& graph, Findings* out) {
   const Schedule& schedule = *team.schedule;
-  const bool is_known = is_operator(schedule.op);
+  const OperatorDef* const op = find_operator(schedule.op);
+  if (op == nullptr)
+    return out->warn("S9", schedule.family, 0, base::format("needs an operator known here: {}", operator_names()));
   const auto off = schedule.tables.find("off");
-  const bool has_names = std::any_of(schedule.buffers.begin(), schedule.buffers.end(), [&](const Buffer& b) {
-    return b.name == (gathers(schedule.op) ? "C" : "Y") && b.shape.size() == 2;
-  });
-  if (!is_known || !has_names || off == schedule.tables.end() ||
-      off->second.size() != static_cast<size_t>(team.size()) + 1) {
-    return out->warn("S9", schedule.family, 0,
-                     "needs an operator known here, its arguments A and C or Y, and the table off");
+  if (off == schedule.tables.end() || off->second.size() != static_cast<size_t>(team.size()) + 1)
+    return out->warn("S9", schedule.family, 0, "needs the table off");
+  for (const Arg& arg : op->args) {
+    if (arg.role != Role::output) continue;
+    if (std::none_of(schedule.buffers.begin(), schedule.buffers.end(),
+                     [&](const Buffer& b) { return b.name == arg.name && b.shape.size() == 2; }))
+      return out->warn("S9", schedule.family, 0, base::format("needs the result {} of {}", arg.name, op->name));
   }
-  const auto depth = schedule.params.find(depth_of(schedule));
-  if (depth != schedule.params.end() && depth->second == Param(int64_t{0})) return;  // nothing to contribute
-  Provenance provenance(team, out);
+  std::vector<Meaning> meanings;
+  for (int rank = 0; rank < team.size(); ++rank) meanings.push_back(op->meaning(schedule, rank, team.size()));
+  const auto holds_nothing = [](const Meaning& meaning) {
+    return std::all_of(meaning.outputs.begin(), meaning.outputs.end(),
+                       [](const Held& held) { return held.terms.empty() && !held.is_operand; });
+  };
+  if (std::all_of(meanings.begin(), meanings.end(), holds_nothing)) return;  // nothing to contribute
+  Provenance provenance(team, meanings, out);
   for (const Graph::Step& step : graph.steps()) {
     provenance.step(step);
     if (!provenance.ok()) return;

@@ -146,18 +146,47 @@ void add_one_shot_gather(Schedule* out, const OpSpec& op) {
   keep_gathered(out, op);
 }
 
+/// All rows travel, in slabs of K where `kIsSlab`; `kAdd` adds what uses them.
+template <auto kAdd, bool kIsSlab = false>
+void gathered(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  add_gather(out, op, options, kIsSlab);
+  kAdd(out, op);
+}
+
+constexpr Arg kArgs[] = {{"A", "a_shard", Role::input, "off[r+1]-off[r]", "K"},
+                         {"B", "b", Role::input, "K", "N", /*has_layout=*/true},
+                         {"C", "c", Role::output, "M", "N"},
+                         {"bias", "bias", Role::bias, "N"}};
+
+using enum ClosedForm;
+constexpr FamilyDef kFamilies[] = {
+    kGatherLibrary,
+    kGatherSerial,
+    whole("shard_p2p", per_shard, nullptr, gathered<add_hetero_unfused>),
+    cut("uniform_fused_1d", all_shards, 0, chunk_degrees, gathered<add_uniform_1d>),  // copies own rows for nothing
+    cut("hetero_fused_1d", other_shards, 2, batch_degrees, gathered<add_hetero_fused>),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, gathered<add_hetero_unfused>),
+    cut("uniform_fused_2d", slabs, 0, slab_degrees, gathered<add_uniform_2d, true>),
+    with_defaults(cut("k_slab", slab_kernel, 0, slab_kernel_degrees, gathered<add_k_slab, true>), align_to_slabs),
+    whole("one_shot", small_m_kernel, small_m_degrees, gathered<add_one_shot_gather>),
+    cut("hierarchical", ClosedForm::hosts, 5, nullptr, make_hierarchical<Hosts::overlapped>),
+    kGatherBounds[0],
+    kGatherBounds[1],
+    kGatherBounds[2],
+};
+
 }  // namespace
 
-Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  const bool is_slab = family == "uniform_fused_2d" || family == "k_slab";
-  return make_gather(op, family, options, is_slab, [&](Schedule* out) {
-    if (family == "k_slab") return add_k_slab(out, op);
-    if (family == "one_shot") return add_one_shot_gather(out, op);
-    if (family == "hetero_fused_1d") return add_hetero_fused(out, op);
-    if (family == "uniform_fused_1d") return add_uniform_1d(out, op);
-    if (family == "uniform_fused_2d") return add_uniform_2d(out, op);
-    add_hetero_unfused(out, op);  // shard_p2p too
-  });
-}
+constinit const OperatorDef kAgGemm = {.name = "ag_gemm",
+                                       .summary = "C = act(gathered A times B + bias): AllGather, then GEMM",
+                                       .args = kArgs,
+                                       .families = kFamilies,
+                                       .flow = {.gathers = true},
+                                       .local_param = "N",
+                                       .knows_hosts = true,
+                                       .takes_activation = true,
+                                       .make_alone = make_dense_alone,
+                                       .complete = add_swiglu,
+                                       .meaning = dense_meaning};
 
 }  // namespace overlace::spec

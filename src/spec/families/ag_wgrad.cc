@@ -19,7 +19,8 @@ Region whole(const std::string& buffer) { return box(buffer, {all("K"), all("N")
 
 /// Own rows from A at once; then the others' chunk by chunk in the order of arrival, r+1 first, which no timing
 /// changes.
-void add_row_blocks(Schedule* out, const OpSpec& op) {
+void row_blocks(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  add_gather(out, op, options, /*is_slab=*/false);
   const std::string sums = sums_of(out, op);
   out->tasks.push_back(gemm_of_rows(op, "gemm_own", 0, box("A", {kWholeShard, all("K")}), b_rows(op, shard_rows("r")),
                                     whole(sums), /*adds=*/false));
@@ -37,7 +38,8 @@ void add_row_blocks(Schedule* out, const OpSpec& op) {
 }
 
 /// Step s takes slab s of the columns of all rows: rows slab s of C, whole sums that are rounded once.
-void add_slabs(Schedule* out, const OpSpec& op) {
+void column_slabs(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  add_gather(out, op, options, /*is_slab=*/true);
   add_copy_own(out, /*is_slab=*/true);
   Task step = gemm_of_rows(op, "gemm", "s", box("X", {all("M"), slab_columns()}), b_rows(op, all("M")),
                            box("C", {slab_columns(), all("N")}), /*adds=*/false);
@@ -48,12 +50,31 @@ void add_slabs(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(std::move(step));
 }
 
+constexpr Arg kArgs[] = {{"A", "a_shard", Role::input, "off[r+1]-off[r]", "K"},
+                         {"B", "b", Role::input, "M", "N", /*has_layout=*/true},
+                         {"C", "c", Role::output, "K", "N"}};
+
+using enum ClosedForm;
+constexpr FamilyDef kFamilies[] = {
+    kGatherLibrary,
+    kGatherSerial,
+    whole("shard_p2p", per_shard, nullptr, row_blocks),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, row_blocks),
+    cut("uniform_fused_2d", slabs, 2, slab_degrees, column_slabs),
+    kGatherBounds[0],
+    kGatherBounds[1],
+    kGatherBounds[2],
+};
+
 }  // namespace
 
-Schedule make_ag_wgrad(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  const bool is_slab = family == "uniform_fused_2d";
-  return make_gather(op, family, options, is_slab,
-                     [&](Schedule* out) { is_slab ? add_slabs(out, op) : add_row_blocks(out, op); });
-}
+constinit const OperatorDef kAgWgrad = {.name = "ag_wgrad",
+                                        .summary = "C = gathered A, transposed, times B: AllGather, then GEMM",
+                                        .args = kArgs,
+                                        .families = kFamilies,
+                                        .flow = {.gathers = true, .sums_rows = true},
+                                        .local_param = "N",
+                                        .make_alone = make_dense_alone,
+                                        .meaning = dense_meaning};
 
 }  // namespace overlace::spec

@@ -13,48 +13,37 @@ std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
   return out;
 }
 
-Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& options, int64_t columns) {
-  Schedule out;
-  out.op = op.op;
-  out.family = std::string(family) + (op.op == "gemm_rs" ? "_rs" : op.op == "gemm_ar" ? "_ar" : "");
-  out.params = {{"M", op.m},
-                {"N", op.n},
-                {"K", op.k},
-                {"G", int64_t{op.ranks}},
-                {"q", options.degree},
-                {"align", options.align},
-                {"ce_queues", options.ce_queues},
-                {"dtype", std::string(dtype_name(op.dtype))},
-                {"out_dtype", std::string(dtype_name(op.out_dtype))},
-                {"b_layout", std::string(op.b_layout == BLayout::nk ? "nk" : "kn")},
-                {"bias", op.bias}};
-  const std::vector<int64_t> off = row_offsets(op);
-  std::vector<int64_t> cut = {0};
-  for (size_t p = 0; p + 1 < off.size(); ++p) {
-    const std::vector<int64_t> parts = cut_evenly(off[p + 1] - off[p], options.degree, options.align);
-    for (size_t s = 1; s < parts.size(); ++s) cut.push_back(off[p] + parts[s]);
-  }
-  out.tables = {{"cut", std::move(cut)}, {"off", off}};
-  if (columns > 0) out.tables["slab"] = cut_evenly(columns, options.degree, options.align_columns);
+void cut_slabs(Schedule* schedule, int64_t extent, const FamilyOptions& options) {
+  if (extent > 0) schedule->tables["slab"] = cut_evenly(extent, options.degree, options.align_columns);
+}
 
-  const bool is_ag = gathers(op.op), is_rs = op.op == "gemm_rs";
-  const Expr own_rows = "off[r+1]-off[r]";
-  using Shape = std::vector<Expr>;
-  out.buffers.push_back({"A", Space::argument, op.dtype, is_ag ? Shape{own_rows, "K"} : Shape{"M", "K"}});
-  const Expr depth = op.op == "ag_wgrad" ? "M" : "K";  // of the sum
-  out.buffers.push_back(
-      {"B", Space::argument, op.dtype, op.b_layout == BLayout::nk ? Shape{"N", depth} : Shape{depth, "N"}});
-  if (is_ag) {
-    out.buffers.push_back({"C", Space::argument, op.out_dtype, {op.op == "ag_wgrad" ? "K" : "M", "N"}});
-  } else {
-    out.buffers.push_back({"Y", Space::argument, op.out_dtype, is_rs ? Shape{own_rows, "N"} : Shape{"M", "N"}});
-  }
-  if (op.bias) out.buffers.push_back({"bias", Space::argument, op.out_dtype, {"N"}});
+Meaning dense_meaning(const Schedule& schedule, int rank, int ranks) {
+  const Dataflow flow = flow_of(schedule.op);
+  const int64_t first = schedule.tables.at("off")[static_cast<size_t>(rank)];
+  const auto depth = schedule.params.find(flow.sums_rows ? "M" : "K");
+  const int64_t* const known = depth == schedule.params.end() ? nullptr : std::get_if<int64_t>(&depth->second);
+  Meaning out;
+  out.inputs = {{.buffer = "A", .origin_row = flow.gathers ? first : 0, .is_operand = true}};
+  Held result{.buffer = flow.gathers ? "C" : "Y"};
+  result.origin_row = stays_with_owner(schedule.op) ? first : 0;
+  const int begin = flow.gathers ? rank : 0, end = flow.gathers ? rank + 1 : ranks;
+  for (int source = begin; source < end && (known == nullptr || *known > 0); ++source)
+    result.terms.push_back({source, 0, known == nullptr ? 0 : *known});
+  result.num_biases = std::any_of(schedule.buffers.begin(), schedule.buffers.end(),
+                                  [](const Buffer& buffer) { return buffer.name == "bias"; })
+                          ? 1
+                          : 0;
+  result.is_activated = activation_of(schedule.params) != Activation::none;
+  out.outputs = {std::move(result)};
   return out;
 }
 
+void make_dense_alone(Schedule* schedule, const OpSpec& op, Purpose purpose) {
+  if (purpose != Purpose::comm) add_plain_gemm(schedule, op, "A", gathers(op.op) ? "C" : "Y");
+}
+
 void add_plain_gemm(Schedule* schedule, const OpSpec& op, const std::string& a, const std::string& c) {
-  if (op.op == "ag_wgrad") {
+  if (flow_of(op.op).sums_rows) {
     schedule->tasks.push_back(gemm_of_rows(op, "gemm", 0, box(a, {all("M"), all("K")}), b_rows(op, all("M")),
                                            box(c, {all("K"), all("N")}), /*adds=*/false));
     return;

@@ -1,35 +1,74 @@
 // What the family builders share: the frame of a schedule, its regions, and the tasks that recur.
 #pragma once
 
-#include <functional>
+#include <array>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "overlace/schedule.h"
+#include "overlace/operator.h"
 
 namespace overlace::spec {
 
-/// Options of make_schedule after checking.
-struct FamilyOptions {
-  int64_t degree = 1, align = 1, align_columns = 8, ce_queues = 1, own_degree = 1, hosts = 1;
-  bool has_credits = true;
-};
-
-/// params, tables ("off", "cut"; "slab" where `columns` > 0) and the buffers that callers bind.
-Schedule frame(const OpSpec& op, std::string_view family, const FamilyOptions& options, int64_t columns = 0);
+/// The library's operators, one line each in all.cc.
+std::span<const OperatorDef* const> built_in_operators();
+extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr;
 
 /// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last ones, and the end.
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
 
-/// One builder per operator, for two ranks or more.
-Schedule make_ag_gemm(const OpSpec& op, std::string_view family, const FamilyOptions& options);
-Schedule make_ag_wgrad(const OpSpec& op, std::string_view family, const FamilyOptions& options);
-Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options);
-Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options);
-/// Any operator, over `options.hosts` hosts: "hierarchical", and what it is measured against: "serial", "comm",
-/// "limit".
-Schedule make_hierarchical(const OpSpec& op, std::string_view family, const FamilyOptions& options);
+/// Table "slab": `extent` columns in options.degree parts.
+void cut_slabs(Schedule* schedule, int64_t extent, const FamilyOptions& options);
+
+/// What all four mean: A and B as they lie, results as their flow says.
+Meaning dense_meaning(const Schedule& schedule, int rank, int ranks);
+/// The plain GEMM, but for purpose comm, which has no task.
+void make_dense_alone(Schedule* schedule, const OpSpec& op, Purpose purpose);
+
+/// Over `options.hosts` hosts: the family itself and what it is measured against.
+enum class Hosts { overlapped, serial, comm, limit };
+template <Hosts kHow>
+void make_hierarchical(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+
+// ---- rows of the tables ----
+
+using Degrees = std::vector<int> (*)(const OpSpec&, const Machine&);
+using Make = void (*)(Schedule*, const OpSpec&, const FamilyOptions&);
+/// A family without a degree.
+constexpr FamilyDef whole(std::string_view name, ClosedForm form, Degrees degrees, Make make) {
+  return {.name = name, .form = form, .degrees = degrees, .make = make};
+}
+/// One that cuts shards. `rule`: as FamilyDef::rule.
+constexpr FamilyDef cut(std::string_view name, ClosedForm form, int rule, Degrees degrees, Make make) {
+  return {.name = name, .has_degree = true, .form = form, .rule = rule, .degrees = degrees, .make = make};
+}
+/// One that measures a part.
+constexpr FamilyDef bound(std::string_view name, Purpose purpose, Make make) {
+  return {.name = name, .purpose = purpose, .has_degree = purpose != Purpose::compute, .make = make};
+}
+constexpr FamilyDef with_defaults(FamilyDef family, void (*set_defaults)(const OpSpec&, FamilyOptions*)) {
+  family.set_defaults = set_defaults;
+  return family;
+}
+
+// ---- degrees that are worth an estimate ----
+
+/// Families without a degree.
+std::vector<int> degree_of_one(const OpSpec& op, const Machine& machine);
+/// Chunks of rows, or slabs of columns. GPUs: copies of at least 512 KiB.
+std::vector<int> chunk_degrees(const OpSpec& op, const Machine& machine);
+std::vector<int> slab_degrees(const OpSpec& op, const Machine& machine);
+/// Chunks of all other shards at once: not whole on GPUs, where it was not measured.
+std::vector<int> batch_degrees(const OpSpec& op, const Machine& machine);
+/// One-kernel families, where the machine is a GPU and the kernel takes the problem: slabs, groups of tiles, bands.
+std::vector<int> slab_kernel_degrees(const OpSpec& op, const Machine& machine);
+std::vector<int> tile_kernel_degrees(const OpSpec& op, const Machine& machine);
+std::vector<int> band_kernel_degrees(const OpSpec& op, const Machine& machine);
+std::vector<int> small_m_degrees(const OpSpec& op, const Machine& machine);
+/// Alignments that the kernels' tiles ask for.
+void align_to_slabs(const OpSpec& op, FamilyOptions* options);
+void align_to_tiles(const OpSpec& op, FamilyOptions* options);
 
 /// The part of a result that travels at once: chunk s of a shard's rows and all columns (1-D), or a whole shard's rows
 /// and slab s of the columns (2-D). Grouped: shard p is the chunks that the tables "chunk" and "place" give it.
@@ -47,7 +86,12 @@ struct Reduction {
   std::vector<Loop> loops;
   std::string s;
 };
-Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options);
+/// How the products are cut.
+enum class Scatter { serial, comm, limit, all_shards, slabs, other_shards, per_shard };
+Reduction add_scatter(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, Scatter how);
+/// The product, then the library's collective, and the product alone, of both.
+void make_scatter_library(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+void make_scatter_compute(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
 /// "P", "S" with `shard_max` rows a slot, signals `arrived[chunk]` of each source and `credit` back to the sources.
 void add_slots(Schedule* schedule, const OpSpec& op, int64_t shard_max);
 /// Rows of the longest shard.
@@ -70,18 +114,28 @@ Loop strips();
 /// that; an owner without rows is told, too.
 void add_one_shot(Schedule* schedule, const OpSpec& op);
 
-/// ag_gemm and ag_wgrad: frame, transfers into X, signals `arrived[chunk]` and `credit`; then what `add_products` adds,
-/// but for the families that are alike: library, serial, compute, comm, limit. `is_slab`: rows travel in slabs of K.
-Schedule make_gather(const OpSpec& op, std::string_view family, const FamilyOptions& options, bool is_slab,
-                     const std::function<void(Schedule*)>& add_products);
+/// ag_gemm and ag_wgrad: transfers into X, signals `arrived[chunk]` and `credit`. `is_slab`: rows travel in slabs of K.
+void add_gather(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, bool is_slab);
+/// Families of both: the library's collective, then the product; all transfers, then the product; the product alone;
+/// the transfers alone; both.
+void make_gather_library(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+void make_gather_serial(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+void make_gather_compute(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+void make_gather_comm(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+void make_gather_limit(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
+inline constexpr FamilyDef kGatherLibrary = whole("library", ClosedForm::library, degree_of_one, make_gather_library),
+                           kGatherSerial = whole("serial", ClosedForm::serial, degree_of_one, make_gather_serial),
+                           kGatherBounds[] = {bound("compute", Purpose::compute, make_gather_compute),
+                                              bound("comm", Purpose::comm, make_gather_comm),
+                                              bound("limit", Purpose::limit, make_gather_limit)};
 /// My own into X, on a copy lane of their own, so that one GEMM sees evenly spaced rows.
 void add_copy_own(Schedule* schedule, bool is_slab);
 /// All peers, once the last chunk has been read.
 Set credit_at_last();
 
-/// Of ag_gemm, whole: C has half as many columns. Where sums are rounded once, by a fused kernel or out of a wide
-/// accumulator, that task makes swiglu of them; behind a product of a library, which rounds them, a task of its own
-/// does.
+/// Of a problem with an activation, whole: C has half as many columns. Where sums are rounded once, by a fused kernel
+/// or out of a wide accumulator, that task makes swiglu of them; behind a product of a library, which rounds them, a
+/// task of its own does.
 void add_swiglu(Schedule* schedule, const OpSpec& op);
 
 /// The plain GEMM: what every family is on one rank, and `compute` on several.

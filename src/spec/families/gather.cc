@@ -29,22 +29,7 @@ void add_push(Schedule* schedule, const FamilyOptions& options, bool is_slab) {
   schedule->tasks.push_back(std::move(push));
 }
 
-/// Whole gather by the team's engine, then the whole product.
-void add_library(Schedule* schedule, const OpSpec& op) {
-  schedule->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
-  schedule->params["gathered"] = std::string("X");
-  Task gather;
-  gather.id = "all_gather";
-  gather.kind = Kind::collective;
-  gather.params = {{"collective", std::string("all_gather")}};
-  gather.reads = {box("A", {all("off[r+1]-off[r]"), all("K")})};
-  gather.writes = {box("X", {all("M"), all("K")})};
-  schedule->tasks.push_back(std::move(gather));
-  add_plain_gemm(schedule, op, "X", "C");
-  schedule->tasks.back().order = 1;
-}
-
-/// The same by copies.
+/// Whole gather by copies, then the whole product.
 void add_serial(Schedule* schedule, const OpSpec& op) {
   add_copy_own(schedule, /*is_slab=*/false);
   add_plain_gemm(schedule, op, "X", "C");
@@ -82,6 +67,7 @@ Task swiglu_of(const Task& product) {
 }  // namespace
 
 void add_swiglu(Schedule* schedule, const OpSpec& op) {
+  if (op.activation == Activation::none) return;
   schedule->params["activation"] = std::string("swiglu");
   for (Buffer& buffer : schedule->buffers)
     if (buffer.name == "C") buffer.shape[1] = "N/2";
@@ -115,22 +101,47 @@ Set credit_at_last() {
   return out;
 }
 
-Schedule make_gather(const OpSpec& op, std::string_view family, const FamilyOptions& options, bool is_slab,
-                     const std::function<void(Schedule*)>& add_products) {
-  Schedule out = frame(op, family, options, is_slab ? op.k : 0);
-  if (family == "library") return add_library(&out, op), out;
-  if (family == "compute") return add_product_alone(&out, op, "X"), out;
-  add_gather_inbox(&out, op);
-  add_push(&out, options, is_slab);
-  if (family == "serial") {
-    add_serial(&out, op);
-  } else if (family == "comm" || family == "limit") {
-    if (family == "limit") add_product_alone(&out, op, "X0");
-    out.tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
-  } else {
-    add_products(&out);
-  }
-  return out;
+void add_gather(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, bool is_slab) {
+  if (is_slab) cut_slabs(schedule, op.k, options);
+  add_gather_inbox(schedule, op);
+  add_push(schedule, options, is_slab);
+}
+
+void make_gather_library(Schedule* schedule, const OpSpec& op, const FamilyOptions&) {
+  schedule->buffers.push_back({"X", Space::local, op.dtype, {"M", "K"}});
+  schedule->params["gathered"] = std::string("X");
+  Task gather;
+  gather.id = "all_gather";
+  gather.kind = Kind::collective;
+  gather.params = {{"collective", std::string("all_gather")}};
+  gather.reads = {box("A", {all("off[r+1]-off[r]"), all("K")})};
+  gather.writes = {box("X", {all("M"), all("K")})};
+  schedule->tasks.push_back(std::move(gather));
+  add_plain_gemm(schedule, op, "X", "C");
+  schedule->tasks.back().order = 1;
+}
+
+void make_gather_serial(Schedule* schedule, const OpSpec& op, const FamilyOptions& options) {
+  if (options.hosts > 1) return make_hierarchical<Hosts::serial>(schedule, op, options);
+  add_gather(schedule, op, options, /*is_slab=*/false);
+  add_serial(schedule, op);
+}
+
+void make_gather_compute(Schedule* schedule, const OpSpec& op, const FamilyOptions&) {
+  add_product_alone(schedule, op, "X");
+}
+
+void make_gather_comm(Schedule* schedule, const OpSpec& op, const FamilyOptions& options) {
+  if (options.hosts > 1) return make_hierarchical<Hosts::comm>(schedule, op, options);
+  add_gather(schedule, op, options, /*is_slab=*/false);
+  schedule->tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
+}
+
+void make_gather_limit(Schedule* schedule, const OpSpec& op, const FamilyOptions& options) {
+  if (options.hosts > 1) return make_hierarchical<Hosts::limit>(schedule, op, options);
+  add_gather(schedule, op, options, /*is_slab=*/false);
+  add_product_alone(schedule, op, "X0");
+  schedule->tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
 }
 
 }  // namespace overlace::spec

@@ -51,7 +51,8 @@ Task copy_out_of(const Reduction& sum, Expr queue, Expr order) {
 /// Group by group: GEMMs, transfers to the owners, sums, broadcasts. The sums share the GEMMs' lane, so that a backend
 /// with one stream for all sm lanes does not keep them to the end: group s is summed behind what the group after it
 /// sends, which covers its last transfer, and taken from Z two groups later.
-void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_fused) {
+template <bool kIsFused>
+void grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   const Reduction sum{{.is_grouped = true}, {chunks()}, "s"};
   add_slots(out, op, add_groups(out, op, options));
   out->buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
@@ -61,7 +62,7 @@ void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, 
     Range rows = sum.piece.of(shard)[0];
     return gemm(op, id, order, box("A", {rows, all("K")}), b_operand(op), box("P", {rows, all("N")}), false);
   };
-  if (is_fused) {  // the chunks of a group touch: one product
+  if (kIsFused) {  // the chunks of a group touch: one product
     Task group = product("gemm", "8*s", "p");
     group.loops = {chunks()};
     group.reads[0].each = group.writes[0].each = Loop{"p", 0, "G"};
@@ -74,11 +75,11 @@ void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, 
     own.loops = {chunks()};
     out->tasks.push_back(std::move(own));
   }
-  add_scatter_copies(out, options, sum.piece, {is_fused ? "gemm" : "gemm_remote"});
+  add_scatter_copies(out, options, sum.piece, {kIsFused ? "gemm" : "gemm_remote"});
   Task reduce = sum_of_sources(op, sum.piece, sum.loops, sum.s);
   reduce.queue = 0;
   reduce.order = "8*(s+1)+1";
-  reduce.deps = {is_fused ? "gemm" : "gemm_own"};
+  reduce.deps = {kIsFused ? "gemm" : "gemm_own"};
   out->tasks.push_back(std::move(reduce));
   add_broadcast(out, sum, "Y", "reduce");
 
@@ -92,7 +93,7 @@ void add_grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options, 
 
 /// One kernel: gemm_rs of its name, then the sums of each group of tiles to everybody's Z, and theirs from Z to Y. Z
 /// needs no credit, as in add_broadcast.
-void add_slot_sums(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+void slot_sums(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_tma_slot(out, op, options);
   out->buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
   out->signals.push_back({"ready", "q*strips"});
@@ -111,38 +112,67 @@ void add_slot_sums(Schedule* out, const OpSpec& op, const FamilyOptions& options
   }
 }
 
-}  // namespace
-
-Schedule make_gemm_ar(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  if (family == "library" || family == "compute") return make_gemm_rs(op, family, options);
-  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
-  if (family == "one_shot") {
-    add_one_shot(&out, op);
-    return out;
+/// gemm_rs up to the sums, which then go to all.
+template <Scatter kHow>
+void scattered(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  out->buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
+  const Reduction sum = add_scatter(out, op, options, kHow);
+  out->signals.push_back({"ready", "q"});
+  if (kHow == Scatter::comm || kHow == Scatter::limit) {
+    add_broadcast(out, sum, "Z", "finish");
+    out->tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", ""));
+    return;
   }
-  if (family == "tma_slot") {
-    add_slot_sums(&out, op, options);
-    return out;
-  }
-  if (family == "grouped_fused_1d" || family == "grouped_unfused_1d") {
-    add_grouped(&out, op, options, family == "grouped_fused_1d");
-    return out;
-  }
-  out.buffers.push_back({"Z", Space::symmetric, op.out_dtype, {"M", "N"}, 2});
-  const Reduction sum = add_scatter(&out, op, family, options);
-  out.signals.push_back({"ready", "q"});
-  if (family == "comm" || family == "limit") {
-    add_broadcast(&out, sum, "Z", "finish");
-    out.tasks.push_back(finish(op, "finish_z", "1+q+s", "Z", "ready", ""));
-    return out;
-  }
-  add_broadcast(&out, sum, "Y", "reduce");
+  add_broadcast(out, sum, "Y", "reduce");
   // Behind the reductions on an sm lane: it waits for the peers' rows, which no copy lane can do on GPUs.
   Task copy_out = copy_out_of(sum, 1, "q+1+" + sum.s);
   copy_out.engine = Engine::sm;
   copy_out.waits = {wait_each("ready", sum.s, "(r+p)%G", peers())};
-  out.tasks.push_back(std::move(copy_out));
-  return out;
+  out->tasks.push_back(std::move(copy_out));
 }
+/// What is measured beside families for hosts, too.
+template <Scatter kHow, Hosts kOverHosts>
+void measured(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  options.hosts > 1 ? make_hierarchical<kOverHosts>(out, op, options) : scattered<kHow>(out, op, options);
+}
+void one_shot(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
+
+constexpr Arg kArgs[] = {{"A", "a", Role::input, "M", "K"},
+                         {"B", "b", Role::input, "K", "N", /*has_layout=*/true},
+                         {"Y", "out", Role::output, "M", "N"},
+                         {"bias", "bias", Role::bias, "N"}};
+
+using enum ClosedForm;
+constexpr FamilyDef kFamilies[] = {
+    whole("library", library, degree_of_one, make_scatter_library),
+    whole("serial", serial, degree_of_one, measured<Scatter::serial, Hosts::serial>),
+    whole("shard_p2p", per_shard, nullptr, scattered<Scatter::per_shard>),
+    cut("uniform_fused_1d", all_shards, 3, chunk_degrees, scattered<Scatter::all_shards>),
+    cut("hetero_fused_1d", other_shards, 2, batch_degrees, scattered<Scatter::other_shards>),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, scattered<Scatter::per_shard>),
+    cut("uniform_fused_2d", slabs, 0, slab_degrees, scattered<Scatter::slabs>),
+    // These broadcast what the groups before sum up.
+    cut("grouped_fused_1d", group, 0, chunk_degrees, grouped<true>),
+    cut("grouped_unfused_1d", group_shards, 4, chunk_degrees, grouped<false>),
+    whole("one_shot", small_m_kernel, small_m_degrees, one_shot),
+    with_defaults(cut("tma_slot", tile_kernel, 0, band_kernel_degrees, slot_sums), align_to_tiles),
+    cut("hierarchical", ClosedForm::hosts, 5, nullptr, make_hierarchical<Hosts::overlapped>),
+    bound("compute", Purpose::compute, make_scatter_compute),
+    bound("comm", Purpose::comm, measured<Scatter::comm, Hosts::comm>),
+    bound("limit", Purpose::limit, measured<Scatter::limit, Hosts::limit>),
+};
+
+}  // namespace
+
+constinit const OperatorDef kGemmAr = {.name = "gemm_ar",
+                                       .summary = "Y = sum of A B over all ranks, + bias: GEMM, then AllReduce",
+                                       .suffix = "_ar",
+                                       .args = kArgs,
+                                       .families = kFamilies,
+                                       .flow = {.passes = 2},
+                                       .local_param = "K",
+                                       .knows_hosts = true,
+                                       .make_alone = make_dense_alone,
+                                       .meaning = dense_meaning};
 
 }  // namespace overlace::spec

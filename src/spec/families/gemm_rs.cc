@@ -3,6 +3,7 @@
 
 #include "src/spec/families/families.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -21,8 +22,8 @@ void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, i
   const auto tile_rows = static_cast<int32_t>(pieces(shard_max, options.align));
   const auto tiles_n = static_cast<int32_t>(pieces(op.n, options.align_columns));
   const auto most = static_cast<int32_t>(options.degree);
-  const TileGroups groups = op.op == "gemm_ar" ? make_band_groups(tile_rows, tiles_n, most)
-                                               : make_groups(tile_rows, tiles_n, kTileSwizzle, most);
+  const TileGroups groups = returns_to_all(op.op) ? make_band_groups(tile_rows, tiles_n, most)
+                                                  : make_groups(tile_rows, tiles_n, kTileSwizzle, most);
   const int64_t bands = pieces(tile_rows, groups.rows), band = groups.rows * options.align;
   std::vector<int64_t> cut = {0}, slab = {0};
   for (size_t p = 0; p + 1 < off.size(); ++p)
@@ -75,27 +76,38 @@ void add_hetero(Schedule* out, const OpSpec& op, const FamilyOptions& options, b
   out->tasks.push_back(std::move(own));
 }
 
-void add_library(Schedule* out, const OpSpec& op) {
-  const bool is_ar = op.op == "gemm_ar";
-  const Expr rows = is_ar ? Expr("M") : Expr("off[r+1]-off[r]");
-  out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
-  add_plain_gemm(out, op, "A", "P");
-  out->tasks.back().reads.resize(2);  // the bias is added once, after the sum
-  Task sum;
-  sum.id = is_ar ? "all_reduce" : "reduce_scatter";
-  sum.kind = Kind::collective;
-  sum.order = 1;
-  sum.params = {{"collective", sum.id}};
-  sum.reads = {box("P", {all("M"), all("N")})};
-  sum.writes = {box(op.bias ? "T" : "Y", {Range{0, rows}, all("N")})};
-  out->tasks.push_back(std::move(sum));
-  if (!op.bias) return;
-  out->buffers.push_back({"T", Space::local, op.out_dtype, {rows, "N"}});
-  Task bias = reduce("add_bias", 0, 2, {}, {box("T", {Range{0, rows}, all("N")}), box("bias", {all("N")})},
-                     box("Y", {Range{0, rows}, all("N")}));
-  bias.params["bias"] = true;
-  out->tasks.push_back(std::move(bias));
+template <Scatter kHow>
+void scattered(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  add_scatter(out, op, options, kHow);
 }
+/// What is measured beside families for hosts, too.
+template <Scatter kHow, Hosts kOverHosts>
+void measured(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  options.hosts > 1 ? make_hierarchical<kOverHosts>(out, op, options) : scattered<kHow>(out, op, options);
+}
+void one_shot(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
+
+constexpr Arg kArgs[] = {{"A", "a", Role::input, "M", "K"},
+                         {"B", "b", Role::input, "K", "N", /*has_layout=*/true},
+                         {"Y", "out", Role::output, "off[r+1]-off[r]", "N"},
+                         {"bias", "bias", Role::bias, "N"}};
+
+using enum ClosedForm;
+constexpr FamilyDef kFamilies[] = {
+    whole("library", library, degree_of_one, make_scatter_library),
+    whole("serial", serial, degree_of_one, measured<Scatter::serial, Hosts::serial>),
+    whole("shard_p2p", per_shard, nullptr, scattered<Scatter::per_shard>),
+    cut("uniform_fused_1d", all_shards, 3, chunk_degrees, scattered<Scatter::all_shards>),
+    cut("hetero_fused_1d", other_shards, 2, batch_degrees, scattered<Scatter::other_shards>),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, scattered<Scatter::per_shard>),
+    cut("uniform_fused_2d", slabs, 0, slab_degrees, scattered<Scatter::slabs>),
+    whole("one_shot", small_m_kernel, small_m_degrees, one_shot),
+    with_defaults(cut("tma_slot", tile_kernel, 0, tile_kernel_degrees, add_tma_slot), align_to_tiles),
+    cut("hierarchical", ClosedForm::hosts, 5, nullptr, make_hierarchical<Hosts::overlapped>),
+    bound("compute", Purpose::compute, make_scatter_compute),
+    bound("comm", Purpose::comm, measured<Scatter::comm, Hosts::comm>),
+    bound("limit", Purpose::limit, measured<Scatter::limit, Hosts::limit>),
+};
 
 }  // namespace
 
@@ -107,7 +119,7 @@ int64_t longest_shard(const Schedule& schedule) {
 }
 
 void add_one_shot(Schedule* out, const OpSpec& op) {
-  const bool is_ar = op.op == "gemm_ar";
+  const bool is_ar = returns_to_all(op.op);
   out->consts["tokens"] = one_shot_tokens(op.m);
   out->consts["columns"] = one_shot_columns(op.n);
   out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G", "tokens", "columns"}, 2});
@@ -151,7 +163,7 @@ void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options)
   remote.sets = {set_at("arrived", group, kOwner)};
 
   Task own = tiles(op, "tiles_own", 0, "G", box("A", {chunk_rows("r"), all("K")}), b_columns(op, strip),
-                   box("Y", {op.op == "gemm_ar" ? chunk_rows("r") : chunk_rows_in_shard("r"), strip}));
+                   box("Y", {returns_to_all(op.op) ? chunk_rows("r") : chunk_rows_in_shard("r"), strip}));
   const std::vector<Range> slot = slot_of("(i-r-1)%G", {chunk_rows_in_shard("r"), strip});
   own.loops = {chunks(), strips()};
   own.reads.push_back(boxes("S", slot, {"i", 0, "r"}));
@@ -190,7 +202,7 @@ Task sum_of_sources(const OpSpec& op, const Piece& piece, const std::vector<Loop
   const auto slot = slot_of("i", piece.in_shard("r", s));
   std::vector<Region> sources = {boxes("S", slot, {"i", 0, "r"}), box("P", piece.of("r", s)),
                                  boxes("S", slot, {"i", "r+1", "G"})};
-  const bool is_ar = op.op == "gemm_ar";
+  const bool is_ar = returns_to_all(op.op);
   if (op.bias) sources.push_back(box("bias", {piece.of("r", s)[1]}));
   Task out =
       reduce("reduce", 1, s, loops, std::move(sources), box("Y", is_ar ? piece.of("r", s) : piece.in_shard("r", s)));
@@ -212,11 +224,12 @@ void add_scatter_copies(Schedule* schedule, const FamilyOptions& options, const 
   schedule->tasks.push_back(std::move(push));
 }
 
-Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  Reduction out{{.is_slab = family == "uniform_fused_2d"}, {chunks()}, "s"};
+Reduction add_scatter(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, Scatter how) {
+  if (how == Scatter::slabs) cut_slabs(schedule, op.n, options);
+  Reduction out{{.is_slab = how == Scatter::slabs}, {chunks()}, "s"};
   add_slots(schedule, op, longest_shard(*schedule));
-  if (family == "comm" || family == "limit") {
-    if (family == "limit") {
+  if (how == Scatter::comm || how == Scatter::limit) {
+    if (how == Scatter::limit) {
       schedule->buffers.push_back({"P0", Space::local, op.out_dtype, {"M", "N"}});
       add_plain_gemm(schedule, op, "A", "P0");
     }
@@ -225,15 +238,15 @@ Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view fam
     return out;
   }
   std::string own = "gemm", sent = "gemm";
-  if (family == "serial") {
+  if (how == Scatter::serial) {
     add_plain_gemm(schedule, op, "A", "P");
     schedule->tasks.back().reads.resize(2);
-  } else if (family == "uniform_fused_1d") {
+  } else if (how == Scatter::all_shards) {
     add_uniform_1d(schedule, op);
-  } else if (family == "uniform_fused_2d") {
+  } else if (how == Scatter::slabs) {
     add_uniform_2d(schedule, op);
   } else {
-    add_hetero(schedule, op, options, family == "hetero_fused_1d");
+    add_hetero(schedule, op, options, how == Scatter::other_shards);
     own = "gemm_own";
     sent = "gemm_remote";
     if (options.own_degree > 1) {
@@ -249,18 +262,43 @@ Reduction add_scatter(Schedule* schedule, const OpSpec& op, std::string_view fam
   return out;
 }
 
-Schedule make_gemm_rs(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  Schedule out = frame(op, family, options, family == "uniform_fused_2d" ? op.n : 0);
-  if (family == "library") return add_library(&out, op), out;
-  if (family == "compute") {
-    out.buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
-    add_plain_gemm(&out, op, "A", "P");
-    return out;
-  }
-  if (family == "tma_slot") return add_tma_slot(&out, op, options), out;
-  if (family == "one_shot") return add_one_shot(&out, op), out;
-  add_scatter(&out, op, family, options);
-  return out;
+void make_scatter_library(Schedule* out, const OpSpec& op, const FamilyOptions&) {
+  const bool is_ar = returns_to_all(op.op);
+  const Expr rows = is_ar ? Expr("M") : Expr("off[r+1]-off[r]");
+  out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
+  add_plain_gemm(out, op, "A", "P");
+  out->tasks.back().reads.resize(2);  // the bias is added once, after the sum
+  Task sum;
+  sum.id = is_ar ? "all_reduce" : "reduce_scatter";
+  sum.kind = Kind::collective;
+  sum.order = 1;
+  sum.params = {{"collective", sum.id}};
+  sum.reads = {box("P", {all("M"), all("N")})};
+  sum.writes = {box(op.bias ? "T" : "Y", {Range{0, rows}, all("N")})};
+  out->tasks.push_back(std::move(sum));
+  if (!op.bias) return;
+  out->buffers.push_back({"T", Space::local, op.out_dtype, {rows, "N"}});
+  Task bias = reduce("add_bias", 0, 2, {}, {box("T", {Range{0, rows}, all("N")}), box("bias", {all("N")})},
+                     box("Y", {Range{0, rows}, all("N")}));
+  bias.params["bias"] = true;
+  out->tasks.push_back(std::move(bias));
 }
+
+void make_scatter_compute(Schedule* out, const OpSpec& op, const FamilyOptions&) {
+  out->buffers.push_back({"P", Space::local, op.out_dtype, {"M", "N"}});
+  add_plain_gemm(out, op, "A", "P");
+}
+
+constinit const OperatorDef kGemmRs = {.name = "gemm_rs",
+                                       .summary =
+                                           "Y = own rows of the sum of A B over all ranks, + bias: GEMM, then "
+                                           "ReduceScatter",
+                                       .suffix = "_rs",
+                                       .args = kArgs,
+                                       .families = kFamilies,
+                                       .local_param = "K",
+                                       .knows_hosts = true,
+                                       .make_alone = make_dense_alone,
+                                       .meaning = dense_meaning};
 
 }  // namespace overlace::spec

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/spec/families/families.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -25,21 +26,21 @@ std::string step() { return "(s*(hosts-1)+d-1)"; }
 
 class Builder {
  public:
-  Builder(Schedule* out, const OpSpec& op, std::string_view family, const FamilyOptions& options)
+  Builder(Schedule* out, const OpSpec& op, Hosts how, const FamilyOptions& options)
       : out_(out),
         op_(op),
         options_(options),
         has_far_(options.hosts > 1),
         has_near_(options.hosts < op.ranks),
-        is_serial_(family == "serial"),
-        is_measuring_(family == "comm" || family == "limit") {
+        is_serial_(how == Hosts::serial),
+        is_measuring_(how == Hosts::comm || how == Hosts::limit) {
     out->params["hosts"] = options.hosts;
     out->consts["L"] = "G/hosts";
     out->consts["first"] = "host*L";
-    if (family == "limit") add_apart();
+    if (how == Hosts::limit) add_apart();
   }
 
-  void ag_gemm();
+  void gather();
   void scatter();
   void gather_sums();
 
@@ -77,7 +78,7 @@ class Builder {
 };
 
 void Builder::add_apart() {
-  const bool is_ag = op_.op == "ag_gemm";
+  const bool is_ag = gathers(op_.op);
   out_->buffers.push_back(is_ag ? Buffer{"X0", Space::local, op_.dtype, {"M", "K"}}
                                 : Buffer{"P0", Space::local, op_.out_dtype, {"M", "N"}});
   add_whole(is_ag ? "X0" : "A", is_ag ? "C" : "P0");
@@ -85,11 +86,11 @@ void Builder::add_apart() {
 
 void Builder::add_whole(const std::string& a, const std::string& c) {
   add_plain_gemm(out_, op_, a, c);
-  if (op_.op != "ag_gemm") out_->tasks.back().reads.resize(2);  // the bias is added once, after the sum
+  if (!gathers(op_.op)) out_->tasks.back().reads.resize(2);  // the bias is added once, after the sum
 }
 
 Task Builder::pause(const char* id, Expr order, const std::string& buffer) const {
-  std::vector<Range> nothing = {{0, 0}, all(op_.op == "ag_gemm" ? "K" : "N")};
+  std::vector<Range> nothing = {{0, 0}, all(gathers(op_.op) ? "K" : "N")};
   if (buffer == "S") nothing.insert(nothing.begin(), Range{"r", 1});
   Task out = copy(id, 0, std::move(order), {chunks()}, box(buffer, nothing), box(buffer, nothing));
   out.engine = Engine::sm;
@@ -98,7 +99,7 @@ Task Builder::pause(const char* id, Expr order, const std::string& buffer) const
 
 void Builder::spread(const Region& from, const std::string& inbox, const std::string& columns,
                      const std::string& signal, int64_t lane) {
-  const bool has_credit = op_.op == "ag_gemm";
+  const bool has_credit = gathers(op_.op);
   const auto add = [&](Task task, const std::string& to, const Expr& slot, const std::string& told) {
     if (has_credit) task.waits.push_back(credit_from("credit", to));
     task.sets = {set_at(told, slot, to)};
@@ -151,7 +152,7 @@ std::vector<Set> Builder::credits(const std::string& s) const {
 }
 
 Task Builder::product(const char* id, Expr order, const Region& a, const Region& c) const {
-  return gemm(op_, id, std::move(order), a, b_operand(op_), c, op_.op == "ag_gemm");
+  return gemm(op_, id, std::move(order), a, b_operand(op_), c, gathers(op_.op));
 }
 
 /// Own rows at once, then those of my host, then those of the others as they come.
@@ -176,7 +177,7 @@ void Builder::gather_products() {
   }
 }
 
-void Builder::ag_gemm() {
+void Builder::gather() {
   out_->buffers.push_back({"X", Space::symmetric, op_.dtype, {"M", "K"}, 2});
   out_->signals = {{"arrived", "q"}, {"credit", 1}};
   if (has_far_) out_->signals.push_back({"forwarded", "(hosts-1)*q"});
@@ -264,7 +265,7 @@ void Builder::sum_of_all() {
   }
   if (op_.bias) sources.push_back(box("bias", {all("N")}));
   Task sum = reduce("reduce", 1, "s", {chunks()}, std::move(sources),
-                    box("Y", {op_.op == "gemm_ar" ? chunk_rows("r") : rows, all("N")}));
+                    box("Y", {returns_to_all(op_.op) ? chunk_rows("r") : rows, all("N")}));
   if (op_.bias) sum.params["bias"] = true;
   sum.deps = behind("gemm_own");
   wait_and_free(std::move(sum));
@@ -349,16 +350,16 @@ void Builder::gather_sums() {
 
 }  // namespace
 
-Schedule make_hierarchical(const OpSpec& op, std::string_view family, const FamilyOptions& options) {
-  Schedule out = frame(op, family, options);
-  Builder builder(&out, op, family, options);
-  if (op.op == "ag_gemm") {
-    builder.ag_gemm();
-  } else {
-    builder.scatter();
-    if (op.op == "gemm_ar") builder.gather_sums();
-  }
-  return out;
+template <Hosts kHow>
+void make_hierarchical(Schedule* schedule, const OpSpec& op, const FamilyOptions& options) {
+  Builder builder(schedule, op, kHow, options);
+  if (gathers(op.op)) return builder.gather();
+  builder.scatter();
+  if (returns_to_all(op.op)) builder.gather_sums();
 }
+template void make_hierarchical<Hosts::overlapped>(Schedule*, const OpSpec&, const FamilyOptions&);
+template void make_hierarchical<Hosts::serial>(Schedule*, const OpSpec&, const FamilyOptions&);
+template void make_hierarchical<Hosts::comm>(Schedule*, const OpSpec&, const FamilyOptions&);
+template void make_hierarchical<Hosts::limit>(Schedule*, const OpSpec&, const FamilyOptions&);
 
 }  // namespace overlace::spec

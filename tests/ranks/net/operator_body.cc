@@ -7,6 +7,7 @@
 #include "src/runtime/hash.h"
 #include "tests/ranks/net/body.h"
 #include "tests/ranks/ops_cases.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::test {
 namespace {
@@ -19,8 +20,7 @@ TEST(Operator, EveryScheduleGivesTheExactResultInEachOfRepeatedCalls) {
   for (int peer = 0; peer < team.size(); ++peer) far += team.reach(peer) == Reach::net ? 1 : 0;
   EXPECT_EQ(std::to_string(far), parameters()["far"]);
   Channel& channel = team.channel(StreamRef::cpu());
-  for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"})
-    run_cases(runtime, channel, cases_of(op, team.size()));
+  for (const std::string& op : test::all_operators()) run_cases(runtime, channel, cases_of(op, team.size()));
   runtime.synchronize();
   team.barrier();
   runtime.check_quiescent();

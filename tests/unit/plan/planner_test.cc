@@ -12,6 +12,7 @@
 #include "src/spec/check.h"
 #include "src/spec/cost_model.h"
 #include "tests/unit/plan/problem.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::plan {
 namespace {
@@ -32,7 +33,7 @@ bool has(const Plan& plan, const std::string& family) {
 
 TEST(Planner, AlwaysConsidersLibraryAndSerialAndGivesValidSchedules) {
   Planner planner(h200());
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const int64_t m : {1, 64, 1000, 2048, 8192}) {
       const OpSpec op = op_of(name, m, 2560, 8192);
       const auto plan = planner.plan(op);
@@ -214,7 +215,7 @@ TEST(Planner, TakesOneShotForFewTokensOnGpus) {
 }
 
 TEST(Planner, CandidatesFitTheShape) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const int64_t m : {1, 7, 300, 8192}) {
       const OpSpec op = op_of(name, m, 2560, 8192);
       for (const Candidate& candidate : candidates(op, h200())) {

@@ -9,6 +9,7 @@
 #include "src/spec/costs.h"
 #include "src/spec/expand.h"
 #include "tests/unit/plan/problem.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::plan {
 namespace {
@@ -118,7 +119,7 @@ TEST(Recurrence, GradientsOfWeightsFollowTheClosedForms) {
 }
 
 TEST(Recurrence, LossesSlowItDownAndAddUp) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     const OpSpec op = op_of(name, 1024, 512, 1024, 4);
     const Machine machine = plain();
     Machine lossy = machine;

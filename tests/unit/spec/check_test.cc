@@ -10,11 +10,12 @@
 
 #include "overlace/error.h"
 #include "overlace/schedule.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
 
-const char* const kOps[] = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"};
+const std::vector<std::string> kOps = test::all_operators();
 const char* const kOpsOfHosts[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
 
 OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = true) {
@@ -41,7 +42,7 @@ void expect_ok(const OpSpec& op, const std::string& family, int degree, const Pa
 }
 
 TEST(Check, AllFamiliesPassForAllTeamSizes) {
-  for (const char* name : kOps) {
+  for (const std::string& name : kOps) {
     for (const std::string& family : families(name)) {
       for (int ranks : {1, 2, 3, 4, 8}) {
         for (int degree : {1, 2, 4}) {
@@ -54,7 +55,7 @@ TEST(Check, AllFamiliesPassForAllTeamSizes) {
 }
 
 TEST(Check, AllFamiliesPassWithRaggedAndEmptyShards) {
-  for (const char* name : kOps) {
+  for (const std::string& name : kOps) {
     for (const std::string& family : families(name)) {
       for (int64_t m : {0, 1, 3}) expect_ok(op_of(name, m, 4), family, 3);
       OpSpec op = op_of(name, 50, 4);
@@ -340,7 +341,7 @@ TEST(CheckS6, ABroadcastNeedsNoCreditBecauseItFollowsThePeersPartials) {
 }
 
 TEST(CheckS6, WithoutCreditsAllFamiliesRestOnDepthTwo) {
-  for (const char* name : kOps) {
+  for (const std::string& name : kOps) {
     for (const std::string& family : families(name)) {
       for (int ranks : {2, 3, 4}) {
         expect_ok(op_of(name, 45, ranks), family, 2, {{"credits", false}});

@@ -11,6 +11,7 @@
 #include "overlace/error.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -27,7 +28,7 @@ OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = false) {
 }
 
 TEST(Expand, EveryFamilyResolvesOnEveryRank) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
       for (int ranks = 1; ranks <= 9; ++ranks) {
         for (int64_t m : {0, 1, 7, 64, 101}) {
@@ -127,7 +128,7 @@ class Slow {
 };
 
 TEST(Expand, EveryExpressionIsWhatItIsByItself) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
       for (const int degree : {1, 3}) {
         SCOPED_TRACE(std::string(name) + " " + family + " " + std::to_string(degree));
@@ -143,7 +144,7 @@ TEST(Expand, EveryExpressionIsWhatItIsByItself) {
 }
 
 TEST(Expand, AllRanksAtOnceAreTheSame) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
       const Schedule schedule = make_schedule(op_of(name, 101, 3), family, 2);
       const std::vector<Expansion> all = expand_all(schedule, 3).value();
@@ -316,7 +317,7 @@ TEST(Expand, HierarchicalGathersUseOwnRowsThenThoseOfTheHostThenTheRest) {
 }
 
 TEST(Expand, CountsOneAddPerWordAndEpoch) {
-  for (const std::string name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
       if (family == "library" || family == "compute") continue;  // no signals
       const Schedule schedule = make_schedule(op_of(name, 30, 3), family, 2);

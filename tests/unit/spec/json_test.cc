@@ -6,6 +6,7 @@
 #include "overlace/schedule.h"
 #include "src/spec/digest.h"
 #include "src/spec/expand.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -38,7 +39,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 }
 
 TEST(ScheduleJson, RoundTripsEveryFamily) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
       const Schedule schedule = make_schedule(sample(name), family, 2);
       const std::string text = schedule.to_json();

@@ -6,6 +6,7 @@
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/alike.h"
 #include "tests/unit/sim/schedule/problem.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::sim {
 namespace {
@@ -16,7 +17,7 @@ using spec::Schedule;
 bool is_folded(const Schedule& schedule, int ranks) { return spec::expand_alike(schedule, ranks).value().size() == 1; }
 
 /// Rows that no team divides, rows that every team does, shards that are not alike.
-std::vector<OpSpec> shapes(const char* name, int ranks) {
+std::vector<OpSpec> shapes(const std::string& name, int ranks) {
   std::vector<OpSpec> out = {op_of(name, ranks, 7680), op_of(name, ranks, 2051), op_of(name, ranks, 7680, 520, 4096)};
   out.push_back(op_of(name, ranks, 3840));
   out.back().row_offsets = {0};
@@ -47,7 +48,7 @@ void expect_equal(const Schedule& schedule, const spec::Machine& machine, const 
   EXPECT_NEAR(all->contention_us, one->contention_us, 1e-5 + apart * all->contention_us);
 }
 
-class Folding : public testing::TestWithParam<const char*> {};
+class Folding : public testing::TestWithParam<std::string> {};
 
 TEST_P(Folding, GivesTheTimesOfAllRanks) {
   int folded = 0, not_folded = 0;
@@ -77,10 +78,10 @@ TEST_P(Folding, GivesTheTimesOfAllRanks) {
   EXPECT_GT(not_folded, 100);
 }
 
-INSTANTIATE_TEST_SUITE_P(Operators, Folding, testing::Values("ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"));
+INSTANTIATE_TEST_SUITE_P(Operators, Folding, testing::ValuesIn(test::all_operators()));
 
 TEST(Fold, EveryFamilyOfEqualShardsButProductsOfSeveralShards) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : spec::families(name)) {
       if (family == "hierarchical") continue;
       const Schedule schedule = build(op_of(name, 4, 8192), family, 4);

@@ -9,6 +9,7 @@
 #include "src/spec/costs.h"
 #include "src/spec/expand.h"
 #include "tests/unit/sim/schedule/problem.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::sim {
 namespace {
@@ -25,7 +26,7 @@ const Machine& h200() {
 /// Every operator, family, team and degree.
 template <class Visit>
 void for_all(const Machine& machine, Visit visit) {
-  for (const char* name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+  for (const std::string& name : test::all_operators()) {
     for (const std::string& family : spec::families(name)) {
       for (const int ranks : {1, 2, 3, 4}) {
         for (const int degree : {1, 4}) {

@@ -1,18 +1,18 @@
-// Which operators have a kernel that computes and communicates in one.
+// Which problems have a kernel that computes and communicates in one.
 #pragma once
 
 #include "overlace/schedule.h"
 
-namespace overlace::plan {
+namespace overlace::spec {
 
 /// What the kernels of k_slab and tma_slot were measured with on GPUs; tma_slot of gemm_ar on two, without a bias. They
 /// are compiled for more: fp16, B stored (K, N) (src/ops/gemm_core/choose.h has the word). Operands must lie as for
 /// has_few_tokens.
-bool is_fusable(const spec::OpSpec& op);
+bool is_fusable(const OpSpec& op);
 
-/// ag_gemm, gemm_ar and gemm_rs of few tokens: `auto` takes the kernel of `one_shot` on GPUs of one host where the
-/// recurrence expects it to be ahead of the library, by what was measured on two.
+/// Few tokens of an operator that has a kernel for them: `auto` takes it on GPUs of one host where the recurrence
+/// expects it to be ahead of the library, by what was measured on two.
 /// Its operands must lie at multiples of 16 bytes, rows multiples of 8 elements apart: else the call is refused.
-bool has_few_tokens(const spec::OpSpec& op);
+bool has_few_tokens(const OpSpec& op);
 
-}  // namespace overlace::plan
+}  // namespace overlace::spec

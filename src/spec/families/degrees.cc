@@ -1,0 +1,98 @@
+// What the planner estimates: degrees of families on a machine.
+#include <array>
+#include <span>
+
+#include "src/spec/costs.h"
+#include "src/spec/families/families.h"
+#include "src/spec/fusable.h"
+#include "src/spec/fused_pod.h"
+#include "src/spec/machine.h"
+#include "src/spec/operators.h"
+
+namespace overlace::spec {
+namespace {
+
+constexpr int64_t kLeastCopy = 512 << 10;  // bytes; below it a copy engine reaches a fifth of its rate
+constexpr std::array kDegrees = {1, 2, 4, 8, 16};
+/// GPUs: degrees beyond, and one batch of all peers' shards (other_shards at 1), were not measured, and models that
+/// are half a percent off would take them for as little.
+constexpr int kMostMeasured = 4;
+constexpr std::array kSlabs = {4, 8};     // 2 and 16 were slower in six of seven cases of bench/results/fused_x4.json
+constexpr std::array kTileGroups = {64};  // of tma_slot: what its kernel was measured with
+constexpr std::array kBands = {4, 8};     // of gemm_ar: 1 and 16 were seldom ahead (docs/results/h200x2.md)
+
+/// `cut`: what is cut into `per_degree` or more for each degree.
+std::vector<int> degrees_of(const OpSpec& op, const Machine& machine, int64_t cut, int64_t per_degree) {
+  const bool is_gather = gathers(op.op);
+  const int64_t shard = op.m / op.ranks;
+  const int64_t row = is_gather ? op.k * static_cast<int64_t>(dtype_bytes(op.dtype))
+                                : op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
+  std::vector<int> out;
+  for (const int q : kDegrees) {
+    if (machine.is_gpu && q > kMostMeasured) continue;
+    const bool is_small = machine.is_gpu && q > 1 && shard * row / q < kLeastCopy;
+    if (q == 1 || !(cut < per_degree * q || is_small)) out.push_back(q);
+  }
+  return out;
+}
+
+std::vector<int> kernel_degrees(const OpSpec& op, const Machine& machine, std::span<const int> degrees) {
+  if (!machine.is_gpu || !is_fusable(op)) return {};
+  return {degrees.begin(), degrees.end()};
+}
+
+}  // namespace
+
+std::vector<int> degree_of_one(const OpSpec&, const Machine&) { return {1}; }
+
+std::vector<int> chunk_degrees(const OpSpec& op, const Machine& machine) {
+  return degrees_of(op, machine, op.m / op.ranks, 1);
+}
+
+std::vector<int> slab_degrees(const OpSpec& op, const Machine& machine) {
+  return degrees_of(op, machine, gathers(op.op) ? op.k : op.n, 8);
+}
+
+std::vector<int> batch_degrees(const OpSpec& op, const Machine& machine) {
+  std::vector<int> out = chunk_degrees(op, machine);
+  if (machine.is_gpu) std::erase(out, 1);
+  return out;
+}
+
+std::vector<int> slab_kernel_degrees(const OpSpec& op, const Machine& machine) {
+  std::vector<int> out = kernel_degrees(op, machine, kSlabs);
+  std::erase_if(out, [&](int slabs) { return op.k / slabs < 64; });
+  return out;
+}
+
+std::vector<int> tile_kernel_degrees(const OpSpec& op, const Machine& machine) {
+  return kernel_degrees(op, machine, kTileGroups);
+}
+
+std::vector<int> band_kernel_degrees(const OpSpec& op, const Machine& machine) {
+  return kernel_degrees(op, machine, kBands);
+}
+
+std::vector<int> small_m_degrees(const OpSpec& op, const Machine& machine) {
+  return machine.is_gpu && has_few_tokens(op) ? std::vector<int>{1} : std::vector<int>{};
+}
+
+void align_to_slabs(const OpSpec&, FamilyOptions* options) { options->align_columns = kTileDepth; }
+
+void align_to_tiles(const OpSpec& op, FamilyOptions* options) {
+  options->align = kSlotTileRows;
+  options->align_columns = slot_tile_cols(op);
+}
+
+bool is_fusable(const OpSpec& op) {
+  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == BLayout::nk && op.n > 0 &&
+         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.gathered && has_empty_shard(op)) &&
+         !(op.activation == Activation::swiglu && op.n % 16 != 0);
+}
+
+bool has_few_tokens(const OpSpec& op) {
+  return find_family(op.op, ClosedForm::small_m_kernel) != nullptr && op.activation == Activation::none && op.m > 0 &&
+         op.m <= kOneShotTokens && is_fusable(op);
+}
+
+}  // namespace overlace::spec

@@ -1,0 +1,173 @@
+#include "overlace/operator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "overlace/error.h"
+#include "src/base/format.h"
+#include "src/spec/families/families.h"
+#include "src/spec/operators.h"
+
+namespace overlace::spec {
+namespace {
+
+/// Operators that were added while the program runs, behind those of the library.
+class Added {
+ public:
+  static Added& get() {
+    static Added all;
+    return all;
+  }
+  void add(const OperatorDef& op) {
+    const std::lock_guard lock(mutex_);
+    list_.push_back(&op);
+  }
+  std::vector<const OperatorDef*> list() {
+    const std::lock_guard lock(mutex_);
+    return list_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<const OperatorDef*> list_;
+};
+
+/// Parameters of every schedule, which no field may be called.
+constexpr std::string_view kParams[] = {"M",    "N",         "K",     "G",         "q",       "align",
+                                        "bias", "ce_queues", "dtype", "out_dtype", "b_layout"};
+
+/// What a new operator lacks; empty if it is whole.
+std::string missing(const OperatorDef& op) {
+  if (op.name.empty()) return "a name";
+  if (find_operator(op.name) != nullptr) return "a name of its own: this one is known";
+  if (op.families.size() < 2 || op.families[0].name != kLibrary || op.families[1].name != kSerial)
+    return "the families library and serial, first";
+  for (const FamilyDef& family : op.families)
+    if (family.make == nullptr) return base::format("make of family {}", family.name);
+  for (const FieldDef& field : op.fields)
+    if (std::find(std::begin(kParams), std::end(kParams), field.name) != std::end(kParams))
+      return base::format("another name for field {}, which every schedule has", field.name);
+  const auto is_output = [](const Arg& arg) { return arg.role == Role::output; };
+  if (std::none_of(op.args.begin(), op.args.end(), is_output)) return "an output";
+  if (op.make_alone == nullptr) return "make_alone";
+  return op.meaning == nullptr ? "meaning" : "";
+}
+
+}  // namespace
+
+void add_operator(const OperatorDef& op) {
+  if (const std::string what = missing(op); !what.empty())
+    throw_error(Errc::bad_schedule, base::format("operator '{}' lacks {}", op.name, what));
+  Added::get().add(op);
+}
+
+std::vector<const OperatorDef*> operators() {
+  std::vector<const OperatorDef*> out(built_in_operators().begin(), built_in_operators().end());
+  const std::vector<const OperatorDef*> added = Added::get().list();
+  out.insert(out.end(), added.begin(), added.end());
+  return out;
+}
+
+const OperatorDef* find_operator(std::string_view name) {
+  for (const OperatorDef* op : built_in_operators())
+    if (op->name == name) return op;
+  for (const OperatorDef* op : Added::get().list())
+    if (op->name == name) return op;
+  return nullptr;
+}
+
+const FamilyDef* find_family(const OperatorDef& op, std::string_view name) {
+  const auto it =
+      std::find_if(op.families.begin(), op.families.end(), [&](const FamilyDef& f) { return f.name == name; });
+  return it == op.families.end() ? nullptr : &*it;
+}
+
+const FamilyDef* family_of(const Schedule& schedule) {
+  const OperatorDef* op = find_operator(schedule.op);
+  return op == nullptr ? nullptr : find_family(*op, without_suffix(schedule.op, schedule.family));
+}
+
+std::string operator_names(bool (*is_wanted)(const OperatorDef&)) {
+  std::vector<std::string_view> names;
+  for (const OperatorDef* op : operators())
+    if (is_wanted == nullptr || is_wanted(*op)) names.push_back(op->name);
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) out += i + 1 == names.size() ? " or " : ", ";
+    out += names[i];
+  }
+  return out;
+}
+
+const FamilyDef* find_family(std::string_view op, Purpose purpose) {
+  const OperatorDef* def = find_operator(op);
+  if (def == nullptr) return nullptr;
+  const auto it = std::find_if(def->families.begin(), def->families.end(),
+                               [&](const FamilyDef& f) { return f.purpose == purpose; });
+  return it == def->families.end() ? nullptr : &*it;
+}
+
+const FamilyDef* find_family(std::string_view op, ClosedForm form) {
+  const OperatorDef* def = find_operator(op);
+  if (def == nullptr) return nullptr;
+  const auto it =
+      std::find_if(def->families.begin(), def->families.end(), [&](const FamilyDef& f) { return f.form == form; });
+  return it == def->families.end() ? nullptr : &*it;
+}
+
+ClosedForm form_of(std::string_view op, std::string_view family) {
+  const OperatorDef* def = find_operator(op);
+  const FamilyDef* found = def == nullptr ? nullptr : find_family(*def, family);
+  return found == nullptr ? ClosedForm::none : found->form;
+}
+
+bool has_degree(std::string_view family) {
+  for (const OperatorDef* op : operators())
+    if (const FamilyDef* found = find_family(*op, family); found != nullptr) return found->has_degree;
+  return true;
+}
+
+std::string_view without_suffix(std::string_view op, std::string_view family) {
+  const OperatorDef* def = find_operator(op);
+  if (def != nullptr && family.ends_with(def->suffix)) family.remove_suffix(def->suffix.size());
+  return family;
+}
+
+Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options) {
+  const bool is_nk = op.b_layout == BLayout::nk;
+  Schedule out;
+  out.op = op.op;
+  out.family = std::string(family.name) + std::string(def.suffix);
+  out.params = {{"M", op.m},
+                {"N", op.n},
+                {"K", op.k},
+                {"G", int64_t{op.ranks}},
+                {"q", options.degree},
+                {"align", options.align},
+                {"ce_queues", options.ce_queues},
+                {"dtype", std::string(dtype_name(op.dtype))},
+                {"out_dtype", std::string(dtype_name(op.out_dtype))},
+                {"b_layout", std::string(is_nk ? "nk" : "kn")},
+                {"bias", op.bias}};
+  out.params.insert(op.fields.begin(), op.fields.end());
+  const std::vector<int64_t> off = row_offsets(op);
+  std::vector<int64_t> cut = {0};
+  for (size_t p = 0; p + 1 < off.size(); ++p) {
+    const std::vector<int64_t> parts = cut_evenly(off[p + 1] - off[p], options.degree, options.align);
+    for (size_t s = 1; s < parts.size(); ++s) cut.push_back(off[p] + parts[s]);
+  }
+  out.tables = {{"cut", std::move(cut)}, {"off", off}};
+  for (const Arg& arg : def.args) {
+    if (arg.role == Role::bias && !op.bias) continue;
+    Buffer buffer{
+        std::string(arg.name), Space::argument, arg.role == Role::input ? op.dtype : op.out_dtype, {arg.rows}};
+    if (!arg.columns.empty()) buffer.shape.emplace_back(arg.columns);
+    if (arg.has_layout && is_nk) std::reverse(buffer.shape.begin(), buffer.shape.end());
+    out.buffers.push_back(std::move(buffer));
+  }
+  return out;
+}
+
+}  // namespace overlace::spec

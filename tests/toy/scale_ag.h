@@ -1,0 +1,16 @@
+// scale_ag: y = alpha x, gathered from all ranks. A toy operator and its families, known to this folder alone: what a
+// program does that adds an operator to the library. It sees public headers only.
+#pragma once
+
+#include "overlace/operator.h"
+
+namespace overlace::toy {
+
+/// OpSpec: M rows of all ranks, N columns, the field "alpha"; K is 0. Arguments X (my rows, N) and Y (M, N).
+/// Families: library, serial and pushed, which sends chunk s while chunk s + 1 is scaled.
+extern const spec::OperatorDef kScaleAg;
+
+/// Task parameter of the tasks that scale; what a body looks for.
+inline constexpr const char* kScales = "scale";
+
+}  // namespace overlace::toy

@@ -1,0 +1,102 @@
+// The table of operators: what it answers, and values that it refuses.
+#include "overlace/operator.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "overlace/error.h"
+#include "src/spec/fusable.h"
+#include "src/spec/operators.h"
+
+namespace overlace::spec {
+namespace {
+
+void make_nothing(Schedule*, const OpSpec&, const FamilyOptions&) {}
+void make_nothing_alone(Schedule*, const OpSpec&, Purpose) {}
+Meaning mean_nothing(const Schedule&, int, int) { return {}; }
+
+constexpr Arg kArgs[] = {{"Y", "y", Role::output, "M", "N"}};
+constexpr FamilyDef kFamilies[] = {{.name = "library", .make = make_nothing}, {.name = "serial", .make = make_nothing}};
+constexpr FamilyDef kTurned[] = {{.name = "serial", .make = make_nothing}, {.name = "library", .make = make_nothing}};
+constexpr FamilyDef kUnmade[] = {
+    {.name = "library", .make = make_nothing}, {.name = "serial", .make = make_nothing}, {.name = "fast"}};
+constexpr FieldDef kSizes[] = {{"M", FieldType::integer, "rows"}};
+const OperatorDef kWhole = {.name = "unit_test",
+                            .summary = "nothing",
+                            .args = kArgs,
+                            .families = kFamilies,
+                            .make_alone = make_nothing_alone,
+                            .meaning = mean_nothing};
+
+/// What add_operator says of a value with one thing changed. It keeps none.
+std::string refusal(void (*change)(OperatorDef&)) {
+  OperatorDef op = kWhole;
+  change(op);
+  try {
+    add_operator(op);
+  } catch (const ScheduleError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Operator, IsRefusedWhereItLacksSomething) {
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.name = ""; }), "operator '' lacks a name");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.name = "gemm_rs"; }),
+            "operator 'gemm_rs' lacks a name of its own: this one is known");
+  const std::string first = "operator 'unit_test' lacks the families library and serial, first";
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.families = {}; }), first);
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kTurned; }), first);
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kUnmade; }), "operator 'unit_test' lacks make of family fast");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.fields = kSizes; }),
+            "operator 'unit_test' lacks another name for field M, which every schedule has");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.args = {}; }), "operator 'unit_test' lacks an output");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.make_alone = nullptr; }), "operator 'unit_test' lacks make_alone");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.meaning = nullptr; }), "operator 'unit_test' lacks meaning");
+  EXPECT_EQ(find_operator("unit_test"), nullptr);
+}
+
+TEST(Operator, ThoseOfTheLibraryAreWhole) {
+  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs or gemm_ar");
+  EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm or ag_wgrad");
+  for (const OperatorDef* op : operators()) {
+    std::set<std::string_view> names;
+    for (const FamilyDef& family : op->families) {
+      EXPECT_TRUE(names.insert(family.name).second) << op->name << " has " << family.name << " twice";
+      EXPECT_FALSE(family.form != ClosedForm::none && family.purpose != Purpose::plan) << family.name;
+      EXPECT_EQ(has_degree(family.name), family.has_degree) << family.name << " means one thing in all operators";
+    }
+    for (const Purpose purpose : {Purpose::compute, Purpose::comm, Purpose::limit})
+      EXPECT_NE(find_family(op->name, purpose), nullptr) << op->name;
+    EXPECT_FALSE(op->summary.empty() || op->local_param.empty()) << op->name;
+  }
+}
+
+TEST(Operator, AnswersForSchedulesByNameAndSuffix) {
+  OpSpec op{.op = "gemm_ar", .m = 8, .n = 8, .k = 8, .ranks = 2, .row_offsets = {}};
+  Schedule schedule = make_schedule(op, "limit");
+  EXPECT_EQ(schedule.family, "limit_ar");
+  ASSERT_NE(family_of(schedule), nullptr);
+  EXPECT_EQ(family_of(schedule)->purpose, Purpose::limit);
+  EXPECT_FALSE(gives_result(schedule));
+  EXPECT_TRUE(gives_result(make_schedule(op, "serial")));
+  schedule.family = "written by hand";
+  EXPECT_EQ(family_of(schedule), nullptr);
+  EXPECT_TRUE(gives_result(schedule)) << "a schedule of no family is one that somebody wrote to run it";
+  EXPECT_EQ(form_of("gemm_ar", "k_slab"), ClosedForm::none);
+  EXPECT_EQ(form_of("ag_gemm", "k_slab"), ClosedForm::slab_kernel);
+  EXPECT_EQ(form_of("unknown", "k_slab"), ClosedForm::none);
+}
+
+TEST(Operator, OnlyThoseWithAKernelForThemHaveFewTokens) {
+  for (const OperatorDef* def : operators()) {
+    OpSpec op{.op = std::string(def->name), .m = 16, .n = 1024, .k = 1024, .ranks = 2, .row_offsets = {}};
+    EXPECT_EQ(has_few_tokens(op), !def->flow.sums_rows) << def->name;
+    op.m = 65;
+    EXPECT_FALSE(has_few_tokens(op)) << def->name;
+  }
+}
+
+}  // namespace
+}  // namespace overlace::spec
