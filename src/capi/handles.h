@@ -86,6 +86,9 @@ struct ScheduleObject : Object {
   /// Collective, behind an impasse that all ranks know: takes another choice, the same on all of them, which
   /// `needs_less` of the heap. False, on all ranks, where the caller of one chose, or nothing needs less.
   base::Result<bool> give_way(Channel& channel, std::string_view local_param, bool needs_less);
+  /// Takes the schedule of the peers, which are in the call already; not_supported where this rank's N or K cannot
+  /// take it.
+  base::Status follow_peers(Channel& channel, std::string_view local_param);
 };
 
 /// Where a call and its handle are named in messages.

@@ -49,7 +49,7 @@ base::Status enter_call(std::string_view name, const ovl_channel* channel, const
 
 /// Runs with arguments that could be read; else the peers, who may be waiting already, learn why this rank does not.
 /// Chosen schedules that the heap has no room for, or that differ between ranks, give way to one for all: that the call
-/// cannot be made so is known to all ranks.
+/// cannot be made so is known to all ranks. Where the peers know the call and have begun it, theirs is taken.
 template <class Args>
 base::Status run_or_refuse(const Call& call, const base::Status& read, const Args& args, std::string_view op) {
   const std::string_view local_param = spec::find_operator(op)->local_param;
@@ -58,6 +58,7 @@ base::Status run_or_refuse(const Call& call, const base::Status& read, const Arg
   if (!read.ok()) return exec::refuse(channel, schedule.plan().schedule, local_param, read);
   for (bool has_met = false;;) {
     base::Status status;
+    exec::follow_peers(channel, schedule.chosen.has_value());
     try {
       ops::run(channel, args, schedule.plan().schedule);
       return {};
@@ -65,6 +66,12 @@ base::Status run_or_refuse(const Call& call, const base::Status& read, const Arg
       status = base::status_of_current_exception();
     }
     const exec::Impasse impasse = exec::impasse(channel);
+    if (impasse == exec::Impasse::peers_have_another) {
+      status = schedule.follow_peers(channel, local_param);
+      if (status.ok()) continue;
+      call.entry.runtime().abort(status.code(), status.message());  // the peers are in the call
+      return status;
+    }
     const bool is_full = impasse == exec::Impasse::heap_is_full;
     if (!is_full && (impasse == exec::Impasse::none || has_met)) return status;
     const base::Result<bool> gives_way = schedule.give_way(channel, local_param, is_full);

@@ -7,6 +7,7 @@
 #include "overlace/ops/common.h"
 #include "overlace/plan.h"
 #include "src/capi/convert.h"
+#include "src/exec/run.h"
 #include "src/spec/check.h"
 #include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
@@ -102,6 +103,19 @@ base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view l
     reason += base::format("; the ranks' own choices differ: that for {} {} counts", local_param, widest);
   plans.push_back(with_texts(std::move(next), std::move(reason)));
   return true;
+}
+
+base::Status ScheduleObject::follow_peers(Channel& channel, std::string_view local_param) {
+  const int64_t value = local_param == "N" ? chosen->op.n : chosen->op.k;
+  spec::Schedule theirs = exec::agreed_schedule(channel, local_param, value);
+  if (const ops::Support support = ops::supports(channel, chosen->op, theirs); !support.ok()) {
+    return base::error(Errc::not_supported,
+                       "rank {} has {} {}, for which it cannot take {}, in which its peers are: {}",
+                       channel.team().rank(), local_param, value, theirs.family, support.reason);
+  }
+  std::string reason = base::format("{}; {}, with which the peers have begun the call", plan().reason, theirs.family);
+  plans.push_back(with_texts(std::move(theirs), std::move(reason)));
+  return {};
 }
 
 }  // namespace overlace::capi

@@ -1,7 +1,10 @@
 #include "src/exec/agree.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
+
+#include "src/runtime/state.h"
 
 namespace overlace::exec {
 namespace {
@@ -74,8 +77,32 @@ Agreement agree_texts(Team& team, const base::Status& mine, std::string_view tex
   }
 }
 
-base::Status agree_all(Team& team, const base::Status& mine, std::string_view text, std::string_view what) {
-  return agree_outcome(agree_texts(team, mine, text), what, team.name());
+bool CallMeeting::has_passed() const {
+  return std::any_of(passed.begin(), passed.end(), [](const auto& answer) { return answer.has_value(); });
+}
+
+CallMeeting meet_for_call(Team& team, uint64_t group, uint32_t number, const base::Status& mine,
+                          std::string_view text) {
+  CallMeeting out;
+  try {
+    const std::string entry = agree_entry(mine, text);
+    const TeamState& state = team.state();
+    const std::vector<runtime::Attendance> all =
+        state.runtime->meet(state, group, number, std::as_bytes(std::span(entry.data(), entry.size())),
+                            base::format("team \"{}\", first call of a shape", state.name));
+    std::vector<Bytes> entries;
+    const std::string nothing = agree_entry({}, "");
+    const auto* const bytes = reinterpret_cast<const std::byte*>(nothing.data());
+    for (const runtime::Attendance& one : all) {
+      out.passed.push_back(one.has_come ? std::nullopt : std::optional(one.answer));
+      entries.push_back(one.has_come ? one.bytes : Bytes(bytes, bytes + nothing.size()));
+    }
+    out.all = read_agreement(entries, team.rank(), mine, team.name());
+  } catch (...) {
+    out.all = {.status = mine.ok() ? base::status_of_current_exception() : mine, .texts = {}, .codes = {}};
+    out.passed.clear();
+  }
+  return out;
 }
 
 }  // namespace overlace::exec

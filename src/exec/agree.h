@@ -1,6 +1,8 @@
 // How the ranks of a team come to one decision: each brings a text that must be equal, or the reason why it refuses.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,19 +15,24 @@ namespace overlace::exec {
 
 /// What all ranks brought.
 struct Agreement {
-  base::Status status;             // of the first rank that refuses, as agree_all gives it; ok: all accept
+  base::Status status;             // mine, else the first refusal by rank, under its code and naming it; ok: all accept
   std::vector<std::string> texts;  // by rank; those of ranks that refuse say why
   std::vector<Errc> codes;         // by rank; ok: it accepts
 };
-/// Collective. The exchange of agree_all without the comparison of the texts.
+/// Collective. A rank that refuses keeps its `mine`; errors of the exchange itself reach the others only.
 Agreement agree_texts(Team& team, const base::Status& mine, std::string_view text);
 
-/// Collective. Ok on all ranks or on none: a rank that refuses keeps its `mine`; the others get the first refusal by
-/// rank, under its code and naming that rank. Where all accept, texts that differ are plan_mismatch with both. Errors
-/// of the exchange itself only reach ranks that do not refuse.
-base::Status agree_all(Team& team, const base::Status& mine, std::string_view text, std::string_view what);
+/// What comes of a meeting of a channel's call: those that come have no program for it yet.
+struct CallMeeting {
+  Agreement all;                                // texts of ranks that passed by are empty
+  std::vector<std::optional<uint64_t>> passed;  // by rank: hash of the key of its program; none: it came
+  bool has_passed() const;                      // a rank did
+};
+/// Collective, but for ranks that pass by (Control::pass).
+CallMeeting meet_for_call(Team& team, uint64_t group, uint32_t number, const base::Status& mine, std::string_view text);
 
-/// What surrounds the exchange: what a rank brings, what all brought, and what becomes of it.
+/// What surrounds the exchange: what a rank brings, what all brought, and what becomes of it: the refusal, or where all
+/// accept and texts differ plan_mismatch with both.
 std::string agree_entry(const base::Status& mine, std::string_view text);
 Agreement read_agreement(const std::vector<Bytes>& entries, int rank, const base::Status& mine, std::string_view team);
 base::Status agree_outcome(const Agreement& all, std::string_view what, std::string_view team);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "src/exec/program.h"
 
@@ -17,15 +18,21 @@ class Executor {
   /// Local workspaces; out_of_memory with bytes and name.
   virtual base::Status allocate(size_t bytes, const char* name, void** out) = 0;
   virtual void deallocate(void* memory) = 0;
+  /// That programs have for themselves alone.
+  virtual size_t workspace_bytes() const { return 0; }
   /// `capture` where nothing may be allocated or exchanged now (a captured stream). On return this rank's earlier calls
   /// on the channel have completed.
   virtual base::Status can_prepare() { return {}; }
+  /// Whether a rank may prepare while its peers still queue earlier calls: not where it may wait for what they hold.
+  virtual bool prepares_beside_peers() const { return true; }
   /// After memory and ids are there, before the first run, whose arguments these are: streams, plans, warm-up, which
   /// may write whatever the run will write. May fill Program::prepared.
   virtual base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) = 0;
   /// Before anything of the call is queued: refuses what could only fail in its middle; and where it is about to be
   /// captured, the graph keeps what `hold` gives until it is destroyed.
   virtual base::Status retain(const Call&, const std::function<std::shared_ptr<void>()>& /*hold*/) { return {}; }
+  /// Of the call that `retain` saw last; none: nobody has asked.
+  virtual std::optional<bool> is_captured() const { return {}; }
   /// cpu: done on return. cuda: queued. Sets Call::has_begun; an error behind that aborts the runtime.
   virtual base::Status run(const Call& call) = 0;
   /// Everything issued by this channel has completed and is visible at the peers; then it may be given up. Does not

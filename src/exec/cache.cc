@@ -7,15 +7,18 @@
 
 #include "overlace/runtime.h"
 #include "src/runtime/channel.h"
+#include "src/runtime/hash.h"
 #include "src/runtime/state.h"
+#include "src/spec/digest.h"
 
 namespace overlace::exec {
 namespace {
 
-/// Programs kept per channel besides those that captured graphs hold; each may own a workspace.
-constexpr size_t kMaxPrograms = 256;
-/// Agreements kept per channel. Each takes some hundred bytes, even where it needs neither heap nor words.
-constexpr size_t kMaxShared = 1024;
+/// Programs kept per channel besides those that captured graphs hold: more than the least while their own workspaces
+/// take no more than so many bytes.
+constexpr size_t kMaxPrograms = 2048, kLeastPrograms = 256, kMaxWorkspaces = size_t{256} << 20;
+/// Agreements kept per channel. Each takes some kilobytes, even where it needs neither heap nor words.
+constexpr size_t kMaxShared = 2048;
 /// Memory that was not used for so many calls of this rank is given up before the heap grows.
 constexpr uint64_t kIdleCalls = 1024;
 
@@ -26,10 +29,16 @@ std::string param_text(const spec::Params& params, std::string_view name) {
 }
 
 /// Of the schedule less the parameter that is each rank's own.
-std::string common_digest(const spec::Schedule& schedule, std::string_view local_param) {
+std::string common_json(const spec::Schedule& schedule, std::string_view local_param) {
+  const auto own = schedule.params.find(local_param);
+  if (local_param.empty() || own == schedule.params.end()) return schedule.to_json();
   spec::Schedule common = schedule;
-  if (!local_param.empty()) common.params.insert_or_assign(std::string(local_param), int64_t{0});
-  return spec::digest(common);
+  common.params.insert_or_assign(std::string(local_param), int64_t{0});
+  return common.to_json();
+}
+
+std::string key_of(const spec::Schedule& schedule, std::string_view agreement, const std::string& digest) {
+  return base::format("{}; {} q {}, digest {}", agreement, schedule.family, param_text(schedule.params, "q"), digest);
 }
 
 std::string name_of(const Program& program) { return program.schedule.op + "." + program.schedule.family; }
@@ -45,6 +54,15 @@ std::string to_text(const Room& room) {
   std::string text = base::format("{} {}", room.now, room.lacks_heap);
   for (size_t i = 0; i < room.holds.size(); ++i) text += base::format(" {} {}", room.holds[i], room.last_use[i]);
   return text;
+}
+
+/// Those that nobody holds, the least recently used first.
+std::vector<size_t> least_recently_used(const std::vector<uint64_t>& holds, const std::vector<uint64_t>& last_use) {
+  std::vector<size_t> out;
+  for (size_t i = 0; i < holds.size(); ++i)
+    if (holds[i] == 0) out.push_back(i);
+  std::stable_sort(out.begin(), out.end(), [&](size_t i, size_t j) { return last_use[i] < last_use[j]; });
+  return out;
 }
 
 /// Up to the first that is none.
@@ -76,8 +94,7 @@ Room read_room(const std::string& text) {
 }  // namespace
 
 std::string agreement_key(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
-  return base::format("{}; {} q {}, digest {}", agreement, schedule.family, param_text(schedule.params, "q"),
-                      common_digest(schedule, local_param));
+  return key_of(schedule, agreement, spec::hash128(common_json(schedule, local_param)));
 }
 
 base::Result<Cache*> Cache::of(Channel& channel) {
@@ -101,6 +118,9 @@ Cache::~Cache() {
 }
 
 base::Status Cache::open() {
+  for (const int member : channel_.team().state().members)
+    group_ = runtime::hash_word(static_cast<uint64_t>(member), group_);
+  group_ = runtime::hash_word(channel_.pod().barrier_id, group_);  // one of the team's ids: alike on all ranks
   if (channel_.team().runtime().backend() != Backend::cuda_peer) {
     executor_ = make_cpu_executor(channel_);
     return {};
@@ -129,6 +149,7 @@ base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, st
                                               const Bodies& bodies) {
   if (const auto found = find(schedule, agreement); found != programs_.end()) {
     programs_.splice(programs_.begin(), programs_, found);
+    pass_by(*programs_.front()->shared);
   } else {
     OVERLACE_TRY(prepare(schedule, agreement, local_param, bindings, bodies));
   }
@@ -139,10 +160,11 @@ base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, st
 
 base::Status Cache::refuse(const spec::Schedule& schedule, std::string_view local_param, const base::Status& why) {
   begin_call();
-  const std::string digest = common_digest(schedule, local_param);
+  const std::string digest = spec::hash128(common_json(schedule, local_param));
   const bool is_known = std::any_of(shared_.begin(), shared_.end(), [&](const auto& s) { return s->digest == digest; });
   if (is_known || !executor_->can_prepare().ok()) return why;
-  return agree_all(channel_.team(), why, "", "call and schedule");
+  CallMeeting meeting;
+  return meet(why, Shared{}, "", &meeting);
 }
 
 std::shared_ptr<void> Cache::hold(Program& program) {
@@ -150,84 +172,181 @@ std::shared_ptr<void> Cache::hold(Program& program) {
   return std::make_shared<Both>(program.holds.take(), program.shared->holds.take());
 }
 
-/// Puts the program in front. The exchange comes first: a rank on which the schedule cannot be expanded tells the
-/// others instead of leaving them to wait.
+/// Puts the program in front. Alone where the ranks know the agreement, as only N or K of this rank is new.
 base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param,
                             const Bindings& bindings, const Bodies& bodies) {
   if (const base::Status can = executor_->can_prepare(); !can.ok())
     return base::error(can.code(), "{}: {}", agreement, can.message());
   Team& team = channel_.team();
-  base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
-  const std::string key = agreement_key(schedule, agreement, local_param);
+  std::string json = common_json(schedule, local_param);
+  const std::string digest = spec::hash128(json);
+  const std::string key = key_of(schedule, agreement, digest);
   const auto known =
       std::find_if(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& s) { return s->key == key; });
-  if (known == shared_.end()) {
-    const Agreement all = agree_texts(team, expanded.ok() ? base::Status() : expanded.status(), key);
-    const base::Status agreed = agree_outcome(all, "call and schedule", team.name());
-    if (all.status.ok() && !agreed.ok()) impasse_ = Impasse::schedules_differ;
-    OVERLACE_TRY(agreed);
-    if (shared_.size() >= kMaxShared) OVERLACE_TRY(make_room(nullptr, {}));
-    Program& program = **expanded;
-    program.shared = std::make_shared<Shared>(shared_layout(program));
-    program.shared->digest = common_digest(schedule, local_param);
-    program.shared->key = key;
-    OVERLACE_TRY(prepare_shared(program, bindings, bodies));
-    shared_.push_back(program.shared);
-  } else {
-    if (!expanded.ok()) return expanded.status();
-    Program& program = **expanded;
-    const Shared layout = shared_layout(program);
-    if (layout.offsets != (*known)->offsets || layout.words != (*known)->words) {
+  const bool is_known = known != shared_.end();
+  base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
+  if (!expanded.ok()) {
+    CallMeeting meeting;
+    return is_known ? expanded.status() : meet(expanded.status(), Shared{}, "", &meeting);
+  }
+  Program& program = **expanded;
+  program.shared = std::make_shared<Shared>(shared_layout(program));
+  if (is_known) {
+    if (program.shared->offsets != (*known)->offsets || program.shared->words != (*known)->words) {
       return base::error(Errc::bad_schedule, "schedule {}: parameter {} changes what the ranks share", schedule.family,
                          local_param);
     }
     program.shared = *known;
+  } else {
+    program.shared->digest = digest;
+    program.shared->agreement = agreement;
+    program.shared->key = key;
+    program.shared->key_hash = runtime::hash_text(key);
+    program.shared->json = std::move(json);
+  }
+  if (!is_known || (has_other_plan(*program.shared) && program.shared != followed_)) {
+    OVERLACE_TRY(prepare_with_peers(program, is_known, bindings, bodies));
+  } else {
     if (const base::Status status = make_ready(program, bindings, bodies); !status.ok()) {
       give_up_workspace(program);
       return status;
     }
+    pass_by(*program.shared);
+  }
+  if (!is_known) {
+    if (shared_.size() >= kMaxShared) OVERLACE_TRY(make_room(nullptr, {}));
+    shared_.push_back(program.shared);
   }
   keep(std::move(expanded).value());
   ++team.runtime().state().stats.preparations;
   return {};
 }
 
-/// Collective. Fresh heap memory may get a pattern: nobody puts before all have it. Nobody waits on its GPU before all
-/// have loaded the kernels of this call and made its allocations. And where one rank cannot go on, none does.
-base::Status Cache::prepare_shared(Program& program, const Bindings& bindings, const Bodies& bodies) {
+/// Whether the ranks run calls like this one, which differ in N or K at most, by another schedule, too. Then a rank for
+/// which N or K is new does not know which one its peers take.
+bool Cache::has_other_plan(const Shared& shared) const {
+  return std::any_of(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& other) {
+    return other->agreement == shared.agreement && other->key != shared.key;
+  });
+}
+
+/// A call for which this rank needs nobody. Ranks for which it is new learn what they meet in it.
+void Cache::pass_by(const Shared& shared) {
+  followed_.reset();
+  channel_.team().runtime().state().control->pass(group_, number_++, shared.key_hash);
+}
+
+/// All ranks that have no program for this call come here. Ok where they have one key, or where those that passed by,
+/// which are in the call, have that of `shared`.
+base::Status Cache::meet(const base::Status& mine, const Shared& shared, std::string_view rest, CallMeeting* meeting) {
+  Team& team = channel_.team();
+  *meeting = meet_for_call(team, group_, number_, mine, base::format("{}\n{}", shared.key, rest));
+  if (meeting->has_passed()) return follow(*meeting, mine, shared);
+  ++number_;
+  followed_.reset();
+  OVERLACE_TRY(meeting->all.status);
+  Agreement keys = meeting->all;
+  for (std::string& text : keys.texts) text.resize(std::min(text.find('\n'), text.size()));
+  const base::Status agreed = agree_outcome(keys, "call and schedule", team.name());
+  if (!agreed.ok()) impasse_ = Impasse::schedules_differ;
+  return agreed;
+}
+
+base::Status Cache::abort_with(const base::Status& cause) {
+  channel_.team().runtime().abort(cause.code(), cause.message());
+  return cause;
+}
+
+/// Peers are in the call already, with the schedule of theirs. They cannot be called back.
+base::Status Cache::follow(const CallMeeting& meeting, const base::Status& mine, const Shared& shared) {
+  const Team& team = channel_.team();
+  const auto is_in = [](const std::optional<uint64_t>& answer) { return answer.has_value(); };
+  const auto first = std::find_if(meeting.passed.begin(), meeting.passed.end(), is_in);
+  const auto name = [&](uint64_t hash) {
+    const auto found = std::find_if(shared_.begin(), shared_.end(), [&](const auto& s) { return s->key_hash == hash; });
+    return found == shared_.end() ? std::string("a call that this rank has not made") : (*found)->key;
+  };
+  const auto rank = first - meeting.passed.begin();
+  if (!mine.ok()) {
+    return abort_with(base::error(mine.code(), "rank {} refused a call that rank {} of team \"{}\" has begun: {}",
+                                  team.rank(), rank, team.name(), mine.message()));
+  }
+  for (auto other = first; other != meeting.passed.end(); ++other) {
+    if (!other->has_value() || **other == **first) continue;
+    return abort_with(base::error(
+        Errc::plan_mismatch, "call and schedule differs between ranks of team \"{}\": rank {} has {}, rank {} has {}",
+        team.name(), rank, name(**first), other - meeting.passed.begin(), name(**other)));
+  }
+  if (**first == shared.key_hash) return {};
+  const base::Status differs =
+      base::error(Errc::plan_mismatch,
+                  "call and schedule differs between ranks of team \"{}\": rank {} has begun {}, rank {} has {}",
+                  team.name(), rank, name(**first), team.rank(), shared.key);
+  const auto theirs =
+      std::find_if(shared_.begin(), shared_.end(), [&](const auto& s) { return s->key_hash == **first; });
+  const bool is_alike = theirs != shared_.end() && (*theirs)->agreement == shared.agreement;
+  if (!is_alike || !follows_peers || followed_ != nullptr) return abort_with(differs);
+  followed_ = *theirs;
+  impasse_ = Impasse::peers_have_another;
+  return differs;
+}
+
+/// Collective, but for ranks that are in the call already. Fresh heap memory may get a pattern: nobody puts before all
+/// have it. Nobody waits on its GPU before all have loaded the kernels of this call and made its allocations. And where
+/// one rank cannot go on, none does: so there is one meeting, behind all that may fail.
+base::Status Cache::prepare_with_peers(Program& program, bool is_known, const Bindings& bindings,
+                                       const Bodies& bodies) {
   Shared& shared = *program.shared;
+  CallMeeting meeting;
+  if (!executor_->prepares_beside_peers()) OVERLACE_TRY(meet({}, shared, "", &meeting));
   for (uint64_t least = 0;;) {
-    base::Status status = allocate_shared(shared, name_of(program), least);
+    base::Status status = is_known ? base::Status() : allocate_shared(shared, name_of(program), least);
     if (status.ok()) status = guarded([&] { return make_ready(program, bindings, bodies); });
+    const bool is_full = status.code() == Errc::heap_exhausted;
     const uint64_t offset = shared.block.offset;
-    const Agreement all = agree_texts(channel_.team(), status, std::to_string(offset));
-    if (all.status.ok()) {
-      // A rank that is in several teams may have other free places than its peers here: all take the highest.
-      bool is_one = true;
-      for (const std::string& text : all.texts) {
-        const std::vector<uint64_t> theirs = read_numbers(text);
-        if (theirs.size() != 1) return agree_outcome(all, "memory of the call", channel_.team().name());
-        least = std::max(least, theirs[0]);
-        is_one = is_one && theirs[0] == offset;
+    const std::string rest = base::format("{} {}", offset, is_full ? status.message() : "");
+    base::Status outcome = meet(is_full ? base::Status() : status, shared, rest, &meeting);
+    base::Status why = is_full ? status : base::Status();
+    bool is_one = true;
+    for (size_t r = 0; outcome.ok() && !meeting.has_passed() && r < meeting.all.texts.size(); ++r) {
+      const std::string text = meeting.all.texts[r].substr(shared.key.size() + 1);
+      const size_t end = text.find(' ');
+      const std::vector<uint64_t> theirs = read_numbers(text.substr(0, end));
+      if (theirs.size() != 1) return agree_outcome(meeting.all, "memory of the call", channel_.team().name());
+      if (why.ok() && end + 1 < text.size()) {
+        why = base::error(Errc::heap_exhausted, "rank {} refused the call, so that no rank of team \"{}\" makes it: {}",
+                          r, channel_.team().name(), text.substr(end + 1));
       }
-      if (is_one) return {};
+      // A rank that is in several teams may have other free places than its peers here: all take the highest.
+      least = std::max(least, theirs[0]);
+      is_one = is_one && theirs[0] == offset;
+    }
+    if (outcome.ok() && meeting.has_passed()) pass_by(shared);
+    if (outcome.ok() && why.ok() && is_one) {
+      RuntimeState& runtime = channel_.team().runtime().state();
+      if (!is_known && shared.block)
+        runtime.fold_heap_call(base::format("alloc {} 256 \"{}\"", shared.bytes(), name_of(program)));
+      return {};
     }
     give_up_workspace(program);
-    free_shared(shared);
-    if (all.status.ok()) continue;
-    const auto is_full = [](Errc code) { return code == Errc::ok || code == Errc::heap_exhausted; };
-    if (all.codes.empty() || !std::all_of(all.codes.begin(), all.codes.end(), is_full)) return all.status;
-    OVERLACE_TRY(make_room(&shared, all.status));
+    if (!is_known) {
+      channel_.team().runtime().state().give_back(std::exchange(shared.block, {}));
+      free_shared(shared);
+    }
+    OVERLACE_TRY(outcome);
+    if (why.ok()) continue;
+    OVERLACE_TRY(make_room(&shared, why));
     least = 0;  // places below are free again, on all ranks or on none
   }
 }
 
 /// What is this rank's own.
 base::Status Cache::make_ready(Program& program, const Bindings& bindings, const Bodies& bodies) {
-  const auto held = [](const std::unique_ptr<Program>& p) { return p->holds.count() != 0; };
-  if (programs_.size() >= kMaxPrograms) {
+  const bool is_large = executor_->workspace_bytes() > kMaxWorkspaces;
+  if (const size_t most = is_large ? kLeastPrograms : kMaxPrograms; programs_.size() >= most) {
+    const auto held = [](const std::unique_ptr<Program>& p) { return p->holds.count() != 0; };
     auto free = programs_.size() - static_cast<size_t>(std::count_if(programs_.begin(), programs_.end(), held));
-    while (free >= kMaxPrograms && drop_oldest_program()) --free;
+    while (free >= most && drop_oldest_program()) --free;
   }
   OVERLACE_TRY(allocate_workspace(program));
   return executor_->prepare(program, bindings, bodies);
@@ -293,11 +412,12 @@ std::vector<Cache*> Cache::caches_of_team() {
 }
 
 /// Collective. For what is `wanted`: gives up a shared part of any of the team's channels that no rank's graphs hold,
-/// or lets the heap grow; else `why`, and all ranks know that there is an impasse. Without it: gives up one of this
-/// channel, if there is any. Ranks may have other holds, as graphs end at other times on each, and other stamps, as
-/// calls may be refused on one of them: rank 0 says which was used last.
+/// or lets the heap grow; else `why`, and all ranks know that there is an impasse. Without it: gives up old ones of
+/// this channel, if there are any. Ranks may have other holds, as graphs end at other times on each, and other stamps,
+/// as calls may be refused on one of them: rank 0 says which was used last.
 base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
   constexpr size_t kMostPlaces = 2048;  // so that their text fits one exchange
+  constexpr size_t kPart = 8;           // of what may go, goes
   Team& team = channel_.team();
   RuntimeState& runtime = team.runtime().state();
   if (wanted != nullptr && wanted->bytes() > runtime.options.max_heap_bytes) {
@@ -334,26 +454,24 @@ base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
     for (size_t i = 0; i < holds.size(); ++i) holds[i] = std::max(holds[i], theirs.holds[i]);
     if (r == 0) first = std::move(theirs);
   }
-  size_t oldest = places.size();
-  uint64_t held_bytes = 0, held_calls = 0;
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (holds[i] != 0) {
-      held_bytes += places[i].cache->shared_[places[i].index]->block.bytes, held_calls += holds[i];
-      continue;
-    }
-    if (oldest == places.size() || first.last_use[i] < first.last_use[oldest]) oldest = i;
-  }
-  const bool is_idle = oldest < places.size() && first.now - first.last_use[oldest] > kIdleCalls;
+  std::vector<size_t> victims = least_recently_used(holds, first.last_use);
+  const bool is_idle = !victims.empty() && first.now - first.last_use[victims[0]] > kIdleCalls;
   if (!is_idle && lacks_heap && team.size() == runtime.world) {
     const base::Result<bool> has_grown = runtime.grow_heap(wanted->bytes());
     if (!has_grown.ok() || *has_grown) return has_grown.status();
   }
-  if (oldest < places.size()) {
-    places[oldest].cache->drop_shared(places[oldest].index);
+  if (!victims.empty()) {
+    // Several of many, so that not every new shape has to meet for its place.
+    victims.resize(std::max<size_t>(victims.size() / kPart, 1));
+    std::sort(victims.begin(), victims.end(), std::greater<>());  // places behind one that goes move up
+    for (const size_t v : victims) places[v].cache->drop_shared(places[v].index);
     return {};
   }
   if (wanted == nullptr) return {};
   impasse_ = Impasse::heap_is_full;
+  uint64_t held_bytes = 0, held_calls = 0;
+  for (size_t i = 0; i < places.size(); ++i)
+    held_bytes += places[i].cache->shared_[places[i].index]->block.bytes, held_calls += holds[i];
   if (held_calls == 0) return why;
   return base::error(why.code(), "{}; captured graphs hold {} bytes of it for {} calls until they are destroyed",
                      why.message(), held_bytes, held_calls);

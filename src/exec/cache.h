@@ -56,10 +56,13 @@ class Cache {
   /// Why the last call ended on all ranks of the team, if it did for one of these reasons.
   Impasse impasse() const { return impasse_; }
   void begin_call() { impasse_ = Impasse::none; }
+  /// Behind Impasse::peers_have_another: as JSON, without what may differ.
+  const std::string& peers_schedule() const { return followed_->json; }
 
   Executor& executor() { return *executor_; }
   base::Trace* trace = nullptr;
-  std::string label;  // of its spans
+  std::string label;           // of its spans
+  bool follows_peers = false;  // exec::follow_peers
 
  private:
   using Programs = std::list<std::unique_ptr<Program>>;
@@ -74,7 +77,12 @@ class Cache {
   Programs::iterator find(const spec::Schedule& schedule, std::string_view agreement);
   base::Status prepare(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param,
                        const Bindings& bindings, const Bodies& bodies);
-  base::Status prepare_shared(Program& program, const Bindings& bindings, const Bodies& bodies);
+  base::Status prepare_with_peers(Program& program, bool is_known, const Bindings& bindings, const Bodies& bodies);
+  base::Status meet(const base::Status& mine, const Shared& shared, std::string_view rest, CallMeeting* meeting);
+  base::Status follow(const CallMeeting& meeting, const base::Status& mine, const Shared& shared);
+  base::Status abort_with(const base::Status& cause);
+  void pass_by(const Shared& shared);
+  bool has_other_plan(const Shared& shared) const;
   base::Status make_ready(Program& program, const Bindings& bindings, const Bodies& bodies);
   base::Status allocate_shared(Shared& shared, const std::string& name, uint64_t least_offset);
   base::Status allocate_workspace(Program& program);
@@ -93,6 +101,10 @@ class Cache {
   Programs programs_;                            // most recently used first
   std::unordered_multimap<size_t, Programs::iterator> by_key_;
   Impasse impasse_ = Impasse::none;
+  // All ranks count alike the calls that they could begin and the meetings that had no rank in the call already.
+  uint64_t group_ = 0;
+  uint32_t number_ = 0;
+  std::shared_ptr<Shared> followed_;  // whose schedule this rank takes for the call, as its peers are in it
 };
 
 }  // namespace overlace::exec

@@ -58,13 +58,24 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
   ++shared.calls;
   // Half a call leaves signals that nobody can take back: the peers must not wait for the rest.
   if (!status.ok() && call.has_begun) channel.team().runtime().abort(status.code(), status.message());
-  const base::Status ended = runtime::end_call(channel);  // also of a call that has queued a part of its work
+  const base::Status ended =
+      runtime::end_call(channel, executor.is_captured());  // also of a call that has queued a part of its work
   return status.ok() ? ended : status;
 }
 
 Impasse impasse(Channel& channel) {
   const Cache* known = Cache::known(channel);
   return known == nullptr ? Impasse::none : known->impasse();
+}
+
+void follow_peers(Channel& channel, bool follows) {
+  if (Cache* known = Cache::known(channel); known != nullptr) known->follows_peers = follows;
+}
+
+spec::Schedule agreed_schedule(Channel& channel, std::string_view local_param, int64_t value) {
+  spec::Schedule schedule = spec::Schedule::from_json(Cache::known(channel)->peers_schedule());
+  if (!local_param.empty()) schedule.params.insert_or_assign(std::string(local_param), value);
+  return schedule;
 }
 
 std::shared_ptr<void> hold_last_call(Channel& channel) {

@@ -104,8 +104,15 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
 
 /// Why the channel's last call could not be made, known to all ranks of the team or to none, so that they may meet
 /// again and agree on another schedule.
-enum class Impasse { none, schedules_differ, heap_is_full };
+/// peers_have_another: those that have made calls like this one before, with another N or K of this rank, are in it
+/// already with the schedule that is theirs; this rank follows with agreed_schedule, or aborts.
+enum class Impasse { none, schedules_differ, heap_is_full, peers_have_another };
 Impasse impasse(Channel& channel);
+/// Whether the caller's next calls follow where peers have another schedule. Where not, which is so unless this says
+/// otherwise, such a call aborts the runtime: the peers are in the call and would wait for this rank.
+void follow_peers(Channel& channel, bool follows);
+/// Behind Impasse::peers_have_another: theirs, for this rank's `value` of the parameter that may differ.
+spec::Schedule agreed_schedule(Channel& channel, std::string_view local_param, int64_t value);
 
 /// What a captured graph holds of the channel's last call: nothing of it is given up until the last copy of the result
 /// goes, on any thread. Null before the first call. For whoever replays a call by other means than CUDA graphs.

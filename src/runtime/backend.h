@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -109,7 +110,7 @@ class BackendState {
   /// Around the work that a call queues: what must run before it is waited for in stream order. co_residency in a
   /// capture that cannot wait. Counts in `stats`.
   virtual base::Status begin_call(const CallSite& call, Stats& stats) = 0;
-  virtual base::Status end_call(const CallSite& call) = 0;
+  virtual base::Status end_call(const CallSite& call, std::optional<bool> is_captured) = 0;
   virtual bool is_capturing(StreamRef stream) const = 0;
   /// Waits for the calls of a channel that have ended with end_call, on whatever streams; not for what else runs there.
   virtual base::Status finish_calls(uint32_t channel) = 0;

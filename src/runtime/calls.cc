@@ -94,9 +94,9 @@ base::Status begin_call(Channel& channel, const std::function<std::string()>& op
   return {};
 }
 
-base::Status end_call(Channel& channel) {
+base::Status end_call(Channel& channel, std::optional<bool> is_captured) {
   RuntimeState& state = *channel.team().state().runtime;
-  OVERLACE_TRY(state.backend->end_call(site_of(channel, channel.pod())));
+  OVERLACE_TRY(state.backend->end_call(site_of(channel, channel.pod()), is_captured));
   if (!state.options.checks.sync) return {};
   OVERLACE_TRY(state.backend->drain(channel.stream()));
   return guarded([&] { state.enter(); });

@@ -17,8 +17,6 @@
 namespace overlace::runtime {
 namespace {
 
-constexpr uint32_t kExchange = 1;
-
 /// The first that ranks say of themselves. What rank 0 draws holds for all.
 struct Introduction {
   static constexpr size_t kMaxAddresses = 8;
@@ -39,7 +37,7 @@ base::Result<Introduction> introduce(const Bootstrap& bootstrap) {
   return mine;
 }
 
-base::Result<Meeting> meet(Bootstrap& bootstrap, int64_t timeout_ms) {
+base::Result<Meeting> meet_at(Bootstrap& bootstrap, int64_t timeout_ms) {
   const base::Result<Introduction> mine = introduce(bootstrap);
   if (!mine.ok()) return mine.status();
   const std::vector<Bytes> all = bootstrap.allgather(std::as_bytes(std::span(&*mine, 1)), timeout_ms);
@@ -73,7 +71,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64_t timeout_ms) {
   try {
     come_past(Phase::bootstrap, bootstrap.rank());
-    const base::Result<Meeting> meeting = meet(bootstrap, timeout_ms);
+    const base::Result<Meeting> meeting = meet_at(bootstrap, timeout_ms);
     if (!meeting.ok()) return meeting.status();
     return bootstrap.in_process() ? open_threads_control(bootstrap, meeting->generation, timeout_ms)
                                   : open_socket_control(bootstrap, *meeting, timeout_ms);
@@ -119,6 +117,40 @@ base::Result<std::vector<Bytes>> Control::exchange(std::span<const int> members,
     if (message.status().code() == Errc::timeout) return missing(members, tag, timeout_ms, what);
     if (!message.ok()) return message.status();
     all.push_back(std::move(message->bytes));
+  }
+  return all;
+}
+
+base::Result<std::vector<Attendance>> Control::meet(std::span<const int> members, uint64_t group, uint32_t number,
+                                                    std::span<const std::byte> mine, int64_t timeout_ms,
+                                                    const std::string& what) {
+  if (mine.size() >= kMaxBytes)
+    return base::invalid_argument("meeting: {} bytes, wanted at most {} a rank", mine.size(), kMaxBytes - 1);
+  const int64_t deadline_ns = now_ns() + timeout_ms * 1000000;
+  const Tag tag{group, kMeeting, number};
+  Bytes said(1 + mine.size(), kHasCome);
+  std::copy(mine.begin(), mine.end(), said.begin() + 1);
+  for (const int member : members)
+    if (member != rank()) OVERLACE_TRY(send(member, tag, said));
+  std::vector<Attendance> all(members.size());
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == rank()) {
+      all[i] = {.has_come = true, .bytes = Bytes(mine.begin(), mine.end())};
+      continue;
+    }
+    const int64_t left_ms = std::max<int64_t>((deadline_ns - now_ns()) / 1000000, 0);
+    base::Result<Message> message = receive(members[i], tag, left_ms, what);
+    if (message.status().code() == Errc::timeout) return missing(members, tag, timeout_ms, what);
+    if (!message.ok()) return message.status();
+    const Bytes& bytes = message->bytes;
+    if (bytes.size() == 1 + sizeof(uint64_t) && bytes[0] == kHasPassed) {
+      std::memcpy(&all[i].answer, bytes.data() + 1, sizeof(uint64_t));
+    } else if (!bytes.empty() && bytes[0] == kHasCome) {
+      all[i] = {.has_come = true, .bytes = Bytes(bytes.begin() + 1, bytes.end())};
+    } else {
+      return base::error(Errc::engine, "rank {} said {} bytes at a meeting, {}, that nobody says there", members[i],
+                         bytes.size(), what);
+    }
   }
   return all;
 }

@@ -34,6 +34,13 @@ struct Message {
   int fd = -1;  // owned by whoever received it
 };
 
+/// Of one rank at a meeting.
+struct Attendance {
+  bool has_come = false;
+  uint64_t answer = 0;  // of one that passed by
+  Bytes bytes;          // of one that came
+};
+
 class Control {
  public:
   static constexpr size_t kMaxBytes = 64 * 1024;
@@ -68,6 +75,16 @@ class Control {
   /// rank that has not come.
   base::Result<std::vector<Bytes>> exchange(std::span<const int> members, std::span<const std::byte> mine,
                                             int64_t timeout_ms, const std::string& what);
+  /// All-gather of what is said at a meeting by those who come; who passes by says its answer instead, at once where it
+  /// has passed already. `members` as in exchange. Meetings of a group have numbers, which all members count alike.
+  base::Result<std::vector<Attendance>> meet(std::span<const int> members, uint64_t group, uint32_t number,
+                                             std::span<const std::byte> mine, int64_t timeout_ms,
+                                             const std::string& what);
+  /// In place of meet by a member that need not come and does not wait: who comes is told `answer`. The last
+  /// kKeptAnswers of a group are kept for those who are late.
+  virtual void pass(uint64_t group, uint32_t number, uint64_t answer) = 0;
+  static constexpr uint32_t kKeptAnswers = 4096;
+
   /// This rank's half of an exchange, for one that leaves. The tag of the exchange.
   base::Result<Tag> post(std::span<const int> members, std::span<const std::byte> mine);
 
@@ -80,6 +97,10 @@ class Control {
   virtual void set_alive() = 0;
   /// Last call before destruction. clean: the peers expect it; else they get peer_lost (left).
   virtual void leave(bool clean) = 0;
+
+ protected:
+  static constexpr uint32_t kExchange = 1, kMeeting = 2;      // Tag::kind
+  static constexpr std::byte kHasCome{'c'}, kHasPassed{'p'};  // in front of what is said at a meeting
 
  private:
   base::Status missing(std::span<const int> members, const Tag& tag, int64_t timeout_ms, const std::string& what) const;

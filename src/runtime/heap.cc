@@ -29,9 +29,13 @@ SymBuffer RuntimeState::allocate(size_t bytes, size_t align, const std::string& 
                                    "in use {}; raise {}",
                                    name, bytes, blocks.largest_free(), blocks.capacity(), blocks.in_use(),
                                    blocks.capacity() > options.heap_bytes ? "max_heap_bytes" : "heap_bytes"));
-  fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
   backend->poison(*offset, align_up(bytes, kHeapAlign));
   return {*offset, bytes};
+}
+
+void RuntimeState::give_back(SymBuffer block) {
+  const std::optional<uint64_t> size = blocks.give_back(block.offset);
+  if (size) backend->poison(block.offset, *size);
 }
 
 base::Result<bool> RuntimeState::grow_heap(uint64_t bytes) {
@@ -58,11 +62,9 @@ SymBuffer SymmetricHeap::alloc(size_t bytes, size_t align, const char* name) {
   if (align == 0 || (align & (align - 1)) != 0 || align > kMaxAlign)
     throw InvalidArgument(Errc::invalid_argument,
                           base::format("heap.alloc \"{}\": align is {}, wanted a power of two <= 2 MiB", name, align));
-  if (bytes == 0) {
-    state.fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
-    return {};
-  }
-  return state.allocate(bytes, align, name, 0);
+  const SymBuffer block = bytes == 0 ? SymBuffer{} : state.allocate(bytes, align, name, 0);
+  state.fold_heap_call(base::format("alloc {} {} \"{}\"", bytes, align, name));
+  return block;
 }
 
 void SymmetricHeap::free(SymBuffer buffer) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 
 namespace overlace::runtime {
 
@@ -47,6 +48,7 @@ base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t 
     Message message = std::move(it->second.front());
     it->second.pop_front();
     if (it->second.empty()) messages_.erase(it);
+    if (tag.kind == kMeeting) --num_waiting_;
     return message;
   }
   if (cause_.code != Errc::ok) return base::Status(cause_.code, cause_.message);
@@ -79,9 +81,46 @@ void MailboxControl::listen(std::function<void(const AbortCause&)> listener) {
 }
 
 void MailboxControl::arrived(int from, const Tag& tag, Message message) {
-  const std::lock_guard lock(mutex_);
-  messages_[{from, tag}].push_back(std::move(message));
-  changed_.notify_all();
+  uint64_t answer = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto group = tag.kind == kMeeting ? passed_.find(tag.group) : passed_.end();
+    const Passed* const passed = group == passed_.end() ? nullptr : &group->second[tag.number % kKeptAnswers];
+    if (passed == nullptr || !passed->is_set || passed->number != tag.number) {
+      messages_[{from, tag}].push_back(std::move(message));
+      if (tag.kind == kMeeting) ++num_waiting_;
+      changed_.notify_all();
+      return;
+    }
+    answer = passed->answer;
+  }
+  tell_answer(from, tag, answer);
+}
+
+void MailboxControl::pass(uint64_t group, uint32_t number, uint64_t answer) {
+  const Tag tag{group, kMeeting, number};
+  std::vector<int> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<Passed>& kept = passed_[group];
+    if (kept.empty()) kept.resize(kKeptAnswers);
+    kept[number % kKeptAnswers] = {answer, number, true};
+    for (int peer = 0; num_waiting_ != 0 && peer < size(); ++peer) {
+      const auto found = messages_.find({peer, tag});
+      if (found == messages_.end()) continue;
+      num_waiting_ -= found->second.size();
+      messages_.erase(found);
+      waiting.push_back(peer);
+    }
+  }
+  for (const int peer : waiting) tell_answer(peer, tag, answer);
+}
+
+/// A peer that cannot be told is gone, and the watcher sees that, or finds the deadline.
+void MailboxControl::tell_answer(int to, const Tag& tag, uint64_t answer) {
+  std::byte said[1 + sizeof answer] = {kHasPassed};
+  std::memcpy(said + 1, &answer, sizeof answer);
+  (void)send(to, tag, said);
 }
 
 void MailboxControl::peer_aborted(int from, const AbortCause& cause) {

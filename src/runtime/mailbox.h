@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@ class MailboxControl : public Control {
   std::string peer_state(int peer) const override;
   base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) override;
   bool has_arrived(int from, const Tag& tag) const override;
+  void pass(uint64_t group, uint32_t number, uint64_t answer) override;
   void listen(std::function<void(const AbortCause&)> listener) override;
 
   /// News from `from`, on any thread.
@@ -49,6 +51,13 @@ class MailboxControl : public Control {
     bool was_alive = false;
     AbortCause failure;  // the first
   };
+  /// A meeting that this rank did not come to.
+  struct Passed {
+    uint64_t answer = 0;
+    uint32_t number = 0;
+    bool is_set = false;
+  };
+  void tell_answer(int to, const Tag& tag, uint64_t answer);
   /// At once if one of the two is alive.
   void peer_failed(int from, const AbortCause& cause);
   AbortCause lost(int peer, const std::string& how) const;
@@ -59,6 +68,8 @@ class MailboxControl : public Control {
   std::condition_variable changed_;
   std::vector<Peer> peers_;
   std::map<std::pair<int, Tag>, std::deque<Message>> messages_;
+  std::unordered_map<uint64_t, std::vector<Passed>> passed_;  // by group: number n at n % kKeptAnswers
+  size_t num_waiting_ = 0;                                    // messages of meetings that are in messages_
   AbortCause cause_;
   bool is_alive_ = false;
   std::mutex listener_mutex_;  // held while the listener runs, so that listen({}) returns after its end

@@ -154,6 +154,15 @@ std::vector<Bytes> RuntimeState::exchange(const TeamState& team, std::span<const
   return std::move(*all);
 }
 
+std::vector<runtime::Attendance> RuntimeState::meet(const TeamState& team, uint64_t group, uint32_t number,
+                                                    std::span<const std::byte> mine, const std::string& what) {
+  enter();
+  base::Result<std::vector<runtime::Attendance>> all =
+      control->meet(team.members, group, number, mine, options.timeout_ms, what);
+  if (!all.ok()) fail(all.status());
+  return std::move(*all);
+}
+
 void RuntimeState::agree(const base::Status& mine, const std::string& what) {
   const base::Status all = runtime::agree_on_status(*control, mine, options.timeout_ms, what);
   if (all.ok()) return;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -94,11 +95,16 @@ struct RuntimeState {
   void abort(const runtime::AbortCause& cause);
   [[noreturn]] void throw_cause(const runtime::AbortCause& cause);
   std::vector<Bytes> exchange(const TeamState& team, std::span<const std::byte> mine, const std::string& what);
+  /// Control::meet of the team's members.
+  std::vector<runtime::Attendance> meet(const TeamState& team, uint64_t group, uint32_t number,
+                                        std::span<const std::byte> mine, const std::string& what);
   /// Throws `mine`, or what another rank of the world has, on all of them; ok only if all are.
   void agree(const base::Status& mine, const std::string& what);
   /// The lowest place of the symmetric heap at `least` or behind it; throws OutOfMemory as SymmetricHeap::alloc.
   /// `bytes` is not 0, `align` a power of two.
+  /// Not a heap call that verify() compares before it is folded: the ranks may still disagree, and give it back.
   SymBuffer allocate(size_t bytes, size_t align, const std::string& name, uint64_t least);
+  void give_back(SymBuffer block);
   /// Collective of the world, outside captures: makes the heap larger by `bytes` or more on all ranks, or up to its
   /// limit. False, on all ranks, where it is there already, or where a rank has no memory left.
   base::Result<bool> grow_heap(uint64_t bytes);
@@ -130,9 +136,10 @@ inline constexpr uint32_t kSubTeamShare = 16;  // of the ids a sub-team gets one
 Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& options);
 
 /// Around each call of an operator. begin: compares `operation()` where CheckOptions::calls is set (desync on all
-/// ranks of the team), and keeps the order of channels that do not fit side by side. end: CheckOptions::sync.
+/// ranks of the team), and keeps the order of channels that do not fit side by side. end: CheckOptions::sync;
+/// `is_captured`: whether the channel's stream is, from who has asked already.
 base::Status begin_call(Channel& channel, const std::function<std::string()>& operation);
-base::Status end_call(Channel& channel);
+base::Status end_call(Channel& channel, std::optional<bool> is_captured = {});
 
 /// Spans of the emulated link: peer (world rank), when the link was busy with a transfer, its bytes. Called by the
 /// progress thread; set before transfers start. Nothing happens without an emulated link.

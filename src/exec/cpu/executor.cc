@@ -12,6 +12,7 @@
 #include "src/exec/collective.h"
 #include "src/exec/cpu/copy.h"
 #include "src/exec/cpu/link_trace.h"
+#include "src/exec/cpu/scratch.h"
 #include "src/exec/gemm.h"
 #include "src/exec/timeline.h"
 #include "src/runtime/state.h"
@@ -384,11 +385,11 @@ class CpuExecutor final : public Executor {
   Domain domain() const override { return Domain::cpu; }
 
   base::Status allocate(size_t bytes, const char* name, void** out) override {
-    *out = ::operator new(bytes, std::align_val_t(64), std::nothrow);
+    *out = scratch_.take(bytes);
     if (*out != nullptr) return {};
     return base::error(Errc::out_of_memory, "workspace of {}: {} bytes", name, bytes);
   }
-  void deallocate(void* memory) override { ::operator delete(memory, std::align_val_t(64)); }
+  void deallocate(void* memory) override { scratch_.give_back(memory); }
 
   base::Status prepare(Program& program, const Bindings&, const Bodies&) override {
     auto prepared = std::make_shared<CpuPrepared>();
@@ -445,6 +446,7 @@ class CpuExecutor final : public Executor {
   }
 
   Channel& channel_;
+  Scratch scratch_;
   std::shared_ptr<LinkTrace> link_;  // null: no emulated link
   uint64_t calls_ = 0;
 };

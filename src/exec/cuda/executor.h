@@ -71,6 +71,7 @@ class CudaExecutor final : public Executor {
 
   base::Status allocate(size_t bytes, const char* name, void** out) override;
   void deallocate(void* memory) override;
+  size_t workspace_bytes() const override { return used_bytes_; }
 
   base::Status can_prepare() override {
     follow_channel();
@@ -84,8 +85,11 @@ class CudaExecutor final : public Executor {
     return lanes_.synchronize();
   }
 
+  /// Ranks of one process share locks of the driver, which a kernel that is being loaded holds.
+  bool prepares_beside_peers() const override { return !team_.runtime().state().control->in_process(); }
   base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) override;
   base::Status retain(const Call& call, const std::function<std::shared_ptr<void>()>& hold) override;
+  std::optional<bool> is_captured() const override { return is_captured_; }
   base::Status run(const Call& call) override;
   base::Status drain() override {
     DeviceScope scope(device_);
@@ -149,7 +153,7 @@ class CudaExecutor final : public Executor {
   cudaStream_t stream_;
   std::map<void*, size_t> workspaces_;  // in use
   std::multimap<size_t, void*> spare_;  // workspaces that were given back, by size
-  size_t spare_bytes_ = 0;
+  size_t used_bytes_ = 0, spare_bytes_ = 0;
   std::unique_ptr<CublasLt> blas_;
   LaneStreams lanes_;
   Recorder recorder_;

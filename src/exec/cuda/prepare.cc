@@ -61,6 +61,7 @@ base::Status CudaExecutor::allocate(size_t bytes, const char* name, void** out) 
     }
   }
   workspaces_.emplace(*out, size);
+  used_bytes_ += size;
   return {};
 }
 
@@ -70,6 +71,7 @@ void CudaExecutor::deallocate(void* memory) {
   const auto found = workspaces_.find(memory);
   spare_.emplace(found->second, memory);
   spare_bytes_ += found->second;
+  used_bytes_ -= found->second;
   workspaces_.erase(found);
   free_spare(kMostSpare);
 }

@@ -242,6 +242,10 @@ TEST_P(CpuGemm, RefusesWhatItCannotDo) {
   };
   EXPECT_NE(message({.a = a.view, .b = c.view, .c = c.view}).find("a (2, 3) times b (2, 4) into c (2, 4)"),
             std::string::npos);
+  TensorView flat = a.view, deep = c.view;
+  flat.ndim = 1, deep.ndim = 3;
+  EXPECT_NE(message({.a = flat, .b = b.view, .c = c.view}).find("got 1, 2, 2"), std::string::npos);
+  EXPECT_NE(message({.a = a.view, .b = b.view, .c = deep}).find("got 2, 2, 3"), std::string::npos);
   EXPECT_NE(message({.a = a.view, .b = b.view, .c = bf.view}).find("got bf16"), std::string::npos);
   Matrix bf_b(4, 4, DType::bf16);
   EXPECT_NE(message({.a = bf.view, .b = bf_b.view, .c = bf.view, .accumulate = true}).find("fp32 or fp64, got bf16"),
@@ -260,6 +264,9 @@ TEST(CpuGemmProvider, NamesItselfAndRefusesUnknownNames) {
   ASSERT_TRUE(set_cpu_gemm_provider("reference").ok());
   EXPECT_EQ(cpu_gemm_provider(), "reference");
   ASSERT_TRUE(set_cpu_gemm_provider("auto").ok());
+  if (cpu_gemm_provider() != "reference") {
+    EXPECT_EQ(set_cpu_gemm_provider("onednn").message(), "") << "auto has it";
+  }
   const base::Status s = set_cpu_gemm_provider("mkl");
   EXPECT_EQ(s.code(), Errc::invalid_argument);
   EXPECT_NE(s.message().find("\"mkl\", wanted auto, reference or onednn"), std::string::npos);

@@ -500,6 +500,9 @@ TEST(CheckS9, AllToAllBringsEachRankItsShardOfEveryOther) {
   s.tasks.back().writes[0].dims[0].count = "M/G-1";
   EXPECT_EQ(errors(s), Codes{"S9"});
   s = gather_by_all_to_all();
+  s.tasks[0].reads.push_back(s.tasks[0].reads[0]);  // a collective reads one box
+  EXPECT_EQ(errors(s), Codes{"S2"});
+  s = gather_by_all_to_all();
   s.tasks[0].reads[0].dims[0] = {0, "M-2"};
   s.tasks[0].writes[0].dims[0] = {0, "M-2"};  // 62 rows for four ranks
   EXPECT_EQ(errors(s), Codes{"S2"});

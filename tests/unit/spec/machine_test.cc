@@ -96,6 +96,12 @@ TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(refusal(with(R"("contention":[{"slowed":"gemm_tensor","by":"tea","factor":[1,"prior"]}])")),
             "m.json: /contention/0/by: got \"tea\", wanted one of gemm_tensor, gemm_mem, gemv, gather, reduce, ce_out, "
             "ce_in, sm_copy, epi_store, epi_red, spin");
+  EXPECT_EQ(refusal(with(R"("sms":65536)")), "taken");
+  EXPECT_EQ(refusal(with(R"("sms":65537)")), "m.json: /sms: got 65537, wanted an integer from 1 to 65536");
+  const auto driver = [](size_t letters) { return with(R"("driver":")" + std::string(letters, 'd') + "\""); };
+  EXPECT_EQ(refusal(driver(200)), "taken");
+  EXPECT_TRUE(refusal(driver(201)).ends_with("wanted a string of at most 200 characters"));
+  EXPECT_EQ(refusal(with(R"("driver":7)")), "m.json: /driver: got 7, wanted a string of at most 200 characters");
   EXPECT_EQ(refusal(R"({"overlace_machine":2})"), "m.json: /overlace_machine: got 2, wanted 1");
   EXPECT_EQ(refusal("[]"), "m.json: : got [], wanted an object");
 }

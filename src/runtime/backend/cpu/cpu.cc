@@ -161,7 +161,7 @@ class CpuBackend final : public BackendState {
   // Calls run on the calling thread: nothing is queued.
   int sm_room() const override { return 0; }
   base::Status begin_call(const CallSite&, Stats&) override { return {}; }
-  base::Status end_call(const CallSite&) override { return {}; }
+  base::Status end_call(const CallSite&, std::optional<bool>) override { return {}; }
   bool is_capturing(StreamRef) const override { return false; }
   base::Status finish_calls(uint32_t) override { return {}; }
   base::Status drain(StreamRef) override { return {}; }

@@ -108,9 +108,9 @@ base::Status CudaPeerState::begin_call(const CallSite& call, Stats& stats) {
   return {};
 }
 
-base::Status CudaPeerState::end_call(const CallSite& call) {
+base::Status CudaPeerState::end_call(const CallSite& call, std::optional<bool> is_captured) {
   const DeviceGuard guard(device_);
-  if (is_capturing(call.stream)) return {};
+  if (is_captured ? *is_captured : is_capturing(call.stream)) return {};
   LastCall& own = last_call(call);
   if (own.done == nullptr)
     OVERLACE_TRY(cuda_status(cudaEventCreateWithFlags(&own.done, cudaEventDisableTiming), "cudaEventCreate"));

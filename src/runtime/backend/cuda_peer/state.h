@@ -52,7 +52,7 @@ class CudaPeerState final : public BackendState, public EngineHost {
   base::Result<StripeMemory> stripe(const StripePlan& plan) override;
   int sm_room() const override { return sm_room_; }
   base::Status begin_call(const CallSite& call, Stats& stats) override;
-  base::Status end_call(const CallSite& call) override;
+  base::Status end_call(const CallSite& call, std::optional<bool> is_captured) override;
   bool is_capturing(StreamRef stream) const override;
   base::Status finish_calls(uint32_t channel) override;
   base::Status drain(StreamRef stream) override;
