@@ -42,7 +42,8 @@ GpuTraffic::GpuTraffic(GpuRank& gpu, uint64_t seed)
     : gpu_(gpu),
       dice_(seed),
       own_dice_(seed * 64 + static_cast<uint64_t>(gpu.rank) + 1),
-      second_(gpu.team.sub(all_ranks(gpu.size), {.name = "second"})) {
+      second_(gpu.team.sub(all_ranks(gpu.size), {.name = "second"})),
+      shares_gpu_(gpu_count() < gpu.size) {
   EXPECT_CUDA(load_exact_kernels());
   const int room = gpu.runtime.state().backend->sm_room();
   for (const int budget : {room / 2, room - room / 2}) {
@@ -153,10 +154,19 @@ void GpuTraffic::retire(std::shared_ptr<ExactSite>& site) {
   site.reset();
 }
 
+/// What a first call loads and allocates waits for kernels of a rank that shares the GPU: all take it together.
+void GpuTraffic::settle_if_shared() {
+  if (!shares_gpu_) return;
+  for (Road& each : roads_) EXPECT_CUDA(cudaStreamSynchronize(each.stream));
+  gpu_.team.barrier();
+}
+
 void GpuTraffic::call_new() {
   Road& on = road();
   std::shared_ptr<ExactSite> site = make(on);
+  settle_if_shared();
   site->call();
+  settle_if_shared();
   if (on.known.size() < kKnown) {
     on.known.push_back(std::move(site));
     return;
@@ -225,6 +235,7 @@ void GpuTraffic::destroy_graph() {
 void GpuTraffic::refuse() {
   Road& on = road();
   std::shared_ptr<ExactSite> site = make(on);
+  settle_if_shared();
   const auto bad = static_cast<int>(index(static_cast<size_t>(gpu_.size)));
   bool is_refused = false;
   try {
@@ -238,6 +249,7 @@ void GpuTraffic::refuse() {
   if (!by_all)
     throw InvalidArgument(Errc::internal, "a wrong a of one rank was not refused by all: " + site->problem().text());
   site->call();
+  settle_if_shared();
   on.known.push_back(site);
   if (on.known.size() <= kKnown) return;
   std::swap(on.known.front(), on.known.back());

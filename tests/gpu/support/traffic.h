@@ -52,6 +52,7 @@ class GpuTraffic {
   void destroy_graph();
   void refuse();
   void beside();
+  void settle_if_shared();
 
   Road& road() { return roads_[index(roads_.size())]; }
   size_t index(size_t size) { return static_cast<size_t>(dice_.number(0, static_cast<int64_t>(size) - 1)); }
@@ -66,6 +67,7 @@ class GpuTraffic {
   Dice dice_, own_dice_;
   std::vector<Road> roads_;
   Team second_;  // with a communicator of its own
+  const bool shares_gpu_;
   cudaStream_t sums_ = nullptr, copies_ = nullptr;
   float* addends_ = nullptr;
   char *from_ = nullptr, *to_ = nullptr;
