@@ -63,7 +63,7 @@ FusedRank::FusedRank(Runtime& runtime, Group& group, const Options& options)
   blas_ = std::move(blas).value();
   for (cudaEvent_t* event : {&begin_, &end_}) BENCH_CUDA(cudaEventCreate(event));
   for (cudaEvent_t* event : {&fork_, &join_}) BENCH_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-  arrivals_ = channel_.counters(1, "bench arrivals");
+  counters_ = channel_.counters(ops::gemm_core::kCounts, "bench counts");
   pushed_ = channel_.ids(kMaxPieces, Domain::device, "bench pushed");
   copied_ = channel_.ids(kMaxPieces, Domain::stream, "bench copied");
   pod_ = channel_.pod();
@@ -149,7 +149,8 @@ void FusedRank::fill(const Set& set, void* c, core::FusedArgs* args) const {
 void FusedRank::fill(const SignalIds& ids, core::ExchangeState* state) const {
   state->channel = &pod_;
   state->inbox = &inbox_.pod();
-  state->arrivals = &arrivals_.pod();
+  state->counters = &counters_.pod();
+  state->lists = &lists_;
   state->first_id = ids.first;
 }
 

@@ -122,10 +122,11 @@ class FusedRank {
   cudaEvent_t begin_ = nullptr, end_ = nullptr, fork_ = nullptr, join_ = nullptr;
   Channel& channel_;
   std::unique_ptr<exec::CublasLt> blas_;
-  Counters arrivals_;
-  SignalIds pushed_, copied_;          // written by CTAs, by streams
-  ChannelPod pod_;                     // with the deadline of this bench
-  uint64_t* gather_totals_ = nullptr;  // of copied_
+  Counters counters_;
+  mutable ops::gemm_core::ItemLists lists_;  // a cache
+  SignalIds pushed_, copied_;                // written by CTAs, by streams
+  ChannelPod pod_;                           // with the deadline of this bench
+  uint64_t* gather_totals_ = nullptr;        // of copied_
   uint32_t* error_ = nullptr;
 
   // ---- of the case ----

@@ -1,4 +1,4 @@
-// In which order a cluster of a kernel that also adds up takes its work: one pure function for devices and tests.
+// The list of what a kernel does that also adds up: one pure function for devices, simulator and tests.
 #pragma once
 
 #include <cstdint>
@@ -10,116 +10,88 @@ namespace overlace {
 
 /// A product of a tile; the sum of what all ranks computed of an own tile; a copy of a peer's sum into the result.
 enum class Work : int32_t { product, sum, copy };
+inline constexpr int kWorks = 3;
 
-inline constexpr int32_t kBandParts = 1024;
+struct WorkItem {
+  Work work = Work::product;
+  TileCoord at;
+};
 
-/// Bands of the order of tiles follow each other. The sums of a band come `lag` parts of a band behind its products,
-/// spread as evenly, and its copies as much behind the sums; the sums of every second cluster `stagger` parts, a tile
-/// of a cluster, later, the copies of the others, so that not all store to peers at once. As lag >= kBandParts +
-/// stagger, a sum of a band comes behind all products of this band, a copy behind all its sums, in every cluster of
-/// every rank, whatever their lags: waits for these form no circle.
+/// Products come band by band. The list is cut `delay` products behind the first of each band, which gives those of the
+/// band before the time to end: the stage from there to the next cut has the sums of the band before and the copies of
+/// the band before that one, spread evenly among its products. A sum awaits products of its band alone, of any rank, a
+/// copy sums of its band: each item awaits items of earlier stages. So whoever takes items in this order, however many,
+/// waits in no circle.
 struct WorkOrder {
-  int32_t clusters = 1;
-  int32_t lag = kBandParts, stagger = 0;
   int32_t bands = 0;
-  int32_t first[3] = {};             // cluster that has the first of each kind: behind the last of the kind before
-  int32_t tiles[3][kMaxBands] = {};  // of each kind in each band
+  int32_t first_product[kMaxBands + 1] = {};  // of each band; behind the last one, how many there are
+  int32_t sums[kMaxBands] = {}, copies[kMaxBands] = {};
+  int32_t first_item[kMaxBands + kWorks] = {};  // of each stage; behind the last one, how many there are
+  int32_t cut[kMaxBands + kWorks] = {};         // the first product of each stage
 };
 static_assert(std::is_trivially_copyable_v<WorkOrder>);
 
-/// Precondition: `o` has at most kMaxBands bands.
+constexpr int32_t count_stages(const WorkOrder& w) { return w.bands == 0 ? 0 : w.bands + kWorks - 1; }
+constexpr int32_t count_items(const WorkOrder& w) { return w.first_item[count_stages(w)]; }
+
+namespace work_order_detail {
+
+/// Of band `stage` - 1 and `stage` - 2.
+constexpr int32_t sums_in_stage(const WorkOrder& w, int32_t stage) {
+  return stage < 1 || stage > w.bands ? 0 : w.sums[stage - 1];
+}
+constexpr int32_t copies_in_stage(const WorkOrder& w, int32_t stage) { return stage < 2 ? 0 : w.copies[stage - 2]; }
+
+constexpr WorkItem product(const TileOrder& o, const WorkOrder& w, int32_t number) {
+  int32_t band = 0;
+  while (number >= w.first_product[band + 1]) ++band;
+  const int32_t first = w.first_product[band];
+  return {Work::product, woven_in_band(o, band, number - first, w.first_product[band + 1] - first)};
+}
+
+}  // namespace work_order_detail
+
+/// `clusters`: that take items; three halves of a round of theirs is the delay. Precondition: `o` has at most kMaxBands
+/// bands.
 constexpr WorkOrder make_work_order(const TileOrder& o, int32_t clusters, bool has_copies) {
-  constexpr auto kProduct = static_cast<int>(Work::product), kSum = static_cast<int>(Work::sum),
-                 kCopy = static_cast<int>(Work::copy);
   WorkOrder out;
-  out.clusters = clusters;
+  int32_t products[kMaxBands] = {};
   for (int32_t s = 0; s < o.size; ++s) {
     const int32_t rows = o.first_tile[s + 1] - o.first_tile[s], bands = rows == 0 ? 0 : (rows - 1) / o.band + 1;
     out.bands = bands > out.bands ? bands : out.bands;
     for (int32_t band = 0; band < bands; ++band) {
       const int32_t tiles = rows_in_band(o, s, band) * o.tiles_n;
-      out.tiles[kProduct][band] += tiles;
-      if (s == o.rank) out.tiles[kSum][band] = tiles;
-      if (s != o.rank && has_copies) out.tiles[kCopy][band] += tiles;
+      products[band] += tiles;
+      if (s == o.rank) out.sums[band] = tiles;
+      if (s != o.rank && has_copies) out.copies[band] += tiles;
     }
   }
-  const int32_t own = (o.first_tile[o.rank + 1] - o.first_tile[o.rank]) * o.tiles_n;
-  if (out.bands > 1) {  // behind products that are being multiplied and stored still
-    out.stagger = clusters * kBandParts / out.tiles[kProduct][0];
-    out.lag += out.stagger + out.stagger / 2;
+  for (int32_t band = 0; band < out.bands; ++band)
+    out.first_product[band + 1] = out.first_product[band] + products[band];
+  const int32_t all = out.first_product[out.bands], delay = clusters + clusters / 2;
+  for (int32_t stage = 0; stage < count_stages(out); ++stage) {
+    const int32_t cut = stage + 1 < out.bands ? out.first_product[stage + 1] + delay : all;
+    out.cut[stage + 1] = cut < all ? cut : all;
+    out.first_item[stage + 1] = out.first_item[stage] + out.cut[stage + 1] - out.cut[stage] +
+                                work_order_detail::sums_in_stage(out, stage) +
+                                work_order_detail::copies_in_stage(out, stage);
   }
-  out.first[kSum] = count_tiles(o) % clusters;
-  out.first[kCopy] = (count_tiles(o) + own) % clusters;
   return out;
 }
 
-/// What one cluster has to do, item by item: `next` until it is false, then `work` and `tile`.
-class WorkItems {
- public:
-  constexpr WorkItems(const TileOrder& order, const WorkOrder& work, int32_t cluster)
-      : o_(&order), w_(&work), later_(cluster % 2 * work.stagger) {
-    const auto start = [&](Lane* lane, Work kind) {
-      const int32_t at = cluster - w_->first[static_cast<int>(kind)];
-      *lane = {at < 0 ? at + w_->clusters : at, 0, count(kind, 0), 0};
-      settle(lane, kind);
-    };
-    start(&product_, Work::product);
-    start(&sum_, Work::sum);
-    start(&copy_, Work::copy);
-  }
-
-  constexpr bool next() {
-    if (product_.key <= sum_.key && product_.key <= copy_.key) {
-      if (product_.key == kEnd) return false;
-      take(&product_, Work::product);
-    } else if (sum_.key <= copy_.key) {
-      take(&sum_, Work::sum);
-    } else {
-      take(&copy_, Work::copy);
-    }
-    return true;
-  }
-  constexpr Work work() const { return work_; }
-  constexpr TileCoord tile() const {
-    return work_ == Work::product ? woven_in_band(*o_, band_, at_, count(Work::product, band_))
-           : work_ == Work::sum   ? own_in_band(*o_, band_, at_)
-                                  : others_in_band(*o_, band_, at_);
-  }
-
- private:
-  static constexpr int32_t kEnd = 0x7fffffff;
-  struct Lane {
-    int32_t at = 0, band = 0, count = 0, key = kEnd;
-  };
-
-  constexpr int32_t count(Work work, int32_t band) const { return w_->tiles[static_cast<int>(work)][band]; }
-  constexpr void settle(Lane* lane, Work work) const {
-    for (; lane->at >= lane->count; lane->count = count(work, lane->band)) {
-      lane->at -= lane->count;
-      if (++lane->band < w_->bands) continue;
-      lane->key = kEnd;
-      return;
-    }
-    const int32_t late = work == Work::product ? 0
-                         : work == Work::sum   ? w_->lag + later_
-                                               : 2 * w_->lag + w_->stagger - later_;
-    const uint32_t part = static_cast<uint32_t>(lane->at) * kBandParts / static_cast<uint32_t>(lane->count);
-    lane->key = lane->band * kBandParts + static_cast<int32_t>(part) + late;
-  }
-  constexpr void take(Lane* lane, Work work) {
-    work_ = work;
-    band_ = lane->band;
-    at_ = lane->at;
-    lane->at += w_->clusters;
-    settle(lane, work);
-  }
-
-  const TileOrder* o_;
-  const WorkOrder* w_;
-  int32_t later_;
-  Lane product_, sum_, copy_;
-  Work work_ = Work::product;
-  int32_t band_ = 0, at_ = 0;
-};
+/// Precondition: 0 <= number < count_items(w). A bijection onto all products, own sums and copies.
+constexpr WorkItem item_of(const TileOrder& o, const WorkOrder& w, int32_t number) {
+  int32_t stage = 0;
+  while (number >= w.first_item[stage + 1]) ++stage;
+  const int32_t all = w.first_item[stage + 1] - w.first_item[stage], index = number - w.first_item[stage];
+  const int32_t sums = work_order_detail::sums_in_stage(w, stage);
+  const int32_t copies = work_order_detail::copies_in_stage(w, stage);
+  if (sums + copies == 0) return work_order_detail::product(o, w, w.cut[stage] + index);
+  const int32_t sum = count_before(index, sums, all);
+  if (count_before(index + 1, sums, all) > sum) return {Work::sum, own_in_band(o, stage - 1, sum)};
+  const int32_t other = index - sum, others = all - sums, copy = count_before(other, copies, others);
+  if (count_before(other + 1, copies, others) > copy) return {Work::copy, others_in_band(o, stage - 2, copy)};
+  return work_order_detail::product(o, w, w.cut[stage] + other - copy);
+}
 
 }  // namespace overlace

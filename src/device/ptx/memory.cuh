@@ -76,4 +76,13 @@ __device__ __forceinline__ uint64_t global_ns() {
   return value;
 }
 
+/// Memory that nobody writes while the grid runs.
+__device__ __forceinline__ uint4 load_read_only(const uint4* address) {
+  uint4 x;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(address));
+  return x;
+}
+
 }  // namespace overlace::device::ptx

@@ -39,6 +39,27 @@ __device__ __forceinline__ uint32_t load_acquire_cta(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ void store_word(uint32_t address, uint32_t value) {
+  asm volatile("st.shared::cta.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_word(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_four_words(uint32_t address, const uint4& x) {
+  asm volatile("st.shared::cta.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_four_words(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared::cta.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
 __device__ __forceinline__ float4 load_four(uint32_t address) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -48,6 +69,12 @@ __device__ __forceinline__ float4 load_four(uint32_t address) {
   return x;
 }
 /// Both are addresses of one CTA of the cluster; its `barrier` counts the 16 bytes when they are there.
+__device__ __forceinline__ void store_four_words_to(uint32_t address, const uint4& x, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ void store_four_to(uint32_t address, const float4& x, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),

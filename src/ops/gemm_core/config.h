@@ -13,6 +13,8 @@ enum class BMajor : int32_t { k, n };
 inline constexpr int kTileK = 64;  // 128 bytes of 16-bit elements: one swizzled row of shared memory
 inline constexpr int kConsumerGroups = 2;
 inline constexpr int kThreads = 128 * (1 + kConsumerGroups);
+/// Items that a CTA remembers: more than its roles can be apart. Parts of its pushing warps likewise.
+inline constexpr uint32_t kTicketSlots = 16, kPushSlots = 8;
 
 /// A cluster of (cluster_m, cluster_n) CTAs computes as many neighbouring tiles. CTAs of a column share loads of B,
 /// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, store_rows() by store_cols().
@@ -42,9 +44,11 @@ struct ConfigSpec {
 };
 
 /// Offsets in the CTA's shared memory: operands, staging buffers and the other half's sums at multiples of 1024, then
-/// the barriers.
+/// barriers, numbers of items, words that roles count in.
 struct SharedLayout {
-  uint32_t a = 0, b = 0, out = 0, half = 0, full = 0, empty = 0, staged = 0, freed = 0, words = 0, come = 0, taken = 0;
+  uint32_t a = 0, b = 0, out = 0, half = 0, tickets = 0, full = 0, empty = 0, staged = 0, freed = 0, come = 0,
+           taken = 0;
+  uint32_t handed_barriers = 0, handed = 0, pushed = 0, words = 0;
   uint32_t bytes = 0;
 };
 constexpr SharedLayout shared_layout(const ConfigSpec& c) {
@@ -54,14 +58,18 @@ constexpr SharedLayout shared_layout(const ConfigSpec& c) {
   s.b = stages * c.a_bytes();
   s.out = s.b + stages * c.b_bytes();
   s.half = s.out + buffers * c.store_bytes();
-  s.full = s.half + c.half_bytes();
+  s.tickets = s.half + c.half_bytes();
+  s.handed = s.tickets + kTicketSlots * 16;
+  s.full = s.handed + kTicketSlots * 16;
   s.empty = s.full + stages * 8;
   s.staged = s.empty + stages * 8;
   s.freed = s.staged + buffers * 8;
-  s.words = s.freed + buffers * 8;
-  s.come = s.words + 8;
+  s.come = s.freed + buffers * 8;
   s.taken = s.come + 8;
-  s.bytes = s.taken + 8;
+  s.handed_barriers = s.taken + 8;
+  s.pushed = s.handed_barriers + kTicketSlots * 8;
+  s.words = s.pushed + kPushSlots * 4;
+  s.bytes = s.words + 4 * 4;
   return s;
 }
 /// What a launch asks for: the base of dynamic shared memory is aligned by the kernel.

@@ -83,6 +83,14 @@ __device__ __forceinline__ void stage_piece(const float* d, const Staging<Config
   ring.advance();
 }
 
+/// Instead of a piece: there is no item more.
+template <class Config>
+__device__ __forceinline__ void stage_end(const Staging<Config>& staging, const Ring<Staging<Config>::kBuffers>& ring,
+                                          Patience& patience) {
+  wait_barrier(staging.freed(ring.slot), ring.parity ^ 1, patience);
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(staging.staged(ring.slot));
+}
+
 /// The warpgroups do not wait for each other: while one stages, the other's products keep the tensor cores busy.
 template <class Config, class Write>
 __device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Staging<Config>& staging,
@@ -97,17 +105,25 @@ __device__ __forceinline__ void stage_tile(const Sums<Config>& sums, const Stagi
 
 /// One thread per consumer warpgroup. `store.store(tile, row, col, shared)` issues the store of a buffer; `signal.done`
 /// is told when all of this warpgroup's part of the tile is at its place.
-template <class Config, class StoreOutput, class SignalDone, class Reduce>
+template <class Tickets, class Config, class StoreOutput, class SignalDone>
 __device__ void store_tiles(const GemmParams& p, const Place<Config>& place, uint32_t group, StoreOutput& store,
-                            SignalDone& signal, const Reduce& reduce) {
+                            SignalDone& signal) {
   constexpr int kBuffers = Staging<Config>::kBuffers;
   const Staging<Config> staging(place, group);
   Patience patience{p.error, p.timeout_ns};
   Ring<kBuffers> ring;
   bool is_first_round = true;
-  auto items = items_of(p, place, reduce, place.first_tile(group), place.tile_step());
-  while (items.next()) {
-    const Tile tile = tile_of(p, place, items.tile(), items.work());
+  int32_t dealt = place.first_tile(group);
+  for (uint32_t ordinal = 0;; ++ordinal, dealt += place.tile_step()) {
+    Taken taken;
+    if constexpr (Tickets::kDraws) {
+      wait_barrier(staging.staged(ring.slot), ring.parity, patience);
+      taken = taken_of(place, ordinal, patience);
+    } else if (dealt < p.num_tiles) {
+      taken = {product_at(p, dealt), false};
+    }
+    if (taken.is_end) break;
+    const Tile tile = tile_of(p, place, taken.item);
     const int32_t row = tile.row + place.first_row(group);
 #pragma unroll 1
     for (int piece = 0; piece < Config::kBlocksM * Staging<Config>::kPieces; ++piece) {

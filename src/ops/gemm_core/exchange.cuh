@@ -5,16 +5,29 @@
 #include "src/device/sync/counter.cuh"
 #include "src/device/sync/inbox.cuh"
 #include "src/ops/gemm_core/params.cuh"
+#include "src/ops/gemm_core/tickets.cuh"
 
 namespace overlace::ops::gemm_core {
+
+/// Words of a kernel's counters: warps of this call that are done, numbers of items drawn, of parts that are pushed.
+enum class Count : uint32_t { arrivals, items, parts };
+inline constexpr uint32_t kCounts = 3;
 
 struct ExchangeParams {
   static constexpr bool kHasCredit = true;
   ChannelPod channel;
   InboxPod inbox;        // two buffers
-  CountersPod arrivals;  // word 0: warps of this call that are done; 0 between calls
+  CountersPod counters;  // words by Count, all 0 between calls
   uint32_t arrivals_per_call;
+  const uint4* items;  // the list, in device memory
 };
+
+__device__ __forceinline__ uint64_t* counter_of(const ExchangeParams& x, Count which) {
+  return device::counter_word(x.counters, static_cast<uint32_t>(which));
+}
+__device__ __forceinline__ Drawn tickets_of(const ExchangeParams& x, int32_t items) {
+  return {reinterpret_cast<uint32_t*>(counter_of(x, Count::items)), x.items, items};
+}
 
 /// The maps of this call's buffer are [this].
 __device__ __forceinline__ uint32_t buffer_of_call(const ExchangeParams& x) {
@@ -24,7 +37,7 @@ __device__ __forceinline__ uint32_t buffer_of_call(const ExchangeParams& x) {
 /// All lanes of the warp of the last CTA to arrive.
 __device__ __forceinline__ void open_next_call(const ExchangeParams& x, uint32_t lane) {
   __syncwarp();
-  if (lane == 0) *device::counter_word(x.arrivals, 0) = 0;
+  if (lane == 0) *counter_of(x, Count::arrivals) = 0;
   if (lane == 0) device::inbox_advance(x.inbox);
   __syncwarp();
 }
@@ -51,7 +64,8 @@ template <class Params>
 __device__ __forceinline__ void arrive(const Params& p) {
   const uint32_t lane = threadIdx.x % 32;
   uint32_t is_last = 0;
-  if (lane == 0) is_last = device::counter_arrive(p.arrivals, 0) == p.arrivals_per_call;
+  if (lane == 0)
+    is_last = device::counter_arrive(p.counters, static_cast<uint32_t>(Count::arrivals)) == p.arrivals_per_call;
   if (__shfl_sync(~0u, is_last, 0) == 0) return;
   const Errc code = consume_signals(p, lane);
   if constexpr (Params::kHasCredit) {

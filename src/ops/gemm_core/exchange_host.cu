@@ -9,8 +9,8 @@ namespace overlace::ops::gemm_core {
 
 base::Status validate_exchange(const ExchangeState& state, std::span<const int64_t> row_offsets, const uint32_t* error,
                                uint64_t bytes) {
-  if (state.channel == nullptr || state.inbox == nullptr || state.arrivals == nullptr || error == nullptr) {
-    return base::invalid_argument("gemm_core: channel, inbox, arrivals or error is null; wanted: all of them");
+  if (state.channel == nullptr || state.inbox == nullptr || state.counters == nullptr || error == nullptr) {
+    return base::invalid_argument("gemm_core: channel, inbox, counters or error is null; wanted: all of them");
   }
   const int size = state.channel->team.size;
   if (size > kPodPeers || row_offsets.size() != static_cast<size_t>(size) + 1) {
@@ -28,10 +28,29 @@ base::Status validate_exchange(const ExchangeState& state, std::span<const int64
   return {};
 }
 
+base::Result<const uint4*> ItemLists::of(const TileOrder& order, const WorkOrder* work) {
+  std::string key(reinterpret_cast<const char*>(&order), sizeof order);
+  if (work != nullptr) key.append(reinterpret_cast<const char*>(work), sizeof *work);
+  if (const auto known = known_.find(key); known != known_.end()) return known->second.as<const uint4>();
+  std::vector<uint4> list;
+  const int32_t count = work == nullptr ? count_tiles(order) : count_items(*work);
+  for (int32_t number = 0; number < count; ++number) {
+    const WorkItem item =
+        work == nullptr ? WorkItem{Work::product, tile_at(order, number)} : item_of(order, *work, number);
+    list.push_back({static_cast<uint32_t>(item.work), static_cast<uint32_t>(item.at.m),
+                    static_cast<uint32_t>(item.at.n), static_cast<uint32_t>(item.at.shard)});
+  }
+  list.push_back({kWorks, 0, 0, 0});
+  auto memory = runtime::cuda_peer::LocalMemory::allocate(list.size() * sizeof(uint4), "items of a kernel");
+  if (!memory.ok()) return memory.status();
+  OVERLACE_TRY(runtime::cuda_peer::upload(memory->data(), list.data(), list.size() * sizeof(uint4)));
+  return known_.emplace(std::move(key), std::move(*memory)).first->second.as<const uint4>();
+}
+
 void fill_exchange(const ExchangeState& state, int arrivals_per_call, ExchangeParams* params) {
   params->channel = *state.channel;
   params->inbox = *state.inbox;
-  params->arrivals = *state.arrivals;
+  params->counters = *state.counters;
   params->arrivals_per_call = static_cast<uint32_t>(arrivals_per_call);
 }
 

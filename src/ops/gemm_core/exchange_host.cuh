@@ -2,21 +2,37 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <span>
+#include <string>
 
 #include "overlace/channel.h"
 #include "src/base/status.h"
 #include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/instances.h"
+#include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/spec/fused_pod.h"
+#include "src/spec/work_order_pod.h"
 
 namespace overlace::ops::gemm_core {
+
+/// Lists of items in device memory, each made when it is wanted first.
+class ItemLists {
+ public:
+  /// Products in this order, or what `work` lists; `work` may be null.
+  base::Result<const uint4*> of(const TileOrder& order, const WorkOrder* work);
+
+ private:
+  std::map<std::string, runtime::cuda_peer::LocalMemory, std::less<>> known_;
+};
 
 /// All ranks of the team make it alike.
 struct ExchangeState {
   const ChannelPod* channel = nullptr;
   const InboxPod* inbox = nullptr;        // two buffers
-  const CountersPod* arrivals = nullptr;  // one word, 0
+  const CountersPod* counters = nullptr;  // kCounts words, 0
+  ItemLists* lists = nullptr;             // of kernels that draw their items
   uint32_t first_id = 0;                  // of the operator's signals
 };
 /// Of a call: what all fused operators take. `c`: (M, N), or the rows of this rank.

@@ -28,9 +28,10 @@ namespace {
 struct Counts {
   runtime::cuda_peer::LocalMemory memory;
   InboxPod inbox{};
-  CountersPod arrivals{};
+  CountersPod counters{};
   uint32_t* error = nullptr;
   uint32_t* calls = nullptr;  // one_shot
+  ItemLists lists;            // others
 };
 
 /// 1 where there is none: check_family finds what else is missing.
@@ -69,7 +70,8 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
   if (*context.state != nullptr) return {};
   auto counts = std::make_shared<Counts>();
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
-  const size_t cells = inbox_cells(ranks) * sizeof(uint64_t), bytes = (cells + 31) / 32 * 32 + 2 * kCounterPitch;
+  const size_t cells = inbox_cells(ranks) * sizeof(uint64_t),
+               bytes = (cells + 31) / 32 * 32 + (kCounts + 1) * kCounterPitch;
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
   base::Result<runtime::cuda_peer::LocalMemory> memory =
       runtime::cuda_peer::LocalMemory::allocate(bytes + calls, "counts of a kernel");
@@ -85,7 +87,7 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
                    .data_id = context.ids.at("arrived"),
                    .credit_id = is_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
   char* const end = counts->memory.as<char>() + bytes;
-  counts->arrivals = {.words = end - 2 * kCounterPitch, .count = 1, .number = 0};
+  counts->counters = {.words = end - (kCounts + 1) * kCounterPitch, .count = kCounts, .number = 0};
   counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
   counts->calls = reinterpret_cast<uint32_t*>(end);
   *context.state = std::move(counts);
@@ -143,25 +145,30 @@ Rows rows_of(const TensorView& t, const TensorView& in_its_place) {
   return {t.data, t.dim(0) == 1 ? t.dim(1) : t.stride(0)};
 }
 
-/// What both operators take: all but their first operand.
-void fill(const exec::KernelContext& context, int clusters, const TensorView& a, const TensorView& c,
-          const TensorView& in_place_of_c, FusedArgs* args, ExchangeState* state) {
-  const auto& counts = *static_cast<const Counts*>(context.state->get());
-  const TensorView& b = context.bindings->find("B")->second;
-  const Rows weights = rows_of(b, b), to = rows_of(c, in_place_of_c);
-  args->b = weights.data;
-  args->c = to.data;
+void fill_sizes(const exec::KernelContext& context, int clusters, int64_t k, FusedArgs* args, ExchangeState* state) {
+  auto& counts = *static_cast<Counts*>(context.state->get());
   args->row_offsets = context.schedule.tables.at("off");
   args->n = number(context.schedule, "N");
-  args->k = a.dim(1);
-  args->ldb = weights.pitch;
-  args->ldc = to.pitch;
+  args->k = k;
   args->most_clusters = clusters;
   args->error = counts.error;
   state->channel = &context.channel.pod();
   state->inbox = &counts.inbox;
-  state->arrivals = &counts.arrivals;
+  state->counters = &counts.counters;
+  state->lists = &counts.lists;
   state->first_id = context.ids.at("arrived");
+}
+
+/// What both operators take: all but their first operand.
+void fill(const exec::KernelContext& context, int clusters, const TensorView& a, const TensorView& c,
+          const TensorView& in_place_of_c, FusedArgs* args, ExchangeState* state) {
+  const TensorView& b = context.bindings->find("B")->second;
+  const Rows weights = rows_of(b, b), to = rows_of(c, in_place_of_c);
+  fill_sizes(context, clusters, a.dim(1), args, state);
+  args->b = weights.data;
+  args->c = to.data;
+  args->ldb = weights.pitch;
+  args->ldc = to.pitch;
 }
 
 const void* bias_of(const exec::KernelContext& context) {
@@ -199,6 +206,15 @@ base::Status launch_one_shot_gather_of(const exec::KernelContext& context, const
   return launch_one_shot_gather(*prepared, early, stream);
 }
 
+void set_groups(const exec::KernelContext& context, ScatterArgs* args) {
+  args->groups = static_cast<int>(number(context.schedule, "groups"));
+  if (spec::returns_to_all(context.schedule.op)) {
+    args->sums_travel = true;
+    args->sums_offset = context.memory.at("Z");
+    args->ready_id = context.ids.at("ready");
+  }
+}
+
 base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
                                cudaStream_t stream) {
   const TensorView &a = context.bindings->find("A")->second, &y = context.bindings->find("Y")->second;
@@ -208,15 +224,23 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
   args.a = from.data;
   args.lda = from.pitch;
   args.bias = bias_of(context);
-  args.groups = static_cast<int>(number(context.schedule, "groups"));
-  if (spec::returns_to_all(context.schedule.op)) {
-    args.sums_travel = true;
-    args.sums_offset = context.memory.at("Z");
-    args.ready_id = context.ids.at("ready");
-  }
+  set_groups(context, &args);
   const auto prepared = prepare_scatter(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_scatter(*prepared, early, stream);
+}
+
+/// The list that a call's kernel draws from.
+base::Status prepare_items(const exec::KernelContext& context, const Instance& instance, int clusters) {
+  if (is_gather(context.schedule)) {
+    GatherArgs args;
+    fill_sizes(context, clusters, number(context.schedule, "K"), &args, &args.state);
+    return prepare_gather_items(instance, args);
+  }
+  ScatterArgs args;
+  fill_sizes(context, clusters, number(context.schedule, "K"), &args, &args.state);
+  set_groups(context, &args);
+  return prepare_scatter_items(instance, args);
 }
 
 base::Status launch_one_shot_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
@@ -287,7 +311,10 @@ base::Status prepare_fused(const exec::KernelContext& context) {
   OVERLACE_TRY(check_family(context.schedule));
   const auto clusters = clusters_of(context, **instance, /*checks=*/true);  // loads the kernel, too
   if (!clusters.ok()) return clusters.status();
-  return make_counts(context, **instance, *clusters);
+  OVERLACE_TRY(make_counts(context, **instance, *clusters));
+  return is_one_shot(context.schedule) || number(context.schedule, "M") == 0
+             ? base::Status()
+             : prepare_items(context, **instance, *clusters);
 }
 
 base::Status launch_fused(const exec::KernelContext& context) {

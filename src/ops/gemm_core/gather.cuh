@@ -7,16 +7,18 @@
 namespace overlace::ops::gemm_core {
 
 /// Rows of this rank that go into the inbox of every peer, (M, K), in slabs of K. Slab i of sender s is there when slot
-/// (ready_id + i, s) is kShares above its ticket. Those who arrive: per CTA the load warp, and the last pusher.
+/// (ready_id + i, s) is kShares above its ticket. Those who arrive: per CTA the load warp, and the last pusher if it
+/// pushes.
 struct ShardParams : ExchangeParams {
   static constexpr bool kGathersOwn = false;  // true: own rows go into the own inbox, too
+  static constexpr bool kDrawsParts = true;   // false: dealt to the first CTAs
   CUtensorMap gathered[2];                    // (M, K), the buffers
   uint32_t ready_id;
   int32_t slabs, slab_blocks;
   const uint4* shard;  // (rows of this rank, row_units), 16 bytes each
   int64_t shard_pitch;
   int32_t shard_rows, first_row, row_units;  // first_row: in the inbox
-  int32_t push_ctas;                         // the first of the grid; 0: a copy engine sends
+  int32_t push_parts;                        // of a slab; 0: a copy engine sends
   const void* bias;                          // (N) of the output's type, or null
   int32_t n;
 };

@@ -24,8 +24,8 @@ __device__ __forceinline__ auto reduce_of(const GatherGemmParams& p) {
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gather_gemm(const __grid_constant__ GatherGemmParams p) {
   const TileOrder* const order = &p.gemm.order;
-  run<Config>(p.gemm, WaitChunks{&p.gather, order}, StoreShard{&p.gather, order}, SignalNone{},
-              PushShard<GatherParams>{&p.gather}, reduce_of<Config>(p));
+  run<Config>(p.gemm, tickets_of(p.gather, p.gemm.num_tiles), WaitChunks{&p.gather, order},
+              StoreShard{&p.gather, order}, SignalNone{}, PushShard<GatherParams>{&p.gather}, reduce_of<Config>(p));
 }
 
 }  // namespace overlace::ops::gemm_core

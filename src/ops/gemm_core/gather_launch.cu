@@ -90,8 +90,9 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
       (p->gemm.order.first_tile[team.rank + 1] - p->gemm.order.first_tile[team.rank]) * p->gemm.order.tiles_n;
   const int ctas = clusters * s.cluster();
   // A rank without rows has nothing to push, but its peers wait for the signals.
-  out.push_ctas = g.transport == GatherTransport::store_own ? std::max(1, std::min(clusters, own)) * s.cluster() : 0;
-  fill_exchange(g.state, ctas + out.push_ctas, &out);
+  const bool pushes = g.transport == GatherTransport::store_own;
+  out.push_parts = pushes ? std::max(1, std::min(clusters, own)) * s.cluster() : 0;
+  fill_exchange(g.state, pushes ? 2 * ctas : ctas, &out);
 }
 
 }  // namespace
@@ -126,8 +127,18 @@ base::Result<PreparedGather> prepare_gather(const Instance& instance, const Gath
   const auto clusters = prepare_tiles(instance, TileOrderKind::rotated, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
   out.clusters = *clusters;
+  const auto items = g.state.lists->of(gemm.order, nullptr);
+  if (!items.ok()) return items.status();
+  out.params.gather.items = *items;
   fill_gather(s, g, out.clusters, &out.params);
   return out;
+}
+
+base::Status prepare_gather_items(const Instance& instance, const GatherArgs& g) {
+  GemmParams gemm{};
+  const auto clusters = prepare_tiles(instance, TileOrderKind::rotated, g, g.state, &gemm);
+  if (!clusters.ok()) return clusters.status();
+  return g.state.lists->of(gemm.order, nullptr).status();
 }
 
 base::Status launch_gather(const PreparedGather& prepared, bool starts_early, cudaStream_t stream) {

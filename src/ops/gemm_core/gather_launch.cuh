@@ -46,6 +46,8 @@ struct PreparedGather {
 /// invalid_argument names the argument, the value and what is wanted. ce: not_supported where the runtime has not
 /// proved that a copy may signal.
 base::Result<PreparedGather> prepare_gather(const Instance& instance, const GatherArgs& args);
+/// Makes the list of items, so that prepare_gather with the same sizes allocates nothing. No operands.
+base::Status prepare_gather_items(const Instance& instance, const GatherArgs& args);
 
 /// ce: queues the copies of call `epoch` (1, 2, ... of the inbox) to all peers in the order of their need, a flag
 /// behind each. `copies` is behind what wrote the shard and behind the call before; the kernel goes behind this in

@@ -8,7 +8,7 @@ namespace overlace::ops::gemm_core {
 /// The shard arrives whole, that of this rank too. No credit: who sends in a call has got the call before from all,
 /// which they sent after they had ended the one before that; and that call used the same buffer.
 struct OneShotGatherParams : ShardParams {
-  static constexpr bool kHasCredit = false, kGathersOwn = true;
+  static constexpr bool kHasCredit = false, kGathersOwn = true, kDrawsParts = false;
 };
 struct OneShotGatherGemmParams {
   GemmParams gemm;  // a: weights (N, K), b: tokens (M, K) of the first buffer, c: (M, N)

@@ -23,18 +23,18 @@ struct AddHalfAndBias {
   __device__ __forceinline__ void start() {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
-  template <class Same>
-  __device__ __forceinline__ void add(Sums<Same>& sums, const Place<Same>& place, uint32_t group, int32_t index,
+  template <class Same, class Item>
+  __device__ __forceinline__ void add(Sums<Same>& sums, const Place<Same>& place, uint32_t group, Item item,
                                       Ring<Same::kStages>& ring, Patience& patience) {
-    if constexpr (Same::kSplitK > 1) halves.template add<Same>(sums, place, group, index, ring, patience);
-    bias.template add<Same>(sums, place, group, index, ring, patience);
+    if constexpr (Same::kSplitK > 1) halves.template add<Same>(sums, place, group, item, ring, patience);
+    bias.template add<Same>(sums, place, group, item, ring, patience);
   }
 };
 
 template <class Config>
 __global__ __launch_bounds__(kThreads,
                              1) void sm90_one_shot_gather_gemm(const __grid_constant__ OneShotGatherGemmParams p) {
-  run<Config>(p.gemm, WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
+  run<Config>(p.gemm, Dealt{}, WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
               PushShard<OneShotGatherParams>{&p.gather},
               AddHalfAndBias<Config>{{}, {&p.gemm, p.gather.bias, p.gather.n}});
 }

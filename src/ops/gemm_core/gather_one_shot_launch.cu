@@ -83,10 +83,10 @@ base::Result<PreparedOneShotGather> prepare_one_shot_gather(const Instance& inst
       prepare_swapped_tiles(instance, g.state.channel->team, {g.row_offsets.back(), g.n, g.k}, g.most_clusters, &gemm);
   if (!clusters.ok()) return clusters.status();
   fill_gather(g, &x);
-  x.push_ctas = std::min(*clusters * s.cluster(), pushing_ctas(g, x.shard_rows));
-  const auto pushing = static_cast<int>(count_pieces(x.push_ctas, s.cluster()));
+  x.push_parts = std::min(*clusters * s.cluster(), pushing_ctas(g, x.shard_rows));
+  const auto pushing = static_cast<int>(count_pieces(x.push_parts, s.cluster()));
   out.clusters = std::min(*clusters, std::max(gemm.num_tiles, pushing));
-  fill_exchange(g.state, out.clusters * s.cluster() + x.push_ctas, &x);
+  fill_exchange(g.state, out.clusters * s.cluster() + x.push_parts, &x);
   return out;
 }
 

@@ -10,7 +10,7 @@ namespace overlace::ops::gemm_core {
 
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gemm(const __grid_constant__ GemmParams p) {
-  run<Config>(p, WaitNone{}, StorePlain{&p.c}, SignalNone{}, PushNone{}, ReduceHalves<Config>{});
+  run<Config>(p, Dealt{}, WaitNone{}, StorePlain{&p.c}, SignalNone{}, PushNone{}, ReduceHalves<Config>{});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -1,68 +1,13 @@
 // Operands: one thread of the load warp brings them in, the consumer warpgroups multiply them.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "src/device/ptx/barrier.cuh"
-#include "src/device/ptx/cluster.cuh"
 #include "src/device/ptx/tensor.cuh"
 #include "src/device/ptx/wgmma.cuh"
-#include "src/ops/gemm_core/config.h"
 #include "src/ops/gemm_core/params.cuh"
-#include "src/ops/gemm_core/wait.cuh"
+#include "src/ops/gemm_core/tickets.cuh"
 #include "src/spec/work_order_pod.h"
 
 namespace overlace::ops::gemm_core {
-
-template <ConfigSpec kSpec_>
-struct Config {
-  static_assert(is_valid(kSpec_));
-  static constexpr ConfigSpec kSpec = kSpec_;
-  static constexpr SharedLayout kShared = shared_layout(kSpec);
-  using Element = std::conditional_t<kSpec.dtype == DType::bf16, __nv_bfloat16, __half>;
-  static constexpr int kTileM = kSpec.tile_m, kTileN = kSpec.tile_n, kStages = kSpec.stages;
-  static constexpr int kClusterM = kSpec.cluster_m, kClusterN = kSpec.cluster_n, kCluster = kSpec.cluster();
-  static constexpr int kSplitK = kSpec.split_k, kSharing = kClusterM * kClusterN;  // CTAs that share loads
-  static constexpr int kGroups = kSpec.groups_per_tile, kTurns = kSpec.turns();
-  static constexpr int kBlocksM = kTileM / 64 / kGroups;  // of 64 rows, per consumer warpgroup
-  static constexpr bool kBTransposed = kSpec.b_major == BMajor::n;
-};
-
-/// This CTA's place: shared memory by 32-bit address, number in the cluster, clusters of the grid.
-template <class Config>
-struct Place {
-  uint32_t shared;  // multiple of 1024
-  int32_t cluster, num_clusters;
-  int32_t m_in_cluster, n_in_cluster, k_in_cluster;
-
-  /// This CTA's tiles that a consumer warpgroup takes: the first, and from one to the next.
-  __device__ int32_t first_tile(uint32_t group) const {
-    return cluster + (Config::kTurns == 1 ? 0 : static_cast<int32_t>(group) * num_clusters);
-  }
-  __device__ int32_t tile_step() const { return Config::kTurns * num_clusters; }
-  /// First row of a consumer warpgroup in its tile.
-  __device__ static int32_t first_row(uint32_t group) {
-    return static_cast<int32_t>(group) % Config::kGroups * Config::kBlocksM * 64;
-  }
-  /// Whether this consumer warpgroup has results. Halves of K meet at the warpgroup with the CTA's number.
-  __device__ bool stores(uint32_t group) const {
-    return Config::kSplitK == 1 || group == static_cast<uint32_t>(k_in_cluster);
-  }
-  __device__ uint32_t a(uint32_t stage) const { return shared + stage * Config::kSpec.a_bytes(); }
-  __device__ uint32_t b(uint32_t stage) const { return shared + Config::kShared.b + stage * Config::kSpec.b_bytes(); }
-  /// Box i of stage_boxes() of a stage that holds no operands.
-  __device__ uint32_t box(uint32_t stage, int32_t i) const {
-    constexpr auto kInA = static_cast<int32_t>(Config::kSpec.a_bytes() / Config::kSpec.store_bytes());
-    return (i < kInA ? a(stage) : b(stage) - Config::kSpec.a_bytes()) +
-           static_cast<uint32_t>(i) * Config::kSpec.store_bytes();
-  }
-  __device__ uint32_t full(uint32_t stage) const { return shared + Config::kShared.full + stage * 8; }
-  __device__ uint32_t empty(uint32_t stage) const { return shared + Config::kShared.empty + stage * 8; }
-  /// Counts: items that the load thread has begun, and waits that the watching warp has over.
-  __device__ uint32_t announced() const { return shared + Config::kShared.words; }
-  __device__ uint32_t watched() const { return shared + Config::kShared.words + 4; }
-};
 
 inline constexpr uint32_t kTurnBarrier = 8;  // of each consumer warpgroup; those before are the hooks'
 
@@ -90,46 +35,13 @@ struct Tile {
   Work work;
 };
 template <class Config>
-__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, const TileCoord& at,
-                                        Work work = Work::product) {
+__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, const WorkItem& item) {
   Tile t;
-  t.work = work;
-  t.at = at;
+  t.work = item.work;
+  t.at = item.at;
   t.row = first_row(p.order, t.at) + place.m_in_cluster * Config::kTileM;
   t.col = (t.at.n * Config::kClusterN + place.n_in_cluster) * Config::kTileN;
   return t;
-}
-template <class Config>
-__device__ __forceinline__ Tile tile_of(const GemmParams& p, const Place<Config>& place, int32_t index) {
-  return tile_of(p, place, tile_at(p.order, index));
-}
-
-/// Products alone: `first` and every `step`th behind it.
-class Products {
- public:
-  __device__ __forceinline__ Products(const GemmParams& p, int32_t first, int32_t step)
-      : order_(&p.order), next_(first), end_(p.num_tiles), step_(step) {}
-  __device__ __forceinline__ bool next() {
-    index_ = next_;
-    next_ += step_;
-    return index_ < end_;
-  }
-  __device__ __forceinline__ Work work() const { return Work::product; }
-  __device__ __forceinline__ TileCoord tile() const { return tile_at(*order_, index_); }
-
- private:
-  const TileOrder* order_;
-  int32_t index_ = 0, next_, end_, step_;
-};
-/// Kernels that also add up have WorkItems instead, which all consumer warpgroups share.
-template <class Config, class Reduce>
-__device__ __forceinline__ auto items_of(const GemmParams& p, const Place<Config>& place, const Reduce& reduce,
-                                         int32_t first, int32_t step) {
-  if constexpr (Reduce::kLoads) {
-    return reduce.items(place);
-  } else {
-    return Products(p, first, step);
-  }
 }
 
 /// A (kTileM, kTileK): whole, or this CTA's part of the rows, to all CTAs that share them.
@@ -206,50 +118,75 @@ __device__ __forceinline__ void drain_loads(const Place<Config>& place, const Ri
 
 /// One thread. `wait.wait<Config>(tile, k_block)` returns when those rows and columns of the activations may be read,
 /// which are at `wait.source<Config>(p, tile)`. Sums and copies have no operands: `reduce.load` brings what is added,
-/// through the same stages, and `reduce.announce` hears of each item that begins.
-template <class Config, class WaitInput, class Reduce>
-__device__ void load_tiles(const GemmParams& p, const Place<Config>& place, WaitInput& wait, Reduce& reduce) {
+/// through the same stages.
+template <class Config, class Tickets, class WaitInput, class Reduce>
+__device__ void load_tiles(const GemmParams& p, const Place<Config>& place, const Tickets& tickets, WaitInput& wait,
+                           Reduce& reduce) {
   Patience patience{p.error, p.timeout_ns};
   Ring<Config::kStages> ring;
   ptx::prefetch_map(&p.a);
   ptx::prefetch_map(&p.b);
   ptx::wait_for_previous_grid();
+  LoadItems<Config, Tickets, Reduce> items(p, place, tickets, reduce);
+  items.ask();
   wait.begin();
   reduce.begin();
+  items.fetch();
+  items.tell(patience);
+  items.hear(patience);
   const int32_t first_k = Config::kSplitK == 1 ? 0 : place.k_in_cluster * p.k_blocks;
   int32_t opened = 0;  // stages ahead of the ring
   if constexpr (WaitInput::kWaits) {
-    if (place.cluster < p.num_tiles) {
-      const Tile first = tile_of(p, place, place.cluster);
+    if (const Taken next = items.next(); !next.is_end) {
+      const Tile first = tile_of(p, place, next.item);
       const int32_t most = p.k_blocks < Config::kStages ? p.k_blocks : Config::kStages;
       for (; opened < most; ++opened) open_stage(p, place, static_cast<uint32_t>(opened), first, first_k + opened);
     }
   }
-  auto items = items_of(p, place, reduce, place.cluster, place.num_clusters);  // of all consumers
-  while (items.next()) {
-    const Tile tile = tile_of(p, place, items.tile(), items.work());
+  const Moments moments = moments_of(p.k_blocks);
+  for (;;) {
+    const Taken taken = items.take();
+    if (taken.is_end) break;
+    const Tile tile = tile_of(p, place, taken.item);
     if constexpr (Reduce::kLoads) {
-      reduce.announce(place);
       if (tile.work != Work::product) {
-        reduce.load(place, tile, ring, patience);
+        reduce.load(place, tile, ring, patience, items);
         continue;
       }
     }
     const Source from = wait.template source<Config>(p, tile);
-    for (int32_t k = 0; k < p.k_blocks; ++k) {
-      if (opened > 0) {
-        --opened;
-      } else {
-        // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
-        wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
-        open_stage(p, place, ring.slot, tile, first_k + k);
+    // NOTE: nothing more may stand in the inner loop. Of tiles of 128 columns a stage lasts 300 cycles, and one thread
+    // loads it.
+    int32_t k = 0;
+#pragma unroll 1
+    for (int moment = 0; moment < kMoments; ++moment) {
+      const int32_t end = moment == 0   ? moments.ask
+                          : moment == 1 ? moments.fetch
+                          : moment == 2 ? moments.tell
+                                        : p.k_blocks;
+      for (; k < end; ++k) {
+        if (opened > 0) {
+          --opened;
+        } else {
+          // NOTE: with shared loads the slot must be free in every CTA that they reach; all its consumers arrive here.
+          wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
+          open_stage(p, place, ring.slot, tile, first_k + k);
+        }
+        wait.template wait<Config>(tile, k, patience);
+        load_activations(from, place, ring.slot, first_k + k);
+        ring.advance();
       }
-      wait.template wait<Config>(tile, k, patience);
-      load_activations(from, place, ring.slot, first_k + k);
-      ring.advance();
+      if (moment == 0) items.ask();
+      if (moment == 1) items.fetch();
+      if (moment == 2) items.tell(patience);
+      if (moment == 3) items.hear(patience);
     }
   }
   if constexpr (WaitInput::kDrains || Reduce::kLoads) drain_loads(place, ring, patience);
+  if constexpr (Tickets::kDraws) {  // a stage without operands: consumers see that there is no item
+    wait_barrier(place.empty(ring.slot), ring.parity ^ 1, patience);
+    ptx::mbarrier_arrive(place.full(ring.slot));
+  }
 }
 
 /// Sums of one consumer warpgroup, per block of 64 rows.

@@ -9,7 +9,9 @@ namespace overlace::ops::gemm_core {
 struct Registers {
   int producer, consumer;
 };
-constexpr Registers registers(bool pushes) { return pushes ? Registers{72, 208} : Registers{56, 224}; }
+constexpr Registers registers(bool pushes, bool loads) {
+  return pushes ? Registers{72, 208} : loads ? Registers{72, 216} : Registers{56, 224};
+}
 
 template <class Config>
 __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
@@ -30,7 +32,9 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
       ptx::mbarrier_init(place.shared + Config::kShared.staged + i * 8, 4);  // warps
       ptx::mbarrier_init(place.shared + Config::kShared.freed + i * 8, 1);
     }
-    for (const uint32_t word : {place.announced(), place.watched()}) ptx::store_release_cta(word, 0);
+    for (uint32_t i = 0; i < kTicketSlots; ++i) ptx::mbarrier_init(place.handed_barrier(i), 1);
+    for (const uint32_t word : {place.announced(), place.watched(), place.looked(), place.known()})
+      ptx::store_release_cta(word, 0);
     if constexpr (Config::kSplitK > 1) {
       ptx::mbarrier_init(place.shared + Config::kShared.come, 1);
       ptx::mbarrier_init(place.shared + Config::kShared.taken, 4);  // warps
@@ -60,7 +64,44 @@ __device__ __forceinline__ void multiply_all(const GemmParams& p, const Place<Co
     const Turn<Config> turn{group, index + place.num_clusters >= p.num_tiles};
     turn.begin();
     multiply_tile<Config>(sums, p.k_blocks, place, turn, operands, patience);
-    if constexpr (Reduce::kReduces) reduce.template add<Config>(sums, place, group, index, operands, patience);
+    const auto item = [&] { return product_at(p, index); };
+    if constexpr (Reduce::kReduces) reduce.template add<Config>(sums, place, group, item, operands, patience);
+    if (!place.stores(group)) continue;
+    if constexpr (StoreOutput::kGates) {
+      if (store.is_gated()) {
+        stage_tile<Config>(sums, staging, results, patience, write_gated<Config>);
+        continue;
+      }
+    }
+    stage_tile<Config>(sums, staging, results, patience, write_rounded<Config>);
+  }
+}
+
+/// The same with numbers that are drawn, and sums and copies among the items.
+template <class Config, class StoreOutput, class Reduce>
+__device__ __forceinline__ void work_all(const GemmParams& p, const Place<Config>& place, uint32_t group,
+                                         const Staging<Config>& staging, const StoreOutput& store, Reduce& reduce,
+                                         Ring<Config::kStages>& operands, Ring<Staging<Config>::kBuffers>& results,
+                                         Patience& patience) {
+  static_assert(Config::kTurns == 1);
+  static_assert(Config::kStages + 6 <= kTicketSlots);  // stages, what is staged, one item ahead
+  for (uint32_t ordinal = 0;; ++ordinal) {
+    const uint32_t work = await_work(place, ordinal, operands, patience);
+    if (work == kWorks) {
+      if (place.stores(group)) stage_end<Config>(staging, results, patience);
+      break;
+    }
+    const auto item = [&] { return taken_of(place, ordinal, patience).item; };
+    if constexpr (Reduce::kLoads) {
+      if (static_cast<Work>(work) != Work::product) {
+        reduce.template add<Config>(place, group, static_cast<Work>(work), item, staging, operands, results, patience);
+        continue;
+      }
+    }
+    Sums<Config> sums;
+    multiply_tile<Config>(sums, p.k_blocks, place, Turn<Config>{group, false}, operands, patience);
+    if constexpr (Reduce::kReduces && !Reduce::kLoads)
+      reduce.template add<Config>(sums, place, group, item, operands, patience);
     if (!place.stores(group)) continue;
     if constexpr (StoreOutput::kGates) {
       if (store.is_gated()) {
@@ -74,12 +115,12 @@ __device__ __forceinline__ void multiply_all(const GemmParams& p, const Place<Co
 
 /// All threads of the CTA. Warps of the first warpgroup: 0 loads, 1 watches for what `reduce` waits for, 2 and 3 store
 /// what consumers 0 and 1 staged; 1 to 3 first push, where `push` does.
-template <class Config, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
-__device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOutput store, SignalDone signal,
-                                    Push push, Reduce reduce) {
-  static_assert(Config::kTurns == 1 || !Reduce::kLoads);  // who skips a tile knows of its operands only
+template <class Config, class Tickets, class WaitInput, class StoreOutput, class SignalDone, class Push, class Reduce>
+__device__ __forceinline__ void run(const GemmParams& p, const Tickets& tickets, WaitInput wait, StoreOutput store,
+                                    SignalDone signal, Push push, Reduce reduce) {
+  static_assert(Tickets::kDraws || !Reduce::kLoads);
   extern __shared__ uint8_t dynamic_shared[];
-  constexpr Registers kRegisters = registers(Push::kPushes);
+  constexpr Registers kRegisters = registers(Push::kPushes, Reduce::kLoads);
   const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared));
   const uint32_t warp = threadIdx.x / 32;
   ptx::let_next_grid_start();
@@ -87,17 +128,17 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     // ---- producers ----
     ptx::registers_shrink<kRegisters.producer>();
     if (warp == 0) {
-      if (threadIdx.x % 32 == 0) load_tiles(p, place, wait, reduce);
+      if (threadIdx.x % 32 == 0) load_tiles(p, place, tickets, wait, reduce);
       __syncwarp();
       wait.end();
       reduce.end();
     } else {
-      push.run();
+      push.run(place);
       if (warp == 1) {
         if constexpr (Reduce::kLoads) reduce.watch(p, place);
       } else {
         store.begin();
-        if (threadIdx.x % 32 == 0 && place.stores(warp - 2)) store_tiles(p, place, warp - 2, store, signal, reduce);
+        if (threadIdx.x % 32 == 0 && place.stores(warp - 2)) store_tiles<Tickets>(p, place, warp - 2, store, signal);
         __syncwarp();
       }
     }
@@ -111,17 +152,8 @@ __device__ __forceinline__ void run(const GemmParams& p, WaitInput wait, StoreOu
     Ring<Config::kStages> operands;
     Ring<Staging<Config>::kBuffers> results;
     reduce.start();
-    if constexpr (Reduce::kLoads) {
-      auto items = reduce.items(place);
-      while (items.next()) {
-        if (items.work() == Work::product) {
-          Sums<Config> sums;
-          multiply_tile<Config>(sums, p.k_blocks, place, Turn<Config>{group, false}, operands, patience);
-          stage_tile<Config>(sums, staging, results, patience, write_rounded<Config>);
-        } else {
-          reduce.template add<Config>(place, group, items, staging, operands, results, patience);
-        }
-      }
+    if constexpr (Tickets::kDraws) {
+      work_all<Config>(p, place, group, staging, store, reduce, operands, results, patience);
     } else {
       multiply_all<Config>(p, place, group, staging, store, reduce, operands, results, patience);
     }

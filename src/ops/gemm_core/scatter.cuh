@@ -23,7 +23,7 @@ struct ScatterParams : ExchangeParams {
   CUtensorMap sums_from[2];           // (M, N): sums of all owners in mine
   CUtensorMap result[kPodPeers];      // (rows of that peer, N) of the result
   uint32_t arrive_id, ready_id;
-  WorkOrder work;
+  WorkOrder work;    // the list of items
   bool sums_travel;  // AllReduce
   TileGroups groups;
   int32_t adds_per_tile;         // CTAs of the cluster times consumer warpgroups

@@ -14,7 +14,8 @@ namespace overlace::ops::gemm_core {
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gemm_scatter(const __grid_constant__ ScatterGemmParams p) {
   const TileOrder* const order = &p.gemm.order;
-  run<Config>(p.gemm, WaitNone{}, StoreSlot{&p.scatter, order, &p.gemm.c}, SignalPeer{&p.scatter, order}, PushNone{},
+  run<Config>(p.gemm, tickets_of(p.scatter, count_items(p.scatter.work)), WaitNone{},
+              StoreSlot{&p.scatter, order, &p.gemm.c}, SignalPeer{&p.scatter, order}, PushNone{},
               ReduceOwn{&p.scatter, order, &p.gemm});
 }
 

@@ -76,14 +76,24 @@ base::Status encode_sums(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
   return {};
 }
 
-void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
+/// Bands, and the list of items.
+base::Status set_items(const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
   TileOrder& order = p->gemm.order;
   ScatterParams& out = p->scatter;
-  fill_exchange(g.state, clusters * s.cluster(), &out);
   out.groups = g.sums_travel ? make_band_groups(longest_row_tiles(order), order.tiles_n, g.groups)
                              : make_groups(order, g.groups);
   if (g.sums_travel) order.band = out.groups.rows;
   out.work = make_work_order(order, clusters, g.sums_travel);
+  const auto items = g.state.lists->of(order, &out.work);
+  if (!items.ok()) return items.status();
+  out.items = *items;
+  return {};
+}
+
+void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
+  const TileOrder& order = p->gemm.order;
+  ScatterParams& out = p->scatter;
+  fill_exchange(g.state, clusters * s.cluster(), &out);
   out.sums_travel = g.sums_travel;
   out.ready_id = g.ready_id;
   out.arrive_id = g.state.first_id;
@@ -129,8 +139,16 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
   const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
   out.clusters = *clusters;
+  OVERLACE_TRY(set_items(g, out.clusters, &out.params));
   fill_scatter(s, g, out.clusters, &out.params);
   return out;
+}
+
+base::Status prepare_scatter_items(const Instance& instance, const ScatterArgs& g) {
+  ScatterGemmParams params{};
+  const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &params.gemm);
+  if (!clusters.ok()) return clusters.status();
+  return set_items(g, *clusters, &params);
 }
 
 base::Status launch_scatter(const PreparedScatter& prepared, bool starts_early, cudaStream_t stream) {

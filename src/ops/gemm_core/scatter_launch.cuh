@@ -36,6 +36,8 @@ struct PreparedScatter {
 };
 /// invalid_argument names the argument, the value and what is wanted.
 base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const ScatterArgs& args);
+/// Makes the list of items, so that prepare_scatter with the same sizes allocates nothing. No operands.
+base::Status prepare_scatter_items(const Instance& instance, const ScatterArgs& args);
 /// Queues; capturable. `starts_early` as launch() has it.
 base::Status launch_scatter(const PreparedScatter& prepared, bool starts_early, cudaStream_t stream);
 

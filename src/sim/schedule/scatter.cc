@@ -1,7 +1,10 @@
-// A kernel that stores tiles to their owners and sums its own as nodes: what each of its clusters does, item by item
-// (src/spec/work_order_pod.h).
+// A kernel that stores tiles to their owners and sums its own as nodes: what each of its clusters does, item by item of
+// the list (src/spec/work_order_pod.h). A number is drawn by the cluster that is free first, as far as that is
+// known before the times are.
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <queue>
 
 #include "src/sim/schedule/graph.h"
 #include "src/spec/costs.h"
@@ -50,6 +53,7 @@ class ScatterKernel {
   base::Result<std::vector<Rectangle>> carried_of(const std::vector<int>& copies, uint32_t enter, uint32_t leave);
   base::Status lay_out(const std::vector<Rectangle>& list, std::vector<int32_t>* rectangle);
   void set_rates(const std::vector<GraphBuilder::Area>& areas);
+  double us_of(overlace::Work kind) const;
   uint32_t add_node(Piece* piece, const Work& work, Cluster* cluster);
   uint32_t add_moving(Piece* piece, Work work, const Rates& rates, Kept kept, double capacity, Cluster* cluster);
   void add_adding(Piece* piece, int tiles, Cluster* cluster);
@@ -223,6 +227,14 @@ void ScatterKernel::add_copy(const TileCoord& at, Cluster* cluster) {
     add_adding(&pieces_[static_cast<size_t>(taken)], 2, cluster);
 }
 
+/// Of an item by itself.
+double ScatterKernel::us_of(overlace::Work kind) const {
+  if (kind == overlace::Work::product)
+    return spec::tile_us(b_.machine_, grid_.rows / spec::kFusedTileSms, grid_.cols, depth_);
+  const int tiles = kind == overlace::Work::sum ? order_.size + 1 : 2;
+  return static_cast<double>(tiles * tile_bytes_) / add_.alone * 1e-3;
+}
+
 /// What clusters move: stores, and operands of sums.
 void ScatterKernel::set_rates(const std::vector<GraphBuilder::Area>& areas) {
   const spec::Machine& machine = b_.machine_;
@@ -267,14 +279,25 @@ base::Status ScatterKernel::add(const std::vector<GraphBuilder::Area>& areas, co
   set_rates(areas);
   const int32_t clusters = std::min(grid_.slots, count_tiles(order_));
   const WorkOrder work = make_work_order(order_, std::max(clusters, 1), !carried_.empty());
-  for (int32_t cluster = 0; cluster < clusters; ++cluster) {
-    Cluster state = {enter, enter};
-    for (WorkItems items(order_, work, cluster); items.next();) {
-      const TileCoord at = items.tile();
-      items.work() == overlace::Work::product ? add_product(at, &state)
-      : items.work() == overlace::Work::sum   ? add_sum(at, &state)
-                                              : add_copy(at, &state);
-    }
+  std::vector<Cluster> states(static_cast<size_t>(clusters), {enter, enter});
+  using Free = std::pair<double, int32_t>;  // when, who
+  std::priority_queue<Free, std::vector<Free>, std::greater<>> free;
+  for (int32_t cluster = 0; cluster < clusters; ++cluster) free.push({0, cluster});
+  std::array<std::array<double, kMaxBands>, kWorks> ends{};  // of what was drawn
+  for (int32_t number = 0; number < count_items(work); ++number) {
+    const auto [kind, at] = item_of(order_, work, number);
+    const auto [us, cluster] = free.top();
+    free.pop();
+    // All ranks are alike here: sums of a band begin behind its products, copies behind its sums.
+    const auto band = static_cast<size_t>((at.m - order_.first_tile[at.shard]) / order_.band);
+    const double begin = kind == overlace::Work::product ? us : std::max(us, ends[static_cast<size_t>(kind) - 1][band]);
+    double& end = ends[static_cast<size_t>(kind)][band];
+    end = std::max(end, begin + us_of(kind));
+    free.push({begin + us_of(kind), cluster});
+    Cluster* const state = &states[static_cast<size_t>(cluster)];
+    kind == overlace::Work::product ? add_product(at, state)
+    : kind == overlace::Work::sum   ? add_sum(at, state)
+                                    : add_copy(at, state);
   }
   return {};
 }

@@ -52,12 +52,12 @@ struct AddBias {
   __device__ __forceinline__ void start() {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
-  template <class Config>
-  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, int32_t index,
+  template <class Config, class Item>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, Item item,
                                       Ring<Config::kStages>&, Patience&) const {
     if (bias == nullptr) return;
     ptx::wait_for_previous_grid();
-    const Tile tile = tile_of(*gemm, place, index);
+    const Tile tile = tile_of(*gemm, place, item());
 #pragma unroll
     for (int block = 0; block < Config::kBlocksM; ++block) {
       if constexpr (Config::kSpec.is_swapped) {

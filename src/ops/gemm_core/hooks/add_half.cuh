@@ -17,8 +17,8 @@ struct AddHalf {
   __device__ __forceinline__ void start() {}
   __device__ __forceinline__ void begin() {}
   __device__ __forceinline__ void end() const {}
-  template <class Config>
-  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t group, int32_t,
+  template <class Config, class Item>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t group, Item,
                                       Ring<Config::kStages>&, Patience& patience) {
     constexpr int kFours = Config::kTileN / 8;
     constexpr uint32_t kPitch = 128 * 16;

@@ -34,14 +34,14 @@ struct AddPeers {
     if (threadIdx.x % 32 == 0) *count = call + 1;
   }
 
-  template <class Config>
-  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, int32_t index,
+  template <class Config, class Item>
+  __device__ __forceinline__ void add(Sums<Config>& sums, const Place<Config>& place, uint32_t, Item item,
                                       Ring<Config::kStages>&, Patience&) {
     constexpr int kChunks = Config::kTileN / 8;
     static_assert(kChunks <= 8);  // bits of OneShotParams::chunks_of
     using Element = typename Config::Element;
     const TeamPod& team = s->channel.team;
-    const int32_t row = tile_of(*gemm, place, index).row;
+    const int32_t row = tile_of(*gemm, place, item()).row;
     const uint64_t at = static_cast<uint64_t>(row / 64 * s->chunks) * kChunkBytes + threadIdx.x % 128 * 8;
     float(&sum)[Config::kTileN / 2] = sums[0];
     uint2 own[kChunks];

@@ -41,7 +41,8 @@ struct ReduceNone {
 
 struct PushNone {
   static constexpr bool kPushes = false;
-  __device__ __forceinline__ void run() {}
+  template <class Config>
+  __device__ __forceinline__ void run(const Place<Config>&) {}
 };
 
 }  // namespace overlace::ops::gemm_core

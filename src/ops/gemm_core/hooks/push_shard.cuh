@@ -7,46 +7,84 @@
 
 namespace overlace::ops::gemm_core {
 
-/// Warps 1 to 3 of the first CTAs, in k_slab those whose first tile is of the own shard: they wait for nobody. Slab by
-/// slab; what is loaded once is stored to every peer. When all three have stored their parts of a slab, one of them
-/// tells the peers: one fence, then plain adds. They take turns at that, since the fence costs its warp about 2 us.
+/// Warps 1 to 3, which wait for nobody. Slab by slab in `push_parts` parts each; what is loaded once is stored to every
+/// peer. When all three have stored their shares of a part, one of them tells the peers: one fence, then plain adds.
+/// They take turns at that, since the fence costs its warp about 2 us. Parts are dealt to the first CTAs, one of each
+/// slab, or drawn by all, those of the first slab first.
 template <class Params>
 struct PushShard {
   static constexpr bool kPushes = true;
-  static constexpr uint32_t kWarps = 3, kBarriers = 4;          // nobody gets more than kWarps slabs ahead
+  static constexpr uint32_t kWarps = 3, kBarriers = 4;  // nobody gets more than kWarps slabs ahead
+  static constexpr uint32_t kLookNs = 40;
   static constexpr int kLoads = 4;                              // in flight per thread
   static constexpr int kLastHop = Params::kGathersOwn ? 1 : 0;  // beyond the peers: to this rank itself
   const Params* g;
 
-  __device__ void run() {
-    if (blockIdx.x >= static_cast<uint32_t>(g->push_ctas)) return;
+  template <class Config>
+  __device__ void run(const Place<Config>& place) {
+    if (Params::kDrawsParts ? g->push_parts == 0 : blockIdx.x >= static_cast<uint32_t>(g->push_parts)) return;
     ptx::wait_for_previous_grid();
     const uint32_t warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
     const uint64_t to =
         device::inbox_offset(g->inbox) + static_cast<uint64_t>(g->first_row) * static_cast<uint32_t>(g->row_units) * 16;
     const int32_t width = g->slab_blocks * (kTileK * 2 / 16);
-    for (uint32_t slab = 0; slab < static_cast<uint32_t>(g->slabs); ++slab) {
+    if (Params::kDrawsParts && warp == 0 && lane == 0) know(place, 0, draw());
+    __syncwarp();
+    uint32_t ordinal = 0;
+    for (;; ++ordinal) {
+      uint32_t number = blockIdx.x + ordinal * static_cast<uint32_t>(g->push_parts), next = 0;
+      if constexpr (Params::kDrawsParts) number = await_part(place, ordinal);
+      if (number >= static_cast<uint32_t>(g->slabs * g->push_parts)) break;
+      if (Params::kDrawsParts && warp == 0 && lane == 0) next = draw();
+      const uint32_t slab = number / static_cast<uint32_t>(g->push_parts), part = number - slab * g->push_parts;
       const int32_t first = static_cast<int32_t>(slab) * width, left = g->row_units - first;
-      push_slab(to, first, left < width ? left : width, warp, lane);
-      const uint32_t barrier = 1 + slab % kBarriers;
-      if (warp != slab % kWarps) {
+      push_part(to, first, left < width ? left : width, part, warp, lane);
+      if (Params::kDrawsParts && warp == 0 && lane == 0) know(place, ordinal + 1, next);
+      __syncwarp();  // all lanes arrive at the barrier at once
+      const uint32_t barrier = 1 + ordinal % kBarriers;
+      if (warp != ordinal % kWarps) {
         ptx::named_barrier_arrive<kWarps * 32>(barrier);
         continue;
       }
       ptx::named_barrier_sync<kWarps * 32>(barrier);
-      if (lane == 0) tell(slab);
+      if (lane == 0) tell(slab, part);
       __syncwarp();
-      if (slab + 1 == static_cast<uint32_t>(g->slabs)) arrive(*g);
     }
+    // The last to tell, if there was anything, has waited for the others.
+    if (warp == (ordinal + kWarps - 1) % kWarps) arrive(*g);
   }
 
  private:
-  /// Units of 512 bytes of a row, by turns over all pushing warps; `first` and `width` in pieces of 16 bytes.
-  __device__ __forceinline__ void push_slab(uint64_t to, int32_t first, int32_t width, uint32_t warp, uint32_t lane) {
+  __device__ __forceinline__ uint32_t draw() const {
+    const auto parts = static_cast<uint32_t>(g->slabs * g->push_parts);
+    uint32_t number = 0;
+    draw_number(true, reinterpret_cast<uint32_t*>(counter_of(*g, Count::parts)), parts + gridDim.x, &number);
+    return number;
+  }
+  /// Told by one thread. No warp is more than kWarps parts ahead of another one.
+  template <class Config>
+  __device__ __forceinline__ void know(const Place<Config>& place, uint32_t ordinal, uint32_t number) const {
+    static_assert(kPushSlots > kWarps + 1);
+    ptx::store_word(place.pushed(ordinal % kPushSlots), number);
+    ptx::store_release_cta(place.known(), ordinal + 1);
+  }
+  template <class Config>
+  __device__ __forceinline__ uint32_t await_part(const Place<Config>& place, uint32_t ordinal) const {
+    uint32_t number = 0;
+    if (threadIdx.x % 32 == 0) {
+      while (ptx::load_acquire_cta(place.known()) <= ordinal) __nanosleep(kLookNs);
+      number = ptx::load_word(place.pushed(ordinal % kPushSlots));
+    }
+    return __shfl_sync(~0u, number, 0);
+  }
+
+  /// Units of 512 bytes of a row, by turns over the warps of all parts; `first` and `width` in pieces of 16 bytes.
+  __device__ __forceinline__ void push_part(uint64_t to, int32_t first, int32_t width, uint32_t part, uint32_t warp,
+                                            uint32_t lane) {
     const TeamPod& team = g->channel.team;
     const int32_t segments = (width + 31) / 32, units = g->shard_rows * segments;
-    const auto step = static_cast<int32_t>(static_cast<uint32_t>(g->push_ctas) * kWarps);
-    for (auto u = static_cast<int32_t>(blockIdx.x * kWarps + warp); u < units; u += kLoads * step) {
+    const auto step = static_cast<int32_t>(static_cast<uint32_t>(g->push_parts) * kWarps);
+    for (auto u = static_cast<int32_t>(part * kWarps + warp); u < units; u += kLoads * step) {
       uint4 data[kLoads];
       int64_t at[kLoads];  // in the shard, as the inbox has it; < 0: nothing
 #pragma unroll
@@ -69,10 +107,10 @@ struct PushShard {
     }
   }
 
-  __device__ __forceinline__ void tell(uint32_t slab) {
+  __device__ __forceinline__ void tell(uint32_t slab, uint32_t part) {
     const TeamPod& team = g->channel.team;
-    const auto ctas = static_cast<uint32_t>(g->push_ctas);
-    const uint32_t share = (blockIdx.x + 1) * kShares / ctas - blockIdx.x * kShares / ctas;
+    const auto parts = static_cast<uint32_t>(g->push_parts);
+    const uint32_t share = (part + 1) * kShares / parts - part * kShares / parts;
     // NOTE: cumulative over the three warps, whose barrier is behind; a fence in every writer would stall every warp.
     ptx::fence_proxy_async();
     ptx::fence_sys();

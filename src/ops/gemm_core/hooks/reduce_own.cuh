@@ -21,14 +21,9 @@ struct ReduceOwn {
   const GemmParams* gemm;
   uint32_t buffer = 0;
   int32_t awaited = -1;  // by the load thread: owner and group
-  uint32_t begun = 0;    // items announced
   uint32_t had = 0;      // groups waited for
 
   __device__ __forceinline__ void start() {}
-  template <class Config>
-  __device__ __forceinline__ WorkItems items(const Place<Config>& place) const {
-    return WorkItems(*order, s->work, place.cluster);
-  }
   __device__ __forceinline__ int32_t sources_of(Work work) const { return work == Work::sum ? order->size : 1; }
   __device__ __forceinline__ int32_t boxes_per_slice(Work work) const { return sources_of(work) * kConsumerGroups; }
   /// What an item waits for: of the own rank all senders' parts, of a peer its sums.
@@ -46,15 +41,18 @@ struct ReduceOwn {
     Patience patience{p.error, p.timeout_ns};
     const uint32_t lane = threadIdx.x % 32;
     const int32_t sender = (order->rank + 1 + static_cast<int32_t>(lane)) % order->size;
-    uint32_t passed = 0, before = 0;  // items before
+    uint32_t passed = 0;
     int32_t last = -1;
-    for (WorkItems list = items(place); list.next(); ++before) {
-      if (list.work() == Work::product) continue;
-      const TileCoord at = list.tile();
+    for (uint32_t ordinal = 0;; ++ordinal) {
+      const auto [item, is_end] = await_item<kLookNs>(place, ordinal, patience);
+      __syncwarp();
+      if (lane == 0) ptx::store_release_cta(place.looked(), ordinal + 1);
+      if (is_end) return;
+      if (item.work == Work::product) continue;
+      const TileCoord& at = item.at;
       const int32_t wanted = wanted_by(at);
       if (wanted == last) continue;
       last = wanted;
-      wait_count<kLookNs>(place.announced(), before, patience);
       Errc code = Errc::ok;
       const bool is_sum = at.shard == order->rank;
       if (lane < static_cast<uint32_t>(order->size) && (is_sum || sender == at.shard)) {
@@ -67,6 +65,7 @@ struct ReduceOwn {
       const bool has_failed = __any_sync(~0u, code != Errc::ok) != 0;
       ++passed;
       if (lane == 0) ptx::store_release_cta(place.watched(), has_failed ? ~0u : passed);
+      if (has_failed && lane == 0) ptx::store_release_cta(place.looked(), ~0u);
       if (has_failed) return;
     }
   }
@@ -75,20 +74,25 @@ struct ReduceOwn {
 
   __device__ void begin() { buffer = buffer_of_call(*s); }
 
-  /// An item before it is loaded.
+  /// Until the watching warp has seen the numbers of so many items: their slots are free.
   template <class Config>
-  __device__ void announce(const Place<Config>& place) {
-    ptx::store_release_cta(place.announced(), ++begun);
+  __device__ __forceinline__ void await_look(const Place<Config>& place, int32_t count, Patience& patience) const {
+    if (count > 0) wait_count(place.looked(), static_cast<uint32_t>(count), patience);
   }
 
-  template <class Config>
-  __device__ void load(const Place<Config>& place, const Tile& tile, Ring<Config::kStages>& ring, Patience& patience) {
+  /// `next`: LoadItems.
+  template <class Config, class Items>
+  __device__ void load(const Place<Config>& place, const Tile& tile, Ring<Config::kStages>& ring, Patience& patience,
+                       Items& next) {
     constexpr int32_t kBoxes = Config::kSpec.stage_boxes(), kPieces = Staging<Config>::kPieces;
+    next.fetch();
     wait(place, wanted_by(tile.at), patience);
     const bool is_copy = tile.work == Work::copy;
     const CUtensorMap* const from = is_copy ? &s->sums_from[buffer] : &s->from[buffer];
     const int32_t boxes = boxes_per_slice(tile.work), row = tile.row - (is_copy ? 0 : order->row_begin[order->rank]);
     for (int32_t slice = 0; slice < Config::kBlocksM * kPieces; ++slice) {
+      if (slice == 1) next.tell(patience);
+      if (slice == Config::kBlocksM * kPieces / 2) next.hear(patience);
       const int32_t col = tile.col + slice % kPieces * Staging<Config>::kCols;
       for (int32_t box = 0; box < boxes; ++box) {
         const int32_t in_stage = box % kBoxes, left = boxes - box;
@@ -115,21 +119,22 @@ struct ReduceOwn {
 
   // ---- consumers ----
 
-  /// All threads of a warpgroup: a sum of all ranks, scaled, with the bias; or a copy.
-  template <class Config>
-  __device__ __forceinline__ void add(const Place<Config>& place, uint32_t consumer, const WorkItems& item,
+  /// All threads of a warpgroup: a sum of all ranks, scaled, with the bias; or a copy. `item()` is asked for where
+  /// there is a bias.
+  template <class Config, class Item>
+  __device__ __forceinline__ void add(const Place<Config>& place, uint32_t consumer, Work work, Item item,
                                       const Staging<Config>& staging, Ring<Config::kStages>& ring,
                                       Ring<Staging<Config>::kBuffers>& results, Patience& patience) const {
     constexpr int kCols = Staging<Config>::kCols, kPieces = Staging<Config>::kPieces;
     constexpr int32_t kBoxes = Config::kSpec.stage_boxes();
-    const bool is_sum = item.work() == Work::sum;
-    const int32_t stages = (boxes_per_slice(item.work()) + kBoxes - 1) / kBoxes;
+    const bool is_sum = work == Work::sum;
+    const int32_t stages = (boxes_per_slice(work) + kBoxes - 1) / kBoxes;
     const uint32_t thread = threadIdx.x % 128;
     const uint32_t empty_there = ptx::cluster_address(place.empty(0), thread % Config::kCluster);
     int32_t col = 0;
     if (is_sum && s->bias != nullptr) {
       ptx::wait_for_previous_grid();
-      col = tile_of(*gemm, place, item.tile()).col;
+      col = tile_of(*gemm, place, item()).col;
     }
 #pragma unroll 1
     for (int slice = 0; slice < Config::kBlocksM * kPieces; ++slice) {
