@@ -85,6 +85,7 @@ struct ReduceOwn {
   __device__ void load(const Place<Config>& place, const Tile& tile, Ring<Config::kStages>& ring, Patience& patience,
                        Items& next) {
     constexpr int32_t kBoxes = Config::kSpec.stage_boxes(), kPieces = Staging<Config>::kPieces;
+    static_assert(Config::kBlocksM * kPieces >= 2);  // slices, on the way through which the next item is told
     next.fetch();
     wait(place, wanted_by(tile.at), patience);
     const bool is_copy = tile.work == Work::copy;
