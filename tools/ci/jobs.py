@@ -216,7 +216,7 @@ def job_tsan() -> Cases:
         yield Case("configure tsan", FAILED, configured.why())
         return
     known = run(["ninja", "-C", "build/tsan", "-t", "targets", "all"]).output
-    ranks = re.findall(r"(?m)^(ranks_\w+): phony", known)
+    ranks = re.findall(r"(?m)^((?:ranks|toy)_\w+): phony", known)
     yield step("build tsan", build("tsan", *ranks, *THREADED_UNITS))
     # NOTE: with more than 28 random bits in addresses its shadow memory does not fit; then without randomisation.
     bits = Path("/proc/sys/vm/mmap_rnd_bits")

@@ -1,5 +1,6 @@
 // A libnccl.so.2 that fails, hangs and reports as it is told, and knows what NCCL would crash of.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -116,7 +117,8 @@ class Played final : public overlace::test::nccl::Library {
     ncclComm* const comm = comms_.back().get();
     comm->world = std::move(world);
     comm->rank = rank;
-    comm->is_blocking = blocking_ < 0 ? is_blocking : blocking_ != 0;
+    const int blocking = blocking_;
+    comm->is_blocking = blocking < 0 ? is_blocking : blocking != 0;
     ++counts_.opened;
     return comm;
   }
@@ -228,7 +230,8 @@ class Played final : public overlace::test::nccl::Library {
   std::vector<std::pair<cudaStream_t, Work>> queued_;
   Counts counts_;
   void (*enqueue_)(cudaStream_t, Work) = nullptr;
-  int version_ = 22809, blocking_ = -1, running_ = 0;
+  std::atomic<int> blocking_{-1};  // each rank sets it
+  int version_ = 22809, running_ = 0;
   bool is_released_ = false;
 };
 
