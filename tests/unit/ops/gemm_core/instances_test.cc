@@ -81,8 +81,13 @@ TEST(GemmCoreInstances, SharedMemoryFitsAndOperandsAreAligned) {
     EXPECT_EQ(i.spec.a_bytes() % 1024, 0u) << i.name;
     EXPECT_EQ(i.spec.b_bytes() % 1024, 0u) << i.name;
     EXPECT_EQ(s.half % 1024, 0u) << i.name;
+    EXPECT_EQ(s.tickets % 16, 0u) << i.name << ": an item is stored as 16 bytes";
+    EXPECT_EQ(s.handed - s.tickets, kTicketSlots * 16) << i.name;
+    EXPECT_EQ(s.full - s.handed, kTicketSlots * 16) << i.name;
     EXPECT_EQ(s.full % 8, 0u) << i.name;
-    EXPECT_EQ(s.full - s.half, i.spec.split_k == 1 ? 0u : static_cast<uint32_t>(64 * i.spec.tile_n * 4)) << i.name;
+    EXPECT_EQ(s.handed_barriers % 8, 0u) << i.name;
+    EXPECT_LE(s.words + 16, s.bytes) << i.name;
+    EXPECT_EQ(s.tickets - s.half, i.spec.split_k == 1 ? 0u : static_cast<uint32_t>(64 * i.spec.tile_n * 4)) << i.name;
   }
 }
 
