@@ -1,6 +1,8 @@
 // The reference engine: exact values, sums in rank order, every team size, over the emulated link too.
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -279,6 +281,42 @@ TEST(Link, PacesAndReportsTransfers) {
         ASSERT_EQ(get(channel, peer, inbox.offset, read.data(), read.size()), Errc::ok);
         EXPECT_GE(std::chrono::duration<double>(std::chrono::steady_clock::now() - get_begin).count(), 0.0014);
         for (const char c : read) ASSERT_EQ(c, static_cast<char>(team.rank() + 1));
+        team.barrier();
+      },
+      options);
+}
+
+TEST(Link, WhatFlushWaitedForHasBeenReported) {
+  RankOptions options;
+  options.link = LinkOptions::parse("100MB/s,20us");
+  run_ranks(
+      2, Mode::threads,
+      [](Runtime& runtime) {
+        Team& team = runtime.world();
+        std::atomic<size_t> reported{0};
+        runtime::set_transfer_sink(runtime, [&](int, int64_t, int64_t, size_t bytes) {
+          if (bytes != 4096) return;
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          reported += bytes;
+        });
+        const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+        const uint32_t id = team.channel(StreamRef::cpu()).ids(1, Domain::cpu, "link.bell").first;
+        const SymBuffer inbox = runtime.heap().alloc(4096, 256, "inbox");
+        team.barrier();
+        if (team.rank() == 0) {
+          const std::vector<char> source(4096, 'a');
+          put(channel, 1, inbox.offset, source.data(), source.size());
+          ASSERT_EQ(flush(channel), Errc::ok);
+          EXPECT_EQ(reported, source.size());
+          ASSERT_EQ(wait_ge(channel, 1, id, 5), Errc::ok);
+          consume(channel, 1, id, 5);
+        } else {
+          for (int i = 0; i < 5; ++i) {  // each wakes rank 0, which looks then whether its put has left
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            signal_add(channel, 0, id);
+          }
+        }
+        runtime::set_transfer_sink(runtime, {});
         team.barrier();
       },
       options);

@@ -277,8 +277,9 @@ void Wire::deliver(const Choice& choice, std::unique_lock<std::mutex>& lock) {
   if (!is_arrival) {
     job.pieces[choice.piece].is_done = true;
     if (--job.pieces_left != 0) return;
-    if (job.early_copy.empty()) job.issuer->unread.fetch_sub(1, std::memory_order_release);
+    // Before flush() can end: what it waited for has been reported then.
     if (link_.enabled && sink_) sink_(job.peer, job.busy_begin_ns, job.busy_end_ns, job.payload.bytes());
+    if (job.early_copy.empty()) job.issuer->unread.fetch_sub(1, std::memory_order_release);
     if (job.arrival.kind == Arrival::Kind::none) finish(job);
   } else {
     finish(job);
