@@ -1,6 +1,10 @@
-#include "cli/gnn/options.h"
+// Options of `overlace gnn`.
+#include "cli/options.h"
 
 #include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/gnn/gnn.h"
 
 namespace overlace::cli {
 
@@ -62,9 +66,27 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   train->footer("What follows is for the program: overlace gnn train ARTEFACT --help");
 }
 
+int run_gnn(const CLI::App& gnn, const GnnWords& words) {
+  if (gnn.got_subcommand("generate")) return gnn_generate(words.generate);
+  if (gnn.got_subcommand("import")) return gnn_import(words.import);
+  if (gnn.got_subcommand("info")) return gnn_info(words.info);
+  if (gnn.got_subcommand("sample")) return gnn_sample(words.sample);
+  if (gnn.got_subcommand("plan")) return gnn_plan(words.plan);
+  if (gnn.got_subcommand("pack")) return gnn_pack(words.pack);
+  if (gnn.got_subcommand("verify")) return gnn_verify(words.verify);
+  if (gnn.got_subcommand("train")) {
+    GnnTrainWords train = words.train;
+    train.rest = gnn.get_subcommand("train")->remaining();
+    return gnn_train(train);
+  }
+  return gnn_diskbench(words.diskbench);
+}
+
 }  // namespace
 
-void add_gnn(CLI::App& app, GnnWords* words) {
+Command add_gnn(CLI::App& app) {
+  const auto shared = std::make_shared<GnnWords>();
+  GnnWords* words = shared.get();
   CLI::App* gnn = app.add_subcommand("gnn", "Training on graphs whose features do not fit in memory");
   gnn->require_subcommand(1);
   CLI::App* generate = gnn->add_subcommand("generate", "Make a graph with features, labels and splits from a seed");
@@ -101,22 +123,7 @@ void add_gnn(CLI::App& app, GnnWords* words) {
   import->add_option("--json", i.json, "The same as data; - is stdout");
   info->add_option("--json", words->info.json, "The same as data; - is stdout");
   diskbench->add_option("--json", d.json, "The same as data; - is stdout");
-}
-
-int run_gnn(const CLI::App& gnn, const GnnWords& words) {
-  if (gnn.got_subcommand("generate")) return gnn_generate(words.generate);
-  if (gnn.got_subcommand("import")) return gnn_import(words.import);
-  if (gnn.got_subcommand("info")) return gnn_info(words.info);
-  if (gnn.got_subcommand("sample")) return gnn_sample(words.sample);
-  if (gnn.got_subcommand("plan")) return gnn_plan(words.plan);
-  if (gnn.got_subcommand("pack")) return gnn_pack(words.pack);
-  if (gnn.got_subcommand("verify")) return gnn_verify(words.verify);
-  if (gnn.got_subcommand("train")) {
-    GnnTrainWords train = words.train;
-    train.rest = gnn.get_subcommand("train")->remaining();
-    return gnn_train(train);
-  }
-  return gnn_diskbench(words.diskbench);
+  return {gnn, [gnn, shared] { return run_gnn(*gnn, *shared); }};
 }
 
 }  // namespace overlace::cli

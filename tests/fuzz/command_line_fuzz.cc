@@ -1,6 +1,6 @@
 // The command line of `overlace`, one argument per line. cli/main.cc as it is, with subcommands that only look at what
 // they were given: CLI11 throws what it likes, and none of it may leave main.
-// Sources: cli/main.cc
+// Sources: cli/
 #include "cli/bench/bench.h"
 #include "cli/calibrate/calibrate.h"
 #include "cli/doctor/doctor.h"
