@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "cli/run_failures.h"
+#include "cli/run/failures.h"
 
 namespace overlace::cli {
 

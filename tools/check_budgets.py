@@ -140,6 +140,12 @@ def slow_outputs(log: str) -> list[str]:
     return sorted(slow, key=lambda output: -seconds[output] / seconds_of(output))
 
 
+def name_of(file: Path, root: Path) -> str:
+    """A unit's path, or for what CMake joins from all sources of a target into one: `target NAME`."""
+    joined = re.search(r"/(\w+)\.dir/Unity/", str(file))
+    return f"target {joined[1]}" if joined else str(file.relative_to(root))
+
+
 def compile_alone(command: str, folder: Path) -> Measured:
     """One compilation, without a cache."""
     arguments = shlex.split(command)
@@ -167,7 +173,7 @@ def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
     problems: list[str] = []
     factor = 0.0  # not known yet
     for unit in candidates[:AGAIN]:
-        path = str(Path(unit["file"]).relative_to(root))
+        path = name_of(Path(unit["file"]), root)
         if f"compile: {path}" in waived:
             continue
         used = compile_alone(unit["command"], Path(unit["directory"]))

@@ -74,7 +74,7 @@ OPS_SHARED = ("gemm_core", "reduce", "common")
 THIRD_PARTY = [
     (r"fmt/", r"(src/base|cli)/.*\.cc"),
     (r"nlohmann/", r"src/base/json\.cc"),
-    (r"CLI/", r"cli/(main|words_\w+)\.cc"),
+    (r"CLI/", r"cli/(main|\w+/options)\.cc"),
     (r"(gtest|gmock)/", r"tests/.*\.(cc|h|cu)"),
     (r"benchmark/", r"bench/.*\.cc"),
     (r"(oneapi/dnnl/)?dnnl\w*\.h(pp)?", r"src/exec/onednn/.*\.cc"),

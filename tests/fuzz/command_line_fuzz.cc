@@ -1,20 +1,20 @@
 // The command line of `overlace`, one argument per line. cli/main.cc as it is, with subcommands that only look at what
 // they were given: CLI11 throws what it likes, and none of it may leave main.
-// Sources: cli/main.cc
-#include "cli/bench.h"
-#include "cli/calibrate.h"
-#include "cli/doctor.h"
-#include "cli/plan.h"
-#include "cli/run.h"
-#include "cli/run_outputs.h"
-#include "cli/sim.h"
-#include "cli/sim_check.h"
-#include "cli/sim_graph.h"
-#include "cli/sim_losses.h"
-#include "cli/sim_sweep.h"
-#include "cli/sim_t3.h"
-#include "cli/sim_validate.h"
-#include "cli/trace.h"
+// Sources: cli/
+#include "cli/bench/bench.h"
+#include "cli/calibrate/calibrate.h"
+#include "cli/doctor/doctor.h"
+#include "cli/plan/plan.h"
+#include "cli/run/outputs.h"
+#include "cli/run/run.h"
+#include "cli/sim/check.h"
+#include "cli/sim/graph.h"
+#include "cli/sim/losses.h"
+#include "cli/sim/sim.h"
+#include "cli/sim/sweep.h"
+#include "cli/sim/t3.h"
+#include "cli/sim/validate.h"
+#include "cli/trace/trace.h"
 #include "tests/fuzz/fuzz.h"
 
 int overlace_main(int argc, char** argv);

@@ -1,6 +1,6 @@
 // What the ranks write into the launcher's pipe when they fail.
-// Sources: cli/run_failures
-#include "cli/run_failures.h"
+// Sources: cli/run/failures
+#include "cli/run/failures.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace overlace::fuzz {

@@ -1,6 +1,6 @@
 // Short texts of options: links, adversaries, checks, names of schedules and of data types. The first byte chooses.
-// Sources: src/runtime/options cli/run_schedules
-#include "cli/run_schedules.h"
+// Sources: src/runtime/options cli/run/schedules
+#include "cli/run/schedules.h"
 #include "overlace/runtime.h"
 #include "src/base/half.h"
 #include "tests/fuzz/fuzz.h"

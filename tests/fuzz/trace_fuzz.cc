@@ -1,6 +1,6 @@
 // A timeline in any of its formats, then what `overlace trace info` and `overlace trace convert` do with it.
-// Sources: src/base/trace cli/trace
-#include "cli/trace.h"
+// Sources: src/base/trace cli/trace/
+#include "cli/trace/trace.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace overlace::fuzz {

@@ -78,6 +78,11 @@ class CheckBudgetsTest(support.TreeTest):
         log = "# ninja log v5\n" + "".join(f"{start}\t{end}\t1\t{output}\tabc\n" for start, end, output in entries)
         self.assertEqual(check_budgets.slow_outputs(log), ["src/device.cu.o", "slow.o"])
 
+    def test_names_of_units(self) -> None:
+        joined = self.root / "build/cpu/CMakeFiles/overlace.dir/Unity/unity_0_cxx.cxx"
+        self.assertEqual(check_budgets.name_of(joined, self.root), "target overlace")
+        self.assertEqual(check_budgets.name_of(self.root / "src/a.cc", self.root), "src/a.cc")
+
     def test_slow_unit_is_measured_alone(self) -> None:
         """A compiler that burns processor time is found; one that only waited, or is on a slower machine, is not."""
         build = self.root / "build"

@@ -22,7 +22,7 @@ class CheckLayersTest(support.TreeTest):
             "src/exec/cuda/a.cc": "#include <cuda_runtime.h>\n#include <cublasLt.h>\n",
             "src/base/a.cc": "#include <fmt/format.h>\n#include <sys/stat.h>\n",
             "src/base/env.cc": 'const char* v = getenv("HOME");\n',
-            "cli/words_x.cc": "#include <CLI/CLI.hpp>\n",
+            "cli/x/options.cc": "#include <CLI/CLI.hpp>\n",
             "cli/main.cc": '#include <CLI/CLI.hpp>\n#include "overlace/plan.h"\n#include "src/ops/gemm_rs/impl.h"\n',
             "src/train/co2/a.cc": '#include "src/runtime/hash.h"\n#include "overlace/co2.h"\n',
             "include/overlace/capi_co2.h": HEADER + "#include <stdint.h>\n",

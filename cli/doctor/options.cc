@@ -1,0 +1,41 @@
+// Options of `overlace doctor`.
+#include "cli/options.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/doctor/doctor.h"
+#include "cli/run/outputs.h"
+#include "src/base/file.h"
+
+namespace overlace::cli {
+
+namespace {
+
+struct DoctorWords {
+  std::string json;
+  bool no_link_test = false;
+};
+
+int run_doctor(const DoctorWords& words) {
+  const bool as_json = words.json == "-";
+  DoctorOptions options;
+  options.link_test = !words.no_link_test;
+  const base::Json report = doctor(options);
+  print(as_json ? report.dump(2) + "\n" : doctor_text(report)).or_throw();
+  if (!as_json && !words.json.empty()) base::write_file(words.json, report.dump(2) + "\n").or_throw();
+  const base::Json* ok = report.find("ok");
+  return ok != nullptr && ok->is_bool() && ok->as_bool() ? 0 : 1;
+}
+
+}  // namespace
+
+Command add_doctor(CLI::App& app) {
+  const auto words = std::make_shared<DoctorWords>();
+  CLI::App* doctor = app.add_subcommand("doctor", "What this machine has and what overlace will use");
+  doctor->add_option("--json", words->json, "The same as data; - is stdout");
+  doctor->add_flag("--no-link-test", words->no_link_test, "Start no ranks");
+  return {doctor, [words] { return run_doctor(*words); }};
+}
+
+}  // namespace overlace::cli

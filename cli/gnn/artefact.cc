@@ -1,0 +1,245 @@
+// `overlace gnn sample|plan|pack|verify|train`: from a dataset to batches.
+#include "src/gnn/store/artefact.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "cli/gnn/gnn.h"
+#include "cli/gnn/output.h"
+#include "cli/progress.h"
+#include "src/base/file.h"
+#include "src/gnn/dataset/dataset.h"
+#include "src/gnn/plan/tune.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Json;
+
+template <class T, size_t N>
+T word_of(const std::string& option, const std::string& word, const std::pair<const char*, T> (&known)[N]) {
+  std::string wanted;
+  for (const auto& [name, value] : known) {
+    if (word == name) return value;
+    wanted += (wanted.empty() ? "" : ", ") + std::string(name);
+  }
+  base::invalid_argument("{} is {}, wanted one of {}", option, word, wanted).or_throw();
+  return {};
+}
+
+std::vector<gnn::Split> splits_of(const std::string& text) {
+  constexpr std::pair<const char*, gnn::Split> kKnown[] = {
+      {"train", gnn::Split::train}, {"valid", gnn::Split::valid}, {"test", gnn::Split::test}};
+  std::vector<gnn::Split> splits;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    splits.push_back(word_of("--splits", text.substr(at, comma - at), kKnown));
+    at = comma + 1;
+  }
+  return splits;
+}
+
+gnn::CachePolicy policy_of(const std::string& word) {
+  constexpr std::pair<const char*, gnn::CachePolicy> kKnown[] = {{"belady", gnn::CachePolicy::belady},
+                                                                 {"static", gnn::CachePolicy::hottest},
+                                                                 {"lru", gnn::CachePolicy::lru},
+                                                                 {"none", gnn::CachePolicy::none}};
+  return word_of("--policy", word, kKnown);
+}
+
+/// A bar whose steps are named as they begin.
+class Steps {
+ public:
+  Steps(bool quiet, double steps) : progress_(stderr, shows_progress(STDERR_FILENO, quiet), steps) {}
+  gnn::StepProgress taker() {
+    return [this](std::string_view what, double share) {
+      if (what != last_) progress_.begin(last_ = what, 1);
+      progress_.update(share);
+    };
+  }
+  void clear() { progress_.clear(); }
+
+ private:
+  Progress progress_;
+  std::string last_;
+};
+
+/// Where a dataset is: as given, else as the artefact remembers.
+gnn::Dataset dataset_of(const std::string& given, const std::string& artefact) {
+  const std::string path = given.empty() ? gnn::read_manifest(artefact).value().directory : given;
+  return gnn::Dataset::open(path).value();
+}
+
+std::string manifest_text(const std::string& directory, const gnn::Manifest& m) {
+  std::string text = directory + "\n";
+  text += line("vertices", base::format("{} x {} {}, rows of {} B", m.num_vertices, m.dim, m.dtype, m.row_bytes));
+  for (const gnn::TraceEntry& t : m.traces)
+    text += line(gnn::split_name(t.split),
+                 base::format("{} batches, {} input rows, {}", t.batches, t.input_rows, gigabytes(t.bytes)));
+  for (const gnn::PackEntry& p : m.packs)
+    text +=
+        line("packs " + p.name, base::format("{}, caches of {} and {} rows: {} on disk, {} read per training epoch",
+                                             gnn::name_of(p.policy), p.gpu_rows, p.cpu_rows,
+                                             gigabytes(p.packs_bytes + p.disk_cache_bytes), gigabytes(p.bytes_read)));
+  return text;
+}
+
+int show(const std::string& directory, const gnn::Manifest& manifest, const std::string& target) {
+  return finish(*Json::parse(gnn::manifest_json(manifest)), manifest_text(directory, manifest), target);
+}
+
+double rate_of(const Json& machine, const char* request_bytes, const std::string& path) {
+  const Json* storage = machine.find("storage");
+  const Json* read = storage == nullptr ? nullptr : storage->find("read_GBps");
+  const Json* rate = read == nullptr ? nullptr : read->find(request_bytes);
+  if (rate == nullptr || !rate->is_number())
+    base::invalid_argument("{}: storage.read_GBps.{} is missing, wanted what overlace gnn diskbench --json writes",
+                           path, request_bytes)
+        .or_throw();
+  return rate->as_double();
+}
+
+gnn::EpochRates rates_of(const GnnPackWords& words) {
+  gnn::EpochRates rates{.extent_GBps = 1, .page_GBps = 0.25, .compute_ms = words.compute_ms};
+  if (words.machine.empty()) return rates;
+  const Json machine = Json::parse(base::read_file(words.machine).value(), words.machine).value();
+  rates.extent_GBps = rate_of(machine, "1048576", words.machine);
+  rates.page_GBps = rate_of(machine, "4096", words.machine);
+  return rates;
+}
+
+Json tuned_json(const gnn::Tuned& t) {
+  if (!t.refused.empty()) return Json::Object{{"depth", t.request.options.depth}, {"refused", t.refused}};
+  const gnn::Prediction& p = t.prediction;
+  return Json::Object{{"order", gnn::name_of(p.options.order.order)},
+                      {"segment_batches", p.options.order.segment_batches},
+                      {"policy", gnn::name_of(p.options.policy)},
+                      {"depth", p.options.depth},
+                      {"gpu_rows", std::ssize(p.plan.start.gpu)},
+                      {"cpu_rows", std::ssize(p.plan.start.cpu)},
+                      {"bytes_read", p.bytes_read},
+                      {"bytes_on_disk", p.bytes_on_disk},
+                      {"blow_up", p.plan.blow_up},
+                      {"memory_cpu", p.memory.cpu()},
+                      {"epoch_s", t.bound.seconds()},
+                      {"binds", t.bound.binds()}};
+}
+
+}  // namespace
+
+int gnn_sample(const GnnSampleWords& words) {
+  const gnn::Dataset dataset = gnn::Dataset::open(words.dataset).value();
+  gnn::SampleRequest request;
+  request.sampler = {words.fanouts, words.batch_size, words.seed, words.replace};
+  request.splits = splits_of(words.splits);
+  request.threads = words.threads;
+  Steps steps(words.quiet, static_cast<double>(request.splits.size()));
+  request.progress = steps.taker();
+  const gnn::Manifest manifest = gnn::sample_artefact(dataset, words.out, request).value();
+  steps.clear();
+  return show(words.out, manifest, words.json);
+}
+
+int gnn_plan(const GnnPackWords& words) {
+  const gnn::Manifest manifest = gnn::read_manifest(words.artefact).value();
+  const gnn::TraceEntry* entry = manifest.trace(gnn::Split::train);
+  if (entry == nullptr) base::invalid_argument("{}: split train is not sampled", words.artefact).or_throw();
+  const gnn::ArtefactTrace trace = gnn::ArtefactTrace::open(words.artefact, *entry, true).value();
+  gnn::FitRequest base;
+  base.gpu_bytes = parse_size("--gpu-cache", words.gpu_cache, true);
+  base.cpu_bytes = parse_size("--cpu-cache", words.cpu_cache, true);
+  base.disk_bytes = parse_size("--disk", words.disk, true);
+  base.options.row_bytes = manifest.row_bytes;
+  const int threads = words.threads > 0 ? words.threads : static_cast<int>(std::thread::hardware_concurrency());
+  const std::vector<gnn::Tuned> ranked =
+      gnn::tune(trace.trace(), gnn::candidates_of(base, entry->batches), rates_of(words), std::max(threads, 1)).value();
+  Json json = Json::array();
+  std::string text = base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>9}  {}\n", "order", "segment", "policy",
+                                  "depth", "read", "on disk", "epoch", "binds");
+  for (const gnn::Tuned& t : ranked) {
+    json.push_back(tuned_json(t));
+    const gnn::LevelOptions& o = t.prediction.options;
+    text += t.refused.empty() ? base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>7.2f} s  {}\n",
+                                             gnn::name_of(o.order.order), o.order.segment_batches,
+                                             gnn::name_of(o.policy), o.depth, gigabytes(t.prediction.bytes_read),
+                                             gigabytes(t.prediction.bytes_on_disk), t.bound.seconds(), t.bound.binds())
+                              : base::format("depth {}: {}\n", t.request.options.depth, t.refused);
+  }
+  return finish(json, text, words.json);
+}
+
+int gnn_pack(const GnnPackWords& words) {
+  const gnn::Dataset dataset = dataset_of(words.dataset, words.artefact);
+  gnn::ArtefactPackRequest request;
+  request.policy = policy_of(words.policy);
+  request.gpu_bytes = parse_size("--gpu-cache", words.gpu_cache, true);
+  request.cpu_bytes = parse_size("--cpu-cache", words.cpu_cache, true);
+  request.disk_bytes = parse_size("--disk", words.disk, true);
+  request.memory_bytes = parse_size("--memory", words.memory);
+  request.page_bytes = words.page_bytes;
+  request.depth = words.depth;
+  request.is_dry = words.is_dry;
+  request.is_automatic_order = words.order == "auto";
+  if (!request.is_automatic_order) {
+    constexpr std::pair<const char*, gnn::BatchOrder> kKnown[] = {{"fixed", gnn::BatchOrder::fixed},
+                                                                  {"segments", gnn::BatchOrder::segments},
+                                                                  {"shuffle", gnn::BatchOrder::shuffle}};
+    request.order.order = word_of("--order", words.order, kKnown);
+    if (request.order.order == gnn::BatchOrder::segments) request.order.segment_batches = words.segment_batches;
+  }
+  Steps steps(words.quiet, 2 * static_cast<double>(gnn::read_manifest(words.artefact).value().traces.size()));
+  request.progress = steps.taker();
+  const gnn::Manifest manifest = gnn::pack_artefact(dataset, words.artefact, request).value();
+  steps.clear();
+  return show(words.artefact, manifest, words.json);
+}
+
+int gnn_verify(const GnnVerifyWords& words) {
+  std::optional<gnn::Dataset> dataset;
+  if (words.deep) dataset = dataset_of(words.dataset, words.artefact);
+  const double packs = static_cast<double>(gnn::read_manifest(words.artefact).value().packs.size());
+  Steps steps(words.quiet, std::max(1.0, packs * (words.deep ? 2 : 1)));
+  const gnn::VerifyReport report =
+      gnn::verify_artefact(words.artefact, dataset ? &*dataset : nullptr, steps.taker()).value();
+  steps.clear();
+  const std::string text =
+      words.artefact + (words.deep ? ": as made of its dataset\n" : ": whole\n") +
+      line("files", base::format("{}, {}", report.files, gigabytes(report.bytes))) +
+      line("checked", base::format("{} extents, {} pages of the disk cache", report.extents, report.pages));
+  return finish(Json::Object{{"files", report.files},
+                             {"bytes", report.bytes},
+                             {"extents", report.extents},
+                             {"pages", report.pages},
+                             {"deep", words.deep}},
+                text, words.json);
+}
+
+int gnn_train(const GnnTrainWords& words) {
+  std::vector<std::string> args = {"python3", "-m", "overlace.gnn.train", words.artefact};
+  args.insert(args.end(), words.rest.begin(), words.rest.end());
+  std::vector<char*> pointers;
+  for (std::string& arg : args) pointers.push_back(arg.data());
+  pointers.push_back(nullptr);
+  ::execvp("python3", pointers.data());
+  base::error(Errc::not_supported, "python3 cannot be started: {}", std::strerror(errno)).or_throw();
+  return 1;
+}
+
+bool is_artefact(const std::string& directory) {
+  std::error_code ignored;
+  return std::filesystem::exists(directory + "/manifest.json", ignored);
+}
+
+int gnn_artefact_info(const GnnInfoWords& words) {
+  const gnn::Manifest manifest = gnn::read_manifest(words.dataset).value();
+  for (const gnn::PackEntry& entry : manifest.packs) gnn::open_plan(words.dataset, manifest, entry).status().or_throw();
+  return show(words.dataset, manifest, words.json);
+}
+
+}  // namespace overlace::cli

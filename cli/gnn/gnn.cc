@@ -1,0 +1,166 @@
+#include "cli/gnn/gnn.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <limits>
+
+#include "cli/gnn/output.h"
+#include "cli/progress.h"
+#include "src/base/json.h"
+#include "src/gnn/dataset/import.h"
+#include "src/gnn/generate/generate.h"
+#include "src/io/alignment.h"
+#include "src/io/measure.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Json;
+
+Json dataset_json(const gnn::Description& d) { return *Json::parse(gnn::description_json(d)); }
+
+std::string dataset_text(const gnn::Description& d) {
+  return line("vertices", base::format("{}", d.num_vertices)) + line("edges", base::format("{}", d.num_edges)) +
+         line("classes", base::format("{}", d.num_classes)) +
+         line("features", base::format("{} x {}, rows of {} B, {}", dtype_name(d.features.dtype), d.features.dim,
+                                       d.features.row_bytes, gigabytes(d.features.bytes))) +
+         line("id", d.id);
+}
+
+int made(const gnn::Described& described, const std::string& directory, const std::string& target) {
+  Json json = dataset_json(described.description);
+  json.set("isolated", described.isolated).set("unlabelled", described.unlabelled).set("nan_rows", described.nan_rows);
+  std::string text =
+      directory + "\n" + dataset_text(described.description) + line("isolated", base::format("{}", described.isolated));
+  if (described.unlabelled > 0) text += line("unlabelled", base::format("{}", described.unlabelled));
+  if (described.nan_rows > 0) text += line("rows with NaN", base::format("{}", described.nan_rows));
+  return finish(json, text, target);
+}
+
+std::string point_text(const io::StoragePoint& p) {
+  const std::string key = base::format("{} KiB at {}", p.request_bytes >> 10, p.depth);
+  return line(key, p.is_random ? base::format("{:.1f} kIOPS, {:.3f} GB/s", p.kIOPS(), p.GBps())
+                               : base::format("{:.3f} GB/s", p.GBps()));
+}
+
+/// `storage` of a machine file: sequential rates by request bytes, the best over depths.
+Json storage_json(const io::StorageFigures& figures) {
+  Json points = Json::array();
+  double kIOPS = 0;
+  Json read = Json::object();
+  for (const auto* list : {&figures.in_order, &figures.at_random})
+    for (const io::StoragePoint& p : *list) {
+      points.push_back(Json::Object{{"request_bytes", p.request_bytes},
+                                    {"depth", p.depth},
+                                    {"random", p.is_random},
+                                    {"GBps", p.GBps()},
+                                    {"kIOPS", p.kIOPS()}});
+      if (p.request_bytes == io::kPageBytes) kIOPS = std::max(kIOPS, p.kIOPS());
+      const std::string key = base::format("{}", p.request_bytes);
+      const Json* known = read.find(key);
+      if (known == nullptr || known->as_double() < p.GBps()) read.set(key, p.GBps());
+    }
+  return Json::Object{{"engine", figures.engine},
+                      {"direct", figures.is_direct},
+                      {"storage", Json::Object{{"read_GBps", read},
+                                               {"read_kIOPS", kIOPS},
+                                               {"write_GBps", figures.write.GBps()},
+                                               {"start_us", figures.start_us}}},
+                      {"points", points}};
+}
+
+}  // namespace
+
+int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none) {
+  int64_t count = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  const int shift = unit == "KiB" ? 10 : unit == "MiB" ? 20 : unit == "GiB" ? 30 : unit == "TiB" ? 40 : 0;
+  if (code != std::errc() || count < (may_be_none ? 0 : 1) || (shift == 0 && !unit.empty()) ||
+      count > std::numeric_limits<int64_t>::max() >> shift)
+    base::invalid_argument("{} is {}, wanted bytes such as 8GiB, 512MiB or 1000000", option, text).or_throw();
+  return count << shift;
+}
+
+int gnn_generate(const GnnGenerateWords& words) {
+  gnn::GenerateOptions options;
+  if (!words.like.empty()) options = gnn::like(words.like).value();
+  options.model = words.model;
+  if (words.num_vertices != 0) options.num_vertices = words.num_vertices;
+  if (words.dim != 0) options.dim = words.dim;
+  options.seed = words.seed;
+  options.threads = words.threads;
+  options.memory_bytes = parse_size("--memory", words.memory);
+  Progress progress(stderr, shows_progress(STDERR_FILENO, words.quiet), 1);
+  progress.begin("generate", 1);
+  options.progress = [&](double share) { progress.update(share); };
+  const gnn::Described described = gnn::generate(options, words.out).value();
+  progress.clear();
+  return made(described, words.out, words.json);
+}
+
+int gnn_import(const GnnImportWords& words) {
+  if (words.in_place != words.out.empty())
+    base::invalid_argument("--out is \"{}\"{}", words.out,
+                           words.in_place ? ", wanted none: --in-place describes FROM itself" : ", wanted a directory")
+        .or_throw();
+  if (words.in_place) {
+    gnn::DescribeOptions options;
+    options.num_classes = words.num_classes;
+    options.bf16 = words.bf16;
+    return made(gnn::describe(words.from, options).value(), words.from, words.json);
+  }
+  gnn::ImportOptions options;
+  options.layout = words.layout;
+  options.both_directions = words.both_directions;
+  options.bf16 = words.bf16;
+  options.num_classes = words.num_classes;
+  options.memory_bytes = parse_size("--memory", words.memory);
+  Progress progress(stderr, shows_progress(STDERR_FILENO, words.quiet), 3);
+  std::string last;
+  options.progress = [&](std::string_view what, double share) {
+    if (what != last) progress.begin(last = what, 1);
+    progress.update(share);
+  };
+  const gnn::Described described = gnn::import_dataset(words.from, words.out, options).value();
+  progress.clear();
+  return made(described, words.out, words.json);
+}
+
+int gnn_info(const GnnInfoWords& words) {
+  if (is_artefact(words.dataset)) return gnn_artefact_info(words);
+  const gnn::Dataset dataset = gnn::Dataset::open(words.dataset).value();
+  Json json = dataset_json(dataset.description());
+  std::string text = words.dataset + "\n" + dataset_text(dataset.description());
+  Json splits = Json::object();
+  for (const gnn::Split split : gnn::kSplits) {
+    const auto count = std::visit([](auto ids) { return static_cast<int64_t>(ids.size()); }, dataset.split(split));
+    splits.set(gnn::split_name(split), count);
+    text += line(gnn::split_name(split), base::format("{}", count));
+  }
+  json.set("splits", std::move(splits));
+  return finish(json, text, words.json);
+}
+
+int gnn_diskbench(const GnnDiskbenchWords& words) {
+  io::MeasureOptions options;
+  options.file_bytes = parse_size("--size", words.size);
+  options.seconds = words.seconds;
+  Progress progress(stderr, shows_progress(STDERR_FILENO, words.quiet), 1);
+  progress.begin("write", 1);
+  options.progress = [&](std::string_view, double share) { progress.update(share); };
+  const io::StorageFigures figures = io::measure_storage(words.directory, options).value();
+  progress.clear();
+  std::string text =
+      base::format("{}: engine {}, {}\n", words.directory, figures.engine,
+                   figures.is_direct ? "past the page cache" : "THROUGH THE PAGE CACHE: not the rates of the disk");
+  text += line("write", base::format("{:.3f} GB/s", figures.write.GBps()));
+  for (const io::StoragePoint& point : figures.in_order) text += point_text(point);
+  for (const io::StoragePoint& point : figures.at_random) text += point_text(point);
+  text += line("a page alone", base::format("{:.1f} us", figures.start_us));
+  return finish(storage_json(figures), text, words.json);
+}
+
+}  // namespace overlace::cli

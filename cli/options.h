@@ -1,0 +1,42 @@
+// Each command adds its options to the parser and says how to run it: cli/<command>/options.cc.
+#pragma once
+
+#include <charconv>
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace overlace::cli {
+
+struct Command {
+  CLI::App* parser;
+  /// Runs it with what was parsed; returns the exit code. Failures are thrown as overlace::Error.
+  std::function<int()> run;
+};
+
+/// `program`: what follows "--", where it stands.
+Command add_run(CLI::App& app, const std::optional<std::vector<std::string>>& program);
+Command add_doctor(CLI::App& app);
+Command add_trace(CLI::App& app);
+Command add_sim(CLI::App& app);
+Command add_plan(CLI::App& app);
+Command add_explain(CLI::App& app);
+Command add_calibrate(CLI::App& app);
+Command add_gnn(CLI::App& app);
+
+/// CLI11 takes what it can of a number that is too large; this does not.
+template <class Number>
+std::string number_error(const std::string& text) {
+  Number value = 0;
+  const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code == std::errc() && stop == text.data() + text.size()) return {};
+  return "it is " + text + ", wanted a whole number" + (std::is_signed_v<Number> ? "" : " that is not negative");
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,116 @@
+#include "cli/run/memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "overlace/error.h"
+#include "src/base/file.h"
+#include "src/exec/run.h"
+#include "src/spec/operators.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+
+constexpr uint64_t kSlack = uint64_t{64} << 20;  // collectives' staging, channels, alignment
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+/// `auto` may take it, and it needs the most.
+bool is_large(const spec::FamilyDef& family) {
+  using enum spec::ClosedForm;
+  const bool cuts_rows = family.form == all_shards || family.form == other_shards || family.form == per_shard;
+  return family.has_degree && (cuts_rows || family.form == hosts);
+}
+
+/// Runs beside what is chosen, on the same channel.
+bool is_measured(const spec::FamilyDef& family) {
+  const bool is_baseline = family.name == spec::kLibrary || family.name == spec::kSerial;
+  return is_baseline || family.purpose == spec::Purpose::comm || family.purpose == spec::Purpose::limit;
+}
+
+Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
+  uint64_t always = 0, chosen = 0;
+  const auto add = [&](const spec::Schedule& schedule, bool may_be_chosen) -> base::Status {
+    const auto needs = exec::footprint(schedule, 0, plan.ranks);
+    if (!needs.ok()) return needs.status();
+    if (may_be_chosen) {
+      chosen = std::max(chosen, needs->heap_bytes);
+    } else {
+      always += needs->heap_bytes;
+    }
+    return {};
+  };
+  const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
+  for (const spec::FamilyDef& family : spec::find_operator(site.op.op)->families)
+    if (is_measured(family)) OVERLACE_TRY(add(spec::make_schedule(site.op, family.name, 1, options), false));
+  const auto asked = plan.request.by_site.find(site.name);
+  if (asked != plan.request.by_site.end()) {
+    OVERLACE_TRY(add(asked->second, true));
+    return always + chosen;
+  }
+  for (const spec::FamilyDef& family : spec::find_operator(site.op.op)->families)
+    for (int degree : {1, 4})
+      if (is_large(family)) OVERLACE_TRY(add(spec::make_schedule(site.op, family.name, degree, options), true));
+  return always + chosen;
+}
+
+}  // namespace
+
+Result<uint64_t> heap_bytes(const RunPlan& plan) {
+  try {
+    uint64_t bytes = kSlack;
+    for (const model::Site& site : plan.sites) {
+      const auto needs = site_bytes(plan, site);
+      if (!needs.ok()) return needs.status();
+      bytes += *needs + *needs / 8;
+    }
+    const uint64_t least = (plan.backend == Backend::cuda_peer ? uint64_t{1024} : uint64_t{256}) << 20;
+    return std::max(bytes, least);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+double host_bytes(const RunPlan& plan, uint64_t heap) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double element = real(static_cast<int64_t>(dtype_bytes(plan.problem.dtype)));
+  const double tokens = real(plan.problem.tokens), hidden = real(plan.config.hidden), ranks = plan.ranks;
+  const double here = plan.ranks_here();
+  double weights = 0, columns = 0;  // of one layer over all ranks; K and N of ag_gemm and gemm_rs
+  for (const model::Site& site : plan.sites) {
+    weights += real(site.op.n) * real(site.op.k) * ranks;
+    columns += (spec::gathers(site.op.op) ? real(site.op.n) : real(site.op.k)) * ranks;
+  }
+  const double activations = tokens * (columns + 6 * hidden) * element;
+  const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
+  const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);
+  return (weights * real(plan.problem.layers) * element + activations) * here / ranks + states + oracle +
+         real(static_cast<int64_t>(heap)) * here;
+}
+
+base::Status check_memory(const RunPlan& plan, double available) {
+  const auto heap = heap_bytes(plan);
+  if (!heap.ok()) return heap.status();
+  if (plan.backend != Backend::cpu) return {};  // devices refuse on their own, with their numbers
+  const double needed = host_bytes(plan, *heap);
+  if (needed <= available) return {};
+  return base::error(Errc::out_of_memory,
+                     "{} with {} layers, {} tokens, {} ranks takes about {:.1f} GiB, this host has {:.1f} GiB; wanted "
+                     "fewer --layers or --tokens",
+                     plan.config.name, plan.problem.layers, plan.problem.tokens, plan.ranks_here(), needed / kGiB,
+                     available / kGiB);
+}
+
+double available_bytes() {
+  const double physical = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  const auto limit = base::read_file("/sys/fs/cgroup/memory.max");
+  int64_t bytes = 0;
+  if (limit.ok() && std::from_chars(limit->data(), limit->data() + limit->size(), bytes).ec == std::errc() && bytes > 0)
+    return std::min(physical, static_cast<double>(bytes));
+  return physical;
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,18 @@
+// The fp64 oracle of `overlace run`, beside ranks that wait for it.
+#pragma once
+
+#include <vector>
+
+#include "cli/run/crew.h"
+#include "cli/run/plan.h"
+#include "overlace/runtime.h"
+#include "src/base/status.h"
+
+namespace overlace::cli {
+
+/// Collective; the result is rank 0's, tokens x hidden. The other ranks wait in short exchanges, so that neither a long
+/// oracle reaches their deadline nor a lost rank stays unseen.
+base::Result<std::vector<double>> oracle_in_background(const RunPlan& plan, const std::vector<float>& input,
+                                                       Runtime& runtime, TeamCrew& crew);
+
+}  // namespace overlace::cli

@@ -1,0 +1,433 @@
+#include "cli/run/rank.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "cli/measure.h"
+#include "cli/progress.h"
+#include "cli/report/timeline.h"
+#include "cli/run/check.h"
+#include "cli/run/crew.h"
+#include "cli/run/kept.h"
+#include "cli/run/memory.h"
+#include "cli/run/oracle.h"
+#include "cli/run/outputs.h"
+#include "cli/run/result.h"
+#include "cli/version.h"
+#include "overlace/plan.h"
+#include "src/exec/gemm.h"
+#include "src/exec/run.h"
+#include "src/spec/operators.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Result;
+using base::Status;
+using model::SiteSchedules;
+
+// Of one H200 (docs/reference/benchmarks.md): copy-engine pushes between peers, sustained bf16 products.
+constexpr double kGpuLinkBytesPerS = 390e9, kGpuFlopsPerS = 650e12;
+
+// Weights of the progress bar, in parts of a typical run.
+/// Runs that are recorded of each schedule; the one that took most nearly as long as the median is kept.
+constexpr int kMostTraces = 5;
+constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
+
+class RankRun {
+ public:
+  RankRun(const RunOptions& options, const RunPlan& plan, Runtime& runtime)
+      : options_(options),
+        plan_(plan),
+        runtime_(runtime),
+        team_(runtime.world()),
+        progress_(stderr, team_.rank() == 0 && shows_progress(STDERR_FILENO, options.quiet),
+                  kLoadWeight + kCheckWeight + kSiteWeight * static_cast<double>(plan.sites.size()) + kTotalWeight +
+                      kTraceWeight) {}
+
+  Result<bool> run();
+
+ private:
+  bool is_first() const { return team_.rank() == 0; }
+  /// Without a collectives engine (no NCCL, say) the family `library` cannot run.
+  bool has_library() const { return team_.size() == 1 || team_.net() != nullptr; }
+  Status open();
+  Result<double> measure_us(const model::Site& site, const spec::Schedule& schedule);
+  Result<double> measure_flops();
+  Result<double> measure_link();
+  Status choose();
+  Status check();
+  Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
+  Status time_site(const model::Site& site, SiteResult* result);
+  Status time_layers();
+  Status repeat_forward();
+  Status trace();
+  Result<base::Trace> trace_pass(const SiteSchedules& schedules, const char* title);
+  SiteSchedules of_family(const char* family) const;
+  spec::Schedule make(const model::Site& site, std::string_view family) const;
+
+  const RunOptions& options_;
+  const RunPlan& plan_;
+  Runtime& runtime_;
+  Team& team_;
+  Progress progress_;
+  Channel* channel_ = nullptr;
+  std::unique_ptr<model::Stack> stack_;
+  std::unique_ptr<TeamCrew> crew_;
+  std::vector<float> input_;  // tokens x hidden
+  SiteSchedules chosen_, unfused_, best_serial_;
+  RunResult result_;
+  std::vector<float> my_output_, output_, baseline_;  // the latter two on rank 0, whole
+  base::Trace serial_trace_, overlapped_trace_;       // on rank 0
+};
+
+SiteSchedules RankRun::of_family(const char* family) const {
+  SiteSchedules out;
+  for (const model::Site& site : plan_.sites) out[site.name] = make(site, family);
+  return out;
+}
+
+/// The unfused path is the best there is: on several hosts it crosses once, too.
+spec::Schedule RankRun::make(const model::Site& site, std::string_view family) const {
+  return spec::make_schedule(site.op, family, 1, {{"hosts", int64_t{plan_.hosts}}});
+}
+
+Status RankRun::open() {
+  progress_.begin("loading weights", kLoadWeight);
+  const bool on_gpus = plan_.backend == Backend::cuda_peer;
+  channel_ = &team_.channel(on_gpus ? StreamRef::cuda(nullptr) : StreamRef::cpu());
+  auto stack = model::Stack::create(plan_.config, plan_.problem, *channel_);
+  OVERLACE_TRY(agree_on(team_, stack.ok() ? Status() : stack.status()));
+  stack_ = std::move(*stack);
+  crew_ = std::make_unique<TeamCrew>(team_, *stack_);
+  auto input = read_input(options_, plan_);
+  OVERLACE_TRY(agree_on(team_, input.ok() ? Status() : input.status()));
+  input_ = std::move(*input);
+  unfused_ = of_family(has_library() ? "library" : "serial");
+  result_.version = kVersion;
+  result_.backend = on_gpus ? "cuda_peer" : "cpu";
+  result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
+  if (plan_.is_emulated()) result_.link = on_gpus ? "NCCL over sockets" : plan_.link.to_string();
+  if (plan_.placement.is_emulated) result_.link += base::format(" ({} hosts on one machine)", plan_.placement.hosts);
+  result_.ranks = team_.size();
+  result_.hosts = plan_.placement.hosts;
+  result_.model = plan_.config.name;
+  result_.layers = plan_.problem.layers;
+  result_.tokens = plan_.problem.tokens;
+  result_.sequence_length = plan_.problem.sequence_length;
+  result_.dtype = plan_.problem.dtype;
+  result_.seed = plan_.problem.seed;
+  result_.repetitions = plan_.repetitions;
+  return {};
+}
+
+/// A rough one.
+Result<double> RankRun::measure_us(const model::Site& site, const spec::Schedule& schedule) {
+  MeasureOptions options;
+  options.repetitions = 3;
+  options.burst_us = 10000;
+  const auto run_it = [&](int iterations) { return stack_->run_site(site.name, schedule, iterations); };
+  const auto timing = measure({{"estimate", run_it}}, *crew_, options);
+  if (!timing.ok()) return timing.status();
+  return timing->front().median_us;
+}
+
+/// Rate of the widest site's GEMM while all ranks compute; of the slowest rank, so that all choose alike.
+Result<double> RankRun::measure_flops() {
+  const auto work = [](const model::Site& s) {
+    return 2.0 * static_cast<double>(s.op.m) * static_cast<double>(s.op.n) * static_cast<double>(s.op.k);
+  };
+  const auto by_work = [&](const model::Site& a, const model::Site& b) { return work(a) < work(b); };
+  const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_work);
+  const auto us = measure_us(site, spec::make_schedule(site.op, "compute"));
+  if (!us.ok()) return us.status();
+  return work(site) / (*us * 1e-6);
+}
+
+/// Bytes per second from one host to another while all do the same, as plan::Hardware counts them: what a shard takes
+/// is what all ranks of a host send, each once.
+Result<double> RankRun::measure_link() {
+  const auto shard_bytes = [](const model::Site& s) {
+    const bool is_ag = spec::gathers(s.op.op);
+    const int64_t elements = s.op.m / s.op.ranks * (is_ag ? s.op.k : s.op.n);
+    return static_cast<double>(elements) * static_cast<double>(dtype_bytes(is_ag ? s.op.dtype : s.op.out_dtype));
+  };
+  const auto by_bytes = [&](const model::Site& a, const model::Site& b) { return shard_bytes(a) < shard_bytes(b); };
+  const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_bytes);
+  const auto us = measure_us(site, make(site, "comm"));
+  if (!us.ok()) return us.status();
+  const int shards = plan_.hosts > 1 ? team_.size() / plan_.hosts : team_.size() - 1;
+  return shards * shard_bytes(site) / (*us * 1e-6);
+}
+
+Status RankRun::choose() {
+  plan::Hardware hardware;
+  hardware.is_gpu = plan_.backend == Backend::cuda_peer;
+  if (hardware.is_gpu && plan_.placement.hosts == 1) {
+    hardware.link_bytes_per_s = kGpuLinkBytesPerS;
+    hardware.flops_per_s = kGpuFlopsPerS;
+  } else {
+    const bool is_network = !plan_.link.enabled && plan_.placement.hosts > 1;
+    const auto link = is_network ? measure_link() : plan_.link.enabled ? plan_.link.bytes_per_s : 0.0;
+    if (!link.ok()) return link.status();
+    hardware.link_bytes_per_s = *link;
+    hardware.hosts = hardware.is_gpu ? plan_.placement.hosts : is_network || plan_.link.between_hosts ? plan_.hosts : 1;
+    const auto flops = measure_flops();
+    if (!flops.ok()) return flops.status();
+    hardware.flops_per_s = *flops;
+  }
+  auto kept = kept_choices(plan_, base::env(), team_);
+  if (!kept.ok()) return kept.status();
+  for (const model::Site& site : plan_.sites) {
+    SiteResult result;
+    result.name = site.name;
+    result.op = site.op;
+    const auto asked = plan_.request.by_site.find(site.name);
+    if (asked != plan_.request.by_site.end()) {
+      chosen_[site.name] = asked->second;
+      result.reason = plan_.request.reason;
+    } else {
+      const auto found = kept->find(site.name);
+      plan::Choice choice = found != kept->end() ? std::move(found->second) : plan::choose(site.op, hardware);
+      chosen_[site.name] = std::move(choice.schedule);
+      result.reason = std::move(choice.reason);
+      if (!has_library() && schedule_name(chosen_[site.name]) == "library") {
+        chosen_[site.name] = make(site, "serial");
+        result.reason += "; there is no collectives engine: serial";
+      }
+    }
+    result.chosen = schedule_name(chosen_[site.name]);
+    result_.sites.push_back(std::move(result));
+  }
+  return {};
+}
+
+/// Forward over all layers; `mine` are my rows, the value all rows on rank 0.
+Result<std::vector<float>> RankRun::whole_output(const SiteSchedules& schedules, std::vector<float>* mine) {
+  const int64_t hidden = plan_.config.hidden;
+  const auto [first, rows] = model::token_rows(plan_.problem.tokens, team_.rank(), team_.size());
+  mine->assign(static_cast<size_t>(rows * hidden), 0.0f);
+  OVERLACE_TRY(stack_->forward(input_.data() + first * hidden, schedules, mine->data()));
+  const auto parts =
+      gather(team_, std::string(reinterpret_cast<const char*>(mine->data()), mine->size() * sizeof(float)));
+  if (!parts.ok()) return parts.status();
+  std::vector<float> whole(is_first() ? input_.size() : 0);
+  size_t at = 0;
+  for (const std::string& part : *parts) {
+    if (at + part.size() > whole.size() * sizeof(float))
+      return base::error(Errc::internal, "the ranks' rows are more than {} x {}", plan_.problem.tokens, hidden);
+    std::memcpy(reinterpret_cast<char*>(whole.data()) + at, part.data(), part.size());
+    at += part.size();
+  }
+  if (at != whole.size() * sizeof(float))
+    return base::error(Errc::internal, "the ranks' rows are {} bytes, wanted {}", at, whole.size() * sizeof(float));
+  return whole;
+}
+
+Status RankRun::check() {
+  progress_.begin("running the layers", kCheckWeight / 3);
+  std::vector<float> unused;
+  auto baseline = whole_output(unfused_, &unused);
+  if (!baseline.ok()) return baseline.status();
+  baseline_ = std::move(*baseline);
+  auto output = whole_output(chosen_, &my_output_);
+  if (!output.ok()) return output.status();
+  output_ = std::move(*output);
+  progress_.begin("computing the fp64 oracle", kCheckWeight * 2 / 3);
+  const auto oracle = oracle_in_background(plan_, input_, runtime_, *crew_);
+  if (!oracle.ok()) return oracle.status();
+  if (is_first()) {
+    int64_t depth = 0;
+    for (const model::Site& site : plan_.sites)
+      depth = std::max(depth, spec::gathers(site.op.op) ? site.op.k : site.op.k * site.op.ranks);
+    result_.error = relative_error(output_, *oracle);
+    result_.baseline_error = relative_error(baseline_, *oracle);
+    const Verdict verdict =
+        judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
+    result_.ok = verdict.ok;
+    result_.error_limit = verdict.limit;
+    result_.why_not = verdict.why_not;
+  }
+  const auto ok = crew_->max_over_ranks({is_first() && result_.ok ? 1.0 : 0.0});
+  if (!ok.ok()) return ok.status();
+  result_.ok = ok->front() > 0;
+  baseline_.clear();
+  return {};
+}
+
+Status RankRun::time_site(const model::Site& site, SiteResult* result) {
+  progress_.begin("timing " + site.name, kSiteWeight);
+  std::vector<std::string> names = {"compute", "comm", "limit", "serial"};
+  if (has_library()) names.push_back("library");
+  std::vector<spec::Schedule> schedules;
+  for (const std::string& name : names) schedules.push_back(make(site, name));
+  const spec::Schedule& chosen = chosen_.at(site.name);
+  const auto same = std::find(schedules.begin(), schedules.end(), chosen);
+  const auto chosen_at = static_cast<size_t>(same - schedules.begin());
+  if (same == schedules.end()) {
+    names.push_back("overlapped");
+    schedules.push_back(chosen);
+  }
+  std::vector<Competitor> competitors;
+  for (size_t i = 0; i < names.size(); ++i) {
+    competitors.push_back({names[i], [this, &site, schedule = &schedules[i]](int iterations) {
+                             return stack_->run_site(site.name, *schedule, iterations);
+                           }});
+  }
+  MeasureOptions options;
+  options.repetitions = plan_.repetitions;
+  options.burst_us = plan_.backend == Backend::cuda_peer ? 50000 : 20000;
+  options.seed = plan_.problem.seed;
+  const auto timings = measure(competitors, *crew_, options,
+                               [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+  if (!timings.ok()) return timings.status();
+  const auto us = [&](size_t i) { return (*timings)[i].median_us; };
+  SiteTimes& t = result->times;
+  t.compute_us = us(0);
+  t.comm_us = team_.size() == 1 ? 0 : us(1);
+  const size_t library_at = has_library() ? 4 : 3;
+  t.library_us = has_library() ? us(library_at) : 0;
+  t.serial_us = std::min(us(3), us(library_at));
+  t.limit_us = std::min(us(2), t.serial_us);
+  t.overlapped_us = us(chosen_at);
+  best_serial_[site.name] = schedules[us(3) <= us(library_at) ? 3 : library_at];
+  return {};
+}
+
+Status RankRun::time_layers() {
+  progress_.begin("timing all layers", kTotalWeight);
+  MeasureOptions options;
+  options.repetitions = plan_.repetitions;
+  options.burst_us = plan_.backend == Backend::cuda_peer ? 100000 : 20000;
+  options.seed = plan_.problem.seed + 1;
+  SiteSchedules without_dependence;
+  for (const model::Site& site : plan_.sites) without_dependence[site.name] = make(site, "limit");
+  const auto timings =
+      measure({{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
+               {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }},
+               {"limit", [&](int iterations) { return stack_->run_layers(without_dependence, iterations); }}},
+              *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+  if (!timings.ok()) return timings.status();
+  result_.total_serial_us = timings->at(0).median_us;
+  result_.total_overlapped_us = timings->at(1).median_us;
+  result_.stack_limit_us = std::min(timings->at(2).median_us, result_.total_serial_us);
+  return {};
+}
+
+/// The same layers once more after everything else ran: stale signals, overruns and races would show here.
+Status RankRun::repeat_forward() {
+  const bool deterministic =
+      std::all_of(chosen_.begin(), chosen_.end(), [](const auto& s) { return s.second.deterministic; });
+  std::vector<float> again;
+  const auto whole = whole_output(chosen_, &again);
+  if (!whole.ok()) return whole.status();
+  double differing = 0;
+  for (size_t i = 0; deterministic && i < again.size(); ++i)
+    differing += std::memcmp(&again[i], &my_output_[i], sizeof(float)) != 0 ? 1 : 0;
+  const auto most = crew_->max_over_ranks({differing});
+  if (!most.ok()) return most.status();
+  if (most->front() > 0 && result_.ok) {
+    result_.ok = false;
+    result_.why_not = base::format("the same layers run again differ in up to {} elements a rank", most->front());
+  }
+  return {};
+}
+
+Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const char* title) {
+  base::Trace mine;
+  exec::set_trace(*channel_, &mine);
+  Status status = crew_->synchronize();
+  if (status.ok()) status = crew_->barrier();
+  if (status.ok()) status = stack_->run_layers(schedules, 1);
+  if (status.ok()) status = crew_->synchronize();
+  if (status.ok()) {
+    auto recorded = exec::collect_trace(*channel_);
+    status = recorded.ok() ? Status() : recorded.status();
+    if (status.ok()) mine.merge(std::move(*recorded));
+  }
+  exec::set_trace(*channel_, nullptr);
+  OVERLACE_TRY(std::move(status));
+  const auto parts = gather(team_, mine.to_json());
+  if (!parts.ok()) return parts.status();
+  base::Trace all;
+  for (const std::string& part : *parts) {
+    auto trace = base::Trace::from_json(part);
+    if (!trace.ok()) return trace.status();
+    all.merge(std::move(*trace));
+  }
+  all.title = base::format("{} {}", plan_.config.name, title);
+  all.emulated = plan_.is_emulated();
+  exec::join_arrows(all);
+  return all;
+}
+
+Status RankRun::trace() {
+  if (options_.trace.empty() && options_.report.empty()) return {};
+  progress_.begin("recording the timeline", kTraceWeight);
+  std::vector<base::Trace> serial, overlapped;
+  for (int pass = 0; pass < std::min(plan_.repetitions, kMostTraces); ++pass) {
+    auto one = trace_pass(best_serial_, "serial");
+    if (!one.ok()) return one.status();
+    serial.push_back(std::move(*one));
+    one = trace_pass(chosen_, "overlapped");
+    if (!one.ok()) return one.status();
+    overlapped.push_back(std::move(*one));
+    progress_.update((pass + 1.0) / kMostTraces);
+  }
+  if (serial.empty()) return {};
+  serial_trace_ = std::move(serial[most_typical(serial, result_.total_serial_us)]);
+  overlapped_trace_ = std::move(overlapped[most_typical(overlapped, result_.total_overlapped_us)]);
+  return {};
+}
+
+Result<bool> RankRun::run() {
+  OVERLACE_TRY(open());
+  OVERLACE_TRY(choose());
+  OVERLACE_TRY(check());
+  // A wrong result is not timed (docs/reference/benchmarks.md), but it is reported.
+  if (result_.ok) {
+    for (size_t i = 0; i < plan_.sites.size(); ++i) OVERLACE_TRY(time_site(plan_.sites[i], &result_.sites[i]));
+    OVERLACE_TRY(time_layers());
+    OVERLACE_TRY(trace());
+    OVERLACE_TRY(repeat_forward());
+  }
+  progress_.clear();
+  Status written;
+  if (is_first()) {
+    written = write_outputs(
+        options_, {result_, output_, plan_.config.hidden, std::move(serial_trace_), std::move(overlapped_trace_)});
+  }
+  OVERLACE_TRY(agree_on(team_, written));
+  return result_.ok;
+}
+
+}  // namespace
+
+Result<bool> run_rank(const RunOptions& options, const RunPlan& plan, Bootstrap& bootstrap, bool* has_opened) {
+  try {
+    RuntimeOptions wanted = RuntimeOptions::from_environment();
+    wanted.backend = plan.backend;
+    wanted.link = plan.link;
+    if (wanted.heap_bytes == 0) wanted.heap_bytes = heap_bytes(plan).value();
+    Runtime runtime = Runtime::open(bootstrap, wanted);
+    if (has_opened != nullptr) *has_opened = true;
+    Result<bool> result = [&]() -> Result<bool> {
+      try {
+        return RankRun(options, plan, runtime).run();
+      } catch (...) {
+        return base::status_of_current_exception();
+      }
+    }();
+    if (!result.ok()) {
+      runtime.abort(result.status().code(), result.status().message());
+    }
+    runtime.close();
+    return result;
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,168 @@
+#include "cli/run/result.h"
+
+#include <algorithm>
+
+#include "src/base/format.h"
+#include "src/spec/operators.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Json;
+
+// Two measurements of the same thing differ by more than this part of it, so a share of less says nothing.
+constexpr double kNoRoom = 0.02;
+
+/// Families of some operators carry a suffix, which the column beside them says already.
+std::string without_suffix(const spec::Schedule& schedule) {
+  return std::string(spec::without_suffix(schedule.op, schedule.family));
+}
+
+std::string percent(const std::optional<double>& share) {
+  return share ? base::format("{:.0f} %", 100 * *share) : std::string("-");
+}
+
+/// Zero stands for what was not timed, because the result was wrong.
+std::string microseconds(double us) {
+  if (us == 0) return "-";
+  return us >= 100 ? base::format("{:.0f}", us) : base::format("{:.1f}", us);
+}
+
+Json number_or_null(double us) { return us == 0 ? Json() : Json(us); }
+
+/// Rows of equal length; the first `left` columns are aligned to the left, the others to the right.
+std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left) {
+  std::vector<size_t> widths(rows.front().size(), 0);
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - row[i].size(), ' ');
+      if (i > 0) line += "  ";
+      line += i < left ? row[i] + pad : pad + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+Json site_json(const SiteResult& site) {
+  const SiteTimes& t = site.times;
+  const auto hidden = t.hidden();
+  Json out = Json::object();
+  out.set("name", site.name);
+  out.set("op", site.op.op);
+  out.set("m", site.op.m);
+  out.set("n", site.op.n);
+  out.set("k", site.op.k);
+  out.set("schedule", site.chosen);
+  out.set("serial_us", number_or_null(t.serial_us));
+  out.set("overlapped_us", number_or_null(t.overlapped_us));
+  out.set("limit_us", number_or_null(t.limit_us));
+  out.set("hidden", hidden ? Json(*hidden) : Json());
+  out.set("reason", site.reason);
+  out.set("library_us", number_or_null(t.library_us));
+  out.set("compute_us", number_or_null(t.compute_us));
+  out.set("comm_us", number_or_null(t.comm_us));
+  return out;
+}
+
+}  // namespace
+
+std::optional<double> SiteTimes::hidden() const {
+  const double side = std::min(compute_us, comm_us);
+  if (side <= kNoRoom * serial_us) return std::nullopt;
+  return (serial_us - overlapped_us) / side;
+}
+
+double RunResult::sites_limit_us() const {
+  double room_us = 0;
+  for (const SiteResult& site : sites) room_us += site.times.serial_us - site.times.limit_us;
+  return total_serial_us - static_cast<double>(layers) * room_us;
+}
+
+std::optional<double> RunResult::total_hidden() const {
+  double saved_us = 0, side_us = 0;
+  for (const SiteResult& site : sites) {
+    if (!site.times.hidden()) continue;
+    saved_us += site.times.serial_us - site.times.overlapped_us;
+    side_us += std::min(site.times.compute_us, site.times.comm_us);
+  }
+  if (side_us <= 0) return std::nullopt;
+  return saved_us / side_us;
+}
+
+std::string schedule_name(const spec::Schedule& schedule) {
+  const std::string family = without_suffix(schedule);
+  const auto q = schedule.params.find("q");
+  const int64_t* degree = q == schedule.params.end() ? nullptr : std::get_if<int64_t>(&q->second);
+  return degree == nullptr || *degree == 1 ? family : base::format("{}:{}", family, *degree);
+}
+
+Json to_json(const RunResult& r) {
+  Json sites = Json::array();
+  for (const SiteResult& site : r.sites) sites.push_back(site_json(site));
+  const auto hidden = r.total_hidden();
+  Json total = Json::object();
+  total.set("serial_us", number_or_null(r.total_serial_us));
+  total.set("overlapped_us", number_or_null(r.total_overlapped_us));
+  total.set("limit_us", number_or_null(r.sites_limit_us()));
+  total.set("stack_limit_us", number_or_null(r.stack_limit_us));
+  total.set("hidden", hidden ? Json(*hidden) : Json());
+  Json out = Json::object();
+  out.set("schema", "overlace.run/1");
+  out.set("ok", r.ok);
+  out.set("backend", r.backend);
+  out.set("emulated", r.is_emulated());
+  out.set("ranks", r.ranks);
+  out.set("model", r.model);
+  out.set("sites", std::move(sites));
+  out.set("total", std::move(total));
+  out.set("error", r.error);
+  out.set("baseline_error", r.baseline_error);
+  out.set("error_limit", r.error_limit);
+  out.set("why_not", r.why_not);
+  out.set("link", r.link);
+  out.set("hosts", r.hosts);
+  out.set("layers", r.layers);
+  out.set("tokens", r.tokens);
+  out.set("sequence_length", r.sequence_length);
+  out.set("dtype", dtype_name(r.dtype));
+  out.set("seed", r.seed);
+  out.set("repetitions", r.repetitions);
+  out.set("gemm", r.provider);
+  out.set("version", r.version);
+  return out;
+}
+
+std::string to_table(const RunResult& r) {
+  std::string out = base::format("{}  {} layer{}, {} tokens in sequences of {}, {}\n", r.model, r.layers,
+                                 r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, dtype_name(r.dtype));
+  const std::string hosts = r.hosts > 1 ? base::format(" on {} hosts", r.hosts) : "";
+  out += base::format("{} rank{}{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", hosts, r.backend,
+                      r.provider);
+  if (r.is_emulated()) {
+    out += base::format("EMULATED link between ranks: {} per direction; all times below are with it\n", r.link);
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"site", "operator", "M x N x K", "schedule", "serial us", "overlapped us", "limit us", "hidden"}};
+  for (const SiteResult& s : r.sites) {
+    rows.push_back({s.name, s.op.op, base::format("{}x{}x{}", s.op.m, s.op.n, s.op.k), s.chosen,
+                    microseconds(s.times.serial_us), microseconds(s.times.overlapped_us),
+                    microseconds(s.times.limit_us), percent(s.times.hidden())});
+  }
+  rows.push_back({"all layers", "", "", "", microseconds(r.total_serial_us), microseconds(r.total_overlapped_us),
+                  microseconds(r.stack_limit_us), percent(r.total_hidden())});
+  out += "\n" + aligned(rows, 4) + "\n";
+  for (const SiteResult& s : r.sites) out += base::format("{}: {}\n", s.name, s.reason);
+  out += base::format("largest error / rms of the fp64 oracle: {:.3g} overlapped, {:.3g} unfused, {:.3g} allowed\n",
+                      r.error, r.baseline_error, r.error_limit);
+  out += r.ok ? std::string("ok\n") : base::format("WRONG: {}\n", r.why_not);
+  return out;
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,162 @@
+#include "cli/run/schedules.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "src/base/file.h"
+#include "src/base/json.h"
+#include "src/spec/check.h"
+#include "src/spec/operators.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Json;
+using base::Result;
+using base::Status;
+
+constexpr int kGpuSms = 132;                    // of an H200
+constexpr int64_t kAnyHeap = int64_t{1} << 46;  // heaps are made as large as the schedules ask (run_memory.h)
+
+Status bad_schedule(const std::string& why) { return Status(Errc::bad_schedule, why); }
+
+Result<spec::Schedule> parse_schedule(const Json& json) {
+  try {
+    return spec::Schedule::from_json(json.dump());
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+/// "ag_gemm M 1024 N 512 K 512 G 2 fp32", also for what lacks a part.
+std::string problem_of(const spec::Schedule& schedule) {
+  std::string out = schedule.op;
+  for (const char* key : {"M", "N", "K", "G", "dtype"}) {
+    const auto found = schedule.params.find(key);
+    if (found == schedule.params.end()) continue;
+    const bool is_dtype = std::string_view(key) == "dtype";
+    if (!is_dtype) out += base::format(" {}", key);
+    if (const auto* number = std::get_if<int64_t>(&found->second)) out += base::format(" {}", *number);
+    if (const auto* text = std::get_if<std::string>(&found->second)) out += " " + *text;
+  }
+  return out;
+}
+
+std::string problem_of(const model::Site& site) {
+  return base::format("{} M {} N {} K {} G {} {}", site.op.op, site.op.m, site.op.n, site.op.k, site.op.ranks,
+                      dtype_name(site.op.dtype));
+}
+
+std::string names_of(const std::vector<model::Site>& sites) {
+  std::string out;
+  for (const model::Site& site : sites) out += (out.empty() ? "" : ", ") + site.name;
+  return out;
+}
+
+/// The first of the static checks that fails.
+Status check_static(const spec::Schedule& schedule, const RunPlan& plan) {
+  spec::Machine machine;
+  machine.is_gpu = plan.backend == Backend::cuda_peer;
+  machine.name = machine.is_gpu ? "GPUs" : "CPU ranks";
+  machine.ranks = plan.ranks;
+  machine.sms = machine.is_gpu ? kGpuSms : 1;
+  machine.heap_bytes = kAnyHeap;
+  spec::CheckOptions options;
+  options.ranks = {plan.ranks};
+  try {
+    const spec::CheckReport report = spec::check(schedule, machine, options);
+    for (const spec::Finding& f : report.findings)
+      if (f.is_error) return bad_schedule(base::format("{}: task {}, rank {}: {}", f.code, f.task, f.rank, f.text));
+    return {};
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+Status add_single(const Json& json, const RunPlan& plan, ScheduleRequest* out) {
+  const auto schedule = parse_schedule(json);
+  if (!schedule.ok()) return schedule.status();
+  for (const model::Site& site : plan.sites)
+    if (problem_of(*schedule) == problem_of(site)) out->by_site[site.name] = *schedule;
+  if (out->by_site.empty())
+    return bad_schedule(base::format("it is for {}, which is none of the sites' problems: {} poses {}",
+                                     problem_of(*schedule), plan.sites.front().name, problem_of(plan.sites.front())));
+  return check_static(*schedule, plan);
+}
+
+Status add_named(const Json& json, const RunPlan& plan, ScheduleRequest* out) {
+  for (const auto& [name, value] : json.as_object()) {
+    const auto has_name = [&, &wanted = name](const model::Site& site) { return site.name == wanted; };
+    const auto site = std::find_if(plan.sites.begin(), plan.sites.end(), has_name);
+    if (site == plan.sites.end())
+      return bad_schedule(base::format("there is no site {}, wanted some of {}", name, names_of(plan.sites)));
+    auto schedule = parse_schedule(value);
+    if (!schedule.ok()) return schedule.status();
+    if (problem_of(*schedule) != problem_of(*site))
+      return bad_schedule(
+          base::format("{}: the schedule is for {}, wanted {}", name, problem_of(*schedule), problem_of(*site)));
+    OVERLACE_TRY(check_static(*schedule, plan));
+    out->by_site[name] = std::move(*schedule);
+  }
+  if (out->by_site.empty())
+    return bad_schedule(base::format("it holds no schedule, wanted some of {}", names_of(plan.sites)));
+  return {};
+}
+
+Status read_file(const std::string& path, const RunPlan& plan, ScheduleRequest* out) {
+  const auto text = base::read_file(path);
+  if (!text.ok()) return text.status();
+  const auto json = Json::parse(*text, path);
+  if (!json.ok()) return json.status();
+  Status status;
+  if (!json->is_object()) {
+    status = bad_schedule(base::format("it is {}, wanted an object", json->type_name()));
+  } else {
+    status = json->find("op") != nullptr ? add_single(*json, plan, out) : add_named(*json, plan, out);
+  }
+  if (status.ok()) return status;
+  return Status(status.code(), base::format("--schedule {}: {}", path, status.message()));
+}
+
+}  // namespace
+
+Result<std::pair<std::string, int>> parse_schedule_name(const std::string& text) {
+  const size_t colon = text.find(':');
+  int degree = 1;
+  if (colon != std::string::npos) {
+    const char* begin = text.data() + colon + 1;
+    const char* end = text.data() + text.size();
+    const auto [stop, code] = std::from_chars(begin, end, degree);
+    if (code != std::errc() || stop != end || degree < 1)
+      return base::invalid_argument(
+          "--schedule is {}, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a file ending in .json", text);
+  }
+  return std::pair(text.substr(0, colon), degree);
+}
+
+Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan& plan) {
+  ScheduleRequest out;
+  if (text == "auto") return out;
+  out.reason = "asked for: --schedule " + text;
+  if (text.ends_with(".json")) {
+    OVERLACE_TRY(read_file(text, plan, &out));
+    return out;
+  }
+  const auto name = parse_schedule_name(text);
+  if (!name.ok()) return name.status();
+  for (const model::Site& site : plan.sites) {
+    const spec::FamilyDef* family = spec::find_family(*spec::find_operator(site.op.op), name->first);
+    if (family != nullptr && family->purpose != spec::Purpose::plan)
+      return base::invalid_argument("--schedule is {}, which measures a part and gives no result", text);
+  }
+  try {
+    const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
+    for (const model::Site& site : plan.sites)
+      out.by_site[site.name] = spec::make_schedule(site.op, name->first, name->second, options);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+  return out;
+}
+
+}  // namespace overlace::cli

@@ -1,0 +1,54 @@
+// Options of `overlace trace`.
+#include "cli/options.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/run/outputs.h"
+#include "cli/sim/sim.h"
+#include "cli/trace/trace.h"
+
+namespace overlace::cli {
+
+namespace {
+
+struct TraceWords {
+  std::string from, to;
+  DiffWords diff;
+};
+
+int run_trace(const CLI::App& trace, const TraceWords& words) {
+  if (trace.got_subcommand("diff")) return trace_diff(words.diff);
+  if (trace.got_subcommand("convert")) {
+    trace_convert(words.from, words.to).or_throw();
+    return 0;
+  }
+  print(trace_info(words.from).value()).or_throw();
+  return 0;
+}
+
+}  // namespace
+
+Command add_trace(CLI::App& app) {
+  const auto words = std::make_shared<TraceWords>();
+  CLI::App* trace = app.add_subcommand("trace", "Look at timelines");
+  trace->require_subcommand(1);
+  CLI::App* info = trace->add_subcommand("info", "Ranks, duration, and what each lane did");
+  info->add_option("file", words->from, "Timeline")->required();
+  CLI::App* convert = trace->add_subcommand("convert", "Write a timeline in another format");
+  convert->add_option("from", words->from, "Timeline")->required();
+  convert->add_option("to", words->to, "Its ending chooses: .json, .pftrace, .perfetto-trace, .et (Chakra)")
+      ->required();
+  CLI::App* diff =
+      trace->add_subcommand("diff", "Two timelines of the same work, task by task: measured and simulated");
+  diff->add_option("first", words->diff.first, "Timeline")->required();
+  diff->add_option("second", words->diff.second, "Timeline")->required();
+  diff->add_option("--json", words->diff.json, "The same as data; - is stdout");
+  diff->add_option("--match", words->diff.match, "id, or kind: the n-th of its kind on its rank")
+      ->capture_default_str();
+  diff->add_option("--rank", words->diff.rank, "This one alone (default: all)")->check(number_error<int64_t>);
+  diff->add_option("--max-median", words->diff.max_median, "Exit code 1 where the median residual is above so many %");
+  return {trace, [trace, words] { return run_trace(*trace, *words); }};
+}
+
+}  // namespace overlace::cli

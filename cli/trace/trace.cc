@@ -1,0 +1,165 @@
+#include "cli/trace/trace.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "cli/report/timeline.h"
+#include "src/base/file.h"
+#include "src/sim/trace/chakra.h"
+#include "src/sim/trace/kineto.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Span;
+using base::Trace;
+
+struct LaneSummary {
+  size_t spans = 0;
+  Intervals busy;  // waits are not work
+  int64_t bytes = 0;
+  double flops = 0;
+};
+
+std::string rate_text(double amount, int64_t ns, std::string_view unit) {
+  if (amount <= 0 || ns <= 0) return "-";
+  return base::format("{:.3g} {}", amount / static_cast<double>(ns), unit);  // per ns: G per s
+}
+
+std::string time_text(int64_t ns) { return duration_text(static_cast<double>(ns) * 1e-3); }
+
+/// 0 to 100 of the whole, by length of the union of spans.
+int percent_of(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<int>((100.0 * static_cast<double>(part)) / static_cast<double>(whole) + 0.5) : 0;
+}
+
+constexpr std::string_view kChakra = ".et";
+constexpr size_t kMostEmptyFiles = 256;
+
+/// NAME.et and 3: NAME.3.et
+std::string chakra_path(const std::string& path, size_t rank) {
+  return base::format("{}.{}{}", path.substr(0, path.size() - kChakra.size()), rank, kChakra);
+}
+
+/// False too where nobody can say, as for a name that is too long: reading says why.
+bool is_there(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+base::Result<Trace> load_chakra(const std::string& path) {
+  std::vector<std::string> files;
+  if (is_there(path) || !is_there(chakra_path(path, 0))) {
+    base::Result<std::string> bytes = base::read_file(path);
+    if (!bytes.ok()) return bytes.status();
+    files.push_back(std::move(*bytes));
+  }
+  for (size_t rank = 0; files.size() == rank && is_there(chakra_path(path, rank)); ++rank) {
+    base::Result<std::string> bytes = base::read_file(chakra_path(path, rank));
+    if (!bytes.ok()) return bytes.status();
+    files.push_back(std::move(*bytes));
+  }
+  return sim::from_chakra(files, path);
+}
+
+/// A file for each rank up to the last one; those of more ranks that were written before would be read as well.
+base::Status write_chakra(const Trace& trace, const std::string& path) {
+  std::set<int> ranks;
+  for (const Span& span : trace.spans) ranks.insert(span.rank);
+  for (const base::Arrow& arrow : trace.arrows) ranks.insert({arrow.from_rank, arrow.to_rank});
+  const size_t count = ranks.empty() ? 0 : static_cast<size_t>(*ranks.rbegin()) + 1;
+  if (const size_t empty = count - ranks.size(); empty > kMostEmptyFiles)
+    return base::invalid_argument("{}: {} of {} ranks have nothing, wanted at most {}: Chakra has a file per rank",
+                                  path, empty, count, kMostEmptyFiles);
+  if (is_there(path))
+    return base::invalid_argument("{}: it is there and would be read in place of {}, wanted another name", path,
+                                  chakra_path(path, 0));
+  const std::vector<std::string> files = sim::to_chakra(trace);
+  for (size_t rank = 0; rank < files.size(); ++rank)
+    OVERLACE_TRY(base::write_file(chakra_path(path, rank), files[rank]));
+  for (size_t rank = files.size(); is_there(chakra_path(path, rank)); ++rank) {
+    std::error_code error;
+    if (!std::filesystem::remove(chakra_path(path, rank), error) && error)
+      return base::error(Errc::io, "{}: {}, wanted to remove the trace of more ranks that was there",
+                         chakra_path(path, rank), error.message());
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string describe_trace(const Trace& trace) {
+  const int64_t whole = extent_ns(trace);
+  std::map<std::pair<int, std::string>, LaneSummary> lanes;
+  std::set<int> ranks;
+  for (const Span& span : trace.spans) {
+    LaneSummary& lane = lanes[{span.rank, span.lane}];
+    ranks.insert(span.rank);
+    ++lane.spans;
+    lane.bytes += span.bytes;
+    lane.flops += span.flops;
+    if (span.category != "wait") lane.busy.push_back({span.begin_ns, span.end_ns});
+  }
+  std::string out =
+      base::format("{}{}\n", trace.title.empty() ? "(no title)" : trace.title, trace.emulated ? "  [emulated]" : "");
+  out += base::format("{} ranks, {} lanes, {} spans, {} signals, {}\n", ranks.size(), lanes.size(), trace.spans.size(),
+                      trace.arrows.size(), time_text(whole));
+  if (trace.spans.empty()) return out;
+  out += base::format("\n{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", "rank", "lane", "spans", "busy", "busy %",
+                      "moved", "computed");
+  for (auto& [key, lane] : lanes) {
+    const int64_t busy = total_ns(united(std::move(lane.busy)));
+    out +=
+        base::format("{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", key.first, key.second, lane.spans,
+                     time_text(busy), percent_of(busy, whole), rate_text(static_cast<double>(lane.bytes), busy, "GB/s"),
+                     rate_text(lane.flops, busy, "GFLOP/s"));
+  }
+  out += "\nexposed communication\n";
+  for (int rank : ranks) {
+    const int64_t exposed = total_ns(exposed_communication(trace, rank));
+    out += base::format("{:<6} {:>10} {:>5} %\n", rank, time_text(exposed), percent_of(exposed, whole));
+  }
+  return out;
+}
+
+base::Result<Trace> load_trace(const std::string& path) {
+  if (path.ends_with(kChakra)) return load_chakra(path);
+  base::Result<std::string> bytes = base::read_file(path);
+  if (!bytes.ok()) return bytes.status();
+  const size_t first = bytes->find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && ((*bytes)[first] == '{' || (*bytes)[first] == '[')) {
+    const base::Result<base::Json> json = base::Json::parse(*bytes, path);
+    if (json.ok() && sim::is_foreign_chrome(*json)) return sim::parse_kineto(*json, path);
+  }
+  return base::parse_trace(*bytes, path);
+}
+
+base::Status check_timeline_name(const std::string& path) {
+  for (const std::string_view ending :
+       {std::string_view(".json"), std::string_view(".pftrace"), std::string_view(".perfetto-trace"), kChakra})
+    if (path.ends_with(ending)) return {};
+  return base::invalid_argument("trace file {}: wanted a name that ends in .json, .pftrace, .perfetto-trace or .et",
+                                path);
+}
+
+base::Status write_timeline(const Trace& trace, const std::string& path) {
+  if (!path.ends_with(kChakra)) return base::write_trace(trace, path);
+  return write_chakra(trace, path);
+}
+
+base::Result<std::string> trace_info(const std::string& path) {
+  base::Result<Trace> trace = load_trace(path);
+  if (!trace.ok()) return trace.status();
+  return path + "\n" + describe_trace(*trace);
+}
+
+base::Status trace_convert(const std::string& from, const std::string& to) {
+  OVERLACE_TRY(check_timeline_name(to));
+  base::Result<Trace> trace = load_trace(from);
+  if (!trace.ok()) return trace.status();
+  return write_timeline(*trace, to);
+}
+
+}  // namespace overlace::cli

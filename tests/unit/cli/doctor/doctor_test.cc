@@ -1,0 +1,123 @@
+#include "cli/doctor/doctor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "cli/doctor/machine.h"
+#include "src/base/env.h"
+#include "src/io/engine.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Json;
+
+TEST(DoctorMachine, ReadsControlGroupQuotas) {
+  EXPECT_EQ(parse_cpu_max("150000 100000\n"), 1.5);
+  EXPECT_EQ(parse_cpu_max("200000 100000"), 2.0);
+  for (const char* text : {"", "max 100000\n", "max", "0 100000", "100 0", "-5 100", "x y"})
+    EXPECT_FALSE(parse_cpu_max(text).has_value()) << text;
+}
+
+TEST(DoctorMachine, ReadsMemoryLines) {
+  const char* text = "MemTotalX:  1 kB\nMemTotal:       24576 kB\nMemAvailable: 17 kB";
+  EXPECT_EQ(parse_meminfo(text, "MemTotal"), 24576 * 1024);
+  EXPECT_EQ(parse_meminfo(text, "MemAvailable"), 17 * 1024);
+  EXPECT_EQ(parse_meminfo(text, "Mem"), -1);
+  EXPECT_EQ(parse_meminfo("MemTotal: lots", "MemTotal"), -1);
+  EXPECT_EQ(parse_meminfo("", "MemTotal"), -1);
+}
+
+TEST(DoctorMachine, UsableCoresAreTheTighterLimit) {
+  CpuFacts facts{.model = "", .online = 64, .allowed = 8, .quota = std::nullopt};
+  EXPECT_EQ(facts.usable(), 8);
+  facts.quota = 2.5;
+  EXPECT_EQ(facts.usable(), 3);
+  facts.quota = 0.1;
+  EXPECT_EQ(facts.usable(), 1);
+  facts.quota = 100;
+  EXPECT_EQ(facts.usable(), 8);
+  facts.allowed = 0;
+  EXPECT_EQ(facts.usable(), 64);
+}
+
+TEST(DoctorMachine, FindsThisMachine) {
+  const CpuFacts cpu = cpu_facts();
+  EXPECT_GE(cpu.online, 1);
+  EXPECT_GE(cpu.allowed, 1);
+  EXPECT_LE(cpu.usable(), cpu.online);
+  EXPECT_FALSE(cpu.model.empty());
+  const MemoryFacts memory = memory_facts();
+  EXPECT_GT(memory.total_bytes, 0);
+  EXPECT_GE(memory.total_bytes, memory.available_bytes);
+  for (const LibraryFacts& library : library_facts()) EXPECT_FALSE(library.purpose.empty()) << library.name;
+}
+
+TEST(Doctor, ReportsEverySectionAndTheLink) {
+  const Json report = doctor();
+  EXPECT_EQ(report.find("schema")->as_string(), "overlace.doctor/1");
+  for (const Json& problem : report.find("problems")->as_array()) ADD_FAILURE() << problem.as_string();
+  EXPECT_TRUE(report.find("ok")->as_bool());
+  EXPECT_EQ(report.find("environment")->as_array().size(), base::env().values().size());
+  const Json& test = report.find("link_tests")->as_array().at(0);
+  EXPECT_EQ(test.find("backend")->as_string(), "cpu");
+  EXPECT_EQ(test.find("ranks")->as_int(), 2);
+  EXPECT_GT(test.find("latency_us")->as_double(), 0);
+  EXPECT_GT(test.find("bandwidth_gb_s")->as_double(), 0);
+  EXPECT_TRUE(test.find("caps")->find("load_store")->as_bool());
+  EXPECT_EQ(test.find("reach")->dump(), R"([["self","lsa"],["lsa","self"]])");
+  EXPECT_EQ(*Json::parse(report.dump(2)), report);
+  const Json& io = *report.find("use")->find("io");
+  const auto choice = io::choose_engine();
+  ASSERT_TRUE(choice.ok()) << choice.status().message();
+  EXPECT_EQ(io.find("engine")->as_string(), choice->name);
+  EXPECT_EQ(io.find("why")->as_string(), choice->reason);
+
+  const std::string text = doctor_text(report);
+  for (const char* part :
+       {"machine\n", "libraries\n", "overlace will use\n", "wait policy", "disk I/O", "link test: cpu, 2 ranks\n",
+        "put and signal", "reach of rank 1", "OVERLACE_TIMEOUT_S", "no problems\n"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  EXPECT_TRUE(text.ends_with("\n"));
+}
+
+TEST(Doctor, CanLeaveTheLinkTestOut) {
+  const Json report = doctor({.link_test = false});
+  EXPECT_TRUE(report.find("link_tests")->as_array().empty());
+  EXPECT_EQ(doctor_text(report).find("link test"), std::string::npos);
+}
+
+TEST(Doctor, TextShowsProblemsUnknownNamesAndEmulation) {
+  Json report = doctor({.link_test = false});
+  report.set("unknown", Json::Array{Json::Object{{"name", "OVERLACE_TIMEOUT"}, {"nearest", "OVERLACE_TIMEOUT_S"}}});
+  report.set("problems", Json::Array{"link test on cpu: timeout"});
+  report.set("link_tests",
+             Json::Array{Json::Object{
+                 {"backend", "cpu"}, {"ranks", 2}, {"emulated", true}, {"error", "timeout after 20.0 s"}}});
+  const std::string text = doctor_text(report);
+  EXPECT_NE(text.find("OVERLACE_TIMEOUT             unknown; the nearest known name is OVERLACE_TIMEOUT_S"),
+            std::string::npos);
+  EXPECT_NE(text.find("link test: cpu, 2 ranks  [emulated]\n  FAILED: timeout after 20.0 s\n"), std::string::npos);
+  EXPECT_NE(text.find("problems\n  link test on cpu: timeout\n"), std::string::npos);
+}
+
+/// In a process of its own: the environment is read once.
+TEST(DoctorDeathTest, ABadVariableIsAProblemNotACrash) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ::setenv("OVERLACE_TIMEOUT_S", "0", 1);
+  EXPECT_EXIT(
+      {
+        const Json report = doctor();
+        const bool good = !report.find("ok")->as_bool() &&
+                          report.find("problems")->as_array().at(0).as_string() ==
+                              "OVERLACE_TIMEOUT_S is \"0\", wanted integer, 1 to 86400" &&
+                          doctor_text(report).find("problems\n  OVERLACE_TIMEOUT_S is") != std::string::npos;
+        std::_Exit(good ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+  ::unsetenv("OVERLACE_TIMEOUT_S");
+}
+
+}  // namespace
+}  // namespace overlace::cli

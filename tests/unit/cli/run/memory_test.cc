@@ -1,0 +1,57 @@
+#include "cli/run/memory.h"
+
+#include <gtest/gtest.h>
+
+namespace overlace::cli {
+namespace {
+
+RunPlan plan_of(const char* config, int64_t layers, int64_t tokens) {
+  RunOptions options;
+  options.config = config;
+  options.layers = layers;
+  options.tokens = tokens;
+  return make_plan(options, base::Env::parse({}).value(), {}).value();
+}
+
+TEST(Memory, HoldsTheInboxesOfAllSites) {
+  const RunPlan plan = plan_of("tiny", 2, 32768);
+  const auto heap = heap_bytes(plan);
+  ASSERT_TRUE(heap.ok()) << heap.status().message();
+  // qkv and gate_up gather (tokens, hidden) fp32; o_proj and down receive a slot of their rows from the other rank.
+  EXPECT_GT(*heap, uint64_t{2} * 32768 * 512 * 4);
+  EXPECT_LT(*heap, uint64_t{100} * 32768 * 512 * 4);
+  EXPECT_GT(*heap_bytes(plan_of("tiny", 2, 65536)), *heap);
+}
+
+TEST(Memory, IsThatOfTheRanksOfThisHost) {
+  RunPlan plan = plan_of("Llama-3.1-8B", 1, 512);
+  const double all = host_bytes(plan, 1000);
+  plan.placement = {.hosts = 2, .ranks_here = 1};
+  const double half = host_bytes(plan, 1000);
+  // Weights are shared; the oracle, twice as wide as fp32, is whole on one host, and which one is not asked.
+  EXPECT_LT(half, all - 0.5 * 218e6 * 4);
+  EXPECT_GT(half, 218e6 * 8);
+  EXPECT_EQ(host_bytes(plan, 2000) - half, 1000);
+}
+
+TEST(Memory, GrowsWithLayersAndTokens) {
+  const RunPlan one = plan_of("Llama-3.1-8B", 1, 512), four = plan_of("Llama-3.1-8B", 4, 512);
+  // 218 M weights a layer, 4 bytes each.
+  const double layer = (host_bytes(four, 0) - host_bytes(one, 0)) / 3;
+  EXPECT_NEAR(layer, 218.1e6 * 4, 0.01 * layer);
+  EXPECT_GT(host_bytes(plan_of("Llama-3.1-8B", 1, 1024), 0), host_bytes(one, 0));
+  EXPECT_EQ(host_bytes(one, 1000) - host_bytes(one, 0), 2000);
+}
+
+TEST(Memory, RefusesWhatDoesNotFitWithBothNumbers) {
+  const RunPlan plan = plan_of("tiny", 2, 1024);
+  EXPECT_TRUE(check_memory(plan, 16e9).ok());
+  const base::Status status = check_memory(plan, 1e6);
+  EXPECT_EQ(status.code(), Errc::out_of_memory);
+  EXPECT_NE(status.message().find("this host has 0.0 GiB"), std::string::npos) << status.message();
+}
+
+TEST(Memory, KnowsTheHost) { EXPECT_GT(available_bytes(), 64e6); }
+
+}  // namespace
+}  // namespace overlace::cli

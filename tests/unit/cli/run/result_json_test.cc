@@ -1,0 +1,160 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "cli/run/result.h"
+#include "cli/version.h"
+
+namespace overlace::cli {
+namespace {
+
+spec::OpSpec problem(const char* op, int64_t m, int64_t n, int64_t k) {
+  spec::OpSpec out;
+  out.op = op;
+  out.m = m;
+  out.n = n;
+  out.k = k;
+  out.ranks = 2;
+  out.dtype = out.out_dtype = DType::fp32;
+  return out;
+}
+
+SiteResult site(const char* name, const char* op, int64_t n, int64_t k, SiteTimes times) {
+  SiteResult out;
+  out.name = name;
+  out.op = problem(op, 1024, n, k);
+  out.chosen = "hetero_fused_1d:4";
+  out.reason = std::string("because of ") + name;
+  out.times = times;
+  return out;
+}
+
+RunResult example() {
+  RunResult r;
+  r.version = "0.1.0";
+  r.backend = "cpu";
+  r.provider = "reference";
+  r.link = "200MB/s,20us";
+  r.ranks = 2;
+  r.model = "tiny";
+  r.layers = 2;
+  r.tokens = 1024;
+  r.sequence_length = 256;
+  r.seed = 7;
+  r.repetitions = 5;
+  r.sites = {site("qkv", "ag_gemm", 512, 512, {9000, 5000, 9500, 14500, 14000, 10000}),
+             site("down", "gemm_rs", 512, 768, {12000, 6000, 12500, 18000, 18000, 13500})};
+  r.total_serial_us = 80000;
+  r.total_overlapped_us = 64000;
+  r.stack_limit_us = 60500;
+  r.error = 2e-6;
+  r.baseline_error = 1.5e-6;
+  r.error_limit = 3.1e-6;
+  r.ok = true;
+  return r;
+}
+
+TEST(SiteTimes, HiddenIsTheSavedShareOfTheShorterSide) {
+  EXPECT_DOUBLE_EQ(*example().sites[0].times.hidden(), 4000.0 / 5000);
+  SiteTimes slower{9000, 5000, 0, 14000, 14000, 14500};
+  EXPECT_DOUBLE_EQ(*slower.hidden(), -0.1);  // nothing is clipped
+  SiteTimes alone{9000, 0, 9000, 9000, 9000, 9000};
+  EXPECT_FALSE(alone.hidden().has_value());
+  SiteTimes no_room{9000, 170, 9100, 9170, 9170, 9500};  // noise of the large side, as a share of next to nothing
+  EXPECT_FALSE(no_room.hidden().has_value());
+  no_room.comm_us = 190;
+  EXPECT_TRUE(no_room.hidden().has_value());
+}
+
+TEST(RunResult, TotalsCountEverySite) {
+  const RunResult r = example();
+  EXPECT_DOUBLE_EQ(*r.total_hidden(), (4000.0 + 4500.0) / (5000.0 + 6000.0));
+}
+
+TEST(RunResult, LimitsOfSitesAreNoLimitOfAllLayers) {
+  const RunResult r = example();
+  EXPECT_DOUBLE_EQ(r.sites_limit_us(), 80000 - 2 * ((14000.0 - 9500) + (18000.0 - 12500)));
+  EXPECT_NE(r.sites_limit_us(), r.stack_limit_us);
+}
+
+TEST(RunResultJson, HasTheSchemaThatOthersRead) {
+  const base::Json json = to_json(example());
+  EXPECT_EQ(json.find("schema")->as_string(), "overlace.run/1");
+  EXPECT_TRUE(json.find("ok")->as_bool());
+  EXPECT_EQ(json.find("backend")->as_string(), "cpu");
+  EXPECT_TRUE(json.find("emulated")->as_bool());
+  EXPECT_EQ(json.find("ranks")->as_int(), 2);
+  EXPECT_EQ(json.find("model")->as_string(), "tiny");
+  EXPECT_DOUBLE_EQ(json.find("error")->as_double(), 2e-6);
+  EXPECT_DOUBLE_EQ(json.find("baseline_error")->as_double(), 1.5e-6);
+  ASSERT_EQ(json.find("sites")->as_array().size(), 2u);
+  const base::Json& down = json.find("sites")->as_array()[1];
+  EXPECT_EQ(down.find("name")->as_string(), "down");
+  EXPECT_EQ(down.find("op")->as_string(), "gemm_rs");
+  EXPECT_EQ(down.find("m")->as_int(), 1024);
+  EXPECT_EQ(down.find("n")->as_int(), 512);
+  EXPECT_EQ(down.find("k")->as_int(), 768);
+  EXPECT_EQ(down.find("schedule")->as_string(), "hetero_fused_1d:4");
+  EXPECT_DOUBLE_EQ(down.find("serial_us")->as_double(), 18000);
+  EXPECT_DOUBLE_EQ(down.find("overlapped_us")->as_double(), 13500);
+  EXPECT_DOUBLE_EQ(down.find("limit_us")->as_double(), 12500);
+  EXPECT_DOUBLE_EQ(down.find("hidden")->as_double(), 0.75);
+  for (const char* key : {"serial_us", "overlapped_us", "limit_us", "hidden"})
+    EXPECT_TRUE(json.find("total")->find(key)->is_number()) << key;
+  EXPECT_DOUBLE_EQ(json.find("total")->find("limit_us")->as_double(), 60000) << "what the sites could hide";
+  EXPECT_DOUBLE_EQ(json.find("total")->find("stack_limit_us")->as_double(), 60500) << "measured";
+}
+
+TEST(RunResultJson, SaysNothingAboutWhatWasNotTimed) {
+  RunResult r = example();
+  for (SiteResult& s : r.sites) s.times = {};
+  r.total_serial_us = r.total_overlapped_us = r.stack_limit_us = 0;
+  r.ok = false;
+  r.error = INFINITY;
+  r.why_not = "not finite";
+  const auto json = base::Json::parse(to_json(r).dump());
+  ASSERT_TRUE(json.ok());
+  EXPECT_TRUE(json->find("sites")->as_array()[0].find("serial_us")->is_null());
+  EXPECT_TRUE(json->find("sites")->as_array()[0].find("hidden")->is_null());
+  EXPECT_TRUE(json->find("total")->find("limit_us")->is_null());
+  EXPECT_TRUE(json->find("total")->find("stack_limit_us")->is_null());
+  EXPECT_TRUE(json->find("error")->is_null());
+  EXPECT_FALSE(json->find("ok")->as_bool());
+}
+
+TEST(RunResultTable, IsTheCommittedOne) {
+  std::ifstream file(std::string(OVERLACE_SOURCE_DIR) + "/tests/golden/run_table.txt");
+  std::stringstream want;
+  want << file.rdbuf();
+  EXPECT_EQ(to_table(example()), want.str());
+}
+
+TEST(RunResultTable, LabelsEmulationAndWrongResults) {
+  RunResult r = example();
+  EXPECT_NE(to_table(r).find("EMULATED link between ranks: 200MB/s,20us"), std::string::npos);
+  r.link.clear();
+  EXPECT_EQ(to_table(r).find("EMULATED"), std::string::npos);
+  r.ok = false;
+  r.why_not = "a reason";
+  EXPECT_NE(to_table(r).find("WRONG: a reason"), std::string::npos);
+}
+
+TEST(ScheduleName, IsFamilyWithoutSuffixAndDegree) {
+  spec::OpSpec op = problem("gemm_rs", 64, 32, 16);
+  EXPECT_EQ(schedule_name(spec::make_schedule(op, "library")), "library");
+  EXPECT_EQ(schedule_name(spec::make_schedule(op, "hetero_fused_1d", 4)), "hetero_fused_1d:4");
+  op.op = "ag_gemm";
+  EXPECT_EQ(schedule_name(spec::make_schedule(op, "uniform_fused_1d", 2)), "uniform_fused_1d:2");
+}
+
+TEST(Version, IsTheProjects) {
+  std::ifstream file(std::string(OVERLACE_SOURCE_DIR) + "/CMakeLists.txt");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_NE(text.str().find(std::string("VERSION ") + kVersion + " "), std::string::npos);
+}
+
+}  // namespace
+}  // namespace overlace::cli

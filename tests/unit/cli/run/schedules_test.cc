@@ -1,0 +1,103 @@
+#include "cli/run/schedules.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+namespace overlace::cli {
+namespace {
+
+/// A schedule file that goes with the object.
+class File {
+ public:
+  explicit File(const std::string& text) : path_("/tmp/overlace_schedules_" + std::to_string(::getpid()) + ".json") {
+    std::ofstream(path_) << text;
+  }
+  ~File() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+RunPlan small_plan() {
+  RunOptions options;
+  options.tokens = 64;
+  return make_plan(options, base::Env::parse({}).value(), {}).value();
+}
+
+const spec::OpSpec& problem(const RunPlan& plan, const std::string& name) {
+  for (const model::Site& site : plan.sites)
+    if (site.name == name) return site.op;
+  throw std::runtime_error("no site " + name);
+}
+
+TEST(ScheduleNames, HaveAnOptionalDegree) {
+  EXPECT_EQ(parse_schedule_name("serial").value(), std::pair(std::string("serial"), 1));
+  EXPECT_EQ(parse_schedule_name("hetero_fused_1d:16").value(), std::pair(std::string("hetero_fused_1d"), 16));
+  for (const char* bad : {"a:", "a:0", "a:-1", "a:2x", "a:99999999999"})
+    EXPECT_EQ(parse_schedule_name(bad).status().code(), Errc::invalid_argument) << bad;
+}
+
+TEST(ScheduleFile, OfOneServesTheSiteWithItsProblem) {
+  const RunPlan plan = small_plan();
+  const spec::Schedule schedule = spec::make_schedule(problem(plan, "down"), "hetero_fused_1d", 2);
+  const File file(schedule.to_json());
+  const auto request = request_schedules(file.path(), plan);
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  ASSERT_EQ(request->by_site.size(), 1u);
+  EXPECT_EQ(request->by_site.at("down"), schedule);
+  EXPECT_EQ(request->reason, "asked for: --schedule " + file.path());
+}
+
+TEST(ScheduleFile, NamesSites) {
+  const RunPlan plan = small_plan();
+  const spec::Schedule qkv = spec::make_schedule(problem(plan, "qkv"), "uniform_fused_1d", 4);
+  const spec::Schedule o_proj = spec::make_schedule(problem(plan, "o_proj"), "serial");
+  const File file("{\"qkv\": " + qkv.to_json() + ", \"o_proj\": " + o_proj.to_json() + "}");
+  const auto request = request_schedules(file.path(), plan);
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  EXPECT_EQ(request->by_site.size(), 2u);
+  EXPECT_EQ(request->by_site.at("qkv"), qkv);
+  EXPECT_EQ(request->by_site.at("o_proj"), o_proj);
+}
+
+TEST(ScheduleFile, OfAnotherProblemIsRefusedWithBoth) {
+  const RunPlan plan = small_plan();
+  spec::OpSpec other = problem(plan, "qkv");
+  other.m = 128;
+  const spec::Schedule schedule = spec::make_schedule(other, "serial");
+  const File single(schedule.to_json());
+  const auto status = request_schedules(single.path(), plan).status();
+  EXPECT_EQ(status.code(), Errc::bad_schedule);
+  EXPECT_NE(status.message().find("M 128"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("M 64"), std::string::npos) << status.message();
+  const File named("{\"qkv\": " + schedule.to_json() + "}");
+  EXPECT_EQ(request_schedules(named.path(), plan).status().code(), Errc::bad_schedule);
+}
+
+TEST(ScheduleFile, PassesTheStaticChecks) {
+  const RunPlan plan = small_plan();
+  spec::Schedule schedule = spec::make_schedule(problem(plan, "qkv"), "hetero_fused_1d", 2);
+  bool removed = false;
+  for (spec::Task& task : schedule.tasks) {
+    removed = removed || !task.waits.empty();
+    task.waits.clear();
+  }
+  ASSERT_TRUE(removed);
+  const File file(schedule.to_json());
+  const auto status = request_schedules(file.path(), plan).status();
+  EXPECT_EQ(status.code(), Errc::bad_schedule);
+  EXPECT_NE(status.message().find(": S"), std::string::npos) << status.message();
+}
+
+TEST(ScheduleFile, HoldsSomething) {
+  const RunPlan plan = small_plan();
+  const File file("{}");
+  EXPECT_EQ(request_schedules(file.path(), plan).status().code(), Errc::bad_schedule);
+}
+
+}  // namespace
+}  // namespace overlace::cli

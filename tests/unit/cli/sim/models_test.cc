@@ -1,0 +1,214 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "cli/sim/graph.h"
+#include "cli/sim/t3.h"
+#include "cli/sim/validate.h"
+#include "cli/trace/trace.h"
+#include "overlace/error.h"
+#include "src/base/file.h"
+#include "src/base/json.h"
+
+namespace overlace::cli {
+namespace {
+
+/// What `call` prints, as JSON.
+template <class Call>
+base::Json printed_json(Call call) {
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(call(), 0);
+  return base::Json::parse(testing::internal::GetCapturedStdout()).value();
+}
+
+TEST(SimT3Command, OneConfigurationOfEverySubLayer) {
+  T3Words words;
+  words.config = "t3_mca";
+  words.json = "-";
+  const base::Json list = printed_json([&] { return sim_t3(words); });
+  ASSERT_EQ(list.as_array().size(), 4U);
+  for (const base::Json& one : list.as_array()) {
+    EXPECT_EQ(one.find("config")->as_string(), "t3_mca");
+    EXPECT_GT(one.find("speedup")->as_double(), 1);
+  }
+}
+
+TEST(SimT3Command, ConstantsReachTheModel) {
+  T3Words words;
+  words.config = "t3";
+  words.json = "-";
+  const auto first_us = [&] {
+    return printed_json([&] { return sim_t3(words); }).as_array()[1].find("total_us")->as_double();
+  };
+  const double before = first_us();
+  words.update_cost = 2;
+  EXPECT_GT(first_us(), before);
+}
+
+TEST(SimT3Command, RefusesUnknownWords) {
+  T3Words words;
+  words.config = "t4";
+  EXPECT_THROW(sim_t3(words), InvalidArgument);
+  words = {};
+  words.model = "bert";
+  EXPECT_THROW(sim_t3(words), InvalidArgument);
+  words = {};
+  for (std::optional<double>* one : {&words.dram_GBps, &words.link_GBps, &words.update_cost, &words.comm_cost}) {
+    for (const double bad : {0.0, -1.0, 1e9, std::nan("")}) {
+      words = {};
+      *one = bad;
+      EXPECT_THROW(sim_t3(words), InvalidArgument) << bad;
+    }
+  }
+}
+
+TEST(SimGraphCommand, BandAndOneStep) {
+  DlrmWords words;
+  words.json = "-";
+  const base::Json band = printed_json([&] { return sim_graph_dlrm(words); });
+  ASSERT_EQ(band.as_array().size(), 3U);
+  EXPECT_LT(band.as_array()[0].find("least")->as_double(), band.as_array()[0].find("most")->as_double());
+  words.network = "rail";
+  words.tables = 4;
+  const base::Json step = printed_json([&] { return sim_graph_dlrm(words); });
+  EXPECT_EQ(step.as_array().at(0).find("tables")->as_int(), 4);
+  words.tables = -1;
+  EXPECT_THROW(sim_graph_dlrm(words), InvalidArgument);
+}
+
+double number(const base::Json& list, size_t row, const char* key) {
+  return list.as_array().at(row).find(key)->as_double();
+}
+
+TEST(SimGraphCommand, TransformerOnBothNetworks) {
+  TransformerWords words;
+  words.json = "-";
+  words.network.gpus = 16;
+  words.run.micro_batches = 2;
+  words.model.layers = 4;
+  const base::Json list = printed_json([&] { return sim_graph_transformer(words); });
+  ASSERT_EQ(list.as_array().size(), 6U);
+  EXPECT_EQ(list.as_array()[0].find("network")->as_string(), "torus(4, 4, 100)");
+  EXPECT_EQ(list.as_array()[3].find("network")->as_string(), "rail_fat_tree(2, 8, 48.5, 64, 1)");
+  for (const size_t row : {0, 3}) {
+    EXPECT_GT(number(list, row, "step_us"), number(list, row + 1, "step_us"));      // whole, overlapped
+    EXPECT_GT(number(list, row + 1, "step_us"), number(list, row + 2, "step_us"));  // free
+  }
+  words.straggler = 1.5;
+  const base::Json slow = printed_json([&] { return sim_graph_transformer(words); });
+  EXPECT_GT(number(slow, 5, "step_us"), 1.4 * number(list, 5, "step_us"));
+}
+
+TEST(SimGraphCommand, MoeWithCountsAndATimeline) {
+  const std::string folder = testing::TempDir() + "overlace_sim_graph";
+  ASSERT_EQ(std::system(("mkdir -p " + folder).c_str()), 0);
+  base::write_file(folder + "/counts.json", R"({"counts": [[9000, 0], [9000, 0]]})").or_throw();
+  MoeWords words;
+  words.json = "-";
+  words.network.network = "nvswitch(2)";
+  words.model.experts = 2;
+  words.model.top_k = 1;
+  words.model.tokens = 9000;
+  words.counts = folder + "/counts.json";
+  words.trace = folder + "/moe.et";
+  const base::Json list = printed_json([&] { return sim_graph_moe(words); });
+  ASSERT_EQ(list.as_array().size(), 3U);
+  EXPECT_EQ(number(list, 0, "imbalance"), 2);
+  EXPECT_EQ(number(list, 0, "sent_bytes"), 9000.0 / 2 * 7168 * 2);
+  const base::Trace trace = load_trace(words.trace).value();
+  EXPECT_EQ(trace.spans.back().rank, 1);
+}
+
+TEST(SimGraphCommand, Co2RulesInOrder) {
+  Co2Words words;
+  words.json = "-";
+  words.network.network = "rail";
+  words.run.step_us = 1000;
+  const base::Json list = printed_json([&] { return sim_graph_co2(words); });
+  ASSERT_EQ(list.as_array().size(), std::size(sim::kOuterRules));
+  EXPECT_LT(number(list, 0, "efficiency"), number(list, 1, "efficiency"));  // ddp, local_sgd
+  EXPECT_LT(number(list, 1, "efficiency"), number(list, 4, "efficiency"));  // co2
+  words.rule = "co2";
+  EXPECT_EQ(printed_json([&] { return sim_graph_co2(words); }).as_array().size(), 1U);
+}
+
+TEST(SimGraphCommand, AGraphOfLinksFromAFile) {
+  const std::string path = testing::TempDir() + "overlace_network.json";
+  base::write_file(path, R"({"name": "pair", "ranks": 2, "vertices": 2, "links": [
+    {"from": 0, "to": 1, "GBps": 10, "alpha_us": 1}, {"from": 1, "to": 0, "GBps": 10, "alpha_us": 1}]})")
+      .or_throw();
+  Co2Words words;
+  words.json = "-";
+  words.rule = "local_sgd";
+  words.network.network = path;
+  words.run.per_group = 1;
+  words.run.parameters = 1e6;
+  const base::Json list = printed_json([&] { return sim_graph_co2(words); });
+  EXPECT_EQ(list.as_array().at(0).find("network")->as_string(), "pair");
+  EXPECT_NEAR(number(list, 0, "all_reduce_us"), 4e6 / 10e3 + 2, 0.1);
+}
+
+TEST(SimGraphCommand, RefusesBadWords) {
+  const auto message = [](auto change) -> std::string {
+    Co2Words words;
+    change(&words);
+    try {
+      sim_graph_co2(words);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  using W = Co2Words;
+  EXPECT_EQ(message([](W* w) { w->network.network = "star"; }),
+            "--network is star, wanted all, torus, rail, FILE.json or a blueprint such as ring(8, 25)");
+  EXPECT_EQ(message([](W* w) { w->network = {"rail", 12}; }), "--gpus is 12, wanted whole hosts of 8");
+  EXPECT_EQ(message([](W* w) { w->network = {"torus", 7}; }), "--gpus is 7, wanted a product a x b for a torus");
+  EXPECT_EQ(message([](W* w) { w->network.gpus = 5000; }), "--gpus is 5000, wanted 2 to 4096");
+  EXPECT_EQ(message([](W* w) { w->network = {"nvswitch(8)", 4}; }), "--gpus is 4, nvswitch(8) has 8");
+  EXPECT_EQ(message([](W* w) {
+              w->network = {"nvswitch(8)", 8, 9};
+            }),
+            "--link is for torus and rail, --network is nvswitch(8), which says it itself");
+  EXPECT_EQ(message([](W* w) { w->rule = "sgd"; }),
+            "--rule is sgd, wanted all, ddp, local_sgd, slow_mo, diloco, co2, eager, streaming");
+  TransformerWords transformer;
+  transformer.chunks = 1;
+  EXPECT_THROW(sim_graph_transformer(transformer), InvalidArgument);
+  transformer.chunks = 4;
+  transformer.straggler = 2;
+  transformer.run.tensor = transformer.run.pipeline = 1 << 16;  // the product is 0 in 32 bits
+  EXPECT_THROW(sim_graph_transformer(transformer), InvalidArgument);
+  transformer.run.tensor = transformer.run.pipeline = (1 << 16) + 1;  // and that one 131073
+  EXPECT_THROW(sim_graph_transformer(transformer), InvalidArgument);
+  MoeWords moe;
+  moe.counts = "nowhere.json";
+  EXPECT_THROW(sim_graph_moe(moe), IoError);
+}
+
+TEST(SimValidateCommand, ExitCodeSaysWhetherARequiredRowMisses) {
+  ValidateWords words;
+  words.golden = OVERLACE_SOURCE_DIR "/tests/golden";
+  words.ids = {"V12"};
+  words.json = "-";
+  EXPECT_EQ(printed_json([&] { return sim_validate(words); }).as_array().size(), 1U);
+  // A table that says what no model gives.
+  const std::string folder = testing::TempDir() + "overlace_sim_validate";
+  ASSERT_EQ(std::system(("mkdir -p " + folder + "/llmcompass").c_str()), 0);
+  base::write_file(folder + "/llmcompass/all_reduce_a100x4.csv",
+                   "bytes,us\n8,1\n16,100\n2048,1\n4096,90\n131072,1\n262144,80\n1048576,1\n2097152,70\n16777216,1\n"
+                   "33554432,60\n")
+      .or_throw();
+  words.golden = folder;
+  words.ids = {"V2"};
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(sim_validate(words), 1);
+  EXPECT_NE(testing::internal::GetCapturedStdout().find("\"pass\": false"), std::string::npos);
+  words.ids = {"V3"};
+  EXPECT_THROW(sim_validate(words), IoError);
+}
+
+}  // namespace
+}  // namespace overlace::cli

@@ -1,0 +1,125 @@
+#include "cli/sim/sim.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+
+#include "overlace/error.h"
+#include "src/base/file.h"
+#include "src/base/json.h"
+
+namespace overlace::cli {
+namespace {
+
+class SimCommand : public testing::Test {
+ protected:
+  SimCommand() {
+    char name[] = "/tmp/overlace_sim_XXXXXX";
+    if (::mkdtemp(name) == nullptr) throw std::runtime_error("mkdtemp failed");
+    folder_ = name;
+  }
+  ~SimCommand() override { std::filesystem::remove_all(folder_); }
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  base::Json json(const std::string& name) const {
+    return base::Json::parse(base::read_file(path(name)).value(), name).value();
+  }
+  SimWords words() const {
+    SimWords w;
+    w.m = 1024;
+    w.n = 512;
+    w.k = 256;
+    w.json = path("out.json");
+    return w;
+  }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(SimCommand, RunWritesTimesAndATimelineThatDiffReads) {
+  SimWords w = words();
+  w.seeds = 4;
+  w.trace = path("a.pftrace");
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(sim_run(w), 0);
+  const std::string text = testing::internal::GetCapturedStdout();
+  EXPECT_NE(text.find("ag_gemm hetero_unfused_1d: "), std::string::npos) << text;
+  const base::Json out = json("out.json");
+  EXPECT_GE(out.find("us")->as_double(), out.find("bound_us")->as_double());
+  EXPECT_GE(out.find("p95_us")->as_double(), out.find("p50_us")->as_double());
+  EXPECT_EQ(out.find("bytes")->as_array().size(), 4u);
+
+  w.degree = 1;
+  w.trace = path("b.json");
+  w.ranks = 4;
+  w.machine = std::string(OVERLACE_SOURCE_DIR) + "/tests/golden/sim/machine.json";
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(sim_run(w), 0);
+  DiffWords diff;
+  diff.first = path("a.pftrace");
+  diff.second = diff.first;
+  diff.max_median = 0;
+  EXPECT_EQ(trace_diff(diff), 0);
+  diff.second = path("b.json");
+  diff.json = path("diff.json");
+  EXPECT_EQ(trace_diff(diff), 1);  // another machine: more than nothing apart
+  const size_t all = json("diff.json").find("rows")->as_array().size();
+  diff.rank = 2;
+  diff.match = "kind";
+  EXPECT_EQ(trace_diff(diff), 1);
+  (void)testing::internal::GetCapturedStdout();
+  EXPECT_GT(json("diff.json").find("median")->as_double(), 0);
+  const base::Json one = json("diff.json");
+  EXPECT_EQ(one.find("rows")->as_array().size() * 4, all);
+  for (const base::Json& row : one.find("rows")->as_array()) EXPECT_EQ(row.find("rank")->as_int(), 2);
+}
+
+TEST_F(SimCommand, CompareSortsFamiliesAndPutsPartsLast) {
+  SimWords w = words();
+  w.op = "gemm_rs";
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(sim_compare(w), 0);
+  (void)testing::internal::GetCapturedStdout();
+  const base::Json out = json("out.json");
+  bool has_library = false, is_part = false;
+  double last = 0;
+  for (const base::Json& row : out.find("families")->as_array()) {
+    const std::string family = row.find("family")->as_string();
+    const bool part = family == "compute" || family == "comm" || family == "limit";
+    has_library = has_library || family == "library";
+    EXPECT_GE(part, is_part) << family;
+    if (part != is_part) last = 0;
+    is_part = part;
+    if (row.find("us") == nullptr) continue;
+    EXPECT_GE(row.find("us")->as_double(), last) << family;
+    last = row.find("us")->as_double();
+  }
+  EXPECT_TRUE(has_library);
+}
+
+TEST_F(SimCommand, RefusesWhatCannotBeSimulated) {
+  const auto refusal = [](const SimWords& w) -> std::string {
+    try {
+      (void)sim_run(w);
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "taken";
+  };
+  SimWords w = words();
+  w.m = 0;
+  EXPECT_EQ(refusal(w), "--m is 0, wanted at least 1");
+  w = words();
+  w.dtype = "int4";
+  EXPECT_EQ(refusal(w), "--dtype is int4, wanted fp64, fp32, fp16 or bf16");
+  w = words();
+  w.calls = 0;
+  EXPECT_EQ(refusal(w), "sim: --calls is 0, wanted 1 to 10000");
+  w = words();
+  w.machine = "a100";
+  EXPECT_EQ(refusal(w), "machine: got a100, wanted a file that ends in .json or one of cpu2, h200x2, h200x4");
+}
+
+}  // namespace
+}  // namespace overlace::cli
