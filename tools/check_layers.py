@@ -32,6 +32,7 @@ MAY = {
     "model": {"base", "spec", "io", "runtime", "exec", "ops"},
     "train": {"base", "spec", "runtime", "exec", "ops"},
     "gnn": {"base", "spec", "io", "runtime"},
+    "context": {"base", "spec", "plan", "runtime"},
 }
 EVERYTHING = set(MAY)
 MAY |= {top: EVERYTHING for top in ("capi", "cli", "bench")}
@@ -52,6 +53,7 @@ PUBLIC = {
     "sim.h": "sim",
     "bootstrap.h": "runtime",
     "channel.h": "runtime",
+    "context.h": "context",
     "net_engine.h": "runtime",
     "runtime.h": "runtime",
     "signal.h": "runtime",

@@ -79,9 +79,8 @@ class Bench {
     Workload workload = Workload::create(c, channel_, device_, data()).value();
     if (!options_.protocol.verify_only) refuse_low_entropy(workload);
     Device* const graphs = options_.launch == "stream" ? nullptr : &device_;
-    Operators subject(c, workload, channel_, crew_, graphs, options_.launch == "chain", hardware(),
-                      options_.competitors);
-    if (hardware_.flops_per_s == 0) subject.measure_flops().or_throw();
+    Operators subject(c, workload, channel_, crew_, graphs, options_.launch == "chain", options_.competitors);
+    subject.open_context(runtime_).or_throw();
     std::vector<Entrant> entrants = subject.entrants();
     const Outcome outcome = run_case(&entrants, subject, crew_, options_.protocol).value();
     report(c, workload, subject, entrants, outcome);
@@ -92,12 +91,6 @@ class Bench {
   bool is_root() { return runtime_.world().rank() == 0; }
   bool has_link() const { return runtime_.options().link.enabled; }
   Normal data() const { return {options_.protocol.seed, 0, 1, 0, 0, options_.data == "ramp"}; }
-
-  plan::Hardware hardware() {
-    if (device_.is_gpu()) hardware_ = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
-    hardware_.link_bytes_per_s = has_link() ? runtime_.options().link.bytes_per_s : hardware_.link_bytes_per_s;
-    return hardware_;
-  }
 
   void refuse_low_entropy(Workload& workload) {
     const base::Result<std::string> why = workload.refusal();
@@ -176,7 +169,6 @@ class Bench {
   Channel& channel_;
   TeamCrew crew_;
   RecordHead head_;
-  plan::Hardware hardware_;
 };
 
 int run_main(int argc, char** argv) {

@@ -38,7 +38,18 @@ bool is_part(const std::string& name) { return name == "compute" || name == "com
 
 }  // namespace
 
-base::Status Operators::measure_flops() {
+base::Status Operators::open_context(Runtime& runtime) {
+  context_ = Context::open(runtime);
+  const spec::Machine& machine = context_->machine();
+  if (machine.has_costs() || machine.gemm.sustained_TFLOPs.value > 0) return {};
+  const base::Result<double> flops = measure_flops();
+  if (!flops.ok()) return flops.status();
+  const double link = machine.copy.all_GBps.value * 1e9;
+  context_ = Context::open(runtime, {.rates = spec::MachineRates{machine.is_gpu, link, *flops, machine.hosts}});
+  return {};
+}
+
+base::Result<double> Operators::measure_flops() {
   const spec::Schedule compute = spec::make_schedule(workload_.op(), "compute");
   double best_us = 0;
   for (int i = 0; i < 3; ++i) {
@@ -52,9 +63,8 @@ base::Status Operators::measure_flops() {
     if (!worst.ok()) return worst.status();
     best_us = i == 0 ? *worst : std::min(best_us, *worst);
   }
-  hardware_.flops_per_s =
-      2.0 * static_cast<double>(case_.m) * static_cast<double>(case_.n) * static_cast<double>(case_.k) / best_us * 1e6;
-  return {};
+  return 2.0 * static_cast<double>(case_.m) * static_cast<double>(case_.n) * static_cast<double>(case_.k) / best_us *
+         1e6;
 }
 
 base::Status Operators::resolve(const std::string& name, spec::Schedule* schedule, std::string* reason) {
@@ -62,9 +72,9 @@ base::Status Operators::resolve(const std::string& name, spec::Schedule* schedul
   const std::string family = plain == "wrong" ? "library" : plain;
   try {
     if (family == "auto") {
-      const plan::Choice choice = plan::choose(workload_.op(), hardware_);
-      *schedule = choice.schedule;
-      *reason = choice.reason;
+      const std::shared_ptr<const plan::Plan> plan = context_.value().plan(workload_.op());
+      *schedule = plan->schedule;
+      *reason = plan->reason;
     } else {
       *schedule = schedule_of(workload_.op(), family);
     }

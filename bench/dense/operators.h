@@ -7,26 +7,26 @@
 
 #include "bench/common/protocol.h"
 #include "bench/dense/workload.h"
-#include "overlace/plan.h"
+#include "overlace/context.h"
 
 namespace overlace::bench {
 
 class Operators final : public Subject {
  public:
-  /// Names as in bench/dense/main.cc. `hardware` is what `auto` chooses by; measure_flops fills what is unknown.
+  /// Names as in bench/dense/main.cc.
   /// With `graphs` every call is the replay of one that was captured; `chains`: of many at once, over all operand sets.
   Operators(const Case& c, Workload& workload, Channel& channel, Crew& crew, Device* graphs, bool chains,
-            const plan::Hardware& hardware, std::vector<std::string> names)
+            std::vector<std::string> names)
       : case_(c),
         workload_(workload),
         channel_(channel),
         crew_(crew),
         graphs_(graphs),
         chains_(chains),
-        hardware_(hardware),
         names_(std::move(names)) {}
-  /// Rate of the whole GEMM on the slowest rank.
-  base::Status measure_flops();
+  /// Collective, before entrants(): what `auto` chooses by. Where there is no machine file: the rates of the emulated
+  /// link and of the whole GEMM on the slowest rank.
+  base::Status open_context(Runtime& runtime);
   /// In the order of the names. Those that the operator or the machine does not have are `unsupported`.
   std::vector<Entrant> entrants();
   /// Bits equal to those of the first competitor with an output.
@@ -38,6 +38,7 @@ class Operators final : public Subject {
   base::Result<std::string> verify(size_t which, Check* check) override;
 
  private:
+  base::Result<double> measure_flops();
   base::Status resolve(const std::string& name, spec::Schedule* schedule, std::string* reason);
   base::Status call(size_t which, int turn);
   /// Graphs of a competitor, one per operand set, or one chain. A call before allocates what a capture must not.
@@ -52,7 +53,7 @@ class Operators final : public Subject {
   Crew& crew_;
   Device* graphs_;  // null: calls are queued one by one
   bool chains_;
-  plan::Hardware hardware_;
+  std::optional<Context> context_;
   std::vector<std::string> names_;
   std::vector<spec::Schedule> schedules_;
   std::vector<bool> same_bits_;

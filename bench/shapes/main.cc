@@ -121,8 +121,7 @@ class Rank {
   const spec::Schedule& schedule(size_t which, const Args& args) {
     std::unique_ptr<spec::Schedule>& found = chosen_[which];
     if (found == nullptr) {
-      const plan::Hardware machine{.is_gpu = false, .link_bytes_per_s = 5e9, .flops_per_s = 2e10};
-      found = std::make_unique<spec::Schedule>(plan::choose(ops::op_spec(channel_, args), machine).schedule);
+      found = std::make_unique<spec::Schedule>(planner_.plan(ops::op_spec(channel_, args))->schedule);
     }
     return *found;
   }
@@ -141,6 +140,7 @@ class Rank {
   const Draw& drawn_;
   int64_t width_;
   std::vector<float> a_, b_, out_;
+  plan::Planner planner_{spec::rated_machine({.link_bytes_per_s = 5e9, .flops_per_s = 2e10})};
   std::vector<std::unique_ptr<spec::Schedule>> chosen_;
 };
 

@@ -21,23 +21,24 @@ bool is_candidate(const Measured& m, const spec::Machine& machine) {
   return std::find(known.begin(), known.end(), plan::Candidate{m.family, m.degree}) != known.end();
 }
 
-/// Who chooses: what the planner answers at a tier, or FiCCO's rule as far as it is public.
-enum class Chooser { rule, paper_rule, recurrence, simulation };
-constexpr Chooser kChoosers[] = {Chooser::rule, Chooser::paper_rule, Chooser::recurrence, Chooser::simulation};
+/// Who chooses: `auto` out of all candidates, a tier out of those that were measured, or FiCCO's rule as far as it is
+/// public.
+enum class Chooser { automatic, paper_rule, recurrence, simulation };
+constexpr Chooser kChoosers[] = {Chooser::automatic, Chooser::paper_rule, Chooser::recurrence, Chooser::simulation};
 const char* name_of(Chooser chooser) {
-  constexpr const char* kNames[] = {"rule", "FiCCO's rule", "recurrence", "simulation"};
+  constexpr const char* kNames[] = {"auto", "FiCCO's rule", "recurrence", "simulation"};
   return kNames[static_cast<size_t>(chooser)];
 }
 
 using Case = std::vector<const Measured*>;
 
-/// Index into `members`; none if what a rule chose was not measured, or a model has nothing to say of the library.
+/// Index into `members`; none if what was chosen was not measured, or a model has nothing to say of the library.
 std::optional<size_t> chosen(const Case& members, const spec::Machine& machine, Chooser chooser) {
-  if (chooser == Chooser::rule || chooser == Chooser::paper_rule) {
+  if (chooser == Chooser::automatic || chooser == Chooser::paper_rule) {
     const spec::OpSpec& op = members.front()->op;
     const bool is_paper = chooser == Chooser::paper_rule;
-    const plan::Candidate wanted = is_paper ? plan::paper_rule(op, machine)
-                                            : plan::Planner(machine).plan(op, {.limit = plan::Tier::rule})->candidate;
+    const plan::Candidate wanted =
+        is_paper ? plan::paper_rule(op, machine) : plan::Planner(machine).plan(op)->candidate;
     for (size_t i = 0; i < members.size(); ++i)
       if (wanted == plan::Candidate{members[i]->family, members[i]->degree}) return i;
     return std::nullopt;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <iterator>
 
 #include "cli/calibrate/file.h"
@@ -18,6 +19,7 @@
 #include "overlace/error.h"
 #include "src/base/file.h"
 #include "src/base/format.h"
+#include "src/context/machine.h"
 #include "src/exec/gemm.h"
 #include "src/runtime/backend.h"
 
@@ -200,6 +202,7 @@ std::string today(const char* pattern) {
 spec::Machine described(const CalibrateWords& words, const PointOptions& options) {
   spec::Machine out = spec::find_machine(options.is_gpu ? "h200x4" : "cpu2");
   out.ranks = options.ranks;
+  out.small_m_machine.clear();
   out.date = today("%Y-%m-%d");
   out.git.clear();
   if (!options.is_gpu) {
@@ -258,7 +261,7 @@ Work work_of(const CalibrateWords& words) {
 }
 
 /// Where the file goes, which can be written there. A shipped machine is replaced on purpose only.
-std::string path_of(const CalibrateWords& words) {
+std::string path_of(const CalibrateWords& words, bool is_gpu) {
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
   };
@@ -269,7 +272,12 @@ std::string path_of(const CalibrateWords& words) {
     throw_error(
         Errc::invalid_argument,
         base::format("--name is {}, that of a shipped machine; wanted another name, or --out as well", words.name));
-  const std::string path = words.out.empty() ? words.name + ".json" : words.out;
+  std::string path = words.out.empty() ? words.name + ".json" : words.out;
+  if (const std::string folder = context::machines_folder(); is_gpu && words.out.empty() && !folder.empty()) {
+    std::error_code error;  // check_writable says what is wrong
+    std::filesystem::create_directories(folder, error);
+    path = folder + "/" + path;
+  }
   if (!path.ends_with(".json")) throw_error(Errc::invalid_argument, "--out is " + path + ", wanted a name in .json");
   check_writable("--out", path).or_throw();
   return path;
@@ -293,7 +301,7 @@ std::string table(const std::vector<Residual>& residuals) {
 
 int calibrate(const CalibrateWords& words) {
   const Work work = work_of(words);
-  const std::string path = path_of(words);
+  const std::string path = path_of(words, work.points.is_gpu);
   Circumstances around;
   around.when = today("%Y-%m-%dT%H:%M:%SZ");
   around.load_before = load_average();

@@ -9,6 +9,7 @@
 #include "cli/version.h"
 #include "overlace/runtime.h"
 #include "src/base/env.h"
+#include "src/context/machine.h"
 #include "src/exec/gemm.h"
 #include "src/io/engine.h"
 #include "src/runtime/backend.h"
@@ -65,6 +66,21 @@ Json io_json() {
 }
 
 /// What overlace takes without arguments, here and now.
+/// What schedules are chosen for, as a team of all GPUs of this host, or of CPU ranks, would find it.
+Json machine_json(const RuntimeOptions& options, int ranks, bool on_gpus) {
+  context::Site site;
+  site.is_gpu = on_gpus;
+  site.ranks = ranks;
+  if (const std::vector<GpuFacts> gpus = gpu_facts(); on_gpus && !gpus.empty()) site.device = gpus.front().name;
+  site.emulated_bytes_per_s = options.link.enabled ? options.link.bytes_per_s : 0;
+  const base::Result<context::Found> found =
+      context::find_machine(site, {.variable = base::env().machine, .folder = context::machines_folder()});
+  found.status().or_throw();
+  return Json::Object{{"origin", found->origin},
+                      {"digest", found->machine.has_costs() ? Json(spec::digest(found->machine)) : Json()},
+                      {"date", found->machine.date}};
+}
+
 Json use_json(const RuntimeOptions& options, int num_gpus) {
   const bool on_gpus = options.backend == Backend::cuda_peer || (options.backend == Backend::automatic && num_gpus > 0);
   const auto default_bytes = int64_t{1} << (on_gpus ? 30 : 26);
@@ -82,7 +98,8 @@ Json use_json(const RuntimeOptions& options, int num_gpus) {
                       {"cpu_gemm", exec::cpu_gemm_provider()},
                       {"io", io_json()},
                       {"link", options.link.enabled ? Json(options.link.to_string()) : Json()},
-                      {"adversary", options.adversary.enabled}};
+                      {"adversary", options.adversary.enabled},
+                      {"machine", machine_json(options, on_gpus ? num_gpus : 2, on_gpus)}};
 }
 
 Json environment_json(const base::Env& env) {
@@ -171,6 +188,10 @@ void use_text(const Json& use, int64_t cores, Page& page) {
   const Json& engine = *io.find("engine");
   page.line("disk I/O",
             (engine.is_null() ? std::string("none") : engine.as_string()) + (why.empty() ? "" : ": " + why));
+  const Json& machine = *use.find("machine");
+  const Json& digest = *machine.find("digest");
+  page.line("machine",
+            machine.find("origin")->as_string() + (digest.is_null() ? "" : ", digest " + digest.as_string()));
   if (!use.find("link")->is_null()) page.line("link", use.find("link")->as_string() + "  [emulated]");
   if (use.find("adversary")->as_bool()) page.line("adversary", "on: puts are late, split and out of order");
 }

@@ -10,13 +10,12 @@
 #include "cli/report/timeline.h"
 #include "cli/run/check.h"
 #include "cli/run/crew.h"
-#include "cli/run/kept.h"
 #include "cli/run/memory.h"
 #include "cli/run/oracle.h"
 #include "cli/run/outputs.h"
 #include "cli/run/result.h"
 #include "cli/version.h"
-#include "overlace/plan.h"
+#include "overlace/context.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
 #include "src/spec/operators.h"
@@ -27,9 +26,6 @@ namespace {
 using base::Result;
 using base::Status;
 using model::SiteSchedules;
-
-// Of one H200 (docs/reference/benchmarks.md): copy-engine pushes between peers, sustained bf16 products.
-constexpr double kGpuLinkBytesPerS = 390e9, kGpuFlopsPerS = 650e12;
 
 // Weights of the progress bar, in parts of a typical run.
 /// Runs that are recorded of each schedule; the one that took most nearly as long as the median is kept.
@@ -57,6 +53,8 @@ class RankRun {
   Result<double> measure_us(const model::Site& site, const spec::Schedule& schedule);
   Result<double> measure_flops();
   Result<double> measure_link();
+  /// What `auto` chooses by; where no machine file says anything of these ranks, by what is measured now.
+  Result<Context> open_context();
   Status choose();
   Status check();
   Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
@@ -146,8 +144,8 @@ Result<double> RankRun::measure_flops() {
   return work(site) / (*us * 1e-6);
 }
 
-/// Bytes per second from one host to another while all do the same, as plan::Hardware counts them: what a shard takes
-/// is what all ranks of a host send, each once.
+/// Bytes per second from one host to another while all do the same, as spec::MachineRates counts them: what a shard
+/// takes is what all ranks of a host send, each once.
 Result<double> RankRun::measure_link() {
   const auto shard_bytes = [](const model::Site& s) {
     const bool is_ag = spec::gathers(s.op.op);
@@ -162,24 +160,26 @@ Result<double> RankRun::measure_link() {
   return shards * shard_bytes(site) / (*us * 1e-6);
 }
 
-Status RankRun::choose() {
-  plan::Hardware hardware;
-  hardware.is_gpu = plan_.backend == Backend::cuda_peer;
-  if (hardware.is_gpu && plan_.placement.hosts == 1) {
-    hardware.link_bytes_per_s = kGpuLinkBytesPerS;
-    hardware.flops_per_s = kGpuFlopsPerS;
-  } else {
+Result<Context> RankRun::open_context() {
+  try {
+    Context context = Context::open(runtime_);
+    const spec::Machine& machine = context.machine();
+    if (machine.has_costs() || machine.gemm.sustained_TFLOPs.value > 0) return context;
     const bool is_network = !plan_.link.enabled && plan_.placement.hosts > 1;
     const auto link = is_network ? measure_link() : plan_.link.enabled ? plan_.link.bytes_per_s : 0.0;
     if (!link.ok()) return link.status();
-    hardware.link_bytes_per_s = *link;
-    hardware.hosts = hardware.is_gpu ? plan_.placement.hosts : is_network || plan_.link.between_hosts ? plan_.hosts : 1;
     const auto flops = measure_flops();
     if (!flops.ok()) return flops.status();
-    hardware.flops_per_s = *flops;
+    const int hosts = machine.is_gpu ? plan_.placement.hosts : is_network || plan_.link.between_hosts ? plan_.hosts : 1;
+    return Context::open(runtime_, {.rates = spec::MachineRates{machine.is_gpu, *link, *flops, hosts}});
+  } catch (...) {
+    return base::status_of_current_exception();
   }
-  auto kept = kept_choices(plan_, base::env(), team_);
-  if (!kept.ok()) return kept.status();
+}
+
+Status RankRun::choose() {
+  const Result<Context> context = open_context();
+  if (!context.ok()) return context.status();
   for (const model::Site& site : plan_.sites) {
     SiteResult result;
     result.name = site.name;
@@ -189,10 +189,9 @@ Status RankRun::choose() {
       chosen_[site.name] = asked->second;
       result.reason = plan_.request.reason;
     } else {
-      const auto found = kept->find(site.name);
-      plan::Choice choice = found != kept->end() ? std::move(found->second) : plan::choose(site.op, hardware);
-      chosen_[site.name] = std::move(choice.schedule);
-      result.reason = std::move(choice.reason);
+      const std::shared_ptr<const plan::Plan> plan = context->plan(site.op);
+      chosen_[site.name] = plan->schedule;
+      result.reason = plan->reason;
       if (!has_library() && schedule_name(chosen_[site.name]) == "library") {
         chosen_[site.name] = make(site, "serial");
         result.reason += "; there is no collectives engine: serial";

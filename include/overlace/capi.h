@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* Grows when a function is added or a struct grows: programs made for a smaller number are compiled again. */
-#define OVL_API_VERSION 2
+#define OVL_API_VERSION 3
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -90,6 +90,7 @@ typedef struct ovl_options {
   const char* adversary;  /* CPU ranks: "seed=7" */
   const char* checks;     /* "sync,calls" */
   const char* net_engine; /* "auto", "nccl", "mpi", "none" */
+  const char* machine;    /* that schedules are chosen for: overlace::ContextOptions; rank 0's counts */
 } ovl_options;
 
 /* All ranks are started by somebody who can gather: each call gives `bytes` bytes of every rank, in rank order, to all.
@@ -133,6 +134,8 @@ typedef struct ovl_info {
   uint64_t preparations, evictions, heap_growths, smaller_plans;
 } ovl_info;
 int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info);
+/* The machine that schedules are chosen for and where it comes from, in words; lives as long as the runtime. */
+int ovl_runtime_machine(ovl_runtime* runtime, const char** origin);
 
 /* ---- teams and channels: overlace/team.h, overlace/channel.h ---- */
 
@@ -202,18 +205,11 @@ typedef struct ovl_op {
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
 } ovl_op;
 
-/* overlace::plan::Hardware; a rate that is 0 is unknown. */
-typedef struct ovl_hardware {
-  size_t struct_size;
-  int32_t is_gpu;
-  double link_bytes_per_s, flops_per_s;
-} ovl_hardware;
-
 /* A family by name; degree: chunks per shard, from 1. */
 int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_schedule** schedule);
-/* What the planner takes for this problem. It may take something else when a call finds that the heap has no room for
- * it, or that the ranks' choices differ: one channel and one thread use the handle. */
-int ovl_schedule_choose(const ovl_op* op, const ovl_hardware* hardware, ovl_schedule** schedule);
+/* What the runtime's planner takes for this problem (overlace::Context). It may take something else when a call finds
+ * that the heap has no room for it, or that the ranks' choices differ: one channel and one thread use the handle. */
+int ovl_schedule_choose(ovl_runtime* runtime, const ovl_op* op, ovl_schedule** schedule);
 /* Read, expanded and checked: OVL_BAD_SCHEDULE names the place, or the check, the task and the reason. */
 int ovl_schedule_from_json(const char* json, ovl_schedule** schedule);
 int ovl_schedule_free(ovl_schedule* schedule);

@@ -63,12 +63,16 @@ struct Machine {
   std::string name = "cpu2";
   bool is_gpu = false;
   int ranks = 2;                // GPUs, or CPU ranks
+  int hosts = 1;                // of equal size, of the team rather than of a file; several: copies go between hosts
   int sms = 1;                  // SM lanes' budget; CPU: cores of a rank
   bool has_copy_engine = true;  // CPU: the rank's own agent or its wire thread
   bool has_net_engine = true;   // a NetEngine for `collective`
   int max_connections = 8;      // CUDA_DEVICE_MAX_CONNECTIONS; 1 forbids queue waits (S8)
   int64_t heap_bytes = int64_t{1} << 30;
   int64_t num_signal_ids = 4096;
+
+  /// A shipped machine whose figures are those for few rows (small M), where this one's were not measured; "": these.
+  std::string small_m_machine = {};
 
   // Where the numbers below come from.
   std::string device = {}, driver = {}, cuda = {}, nccl = {}, topology = {}, date = {}, git = {};
@@ -153,7 +157,17 @@ struct Machine {
   bool has_costs() const { return !gemm.tiles.empty() && copy.peer_GBps.value > 0 && link.egress_GBps.value > 0; }
 };
 
-/// Canonical JSON: every key carries its unit; figures are [value, "measured" | "prior"].
+/// What may be known of a machine that has no file.
+struct MachineRates {
+  bool is_gpu = false;
+  double link_bytes_per_s = 0;  // per direction and rank; 0: copies cost the computing core itself (CPU, no link)
+  double flops_per_s = 0;       // sustained, per rank, of the type that is multiplied; 0: unknown
+  int hosts = 1;  // of equal size; several: the link is that from one host to another, and their ranks share it
+};
+/// A machine without costs (has_costs() is false), called "rates": the planner's rule is all that knows it.
+Machine rated_machine(const MachineRates& rates);
+
+/// Canonical JSON, without `hosts`: every key carries its unit; figures are [value, "measured" | "prior"].
 std::string to_json(const Machine& machine, int indent = -1);
 /// Throws InvalidArgument with `source`, the place of the value, what it is and what is allowed: unknown key, missing
 /// unit, value <= 0, a curve that falls where it must grow. Keys "x-..." are passed over.

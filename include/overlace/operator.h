@@ -50,7 +50,7 @@ struct FamilyDef {
   Purpose purpose = Purpose::plan;
   bool has_degree = false;  // it cuts shards into `degree` chunks
   ClosedForm form = ClosedForm::none;
-  int rule = 0;  // place in the order in which plan::choose tries families; 0: never
+  int rule = 0;  // place in the order in which tier rule tries families; 0: never
   /// Degrees that are worth an estimate on this machine; none where the family cannot run there. Null: the planner
   /// leaves the family out.
   std::vector<int> (*degrees)(const OpSpec& op, const Machine& machine) = nullptr;

@@ -27,28 +27,8 @@ struct Candidate {
 /// "hetero_unfused_1d q 2"; without a degree where the family has none.
 std::string to_string(const Candidate& candidate);
 
-struct Choice {
-  spec::Schedule schedule;
-  std::string reason;     // "GEMM 3 us, transfer 2 us: too little to hide: library"
-  Candidate candidate{};  // what make_schedule was given, with `options`
-  spec::Params options{};
-};
-
-/// What the rule needs to know of the machine. GPUs of one host: the rates say whether there is anything to hide; times
-/// are those of machine/h200x4.json, the only GPUs that were measured.
-struct Hardware {
-  bool is_gpu = false;
-  double link_bytes_per_s = 0;  // per direction and rank; 0: copies cost the computing core itself (CPU, no link)
-  double flops_per_s = 0;       // sustained, per rank, of this dtype; 0: unknown
-  int hosts = 1;  // of equal size; several: the link is that from one host to another, and their ranks share it
-  uint64_t heap_bytes = 0;  // of each rank's symmetric heap that a schedule may take; 0: any number
-};
-
-/// Pure: same input, same choice. Falls back to `library` wherever a finer schedule is not expected to win, or none
-/// that is fits into the heap.
-Choice choose(const spec::OpSpec& op, const Hardware& hardware);
-
-/// How a plan is found, from cheap to dear. rule: choose(), which knows two rates. recurrence: a model of every
+/// How a plan is found, from cheap to dear. rule: by two rates, the link's and the GEMM's; what machines without costs,
+/// teams on several hosts and products of other than 16 bits on GPUs get in any case. recurrence: a model of every
 /// candidate. simulation: the best of these, and those that are always looked at, on the simulator. probe: the three
 /// best of these and `library`, run for real by all ranks of a team together.
 enum class Tier { rule, recurrence, simulation, probe };
@@ -57,6 +37,7 @@ std::string to_string(Tier tier);
 struct PlanOptions {
   Tier limit = Tier::recurrence;
   bool paper_rule = false;  // FiCCO's choice (arXiv 2512.10236) as far as it is public, instead of a model
+  uint64_t heap_bytes = 0;  // of each rank's symmetric heap that a schedule may take; 0: any number
 };
 
 /// An estimate with its band; of tier probe the median and the spread of what was measured.
@@ -67,7 +48,8 @@ struct Alternative {
 
 struct Plan {
   spec::Schedule schedule;
-  Candidate candidate;
+  Candidate candidate;  // what make_schedule was given, with `options`
+  spec::Params options;
   spec::Estimate estimate;  // with its waterfall; all 0 where the machine has no numbers
   Tier tier = Tier::rule;
   std::string reason;               // tier, runner-up, gap, model error, the machine's age and share of priors
@@ -83,6 +65,9 @@ struct PlannerParts {
   /// line counts for the machine whose digest it names and for this version of the planner; damaged ones are passed
   /// over with a warning and go with the next write. Processes may share it.
   std::string cache = {};
+  /// Lines of such a file instead, for planners that must find the same: kept() looks there, and says in its reasons
+  /// that they come from `kept_in`.
+  std::string kept = {}, kept_in = {};
 };
 
 /// Same operator, machine and options: the same plan, byte for byte; of tier probe once it was measured. Keeps what it
@@ -95,10 +80,11 @@ class Planner {
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
-  /// `library` and `serial` are always among the candidates. The one with the smallest estimate wins (within half a
-  /// percent the one whose family was predicted best on this machine); a gain over
-  /// `library` below 2 % picks `library`. Where a probe fails, on all ranks, the plan is that of the tier before and
-  /// says why. Throws ScheduleError for an operator that no schedule fits.
+  /// `library` and `serial` are among the candidates; of few rows on GPUs only the library and one kernel are. The one
+  /// with the smallest estimate wins (within half a percent the one whose family was predicted best on this machine); a
+  /// gain over `library` below 2 % picks `library`, as does a model where GPUs have less than 10 us to hide. Where a
+  /// probe fails, on all ranks, the plan is that of the tier before and says why. Throws ScheduleError for an operator
+  /// that no schedule fits.
   std::shared_ptr<const Plan> plan(const spec::OpSpec& op, const PlanOptions& options = {});
   /// What PlannerParts::cache keeps for the operator on this machine, of tier probe, else of tier simulation; null
   /// where it has neither. Decides and writes nothing. Throws ScheduleError as plan() does.

@@ -139,7 +139,7 @@ class Calls:
         dtype = arguments.b.dtype
         problem = _library.Op(name=op.encode(), m=m, n=n, k=k, ranks=size, dtype=dtype, out_dtype=dtype)
         problem.b_layout = 1 if op == "ag_wgrad" else 0  # its rows are contiguous, as those of no weight
-        schedule = _library.handle("ovl_schedule_choose", c.byref(problem), c.byref(self.context.hardware))
+        schedule = _library.handle("ovl_schedule_choose", self.context._runtime, c.byref(problem))
         self.keep += [out, arguments]
         function = getattr(_library.LIBRARY, f"ovl_{op}")
         if function(self.context._channel, c.byref(arguments), schedule) != 0:

@@ -64,7 +64,7 @@ ovl_schedule* make_schedule(const Group& group, const Problem& problem) {
   const ovl_op op = op_of(group, problem);
   ovl_schedule* schedule = nullptr;
   if (problem.plan.empty()) {
-    check(ovl_schedule_choose(&op, &group.hardware, &schedule));
+    check(ovl_schedule_choose(group.runtime, &op, &schedule));
     if (ovl_schedule_supported(schedule, group.channel, &op) == OVL_OK) return schedule;
     ovl_schedule_free(schedule);
     check(ovl_schedule_make(&op, "library", 1, &schedule));
@@ -142,15 +142,14 @@ void check_row_offsets(const Group& group, std::string_view op, const std::vecto
 
 using overlace_torch::Group;
 
-int ovl_torch_add_group(const char* name, ovl_channel* channel, int rank, int size, int device,
-                        const ovl_hardware* hardware) {
+int ovl_torch_add_group(const char* name, ovl_runtime* runtime, ovl_channel* channel, int rank, int size, int device) {
   const auto group = std::make_shared<Group>();
   group->name = name;
+  group->runtime = runtime;
   group->channel = channel;
   group->rank = rank;
   group->size = size;
   group->device = device;
-  group->hardware = *hardware;
   const std::lock_guard lock(overlace_torch::table_mutex);
   return overlace_torch::table().emplace(name, group).second ? OVL_OK : OVL_INVALID_ARGUMENT;
 }

@@ -32,11 +32,11 @@ struct Problem {
 
 struct Group {
   std::string name;
+  ovl_runtime* runtime = nullptr;
   ovl_channel* channel = nullptr;
   int rank = 0, size = 1, device = -1;  // device: CUDA ordinal, -1 on CPU ranks
-  ovl_hardware hardware{};
-  std::optional<void*> stream;  // of the last call, on GPUs
-  std::mutex mutex;             // autograd calls from threads of its own; the C API takes one at a time
+  std::optional<void*> stream;          // of the last call, on GPUs
+  std::mutex mutex;                     // autograd calls from threads of its own; the C API takes one at a time
   /// Schedules of the last problems, those used last in front.
   using Schedules = std::list<std::pair<Problem, ovl_schedule*>>;
   Schedules schedules;
@@ -63,7 +63,7 @@ void check_row_offsets(const Group& group, std::string_view op, const std::vecto
 
 // Called by overlace/context.py. The channel stays open until the group is removed.
 extern "C" {
-__attribute__((visibility("default"))) int ovl_torch_add_group(const char* name, ovl_channel* channel, int rank,
-                                                               int size, int device, const ovl_hardware* hardware);
+__attribute__((visibility("default"))) int ovl_torch_add_group(const char* name, ovl_runtime* runtime,
+                                                               ovl_channel* channel, int rank, int size, int device);
 __attribute__((visibility("default"))) int ovl_torch_remove_group(const char* name);
 }

@@ -35,6 +35,7 @@ class Options(_Sized):
         ("adversary", c.c_char_p),
         ("checks", c.c_char_p),
         ("net_engine", c.c_char_p),
+        ("machine", c.c_char_p),
     )
 
 
@@ -85,15 +86,6 @@ class Op(_Sized):
         ("has_a", c.c_int32),
         ("activation", c.c_int32),
         ("row_offsets", c.c_void_p),
-    )
-
-
-class Hardware(_Sized):
-    _fields_ = (
-        ("struct_size", c.c_size_t),
-        ("is_gpu", c.c_int32),
-        ("link_bytes_per_s", c.c_double),
-        ("flops_per_s", c.c_double),
     )
 
 

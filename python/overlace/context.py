@@ -14,13 +14,11 @@ import torch
 import torch.distributed as dist
 
 from overlace import _library
-from overlace._library import Given, Hardware, Info, Options, call, handle
+from overlace._library import Given, Info, Options, call, handle
 from overlace.errors import InvalidArgument
 
 _OPERATORS = _library.operators()
 _BACKENDS = {"auto": 0, "cpu": 1, "cuda_peer": 2}
-# Sustained, 4x H200, bf16: what overlace's measured rules for GPUs were taken with (docs/results/h200x4.md).
-_GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S = 390e9, 650e12
 _NOWHERE = torch.device("meta")
 # By ProcessGroup.group_name.
 _contexts: dict[str, Context] = {}
@@ -62,11 +60,8 @@ class Context:
             _library.LIBRARY.ovl_runtime_abort(self._runtime, b"overlace.init failed")
             _library.LIBRARY.ovl_runtime_close(self._runtime)
             raise
-        self.hardware = Hardware(is_gpu=int(self.is_gpu))
-        if self.is_gpu:
-            self.hardware.link_bytes_per_s, self.hardware.flops_per_s = _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S
         _OPERATORS.ovl_torch_add_group(
-            self.name.encode(), self._channel, self.rank, self.size, info.device, c.byref(self.hardware)
+            self.name.encode(), self._runtime, self._channel, self.rank, self.size, info.device
         )
         _contexts[self.name] = self
 
@@ -74,6 +69,13 @@ class Context:
         info = Info()
         call("ovl_runtime_info", self._runtime, c.byref(info))
         return info
+
+    @property
+    def machine(self) -> str:
+        """What schedules are chosen for and where it comes from: "h200x2, shipped for NVIDIA H200 x 2"."""
+        origin = c.c_char_p()
+        call("ovl_runtime_machine", self._runtime, c.byref(origin))
+        return origin.value.decode()
 
     def check(self) -> None:
         """Raises the first cause if this team was aborted by a rank, a dead peer or a deadline."""
@@ -203,6 +205,7 @@ def init(
     timeout_s: float | None = None,
     backend: str = "auto",
     sms: int = 0,
+    machine: str | None = None,
 ) -> Context:
     """Makes the team of a process group. Collective over that group; once per group, before its first operator.
 
@@ -214,6 +217,9 @@ def init(
     timeout_s: longest wait for a peer; None is 300 s (or OVERLACE_TIMEOUT_S).
     sms: SMs that a call's fused kernels may fill, 0 for all; the others are left to other streams and contexts, of
         which nobody keeps account yet. CPU ranks ignore it.
+    machine: that schedules are chosen for: the name of a shipped machine ("h200x2"), a file that ends in .json, or
+        rates of link and GEMM ("50GB/s,2TFLOP/s"). None takes OVERLACE_MACHINE, else what is found for these GPUs; CPU
+        ranks have nothing then and take `library`. Rank 0's counts for all; `Context.machine` says what was taken.
     backend: "auto" takes "cuda_peer" where the group has NCCL, with the current CUDA device, else "cpu".
 
     Raises InvalidArgument, PeerLost (a rank did not come), Unsupported (no access to a peer's memory), OutOfMemory.
@@ -239,6 +245,10 @@ def init(
         if not 0.001 <= timeout_s <= 86400:
             raise InvalidArgument(f"overlace.init: timeout_s is {timeout_s}, wanted 0.001 to 86400")
         options.timeout_ms = int(timeout_s * 1000)
+    if machine is not None:
+        if not isinstance(machine, str) or not machine:
+            raise InvalidArgument(f"overlace.init: machine is {machine!r}, wanted None, a name, a file or rates")
+        options.machine = machine.encode()
     if backend == "cuda_peer":
         options.has_device, options.device = 1, torch.cuda.current_device()
     return Context(found, options, sms)

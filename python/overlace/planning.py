@@ -64,7 +64,7 @@ def plan(
     problem.dtype, problem.out_dtype = _DTYPES[dtype], _DTYPES[out_dtype or dtype]
     problem.b_layout, problem.has_bias, problem.has_a = _LAYOUTS[b_layout], int(bias), int(return_a)
     problem.activation = _ACTIVATIONS[activation]
-    schedule = handle("ovl_schedule_choose", c.byref(problem), c.byref(context.hardware))
+    schedule = handle("ovl_schedule_choose", context._runtime, c.byref(problem))
     try:
         texts = []
         for getter in ("ovl_schedule_json", "ovl_schedule_reason"):

@@ -160,16 +160,20 @@ const Variable kVariables[] = {
        return parse_choice(t, {"off", "error", "warn", "info", "debug"}, e.log);
      },
      [](const Env& e) { return e.log; }},
-    {"OVERLACE_MACHINE", "name of a shipped machine or path of a machine file",
+    {"OVERLACE_MACHINE",
+     "name of a shipped machine, path of a machine file, or rates of link and GEMM such as 50GB/s,2TFLOP/s",
      "The machine that schedules are chosen for; without it, the one that is found.",
      [](Env& e, std::string_view t) { return e.machine = t, true; }, [](const Env& e) { return e.machine; }},
-    {"OVERLACE_EXPLAIN", "0, 1", "Logs for each choice of a schedule why it was made.",
+    {"OVERLACE_EXPLAIN", "0, 1", "Rank 0 writes to stderr why each schedule was chosen, once per problem.",
      [](Env& e, std::string_view t) { return parse_flag(t, e.explain); },
      [](const Env& e) { return flag_text(e.explain); }},
     {"OVERLACE_TRACE", "path ending in .json, .pftrace or .perfetto-trace", "Where a timeline is written.",
      [](Env& e, std::string_view t) { return e.trace = t, true; }, [](const Env& e) { return e.trace; }},
     {"OVERLACE_PLAN_CACHE", "path", "File that keeps chosen schedules between runs.",
      [](Env& e, std::string_view t) { return e.plan_cache = t, true; }, [](const Env& e) { return e.plan_cache; }},
+    {"OVERLACE_CACHE_DIR", "path",
+     "Folder of calibrated machines; without it overlace in XDG_CACHE_HOME, else in .cache of the home folder.",
+     [](Env& e, std::string_view t) { return e.cache_dir = t, true; }, [](const Env& e) { return e.cache_dir; }},
     {"OVERLACE_LAUNCH_SOCKET", "set by overlace run", "How a child of the launcher reaches it.",
      [](Env& e, std::string_view t) { return e.launch_socket = t, true; },
      [](const Env& e) { return without_secret(e.launch_socket); }},
@@ -267,6 +271,8 @@ Status read_launcher(const Block& block, Env& env) {
   if (const std::string restart = text_of(block, "TORCHELASTIC_RESTART_COUNT"); !restart.empty())
     env.run_id += "." + restart;
   if (env.rank_source == "slurm") OVERLACE_TRY(read_slurm(block, env));
+  env.xdg_cache_home = text_of(block, "XDG_CACHE_HOME");
+  env.home = text_of(block, "HOME");
   return read_small_integer(block, "CUDA_DEVICE_MAX_CONNECTIONS", env.cuda_device_max_connections);
 }
 
@@ -298,6 +304,8 @@ std::vector<EnvValue> foreign_values(const Block& block) {
   add("MASTER_PORT", "any text", "torchrun sets it; part of the job's name.");
   add("TORCHELASTIC_RUN_ID", "any text", "torchrun sets it; part of the job's name.");
   add("TORCHELASTIC_RESTART_COUNT", "any text", "torchrun sets it; part of the job's name.");
+  add("XDG_CACHE_HOME", "path", "The user's folder of caches.");
+  add("HOME", "path", "The user's folder.");
   add("CUDA_DEVICE_MAX_CONNECTIONS", "integer >= 0",
       "Read by the CUDA driver; 1 can deadlock waits on streams, which are then not used.");
   return rows;
@@ -342,6 +350,12 @@ std::string first_host(std::string_view list) {
   if (close == std::string_view::npos) return host;
   list.remove_prefix(close + 1);
   return host + std::string(list.substr(0, list.find(',')));
+}
+
+std::string Env::cache_folder() const {
+  if (!cache_dir.empty()) return cache_dir;
+  if (!xdg_cache_home.empty()) return xdg_cache_home + "/overlace";
+  return home.empty() ? std::string() : home + "/.cache/overlace";
 }
 
 std::vector<EnvValue> Env::values() const { return values_; }

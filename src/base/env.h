@@ -39,6 +39,7 @@ struct Env {
   bool explain = false;             // OVERLACE_EXPLAIN: 0 | 1
   std::string trace;                // OVERLACE_TRACE: file
   std::string plan_cache;           // OVERLACE_PLAN_CACHE: file
+  std::string cache_dir;            // OVERLACE_CACHE_DIR, as it is set; cache_folder() has the default
   // Launcher and foreign variables, "" or -1 if not set.
   std::string launch_socket;                        // OVERLACE_LAUNCH_SOCKET: set by `overlace run` for its children
   int rank = -1, world_size = -1, local_rank = -1;  // RANK/WORLD_SIZE/LOCAL_RANK, OMPI_COMM_WORLD_*, PMI_*, SLURM_*
@@ -47,7 +48,10 @@ struct Env {
   int local_size = -1;                           // ranks on this host: less than world_size where there are several
   std::string master_addr, master_port, run_id;  // torchrun, or set by hand; srun: of the job and its first host
   int cuda_device_max_connections = -1;
+  std::string xdg_cache_home, home;
 
+  /// OVERLACE_CACHE_DIR, else overlace in XDG_CACHE_HOME or in .cache of the home folder; "" if there is none.
+  std::string cache_folder() const;
   /// All variables with value and origin, for `overlace doctor` and the generated reference.
   std::vector<EnvValue> values() const;
   /// OVERLACE_* variables that are set but unknown, each with the nearest known name.

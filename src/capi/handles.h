@@ -14,7 +14,7 @@
 #include "overlace/bootstrap.h"
 #include "overlace/capi.h"
 #include "overlace/channel.h"
-#include "overlace/plan.h"
+#include "overlace/context.h"
 #include "overlace/runtime.h"
 #include "overlace/schedule.h"
 #include "overlace/symmetric.h"
@@ -38,6 +38,7 @@ struct RuntimeObject : Object {
   static constexpr std::string_view kName = "runtime";
   std::unique_ptr<Bootstrap> bootstrap;
   std::optional<Runtime> runtime;
+  std::optional<Context> context;
   std::mutex busy;                 // held by the one thread that is inside
   std::mutex ending;               // abort() may come from another thread while this ends
   std::vector<uint64_t> children;  // handles that end with this one
@@ -76,7 +77,8 @@ struct ScheduleTexts {
 /// What ovl_schedule_choose was asked.
 struct Chosen {
   spec::OpSpec op;
-  plan::Hardware hardware;
+  Context context;
+  uint64_t heap_bytes = 0;  // that the schedule may take; 0: any number
 };
 struct ScheduleObject : Object {
   static constexpr std::string_view kName = "schedule";

@@ -11,10 +11,12 @@ using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
 namespace {
 
 /// The bootstrap goes at once where the opening fails, so that the others learn of it.
-base::Status open_runtime(std::unique_ptr<Bootstrap> bootstrap, const RuntimeOptions& options, ovl_runtime** out) {
+base::Status open_runtime(std::unique_ptr<Bootstrap> bootstrap, const RuntimeOptions& options,
+                          const ContextOptions& context, ovl_runtime** out) {
   auto object = std::make_shared<RuntimeObject>();
   object->bootstrap = std::move(bootstrap);
   object->runtime.emplace(Runtime::open(*object->bootstrap, options));
+  object->context.emplace(Context::open(*object->runtime, context));
   give(std::move(object), out);
   return {};
 }
@@ -49,6 +51,13 @@ StreamRef stream_ref(const Runtime& runtime, void* stream) {
 base::Status check_stream(std::string_view call, const Runtime& runtime, const void* stream) {
   if (runtime.backend() != Backend::cpu || stream == nullptr) return {};
   return base::invalid_argument("{}: stream is set, wanted null: CPU ranks run on the calling thread", call);
+}
+
+/// Behind options_of(), which has looked at `given`.
+ContextOptions context_options_of(const ovl_options* given) {
+  ContextOptions out;
+  if (given != nullptr && given->machine != nullptr) out.machine = given->machine;
+  return out;
 }
 
 void give_team(const Entry& entry, const Team& team, ovl_team** out) {
@@ -123,7 +132,8 @@ int ovl_runtime_open(const ovl_options* options, ovl_runtime** runtime) {
   return guarded([&]() -> base::Status {
     OVERLACE_TRY(check_not_null({"ovl_runtime_open", "runtime"}, runtime));
     const base::Result<RuntimeOptions> wanted = options_of("ovl_runtime_open", options);
-    return wanted.ok() ? open_runtime(environment_bootstrap(), *wanted, runtime) : wanted.status();
+    return wanted.ok() ? open_runtime(environment_bootstrap(), *wanted, context_options_of(options), runtime)
+                       : wanted.status();
   });
 }
 
@@ -144,7 +154,8 @@ int ovl_runtime_open_thread(ovl_world* world, int rank, const ovl_options* optio
       bootstrap = std::move(all[static_cast<size_t>(rank)]);
     }
     const base::Result<RuntimeOptions> wanted = options_of(kCall, options);
-    return wanted.ok() ? open_runtime(std::move(bootstrap), *wanted, runtime) : wanted.status();
+    return wanted.ok() ? open_runtime(std::move(bootstrap), *wanted, context_options_of(options), runtime)
+                       : wanted.status();
   });
 }
 
@@ -155,7 +166,8 @@ int ovl_runtime_open_given(const ovl_given* given, const ovl_options* options, o
     base::Result<std::unique_ptr<Bootstrap>> bootstrap = bootstrap_of(kCall, given);
     if (!bootstrap.ok()) return bootstrap.status();
     const base::Result<RuntimeOptions> wanted = options_of(kCall, options);
-    return wanted.ok() ? open_runtime(std::move(*bootstrap), *wanted, runtime) : wanted.status();
+    return wanted.ok() ? open_runtime(std::move(*bootstrap), *wanted, context_options_of(options), runtime)
+                       : wanted.status();
   });
 }
 
@@ -232,6 +244,16 @@ int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info) {
     info->evictions = stats.evictions;
     info->heap_growths = stats.heap_growths;
     info->smaller_plans = stats.smaller_plans;
+    return {};
+  });
+}
+
+int ovl_runtime_machine(ovl_runtime* runtime, const char** origin) {
+  return guarded([&]() -> base::Status {
+    Entry entry;
+    OVERLACE_TRY(check_not_null({"ovl_runtime_machine", "origin"}, origin));
+    OVERLACE_TRY(enter({"ovl_runtime_machine", "runtime"}, runtime, &entry));
+    *origin = entry.shared()->context->machine_origin().c_str();
     return {};
   });
 }

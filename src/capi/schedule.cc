@@ -5,7 +5,6 @@
 #include <span>
 
 #include "overlace/ops/common.h"
-#include "overlace/plan.h"
 #include "src/capi/convert.h"
 #include "src/exec/run.h"
 #include "src/spec/check.h"
@@ -54,11 +53,6 @@ void give_schedule(spec::Schedule schedule, ovl_schedule** out) {
   give(std::move(object), out);
 }
 
-base::Status check_rate(std::string_view field, double rate) {
-  if (std::isfinite(rate) && rate >= 0) return {};
-  return base::invalid_argument("ovl_schedule_choose: hardware.{} is {}, wanted 0 (unknown) or more", field, rate);
-}
-
 }  // namespace
 
 namespace overlace::capi {
@@ -86,17 +80,18 @@ base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view l
   for (const Vote& vote : votes) widest = std::max(widest, vote.value);
   const uint64_t taken = spec::heap_bytes(plan().schedule, chosen->op.ranks);
   if (needs_less && taken == 0) return false;
-  if (needs_less) chosen->hardware.heap_bytes = taken - 1;
-  const plan::Choice choice = plan::choose(with(widest), chosen->hardware);
+  if (needs_less) chosen->heap_bytes = taken - 1;
+  const std::shared_ptr<const plan::Plan> plan_of_widest = chosen->context.plan(with(widest), chosen->heap_bytes);
   const auto remade = [&](const spec::OpSpec& op) {
-    return spec::make_schedule(op, choice.candidate.family, choice.candidate.degree, choice.options);
+    const plan::Candidate& candidate = plan_of_widest->candidate;
+    return spec::make_schedule(op, candidate.family, candidate.degree, plan_of_widest->options);
   };
   const bool fits_all = std::all_of(votes.begin(), votes.end(), [&](const Vote& vote) {
     return ops::supports(channel, with(vote.value), remade(with(vote.value))).ok();
   });
   spec::Schedule next = fits_all ? remade(chosen->op) : spec::make_schedule(chosen->op, spec::kLibrary);
   if (needs_less && spec::heap_bytes(next, chosen->op.ranks) >= taken) return false;
-  std::string reason = choice.reason + (fits_all ? "" : "; not all ranks can take it: library");
+  std::string reason = plan_of_widest->reason + (fits_all ? "" : "; not all ranks can take it: library");
   if (needs_less)
     reason += base::format("; {} had no room for its {} bytes on the heap", plan().schedule.family, taken);
   else
@@ -132,23 +127,19 @@ int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_sche
   });
 }
 
-int ovl_schedule_choose(const ovl_op* op, const ovl_hardware* hardware, ovl_schedule** schedule) {
+int ovl_schedule_choose(ovl_runtime* runtime, const ovl_op* op, ovl_schedule** schedule) {
   return guarded([&]() -> base::Status {
     constexpr std::string_view kCall = "ovl_schedule_choose";
+    Entry entry;
     OVERLACE_TRY(check_not_null({kCall, "schedule"}, schedule));
-    OVERLACE_TRY(check_struct({kCall, "hardware"}, hardware));
-    OVERLACE_TRY(check_rate("link_bytes_per_s", hardware->link_bytes_per_s));
-    OVERLACE_TRY(check_rate("flops_per_s", hardware->flops_per_s));
     const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
     if (!problem.ok()) return problem.status();
-    plan::Hardware machine;
-    machine.is_gpu = hardware->is_gpu != 0;
-    machine.link_bytes_per_s = hardware->link_bytes_per_s;
-    machine.flops_per_s = hardware->flops_per_s;
-    plan::Choice choice = plan::choose(*problem, machine);
+    OVERLACE_TRY(enter({kCall, "runtime"}, runtime, &entry));
+    const Context& context = *entry.shared()->context;
+    const std::shared_ptr<const plan::Plan> plan = context.plan(*problem);
     auto object = std::make_shared<ScheduleObject>();
-    object->chosen = Chosen{*problem, machine};
-    object->plans.push_back(with_texts(std::move(choice.schedule), std::move(choice.reason)));
+    object->chosen.emplace(Chosen{*problem, context});
+    object->plans.push_back(with_texts(plan->schedule, plan->reason));
     give(std::move(object), schedule);
     return {};
   });

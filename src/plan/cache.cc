@@ -151,12 +151,31 @@ class Lock {
 Cache::Cache(std::string path, const spec::Machine& machine)
     : path_(std::move(path)), machine_(machine.name), digest_(spec::digest(machine)) {}
 
+Cache Cache::of_text(const std::string& text, const spec::Machine& machine) {
+  Cache out("", machine);
+  for (auto& [line, json] : lines_of(text, "kept plans"))
+    if (out.counts(json)) out.lines_[text_of(json, "key")] = std::move(line);
+  return out;
+}
+
+bool Cache::counts(const Json& line) const {
+  return text_of(line, "digest") == digest_ && version_of(line) == kPlanVersion;
+}
+
+std::string Cache::text() const {
+  std::string out;
+  if (!is_on()) return out;
+  for (const auto& [line, json] : lines_of(read_own(path_).value_or(""), path_))
+    if (counts(json)) out += line + "\n";
+  return out;
+}
+
 std::string Cache::find(const std::string& key) const {
+  if (const auto known = lines_.find(key); known != lines_.end()) return known->second;
   if (!is_on()) return {};
   std::string out;
   for (const auto& [line, json] : lines_of(read_own(path_).value_or(""), path_)) {
-    if (text_of(json, "key") == key && text_of(json, "digest") == digest_ && version_of(json) == kPlanVersion)
-      out = line;
+    if (text_of(json, "key") == key && counts(json)) out = line;
   }
   return out;
 }

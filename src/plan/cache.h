@@ -1,20 +1,26 @@
 // Decisions in a file, for the next process: one line of JSON each.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 
+#include "src/base/json.h"
 #include "src/plan/decision.h"
 
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 14;
+inline constexpr int kPlanVersion = 15;
 
 class Cache {
  public:
   /// Of decisions for this machine. An empty path keeps nothing.
   Cache(std::string path, const spec::Machine& machine);
+  /// Of lines that text() gave: read once, and nothing is kept in them.
+  static Cache of_text(const std::string& text, const spec::Machine& machine);
+  /// All lines that count for this machine, as the file is now.
+  std::string text() const;
   /// The text of the line for a key, empty where there is none. Reads the file: others may have written.
   std::string find(const std::string& key) const;
   /// Adds the line, and drops those that no longer count: damaged, of another version, of this machine's name with
@@ -24,7 +30,10 @@ class Cache {
   bool is_on() const { return !path_.empty(); }
 
  private:
+  bool counts(const base::Json& line) const;
+
   std::string path_, machine_, digest_;
+  std::map<std::string, std::string, std::less<>> lines_;  // of_text: by key
 };
 
 /// None where the text is empty or damaged (then with a warning), or of another machine, version or key.

@@ -7,6 +7,7 @@
 #include "src/base/format.h"
 #include "src/plan/pick.h"
 #include "src/plan/recurrence.h"
+#include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -15,6 +16,11 @@ Alternative with_band(const spec::OpSpec& op, const spec::Machine& machine, Tier
                       double us) {
   const double error = p90_error(errors_of(machine, tier), op, candidate.family);
   return {candidate, us, us / (1 + error), us * (1 + error)};
+}
+
+bool fits(const spec::OpSpec& op, const Candidate& candidate, uint64_t heap_bytes, const spec::Params& options) {
+  if (heap_bytes == 0 || candidate.family == spec::kLibrary) return true;
+  return spec::heap_bytes(spec::make_schedule(op, candidate.family, candidate.degree, options), op.ranks) <= heap_bytes;
 }
 
 void rank(std::vector<Alternative>* list) {

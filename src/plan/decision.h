@@ -13,6 +13,7 @@ struct Decision {
   Tier tier = Tier::rule;
   std::string reason;
   std::vector<Alternative> others = {};
+  spec::Params options = {};  // of make_schedule
 };
 
 }  // namespace overlace::plan

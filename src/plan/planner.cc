@@ -11,8 +11,10 @@
 #include "src/base/status.h"
 #include "src/plan/cache.h"
 #include "src/plan/decide.h"
+#include "src/plan/rates.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/cost_model.h"
+#include "src/spec/fusable.h"
 #include "src/spec/names.h"
 #include "src/spec/operators.h"
 
@@ -41,18 +43,19 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
       dtype_name(op.out_dtype), op.b_layout == spec::BLayout::nk ? "nk" : "kn", op.bias ? " bias" : "",
       op.gathered ? " gathered" : "", op.activation == spec::Activation::swiglu ? " swiglu" : "",
       options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
+  if (options.heap_bytes != 0) out += base::format(" heap {}", options.heap_bytes);
   for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
   for (const auto& [name, value] : op.fields) out += base::format(" {}={}", name, spec::text_of(value));
   return out;
 }
 
-Decision by_rule(const OpSpec& op, const Machine& machine) {
-  Hardware hardware;
-  hardware.is_gpu = machine.is_gpu;
-  hardware.link_bytes_per_s = std::max(machine.copy.all_GBps.value, machine.copy.peer_GBps.value) * 1e9;
-  hardware.flops_per_s = machine.gemm.sustained_TFLOPs.value * 1e12;
-  const Choice choice = choose(op, hardware);
-  return {choice.candidate, Tier::rule, choice.reason, {}};
+bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
+
+/// Whether the machine's costs say something of the problem. Unless more than the recurrence is asked for, of GPUs only
+/// where products are of 16 bits: others were not measured.
+bool is_modelled(const OpSpec& op, const Machine& machine, Tier limit) {
+  const bool is_measured = !machine.is_gpu || is_16_bit(op.dtype) || limit > Tier::recurrence;
+  return machine.has_costs() && machine.hosts == 1 && is_measured;
 }
 
 }  // namespace
@@ -76,12 +79,22 @@ std::string to_string(Tier tier) {
   return "probe";
 }
 
+namespace {
+
+/// What was measured where GPUs have few rows: one kernel, and the library.
+bool is_for_small_m(const spec::FamilyDef& family) {
+  return family.form == spec::ClosedForm::small_m_kernel || family.form == spec::ClosedForm::library;
+}
+
+}  // namespace
+
 std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   std::vector<Candidate> out;
   const spec::OperatorDef* def = spec::find_operator(op.op);
   if (def == nullptr) return out;
+  const bool is_small = machine.is_gpu && spec::has_few_tokens(op);
   for (const spec::FamilyDef& family : def->families) {
-    if (family.degrees == nullptr) continue;
+    if (family.degrees == nullptr || (is_small && !is_for_small_m(family))) continue;
     for (const int degree : family.degrees(op, machine)) out.push_back({std::string(family.name), degree});
   }
   return out;
@@ -111,11 +124,18 @@ Candidate paper_rule(const OpSpec& op, const Machine& machine) {
 
 struct Planner::State {
   State(Machine given, const PlannerParts& with)
-      : machine(std::move(given)), simulation(with.simulation), prober(with.prober), cache(with.cache, machine) {}
+      : machine(std::move(given)),
+        small_m(machine.small_m_machine.empty() ? std::nullopt
+                                                : std::optional(spec::find_machine(machine.small_m_machine))),
+        simulation(with.simulation),
+        prober(with.prober),
+        cache(with.kept.empty() ? Cache(with.cache, machine) : Cache::of_text(with.kept, machine)),
+        kept_in(with.kept_in) {}
 
   bool is_probed(const PlanOptions& options) const { return options.limit == Tier::probe && prober != nullptr; }
   bool is_kept(const OpSpec& op, const PlanOptions& options) const {
-    return cache.is_on() && !options.paper_rule && options.limit >= Tier::simulation && op.ranks > 1;
+    return cache.is_on() && !options.paper_rule && options.heap_bytes == 0 && options.limit >= Tier::simulation &&
+           op.ranks > 1;
   }
 
   /// With a prober the file is the first rank's: all take what that one finds, so nobody probes alone.
@@ -155,13 +175,26 @@ struct Planner::State {
       const Candidate candidate = op.ranks == 1 ? Candidate{std::string(spec::kLibrary), 1} : paper_rule(op, machine);
       return {candidate, Tier::rule, "FiCCO's rule: " + to_string(candidate), {}};
     }
-    if (options.limit == Tier::rule || !machine.has_costs() || op.ranks == 1 || op.m == 0) return by_rule(op, machine);
-    Decision out = estimated(op, machine);
-    if (options.limit >= Tier::simulation && simulation != nullptr) simulate(op, &out);
+    if (options.limit == Tier::rule || op.ranks == 1 || op.m == 0 || !is_modelled(op, machine, options.limit))
+      return by_rates(op, machine, options.heap_bytes);
+    const Machine& figures = machine_for(op);
+    Decision out = estimated(op, figures);
+    const size_t known = out.others.size();
+    std::erase_if(out.others, [&](const Alternative& a) { return !fits(op, a.candidate, options.heap_bytes); });
+    const size_t left_out = known - out.others.size();
+    if (options.limit >= Tier::simulation && simulation != nullptr) simulate(op, options, &out);
     std::string failure;
     if (is_probed(options)) failure = probe(op, &out);
-    settle(op, machine, &out);
+    settle(op, figures, &out);
+    if (left_out != 0)
+      out.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, options.heap_bytes);
     if (!failure.empty()) out.reason += "; not measured: " + failure;
+    if (out.tier != Tier::probe && !spec::has_few_tokens(op)) {
+      if (const std::string why = too_little_to_hide(op, machine); !why.empty()) {
+        out.candidate = {std::string(spec::kLibrary), 1};
+        out.reason = why + ": library";
+      }
+    }
     return out;
   }
 
@@ -188,7 +221,7 @@ struct Planner::State {
   }
 
   /// The best of the recurrence, those that it knows too little of, and those that it does not know.
-  std::vector<Candidate> simulated(const OpSpec& op, const Decision& decision) const {
+  std::vector<Candidate> simulated(const OpSpec& op, const PlanOptions& options, const Decision& decision) const {
     using enum spec::ClosedForm;
     std::vector<Candidate> out;
     for (size_t i = 0; i < decision.others.size(); ++i) {
@@ -198,16 +231,18 @@ struct Planner::State {
       if (i < kSimulated || is_always) out.push_back(candidate);
     }
     for (const Candidate& candidate : candidates(op, machine))
-      if (spec::form_of(op.op, candidate.family) == none) out.push_back(candidate);
+      if (spec::form_of(op.op, candidate.family) == none && fits(op, candidate, options.heap_bytes))
+        out.push_back(candidate);
     return out;
   }
 
-  void simulate(const OpSpec& op, Decision* decision) const {
+  void simulate(const OpSpec& op, const PlanOptions& options, Decision* decision) const {
+    const Machine& figures = machine_for(op);
     std::vector<Alternative> times;
-    for (const Candidate& candidate : simulated(op, *decision)) {
-      const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, machine);
+    for (const Candidate& candidate : simulated(op, options, *decision)) {
+      const auto found = simulation->estimate(spec::make_schedule(op, candidate.family, candidate.degree), op, figures);
       if (found.ok() && std::isfinite(found->us) && found->us > 0)
-        times.push_back(with_band(op, machine, Tier::simulation, candidate, found->us));
+        times.push_back(with_band(op, figures, Tier::simulation, candidate, found->us));
     }
     if (times.empty()) return;
     rank(&times);
@@ -215,10 +250,17 @@ struct Planner::State {
     decision->tier = Tier::simulation;
   }
 
+  /// The one whose figures say something of the problem.
+  const Machine& machine_for(const OpSpec& op) const {
+    return small_m && spec::has_few_tokens(op) ? *small_m : machine;
+  }
+
   const Machine machine;
+  const std::optional<Machine> small_m;
   const spec::CostModel* const simulation;
   spec::Prober* const prober;
   const Cache cache;
+  const std::string kept_in;
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const Decision>> decisions;  // by bucket of M
   std::map<std::string, std::shared_ptr<const Plan>> plans;          // by M
@@ -245,8 +287,10 @@ Plan plan_of(const OpSpec& op, const OpSpec& upper, const Decision& decision, co
   plan.tier = decision.tier;
   plan.reason = decision.reason;
   plan.others = decision.others;
-  plan.schedule = spec::make_schedule(op, plan.candidate.family, plan.candidate.degree);
-  if (machine.has_costs()) plan.estimate.parts = Recurrence(upper, machine).waterfall(plan.candidate);
+  plan.options = decision.options;
+  plan.schedule = spec::make_schedule(op, plan.candidate.family, plan.candidate.degree, plan.options);
+  if (is_modelled(upper, machine, decision.tier))
+    plan.estimate.parts = Recurrence(upper, machine).waterfall(plan.candidate);
   const auto mine = std::find_if(plan.others.begin(), plan.others.end(),
                                  [&](const Alternative& a) { return a.candidate == plan.candidate; });
   if (mine != plan.others.end()) {
@@ -261,12 +305,18 @@ Plan plan_of(const OpSpec& op, const OpSpec& upper, const Decision& decision, co
 
 std::shared_ptr<const Plan> Planner::kept(const OpSpec& op) const {
   const OpSpec upper = upper_of(op);
+  const std::string exact = "kept " + key_of(op, {}, op.m);
+  const bool stays = !state_->cache.is_on();  // no file, whose lines others may replace
+  const std::lock_guard lock(state_->mutex);
+  if (const auto found = state_->plans.find(exact); stays && found != state_->plans.end()) return found->second;
   for (const Tier tier : {Tier::probe, Tier::simulation}) {
     const std::string key = key_of(op, {.limit = tier}, upper.m);
     const std::optional<Decision> found = decision_of(state_->cache.find(key), key, state_->machine);
     if (!found || found->tier != tier || !state_->is_considered(upper, *found)) continue;
-    auto plan = std::make_shared<Plan>(plan_of(op, upper, *found, state_->machine));
+    auto plan = std::make_shared<Plan>(plan_of(op, upper, *found, state_->machine_for(op)));
     plan->key = key;
+    if (stays) plan->reason += "; kept in " + state_->kept_in;
+    if (stays && state_->plans.size() < kKept) state_->plans[exact] = plan;
     return plan;
   }
   return nullptr;
@@ -281,7 +331,7 @@ std::shared_ptr<const Plan> Planner::plan(const OpSpec& op, const PlanOptions& o
   const std::string upper_key = key_of(op, options, upper.m);
   std::shared_ptr<const Decision>& decision = state_->decisions[upper_key];
   if (decision == nullptr) decision = std::make_shared<const Decision>(state_->find(upper, options, upper_key));
-  auto plan = std::make_shared<Plan>(plan_of(op, upper, *decision, state_->machine));
+  auto plan = std::make_shared<Plan>(plan_of(op, upper, *decision, state_->machine_for(op)));
   plan->key = upper_key;
   if (state_->plans.size() >= kKept) state_->plans.clear();
   if (state_->decisions.size() >= kKept) state_->decisions.clear();

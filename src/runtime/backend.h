@@ -74,6 +74,8 @@ class BackendState {
   virtual ~BackendState() = default;
   virtual Backend kind() const = 0;
   virtual int device() const { return -1; }
+  /// What the vendor calls the GPU of this rank; empty on CPU ranks.
+  virtual std::string device_name() const { return {}; }
   /// Where memory that a caller gives lies (operand_places.h). Asked on GPUs only, also while streams are captured.
   virtual base::Result<int> place_of(const void*) { return kHostMemory; }
   virtual Caps caps(int world_rank) const = 0;

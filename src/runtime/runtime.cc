@@ -83,6 +83,7 @@ base::Status open_state(RuntimeState& state, Bootstrap& bootstrap) {
   if (!hellos.ok()) return hellos.status();
   std::set<uint64_t> hosts, machines;
   for (const runtime::Hello& hello : *hellos) hosts.insert(hello.host_id), machines.insert(hello.machine_id);
+  state.num_hosts = static_cast<int>(hosts.size());
   state.has_emulated_hosts = !machines.contains(runtime::kUnknownMachine) && machines.size() < hosts.size();
   runtime::come_past(runtime::Phase::heap, state.rank);
 

@@ -66,6 +66,7 @@ struct RuntimeState {
   std::mutex abort_mutex;  // an abort may come from another thread while the runtime closes
   bool can_abort = true;   // nothing of what it touches is gone; under abort_mutex
   bool has_thrown_cause = false;
+  int num_hosts = 1;
   bool has_emulated_hosts = false;  // several of them are one machine
   std::unique_ptr<runtime::Control> control;
   runtime::Names names;

@@ -300,6 +300,7 @@ void visit(V& v, M& m) {
   v.integer("max_connections", m.max_connections, 1024);
   v.integer("heap_bytes", m.heap_bytes, kMostInt);
   v.integer("num_signal_ids", m.num_signal_ids, kMostInt);
+  v.text("small_m_machine", m.small_m_machine);
   v.text("device", m.device);
   v.text("driver", m.driver);
   v.text("cuda", m.cuda);
@@ -329,6 +330,16 @@ double Curve::at(double x) const {
   const auto above = std::find_if(points.begin() + 1, points.end() - 1, [&](const auto& p) { return p[0] >= x; });
   const auto &a = *(above - 1), &b = *above;
   return a[1] * std::exp(std::log(b[1] / a[1]) * (std::log(x / a[0]) / std::log(b[0] / a[0])));
+}
+
+Machine rated_machine(const MachineRates& rates) {
+  Machine out;
+  out.name = "rates";
+  out.is_gpu = rates.is_gpu;
+  out.hosts = rates.hosts;
+  out.copy.all_GBps = {rates.link_bytes_per_s * 1e-9};
+  out.gemm.sustained_TFLOPs = {rates.flops_per_s * 1e-12};
+  return out;
 }
 
 std::string to_json(const Machine& machine, int indent) {

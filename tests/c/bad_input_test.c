@@ -84,7 +84,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 80 (OVL_API_VERSION 2)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 3)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -154,7 +154,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 112 (OVL_API_VERSION 2)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 112 (OVL_API_VERSION 3)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -223,16 +223,15 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 72, wanted 80 (OVL_API_VERSION 2)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 72, wanted 80 (OVL_API_VERSION 3)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
   CHECK(ovl_schedule_make(&op, "fastest", 1, &made) == OVL_BAD_SCHEDULE && strstr(ovl_error_text(), "fastest") != NULL);
   CHECK(ovl_schedule_make(&op, "uniform_fused_1d", 0, &made) == OVL_BAD_SCHEDULE);
-  ovl_hardware hardware = OVL_INIT(ovl_hardware);
-  hardware.flops_per_s = -1;
-  INVALID("ovl_schedule_choose: hardware.flops_per_s is -1, wanted 0 (unknown) or more",
-          ovl_schedule_choose(&op, &hardware, &made));
+  INVALID("ovl_schedule_choose: runtime is null", ovl_schedule_choose(NULL, &op, &made));
+  INVALID("ovl_schedule_choose: runtime is a world, wanted a runtime",
+          ovl_schedule_choose((ovl_runtime*)f->world, &op, &made));
   INVALID("ovl_schedule_from_json: json is null", ovl_schedule_from_json(NULL, &made));
   CHECK(ovl_schedule_from_json("{", &made) == OVL_BAD_SCHEDULE);
   EXPECT_ERROR(OVL_BAD_SCHEDULE, "schedule /: got [], wanted an object", ovl_schedule_from_json("[]", &made));
@@ -259,7 +258,7 @@ static void test_tensors(fixture* f) {
   INVALID("ovl_ag_gemm: channel is null", ovl_ag_gemm(NULL, &f->args, f->schedule));
   ovl_ag_gemm_args args = f->args;
   args.struct_size = 16;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 424 (OVL_API_VERSION 2)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 424 (OVL_API_VERSION 3)",
                ovl_ag_gemm(f->channel, &args, f->schedule));
   args = f->args, args.b.ndim = 5;
   INVALID("ovl_ag_gemm: args.b.ndim is 5, wanted 0 to 4", ovl_ag_gemm(f->channel, &args, f->schedule));

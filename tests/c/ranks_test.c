@@ -282,12 +282,10 @@ static void full_heap(ovl_runtime* runtime, ovl_team* team, int rank) {
   ovl_op op = OVL_INIT(ovl_op);
   op.name = "ag_gemm", op.m = kRows, op.n = kColumns, op.k = kDepth, op.ranks = kRanks;
   op.dtype = op.out_dtype = OVL_FP32;
-  ovl_hardware hardware = OVL_INIT(ovl_hardware);
-  hardware.link_bytes_per_s = 1e7, hardware.flops_per_s = 1e9;
   ovl_schedule *chosen = NULL, *named = NULL;
   uint64_t workspace = 0, heap = 0;
   const char* reason = NULL;
-  EXPECT_OK_RANK(rank, ovl_schedule_choose(&op, &hardware, &chosen));
+  EXPECT_OK_RANK(rank, ovl_schedule_choose(runtime, &op, &chosen));
   EXPECT_OK_RANK(rank, ovl_schedule_memory(chosen, &op, rank, &workspace, &heap));
   CHECK_RANK(rank, heap > 8 << 20);
   for (int round = 0; round < 2; ++round) {
@@ -335,11 +333,9 @@ static void other_widths(ovl_runtime* runtime, ovl_team* team, int rank) {
   ovl_op op = OVL_INIT(ovl_op);
   op.name = "ag_gemm", op.m = kRows, op.n = columns, op.k = kDepth, op.ranks = kRanks;
   op.dtype = op.out_dtype = OVL_FP32;
-  ovl_hardware hardware = OVL_INIT(ovl_hardware);
-  hardware.link_bytes_per_s = 1e7, hardware.flops_per_s = 1e9;
   ovl_schedule* chosen = NULL;
   const char* text = NULL;
-  EXPECT_OK_RANK(rank, ovl_schedule_choose(&op, &hardware, &chosen));
+  EXPECT_OK_RANK(rank, ovl_schedule_choose(runtime, &op, &chosen));
   EXPECT_OK_RANK(rank, ovl_schedule_text(chosen, &text));
   CHECK_RANK(rank, (strstr(text, "library") != NULL) == (rank == 0));
   for (int round = 0; round < 2; ++round) {

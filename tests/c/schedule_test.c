@@ -12,25 +12,57 @@ static ovl_op op_of(const char* name, int64_t m, int64_t n, int64_t k) {
 
 static int has(const char* text, const char* part) { return text != NULL && strstr(text, part) != NULL; }
 
+static ovl_runtime* open_alone(ovl_world** world, const char* machine) {
+  ovl_options options = OVL_INIT(ovl_options);
+  ovl_runtime* runtime = NULL;
+  options.backend = OVL_BACKEND_CPU, options.heap_bytes = 1 << 20, options.machine = machine;
+  EXPECT_OK(ovl_world_create(1, world));
+  EXPECT_OK(ovl_runtime_open_thread(*world, 0, &options, &runtime));
+  return runtime;
+}
+
 static void test_choice(void) {
   const ovl_op op = op_of("ag_gemm", 4096, 512, 512);
-  ovl_hardware slow = OVL_INIT(ovl_hardware), unknown = OVL_INIT(ovl_hardware);
-  slow.link_bytes_per_s = 1e9, slow.flops_per_s = 1e11;
+  ovl_world *slow_world = NULL, *unknown_world = NULL;
+  ovl_runtime *slow = open_alone(&slow_world, "1GB/s,100GFLOP/s"), *unknown = open_alone(&unknown_world, NULL);
   ovl_schedule *chosen = NULL, *fallback = NULL;
   const char* text = NULL;
-  EXPECT_OK(ovl_schedule_choose(&op, &slow, &chosen));
+  EXPECT_OK(ovl_runtime_machine(slow, &text));
+  CHECK(strcmp(text, "1GB/s,100GFLOP/s, the argument machine") == 0);
+  EXPECT_OK(ovl_schedule_choose(slow, &op, &chosen));
   EXPECT_OK(ovl_schedule_reason(chosen, &text));
   CHECK(has(text, "expected at") && has(text, "library at"));
   EXPECT_OK(ovl_schedule_json(chosen, &text));
   CHECK(has(text, "\"ag_gemm\"") && !has(text, "\"family\":\"library\""));
   // Who does not know the machine takes what always works.
-  EXPECT_OK(ovl_schedule_choose(&op, &unknown, &fallback));
+  EXPECT_OK(ovl_runtime_machine(unknown, &text));
+  CHECK(strcmp(text, "no machine file for CPU ranks") == 0);
+  EXPECT_OK(ovl_schedule_choose(unknown, &op, &fallback));
   EXPECT_OK(ovl_schedule_reason(fallback, &text));
   CHECK(has(text, "unknown: library"));
   EXPECT_OK(ovl_schedule_text(fallback, &text));
   CHECK(has(text, "library"));
   EXPECT_OK(ovl_schedule_free(chosen));
   EXPECT_OK(ovl_schedule_free(fallback));
+  EXPECT_OK(ovl_runtime_close(slow));
+  EXPECT_OK(ovl_runtime_close(unknown));
+  EXPECT_OK(ovl_world_free(slow_world));
+  EXPECT_OK(ovl_world_free(unknown_world));
+}
+
+/// A machine that cannot be read ends the opening, with what was wanted.
+static void test_bad_machine(void) {
+  static const char* const kBad[] = {"h200x3", "nothing.json", "10GB/s,fast", "0GB/s,1GFLOP/s", "1GB/s,-2GFLOP/s"};
+  for (size_t i = 0; i < sizeof kBad / sizeof *kBad; ++i) {
+    ovl_options options = OVL_INIT(ovl_options);
+    ovl_world* world = NULL;
+    ovl_runtime* runtime = NULL;
+    options.backend = OVL_BACKEND_CPU, options.heap_bytes = 1 << 20, options.machine = kBad[i];
+    EXPECT_OK(ovl_world_create(1, &world));
+    CHECK(ovl_runtime_open_thread(world, 0, &options, &runtime) != OVL_OK);
+    CHECK(has(ovl_error_text(), "the argument machine is \"") && has(ovl_error_text(), kBad[i]));
+    EXPECT_OK(ovl_world_free(world));
+  }
 }
 
 /// `text` with the first `from` replaced; the caller frees it.
@@ -105,6 +137,7 @@ static void test_fit(ovl_runtime* runtime, ovl_team* team, int rank) {
 
 int main(void) {
   test_choice();
+  test_bad_machine();
   test_round_trip();
   run_ranks(test_fit);
   return finish("schedule_test", 60);

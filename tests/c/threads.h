@@ -36,6 +36,7 @@ static void* run_rank(void* argument) {
   options.backend = OVL_BACKEND_CPU;
   options.heap_bytes = 8 << 20;
   options.timeout_ms = 20000;
+  options.machine = "10MB/s,1GFLOP/s";
   ovl_runtime* runtime = NULL;
   ovl_team* team = NULL;
   EXPECT_OK_RANK(context->rank, ovl_runtime_open_thread(context->world, context->rank, &options, &runtime));

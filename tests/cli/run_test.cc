@@ -119,6 +119,26 @@ TEST(Run, TakesWhatThePlanCacheKeeps) {
   EXPECT_EQ(count_kept(reasons(env)), 0u) << "a machine of GPUs says nothing of CPU ranks";
 }
 
+TEST(Run, ExplainsEachChoiceOnce) {
+  Directory directory;
+  Command command = small_run(directory, {"-n", "2", "--quiet", "--link", "none"});
+  command.env["OVERLACE_EXPLAIN"] = "1";
+  command.env["OVERLACE_MACHINE"] = "cpu2";
+  const Result result = run(command);
+  ASSERT_EQ(result.exit, 0) << result.err;
+  std::map<std::string, int> lines;
+  for (size_t at = result.err.find("overlace: "); at != std::string::npos; at = result.err.find("overlace: ", at + 1))
+    ++lines[result.err.substr(at, result.err.find('\n', at) - at)];
+  EXPECT_GE(lines.size(), 2u) << result.err;
+  for (const auto& [line, count] : lines) {
+    EXPECT_EQ(count, 1) << line;
+    EXPECT_TRUE(line.ends_with("[cpu2, OVERLACE_MACHINE]")) << line;
+    EXPECT_NE(line.find(" G 2 "), std::string::npos) << line;
+  }
+  command.env["OVERLACE_EXPLAIN"] = "0";
+  EXPECT_EQ(run(command).err.find("overlace: "), std::string::npos);
+}
+
 TEST(Run, GivesTheSameHiddenStatesOverAnyRanks) {
   Directory directory;
   directory.write("x.npy", npy("(24, 16)", floats(24 * 16, -0.04f)));

@@ -29,6 +29,7 @@ class Options(c.Structure):
         ("adversary", c.c_char_p),
         ("checks", c.c_char_p),
         ("net_engine", c.c_char_p),
+        ("machine", c.c_char_p),
     ]
 
 
@@ -47,15 +48,6 @@ class Op(c.Structure):
         ("has_a", c.c_int32),
         ("activation", c.c_int32),
         ("row_offsets", c.POINTER(c.c_int64)),
-    ]
-
-
-class Hardware(c.Structure):
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("is_gpu", c.c_int32),
-        ("link_bytes_per_s", c.c_double),
-        ("flops_per_s", c.c_double),
     ]
 
 
@@ -158,8 +150,7 @@ class CApiTest(unittest.TestCase):
         def body(runtime, team, rank):
             channel = self.handle("ovl_channel_open", team, None, 0)
             op = sized(Op, name=b"gemm_rs", m=m, n=n, k=k, ranks=RANKS, dtype=FP32, out_dtype=FP32, b_layout=1)
-            hardware = sized(Hardware)
-            chosen = self.handle("ovl_schedule_choose", c.byref(op), c.byref(hardware))
+            chosen = self.handle("ovl_schedule_choose", runtime, c.byref(op))
             reason, text = c.c_char_p(), c.c_char_p()
             self.call("ovl_schedule_reason", chosen, c.byref(reason))
             self.assertEqual(reason.value, b"the GEMM rate of this machine is unknown: library")

@@ -109,9 +109,7 @@ class Rank {
     op.name = is_ag_ ? "ag_gemm" : "gemm_rs";
     op.m = m, op.n = is_ag_ ? width : kFixed, op.k = is_ag_ ? kFixed : width;
     op.ranks = kRanks, op.dtype = op.out_dtype = OVL_FP32, op.b_layout = OVL_KN;
-    auto hardware = fresh<ovl_hardware>();
-    hardware.link_bytes_per_s = 1e7, hardware.flops_per_s = 1e9;
-    EXPECT_EQ(ovl_schedule_choose(&op, &hardware, &found), OVL_OK) << last_error();
+    EXPECT_EQ(ovl_schedule_choose(runtime_, &op, &found), OVL_OK) << last_error();
     return found;
   }
 
@@ -130,6 +128,7 @@ void run(bool is_ag, int64_t timeout_ms, const std::function<void(Rank&)>& body,
     threads.emplace_back([&, r] {
       auto options = fresh<ovl_options>();
       options.backend = OVL_BACKEND_CPU, options.heap_bytes = 32 << 20, options.timeout_ms = timeout_ms;
+      options.machine = "10MB/s,1GFLOP/s";
       ovl_runtime* runtime = nullptr;
       ASSERT_EQ(ovl_runtime_open_thread(world, r, &options, &runtime), OVL_OK) << last_error();
       {

@@ -270,8 +270,8 @@ TEST(ScaleAg, IsSimulatedAndPlanned) {
 
   const auto unsure = plan::Planner(machine, parts).plan(op);
   EXPECT_EQ(unsure->candidate.family, "library") << "the recurrence knows no closed form of it: " << unsure->reason;
-  const plan::Choice choice = plan::choose(op, {.is_gpu = true, .link_bytes_per_s = 1e11, .flops_per_s = 1e14});
-  EXPECT_EQ(choice.reason, "no closed form of scale_ag: library");
+  const spec::Machine rated = spec::rated_machine({.link_bytes_per_s = 1e11, .flops_per_s = 1e14});
+  EXPECT_EQ(plan::Planner(rated).plan(op)->reason, "no closed form of scale_ag: library");
 }
 
 }  // namespace

@@ -294,7 +294,7 @@ def misplaced_in_eager(group):
     """The channel of one on a GPU, as it is told: operators refuse their first tensor before they look at the rest."""
     context, operators = overlace.context_of(group), overlace.context._OPERATORS
     rank, size = context.rank, context.size
-    given = (b"said to be on a GPU", context._channel, rank, size, 3, ctypes.byref(context.hardware))
+    given = (b"said to be on a GPU", context._runtime, context._channel, rank, size, 3)
     assert operators.ovl_torch_add_group(*given) == 0
     try:
         ops, name, bad = torch.ops.overlace, given[0].decode(), torch.ones(2, 3, 4, dtype=torch.bool)

@@ -12,58 +12,72 @@
 namespace overlace::plan {
 namespace {
 
-constexpr Hardware kH200 = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+/// GPUs of one host have the file that is shipped for them; of other machines the rates are known.
+struct Known {
+  bool is_gpu = false;
+  double link_bytes_per_s = 0, flops_per_s = 0;
+  int hosts = 1;
+  uint64_t heap_bytes = 0;
+};
+constexpr Known kH200 = {.is_gpu = true};
 
-int64_t degree(const Choice& choice) { return std::get<int64_t>(choice.schedule.params.at("q")); }
+Plan choose(const spec::OpSpec& op, const Known& known) {
+  static const spec::Machine kFile = spec::find_machine("h200x4");
+  const bool has_file = known.is_gpu && known.hosts == 1;
+  Planner planner(
+      has_file ? kFile : spec::rated_machine({known.is_gpu, known.link_bytes_per_s, known.flops_per_s, known.hosts}));
+  return *planner.plan(op, {.heap_bytes = known.heap_bytes});
+}
+
+int64_t degree(const Plan& choice) { return std::get<int64_t>(choice.schedule.params.at("q")); }
 
 TEST(Choose, FallsBackToLibraryWithTheReason) {
   const spec::OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
-  auto expect_library = [](const Choice& choice, const char* reason) {
+  auto expect_library = [](const Plan& choice, const char* reason) {
     EXPECT_TRUE(choice.schedule.family.starts_with("library")) << choice.schedule.family;
     EXPECT_NE(choice.reason.find(reason), std::string::npos) << choice.reason;
   };
   expect_library(choose(op_of("ag_gemm", 8192, 2560, 8192, 1), kH200), "one rank");
-  Hardware hardware = kH200;
-  hardware.flops_per_s = 0;
-  expect_library(choose(op, hardware), "rate of this machine is unknown");
-  hardware = {.is_gpu = false, .link_bytes_per_s = 0, .flops_per_s = 1e11};
-  expect_library(choose(op, hardware), "copies cost the computing core itself");
+  Known known = {.link_bytes_per_s = 1e9};
+  expect_library(choose(op, known), "rate of this machine is unknown");
+  known = {.is_gpu = false, .link_bytes_per_s = 0, .flops_per_s = 1e11};
+  expect_library(choose(op, known), "copies cost the computing core itself");
   expect_library(choose(op_of("gemm_rs", 65, 8192, 2048), kH200), "too little to hide");
-  expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "too little to hide");
+  expect_library(choose(op_of("gemm_ar", 0, 8192, 2048), kH200), "too few rows");
+  known = {.link_bytes_per_s = 0, .flops_per_s = 1e11, .hosts = 2};
+  expect_library(choose(op, known), "rate of the link between hosts is unknown");
   // The transfer is 2 % of the whole: nothing worth hiding.
-  hardware = {.is_gpu = false, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
-  expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), hardware), "nothing expected to gain");
+  known = {.is_gpu = false, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+  expect_library(choose(op_of("ag_gemm", 16384, 98304, 8192), known), "nothing expected to gain");
 }
 
 TEST(Choose, TakesNothingThatTheHeapHasNoRoomFor) {
   const std::vector<spec::OpSpec> ops = {op_of("ag_gemm", 8192, 2560, 8192), op_of("gemm_rs", 8192, 8192, 2048),
                                          op_of("gemm_ar", 8192, 8192, 2048), op_of("ag_gemm", 16, 7168, 8192),
                                          op_of("ag_wgrad", 8192, 2560, 8192)};
-  const Hardware slow = {.link_bytes_per_s = 2e9, .flops_per_s = 1e11};
-  for (Hardware hardware : {kH200, slow}) {
+  const Known slow = {.link_bytes_per_s = 2e9, .flops_per_s = 1e11};
+  for (Known known : {kH200, slow}) {
     for (const spec::OpSpec& op : ops) {
       int choices = 0;
       for (uint64_t taken = 1; taken != 0; ++choices) {
-        const Choice choice = choose(op, hardware);
+        const Plan choice = choose(op, known);
         taken = spec::heap_bytes(choice.schedule, op.ranks);
-        EXPECT_TRUE(hardware.heap_bytes == 0 || taken <= hardware.heap_bytes) << op.op;
-        hardware.heap_bytes = taken - 1;
+        EXPECT_TRUE(known.heap_bytes == 0 || taken <= known.heap_bytes) << op.op;
+        known.heap_bytes = taken - 1;
       }
-      EXPECT_GT(choices, hardware.is_gpu && op.m > 64 ? 1 : 0) << op.op;
-      hardware.heap_bytes = 1;
-      EXPECT_TRUE(choose(op, hardware).schedule.family.starts_with("library")) << op.op;
-      hardware.heap_bytes = 0;
+      EXPECT_GT(choices, known.is_gpu && op.m > 64 ? 1 : 0) << op.op;
+      known.heap_bytes = 1;
+      EXPECT_TRUE(choose(op, known).schedule.family.starts_with("library")) << op.op;
+      known.heap_bytes = 0;
     }
   }
-  Hardware little = kH200;
+  Known little = kH200;
   little.heap_bytes = 1;
   EXPECT_NE(choose(ops[0], little).reason.find("schedules need more than 1 bytes of heap"), std::string::npos);
 }
 
 TEST(Choose, FewTokensTakeOneKernel) {
-  const auto family = [](const spec::OpSpec& op, const Hardware& hardware) {
-    return choose(op, hardware).schedule.family;
-  };
+  const auto family = [](const spec::OpSpec& op, const Known& known) { return choose(op, known).schedule.family; };
   for (const int64_t m : {1, 8, 33, 64}) {
     for (const auto& [name, want] :
          {std::pair("ag_gemm", "one_shot"), std::pair("gemm_ar", "one_shot_ar"), std::pair("gemm_rs", "one_shot_rs")}) {
@@ -88,7 +102,7 @@ TEST(Choose, FewTokensTakeOneKernel) {
   }
   EXPECT_EQ(family(op_of("ag_gemm", 16, 14336, 8192, 2), kH200), "library") << "71.2 us, library 68.5";
   EXPECT_EQ(family(op_of("ag_gemm", 64, 14336, 8192, 2), kH200), "one_shot") << "73.4 us, library 75.2";
-  Hardware other = kH200;
+  Known other = kH200;
   other.hosts = 2;
   EXPECT_NE(family(op_of("gemm_ar", 1, 8192, 2048, 2), other), "one_shot_ar") << "it stores to peers";
   other = kH200;
@@ -98,20 +112,20 @@ TEST(Choose, FewTokensTakeOneKernel) {
 
 TEST(Choose, HidesTransfersWorthHiding) {
   for (const int64_t m : {4096, 8192, 16384}) {
-    const Choice gather = choose(op_of("ag_gemm", m, 2560, 8192), kH200);
+    const Plan gather = choose(op_of("ag_gemm", m, 2560, 8192), kH200);
     EXPECT_EQ(gather.schedule.family, "hetero_unfused_1d") << m << " " << gather.reason;
-    const Choice scatter = choose(op_of("gemm_rs", m, 8192, 7168), kH200);
+    const Plan scatter = choose(op_of("gemm_rs", m, 8192, 7168), kH200);
     EXPECT_EQ(scatter.schedule.family, "hetero_unfused_1d_rs") << m << " " << scatter.reason;
   }
 }
 
 TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
-  Hardware cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
+  Known cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     spec::OpSpec op = op_of(name, 1024, 512, 256);
     op.dtype = op.out_dtype = DType::fp32;
     cpu.hosts = 2;
-    const Choice two = choose(op, cpu);
+    const Plan two = choose(op, cpu);
     EXPECT_TRUE(two.schedule.family.starts_with("hierarchical")) << two.reason;
     EXPECT_EQ(two.schedule.params.at("hosts"), spec::Param(int64_t{2}));
     EXPECT_TRUE(spec::check(two.schedule, {}).ok());
@@ -132,14 +146,14 @@ TEST(Choose, CrossesOnceBetweenHostsOfEqualSize) {
 TEST(Choose, AnActivationDoesNotDecideBetweenFamilies) {
   int num_flat = 0;
   for (const double rate : {200e6, 1e9, 4e9, 16e9}) {
-    const Hardware cpu = {.link_bytes_per_s = rate, .flops_per_s = 4e10, .hosts = 2};
+    const Known cpu = {.link_bytes_per_s = rate, .flops_per_s = 4e10, .hosts = 2};
     for (int64_t m = 64; m <= 4096; m *= 2) {
       for (const int64_t k : {16, 64, 128, 256, 512, 1024, 2048}) {
         spec::OpSpec op = op_of("ag_gemm", m, 2048, k);
         op.dtype = op.out_dtype = DType::fp32;
-        const Choice without = choose(op, cpu);
+        const Plan without = choose(op, cpu);
         op.activation = spec::Activation::swiglu;
-        const Choice with = choose(op, cpu);
+        const Plan with = choose(op, cpu);
         if (without.schedule.family.starts_with("hierarchical")) continue;
         EXPECT_FALSE(with.schedule.family.starts_with("hierarchical")) << without.reason << " before; " << with.reason;
         ++num_flat;
@@ -151,37 +165,37 @@ TEST(Choose, AnActivationDoesNotDecideBetweenFamilies) {
 
 /// What is fused stores to peers, and tables of one host say nothing of a slow link.
 TEST(Choose, GpusOnSeveralHostsCrossOnceOrTakeTheLibrary) {
-  const Hardware slow = {.is_gpu = true, .link_bytes_per_s = 5e9, .flops_per_s = 650e12, .hosts = 2};
-  const Hardware one = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+  const Known slow = {.is_gpu = true, .link_bytes_per_s = 5e9, .flops_per_s = 650e12, .hosts = 2};
+  const Known one = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
   const spec::OpSpec op = op_of("ag_gemm", 1024, 2560, 8192);
   EXPECT_EQ(choose(op, one).schedule.family, "k_slab") << choose(op, one).reason;
-  const Choice two = choose(op_of("ag_gemm", 8192, 28672, 8192), slow);
+  const Plan two = choose(op_of("ag_gemm", 8192, 28672, 8192), slow);
   EXPECT_TRUE(two.schedule.family.starts_with("hierarchical")) << two.reason;
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     for (const int64_t m : {1024, 4096, 16384}) {
-      const Choice choice = choose(op_of(name, m, 2560, 8192), slow);
+      const Plan choice = choose(op_of(name, m, 2560, 8192), slow);
       for (const spec::Task& task : choice.schedule.tasks)
         EXPECT_NE(task.wait_by, spec::WaitBy::kernel) << choice.schedule.family << " " << choice.reason;
     }
   }
   for (const bool is_gpu : {true, false}) {
-    const Hardware hosts = {.is_gpu = is_gpu, .link_bytes_per_s = 200e6, .flops_per_s = 4e10, .hosts = 2};
+    const Known hosts = {.is_gpu = is_gpu, .link_bytes_per_s = 200e6, .flops_per_s = 4e10, .hosts = 2};
     EXPECT_NO_THROW((void)choose(op_of("ag_wgrad", 4096, 2560, 8192), hosts)) << is_gpu;
   }
 }
 
 /// A gather that takes as long as its product hides behind it; where it is nothing beside it, the library does.
 TEST(Choose, GradientsOfWeightsHideTheirGatherWhereItIsLong) {
-  const Hardware cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
+  const Known cpu = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 4e10};
   spec::OpSpec op = op_of("ag_wgrad", 1024, 512, 256);
   op.dtype = op.out_dtype = DType::fp32;
-  const Choice hidden = choose(op, cpu);
+  const Plan hidden = choose(op, cpu);
   EXPECT_FALSE(hidden.schedule.family.starts_with("library")) << hidden.reason;
   EXPECT_TRUE(spec::check(hidden.schedule, {}).ok());
-  const Hardware fast = {.is_gpu = false, .link_bytes_per_s = 200e9, .flops_per_s = 4e10};
+  const Known fast = {.is_gpu = false, .link_bytes_per_s = 200e9, .flops_per_s = 4e10};
   EXPECT_EQ(choose(op, fast).schedule.family, "library") << choose(op, fast).reason;
-  const Hardware gpu = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
-  const Choice on_gpu = choose(op_of("ag_wgrad", 8192, 2560, 8192), gpu);
+  const Known gpu = {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 650e12};
+  const Plan on_gpu = choose(op_of("ag_wgrad", 8192, 2560, 8192), gpu);
   EXPECT_TRUE(spec::check(on_gpu.schedule, {}).ok()) << on_gpu.reason;
   for (const spec::Task& task : on_gpu.schedule.tasks) EXPECT_NE(task.wait_by, spec::WaitBy::kernel);
 }
@@ -206,7 +220,7 @@ TEST(Choose, TakesOneKernelWhereItWasMeasuredToWin) {
                       {"gemm_ar", 1536, 5120, 6912, "library_ar"}};
   for (const Row& row : rows) {
     const spec::OpSpec op = op_of(row.op, row.m, row.n, row.k);
-    const Choice choice = choose(op, kH200);
+    const Plan choice = choose(op, kH200);
     EXPECT_EQ(choice.schedule.family, row.family) << op.to_string() << ": " << choice.reason;
   }
   EXPECT_EQ(degree(choose(op_of("ag_gemm", 1024, 2560, 8192), kH200)), 4);
@@ -223,9 +237,9 @@ TEST(Choose, TwoGpusHideTransfersOfElevenMicroseconds) {
                       {"gemm_rs", 8192, 2048, "tma_slot_rs"}, {"gemm_rs", 8192, 7168, "hetero_unfused_1d_rs"},
                       {"gemm_ar", 8192, 2048, "tma_slot_ar"}, {"gemm_ar", 8192, 7168, "tma_slot_ar"}};
   for (const Row& row : rows) {
-    const Choice choice = choose(op_of(row.op, 512, row.n, row.k, 2), kH200);
+    const Plan choice = choose(op_of(row.op, 512, row.n, row.k, 2), kH200);
     EXPECT_EQ(choice.schedule.family, row.family) << row.op << " N " << row.n << ": " << choice.reason;
-    const Choice few = choose(op_of(row.op, 256, row.n, row.k, 2), kH200);
+    const Plan few = choose(op_of(row.op, 256, row.n, row.k, 2), kH200);
     EXPECT_TRUE(few.schedule.family.starts_with("library")) << few.schedule.family << ": " << few.reason;
   }
 }
@@ -296,14 +310,14 @@ TEST(Choose, OneKernelKeepsTheGatheredRowsWhereEveryRankHasSome) {
 TEST(Choose, ProductsOfOtherWidthsOnGpusAreNotTheMeasuredOnes) {
   spec::OpSpec op = op_of("gemm_rs", 8192, 8192, 2048);
   op.dtype = op.out_dtype = DType::fp32;
-  const Choice choice = choose(op, {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 45e12});
+  const Plan choice = choose(op, {.is_gpu = true, .link_bytes_per_s = 390e9, .flops_per_s = 45e12});
   EXPECT_EQ(choice.reason.find("h200x4"), std::string::npos) << choice.reason;
   EXPECT_FALSE(choice.schedule.family.starts_with("tma_slot"));
 }
 
 TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    const Choice choice = choose(op_of(name, 8192, 8192, 2048), kH200);
+    const Plan choice = choose(op_of(name, 8192, 8192, 2048), kH200);
     EXPECT_FALSE(choice.schedule.family.starts_with("library")) << choice.reason;
     const spec::CheckReport report = spec::check(choice.schedule, spec::Machine{.is_gpu = true});
     EXPECT_TRUE(report.ok()) << report.to_string();
@@ -317,25 +331,25 @@ TEST(Choose, ItsRulesForGpusNameSchedulesThatPassTheChecks) {
 
 TEST(Choose, BroadcastsGroupByGroupWhereTheLinkIsAsSlowAsTheGemm) {
   // GEMM 86 ms, each of the two passes over the link 42 ms.
-  const Hardware hardware = {.is_gpu = false, .link_bytes_per_s = 100e6, .flops_per_s = 50e9};
+  const Known known = {.is_gpu = false, .link_bytes_per_s = 100e6, .flops_per_s = 50e9};
   spec::OpSpec op = op_of("gemm_ar", 2048, 1024, 1024, 2);
   op.dtype = op.out_dtype = DType::fp32;
-  const Choice choice = choose(op, hardware);
+  const Plan choice = choose(op, known);
   EXPECT_EQ(choice.schedule.family, "grouped_unfused_1d_ar") << choice.reason;
   EXPECT_GE(degree(choice), 4) << choice.reason;
   EXPECT_NE(choice.reason.find("grouped_unfused_1d q"), std::string::npos) << choice.reason;
 }
 
 TEST(Choose, UsesAnEmulatedLinkOnCpus) {
-  const Hardware hardware = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 50e9};
-  const Choice choice = choose(op_of("ag_gemm", 2048, 1024, 1024, 2), hardware);
+  const Known known = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 50e9};
+  const Plan choice = choose(op_of("ag_gemm", 2048, 1024, 1024, 2), known);
   EXPECT_TRUE(choice.schedule.family.starts_with("hetero")) << choice.reason;
 }
 
 TEST(Choose, CutsFinerWhereTheFirstTransferIsExposed) {
   // Transfer as long as the GEMM: in one chunk it could not start before half of the GEMM is done.
-  const Hardware slow_link = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 1e11};
-  const Choice scatter = choose(op_of("gemm_rs", 4096, 2048, 256, 2), slow_link);
+  const Known slow_link = {.is_gpu = false, .link_bytes_per_s = 200e6, .flops_per_s = 1e11};
+  const Plan scatter = choose(op_of("gemm_rs", 4096, 2048, 256, 2), slow_link);
   EXPECT_GT(degree(scatter), 1) << scatter.reason;
 }
 
@@ -344,7 +358,7 @@ TEST(Choose, IsPureAndItsSchedulesAreValid) {
     for (const int ranks : {2, 4, 8}) {
       for (const int64_t m : {100, 4096, 4097, 8191, 16384}) {
         const spec::OpSpec op = op_of(name, m, 8192, 2048, ranks);
-        const Choice choice = choose(op, kH200), again = choose(op, kH200);
+        const Plan choice = choose(op, kH200), again = choose(op, kH200);
         EXPECT_EQ(choice.schedule, again.schedule);
         EXPECT_EQ(choice.reason, again.reason);
         spec::Machine machine;

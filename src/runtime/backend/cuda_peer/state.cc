@@ -50,6 +50,11 @@ std::unique_ptr<NetEngine> CudaPeerState::make_engine(Team& team, int max_ctas) 
   return std::move(*engine);
 }
 
+std::string CudaPeerState::device_name() const {
+  cudaDeviceProp properties{};
+  return cudaGetDeviceProperties(&properties, device_) == cudaSuccess ? properties.name : std::string();
+}
+
 base::Result<int> CudaPeerState::place_of(const void* address) {
   const DeviceGuard guard(device_);
   cudaPointerAttributes found{};

@@ -34,6 +34,7 @@ class CudaPeerState final : public BackendState, public EngineHost {
 
   Backend kind() const override { return Backend::cuda_peer; }
   int device() const override { return device_; }
+  std::string device_name() const override;
   base::Result<int> place_of(const void* address) override;
   Caps caps(int world_rank) const override;
   Reach reach(int world_rank) const override;

@@ -1,17 +1,15 @@
+#include "src/plan/rates.h"
+
 #include <algorithm>
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "overlace/plan.h"
 #include "src/base/format.h"
 #include "src/plan/decide.h"
 #include "src/plan/recurrence.h"
-#include "src/spec/fusable.h"
-#include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
 
 namespace overlace::plan {
@@ -20,12 +18,16 @@ namespace {
 /// GPUs: below this little was measured to gain and some to lose, whatever a model says: flags, launches and the
 /// shortest copies take as long. Two H200: hiding 11 us gained 9 to 29 %, 5 us -19 to 11 % (mid_x2.jsonl).
 constexpr double kMinHiddenUs = 10;
-constexpr const char* kGpuMachine = "h200x4";        // of the only GPUs that were measured
-constexpr const char* kFewTokensMachine = "h200x2";  // few tokens on these alone, NCCL and one kernel
 
 constexpr int64_t kMinRows = 64;
 constexpr double kMinGain = 0.05;  // of the library's time, expected; less is within the model's error
 constexpr int kDegrees[] = {1, 2, 4, 8};
+
+/// What the rule knows of a machine.
+spec::MachineRates rates_of(const spec::Machine& machine) {
+  return {machine.is_gpu, std::max(machine.copy.all_GBps.value, machine.copy.peer_GBps.value) * 1e9,
+          machine.gemm.sustained_TFLOPs.value * 1e12, machine.hosts};
+}
 
 /// CPU ranks on an emulated link; times in us.
 struct Costs {
@@ -52,15 +54,15 @@ struct Times {
 };
 
 /// Several hosts: all ranks of a host use its one link to each other host, flat schedules once for each rank there.
-Times times_of(const spec::OpSpec& op, const Hardware& hardware, const Costs& costs) {
+Times times_of(const spec::OpSpec& op, const spec::MachineRates& rates, const Costs& costs) {
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
   const double g = op.ranks;
   const bool is_ag = spec::gathers(op.op);
   const double shard = is_ag ? m / g * k * static_cast<double>(dtype_bytes(op.dtype))
                              : m / g * n * static_cast<double>(dtype_bytes(op.out_dtype));
   const double reduce = is_ag ? 0 : shard * (g + 1) / costs.memory;
-  const double width = g / hardware.hosts, crossing = hardware.hosts > 1 ? width * width : g - 1;
-  return {2 * m * n * k / hardware.flops_per_s * 1e6, crossing * shard / hardware.link_bytes_per_s * 1e6, reduce};
+  const double width = g / rates.hosts, crossing = rates.hosts > 1 ? width * width : g - 1;
+  return {2 * m * n * k / rates.flops_per_s * 1e6, crossing * shard / rates.link_bytes_per_s * 1e6, reduce};
 }
 
 double gemm_beside_traffic_us(const Times& t, const Costs& costs) {
@@ -68,7 +70,7 @@ double gemm_beside_traffic_us(const Times& t, const Costs& costs) {
 }
 
 /// The machine that the recurrence sees: products and transfers take what `t` says.
-spec::Machine machine_of(const spec::OpSpec& op, const Hardware& hardware, const Times& t, const Costs& costs) {
+spec::Machine machine_of(const spec::OpSpec& op, const spec::MachineRates& rates, const Times& t, const Costs& costs) {
   constexpr double kBytesPerUs = 1e3;  // of a GB/s
   const bool is_ag = spec::gathers(op.op);
   const double row = is_ag ? static_cast<double>(op.k) * static_cast<double>(dtype_bytes(op.dtype))
@@ -78,7 +80,7 @@ spec::Machine machine_of(const spec::OpSpec& op, const Hardware& hardware, const
   spec::Machine out;
   out.ranks = op.ranks;
   out.gemm.tiles = {{1, 1, {0}, {0}}};
-  out.gemm.sustained_TFLOPs = {hardware.flops_per_s * 1e-12};
+  out.gemm.sustained_TFLOPs = {rates.flops_per_s * 1e-12};
   out.copy.start_us = {costs.copy};
   out.copy.peer_GBps = out.copy.all_GBps =
       out.link.egress_GBps = {t.transfer > 0 ? sent / t.transfer / kBytesPerUs : 0};
@@ -115,55 +117,9 @@ double hierarchical_us(const spec::OpSpec& op, const Times& flat, const Costs& c
   return spec::returns_to_all(op.op) ? summed + t.transfer + q * costs.copy * width : summed;
 }
 
-Choice chosen(const spec::OpSpec& op, Candidate candidate, std::string reason, spec::Params options = {}) {
-  Choice out{spec::make_schedule(op, candidate.family, candidate.degree, options), std::move(reason), {}, {}};
-  out.candidate = std::move(candidate);
-  out.options = std::move(options);
-  return out;
+Decision library(std::string reason) {
+  return {{std::string(spec::kLibrary), 1}, Tier::rule, std::move(reason) + ": library"};
 }
-
-Choice library(const spec::OpSpec& op, std::string reason) {
-  return chosen(op, {std::string(spec::kLibrary), 1}, std::move(reason) + ": library");
-}
-
-/// The library is always left.
-bool fits(const spec::OpSpec& op, const Candidate& candidate, uint64_t heap_bytes, const spec::Params& options = {}) {
-  if (heap_bytes == 0 || candidate.family == spec::kLibrary) return true;
-  return spec::heap_bytes(spec::make_schedule(op, candidate.family, candidate.degree, options), op.ranks) <= heap_bytes;
-}
-
-/// By the recurrence on the machine that was measured: thresholds that were read off 44 measured shapes were 13 % off
-/// in the mean at 36 others, the recurrence 0.9 % there and 1.5 % (docs/results/planner.md).
-Choice choose_for_gpus(const spec::OpSpec& op, const Times& t, uint64_t heap_bytes) {
-  if (std::min(t.gemm, t.transfer) < kMinHiddenUs)
-    return library(op, base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer));
-  static const spec::Machine machine = spec::find_machine(kGpuMachine);
-  Decision found = estimated(op, machine);
-  const size_t known = found.others.size();
-  std::erase_if(found.others, [&](const Alternative& other) { return !fits(op, other.candidate, heap_bytes); });
-  settle(op, machine, &found);
-  if (const size_t left_out = known - found.others.size(); left_out != 0)
-    found.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, heap_bytes);
-  return chosen(op, found.candidate, std::move(found.reason));
-}
-
-/// One kernel or the library: nothing else was measured.
-Choice choose_for_few_tokens(const spec::OpSpec& op, uint64_t heap_bytes) {
-  static const spec::Machine machine = spec::find_machine(kFewTokensMachine);
-  const Recurrence recurrence(op, machine);
-  Decision found;
-  found.tier = Tier::recurrence;
-  for (const spec::ClosedForm form : {spec::ClosedForm::small_m_kernel, spec::ClosedForm::library}) {
-    const Candidate candidate = {std::string(spec::find_family(op.op, form)->name), 1};
-    if (!fits(op, candidate, heap_bytes)) continue;
-    found.others.push_back(with_band(op, machine, Tier::recurrence, candidate, recurrence.us(candidate).value()));
-  }
-  rank(&found.others);
-  settle(op, machine, &found);
-  return chosen(op, found.candidate, std::move(found.reason));
-}
-
-bool is_16_bit(DType dtype) { return dtype == DType::bf16 || dtype == DType::fp16; }
 
 /// Families that the rule tries, in its order.
 std::vector<const spec::FamilyDef*> families_of_rule(const spec::OpSpec& op) {
@@ -176,30 +132,36 @@ std::vector<const spec::FamilyDef*> families_of_rule(const spec::OpSpec& op) {
 
 }  // namespace
 
-Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
-  if (op.ranks == 1) return library(op, "one rank has nothing to transfer");
-  if (spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return library(op, "no closed form of " + op.op);
-  if (hardware.flops_per_s <= 0) return library(op, "the GEMM rate of this machine is unknown");
-  if (hardware.link_bytes_per_s <= 0) return library(op, "copies cost the computing core itself");
-  const bool is_one = hardware.hosts == 1;
-  const Costs& costs = hardware.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
-  const Times t = times_of(op, hardware, costs);
-  if (hardware.is_gpu && is_one && spec::has_few_tokens(op)) return choose_for_few_tokens(op, hardware.heap_bytes);
-  if (hardware.is_gpu && is_one && is_16_bit(op.dtype)) return choose_for_gpus(op, t, hardware.heap_bytes);
-  if (op.m < kMinRows) return library(op, base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
+std::string too_little_to_hide(const spec::OpSpec& op, const spec::Machine& machine) {
+  const Times t = times_of(op, rates_of(machine), kGpu);
+  if (!machine.is_gpu || std::min(t.gemm, t.transfer) >= kMinHiddenUs) return {};
+  return base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer);
+}
+
+Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t heap_bytes) {
+  const spec::MachineRates rates = rates_of(known);
+  if (op.ranks == 1) return library("one rank has nothing to transfer");
+  if (spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return library("no closed form of " + op.op);
+  if (rates.flops_per_s <= 0) return library("the GEMM rate of this machine is unknown");
+  const bool is_one = rates.hosts == 1;
+  if (rates.link_bytes_per_s <= 0)
+    return library(is_one ? "copies cost the computing core itself" : "the rate of the link between hosts is unknown");
+  const Costs& costs = rates.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
+  const Times t = times_of(op, rates, costs);
+  if (op.m < kMinRows) return library(base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
 
   // With one rank a host each piece crosses once anyway.
   const spec::OperatorDef& def = *spec::find_operator(op.op);
-  const bool may_span = def.knows_hosts && op.ranks % hardware.hosts == 0 && hardware.hosts < op.ranks;
-  const int hosts = may_span ? hardware.hosts : 1;
+  const bool may_span = def.knows_hosts && op.ranks % rates.hosts == 0 && rates.hosts < op.ranks;
+  const int hosts = may_span ? rates.hosts : 1;
   const spec::Params options = {{"hosts", int64_t{hosts}}};
-  const spec::Machine machine = machine_of(op, hardware, t, costs);
+  const spec::Machine machine = machine_of(op, rates, t, costs);
   const Recurrence recurrence(op, machine);
   const double whole = recurrence.us({std::string(spec::kLibrary), 1}).value();
   Candidate best;
   double best_us = whole * (1 - kMinGain);
   const auto consider = [&](const Candidate& candidate, std::optional<double> us) {
-    if (!us || *us >= best_us || !fits(op, candidate, hardware.heap_bytes, options)) return;
+    if (!us || *us >= best_us || !fits(op, candidate, heap_bytes, options)) return;
     best_us = *us;
     best = candidate;
   };
@@ -218,13 +180,11 @@ Choice choose(const spec::OpSpec& op, const Hardware& hardware) {
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);
   if (best.family.empty()) {
-    return library(op,
-                   base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us", parts, 100 * kMinGain, whole));
+    return library(base::format("{}: nothing expected to gain {:.0f} % on {:.0f} us", parts, 100 * kMinGain, whole));
   }
-  return chosen(op, best,
-                base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best.family, best.degree,
-                             best_us, whole),
-                options);
+  std::string reason = base::format("{}: {} q {} expected at {:.0f} us, library at {:.0f} us", parts, best.family,
+                                    best.degree, best_us, whole);
+  return {std::move(best), Tier::rule, std::move(reason), {}, options};
 }
 
 }  // namespace overlace::plan

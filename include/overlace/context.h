@@ -1,0 +1,53 @@
+// One machine and one planner for all ranks of a runtime: what `auto` is, from C++, C, Python and the command line.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "overlace/machine.h"
+#include "overlace/plan.h"
+#include "overlace/runtime.h"
+
+namespace overlace {
+
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
+struct ContextOptions {
+  /// Name of a shipped machine, a file that ends in .json, or what is known of the link (bytes per second, direction
+  /// and rank) and the GEMM: "50GB/s,2TFLOP/s". Empty: OVERLACE_MACHINE, else what is found.
+  std::string machine = {};
+  /// The same of a machine that was measured: used where no file is found. Rank 0's counts, as with `machine`.
+  std::optional<spec::MachineRates> rates = {};
+};
+
+/// Cheap to copy; copies share what was planned. Safe to share between threads.
+class Context {
+ public:
+  /// Collective. Rank 0 finds the machine for all ranks, in this order: `options.machine`, OVERLACE_MACHINE, the newest
+  /// calibrated file of these GPUs in the folder of machines (`overlace calibrate`), the file shipped for these GPUs,
+  /// or for others, `options.rates`, nothing (then every plan is `library`). Files say
+  /// nothing of a team on several hosts, of an emulated link, or, if they are of GPUs, of CPU ranks; they are passed
+  /// over there. Throws InvalidArgument on all ranks if the machine that was asked for cannot be read. Keeps nothing of
+  /// the runtime.
+  static Context open(Runtime& runtime, const ContextOptions& options = {});
+
+  const spec::Machine& machine() const;
+  /// Where it comes from, in words: "h200x2, shipped for NVIDIA H200 x 2".
+  const std::string& machine_origin() const;
+  /// The schedule for the problem, which every rank finds alike: what OVERLACE_PLAN_CACHE kept when rank 0 opened this
+  /// (of tier probe, else simulation), else the planner's of tier recurrence. `heap_bytes` limits what the schedule may
+  /// take of each rank's symmetric heap; 0: no limit. With OVERLACE_EXPLAIN=1 rank 0 writes the reason to stderr, once
+  /// per problem. Throws ScheduleError if no schedule fits the problem.
+  std::shared_ptr<const plan::Plan> plan(const spec::OpSpec& op, uint64_t heap_bytes = 0) const;
+
+ private:
+  struct State;
+  explicit Context(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+#pragma GCC visibility pop
+
+}  // namespace overlace

@@ -1,0 +1,132 @@
+#include "overlace/context.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "overlace/error.h"
+#include "src/base/env.h"
+#include "src/base/format.h"
+#include "src/base/json.h"
+#include "src/base/status.h"
+#include "src/context/machine.h"
+#include "src/plan/cache.h"
+#include "src/runtime/state.h"
+
+namespace overlace {
+namespace {
+
+using base::Json;
+using base::Result;
+
+/// The text of rank 0, of any length. Collective.
+std::string text_of_first(Team& team, const std::string& mine) {
+  constexpr size_t kMost = 60 << 10;  // less than an exchange takes
+  const uint64_t size = mine.size();
+  const std::vector<Bytes> sizes = team.exchange(std::as_bytes(std::span(&size, 1)));
+  uint64_t total = 0;
+  std::memcpy(&total, sizes.front().data(), std::min(sizes.front().size(), sizeof total));
+  std::string out;
+  while (out.size() < total) {
+    const std::string part = team.rank() == 0 ? mine.substr(out.size(), kMost) : std::string();
+    const std::vector<Bytes> parts = team.exchange(std::as_bytes(std::span(part)));
+    if (parts.front().empty()) throw_error(Errc::internal, "context: rank 0 sent less than it said");
+    out.append(reinterpret_cast<const char*>(parts.front().data()), parts.front().size());
+  }
+  return out;
+}
+
+/// What rank 0 tells the others, as text: an error, or a machine, where it comes from, and what is kept for it.
+std::string found_by_first(Runtime& runtime, const ContextOptions& options) {
+  const RuntimeState& state = runtime.state();
+  const LinkOptions& link = runtime.options().link;
+  context::Site site;
+  site.is_gpu = runtime.backend() == Backend::cuda_peer;
+  site.device = state.backend->device_name();
+  site.ranks = state.world;
+  site.hosts = state.num_hosts;
+  site.emulated_bytes_per_s = link.enabled ? link.bytes_per_s : 0;
+  Json out = Json::object();
+  const Result<context::Found> found =
+      context::find_machine(site, {options.machine, base::env().machine, context::machines_folder(), options.rates});
+  if (!found.ok()) {
+    out.set("code", static_cast<int64_t>(found.status().code())).set("error", found.status().message());
+    return out.dump();
+  }
+  const spec::Machine& machine = found->machine;
+  if (machine.has_costs()) {
+    out.set("machine", Json::parse(spec::to_json(machine), "machine").value());
+    out.set("kept", plan::Cache(base::env().plan_cache, machine).text()).set("kept_in", base::env().plan_cache);
+  } else {
+    out.set("link_GBps", machine.copy.all_GBps.value).set("TFLOPs", machine.gemm.sustained_TFLOPs.value);
+    out.set("is_gpu", machine.is_gpu).set("hosts", machine.hosts);
+  }
+  return out.set("origin", found->origin).dump();
+}
+
+spec::Machine machine_of(const Json& json) {
+  if (const Json* machine = json.find("machine"); machine != nullptr) return spec::machine_from_json(machine->dump());
+  spec::MachineRates rates;
+  rates.is_gpu = json.find("is_gpu")->as_bool();
+  rates.hosts = static_cast<int>(json.find("hosts")->as_int());
+  spec::Machine out = spec::rated_machine(rates);
+  out.copy.all_GBps = {json.find("link_GBps")->as_double()};  // bit for bit those of rank 0
+  out.gemm.sustained_TFLOPs = {json.find("TFLOPs")->as_double()};
+  return out;
+}
+
+std::string text_of(const Json& json, std::string_view key) {
+  const Json* text = json.find(key);
+  return text != nullptr ? text->as_string() : std::string();
+}
+
+}  // namespace
+
+struct Context::State {
+  State(const spec::Machine& machine, const Json& json)
+      : planner(machine, {.kept = text_of(json, "kept"), .kept_in = text_of(json, "kept_in")}),
+        origin(text_of(json, "origin")) {}
+
+  plan::Planner planner;
+  const std::string origin;
+  bool explains = false;
+  std::mutex mutex;
+  std::set<std::string> explained;
+
+  void explain(const spec::OpSpec& op, const plan::Plan& plan) {
+    const std::string line =
+        base::format("overlace: {}: {}: {} [{}]\n", op.to_string(), to_string(plan.candidate), plan.reason, origin);
+    const std::lock_guard lock(mutex);
+    if (explained.insert(line).second) std::fputs(line.c_str(), stderr);
+  }
+};
+
+Context::Context(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Context Context::open(Runtime& runtime, const ContextOptions& options) {
+  Team& team = runtime.world();
+  const std::string text = text_of_first(team, team.rank() == 0 ? found_by_first(runtime, options) : "");
+  const Json json = Json::parse(text, "context").value();
+  if (const Json* error = json.find("error"); error != nullptr)
+    throw_error(static_cast<Errc>(json.find("code")->as_int()), error->as_string());
+  auto state = std::make_shared<State>(machine_of(json), json);
+  state->explains = base::env().explain && team.rank() == 0;
+  return Context(std::move(state));
+}
+
+const spec::Machine& Context::machine() const { return state_->planner.machine(); }
+
+const std::string& Context::machine_origin() const { return state_->origin; }
+
+std::shared_ptr<const plan::Plan> Context::plan(const spec::OpSpec& op, uint64_t heap_bytes) const {
+  std::shared_ptr<const plan::Plan> found = heap_bytes == 0 ? state_->planner.kept(op) : nullptr;
+  if (found == nullptr) found = state_->planner.plan(op, {.heap_bytes = heap_bytes});
+  if (state_->explains) state_->explain(op, *found);
+  return found;
+}
+
+}  // namespace overlace
