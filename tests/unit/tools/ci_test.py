@@ -306,6 +306,10 @@ class InstallTreeTest(unittest.TestCase):
         bad = "0000 T overlace::base::format(int)\n0000 W std::vector<int>::push_back(int)\n0000 T main\n"
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
 
+    def test_studies_inside(self) -> None:
+        line = "0000000000001000 t overlace::study::full_mesh(int, overlace::study::LinkFigures)"
+        self.assertEqual(install_tree.studies_inside(line + "\n0000 t overlace::sim::simulate(int)\n"), [line])
+
     def test_a_public_class_that_is_hidden_is_told(self) -> None:
         every = "".join(f"0000 T overlace::{name}(int)\n" for name in install_tree.WANTED)
         self.assertEqual(install_tree.missing_symbols(every), [])
