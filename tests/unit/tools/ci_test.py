@@ -242,7 +242,7 @@ class DeviceUnitsTest(unittest.TestCase):
         self.assertEqual(device_units.instance_complaints(good + line), [line])
 
     def test_sass_of_instances(self) -> None:
-        name = "src/ops/gemm_core/instances/bf16_k_128x160_c21_s5.cu"
+        name = "instances/plain_bf16_k_128x160_c21_s5.cu"
         good = "  HGMMA.64x160x16.F32.BF16 R24, ...\n" * 4 + "  USETMAXREG 0x38 ;\n  USETMAXREG 0xe0 ;\n"
         self.assertEqual(device_units.sass_complaints(name, good), [])
         for bad in (

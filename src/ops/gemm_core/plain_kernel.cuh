@@ -1,4 +1,4 @@
-// The plain GEMM: C = A B, no hooks. One instance per unit in instances/.
+// The plain GEMM: C = A B, no hooks.
 #pragma once
 
 #include "src/ops/gemm_core/hooks/add_half.cuh"
@@ -15,9 +15,4 @@ __global__ __launch_bounds__(kThreads, 1) void sm90_gemm(const __grid_constant__
 
 }  // namespace overlace::ops::gemm_core
 
-/// Body of a unit: defines the function that instances.h declares for `name`.
-#define OVERLACE_GEMM_UNIT(name)                                            \
-  const void* overlace::ops::gemm_core::kernel_##name() {                   \
-    using namespace overlace::ops::gemm_core;                               \
-    return reinterpret_cast<const void*>(&sm90_gemm<Config<kSpec_##name>>); \
-  }
+#define OVERLACE_PLAIN_UNIT(name) OVERLACE_UNIT(plain, name, sm90_gemm)
