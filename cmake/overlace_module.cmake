@@ -1,4 +1,5 @@
-# overlace_module(<dir>): all of src/<dir> as objects. CUDA folders and *.cu only with CUDA.
+# overlace_module(<dir> [STATIC]): all of src/<dir> as objects of the library, or as a static library beside it, which
+# the command line, tests and benches link. CUDA folders and *.cu only with CUDA.
 set(OVERLACE_OBJECTS "")
 # Folders whose host code needs CUDA headers (docs/design/layers.md).
 set(OVERLACE_CUDA_FOLDERS "/cuda_peer/|/engine/nccl/|/cuda/")
@@ -20,6 +21,10 @@ function(overlace_module name)
          ${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cu)
     list(FILTER cuda_sources INCLUDE REGEX "${OVERLACE_CUDA_FOLDERS}|\\.cu$")
     list(APPEND sources ${cuda_sources})
+    if(name STREQUAL "ops")
+      overlace_instances(instances)
+      list(APPEND sources ${instances})
+    endif()
   endif()
   if(NOT sources)
     return()
@@ -28,10 +33,16 @@ function(overlace_module name)
     overlace_machines(machines)
     list(APPEND sources ${machines})
   endif()
-  add_library(overlace_${name} OBJECT ${sources})
-  target_link_libraries(overlace_${name} PUBLIC overlace_flags)
-  if(name STREQUAL "sim")  # the same numbers from every compiler
-    target_compile_options(overlace_sim PRIVATE -ffp-contract=off)
+  if("STATIC" IN_LIST ARGN)
+    add_library(overlace_${name} STATIC ${sources})
+    target_link_libraries(overlace_${name} PUBLIC overlace_core)
+  else()
+    add_library(overlace_${name} OBJECT ${sources})
+    target_link_libraries(overlace_${name} PUBLIC overlace_flags)
+    set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name} PARENT_SCOPE)
+  endif()
+  if(name MATCHES "^(sim|study)$")  # the same numbers from every compiler
+    target_compile_options(overlace_${name} PRIVATE -ffp-contract=off)
   elseif(name STREQUAL "train")  # and from every processor: groups must hold the same bits
     target_compile_options(overlace_train PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
   endif()
@@ -50,10 +61,9 @@ function(overlace_module name)
   if(name STREQUAL "base")
     target_link_libraries(overlace_base PRIVATE fmt::fmt-header-only nlohmann_json::nlohmann_json)
   endif()
-  set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name} PARENT_SCOPE)
 endfunction()
 
-# overlace_core: everything, statically, for the command line, tests and benches.
+# overlace_core: everything that the library has, statically, for the command line, tests and benches.
 # overlace_shared: liboverlace.so, of the same objects, exports include/overlace and ovl_*.
 function(overlace_library)
   add_library(overlace_core STATIC)
@@ -99,7 +109,7 @@ function(overlace_cli)
   list(FILTER sources EXCLUDE REGEX "/cli/main\\.cc$|/options\\.cc$")
   if(sources)
     add_library(overlace_cli_parts STATIC ${sources})
-    target_link_libraries(overlace_cli_parts PUBLIC overlace_core fmt::fmt-header-only)
+    target_link_libraries(overlace_cli_parts PUBLIC overlace_study overlace_model overlace_core fmt::fmt-header-only)
   endif()
   if(CLI11_FOUND AND sources AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc)
     add_executable(overlace ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc ${options})

@@ -22,7 +22,7 @@ void FusedRank::open_gather() {
 
 void FusedRank::add_gathers(std::vector<Variant>* list) {
   using core::Arrival, core::GatherTransport;
-  const core::Instance* instance = core::find_gather_instance(case_.instance.c_str());
+  const core::Instance* instance = core::find_instance(core::Kernel::gather, case_.instance);
   if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no fused instance");
   for (const int q : {1, 2, 4}) add_gather(list, {GatherTransport::ce, Arrival::rows, q});
   if (instance->spec.split_k > 1) return;  // which knows no slabs
@@ -41,7 +41,7 @@ core::GatherState FusedRank::state_of(core::GatherTransport transport) {
 }
 
 void FusedRank::add_gather(std::vector<Variant>* list, const Gathering& how) {
-  const core::Instance* instance = core::find_gather_instance(case_.instance.c_str());
+  const core::Instance* instance = core::find_instance(core::Kernel::gather, case_.instance);
   const bool is_ce = how.transport == core::GatherTransport::ce;
   auto prepared = std::make_shared<std::vector<core::PreparedGather>>();
   for (const Set& s : sets_) {

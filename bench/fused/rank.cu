@@ -187,7 +187,7 @@ void FusedRank::add_variants(std::vector<Variant>* list) {
   g.k = g.lda = g.ldb = case_.k;
   blas_->prepare(g).or_throw();
   auto prepared = std::make_shared<std::vector<core::Prepared>>();
-  const core::Instance* instance = core::find_instance(case_.instance.c_str());
+  const core::Instance* instance = core::find_instance(core::Kernel::plain, case_.instance);
   if (instance == nullptr) throw_error(Errc::not_supported, case_.instance + ": no such instance");
   for (const Set& s : sets_) {
     core::GemmArgs args;

@@ -75,7 +75,7 @@ void FusedRank::make_sums() {
 }
 
 Variant FusedRank::make_scatter(const Scattering& how) {
-  const core::Instance* instance = core::find_scatter_instance(how.instance.c_str());
+  const core::Instance* instance = core::find_instance(core::Kernel::scatter, how.instance);
   if (instance == nullptr) throw_error(Errc::not_supported, how.instance + ": no fused instance");
   auto prepared = std::make_shared<std::vector<core::PreparedScatter>>();
   for (const Set& s : sets_) {
@@ -114,8 +114,8 @@ void FusedRank::add_scatters(std::vector<Variant>* list) {
   add({"slot", instance}, &Set::rounded);
   add({"slot, 8 groups", instance, 8}, &Set::rounded);
   add({"slot, bias", instance, kMaxGroups, true}, &Set::biased, false);
-  const core::ConfigSpec& wanted = core::find_scatter_instance(instance.c_str())->spec;
-  for (const core::Instance& other : core::scatter_instances()) {
+  const core::ConfigSpec& wanted = core::find_instance(core::Kernel::scatter, instance)->spec;
+  for (const core::Instance& other : core::instances(core::Kernel::scatter)) {
     const bool fits = other.spec.dtype == wanted.dtype && other.spec.b_major == wanted.b_major;
     if (!fits || instance == other.name) continue;
     Scattering with{std::string("slot ") + other.name, other.name};

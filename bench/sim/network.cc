@@ -4,30 +4,30 @@
 #include <ctime>
 
 #include "src/base/format.h"
-#include "src/sim/network/collectives.h"
+#include "src/study/network/collectives.h"
 
 namespace overlace::bench {
 namespace {
 
 struct Case {
-  sim::Collective op;
+  study::Collective op;
   const char *algorithm, *name;
   double wanted_s;
   const char* astra_sim;  // analytical backend aware of congestion, 2-core machine
 };
 constexpr Case kCases[] = {
-    {sim::Collective::all_reduce, "ring", "ring all-reduce, 1024 ranks", 0.2, "3.8 s"},
-    {sim::Collective::all_to_all, "direct", "direct all-to-all, 1024 ranks", 0.12, "8.8 s"},
+    {study::Collective::all_reduce, "ring", "ring all-reduce, 1024 ranks", 0.2, "3.8 s"},
+    {study::Collective::all_to_all, "direct", "direct all-to-all, 1024 ranks", 0.12, "8.8 s"},
 };
 constexpr int kTurns = 5;
 
 }  // namespace
 
 base::Result<std::string> network_speed() {
-  const base::Result<sim::Network> network = sim::nvswitch(1024, {400, 0.936});
+  const base::Result<study::Network> network = study::nvswitch(1024, {400, 0.936});
   if (!network.ok()) return network.status();
-  sim::CollectiveOptions options;
-  options.forwarding = sim::Forwarding::store_and_forward;
+  study::CollectiveOptions options;
+  options.forwarding = study::Forwarding::store_and_forward;
   std::string table = base::format("{:<32} {:>10} {:>8} {:>12} {:>8} {:>10}\n", "64 MiB", "messages", "s",
                                    "M messages/s", "wanted", "ASTRA-sim");
   for (const Case& one : kCases) {
@@ -35,7 +35,7 @@ base::Result<std::string> network_speed() {
     uint64_t messages = 0;
     for (int turn = 0; turn < kTurns; ++turn) {
       const std::clock_t begin = std::clock();
-      const auto time = sim::run_collective(one.op, one.algorithm, *network, 64 << 20, options);
+      const auto time = study::run_collective(one.op, one.algorithm, *network, 64 << 20, options);
       if (!time.ok()) return time.status();
       best_s = std::min(best_s, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
       messages = time->messages;

@@ -7,9 +7,9 @@
 
 #include "src/base/statistics.h"
 #include "src/plan/recurrence.h"
-#include "src/sim/gemm/minimize.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/costs.h"
+#include "src/study/gemm/minimize.h"
 
 namespace overlace::cli {
 namespace {
@@ -168,7 +168,7 @@ class Fitter {
     }
     return out;
   }
-  static Status check_slope(Probe probe, const sim::Line& line) {
+  static Status check_slope(Probe probe, const study::Line& line) {
     if (line.slope > 0) return {};
     return base::error(Errc::not_supported, "calibrate: {} does not take longer for more bytes: {} us and {} us a byte",
                        name_of(probe), line.floor, line.slope);
@@ -184,7 +184,7 @@ class Fitter {
 
   Status copies() {
     const Sweep pair = sweep(Probe::pair);
-    const sim::Line line = sim::fit_line(pair.bytes, pair.us);
+    const study::Line line = study::fit_line(pair.bytes, pair.us);
     OVERLACE_TRY(check_slope(Probe::pair, line));
     const Sweep local = sweep(Probe::local);
     double least = *std::min_element(pair.us.begin(), pair.us.end());  // curves have times with their start
@@ -198,7 +198,7 @@ class Fitter {
       const double peers = std::max(m_.ranks - 1, 1);
       Sweep each = all;
       for (double& us : each.us) us /= peers;
-      const sim::Line together = sim::fit_line(each.bytes, each.us);
+      const study::Line together = study::fit_line(each.bytes, each.us);
       OVERLACE_TRY(check_slope(Probe::all, together));
       m_.copy.all_GBps = measured(1 / together.slope / kBytesPerUs);
       largest = std::max(largest, m_.copy.all_GBps.value);
@@ -206,7 +206,7 @@ class Fitter {
     m_.link.egress_GBps = m_.link.ingress_GBps = measured(largest);
     fastest_ = 2 * largest;
     if (local.bytes.size() >= 2) {
-      const sim::Line inside = sim::fit_line(local.bytes, local.us);
+      const study::Line inside = study::fit_line(local.bytes, local.us);
       OVERLACE_TRY(check_slope(Probe::local, inside));
       m_.copy.local_GBps = measured(fastest(local, inside, start) / kBytesPerUs);
       m_.copy.local_us = curve(local, true);
@@ -235,7 +235,7 @@ class Fitter {
   }
 
   /// Bytes per us that nothing is beyond: the curve says where less is reached.
-  static double fastest(const Sweep& sweep, const sim::Line& line, double start) {
+  static double fastest(const Sweep& sweep, const study::Line& line, double start) {
     double out = 1 / line.slope;
     for (size_t i = 0; i < sweep.bytes.size(); ++i)
       if (sweep.us[i] > 2 * start) out = std::max(out, sweep.bytes[i] / (sweep.us[i] - start));
@@ -370,7 +370,7 @@ class Fitter {
     const double each = std::log(2 * rows * std::max(m_.sms, 1) / (best * 1e3));
     const std::vector<std::vector<double>> starts = {
         {std::log(0.5), std::log(5.0)}, {std::log(0.1), std::log(2.0)}, {each}, {each - 2, each + 2}, {most}};
-    m_.gemm = gemm_of(sim::minimize_from(loss, starts, 0.5, 400));
+    m_.gemm = gemm_of(study::minimize_from(loss, starts, 0.5, 400));
     return {};
   }
 

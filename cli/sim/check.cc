@@ -5,19 +5,19 @@
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/json.h"
-#include "src/sim/validate/properties.h"
-#include "src/sim/validate/validate.h"
+#include "src/study/validate/properties.h"
+#include "src/study/validate/validate.h"
 
 namespace overlace::cli {
 
 int sim_check(const CheckWords& words) {
   using base::Json;
   const spec::Machine machine = spec::find_machine(words.machine);
-  const std::vector<sim::Property> properties = sim::check_properties(machine).value();
+  const std::vector<study::Property> properties = study::check_properties(machine).value();
   std::string text = machine_line(machine) + "\n";
   Json list = Json::array();
   int failures = 0;
-  for (const sim::Property& p : properties) {
+  for (const study::Property& p : properties) {
     failures += p.failures;
     text += base::format("{:<4} {:<78} {:>4} cases{}\n", p.failures == 0 ? "ok" : "MISS", p.name, p.cases,
                          p.failures == 0 ? "" : base::format(", {} fail: {}", p.failures, p.first_failure));
@@ -30,10 +30,10 @@ int sim_check(const CheckWords& words) {
   json.set("machine", machine.name).set("properties", std::move(list));
   bool misses = false;
   if (words.validates) {
-    const std::vector<sim::ValidationRow> rows = sim::validate(words.golden, {}).value();
-    misses = sim::has_required_miss(rows);
-    text += "\n" + sim::validation_table(rows);
-    json.set("validation", sim::validation_json(rows));
+    const std::vector<study::ValidationRow> rows = study::validate(words.golden, {}).value();
+    misses = study::has_required_miss(rows);
+    text += "\n" + study::validation_table(rows);
+    json.set("validation", study::validation_json(rows));
   }
   print(words.json == "-" ? json.dump(2) + "\n" : text).or_throw();
   if (!words.json.empty() && words.json != "-") base::write_file(words.json, json.dump(2) + "\n").or_throw();

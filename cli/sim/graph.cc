@@ -7,7 +7,7 @@
 #include "cli/trace/trace.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
-#include "src/sim/workload/dlrm.h"
+#include "src/study/workload/dlrm.h"
 
 namespace overlace::cli {
 namespace {
@@ -21,8 +21,8 @@ std::string place_of(double gain, double least, double most) {
   return gain < least ? "below" : gain > most ? "above" : "inside";
 }
 
-Json band_of(const std::string& network, const sim::DlrmMachine& machine, std::string* text) {
-  const sim::DlrmBand band = sim::dlrm_band(machine).value();
+Json band_of(const std::string& network, const study::DlrmMachine& machine, std::string* text) {
+  const study::DlrmBand band = study::dlrm_band(machine).value();
   const double edges[] = {band.least_forward * 100, band.most_forward * 100, band.least * 100, band.most * 100};
   Json one = Json::object();
   one.set("network", network).set("all_to_all_GBps", machine.all_to_all_GBps);
@@ -36,11 +36,11 @@ Json band_of(const std::string& network, const sim::DlrmMachine& machine, std::s
   return one;
 }
 
-Json step_of(const std::string& network, const sim::DlrmMachine& machine, const DlrmWords& words, std::string* text) {
-  sim::DlrmModel model;
+Json step_of(const std::string& network, const study::DlrmMachine& machine, const DlrmWords& words, std::string* text) {
+  study::DlrmModel model;
   if (words.tables != 0) model.tables = words.tables;
   if (words.local_batch != 0) model.local_batch = words.local_batch;
-  const sim::DlrmTime time = sim::dlrm_step(model, machine).value();
+  const study::DlrmTime time = study::dlrm_step(model, machine).value();
   Json one = Json::object();
   one.set("network", network).set("tables", model.tables).set("local_batch", model.local_batch);
   one.set("gather_us", time.gather_us).set("all_to_all_us", time.all_to_all_us).set("mlp_us", time.mlp_us);
@@ -73,7 +73,7 @@ class Timeline {
   base::Trace trace_;
 };
 
-Json transformer_json(const sim::Network& network, std::string_view way, const sim::TransformerTime& time) {
+Json transformer_json(const study::Network& network, std::string_view way, const study::TransformerTime& time) {
   Json one = Json::object();
   one.set("network", network.name).set("gpus", network.ranks).set("replicas", time.replicas).set("transfers", way);
   one.set("step_us", time.step_us).set("bound_us", time.bound_us).set("compute_us", time.compute_us);
@@ -85,21 +85,21 @@ Json transformer_json(const sim::Network& network, std::string_view way, const s
   return one;
 }
 
-std::vector<int64_t> counts_of(const MoeWords& words, const sim::Network& network) {
+std::vector<int64_t> counts_of(const MoeWords& words, const study::Network& network) {
   base::Result<std::string> text = base::read_file(words.counts);
   text.status().or_throw();
   base::Result<Json> json = Json::parse(*text, words.counts);
   json.status().or_throw();
   const int group = words.run.group == 0 ? network.ranks : words.run.group;
-  return sim::moe_counts_from_json(*json, group, words.model.experts, words.counts).value();
+  return study::moe_counts_from_json(*json, group, words.model.experts, words.counts).value();
 }
 
-std::vector<sim::OuterRule> rules_of(const std::string& name) {
-  std::vector<sim::OuterRule> found;
+std::vector<study::OuterRule> rules_of(const std::string& name) {
+  std::vector<study::OuterRule> found;
   std::string known = "all";
-  for (size_t i = 0; i < std::size(sim::kOuterRules); ++i) {
-    known += ", " + std::string(sim::kOuterRules[i]);
-    if (name == "all" || name == sim::kOuterRules[i]) found.push_back(static_cast<sim::OuterRule>(i));
+  for (size_t i = 0; i < std::size(study::kOuterRules); ++i) {
+    known += ", " + std::string(study::kOuterRules[i]);
+    if (name == "all" || name == study::kOuterRules[i]) found.push_back(static_cast<study::OuterRule>(i));
   }
   if (found.empty()) throw_error(Errc::invalid_argument, base::format("--rule is {}, wanted {}", name, known));
   return found;
@@ -117,8 +117,8 @@ int sim_graph_dlrm(const DlrmWords& words) {
                                             "gather us", "a2a us", "MLP us", "AR us", "unfused us", "fused us", "gain");
   Json list = Json::array();
   for (const std::string& network : networks) {
-    sim::DlrmMachine machine;
-    machine.all_to_all_GBps = sim::dlrm_all_to_all_GBps(network).value();
+    study::DlrmMachine machine;
+    machine.all_to_all_GBps = study::dlrm_all_to_all_GBps(network).value();
     list.push_back(is_band ? band_of(network, machine, &text) : step_of(network, machine, words, &text));
   }
   finish(words.json, text, list);
@@ -133,10 +133,10 @@ int sim_graph_transformer(const TransformerWords& words) {
       base::format("{:<35} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>8} {:>10} {:>8}\n", "network", "transfers",
                    "step ms", "bound ms", "bubble ms", "layer us", "exposed", "grads ms", "TFLOP/s", "gain");
   Json list = Json::array();
-  for (const sim::Network& network : networks_of(words.network)) {
+  for (const study::Network& network : networks_of(words.network)) {
     double whole_us = 0;
     for (const char* way : {"whole", "overlapped", "free"}) {
-      sim::TransformerRun run = words.run;
+      study::TransformerRun run = words.run;
       run.chunks = way == std::string("overlapped") ? words.chunks : 1;
       run.is_ideal = way == std::string("free");
       run.overlaps_gradients = words.run.overlaps_gradients && run.chunks > 1;
@@ -146,8 +146,8 @@ int sim_graph_transformer(const TransformerWords& words) {
         run.slower[0] = words.straggler;
       }
       Timeline timeline(words, way);
-      const sim::TransformerTime time =
-          sim::transformer_step(words.model, run, machine, network, timeline.wanted()).value();
+      const study::TransformerTime time =
+          study::transformer_step(words.model, run, machine, network, timeline.wanted()).value();
       timeline.write();
       if (whole_us == 0) whole_us = time.step_us;
       text += base::format("{:<35} {:<11} {:>9.1f} {:>9.1f} {:>9.1f} {:>10.1f} {:>9.1f} {:>8.1f} {:>10.1f} {:>7.2f}x\n",
@@ -172,15 +172,15 @@ int sim_graph_moe(const MoeWords& words) {
                                   "transfers", "layer us", "bound us", "compute us", "dispatch us", "combine us",
                                   "exposed", "imbalance", "gain", "way");
   Json list = Json::array();
-  for (const sim::Network& network : networks_of(words.network)) {
+  for (const study::Network& network : networks_of(words.network)) {
     double whole_us = 0;
     for (const char* way : {"whole", "overlapped", "free"}) {
-      sim::MoeRun run = words.run;
+      study::MoeRun run = words.run;
       run.chunks = way == std::string("overlapped") ? words.chunks : 1;
       run.is_ideal = way == std::string("free");
       if (!words.counts.empty()) run.counts = counts_of(words, network);
       Timeline timeline(words, way);
-      const sim::MoeTime time = sim::moe_layer(words.model, run, machine, network, timeline.wanted()).value();
+      const study::MoeTime time = study::moe_layer(words.model, run, machine, network, timeline.wanted()).value();
       timeline.write();
       if (whole_us == 0) whole_us = time.layer_us;
       text += base::format(
@@ -207,14 +207,14 @@ int sim_graph_co2(const Co2Words& words) {
       base::format("{:<35} {:<10} {:>6} {:>11} {:>11} {:>13} {:>10} {:>11}  {}\n", "network", "rule", "groups",
                    "round ms", "exposed ms", "all-reduce ms", "update ms", "efficiency", "algorithm");
   Json list = Json::array();
-  const std::vector<sim::OuterRule> rules = rules_of(words.rule);
-  for (const sim::Network& network : networks_of(words.network)) {
-    for (const sim::OuterRule rule : rules) {
-      sim::Co2Run run = words.run;
+  const std::vector<study::OuterRule> rules = rules_of(words.rule);
+  for (const study::Network& network : networks_of(words.network)) {
+    for (const study::OuterRule rule : rules) {
+      study::Co2Run run = words.run;
       run.rule = rule;
-      const std::string_view name = sim::kOuterRules[static_cast<size_t>(rule)];
+      const std::string_view name = study::kOuterRules[static_cast<size_t>(rule)];
       Timeline timeline(words, "overlapped");
-      const sim::Co2Time time = sim::co2_training(run, machine, network, timeline.wanted()).value();
+      const study::Co2Time time = study::co2_training(run, machine, network, timeline.wanted()).value();
       timeline.write();
       text += base::format("{:<35} {:<10} {:>6} {:>11.2f} {:>11.2f} {:>13.2f} {:>10.2f} {:>9.1f} %  {}\n", network.name,
                            name, time.groups, time.round_us * 1e-3, time.exposed_us() * 1e-3, time.all_reduce_us * 1e-3,

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "cli/sim/network.h"
-#include "src/sim/workload/co2.h"
-#include "src/sim/workload/moe.h"
-#include "src/sim/workload/transformer.h"
+#include "src/study/workload/co2.h"
+#include "src/study/workload/moe.h"
+#include "src/study/workload/transformer.h"
 
 namespace overlace::cli {
 
@@ -21,19 +21,19 @@ struct GraphWords {
   std::string machine = "h200x4", json, trace;
 };
 struct TransformerWords : GraphWords {
-  sim::TransformerModel model;
-  sim::TransformerRun run;
+  study::TransformerModel model;
+  study::TransformerRun run;
   int chunks = 4;        // of the overlapped row
   double straggler = 1;  // one replica is so many times as slow
 };
 struct MoeWords : GraphWords {
-  sim::MoeModel model;
-  sim::MoeRun run;
+  study::MoeModel model;
+  study::MoeRun run;
   int chunks = 4;
   std::string counts;  // FILE.json
 };
 struct Co2Words : GraphWords {
-  sim::Co2Run run;
+  study::Co2Run run;
   std::string rule = "all";
 };
 

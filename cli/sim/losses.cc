@@ -13,9 +13,9 @@
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/json.h"
-#include "src/sim/schedule/losses.h"
 #include "src/spec/expand.h"
 #include "src/spec/operators.h"
+#include "src/study/losses.h"
 
 namespace overlace::cli {
 namespace {
@@ -31,12 +31,12 @@ constexpr const char* kTransports[] = {"ce", "sm", "epilogue"};
 struct Row {
   std::string family;
   int64_t degree = 1;
-  sim::PartTimes parts;
+  study::PartTimes parts;
   double store_us = 0;  // the same bytes by kernels of stores on all SMs; 0: the machine does not say
 };
 
 struct Losses {
-  sim::PartTimes whole;  // one product, one transfer to each peer
+  study::PartTimes whole;  // one product, one transfer to each peer
   double whole_store_us = 0;
   std::vector<Row> rows;
 };
@@ -55,8 +55,8 @@ bool is_decomposition(const spec::FamilyDef& family) {
 
 Losses losses_of(const spec::OpSpec& op, const spec::Machine& machine, const std::vector<int64_t>& degrees) {
   Losses out;
-  out.whole = sim::part_times(spec::make_schedule(op, "compute", 1), machine).value();
-  const sim::PartTimes transfer = sim::part_times(spec::make_schedule(op, "comm", 1), machine).value();
+  out.whole = study::part_times(spec::make_schedule(op, "compute", 1), machine).value();
+  const study::PartTimes transfer = study::part_times(spec::make_schedule(op, "comm", 1), machine).value();
   out.whole.transfers = transfer.transfers;
   out.whole.transfer_us = transfer.transfer_us;
   const bool is_gather = spec::gathers(op.op);
@@ -65,7 +65,7 @@ Losses losses_of(const spec::OpSpec& op, const spec::Machine& machine, const std
   const double shard = std::ceil(static_cast<double>(op.m) / op.ranks) * row_bytes;
   const int passes = spec::flow_of(op.op).passes;
   const auto store_us = [&](int64_t parts) {
-    return passes * sim::store_transfer_us(machine, shard, op.ranks - 1, parts, machine.sms);
+    return passes * study::store_transfer_us(machine, shard, op.ranks - 1, parts, machine.sms);
   };
   out.whole_store_us = store_us(1);
   for (const spec::FamilyDef& def : spec::find_operator(op.op)->families) {
@@ -78,7 +78,7 @@ Losses losses_of(const spec::OpSpec& op, const spec::Machine& machine, const std
         const std::string digest = spec::digest(schedule);
         if (digest == last) break;  // a family without degrees
         last = digest;
-        const base::Result<sim::PartTimes> parts = sim::part_times(schedule, machine);
+        const base::Result<study::PartTimes> parts = study::part_times(schedule, machine);
         if (!parts.ok()) continue;
         out.rows.push_back({family, degree, *parts, store_us(parts->transfers > 0 ? degree : 1)});
       } catch (const InvalidArgument&) {  // cannot be cut so often
@@ -96,21 +96,21 @@ std::string percent(double parts_us, double whole_us) {
 }
 
 std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses& losses) {
-  const sim::PartTimes& whole = losses.whole;
+  const study::PartTimes& whole = losses.whole;
   std::string out = base::format("{} | {}\nwhole: product {:.1f} us; transfer by copies {:.1f} us, by stores {}\n\n",
                                  op.to_string(), machine_line(machine), whole.product_us, whole.transfer_us,
                                  losses.whole_store_us > 0 ? base::format("{:.1f} us", losses.whole_store_us) : "-");
   out += base::format("{:<22}{:>3}{:>10}{:>11}{:>10}{:>8}{:>11}{:>10}{:>11}\n", "in parts, one by one", "q", "products",
                       "us", "DIL", "copies", "us", "DIL", "stores DIL");
   for (const Row& row : losses.rows) {
-    const sim::PartTimes& p = row.parts;
+    const study::PartTimes& p = row.parts;
     out += base::format("{:<22}{:>3}{:>10}{:>11.1f}{:>10}{:>8}{:>11.1f}{:>10}{:>11}\n", row.family, row.degree,
                         p.products, p.product_us, percent(p.product_us, whole.product_us), p.transfers, p.transfer_us,
                         percent(p.transfer_us, whole.transfer_us), percent(row.store_us, losses.whole_store_us));
   }
   out += base::format("\n{:<22}{:>26}{:>26}\n", "beside each other", "product, CIL", "transfer, CIL");
   for (const char* transport : kTransports) {
-    const sim::Mutual m = sim::mutual_slowdown(machine, transport);
+    const study::Mutual m = study::mutual_slowdown(machine, transport);
     const auto cell = [&](bool has, double factor) {
       return has ? base::format("{:+.1f} % ({})", 100 * (factor - 1),
                                 m.source == spec::Source::prior ? "prior" : "measured")
@@ -125,7 +125,7 @@ std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const
 
 Json json_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses& losses) {
   Json rows = Json::array(), mutual = Json::array();
-  const sim::PartTimes& whole = losses.whole;
+  const study::PartTimes& whole = losses.whole;
   for (const Row& row : losses.rows) {
     Json one = Json::object();
     one.set("family", row.family).set("degree", row.degree);
@@ -137,7 +137,7 @@ Json json_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses&
     rows.push_back(std::move(one));
   }
   for (const char* transport : kTransports) {
-    const sim::Mutual m = sim::mutual_slowdown(machine, transport);
+    const study::Mutual m = study::mutual_slowdown(machine, transport);
     Json one = Json::object();
     one.set("transport", transport);
     if (m.has_product) one.set("product_cil", m.product - 1);
@@ -179,7 +179,7 @@ std::string svg_of(const spec::OpSpec& op, const spec::Machine& machine, const L
   panels[2].x_label = "transfer's share of its full rate";
   panels[3].x_label = "product's share of its full rate";
   for (const char* transport : kTransports) {
-    const sim::Mutual m = sim::mutual_slowdown(machine, transport);
+    const study::Mutual m = study::mutual_slowdown(machine, transport);
     for (const double share : {0.125, 0.25, 0.5, 1.0}) {
       if (m.has_product) add(panels[2], transport, share, std::pow(m.product, share));
       if (m.has_transfer) add(panels[3], transport, share, std::pow(m.transfer, share));

@@ -9,7 +9,7 @@
 namespace overlace::cli {
 namespace {
 
-using sim::Network;
+using study::Network;
 
 constexpr int kMostGpus = 4096, kPerHost = 8, kRadix = 64;
 
@@ -19,13 +19,13 @@ Network torus_of(int gpus, double GBps) {
   while (b > 1 && gpus % b != 0) --b;
   if (b < 2)
     throw_error(Errc::invalid_argument, base::format("--gpus is {}, wanted a product a x b for a torus", gpus));
-  return sim::torus({gpus / b, b}, {GBps > 0 ? GBps : kTorusGBps, sim::kNvlink.alpha_us}).value();
+  return study::torus({gpus / b, b}, {GBps > 0 ? GBps : kTorusGBps, study::kNvlink.alpha_us}).value();
 }
 
 Network rail_of(int gpus, double GBps) {
   if (gpus % kPerHost != 0)
     throw_error(Errc::invalid_argument, base::format("--gpus is {}, wanted whole hosts of {}", gpus, kPerHost));
-  return sim::rail_fat_tree(gpus / kPerHost, kPerHost, GBps > 0 ? GBps : sim::kNic.GBps, kRadix, 1).value();
+  return study::rail_fat_tree(gpus / kPerHost, kPerHost, GBps > 0 ? GBps : study::kNic.GBps, kRadix, 1).value();
 }
 
 }  // namespace
@@ -33,9 +33,9 @@ Network rail_of(int gpus, double GBps) {
 std::vector<Network> networks_of(const NetworkWords& words) {
   if (words.gpus < 0 || words.gpus > kMostGpus)
     throw_error(Errc::invalid_argument, base::format("--gpus is {}, wanted 2 to {}", words.gpus, kMostGpus));
-  if (!(words.link_GBps >= 0) || words.link_GBps > sim::kMostGBps)
+  if (!(words.link_GBps >= 0) || words.link_GBps > study::kMostGBps)
     throw_error(Errc::invalid_argument,
-                base::format("--link is {}, wanted up to {} GB/s", words.link_GBps, sim::kMostGBps));
+                base::format("--link is {}, wanted up to {} GB/s", words.link_GBps, study::kMostGBps));
   const int gpus = words.gpus == 0 ? 128 : words.gpus;
   if (words.network == "torus") return {torus_of(gpus, words.link_GBps)};
   if (words.network == "rail") return {rail_of(gpus, words.link_GBps)};
@@ -49,13 +49,13 @@ std::vector<Network> networks_of(const NetworkWords& words) {
     text.status().or_throw();
     base::Result<base::Json> json = base::Json::parse(*text, words.network);
     json.status().or_throw();
-    network = sim::network_from_json(*json, words.network).value();
+    network = study::network_from_json(*json, words.network).value();
   } else if (words.network.find('(') == std::string::npos && words.network != "nvl72") {
     throw_error(Errc::invalid_argument,
                 base::format("--network is {}, wanted all, torus, rail, FILE.json or a blueprint such as ring(8, 25)",
                              words.network));
   } else {
-    network = sim::network_of(words.network).value();
+    network = study::network_of(words.network).value();
   }
   if (words.gpus != 0 && words.gpus != network.ranks)
     throw_error(Errc::invalid_argument,

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "src/sim/network/network.h"
+#include "src/study/network/network.h"
 
 namespace overlace::cli {
 
@@ -18,6 +18,6 @@ struct NetworkWords {
 inline constexpr double kTorusGBps = 100;
 
 /// One network, or torus and rail for `all`. Throws InvalidArgument with the option, IoError for a file.
-std::vector<sim::Network> networks_of(const NetworkWords& words);
+std::vector<study::Network> networks_of(const NetworkWords& words);
 
 }  // namespace overlace::cli

@@ -5,13 +5,13 @@
 #include "cli/run/outputs.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
-#include "src/sim/t3/summary.h"
+#include "src/study/t3/summary.h"
 
 namespace overlace::cli {
 namespace {
 
 using base::Json;
-namespace t3 = sim::t3;
+namespace t3 = study::t3;
 
 constexpr double kMost = 1e6;  // GB/s and costs
 

@@ -83,7 +83,7 @@ int ovl_co2_stats_last(ovl_co2* co2, ovl_co2_stats* stats);
 int ovl_co2_save(ovl_co2* co2, const void** data, uint64_t* bytes);
 int ovl_co2_load(ovl_co2* co2, const void* data, uint64_t bytes);
 
-/* How long a round must be to hide the all-reduce, by the simulator. */
+/* How long a round must be to hide the all-reduce; groups have a link to each other group. */
 typedef struct ovl_co2_plan {
   size_t struct_size;
   double parameters; /* of the model */

@@ -1,6 +1,4 @@
 // CO2 of the C API, and the planner of tau.
-#include "src/sim/workload/co2.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include "src/capi/convert.h"
 #include "src/capi/handles.h"
 #include "src/train/co2/replica.h"
+#include "src/train/co2/timing.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
@@ -304,36 +303,27 @@ int ovl_co2_plan_tau(ovl_co2_plan* plan) {
     if (plan->shard_degree < 1 || plan->groups < 1)
       return base::invalid_argument("{}: {} groups of {} ranks, wanted at least 1 of 1", kCall, plan->groups,
                                     plan->shard_degree);
-    if (!(plan->link_bytes_per_s > 0) || !(plan->link_latency_us >= 0))
-      return base::invalid_argument("{}: link of {} B/s and {} us, wanted more than 0 and at least 0", kCall,
+    const auto is_within = [](double value, double least, double most) { return value >= least && value <= most; };
+    if (!is_within(plan->link_bytes_per_s, 1e7, 1e15) || !is_within(plan->link_latency_us, 0, 1e6))
+      return base::invalid_argument("{}: link of {} B/s and {} us, wanted 1e7 to 1e15 and 0 to 1e6", kCall,
                                     plan->link_bytes_per_s, plan->link_latency_us);
-    // Each shard has a link of its own to its peers in the other groups: groups of one rank stand for them.
-    const base::Result<sim::Network> network = sim::full_mesh(
-        std::max(plan->groups, 2), {.GBps = plan->link_bytes_per_s / 1e9, .alpha_us = plan->link_latency_us});
-    if (!network.ok()) return network.status();
-    sim::Co2Run run;
-    run.per_group = 1;
-    run.parameters = plan->parameters / plan->shard_degree;
-    run.wire_bytes = plan->wire_bytes;
-    run.step_us = plan->step_ms * 1e3;
-    const auto time_of = [&](int64_t tau) {
-      run.period = static_cast<int>(std::min<int64_t>(tau, 65536));
-      return sim::co2_training(run, {}, *network);
-    };
-    base::Result<sim::Co2Time> first = time_of(1);
-    if (!first.ok()) return first.status();
-    const double all_reduce_us = plan->groups == 1 ? 0 : first->all_reduce_us;
-    const auto tau_min = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(1.1 * all_reduce_us / run.step_us)));
+    if (!is_within(plan->parameters / plan->shard_degree, 1, 1e14) || !(plan->wire_bytes > 0) ||
+        !(plan->wire_bytes <= 8) || !is_within(plan->step_ms, 1e-3, 1e6))
+      return base::invalid_argument(
+          "{}: {} parameters of {} bytes over {} ranks, step of {} ms, wanted 1 to 1e14 a rank, up to 8, 1e-3 to 1e6",
+          kCall, plan->parameters, plan->wire_bytes, plan->shard_degree, plan->step_ms);
+    // Each shard has a link of its own to its peers in the other groups.
+    const double bytes = plan->parameters / plan->shard_degree * plan->wire_bytes, step_us = plan->step_ms * 1e3;
+    const double all_reduce_us =
+        train::all_reduce_us({plan->groups, plan->link_bytes_per_s / 1e6, plan->link_latency_us}, bytes);
     ovl_co2_plan out = *plan;
     out.all_reduce_ms = all_reduce_us / 1e3;
-    out.tau_min = tau_min;
+    out.tau_min = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(1.1 * all_reduce_us / step_us)));
     for (int i = 0; i < 5; ++i) {
       const double factor = std::pow(2.0, i - 2);
-      out.taus[i] = std::max<int64_t>(1, static_cast<int64_t>(std::lround(static_cast<double>(tau_min) * factor)));
-      run.all_reduce_us = all_reduce_us;
-      const base::Result<sim::Co2Time> time = time_of(out.taus[i]);
-      if (!time.ok()) return time.status();
-      out.exposed[i] = time->round_us > 0 ? time->exposed_us() / time->round_us : 0;
+      out.taus[i] = std::max<int64_t>(1, static_cast<int64_t>(std::lround(static_cast<double>(out.tau_min) * factor)));
+      const train::RoundTime round = train::co2_round(out.taus[i], step_us, all_reduce_us, 0);
+      out.exposed[i] = round.exposed_us / round.us;
     }
     *plan = out;
     return {};

@@ -108,7 +108,7 @@ OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& 
 }
 
 int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms) {
-  constexpr int64_t kCols[] = {256, 224, 192, 160, 128};  // src/ops/gemm_core/gather_instances.def
+  constexpr int64_t kCols[] = {256, 224, 192, 160, 128};  // src/ops/gemm_core/instances.def
   int64_t rows = 0, best = 0;                             // of clusters' tiles, shard by shard
   double best_cost = 0;
   for (size_t i = 1; i < row_offsets.size(); ++i) rows += pieces(row_offsets[i] - row_offsets[i - 1], kFusedTileRows);

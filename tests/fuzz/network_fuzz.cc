@@ -1,16 +1,16 @@
 // A topology as text or as a JSON graph, and a table of published numbers; by the first byte.
-// Sources: src/sim/network src/sim/validate/golden
+// Sources: src/study/network src/study/validate/golden
 #include "src/base/json.h"
-#include "src/sim/network/collectives.h"
-#include "src/sim/validate/golden.h"
+#include "src/study/network/collectives.h"
+#include "src/study/validate/golden.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace overlace::fuzz {
 namespace {
 
 /// Every way that the router gives must hang together, and a small collective must end within its bound.
-void use(const sim::Network& network) {
-  sim::Router router(network);
+void use(const study::Network& network) {
+  study::Router router(network);
   std::vector<uint32_t> links;
   for (int from = 0; from < network.ranks && from < 3; ++from) {
     const int to = network.ranks - 1;
@@ -23,8 +23,8 @@ void use(const sim::Network& network) {
     FUZZ_REQUIRE(at == to);
   }
   if (network.ranks < 2 || network.ranks > 16) return;
-  for (const sim::Collective op : {sim::Collective::all_gather, sim::Collective::all_to_all}) {
-    const auto time = sim::best_collective(op, network, 1 << 10);
+  for (const study::Collective op : {study::Collective::all_gather, study::Collective::all_to_all}) {
+    const auto time = study::best_collective(op, network, 1 << 10);
     FUZZ_REQUIRE(time.ok());
   }
 }
@@ -36,9 +36,9 @@ void run(std::string_view input) {
   const char kind = input.front();
   input.remove_prefix(1);
   accepted([&] {
-    if (kind == 't') return use(sim::network_of(input).value());
-    if (kind == 'j') return use(sim::network_from_json(base::Json::parse(input).value(), "fuzz").value());
-    const sim::Golden golden = sim::Golden::parse(input, "fuzz").value();
+    if (kind == 't') return use(study::network_of(input).value());
+    if (kind == 'j') return use(study::network_from_json(base::Json::parse(input).value(), "fuzz").value());
+    const study::Golden golden = study::Golden::parse(input, "fuzz").value();
     for (size_t row = 0; row < golden.rows(); ++row) {
       (void)golden.has(row, "us");
       (void)golden.integer(row, "us");

@@ -197,14 +197,15 @@ TEST_F(GpuOps, FusedKernelsGiveTheExactResultAndTheSameBitsInCallsBehindEachOthe
 
 /// Where choose_instance takes it: 12 clusters of its tiles, the last of each row clipped, are one wave of 24 SMs.
 struct InstanceCase {
-  ops::gemm_core::FusedSpec instance;
+  ops::gemm_core::InstanceSpec instance;
   Problem problem;
   const char* family;
   spec::Params options;
 };
 std::vector<InstanceCase> instance_cases() {
   std::vector<InstanceCase> out;
-  const auto add = [&](const char* op, const char* family, const ops::gemm_core::FusedSpec& one, spec::Params options) {
+  const auto add = [&](const char* op, const char* family, const ops::gemm_core::InstanceSpec& one,
+                       spec::Params options) {
     const ops::gemm_core::ConfigSpec& s = one.spec;
     const auto layout = s.b_major == ops::gemm_core::BMajor::k ? spec::BLayout::nk : spec::BLayout::kn;
     Problem p = {.op = op, .m = 1024, .n = 3 * s.tile_n - 8, .k = 136, .dtype = s.dtype, .layout = layout};
@@ -218,9 +219,9 @@ std::vector<InstanceCase> instance_cases() {
     p.bias = false;
     out.push_back({one, p, family, options});
   };
-  for (const auto& one : ops::gemm_core::gather_specs())
+  for (const auto& one : ops::gemm_core::specs_of(ops::gemm_core::Kernel::gather))
     if (one.spec.split_k == 1) add("ag_gemm", "k_slab", one, {});
-  for (const auto& one : ops::gemm_core::scatter_specs())
+  for (const auto& one : ops::gemm_core::specs_of(ops::gemm_core::Kernel::scatter))
     if (ops::gemm_core::find_scatter(one.spec.dtype, one.spec.b_major, kSlotTileRows, one.spec.tile_n) == &one)
       for (const char* op : {"gemm_rs", "gemm_ar"}) add(op, "tma_slot", one, {{"align_n", int64_t{one.spec.tile_n}}});
   return out;

@@ -22,7 +22,8 @@ EDGE = re.compile(r"^(?:\[\d+/\d+\] Building \w+ object|FAILED:) (\S+)")
 
 
 # Instances of the GEMM mainloop: 384 threads share 64 K registers, which setmaxnreg then moves between warpgroups.
-INSTANCES = "src/ops/gemm_core/instances/"
+# CMake writes their units into this folder of the build.
+INSTANCES = "instances/"
 REGISTERS = "Used 168 registers"
 SERIALISED = re.compile(r"\bC75\d\d\b|serializ|warning", re.IGNORECASE)
 TILE = re.compile(r"_(\d+)x(\d+)_c\d")
@@ -31,7 +32,7 @@ STEPS_OF_K = 4  # in a stage
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    file: str  # below the root
+    file: str  # below the root, or below the build folder
     output: str  # below the build folder
     command: list[str]
 
@@ -78,11 +79,12 @@ def units(folder: Path) -> list[Unit]:
     commands = [
         (Path(c["file"]), shlex.split(c["command"])) for c in json.loads((folder / "compile_commands.json").read_text())
     ]
-    return [
-        Unit(str(file.relative_to(ROOT)), words[words.index("-o") + 1], words)
-        for file, words in commands
-        if file.suffix == ".cu" and file.is_relative_to(ROOT / "src")
-    ]
+    found = []
+    for file, words in commands:
+        for root, below in ((ROOT, ROOT / "src"), (folder, folder / INSTANCES)):
+            if file.suffix == ".cu" and file.is_relative_to(below):
+                found.append(Unit(str(file.relative_to(root)), words[words.index("-o") + 1], words))
+    return found
 
 
 def instance_complaints(printed: str) -> list[str]:

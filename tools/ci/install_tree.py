@@ -85,6 +85,11 @@ C_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror"]
 SHORT_RUN = ["run", "-n", "2", "--layers", "1", "--tokens", "64", "--sequence-length", "64", "--repeat", "1"]
 
 
+def studies_inside(listing: str) -> list[str]:
+    """Symbols (nm -C) of what stands beside the library: studies, and the models of `overlace run`."""
+    return [line for line in listing.splitlines() if re.search(r"\boverlace::(study|model)::", line)]
+
+
 def missing_symbols(listing: str) -> list[str]:
     return [f"not exported: overlace::{name}" for name in WANTED if f" overlace::{name}(" not in listing]
 
@@ -115,6 +120,8 @@ def check(build_dir: Path, out: Path) -> Iterator[Case]:
     symbols = run(["nm", "-DC", "--defined-only", str(prefix / "lib" / "liboverlace.so")]).output
     bad = symbol_complaints(symbols) + missing_symbols(symbols)
     yield Case("exported symbols", FAILED, "\n".join(bad[:40])) if bad else Case("exported symbols", PASSED)
+    inside = studies_inside(run(["nm", "-C", str(prefix / "lib" / "liboverlace.so")]).output)
+    yield Case("no studies inside", FAILED, "\n".join(inside[:40])) if inside else Case("no studies inside", PASSED)
     yield from uses(prefix, out, "")
     yield consumer_case(prefix, out / "consumer", wanted)
     moved = out / "moved" / "some where"

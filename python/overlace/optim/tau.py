@@ -53,7 +53,7 @@ def _link(text: str) -> tuple[float, float]:
 def plan_tau(
     parameters: float, *, shard_degree: int = 1, groups: int, wire_bytes: float = 4, step_ms: float, link: str
 ) -> TauPlan:
-    """By the simulator (`overlace sim graph co2`), over a link of its own between every two groups and each shard."""
+    """In closed form, over a link of its own between every two groups and each shard."""
     rate, latency = _link(link)
     plan = _Plan(
         parameters=parameters,

@@ -21,7 +21,7 @@ T param(const spec::Schedule& schedule, std::string_view name, T otherwise) {
   return value == nullptr ? otherwise : *value;
 }
 
-bool fits(const FusedSpec& one, DType dtype, BMajor b_major) {
+bool fits(const InstanceSpec& one, DType dtype, BMajor b_major) {
   return one.spec.dtype == dtype && one.spec.b_major == b_major;
 }
 
@@ -69,47 +69,12 @@ base::Status check_shape(const spec::Schedule& schedule) {
 
 }  // namespace
 
-std::span<const FusedSpec> gather_specs() {
-  static constexpr FusedSpec kRows[] = {
-#define INSTANCE(name) {#name, kSpec_##name},
-#include "src/ops/gemm_core/gather_instances.def"
-#undef INSTANCE
-  };
-  return kRows;
-}
-
-std::span<const FusedSpec> scatter_specs() {
-  static constexpr FusedSpec kRows[] = {
-#define INSTANCE(name) {#name, kSpec_##name},
-#include "src/ops/gemm_core/scatter_instances.def"
-#undef INSTANCE
-  };
-  return kRows;
-}
-
-std::span<const FusedSpec> one_shot_specs() {
-  static constexpr FusedSpec kRows[] = {
-#define INSTANCE(name) {#name, kSpec_##name},
-#include "src/ops/gemm_core/one_shot_instances.def"
-#undef INSTANCE
-  };
-  return kRows;
-}
-
-std::span<const FusedSpec> gather_one_shot_specs() {
-  static constexpr FusedSpec kRows[] = {
-#define INSTANCE(name) {#name, kSpec_##name},
-#include "src/ops/gemm_core/gather_one_shot_instances.def"
-#undef INSTANCE
-  };
-  return kRows;
-}
-
-const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n, int sms) {
+const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n,
+                                  int sms) {
   const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
-  const FusedSpec* best = nullptr;
+  const InstanceSpec* best = nullptr;
   int64_t best_cost = 0;
-  for (const FusedSpec& one : gather_specs()) {
+  for (const InstanceSpec& one : specs_of(Kernel::gather)) {
     const ConfigSpec& s = one.spec;
     if (!fits(one, dtype, b_major) || s.split_k > 1) continue;  // which waits for rows, not for slabs
     int64_t rows = 0;                                           // of clusters' tiles, shard by shard
@@ -124,8 +89,8 @@ const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int6
   return best;
 }
 
-const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols) {
-  for (const FusedSpec& one : scatter_specs()) {
+const InstanceSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols) {
+  for (const InstanceSpec& one : specs_of(Kernel::scatter)) {
     const ConfigSpec& s = one.spec;
     if (fits(one, dtype, b_major) && s.tile_m * s.cluster_m == tile_rows && s.tile_n * s.cluster_n == tile_cols)
       return &one;
@@ -133,22 +98,22 @@ const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, in
   return nullptr;
 }
 
-const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
-  const FusedSpec* best = nullptr;
-  for (const FusedSpec& one : one_shot_specs()) {
+const InstanceSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
+  const InstanceSpec* best = nullptr;
+  for (const InstanceSpec& one : specs_of(Kernel::one_shot)) {
     if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
     if (best == nullptr || one.spec.tile_n < best->spec.tile_n) best = &one;
   }
   return best;
 }
 
-const FusedSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
+const InstanceSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
   const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
   const auto work = [&](const ConfigSpec& s) {  // of a CTA, in halves of a tile's K
     return pieces(pieces(n, s.tile_m), std::max(1, sms / s.cluster())) * 2 / s.split_k;
   };
-  const FusedSpec* best = nullptr;
-  for (const FusedSpec& one : gather_one_shot_specs()) {
+  const InstanceSpec* best = nullptr;
+  for (const InstanceSpec& one : specs_of(Kernel::gather_one_shot)) {
     if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
     const bool is_narrower = best == nullptr || one.spec.tile_n < best->spec.tile_n;
     const bool is_less = !is_narrower && one.spec.tile_n == best->spec.tile_n && work(one.spec) < work(best->spec);
@@ -157,7 +122,7 @@ const FusedSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, 
   return best;
 }
 
-base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms) {
+base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule, int sms) {
   const std::string dtype = param<std::string>(schedule, "dtype", ""),
                     out = param<std::string>(schedule, "out_dtype", "");
   const bool is_nk = param<std::string>(schedule, "b_layout", "") == "nk";
@@ -168,13 +133,14 @@ base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, i
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
   if (!spec::gathers(schedule.op) && !takes_one_shot(schedule)) {
     const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
-    if (const FusedSpec* found = find_scatter(type, major, rows, cols)) return found;
+    if (const InstanceSpec* found = find_scatter(type, major, rows, cols)) return found;
     return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
   }
   const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
-  const FusedSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
-                           : takes_one_shot(schedule)  ? choose_gather_one_shot(type, major, m, n, sms)
-                                                       : choose_gather(type, major, schedule.tables.at("off"), n, sms);
+  const InstanceSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
+                              : takes_one_shot(schedule)
+                                  ? choose_gather_one_shot(type, major, m, n, sms)
+                                  : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;
   return missing(schedule, operands);
 }

@@ -10,33 +10,23 @@
 #include "overlace/runtime.h"
 #include "overlace/schedule.h"
 #include "src/base/status.h"
-#include "src/ops/gemm_core/config.h"
+#include "src/ops/gemm_core/instances.h"
 
 namespace overlace::ops::gemm_core {
 
-/// A line of gather_instances.def, scatter_instances.def, one_shot_instances.def or gather_one_shot_instances.def. All
-/// are there for bf16 and fp16, the first two for B of (N, K) and (K, N), the others for (N, K).
-struct FusedSpec {
-  std::string_view name;
-  ConfigSpec spec;
-};
-std::span<const FusedSpec> gather_specs();
-std::span<const FusedSpec> scatter_specs();
-std::span<const FusedSpec> one_shot_specs();
-std::span<const FusedSpec> gather_one_shot_specs();
-
 /// Fewest waves of clusters times columns of a tile; of equals the wider tile, which loads less of A. `row_offsets`:
 /// ranks + 1. K does not matter: it is the same for every tile. Null where none has that type and layout.
-const FusedSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n, int sms);
+const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n,
+                                  int sms);
 /// The first with clusters of tiles of (tile_rows, tile_cols), as the schedule's groups say.
-const FusedSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
+const InstanceSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols);
 /// With the narrowest tile that takes `m` tokens.
-const FusedSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m);
+const InstanceSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m);
 /// The same of ag_gemm; two CTAs a tile, each with half of K, where that is less to do for a CTA.
-const FusedSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms);
+const InstanceSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms);
 
 /// Of the schedule on `sms` SMs; not_supported says what is missing.
-base::Result<const FusedSpec*> choose_instance(const spec::Schedule& schedule, int sms);
+base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule, int sms);
 
 /// Whether a task of the schedule is a kernel that computes and communicates in one, and so needs an instance.
 bool needs_instance(const spec::Schedule& schedule);

@@ -113,12 +113,8 @@ base::Result<bool> starts_early(const exec::KernelContext& context) {
 base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
   const auto chosen = choose_instance(context.schedule, sms_of(context));
   if (!chosen.ok()) return chosen.status();
-  const std::string name((*chosen)->name);
-  const auto find = is_gather(context.schedule)
-                        ? (is_one_shot(context.schedule) ? find_gather_one_shot_instance : find_gather_instance)
-                        : (is_one_shot(context.schedule) ? find_one_shot_instance : find_scatter_instance);
-  const Instance* found = find(name.c_str());
-  OVERLACE_ASSERT(found != nullptr);  // both lists come from one file
+  const Instance* found = find_instance((*chosen)->kernel, (*chosen)->name);
+  OVERLACE_ASSERT(found != nullptr);  // both are rows of instances.def
   return found;
 }
 

@@ -1,13 +1,13 @@
-// AllGather and GEMM in one kernel: hooks on the mainloop, nothing else. One instance per unit, instances/gather_*.cu.
+// AllGather and GEMM in one kernel: hooks on the mainloop, nothing else.
 #pragma once
 
-#include "src/ops/gemm_core/gather_instances.h"
 #include "src/ops/gemm_core/hooks/add_bias.cuh"
 #include "src/ops/gemm_core/hooks/add_half.cuh"
 #include "src/ops/gemm_core/hooks/plain.cuh"
 #include "src/ops/gemm_core/hooks/push_shard.cuh"
 #include "src/ops/gemm_core/hooks/store_shard.cuh"
 #include "src/ops/gemm_core/hooks/wait_chunks.cuh"
+#include "src/ops/gemm_core/instances.h"
 #include "src/ops/gemm_core/run.cuh"
 
 namespace overlace::ops::gemm_core {
@@ -30,9 +30,4 @@ __global__ __launch_bounds__(kThreads, 1) void sm90_gather_gemm(const __grid_con
 
 }  // namespace overlace::ops::gemm_core
 
-/// Body of a unit: defines the function that gather_instances.h declares for `name`.
-#define OVERLACE_GATHER_UNIT(name)                                                 \
-  const void* overlace::ops::gemm_core::gather_kernel_##name() {                   \
-    using namespace overlace::ops::gemm_core;                                      \
-    return reinterpret_cast<const void*>(&sm90_gather_gemm<Config<kSpec_##name>>); \
-  }
+#define OVERLACE_GATHER_UNIT(name) OVERLACE_UNIT(gather, name, sm90_gather_gemm)

@@ -97,22 +97,6 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
 
 }  // namespace
 
-std::span<const Instance> gather_instances() {
-  static const Instance rows[] = {
-#define INSTANCE(name) {#name, kSpec_##name, gather_kernel_##name()},
-#include "src/ops/gemm_core/gather_instances.def"
-#undef INSTANCE
-  };
-  return rows;
-}
-
-const Instance* find_gather_instance(const char* name) {
-  for (const Instance& i : gather_instances()) {
-    if (std::strcmp(i.name, name) == 0) return &i;
-  }
-  return nullptr;
-}
-
 base::Result<PreparedGather> prepare_gather(const Instance& instance, const GatherArgs& g) {
   OVERLACE_TRY(validate(instance, g));
   const ConfigSpec& s = instance.spec;

@@ -1,14 +1,13 @@
-// AllGather and GEMM of few tokens in one kernel: hooks on the mainloop, nothing else. One instance per unit,
-// instances/gather_one_shot_*.cu.
+// AllGather and GEMM of few tokens in one kernel: hooks on the mainloop, nothing else.
 #pragma once
 
-#include "src/ops/gemm_core/gather_one_shot_instances.h"
 #include "src/ops/gemm_core/hooks/add_bias.cuh"
 #include "src/ops/gemm_core/hooks/add_half.cuh"
 #include "src/ops/gemm_core/hooks/plain.cuh"
 #include "src/ops/gemm_core/hooks/push_shard.cuh"
 #include "src/ops/gemm_core/hooks/store_transposed.cuh"
 #include "src/ops/gemm_core/hooks/wait_tokens.cuh"
+#include "src/ops/gemm_core/instances.h"
 #include "src/ops/gemm_core/run.cuh"
 
 namespace overlace::ops::gemm_core {
@@ -41,9 +40,4 @@ __global__ __launch_bounds__(kThreads,
 
 }  // namespace overlace::ops::gemm_core
 
-/// Body of a unit: defines the function that gather_one_shot_instances.h declares for `name`.
-#define OVERLACE_GATHER_ONE_SHOT_UNIT(name)                                                 \
-  const void* overlace::ops::gemm_core::gather_one_shot_kernel_##name() {                   \
-    using namespace overlace::ops::gemm_core;                                               \
-    return reinterpret_cast<const void*>(&sm90_one_shot_gather_gemm<Config<kSpec_##name>>); \
-  }
+#define OVERLACE_GATHER_ONE_SHOT_UNIT(name) OVERLACE_UNIT(gather_one_shot, name, sm90_one_shot_gather_gemm)

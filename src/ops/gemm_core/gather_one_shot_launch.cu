@@ -54,22 +54,6 @@ void fill_gather(const OneShotGatherArgs& g, OneShotGatherParams* out) {
 
 }  // namespace
 
-std::span<const Instance> gather_one_shot_instances() {
-  static const Instance rows[] = {
-#define INSTANCE(name) {#name, kSpec_##name, gather_one_shot_kernel_##name()},
-#include "src/ops/gemm_core/gather_one_shot_instances.def"
-#undef INSTANCE
-  };
-  return rows;
-}
-
-const Instance* find_gather_one_shot_instance(const char* name) {
-  for (const Instance& i : gather_one_shot_instances()) {
-    if (std::strcmp(i.name, name) == 0) return &i;
-  }
-  return nullptr;
-}
-
 base::Result<PreparedOneShotGather> prepare_one_shot_gather(const Instance& instance, const OneShotGatherArgs& g) {
   OVERLACE_TRY(validate(instance, g));
   const ConfigSpec& s = instance.spec;

@@ -21,18 +21,19 @@ base::Status validate(const Instance& instance, const GemmArgs& g) {
 
 }  // namespace
 
-std::span<const Instance> instances() {
+std::span<const Instance> instances(Kernel kernel) {
   static const Instance rows[] = {
-#define INSTANCE(name) {#name, kSpec_##name, kernel_##name()},
+#define INSTANCE(kernel, name) {#name, kSpec_##name, kernel##_kernel_##name()},
 #include "src/ops/gemm_core/instances.def"
 #undef INSTANCE
   };
-  return rows;
+  const std::span<const InstanceSpec> specs = specs_of(kernel);
+  return std::span(rows).subspan(static_cast<size_t>(specs.data() - kInstances), specs.size());
 }
 
-const Instance* find_instance(const char* name) {
-  for (const Instance& i : instances()) {
-    if (std::strcmp(i.name, name) == 0) return &i;
+const Instance* find_instance(Kernel kernel, std::string_view name) {
+  for (const Instance& i : instances(kernel)) {
+    if (i.name == name) return &i;
   }
   return nullptr;
 }

@@ -49,22 +49,6 @@ uint8_t chunks_of(const Tokens& tokens) {
 
 }  // namespace
 
-std::span<const Instance> one_shot_instances() {
-  static const Instance rows[] = {
-#define INSTANCE(name) {#name, kSpec_##name, one_shot_kernel_##name()},
-#include "src/ops/gemm_core/one_shot_instances.def"
-#undef INSTANCE
-  };
-  return rows;
-}
-
-const Instance* find_one_shot_instance(const char* name) {
-  for (const Instance& i : one_shot_instances()) {
-    if (std::strcmp(i.name, name) == 0) return &i;
-  }
-  return nullptr;
-}
-
 int one_shot_counts(const ConfigSpec& spec, int clusters) { return clusters * spec.cluster() * kConsumerGroups * 4; }
 
 base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const OneShotArgs& g) {

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "src/base/status.h"
+#include "src/ops/gemm_core/instances.h"
 #include "src/ops/gemm_core/one_shot.cuh"
-#include "src/ops/gemm_core/one_shot_instances.h"
 
 namespace overlace::ops::gemm_core {
 

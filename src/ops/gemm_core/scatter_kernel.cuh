@@ -1,13 +1,12 @@
-// GEMM and ReduceScatter in one kernel: hooks on the mainloop, nothing else. One instance per unit,
-// instances/scatter_*.cu.
+// GEMM and ReduceScatter in one kernel: hooks on the mainloop, nothing else.
 #pragma once
 
 #include "src/ops/gemm_core/hooks/plain.cuh"
 #include "src/ops/gemm_core/hooks/reduce_own.cuh"
 #include "src/ops/gemm_core/hooks/signal_peer.cuh"
 #include "src/ops/gemm_core/hooks/store_slot.cuh"
+#include "src/ops/gemm_core/instances.h"
 #include "src/ops/gemm_core/run.cuh"
-#include "src/ops/gemm_core/scatter_instances.h"
 
 namespace overlace::ops::gemm_core {
 
@@ -21,9 +20,4 @@ __global__ __launch_bounds__(kThreads, 1) void sm90_gemm_scatter(const __grid_co
 
 }  // namespace overlace::ops::gemm_core
 
-/// Body of a unit: defines the function that scatter_instances.h declares for `name`.
-#define OVERLACE_SCATTER_UNIT(name)                                                 \
-  const void* overlace::ops::gemm_core::scatter_kernel_##name() {                   \
-    using namespace overlace::ops::gemm_core;                                       \
-    return reinterpret_cast<const void*>(&sm90_gemm_scatter<Config<kSpec_##name>>); \
-  }
+#define OVERLACE_SCATTER_UNIT(name) OVERLACE_UNIT(scatter, name, sm90_gemm_scatter)

@@ -107,22 +107,6 @@ void fill_scatter(const ConfigSpec& s, const ScatterArgs& g, int clusters, Scatt
 
 }  // namespace
 
-std::span<const Instance> scatter_instances() {
-  static const Instance rows[] = {
-#define INSTANCE(name) {#name, kSpec_##name, scatter_kernel_##name()},
-#include "src/ops/gemm_core/scatter_instances.def"
-#undef INSTANCE
-  };
-  return rows;
-}
-
-const Instance* find_scatter_instance(const char* name) {
-  for (const Instance& i : scatter_instances()) {
-    if (std::strcmp(i.name, name) == 0) return &i;
-  }
-  return nullptr;
-}
-
 uint64_t scatter_inbox_bytes(std::span<const int64_t> row_offsets, int64_t n) {
   const auto senders = static_cast<int64_t>(row_offsets.size()) - 2;
   return static_cast<uint64_t>(std::max<int64_t>(senders, 1) * longest_rows(row_offsets) * n) * 2;

@@ -9,8 +9,8 @@
 
 #include "src/base/status.h"
 #include "src/ops/gemm_core/exchange_host.cuh"
+#include "src/ops/gemm_core/instances.h"
 #include "src/ops/gemm_core/scatter.cuh"
-#include "src/ops/gemm_core/scatter_instances.h"
 
 namespace overlace::ops::gemm_core {
 

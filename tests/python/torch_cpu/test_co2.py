@@ -304,7 +304,7 @@ def test_a_group_that_does_not_come_is_named():
         assert "not seen: rank 1" in text
 
 
-def test_plan_tau_is_the_closed_form_of_the_simulator():
+def test_plan_tau():
     # 1e6 parameters of 4 bytes between two groups at 20 MB/s.
     plan = overlace.optim.plan_tau(1e6, groups=2, step_ms=50, link="20MB/s")
     assert plan.all_reduce_ms == pytest.approx(200, rel=0.01)

@@ -1,6 +1,4 @@
-// CO2 through the C API: the planner of tau is the simulator's, a caller's transport, handles and bad input.
-#include "src/sim/workload/co2.h"
-
+// CO2 through the C API: the planner of tau, a caller's transport, handles and bad input.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +6,7 @@
 #include <vector>
 
 #include "overlace/capi_co2.h"
-#include "src/sim/network/network.h"
+#include "src/train/co2/timing.h"
 
 namespace overlace {
 namespace {
@@ -32,25 +30,22 @@ ovl_co2_plan plan_of(int groups, double step_ms) {
   return plan;
 }
 
-TEST(CapiCo2Plan, IsWhatTheSimulatorSays) {
-  for (const int groups : {2, 3, 8})
+TEST(CapiCo2Plan, HidesTheAllReduceFromTauMinOn) {
+  for (const int groups : {1, 2, 3, 8})
     for (const double step_ms : {0.5, 3.0, 100.0}) {
       ovl_co2_plan plan = plan_of(groups, step_ms);
       ASSERT_EQ(ovl_co2_plan_tau(&plan), OVL_OK) << ovl_error_text();
-      sim::Co2Run run;
-      run.per_group = 1;
-      run.parameters = 2e6;
-      run.step_us = step_ms * 1e3;
-      const sim::Network network = *sim::full_mesh(groups, {.GBps = 1, .alpha_us = 20});
-      EXPECT_DOUBLE_EQ(plan.all_reduce_ms * 1e3, sim::co2_training(run, {}, network)->all_reduce_us);
+      // A rank's half of 4e6 parameters of 4 bytes, at 1000 bytes a us.
+      const double all_reduce_us = train::all_reduce_us({groups, 1000, 20}, 8e6);
+      EXPECT_DOUBLE_EQ(plan.all_reduce_ms * 1e3, all_reduce_us);
       EXPECT_EQ(plan.tau_min, std::max(1.0, std::ceil(1.1 * plan.all_reduce_ms / step_ms)));
-      for (int i = 0; i < 5; ++i) {
-        run.period = static_cast<int>(plan.taus[i]);
-        const sim::Co2Time time = *sim::co2_training(run, {}, network);
-        EXPECT_NEAR(plan.exposed[i], time.exposed_us() / time.round_us, 1e-9) << groups << " " << step_ms << " " << i;
-      }
       EXPECT_EQ(plan.taus[2], plan.tau_min);
-      EXPECT_NEAR(plan.exposed[2], 0, 1e-6);
+      for (int i = 0; i < 5; ++i) {
+        const train::RoundTime round = train::co2_round(plan.taus[i], step_ms * 1e3, all_reduce_us, 0);
+        EXPECT_DOUBLE_EQ(plan.exposed[i], round.exposed_us / round.us) << groups << " " << step_ms << " " << i;
+        EXPECT_EQ(plan.exposed[i] == 0, all_reduce_us <= static_cast<double>(plan.taus[i]) * step_ms * 1e3);
+      }
+      EXPECT_EQ(plan.exposed[2], 0);
     }
 }
 
@@ -62,6 +57,11 @@ TEST(CapiCo2Plan, RefusesWhatMakesNoSense) {
   EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_INVALID_ARGUMENT);
   plan = plan_of(2, 0);
   EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("step of 0 ms"), std::string::npos) << ovl_error_text();
+  plan = plan_of(2, 1);
+  plan.wire_bytes = NAN;
+  EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_INVALID_ARGUMENT);
+  plan = plan_of(2, 1);
   plan.struct_size = 8;
   EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_VERSION_MISMATCH);
   EXPECT_EQ(ovl_co2_plan_tau(nullptr), OVL_INVALID_ARGUMENT);

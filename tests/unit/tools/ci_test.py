@@ -242,7 +242,7 @@ class DeviceUnitsTest(unittest.TestCase):
         self.assertEqual(device_units.instance_complaints(good + line), [line])
 
     def test_sass_of_instances(self) -> None:
-        name = "src/ops/gemm_core/instances/bf16_k_128x160_c21_s5.cu"
+        name = "instances/plain_bf16_k_128x160_c21_s5.cu"
         good = "  HGMMA.64x160x16.F32.BF16 R24, ...\n" * 4 + "  USETMAXREG 0x38 ;\n  USETMAXREG 0xe0 ;\n"
         self.assertEqual(device_units.sass_complaints(name, good), [])
         for bad in (
@@ -305,6 +305,10 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(install_tree.symbol_complaints(good), [])
         bad = "0000 T overlace::base::format(int)\n0000 W std::vector<int>::push_back(int)\n0000 T main\n"
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
+
+    def test_studies_inside(self) -> None:
+        line = "0000000000001000 t overlace::study::full_mesh(int, overlace::study::LinkFigures)"
+        self.assertEqual(install_tree.studies_inside(line + "\n0000 t overlace::sim::simulate(int)\n"), [line])
 
     def test_a_public_class_that_is_hidden_is_told(self) -> None:
         every = "".join(f"0000 T overlace::{name}(int)\n" for name in install_tree.WANTED)

@@ -9,8 +9,8 @@
 #include "overlace/schedule.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
-#include "src/sim/schedule/losses.h"
 #include "src/spec/costs.h"
+#include "src/study/losses.h"
 
 namespace overlace::cli {
 namespace {
@@ -85,7 +85,7 @@ TEST(SimCharacterise, FinerTransfersTakeLongerAndStoresLessSo) {
 TEST(SimCharacterise, ContentionIsThatOfTheMachineFile) {
   spec::Machine machine = spec::find_machine("h200x4");
   machine.contention.push_back({spec::Load::gemm_tensor, spec::Load::ce_in, {1.1, spec::Source::measured}});
-  const sim::Mutual ce = sim::mutual_slowdown(machine, "ce");
+  const study::Mutual ce = study::mutual_slowdown(machine, "ce");
   double product = 1;
   for (const spec::Contention& c : machine.contention) {
     if (c.slowed == spec::Load::gemm_tensor && (c.by == spec::Load::ce_in || c.by == spec::Load::ce_out))
@@ -98,9 +98,9 @@ TEST(SimCharacterise, ContentionIsThatOfTheMachineFile) {
   EXPECT_DOUBLE_EQ(ce.product, product);
   EXPECT_EQ(ce.source, spec::Source::measured);
   machine.contention = {{spec::Load::gemm_tensor, spec::Load::sm_copy, {1.25, spec::Source::prior}}};
-  EXPECT_FALSE(sim::mutual_slowdown(machine, "ce").has_product);
-  EXPECT_DOUBLE_EQ(sim::mutual_slowdown(machine, "sm").product, 1.25);
-  EXPECT_EQ(sim::mutual_slowdown(machine, "sm").source, spec::Source::prior);
+  EXPECT_FALSE(study::mutual_slowdown(machine, "ce").has_product);
+  EXPECT_DOUBLE_EQ(study::mutual_slowdown(machine, "sm").product, 1.25);
+  EXPECT_EQ(study::mutual_slowdown(machine, "sm").source, spec::Source::prior);
 }
 
 TEST(SimCharacterise, PlotsBothLossesInBothDirections) {

@@ -127,7 +127,7 @@ TEST(SimGraphCommand, Co2RulesInOrder) {
   words.network.network = "rail";
   words.run.step_us = 1000;
   const base::Json list = printed_json([&] { return sim_graph_co2(words); });
-  ASSERT_EQ(list.as_array().size(), std::size(sim::kOuterRules));
+  ASSERT_EQ(list.as_array().size(), std::size(study::kOuterRules));
   EXPECT_LT(number(list, 0, "efficiency"), number(list, 1, "efficiency"));  // ddp, local_sgd
   EXPECT_LT(number(list, 1, "efficiency"), number(list, 4, "efficiency"));  // co2
   words.rule = "co2";

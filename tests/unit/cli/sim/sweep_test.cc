@@ -10,7 +10,7 @@
 #include "overlace/sim.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
-#include "src/sim/validate/properties.h"
+#include "src/study/validate/properties.h"
 
 namespace overlace::cli {
 namespace {
@@ -128,14 +128,14 @@ TEST(SimPlot, EscapesAndSaysWhereNothingIs) {
 
 TEST(SimCheck, EveryPropertyHoldsOnEveryShippedMachine) {
   for (const std::string& name : spec::shipped_machines()) {
-    const auto properties = sim::check_properties(spec::find_machine(name)).value();
+    const auto properties = study::check_properties(spec::find_machine(name)).value();
     EXPECT_EQ(properties.size(), 12U);
-    for (const sim::Property& p : properties) {
+    for (const study::Property& p : properties) {
       EXPECT_GT(p.cases, 0) << p.name;
       EXPECT_EQ(p.failures, 0) << p.name << ": " << p.first_failure;
     }
   }
-  EXPECT_EQ(sim::check_properties({}).status().code(), Errc::not_supported);
+  EXPECT_EQ(study::check_properties({}).status().code(), Errc::not_supported);
 }
 
 TEST(SimCheck, ExitCodeAndData) {

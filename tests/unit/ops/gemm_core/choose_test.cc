@@ -79,7 +79,7 @@ TEST(ChooseInstance, ModelsKnowTheTile) {
     for (int64_t n = 8; n <= 28672; n += 632) {
       std::vector<int64_t> off;
       for (int r = 0; r <= 4; ++r) off.push_back(m / 4 * r);
-      const FusedSpec* chosen = choose_gather(DType::bf16, BMajor::k, off, n, kSms);
+      const InstanceSpec* chosen = choose_gather(DType::bf16, BMajor::k, off, n, kSms);
       EXPECT_EQ(chosen->spec.tile_n * chosen->spec.cluster_n, spec::gather_tile_cols(off, n, kSms)) << m << " " << n;
       EXPECT_EQ(chosen->spec.tile_m * chosen->spec.cluster_m, spec::kFusedTileRows);
     }
@@ -93,13 +93,13 @@ TEST(ChooseInstance, LeavesHalvesOfKToTheBench) {
 }
 
 TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
-  const FusedSpec* narrow = find_scatter(DType::bf16, BMajor::k, 256, 128);
+  const InstanceSpec* narrow = find_scatter(DType::bf16, BMajor::k, 256, 128);
   ASSERT_NE(narrow, nullptr);
   EXPECT_EQ(narrow->name, "bf16_k_128x128_c21_s6");
   EXPECT_EQ(find_scatter(DType::bf16, BMajor::k, 256, 160), nullptr);
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     for (const BMajor major : {BMajor::k, BMajor::n}) {
-      const FusedSpec* one = find_scatter(dtype, major, 256, 128);
+      const InstanceSpec* one = find_scatter(dtype, major, 256, 128);
       ASSERT_NE(one, nullptr);
       EXPECT_EQ(one->name, base::format("{}_{}_128x128_c21_s6", dtype_name(dtype), major == BMajor::k ? "k" : "n"));
     }
@@ -111,7 +111,7 @@ TEST(ChooseInstance, SlotsTakeTheTileOfTheSchedule) {
 TEST(ChooseInstance, FewTokensTakeTheNarrowestTileThatHoldsThem) {
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     for (const int64_t m : {1, 8, 16, 17, 64}) {
-      const FusedSpec* one = choose_one_shot(dtype, BMajor::k, m);
+      const InstanceSpec* one = choose_one_shot(dtype, BMajor::k, m);
       ASSERT_NE(one, nullptr) << m;
       EXPECT_EQ(one->spec.dtype, dtype);
       EXPECT_TRUE(one->spec.is_swapped);
@@ -126,7 +126,7 @@ TEST(ChooseInstance, FewTokensTakeTheNarrowestTileThatHoldsThem) {
 TEST(ChooseInstance, FewGatheredTokensTakeTwoCtasATileWhereThatIsLess) {
   for (const DType dtype : {DType::bf16, DType::fp16}) {
     const auto split_of = [&](int64_t m, int64_t n) {
-      const FusedSpec* one = choose_gather_one_shot(dtype, BMajor::k, m, n, kSms);
+      const InstanceSpec* one = choose_gather_one_shot(dtype, BMajor::k, m, n, kSms);
       EXPECT_EQ(one->spec.dtype, dtype);
       EXPECT_EQ(one->spec.tile_n, m <= 16 ? 16 : 64);
       return one->spec.split_k;

@@ -3,14 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
+#include <algorithm>
 #include <set>
 #include <string>
 
 namespace overlace::ops::gemm_core {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Listed {
   const char* name;
@@ -21,42 +19,29 @@ constexpr Listed kConfigs[] = {
 #include "src/ops/gemm_core/configs.def"
 #undef CONFIG
 };
-/// Units of instances/, with the config of each: the GEMM, AllGather in front of it, ReduceScatter or AllReduce behind
-/// it.
-constexpr Listed kListed[] = {
-#define INSTANCE(name) {#name, kSpec_##name},
-#include "src/ops/gemm_core/instances.def"
-#undef INSTANCE
-#define INSTANCE(name) {"gather_" #name, kSpec_##name},
-#include "src/ops/gemm_core/gather_instances.def"
-#undef INSTANCE
-#define INSTANCE(name) {"scatter_" #name, kSpec_##name},
-#include "src/ops/gemm_core/scatter_instances.def"
-#undef INSTANCE
-#define INSTANCE(name) {"one_shot_" #name, kSpec_##name},
-#include "src/ops/gemm_core/one_shot_instances.def"
-#undef INSTANCE
-#define INSTANCE(name) {"gather_one_shot_" #name, kSpec_##name},
-#include "src/ops/gemm_core/gather_one_shot_instances.def"
-#undef INSTANCE
-};
 constexpr size_t kMostInstances = 50;  // of the compile budget: 40, and those of small tiles compile in half the time
 
-const fs::path kUnits = fs::path(OVERLACE_SOURCE_DIR) / "src/ops/gemm_core/instances";
-
-TEST(GemmCoreInstances, EachLineOfTheListHasItsUnitAndEachUnitItsLine) {
-  std::set<std::string> listed, units;
-  for (const Listed& i : kListed) EXPECT_TRUE(listed.insert(i.name).second) << i.name << " is listed twice";
-  for (const auto& entry : fs::directory_iterator(kUnits)) units.insert(entry.path().stem().string());
-  EXPECT_EQ(listed, units);
-  EXPECT_LE(listed.size(), kMostInstances);
+TEST(GemmCoreInstances, EachConfigHasARowAndNoRowIsThereTwice) {
+  std::set<std::pair<Kernel, std::string_view>> rows;
+  for (const InstanceSpec& i : kInstances)
+    EXPECT_TRUE(rows.emplace(i.kernel, i.name).second) << i.name << " is there twice";
+  EXPECT_LE(rows.size(), kMostInstances);
   for (const Listed& config : kConfigs) {
-    const std::string name = config.name;
-    const bool is_used = listed.contains(name) || listed.contains("gather_" + name) ||
-                         listed.contains("scatter_" + name) || listed.contains("one_shot_" + name) ||
-                         listed.contains("gather_one_shot_" + name);
-    EXPECT_TRUE(is_used) << name << " is there for nothing";
+    const auto is_it = [&](const InstanceSpec& one) { return one.name == config.name; };
+    EXPECT_TRUE(std::any_of(std::begin(kInstances), std::end(kInstances), is_it))
+        << config.name << " is there for nothing";
   }
+}
+
+TEST(GemmCoreInstances, RowsOfAKernelAreAllOfThem) {
+  size_t rows = 0;
+  for (const Kernel kernel :
+       {Kernel::plain, Kernel::gather, Kernel::scatter, Kernel::one_shot, Kernel::gather_one_shot}) {
+    EXPECT_FALSE(specs_of(kernel).empty());
+    for (const InstanceSpec& one : specs_of(kernel)) EXPECT_EQ(one.kernel, kernel) << one.name;
+    rows += specs_of(kernel).size();
+  }
+  EXPECT_EQ(rows, std::size(kInstances));
 }
 
 TEST(GemmCoreInstances, NamesSayWhatTheSpecIs) {
@@ -100,10 +85,8 @@ TEST(GemmCoreInstances, BoxesOfSourcesFillAStage) {
     EXPECT_EQ(static_cast<uint32_t>(i.spec.stage_boxes()) * box, i.spec.a_bytes() + i.spec.b_bytes()) << i.name;
     EXPECT_GE(i.spec.stages * i.spec.stage_boxes(), 8 * kConsumerGroups) << i.name << ": no room for 8 ranks";
   }
-  for (const Listed& i : kListed) {
-    const bool adds_sources = std::string(i.name).starts_with("scatter_");
-    EXPECT_FALSE(adds_sources && i.spec.split_k > 1) << i.name << ": they would meet the other half's sums";
-  }
+  for (const InstanceSpec& i : specs_of(Kernel::scatter))
+    EXPECT_EQ(i.spec.split_k, 1) << i.name << ": they would meet the other half's sums";
 }
 
 TEST(GemmCoreInstances, RefusesWhatTheKernelCannotDo) {

@@ -1,0 +1,20 @@
+# overlace_instances(<variable>): the units of the kernels, one for each row of src/ops/gemm_core/instances.def. They
+# are written into the build folder where their text is not there already.
+function(overlace_instances variable)
+  set(table ${PROJECT_SOURCE_DIR}/src/ops/gemm_core/instances.def)
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+  file(STRINGS ${table} rows REGEX "^INSTANCE")
+  foreach(row ${rows})
+    if(NOT row MATCHES "^INSTANCE\\(([a-z_]+), ([a-z0-9_]+)\\)$")
+      message(FATAL_ERROR "${table}: '${row}', wanted INSTANCE(kernel, config)")
+    endif()
+    set(kernel ${CMAKE_MATCH_1})
+    set(config ${CMAKE_MATCH_2})
+    string(TOUPPER ${kernel} macro)
+    set(unit ${PROJECT_BINARY_DIR}/instances/${kernel}_${config}.cu)
+    file(CONFIGURE OUTPUT ${unit}
+         CONTENT "#include \"src/ops/gemm_core/${kernel}_kernel.cuh\"\nOVERLACE_${macro}_UNIT(${config})\n")
+    list(APPEND units ${unit})
+  endforeach()
+  set(${variable} ${units} PARENT_SCOPE)
+endfunction()

@@ -1,3 +1,0 @@
-#include "src/ops/gemm_core/kernel.cuh"
-
-OVERLACE_GEMM_UNIT(bf16_k_256x128_c12_s4)

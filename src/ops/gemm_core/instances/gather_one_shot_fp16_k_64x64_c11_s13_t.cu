@@ -1,3 +1,0 @@
-#include "src/ops/gemm_core/gather_one_shot_kernel.cuh"
-
-OVERLACE_GATHER_ONE_SHOT_UNIT(fp16_k_64x64_c11_s13_t)

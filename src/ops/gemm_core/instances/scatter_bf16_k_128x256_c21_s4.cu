@@ -1,3 +1,0 @@
-#include "src/ops/gemm_core/scatter_kernel.cuh"
-
-OVERLACE_SCATTER_UNIT(bf16_k_128x256_c21_s4)
