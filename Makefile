@@ -1,10 +1,11 @@
 # The two commands of README.md, thin over CMakePresets.json.
 #   make run [ARGS="--ranks 4"] [PRESET=cpu]   build the command line, run the main job, write build/report.html
-#   make test                                  build everything, run all checks and tests (.ci/run is the same)
-.PHONY: help run test
+#   make test                                  build, run the checks and tests that tell whether it works here
+#   make check                                 all others: sanitizers, CUDA, install tree, benches, fuzzing, ...
+.PHONY: help run test check
 
 help:
-	@sed -n '2,3s/^# *//p' Makefile
+	@sed -n '2,4s/^# *//p' Makefile
 
 # ARGS may name other files.
 run: report = $(if $(findstring --report,$(ARGS)),,--report build/report.html)
@@ -16,4 +17,8 @@ run:
 
 test:
 	@tools/setup.sh packages test
-	@python3 tools/ci/main.py default
+	@python3 tools/ci/main.py quick
+
+check:
+	@tools/setup.sh packages test
+	@python3 tools/ci/main.py thorough

@@ -1,4 +1,4 @@
-"""Continuous integration without a GPU: `.ci/run [list | weekly | JOB...]`; prints times, skips, failures, a count."""
+"""Continuous integration without a GPU: `.ci/run [list | quick | thorough | weekly | JOB...]`; prints what failed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from runner import OUT, ROOT, make_room
 
 def chosen(arguments: list[str]) -> list[str]:
     names = list(jobs.JOBS)
-    if arguments in ([], ["default"]):
-        return [n for n in names if n not in jobs.WEEKLY_ONLY]
+    daily = [n for n in names if n not in jobs.WEEKLY_ONLY]
+    if not arguments:
+        return daily
+    if arguments in (["quick"], ["thorough"]):
+        return [n for n in daily if (n in jobs.QUICK) == (arguments == ["quick"])]
     if arguments == ["weekly"]:
         return names
     unknown = [a for a in arguments if a not in names]
     if unknown:
-        sys.exit(f"unknown job {', '.join(unknown)}; there are: {', '.join(names)}, weekly")
+        sys.exit(f"unknown job {', '.join(unknown)}; there are: {', '.join(names)}, quick, thorough, weekly")
     return arguments
 
 

@@ -201,6 +201,12 @@ class JobsTest(support.TreeTest):
         self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), weekly)
         self.assertEqual(main.chosen(["seeds"]), ["seeds"])
 
+    def test_make_test_and_make_check_are_the_default_together(self) -> None:
+        quick, thorough = main.chosen(["quick"]), main.chosen(["thorough"])
+        self.assertEqual(quick, list(jobs.QUICK))
+        self.assertFalse(set(quick) & set(thorough))
+        self.assertEqual(quick + thorough, main.chosen([]))
+
     def test_rank_tests_get_their_seeds(self) -> None:
         text = "import os, sys\nprint(sys.argv[1], os.environ['OVERLACE_TEST_SEEDS'])\nsys.exit(1)\n"
         self.write("p.py", text)
