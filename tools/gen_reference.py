@@ -3,6 +3,7 @@
 A part lies between `<!-- generated: NAME -->` and `<!-- end -->`:
     cli.md            the help of the program and of its own subcommands (--program; else the part is left alone)
     schedule-json.md  keys, forms and words, from src/spec/read_json.cc and src/spec/names.h
+    operators.md      arguments and families of the operators, as liboverlace.so beside the program states them
 
 usage: gen_reference.py [--root DIR] [--program build/overlace] [--check]
 """
@@ -10,6 +11,8 @@ usage: gen_reference.py [--root DIR] [--program build/overlace] [--check]
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -90,6 +93,30 @@ def schedule_part(root: Path) -> str:
     return "\n".join(lines)
 
 
+def operators_part(library: Path) -> str:
+    """Of each operator what ovl_operators_json says."""
+    text = ctypes.c_char_p()
+    if ctypes.CDLL(str(library)).ovl_operators_json(ctypes.byref(text)) != 0 or text.value is None:
+        raise ValueError(f"{library}: no operators")
+    parts = []
+    for op in json.loads(text.value):
+        lines = [f"## {op['name']}", "", op["summary"] + ".", "", "| argument | | shape | |", "|---|---|---|---|"]
+        for a in op["args"]:
+            kind = "optional" if a["role"] == "bias" else a["role"]
+            layout = "; stored either way round" if a["has_layout"] else ""
+            lines.append(f"| `{a['name']}` | {kind} | ({', '.join(a['shape'])}) | {a['doc']}{layout} |")
+        if op["returns_gathered"]:
+            lines.append("| `a` | optional | (M, K) | the gathered rows, copied out |")
+        families = [
+            f"`{f['name']}`" + (" q" if f["has_degree"] else "") for f in op["families"] if f["purpose"] == "plan"
+        ]
+        bounds = [f"`{f['name']}`" for f in op["families"] if f["purpose"] != "plan"]
+        lines += ["", f"Ranks need not agree on {op['local']}. Families (q: with a degree): {', '.join(families)}."]
+        lines += [f"Bounds, which give no result: {', '.join(bounds)}."]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 def with_parts(text: str, parts: dict[str, str]) -> str:
     for name, part in parts.items():
         begin, end = f"<!-- generated: {name} -->\n", "\n<!-- end -->"
@@ -110,6 +137,7 @@ def main(arguments: list[str]) -> int:
     pages = {"schedule-json.md": {"schedule": schedule_part(options.root)}}
     if options.program:
         pages["cli.md"] = {"help": cli_part(options.program)}
+        pages["operators.md"] = {"operators": operators_part(options.program.resolve().parent / "liboverlace.so")}
     problems = []
     for page, parts in pages.items():
         path = options.root / "docs" / "reference" / page

@@ -205,6 +205,9 @@ typedef struct ovl_op {
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
 } ovl_op;
 
+/* All operators with their arguments (name, role, shape), fields and families, as JSON: overlace/operator.h. The text
+ * lives until the library is unloaded. */
+int ovl_operators_json(const char** json);
 /* A family by name; degree: chunks per shard, from 1. */
 int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_schedule** schedule);
 /* What the runtime's planner takes for this problem (overlace::Context). It may take something else when a call finds

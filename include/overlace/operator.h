@@ -72,7 +72,8 @@ struct Arg {
   std::string_view call;  // of the call's argument: "a_shard"
   Role role = Role::input;
   std::string_view rows, columns = {};
-  bool has_layout = false;  // stored (columns, rows) where OpSpec::b_layout is nk
+  bool has_layout = false;    // stored (columns, rows) where OpSpec::b_layout is nk
+  std::string_view doc = {};  // what it is, for references
 };
 
 /// What a field of OpSpec::fields holds.
@@ -150,6 +151,9 @@ std::vector<const OperatorDef*> operators();
 const OperatorDef* find_operator(std::string_view name);
 /// Null if the operator has none of this name, which has no suffix.
 const FamilyDef* find_family(const OperatorDef& op, std::string_view name);
+/// Name, summary, arguments, fields and families of all of them, as JSON: what the interfaces of C and Python are
+/// compared with, and what their references are made of.
+std::string operators_json();
 /// Of a schedule that make_schedule made, which its suffix belongs to; null for others.
 const FamilyDef* family_of(const Schedule& schedule);
 

@@ -129,6 +129,7 @@ def ag_gemm(
     a: (..., K), this rank's part; float32, bfloat16, float16, and float64 on CPUs.
     bs: one (K, N) or several, of the dtype of a; rows or columns contiguous, so `weight.t()` is free. N may differ
         by rank. The gather hides behind the widest of them.
+    group: ProcessGroup, DeviceMesh of one dimension, or None for the default group; `overlace.init` made its team.
     biases: (N) for each of bs, or None.
     gather_dim: any dimension of a but the last. Another than 0 costs copies.
     return_a: give the gathered activation too.
@@ -180,9 +181,10 @@ def ag_wgrad(
 ) -> torch.Tensor | list[torch.Tensor]:
     """AllGather and the gradients of the weights behind it: `(concat over ranks of x)^T dy` for each of dys.
 
-    x: (..., K), this rank's part, as ag_gemm took it. dys: (..., N) each, the rows of all ranks, of the dtype of x.
-    gather_dim, row_offsets, plan: as in ag_gemm. The gather hides behind the widest of dys: its rows are summed as they
-        come, own rows first, or slab by slab of K; sums are float32 (float64 of float64), rounded once.
+    x: (..., K), this rank's part, as ag_gemm took it.
+    dys: (..., N) each, the rows of all ranks, of the dtype of x.
+    group, gather_dim, row_offsets, plan: as in ag_gemm. The gather hides behind the widest of dys: its rows are summed
+        as they come, own rows first, or slab by slab of K; sums are float32 (float64 of float64), rounded once.
 
     Gives (K, N), a list of them for a list. Raises as ag_gemm.
     """
@@ -212,11 +214,11 @@ def gemm_rs(
 
     a: (..., K), all rows; K may differ by rank. Dtypes as in ag_gemm.
     b: (K, N), of the dtype of a; rows or columns contiguous.
+    group, activation, row_offsets, plan: as in ag_gemm, of the sum.
     bias: (N) or None, the same on all ranks: added once, after the sum. Its gradient is whole on every rank.
     reduce_op: "sum" or "avg"; "avg" divides the sum by the ranks, not the bias.
     scatter_dim: any dimension of a but the last; its size must be a multiple of the ranks without row_offsets.
     out_dtype: that of a (default) or float32; partial sums travel in it, and are added in float32 in rank order.
-    activation: as in ag_gemm, of the sum. row_offsets, plan: as there.
 
     Gives (..., N) with this rank's part of scatter_dim. Raises as ag_gemm. Maths: arXiv 2406.06858, section 2.
     """
@@ -252,7 +254,10 @@ def gemm_ar(
 ) -> torch.Tensor:
     """GEMM and AllReduce: the sum over ranks of `a b`, the same bits on all of them. A row-parallel layer.
 
-    a: (..., K); K may differ by rank. b: (K, N). bias, reduce_op, plan: as in gemm_rs.
+    a: (..., K); K may differ by rank.
+    b: (K, N), of the dtype of a; rows or columns contiguous.
+    group, bias, reduce_op, plan: as in gemm_rs.
+
     Gives (..., N). The gradient of a is local: that of the result must be the same on all ranks, as it is where
     everything behind it is computed by all of them. Raises as ag_gemm.
     """

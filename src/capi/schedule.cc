@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <span>
 
 #include "overlace/ops/common.h"
@@ -114,6 +116,17 @@ base::Status ScheduleObject::follow_peers(Channel& channel, std::string_view loc
 }
 
 }  // namespace overlace::capi
+
+int ovl_operators_json(const char** json) {
+  return guarded([&]() -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_operators_json", "json"}, json));
+    static std::mutex mutex;
+    static std::set<std::string>* const texts = new std::set<std::string>;  // operators may be added between two calls
+    const std::lock_guard lock(mutex);
+    *json = texts->insert(spec::operators_json()).first->c_str();
+    return {};
+  });
+}
 
 int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_schedule** schedule) {
   return guarded([&]() -> base::Status {

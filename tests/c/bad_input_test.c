@@ -229,6 +229,7 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
   CHECK(ovl_schedule_make(&op, "fastest", 1, &made) == OVL_BAD_SCHEDULE && strstr(ovl_error_text(), "fastest") != NULL);
   CHECK(ovl_schedule_make(&op, "uniform_fused_1d", 0, &made) == OVL_BAD_SCHEDULE);
+  INVALID("ovl_operators_json: json is null", ovl_operators_json(NULL));
   INVALID("ovl_schedule_choose: runtime is null", ovl_schedule_choose(NULL, &op, &made));
   INVALID("ovl_schedule_choose: runtime is a world, wanted a runtime",
           ovl_schedule_choose((ovl_runtime*)f->world, &op, &made));

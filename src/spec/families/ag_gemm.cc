@@ -153,10 +153,24 @@ void gathered(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   kAdd(out, op);
 }
 
-constexpr Arg kArgs[] = {{"A", "a_shard", Role::input, "off[r+1]-off[r]", "K"},
-                         {"B", "b", Role::input, "K", "N", /*has_layout=*/true},
-                         {"C", "c", Role::output, "M", "N"},
-                         {"bias", "bias", Role::bias, "N"}};
+constexpr Arg kArgs[] = {{.name = "A",
+                          .call = "a_shard",
+                          .rows = "off[r+1]-off[r]",
+                          .columns = "K",
+                          .doc = "rows of this rank of the left factor"},
+                         {.name = "B",
+                          .call = "b",
+                          .rows = "K",
+                          .columns = "N",
+                          .has_layout = true,
+                          .doc = "right factor, columns of this rank"},
+                         {.name = "C",
+                          .call = "c",
+                          .role = Role::output,
+                          .rows = "M",
+                          .columns = "N",
+                          .doc = "product of all ranks' rows; of SwiGLU (M, N / 2)"},
+                         {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"}};
 
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {

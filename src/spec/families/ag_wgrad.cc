@@ -50,9 +50,23 @@ void column_slabs(Schedule* out, const OpSpec& op, const FamilyOptions& options)
   out->tasks.push_back(std::move(step));
 }
 
-constexpr Arg kArgs[] = {{"A", "a_shard", Role::input, "off[r+1]-off[r]", "K"},
-                         {"B", "b", Role::input, "M", "N", /*has_layout=*/true},
-                         {"C", "c", Role::output, "K", "N"}};
+constexpr Arg kArgs[] = {{.name = "A",
+                          .call = "a_shard",
+                          .rows = "off[r+1]-off[r]",
+                          .columns = "K",
+                          .doc = "rows of this rank, as ag_gemm took them"},
+                         {.name = "B",
+                          .call = "b",
+                          .rows = "M",
+                          .columns = "N",
+                          .has_layout = true,
+                          .doc = "gradient of ag_gemm's result, columns of this rank"},
+                         {.name = "C",
+                          .call = "c",
+                          .role = Role::output,
+                          .rows = "K",
+                          .columns = "N",
+                          .doc = "gradient of the right factor"}};
 
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {

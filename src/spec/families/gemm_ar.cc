@@ -137,10 +137,11 @@ void measured(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
 }
 void one_shot(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
 
-constexpr Arg kArgs[] = {{"A", "a", Role::input, "M", "K"},
-                         {"B", "b", Role::input, "K", "N", /*has_layout=*/true},
-                         {"Y", "out", Role::output, "M", "N"},
-                         {"bias", "bias", Role::bias, "N"}};
+constexpr Arg kArgs[] = {
+    {.name = "A", .call = "a", .rows = "M", .columns = "K", .doc = "left factor, K of this rank"},
+    {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor, K of this rank"},
+    {.name = "Y", .call = "out", .role = Role::output, .rows = "M", .columns = "N", .doc = "sum over all ranks"},
+    {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {

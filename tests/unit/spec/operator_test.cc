@@ -6,6 +6,7 @@
 #include <set>
 
 #include "overlace/error.h"
+#include "src/base/json.h"
 #include "src/spec/fusable.h"
 #include "src/spec/operators.h"
 
@@ -71,6 +72,25 @@ TEST(Operator, ThoseOfTheLibraryAreWhole) {
       EXPECT_NE(find_family(op->name, purpose), nullptr) << op->name;
     EXPECT_FALSE(op->summary.empty() || op->local_param.empty()) << op->name;
   }
+}
+
+TEST(Operator, AreDescribedAsJson) {
+  const base::Json all = base::Json::parse(operators_json()).value();
+  size_t at = 0;
+  for (const OperatorDef* def : operators()) {
+    const base::Json& op = all.as_array()[at++];
+    EXPECT_EQ(op.find("name")->as_string(), def->name);
+    EXPECT_EQ(op.find("local")->as_string(), def->local_param);
+    EXPECT_EQ(op.find("families")->as_array().size(), def->families.size()) << def->name;
+    ASSERT_EQ(op.find("args")->as_array().size(), def->args.size()) << def->name;
+    for (size_t i = 0; i < def->args.size(); ++i) {
+      const base::Json& arg = op.find("args")->as_array()[i];
+      EXPECT_EQ(arg.find("name")->as_string(), def->args[i].call);
+      EXPECT_EQ(arg.find("shape")->as_array().size(), def->args[i].columns.empty() ? 1u : 2u);
+      EXPECT_FALSE(arg.find("doc")->as_string().empty()) << def->name << " " << def->args[i].call;
+    }
+  }
+  EXPECT_EQ(at, all.as_array().size());
 }
 
 TEST(Operator, AnswersForSchedulesByNameAndSuffix) {

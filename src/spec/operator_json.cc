@@ -1,0 +1,67 @@
+#include <string>
+
+#include "overlace/operator.h"
+#include "src/base/json.h"
+
+namespace overlace::spec {
+namespace {
+
+using base::Json;
+
+constexpr const char* kRoles[] = {"input", "output", "bias"};
+constexpr const char* kPurposes[] = {"plan", "compute", "comm", "limit"};
+constexpr const char* kFieldTypes[] = {"integer", "real", "flag", "text"};
+
+Json args_json(const OperatorDef& op) {
+  Json out = Json::array();
+  for (const Arg& arg : op.args) {
+    Json shape = Json::array();
+    shape.push_back(arg.rows);
+    if (!arg.columns.empty()) shape.push_back(arg.columns);
+    out.push_back(Json::Object{{"name", arg.call},
+                               {"buffer", arg.name},
+                               {"role", kRoles[static_cast<size_t>(arg.role)]},
+                               {"shape", std::move(shape)},
+                               {"has_layout", arg.has_layout},
+                               {"doc", arg.doc}});
+  }
+  return out;
+}
+
+Json fields_json(const OperatorDef& op) {
+  Json out = Json::array();
+  for (const FieldDef& field : op.fields) {
+    out.push_back(
+        Json::Object{{"name", field.name}, {"type", kFieldTypes[static_cast<size_t>(field.type)]}, {"doc", field.doc}});
+  }
+  return out;
+}
+
+Json families_json(const OperatorDef& op) {
+  Json out = Json::array();
+  for (const FamilyDef& family : op.families) {
+    out.push_back(Json::Object{{"name", family.name},
+                               {"purpose", kPurposes[static_cast<size_t>(family.purpose)]},
+                               {"has_degree", family.has_degree}});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string operators_json() {
+  Json out = Json::array();
+  for (const OperatorDef* op : operators()) {
+    out.push_back(Json::Object{{"name", op->name},
+                               {"summary", op->summary},
+                               {"args", args_json(*op)},
+                               {"fields", fields_json(*op)},
+                               {"families", families_json(*op)},
+                               {"local", op->local_param},
+                               {"returns_gathered", op->flow.gathers},
+                               {"takes_activation", op->takes_activation}});
+  }
+  return out.dump();
+}
+
+}  // namespace overlace::spec

@@ -1,0 +1,164 @@
+"""The library states the interface of each operator once; what C, C++ and PyTorch say must agree with it."""
+
+from __future__ import annotations
+
+import ctypes as c
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = c.CDLL(os.environ["OVERLACE_LIB"])
+
+
+def _stated() -> dict[str, dict]:
+    text = c.c_char_p()
+    assert LIBRARY.ovl_operators_json(c.byref(text)) == 0
+    return {op["name"]: op for op in json.loads(text.value)}
+
+
+STATED = _stated()
+OPERATORS = sorted(STATED)
+
+# How PyTorch calls an argument: results are returned, and what may be several is a list.
+TORCH = {
+    "ag_gemm": {"a_shard": "a", "b": "bs", "bias": "biases", "c": None},
+    "ag_wgrad": {"a_shard": "x", "b": "dys", "c": None},
+    "gemm_rs": {"a": "a", "b": "b", "bias": "bias", "out": None},
+    "gemm_ar": {"a": "a", "b": "b", "bias": "bias", "out": None},
+}
+
+
+def names(op: str) -> list[str]:
+    return [argument["name"] for argument in STATED[op]["args"]]
+
+
+def tensors(op: str) -> set[str]:
+    """Of a call: what is stated, and the gathered rows where there are any."""
+    return set(names(op)) | ({"a"} if STATED[op]["returns_gathered"] else set())
+
+
+def others(op: str) -> set[str]:
+    """Members besides tensors."""
+    splits = any("off[" in side for argument in STATED[op]["args"] for side in argument["shape"])
+    return ({"row_offsets"} if splits else set()) | ({"activation"} if STATED[op]["takes_activation"] else set())
+
+
+def members(text: str, pattern: str) -> dict[str, list[str]]:
+    """By type, the members of the struct whose body the pattern finds."""
+    body = re.search(pattern, text, re.S)
+    assert body, pattern
+    plain = re.sub(r"/\*.*?\*/|//[^\n]*|\{\}", "", body[1], flags=re.S)
+    found: dict[str, list[str]] = {}
+    for kind, listed in re.findall(r"(?m)^\s*([\w:<>* ]+?)[ *]+(\w[\w, ]*)(?: = [\w:]+)?;", plain):
+        found.setdefault(kind.strip(), []).extend(name.strip() for name in listed.split(","))
+    return found
+
+
+def test_all_are_mirrored():
+    assert sorted(TORCH) == OPERATORS
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_c(op):
+    text = (ROOT / "include/overlace/capi.h").read_text()
+    found = members(text, rf"typedef struct ovl_{op}_args \{{(.*?)\}} ovl_{op}_args;")
+    assert set(found.pop("ovl_tensor")) == tensors(op)
+    assert found.pop("size_t") == ["struct_size"]
+    assert {name for listed in found.values() for name in listed} == others(op)
+    assert re.search(
+        rf"\nint ovl_{op}\(ovl_channel\* channel, const ovl_{op}_args\* args, ovl_schedule\* schedule\);", text
+    )
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_cpp(op):
+    struct = "".join(word.capitalize() for word in op.split("_")) + "Args"
+    text = (ROOT / f"include/overlace/ops/{op}.h").read_text()
+    found = members(text, rf"struct {struct} \{{(.*?)\n\}};")
+    # In the order of the statement, the gathered rows behind.
+    wanted = names(op) + (["a"] if STATED[op]["returns_gathered"] else [])
+    assert found.pop("TensorView") == wanted
+    assert {name for listed in found.values() for name in listed} == others(op)
+
+
+def _torch():
+    overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
+    if overlace._WHY_NO_TORCH:
+        pytest.skip(overlace._WHY_NO_TORCH)
+    import torch
+
+    return overlace, torch
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_torch_schema_and_function(op):
+    overlace, torch = _torch()
+    schema = getattr(torch.ops.overlace, op).default._schema
+    arguments = {argument.name: argument for argument in schema.arguments}
+    given = [TORCH[op][name] for name in names(op) if TORCH[op][name] is not None]
+    assert [name for name, a in arguments.items() if "Tensor" in str(a.type)] == given
+    options = set(arguments) - set(given)
+    assert "group" in options and "plan" in options
+    assert ("row_offsets" in options) == ("row_offsets" in others(op))
+    assert ("return_a" in options) == (STATED[op]["returns_gathered"] and op == "ag_gemm")
+
+    function = getattr(overlace.ops, op)
+    parameters = inspect.signature(function).parameters
+    missing = set(arguments) - set(parameters)
+    assert not missing, f"overlace.ops.{op} lacks {missing}"
+    for name, argument in arguments.items():
+        if argument.has_default_value() and name != "row_offsets" and parameters[name].default is not inspect._empty:
+            assert parameters[name].default == argument.default_value, name
+    for name in parameters:
+        line = rf"(?m)^ *(?:[\w, ]+, )?{name}(?:, [\w, ]+)?: "
+        assert re.search(line, function.__doc__), f"overlace.ops.{op}: no line of its text says what {name} is"
+
+
+def evaluated(expression: str, sizes: dict[str, int], offsets: list[int], rank: int) -> int:
+    return eval(expression, {"__builtins__": {}}, {**sizes, "off": offsets, "r": rank})
+
+
+def shapes_of_fakes(group, op, args, draws):
+    """What the fakes say of drawn problems, beside the statement."""
+    import random
+
+    overlace, torch = _torch()
+    random.seed(7)
+    rank, size = group.rank(), group.size()
+    ops, group_name = torch.ops.overlace, overlace.context_of(group).name
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        for _ in range(draws):
+            sizes = {"M": size * random.randint(1, 9), "N": random.randint(1, 40), "K": random.randint(1, 40)}
+            offsets = [sizes["M"] // size * i for i in range(size + 1)]
+            made = {
+                a["name"]: torch.empty([evaluated(side, sizes, offsets, rank) for side in a["shape"]])
+                for a in args
+                if a["role"] != "output"
+            }
+            wanted = [
+                [evaluated(side, sizes, offsets, rank) for side in a["shape"]] for a in args if a["role"] == "output"
+            ]
+            if op == "ag_gemm":
+                got = ops.ag_gemm(made["a_shard"], [made["b"]], [made["bias"]], 0, group_name)[1]
+            elif op == "ag_wgrad":
+                got = ops.ag_wgrad(made["a_shard"], [made["b"]], 0, group_name)
+            elif op == "gemm_rs":
+                got = [ops.gemm_rs(made["a"], made["b"], made["bias"], "sum", 0, group_name)]
+            else:
+                got = [ops.gemm_ar(made["a"], made["b"], made["bias"], "sum", group_name)]
+            assert [list(t.shape) for t in got] == wanted, (op, sizes)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_fakes(op):
+    _torch()
+    from torch_cpu.ranks import run_ranks
+
+    run_ranks(3, shapes_of_fakes, op, STATED[op]["args"], 50)
