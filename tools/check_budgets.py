@@ -21,10 +21,13 @@ from files import CPP, ROOT, finish, listed, read, without_comments
 from measure import Measured, measure, slowness
 
 FILE_LINES, HEADER_LINES, FUNCTION_LINES, README_LINES = 600, 400, 80, 80
+SMALL_LINES, SMALL_FOLDERS = 50, ("src/", "cli/", "bench/")
 TEMPLATE_PARAMETERS, SHARED_LINES = 8, 0.40
 UNIT_SECONDS, DEVICE_SECONDS, UNIT_MIB, TOLERANCE = 5.0, 4.0, 700, 1.2
 AGAIN = 10  # units compiled again at most
-WAIVERS = "tools/budget_waivers.txt"
+WAIVERS, SMALL_FILES = "tools/budget_waivers.txt", "tools/small_files.txt"
+# Contracts between host and device, and the tables of options.
+SMALL_ALLOWED = re.compile(r".*_pod\.h|cli/\w+/options\.cc|cli/options\.h")
 
 
 def waivers(root: Path) -> dict[str, str]:
@@ -124,6 +127,30 @@ def copy_problems(root: Path, paths: list[str], waived: dict[str, str]) -> list[
     return problems
 
 
+def small_units(root: Path, paths: list[str]) -> dict[str, int]:
+    """Path without its ending -> lines, of sources too short to stand alone. A header counts with its source."""
+    lines: dict[str, int] = {}
+    for path in paths:
+        if path.endswith(CPP) and path.startswith(SMALL_FOLDERS) and not SMALL_ALLOWED.fullmatch(path):
+            stem = path.rsplit(".", 1)[0]
+            lines[stem] = lines.get(stem, 0) + read(root, path).count("\n")
+    return {stem: count for stem, count in lines.items() if count < SMALL_LINES}
+
+
+def small_problems(root: Path, paths: list[str], waived: dict[str, str]) -> list[str]:
+    """New fragments, and lines of the list of old ones that have gone: it may only shrink."""
+    listed_lines = read(root, SMALL_FILES).splitlines() if (root / SMALL_FILES).exists() else []
+    known = {line for line in listed_lines if line and not line.startswith("#")}
+    small = small_units(root, paths)
+    problems = [
+        f"{stem}: {count} lines with its header; below {SMALL_LINES} it joins its neighbour"
+        for stem, count in sorted(small.items())
+        if stem not in known and f"small: {stem}" not in waived
+    ]
+    gone = sorted(known - set(small))
+    return problems + [f"{SMALL_FILES}: {stem} is no small file any more: its line goes" for stem in gone]
+
+
 def seconds_of(unit: str) -> float:
     """Budget of a source or its object."""
     return DEVICE_SECONDS if unit.removesuffix(".o").endswith(".cu") else UNIT_SECONDS
@@ -205,7 +232,7 @@ def check(root: Path) -> tuple[list[str], int]:
         if path.endswith((*CPP, ".py", ".sh", ".cmake", ".md", "CMakeLists.txt")):
             problems += size_problems(root, path, waived)
     sources = [p for p in paths if p.endswith(CPP) and p.startswith(("src/", "cli/", "include/", "bench/"))]
-    return problems + copy_problems(root, sources, waived), len(paths)
+    return problems + copy_problems(root, sources, waived) + small_problems(root, paths, waived), len(paths)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,7 +5,6 @@
 
 #include "src/base/format.h"
 #include "src/sim/engine/engine.h"
-#include "src/sim/engine/noise.h"
 #include "src/sim/schedule/simulation.h"
 
 namespace overlace::bench {

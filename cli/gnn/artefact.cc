@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "cli/gnn/gnn.h"
-#include "cli/gnn/output.h"
 #include "cli/progress.h"
 #include "src/base/file.h"
 #include "src/gnn/dataset/dataset.h"

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <limits>
 
-#include "cli/gnn/output.h"
 #include "cli/progress.h"
+#include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/gnn/dataset/import.h"
 #include "src/gnn/generate/generate.h"
@@ -162,5 +162,16 @@ int gnn_diskbench(const GnnDiskbenchWords& words) {
   text += line("a page alone", base::format("{:.1f} us", figures.start_us));
   return finish(storage_json(figures), text, words.json);
 }
+
+int finish(const base::Json& json, const std::string& text, const std::string& target) {
+  if (target.empty() || target != "-") std::fputs(text.c_str(), stdout);
+  if (target == "-") std::fputs((json.dump(2) + "\n").c_str(), stdout);
+  if (!target.empty() && target != "-") base::write_file(target, json.dump(2) + "\n").or_throw();
+  return 0;
+}
+
+std::string line(std::string_view key, std::string_view value) { return base::format("  {:<16} {}\n", key, value); }
+
+std::string gigabytes(int64_t bytes) { return base::format("{:.3f} GB", static_cast<double>(bytes) / 1e9); }
 
 }  // namespace overlace::cli

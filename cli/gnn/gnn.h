@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "src/base/json.h"
 
 namespace overlace::cli {
 
@@ -91,5 +94,10 @@ int gnn_artefact_info(const GnnInfoWords& words);
 
 /// "8GiB", "512MiB", "1000000": bytes; invalid_argument names `option`. 0 where it may be none.
 int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);
+
+/// Where a result goes: to stdout as text, or as data to a file or stdout ("-"). The exit code.
+int finish(const base::Json& json, const std::string& text, const std::string& target);
+std::string line(std::string_view key, std::string_view value);
+std::string gigabytes(int64_t bytes);
 
 }  // namespace overlace::cli

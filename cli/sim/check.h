@@ -1,7 +1,9 @@
-// `overlace sim check`: what every simulation must have.
+// `overlace sim check`: what every simulation must have; `overlace sim validate`: the models beside what others
+// published.
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace overlace::cli {
 
@@ -12,5 +14,13 @@ struct CheckWords {
 
 /// 1 where a property does not hold, or (with `validates`) a row that must pass misses.
 int sim_check(const CheckWords& words);
+
+struct ValidateWords {
+  std::vector<std::string> ids;
+  std::string golden = "tests/golden", json, page;
+};
+
+/// 1 where a row that must pass misses.
+int sim_validate(const ValidateWords& words);
 
 }  // namespace overlace::cli

@@ -10,7 +10,6 @@
 #include "cli/sim/sim.h"
 #include "cli/sim/sweep.h"
 #include "cli/sim/t3.h"
-#include "cli/sim/validate.h"
 #include "src/spec/operators.h"
 
 namespace overlace::cli {

@@ -13,7 +13,6 @@
 #include "cli/sim/sim.h"
 #include "cli/sim/sweep.h"
 #include "cli/sim/t3.h"
-#include "cli/sim/validate.h"
 #include "cli/trace/trace.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/sim/engine/noise.h"
+#include "src/sim/engine/engine.h"
 #include "src/sim/schedule/graph.h"
 #include "src/spec/names.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/sim/engine/noise.h"
+#include "src/sim/engine/engine.h"
 #include "src/spec/costs.h"
 
 namespace overlace::study {

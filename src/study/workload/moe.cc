@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "src/sim/engine/noise.h"
+#include "src/sim/engine/engine.h"
 #include "src/spec/costs.h"
 
 namespace overlace::study {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <string>
 
+#include "cli/sim/check.h"
 #include "cli/sim/graph.h"
 #include "cli/sim/t3.h"
-#include "cli/sim/validate.h"
 #include "cli/trace/trace.h"
 #include "overlace/error.h"
 #include "src/base/file.h"

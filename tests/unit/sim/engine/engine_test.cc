@@ -5,8 +5,6 @@
 #include <set>
 #include <tuple>
 
-#include "src/sim/engine/noise.h"
-
 namespace overlace::sim {
 namespace {
 

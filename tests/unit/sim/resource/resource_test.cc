@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "src/sim/engine/noise.h"
+#include "src/sim/engine/engine.h"
 #include "src/sim/resource/fluid.h"
 
 namespace overlace::sim {
