@@ -1,4 +1,5 @@
-// A folder of its own for each test, gone with it.
+// A folder of its own for each test, gone with it. Its name is not one of the library: tests of the command line that
+// run beside this one look in /dev/shm for what ranks leave there.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ namespace overlace::io {
 class Scratch {
  public:
   explicit Scratch(const std::string& root = std::filesystem::temp_directory_path().string()) {
-    std::string path = root + "/overlace_io_XXXXXX";
+    std::string path = root + "/io_scratch_XXXXXX";
     if (::mkdtemp(path.data()) != nullptr) path_ = path;
   }
   ~Scratch() {
