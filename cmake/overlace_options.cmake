@@ -29,6 +29,8 @@ if(CCACHE_PROGRAM)
   foreach(language C CXX CUDA)
     set(CMAKE_${language}_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   endforeach()
+  # Else what includes a precompiled header (tests/CMakeLists.txt) is compiled each time.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 find_program(MOLD_PROGRAM mold)
 if(MOLD_PROGRAM)

@@ -96,9 +96,16 @@ def job_cpu() -> Cases:
 
 
 def run_label(
-    preset: str, label: str, parallel: int, prefix: list[str], env: dict[str, str], only: tuple[str, ...] = ()
+    preset: str,
+    label: str,
+    parallel: int,
+    prefix: list[str],
+    env: dict[str, str],
+    only: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
 ) -> Cases:
-    found = [p for p in programs(preset) if label in p.labels and (not only or p.name in only)]
+    named = [p for p in programs(preset) if label in p.labels and (not only or p.name in only)]
+    found = [p for p in named if p.name not in without]
     yield from run_programs(found, OUT / preset, parallel, prefix, env)
 
 
@@ -123,6 +130,13 @@ def seeds_of(program: str, counts: SeedCounts) -> int:
 ENDS_AMID_THREADS = ("ranks_net", "ranks_fault")
 
 
+# Half of the time of all tests: ranks that die, stop or leave, launchers, traffic for a while.
+LONG = (
+    *("ranks_fault", "ranks_fault_open", "ranks_fault_operator", "ranks_nccl", "ranks_net", "ranks_traffic"),
+    *("cli_end", "cli_mpirun"),
+)
+
+
 def rank_tests(
     preset: str,
     counts: SeedCounts,
@@ -130,6 +144,7 @@ def rank_tests(
     env: dict[str, str],
     first: int | None = None,
     timeout_s: float = 0,
+    without: tuple[str, ...] = (),
 ) -> Cases:
     """As many at a time as there are cores: they wait for each other's ranks and for deadlines more than they compute.
     `first`: of the seeds; None: drawn, and printed with each failure."""
@@ -140,7 +155,7 @@ def rank_tests(
         own = {**own, "OVERLACE_TEST_SEEDS": seeds}
         return dataclasses.replace(program, timeout_s=max(program.timeout_s, timeout_s), env=own)
 
-    chosen = [prepared(p) for p in programs(preset) if "ranks" in p.labels]
+    chosen = [prepared(p) for p in programs(preset) if "ranks" in p.labels and p.name not in without]
     yield from run_programs(chosen, OUT / preset, jobs(), prefix)
 
 
@@ -150,25 +165,28 @@ def all_tests(
     prefix: list[str] | None = None,
     env: dict[str, str] | None = None,
     units: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
 ) -> Cases:
     """unit (all, or those named), ranks and cli, each kind side by side."""
     env = {"OVERLACE_BIN": str(ROOT / "build" / preset / "overlace"), **(env or {})}
     yield from run_label(preset, "unit", jobs(), prefix or [], env, units)
-    yield from rank_tests(preset, seeds, prefix or [], env)
+    yield from rank_tests(preset, seeds, prefix or [], env, without=without)
     # NOTE: the command line starts ranks as processes, which the thread sanitizer does not look into.
     if preset != "tsan":
-        yield from run_label(preset, "cli", jobs(), prefix or [], without_leak_check(env))
+        yield from run_label(preset, "cli", jobs(), prefix or [], without_leak_check(env), without=without)
 
 
 def job_test() -> Cases:
     """Unit and rank tests (threads, adversary with one seed, processes), and the command line as a user runs it."""
-    yield from all_tests("cpu", ONE_SEED)
+    yield from all_tests("cpu", ONE_SEED, without=LONG)
 
 
-def job_adversary() -> Cases:
-    """The rank tests with more of the adversary's seeds, and more random calls."""
+def job_long() -> Cases:
+    """Rank tests with more of the adversary's seeds, and the tests that take long: faults, launchers, traffic."""
     yield from build_cases("cpu", ["-DOVERLACE_TESTS=ON"])
-    yield from rank_tests("cpu", COMMIT_SEEDS, [], {})
+    env = {"OVERLACE_BIN": str(ROOT / "build/cpu/overlace")}
+    yield from rank_tests("cpu", COMMIT_SEEDS, [], env)
+    yield from run_label("cpu", "cli", jobs(), [], env, LONG)
 
 
 @functools.cache
@@ -258,6 +276,16 @@ def job_cubin() -> Cases:
     yield from device_units.check(ROOT / "build" / "cuda", lambda: build("cuda", *whole))
     yield tool("check_budgets", "--build", "build/cuda")
     yield tool("check_layers", "--objects", "build/cuda")
+
+
+def job_c_api() -> Cases:
+    """The C API by ctypes, without any package."""
+    configured = configure("cpu", "-DOVERLACE_TESTS=ON")
+    built = build("cpu", "overlace_shared") if configured.rc == 0 else configured
+    yield step("build cpu", built)
+    if built.rc == 0:
+        env = {"OVERLACE_LIB": str(ROOT / "build/cpu/liboverlace.so")}
+        yield from run_unittest("tests/python", env=env, pattern="test_c_api.py")
 
 
 def job_python() -> Cases:
@@ -394,9 +422,10 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "layers": job_layers,
     "cpu": job_cpu,
     "test": job_test,
-    "python": job_python,
+    "c-api": job_c_api,
     "examples": job_examples,
-    "adversary": job_adversary,
+    "python": job_python,
+    "long": job_long,
     "cpu-clang": job_cpu_clang,
     "asan": job_asan,
     "tsan": job_tsan,
@@ -415,6 +444,6 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "mutate": job_mutate,
 }
 # `make test`: what somebody waits for who wants to know whether a checkout works here. The others: `make check`.
-QUICK = ("format", "layers", "cpu", "test", "python", "examples")
+QUICK = ("format", "layers", "cpu", "test", "c-api", "examples")
 WEEKLY_ONLY = ("clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage", "mutate")
 __all__ = ["JOBS", "PASSED", "QUICK", "WEEKLY_ONLY"]

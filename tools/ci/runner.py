@@ -204,9 +204,11 @@ def run_programs(
         return [case for cases in lists for case in cases]
 
 
-def run_unittest(folder: str, timeout_s: float = 300, env: dict[str, str] | None = None) -> list[Case]:
+def run_unittest(
+    folder: str, timeout_s: float = 300, env: dict[str, str] | None = None, pattern: str = "*_test.py"
+) -> list[Case]:
     """Python's own test runner; its verbose output names each case."""
-    done = run(["python3", "-m", "unittest", "discover", "-v", "-s", folder, "-p", "*_test.py"], timeout_s, env)
+    done = run(["python3", "-m", "unittest", "discover", "-v", "-s", folder, "-p", pattern], timeout_s, env)
     cases = []
     for line in done.output.splitlines():
         match = re.match(r"^(\w+) \(([\w.]+)\).* \.\.\. (ok|FAIL|ERROR|skipped .*)$", line)

@@ -1,0 +1,3 @@
+#include "tests/support/headers.h"
+
+int main() { return 0; }
