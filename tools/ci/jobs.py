@@ -67,6 +67,7 @@ def job_layers() -> Cases:
     """Who may include whom, budgets, documentation; and the tests of these tools."""
     yield tool("check_layers")
     yield tool("check_budgets")
+    yield tool("check_spread")
     yield tool("check_docs")
     yield tool("gen_results", "--check")
     yield tool("gen_reference", "--check")

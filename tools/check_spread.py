@@ -1,0 +1,82 @@
+"""Names of operators and schedule families belong into their tables (docs/design/decisions/006).
+
+Elsewhere a string that is such a name is a place that the next operator will be forgotten in. tools/spread.txt holds
+how many there are by file; none may be added, and one that goes leaves the list too. Words that mean something else
+as well (library, serial, compute, comm, limit) do not count; nor do operators, tests, examples and documents.
+
+usage: check_spread.py [--root DIR] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from files import CPP, ROOT, finish, listed, read, without_comments
+
+TABLES = "src/spec/families/"
+LIST = "tools/spread.txt"
+COMMON = {"library", "serial", "compute", "comm", "limit"}
+ALLOWED = re.compile(r"src/ops/|src/spec/families/|python/overlace/ops\.py|(python/)?examples/|tests/|docs/")
+
+
+def names(root: Path) -> set[str]:
+    found: set[str] = set()
+    for path in listed(root):
+        if path.startswith(TABLES) and path.endswith(".cc"):
+            text = read(root, path)
+            found |= set(re.findall(r'\b(?:whole|cut|bound)\("(\w+)"', text))
+            found |= set(re.findall(r'OperatorDef \w+ = \{\s*\.name = "(\w+)"', text))
+    return found - COMMON
+
+
+def counted(root: Path) -> dict[str, int]:
+    """By file, the strings that are a name, or begin with one and a suffix of a schedule."""
+    known = sorted(names(root))
+    if not known:
+        return {}
+    pattern = re.compile(rf"""["'](?:{"|".join(known)})["']""")
+    found = {}
+    for path in listed(root):
+        if not path.endswith((*CPP, ".py")) or ALLOWED.match(path):
+            continue
+        text = read(root, path)
+        count = len(pattern.findall(without_comments(text) if path.endswith(CPP) else text))
+        if count:
+            found[path] = count
+    return found
+
+
+def problems(root: Path, found: dict[str, int]) -> list[str]:
+    listed_counts: dict[str, int] = {}
+    if (root / LIST).exists():
+        for line in read(root, LIST).splitlines():
+            count, _, path = line.partition(" ")
+            listed_counts[path] = int(count)
+    out = []
+    for path in sorted(found.keys() | listed_counts.keys()):
+        now, before = found.get(path, 0), listed_counts.get(path, 0)
+        if now > before:
+            out.append(f"{path}: {now} names of operators or families, {LIST} has {before}; ask the operator's table")
+        elif now < before:
+            out.append(f"{path}: {now} names of operators or families, {LIST} still has {before}: --write")
+    return out
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--write", action="store_true", help="write the counts of now")
+    options = parser.parse_args(arguments)
+    found = counted(options.root)
+    if options.write:
+        (options.root / LIST).write_text("".join(f"{count} {path}\n" for path, count in sorted(found.items())))
+    return finish("check_spread", problems(options.root, found), f"{sum(found.values())} strings in {len(found)} files")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
