@@ -32,6 +32,7 @@ FORBIDDEN = [
 NUMBER = re.compile(
     r"(?<![\w.`])\d[\d.,]*(?: ?(?:us|ms|ns|s|GB/s|TFLOP/s)\b|x\b(?! [A-Z])| ?%| times\b| cases\b| shapes\b)"
 )
+FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same)\b")
 CELL = re.compile(r"\|\s*[<>=~]*\s*\d[\d.,]*\s*(?=\|)")
 # Files that must spell these words.
 EXEMPT = ("tools/check_docs.py", "tests/unit/tools/", "LICENSE")
@@ -80,6 +81,15 @@ def word_problems(path: str, text: str) -> list[str]:
     return problems
 
 
+def comment_problems(path: str, text: str) -> list[str]:
+    """Comments of public headers are read alone: they begin with what the thing is or returns."""
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := FRAGMENT.search(line):
+            problems.append(f"{path}:{number}: a comment begins with '{match[1]}': say what it is or returns")
+    return problems
+
+
 def number_problems(path: str, text: str) -> list[str]:
     """Numbers outside of what tools/gen_results.py writes from records and compares with them, and outside of code."""
     plain = re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), blocks.outside(text))
@@ -99,6 +109,8 @@ def check(root: Path) -> tuple[list[str], int]:
     for path, text in texts.items():
         if not path.startswith(EXEMPT):
             problems += word_problems(path, text)
+        if path.startswith("include/overlace/"):
+            problems += comment_problems(path, text)
         if path.endswith(".md"):
             problems += link_problems(root, path, text) + name_problems(root, path, text, known)
     problems += number_problems("README.md", texts.get("README.md", ""))

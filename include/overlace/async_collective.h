@@ -86,8 +86,8 @@ struct Pace {
   double latency_s = 0;    // of each ticket
 };
 
-/// As `inner` over a link that takes its time: one ticket after the other, from when all ranks have come. Emulated:
-/// whatever is measured must say so. `inner` must outlive it.
+/// Returns `inner` over a link that takes its time: one ticket after the other, from when all ranks have come.
+/// Emulated: whatever is measured must say so. `inner` must outlive it.
 std::unique_ptr<AsyncCollective> paced_collective(AsyncCollective& inner, const Pace& pace);
 
 struct CollectiveFault {
@@ -97,7 +97,7 @@ struct CollectiveFault {
   size_t bit = 0;  // of the sum, that is flipped
 };
 
-/// As `inner`, but for what is told: a ticket that completes late, fails, never completes, or has a wrong bit. For
+/// Returns `inner`, but for what is told: a ticket that completes late, fails, never completes, or has a wrong bit. For
 /// tests. `inner` must outlive it.
 std::unique_ptr<AsyncCollective> faulty_collective(AsyncCollective& inner, std::vector<CollectiveFault> faults);
 

@@ -62,11 +62,11 @@ typedef struct ovl_co2_stats {
   int32_t last_rank, is_dropped;
 } ovl_co2_stats;
 
-/* Collective over the groups. Over transport `host` with ranks that the caller can gather for; `runtime` and its link
- * as in ovl_runtime_open_given, may be null. */
+/* Collective over the groups, which exchange over transport `host`, with ranks that the caller can gather for;
+ * `runtime` and its link as in ovl_runtime_open_given, may be null. */
 int ovl_co2_open_host(const ovl_co2_options* options, const ovl_co2_parameter* parameters, uint64_t num_parameters,
                       const ovl_given* given, const ovl_options* runtime, ovl_co2** co2);
-/* The same over the caller's own transport. */
+/* Collective over the groups, which exchange over the caller's own transport. */
 int ovl_co2_open_collective(const ovl_co2_options* options, const ovl_co2_parameter* parameters,
                             uint64_t num_parameters, const ovl_collective* collective, ovl_co2** co2);
 /* The handle ends in any case. Collective over transport `host`, unless something failed. */

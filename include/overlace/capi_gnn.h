@@ -17,7 +17,7 @@ enum ovl_gnn_split { OVL_GNN_TRAIN = 0, OVL_GNN_VALID, OVL_GNN_TEST };
 enum ovl_gnn_policy { OVL_GNN_NONE = 0, OVL_GNN_STATIC, OVL_GNN_LRU, OVL_GNN_BELADY };
 enum ovl_gnn_order { OVL_GNN_AUTO = 0, OVL_GNN_FIXED, OVL_GNN_SEGMENTS, OVL_GNN_SHUFFLE };
 
-/* Of a long step; what it returns other than 0 ends the step with OVL_ABORTED. May be null. */
+/* Called now and then during a long step; if it returns anything but 0 the step ends with OVL_ABORTED. May be null. */
 typedef int (*ovl_gnn_progress)(void* user, const char* what, double share);
 
 typedef struct ovl_gnn_generate {

@@ -39,9 +39,9 @@ struct Co2Options {
   int64_t total_steps = 0;                     // 0: not known
   int64_t check_every = 0;                     // rounds between comparisons of the anchors of all groups; 0: never
 
-  /// What training is stable with: the defaults.
+  /// Returns what training is stable with: the defaults.
   static Co2Options stable(int64_t tau);
-  /// As far as the paper's choice is public, for a number of GPUs.
+  /// Returns the paper's choice for a number of GPUs, as far as it is public.
   static Co2Options paper(int64_t tau, int gpus);
 };
 

@@ -18,7 +18,7 @@ struct ContextOptions {
   /// Name of a shipped machine, a file that ends in .json, or what is known of the link (bytes per second, direction
   /// and rank) and the GEMM: "50GB/s,2TFLOP/s". Empty: OVERLACE_MACHINE, else what is found.
   std::string machine = {};
-  /// The same of a machine that was measured: used where no file is found. Rank 0's counts, as with `machine`.
+  /// Rates that the caller measured; used if no file is found. Rank 0's count for all ranks, as with `machine`.
   std::optional<spec::MachineRates> rates = {};
 };
 
@@ -34,7 +34,7 @@ class Context {
   static Context open(Runtime& runtime, const ContextOptions& options = {});
 
   const spec::Machine& machine() const;
-  /// Where it comes from, in words: "h200x2, shipped for NVIDIA H200 x 2".
+  /// Says where the machine comes from: "h200x2, shipped for NVIDIA H200 x 2".
   const std::string& machine_origin() const;
   /// The schedule for the problem, which every rank finds alike: what OVERLACE_PLAN_CACHE kept when rank 0 opened this
   /// (of tier probe, else simulation), else the planner's of tier recurrence. `heap_bytes` limits what the schedule may

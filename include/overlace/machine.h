@@ -172,10 +172,11 @@ std::string to_json(const Machine& machine, int indent = -1);
 /// Throws InvalidArgument with `source`, the place of the value, what it is and what is allowed: unknown key, missing
 /// unit, value <= 0, a curve that falls where it must grow. Keys "x-..." are passed over.
 Machine machine_from_json(std::string_view text, std::string_view source = "machine");
-/// A shipped machine by its name ("h200x4"), or a file if the name ends in .json.
+/// Returns a shipped machine by its name ("h200x4"), or that of a file if the name ends in .json. Throws
+/// InvalidArgument with the names that there are, or what is wrong with the file.
 Machine find_machine(std::string_view name);
 std::vector<std::string> shipped_machines();
-/// Of the canonical JSON, without date and git: 32 hex digits.
+/// Returns a hash of the canonical JSON without date and git, as 32 hex digits.
 std::string digest(const Machine& machine);
 
 #pragma GCC visibility pop

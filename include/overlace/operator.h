@@ -127,13 +127,13 @@ struct OperatorDef {
   std::string_view local_param = {};  // the parameter that ranks need not agree on: "N"
   bool knows_hosts = false;           // families of purpose comm and limit, and kSerial, take the option "hosts"
   bool takes_activation = false;
-  /// What every family is on one rank, where nothing travels.
+  /// Adds the tasks of a schedule on one rank, where nothing travels; every family is that there.
   void (*make_alone)(Schedule* schedule, const OpSpec& op, Purpose purpose) = nullptr;
-  /// Behind make and make_alone, for all families; may be null.
+  /// Called behind make and make_alone, for all families; may be null.
   void (*complete)(Schedule* schedule, const OpSpec& op) = nullptr;
-  /// Why the problem is refused, besides what the tables say; empty: it is not. May be null.
+  /// Says why the problem is refused, besides what the tables say; an empty text accepts it. May be null.
   std::string (*refuse)(const OpSpec& op) = nullptr;
-  /// Of `rank`; reads parameters and the table "off" of the schedule only.
+  /// Says what the arguments of `rank` hold; reads parameters and the table "off" of the schedule only.
   Meaning (*meaning)(const Schedule& schedule, int rank, int ranks) = nullptr;
 };
 
@@ -145,16 +145,16 @@ inline constexpr std::string_view kLibrary = "library", kSerial = "serial";
 /// if the value lacks something: the first two families, an output, make_alone, meaning, or a family's make. Safe on
 /// any thread, but before the operator is used.
 void add_operator(const OperatorDef& op);
-/// Those of the library first.
+/// Returns all operators, those of the library first.
 std::vector<const OperatorDef*> operators();
-/// Null if there is none of this name.
+/// Returns null if there is no operator of this name.
 const OperatorDef* find_operator(std::string_view name);
-/// Null if the operator has none of this name, which has no suffix.
+/// Returns null if the operator has no family of this name, which has no suffix.
 const FamilyDef* find_family(const OperatorDef& op, std::string_view name);
 /// Name, summary, arguments, fields and families of all of them, as JSON: what the interfaces of C and Python are
 /// compared with, and what their references are made of.
 std::string operators_json();
-/// Of a schedule that make_schedule made, which its suffix belongs to; null for others.
+/// Returns the family of a schedule that make_schedule made, by its name with suffix; null for other schedules.
 const FamilyDef* family_of(const Schedule& schedule);
 
 #pragma GCC visibility pop

@@ -20,14 +20,14 @@ namespace overlace {
 /// Non-blocking, unordered, byte-granular: `bytes` from `src` to offset `dst_offset` of `peer`'s heap. The source must
 /// not change before flush().
 void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes);
-/// `rows` rows of `row_bytes`, pitches in bytes.
+/// Puts `rows` rows of `row_bytes` each; pitches are in bytes.
 void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
             size_t src_pitch, size_t row_bytes, size_t rows);
 /// put, then signal_add; the signal implies this put's payload only. Of several on their way to one slot the later may
 /// be counted first: where one slot counts puts, use put, fence, signal_add.
 void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
                 uint32_t delta = 1);
-// The same three to an offset of adopted memory.
+// Put, put_2d and put_signal to an offset of adopted memory.
 void put(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
          size_t bytes);
 void put_2d(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, size_t dst_pitch,
@@ -39,7 +39,7 @@ void* peer_ptr(const RegionPod& region, int peer, uint64_t offset);
 
 /// 8 aligned bytes, seen whole or not at all; orders nothing else.
 void put_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
-/// The same word as a release: covers what a signal_add at its place would cover.
+/// put_word with release order: it covers what a signal_add at its place would cover.
 void put_word_release(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
 
 /// Release. Direct stores made before by this thread are visible on `peer` after the wait_ge this add satisfies.

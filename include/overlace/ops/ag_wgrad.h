@@ -12,8 +12,9 @@ namespace overlace::ops {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Team of G ranks, rank r. The backward pass of ag_gemm where the gathered activation was not kept: b is the gradient
-/// of its result, c that of its weight (arXiv 2406.06858, section 2). The sum is over the M rows that travel.
+/// AllGather, then the GEMM of a weight's gradient, on a team of G ranks, of which this is r. The backward pass of
+/// ag_gemm where the gathered activation was not kept: b is the gradient of its result, c that of its weight (arXiv
+/// 2406.06858, section 2). The sum is over the M rows that travel.
 struct AgWgradArgs {
   TensorView a_shard{};                // (rows of r, K)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};                      // (M, N)           dtype of a_shard; N or M contiguous; N may differ by rank
@@ -22,9 +23,12 @@ struct AgWgradArgs {
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 
-/// As run(AgGemmArgs). Sums are fp32 (fp64 of fp64) and rounded once; families add row blocks in an order of their own,
-/// so that their bits differ, but not from run to run.
+/// Collective; queued on the channel's stream (CPU ranks: done on return). The same inputs, schedule and team size give
+/// the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
+/// Sums are fp32 (fp64 of fp64) and rounded once; families add row blocks in an order of their own, so that their bits
+/// differ, but not from run to run.
 void run(Channel& channel, const AgWgradArgs& args, const spec::Schedule& schedule);
+/// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const AgWgradArgs& args);
 
 #pragma GCC visibility pop

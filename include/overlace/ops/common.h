@@ -23,11 +23,13 @@ struct Support {
 /// checked by run() alone. Not answered here: whether heap and signal ids are free.
 Support supports(const Channel& channel, const spec::OpSpec& op, const spec::Schedule& schedule);
 
-/// Bytes of local memory that the first call with `schedule` allocates on `rank` and later ones use again. Throws
-/// PlanMismatch where the schedule was made for another problem than `op`, ScheduleError where it cannot be expanded.
+/// Returns the bytes of local memory that the first call with `schedule` allocates on `rank` and later ones use again.
+/// Throws PlanMismatch where the schedule was made for another problem than `op`, ScheduleError where it cannot be
+/// expanded.
 size_t workspace_bytes(const spec::OpSpec& op, const spec::Schedule& schedule, int rank);
-/// The same of the symmetric heap; equal on all ranks. RuntimeOptions::heap_bytes must have room for all schedules that
-/// take turns, or the least recently used are given up.
+/// Returns the bytes of the symmetric heap that the first call with `schedule` takes on each rank; equal on all ranks.
+/// RuntimeOptions::heap_bytes must have room for all schedules that take turns, or the least recently used are given
+/// up.
 size_t heap_bytes(const spec::OpSpec& op, const spec::Schedule& schedule);
 
 #pragma GCC visibility pop

@@ -13,9 +13,9 @@ namespace overlace::ops {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Team of G ranks, rank r. Row-parallel layer with sequence-parallel output (arXiv 2406.06858, section 2). Partials
-/// travel in the dtype of out; the sum is fp32 in rank order with one final rounding; bias is added once, after the
-/// sum.
+/// GEMM, then ReduceScatter, on a team of G ranks, of which this is r: a row-parallel layer with sequence-parallel
+/// output (arXiv 2406.06858, section 2). Partials travel in the dtype of out; the sum is fp32 in rank order with one
+/// final rounding; bias is added once, after the sum.
 struct GemmRsArgs {
   TensorView a{};                      // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};                      // (K_local, N)   dtype of a; K or N contiguous; K_local may differ by rank
@@ -24,8 +24,10 @@ struct GemmRsArgs {
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 
-/// As run(AgGemmArgs).
+/// Collective; queued on the channel's stream (CPU ranks: done on return). The same inputs, schedule and team size give
+/// the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
 void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule);
+/// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const GemmRsArgs& args);
 
 #pragma GCC visibility pop

@@ -38,6 +38,14 @@ class CheckDocsTest(support.TreeTest):
         self.write("docs/lost.md", "# Lost\n")
         self.assert_problem(self.problems("fine\n"), "docs/README.md: does not link docs/lost.md")
 
+    def test_comments_of_public_headers_can_be_read_alone(self) -> None:
+        good = "/// Returns the rows of a rank.\nint rows();  // as given\n/// Assembles it.\n"
+        self.write("include/overlace/a.h", good)
+        self.assertEqual(self.problems("fine\n"), [])
+        self.write("include/overlace/a.h", good + "/// The same of columns.\n  /* Of a rank. */\n/// As rows().\n")
+        found = [p.partition(" a comment")[0] for p in self.problems("fine\n")]
+        self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6)])
+
     def test_words(self) -> None:
         self.assert_problem(self.problems("TODO later\n"), "unfinished: TODO")
         self.assert_problem(self.problems("cd /home/me/overlace\n"), "somebody's own machine")
