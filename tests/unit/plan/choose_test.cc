@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -371,6 +374,33 @@ TEST(Choose, IsPureAndItsSchedulesAreValid) {
       }
     }
   }
+}
+
+/// Decisions hold for a bucket of M; what was decided for its upper end must be a candidate of each problem in it.
+TEST(Choose, WhatABucketDecidesFitsEachProblemInIt) {
+  std::mt19937_64 random(20261123);
+  const auto draw = [&](int64_t least, int64_t most) {
+    return std::uniform_int_distribution<int64_t>(least, most)(random);
+  };
+  const spec::Machine machine = spec::find_machine("h200x4");
+  Planner planner(machine);
+  std::set<std::string> families;
+  for (int i = 0; i < 4000; ++i) {
+    const char* const names[] = {"ag_gemm", "gemm_rs", "gemm_ar", "ag_wgrad"};
+    const int64_t unit = draw(0, 2) == 0 ? 1 : draw(0, 1) == 0 ? 8 : 64;
+    const int64_t m = draw(1, int64_t{1} << draw(4, 15));
+    spec::OpSpec op = op_of(names[draw(0, 3)], m, unit * draw(1, 20000 / unit), unit * draw(1, 20000 / unit),
+                            static_cast<int>(draw(2, 8)));
+    op.bias = op.op != "ag_wgrad" && draw(0, 1) == 0;
+    op.gathered = op.op == "ag_gemm" && draw(0, 3) == 0;
+    const auto plan = planner.plan(op);
+    families.insert(plan->candidate.family);
+    if (plan->candidate.family == "library") continue;
+    const std::vector<Candidate> own = candidates(op, machine);
+    EXPECT_NE(std::find(own.begin(), own.end(), plan->candidate), own.end())
+        << op.to_string() << ": " << to_string(plan->candidate) << ", " << plan->reason;
+  }
+  EXPECT_GE(families.size(), 5u);
 }
 
 }  // namespace
