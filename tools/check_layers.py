@@ -33,6 +33,7 @@ MAY = {
     "train": {"base", "spec", "runtime", "exec", "ops"},
     "gnn": {"base", "spec", "io", "runtime"},
     "context": {"base", "spec", "plan", "runtime"},
+    "offload": {"base", "io"},
     "study": {"base", "spec", "sim"},
 }
 # Static libraries beside the library: the command line, benches and tests alone see them.
