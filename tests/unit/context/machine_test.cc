@@ -13,8 +13,8 @@
 namespace overlace::context {
 namespace {
 
-constexpr Site kGpus = {.is_gpu = true, .device = "NVIDIA H200", .ranks = 2};
-constexpr Site kCpus = {.ranks = 2};
+const Site kGpus = {.is_gpu = true, .device = "NVIDIA H200", .ranks = 2};
+const Site kCpus = {.ranks = 2};
 
 Found found(const Site& site, const Wanted& wanted = {}) { return find_machine(site, wanted).value(); }
 
