@@ -98,7 +98,7 @@ class ChoicesTest(unittest.TestCase):
         self.assertLessEqual(percent(wrong), 8)
         self.assertEqual(slower, "0")
         self.assertGreaterEqual(share(rows["recurrence, held out"][0]), 0.83)  # 25 of 30; asked is 0.9 of all
-        self.assertEqual(rows["rule"][5], "0")
+        self.assertEqual(rows["auto"][5], "0")
 
 
 class CommandLineTest(FolderTest):
