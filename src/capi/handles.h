@@ -21,6 +21,7 @@
 #include "overlace/team.h"
 #include "overlace/timeline.h"
 #include "src/base/status.h"
+#include "src/exec/run.h"
 
 namespace overlace::capi {
 
@@ -86,8 +87,9 @@ struct ScheduleObject : Object {
   std::vector<std::unique_ptr<ScheduleTexts>> plans;  // the last one counts: those before need too much heap
   ScheduleTexts& plan() { return *plans.back(); }
   /// Collective, behind an impasse that all ranks know: takes another choice, the same on all of them, which
-  /// `needs_less` of the heap. False, on all ranks, where the caller of one chose, or nothing needs less.
-  base::Result<bool> give_way(Channel& channel, std::string_view local_param, bool needs_less);
+  /// needs less of the heap where that is `full`, and is the library where the GPU is `taken`. False, on all ranks,
+  /// where the caller of one chose, or there is no such choice.
+  base::Result<bool> give_way(Channel& channel, std::string_view local_param, exec::Impasse impasse);
   /// Takes the schedule of the peers, which are in the call already; not_supported where this rank's N or K cannot
   /// take it.
   base::Status follow_peers(Channel& channel, std::string_view local_param);

@@ -73,8 +73,9 @@ base::Status run_or_refuse(const Call& call, const base::Status& read, const Arg
       return status;
     }
     const bool is_full = impasse == exec::Impasse::heap_is_full;
-    if (!is_full && (impasse == exec::Impasse::none || has_met)) return status;
-    const base::Result<bool> gives_way = schedule.give_way(channel, local_param, is_full);
+    const bool is_free = is_full || impasse == exec::Impasse::gpu_is_taken;  // to be met more than once
+    if (!is_free && (impasse == exec::Impasse::none || has_met)) return status;
+    const base::Result<bool> gives_way = schedule.give_way(channel, local_param, impasse);
     if (!gives_way.ok() || !*gives_way) return status;
     has_met = true;
     call.entry.runtime().state().stats.smaller_plans += is_full ? 1 : 0;

@@ -59,7 +59,8 @@ void give_schedule(spec::Schedule schedule, ovl_schedule** out) {
 
 namespace overlace::capi {
 
-base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view local_param, bool needs_less) {
+base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view local_param, exec::Impasse impasse) {
+  const bool needs_less = impasse == exec::Impasse::heap_is_full, is_taken = impasse == exec::Impasse::gpu_is_taken;
   struct Vote {
     int64_t can = 0, value = 0;
   };
@@ -72,6 +73,13 @@ base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view l
     votes.push_back(vote);
   }
   if (std::any_of(votes.begin(), votes.end(), [](const Vote& vote) { return vote.can == 0; })) return false;
+  if (is_taken) {
+    if (plan().schedule.family == spec::kLibrary) return false;
+    plans.push_back(with_texts(spec::make_schedule(chosen->op, spec::kLibrary),
+                               base::format("{}; {} does not fit on a GPU beside others of its process: library",
+                                            plan().reason, plan().schedule.family)));
+    return true;
+  }
   // All ranks see the same votes: the widest one decides, if what it takes can be made for the others.
   const auto with = [&](int64_t value) {
     spec::OpSpec op = chosen->op;

@@ -244,6 +244,10 @@ base::Status Cache::meet(const base::Status& mine, const Shared& shared, std::st
   if (meeting->has_passed()) return follow(*meeting, mine, shared);
   ++number_;
   followed_.reset();
+  const std::vector<Errc>& codes = meeting->all.codes;
+  const auto refusals = std::count_if(codes.begin(), codes.end(), [](Errc code) { return code != Errc::ok; });
+  if (refusals != 0 && std::count(codes.begin(), codes.end(), Errc::co_residency) == refusals)
+    impasse_ = Impasse::gpu_is_taken;
   OVERLACE_TRY(meeting->all.status);
   Agreement keys = meeting->all;
   for (std::string& text : keys.texts) text.resize(std::min(text.find('\n'), text.size()));

@@ -106,7 +106,8 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
 /// again and agree on another schedule.
 /// peers_have_another: those that have made calls like this one before, with another N or K of this rank, are in it
 /// already with the schedule that is theirs; this rank follows with agreed_schedule, or aborts.
-enum class Impasse { none, schedules_differ, heap_is_full, peers_have_another };
+/// gpu_is_taken: a kernel that needs all its CTAs at once does not fit beside those of other runtimes of a process.
+enum class Impasse { none, schedules_differ, heap_is_full, gpu_is_taken, peers_have_another };
 Impasse impasse(Channel& channel);
 /// Whether the caller's next calls follow where peers have another schedule. Where not, which is so unless this says
 /// otherwise, such a call aborts the runtime: the peers are in the call and would wait for this rank.

@@ -17,6 +17,7 @@
 #include "src/runtime/backend/cuda_peer/co_residency.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/call_order.h"
+#include "src/runtime/residency.h"
 #include "src/runtime/state.h"
 #include "src/spec/operators.h"
 
@@ -32,6 +33,7 @@ struct Counts {
   uint32_t* error = nullptr;
   uint32_t* calls = nullptr;  // one_shot
   ItemLists lists;            // others
+  runtime::Residency::Lease lease;
 };
 
 /// 1 where there is none: check_family finds what else is missing.
@@ -57,6 +59,40 @@ const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedu
 /// Words of the inbox tell by themselves that they have come.
 bool has_telling_words(const spec::Schedule& schedule) { return is_one_shot(schedule) && !is_gather(schedule); }
 
+/// SMs that calls of this channel may fill.
+int sms_of(const exec::KernelContext& context) {
+  return runtime::sms_of(context.channel.options().sm_budget,
+                         context.channel.team().state().runtime->backend->sm_room());
+}
+
+/// Of the channel's GPU.
+struct Gpu {
+  int sms = 0;
+  runtime::Residency* residency = nullptr;
+};
+base::Result<Gpu> gpu_of(const exec::KernelContext& context) {
+  const int device = context.channel.team().runtime().device();
+  Gpu gpu;
+  OVERLACE_TRY(
+      cuda_status(cudaDeviceGetAttribute(&gpu.sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute"));
+  gpu.residency = &runtime::Residency::of_device(device, gpu.sms);
+  return gpu;
+}
+
+runtime::Residency::Tenant tenant_of(const exec::KernelContext& context) {
+  const RuntimeState* const runtime = context.channel.team().state().runtime;
+  return {reinterpret_cast<uintptr_t>(runtime), context.channel.pod().channel_id, runtime->backend->sm_room()};
+}
+
+/// Whether CTAs of the next call may be set up while this one runs. Not where ranks or other channels, of whatever
+/// runtime, share the GPU: they would take the SMs of a peer that this call waits for.
+base::Result<bool> starts_early(const exec::KernelContext& context) {
+  const auto gpu = gpu_of(context);
+  if (!gpu.ok()) return gpu.status();
+  const auto tenant = tenant_of(context);
+  return tenant.room == gpu->sms && gpu->residency->is_alone(tenant);
+}
+
 /// All words of the inbox say that they have not come: before any rank's first call.
 base::Status clear_inbox(const exec::KernelContext& context) {
   const TeamPod& team = context.channel.pod().team;
@@ -69,6 +105,12 @@ base::Status clear_inbox(const exec::KernelContext& context) {
 base::Status make_counts(const exec::KernelContext& context, const Instance& instance, int clusters) {
   if (*context.state != nullptr) return {};
   auto counts = std::make_shared<Counts>();
+  const auto gpu = gpu_of(context);
+  if (!gpu.ok()) return gpu.status();
+  const int needed = is_one_shot(context.schedule) ? std::min(clusters * instance.spec.cluster(), sms_of(context)) : 0;
+  auto lease = gpu->residency->take(tenant_of(context), std::string(instance.name), needed);
+  if (!lease.ok()) return lease.status();
+  counts->lease = std::move(*lease);
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
   const size_t cells = inbox_cells(ranks) * sizeof(uint64_t),
                bytes = (cells + 31) / 32 * 32 + (kCounts + 1) * kCounterPitch;
@@ -92,22 +134,6 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
   counts->calls = reinterpret_cast<uint32_t*>(end);
   *context.state = std::move(counts);
   return {};
-}
-
-/// SMs that calls of this channel may fill.
-int sms_of(const exec::KernelContext& context) {
-  return runtime::sms_of(context.channel.options().sm_budget,
-                         context.channel.team().state().runtime->backend->sm_room());
-}
-
-/// Whether CTAs of the next call may be set up while this one runs. Not where ranks share the GPU: they would take the
-/// SMs of a peer that this call waits for.
-base::Result<bool> starts_early(const exec::KernelContext& context) {
-  const Team& team = context.channel.team();
-  int sms = 0;
-  OVERLACE_TRY(cuda_status(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, team.runtime().device()),
-                           "cudaDeviceGetAttribute"));
-  return team.state().runtime->backend->sm_room() == sms;
 }
 
 base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
