@@ -97,7 +97,7 @@ TEST(GpuTraffic, StaysExactAndBounded) {
             try {
               traffic.step();
             } catch (const Error& error) {
-              ADD_FAILURE() << "step " << step;
+              ADD_FAILURE() << "step " << step << " behind\n" << traffic.history();
               throw;
             }
           }

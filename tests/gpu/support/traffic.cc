@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kKnown = 10, kGraphs = 4;  // of a channel
 constexpr int64_t kMostAddends = int64_t{4} << 20;
 constexpr uint64_t kCopyBytes = uint64_t{64} << 20;
+constexpr size_t kHistory = 16;  // steps
 
 cudaStream_t make_stream() {
   cudaStream_t stream = nullptr;
@@ -94,6 +95,21 @@ void GpuTraffic::step() {
   if (has_beside && !beside_first) beside();
 }
 
+void GpuTraffic::note(std::string what) {
+  if (history_.size() == kHistory) history_.pop_front();
+  history_.push_back(std::move(what));
+}
+
+void GpuTraffic::note(const Road& on, std::string_view what, const ExactSite& site) {
+  note(base::format("channel {}: {} {}", &on - roads_.data(), what, site.problem().text()));
+}
+
+std::string GpuTraffic::history() const {
+  std::string text;
+  for (const std::string& line : history_) text += "  " + line + "\n";
+  return text;
+}
+
 /// A sum of the second communicator, of all ranks, and a copy of this rank alone.
 void GpuTraffic::beside() {
   if (NetEngine* net = second_.net(); net != nullptr) {
@@ -102,6 +118,7 @@ void GpuTraffic::beside() {
     launch_addends(sums_, addends_, count, gpu_.rank, round);
     net->all_reduce(addends_, addends_, static_cast<size_t>(count), DType::fp32, StreamRef::cuda(sums_));
     launch_look_at_sum(sums_, addends_, count, gpu_.size, round, wrong_);
+    note("beside: a sum");
     ++counts_["beside: sums"];
   }
   if (own_dice_.one_in(2)) {
@@ -109,6 +126,7 @@ void GpuTraffic::beside() {
     launch_fill(copies_, from_, kCopyBytes, seed);
     launch_heavy_copy(copies_, to_, from_, kCopyBytes);
     launch_compare(copies_, to_, kCopyBytes, seed, wrong_ + 1);
+    note("beside: a copy");
     ++counts_["beside: copies"];
   }
 }
@@ -154,7 +172,8 @@ void GpuTraffic::retire(std::shared_ptr<ExactSite>& site) {
   site.reset();
 }
 
-/// What a first call loads and allocates waits for kernels of a rank that shares the GPU: all take it together.
+/// What a first call loads and allocates, and a graph when it is instantiated, waits for kernels of a rank that shares
+/// the GPU: all take it together.
 void GpuTraffic::settle_if_shared() {
   if (!shares_gpu_) return;
   for (Road& each : roads_) EXPECT_CUDA(cudaStreamSynchronize(each.stream));
@@ -163,8 +182,9 @@ void GpuTraffic::settle_if_shared() {
 
 void GpuTraffic::call_new() {
   Road& on = road();
-  std::shared_ptr<ExactSite> site = make(on);
   settle_if_shared();
+  std::shared_ptr<ExactSite> site = make(on);
+  note(on, "new", *site);
   site->call();
   settle_if_shared();
   if (on.known.size() < kKnown) {
@@ -180,6 +200,7 @@ void GpuTraffic::call_known() {
   if (on.known.empty()) return call_new();
   ExactSite& site = *on.known[index(on.known.size())];
   const int64_t times = dice_.one_in(4) ? 4 : 1;
+  note(on, base::format("{} x known", times), site);
   for (int64_t i = 0; i < times; ++i) site.call();
   counts_["known"] += times;
 }
@@ -191,7 +212,9 @@ void GpuTraffic::capture() {
   if (on.graphs.size() == kGraphs) return destroy_graph();
   Graph graph;
   for (int64_t i = dice_.number(1, 3); i > 0; --i) graph.sites.push_back(on.known[index(on.known.size())]);
+  for (const auto& site : graph.sites) note(on, "to be captured", *site);
   for (const auto& site : graph.sites) site->call();
+  settle_if_shared();
   bool is_captured = true;
   try {
     graph.replay = std::make_unique<Replay>(on.stream, [&] {
@@ -213,6 +236,7 @@ void GpuTraffic::replay() {
   if (on.graphs.empty()) return capture();
   Graph& graph = on.graphs[index(on.graphs.size())];
   const int64_t times = dice_.number(1, 4);
+  for (const auto& site : graph.sites) note(on, base::format("{} replays of", times), *site);
   for (int64_t i = 0; i < times; ++i) graph.replay->launch();
   counts_["graph: replayed"] += times;
 }
@@ -221,6 +245,7 @@ void GpuTraffic::destroy_graph() {
   Road& on = road();
   if (on.graphs.empty()) return capture();
   const auto gone = on.graphs.begin() + static_cast<int64_t>(index(on.graphs.size()));
+  note("a graph is destroyed");
   EXPECT_CUDA(cudaStreamSynchronize(on.stream));
   gpu_.team.barrier();  // what waits for a GPU must not meet the next call of a rank that shares it
   Graph old = std::move(*gone);
@@ -234,8 +259,9 @@ void GpuTraffic::destroy_graph() {
 /// One rank gives a wrong operand to a shape that is new: all ranks refuse it.
 void GpuTraffic::refuse() {
   Road& on = road();
-  std::shared_ptr<ExactSite> site = make(on);
   settle_if_shared();
+  std::shared_ptr<ExactSite> site = make(on);
+  note(on, "refused", *site);
   const auto bad = static_cast<int>(index(static_cast<size_t>(gpu_.size)));
   bool is_refused = false;
   try {

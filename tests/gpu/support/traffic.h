@@ -5,9 +5,11 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/gpu/support/exact.h"
@@ -31,6 +33,8 @@ class GpuTraffic {
   /// Waits for all streams; all results were exact, nothing is left over. In words what is wrong, or "".
   std::string settle();
   const std::map<std::string, int64_t>& counts() const { return counts_; }
+  /// The last steps, oldest first, one per line: what stood on the streams when a step failed.
+  std::string history() const;
 
  private:
   struct Graph {
@@ -53,6 +57,8 @@ class GpuTraffic {
   void refuse();
   void beside();
   void settle_if_shared();
+  void note(std::string what);
+  void note(const Road& on, std::string_view what, const ExactSite& site);
 
   Road& road() { return roads_[index(roads_.size())]; }
   size_t index(size_t size) { return static_cast<size_t>(dice_.number(0, static_cast<int64_t>(size) - 1)); }
@@ -76,6 +82,7 @@ class GpuTraffic {
   uint64_t wrong_in_calls_ = 0;
   std::string first_wrong_;
   std::map<std::string, int64_t> counts_;
+  std::deque<std::string> history_;
 };
 
 }  // namespace overlace::test
