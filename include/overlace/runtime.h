@@ -57,7 +57,7 @@ struct RuntimeOptions {
   int device = -1;              // CUDA ordinal; -1: the local rank
   size_t heap_bytes = 0;        // of the symmetric heap at open; 0: 1 GiB on cuda_peer, 64 MiB on cpu
   size_t max_heap_bytes = 0;    // to which it may grow; 0: 16 times heap_bytes if that is 0, else heap_bytes
-  uint32_t num_signal_ids = 0;  // 0: 16384 on cuda_peer, 4096 on cpu; a sub-team gets a sixteenth of them
+  uint32_t num_signal_ids = 0;  // 0: 65536 on cuda_peer, 4096 on cpu; a sub-team gets a sixteenth of them
   int64_t timeout_ms = 0;       // 0: OVERLACE_TIMEOUT_S, 300 s by default
   WaitPolicy wait = WaitPolicy::automatic;
   AdversaryOptions adversary{};

@@ -28,18 +28,11 @@ std::string param_text(const spec::Params& params, std::string_view name) {
   return std::to_string(std::get<int64_t>(it->second));
 }
 
-/// Of the schedule less the parameter that is each rank's own.
-std::string common_json(const spec::Schedule& schedule, std::string_view local_param) {
-  const auto own = schedule.params.find(local_param);
-  if (local_param.empty() || own == schedule.params.end()) return schedule.to_json();
-  spec::Schedule common = schedule;
-  common.params.insert_or_assign(std::string(local_param), int64_t{0});
-  return common.to_json();
-}
-
 std::string key_of(const spec::Schedule& schedule, std::string_view agreement, const std::string& digest) {
   return base::format("{}; {} q {}, digest {}", agreement, schedule.family, param_text(schedule.params, "q"), digest);
 }
+
+size_t hash_of(std::string_view agreement) { return std::hash<std::string_view>()(agreement); }
 
 std::string name_of(const Program& program) { return program.schedule.op + "." + program.schedule.family; }
 
@@ -94,7 +87,7 @@ Room read_room(const std::string& text) {
 }  // namespace
 
 std::string agreement_key(const spec::Schedule& schedule, std::string_view agreement, std::string_view local_param) {
-  return key_of(schedule, agreement, spec::hash128(common_json(schedule, local_param)));
+  return key_of(schedule, agreement, spec::fingerprint(schedule, local_param));
 }
 
 base::Result<Cache*> Cache::of(Channel& channel) {
@@ -136,7 +129,7 @@ base::Status Cache::open() {
 }
 
 Cache::Programs::iterator Cache::find(const spec::Schedule& schedule, std::string_view agreement) {
-  const auto [first, last] = by_key_.equal_range(std::hash<std::string_view>()(agreement));
+  const auto [first, last] = by_key_.equal_range(hash_of(agreement));
   for (auto at = first; at != last; ++at) {
     const Program& program = **at->second;
     if (program.agreement == agreement && program.schedule == schedule) return at->second;
@@ -160,7 +153,7 @@ base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, st
 
 base::Status Cache::refuse(const spec::Schedule& schedule, std::string_view local_param, const base::Status& why) {
   begin_call();
-  const std::string digest = spec::hash128(common_json(schedule, local_param));
+  const std::string digest = spec::fingerprint(schedule, local_param);
   const bool is_known = std::any_of(shared_.begin(), shared_.end(), [&](const auto& s) { return s->digest == digest; });
   if (is_known || !executor_->can_prepare().ok()) return why;
   CallMeeting meeting;
@@ -178,12 +171,10 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
   if (const base::Status can = executor_->can_prepare(); !can.ok())
     return base::error(can.code(), "{}: {}", agreement, can.message());
   Team& team = channel_.team();
-  std::string json = common_json(schedule, local_param);
-  const std::string digest = spec::hash128(json);
+  const std::string digest = spec::fingerprint(schedule, local_param);
   const std::string key = key_of(schedule, agreement, digest);
-  const auto known =
-      std::find_if(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& s) { return s->key == key; });
-  const bool is_known = known != shared_.end();
+  const std::shared_ptr<Shared> known = find_shared(agreement, key);
+  const bool is_known = known != nullptr;
   base::Result<std::unique_ptr<Program>> expanded = expand_program(schedule, agreement, team.rank(), team.size());
   if (!expanded.ok()) {
     CallMeeting meeting;
@@ -192,17 +183,17 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
   Program& program = **expanded;
   program.shared = std::make_shared<Shared>(shared_layout(program));
   if (is_known) {
-    if (program.shared->offsets != (*known)->offsets || program.shared->words != (*known)->words) {
+    if (program.shared->offsets != known->offsets || program.shared->words != known->words) {
       return base::error(Errc::bad_schedule, "schedule {}: parameter {} changes what the ranks share", schedule.family,
                          local_param);
     }
-    program.shared = *known;
+    program.shared = known;
   } else {
     program.shared->digest = digest;
     program.shared->agreement = agreement;
     program.shared->key = key;
     program.shared->key_hash = runtime::hash_text(key);
-    program.shared->json = std::move(json);
+    program.shared->schedule = schedule;
   }
   if (!is_known || (has_other_plan(*program.shared) && program.shared != followed_)) {
     OVERLACE_TRY(prepare_with_peers(program, is_known, bindings, bodies));
@@ -216,6 +207,7 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
   if (!is_known) {
     if (shared_.size() >= kMaxShared) OVERLACE_TRY(make_room(nullptr, {}));
     shared_.push_back(program.shared);
+    by_agreement_.emplace(hash_of(agreement), program.shared);
   }
   keep(std::move(expanded).value());
   ++team.runtime().state().stats.preparations;
@@ -225,9 +217,17 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
 /// Whether the ranks run calls like this one, which differ in N or K at most, by another schedule, too. Then a rank for
 /// which N or K is new does not know which one its peers take.
 bool Cache::has_other_plan(const Shared& shared) const {
-  return std::any_of(shared_.begin(), shared_.end(), [&](const std::shared_ptr<Shared>& other) {
-    return other->agreement == shared.agreement && other->key != shared.key;
+  const auto [first, last] = by_agreement_.equal_range(hash_of(shared.agreement));
+  return std::any_of(first, last, [&](const auto& entry) {
+    return entry.second->agreement == shared.agreement && entry.second->key != shared.key;
   });
+}
+
+/// Null if the ranks do not know the agreement.
+std::shared_ptr<Shared> Cache::find_shared(std::string_view agreement, std::string_view key) const {
+  const auto [first, last] = by_agreement_.equal_range(hash_of(agreement));
+  const auto found = std::find_if(first, last, [&](const auto& entry) { return entry.second->key == key; });
+  return found == last ? nullptr : found->second;
 }
 
 /// A call for which this rank needs nobody. Ranks for which it is new learn what they meet in it.
@@ -380,12 +380,12 @@ base::Status Cache::allocate_workspace(Program& program) {
 
 void Cache::keep(std::unique_ptr<Program> program) {
   programs_.push_front(std::move(program));
-  by_key_.emplace(std::hash<std::string_view>()(programs_.front()->agreement), programs_.begin());
+  by_key_.emplace(hash_of(programs_.front()->agreement), programs_.begin());
 }
 
 void Cache::forget(Programs::iterator program) {
   give_up_workspace(**program);
-  const auto [first, last] = by_key_.equal_range(std::hash<std::string_view>()((*program)->agreement));
+  const auto [first, last] = by_key_.equal_range(hash_of((*program)->agreement));
   by_key_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == program; }));
   programs_.erase(program);
 }
@@ -485,6 +485,8 @@ base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
 void Cache::drop_shared(size_t index) {
   const std::shared_ptr<Shared> victim = shared_[index];
   shared_.erase(shared_.begin() + static_cast<std::ptrdiff_t>(index));
+  const auto [first, last] = by_agreement_.equal_range(hash_of(victim->agreement));
+  by_agreement_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == victim; }));
   for (auto at = programs_.begin(); at != programs_.end();) {
     const auto program = at++;
     if ((*program)->shared == victim) forget(program);

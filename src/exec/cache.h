@@ -56,8 +56,8 @@ class Cache {
   /// Why the last call ended on all ranks of the team, if it did for one of these reasons.
   Impasse impasse() const { return impasse_; }
   void begin_call() { impasse_ = Impasse::none; }
-  /// Behind Impasse::peers_have_another: as JSON, without what may differ.
-  const std::string& peers_schedule() const { return followed_->json; }
+  /// Behind Impasse::peers_have_another; the caller puts in what may differ.
+  const spec::Schedule& peers_schedule() const { return followed_->schedule; }
 
   Executor& executor() { return *executor_; }
   base::Trace* trace = nullptr;
@@ -83,6 +83,7 @@ class Cache {
   base::Status abort_with(const base::Status& cause);
   void pass_by(const Shared& shared);
   bool has_other_plan(const Shared& shared) const;
+  std::shared_ptr<Shared> find_shared(std::string_view agreement, std::string_view key) const;
   base::Status make_ready(Program& program, const Bindings& bindings, const Bodies& bodies);
   base::Status allocate_shared(Shared& shared, const std::string& name, uint64_t least_offset);
   base::Status allocate_workspace(Program& program);
@@ -98,7 +99,8 @@ class Cache {
   Channel& channel_;
   std::unique_ptr<Executor> executor_;
   std::vector<std::shared_ptr<Shared>> shared_;  // in the same order on all ranks
-  Programs programs_;                            // most recently used first
+  std::unordered_multimap<size_t, std::shared_ptr<Shared>> by_agreement_;
+  Programs programs_;  // most recently used first
   std::unordered_multimap<size_t, Programs::iterator> by_key_;
   Impasse impasse_ = Impasse::none;
   // All ranks count alike the calls that they could begin and the meetings that had no rank in the call already.

@@ -21,12 +21,12 @@ namespace overlace::exec {
 /// What the programs of one agreement share with the peers: a block of the symmetric heap and a range of signal ids,
 /// each cut into `copies` equal parts that rotate over the calls. Same on all ranks.
 struct Shared {
-  std::string digest;     // of the schedule without what may differ
-  std::string agreement;  // what must be equal besides the schedule
-  std::string key;        // agreement and digest
-  uint64_t key_hash = 0;  // what peers are told that have no program for a call of this one
-  std::string json;       // of the schedule without what may differ
-  SymBuffer block;        // copies * copy_bytes
+  std::string digest;       // spec::fingerprint of the schedule without what may differ
+  std::string agreement;    // what must be equal besides the schedule
+  std::string key;          // agreement and digest
+  uint64_t key_hash = 0;    // what peers are told that have no program for a call of this one
+  spec::Schedule schedule;  // with the value of what may differ of the rank's first call
+  SymBuffer block;          // copies * copy_bytes
   uint64_t copy_bytes = 0;
   std::vector<uint64_t> offsets;   // per Schedule::buffers, inside a copy; only of symmetric ones
   SignalIds ids;                   // copies * words

@@ -73,7 +73,7 @@ void follow_peers(Channel& channel, bool follows) {
 }
 
 spec::Schedule agreed_schedule(Channel& channel, std::string_view local_param, int64_t value) {
-  spec::Schedule schedule = spec::Schedule::from_json(Cache::known(channel)->peers_schedule());
+  spec::Schedule schedule = Cache::known(channel)->peers_schedule();
   if (!local_param.empty()) schedule.params.insert_or_assign(std::string(local_param), value);
   return schedule;
 }

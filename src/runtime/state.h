@@ -128,7 +128,7 @@ struct RuntimeState {
 namespace overlace::runtime {
 
 /// GPUs: a fused kernel takes up to 258 of a team, and a sub-team has room for some.
-constexpr uint32_t default_signal_ids(Backend backend) { return backend == Backend::cpu ? 4096 : 16384; }
+constexpr uint32_t default_signal_ids(Backend backend) { return backend == Backend::cpu ? 4096 : 65536; }
 /// What `heap_bytes` and `max_heap_bytes` of 0 mean.
 void fill_in_heap(Backend backend, RuntimeOptions* options);
 inline constexpr uint32_t kSubTeamShare = 16;  // of the ids a sub-team gets one part of so many

@@ -11,17 +11,14 @@ namespace {
 namespace node = runtime::cuda_peer;
 
 template <class T>
-base::Status allocate(const std::vector<T>& host, node::LocalMemory* memory, T** device) {
+base::Status copy_to_device(const std::vector<T>& host, node::LocalMemory* memory, T** device) {
   if (host.empty()) return {};
-  base::Result<node::LocalMemory> made = node::LocalMemory::allocate(host.size() * sizeof(T), "counts of a schedule");
+  base::Result<node::LocalMemory> made =
+      node::LocalMemory::copy_of(host.data(), host.size() * sizeof(T), "counts of a schedule");
   if (!made.ok()) return made.status();
   *memory = std::move(*made);
   *device = memory->as<T>();
   return {};
-}
-template <class T>
-base::Status upload_all(const std::vector<T>& host, T* device) {
-  return host.empty() ? base::Status() : node::upload(device, host.data(), host.size() * sizeof(T));
 }
 
 }  // namespace
@@ -53,8 +50,17 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
     for (const spec::ResolvedWait& wait : instance.waits) of_kernel.insert({wait.signal, wait.slot, wait.from});
   }
   const int copies = program.shared->copies;
-  std::vector<uint64_t> totals(static_cast<size_t>(copies) * cells->posts.size());
-  OVERLACE_TRY(allocate(totals, &cells->memory_of_totals, &cells->totals));
+  std::vector<uint64_t> totals;
+  for (int copy = 0; copy < copies; ++copy) {
+    for (const auto& [word, index] : cells->posts) {  // only I write that slot, and my earlier posts have completed
+      const auto& [signal, slot, at] = word;
+      const uint64_t* seen = node::slot_address(pod, at, program.id(copy, signal, slot), team.rank());
+      uint64_t now = 0;
+      OVERLACE_TRY(node::download(&now, seen, sizeof now));
+      totals.push_back(now + 1);
+    }
+  }
+  OVERLACE_TRY(copy_to_device(totals, &cells->memory_of_totals, &cells->totals));
   std::vector<node::TicketAdd> moves;
   for (int copy = 0; copy < copies; ++copy) {
     for (size_t signal = 0; signal < program.schedule.signals.size(); ++signal) {
@@ -67,19 +73,11 @@ base::Result<std::shared_ptr<Cells>> make_cells(const Program& program, const Te
         }
       }
     }
-    for (const auto& [word, index] : cells->posts) {  // only I write that slot, and my earlier posts have completed
-      const auto& [signal, slot, at] = word;
-      const uint64_t* seen = node::slot_address(pod, at, program.id(copy, signal, slot), team.rank());
-      const size_t cell = static_cast<size_t>(copy) * cells->posts.size() + index;
-      OVERLACE_TRY(node::download(&totals[cell], seen, sizeof(uint64_t)));
-      ++totals[cell];
-      moves.push_back({cells->totals + cell, 1});
-    }
+    for (const auto& [word, index] : cells->posts)
+      moves.push_back({cells->totals + static_cast<size_t>(copy) * cells->posts.size() + index, 1});
   }
   cells->num_moves = static_cast<uint32_t>(moves.size() / static_cast<size_t>(copies));
-  OVERLACE_TRY(allocate(moves, &cells->memory_of_moves, &cells->moves));
-  OVERLACE_TRY(upload_all(moves, cells->moves));
-  OVERLACE_TRY(upload_all(totals, cells->totals));
+  OVERLACE_TRY(copy_to_device(moves, &cells->memory_of_moves, &cells->moves));
   return cells;
 }
 

@@ -41,9 +41,8 @@ base::Result<const uint4*> ItemLists::of(const TileOrder& order, const WorkOrder
                     static_cast<uint32_t>(item.at.n), static_cast<uint32_t>(item.at.shard)});
   }
   list.push_back({kWorks, 0, 0, 0});
-  auto memory = runtime::cuda_peer::LocalMemory::allocate(list.size() * sizeof(uint4), "items of a kernel");
+  auto memory = runtime::cuda_peer::LocalMemory::copy_of(list.data(), list.size() * sizeof(uint4), "items of a kernel");
   if (!memory.ok()) return memory.status();
-  OVERLACE_TRY(runtime::cuda_peer::upload(memory->data(), list.data(), list.size() * sizeof(uint4)));
   return known_.emplace(std::move(key), std::move(*memory)).first->second.as<const uint4>();
 }
 

@@ -116,10 +116,9 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
                bytes = (cells + 31) / 32 * 32 + (kCounts + 1) * kCounterPitch;
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
   base::Result<runtime::cuda_peer::LocalMemory> memory =
-      runtime::cuda_peer::LocalMemory::allocate(bytes + calls, "counts of a kernel");
+      runtime::cuda_peer::LocalMemory::filled(0, bytes + calls, "counts of a kernel");
   if (!memory.ok()) return memory.status();
   counts->memory = std::move(*memory);
-  OVERLACE_TRY(runtime::cuda_peer::fill(counts->memory.data(), 0, bytes + calls));
   if (has_telling_words(context.schedule)) OVERLACE_TRY(clear_inbox(context));
   counts->inbox = {.offset = context.memory.at(inbox_name(context.schedule)),
                    .pitch = context.pitch,

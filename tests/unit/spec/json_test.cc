@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
 #include <string>
 
 #include "overlace/error.h"
@@ -117,6 +119,61 @@ TEST(Digest, DependsOnEveryField) {
   other = schedule;
   other.buffers.back().depth = 3;
   EXPECT_NE(digest(other), before);
+}
+
+TEST(Fingerprint, DiffersWhereTheJsonDoesButForOneParameter) {
+  std::map<std::string, std::string> json_of;
+  for (const auto& [op, family] : {std::pair{"ag_gemm", "hetero_fused_1d"}, std::pair{"ag_gemm", "k_slab"},
+                                   std::pair{"gemm_rs", "tma_slot"}, std::pair{"gemm_ar", "grouped_unfused_1d"}}) {
+    for (const int degree : {1, 2, 3}) {
+      for (const int64_t m : {64, 65, 66}) {
+        OpSpec problem = sample(op);
+        problem.m = m;
+        const Schedule schedule = make_schedule(problem, family, degree);
+        const auto [at, is_new] = json_of.emplace(fingerprint(schedule), schedule.to_json());
+        EXPECT_TRUE(is_new || at->second == schedule.to_json()) << at->second;
+        EXPECT_EQ(fingerprint(Schedule::from_json(schedule.to_json())), fingerprint(schedule));
+        Schedule other = schedule;
+        other.params["N"] = int64_t{7777};
+        EXPECT_EQ(fingerprint(other, "N"), fingerprint(schedule, "N"));
+        EXPECT_NE(fingerprint(other, "K"), fingerprint(schedule, "K"));
+        EXPECT_NE(fingerprint(other), fingerprint(schedule));
+      }
+    }
+  }
+}
+
+TEST(Fingerprint, DependsOnEveryKindOfPart) {
+  const Schedule schedule = make_schedule(sample("ag_gemm"), "hetero_fused_1d", 2);
+  const std::pair<const char*, void (*)(Schedule&)> changes[] = {
+      {"version", [](Schedule& s) { ++s.version; }},
+      {"op", [](Schedule& s) { s.op += "x"; }},
+      {"family", [](Schedule& s) { s.family += "x"; }},
+      {"type of a parameter", [](Schedule& s) { s.params["q"] = 2.0; }},
+      {"const", [](Schedule& s) { s.consts["c"] = Expr("G+1"); }},
+      {"table", [](Schedule& s) { s.tables["off"][1] += 1; }},
+      {"deterministic", [](Schedule& s) { s.deterministic = false; }},
+      {"depth", [](Schedule& s) { s.buffers.back().depth = 3; }},
+      {"shape", [](Schedule& s) { s.buffers.back().shape.emplace_back(1); }},
+      {"scope", [](Schedule& s) { s.signals[0].scope = Scope::device; }},
+      {"wait", [](Schedule& s) { s.tasks[0].waits[0].previous = false; }},
+      {"set", [](Schedule& s) { s.tasks[0].sets[0].add = 2; }},
+      {"each",
+       [](Schedule& s) {
+         s.tasks[0].writes[0].each = Loop{"i", 0, 2};
+       }},
+      {"range", [](Schedule& s) { s.tasks[0].reads[0].dims[0].count = Expr("1"); }},
+      {"loop", [](Schedule& s) { s.tasks[0].loops[0].end = Expr("q+1"); }},
+      {"dep", [](Schedule& s) { s.tasks[0].deps.emplace_back("x"); }},
+      {"engine", [](Schedule& s) { s.tasks[0].engine = Engine::io; }},
+      {"order of tasks", [](Schedule& s) { std::swap(s.tasks[0], s.tasks[1]); }},
+  };
+  std::set<std::string> seen{fingerprint(schedule)};
+  for (const auto& [what, change] : changes) {
+    Schedule other = schedule;
+    change(other);
+    EXPECT_TRUE(seen.insert(fingerprint(other)).second) << what;
+  }
 }
 
 TEST(SchedulePrint, ShowsLanesTasksAndWhoWaitsForWhom) {

@@ -50,18 +50,34 @@ LocalMemory::~LocalMemory() {
   (void)cudaFreeAsync(data_, stream_);
 }
 
-base::Result<LocalMemory> LocalMemory::allocate(size_t bytes, const char* what) {
+base::Result<LocalMemory> LocalMemory::queue(size_t bytes, const char* what) {
   LocalMemory out;
   OVERLACE_TRY(cuda_status(cudaGetDevice(&out.device_), "cudaGetDevice"));
   const base::Result<cudaStream_t> stream = setup_stream();
   if (!stream.ok()) return stream.status();
   out.stream_ = *stream;
-  cudaError_t code = cudaMallocAsync(&out.data_, bytes, out.stream_);
-  if (code == cudaSuccess) code = cudaStreamSynchronize(out.stream_);
-  if (code != cudaSuccess) {
+  if (const cudaError_t code = cudaMallocAsync(&out.data_, bytes, out.stream_); code != cudaSuccess) {
     const base::Status status = cuda_status(code, "cudaMallocAsync");
     return base::error(status.code(), "{} of {} bytes: {}", what, bytes, status.message());
   }
+  return out;
+}
+
+base::Result<LocalMemory> LocalMemory::allocate(size_t bytes, const char* what) {
+  base::Result<LocalMemory> out = queue(bytes, what);
+  if (out.ok()) OVERLACE_TRY(cuda_status(cudaStreamSynchronize(out->stream_), "cudaStreamSynchronize"));
+  return out;
+}
+
+base::Result<LocalMemory> LocalMemory::filled(int byte, size_t bytes, const char* what) {
+  base::Result<LocalMemory> out = queue(bytes, what);
+  if (out.ok()) OVERLACE_TRY(fill(out->data_, byte, bytes));
+  return out;
+}
+
+base::Result<LocalMemory> LocalMemory::copy_of(const void* host, size_t bytes, const char* what) {
+  base::Result<LocalMemory> out = queue(bytes, what);
+  if (out.ok()) OVERLACE_TRY(upload(out->data_, host, bytes));
   return out;
 }
 

@@ -31,8 +31,10 @@ class LocalMemory {
     return *this;
   }
   ~LocalMemory();
-  /// Not zeroed. out_of_memory naming `what`.
+  /// Every stream may use it on return. out_of_memory naming `what`.
   static base::Result<LocalMemory> allocate(size_t bytes, const char* what);
+  static base::Result<LocalMemory> filled(int byte, size_t bytes, const char* what);
+  static base::Result<LocalMemory> copy_of(const void* host, size_t bytes, const char* what);
   void* data() const { return data_; }
   template <class T>
   T* as() const {
@@ -40,6 +42,9 @@ class LocalMemory {
   }
 
  private:
+  /// Only work that is queued behind it on setup_stream() may use it.
+  static base::Result<LocalMemory> queue(size_t bytes, const char* what);
+
   void* data_ = nullptr;
   int device_ = 0;
   cudaStream_t stream_ = nullptr;
