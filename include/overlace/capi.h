@@ -131,7 +131,7 @@ typedef struct ovl_info {
   uint64_t heap_bytes, heap_in_use;
   uint64_t max_heap_bytes;
   uint64_t calls, serialised_calls, moved_calls; /* overlace::Stats */
-  uint64_t preparations, evictions, heap_growths, smaller_plans;
+  uint64_t preparations, evictions, heap_growths, smaller_plans, shared_blocks;
 } ovl_info;
 int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info);
 /* The machine that schedules are chosen for and where it comes from, in words; lives as long as the runtime. */

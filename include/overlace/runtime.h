@@ -88,6 +88,7 @@ struct Stats {
   uint64_t evictions = 0;         // memory of prepared schedules that was given up to make room on the heap
   uint64_t heap_growths = 0;      // of the symmetric heap
   uint64_t smaller_plans = 0;     // taken in place of a chosen schedule that the heap had no room for (C API, PyTorch)
+  uint64_t shared_blocks = 0;     // schedules that use memory of others, for want of heap: a barrier each call
 };
 
 struct RuntimeState;

@@ -68,6 +68,7 @@ class Info(_Sized):
         ("evictions", c.c_uint64),
         ("heap_growths", c.c_uint64),
         ("smaller_plans", c.c_uint64),
+        ("shared_blocks", c.c_uint64),
     )
 
 

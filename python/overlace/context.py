@@ -35,6 +35,7 @@ class Stats:
     evictions: int
     heap_growths: int
     smaller_plans: int
+    shared_blocks: int
     heap_bytes: int
     heap_in_use: int
     max_heap_bytes: int

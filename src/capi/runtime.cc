@@ -244,6 +244,7 @@ int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info) {
     info->evictions = stats.evictions;
     info->heap_growths = stats.heap_growths;
     info->smaller_plans = stats.smaller_plans;
+    info->shared_blocks = stats.shared_blocks;
     return {};
   });
 }

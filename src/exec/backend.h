@@ -33,6 +33,9 @@ class Executor {
   virtual base::Status retain(const Call&, const std::function<std::shared_ptr<void>()>& /*hold*/) { return {}; }
   /// Of the call that `retain` saw last; none: nobody has asked.
   virtual std::optional<bool> is_captured() const { return {}; }
+  /// Whether calls can begin with a barrier of the team, as those do whose memory is shared (Block); alike on all
+  /// ranks.
+  virtual bool has_barrier() const { return true; }
   /// cpu: done on return. cuda: queued. Sets Call::has_begun; an error behind that aborts the runtime.
   virtual base::Status run(const Call& call) = 0;
   /// Everything issued by this channel has completed and is visible at the peers; then it may be given up. Does not

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
+#include <set>
 #include <span>
+#include <utility>
 
 #include "overlace/runtime.h"
 #include "src/runtime/channel.h"
@@ -194,6 +196,7 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
     program.shared->key = key;
     program.shared->key_hash = runtime::hash_text(key);
     program.shared->schedule = schedule;
+    program.shared->keeps_memory = bodies.kernel.keeps_memory && bodies.kernel.keeps_memory(schedule);
   }
   if (!is_known || (has_other_plan(*program.shared) && program.shared != followed_)) {
     OVERLACE_TRY(prepare_with_peers(program, is_known, bindings, bodies));
@@ -307,7 +310,7 @@ base::Status Cache::prepare_with_peers(Program& program, bool is_known, const Bi
     base::Status status = is_known ? base::Status() : allocate_shared(shared, name_of(program), least);
     if (status.ok()) status = guarded([&] { return make_ready(program, bindings, bodies); });
     const bool is_full = status.code() == Errc::heap_exhausted;
-    const uint64_t offset = shared.block.offset;
+    const uint64_t offset = shared.offset();
     const std::string rest = base::format("{} {}", offset, is_full ? status.message() : "");
     base::Status outcome = meet(is_full ? base::Status() : status, shared, rest, &meeting);
     base::Status why = is_full ? status : base::Status();
@@ -328,13 +331,15 @@ base::Status Cache::prepare_with_peers(Program& program, bool is_known, const Bi
     if (outcome.ok() && meeting.has_passed()) pass_by(shared);
     if (outcome.ok() && why.ok() && is_one) {
       RuntimeState& runtime = channel_.team().runtime().state();
-      if (!is_known && shared.block)
+      if (!is_known && shared.block != nullptr && !shared.block->is_shared)
         runtime.fold_heap_call(base::format("alloc {} 256 \"{}\"", shared.bytes(), name_of(program)));
       return {};
     }
     give_up_workspace(program);
     if (!is_known) {
-      channel_.team().runtime().state().give_back(std::exchange(shared.block, {}));
+      if (shared.block != nullptr && !shared.block->is_shared)
+        channel_.team().runtime().state().give_back(std::exchange(shared.block->memory, {}));
+      shared.block.reset();
       free_shared(shared);
     }
     OVERLACE_TRY(outcome);
@@ -361,7 +366,10 @@ base::Status Cache::allocate_shared(Shared& shared, const std::string& name, uin
   return guarded([&] {
     shared.lacks_heap = true;
     const uint64_t bytes = shared.bytes();
-    if (bytes != 0) shared.block = channel_.team().runtime().state().allocate(bytes, 256, name, least_offset);
+    if (bytes != 0 && shared.block == nullptr) {
+      shared.block = std::make_shared<Block>(
+          Block{channel_.team().runtime().state().allocate(bytes, 256, name, least_offset), false});
+    }
     shared.lacks_heap = false;
     const uint32_t ids = shared.words * static_cast<uint32_t>(shared.copies);
     if (ids != 0) shared.ids = channel_.ids(ids, executor_->domain(), name.c_str());
@@ -415,11 +423,12 @@ std::vector<Cache*> Cache::caches_of_team() {
   return out;
 }
 
-/// Collective. For what is `wanted`: gives up a shared part of any of the team's channels that no rank's graphs hold,
-/// or lets the heap grow; else `why`, and all ranks know that there is an impasse. Without it: gives up old ones of
+/// Collective. For what is `wanted`: lets the heap grow, gives it the memory of others of this channel, or gives up a
+/// shared part of any of the team's channels that no rank's graphs hold; else `why`, and all ranks know that there is
+/// an impasse. Without it: gives up old ones of
 /// this channel, if there are any. Ranks may have other holds, as graphs end at other times on each, and other stamps,
 /// as calls may be refused on one of them: rank 0 says which was used last.
-base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
+base::Status Cache::make_room(Shared* wanted, const base::Status& why) {
   constexpr size_t kMostPlaces = 2048;  // so that their text fits one exchange
   constexpr size_t kPart = 8;           // of what may go, goes
   Team& team = channel_.team();
@@ -460,10 +469,13 @@ base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
   }
   std::vector<size_t> victims = least_recently_used(holds, first.last_use);
   const bool is_idle = !victims.empty() && first.now - first.last_use[victims[0]] > kIdleCalls;
-  if (!is_idle && lacks_heap && team.size() == runtime.world) {
+  const bool can_grow =
+      lacks_heap && team.size() == runtime.world && runtime.blocks.capacity() < runtime.options.max_heap_bytes;
+  if (can_grow && !is_idle) {
     const base::Result<bool> has_grown = runtime.grow_heap(wanted->bytes());
     if (!has_grown.ok() || *has_grown) return has_grown.status();
   }
+  if (lacks_heap && !(can_grow && is_idle) && share_block(*wanted, places, holds, first.last_use)) return {};
   if (!victims.empty()) {
     // Several of many, so that not every new shape has to meet for its place.
     victims.resize(std::max<size_t>(victims.size() / kPart, 1));
@@ -474,11 +486,40 @@ base::Status Cache::make_room(const Shared* wanted, const base::Status& why) {
   if (wanted == nullptr) return {};
   impasse_ = Impasse::heap_is_full;
   uint64_t held_bytes = 0, held_calls = 0;
-  for (size_t i = 0; i < places.size(); ++i)
-    held_bytes += places[i].cache->shared_[places[i].index]->block.bytes, held_calls += holds[i];
+  std::set<const Block*> held;
+  for (size_t i = 0; i < places.size(); ++i) {
+    held_calls += holds[i];
+    const Block* const block = places[i].cache->shared_[places[i].index]->block.get();
+    if (block != nullptr && held.insert(block).second) held_bytes += block->memory.bytes;
+  }
   if (held_calls == 0) return why;
   return base::error(why.code(), "{}; captured graphs hold {} bytes of it for {} calls until they are destroyed",
                      why.message(), held_bytes, held_calls);
+}
+
+/// Gives `wanted` the memory of other agreements of this channel, the same on all ranks: memory that is shared already,
+/// else that of the least recently used. Graphs that hold memory which was not shared when they were captured make no
+/// barrier, so that stays theirs.
+bool Cache::share_block(Shared& wanted, const std::vector<Place>& places, const std::vector<uint64_t>& holds,
+                        const std::vector<uint64_t>& last_use) {
+  if (!executor_->has_barrier() || wanted.keeps_memory) return false;
+  std::shared_ptr<Block> best;
+  std::pair<bool, uint64_t> best_rank;
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (places[i].cache != this) continue;
+    const Shared& other = *shared_[places[i].index];
+    if (other.block == nullptr || other.keeps_memory || other.block->memory.bytes < wanted.bytes()) continue;
+    if (!other.block->is_shared && holds[i] != 0) continue;
+    const std::pair rank(!other.block->is_shared, last_use[i]);
+    if (best != nullptr && best_rank <= rank) continue;
+    best = other.block;
+    best_rank = rank;
+  }
+  if (best == nullptr) return false;
+  best->is_shared = true;
+  wanted.block = std::move(best);
+  ++channel_.team().runtime().state().stats.shared_blocks;
+  return true;
 }
 
 /// After all ranks have met: no peer writes there any more.
@@ -496,9 +537,10 @@ void Cache::drop_shared(size_t index) {
 }
 
 void Cache::free_shared(Shared& shared) {
-  if (shared.block) channel_.team().runtime().heap().free(shared.block);
+  if (shared.block != nullptr && shared.block.use_count() == 1)
+    channel_.team().runtime().heap().free(shared.block->memory);
   if (shared.ids.count != 0) channel_.release(shared.ids);
-  shared.block = {};
+  shared.block.reset();
   shared.ids = {};
   shared.cells.reset();
   shared.kernel.reset();

@@ -92,7 +92,9 @@ class Cache {
   void give_up_workspace(Program& program);
   bool drop_oldest_program();
   std::vector<Cache*> caches_of_team();
-  base::Status make_room(const Shared* wanted, const base::Status& why);
+  base::Status make_room(Shared* wanted, const base::Status& why);
+  bool share_block(Shared& wanted, const std::vector<Place>& places, const std::vector<uint64_t>& holds,
+                   const std::vector<uint64_t>& last_use);
   void drop_shared(size_t index);
   void free_shared(Shared& shared);
 

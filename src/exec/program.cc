@@ -95,7 +95,7 @@ std::string Program::word_name(int signal, int64_t slot) const {
 
 SymBuffer Program::symmetric(int buffer, int copy) const {
   const size_t b = static_cast<size_t>(buffer);
-  return {shared->block.offset + static_cast<uint64_t>(copy) * shared->copy_bytes + shared->offsets[b],
+  return {shared->offset() + static_cast<uint64_t>(copy) * shared->copy_bytes + shared->offsets[b],
           buffer_bytes(schedule, expansion, b)};
 }
 

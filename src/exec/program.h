@@ -18,15 +18,23 @@
 
 namespace overlace::exec {
 
+/// Memory of the symmetric heap. It belongs to one agreement, or is shared by several of one channel: then each call
+/// that uses it begins with a barrier of the team, behind which nobody reads or writes for an earlier one.
+struct Block {
+  SymBuffer memory;
+  bool is_shared = false;
+};
+
 /// What the programs of one agreement share with the peers: a block of the symmetric heap and a range of signal ids,
 /// each cut into `copies` equal parts that rotate over the calls. Same on all ranks.
 struct Shared {
-  std::string digest;       // spec::fingerprint of the schedule without what may differ
-  std::string agreement;    // what must be equal besides the schedule
-  std::string key;          // agreement and digest
-  uint64_t key_hash = 0;    // what peers are told that have no program for a call of this one
-  spec::Schedule schedule;  // with the value of what may differ of the rank's first call
-  SymBuffer block;          // copies * copy_bytes
+  std::string digest;            // spec::fingerprint of the schedule without what may differ
+  std::string agreement;         // what must be equal besides the schedule
+  std::string key;               // agreement and digest
+  uint64_t key_hash = 0;         // what peers are told that have no program for a call of this one
+  spec::Schedule schedule;       // with the value of what may differ of the rank's first call
+  std::shared_ptr<Block> block;  // of copies * copy_bytes at least; null where that is 0
+  bool keeps_memory = false;     // what lies there between calls matters: no other agreement may write there
   uint64_t copy_bytes = 0;
   std::vector<uint64_t> offsets;   // per Schedule::buffers, inside a copy; only of symmetric ones
   SignalIds ids;                   // copies * words
@@ -39,7 +47,8 @@ struct Shared {
   std::shared_ptr<void> kernel;  // of the operator's fused kernel
   bool lacks_heap = false;       // the last attempt to allocate it failed for want of heap, not of ids
 
-  /// Of the block; saturates.
+  uint64_t offset() const { return block == nullptr ? 0 : block->memory.offset; }
+  /// What it needs of the block; saturates.
   uint64_t bytes() const { return spec::HeapLayout{{}, copy_bytes, copies}.bytes(); }
   Holds holds;  // of captured calls
 };
@@ -83,6 +92,11 @@ struct Program {
 
 /// A part of the schedule's fused kernel.
 inline bool is_part(const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; }
+
+/// Its calls begin with a barrier.
+inline bool shares_memory(const Program& program) {
+  return program.shared->block != nullptr && program.shared->block->is_shared;
+}
 
 /// One call of a program.
 struct Call {

@@ -57,9 +57,12 @@ struct KernelContext {
 };
 /// All tasks with wait_by: kernel of a schedule. `prepare`: before any rank makes the first call; may allocate.
 /// `copy_out`: behind a launch, rows of the part of the memory that it used; `from` is their place in the first part.
+/// `keeps_memory`: whether the kernel of this schedule reads what an earlier call of it left in symmetric memory; null:
+/// none does.
 struct Kernel {
   std::function<base::Status(const KernelContext&)> prepare, launch;
   std::function<base::Status(const KernelContext&, const TensorView& from, const TensorView& to)> copy_out;
+  std::function<bool(const spec::Schedule&)> keeps_memory;
 };
 
 /// What an operator brings.
@@ -93,8 +96,9 @@ base::Result<Footprint> footprint(const spec::Schedule& schedule, int rank, int 
 
 /// Collective in the sense of the channel: all ranks run the same schedules in the same order. The first call with a
 /// schedule (by digest) allocates its symmetric buffers and signal ids, agrees with the peers (plan_mismatch on all)
-/// and warms up. When the heap is full it grows up to RuntimeOptions::max_heap_bytes, then the least recently used are
-/// given up, collectively, but none that a captured graph of any rank holds; heap_exhausted where nothing helps. cpu:
+/// and warms up. When the heap is full it grows up to RuntimeOptions::max_heap_bytes; then the schedule uses the memory
+/// of another one of this channel, and calls of both begin with a barrier; then the least recently used are given up,
+/// collectively, but none that a captured graph of any rank holds; heap_exhausted where nothing helps. cpu:
 /// returns when this rank's part is done. cuda: queued on the channel's stream; capturable after the first call with
 /// this schedule, and the graph then holds what the call uses until it is destroyed. An error behind the first piece of
 /// work that was queued aborts the runtime: the peers would wait for the rest.

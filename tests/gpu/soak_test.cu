@@ -195,6 +195,7 @@ TEST_P(SoakTest, ReplaysGiveTheSameBits) {
         site.run();
         site.keep_first();
         rank.wait();
+        rank.team.barrier();  // a graph that is made waits for the kernels of a rank that shares the GPU
         EXPECT_CUDA(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
         try {
           site.run();
@@ -209,6 +210,7 @@ TEST_P(SoakTest, ReplaysGiveTheSameBits) {
         cudaGraphExec_t replay = nullptr;
         EXPECT_CUDA(cudaStreamEndCapture(rank.stream, &graph));
         EXPECT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+        EXPECT_CUDA(cudaGraphUpload(replay, rank.stream));
         rank.wait();
         rank.team.barrier();
         for (int call = 0; call < calls(); ++call) {

@@ -28,8 +28,8 @@ Support supports(const Channel& channel, const spec::OpSpec& op, const spec::Sch
 /// expanded.
 size_t workspace_bytes(const spec::OpSpec& op, const spec::Schedule& schedule, int rank);
 /// Returns the bytes of the symmetric heap that the first call with `schedule` takes on each rank; equal on all ranks.
-/// RuntimeOptions::heap_bytes must have room for all schedules that take turns, or the least recently used are given
-/// up.
+/// Where RuntimeOptions::max_heap_bytes has no room for all schedules that take turns, they share memory, and their
+/// calls begin with a barrier.
 size_t heap_bytes(const spec::OpSpec& op, const spec::Schedule& schedule);
 
 #pragma GCC visibility pop

@@ -415,6 +415,10 @@ class CpuExecutor final : public Executor {
 
   base::Status run(const Call& call) override {
     call.has_begun = true;
+    if (shares_memory(call.program)) {
+      if (const Errc code = barrier(channel_.pod()); code != Errc::ok)
+        return base::error(code, "rank {}: the barrier before a call whose memory is shared", channel_.team().rank());
+    }
     return run_over_link(call);
   }
 

@@ -352,6 +352,7 @@ base::Status CudaExecutor::run(const Call& call) {
   ++calls_;
   is_traced_ = call.trace != nullptr && !is_captured_;
   call.has_begun = !is_captured_;  // what is captured has not run, so that peers miss nothing
+  if (shares_memory(call.program)) OVERLACE_TRY(node::launch_barrier(stream_, team_.pod(), channel_.pod().barrier_id));
   OVERLACE_TRY(prologue(call, prepared));
   for (const Step& step : prepared.steps) {
     OVERLACE_TRY(step.round < 0 ? issue(call, prepared, step.instance) : issue_round(call, prepared, step.round));

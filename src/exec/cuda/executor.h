@@ -1,6 +1,7 @@
 // The executor of GPUs: what executor.cc runs and prepare.cc makes ready.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -90,6 +91,10 @@ class CudaExecutor final : public Executor {
   base::Status prepare(Program& program, const Bindings& bindings, const Bodies& bodies) override;
   base::Status retain(const Call& call, const std::function<std::shared_ptr<void>()>& hold) override;
   std::optional<bool> is_captured() const override { return is_captured_; }
+  bool has_barrier() const override {
+    const std::vector<int> groups = groups_of(team_);  // by loads and stores
+    return std::all_of(groups.begin(), groups.end(), [&](int group) { return group == groups.front(); });
+  }
   base::Status run(const Call& call) override;
   base::Status drain() override {
     DeviceScope scope(device_);

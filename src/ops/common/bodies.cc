@@ -16,7 +16,7 @@ const exec::Bodies& bodies(const Channel& channel) {
 #if defined(OVERLACE_HAS_CUDA)
   static const exec::Bodies gpu = {
       .by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
-      .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused, gemm_core::copy_rows_out}};
+      .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused, gemm_core::copy_rows_out, gemm_core::keeps_memory}};
   if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
 #else
   (void)channel;

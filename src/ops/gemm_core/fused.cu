@@ -326,6 +326,8 @@ base::Status check_device(const Channel& channel) {
   return base::error(Errc::not_supported, "fused kernels: GPU {} has compute capability {}; wanted: 9", device, major);
 }
 
+bool keeps_memory(const spec::Schedule& schedule) { return has_telling_words(schedule); }
+
 base::Status prepare_fused(const exec::KernelContext& context) {
   const auto instance = instance_of(context);
   if (!instance.ok()) return instance.status();

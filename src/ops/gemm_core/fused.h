@@ -14,6 +14,9 @@ base::Status launch_fused(const exec::KernelContext& context);
 /// bytes.
 base::Status copy_rows_out(const exec::KernelContext& context, const TensorView& from, const TensorView& to);
 
+/// Of a one_shot whose words tell by themselves that they have come: they must not have when the next call begins.
+bool keeps_memory(const spec::Schedule& schedule);
+
 /// not_supported unless the channel's GPU can run them.
 base::Status check_device(const Channel& channel);
 

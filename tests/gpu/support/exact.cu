@@ -296,6 +296,8 @@ Replay::Replay(cudaStream_t stream, const std::function<void()>& body) : stream_
   }
   EXPECT_CUDA(cudaStreamEndCapture(stream, &graph_));
   EXPECT_CUDA(cudaGraphInstantiate(&exec_, graph_, 0));
+  EXPECT_CUDA(cudaGraphUpload(exec_, stream));  // not at the first launch, when a rank that shares the GPU may wait
+  EXPECT_CUDA(cudaStreamSynchronize(stream));
 }
 
 Replay::~Replay() {
