@@ -71,12 +71,17 @@ def commit_of(root: Path, given: str) -> str:
     return done.output.strip() + ("+" if changed else "")
 
 
+def has_package(packages: Path) -> bool:
+    """Whether the package is whole: the build makes its folder before the library is in it."""
+    return any((packages / "overlace" / "lib").glob("liboverlace.so*"))
+
+
 def python_unit(python: str, packages: Path, seconds: float | None, report: Path) -> Unit:
     """The pytest files; missing where the interpreter has no pytest or torch, or nothing was built for it."""
     words = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/python/torch_gpu"]
     modules = runner.run([python, "-c", "import pytest, torch"], 120)
     missing = ""
-    if not (packages / "overlace").is_dir():
+    if not has_package(packages):
         missing = f"{packages.name} holds no package overlace: build target overlace_python, or carry it along"
     elif modules.rc != 0:
         missing = modules.output.strip().splitlines()[-1] if modules.output.strip() else "no pytest or torch"
@@ -190,7 +195,7 @@ def pack(archive: Path, build: Path) -> int:
     """What is built of the expected programs, and says what is not; 2 if something is missing."""
     names = [name for name in gpu_tests.expected_names(ROOT) if name != PYTHON]
     missing = [name for name in names if not (build / "tests" / name).exists()]
-    missing += [] if (build / "python" / "overlace").is_dir() else ["python/overlace (target overlace_python)"]
+    missing += [] if has_package(build / "python") else ["python/overlace (target overlace_python)"]
     found = [build / "tests" / name for name in names if (build / "tests" / name).exists()]
     packed = gpu_pack.pack(found, build / gpu_pack.PACKAGES, archive)
     print(f"{archive.name}: {len(packed)} files, {archive.stat().st_size / 2**20:.1f} MiB")

@@ -367,6 +367,7 @@ class Run(TreeTest):
     def test_pytest_that_is_not_there_is_not_run(self) -> None:
         self.fake("ops", GTEST_XML.format(""))
         self.write("tests/python/torch_gpu/test_gpu.py", "")
+        self.write("carried/python/overlace/__init__.py", "")  # a build that never made the library
         done = self.check("--git", "abc123")
         self.assertEqual(done.returncode, 2)
         self.assertIn("torch_gpu       0       0        0      0.0  not run: python holds no package", done.stdout)
