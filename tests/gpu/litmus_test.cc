@@ -25,6 +25,8 @@ const Case kCases[] = {
     {Litmus::broken_no_credit, "broken_no_credit", false},
 };
 
+constexpr int kMostRuns = 10;  // of a broken one, until it shows
+
 class GpuLitmusTest : public testing::TestWithParam<std::tuple<int, Case>> {
  protected:
   void SetUp() override { OVERLACE_NEED_GPUS(1); }
@@ -33,29 +35,33 @@ class GpuLitmusTest : public testing::TestWithParam<std::tuple<int, Case>> {
 TEST_P(GpuLitmusTest, StaleDataAreSeenOnlyWhereTheOrderIsBroken) {
   const auto& [n, one] = GetParam();
   std::atomic<uint64_t> wrong_in_total{0};
-  run_gpu_threads(n, [&, one = one](GpuRank& gpu) {
-    LitmusArgs args;
-    const SymBuffer data = gpu.runtime.heap().alloc(kLitmusBytes, 256, "data");
-    const SymBuffer word = gpu.runtime.heap().alloc(256, 256, "word");
-    const SignalIds ids = gpu.channel.ids(2, Domain::device, "litmus");
-    args.channel = gpu.pod();
-    args.data_offset = data.offset;
-    args.word_offset = word.offset;
-    args.signal = ids.first;
-    args.credit = ids.first + 1;
-    args.rounds = one.is_right ? 2000 : 20000;  // a missing order shows in some rounds only
-    args.kind = one.kind;
-    args.wrong = gpu.device_array<uint32_t>(1);
-    args.code = gpu.device_array<int32_t>(1);
-    gpu.team.barrier();
-    launch_litmus(gpu.stream, args);
-    EXPECT_EQ(gpu.read(args.code), 0);
-    wrong_in_total += gpu.read(args.wrong);
-    gpu.wait();
-    gpu.team.barrier();
-    gpu.runtime.heap().free(word);
-    gpu.runtime.heap().free(data);
-  });
+  // A missing order shows by chance: in some rounds, and not in every run where ranks share a GPU.
+  const int most = one.is_right ? 1 : kMostRuns;
+  for (int run = 0; run < most && wrong_in_total == 0; ++run) {
+    run_gpu_threads(n, [&, one = one](GpuRank& gpu) {
+      LitmusArgs args;
+      const SymBuffer data = gpu.runtime.heap().alloc(kLitmusBytes, 256, "data");
+      const SymBuffer word = gpu.runtime.heap().alloc(256, 256, "word");
+      const SignalIds ids = gpu.channel.ids(2, Domain::device, "litmus");
+      args.channel = gpu.pod();
+      args.data_offset = data.offset;
+      args.word_offset = word.offset;
+      args.signal = ids.first;
+      args.credit = ids.first + 1;
+      args.rounds = one.is_right ? 2000 : 20000;
+      args.kind = one.kind;
+      args.wrong = gpu.device_array<uint32_t>(1);
+      args.code = gpu.device_array<int32_t>(1);
+      gpu.team.barrier();
+      launch_litmus(gpu.stream, args);
+      EXPECT_EQ(gpu.read(args.code), 0);
+      wrong_in_total += gpu.read(args.wrong);
+      gpu.wait();
+      gpu.team.barrier();
+      gpu.runtime.heap().free(word);
+      gpu.runtime.heap().free(data);
+    });
+  }
   if (one.is_right) {
     EXPECT_EQ(wrong_in_total.load(), 0u);
   } else {
