@@ -301,16 +301,14 @@ class Verifier {
       ++report_.files;
       report_.bytes += entry.bytes;
     }
-    CachedRows start;
     for (const PackEntry& entry : manifest->packs) {
       const auto plan = open_plan(directory_, *manifest, entry);
       if (!plan.ok()) return plan.status();
-      if (entry.split == Split::train) start = plan->start;
       OVERLACE_TRY(check_extents(*plan, entry));
       OVERLACE_TRY(check_rows(*plan, entry));
       report_.files += 4;
       report_.bytes += entry.packs_bytes + entry.disk_cache_bytes + entry.hot_bytes + entry.plan_bytes;
-      if (deep != nullptr) OVERLACE_TRY(pack_again(*deep, *manifest, entry, *plan, start));
+      if (deep != nullptr) OVERLACE_TRY(pack_again(*deep, *manifest, entry, *plan));
     }
     return report_;
   }
@@ -361,12 +359,12 @@ class Verifier {
 
   /// Packs into a store that compares.
   base::Status pack_again(const Dataset& dataset, const Manifest& manifest, const PackEntry& entry,
-                          const PackPlan& plan, const CachedRows& start) {
+                          const PackPlan& plan) {
     const auto trace = ArtefactTrace::open(directory_, *manifest.trace(entry.split), false);
     if (!trace.ok()) return trace.status();
     const std::vector<int32_t> labels(dataset.labels().begin(), dataset.labels().end());
     PackRequest request;
-    request.options = level_options(entry, manifest.row_bytes, entry.split == Split::train ? nullptr : &start);
+    request.options = level_options(entry, manifest.row_bytes, entry.split == Split::train ? nullptr : &plan.start);
     request.labels = labels;
     request.generation = plan.generation;
     request.progress = [&](double share) {

@@ -102,6 +102,23 @@ TEST_F(Artefact, GoesOnBehindTheLastPass) {
   EXPECT_EQ(files_of(scratch_.path("ended")), files_of(scratch_.path("whole")));
 }
 
+/// Caches of a split begin as those of its order's train packs, whatever was packed in between.
+TEST_F(Artefact, IsVerifiedWhereASplitCameBehindPacksOfAnotherOrder) {
+  SampleRequest train = test::small_sample();
+  train.splits = {Split::train};
+  sample_artefact(dataset_, scratch_.path("a"), train).status().or_throw();
+  pack_artefact(dataset_, scratch_.path("a"), request()).status().or_throw();
+  const ArtefactPackRequest fixed = test::small_pack(dataset_, {BatchOrder::fixed, 0});
+  pack_artefact(dataset_, scratch_.path("a"), fixed).status().or_throw();
+  sample("a");  // the valid split, too
+  const Manifest all = *pack_artefact(dataset_, scratch_.path("a"), request());
+  ASSERT_EQ(all.packs.size(), 3u);
+  EXPECT_EQ(all.packs[1].name, "fixed");
+  EXPECT_EQ(all.packs[2].name, "segments-valid");
+  const auto report = verify_artefact(scratch_.path("a"), &dataset_);
+  EXPECT_TRUE(report.ok()) << report.status().message();
+}
+
 TEST_F(Artefact, KeepsWhatIsThereAndTakesAnotherOrder) {
   sample("a");
   ArtefactPackRequest dry = request(false);
