@@ -110,6 +110,13 @@ TEST(GpuTraffic, StaysExactAndBounded) {
         std::printf("traffic: %d laps of %d steps, %s\n", lap, kSteps, again.c_str());
         for (const auto& [name, count] : traffic.counts())
           std::printf("traffic: %-40s %lld\n", name.c_str(), static_cast<long long>(count));
+        const Stats stats = gpu.runtime.stats();
+        constexpr int kFull = 12;  // laps
+        EXPECT_TRUE(lap < kFull || stats.shared_blocks > 0) << "the heap was never full";
+        for (const auto& [name, count] :
+             {std::pair("preparations", stats.preparations), std::pair("evictions", stats.evictions),
+              std::pair("shared blocks", stats.shared_blocks)})
+          std::printf("traffic: %-40s %llu\n", name, static_cast<unsigned long long>(count));
       },
       options);
 }
