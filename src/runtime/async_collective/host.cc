@@ -24,6 +24,8 @@ using runtime::now_ns;
 
 // How long a failed wait lets the worker come out of what it does: its own waits end at once when the runtime aborts.
 constexpr std::chrono::seconds kGrace(10);
+// How long the worker may take to tell of its own wait that failed.
+constexpr std::chrono::milliseconds kTelling(100);
 // Times of tickets that are over are kept for a while.
 constexpr size_t kKept = 4096;
 
@@ -86,8 +88,12 @@ class HostCollective final : public AsyncCollective {
   void wait(Ticket ticket, int64_t timeout_ms) override {
     std::unique_lock lock(mutex_);
     const auto has_ended = [&] { return num_ended_ >= ticket.number || (!failure_.ok() && !is_working_); };
-    if (!changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), has_ended)) {
-      fail(Status(Errc::timeout, timeout_text(ticket, timeout_ms)));
+    bool is_in_time = changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), has_ended);
+    const int awaited = is_in_time || agent_ == nullptr ? -1 : agent_->waits_for.load(std::memory_order_relaxed);
+    // The worker's own deadline may be over at the same moment: its error names who is missing, once it is told.
+    if (!is_in_time && is_working_ && awaited < 0) is_in_time = changed_.wait_for(lock, kTelling, has_ended);
+    if (!is_in_time) {
+      fail(Status(Errc::timeout, timeout_text(ticket, timeout_ms, awaited)));
       is_stuck_ = !changed_.wait_for(lock, kGrace, has_ended) || is_stuck_;
     }
     if (state_of(ticket) == TicketState::complete) return;
@@ -136,8 +142,8 @@ class HostCollective final : public AsyncCollective {
     if (runtime_ != nullptr) runtime_->abort(status.code(), status.message());
   }
 
-  /// Holding the mutex.
-  std::string timeout_text(Ticket ticket, int64_t timeout_ms) {
+  /// `awaited`: the rank that the worker waits for; -1: none. Holding the mutex.
+  std::string timeout_text(Ticket ticket, int64_t timeout_ms, int awaited) {
     const Job* const job = find(ticket);
     const Job* const current = find({num_ended_ + 1});
     std::string missing;
@@ -149,9 +155,8 @@ class HostCollective final : public AsyncCollective {
                                     job == nullptr ? 0 : job->bucket.count * dtype_bytes(job->bucket.dtype));
     if (current != nullptr && current != job) text += "; before it is " + current->bucket.what;
     if (!missing.empty()) return text + "; not seen: rank " + missing;
-    const int peer = agent_ == nullptr ? -1 : agent_->waits_for.load(std::memory_order_relaxed);
-    if (peer < 0 || peer == rank_) return text + "; all ranks have come, the data have not";
-    return text + base::format("; all ranks have come, the data of rank {} have not", peer);
+    if (awaited < 0 || awaited == rank_) return text + "; all ranks have come, the data have not";
+    return text + base::format("; all ranks have come, the data of rank {} have not", awaited);
   }
 
   // ---- the worker ----
