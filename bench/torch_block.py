@@ -103,10 +103,10 @@ class Bench:
     def __init__(self, o: argparse.Namespace, rank: object, tokens: int) -> None:
         import torch
         import torch_block_model as model
-        from torch_rank import Clock
+        from torch_rank import Bursts
 
         self.o, self.rank, self.tokens, self.torch, self.model = o, rank, tokens, torch, model
-        self.clock = Clock(rank)
+        self.bursts = Bursts(rank)
         self.dtype = "bf16" if rank.on_gpus else "fp32"
         dtype = torch.bfloat16 if rank.on_gpus else torch.float32
         self.sequence = min(o.sequence, tokens)
@@ -298,18 +298,7 @@ class Bench:
                 x.call(self.parts.x)
 
     def burst(self, x: Version, direction: str, calls: int) -> tuple[float, float]:
-        self.rank.synchronize()
-        self.torch.distributed.barrier()
-        self.rank.synchronize()
-        for _ in range(max(1, calls // 5)):
-            self.work(x, direction)
-        self.clock.mark(0)
-        start = time.perf_counter()
-        for _ in range(calls):
-            self.work(x, direction)
-        host = (time.perf_counter() - start) * 1e6 / calls
-        self.clock.mark(1)
-        return tuple(self.rank.worst(self.clock.elapsed_us() / calls, host))
+        return self.bursts.burst(lambda _: self.work(x, direction), calls)
 
     def time(self, direction: str) -> None:
         begin = time.monotonic()
@@ -318,20 +307,17 @@ class Bench:
             for x in self.running():
                 with self.stage(x.name, f"warm-up, {direction}"):
                     us, _ = self.burst(x, direction, 5)
-                    x.calls[direction] = int(min(max(self.o.burst_ms * 1e3 / us, 5), 500))
+                    x.calls[direction] = protocol.burst_calls(self.o.burst_ms * 1e3, us, 5, 500)
             with self.stage(self.versions[0].name, f"warm-up, {direction}"):
                 is_warm = self.rank.worst(float(time.monotonic() - begin < self.o.warm_s))[0] == 0
         for x in self.running():
             self.measure_memory(x, direction)
-        entrants = self.running()
-        for repetition in range(self.o.repetitions):
-            for which in protocol.burst_order(len(entrants), repetition, self.o.seed):
-                x = entrants[which]
-                with self.stage(x.name, f"bursts, {direction}"):
-                    us, host = self.burst(x, direction, x.calls[direction])
-                x.samples[direction].append(us)
-                x.host[direction].append(host)
-                x.clocks[direction].append(self.rank.nvml.sample() if self.rank.nvml else None)
+        for _, x in protocol.interleaved(self.running(), self.o.repetitions, self.o.seed):
+            with self.stage(x.name, f"bursts, {direction}"):
+                us, host = self.burst(x, direction, x.calls[direction])
+            x.samples[direction].append(us)
+            x.host[direction].append(host)
+            x.clocks[direction].append(self.rank.nvml.sample() if self.rank.nvml else None)
 
     def measure_memory(self, x: Version, direction: str) -> None:
         """What one call needs of torch's allocator above what lies there: parameters, input, the oracle's results."""

@@ -35,7 +35,7 @@ import schema  # noqa: E402
 try:
     import torch
     import torch.distributed as dist
-    from torch_rank import Clock, Rank, clocks_of, normal
+    from torch_rank import Bursts, Clock, Rank, clocks_of, normal
 except ImportError:
     torch = None  # type: ignore[assignment]
 
@@ -319,7 +319,7 @@ class Entrant:
 
 class Bench:
     def __init__(self, o: argparse.Namespace, rank: Rank) -> None:
-        self.o, self.rank, self.clock = o, rank, Clock(rank)
+        self.o, self.rank, self.bursts = o, rank, Bursts(rank)
         self.least_calls = 20 if rank.on_gpus else 3
         self.unsettled = False
 
@@ -391,19 +391,8 @@ class Bench:
 
     def burst(self, x: Entrant, w: Workload, calls: int) -> tuple[float, float]:
         assert x.call is not None
-        self.rank.synchronize()
-        dist.barrier()
-        self.rank.synchronize()
-        lead = max(1, calls // 5)
-        for i in range(lead):
-            x.call(i % w.sets)
-        self.clock.mark(0)
-        start = time.perf_counter()
-        for i in range(lead, lead + calls):
-            x.call(i % w.sets)
-        host = (time.perf_counter() - start) * 1e6 / calls
-        self.clock.mark(1)
-        return tuple(self.rank.worst(self.clock.elapsed_us() / calls, host))  # type: ignore[return-value]
+        call = x.call
+        return self.bursts.burst(lambda i: call(i % w.sets), calls)
 
     def warm_up(self, entrants: list[Entrant], w: Workload) -> None:
         begin = time.monotonic()
@@ -412,10 +401,10 @@ class Bench:
             for x in entrants:
                 if x.status == "ok":
                     sample, _ = self.burst(x, w, self.least_calls)
-                    x.calls = int(min(max(self.o.burst_ms * 1e3 / sample, self.least_calls), 2000))
+                    x.calls = protocol.burst_calls(self.o.burst_ms * 1e3, sample, self.least_calls, 2000)
             clocks = self.sample()
             mhz.append(clocks["sm_mhz"] if clocks else 0.0)
-            settled = clocks is None or (len(mhz) >= 3 and max(mhz[-3:]) - min(mhz[-3:]) < 0.01 * max(mhz[-3:]))
+            settled = clocks is None or protocol.is_settled(mhz)
             spent = time.monotonic() - begin
             is_late = spent > self.o.warm_s + self.o.settle_s
             more, unsettled = self.rank.worst(
@@ -426,15 +415,13 @@ class Bench:
                 return
 
     def measure(self, entrants: list[Entrant], w: Workload) -> None:
-        for repetition in range(self.o.repetitions):
-            for which in protocol.burst_order(len(entrants), repetition, self.o.seed):
-                x = entrants[which]
-                if x.status != "ok":
-                    continue
-                sample, host = self.burst(x, w, x.calls)
-                x.samples.append(sample)
-                x.host.append(host)
-                x.clocks.append(self.sample())
+        for _, x in protocol.interleaved(entrants, self.o.repetitions, self.o.seed):
+            if x.status != "ok":
+                continue
+            sample, host = self.burst(x, w, x.calls)
+            x.samples.append(sample)
+            x.host.append(host)
+            x.clocks.append(self.sample())
 
     def sample(self) -> dict | None:
         return self.rank.nvml.sample() if self.rank.nvml else None

@@ -2,20 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "src/base/statistics.h"
+#include "src/base/timing.h"
 
 namespace overlace::cli {
 namespace {
 
 using base::Result;
 using base::Status;
-
-uint64_t next_random(uint64_t& state) {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return state >> 33;
-}
 
 /// One burst on this rank in us per iteration, after a lead-in of a fifth.
 Status burst(const Competitor& competitor, Crew& crew, int iterations, double* us) {
@@ -54,24 +49,13 @@ Result<std::vector<int>> choose_iterations(const std::vector<Competitor>& compet
   if (!slowest.ok()) return slowest.status();
   std::vector<int> out;
   for (double us : *slowest) {
-    const double wanted = std::ceil(options.burst_us / std::max(us, 1e-3));
-    out.push_back(static_cast<int>(
-        std::clamp(wanted, static_cast<double>(options.min_iterations), static_cast<double>(options.max_iterations))));
+    const double calls = base::burst_calls(options.burst_us, us, options.min_iterations, options.max_iterations);
+    out.push_back(static_cast<int>(std::ceil(calls)));
   }
   return out;
 }
 
 }  // namespace
-
-std::vector<size_t> burst_order(size_t competitors, int repetition, uint64_t seed) {
-  std::vector<size_t> order(competitors);
-  std::iota(order.begin(), order.end(), size_t{0});
-  uint64_t state = seed + static_cast<uint64_t>(repetition / 2) * 0x9E3779B97F4A7C15u;
-  for (int warm = 0; warm < 4; ++warm) next_random(state);
-  for (size_t i = competitors; i > 1; --i) std::swap(order[i - 1], order[next_random(state) % i]);
-  if (repetition % 2 == 1) std::reverse(order.begin(), order.end());
-  return order;
-}
 
 Result<std::vector<Timing>> measure(const std::vector<Competitor>& competitors, Crew& crew,
                                     const MeasureOptions& options,
@@ -82,13 +66,14 @@ Result<std::vector<Timing>> measure(const std::vector<Competitor>& competitors, 
   const int total = options.repetitions * static_cast<int>(count);
   std::vector<double> mine(count * static_cast<size_t>(options.repetitions));
   int done = 0;
-  for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    for (size_t i : burst_order(count, repetition, options.seed)) {
-      double* sample = &mine[static_cast<size_t>(repetition) * count + i];
-      OVERLACE_TRY(burst(competitors[i], crew, (*iterations)[i], sample));
-      if (on_step) on_step(++done, total);
-    }
-  }
+  const Status timed =
+      base::interleave(count, options.repetitions, options.seed, [&](int repetition, size_t i) -> Status {
+        double* sample = &mine[static_cast<size_t>(repetition) * count + i];
+        OVERLACE_TRY(burst(competitors[i], crew, (*iterations)[i], sample));
+        if (on_step) on_step(++done, total);
+        return {};
+      });
+  OVERLACE_TRY(timed);
   const auto slowest = crew.max_over_ranks(mine);
   if (!slowest.ok()) return slowest.status();
   std::vector<Timing> out;

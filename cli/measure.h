@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/base/status.h"
+#include "src/base/timing.h"
 
 namespace overlace::cli {
 
@@ -27,7 +27,7 @@ class Crew {
   /// Element by element the largest value of any rank, the same on all of them.
   virtual base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) = 0;
   /// Steady clock of this rank.
-  virtual double now_us() = 0;
+  virtual double now_us() { return base::steady_us(); }
 };
 
 struct MeasureOptions {
@@ -49,9 +49,5 @@ struct Timing {
 base::Result<std::vector<Timing>> measure(const std::vector<Competitor>& competitors, Crew& crew,
                                           const MeasureOptions& options,
                                           const std::function<void(int done, int total)>& on_step = {});
-
-/// Order of the competitors in a repetition: a permutation drawn from the seed for each pair of repetitions, reversed
-/// in the second of the pair, so that a drift hits all alike.
-std::vector<size_t> burst_order(size_t competitors, int repetition, uint64_t seed);
 
 }  // namespace overlace::cli

@@ -30,6 +30,13 @@ Command add_explain(CLI::App& app);
 Command add_calibrate(CLI::App& app);
 Command add_gnn(CLI::App& app);
 
+struct GnnRateWords;
+/// Options of `gnn plan` and `sim graph gnn`.
+void add_gnn_rates(CLI::App* app, GnnRateWords* words);
+struct PlanOffloadWords;
+/// What `overlace plan offload` and `overlace sim graph offload` have in common.
+void add_offload_words(CLI::App* parser, PlanOffloadWords* words);
+
 /// CLI11 takes what it can of a number that is too large; this does not.
 template <class Number>
 std::string number_error(const std::string& text) {

@@ -1,5 +1,7 @@
 #include "cli/problem.h"
 
+#include <charconv>
+#include <limits>
 #include <utility>
 
 #include "overlace/error.h"
@@ -22,6 +24,17 @@ DType dtype_of(const std::string& name) {
 }
 
 }  // namespace
+
+int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none) {
+  int64_t count = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  const int shift = unit == "KiB" ? 10 : unit == "MiB" ? 20 : unit == "GiB" ? 30 : unit == "TiB" ? 40 : 0;
+  if (code != std::errc() || count < (may_be_none ? 0 : 1) || (shift == 0 && !unit.empty()) ||
+      count > std::numeric_limits<int64_t>::max() >> shift)
+    base::invalid_argument("{} is {}, wanted bytes such as 8GiB, 512MiB or 1000000", option, text).or_throw();
+  return count << shift;
+}
 
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
                    const spec::Machine& machine, int max_ranks) {

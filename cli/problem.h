@@ -18,6 +18,9 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
 /// "none" or "swiglu", which a schedule of another operator than ag_gemm refuses. Throws InvalidArgument.
 spec::Activation activation_of(const std::string& name);
 
+/// "8GiB", "512MiB", "1000000": bytes. Throws InvalidArgument with the option. 0 where it may be none.
+int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);
+
 /// Of the numbers of a machine, those that were measured elsewhere or assumed.
 double share_of_priors(const spec::Machine& machine);
 

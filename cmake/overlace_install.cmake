@@ -6,7 +6,8 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 function(overlace_install)
-  install(DIRECTORY include/overlace DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+  install(DIRECTORY include/overlace DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING
+          PATTERN "*.h" PATTERN "*.cuh" PATTERN "README.md")
   target_include_directories(overlace_shared INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                              $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(overlace_shared INTERFACE cxx_std_20)

@@ -1,5 +1,5 @@
-"""Documentation: links and anchors, paths and variables that are named must exist, words that must not be there, and
-numbers of README.md that no record is behind.
+"""Documentation: links and anchors, paths and variables that are named must exist, words and beginnings of
+sentences that must not be there, and numbers of README.md that no record is behind.
 
 usage: check_docs.py [--root DIR]
 """
@@ -33,6 +33,9 @@ NUMBER = re.compile(
     r"(?<![\w.`])\d[\d.,]*(?: ?(?:us|ms|ns|s|GB/s|TFLOP/s)\b|x\b(?! [A-Z])| ?%| times\b| cases\b| shapes\b)"
 )
 FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same)\b")
+# A sentence that begins so leans on the one before. Across a line's end, and its comment mark, too.
+LEANING = re.compile(r"\b(Of|The(?:[ \n]|///?|\*)+same)\b")
+SENTENCES = ("include/overlace/", "docs/guides/")
 CELL = re.compile(r"\|\s*[<>=~]*\s*\d[\d.,]*\s*(?=\|)")
 # Files that must spell these words.
 EXEMPT = ("tools/check_docs.py", "tests/unit/tools/", "LICENSE")
@@ -90,6 +93,18 @@ def comment_problems(path: str, text: str) -> list[str]:
     return problems
 
 
+def sentence_problems(path: str, text: str) -> list[str]:
+    """Sentences of public headers and guides that begin with "Of" or "The same"; code and its output are left out."""
+    plain = (
+        re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), text) if path.endswith(".md") else text
+    )
+    return [
+        f"{path}:{plain.count(chr(10), 0, match.start()) + 1}: a sentence begins with "
+        f"'{'Of' if match[1] == 'Of' else 'The same'}': say what it is about"
+        for match in LEANING.finditer(plain)
+    ]
+
+
 def number_problems(path: str, text: str) -> list[str]:
     """Numbers outside of what tools/gen_results.py writes from records and compares with them, and outside of code."""
     plain = re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), blocks.outside(text))
@@ -111,6 +126,8 @@ def check(root: Path) -> tuple[list[str], int]:
             problems += word_problems(path, text)
         if path.startswith("include/overlace/"):
             problems += comment_problems(path, text)
+        if path.startswith(SENTENCES):
+            problems += sentence_problems(path, text)
         if path.endswith(".md"):
             problems += link_problems(root, path, text) + name_problems(root, path, text, known)
     problems += number_problems("README.md", texts.get("README.md", ""))

@@ -21,7 +21,7 @@ from files import CPP, ROOT, finish, listed, read, without_comments
 TABLES = "src/spec/families/"
 LIST = "tools/spread.txt"
 COMMON = {"library", "serial", "compute", "comm", "limit"}
-ALLOWED = re.compile(r"src/ops/|src/spec/families/|python/overlace/ops\.py|(python/)?examples/|tests/|docs/")
+ALLOWED = re.compile(r"src/ops/|src/spec/families/|python/overlace/ops/|(python/)?examples/|tests/|docs/")
 
 
 def names(root: Path) -> set[str]:
@@ -39,7 +39,7 @@ def counted(root: Path) -> dict[str, int]:
     known = sorted(names(root))
     if not known:
         return {}
-    pattern = re.compile(rf"""["'](?:{"|".join(known)})["']""")
+    pattern = re.compile(rf"""(?<!extern )["'](?:{"|".join(known)})["']""")  # "C" is the name of a buffer, too
     found = {}
     for path in listed(root):
         if not path.endswith((*CPP, ".py")) or ALLOWED.match(path):

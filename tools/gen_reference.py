@@ -102,11 +102,9 @@ def operators_part(library: Path) -> str:
     for op in json.loads(text.value):
         lines = [f"## {op['name']}", "", op["summary"] + ".", "", "| argument | | shape | |", "|---|---|---|---|"]
         for a in op["args"]:
-            kind = "optional" if a["role"] == "bias" else a["role"]
+            kind = "optional" if a["role"] in ("bias", "gathered") else a["role"]
             layout = "; stored either way round" if a["has_layout"] else ""
             lines.append(f"| `{a['name']}` | {kind} | ({', '.join(a['shape'])}) | {a['doc']}{layout} |")
-        if op["returns_gathered"]:
-            lines.append("| `a` | optional | (M, K) | the gathered rows, copied out |")
         families = [
             f"`{f['name']}`" + (" q" if f["has_degree"] else "") for f in op["families"] if f["purpose"] == "plan"
         ]

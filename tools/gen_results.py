@@ -11,6 +11,8 @@ import json
 import math
 import sys
 
+import gen_gnn
+import gen_offload
 import gen_readme
 import result_records
 from result_records import (
@@ -513,7 +515,22 @@ def block_page() -> str:
     return "\n".join([*head, *sections, BLOCK_NOTES.lstrip(), *host_time_section()]).rstrip() + "\n"
 
 
-PAGES = {"h200x4.md": page, "h200x2.md": pair_page, "cpu2.md": cpu_page, "block.md": block_page}
+def gnn_page() -> str:
+    return gen_gnn.page([*records("gnn_ooc_cpu2"), *records("gnn_accuracy_cpu2")])
+
+
+def offload_page() -> str:
+    return gen_offload.page(records("offload_cpu2"))
+
+
+PAGES = {
+    "h200x4.md": page,
+    "h200x2.md": pair_page,
+    "cpu2.md": cpu_page,
+    "block.md": block_page,
+    "gnn.md": gnn_page,
+    "offload.md": offload_page,
+}
 
 
 def check_baselines() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import shutil
 import subprocess
 import tarfile
@@ -33,9 +34,10 @@ def pack(programs: list[Path], packages: Path, out: Path) -> list[str]:
         place = Path(folder)
         for program in programs:
             stripped(program, place / program.name)
-        if packages.is_dir():
-            for source in sorted(packages.rglob("*")):
-                if source.is_file() and "__pycache__" not in source.parts:
+        # Folders of the package may be links into the sources: rglob() would not enter them.
+        for part, _, files in os.walk(packages, followlinks=True):
+            for source in (Path(part) / name for name in files):
+                if "__pycache__" not in source.parts:
                     stripped(source, place / PACKAGES / source.relative_to(packages))
         names = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
         with lzma.open(out, "wb", filters=FILTERS) as file, tarfile.open(fileobj=file, mode="w") as archive:

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "bench/common/data.h"
+#include "src/device/math/convert.cuh"
 #include "src/device/math/swiglu.cuh"
-#include "src/device/mem/convert.cuh"
 
 namespace overlace::bench {
 namespace {

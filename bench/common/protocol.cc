@@ -1,10 +1,10 @@
 #include "bench/common/protocol.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/statistics.h"
+#include "src/base/timing.h"
 
 namespace overlace::bench {
 namespace {
@@ -62,7 +62,7 @@ class Protocol {
   /// Whole launches.
   int whole(int calls) const {
     const int each = subject_.calls_per_launch();
-    return (calls + each - 1) / each * each;
+    return base::round_up(calls, each);
   }
 
   /// `calls` are whole launches.
@@ -99,9 +99,9 @@ class Protocol {
         if (x.status != "ok") continue;
         double sample = 0, host = 0;
         OVERLACE_TRY(burst(i, whole(options_.least_calls), &sample, &host));
-        const double wanted = options_.burst_ms * 1e3 / std::max(sample, 1e-3);
-        x.calls =
-            whole(static_cast<int>(std::clamp(wanted, double(options_.least_calls), double(options_.most_calls))));
+        const double wanted =
+            base::burst_calls(options_.burst_ms * 1e3, sample, options_.least_calls, options_.most_calls);
+        x.calls = whole(static_cast<int>(wanted));
       }
       const ClockSample clocks = crew_.clocks();
       mhz.push_back(clocks.sm_mhz);
@@ -125,18 +125,16 @@ class Protocol {
   }
 
   base::Status measure() {
-    for (int repetition = 0; repetition < options_.repetitions; ++repetition) {
-      for (const size_t i : burst_order(entrants_.size(), repetition, options_.seed)) {
-        Entrant& x = entrants_[i];
-        if (x.status != "ok") continue;
-        double sample = 0, host = 0;
-        OVERLACE_TRY(burst(i, x.calls, &sample, &host));
-        x.samples_us.push_back(sample);
-        x.host_us.push_back(host);
-        x.clocks.push_back(crew_.clocks());
-      }
-    }
-    return {};
+    return base::interleave(entrants_.size(), options_.repetitions, options_.seed, [&](int, size_t i) -> base::Status {
+      Entrant& x = entrants_[i];
+      if (x.status != "ok") return {};
+      double sample = 0, host = 0;
+      OVERLACE_TRY(burst(i, x.calls, &sample, &host));
+      x.samples_us.push_back(sample);
+      x.host_us.push_back(host);
+      x.clocks.push_back(crew_.clocks());
+      return {};
+    });
   }
 
   std::vector<Entrant>& entrants_;
@@ -159,18 +157,6 @@ Json range_json(const std::vector<ClockSample>& samples, double ClockSample::*wh
 base::Result<Outcome> run_case(std::vector<Entrant>* entrants, Subject& subject, Crew& crew,
                                const ProtocolOptions& options) {
   return Protocol(*entrants, subject, crew, options).run();
-}
-
-std::vector<size_t> burst_order(size_t entrants, int repetition, uint64_t seed) {
-  std::vector<size_t> order(entrants);
-  std::iota(order.begin(), order.end(), size_t{0});
-  uint64_t state = mix(seed + kGoldenRatio * static_cast<uint64_t>(repetition / 2 + 1));
-  for (size_t left = entrants; left > 1; --left) {
-    state += kGoldenRatio;
-    std::swap(order[left - 1], order[mix(state) % left]);
-  }
-  if (repetition % 2 != 0) std::reverse(order.begin(), order.end());
-  return order;
 }
 
 Json clocks_json(const std::vector<ClockSample>& samples) {

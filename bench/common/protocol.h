@@ -7,7 +7,7 @@
 
 #include "bench/common/device.h"
 #include "src/base/json.h"
-#include "src/base/status.h"
+#include "src/base/timing.h"
 
 namespace overlace::bench {
 
@@ -61,7 +61,7 @@ class Crew {
   virtual base::Status record_end() = 0;
   virtual base::Result<double> elapsed_us() = 0;
   virtual ClockSample clocks() = 0;
-  virtual double now_s() = 0;
+  virtual double now_s() { return base::steady_s(); }
 };
 
 struct Outcome {
@@ -72,10 +72,6 @@ struct Outcome {
 /// Collective. A wrong entrant is named and not timed; one that is wrong only afterwards loses its samples.
 base::Result<Outcome> run_case(std::vector<Entrant>* entrants, Subject& subject, Crew& crew,
                                const ProtocolOptions& options);
-
-/// Order of a repetition: a permutation drawn from the seed for each pair of repetitions, reversed in the second of the
-/// pair, so that a drift hits all alike. bench/driver/protocol.py draws the same.
-std::vector<size_t> burst_order(size_t entrants, int repetition, uint64_t seed);
 
 /// Median, least and most of SM clock, memory clock, power and temperature, and all throttle reasons.
 base::Json clocks_json(const std::vector<ClockSample>& samples);

@@ -1,7 +1,6 @@
 #include "bench/common/team_crew.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <span>
 
@@ -32,10 +31,6 @@ base::Result<double> TeamCrew::max_over_ranks(double mine) {
   } catch (...) {
     return base::status_of_current_exception();
   }
-}
-
-double TeamCrew::now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 base::Result<std::vector<base::Json>> TeamCrew::gather(const base::Json& mine) {

@@ -18,7 +18,6 @@ class TeamCrew final : public Crew {
   base::Status record_end() override { return device_.record_end(); }
   base::Result<double> elapsed_us() override { return device_.elapsed_us(); }
   ClockSample clocks() override { return device_.clocks(); }
-  double now_s() override;
   /// Collective: a small value of each rank, in rank order.
   base::Result<std::vector<base::Json>> gather(const base::Json& mine);
 

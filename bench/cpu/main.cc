@@ -6,10 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,12 +20,12 @@
 #include "overlace/signal.h"
 #include "src/base/format.h"
 #include "src/base/statistics.h"
+#include "src/base/timing.h"
 
 namespace overlace::bench {
 namespace {
 
 using base::Json;
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr uint32_t kMaxSpins = 2000000000;  // of the plain probes, which have no deadline
@@ -62,12 +60,6 @@ void pin_to_core(int n) {
     (void)::sched_setaffinity(0, sizeof one, &one);
     return;
   }
-}
-
-double seconds_of(const std::function<void()>& work) {
-  const auto begin = Clock::now();
-  work();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 struct Row {
@@ -133,10 +125,10 @@ class Bench {
         }
       };
       for (int i = -3; i < options_.repetitions; ++i) {
-        const double a = seconds_of(ours), b = seconds_of(plain);
+        const double a = base::us_of(ours), b = base::us_of(plain);
         if (i < 0) continue;
-        row.ours_us.push_back(a * 1e6 / puts);
-        row.plain_us.push_back(b * 1e6 / puts);
+        row.ours_us.push_back(a / puts);
+        row.plain_us.push_back(b / puts);
       }
       expect_ok(flush(pod_));
     }
@@ -190,13 +182,13 @@ class Bench {
     const int repetitions = is_over ? std::min(options_.repetitions, 21) : options_.repetitions;
     for (int i = -3; i < repetitions; ++i) {
       team_.barrier();
-      const double a = seconds_of(ours);
+      const double a = base::us_of(ours);
       team_.barrier();
       // Spinning with fewer cores than ranks takes a time slice per hop: not worth showing.
-      const double b = is_over ? 0 : seconds_of(plain);
+      const double b = is_over ? 0 : base::us_of(plain);
       if (i < 0) continue;
-      row.ours_us.push_back(a * 1e6 / rounds / size);
-      if (!is_over) row.plain_us.push_back(b * 1e6 / rounds / size);
+      row.ours_us.push_back(a / rounds / size);
+      if (!is_over) row.plain_us.push_back(b / rounds / size);
     }
     team_.barrier();
     rows_.push_back(std::move(row));

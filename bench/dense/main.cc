@@ -1,4 +1,4 @@
-// bench_dense: ag_gemm, ag_wgrad, gemm_rs, gemm_ar with all schedules side by side in one run, on GPUs or CPU ranks.
+// bench_dense: the operators with all their schedules side by side in one run, on GPUs or CPU ranks.
 // `overlace bench` starts it; by hand, one process per rank:
 //   overlace run -n 4 -- bench_dense --set canonical --out records.jsonl
 // --competitors takes auto, families, and families with degree and options: grouped_unfused_1d:4:ce_queues=3. Schedules
@@ -146,7 +146,7 @@ class Bench {
       verify.set("rms_error_after", x.after.rms_error).set("same_bits_as_library", x.same_bits);
       row.set("verify", verify);
     }
-    row.set("flops", 2.0 * static_cast<double>(c.m) * static_cast<double>(c.n) * static_cast<double>(c.k));
+    row.set("flops", workload.flops());
     row.set("bytes", workload.bytes_sent());
     if (runtime_.is_emulated()) flags.push_back("emulated");
     if (x.is_timed()) {

@@ -5,6 +5,7 @@
 #include "bench/common/arguments.h"
 #include "overlace/error.h"
 #include "overlace/team.h"
+#include "src/base/ceil_div_pod.h"
 
 namespace overlace::bench {
 namespace {
@@ -63,8 +64,7 @@ base::Result<double> Operators::measure_flops() {
     if (!worst.ok()) return worst.status();
     best_us = i == 0 ? *worst : std::min(best_us, *worst);
   }
-  return 2.0 * static_cast<double>(case_.m) * static_cast<double>(case_.n) * static_cast<double>(case_.k) / best_us *
-         1e6;
+  return workload_.flops() / best_us * 1e6;
 }
 
 base::Status Operators::resolve(const std::string& name, spec::Schedule* schedule, std::string* reason) {
@@ -131,7 +131,7 @@ base::Status Operators::enqueue(size_t which, int turn) {
 int Operators::calls_per_launch() const {
   constexpr int kLeast = 16;
   const int sets = workload_.sets();
-  return chains_ ? (kLeast + sets - 1) / sets * sets : 1;
+  return chains_ ? base::round_up(kLeast, sets) : 1;
 }
 
 base::Status Operators::call(size_t which, int turn) {

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
+#include "overlace/ops/a2a_gemm.h"
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/ag_wgrad.h"
+#include "overlace/ops/gemm_a2a.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/team.h"
+#include "src/base/ceil_div_pod.h"
 #include "src/base/file.h"
 #include "src/base/half.h"
 #include "src/spec/operators.h"
@@ -62,12 +66,17 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
   const size_t rank = static_cast<size_t>(channel.team().rank());
   const int64_t mine = off[rank + 1] - off[rank];
   const bool is_wgrad = spec::flow_of(c.op).sums_rows;
-  const int64_t rows_a = spec::gathers(c.op) ? mine : c.m;
+  const int64_t rows_a = spec::gathers(c.op) || spec::exchanges(c.op) ? mine : c.m;
   const int64_t rows_b = is_wgrad ? c.m : c.n, cols_b = is_wgrad ? c.n : c.k;
-  const int64_t rows_out = spec::stays_with_owner(c.op) ? mine : is_wgrad ? c.k : c.m;
+  int64_t rows_out = spec::stays_with_owner(c.op) ? mine : is_wgrad ? c.k : c.m;
+  if (spec::exchanges(c.op)) {
+    w.splits_ = spec::splits(op);
+    rows_out = 0;
+    for (size_t i = rank; i < w.splits_.size(); i += off.size() - 1) rows_out += w.splits_[i];
+  }
   const int64_t element = static_cast<int64_t>(dtype_bytes(c.dtype));
   const int64_t bytes = (rows_a * c.k + rows_b * cols_b + rows_out * c.columns()) * element;
-  const int64_t sets = std::clamp<int64_t>((kRotatedBytes + bytes - 1) / std::max<int64_t>(bytes, 1) + 1, 2, 24);
+  const int64_t sets = std::clamp<int64_t>(base::ceil_div(kRotatedBytes, std::max<int64_t>(bytes, 1)) + 1, 2, 24);
   w.bytes_rotated_ = bytes * sets;
   for (int64_t i = 0; i <= sets; ++i) {  // the last output is the reference
     const auto make = [&](int64_t rows, int64_t cols, TensorView* out) -> base::Status {
@@ -105,16 +114,22 @@ spec::OpSpec Workload::op() const {
   return op;
 }
 
+double Workload::flops() const {
+  return 2.0 * static_cast<double>(spec::rows_of_product(op())) * static_cast<double>(case_.n) *
+         static_cast<double>(case_.k);
+}
+
 int64_t Workload::first_row() const { return spec::row_offsets(op())[static_cast<size_t>(channel_->team().rank())]; }
 
 Normal Workload::left(int rank, int64_t row) const {
-  // ag_gemm, ag_wgrad: one matrix of all ranks' rows; gemm_rs, gemm_ar: one matrix per rank (its part of K).
-  return Normal{data_.seed,   spec::gathers(case_.op) ? 1u : 1u + static_cast<uint64_t>(rank), 1.0, row, 0,
-                data_.is_ramp};
+  // ag_gemm, ag_wgrad, gemm_a2a, a2a_gemm: one matrix of all ranks' rows; gemm_rs, gemm_ar: one matrix per rank (its
+  // part of K).
+  const bool is_one = spec::gathers(case_.op) || spec::exchanges(case_.op);
+  return Normal{data_.seed, is_one ? 1u : 1u + static_cast<uint64_t>(rank), 1.0, row, 0, data_.is_ramp};
 }
 
 Normal Workload::right(int rank) const {
-  const double parts = spec::gathers(case_.op) ? 1 : channel_->team().size();
+  const double parts = spec::gathers(case_.op) || spec::exchanges(case_.op) ? 1 : channel_->team().size();
   const double total = static_cast<double>(spec::flow_of(case_.op).sums_rows ? case_.m : case_.k) * parts;
   return Normal{data_.seed, 1000u + static_cast<uint64_t>(rank), 1.0 / std::sqrt(total), 0, 0, data_.is_ramp};
 }
@@ -122,7 +137,8 @@ Normal Workload::right(int rank) const {
 base::Status Workload::fill() {
   const int rank = channel_->team().rank();
   for (size_t i = 0; i < a_.size(); ++i) {  // every set holds the same values: one oracle serves all
-    OVERLACE_TRY(device_->fill(a_[i], left(rank, spec::gathers(case_.op) ? first_row() : 0)));
+    OVERLACE_TRY(
+        device_->fill(a_[i], left(rank, spec::gathers(case_.op) || spec::exchanges(case_.op) ? first_row() : 0)));
     OVERLACE_TRY(device_->fill(b_[i], right(rank)));
   }
   return device_->synchronize();
@@ -148,6 +164,15 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
       ops::run(*channel_,
                ops::GemmRsArgs{.a = a_[i], .b = b_[i].transposed(), .out = out_[i], .bias = {}, .row_offsets = {}},
                schedule);
+    } else if (!splits_.empty() && spec::gathers(case_.op)) {
+      ops::run(*channel_,
+               ops::A2aGemmArgs{
+                   .a_shard = a_[i], .b = b_[i].transposed(), .c = out_[i], .bias = {}, .a = {}, .splits = splits_},
+               schedule);
+    } else if (!splits_.empty()) {
+      ops::run(*channel_,
+               ops::GemmA2aArgs{.a = a_[i], .b = b_[i].transposed(), .out = out_[i], .bias = {}, .splits = splits_},
+               schedule);
     } else {
       ops::run(*channel_, ops::GemmArArgs{.a = a_[i], .b = b_[i].transposed(), .out = out_[i], .bias = {}}, schedule);
     }
@@ -165,6 +190,7 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
   std::vector<Factor> factors;
   const int size = channel_->team().size();
   const spec::Dataflow flow = spec::flow_of(case_.op);
+  if (flow.exchanges) return check_blocks(out);
   if (flow.gathers) {
     factors.push_back({left(0, 0), right(channel_->team().rank()), flow.sums_rows ? case_.m : case_.k});
     factors[0].is_gated = case_.activation == spec::Activation::swiglu;
@@ -176,10 +202,34 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
                         device_->is_gpu() ? kSamplesGpu : kSamplesCpu, data_.seed + 17);
 }
 
+base::Result<Check> Workload::check_blocks(const TensorView& out) {
+  const int rank = channel_->team().rank(), size = channel_->team().size();
+  const std::vector<int64_t> off = spec::row_offsets(op());
+  Check all;
+  int64_t place = 0;
+  for (int source = 0; source < size; ++source) {
+    const auto row = splits_.begin() + static_cast<std::ptrdiff_t>(source) * size;
+    const int64_t rows = row[rank];
+    if (rows == 0) continue;
+    const int64_t first = std::accumulate(row, row + rank, off[static_cast<size_t>(source)]);
+    const base::Result<Check> one =
+        device_->check(out.rows(place, rows), {{left(0, 0), right(spec::gathers(case_.op) ? rank : source), case_.k}},
+                       first, case_.dtype, (device_->is_gpu() ? kSamplesGpu : kSamplesCpu) / size, data_.seed + 17);
+    if (!one.ok()) return one;
+    all.max_error = std::max(all.max_error, one->max_error);
+    all.rms_error = std::max(all.rms_error, one->rms_error);
+    all.sampled += one->sampled;
+    all.finite = all.finite && one->finite;
+    place += rows;
+  }
+  return all;
+}
+
 double Workload::bytes_sent() const {
   const double g = channel_->team().size(), element = static_cast<double>(dtype_bytes(case_.dtype));
   const double width = static_cast<double>(spec::gathers(case_.op) ? case_.k : case_.n);
-  return spec::flow_of(case_.op).passes * (g - 1) * static_cast<double>(case_.m) / g * width * element;
+  return spec::flow_of(case_.op).passes * (g - 1) * static_cast<double>(spec::rows_of_product(op())) / g * width *
+         element;
 }
 
 base::Status Workload::keep_reference() {

@@ -55,12 +55,15 @@ class Workload {
   int64_t bytes_rotated() const { return bytes_rotated_; }
   /// That a rank must send: shards of A, or partial sums to their owners, and those of gemm_ar back.
   double bytes_sent() const;
+  double flops() const;  // of one rank's product
 
  private:
   Workload(const Case& c, Channel& channel, Device& device, const Normal& data)
       : case_(c), channel_(&channel), device_(&device), data_(data) {}
   base::Status fill();
-  int64_t first_row() const;  // of my output
+  int64_t first_row() const;  // of my output, of gemm_a2a of my rows
+  /// gemm_a2a: block by block, whose rows come from other ranks.
+  base::Result<Check> check_blocks(const TensorView& out);
   Normal left(int rank, int64_t row) const;
   Normal right(int rank) const;
 
@@ -70,6 +73,7 @@ class Workload {
   Normal data_;
   std::vector<TensorView> a_, b_, out_;
   TensorView reference_;
+  std::vector<int64_t> splits_;  // gemm_a2a
   int64_t bytes_rotated_ = 0;
 };
 

@@ -1,51 +1,80 @@
-"""One self-contained HTML page of records: no script, nothing loaded, light and dark, phone and desktop."""
+"""One self-contained HTML page of records, from the template that `overlace run --report` uses too."""
 
 from __future__ import annotations
 
 import json
 import math
-from html import escape
+from pathlib import Path
 
 import records
 import table
-from page_style import STYLE
 from records import Bounds, Derived, Group
 
+TEMPLATE = Path(__file__).resolve().parents[2] / "cli" / "report" / "page.html"
 PARTS = {"compute": "the GEMM alone", "comm": "the transfers alone", "limit": "both side by side, without dependence"}
-MARKS = (("compute", "mark-compute", "GEMM alone"), ("limit", "mark-limit", "attainable limit"))
-LEGEND = "".join(f'<span class="key"><i class="{style}"></i>{text}</span>' for _, style, text in MARKS)
+MARKS = {"compute": "GEMM alone", "limit": "attainable limit"}
 SHOWN_FLAGS = ("host_bound", "unsettled", "other_process")
 ENDS = ("median", "p90")
 BUSY = 0.7  # processes per core before the bench began
 
 
 def html(rows: list[dict]) -> str:
+    """The page: one JSON value in the template, where nothing of it can end its block or become markup."""
+    text = json.dumps(data(rows), separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return TEMPLATE.read_text().replace("@DATA@", text)
+
+
+def data(rows: list[dict]) -> dict:
+    """What the page shows, as the template wants it (docs/design/reports.md)."""
     groups = records.groups(rows)
-    body = [head(rows), tiles(groups)]
+    blocks = [tiles(groups)]
     operators = [g for g in groups if g.workload in (*records.DENSE, "run")]
     if len(operators) > 2:
-        body.append(overview(operators))
-    body += [operator(g, i) for i, g in enumerate(operators)]
+        blocks.append(overview(operators))
+    blocks += [operator(g, i) for i, g in enumerate(operators)]
     for workload in ("runtime", "cpu"):
         mine = [g for g in groups if g.workload == workload]
         if mine:
-            body.append(primitives(workload, mine))
-    body += [gemm(g) for g in groups if g.workload == "gemm_core"]
-    body.append(sources(rows))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>overlace bench</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</main></body></html>\n"
-    )
+            blocks.append(primitives(workload, mine))
+    blocks += [gemm(g) for g in groups if g.workload == "gemm_core"]
+    blocks.append(sources(rows))
+    return {
+        "title": "overlace bench",
+        "heading": "overlace bench",
+        **head(rows),
+        "blocks": [block for block in blocks if block],
+        "footer": ["written by ", styled("code", "overlace bench")],
+    }
 
 
-def badge(text: str, kind: str = "") -> str:
-    return f'<span class="badge {kind}">{escape(text)}</span>'
+def styled(style: str, text: str) -> dict:
+    return {"style": style, "text": text}
 
 
-def head(rows: list[dict]) -> str:
+def badge(text: str, kind: str = "") -> dict:
+    return {"badge": text, "kind": kind}
+
+
+def note(*text: str | dict) -> dict:
+    return {"part": "note", "text": list(text)}
+
+
+def legend() -> dict:
+    return note(*({"key": kind, "text": text} for kind, text in MARKS.items()))
+
+
+def grid(columns: dict[str, str], rows: list[dict]) -> dict:
+    """A table whose columns have a title and a kind."""
+    return {"part": "table", "columns": [{"title": t, "kind": k} for t, k in columns.items()], "rows": rows}
+
+
+def section(title: str, aside: str, parts: list[dict], name: str = "") -> dict:
+    return {"block": "section", "id": name, "title": [title + " ", styled("aside", aside)], "parts": parts}
+
+
+def head(rows: list[dict]) -> dict:
     machines = list(dict.fromkeys(records.machine_name(r) for r in rows))
     facts = [badge(m) for m in machines]
     first = rows[0]["machine"] if rows else {}
@@ -64,89 +93,78 @@ def head(rows: list[dict]) -> str:
         facts.append(badge("clocks unattested", "bad"))
     dates = sorted({r["date"][:16].replace("T", " ") for r in rows})
     span = f"{dates[0]} to {dates[-1]} UTC" if len(dates) > 1 else f"{dates[0]} UTC" if dates else ""
-    return (
-        f'<header><h1>overlace bench</h1><p class="facts">{"".join(facts)}</p>'
-        f'<p class="aside">{len(rows)} records, {escape(span)}. Times are medians over bursts of the slowest rank;'
-        " every competitor of a case was verified first.</p></header>"
+    text = (
+        f"{len(rows)} records, {span}. Times are medians over bursts of the slowest rank;"
+        " every competitor of a case was verified first."
     )
+    return {"badges": facts, "note": text}
 
 
-def tile(name: str, value: str, note: str = "") -> str:
-    return f'<div class="tile"><div class="name">{name}</div><div class="value">{value}</div><div>{note}</div></div>'
+def tile(name: str, value: str, aside: str = "") -> dict:
+    return {"name": name, "value": value, "note": aside}
 
 
-def tiles(groups: list[Group]) -> str:
+def tiles(groups: list[Group]) -> dict | None:
     facts = [(g, records.derive(g.rows["auto"], records.bounds_of(g))) for g in groups if "auto" in g.rows]
     facts = [(g, d) for g, d in facts if not math.isnan(d.gain)]
     if not facts:
-        return ""
+        return None
     gains = [d.gain for _, d in facts]
     rhos = [d.rho for _, d in facts if not math.isnan(d.rho)]
     losses = [g for g, d in facts if d.gain < 0.98]
+    spread = f"geometric mean; {min(gains):.2f} to {max(gains):.2f}"
     shown = [
         tile("cases", str(len(facts)), "auto beside library"),
-        tile(
-            "gain over library",
-            f"{records.geomean(gains):.2f}x",
-            f"geometric mean; {min(gains):.2f} to {max(gains):.2f}",
-        ),
+        tile("gain over library", f"{records.geomean(gains):.2f}x", spread),
     ]
     if rhos:
-        shown.append(
-            tile("time over the limit", f"{records.geomean(rhos):.2f}", f"geometric mean; worst {max(rhos):.2f}")
-        )
+        worst = f"geometric mean; worst {max(rhos):.2f}"
+        shown.append(tile("time over the limit", f"{records.geomean(rhos):.2f}", worst))
     shown.append(tile("slower than library", f"{len(losses)}", "cases by more than 2 %"))
-    return f'<section class="tiles">{"".join(shown)}</section>'
+    return {"block": "tiles", "tiles": shown}
 
 
-def cell(value: str, label: str, kind: str = "number") -> str:
-    return f'<td class="{kind}" data-label="{label}">{value}</td>'
-
-
-def overview(groups: list[Group]) -> str:
+def overview(groups: list[Group]) -> dict:
     lines = []
     for i, g in enumerate(groups):
         b = records.bounds_of(g)
         if "auto" not in g.rows or math.isnan(g.us("auto")):
             continue
         d = records.derive(g.rows["auto"], b)
-        worse = ' class="bad-text"' if d.gain < 0.98 else ""
+        gain = table.number(d.gain)
+        link = {"link": f"c{i}", "text": f"{g.workload} {g.first['case']['name']}"}
         lines.append(
-            f'<tr><th scope="row"><a href="#c{i}">{escape(g.workload)} {escape(g.first["case"]["name"])}</a>'
-            f'<span class="aside">{escape(g.size())}</span></th>'
-            + cell(table.us(b.library), "library us")
-            + cell(table.us(d.us), "auto us")
-            + cell(table.us(b.limit), "limit us")
-            + cell(f"<span{worse}>{table.number(d.gain)}</span>", "x library")
-            + cell(table.number(d.rho), "rho")
-            + cell(bar(d, b, "auto", largest(b.serial, d.us, d.p90)), "", "bar")
-            + "</tr>"
+            {
+                "name": [link, styled("aside below", g.size())],
+                "cells": [
+                    table.us(b.library),
+                    table.us(d.us),
+                    table.us(b.limit),
+                    styled("bad-text", gain) if d.gain < 0.98 else gain,
+                    table.number(d.rho),
+                    bar(d, b, "auto", largest(b.serial, d.us, d.p90)),
+                ],
+            }
         )
-    heads = "".join(f'<th class="number">{x}</th>' for x in ("library us", "auto us", "limit us", "x library", "rho"))
-    return (
-        f'<section><h2>All cases</h2><table><thead><tr><th>case</th>{heads}<th class="bar">{LEGEND}</th></tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></section>"
-    )
+    columns = {"case": "", **dict.fromkeys(("library us", "auto us", "limit us", "x library", "rho"), "number")}
+    return section("All cases", "", [grid({**columns, "": "bars long"}, lines), legend()])
 
 
 def largest(*values: float) -> float:
     return max((v for v in values if not math.isnan(v)), default=math.nan)
 
 
-def bar(d: Derived, b: Bounds, kind: str, longest: float) -> str:
+def bar(d: Derived, b: Bounds, kind: str, longest: float) -> dict:
     """A bar of its time on a scale that ends at `longest`, with its spread and the marks of `b`."""
-    us, p10, p90 = d.us, d.p10, d.p90
-    at = lambda value: f"{1000 * value / longest:.1f}"  # noqa: E731
-    parts = [
-        f'<rect class="track" width="1000" height="24"/><rect class="fill {kind}" y="3" width="{at(us)}" height="18"/>'
-    ]
-    if not math.isnan(p10) and p90 > p10:
-        parts.append(f'<path class="whisker" d="M{at(p10)} 12H{at(p90)}M{at(p10)} 7v10M{at(p90)} 7v10"/>')
-    for name, style, _ in MARKS:
-        value = getattr(b, name)
-        if not math.isnan(value) and value <= longest:
-            parts.append(f'<path class="{style}" d="M{at(value)} 0v24"/>')
-    return f'<svg viewBox="0 0 1000 24" preserveAspectRatio="none" aria-hidden="true">{"".join(parts)}</svg>'
+    at = lambda value: round(100 * value / longest, 3)  # noqa: E731
+    marks = {name: getattr(b, name) for name in MARKS}
+    shown = {
+        "bars": [{"at": at(d.us), "kind": kind}],
+        "marks": [{"at": at(v), "kind": k} for k, v in marks.items() if not math.isnan(v) and v <= longest],
+    }
+    if not math.isnan(d.p10) and d.p90 > d.p10:
+        shown["whisker"] = [at(d.p10), at(d.p90)]
+    return shown
 
 
 def kind_of(name: str) -> str:
@@ -173,109 +191,105 @@ def clocks(group: Group) -> str:
     return f"SM {min(mhz):.0f} to {max(mhz):.0f} MHz, {min(watts):.0f} to {max(watts):.0f} W per GPU"
 
 
-def operator(group: Group, index: int) -> str:
+def unmeasured(name: str, row: dict) -> dict:
+    good = row["status"] == "ok"
+    status = "verified" if good and "verify" in row else "ran" if good else row["status"]
+    text = f"{status} {row.get('reason', '')}"
+    look = "" if good else "bad-text" if row["status"] == "wrong" else "aside"
+    return {"name": name, "note": styled(look, text) if look else text}
+
+
+def competitor(name: str, row: dict, b: Bounds, longest: float) -> dict:
+    d = records.derive(row, b)
+    aside = PARTS.get(name) or (row.get("schedule", "") if name.startswith("auto") else "")
+    is_part = name in ("compute", "comm")
+    flags = [badge(f.replace("_", " ")) for f in row.get("flags", []) if f in SHOWN_FLAGS]
+    ends = f"{table.us(d.p10)}..{table.us(d.p90)}" if not math.isnan(d.p10) else ""
+    return {
+        "name": [name, *flags, styled("aside below", aside)],
+        "cells": [
+            bar(d, b, kind_of(name), longest),
+            [table.us(d.us), styled("aside below", ends)],
+            "-" if is_part else table.number(d.gain),
+            "-" if is_part else table.number(d.rho),
+            "-" if name == "comm" else table.number(d.tflops, 0 if d.tflops >= 10 else 3),
+        ],
+    }
+
+
+def operator(group: Group, index: int) -> dict:
     b = records.bounds_of(group)
     longest = largest(*(x for r in group.rows.values() for x in (r.get("time_us", {}).get(k, math.nan) for k in ENDS)))
-    lines = []
-    for name, row in group.rows.items():
-        if "time_us" not in row:
-            why = escape(row.get("reason", ""))
-            good = row["status"] == "ok"
-            status = "verified" if good and "verify" in row else "ran" if good else escape(row["status"])
-            look = "" if good else ' class="bad-text"' if row["status"] == "wrong" else ' class="aside"'
-            lines.append(f'<tr><th scope="row">{escape(name)}</th><td colspan="5"{look}>{status} {why}</td></tr>')
-            continue
-        d = records.derive(row, b)
-        note = PARTS.get(name) or (row.get("schedule", "") if name.startswith("auto") else "")
-        is_part = name in ("compute", "comm")
-        flags = "".join(badge(f.replace("_", " ")) for f in row.get("flags", []) if f in SHOWN_FLAGS)
-        ends = f"{table.us(d.p10)}..{table.us(d.p90)}" if not math.isnan(d.p10) else ""
-        lines.append(
-            f'<tr><th scope="row">{escape(name)}{flags}<span class="aside">{escape(note)}</span></th>'
-            + cell(bar(d, b, kind_of(name), longest), "", "bar")
-            + cell(f'{table.us(d.us)}<span class="aside">{ends}</span>', "us")
-            + cell("-" if is_part else table.number(d.gain), "x library")
-            + cell("-" if is_part else table.number(d.rho), "rho")
-            + cell("-" if name == "comm" else table.number(d.tflops, 0 if d.tflops >= 10 else 3), "TFLOP/s")
-            + "</tr>"
-        )
+    lines = [
+        competitor(name, row, b, longest) if "time_us" in row else unmeasured(name, row)
+        for name, row in group.rows.items()
+    ]
     notes = [x for x in (table.bursts(group), clocks(group)) if x]
     if b.regime:
         notes.append("the limit was below the GEMM alone, which counts as limit")
     reason = group.rows.get("auto", {}).get("reason", "")
-    return (
-        f'<section id="c{index}"><h2>{escape(group.workload)} <span>{escape(group.title())}</span></h2>'
-        f'<table><thead><tr><th>competitor</th><th class="bar">{LEGEND}</th><th class="number">us</th>'
-        '<th class="number">x library</th><th class="number">rho</th><th class="number">TFLOP/s</th></tr></thead>'
-        f'<tbody>{"".join(lines)}</tbody></table><p class="aside">{escape("; ".join(notes))}</p>'
-        + (f'<p class="aside">auto: {escape(reason)}</p>' if reason else "")
-        + "</section>"
-    )
+    columns = {"competitor": "", "": "bars long", **dict.fromkeys(("us", "x library", "rho", "TFLOP/s"), "number")}
+    parts = [grid(columns, lines), legend(), note("; ".join(notes))]
+    if reason:
+        parts.append(note(f"auto: {reason}"))
+    return section(group.workload, group.title(), parts, f"c{index}")
 
 
-def primitives(workload: str, groups: list[Group]) -> str:
-    lines = []
-    for g in groups:
-        case, ours, plain = g.first["case"], g.rows.get("overlace"), g.rows.get("plain")
-        title = f'<th scope="row">{escape(case["name"])}<span class="aside">{escape(case.get("what", ""))}</span></th>'
-        if ours is None or "time_us" not in ours:
-            lines.append(f'<tr>{title}<td colspan="4">{table.verdict(ours or g.first)}</td></tr>')
-            continue
-        moved = ours.get("bytes") or 0
-        figure = (lambda t, moved=moved: moved / t / 1e3) if moved else (lambda t: t)
-        value, other = figure(g.us("overlace")), figure(g.us("plain")) if plain else math.nan
-        target = ours.get("target") or 0
-        reached = value >= target if moved else value <= target
-        wanted = f"{'at least' if moved else 'at most'} {target:g}" if target else ""
-        verdict = badge("reached", "good") if target and reached else badge("missed", "bad") if target else ""
-        unit = "GB/s" if moved else "us"
-        lines.append(
-            f"<tr>{title}"
-            + cell(f"{value:.4g} {unit}", "overlace")
-            + cell("-" if math.isnan(other) else f"{other:.4g} {unit}", "plain")
-            + cell(wanted, "wanted")
-            + cell(verdict, "")
-            + "</tr>"
-        )
-    heads = "".join(f'<th class="number">{x}</th>' for x in ("overlace", "plain", "wanted", ""))
+def primitive(g: Group) -> dict:
+    case, ours, plain = g.first["case"], g.rows.get("overlace"), g.rows.get("plain")
+    name = [case["name"], styled("aside below", case.get("what", ""))]
+    if ours is None or "time_us" not in ours:
+        return {"name": name, "note": table.verdict(ours or g.first)}
+    moved = ours.get("bytes") or 0
+    figure = (lambda t: moved / t / 1e3) if moved else (lambda t: t)
+    value, other = figure(g.us("overlace")), figure(g.us("plain")) if plain else math.nan
+    target = ours.get("target") or 0
+    reached = value >= target if moved else value <= target
+    wanted = f"{'at least' if moved else 'at most'} {target:g}" if target else ""
+    verdict = badge("reached", "good") if target and reached else badge("missed", "bad") if target else ""
+    unit = "GB/s" if moved else "us"
+    second = "-" if math.isnan(other) else f"{other:.4g} {unit}"
+    return {"name": name, "cells": [f"{value:.4g} {unit}", second, wanted, verdict]}
+
+
+def primitives(workload: str, groups: list[Group]) -> dict:
+    columns = {"what": "", **dict.fromkeys(("overlace", "plain", "wanted", ""), "number")}
     teams = ", ".join(str(t) for t in sorted({g.first["team"] for g in groups}))
-    return (
-        f"<section><h2>{workload} <span>{teams} ranks</span></h2><table><thead><tr><th>what</th>{heads}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></section>"
-    )
+    return section(workload, f"{teams} ranks", [grid(columns, [primitive(g) for g in groups])])
 
 
 def kind_of_gemm(name: str) -> str:
     return "plain" if name.startswith("cublas") else "auto"
 
 
-def gemm(group: Group) -> str:
+def gemm(group: Group) -> dict | None:
     timed = sorted((r for r in group.rows.values() if "time_us" in r), key=lambda r: r["time_us"]["median"])
     if not timed:
-        return ""
+        return None
     none = records.bounds({})
     longest = timed[-1]["time_us"]["p90"]
     lines = [
-        f'<tr><th scope="row">{escape(r["competitor"])}</th>'
-        + cell(bar(records.derive(r, none), none, kind_of_gemm(r["competitor"]), longest), "", "bar")
-        + cell(table.us(r["time_us"]["median"]), "us")
-        + cell(f"{r['flops'] / r['time_us']['median'] * 1e-6:.0f}", "TFLOP/s")
-        + "</tr>"
+        {
+            "name": r["competitor"],
+            "cells": [
+                bar(records.derive(r, none), none, kind_of_gemm(r["competitor"]), longest),
+                table.us(r["time_us"]["median"]),
+                f"{r['flops'] / r['time_us']['median'] * 1e-6:.0f}",
+            ],
+        }
         for r in timed
     ]
-    return (
-        f"<section><h2>gemm_core <span>{escape(group.title())}</span></h2><table><thead><tr><th>kernel</th>"
-        '<th class="bar"></th><th class="number">us</th><th class="number">TFLOP/s</th></tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></section>"
-    )
+    columns = {"kernel": "", "": "bars long", "us": "number", "TFLOP/s": "number"}
+    return section("gemm_core", group.title(), [grid(columns, lines)])
 
 
-def sources(rows: list[dict]) -> str:
+def sources(rows: list[dict]) -> dict:
     commands = list(dict.fromkeys(r["command"] for r in rows))
     lines = "\n".join(json.dumps(r, separators=(",", ":")) for r in rows)
-    return (
-        "<section><h2>Sources</h2><p>rho is time over the attainable limit: the GEMM beside the same transfers without"
-        " dependence, from the same run. Whiskers show the 10th and 90th percentile of the bursts.</p>"
-        f"<details><summary>{len(commands)} commands</summary><pre>{escape(chr(10).join(commands))}</pre></details>"
-        f"<details><summary>{len(rows)} records, one per line</summary><pre>{escape(lines)}</pre></details></section>"
+    text = (
+        "rho is time over the attainable limit: the GEMM beside its transfers without dependence, from one run."
+        " Whiskers show the 10th and 90th percentile of the bursts."
     )
+    folded = {f"{len(commands)} commands": "\n".join(commands), f"{len(rows)} records, one per line": lines}
+    pres = [{"part": "pre", "summary": summary, "text": body} for summary, body in folded.items()]
+    return section("Sources", "", [note(text), *pres])

@@ -35,11 +35,14 @@ WORKLOADS = {
     "ag_wgrad": "AllGather and the gradient of a weight, by schedule",
     "gemm_rs": "GEMM and ReduceScatter, by schedule",
     "gemm_ar": "GEMM and AllReduce, by schedule",
+    "gemm_a2a": "GEMM and All-to-All, by schedule; m: rows of all ranks",
+    "a2a_gemm": "All-to-All and GEMM, by schedule; m: rows of all ranks",
     "cpu": "puts, signals and hops between CPU ranks, beside memcpy and a spin on a word",
     "runtime": "stores, copies, flags and barriers between GPUs, beside plain CUDA (needs GPUs)",
     "gemm_core": "the plain GEMM beside cuBLASLt (needs a GPU)",
     "run": "the decoder layers of `overlace run`, site by site",
     "block": "a decoder block through PyTorch, forward and training step, beside NCCL and async-TP",
+    "co2": "training of two CPU ranks over an emulated slow link, through PyTorch: CO2, DDP, local SGD, ...",
 }
 
 
@@ -162,6 +165,10 @@ def steps(plan: Plan) -> Iterator[Step]:
         words = [plan.python, str(BENCH / "torch_block.py"), "--ranks", str(plan.team()), "--seed", str(plan.seed)]
         words += [] if plan.on_gpus() else ["--shape", "tiny", "--tokens", "64", "--sequence", "32"]
         yield Step("block", [*words, *common(plan)])
+    if "co2" in plan.workloads:
+        words = [plan.python, str(BENCH / "co2_train.py"), "--ranks", str(plan.ranks or 2), "--seed", str(plan.seed)]
+        words += ["--link", plan.link] if plan.link else []
+        yield Step("co2", [*words, *common(plan)], env={"OVERLACE_BIN": str(plan.overlace)})
 
 
 def free_port() -> int:

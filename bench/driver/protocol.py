@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
+SETTLED_TURNS, SETTLED_SHARE = 3, 0.01
+T = TypeVar("T")
 LEAST_VALUES, LEAST_BITS = 1024, 8.0  # of the entropy check
 
 
@@ -37,6 +40,24 @@ def burst_order(entrants: int, repetition: int, seed: int) -> list[int]:
         other = mix(state) % left
         order[left - 1], order[other] = order[other], order[left - 1]
     return order[::-1] if repetition % 2 else order
+
+
+def interleaved(entrants: Sequence[T], repetitions: int, seed: int) -> Iterator[tuple[int, T]]:
+    """Repetition and entrant: each entrant once in each repetition, in burst_order."""
+    for repetition in range(repetitions):
+        for which in burst_order(len(entrants), repetition, seed):
+            yield repetition, entrants[which]
+
+
+def burst_calls(burst_us: float, call_us: float, least: int, most: int) -> int:
+    """How many calls of `call_us` fill `burst_us`, from `least` to `most`."""
+    return int(min(max(burst_us / max(call_us, 1e-3), least), most))
+
+
+def is_settled(mhz: Sequence[float]) -> bool:
+    """True if the SM clock moved by less than 1 % in the last three turns."""
+    last = mhz[-SETTLED_TURNS:]
+    return len(last) == SETTLED_TURNS and max(last) - min(last) < SETTLED_SHARE * max(last)
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import protocol
 
 OPERATORS = ("ag_gemm", "gemm_rs", "gemm_ar")
-DENSE = (*OPERATORS, "ag_wgrad")  # measured by default: OPERATORS
+DENSE = (*OPERATORS, "ag_wgrad", "gemm_a2a", "a2a_gemm")  # measured by default: OPERATORS
 PARTS = ("compute", "comm", "limit")  # that have no result of their own
 NAN = math.nan
 NO_ROOM = 0.04  # of T_serial: a smaller distance to the limit says nothing about overlap

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import programs
@@ -143,6 +144,31 @@ class Clock:
             return (self.times[1] - self.times[0]) * 1e6
         self.events[1].synchronize()
         return self.events[0].elapsed_time(self.events[1]) * 1e3
+
+
+class Bursts:
+    """Timed bursts of calls on all ranks at once; the twin of bench/common/protocol.cc."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.clock = rank, Clock(rank)
+
+    def burst(self, call: Callable[[int], object], calls: int) -> tuple[float, float]:
+        """Microseconds of the slowest rank: device time of a call and host time of a call, after a lead-in of a fifth.
+        `call` gets the number of the call."""
+        self.rank.synchronize()
+        dist.barrier()
+        self.rank.synchronize()
+        lead = max(1, calls // 5)
+        for i in range(lead):
+            call(i)
+        self.clock.mark(0)
+        start = time.perf_counter()
+        for i in range(lead, lead + calls):
+            call(i)
+        host = (time.perf_counter() - start) * 1e6 / calls
+        self.clock.mark(1)
+        us, host_us = self.rank.worst(self.clock.elapsed_us() / calls, host)
+        return us, host_us
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "overlace/handle_pod.h"
 #include "src/runtime/backend/cuda_peer/pushes.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::bench {
 

@@ -1,7 +1,7 @@
 #include "bench/runtime/kernels.cuh"
 #include "bench/runtime/pattern.cuh"
-#include "src/device/mem/put.cuh"
-#include "src/device/sync/barrier.cuh"
+#include "overlace/device/barrier.cuh"
+#include "overlace/device/put.cuh"
 
 namespace overlace::bench {
 namespace {

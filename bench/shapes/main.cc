@@ -3,7 +3,6 @@
 // Both operators, fp32, W columns and W terms a rank, M drawn from 1 to 1024. As they come: the schedule of a shape is
 // chosen and prepared at its first call, and again once it was given up. Known: each shape was called just before.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <random>
@@ -20,12 +19,12 @@
 #include "overlace/plan.h"
 #include "overlace/runtime.h"
 #include "src/base/format.h"
+#include "src/base/timing.h"
 
 namespace overlace::bench {
 namespace {
 
 using base::Json;
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostRows = 1024;
 
@@ -129,10 +128,11 @@ class Rank {
   template <class Body>
   double seconds_of(Body body) {
     team_.barrier();
-    const auto begin = Clock::now();
-    body();
-    team_.barrier();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    const auto timed = [&] {
+      body();
+      team_.barrier();
+    };
+    return base::us_of(timed) * 1e-6;
   }
 
   Team& team_;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
@@ -39,8 +38,6 @@ constexpr double kGpuResidual = 0.05, kCpuResidual = 0.2;
 constexpr double kBasicShare = 0.5, kContentionShare = 0.1, kDutyShare = 0.08, kOperatorShare = 0.3;
 constexpr double kProductShare = 0.1;  // GPUs: of the basic ones
 
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 struct Work {
   PointOptions points;
   RuntimeOptions runtime;
@@ -61,9 +58,9 @@ Status sample(Rig& rig, std::vector<Point>* points, double seconds) {
   options.repetitions = 2;
   options.burst_us = rig.is_gpu() ? kGpuBurstUs : kCpuBurstUs;
   options.max_iterations = kMostIterations;
-  const double begin = now_s();
+  const double begin = base::steady_s();
   for (int taken = 0; taken < kMostSamples; taken += options.repetitions, ++options.seed) {
-    const auto past = rig.max_over_ranks({now_s() - begin});
+    const auto past = rig.max_over_ranks({base::steady_s() - begin});
     if (!past.ok()) return past.status();
     if (taken >= kLeastSamples && past->front() > seconds) break;
     const auto timings = measure(list, rig, options);
@@ -146,7 +143,7 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, Taken* out) {
   PointOptions options = work.points;
   options.has_collectives = rig.team().net() != nullptr;
   Progress progress(stderr, bootstrap.rank() == 0 && shows_progress(STDERR_FILENO, false), 1);
-  progress.begin("timing products and copies", kBasicShare);
+  progress.begin("timing GEMMs and copies", kBasicShare);
   basic = basic_points(options);
   // GPUs: products in turn with products only, as they draw more power than all else, which makes them slower.
   if (options.is_gpu) products = take(&basic, Probe::gemm);
@@ -162,7 +159,7 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, Taken* out) {
   OVERLACE_TRY(sample(rig, &beside, kContentionShare * work.seconds));
   auto skew = sample_skew(rig);
   if (!skew.ok()) return skew.status();
-  progress.begin("timing products and breaks", kDutyShare);
+  progress.begin("timing GEMMs and breaks", kDutyShare);
   duty = duty_points(options);
   OVERLACE_TRY(sample_duty(rig, &duty, kDutyShare * work.seconds));
   auto links = rig.link_texts();
@@ -307,11 +304,11 @@ int calibrate(const CalibrateWords& words) {
   around.load_before = load_average();
   around.dtype = dtype_name(work.points.dtype);
   around.gemm = work.points.is_gpu ? "cuBLASLt" : exec::cpu_gemm_provider();
-  const double begin = now_s();
+  const double begin = base::steady_s();
   Taken taken;
   run_thread_ranks(work.points.ranks, [&](Bootstrap& b) { return measure_rank(b, work, &taken); }).or_throw();
   const std::vector<Point>& points = taken.points;
-  around.seconds = now_s() - begin;
+  around.seconds = base::steady_s() - begin;
   around.load_after = load_average();
   around.core_mhz = core_mhz();
   Fit fit = fit_points(points, work.other).value();

@@ -15,7 +15,7 @@ Command add_calibrate(CLI::App& app) {
   calibrate->add_option("--name", words->name, "Of the machine")->capture_default_str();
   calibrate->add_option("--out", words->out, "FILE.json (default: NAME.json)");
   calibrate->add_option("--backend", words->backend, "auto, cpu or cuda_peer")->capture_default_str();
-  calibrate->add_option("--dtype", words->dtype, "Of products: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
+  calibrate->add_option("--dtype", words->dtype, "Type of GEMMs: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
   calibrate->add_option("--minutes", words->minutes, "Time to take at most, about (default: 1, on GPUs 3)");
   calibrate->add_option("--max-residual", words->max_residual,
                         "Refuse fits whose median is further off, in % (default: 20, on GPUs 5)");

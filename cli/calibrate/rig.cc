@@ -255,9 +255,4 @@ Result<std::vector<double>> Rig::max_over_ranks(const std::vector<double>& mine)
   return out;
 }
 
-double Rig::now_us() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double, std::micro>(now).count();
-}
-
 }  // namespace overlace::cli

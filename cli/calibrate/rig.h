@@ -51,7 +51,6 @@ class Rig final : public Crew {
   base::Status synchronize() override;
   base::Status barrier() override;
   base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override;
-  double now_us() override;
 
  private:
   base::Result<const exec::Bindings*> bindings(const spec::Schedule& schedule);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cli/gnn/gnn.h"
+#include "cli/problem.h"
 #include "cli/progress.h"
 #include "src/base/file.h"
 #include "src/gnn/dataset/dataset.h"
@@ -75,17 +76,20 @@ gnn::Dataset dataset_of(const std::string& given, const std::string& artefact) {
   return gnn::Dataset::open(path).value();
 }
 
+/// Training epochs that read a pack's bytes.
+int64_t passes(const gnn::PackEntry& packs) { return packs.split == gnn::Split::train ? packs.epochs : 1; }
+
 std::string manifest_text(const std::string& directory, const gnn::Manifest& m) {
   std::string text = directory + "\n";
   text += line("vertices", base::format("{} x {} {}, rows of {} B", m.num_vertices, m.dim, m.dtype, m.row_bytes));
   for (const gnn::TraceEntry& t : m.traces)
-    text += line(gnn::split_name(t.split),
+    text += line(t.epoch == 0 ? gnn::split_name(t.split) : base::format("{} {}", gnn::split_name(t.split), t.epoch),
                  base::format("{} batches, {} input rows, {}", t.batches, t.input_rows, gigabytes(t.bytes)));
   for (const gnn::PackEntry& p : m.packs)
-    text +=
-        line("packs " + p.name, base::format("{}, caches of {} and {} rows: {} on disk, {} read per training epoch",
-                                             gnn::name_of(p.policy), p.gpu_rows, p.cpu_rows,
-                                             gigabytes(p.packs_bytes + p.disk_cache_bytes), gigabytes(p.bytes_read)));
+    text += line("packs " + p.name,
+                 base::format("{}, caches of {} and {} rows: {} on disk, {} read per training epoch",
+                              gnn::name_of(p.policy), p.gpu_rows, p.cpu_rows,
+                              gigabytes(p.packs_bytes + p.disk_cache_bytes), gigabytes(p.bytes_read / passes(p))));
   return text;
 }
 
@@ -93,27 +97,8 @@ int show(const std::string& directory, const gnn::Manifest& manifest, const std:
   return finish(*Json::parse(gnn::manifest_json(manifest)), manifest_text(directory, manifest), target);
 }
 
-double rate_of(const Json& machine, const char* request_bytes, const std::string& path) {
-  const Json* storage = machine.find("storage");
-  const Json* read = storage == nullptr ? nullptr : storage->find("read_GBps");
-  const Json* rate = read == nullptr ? nullptr : read->find(request_bytes);
-  if (rate == nullptr || !rate->is_number())
-    base::invalid_argument("{}: storage.read_GBps.{} is missing, wanted what overlace gnn diskbench --json writes",
-                           path, request_bytes)
-        .or_throw();
-  return rate->as_double();
-}
-
-gnn::EpochRates rates_of(const GnnPackWords& words) {
-  gnn::EpochRates rates{.extent_GBps = 1, .page_GBps = 0.25, .compute_ms = words.compute_ms};
-  if (words.machine.empty()) return rates;
-  const Json machine = Json::parse(base::read_file(words.machine).value(), words.machine).value();
-  rates.extent_GBps = rate_of(machine, "1048576", words.machine);
-  rates.page_GBps = rate_of(machine, "4096", words.machine);
-  return rates;
-}
-
-Json tuned_json(const gnn::Tuned& t) {
+/// Bytes read, of all ranks, and seconds are those of one training epoch of `epochs`.
+Json tuned_json(const gnn::Tuned& t, int64_t epochs) {
   if (!t.refused.empty()) return Json::Object{{"depth", t.request.options.depth}, {"refused", t.refused}};
   const gnn::Prediction& p = t.prediction;
   return Json::Object{{"order", gnn::name_of(p.options.order.order)},
@@ -122,11 +107,13 @@ Json tuned_json(const gnn::Tuned& t) {
                       {"depth", p.options.depth},
                       {"gpu_rows", std::ssize(p.plan.start.gpu)},
                       {"cpu_rows", std::ssize(p.plan.start.cpu)},
-                      {"bytes_read", p.bytes_read},
-                      {"bytes_on_disk", p.bytes_on_disk},
+                      {"bytes_read", t.bytes_read / epochs},
+                      {"bytes_on_disk", t.bytes_on_disk},
                       {"blow_up", p.plan.blow_up},
                       {"memory_cpu", p.memory.cpu()},
-                      {"epoch_s", t.bound.seconds()},
+                      {"epoch_s", t.time.us * 1e-6 / static_cast<double>(epochs)},
+                      {"bound_s", t.bound.seconds() / static_cast<double>(epochs)},
+                      {"sequential_s", t.time.sequential_us() * 1e-6 / static_cast<double>(epochs)},
                       {"binds", t.bound.binds()}};
 }
 
@@ -137,8 +124,10 @@ int gnn_sample(const GnnSampleWords& words) {
   gnn::SampleRequest request;
   request.sampler = {words.fanouts, words.batch_size, words.seed, words.replace};
   request.splits = splits_of(words.splits);
+  request.epochs = words.epochs;
   request.threads = words.threads;
-  Steps steps(words.quiet, static_cast<double>(request.splits.size()));
+  Steps steps(words.quiet, static_cast<double>(request.splits.size() +
+                                               static_cast<size_t>(words.epochs > 1 ? words.epochs - 1 : 0)));
   request.progress = steps.taker();
   const gnn::Manifest manifest = gnn::sample_artefact(dataset, words.out, request).value();
   steps.clear();
@@ -147,28 +136,39 @@ int gnn_sample(const GnnSampleWords& words) {
 
 int gnn_plan(const GnnPackWords& words) {
   const gnn::Manifest manifest = gnn::read_manifest(words.artefact).value();
-  const gnn::TraceEntry* entry = manifest.trace(gnn::Split::train);
-  if (entry == nullptr) base::invalid_argument("{}: split train is not sampled", words.artefact).or_throw();
-  const gnn::ArtefactTrace trace = gnn::ArtefactTrace::open(words.artefact, *entry, true).value();
+  if (words.ranks < 1 || words.ranks > gnn::kMaxRanks)
+    base::invalid_argument("--ranks is {}, wanted 1 to {}", words.ranks, gnn::kMaxRanks).or_throw();
+  gnn::PackEntry packs;
+  packs.epochs = manifest.sampled_epochs(gnn::Split::train);
+  packs.ranks = words.ranks;
+  if (packs.epochs == 0) base::invalid_argument("{}: split train is not sampled", words.artefact).or_throw();
+  std::vector<gnn::SelectedTrace> shares;
+  std::vector<const gnn::InputTrace*> traces;
+  for (packs.rank = 0; packs.rank < words.ranks; ++packs.rank)
+    shares.push_back(gnn::SelectedTrace::open(words.artefact, manifest, packs, packs.rank == 0).value());
+  for (const gnn::SelectedTrace& share : shares) traces.push_back(&share.trace());
+  const int64_t epoch_batches = shares.front().epoch_batches();
   gnn::FitRequest base;
   base.gpu_bytes = parse_size("--gpu-cache", words.gpu_cache, true);
   base.cpu_bytes = parse_size("--cpu-cache", words.cpu_cache, true);
   base.disk_bytes = parse_size("--disk", words.disk, true);
   base.options.row_bytes = manifest.row_bytes;
+  base.options.epoch_batches = epoch_batches;
   const int threads = words.threads > 0 ? words.threads : static_cast<int>(std::thread::hardware_concurrency());
   const std::vector<gnn::Tuned> ranked =
-      gnn::tune(trace.trace(), gnn::candidates_of(base, entry->batches), rates_of(words), std::max(threads, 1)).value();
+      gnn::tune(traces, gnn::candidates_of(base, epoch_batches), rates_of(words.rates), std::max(threads, 1)).value();
   Json json = Json::array();
   std::string text = base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>9}  {}\n", "order", "segment", "policy",
                                   "depth", "read", "on disk", "epoch", "binds");
   for (const gnn::Tuned& t : ranked) {
-    json.push_back(tuned_json(t));
+    json.push_back(tuned_json(t, packs.epochs));
     const gnn::LevelOptions& o = t.prediction.options;
-    text += t.refused.empty() ? base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>7.2f} s  {}\n",
-                                             gnn::name_of(o.order.order), o.order.segment_batches,
-                                             gnn::name_of(o.policy), o.depth, gigabytes(t.prediction.bytes_read),
-                                             gigabytes(t.prediction.bytes_on_disk), t.bound.seconds(), t.bound.binds())
-                              : base::format("depth {}: {}\n", t.request.options.depth, t.refused);
+    text += t.refused.empty()
+                ? base::format("{:<9} {:>7} {:<7} {:>5} {:>12} {:>12} {:>7.2f} s  {}\n", gnn::name_of(o.order.order),
+                               o.order.segment_batches, gnn::name_of(o.policy), o.depth,
+                               gigabytes(t.bytes_read / packs.epochs), gigabytes(t.bytes_on_disk),
+                               t.time.us * 1e-6 / static_cast<double>(packs.epochs), t.bound.binds())
+                : base::format("depth {}: {}\n", t.request.options.depth, t.refused);
   }
   return finish(json, text, words.json);
 }
@@ -183,6 +183,7 @@ int gnn_pack(const GnnPackWords& words) {
   request.memory_bytes = parse_size("--memory", words.memory);
   request.page_bytes = words.page_bytes;
   request.depth = words.depth;
+  request.ranks = words.ranks;
   request.is_dry = words.is_dry;
   request.is_automatic_order = words.order == "auto";
   if (!request.is_automatic_order) {
@@ -192,7 +193,10 @@ int gnn_pack(const GnnPackWords& words) {
     request.order.order = word_of("--order", words.order, kKnown);
     if (request.order.order == gnn::BatchOrder::segments) request.order.segment_batches = words.segment_batches;
   }
-  Steps steps(words.quiet, 2 * static_cast<double>(gnn::read_manifest(words.artefact).value().traces.size()));
+  const gnn::Manifest sampled = gnn::read_manifest(words.artefact).value();
+  const auto splits = std::count_if(std::begin(gnn::kSplits), std::end(gnn::kSplits),
+                                    [&](gnn::Split split) { return sampled.trace(split) != nullptr; });
+  Steps steps(words.quiet, 2.0 * static_cast<double>(splits) * static_cast<double>(std::max<int64_t>(words.ranks, 1)));
   request.progress = steps.taker();
   const gnn::Manifest manifest = gnn::pack_artefact(dataset, words.artefact, request).value();
   steps.clear();

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/gnn/rates.h"
 #include "src/base/json.h"
 
 namespace overlace::cli {
@@ -39,7 +40,7 @@ struct GnnDiskbenchWords {
 struct GnnSampleWords {
   std::string dataset, out, splits = "train", json;
   std::vector<int32_t> fanouts = {10, 5, 5};
-  int64_t batch_size = 1024;
+  int64_t batch_size = 1024, epochs = 1;
   uint64_t seed = 0;
   bool replace = false, quiet = false;
   int threads = 0;
@@ -48,11 +49,11 @@ struct GnnSampleWords {
 /// Of `plan` and `pack`.
 struct GnnPackWords {
   std::string artefact, dataset;  // dataset: empty, where the artefact was sampled from
-  std::string gpu_cache = "0", cpu_cache = "0", disk = "0", memory = "1GiB", machine, json;
+  std::string gpu_cache = "0", cpu_cache = "0", disk = "0", memory = "1GiB", json;
   std::string policy = "belady", order = "auto";
-  int64_t segment_batches = 256, page_bytes = 4096;
+  int64_t segment_batches = 256, page_bytes = 4096, ranks = 1;
   int depth = 3, threads = 0;
-  double compute_ms = 1;
+  GnnRateWords rates;
   bool quiet = false, is_dry = false;
 };
 
@@ -91,9 +92,6 @@ int gnn_train(const GnnTrainWords& words);
 /// Whether a directory has a manifest.json, and what it holds then.
 bool is_artefact(const std::string& directory);
 int gnn_artefact_info(const GnnInfoWords& words);
-
-/// "8GiB", "512MiB", "1000000": bytes; invalid_argument names `option`. 0 where it may be none.
-int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);
 
 /// Where a result goes: to stdout as text, or as data to a file or stdout ("-"). The exit code.
 int finish(const base::Json& json, const std::string& text, const std::string& target);

@@ -19,13 +19,15 @@ void add_levels(CLI::App* app, GnnPackWords* w) {
 }
 
 void add_sample(CLI::App* gnn, GnnSampleWords* w) {
-  CLI::App* sample = gnn->add_subcommand("sample", "Sample the batches of a training epoch");
+  CLI::App* sample = gnn->add_subcommand("sample", "Sample the batches of training epochs");
   sample->add_option("dataset", w->dataset, "Directory of the dataset")->required();
   sample->add_option("--out", w->out, "Directory of the artefact")->required();
   sample->add_option("--fanouts", w->fanouts, "In-neighbours per vertex, from the seeds outward; -1: all")
       ->delimiter(',')
       ->capture_default_str();
   sample->add_option("--batch-size", w->batch_size, "Seeds of a batch")->capture_default_str();
+  sample->add_option("--epochs", w->epochs, "Training epochs sampled anew, which training takes in turn")
+      ->capture_default_str();
   sample->add_option("--seed", w->seed, "Of all random numbers")->capture_default_str();
   sample->add_option("--splits", w->splits, "train, valid, test, separated by commas")->capture_default_str();
   sample->add_flag("--replace", w->replace, "An edge may be drawn again");
@@ -38,8 +40,9 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   add_sample(gnn, &words->sample);
   CLI::App* plan = gnn->add_subcommand("plan", "Orders and depths ranked by the epochs they allow; nothing is written");
   add_levels(plan, &words->plan);
-  plan->add_option("--machine", words->plan.machine, "What `diskbench --json` wrote (default: 1 GB/s)");
-  plan->add_option("--compute-ms", words->plan.compute_ms, "Of a batch")->capture_default_str();
+  plan->add_option("--ranks", words->plan.ranks, "Ranks that train together, each with memory of these sizes")
+      ->capture_default_str();
+  add_gnn_rates(plan, &words->plan.rates);
   plan->add_option("--threads", words->plan.threads, "Threads (default: the cores)");
   CLI::App* pack = gnn->add_subcommand("pack", "Write the rows of each batch in the order of use; goes on if killed");
   GnnPackWords& p = words->pack;
@@ -51,6 +54,8 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   pack->add_option("--depth", p.depth, "Batches that are read ahead")->capture_default_str();
   pack->add_option("--page", p.page_bytes, "Bytes of a page of the disk cache")->capture_default_str();
   pack->add_option("--memory", p.memory, "Limit of what is held of the features")->capture_default_str();
+  pack->add_option("--ranks", p.ranks, "Ranks that train together, each with caches of these sizes")
+      ->capture_default_str();
   pack->add_flag("--dry-run", p.is_dry, "Count the bytes, exactly, and write nothing");
   pack->add_flag("--quiet", p.quiet, "No progress");
   CLI::App* verify = gnn->add_subcommand("verify", "Check every checksum and index of an artefact");
@@ -83,6 +88,17 @@ int run_gnn(const CLI::App& gnn, const GnnWords& words) {
 }
 
 }  // namespace
+
+void add_gnn_rates(CLI::App* app, GnnRateWords* words) {
+  app->add_option("--machine", words->machine, "What `gnn diskbench --json` wrote (default: 1 GB/s, pages 0.25)");
+  const auto add = [app](const char* name, double* value, const char* what) {
+    app->add_option(name, *value, what)->capture_default_str();
+  };
+  add("--compute-ms", &words->compute_ms, "Of a batch");
+  add("--link", &words->link_GBps, "GB/s of copies to a GPU; 0: rows stay where they are");
+  add("--check", &words->check_GBps, "GB/s of checksums; 0: no time");
+  add("--gather", &words->gather_GBps, "GB/s of rows into their matrix and into the CPU cache; 0: no time");
+}
 
 Command add_gnn(CLI::App& app) {
   const auto shared = std::make_shared<GnnWords>();

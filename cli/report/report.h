@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/json.h"
 #include "src/base/trace.h"
 
 namespace overlace::cli {
@@ -43,7 +44,9 @@ struct Report {
   std::vector<std::string> notes;                            // what a reader must know about the numbers
 };
 
-/// The page: no script, no external resource, light and dark, phone and desktop.
+/// What the page shows, for the template of pages (cli/report/page.h).
+base::Json report_data(const Report& report);
+/// The page: no external resource, light and dark, phone and desktop.
 std::string html_report(const Report& report);
 
 }  // namespace overlace::cli

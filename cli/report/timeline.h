@@ -1,4 +1,4 @@
-// Timelines of two runs of the same work as SVG, one below the other on one time scale.
+// Timelines of two runs of one piece of work, one below the other on one time scale.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/base/json.h"
 #include "src/base/trace.h"
 
 namespace overlace::cli {
@@ -29,12 +30,11 @@ int64_t extent_ns(const base::Trace& trace);
 /// Index of the trace whose extent is nearest to `us`, the first of equals; wants at least one.
 size_t most_typical(const std::vector<base::Trace>& traces, double us);
 
-/// Escaped for HTML and SVG text and attributes; control characters but ends of lines are blanks.
-std::string escape_html(std::string_view text);
 /// "873 us", "12.4 ms", "1.25 s"
 std::string duration_text(double us);
 
-/// Both timelines, the saved time marked in the second one, and the legend. Empty traces give a sentence instead.
-std::string timelines_html(const base::Trace& serial, const base::Trace& overlapped);
+/// The parts of a page's section (cli/report/page.h): both timelines, the saved time marked in the second one, the
+/// legend and notes. Empty traces give a sentence instead.
+base::Json timeline_parts(const base::Trace& serial, const base::Trace& overlapped);
 
 }  // namespace overlace::cli

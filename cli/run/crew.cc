@@ -1,7 +1,6 @@
 #include "cli/run/crew.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 namespace overlace::cli {
@@ -50,11 +49,6 @@ Result<std::vector<double>> TeamCrew::max_over_ranks(const std::vector<double>& 
     }
   }
   return out;
-}
-
-double TeamCrew::now_us() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double, std::micro>(now).count();
 }
 
 Result<std::vector<std::string>> gather(Team& team, const std::string& mine) {

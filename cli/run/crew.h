@@ -17,7 +17,6 @@ class TeamCrew final : public Crew {
   base::Status synchronize() override { return stack_.synchronize(); }
   base::Status barrier() override;
   base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override;
-  double now_us() override;
 
  private:
   Team& team_;

@@ -8,6 +8,7 @@
 #include "overlace/error.h"
 #include "src/base/file.h"
 #include "src/exec/run.h"
+#include "src/model/layer_stream.h"
 #include "src/spec/operators.h"
 
 namespace overlace::cli {
@@ -57,6 +58,18 @@ Result<uint64_t> site_bytes(const RunPlan& plan, const model::Site& site) {
   return always + chosen;
 }
 
+/// Layers of weights that a rank of CPU memory holds, its slots counted as layers.
+double layers_in_memory(const RunPlan& plan) {
+  const auto layers = static_cast<double>(plan.problem.layers);
+  if (plan.problem.device_bytes == 0) return layers;
+  const auto shard = model::make_shard(plan.config, plan.problem, 0, plan.ranks);
+  const auto placement = shard.ok() ? model::place_layers(plan.config, plan.problem, *shard) : shard.status();
+  if (!placement.ok() || placement->streamed() == 0) return layers;
+  const double slots = 2;
+  // From disk there is a ring of what the files hold under the one of slots.
+  return plan.problem.from_disk ? layers - static_cast<double>(placement->streamed()) + 2 * slots : layers + slots;
+}
+
 }  // namespace
 
 Result<uint64_t> heap_bytes(const RunPlan& plan) {
@@ -78,16 +91,17 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double element = real(static_cast<int64_t>(dtype_bytes(plan.problem.dtype)));
   const double tokens = real(plan.problem.tokens), hidden = real(plan.config.hidden), ranks = plan.ranks;
+  const double together = plan.problem.micro_batch > 0 ? real(plan.problem.micro_batch) : tokens;
   const double here = plan.ranks_here();
   double weights = 0, columns = 0;  // of one layer over all ranks; K and N of ag_gemm and gemm_rs
   for (const model::Site& site : plan.sites) {
     weights += real(site.op.n) * real(site.op.k) * ranks;
     columns += (spec::gathers(site.op.op) ? real(site.op.n) : real(site.op.k)) * ranks;
   }
-  const double activations = tokens * (columns + 6 * hidden) * element;
+  const double activations = (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element;
   const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
   const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);
-  return (weights * real(plan.problem.layers) * element + activations) * here / ranks + states + oracle +
+  return (weights * layers_in_memory(plan) * element + activations) * here / ranks + states + oracle +
          real(static_cast<int64_t>(heap)) * here;
 }
 

@@ -35,10 +35,15 @@ CLI::App* add_run_options(CLI::App& app, RunOptions* o) {
   run->add_option("--repeat", o->repeat, "Repetitions of every measurement");
   run->add_option("--emulate-hosts", o->emulate_hosts,
                   "Ranks claim to be on so many hosts (CPU ranks: needs MPI; GPUs: NCCL)");
+  run->add_option("--device-memory", o->device_memory,
+                  "Of a rank, for weights and activations: layers that do not fit stream (8GiB, 512MiB; CPU ranks)");
+  run->add_option("--weights", o->weights, "What they stream from: host or disk, the files of --checkpoint (host)");
+  run->add_option("--micro-batch", o->micro_batch, "Tokens that walk through a layer together (default: all)");
   run->add_flag("--quiet", o->quiet, "Print errors only");
   run->add_flag("--threads", o->threads, "Ranks are threads of one process");
   run->add_option("--error-fd", o->error_fd)->group("");
-  for (const char* option : {"--ranks", "--layers", "--tokens", "--sequence-length", "--repeat", "--emulate-hosts"})
+  for (const char* option :
+       {"--ranks", "--layers", "--tokens", "--sequence-length", "--repeat", "--emulate-hosts", "--micro-batch"})
     run->get_option(option)->check(number_error<int64_t>);
   run->get_option("--seed")->check(number_error<uint64_t>);
   return run;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "cli/run/schedules.h"
 #include "src/base/half.h"
+#include "src/model/layer_stream.h"
 #include "src/model/npy.h"
 #include "src/model/weights.h"
 #include "src/runtime/backend.h"
@@ -29,6 +31,7 @@ Status check_ranges(const RunOptions& o) {
   OVERLACE_TRY(check_range("--layers", o.layers, 1, kMaxLayers));
   OVERLACE_TRY(check_range("--tokens", o.tokens, 1, kMaxTokens));
   OVERLACE_TRY(check_range("--sequence-length", o.sequence_length, 1, kMaxTokens));
+  OVERLACE_TRY(check_range("--micro-batch", o.micro_batch, 1, kMaxTokens));
   OVERLACE_TRY(check_range("--repeat", o.repeat, 1, kMaxRepetitions));
   if (o.config && o.checkpoint)
     return base::invalid_argument(
@@ -102,6 +105,42 @@ Result<LinkOptions> choose_link(const RunOptions& o, const base::Env& env, const
   auto link = parse_link(text);
   if (link.ok() && plan.ranks == 1) return LinkOptions{};
   return link;
+}
+
+/// What a rank may use, and where the rest comes from.
+Status choose_memory(const RunOptions& o, RunPlan* plan) {
+  model::Problem& p = plan->problem;
+  if (o.micro_batch) {
+    if (*o.micro_batch % p.sequence_length != 0 || *o.micro_batch > p.tokens)
+      return base::invalid_argument("--micro-batch is {}, wanted a multiple of the sequence length {} and at most {}",
+                                    *o.micro_batch, p.sequence_length, p.tokens);
+    p.micro_batch = *o.micro_batch;
+  }
+  if (o.weights && *o.weights != "host" && *o.weights != "disk")
+    return base::invalid_argument("--weights is {}, wanted host or disk", *o.weights);
+  if (o.weights && !o.device_memory)
+    return base::invalid_argument(
+        "--weights is {} without --device-memory, wanted both: without a limit nothing streams", *o.weights);
+  if (!o.device_memory) return {};
+  if (plan->backend != Backend::cpu)
+    return base::error(Errc::not_supported,
+                       "--device-memory is {}, but layers stream on CPU ranks only, wanted "
+                       "--backend cpu",
+                       *o.device_memory);
+  p.from_disk = o.weights == "disk";
+  if (p.from_disk && p.checkpoint.empty())
+    return base::invalid_argument("--weights is disk, but there is no --checkpoint, wanted one or --weights host");
+  try {
+    p.device_bytes = parse_size("--device-memory", *o.device_memory);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+  const auto shard = model::make_shard(plan->config, p, 0, plan->ranks);  // no rank has more rows
+  if (!shard.ok()) return shard.status();
+  const auto placement = model::place_layers(plan->config, p, *shard);
+  if (placement.ok()) return {};
+  return base::error(placement.status().code(), "--device-memory is {}: {}", *o.device_memory,
+                     placement.status().message());
 }
 
 /// Of several hosts that schedules make no use of, `hierarchical` asks too much.
@@ -217,6 +256,7 @@ Result<RunPlan> make_plan(const RunOptions& o, const base::Env& env, const Surro
   plan.problem.dtype = *dtype;
   OVERLACE_TRY(choose_model(o, &plan));
   OVERLACE_TRY(choose_size(o, &plan));
+  OVERLACE_TRY(choose_memory(o, &plan));
   auto sites = model::sites(plan.config, plan.problem, plan.ranks);
   if (!sites.ok()) return sites.status();
   plan.sites = std::move(*sites);

@@ -18,6 +18,7 @@
 #include "overlace/context.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
+#include "src/model/layer_stream.h"
 #include "src/spec/operators.h"
 
 namespace overlace::cli {
@@ -60,6 +61,7 @@ class RankRun {
   Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
   Status time_site(const model::Site& site, SiteResult* result);
   Status time_layers();
+  Status time_weights();
   Status repeat_forward();
   Status trace();
   Result<base::Trace> trace_pass(const SiteSchedules& schedules, const char* title);
@@ -115,6 +117,7 @@ Status RankRun::open() {
   result_.layers = plan_.problem.layers;
   result_.tokens = plan_.problem.tokens;
   result_.sequence_length = plan_.problem.sequence_length;
+  result_.micro_batch = plan_.problem.micro_batch;
   result_.dtype = plan_.problem.dtype;
   result_.seed = plan_.problem.seed;
   result_.repetitions = plan_.repetitions;
@@ -206,22 +209,31 @@ Status RankRun::choose() {
 /// Forward over all layers; `mine` are my rows, the value all rows on rank 0.
 Result<std::vector<float>> RankRun::whole_output(const SiteSchedules& schedules, std::vector<float>* mine) {
   const int64_t hidden = plan_.config.hidden;
-  const auto [first, rows] = model::token_rows(plan_.problem.tokens, team_.rank(), team_.size());
-  mine->assign(static_cast<size_t>(rows * hidden), 0.0f);
-  OVERLACE_TRY(stack_->forward(input_.data() + first * hidden, schedules, mine->data()));
+  std::vector<float> input;
+  for (const model::MicroBatch& batch : model::micro_batches(plan_.problem, team_.rank(), team_.size())) {
+    const auto begin = input_.begin() + batch.first_row * hidden;
+    input.insert(input.end(), begin, begin + batch.rows * hidden);
+  }
+  mine->assign(input.size(), 0.0f);
+  OVERLACE_TRY(stack_->forward(input.data(), schedules, mine->data()));
   const auto parts =
       gather(team_, std::string(reinterpret_cast<const char*>(mine->data()), mine->size() * sizeof(float)));
   if (!parts.ok()) return parts.status();
   std::vector<float> whole(is_first() ? input_.size() : 0);
-  size_t at = 0;
-  for (const std::string& part : *parts) {
-    if (at + part.size() > whole.size() * sizeof(float))
-      return base::error(Errc::internal, "the ranks' rows are more than {} x {}", plan_.problem.tokens, hidden);
-    std::memcpy(reinterpret_cast<char*>(whole.data()) + at, part.data(), part.size());
-    at += part.size();
+  for (size_t rank = 0; rank < parts->size(); ++rank) {
+    const std::vector<model::MicroBatch> batches =
+        model::micro_batches(plan_.problem, static_cast<int>(rank), team_.size());
+    const size_t wanted = static_cast<size_t>((batches.back().at + batches.back().rows) * hidden) * sizeof(float);
+    const std::string& part = parts->at(rank);
+    if (is_first() && part.size() != wanted)
+      return base::error(Errc::internal, "rank {}'s rows are {} bytes, wanted {}", rank, part.size(), wanted);
+    for (const model::MicroBatch& batch : batches) {
+      if (!is_first()) break;
+      std::memcpy(whole.data() + batch.first_row * hidden,
+                  part.data() + static_cast<size_t>(batch.at * hidden) * sizeof(float),
+                  static_cast<size_t>(batch.rows * hidden) * sizeof(float));
+    }
   }
-  if (at != whole.size() * sizeof(float))
-    return base::error(Errc::internal, "the ranks' rows are {} bytes, wanted {}", at, whole.size() * sizeof(float));
   return whole;
 }
 
@@ -315,6 +327,33 @@ Status RankRun::time_layers() {
   return {};
 }
 
+/// How long what streams takes in steady state, and how long the layers wait for it.
+Status RankRun::time_weights() {
+  if (plan_.problem.device_bytes == 0) return {};
+  OVERLACE_TRY(stack_->run_layers(chosen_, 1));
+  const model::WeightStats before = stack_->weight_stats();
+  OVERLACE_TRY(stack_->run_layers(chosen_, plan_.repetitions));
+  const model::WeightStats after = stack_->weight_stats();
+  const auto us_a_pass = [&](double model::WeightStats::*seconds) {
+    return (after.*seconds - before.*seconds) * 1e6 / static_cast<double>(after.passes - before.passes);
+  };
+  const auto slowest =
+      crew_->max_over_ranks({us_a_pass(&model::WeightStats::transfer_s), us_a_pass(&model::WeightStats::waited_s),
+                             us_a_pass(&model::WeightStats::disk_s)});
+  if (!slowest.ok()) return slowest.status();
+  WeightsResult weights;
+  weights.source = plan_.problem.from_disk ? "disk" : "host";
+  weights.device_bytes = plan_.problem.device_bytes;
+  weights.layer_bytes = after.layer_bytes;
+  weights.resident_layers = after.resident_layers;
+  weights.streamed_layers = after.streamed_layers;
+  weights.transfer_us = slowest->at(0);
+  weights.waited_us = slowest->at(1);
+  weights.disk_us = slowest->at(2);
+  result_.weights = weights;
+  return {};
+}
+
 /// The same layers once more after everything else ran: stale signals, overruns and races would show here.
 Status RankRun::repeat_forward() {
   const bool deterministic =
@@ -339,12 +378,17 @@ Result<base::Trace> RankRun::trace_pass(const SiteSchedules& schedules, const ch
   exec::set_trace(*channel_, &mine);
   Status status = crew_->synchronize();
   if (status.ok()) status = crew_->barrier();
+  stack_->take_transfers();
   if (status.ok()) status = stack_->run_layers(schedules, 1);
   if (status.ok()) status = crew_->synchronize();
   if (status.ok()) {
     auto recorded = exec::collect_trace(*channel_);
     status = recorded.ok() ? Status() : recorded.status();
     if (status.ok()) mine.merge(std::move(*recorded));
+    for (base::Span& span : stack_->take_transfers()) {
+      span.rank = team_.rank();
+      mine.spans.push_back(std::move(span));
+    }
   }
   exec::set_trace(*channel_, nullptr);
   OVERLACE_TRY(std::move(status));
@@ -389,6 +433,7 @@ Result<bool> RankRun::run() {
   if (result_.ok) {
     for (size_t i = 0; i < plan_.sites.size(); ++i) OVERLACE_TRY(time_site(plan_.sites[i], &result_.sites[i]));
     OVERLACE_TRY(time_layers());
+    OVERLACE_TRY(time_weights());
     OVERLACE_TRY(trace());
     OVERLACE_TRY(repeat_forward());
   }

@@ -71,7 +71,45 @@ Json site_json(const SiteResult& site) {
   return out;
 }
 
+Json weights_json(const std::optional<WeightsResult>& weights) {
+  if (!weights) return {};
+  const auto hidden = weights->hidden();
+  Json out = Json::object();
+  out.set("source", weights->source);
+  out.set("device_bytes", weights->device_bytes);
+  out.set("layer_bytes", weights->layer_bytes);
+  out.set("resident_layers", weights->resident_layers);
+  out.set("streamed_layers", weights->streamed_layers);
+  out.set("transfer_us", number_or_null(weights->transfer_us));
+  out.set("waited_us", hidden ? Json(weights->waited_us) : Json());
+  out.set("disk_us", hidden ? Json(weights->disk_us) : Json());
+  out.set("hidden", hidden ? Json(*hidden) : Json());
+  out.set("binds", hidden ? Json(weights->binds()) : Json());
+  return out;
+}
+
+std::string weights_line(const WeightsResult& w) {
+  const int64_t layers = w.resident_layers + w.streamed_layers;
+  if (w.streamed_layers == 0) return base::format("weights: all {} layers fit into {} bytes\n", layers, w.device_bytes);
+  const std::string what = base::format("weights: {} of {} layers of {} bytes stream from {}", w.streamed_layers,
+                                        layers, w.layer_bytes, w.source);
+  if (!w.hidden()) return what + "\n";
+  return base::format("{}, {} us a pass, of which the layers wait {} us; {} binds\n", what, microseconds(w.transfer_us),
+                      w.waited_us == 0 ? "0" : microseconds(w.waited_us), w.binds());
+}
+
 }  // namespace
+
+std::optional<double> WeightsResult::hidden() const {
+  if (streamed_layers == 0 || transfer_us <= 0) return std::nullopt;
+  return (transfer_us - waited_us) / transfer_us;
+}
+
+std::string WeightsResult::binds() const {
+  constexpr double kNoise = 0.05;
+  if (waited_us <= kNoise * transfer_us) return "compute";
+  return disk_us > transfer_us / 2 ? "disk" : "host memory";
+}
 
 std::optional<double> SiteTimes::hidden() const {
   const double side = std::min(compute_us, comm_us);
@@ -131,6 +169,8 @@ Json to_json(const RunResult& r) {
   out.set("layers", r.layers);
   out.set("tokens", r.tokens);
   out.set("sequence_length", r.sequence_length);
+  out.set("micro_batch", r.micro_batch);
+  out.set("weights", weights_json(r.weights));
   out.set("dtype", dtype_name(r.dtype));
   out.set("seed", r.seed);
   out.set("repetitions", r.repetitions);
@@ -140,8 +180,9 @@ Json to_json(const RunResult& r) {
 }
 
 std::string to_table(const RunResult& r) {
-  std::string out = base::format("{}  {} layer{}, {} tokens in sequences of {}, {}\n", r.model, r.layers,
-                                 r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, dtype_name(r.dtype));
+  const std::string together = r.micro_batch > 0 ? base::format(", micro-batches of {}", r.micro_batch) : "";
+  std::string out = base::format("{}  {} layer{}, {} tokens in sequences of {}{}, {}\n", r.model, r.layers,
+                                 r.layers == 1 ? "" : "s", r.tokens, r.sequence_length, together, dtype_name(r.dtype));
   const std::string hosts = r.hosts > 1 ? base::format(" on {} hosts", r.hosts) : "";
   out += base::format("{} rank{}{}, backend {}, GEMM by {}\n", r.ranks, r.ranks == 1 ? "" : "s", hosts, r.backend,
                       r.provider);
@@ -157,7 +198,14 @@ std::string to_table(const RunResult& r) {
   }
   rows.push_back({"all layers", "", "", "", microseconds(r.total_serial_us), microseconds(r.total_overlapped_us),
                   microseconds(r.stack_limit_us), percent(r.total_hidden())});
+  if (r.weights) {
+    const WeightsResult& w = *r.weights;
+    rows.push_back({"weights", w.source, base::format("{} x {} B", w.streamed_layers, w.layer_bytes),
+                    w.hidden() ? w.binds() + " binds" : "-", microseconds(w.transfer_us),
+                    w.hidden() ? base::format("{:.1f}", w.waited_us) : "-", "-", percent(w.hidden())});
+  }
   out += "\n" + aligned(rows, 4) + "\n";
+  if (r.weights) out += weights_line(*r.weights);
   for (const SiteResult& s : r.sites) out += base::format("{}: {}\n", s.name, s.reason);
   out += base::format("largest error / rms of the fp64 oracle: {:.3g} overlapped, {:.3g} unfused, {:.3g} allowed\n",
                       r.error, r.baseline_error, r.error_limit);

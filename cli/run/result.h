@@ -32,12 +32,26 @@ struct SiteResult {
   SiteTimes times;
 };
 
+/// Layers that do not fit and stream behind those before them; times of one pass over all layers.
+struct WeightsResult {
+  std::string source;  // "host" or "disk"
+  int64_t device_bytes = 0, layer_bytes = 0, resident_layers = 0, streamed_layers = 0;
+  double transfer_us = 0;  // to bring what streams, on a thread of its own
+  double waited_us = 0;    // that the layers waited for it
+  double disk_us = 0;      // of the transfer, for the disk
+  /// (transfer - waited) / transfer; nothing where nothing streams.
+  std::optional<double> hidden() const;
+  /// What a pass would have to be faster at: "compute", "host memory", "disk".
+  std::string binds() const;
+};
+
 struct RunResult {
   std::string version, backend, provider;  // provider: what multiplies matrices
   std::string link;                        // "200MB/s,20us" where it is emulated, else empty
   int ranks = 1, hosts = 1;
   std::string model;
-  int64_t layers = 0, tokens = 0, sequence_length = 0;
+  int64_t layers = 0, tokens = 0, sequence_length = 0, micro_batch = 0;  // micro_batch 0: all tokens
+  std::optional<WeightsResult> weights;                                  // with a limit of device memory
   DType dtype = DType::fp32;
   uint64_t seed = 0;
   int repetitions = 0;

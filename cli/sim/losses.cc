@@ -97,10 +97,10 @@ std::string percent(double parts_us, double whole_us) {
 
 std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses& losses) {
   const study::PartTimes& whole = losses.whole;
-  std::string out = base::format("{} | {}\nwhole: product {:.1f} us; transfer by copies {:.1f} us, by stores {}\n\n",
+  std::string out = base::format("{} | {}\nwhole: GEMM {:.1f} us; transfer by copies {:.1f} us, by stores {}\n\n",
                                  op.to_string(), machine_line(machine), whole.product_us, whole.transfer_us,
                                  losses.whole_store_us > 0 ? base::format("{:.1f} us", losses.whole_store_us) : "-");
-  out += base::format("{:<22}{:>3}{:>10}{:>11}{:>10}{:>8}{:>11}{:>10}{:>11}\n", "in parts, one by one", "q", "products",
+  out += base::format("{:<22}{:>3}{:>10}{:>11}{:>10}{:>8}{:>11}{:>10}{:>11}\n", "in parts, one by one", "q", "GEMMs",
                       "us", "DIL", "copies", "us", "DIL", "stores DIL");
   for (const Row& row : losses.rows) {
     const study::PartTimes& p = row.parts;
@@ -108,7 +108,7 @@ std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const
                         p.products, p.product_us, percent(p.product_us, whole.product_us), p.transfers, p.transfer_us,
                         percent(p.transfer_us, whole.transfer_us), percent(row.store_us, losses.whole_store_us));
   }
-  out += base::format("\n{:<22}{:>26}{:>26}\n", "beside each other", "product, CIL", "transfer, CIL");
+  out += base::format("\n{:<22}{:>26}{:>26}\n", "beside each other", "GEMM, CIL", "transfer, CIL");
   for (const char* transport : kTransports) {
     const study::Mutual m = study::mutual_slowdown(machine, transport);
     const auto cell = [&](bool has, double factor) {
@@ -120,7 +120,7 @@ std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const
                         cell(m.has_transfer, m.transfer));
   }
   return out +
-         "ce: copies out and in. sm: stores of CTAs that do nothing else. epilogue: stores of the product's tiles.\n";
+         "ce: copies out and in. sm: stores of CTAs that do nothing else. epilogue: stores of the GEMM's tiles.\n";
 }
 
 Json json_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses& losses) {
@@ -155,7 +155,7 @@ Json json_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses&
 
 std::string svg_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses& losses) {
   std::vector<PlotPanel> panels(4);
-  panels[0].title = "product in parts, one by one";
+  panels[0].title = "GEMM in parts, one by one";
   panels[1].title = "transfer in parts, one by one";
   const auto add = [](PlotPanel& panel, const std::string& name, double x, double y) {
     if (!(y > 0)) return;
@@ -174,10 +174,10 @@ std::string svg_of(const spec::OpSpec& op, const spec::Machine& machine, const L
         1 + loss(row.parts.transfer_us, losses.whole.transfer_us));
     if (row.store_us > 0) add(panels[1], "stores of all SMs", q, 1 + loss(row.store_us, losses.whole_store_us));
   }
-  panels[2].title = "product beside a transfer";
-  panels[3].title = "transfer beside a product";
+  panels[2].title = "GEMM beside a transfer";
+  panels[3].title = "transfer beside a GEMM";
   panels[2].x_label = "transfer's share of its full rate";
-  panels[3].x_label = "product's share of its full rate";
+  panels[3].x_label = "GEMM's share of its full rate";
   for (const char* transport : kTransports) {
     const study::Mutual m = study::mutual_slowdown(machine, transport);
     for (const double share : {0.125, 0.25, 0.5, 1.0}) {

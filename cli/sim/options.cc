@@ -5,8 +5,10 @@
 #include <memory>
 
 #include "cli/sim/check.h"
+#include "cli/sim/gnn.h"
 #include "cli/sim/graph.h"
 #include "cli/sim/losses.h"
+#include "cli/sim/offload.h"
 #include "cli/sim/sim.h"
 #include "cli/sim/sweep.h"
 #include "cli/sim/t3.h"
@@ -55,6 +57,8 @@ struct SimModelWords {
   TransformerWords transformer;
   MoeWords moe;
   Co2Words co2;
+  GnnGraphWords gnn;
+  OffloadGraphWords offload;
 };
 
 /// Subcommands of `sim` that need no schedule.
@@ -106,9 +110,9 @@ void add_transformer(CLI::App& graphs, TransformerWords* words) {
   add("--pipeline", &words->run.pipeline, "Stages");
   add("--micro-batches", &words->run.micro_batches, "Of a replica and step");
   add("--sequences", &words->run.sequences, "Of a micro-batch");
-  add("--chunks", &words->chunks, "Of a transfer that hides behind a product");
+  add("--chunks", &words->chunks, "Chunks of a transfer that hides behind a GEMM");
   add("--hidden", &words->model.hidden, "Width of the model");
-  add("--intermediate", &words->model.intermediate, "Width between the products of the MLP");
+  add("--intermediate", &words->model.intermediate, "Width between the GEMMs of the MLP");
   add("--layers", &words->model.layers, "Layers");
   add("--heads", &words->model.heads, "Attention heads");
   add("--kv-heads", &words->model.kv_heads, "Key-value heads");
@@ -125,7 +129,7 @@ void add_moe(CLI::App& graphs, MoeWords* words) {
     graph->add_option(name, *value, what)->capture_default_str()->check(number_error<int64_t>);
   };
   add("--group", &words->run.group, "Ranks that share all experts (0: all of them)");
-  add("--chunks", &words->chunks, "Of the tokens, whose transfers hide behind products");
+  add("--chunks", &words->chunks, "Chunks of the tokens, whose transfers hide behind GEMMs");
   add("--tokens", &words->model.tokens, "Of a rank");
   add("--hidden", &words->model.hidden, "Width of the model");
   add("--intermediate", &words->model.intermediate, "Width of an expert");
@@ -164,6 +168,27 @@ void add_co2(CLI::App& graphs, Co2Words* words) {
   number("--all-reduce-us", &words->run.all_reduce_us, "Of all increments (< 0: messages on the network)");
   number("--sigma", &words->run.sigma, "Of the log-normal factor of each step");
   graph->add_option("--seed", words->run.seed, "Of that factor")->capture_default_str()->check(number_error<uint64_t>);
+}
+
+void add_gnn_graph(CLI::App& graphs, GnnGraphWords* words) {
+  CLI::App* graph = graphs.add_subcommand("gnn", "A training epoch of a graph network from packs, stage beside stage");
+  graph->add_option("artefact", words->artefact, "Directory that `gnn pack` has filled")->required();
+  graph->add_option("--packs", words->packs, "Their name (default: all of train)");
+  add_gnn_rates(graph, &words->rates);
+  graph->add_option("--trace", words->trace, "Timeline of the last pipelined row (.pftrace, .json)");
+  graph->add_option("--json", words->json, "The same as data; - is stdout");
+}
+
+void add_graph_offload(CLI::App& graphs, OffloadGraphWords* words) {
+  CLI::App* graph = graphs.add_subcommand("offload", "Passes over layers that do not fit, as they are planned");
+  add_offload_words(graph, words);
+  graph->add_option("--passes", words->passes, "Of which some of the later half are timed")
+      ->capture_default_str()
+      ->check(number_error<int64_t>);
+  graph->add_option("--slots", words->slots, "For layers, on the device and between disk and link")
+      ->capture_default_str()
+      ->check(number_error<int64_t>);
+  graph->add_option("--trace", words->trace, "Timeline of the overlapped row (.pftrace, .json)");
 }
 
 void add_characterise(CLI::App& sim, LossWords* w) {
@@ -219,12 +244,16 @@ void add_graphs(CLI::App& sim, SimModelWords* words) {
   add_transformer(*graphs, &words->transformer);
   add_moe(*graphs, &words->moe);
   add_co2(*graphs, &words->co2);
+  add_gnn_graph(*graphs, &words->gnn);
+  add_graph_offload(*graphs, &words->offload);
 }
 
 int run_graph(const CLI::App& graphs, const SimModelWords& words) {
   if (graphs.got_subcommand("transformer")) return sim_graph_transformer(words.transformer);
   if (graphs.got_subcommand("moe")) return sim_graph_moe(words.moe);
   if (graphs.got_subcommand("co2")) return sim_graph_co2(words.co2);
+  if (graphs.got_subcommand("gnn")) return sim_graph_gnn(words.gnn);
+  if (graphs.got_subcommand("offload")) return sim_graph_offload(words.offload);
   return sim_graph_dlrm(words.dlrm);
 }
 

@@ -20,7 +20,7 @@ struct PlotPanel {
 /// Panels side by side, three to a row; a name has one colour in all of them. Panels without points say so.
 std::string plot_svg(const std::string& title, const std::string& x_label, const std::string& y_label,
                      const std::vector<PlotPanel>& panels);
-/// The same in a page, above preformatted text.
+/// A page (cli/report/page.h) that shows such a picture above preformatted text.
 std::string plot_html(const std::string& title, const std::string& svg, const std::string& text);
 
 }  // namespace overlace::cli

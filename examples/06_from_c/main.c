@@ -31,20 +31,12 @@ int main(void) {
   static float a[kM * kK], b[kK * kN], out[kM * kN];
   for (int i = 0; i < kM * kK; ++i) a[i] = a_value(rank, i / kK, i % kK);
   for (int i = 0; i < kK * kN; ++i) b[i] = b_value(rank, i / kN, i % kN);
-  ovl_gemm_ar_args args = OVL_INIT(ovl_gemm_ar_args);
-  must(ovl_matrix(a, OVL_FP32, kM, kK, &args.a));
-  must(ovl_matrix(b, OVL_FP32, kK, kN, &args.b));
-  must(ovl_matrix(out, OVL_FP32, kM, kN, &args.out));
-
-  ovl_op op = OVL_INIT(ovl_op);
-  op.name = "gemm_ar";
-  op.m = kM, op.n = kN, op.k = kK;
-  op.ranks = size;
-  op.dtype = op.out_dtype = OVL_FP32;
-  op.b_layout = OVL_KN;
-  ovl_schedule* schedule = NULL;
-  must(ovl_schedule_make(&op, "uniform_fused_1d", 2, &schedule));
-  must(ovl_gemm_ar(channel, &args, schedule));
+  ovl_tensor a_view, b_view, out_view;
+  must(ovl_matrix(a, OVL_FP32, kM, kK, &a_view));
+  must(ovl_matrix(b, OVL_FP32, kK, kN, &b_view));
+  must(ovl_matrix(out, OVL_FP32, kM, kN, &out_view));
+  const ovl_arg args[] = {ovl_tensor_arg("a", a_view), ovl_tensor_arg("b", b_view), ovl_tensor_arg("out", out_view)};
+  must(ovl_run(channel, "gemm_ar", args, 3, "family=uniform_fused_1d,degree=2")); /* "": overlace decides */
 
   int wrong = 0;
   for (int i = 0; i < kM; ++i)
@@ -55,7 +47,6 @@ int main(void) {
       wrong += out[i * kN + n] != want;
     }
   printf("rank %d of %d: %d of %d elements are wrong\n", rank, size, wrong, kM * kN);
-  must(ovl_schedule_free(schedule));
   must(ovl_runtime_close(runtime));
   return wrong == 0 ? 0 : 1;
 }

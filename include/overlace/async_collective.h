@@ -46,8 +46,8 @@ struct CollectiveCaps {
   bool frees_on_failure = false;  // nobody touches the memory of a ticket any more once wait() has thrown
 };
 
-/// Over one team, the same calls in the same order on all of its ranks, from one thread. Knows nothing of what it moves
-/// nor why. Completion of a ticket happens before whatever is ordered after it.
+/// All-reduces over one team: each of its ranks makes equal calls in one order, from one thread. An object of this
+/// class does not know what it moves nor why. Completion of a ticket happens before whatever is ordered after it.
 class AsyncCollective {
  public:
   virtual ~AsyncCollective() = default;
@@ -55,8 +55,8 @@ class AsyncCollective {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual CollectiveCaps caps() const = 0;
-  /// The sum over all ranks, in place, of what `bucket` holds once `stream` has come here. A mean is divided before:
-  /// whoever fills the bucket knows how. Does not block. Throws what an earlier ticket failed with.
+  /// Sums over all ranks, in place, what `bucket` holds once `stream` has come here. For a mean, whoever fills the
+  /// bucket divides before. Does not block. Throws what an earlier ticket failed with.
   virtual Ticket all_reduce(const Bucket& bucket, StreamRef stream) = 0;
   /// Does not block.
   virtual TicketState poll(Ticket ticket) = 0;
@@ -97,8 +97,8 @@ struct CollectiveFault {
   size_t bit = 0;  // of the sum, that is flipped
 };
 
-/// Returns `inner`, but for what is told: a ticket that completes late, fails, never completes, or has a wrong bit. For
-/// tests. `inner` must outlive it.
+/// Returns `inner` with one injected fault: a ticket that completes late, fails, never completes, or has a wrong bit.
+/// For tests. `inner` must outlive it.
 std::unique_ptr<AsyncCollective> faulty_collective(AsyncCollective& inner, std::vector<CollectiveFault> faults);
 
 #pragma GCC visibility pop

@@ -24,23 +24,24 @@ class Bootstrap {
   /// (`bootstrap`: who is missing) at the deadline or when a rank is gone.
   virtual std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) = 0;
   virtual void barrier(int64_t timeout_ms) { (void)allgather({}, timeout_ms); }
-  /// Unique per job and generation; names sockets. The same on all ranks.
+  /// Returns a name that all ranks of a job share and no other job or generation has; sockets bear it.
   virtual std::string token() const = 0;
-  /// Ranks are threads of this process that share one address space.
+  /// True if ranks are threads of this process, which share one address space.
   virtual bool in_process() const { return false; }
-  /// IPv4 address of this host by which the ranks met, if they met over TCP; else empty.
+  /// Returns the IPv4 address of this host by which the ranks met, or an empty text if they did not meet over TCP.
   virtual std::string address() const { return {}; }
 };
 
-/// `n` bootstraps for n threads of this process; element r belongs to rank r.
+/// Returns `n` bootstraps for n threads of this process; element r belongs to rank r.
 std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(int n);
 
 /// The caller supplies the all-gather (a torch process group, say).
 std::unique_ptr<Bootstrap> callback_bootstrap(int rank, int size, std::string token,
                                               std::function<std::vector<Bytes>(std::span<const std::byte>)> allgather);
 
-/// From the environment: `overlace run`'s launcher (one host), torchrun, mpirun or srun variables; a single rank if
-/// none is set. Throws PeerLost (`bootstrap`) with the accepted ways when the variables contradict each other.
+/// Returns the bootstrap that the variables of `overlace run`'s launcher (one host), torchrun, mpirun or srun describe;
+/// a single rank if none is set. Throws PeerLost (`bootstrap`) with the accepted ways when the variables contradict
+/// each other.
 std::unique_ptr<Bootstrap> environment_bootstrap();
 
 #pragma GCC visibility pop

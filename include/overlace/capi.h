@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* Grows when a function is added or a struct grows: programs made for a smaller number are compiled again. */
-#define OVL_API_VERSION 3
+#define OVL_API_VERSION 4
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -174,6 +174,10 @@ int ovl_heap_adopt(ovl_runtime* runtime, const char* name, void* local, uint64_t
 
 /* A range of signal ids, the same on all ranks; their channel owns it. */
 int ovl_signal_ids(ovl_channel* channel, uint32_t count, const char* name, uint32_t* first);
+/* What kernels of the caller get by value, for overlace/device: `handle` takes the channel's ChannelPod
+ * (overlace/handle_pod.h), of `bytes` bytes. With `count` above 0 also a range of signal ids for them, the same on all
+ * ranks, which the channel owns; `first` may be null without. On CPU ranks the ids are those of ovl_signal_ids. */
+int ovl_channel_handle(ovl_channel* channel, uint32_t count, void* handle, uint64_t bytes, uint32_t* first);
 int ovl_put(ovl_channel* channel, int peer, uint64_t dst_offset, const void* src, uint64_t bytes);
 int ovl_put_signal(ovl_channel* channel, int peer, uint64_t dst_offset, const void* src, uint64_t bytes, uint32_t id);
 int ovl_region_put(ovl_channel* channel, ovl_region* region, int peer, uint64_t dst_offset, const void* src,
@@ -194,15 +198,17 @@ enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 }; /* overlace::spec
 /* overlace::spec::OpSpec. M of the team; N and K as one rank sees them. */
 typedef struct ovl_op {
   size_t struct_size;
-  const char* name; /* "ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar" */
+  const char* name; /* of an operator: ovl_operators_json lists them */
   int64_t m, n, k;
   int32_t ranks;
   int32_t dtype, out_dtype;   /* enum ovl_dtype */
   int32_t b_layout;           /* enum ovl_layout */
   int32_t has_bias;           /* 0 or 1 */
-  int32_t has_a;              /* 0 or 1: the gathered A is a result too (ag_gemm, ag_wgrad) */
+  int32_t has_a;              /* 0 or 1: the rows that came are a result too (ag_gemm, ag_wgrad, a2a_gemm) */
   int32_t activation;         /* enum ovl_activation; of ag_gemm */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
+  const int64_t* splits;      /* gemm_a2a, a2a_gemm: ranks x ranks entries, rows from rank s to rank d at s * ranks + d,
+                                 which sum to m; null: as even as it goes */
 } ovl_op;
 
 /* All operators with their arguments (name, role, shape), fields and families, as JSON: overlace/operator.h. The text
@@ -240,36 +246,64 @@ typedef struct ovl_tensor {
 int ovl_matrix(void* data, int dtype, int64_t rows, int64_t columns, ovl_tensor* tensor);
 int ovl_transpose(ovl_tensor* tensor);
 
-typedef struct ovl_ag_gemm_args { /* overlace::ops::AgGemmArgs */
-  size_t struct_size;
-  ovl_tensor a_shard, b, c;
-  ovl_tensor bias, a; /* optional */
-  const int64_t* row_offsets;
-  int32_t activation; /* enum ovl_activation; with OVL_SWIGLU b has pairs of columns (gate, up), c half as many */
-} ovl_ag_gemm_args;
-typedef struct ovl_ag_wgrad_args { /* overlace::ops::AgWgradArgs */
-  size_t struct_size;
-  ovl_tensor a_shard, b, c;
-  ovl_tensor a; /* optional */
-  const int64_t* row_offsets;
-} ovl_ag_wgrad_args;
-typedef struct ovl_gemm_rs_args { /* overlace::ops::GemmRsArgs */
-  size_t struct_size;
-  ovl_tensor a, b, out;
-  ovl_tensor bias; /* optional */
-  const int64_t* row_offsets;
-} ovl_gemm_rs_args;
-typedef struct ovl_gemm_ar_args { /* overlace::ops::GemmArArgs */
-  size_t struct_size;
-  ovl_tensor a, b, out;
-  ovl_tensor bias; /* optional */
-} ovl_gemm_ar_args;
+/* What an argument of a call is: a tensor, or the value of a field; a flag is an integer, 0 or 1. */
+enum ovl_arg_kind { OVL_ARG_TENSOR, OVL_ARG_INTEGER, OVL_ARG_REAL, OVL_ARG_TEXT, OVL_ARG_LIST };
 
-/* Collective; queued on the channel's stream, done on return on CPU ranks. */
-int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule* schedule);
-int ovl_ag_wgrad(ovl_channel* channel, const ovl_ag_wgrad_args* args, ovl_schedule* schedule);
-int ovl_gemm_rs(ovl_channel* channel, const ovl_gemm_rs_args* args, ovl_schedule* schedule);
-int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule* schedule);
+/* An argument by its name, as ovl_operators_json lists them for each operator. Besides: "row_offsets", a list of ranks
+ * + 1 entries, where an operator splits rows; "splits", ranks x ranks entries, where it exchanges them; "activation",
+ * the text "none" or "swiglu", where it takes one. */
+typedef struct ovl_arg {
+  const char* name;
+  int32_t kind;      /* enum ovl_arg_kind: which of the members below holds the value */
+  int32_t count;     /* entries of list */
+  ovl_tensor tensor; /* ndim 0: as if it were not given */
+  int64_t integer;
+  double real;
+  const char* text;
+  const int64_t* list; /* null: as if it were not given */
+} ovl_arg;
+
+static inline ovl_arg ovl_tensor_arg(const char* name, ovl_tensor tensor) {
+  ovl_arg arg = {name, OVL_ARG_TENSOR, 0, tensor, 0, 0, NULL, NULL};
+  return arg;
+}
+static inline ovl_arg ovl_no_arg_(const char* name, int32_t kind) {
+  ovl_tensor none = {NULL, 0, 0, {0, 0, 0, 0}, {0, 0, 0, 0}};
+  ovl_arg arg = ovl_tensor_arg(name, none);
+  arg.kind = kind;
+  return arg;
+}
+static inline ovl_arg ovl_integer_arg(const char* name, int64_t integer) {
+  ovl_arg arg = ovl_no_arg_(name, OVL_ARG_INTEGER);
+  arg.integer = integer;
+  return arg;
+}
+static inline ovl_arg ovl_real_arg(const char* name, double real) {
+  ovl_arg arg = ovl_no_arg_(name, OVL_ARG_REAL);
+  arg.real = real;
+  return arg;
+}
+static inline ovl_arg ovl_text_arg(const char* name, const char* text) {
+  ovl_arg arg = ovl_no_arg_(name, OVL_ARG_TEXT);
+  arg.text = text;
+  return arg;
+}
+static inline ovl_arg ovl_list_arg(const char* name, const int64_t* list, int32_t count) {
+  ovl_arg arg = ovl_no_arg_(name, OVL_ARG_LIST);
+  arg.list = list, arg.count = count;
+  return arg;
+}
+
+/* A call of the operator `op`: overlace/ops/call.h. Collective; queued on the channel's stream, done on return on CPU
+ * ranks. Arguments may stand in any order.
+ * plan: "" or null: what the runtime's planner takes for this problem (`library` where the channel cannot run that);
+ * "family=NAME" or "family=NAME,degree=N"; or a schedule in JSON. Schedules of the channel's last 4096 problems are
+ * kept. Arguments whose shapes do not fit are refused on this rank alone, and its peers wait for the call until their
+ * deadline; where memory is wrong and the schedule is new to them, they learn of it. */
+int ovl_run(ovl_channel* channel, const char* op, const ovl_arg* args, int count, const char* plan);
+/* A call with a schedule that the caller holds. Where it is the schedule's first call, all ranks learn that the
+ * arguments of one are wrong. */
+int ovl_call(ovl_channel* channel, const char* op, const ovl_arg* args, int count, ovl_schedule* schedule);
 
 /* Who multiplies tiles of CPU ranks, process-wide: "auto" (oneDNN where it is found), "reference" or "onednn". Beside a
  * library that brings a oneDNN of its own, such as torch: "reference", before the first operator. */
@@ -289,6 +323,11 @@ int ovl_all_gather(ovl_channel* channel, const void* send, void* recv, int64_t c
 int ovl_reduce_scatter(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype);
 int ovl_all_reduce(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype);
 int ovl_all_to_all(ovl_channel* channel, const void* send, void* recv, int64_t count, int dtype);
+/* Block p of send, send_counts[p] elements, goes to rank p, behind it block p + 1; recv has what comes in rank order,
+ * recv_counts[p] elements of rank p. Counts have an entry per rank, 0 or more. What a rank sends to a peer must be what
+ * that peer's recv_counts say: they are not compared. */
+int ovl_all_to_allv(ovl_channel* channel, const void* send, const int64_t* send_counts, void* recv,
+                    const int64_t* recv_counts, int dtype);
 int ovl_broadcast(ovl_channel* channel, void* buffer, int64_t count, int dtype, int root);
 
 #pragma GCC visibility pop

@@ -40,6 +40,7 @@ typedef struct ovl_gnn_sample {
   uint64_t seed;
   int32_t splits;  /* bits: 1 << ovl_gnn_split */
   int32_t threads; /* 0: the cores */
+  int32_t epochs;  /* of train, each sampled anew, which training takes in turn; 0: one */
   ovl_gnn_progress progress;
   void* user;
 } ovl_gnn_sample;
@@ -53,6 +54,7 @@ typedef struct ovl_gnn_pack {
   int64_t segment_batches;
   int32_t policy, order, depth;
   int32_t page_bytes; /* 0: 4096 */
+  int32_t ranks;      /* that train together, each with packs and caches of its own; 0: one */
   ovl_gnn_progress progress;
   void* user;
 } ovl_gnn_pack;
@@ -64,6 +66,43 @@ int ovl_gnn_make_packs(const ovl_gnn_pack* request);
 /* `dataset` not null: every packed byte is made anew and compared. */
 int ovl_gnn_verify(const char* artefact, const char* dataset);
 
+typedef struct ovl_gnn_gather {
+  size_t struct_size;
+  const void* table; /* rows one behind the other */
+  int64_t num_rows, row_bytes;
+  const void* ids; /* of int32_t or int64_t */
+  int64_t num_ids;
+  int32_t id_bytes; /* 4 or 8 */
+  int32_t threads;  /* 0: the cores */
+  void* out;        /* num_ids rows */
+} ovl_gnn_gather;
+
+/* Row i of `out` becomes row ids[i] of the table. Nothing is written where this fails. */
+int ovl_gnn_gather_rows(const ovl_gnn_gather* request);
+
+/* Rows of a dataset from its disk, by their numbers. Any thread may read, one reads at a time. */
+typedef struct ovl_gnn_rows ovl_gnn_rows;
+
+typedef struct ovl_gnn_rows_options {
+  size_t struct_size;
+  const char* dataset;
+  const int64_t* cached; /* vertices whose rows stay in memory */
+  int64_t num_cached;
+  const char* engine; /* as of a loader */
+} ovl_gnn_rows_options;
+
+typedef struct ovl_gnn_rows_stats {
+  size_t struct_size;
+  int64_t rows, cached_rows; /* asked for; of them from memory */
+  int64_t reads, bytes_read; /* of neighbouring pages together; bytes of pages */
+} ovl_gnn_rows_stats;
+
+int ovl_gnn_rows_open(const ovl_gnn_rows_options* options, ovl_gnn_rows** out);
+/* Row i of `out` becomes row ids[i]; out_bytes are those of all of them. */
+int ovl_gnn_rows_read(ovl_gnn_rows* rows, const int64_t* ids, int64_t num_ids, void* out, int64_t out_bytes);
+int ovl_gnn_rows_stats_of(ovl_gnn_rows* rows, ovl_gnn_rows_stats* out);
+int ovl_gnn_rows_close(ovl_gnn_rows* rows);
+
 typedef struct ovl_gnn_loader ovl_gnn_loader;
 
 typedef struct ovl_gnn_loader_options {
@@ -73,12 +112,18 @@ typedef struct ovl_gnn_loader_options {
   int32_t split;
   const char* engine; /* auto, uring, pread, buffered, or null: OVERLACE_IO */
   uint64_t order_seed;
-  int64_t memory_bytes; /* that may be taken; 0: no limit */
+  int64_t memory_bytes;     /* that may be taken; 0: no limit */
+  int64_t pace_bytes_per_s; /* plays a disk of this rate; 0: as fast as it is */
+  int32_t rank, ranks;      /* whose share of the batches; ranks 0: one. `packs` is then named without the rank */
 } ovl_gnn_loader_options;
 
 typedef struct ovl_gnn_loader_info {
   size_t struct_size;
-  int64_t num_batches, num_vertices, num_classes, dim, row_bytes, memory_bytes, bytes_read;
+  int64_t num_batches; /* of a training epoch */
+  int64_t num_vertices, num_classes, dim, row_bytes, memory_bytes;
+  int64_t bytes_read;     /* by a cycle: as many training epochs as are sampled */
+  int64_t feature_bytes;  /* of them, rows of features */
+  int64_t sampled_epochs; /* training epoch n has the batches of sampled epoch n mod sampled_epochs */
   char dtype[8];
   char packs[32];
 } ovl_gnn_loader_info;
@@ -86,7 +131,9 @@ typedef struct ovl_gnn_loader_info {
 /* Arrays are the loader's, until the batch is released. */
 typedef struct ovl_gnn_batch {
   size_t struct_size;
-  int64_t number, position; /* of the batch in the trace, in the training epoch */
+  int64_t number, position; /* of the batch in the trace of its sampled epoch, in the training epoch */
+  int64_t sampled_epoch;
+  int64_t is_repeated; /* 1: a batch of the first ranks once more, so that all ranks do as many steps */
   int64_t num_inputs, num_seeds, hops;
   int64_t num_edges;
   const void* rows;        /* (num_inputs, dim) of dtype */

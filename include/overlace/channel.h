@@ -32,8 +32,9 @@ struct ChannelOptions {
   int sm_budget = 0;  // SMs that its calls may fill; 0: all. Channels whose budgets fit side by side run side by side.
 };
 
-/// Buffers in every rank's heap that peers fill in turn, and the signals that go with them (overlace/signal.h,
-/// inbox_*). A buffer of epoch e is used again in epoch e + buffers, after the credit for e. Cheap handle.
+/// Buffers in every rank's heap that peers fill one after the other, and the signals that go with them
+/// (overlace/signal.h, inbox_*). A buffer of epoch e is used again in epoch e + buffers, after the credit for e. Cheap
+/// handle.
 struct Inbox {
   SymBuffer memory{};  // all buffers
   uint64_t pitch = 0;  // from a buffer to the next; >= the bytes asked for
@@ -61,7 +62,7 @@ class Channel {
   virtual ~Channel() = default;
   virtual Team& team() const = 0;
   virtual StreamRef stream() const = 0;
-  /// The next calls go to another stream, behind the earlier ones (counted: Stats::moved_calls). Of the same kind.
+  /// The next calls go to another stream of this kind, behind the earlier ones (Stats::moved_calls counts the moves).
   virtual void use(StreamRef stream) = 0;
   virtual const ChannelOptions& options() const = 0;
   /// Deterministic, in call order, no communication. Throws OutOfMemory (`heap_exhausted`) when no ids are left.

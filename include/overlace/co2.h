@@ -1,4 +1,4 @@
-// Data parallel training whose outer communication is hidden: what a run of CO2 or of one of its peers is told.
+// Data parallel training whose outer communication is hidden: options of a run of CO2 or of one of its peers.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@ namespace overlace {
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
 /// What happens between rounds, and who waits. local_sgd, slow_mo, diloco: increments, at the end of a round, at once.
-/// co2: increments, awaited at the end of the next round.
-enum class OuterRule { local_sgd, slow_mo, diloco, co2 };
-inline constexpr std::string_view kOuterRuleNames[] = {"local_sgd", "slow_mo", "diloco", "co2"};
+/// co2, eager: increments, awaited at the end of the next round. streaming: one of `fragments` of them in turn, awaited
+/// `delay` steps later.
+enum class OuterRule { local_sgd, slow_mo, diloco, co2, eager, streaming };
+inline constexpr std::string_view kOuterRuleNames[] = {"local_sgd", "slow_mo", "diloco", "co2", "eager", "streaming"};
 
 /// What divides an increment that comes late. constant: gap_value. adaptive: 1 to 2, by how far the anchor moved.
 enum class StalenessGap { none, constant, adaptive };
@@ -27,13 +28,18 @@ struct Co2Options {
 
   OuterRule rule = OuterRule::co2;
   int64_t tau = 12;                 // inner steps of a round
-  double outer_lr = kOfRule;        // alpha; 1, diloco 0.7
-  double outer_momentum = kOfRule;  // beta; co2 0.8 (kappa 0: 0), slow_mo 0.2, diloco 0.9, local_sgd 0
-  double kappa = 1;                 // pseudo-gradient of co2: 1 from the anchor of now, 0 from that of the increment
+  double outer_lr = kOfRule;        // alpha; 1, diloco and streaming 0.7
+  double outer_momentum = kOfRule;  // beta; co2 0 (kappa above 0: 0.8), slow_mo 0.2, diloco, streaming 0.9, others 0
+  double kappa = 0;                 // pseudo-gradient of co2: 1 from the anchor of now, 0 from that of the increment
+  double keep = kOfRule;            // share of a group's own increment that it keeps until the mean is there; co2 0.8
+                                    // (kappa above 0: 0), eager 1 / groups; other rules 0
+  int64_t fragments = 0;            // of streaming, each sent once a round; 0: as many as divide tau, at most 4
+  int64_t delay = 1;                // of streaming, at most tau / fragments; 0: it waits
+  double mix = 0.5;                 // of streaming: share of its own parameters in a fragment that comes in
   StalenessGap gap = StalenessGap::none;
   double gap_value = 1;                        // of StalenessGap::constant
   MomentumClip clip = MomentumClip::relative;  // of co2
-  double phi = kOfRule;                        // 3 with kappa 1, else 1
+  double phi = kOfRule;                        // 3; 1 with kappa and keep 0
   int64_t warmup_sync_steps = 0;               // steps with a mean of gradients before round 0
   int64_t cooldown_sync_steps = 0;             // and at the end; needs total_steps
   int64_t total_steps = 0;                     // 0: not known

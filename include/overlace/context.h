@@ -36,10 +36,10 @@ class Context {
   const spec::Machine& machine() const;
   /// Says where the machine comes from: "h200x2, shipped for NVIDIA H200 x 2".
   const std::string& machine_origin() const;
-  /// The schedule for the problem, which every rank finds alike: what OVERLACE_PLAN_CACHE kept when rank 0 opened this
-  /// (of tier probe, else simulation), else the planner's of tier recurrence. `heap_bytes` limits what the schedule may
-  /// take of each rank's symmetric heap; 0: no limit. With OVERLACE_EXPLAIN=1 rank 0 writes the reason to stderr, once
-  /// per problem. Throws ScheduleError if no schedule fits the problem.
+  /// Returns the schedule for the problem, which is equal on all ranks: what OVERLACE_PLAN_CACHE had cached when
+  /// rank 0 opened this (from tier probe, else simulation), else what the planner chooses in tier recurrence.
+  /// `heap_bytes` limits what the schedule may take of each rank's symmetric heap; 0: no limit. With OVERLACE_EXPLAIN=1
+  /// rank 0 writes the reason to stderr, once per problem. Throws ScheduleError if no schedule fits the problem.
   std::shared_ptr<const plan::Plan> plan(const spec::OpSpec& op, uint64_t heap_bytes = 0) const;
 
  private:

@@ -77,7 +77,7 @@ struct Machine {
   // Where the numbers below come from.
   std::string device = {}, driver = {}, cuda = {}, nccl = {}, topology = {}, date = {}, git = {};
 
-  /// A product on n SMs: start_us + max(waves of tiles, operations / sustained rate, bytes / stream rate).
+  /// A GEMM on n SMs takes start_us + max(waves of tiles, operations / sustained rate, bytes / stream rate).
   struct Gemm {
     std::vector<GemmTile> tiles;  // the library's: the one that is fastest for a shape is taken
     Figure start_us;              // the first loads and the last stores, which no other tile hides
@@ -153,11 +153,11 @@ struct Machine {
   Errors errors = {}, recurrence_errors = {};
 
   bool operator==(const Machine&) const = default;
-  /// Whether there is what a prediction needs: products, copies, links.
+  /// True if the machine has what a prediction needs: costs of GEMMs, copies and links.
   bool has_costs() const { return !gemm.tiles.empty() && copy.peer_GBps.value > 0 && link.egress_GBps.value > 0; }
 };
 
-/// What may be known of a machine that has no file.
+/// Rates of a machine that has no file.
 struct MachineRates {
   bool is_gpu = false;
   double link_bytes_per_s = 0;  // per direction and rank; 0: copies cost the computing core itself (CPU, no link)

@@ -14,9 +14,9 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// One per team, fixed at its creation. Buffers are any memory of the backend's device; calls are queued on `stream` in
-/// the same order on all ranks. Throws EngineError with rank, call, foreign code and text. An error of send or recv
-/// inside a group ends the group: nothing of it runs, and its group_end is refused.
+/// The engine of one team, fixed at the team's creation. Buffers are any memory of the backend's device; calls are
+/// queued on `stream` in the same order on all ranks. Throws EngineError with rank, call, foreign code and text. An
+/// error of send or recv inside a group ends the group: nothing of it runs, and its group_end is refused.
 class NetEngine {
  public:
   virtual ~NetEngine() = default;
@@ -40,9 +40,9 @@ class NetEngine {
   virtual void group_begin(std::string_view what = {}) = 0;
   virtual void group_end() = 0;
   virtual void abort() = 0;
-  /// A CUDA graph that is alive holds calls: then the engine cannot end (NCCL would wait for that graph).
+  /// True if a CUDA graph that is alive holds calls: then the engine cannot end (NCCL would wait for that graph).
   virtual bool has_captures() { return false; }
-  /// What the engine has stays with the process, until that ends.
+  /// Leaves what the engine has to the process, until that ends.
   virtual void forget() {}
 };
 

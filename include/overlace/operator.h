@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "overlace/schedule.h"
+#include "overlace/tensor.h"
 
 namespace overlace::spec {
 
@@ -61,18 +62,20 @@ struct FamilyDef {
   void (*make)(Schedule* schedule, const OpSpec& op, const FamilyOptions& options) = nullptr;
 };
 
-/// bias: an input that is there if OpSpec::bias says so.
-enum class Role { input, output, bias };
+/// bias: an input that is there if OpSpec::bias says so. gathered: if OpSpec::gathered says so, the rows of the first
+/// input of all ranks are copied there; it is no buffer of schedules.
+enum class Role { input, output, bias, gathered };
 
 /// An argument of an operator, which is a buffer of its schedules. Shapes are expressions over the schedule's
-/// parameters and tables ("M", "off[r+1]-off[r]"); one without columns is a vector. Inputs have the type OpSpec::dtype,
-/// outputs and the bias OpSpec::out_dtype.
+/// parameters and tables ("M", "off[r+1]-off[r]", "got[r+1]-got[r]"); one without columns is a vector. Inputs have the
+/// type OpSpec::dtype, outputs and the bias OpSpec::out_dtype.
 struct Arg {
   std::string_view name;  // of the buffer: "A"
   std::string_view call;  // of the call's argument: "a_shard"
   Role role = Role::input;
   std::string_view rows, columns = {};
   bool has_layout = false;    // stored (columns, rows) where OpSpec::b_layout is nk
+  std::string_view why = {};  // where the wanted shape comes from, for errors: "to take N of b"
   std::string_view doc = {};  // what it is, for references
 };
 
@@ -113,8 +116,16 @@ struct Meaning {
 /// How a GEMM and its communication depend on each other; what closed forms and builders ask.
 struct Dataflow {
   bool gathers = false;    // rows of the first argument travel before the product; else sums travel behind it
+  bool exchanges = false;  // rows of the result travel from each rank to each; nothing is summed across ranks
   bool sums_rows = false;  // the sum is over the rows that travel
   int passes = 1;          // of each row over the links: 2 where sums come back to all
+};
+
+/// An instance of a task on a CPU rank: a view for each box of its regions, in their order; empty boxes are left out.
+struct HostTask {
+  const Schedule& schedule;
+  const Task& task;
+  const std::vector<std::vector<TensorView>>&reads, &writes;
 };
 
 struct OperatorDef {
@@ -133,8 +144,11 @@ struct OperatorDef {
   void (*complete)(Schedule* schedule, const OpSpec& op) = nullptr;
   /// Says why the problem is refused, besides what the tables say; an empty text accepts it. May be null.
   std::string (*refuse)(const OpSpec& op) = nullptr;
-  /// Says what the arguments of `rank` hold; reads parameters and the table "off" of the schedule only.
+  /// Says what the arguments of `rank` hold; reads parameters and tables of the schedule only.
   Meaning (*meaning)(const Schedule& schedule, int rank, int ranks) = nullptr;
+  /// Computes what tasks of kind reduce write, on CPU ranks; may throw. Null: sums of the reads, as the library's own
+  /// operators have them.
+  void (*compute)(const HostTask& task) = nullptr;
 };
 
 /// Families that every operator has: the library's collective and computation one after the other, and the same by
@@ -142,8 +156,8 @@ struct OperatorDef {
 inline constexpr std::string_view kLibrary = "library", kSerial = "serial";
 
 /// Makes an operator known; `op` and what it points at must stay. Throws ScheduleError if the name is known already, or
-/// if the value lacks something: the first two families, an output, make_alone, meaning, or a family's make. Safe on
-/// any thread, but before the operator is used.
+/// if the value lacks something: the first two families, an input, an output, make_alone, meaning, or a family's make.
+/// Safe on any thread, but before the operator is used.
 void add_operator(const OperatorDef& op);
 /// Returns all operators, those of the library first.
 std::vector<const OperatorDef*> operators();

@@ -18,7 +18,8 @@ namespace overlace {
 enum class Backend { automatic, cpu, cuda_peer };
 enum class WaitPolicy { automatic, spin, futex };
 
-/// CPU ranks: a wire thread that delivers puts late, split and out of order, so that missing order shows as an error.
+/// Options of a wire thread of CPU ranks, which delivers puts late, split and out of order, so that missing order shows
+/// as an error.
 struct AdversaryOptions {
   bool enabled = false;
   uint64_t seed = 0;
@@ -31,8 +32,8 @@ struct AdversaryOptions {
   static AdversaryOptions parse(std::string_view text);
 };
 
-/// CPU ranks: an emulated link per directed pair of ranks, or one per directed pair of hosts, which their ranks share.
-/// Every result obtained with it is labelled `emulated`.
+/// An emulated link of CPU ranks, one per directed pair of ranks or one per directed pair of hosts, which their ranks
+/// share. Every result obtained with it is labelled `emulated`.
 struct LinkOptions {
   bool enabled = false;
   double bytes_per_s = 0;
@@ -43,7 +44,7 @@ struct LinkOptions {
   std::string to_string() const;
 };
 
-/// Extra checks of every operator call, for tests and for finding ranks that do not do the same.
+/// Extra checks of every operator call, for tests and for finding ranks whose calls differ.
 struct CheckOptions {
   bool sync = false;   // wait for the call's work, then Runtime::check()
   bool calls = false;  // before each call all ranks compare its number and operation, or Desync on all of them
@@ -56,7 +57,7 @@ struct RuntimeOptions {
   Backend backend = Backend::automatic;
   int device = -1;              // CUDA ordinal; -1: the local rank
   size_t heap_bytes = 0;        // of the symmetric heap at open; 0: 1 GiB on cuda_peer, 64 MiB on cpu
-  size_t max_heap_bytes = 0;    // to which it may grow; 0: 16 times heap_bytes if that is 0, else heap_bytes
+  size_t max_heap_bytes = 0;    // largest size of the heap; 0: 16 times heap_bytes if that is 0, else heap_bytes
   uint32_t num_signal_ids = 0;  // 0: 65536 on cuda_peer, 4096 on cpu; a sub-team gets a sixteenth of them
   int64_t timeout_ms = 0;       // 0: OVERLACE_TIMEOUT_S, 300 s by default
   WaitPolicy wait = WaitPolicy::automatic;
@@ -68,7 +69,7 @@ struct RuntimeOptions {
   static RuntimeOptions from_environment();
 };
 
-/// What a backend can do towards one peer; asked for, never assumed.
+/// What a backend can do towards one peer. The backend states it; nothing is assumed.
 struct Caps {
   bool load_store = false;
   bool device_initiated = false;
@@ -109,15 +110,15 @@ class Runtime {
   Caps caps(int peer) const;
   const RuntimeOptions& options() const;  // after defaults were filled in
   Stats stats() const;
-  /// An emulated link is in force, or ranks of one machine claim to be on several hosts: whatever is measured must say
-  /// so.
+  /// True if an emulated link is in force, or ranks of one machine claim to be on several hosts: whatever is measured
+  /// must say so.
   bool is_emulated() const;
 
   /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout.
   void check();
   /// Waits until everything issued by this rank has completed, then check().
   void synchronize();
-  /// Every signal has been consumed (slot == ticket) on this rank; Internal with the first that has not. For tests.
+  /// Throws Internal with the first signal of this rank that was not consumed (slot != ticket). For tests.
   void check_quiescent();
   /// Any thread, beside close() too (not beside the destructor). All waits of all ranks return `aborted`; nothing
   /// happens once the runtime is closed.

@@ -140,7 +140,9 @@ struct Schedule {
   Params params;       // M, N, K, G, q, dtype, ...
   std::map<std::string, Expr, std::less<>> consts;
   Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns;
-                  // "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s
+                  // "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s. Where rows are exchanged:
+                  // "splits"; "cut" of the chunks of each block, G * G * q + 1; "place" of each in its destination's
+                  // result, G * G * q; "got": offsets of the results, G + 1
   bool deterministic = true;
   std::vector<Buffer> buffers;
   std::vector<SignalDecl> signals;
@@ -155,8 +157,8 @@ struct Schedule {
   std::string to_string() const;
 };
 
-/// Whether B is stored (N, K) with K contiguous (a weight, the usual case) or (K, N) with N contiguous. Of ag_wgrad,
-/// whose sum is over M: (N, M) or (M, N).
+/// Whether B is stored (N, K) with K contiguous (a weight, the usual case) or (K, N) with N contiguous. In ag_wgrad,
+/// whose sum is over M, these are (N, M) and (M, N).
 enum class BLayout { nk, kn };
 
 /// What becomes of the sums, bias included, before they are rounded. swiglu: of columns 2i (a gate) and 2i + 1 of B
@@ -164,9 +166,10 @@ enum class BLayout { nk, kn };
 enum class Activation { none, swiglu };
 
 /// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, K is local
-/// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias.
+/// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias. gemm_a2a: M is the sum of
+/// all ranks' rows.
 struct OpSpec {
-  std::string op;  // name of an operator: ag_gemm, ag_wgrad, gemm_rs, gemm_ar, or one that was added
+  std::string op;  // name of an operator: ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, or one that was added
   int64_t m = 0, n = 0, k = 0;
   int ranks = 1;
   DType dtype = DType::bf16;
@@ -176,13 +179,17 @@ struct OpSpec {
   bool gathered = false;                     // ag_gemm, ag_wgrad: the gathered A is a result too
   Activation activation = Activation::none;  // ag_gemm; with swiglu N, of B, is even, and C is (M, N / 2)
   std::vector<int64_t> row_offsets;          // empty: torch.tensor_split
+  std::vector<int64_t> splits = {};          // gemm_a2a: rows from rank s to rank d at s * ranks + d, which sum to m;
+                                             // empty: torch.tensor_split of each rank's rows
   Params fields = {};                        // what OperatorDef::fields names
   /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
   std::string to_string() const;
 };
 
-/// Row offsets of the shards, G + 1 entries: `row_offsets`, or torch.tensor_split's.
+/// Row offsets of the shards, G + 1 entries: what `splits` sum to, or `row_offsets`, or torch.tensor_split's.
 std::vector<int64_t> row_offsets(const OpSpec& op);
+/// Rows from rank to rank, G x G entries: `splits`, or torch.tensor_split's of each shard.
+std::vector<int64_t> splits(const OpSpec& op);
 
 /// All names that make_schedule takes for this operator, `library` and `serial` first. Besides the schedules proper:
 /// `compute`, `comm` and `limit`, which measure one side or both without dependence and give no valid output.

@@ -17,14 +17,14 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Non-blocking, unordered, byte-granular: `bytes` from `src` to offset `dst_offset` of `peer`'s heap. The source must
-/// not change before flush().
+/// Starts a put, without blocking, unordered and byte by byte: `bytes` from `src` to offset `dst_offset` of `peer`'s
+/// heap. The source must not change before flush().
 void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes);
 /// Puts `rows` rows of `row_bytes` each; pitches are in bytes.
 void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
             size_t src_pitch, size_t row_bytes, size_t rows);
-/// put, then signal_add; the signal implies this put's payload only. Of several on their way to one slot the later may
-/// be counted first: where one slot counts puts, use put, fence, signal_add.
+/// Does put, then signal_add; the signal implies this put's payload only. If several are on their way to one slot, the
+/// later may be counted first: where one slot counts puts, use put, fence, signal_add.
 void put_signal(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* src, size_t bytes, uint32_t id,
                 uint32_t delta = 1);
 // Put, put_2d and put_signal to an offset of adopted memory.
@@ -34,12 +34,12 @@ void put_2d(const ChannelPod& channel, const RegionPod& region, int peer, uint64
             const void* src, size_t src_pitch, size_t row_bytes, size_t rows);
 void put_signal(const ChannelPod& channel, const RegionPod& region, int peer, uint64_t dst_offset, const void* src,
                 size_t bytes, uint32_t id, uint32_t delta = 1);
-/// Address in this process of an offset of adopted memory; null where reach is net.
+/// Returns the address in this process of an offset of adopted memory; null where reach is net.
 void* peer_ptr(const RegionPod& region, int peer, uint64_t offset);
 
-/// 8 aligned bytes, seen whole or not at all; orders nothing else.
+/// Puts 8 aligned bytes, which are seen whole or not at all; orders nothing else.
 void put_word(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
-/// put_word with release order: it covers what a signal_add at its place would cover.
+/// Does put_word with release order: it covers what a signal_add at its place would cover.
 void put_word_release(const ChannelPod& channel, int peer, uint64_t dst_offset, uint64_t word);
 
 /// Release. Direct stores made before by this thread are visible on `peer` after the wait_ge this add satisfies.
@@ -52,7 +52,7 @@ void signal_post(const ChannelPod& channel, int peer, uint32_t id, uint64_t tota
 [[nodiscard]] bool test_ge(const ChannelPod& channel, int sender, uint32_t id, uint64_t value);
 /// Acquire. ok once test_ge holds; timeout or aborted: nothing may be read.
 [[nodiscard]] Errc wait_ge(const ChannelPod& channel, int sender, uint32_t id, uint64_t value);
-/// Acquire on a put_word of my own heap: holds when its high half equals `epoch`; gives the low half.
+/// Acquire. Waits until the high half of a put_word of my own heap equals `epoch`; gives the low half.
 [[nodiscard]] Errc wait_word(const ChannelPod& channel, uint64_t offset, uint32_t epoch, uint32_t* low);
 /// Acquire: int64(word - value) >= 0.
 [[nodiscard]] Errc wait_word_ge(const ChannelPod& channel, uint64_t offset, uint64_t value);
@@ -62,33 +62,34 @@ void consume(const ChannelPod& channel, int sender, uint32_t id, uint64_t delta)
 
 // ---- inbox: one call of each per epoch and peer; all ranks advance together ----
 
-/// Number of the epoch that runs now, from 1.
+/// Returns the number of the epoch that runs now, from 1.
 uint64_t inbox_epoch(const InboxPod& inbox);
-/// Where its buffer begins in every heap.
+/// Returns the offset at which this epoch's buffer begins in every heap.
 uint64_t inbox_offset(const InboxPod& inbox);
 /// Acquire. ok once `peer` has given credit for what I sent there `buffers` epochs ago, or before: I may write into
 /// this epoch's buffer there. Partner of inbox_release.
 [[nodiscard]] Errc inbox_wait_credit(const ChannelPod& channel, const InboxPod& inbox, int peer);
-/// put to `where` in this epoch's buffer of `peer`, fence, one data signal. Not before inbox_wait_credit. Other ways of
-/// writing are fine: then signal_add(data_id) follows, after a fence where puts were used.
+/// Does a put to `where` in this epoch's buffer of `peer`, a fence and one data signal. Call inbox_wait_credit before.
+/// Other ways of writing are fine: then signal_add(data_id) follows, after a fence where puts were used.
 void inbox_put(const ChannelPod& channel, const InboxPod& inbox, int peer, uint64_t where, const void* src,
                size_t bytes);
-/// I have sent to `peer` in this epoch and expect its credit. After the last inbox_wait_credit of that peer.
+/// Notes that I have sent to `peer` in this epoch and expect its credit. Call it after the last inbox_wait_credit of
+/// that peer.
 void inbox_sent(const ChannelPod& channel, const InboxPod& inbox, int peer);
 /// Acquire. ok once `adds` data signals of `sender` have come in this epoch. All adds of one epoch come before those of
 /// the next.
 [[nodiscard]] Errc inbox_wait_data(const ChannelPod& channel, const InboxPod& inbox, int sender, uint64_t adds = 1);
-/// Release. My agents have read what `sender` sent: consumes its `adds` signals and gives credit. For each rank that
-/// sent in this epoch, no other.
+/// Release. Call it when my agents have read what `sender` sent: it consumes the `adds` signals and gives credit. Call
+/// it for each rank that sent in this epoch, and no other.
 void inbox_release(const ChannelPod& channel, const InboxPod& inbox, int sender, uint64_t adds = 1);
-/// The next epoch, once this rank is done with all of the above; one agent.
+/// Begins the next epoch; one agent calls it once this rank is done with all of the above.
 void inbox_advance(const InboxPod& inbox);
 
 // ---- local counters ----
 
 /// Release, among the agents of this rank.
 void counter_add(const ChannelPod& channel, const CountersPod& counters, uint32_t index, uint64_t delta = 1);
-/// Release and acquire; the new total: whoever reaches the last one sees what all others did before.
+/// Release and acquire. Returns the new total: whoever reaches the last one sees what all others did before.
 uint64_t counter_arrive(const ChannelPod& channel, const CountersPod& counters, uint32_t index, uint64_t delta = 1);
 /// Acquire: int64(counter - value) >= 0. Its TimeoutRecord names the counter.
 [[nodiscard]] Errc counter_wait_ge(const ChannelPod& channel, const CountersPod& counters, uint32_t index,
@@ -101,11 +102,11 @@ uint64_t counter_arrive(const ChannelPod& channel, const CountersPod& counters, 
 
 /// Orders this agent's earlier puts to `peer` before its later signals to it.
 void fence(const ChannelPod& channel, int peer);
-/// Sources of my puts may be reused.
+/// Returns when the sources of my puts may be reused.
 [[nodiscard]] Errc flush(const ChannelPod& channel);
-/// Everything I issued is visible at every peer.
+/// Returns when everything that I issued is visible at every peer.
 [[nodiscard]] Errc quiet(const ChannelPod& channel);
-/// All ranks of the team; release and acquire, all to all, through slots.
+/// Barrier of all ranks of the team; release and acquire, all to all, through slots.
 [[nodiscard]] Errc barrier(const ChannelPod& channel);
 
 #pragma GCC visibility pop

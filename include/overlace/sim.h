@@ -1,4 +1,4 @@
-// How long a schedule would take on a machine, whoever owns it: the same Schedule that runs is simulated.
+// How long a schedule would take on a machine, whoever owns it. What is simulated is the Schedule that runs.
 #pragma once
 
 #include <cstdint>
@@ -53,11 +53,12 @@ struct SimResult {
   double contention_us = 0;  // that tasks lost to contention besides shared resources; worst rank
   uint64_t events = 0;
   std::vector<RankBytes> bytes;         // by rank
-  std::vector<RankBytes> static_bytes;  // what the schedule's regions add up to: the same
+  std::vector<RankBytes> static_bytes;  // what the schedule's regions add up to; equal to `bytes`
   std::vector<uint64_t> call_ps;        // end of each call, worst rank
   std::vector<SimSpan> spans;
   std::vector<SimArrow> arrows;
-  /// A call in a long row of calls: the later half of them, or the host's time where that is longer.
+  /// Returns the time of a call in a long row of calls, from the later half of them, or the host's time if it is
+  /// longer.
   double us() const;
 };
 

@@ -31,9 +31,9 @@ class Region {
  public:
   const std::string& name() const;
   size_t bytes() const;
-  /// Base address of that rank of the world in this process; null where reach is net.
+  /// Returns the base address of that rank of the world in this process; null where reach is net.
   void* base(int world_rank) const;
-  /// For agents of `team`: peers are its ranks.
+  /// Returns the pod for agents of `team`: peers are its ranks.
   RegionPod pod(const Team& team) const;
   explicit operator bool() const { return state_ != nullptr; }
 
@@ -63,10 +63,10 @@ class StripedRange {
  public:
   void* data() const;
   size_t bytes() const;
-  /// Mine, in order.
+  /// Returns the parts of my range, in order.
   std::span<const StripePiece> parts() const;
-  /// Parts of all ranks' ranges that lie in my memory, by rank and part. Stores of others are visible after their
-  /// signals, as with peer_ptr.
+  /// Returns the parts of all ranks' ranges that lie in my memory, by rank and part. Stores of others are visible after
+  /// their signals, as with peer_ptr.
   std::span<const StripePiece> owned() const;
   explicit operator bool() const { return state_ != nullptr; }
 
@@ -88,7 +88,7 @@ class SymmetricHeap {
   /// bytes asked, the largest free block, the total and `name`. align: a power of two <= 2 MiB.
   SymBuffer alloc(size_t bytes, size_t align = 256, const char* name = "");
   void free(SymBuffer buffer);
-  /// Collective: all ranks made the same sequence of calls, or PlanMismatch naming the first rank that differs.
+  /// Collective. Throws PlanMismatch, which names the first rank that differs, if ranks made other sequences of calls.
   void verify();
   /// Collective, at start and outside captures. `local` is my memory of `bytes`, peers[r] is where I reach that of rank
   /// r of the world (peers[my rank] == local; null only where reach is net). It belongs to the caller, who keeps it
@@ -100,9 +100,9 @@ class SymmetricHeap {
   /// one). Each part is an allocation of its own, zeroed. Throws InvalidArgument on all ranks with rank and part;
   /// Unsupported where pages cannot be mapped so (heaps of cudaIpc, ranks of other hosts); OutOfMemory.
   StripedRange stripe(std::span<const StripePart> parts, const char* name);
-  /// Collective: unmapped once all ranks have come here. Ranges that are left go at close.
+  /// Collective. Unmaps the range once all ranks have come here. Ranges that were not freed go at close.
   void free(const StripedRange& range);
-  /// Page size of striped ranges: 4 KiB on CPU ranks, 2 MiB on GPUs; 0 where there are none.
+  /// Returns the page size of striped ranges: 4 KiB on CPU ranks, 2 MiB on GPUs; 0 where there are none.
   size_t stripe_granule() const;
   size_t capacity() const;
   size_t in_use() const;

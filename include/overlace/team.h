@@ -39,23 +39,24 @@ class Team {
   int size() const;
   const std::string& name() const;
   Reach reach(int peer) const;
-  /// Rank in the world of member `peer`.
+  /// Returns the rank in the world of member `peer`.
   int world_rank(int peer) const;
   /// Collective on this team; ranks outside `ranks` call it too and get an empty handle (size() == 0).
   Team sub(std::span<const int> ranks, const TeamOptions& options = {});
   /// Collective: every member opens its channels in the same order. Lives as long as the runtime.
   Channel& channel(StreamRef stream, const ChannelOptions& options = {});
-  /// Host barrier with the runtime's deadline.
+  /// Barrier of the host threads, with the runtime's deadline.
   void barrier();
-  /// Host all-gather, <= 64 KiB a rank, with the runtime's deadline.
+  /// All-gather of host memory, at most 64 KiB a rank, with the runtime's deadline.
   std::vector<Bytes> exchange(std::span<const std::byte> mine);
-  /// All ranks gave the same text, or PlanMismatch on all of them with the first rank that differs and both values.
+  /// Compares the texts of all ranks. If they differ, throws PlanMismatch on all ranks, with the first rank that
+  /// differs and both values.
   void agree(std::string_view text, std::string_view what);
-  /// Address of `buffer` in the heap of member `peer`; null where reach is net.
+  /// Returns the address of `buffer` in the heap of member `peer`; null where reach is net.
   void* peer_ptr(SymBuffer buffer, int peer) const;
   void* local_ptr(SymBuffer buffer) const { return peer_ptr(buffer, rank()); }
   const TeamPod& pod() const;
-  /// The team's collectives engine (NCCL on GPUs), null where there is none.
+  /// Returns the team's engine of collectives (NCCL on GPUs); null if it has none.
   NetEngine* net();
   Runtime& runtime() const;
   explicit operator bool() const { return state_ != nullptr; }

@@ -27,11 +27,11 @@ struct TensorView {
   /// "(1024, 2560)"
   std::string shape() const;
 
-  /// Row-major contiguous view of `sizes`.
+  /// Returns a row-major contiguous view of `sizes`.
   static TensorView contiguous(void* data, DType dtype, std::initializer_list<int64_t> sizes);
-  /// The 2-D view with its two dimensions swapped: `weight (N, K)` becomes `b (K, N)` with K contiguous.
+  /// Returns the 2-D view with its two dimensions swapped: `weight (N, K)` becomes `b (K, N)` with K contiguous.
   TensorView transposed() const;
-  /// Rows [begin, begin + count) of a tensor of at least one dimension.
+  /// Returns rows [begin, begin + count) of a tensor of at least one dimension.
   TensorView rows(int64_t begin, int64_t count) const;
 };
 

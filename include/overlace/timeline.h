@@ -1,4 +1,4 @@
-// When what ran on a channel, on all ranks of its team, as a file for a trace viewer.
+// Timelines: when each operator ran on a channel, on all ranks of its team, as a file for a trace viewer.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ class Timeline {
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
-  /// Spans from now on are called "label task".
+  /// Names spans from now on "label task".
   void label(std::string_view text);
   /// Collective on the team, blocking: waits for the recorded work, then rank 0 writes the spans of all ranks and the
   /// signals between them to `path`: .json (Chrome), .pftrace or .perfetto-trace (Perfetto). Throws InvalidArgument,

@@ -45,49 +45,8 @@ GPU_SIZES = (1024, 2048, 2048)  # M of all ranks, N, K
 OPS = ("gemm_ar", "gemm_rs", "ag_gemm", "ag_wgrad")
 
 
-class Tensor(c.Structure):
-    """ovl_tensor."""
-
-    _fields_ = (
-        ("data", c.c_void_p),
-        ("dtype", c.c_int32),
-        ("ndim", c.c_int32),
-        ("sizes", c.c_int64 * 4),
-        ("strides", c.c_int64 * 4),
-    )
-
-
-class AgGemmArgs(_library._Sized):
-    _fields_ = (
-        ("struct_size", c.c_size_t),
-        *((name, Tensor) for name in ("a_shard", "b", "c", "bias", "a")),
-        ("row_offsets", c.c_void_p),
-        ("activation", c.c_int32),
-    )
-
-
-class AgWgradArgs(_library._Sized):
-    _fields_ = (
-        ("struct_size", c.c_size_t),
-        *((name, Tensor) for name in ("a_shard", "b", "c", "a")),
-        ("row_offsets", c.c_void_p),
-    )
-
-
-class GemmRsArgs(_library._Sized):
-    _fields_ = (
-        ("struct_size", c.c_size_t),
-        *((name, Tensor) for name in ("a", "b", "out", "bias")),
-        ("row_offsets", c.c_void_p),
-    )
-
-
-class GemmArArgs(_library._Sized):
-    _fields_ = (("struct_size", c.c_size_t), *((name, Tensor) for name in ("a", "b", "out", "bias")))
-
-
-def view(t: torch.Tensor) -> Tensor:
-    return Tensor(
+def view(t: torch.Tensor) -> _library.Tensor:
+    return _library.Tensor(
         t.data_ptr(), 3 if t.dtype == torch.bfloat16 else 1, 2, (c.c_int64 * 4)(*t.shape), (c.c_int64 * 4)(*t.stride())
     )
 
@@ -133,18 +92,19 @@ class Calls:
         a, b = self.shard if gathers else self.whole, self.dy if op == "ag_wgrad" else self.b
         m, k, n = self.whole.shape[0], a.shape[1], b.shape[1]
         out = a.new_empty({"gemm_rs": m // size, "ag_wgrad": k}.get(op, m), n)
-        kind = {"ag_gemm": AgGemmArgs, "ag_wgrad": AgWgradArgs, "gemm_rs": GemmRsArgs, "gemm_ar": GemmArArgs}[op]
-        names = ("a_shard", "b", "c") if gathers else ("a", "b", "out")
-        arguments = kind(**dict(zip(names, map(view, (a, b, out)), strict=True)))
-        dtype = arguments.b.dtype
+        names = (b"a_shard", b"b", b"c") if gathers else (b"a", b"b", b"out")
+        tensors = [view(t) for t in (a, b, out)]
+        pairs = zip(names, tensors, strict=True)
+        arguments = (_library.Arg * len(names))(*(_library.Arg(name=name, tensor=t) for name, t in pairs))
+        dtype = tensors[1].dtype
         problem = _library.Op(name=op.encode(), m=m, n=n, k=k, ranks=size, dtype=dtype, out_dtype=dtype)
         problem.b_layout = 1 if op == "ag_wgrad" else 0  # its rows are contiguous, as those of no weight
         schedule = _library.handle("ovl_schedule_choose", self.context._runtime, c.byref(problem))
         self.keep += [out, arguments]
-        function = getattr(_library.LIBRARY, f"ovl_{op}")
-        if function(self.context._channel, c.byref(arguments), schedule) != 0:
+        function, name = _library.LIBRARY.ovl_call, op.encode()
+        if function(self.context._channel, name, arguments, len(names), schedule) != 0:
             raise RuntimeError(_library.LIBRARY.ovl_error_text().decode())
-        return lambda: function(self.context._channel, c.byref(arguments), schedule)
+        return lambda: function(self.context._channel, name, arguments, len(names), schedule)
 
     def of_torch(self, op: str) -> Callable[[], object]:
         ops, name = torch.ops.overlace, self.context.name

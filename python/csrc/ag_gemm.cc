@@ -72,18 +72,12 @@ std::tuple<Tensor, std::vector<Tensor>> ag_gemm(const Tensor& given_a, const std
   Tensor a_full = new_matrix(a, keeps_a ? m : 0, keeps_a ? a.size(1) : 0, a.scalar_type());
   const Tensor c = new_matrix(a, m, b.size(1) / (is_swiglu ? 2 : 1), out);
 
-  auto args = sized<ovl_ag_gemm_args>();
-  args.a_shard = view_of({kOp, "a"}, a);
-  args.b = view_of(nth("bs", widest), b);
-  args.c = view_of({kOp, "out_dtype"}, c);
-  if (!biases.empty()) args.bias = vector_of(nth("biases", widest), biases[widest]);
-  if (keeps_a) args.a = view_of({kOp, "a"}, a_full);
-  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
-  args.activation = is_swiglu ? OVL_SWIGLU : OVL_NO_ACTIVATION;
-  ovl_schedule* const schedule = schedule_of(
-      *group, {std::string(kOp), m, b.size(1), a.size(1), args.a_shard.dtype, args.c.dtype, layout_of(args.b),
-               args.bias.ndim != 0, keeps_a, row_offsets, std::string(plan.view()), args.activation});
-  check(ovl_ag_gemm(group->channel, &args, schedule));
+  std::vector<ovl_arg> args = {ovl_tensor_arg("a_shard", view_of({kOp, "a"}, a)),
+                               ovl_tensor_arg("b", view_of(nth("bs", widest), b)),
+                               ovl_tensor_arg("c", view_of({kOp, "out_dtype"}, c))};
+  if (!biases.empty()) args.push_back(ovl_tensor_arg("bias", vector_of(nth("biases", widest), biases[widest])));
+  if (keeps_a) args.push_back(ovl_tensor_arg("a", view_of({kOp, "a"}, a_full)));
+  run(*group, kOp.data(), std::move(args), {row_offsets, plan.c_str(), activation.c_str()});
 
   std::vector<Tensor> outs;
   for (size_t i = 0; i < bs.size(); ++i)

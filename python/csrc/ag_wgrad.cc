@@ -56,16 +56,11 @@ std::vector<Tensor> ag_wgrad(const Tensor& given_x, const std::vector<Tensor>& d
   const Tensor full = new_matrix(x, keeps_x ? m : 0, keeps_x ? k : 0, x.scalar_type());
   const Tensor dw = new_matrix(x, k, dy.size(1), x.scalar_type());
 
-  auto args = sized<ovl_ag_wgrad_args>();
-  args.a_shard = view_of({kOp, "x"}, x);
-  args.b = view_of(nth("dys", widest), dy);
-  args.c = view_of({kOp, "x"}, dw);
-  if (keeps_x) args.a = view_of({kOp, "x"}, full);
-  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
-  ovl_schedule* const schedule =
-      schedule_of(*group, {std::string(kOp), m, dy.size(1), k, args.a_shard.dtype, args.c.dtype, layout_of(args.b),
-                           false, keeps_x, row_offsets, std::string(plan.view())});
-  check(ovl_ag_wgrad(group->channel, &args, schedule));
+  std::vector<ovl_arg> args = {ovl_tensor_arg("a_shard", view_of({kOp, "x"}, x)),
+                               ovl_tensor_arg("b", view_of(nth("dys", widest), dy)),
+                               ovl_tensor_arg("c", view_of({kOp, "x"}, dw))};
+  if (keeps_x) args.push_back(ovl_tensor_arg("a", view_of({kOp, "x"}, full)));
+  run(*group, kOp.data(), std::move(args), {row_offsets, plan.c_str()});
 
   std::vector<Tensor> outs;
   for (size_t i = 0; i < dys.size(); ++i) outs.push_back(i == widest ? dw : local_product(full, dys[i]));

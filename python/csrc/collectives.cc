@@ -1,6 +1,7 @@
 // The collectives of a team's engine, along any dimension: all_gather, reduce_scatter, all_reduce, all_to_all.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
@@ -99,12 +100,52 @@ Tensor all_gather(const Tensor& x, int64_t dim, StringHandle given_group) {
   return joined(blocks, cut);
 }
 
-Tensor all_to_all(const Tensor& x, int64_t dim, StringHandle given_group) {
+/// Sizes of blocks along the dimension, one per rank; their sum.
+int64_t sum_of_splits(const Group& group, const char* name, const std::vector<int64_t>& splits) {
+  const bool fits = splits.size() == static_cast<size_t>(group.size) &&
+                    std::all_of(splits.begin(), splits.end(), [](int64_t n) { return n >= 0; });
+  if (fits) return std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  std::string got;
+  for (const int64_t n : splits) got += (got.empty() ? "" : ", ") + std::to_string(n);
+  refuse(std::string("all_to_all: ") + name + " are [" + got + "], wanted " + std::to_string(group.size) +
+         " numbers, 0 or more");
+}
+
+/// Blocks of any length. Another dimension than the first is moved there, and back.
+Tensor uneven_all_to_all(const Group& group, const Tensor& x, int64_t dim, const std::vector<int64_t>& send_splits,
+                         const std::vector<int64_t>& recv_splits) {
+  const Cut cut = cut_of(group, "all_to_all", x, dim);
+  const auto axis = static_cast<int64_t>(cut.dim);
+  const int64_t sent = sum_of_splits(group, "send_splits", send_splits);
+  const int64_t received = sum_of_splits(group, "recv_splits", recv_splits);
+  if (sent != x.size(axis))
+    refuse("all_to_all: x is " + shape_of(x) + ", dim " + std::to_string(axis) + ", send_splits sum to " +
+           std::to_string(sent));
+  const Tensor mine = torch::stable::contiguous(torch::stable::transpose(x, 0, axis));
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < mine.dim(); ++i) sizes.push_back(mine.size(i));
+  const int64_t bytes_of_row =
+      std::accumulate(sizes.begin() + 1, sizes.end(), static_cast<int64_t>(x.element_size()), std::multiplies<>());
+  sizes[0] = received;
+  const Tensor out = torch::stable::new_empty(x, sizes);
+  std::vector<int64_t> send_bytes, recv_bytes;
+  for (const int64_t n : send_splits) send_bytes.push_back(n * bytes_of_row);
+  for (const int64_t n : recv_splits) recv_bytes.push_back(n * bytes_of_row);
+  check(ovl_all_to_allv(group.channel, mine.data_ptr(), send_bytes.data(), out.data_ptr(), recv_bytes.data(), OVL_U8));
+  return axis == 0 ? out : torch::stable::contiguous(torch::stable::transpose(out, 0, axis));
+}
+
+Tensor all_to_all(const Tensor& x, int64_t dim, StringHandle given_group, const std::vector<int64_t>& send_splits,
+                  const std::vector<int64_t>& recv_splits) {
   const Text name(given_group);
   constexpr std::string_view op = "all_to_all";
   const std::shared_ptr<Group> group = find_group(op, name.view());
   const std::lock_guard lock(group->mutex);
   check_device(*group, {op, "x"}, x);
+  if (!send_splits.empty() || !recv_splits.empty()) {
+    use_current_stream(*group, op);
+    return uneven_all_to_all(*group, x, dim, send_splits, recv_splits);
+  }
   const Cut cut = even_cut_of(*group, op, x, dim);
   use_current_stream(*group, op);
   const Tensor blocks = blocks_of(x, cut), received = torch::stable::new_empty(x, cut.sizes);

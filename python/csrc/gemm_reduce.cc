@@ -15,17 +15,19 @@ struct Operands {
 
 Operands read(Group& group, std::string_view op, const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias,
               std::string_view reduce_op) {
-  check_device(group, {op, "a"}, a);
-  check_device(group, {op, "b"}, b);
-  if (bias.has_value()) check_device(group, {op, "bias"}, *bias);
-  check_matrix({op, "a"}, a);
-  check_factors(group, a, "a", {op, "b"}, b);
-  if (bias.has_value()) check_bias({op, "bias"}, *bias, b.size(1));
+  check_operands(group, op, a, b, bias);
   use_current_stream(group, op);
   Operands x{with_contiguous_rows(a), with_either_contiguous(b), std::nullopt, is_average(op, reduce_op)};
   // The bias is added once, by the owner of a row, before the scale.
   if (bias.has_value()) x.bias = x.average ? scaled(*bias, group.size) : *bias;
   return x;
+}
+
+std::vector<ovl_arg> args_of(std::string_view op, const Operands& x, const ovl_tensor& out) {
+  std::vector<ovl_arg> args = {ovl_tensor_arg("a", view_of({op, "a"}, x.a)),
+                               ovl_tensor_arg("b", view_of({op, "b"}, x.b)), ovl_tensor_arg("out", out)};
+  if (x.bias.has_value()) args.push_back(ovl_tensor_arg("bias", vector_of({op, "bias"}, *x.bias)));
+  return args;
 }
 
 int64_t rows_of_rank(const Group& group, const Tensor& a, const std::vector<int64_t>& row_offsets) {
@@ -57,16 +59,7 @@ Tensor gemm_rs(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   const int64_t rows = rows_of_rank(*group, a, row_offsets);
   Tensor out = new_matrix(a, rows, b.size(1), out_dtype.value_or(a.scalar_type()));
 
-  auto args = sized<ovl_gemm_rs_args>();
-  args.a = view_of({op, "a"}, x.a);
-  args.b = view_of({op, "b"}, x.b);
-  args.out = view_of({op, "out_dtype"}, out);
-  if (x.bias.has_value()) args.bias = vector_of({op, "bias"}, *x.bias);
-  args.row_offsets = row_offsets.empty() ? nullptr : row_offsets.data();
-  ovl_schedule* const schedule =
-      schedule_of(*group, {"gemm_rs", a.size(0), b.size(1), a.size(1), args.a.dtype, args.out.dtype, layout_of(args.b),
-                           args.bias.ndim != 0, false, row_offsets, std::string(plan.view())});
-  check(ovl_gemm_rs(group->channel, &args, schedule));
+  run(*group, op.data(), args_of(op, x, view_of({op, "out_dtype"}, out)), {row_offsets, plan.c_str()});
   if (x.average) scale_in_place(out, 1.0 / group->size);
   return out;
 }
@@ -80,23 +73,7 @@ Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   const Operands x = read(*group, op, a, b, bias, reduce_op.view());
   Tensor out = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
 
-  auto args = sized<ovl_gemm_ar_args>();
-  args.a = view_of({op, "a"}, x.a);
-  args.b = view_of({op, "b"}, x.b);
-  args.out = view_of({op, "a"}, out);
-  if (x.bias.has_value()) args.bias = vector_of({op, "bias"}, *x.bias);
-  ovl_schedule* const schedule = schedule_of(*group, {"gemm_ar",
-                                                      a.size(0),
-                                                      b.size(1),
-                                                      a.size(1),
-                                                      args.a.dtype,
-                                                      args.out.dtype,
-                                                      layout_of(args.b),
-                                                      args.bias.ndim != 0,
-                                                      false,
-                                                      {},
-                                                      std::string(plan.view())});
-  check(ovl_gemm_ar(group->channel, &args, schedule));
+  run(*group, op.data(), args_of(op, x, view_of({op, "a"}, out)), {{}, plan.c_str()});
   if (x.average) scale_in_place(out, 1.0 / group->size);
   return out;
 }

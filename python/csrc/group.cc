@@ -1,7 +1,8 @@
 #include "python/csrc/group.h"
 
-#include <charconv>
+#include <exception>
 #include <functional>
+#include <map>
 
 // Of torch; only there where torch was built with CUDA.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
@@ -16,73 +17,9 @@ std::map<std::string, std::shared_ptr<Group>, std::less<>>& table() {
   return *groups;
 }
 
-ovl_op op_of(const Group& group, const Problem& problem) {
-  auto op = sized<ovl_op>();
-  op.name = problem.op.c_str();
-  op.m = problem.m, op.n = problem.n, op.k = problem.k;
-  op.ranks = group.size;
-  op.dtype = problem.dtype, op.out_dtype = problem.out_dtype;
-  op.b_layout = problem.b_layout;
-  op.has_bias = problem.has_bias ? 1 : 0;
-  op.has_a = problem.has_a ? 1 : 0;
-  op.activation = problem.activation;
-  op.row_offsets = problem.row_offsets.empty() ? nullptr : problem.row_offsets.data();
-  return op;
-}
-
-[[noreturn]] void refuse_plan(const Problem& problem) {
-  refuse(problem.op + ": plan is '" + problem.plan +
-         "', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule in JSON");
-}
-
-/// "family=NAME,degree=N", the second field optional.
-ovl_schedule* make_from_fields(const ovl_op& op, const Problem& problem) {
-  std::string family;
-  int degree = 1;
-  size_t begin = 0;
-  while (begin <= problem.plan.size()) {
-    const size_t end = std::min(problem.plan.find(',', begin), problem.plan.size());
-    const std::string field = problem.plan.substr(begin, end - begin);
-    if (field.rfind("family=", 0) == 0) {
-      family = field.substr(7);
-    } else if (field.rfind("degree=", 0) == 0) {
-      const char* const last = field.data() + field.size();
-      const auto [stop, error] = std::from_chars(field.data() + 7, last, degree);
-      if (error != std::errc() || stop != last) refuse_plan(problem);
-    } else {
-      refuse_plan(problem);
-    }
-    begin = end + 1;
-  }
-  if (family.empty()) refuse_plan(problem);
-  ovl_schedule* schedule = nullptr;
-  check(ovl_schedule_make(&op, family.c_str(), degree, &schedule));
-  return schedule;
-}
-
-ovl_schedule* make_schedule(const Group& group, const Problem& problem) {
-  const ovl_op op = op_of(group, problem);
-  ovl_schedule* schedule = nullptr;
-  if (problem.plan.empty()) {
-    check(ovl_schedule_choose(group.runtime, &op, &schedule));
-    if (ovl_schedule_supported(schedule, group.channel, &op) == OVL_OK) return schedule;
-    ovl_schedule_free(schedule);
-    check(ovl_schedule_make(&op, "library", 1, &schedule));
-  } else if (problem.plan.front() == '{') {
-    check(ovl_schedule_from_json(problem.plan.c_str(), &schedule));
-  } else {
-    return make_from_fields(op, problem);
-  }
-  return schedule;
-}
-
 std::string device_name(int device) { return device < 0 ? "cpu" : "cuda:" + std::to_string(device); }
 
 }  // namespace
-
-Group::~Group() {
-  for (const auto& [problem, schedule] : schedules) ovl_schedule_free(schedule);
-}
 
 std::shared_ptr<Group> find_group(std::string_view op, std::string_view name) {
   const std::lock_guard lock(table_mutex);
@@ -93,21 +30,13 @@ std::shared_ptr<Group> find_group(std::string_view op, std::string_view name) {
   return found->second;
 }
 
-ovl_schedule* schedule_of(Group& group, const Problem& problem) {
-  if (const auto found = group.by_problem.find(problem); found != group.by_problem.end()) {
-    group.schedules.splice(group.schedules.begin(), group.schedules, found->second);
-    return group.schedules.front().second;
-  }
-  ovl_schedule* const schedule = make_schedule(group, problem);
-  group.schedules.emplace_front(problem, schedule);
-  group.by_problem.emplace(problem, group.schedules.begin());
-  // So many that no program meets again what goes: a choice that the ranks made together would be made by one alone.
-  if (constexpr size_t kMost = 4096; group.schedules.size() > kMost) {
-    ovl_schedule_free(group.schedules.back().second);
-    group.by_problem.erase(group.schedules.back().first);
-    group.schedules.pop_back();
-  }
-  return schedule;
+void run(Group& group, const char* op, std::vector<ovl_arg> args, const Options& options) {
+  const std::vector<int64_t>& offsets = options.row_offsets;
+  if (!offsets.empty()) args.push_back(ovl_list_arg("row_offsets", offsets.data(), static_cast<int>(offsets.size())));
+  const std::vector<int64_t>& splits = options.splits;
+  if (!splits.empty()) args.push_back(ovl_list_arg("splits", splits.data(), static_cast<int>(splits.size())));
+  if (options.activation != std::string_view("none")) args.push_back(ovl_text_arg("activation", options.activation));
+  check(ovl_run(group.channel, op, args.data(), static_cast<int>(args.size()), options.plan));
 }
 
 void check_device(const Group& group, const Argument& argument, const Tensor& t) {
@@ -152,6 +81,19 @@ int ovl_torch_add_group(const char* name, ovl_runtime* runtime, ovl_channel* cha
   group->device = device;
   const std::lock_guard lock(overlace_torch::table_mutex);
   return overlace_torch::table().emplace(name, group).second ? OVL_OK : OVL_INVALID_ARGUMENT;
+}
+
+int ovl_torch_run(const char* group, const char* op, const ovl_arg* args, int count, const char* plan) {
+  try {
+    const std::shared_ptr<Group> found = overlace_torch::find_group(op, group);
+    const std::lock_guard lock(found->mutex);
+    overlace_torch::use_current_stream(*found, op);
+    return ovl_run(found->channel, op, args, count, plan);
+  } catch (const overlace_torch::Failure& failure) {
+    return failure.code;  // of the C API, whose text says why; that the group is there has overlace.call looked at
+  } catch (const std::exception&) {
+    return OVL_INTERNAL;  // of torch
+  }
 }
 
 int ovl_torch_remove_group(const char* name) {

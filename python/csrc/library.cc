@@ -13,8 +13,14 @@ STABLE_TORCH_LIBRARY(overlace, m) {
       "gemm_rs(Tensor a, Tensor b, Tensor? bias, str reduce_op, int scatter_dim, str group, *, "
       "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> Tensor");
   m.def("gemm_ar(Tensor a, Tensor b, Tensor? bias, str reduce_op, str group, *, str plan=\"\") -> Tensor");
+  m.def(
+      "gemm_a2a(Tensor a, Tensor b, Tensor? bias, str group, *, ScalarType? out_dtype=None, int[] splits=[], "
+      "str plan=\"\") -> Tensor");
+  m.def(
+      "a2a_gemm(Tensor a, Tensor b, Tensor? bias, str group, *, bool return_a=False, ScalarType? out_dtype=None, "
+      "int[] splits=[], str plan=\"\") -> (Tensor, Tensor)");
   m.def("all_gather(Tensor x, int dim, str group) -> Tensor");
   m.def("reduce_scatter(Tensor x, str reduce_op, int dim, str group) -> Tensor");
   m.def("all_reduce(Tensor x, str reduce_op, str group) -> Tensor");
-  m.def("all_to_all(Tensor x, int dim, str group) -> Tensor");
+  m.def("all_to_all(Tensor x, int dim, str group, *, int[] send_splits=[], int[] recv_splits=[]) -> Tensor");
 }

@@ -63,6 +63,16 @@ void check_bias(const Argument& argument, const Tensor& bias, int64_t n) {
     refuse(argument.of_op() + " is " + shape_of(bias) + ", wanted [" + std::to_string(n) + "]");
 }
 
+void check_operands(const Group& group, std::string_view op, const Tensor& a, const Tensor& b,
+                    const std::optional<Tensor>& bias) {
+  check_device(group, {op, "a"}, a);
+  check_device(group, {op, "b"}, b);
+  if (bias.has_value()) check_device(group, {op, "bias"}, *bias);
+  check_matrix({op, "a"}, a);
+  check_factors(group, a, "a", {op, "b"}, b);
+  if (bias.has_value()) check_bias({op, "bias"}, *bias, b.size(1));
+}
+
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu) {
   if (activation == "none" || (has_swiglu && activation == "swiglu")) return;
   fail(OVL_NOT_SUPPORTED, std::string(op) + ": activation is '" + std::string(activation) + "', only 'none'" +

@@ -29,6 +29,9 @@ void check_my_rows(const Group& group, const Argument& argument, const Tensor& t
                    const std::vector<int64_t>& row_offsets);
 /// (N).
 void check_bias(const Argument& argument, const Tensor& bias, int64_t n);
+/// a (M, K), b (K, N) and bias (N) or none, as `op` names them, are where the rank is and fit each other.
+void check_operands(const Group& group, std::string_view op, const Tensor& a, const Tensor& b,
+                    const std::optional<Tensor>& bias);
 /// What is not there yet is refused, not ignored: all but "none", and "swiglu" where the operator `has_swiglu`.
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu);
 /// Whether it is "avg"; else it must be "sum".

@@ -97,6 +97,4 @@ ovl_tensor vector_of(const Argument& argument, const Tensor& t) {
   return view;
 }
 
-int layout_of(const ovl_tensor& b) { return b.strides[0] == 1 ? OVL_NK : OVL_KN; }
-
 }  // namespace overlace_torch

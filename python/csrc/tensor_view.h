@@ -21,21 +21,16 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 /// Python makes the class of overlace.errors of what stands in brackets.
-[[noreturn]] inline void fail(int code, const std::string& text) {
-  throw std::runtime_error(std::string("[") + ovl_error_name(code) + "] " + text);
-}
+struct Failure : std::runtime_error {
+  Failure(int c, const std::string& text)
+      : std::runtime_error(std::string("[") + ovl_error_name(c) + "] " + text), code(c) {}
+  int code;
+};
+[[noreturn]] inline void fail(int code, const std::string& text) { throw Failure(code, text); }
 [[noreturn]] inline void refuse(const std::string& text) { fail(OVL_INVALID_ARGUMENT, text); }
 /// After a call of the C API.
 inline void check(int code) {
   if (code != OVL_OK) fail(code, ovl_error_text());
-}
-
-/// A struct of the C API that says how large it is.
-template <class T>
-T sized() {
-  T value{};
-  value.struct_size = sizeof(T);
-  return value;
 }
 
 inline std::string shape_of(const Tensor& t) {
@@ -59,6 +54,7 @@ class Text {
   Text& operator=(const Text&) = delete;
   ~Text() { (void)torch_delete_string(handle_); }
   std::string_view view() const { return view_; }
+  const char* c_str() const { return view_.data(); }
 
  private:
   StringHandle handle_;
@@ -88,7 +84,5 @@ Tensor with_either_contiguous(const Tensor& t);
 ovl_tensor view_of(const Argument& argument, const Tensor& t);
 /// A vector; not there without elements.
 ovl_tensor vector_of(const Argument& argument, const Tensor& t);
-/// Which layout the view of `b` has: where both fit, that of its rows.
-int layout_of(const ovl_tensor& b);
 
 }  // namespace overlace_torch

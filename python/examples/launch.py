@@ -24,10 +24,10 @@ def _work(rank: int, run: Run, ranks: int, device: str, store: str) -> None:
     dist.destroy_process_group()
 
 
-def launch(run: Run, text: str) -> None:
-    """run(group, device) on each rank; it raises where something is wrong."""
+def launch(run: Run, text: str, ranks: int = 2) -> None:
+    """run(group, device) on each rank; it raises where something is wrong. `ranks`: of them by default."""
     parser = argparse.ArgumentParser(description=text.partition("\n\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=ranks)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -27,8 +27,20 @@ from overlace.errors import (
 
 __version__ = _library.LIBRARY.ovl_version().decode()
 _WHY_NO_TORCH = _library.why_no_torch()
-_OF_TORCH = ["Context", "Plan", "Stats", "autograd", "context_of", "fake", "init", "ops", "plan"]
-_WITHOUT_TORCH = ["gnn"]  # the same, torch or not
+# Listed again below: the linter knows names in `__all__` by the literal alone.
+_OF_TORCH = [
+    "Context",
+    "DeviceHandle",
+    "Plan",
+    "Stats",
+    "call",
+    "context_of",
+    "empty_symmetric",
+    "init",
+    "ops",
+    "plan",
+]
+_WITHOUT_OPERATORS = ["gnn", "offload"]  # the same, whatever overlace was built with
 _MODULES = ["compat", "compile", "nn", "optim", "parallel"]  # imported when they are named
 __all__ = [
     "CudaError",
@@ -49,16 +61,28 @@ __all__ = [
 
 if not _WHY_NO_TORCH:
     _library.operators()
-    from overlace import autograd, fake, ops
-    from overlace.context import Context, Stats, context_of, init
+    from overlace import ops
+    from overlace._call import call
+    from overlace.context import Context, DeviceHandle, Stats, context_of, empty_symmetric, init
     from overlace.planning import Plan, plan
 
-    __all__ += ["Context", "Plan", "Stats", "autograd", "context_of", "fake", "init", "ops", "plan"]
+    __all__ += [
+        "Context",
+        "DeviceHandle",
+        "Plan",
+        "Stats",
+        "call",
+        "context_of",
+        "empty_symmetric",
+        "init",
+        "ops",
+        "plan",
+    ]
 
 
 def __getattr__(name: str) -> object:
     if _WHY_NO_TORCH and name in (*_OF_TORCH, *_MODULES):
         raise Unsupported(f"overlace.{name}: {_WHY_NO_TORCH}")
-    if name in (*_MODULES, *_WITHOUT_TORCH):
+    if name in (*_MODULES, *_WITHOUT_OPERATORS):
         return importlib.import_module(f"overlace.{name}")
     raise AttributeError(f"module 'overlace' has no attribute '{name}'")

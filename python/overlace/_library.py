@@ -87,6 +87,34 @@ class Op(_Sized):
         ("has_a", c.c_int32),
         ("activation", c.c_int32),
         ("row_offsets", c.c_void_p),
+        ("splits", c.c_void_p),
+    )
+
+
+class Tensor(c.Structure):
+    """ovl_tensor."""
+
+    _fields_ = (
+        ("data", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("ndim", c.c_int32),
+        ("sizes", c.c_int64 * 4),
+        ("strides", c.c_int64 * 4),
+    )
+
+
+class Arg(c.Structure):
+    """ovl_arg."""
+
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("kind", c.c_int32),
+        ("count", c.c_int32),
+        ("tensor", Tensor),
+        ("integer", c.c_int64),
+        ("real", c.c_double),
+        ("text", c.c_char_p),
+        ("list", c.POINTER(c.c_int64)),
     )
 
 

@@ -8,13 +8,14 @@ import ctypes as c
 import dataclasses
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
 from overlace import _library
 from overlace._library import Given, Info, Options, call, handle
+from overlace._symmetric import DeviceHandle, Symmetric
 from overlace.errors import InvalidArgument
 
 _OPERATORS = _library.operators()
@@ -51,7 +52,7 @@ class Context:
         self.size: int = group.size()
         self._runtime = _open(group, options)
         try:
-            team = handle("ovl_runtime_world", self._runtime)
+            self._team = team = handle("ovl_runtime_world", self._runtime)
             info = self._info()
             self.is_gpu = info.backend == _BACKENDS["cuda_peer"]
             self.device = torch.device("cuda", info.device) if self.is_gpu else torch.device("cpu")
@@ -65,6 +66,7 @@ class Context:
             self.name.encode(), self._runtime, self._channel, self.rank, self.size, info.device
         )
         _contexts[self.name] = self
+        self._symmetric = Symmetric(self._runtime, self._team, self._channel, self.rank, self.size, self.device)
 
     def _info(self) -> Info:
         info = Info()
@@ -89,6 +91,38 @@ class Context:
     def stats(self) -> Stats:
         info = self._info()
         return Stats(**{f.name: getattr(info, f.name) for f in dataclasses.fields(Stats)})
+
+    def barrier(self) -> None:
+        """Waits on the host until all ranks are here. On GPUs `synchronize()` first: queued work may still run."""
+        call("ovl_team_barrier", self._team)
+
+    def empty_symmetric(self, shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """An uninitialised contiguous tensor in the symmetric heap, which all ranks reach. Collective.
+
+        shape, dtype: the same on all ranks. Its memory is the heap's until `free` or `close`: the tensor does not own
+        it, and counts against heap_bytes of `overlace.init`. Raises InvalidArgument, OutOfMemory.
+        """
+        return self._symmetric.empty(shape, dtype)
+
+    def peer(self, t: torch.Tensor, rank: int) -> torch.Tensor:
+        """The tensor at the place of `t` in the memory of another rank, with the same shape and strides.
+
+        t: what `empty_symmetric` gave, or a view of a part of it. Loads and stores go there directly; who may write
+        when is the caller's to say (`barrier`, signals). Raises InvalidArgument, Unsupported (the rank is not reached
+        by loads and stores).
+        """
+        return self._symmetric.peer(t, rank)
+
+    def free(self, t: torch.Tensor) -> None:
+        """Gives memory of `empty_symmetric` back. Collective; no rank uses the tensor, or its twins, any more."""
+        self._symmetric.free(t)
+
+    def device_handle(self, ids: int = 0) -> DeviceHandle:
+        """What kernels of the caller need to reach peers (include/overlace/device/README.md). Collective if `ids` > 0.
+
+        ids: signals to be allocated for them, the same number on all ranks.
+        """
+        return self._symmetric.handle(ids)
 
     def abort(self, why: str) -> None:
         """All waits of all ranks return with PeerLost. From any thread; afterwards only close() is left."""
@@ -176,6 +210,13 @@ def context_of(group: object = None) -> Context:
             f"group '{name}' has no overlace team: call overlace.init(group) on all its ranks before the first op"
         )
     return _contexts[name]
+
+
+def empty_symmetric(
+    shape: int | Sequence[int], dtype: torch.dtype = torch.float32, *, group: object = None
+) -> torch.Tensor:
+    """`Context.empty_symmetric` of a group's context."""
+    return context_of(group).empty_symmetric(shape, dtype)
 
 
 def open_contexts() -> list[Context]:

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "overlace/capi_co2.h"
+#include "src/base/trace.h"
 #include "src/capi/convert.h"
 #include "src/capi/handles.h"
 #include "src/train/co2/replica.h"
@@ -31,10 +32,7 @@ class GivenCollective final : public AsyncCollective {
                             bucket.what.c_str(), &number),
           bucket);
     open_.push_back({bucket, number, {.launched_ns = now}});
-    if (open_.size() > kKept) {
-      open_.pop_front();
-      ++first_;
-    }
+    for (; open_.size() > kKept && open_.front().times.complete_ns > 0; ++first_) open_.pop_front();
     return {first_ + open_.size() - 1};
   }
   TicketState poll(Ticket ticket) override {
@@ -88,7 +86,8 @@ struct Co2Object : Object {
   std::unique_ptr<Bootstrap> bootstrap;
   std::unique_ptr<AsyncCollective> collective;
   std::unique_ptr<train::Replica> replica;
-  std::string saved;
+  std::string saved, traced;
+  bool is_emulated = false;
 };
 
 base::Status check_range(std::string_view field, int32_t value, int32_t last) {
@@ -98,7 +97,7 @@ base::Status check_range(std::string_view field, int32_t value, int32_t last) {
 
 base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
   OVERLACE_TRY(check_struct({"ovl_co2_open", "options"}, given));
-  OVERLACE_TRY(check_range("rule", given->rule, OVL_CO2_CO2));
+  OVERLACE_TRY(check_range("rule", given->rule, OVL_CO2_STREAMING));
   OVERLACE_TRY(check_range("gap", given->gap, OVL_CO2_GAP_ADAPTIVE));
   OVERLACE_TRY(check_range("clip", given->clip, OVL_CO2_CLIP_RELATIVE));
   const base::Result<DType> wire = dtype_of({"ovl_co2_open", "options.wire_dtype"}, given->wire_dtype);
@@ -109,6 +108,10 @@ base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
                  .outer_lr = given->outer_lr,
                  .outer_momentum = given->outer_momentum,
                  .kappa = given->kappa,
+                 .keep = given->keep,
+                 .fragments = given->fragments,
+                 .delay = given->delay,
+                 .mix = given->mix,
                  .gap = static_cast<StalenessGap>(given->gap),
                  .gap_value = given->gap_value,
                  .clip = static_cast<MomentumClip>(given->clip),
@@ -120,7 +123,19 @@ base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
   options.wire_dtype = *wire;
   if (given->bucket_bytes != 0) options.bucket_bytes = given->bucket_bytes;
   if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
+  OVERLACE_TRY(check_range("auto_timeout", given->auto_timeout, 1));
+  options.is_deadline_auto = given->auto_timeout != 0;
   options.threads = given->threads;
+  if (given->shard_degree != 0) options.shard_degree = given->shard_degree;
+  if (given->reduce_in_group != nullptr) {
+    auto* const reduce = given->reduce_in_group;
+    void* const user = given->user;
+    options.reduce_in_group = [reduce, user](std::span<double> values) {
+      if (const int code = reduce(user, values.data(), values.size()); code != OVL_OK)
+        throw_error(Errc::engine,
+                    base::format("reduce_in_group of the caller returned {} for {} values", code, values.size()));
+    };
+  }
   if (given->average_inner != nullptr) {
     auto* const average = given->average_inner;
     void* const user = given->user;
@@ -139,7 +154,11 @@ base::Result<std::vector<train::Parameter>> parameters_of(const ovl_co2_paramete
     OVERLACE_TRY(check_not_null({"ovl_co2_open", "parameters[].name"}, given[i].name));
     const base::Result<DType> dtype = dtype_of({"ovl_co2_open", "parameters[].dtype"}, given[i].dtype);
     if (!dtype.ok()) return dtype.status();
-    all.push_back({.name = given[i].name, .data = given[i].data, .dtype = *dtype, .count = given[i].count});
+    all.push_back({.name = given[i].name,
+                   .data = given[i].data,
+                   .dtype = *dtype,
+                   .count = given[i].count,
+                   .group_count = given[i].group_count});
   }
   return all;
 }
@@ -186,6 +205,7 @@ int ovl_co2_open_host(const ovl_co2_options* options, const ovl_co2_parameter* p
       constexpr int64_t kDayMs = 86400000;
       HostCollectiveOptions host{.runtime = *wanted, .meet_timeout_ms = kDayMs};
       host.runtime.backend = Backend::cpu;
+      object.is_emulated = runtime != nullptr && runtime->link != nullptr && *runtime->link != 0;
       object.bootstrap = std::move(*bootstrap);
       object.collective = open_host_collective(*object.bootstrap, host);
       return {};
@@ -207,6 +227,15 @@ int ovl_co2_open_collective(const ovl_co2_options* options, const ovl_co2_parame
       object.collective = std::make_unique<GivenCollective>(*collective);
       return {};
     });
+  });
+}
+
+int ovl_co2_abort(ovl_co2* co2, const char* why) {
+  return with_co2("ovl_co2_abort", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_abort", "why"}, why));
+    object.collective->abort(
+        Errc::aborted, base::format("rank {} of {}: {}", object.collective->rank(), object.collective->size(), why));
+    return {};
   });
 }
 
@@ -239,6 +268,14 @@ int ovl_co2_on_inner_step(ovl_co2* co2, double lr) {
 int ovl_co2_flush(ovl_co2* co2) {
   return with_co2("ovl_co2_flush", co2, [&](Co2Object& object) -> base::Status {
     object.replica->flush();
+    return {};
+  });
+}
+
+int ovl_co2_writes(ovl_co2* co2, int64_t* writes) {
+  return with_co2("ovl_co2_writes", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_writes", "writes"}, writes));
+    *writes = object.replica->writes();
     return {};
   });
 }
@@ -278,6 +315,37 @@ int ovl_co2_stats_last(ovl_co2* co2, ovl_co2_stats* stats) {
   });
 }
 
+int ovl_co2_trace(ovl_co2* co2, int32_t rank, const char** text) {
+  return with_co2("ovl_co2_trace", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_trace", "text"}, text));
+    if (rank < 0) return base::invalid_argument("ovl_co2_trace: rank is {}, wanted 0 or more", rank);
+    base::Trace trace = object.replica->trace();
+    trace.emulated = object.is_emulated;
+    for (base::Span& span : trace.spans) span.rank = rank;
+    object.traced = trace.to_json();
+    *text = object.traced.c_str();
+    return {};
+  });
+}
+
+int ovl_co2_trace_write(const char* const* texts, uint64_t count, const char* path) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_co2_trace_write";
+    OVERLACE_TRY(check_not_null({kCall, "path"}, path));
+    if (count == 0) return base::invalid_argument("{}: count is 0, wanted at least 1", kCall);
+    OVERLACE_TRY(check_not_null({kCall, "texts"}, texts));
+    base::Trace whole;
+    for (uint64_t i = 0; i < count; ++i) {
+      OVERLACE_TRY(check_not_null({kCall, "texts[]"}, texts[i]));
+      base::Result<base::Trace> one = base::Trace::from_json(texts[i], base::format("{}: texts[{}]", kCall, i));
+      if (!one.ok()) return one.status();
+      if (i == 0) whole.title = one->title;
+      whole.merge(std::move(*one));
+    }
+    return base::write_trace(whole, path);
+  });
+}
+
 int ovl_co2_save(ovl_co2* co2, const void** data, uint64_t* bytes) {
   return with_co2("ovl_co2_save", co2, [&](Co2Object& object) -> base::Status {
     OVERLACE_TRY(check_not_null({"ovl_co2_save", "data"}, data));
@@ -312,19 +380,19 @@ int ovl_co2_plan_tau(ovl_co2_plan* plan) {
       return base::invalid_argument(
           "{}: {} parameters of {} bytes over {} ranks, step of {} ms, wanted 1 to 1e14 a rank, up to 8, 1e-3 to 1e6",
           kCall, plan->parameters, plan->wire_bytes, plan->shard_degree, plan->step_ms);
+    if (plan->tau < 0 || plan->tau > 1000000000)
+      return base::invalid_argument("{}: tau is {}, wanted 0 to 1e9", kCall, plan->tau);
     // Each shard has a link of its own to its peers in the other groups.
     const double bytes = plan->parameters / plan->shard_degree * plan->wire_bytes, step_us = plan->step_ms * 1e3;
     const double all_reduce_us =
         train::all_reduce_us({plan->groups, plan->link_bytes_per_s / 1e6, plan->link_latency_us}, bytes);
     ovl_co2_plan out = *plan;
     out.all_reduce_ms = all_reduce_us / 1e3;
-    out.tau_min = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(1.1 * all_reduce_us / step_us)));
-    for (int i = 0; i < 5; ++i) {
-      const double factor = std::pow(2.0, i - 2);
-      out.taus[i] = std::max<int64_t>(1, static_cast<int64_t>(std::lround(static_cast<double>(out.tau_min) * factor)));
-      const train::RoundTime round = train::co2_round(out.taus[i], step_us, all_reduce_us, 0);
-      out.exposed[i] = round.exposed_us / round.us;
-    }
+    const train::TauPlan found = train::plan_tau(step_us, all_reduce_us);
+    out.tau_min = found.tau_min;
+    std::copy(found.taus.begin(), found.taus.end(), out.taus);
+    std::copy(found.exposed.begin(), found.exposed.end(), out.exposed);
+    out.exposed_of_tau = plan->tau > 0 ? train::exposed_share(plan->tau, step_us, all_reduce_us) : 0;
     *plan = out;
     return {};
   });

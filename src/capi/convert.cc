@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::capi {
@@ -56,6 +57,101 @@ std::vector<int64_t> offsets_of(const int64_t* row_offsets, int ranks) {
   return row_offsets == nullptr ? std::vector<int64_t>() : std::vector<int64_t>(row_offsets, row_offsets + ranks + 1);
 }
 
+namespace {
+
+std::string names_of(const spec::OperatorDef& op) {
+  std::string out;
+  for (const spec::Arg& arg : op.args) out += base::format("{}, ", arg.call);
+  for (const spec::FieldDef& field : op.fields) out += base::format("{}, ", field.name);
+  return out + (op.flow.exchanges ? "row_offsets, splits or activation" : "row_offsets or activation");
+}
+
+constexpr std::string_view kKinds[] = {"a tensor", "an integer", "a number", "a text", "a list"};
+
+base::Status check_kind(const spec::OperatorDef& op, const ovl_arg& arg, int wanted) {
+  if (arg.kind == wanted) return {};
+  const bool is_known = arg.kind >= 0 && arg.kind <= OVL_ARG_LIST;
+  return base::invalid_argument("{}: {} is {}, wanted {}", op.name, arg.name,
+                                is_known ? kKinds[arg.kind] : base::format("of kind {}", arg.kind), kKinds[wanted]);
+}
+
+base::Result<spec::Param> field_of(const spec::OperatorDef& op, const ovl_arg& arg, spec::FieldType type) {
+  switch (type) {
+    case spec::FieldType::integer:
+      OVERLACE_TRY(check_kind(op, arg, OVL_ARG_INTEGER));
+      return spec::Param(arg.integer);
+    case spec::FieldType::real:
+      OVERLACE_TRY(check_kind(op, arg, OVL_ARG_REAL));
+      return spec::Param(arg.real);
+    case spec::FieldType::flag:
+      OVERLACE_TRY(check_kind(op, arg, OVL_ARG_INTEGER));
+      if (arg.integer != 0 && arg.integer != 1)
+        return base::invalid_argument("{}: {} is {}, wanted 0 or 1", op.name, arg.name, arg.integer);
+      return spec::Param(arg.integer == 1);
+    default:
+      OVERLACE_TRY(check_kind(op, arg, OVL_ARG_TEXT));
+      OVERLACE_TRY(check_not_null({op.name, arg.name}, arg.text));
+      return spec::Param(std::string(arg.text));
+  }
+}
+
+/// Row offsets, splits and activation, which many operators share.
+base::Status read_shared(const spec::OperatorDef& op, const ovl_arg& arg, ops::CallArgs* out) {
+  const std::string_view name = arg.name;
+  if (name == "row_offsets" || name == "splits") {
+    const bool is_splits = name == "splits";
+    OVERLACE_TRY(check_kind(op, arg, OVL_ARG_LIST));
+    if (arg.count < 0 || arg.count > (is_splits ? kMaxRanks * kMaxRanks : kMaxRanks + 1))
+      return base::invalid_argument("{}: {} have {} entries, wanted one {}", op.name, name, arg.count,
+                                    is_splits ? "from each rank to each" : "per rank and one more");
+    if (arg.list != nullptr) (is_splits ? out->splits : out->row_offsets).assign(arg.list, arg.list + arg.count);
+    return {};
+  }
+  if (name != "activation")
+    return base::invalid_argument("{}: no argument is called '{}', wanted {}", op.name, name, names_of(op));
+  OVERLACE_TRY(check_kind(op, arg, OVL_ARG_TEXT));
+  OVERLACE_TRY(check_not_null({op.name, arg.name}, arg.text));
+  const std::string_view text = arg.text;
+  const auto& names = spec::kActivationNames;
+  const auto found = std::find(names.begin(), names.end(), text);
+  if (found == names.end())
+    return base::invalid_argument("{}: activation is '{}', wanted 'none' or 'swiglu'", op.name, text);
+  out->activation = static_cast<spec::Activation>(found - names.begin());
+  return {};
+}
+
+}  // namespace
+
+base::Result<ops::CallArgs> args_of(const spec::OperatorDef& op, const ovl_arg* args, int count) {
+  if (count < 0) return base::invalid_argument("{}: count is {}, wanted 0 or more", op.name, count);
+  if (count > 0) OVERLACE_TRY(check_not_null({op.name, "args"}, args));
+  ops::CallArgs out;
+  out.tensors.resize(op.args.size());
+  for (int i = 0; i < count; ++i) {
+    const ovl_arg& arg = args[i];
+    if (arg.name == nullptr) return base::invalid_argument("{}: args[{}].name is null", op.name, i);
+    for (int j = 0; j < i; ++j)
+      if (std::string_view(arg.name) == args[j].name)
+        return base::invalid_argument("{}: {} is given twice", op.name, arg.name);
+    const std::string_view name = arg.name;
+    const auto tensor = std::find_if(op.args.begin(), op.args.end(), [&](const auto& a) { return a.call == name; });
+    const auto field = std::find_if(op.fields.begin(), op.fields.end(), [&](const auto& f) { return f.name == name; });
+    if (tensor != op.args.end()) {
+      OVERLACE_TRY(check_kind(op, arg, OVL_ARG_TENSOR));
+      base::Result<TensorView> view = view_of({op.name, name}, arg.tensor);
+      if (!view.ok()) return view.status();
+      out.tensors[static_cast<size_t>(tensor - op.args.begin())] = *view;
+    } else if (field != op.fields.end()) {
+      base::Result<spec::Param> value = field_of(op, arg, field->type);
+      if (!value.ok()) return value.status();
+      out.fields[std::string(name)] = std::move(*value);
+    } else {
+      OVERLACE_TRY(read_shared(op, arg, &out));
+    }
+  }
+  return out;
+}
+
 base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
   OVERLACE_TRY(check_struct(argument, op));
   const std::string_view call = argument.call;
@@ -89,6 +185,11 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .gathered = op->has_a == 1,
                    .activation = static_cast<spec::Activation>(op->activation),
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
+  if (op->splits != nullptr) {
+    out.splits.assign(op->splits, op->splits + int64_t{op->ranks} * op->ranks);
+    if (const std::string why = spec::splits_problem(*spec::find_operator(name), out); !why.empty())
+      return base::invalid_argument("{}: op.{}", call, why);
+  }
   if (const std::vector<int64_t>& off = out.row_offsets;
       !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))
     return base::invalid_argument("{}: op.row_offsets go from {} to {}, wanted {} ascending entries from 0 to m = {}",

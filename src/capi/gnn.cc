@@ -1,17 +1,25 @@
 // Out-of-core GNN training of the C API.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "overlace/capi_gnn.h"
 #include "src/capi/handles.h"
+#include "src/gnn/gather/gather_rows.h"
 #include "src/gnn/generate/generate.h"
 #include "src/gnn/pipeline/loader.h"
+#include "src/gnn/rows/row_store.h"
 #include "src/gnn/store/artefact.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
+
+struct RowsObject : Object {
+  static constexpr std::string_view kName = "gnn_rows";
+  std::unique_ptr<gnn::RowStore> store;
+};
 
 struct LoaderObject : Object {
   static constexpr std::string_view kName = "gnn_loader";
@@ -66,6 +74,7 @@ base::Status make_samples(const ovl_gnn_sample* given) {
   for (const gnn::Split split : gnn::kSplits)
     if ((given->splits >> static_cast<int>(split) & 1) != 0) request.splits.push_back(split);
   request.threads = given->threads;
+  if (given->epochs != 0) request.epochs = given->epochs;
   request.progress = progress_of(given->progress, given->user);
   return gnn::sample_artefact(*dataset, given->artefact, request).status();
 }
@@ -92,6 +101,7 @@ base::Status make_packs(const ovl_gnn_pack* given) {
     if (request.order.order == gnn::BatchOrder::segments) request.order.segment_batches = given->segment_batches;
   }
   request.depth = given->depth;
+  if (given->ranks != 0) request.ranks = given->ranks;
   request.progress = progress_of(given->progress, given->user);
   return gnn::pack_artefact(*dataset, given->artefact, request).status();
 }
@@ -116,12 +126,68 @@ base::Status open_loader(const ovl_gnn_loader_options* given, ovl_gnn_loader** o
   if (given->engine != nullptr) options.io.engine = given->engine;
   options.order_seed = given->order_seed;
   options.memory_bytes = given->memory_bytes;
+  options.io.pace_bytes_per_s = given->pace_bytes_per_s;
+  options.rank = given->rank;
+  if (given->ranks != 0) options.ranks = given->ranks;
   auto loader = gnn::Loader::open(given->artefact, std::move(options));
   if (!loader.ok()) return loader.status();
   auto object = std::make_shared<LoaderObject>();
   object->loader = std::move(*loader);
   give(std::move(object), out);
   return {};
+}
+
+base::Status gather_rows(const ovl_gnn_gather* given) {
+  constexpr const char* kCall = "ovl_gnn_gather_rows";
+  OVERLACE_TRY(check_struct({kCall, "request"}, given));
+  if (given->num_rows > 0) OVERLACE_TRY(check_not_null({kCall, "table"}, given->table));
+  if (given->num_ids > 0) OVERLACE_TRY(check_not_null({kCall, "ids"}, given->ids));
+  if (given->num_ids > 0) OVERLACE_TRY(check_not_null({kCall, "out"}, given->out));
+  if (given->num_ids < 0 || (given->id_bytes != 4 && given->id_bytes != 8))
+    return base::invalid_argument("{}: {} ids of {} bytes, wanted at least 0 of 4 or 8", kCall, given->num_ids,
+                                  given->id_bytes);
+  if (given->row_bytes < 1 || given->num_ids > std::numeric_limits<int64_t>::max() / given->row_bytes)
+    return base::invalid_argument("{}: row_bytes is {}, wanted at least 1 and {} rows within 64 bits", kCall,
+                                  given->row_bytes, given->num_ids);
+  const auto count = static_cast<size_t>(given->num_ids);
+  gnn::RowIds ids = std::span(static_cast<const int64_t*>(given->ids), count);
+  if (given->id_bytes == 4) ids = std::span(static_cast<const int32_t*>(given->ids), count);
+  return gnn::gather_rows({static_cast<const std::byte*>(given->table), given->num_rows, given->row_bytes}, ids,
+                          given->threads,
+                          {static_cast<std::byte*>(given->out), count * static_cast<size_t>(given->row_bytes)});
+}
+
+base::Status open_rows(const ovl_gnn_rows_options* given, ovl_gnn_rows** out) {
+  constexpr const char* kCall = "ovl_gnn_rows_open";
+  OVERLACE_TRY(check_struct({kCall, "options"}, given));
+  OVERLACE_TRY(check_not_null({kCall, "dataset"}, given->dataset));
+  OVERLACE_TRY(check_not_null({kCall, "out"}, out));
+  if (given->num_cached < 0)
+    return base::invalid_argument("{}: num_cached is {}, wanted at least 0", kCall, given->num_cached);
+  if (given->num_cached > 0) OVERLACE_TRY(check_not_null({kCall, "cached"}, given->cached));
+  const auto dataset = gnn::Dataset::open(given->dataset);
+  if (!dataset.ok()) return dataset.status();
+  gnn::RowStoreOptions options;
+  options.cached = {given->cached, static_cast<size_t>(given->num_cached)};
+  if (given->engine != nullptr) options.io.engine = given->engine;
+  auto store = gnn::RowStore::open(*dataset, std::move(options));
+  if (!store.ok()) return store.status();
+  auto object = std::make_shared<RowsObject>();
+  object->store = std::move(*store);
+  give(std::move(object), out);
+  return {};
+}
+
+base::Status read_rows(ovl_gnn_rows* handle, const int64_t* ids, int64_t num_ids, void* out, int64_t out_bytes) {
+  constexpr const char* kCall = "ovl_gnn_rows_read";
+  const auto found = find<RowsObject>({kCall, "rows"}, handle);
+  if (!found.ok()) return found.status();
+  if (num_ids < 0 || out_bytes < 0)
+    return base::invalid_argument("{}: {} ids and {} bytes, wanted at least 0 of both", kCall, num_ids, out_bytes);
+  if (num_ids > 0) OVERLACE_TRY(check_not_null({kCall, "ids"}, ids));
+  if (out_bytes > 0) OVERLACE_TRY(check_not_null({kCall, "out"}, out));
+  return (*found)->store->read({ids, static_cast<size_t>(num_ids)},
+                               {static_cast<std::byte*>(out), static_cast<size_t>(out_bytes)});
 }
 
 /// Finds a loader and calls `body` with it, one thread at a time.
@@ -144,7 +210,8 @@ void copy_text(const std::string& text, std::span<char> out) {
 base::Status info_of(const gnn::Loader& loader, ovl_gnn_loader_info* out) {
   OVERLACE_TRY(check_struct({"ovl_gnn_loader_info_of", "out"}, out));
   const gnn::Manifest& manifest = loader.manifest();
-  out->num_batches = loader.plan().num_batches();
+  out->num_batches = loader.num_batches();
+  out->sampled_epochs = loader.plan().sampled_epochs();
   out->num_vertices = manifest.num_vertices;
   out->num_classes = manifest.num_classes;
   out->dim = manifest.dim;
@@ -152,6 +219,7 @@ base::Status info_of(const gnn::Loader& loader, ovl_gnn_loader_info* out) {
   out->memory_bytes = loader.bytes().total();
   const gnn::PackEntry* packs = manifest.pack(loader.packs());
   out->bytes_read = packs == nullptr ? 0 : packs->bytes_read;
+  out->feature_bytes = packs == nullptr ? 0 : packs->feature_bytes;
   copy_text(manifest.dtype, out->dtype);
   copy_text(loader.packs(), out->packs);
   return {};
@@ -168,6 +236,8 @@ base::Status next_of(gnn::Loader& loader, ovl_gnn_batch* out, int32_t* has_one) 
   const gnn::BatchView& blocks = batch.blocks;
   out->number = batch.number;
   out->position = batch.position;
+  out->sampled_epoch = batch.sampled_epoch;
+  out->is_repeated = batch.is_repeated ? 1 : 0;
   out->num_inputs = std::ssize(blocks.inputs);
   out->num_seeds = blocks.num_seeds();
   out->hops = std::max<int64_t>(std::ssize(blocks.reached) - 1, 0);
@@ -205,6 +275,33 @@ int ovl_gnn_make_packs(const ovl_gnn_pack* request) {
 }
 int ovl_gnn_verify(const char* artefact, const char* dataset) {
   return guarded([&] { return verify(artefact, dataset); });
+}
+int ovl_gnn_gather_rows(const ovl_gnn_gather* request) {
+  return guarded([&] { return gather_rows(request); });
+}
+int ovl_gnn_rows_open(const ovl_gnn_rows_options* options, ovl_gnn_rows** out) {
+  return guarded([&] { return open_rows(options, out); });
+}
+int ovl_gnn_rows_read(ovl_gnn_rows* rows, const int64_t* ids, int64_t num_ids, void* out, int64_t out_bytes) {
+  return guarded([&] { return read_rows(rows, ids, num_ids, out, out_bytes); });
+}
+int ovl_gnn_rows_stats_of(ovl_gnn_rows* rows, ovl_gnn_rows_stats* out) {
+  return guarded([&]() -> base::Status {
+    const auto found = find<RowsObject>({"ovl_gnn_rows_stats_of", "rows"}, rows);
+    if (!found.ok()) return found.status();
+    OVERLACE_TRY(check_struct({"ovl_gnn_rows_stats_of", "out"}, out));
+    const gnn::RowStoreStats s = (*found)->store->stats();
+    *out = {sizeof(ovl_gnn_rows_stats), s.rows, s.cached_rows, s.reads, s.bytes_read};
+    return {};
+  });
+}
+int ovl_gnn_rows_close(ovl_gnn_rows* rows) {
+  return guarded([&]() -> base::Status {
+    const auto found = find<RowsObject>({"ovl_gnn_rows_close", "rows"}, rows);
+    if (!found.ok()) return found.status();
+    Registry::instance().remove(number_of(rows));
+    return {};
+  });
 }
 int ovl_gnn_loader_open(const ovl_gnn_loader_options* options, ovl_gnn_loader** out) {
   return guarded([&] { return open_loader(options, out); });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,11 +54,6 @@ struct TeamObject : Child {
   static constexpr std::string_view kName = "team";
   Team team;
 };
-struct ChannelObject : Child {
-  static constexpr std::string_view kName = "channel";
-  Channel* channel = nullptr;
-  std::vector<SignalIds> ids;  // given out by ovl_signal_ids
-};
 struct RegionObject : Child {
   static constexpr std::string_view kName = "region";
   Region region;
@@ -93,6 +89,27 @@ struct ScheduleObject : Object {
   /// Takes the schedule of the peers, which are in the call already; not_supported where this rank's N or K cannot
   /// take it.
   base::Status follow_peers(Channel& channel, std::string_view local_param);
+};
+
+/// Schedules of a channel's last problems: a choice that the ranks made together must not be made anew by one alone, so
+/// there are more of them than a program meets again.
+class KeptSchedules {
+ public:
+  /// Null if there is none of this key.
+  std::shared_ptr<ScheduleObject> find(const std::string& key);
+  void add(std::string key, std::shared_ptr<ScheduleObject> schedule);
+
+ private:
+  static constexpr size_t kMost = 4096;
+  using List = std::list<std::pair<std::string, std::shared_ptr<ScheduleObject>>>;  // those used last in front
+  List list_;
+  std::unordered_map<std::string, List::iterator> by_key_;
+};
+struct ChannelObject : Child {
+  static constexpr std::string_view kName = "channel";
+  Channel* channel = nullptr;
+  std::vector<SignalIds> ids;  // given out by ovl_signal_ids
+  KeptSchedules schedules;     // of ovl_run
 };
 
 /// Where a call and its handle are named in messages.
@@ -188,6 +205,10 @@ inline base::Status check_activation(const Argument& argument, int32_t value) {
   if (value == OVL_NO_ACTIVATION || value == OVL_SWIGLU) return {};
   return base::invalid_argument("{}: {} is {}, wanted 0 (none) or 1 (swiglu)", argument.call, argument.name, value);
 }
+
+/// The schedule of `plan`, as ovl_run takes it, for a problem; kept by the channel.
+base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& runtime, ChannelObject& channel,
+                                                          const spec::OpSpec& op, std::string_view plan);
 
 /// Keeps the message for ovl_error_text and gives the code.
 int fail(const base::Status& status) noexcept;

@@ -1,10 +1,11 @@
 // Symmetric memory, puts and signals of the C API.
 #include <algorithm>
+#include <cstring>
 
+#include "overlace/handle_pod.h"
 #include "overlace/signal.h"
 #include "src/capi/handles.h"
 #include "src/runtime/state.h"
-#include "src/spec/handle_pod.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
@@ -142,6 +143,28 @@ int ovl_signal_ids(ovl_channel* channel, uint32_t count, const char* name, uint3
     const SignalIds ids = agent.object->channel->ids(count, Domain::cpu, name == nullptr ? "" : name);
     agent.object->ids.push_back(ids);
     *first = ids.first;
+    return {};
+  });
+}
+
+int ovl_channel_handle(ovl_channel* channel, uint32_t count, void* handle, uint64_t bytes, uint32_t* first) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_channel_handle";
+    Entry entry;
+    std::shared_ptr<ChannelObject> object;
+    OVERLACE_TRY(check_not_null({kCall, "handle"}, handle));
+    if (count > 0) OVERLACE_TRY(check_not_null({kCall, "first"}, first));
+    if (bytes != sizeof(ChannelPod))
+      return base::error(Errc::version_mismatch, "{}: bytes is {}, wanted {} (OVL_API_VERSION {})", kCall, bytes,
+                         sizeof(ChannelPod), OVL_API_VERSION);
+    OVERLACE_TRY(enter({kCall, "channel"}, channel, &entry, &object));
+    if (count > 0) {
+      object->ids.reserve(object->ids.size() + 1);
+      const Domain domain = entry.runtime().backend() == Backend::cpu ? Domain::cpu : Domain::device;
+      object->ids.push_back(object->channel->ids(count, domain, "ovl_channel_handle"));
+      *first = object->ids.back().first;
+    }
+    std::memcpy(handle, &object->channel->pod(), sizeof(ChannelPod));
     return {};
   });
 }

@@ -1,70 +1,63 @@
 // Operators, their timelines and collectives of the C API.
+#include <array>
 #include <cstdint>
+#include <optional>
 
 #include "overlace/net_engine.h"
 #include "overlace/operator.h"
-#include "overlace/ops/ag_gemm.h"
-#include "overlace/ops/ag_wgrad.h"
-#include "overlace/ops/gemm_ar.h"
-#include "overlace/ops/gemm_rs.h"
 #include "src/capi/convert.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
+#include "src/ops/common/call.h"
 #include "src/runtime/state.h"
+#include "src/spec/operators.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-/// A field of the arguments and where its view goes.
-struct Field {
-  std::string_view name;
-  const ovl_tensor* from;
-  TensorView* to;
+/// What a call of an operator needs first.
+struct Call {
+  Entry entry;
+  std::shared_ptr<ChannelObject> object;
+  const spec::OperatorDef* op = nullptr;
+  ops::CallArgs args;
+  base::Status read;  // of the arguments
+
+  Channel& channel() const { return *object->channel; }
 };
 
-base::Status read_fields(std::string_view call, std::initializer_list<Field> fields) {
-  for (const Field& field : fields) {
-    base::Result<TensorView> view = view_of({call, field.name}, *field.from);
-    if (!view.ok()) return view.status();
-    *field.to = *view;
-  }
+base::Status enter_call(std::string_view name, const ovl_channel* channel, const char* op, const ovl_arg* args,
+                        int count, Call* call) {
+  OVERLACE_TRY(check_not_null({name, "op"}, op));
+  call->op = spec::find_operator(op);
+  if (call->op == nullptr)
+    return base::invalid_argument("{}: op is \"{}\", wanted {}", name, op, spec::operator_names());
+  OVERLACE_TRY(enter({name, "channel"}, channel, &call->entry, &call->object));
+  base::Result<ops::CallArgs> read = args_of(*call->op, args, count);
+  call->read = read.status();
+  if (read.ok()) call->args = std::move(*read);
   return {};
 }
 
-/// What every operator needs first.
-struct Call {
-  Entry entry;
-  std::shared_ptr<ChannelObject> channel;
-  std::shared_ptr<ScheduleObject> schedule;
-};
-
-base::Status enter_call(std::string_view name, const ovl_channel* channel, const ovl_schedule* schedule, Call* call) {
-  base::Result<std::shared_ptr<ScheduleObject>> found = find<ScheduleObject>({name, "schedule"}, schedule);
-  if (!found.ok()) return found.status();
-  call->schedule = std::move(*found);
-  return enter({name, "channel"}, channel, &call->entry, &call->channel);
+base::Status run_once(const Call& call, const ops::Posed& posed, const spec::Schedule& schedule) {
+  try {
+    return ops::run_posed(call.channel(), *call.op, call.args, posed, schedule);
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
 }
 
-/// Runs with arguments that could be read; else the peers, who may be waiting already, learn why this rank does not.
 /// Chosen schedules that the heap has no room for, or that differ between ranks, give way to one for all: that the call
 /// cannot be made so is known to all ranks. Where the peers know the call and have begun it, theirs is taken.
-template <class Args>
-base::Status run_or_refuse(const Call& call, const base::Status& read, const Args& args, std::string_view op) {
-  const std::string_view local_param = spec::find_operator(op)->local_param;
-  Channel& channel = *call.channel->channel;
-  ScheduleObject& schedule = *call.schedule;
-  if (!read.ok()) return exec::refuse(channel, schedule.plan().schedule, local_param, read);
+base::Status run(const Call& call, const ops::Posed& posed, ScheduleObject& schedule) {
+  const std::string_view local_param = call.op->local_param;
+  Channel& channel = call.channel();
   for (bool has_met = false;;) {
-    base::Status status;
     exec::follow_peers(channel, schedule.chosen.has_value());
-    try {
-      ops::run(channel, args, schedule.plan().schedule);
-      return {};
-    } catch (...) {
-      status = base::status_of_current_exception();
-    }
+    base::Status status = run_once(call, posed, schedule.plan().schedule);
+    if (status.ok()) return status;
     const exec::Impasse impasse = exec::impasse(channel);
     if (impasse == exec::Impasse::peers_have_another) {
       status = schedule.follow_peers(channel, local_param);
@@ -73,14 +66,19 @@ base::Status run_or_refuse(const Call& call, const base::Status& read, const Arg
       return status;
     }
     const bool is_full = impasse == exec::Impasse::heap_is_full;
-    const bool is_free = is_full || impasse == exec::Impasse::gpu_is_taken;  // to be met more than once
-    if (!is_free && (impasse == exec::Impasse::none || has_met)) return status;
+    if (!is_full && (impasse == exec::Impasse::none || has_met)) return status;
     const base::Result<bool> gives_way = schedule.give_way(channel, local_param, impasse);
     if (!gives_way.ok() || !*gives_way) return status;
     has_met = true;
     call.entry.runtime().state().stats.smaller_plans += is_full ? 1 : 0;
   }
 }
+
+/// Elements for each rank and from each, where they are not the same for all.
+struct Counts {
+  const int64_t* send;
+  const int64_t* recv;
+};
 
 /// A collective of the team's engine, with what the engines do not check themselves.
 struct Collective {
@@ -89,7 +87,50 @@ struct Collective {
   const void* recv;
   int64_t count;
   int dtype;
+  std::optional<Counts> counts = {};  // instead of count
 };
+
+constexpr int64_t kMostElements = int64_t{1} << 40;
+
+/// One side of a collective.
+struct Side {
+  const char* name;
+  const void* pointer;
+  int64_t elements;
+};
+
+base::Result<int64_t> sum_of(std::string_view call, std::string_view name, const int64_t* counts, int ranks) {
+  OVERLACE_TRY(check_not_null({call, name}, counts));
+  int64_t sum = 0;
+  for (int p = 0; p < ranks; ++p) {
+    if (counts[p] < 0 || counts[p] > kMostElements - sum)
+      return base::invalid_argument("{}: {}[{}] is {}, wanted 0 or more, and a sum of at most 2^40", call, name, p,
+                                    counts[p]);
+    sum += counts[p];
+  }
+  return sum;
+}
+
+base::Result<std::array<Side, 2>> sides_of(const Collective& wanted, const Team& team) {
+  std::array<Side, 2> sides = {Side{"send", wanted.send, wanted.count}, Side{"recv", wanted.recv, wanted.count}};
+  if (!wanted.counts) {
+    if (wanted.count < 0 || wanted.count > kMostElements)
+      return base::invalid_argument("{}: count is {}, wanted 0 to 2^40", wanted.name, wanted.count);
+    return sides;
+  }
+  const auto [send, recv] = *wanted.counts;
+  const base::Result<int64_t> sent = sum_of(wanted.name, "send_counts", send, team.size());
+  if (!sent.ok()) return sent.status();
+  const base::Result<int64_t> received = sum_of(wanted.name, "recv_counts", recv, team.size());
+  if (!received.ok()) return received.status();
+  sides[0].elements = *sent;
+  sides[1].elements = *received;
+  const int me = team.rank();
+  if (send[me] != recv[me])
+    return base::invalid_argument("{}: rank {} sends itself {} elements and wants {} of itself", wanted.name, me,
+                                  send[me], recv[me]);
+  return sides;
+}
 
 template <class Body>
 int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
@@ -99,15 +140,15 @@ int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
     OVERLACE_TRY(enter({wanted.name, "channel"}, channel, &entry, &object));
     const base::Result<DType> dtype = dtype_of({wanted.name, "dtype"}, wanted.dtype);
     if (!dtype.ok()) return dtype.status();
-    if (wanted.count < 0 || wanted.count > int64_t{1} << 40)
-      return base::invalid_argument("{}: count is {}, wanted 0 to 2^40", wanted.name, wanted.count);
-    for (const auto& [name, pointer] : {std::pair("send", wanted.send), std::pair("recv", wanted.recv)}) {
-      if (wanted.count == 0) break;
-      OVERLACE_TRY(check_not_null({wanted.name, name}, pointer));
-      const size_t past = reinterpret_cast<uintptr_t>(pointer) % dtype_bytes(*dtype);
+    const base::Result<std::array<Side, 2>> sides = sides_of(wanted, object->channel->team());
+    if (!sides.ok()) return sides.status();
+    for (const Side& side : *sides) {
+      if (side.elements == 0) continue;
+      OVERLACE_TRY(check_not_null({wanted.name, side.name}, side.pointer));
+      const size_t past = reinterpret_cast<uintptr_t>(side.pointer) % dtype_bytes(*dtype);
       if (past != 0)
         return base::invalid_argument("{}: {} must be aligned to its {} bytes of {}, got an address {} past that",
-                                      wanted.name, name, dtype_bytes(*dtype), dtype_name(*dtype), past);
+                                      wanted.name, side.name, dtype_bytes(*dtype), dtype_name(*dtype), past);
     }
     entry.runtime().check();
     NetEngine* const engine = object->channel->team().net();
@@ -116,10 +157,10 @@ int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
                          "{}: team \"{}\" has no collectives engine: OVERLACE_NET_ENGINE is none, NCCL was not found, "
                          "or ranks share a GPU",
                          wanted.name, object->channel->team().name());
-    for (const auto& [name, pointer] : {std::pair("send", wanted.send), std::pair("recv", wanted.recv)}) {
-      if (wanted.count == 0) break;
+    for (const Side& side : *sides) {
+      if (side.elements == 0) continue;
       runtime::OperandPlaces& places = entry.runtime().state().places;
-      OVERLACE_TRY(places.check(wanted.name, name, pointer, object->channel->team().rank()));
+      OVERLACE_TRY(places.check(wanted.name, side.name, side.pointer, object->channel->team().rank()));
     }
     return body(*engine, object->channel->team(), *dtype, static_cast<size_t>(wanted.count), object->channel->stream());
   });
@@ -127,65 +168,30 @@ int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
 
 }  // namespace
 
-int ovl_ag_gemm(ovl_channel* channel, const ovl_ag_gemm_args* args, ovl_schedule* schedule) {
+int ovl_run(ovl_channel* channel, const char* op, const ovl_arg* args, int count, const char* plan) {
   return guarded([&]() -> base::Status {
     Call call;
-    OVERLACE_TRY(check_struct({"ovl_ag_gemm", "args"}, args));
-    OVERLACE_TRY(enter_call("ovl_ag_gemm", channel, schedule, &call));
-    ops::AgGemmArgs own;
-    base::Status read = read_fields("ovl_ag_gemm", {{"args.a_shard", &args->a_shard, &own.a_shard},
-                                                    {"args.b", &args->b, &own.b},
-                                                    {"args.c", &args->c, &own.c},
-                                                    {"args.bias", &args->bias, &own.bias},
-                                                    {"args.a", &args->a, &own.a}});
-    own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
-    if (read.ok()) read = check_activation({"ovl_ag_gemm", "args.activation"}, args->activation);
-    own.activation = static_cast<spec::Activation>(args->activation);
-    return run_or_refuse(call, read, own, "ag_gemm");
+    OVERLACE_TRY(enter_call("ovl_run", channel, op, args, count, &call));
+    OVERLACE_TRY(call.read);
+    const ops::Posed posed = ops::pose_checked(call.channel(), *call.op, call.args);
+    if (!posed.fits) return posed.status;
+    const base::Result<std::shared_ptr<ScheduleObject>> schedule =
+        schedule_of(call.entry.object(), *call.object, posed.op, plan == nullptr ? "" : plan);
+    return schedule.ok() ? run(call, posed, **schedule) : schedule.status();
   });
 }
 
-int ovl_ag_wgrad(ovl_channel* channel, const ovl_ag_wgrad_args* args, ovl_schedule* schedule) {
+int ovl_call(ovl_channel* channel, const char* op, const ovl_arg* args, int count, ovl_schedule* schedule) {
   return guarded([&]() -> base::Status {
+    const base::Result<std::shared_ptr<ScheduleObject>> found =
+        find<ScheduleObject>({"ovl_call", "schedule"}, schedule);
+    if (!found.ok()) return found.status();
     Call call;
-    OVERLACE_TRY(check_struct({"ovl_ag_wgrad", "args"}, args));
-    OVERLACE_TRY(enter_call("ovl_ag_wgrad", channel, schedule, &call));
-    ops::AgWgradArgs own;
-    const base::Status read = read_fields("ovl_ag_wgrad", {{"args.a_shard", &args->a_shard, &own.a_shard},
-                                                           {"args.b", &args->b, &own.b},
-                                                           {"args.c", &args->c, &own.c},
-                                                           {"args.a", &args->a, &own.a}});
-    own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
-    return run_or_refuse(call, read, own, "ag_wgrad");
-  });
-}
-
-int ovl_gemm_rs(ovl_channel* channel, const ovl_gemm_rs_args* args, ovl_schedule* schedule) {
-  return guarded([&]() -> base::Status {
-    Call call;
-    OVERLACE_TRY(check_struct({"ovl_gemm_rs", "args"}, args));
-    OVERLACE_TRY(enter_call("ovl_gemm_rs", channel, schedule, &call));
-    ops::GemmRsArgs own;
-    const base::Status read = read_fields("ovl_gemm_rs", {{"args.a", &args->a, &own.a},
-                                                          {"args.b", &args->b, &own.b},
-                                                          {"args.out", &args->out, &own.out},
-                                                          {"args.bias", &args->bias, &own.bias}});
-    own.row_offsets = offsets_of(args->row_offsets, call.channel->channel->team().size());
-    return run_or_refuse(call, read, own, "gemm_rs");
-  });
-}
-
-int ovl_gemm_ar(ovl_channel* channel, const ovl_gemm_ar_args* args, ovl_schedule* schedule) {
-  return guarded([&]() -> base::Status {
-    Call call;
-    OVERLACE_TRY(check_struct({"ovl_gemm_ar", "args"}, args));
-    OVERLACE_TRY(enter_call("ovl_gemm_ar", channel, schedule, &call));
-    ops::GemmArArgs own;
-    const base::Status read = read_fields("ovl_gemm_ar", {{"args.a", &args->a, &own.a},
-                                                          {"args.b", &args->b, &own.b},
-                                                          {"args.out", &args->out, &own.out},
-                                                          {"args.bias", &args->bias, &own.bias}});
-    return run_or_refuse(call, read, own, "gemm_ar");
+    OVERLACE_TRY(enter_call("ovl_call", channel, op, args, count, &call));
+    // The peers, who may be waiting already, learn why this rank does not run.
+    if (!call.read.ok())
+      return exec::refuse(call.channel(), (*found)->plan().schedule, call.op->local_param, call.read);
+    return run(call, ops::pose_checked(call.channel(), *call.op, call.args), **found);
   });
 }
 
@@ -260,6 +266,27 @@ int ovl_all_to_all(ovl_channel* channel, const void* send, void* recv, int64_t c
   return run_collective(channel, {"ovl_all_to_all", send, recv, count, dtype},
                         [&](NetEngine& engine, Team&, DType type, size_t n, StreamRef stream) -> base::Status {
                           engine.all_to_all(send, recv, n, type, stream);
+                          return {};
+                        });
+}
+
+int ovl_all_to_allv(ovl_channel* channel, const void* send, const int64_t* send_counts, void* recv,
+                    const int64_t* recv_counts, int dtype) {
+  const Collective wanted{"ovl_all_to_allv", send, recv, 0, dtype, Counts{send_counts, recv_counts}};
+  return run_collective(channel, wanted,
+                        [&](NetEngine& engine, Team& team, DType type, size_t, StreamRef stream) -> base::Status {
+                          const char* from = static_cast<const char*>(send);
+                          char* to = static_cast<char*>(recv);
+                          engine.group_begin("all_to_allv");
+                          for (int p = 0; p < team.size(); ++p) {
+                            const size_t out = static_cast<size_t>(send_counts[p]) * dtype_bytes(type);
+                            const size_t in = static_cast<size_t>(recv_counts[p]) * dtype_bytes(type);
+                            if (out > 0) engine.send(from, out, p, stream);
+                            if (in > 0) engine.recv(to, in, p, stream);
+                            from += out;
+                            to += in;
+                          }
+                          engine.group_end();
                           return {};
                         });
 }

@@ -1,5 +1,6 @@
 // Schedules of the C API: made, chosen, read, shown.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "src/exec/run.h"
 #include "src/spec/check.h"
 #include "src/spec/heap_layout.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
@@ -49,18 +51,120 @@ std::unique_ptr<ScheduleTexts> with_texts(spec::Schedule schedule, std::string r
   return texts;
 }
 
-void give_schedule(spec::Schedule schedule, ovl_schedule** out) {
+}  // namespace
+
+namespace overlace::capi {
+namespace {
+
+/// All that a schedule depends on, as bytes.
+std::string key_of(const spec::OpSpec& op, std::string_view plan) {
+  std::string key;
+  const auto add = [&key](const void* data, size_t size) { key.append(static_cast<const char*>(data), size); };
+  const int64_t numbers[] = {op.m,
+                             op.n,
+                             op.k,
+                             static_cast<int64_t>(op.dtype),
+                             static_cast<int64_t>(op.out_dtype),
+                             static_cast<int64_t>(op.b_layout),
+                             op.bias ? 1 : 0,
+                             op.gathered ? 1 : 0,
+                             static_cast<int64_t>(op.activation),
+                             static_cast<int64_t>(op.row_offsets.size()),
+                             static_cast<int64_t>(op.splits.size())};
+  add(numbers, sizeof numbers);
+  add(op.row_offsets.data(), op.row_offsets.size() * sizeof(int64_t));
+  add(op.splits.data(), op.splits.size() * sizeof(int64_t));
+  key += op.op;
+  for (const auto& [name, value] : op.fields) key += base::format(",{}={}", name, spec::text_of(value));
+  key += '\n';
+  key += plan;
+  return key;
+}
+
+/// "family=NAME,degree=N", the second field optional; none of another form.
+struct Named {
+  std::string family;
+  int degree = 1;
+};
+std::optional<Named> named_of(std::string_view plan) {
+  Named out;
+  for (size_t begin = 0; begin <= plan.size();) {
+    const size_t end = std::min(plan.find(',', begin), plan.size());
+    const std::string_view field = plan.substr(begin, end - begin);
+    if (field.starts_with("family=")) {
+      out.family = field.substr(7);
+    } else if (field.starts_with("degree=")) {
+      const auto [stop, error] = std::from_chars(field.data() + 7, field.data() + field.size(), out.degree);
+      if (error != std::errc() || stop != field.data() + field.size()) return std::nullopt;
+    } else {
+      return std::nullopt;
+    }
+    begin = end + 1;
+  }
+  if (out.family.empty()) return std::nullopt;
+  return out;
+}
+
+std::shared_ptr<ScheduleObject> object_of(spec::Schedule schedule, std::string reason) {
   auto object = std::make_shared<ScheduleObject>();
-  object->plans.push_back(with_texts(std::move(schedule), ""));
-  give(std::move(object), out);
+  object->plans.push_back(with_texts(std::move(schedule), std::move(reason)));
+  return object;
+}
+
+std::shared_ptr<ScheduleObject> chosen_for(const Context& context, const spec::OpSpec& op) {
+  const std::shared_ptr<const plan::Plan> plan = context.plan(op);
+  auto object = object_of(plan->schedule, plan->reason);
+  object->chosen.emplace(Chosen{op, context});
+  return object;
+}
+
+base::Result<std::shared_ptr<ScheduleObject>> make_object(const Context& context, const Channel& channel,
+                                                          const spec::OpSpec& op, std::string_view plan) {
+  if (plan.empty()) {
+    std::shared_ptr<ScheduleObject> object = chosen_for(context, op);
+    if (ops::supports(channel, op, object->plan().schedule).ok()) return object;
+    return object_of(spec::make_schedule(op, spec::kLibrary), "");
+  }
+  if (plan.front() == '{') {
+    spec::Schedule read = spec::Schedule::from_json(plan);
+    OVERLACE_TRY(check_static(read));
+    return object_of(std::move(read), "");
+  }
+  const std::optional<Named> named = named_of(plan);
+  if (named) return object_of(spec::make_schedule(op, named->family, named->degree), "");
+  return base::invalid_argument(
+      "{}: plan is '{}', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule in JSON",
+      op.op, plan);
 }
 
 }  // namespace
 
-namespace overlace::capi {
+std::shared_ptr<ScheduleObject> KeptSchedules::find(const std::string& key) {
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return nullptr;
+  list_.splice(list_.begin(), list_, found->second);
+  return list_.front().second;
+}
+
+void KeptSchedules::add(std::string key, std::shared_ptr<ScheduleObject> schedule) {
+  list_.emplace_front(key, std::move(schedule));
+  by_key_.emplace(std::move(key), list_.begin());
+  if (list_.size() <= kMost) return;
+  by_key_.erase(list_.back().first);
+  list_.pop_back();
+}
+
+base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& runtime, ChannelObject& channel,
+                                                          const spec::OpSpec& op, std::string_view plan) {
+  std::string key = key_of(op, plan);
+  if (std::shared_ptr<ScheduleObject> kept = channel.schedules.find(key); kept != nullptr) return kept;
+  base::Result<std::shared_ptr<ScheduleObject>> made = make_object(*runtime.context, *channel.channel, op, plan);
+  if (made.ok()) channel.schedules.add(std::move(key), *made);
+  return made;
+}
 
 base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view local_param, exec::Impasse impasse) {
-  const bool needs_less = impasse == exec::Impasse::heap_is_full, is_taken = impasse == exec::Impasse::gpu_is_taken;
+  const bool needs_less = impasse == exec::Impasse::heap_is_full;
   struct Vote {
     int64_t can = 0, value = 0;
   };
@@ -73,13 +177,6 @@ base::Result<bool> ScheduleObject::give_way(Channel& channel, std::string_view l
     votes.push_back(vote);
   }
   if (std::any_of(votes.begin(), votes.end(), [](const Vote& vote) { return vote.can == 0; })) return false;
-  if (is_taken) {
-    if (plan().schedule.family == spec::kLibrary) return false;
-    plans.push_back(with_texts(spec::make_schedule(chosen->op, spec::kLibrary),
-                               base::format("{}; {} does not fit on a GPU beside others of its process: library",
-                                            plan().reason, plan().schedule.family)));
-    return true;
-  }
   // All ranks see the same votes: the widest one decides, if what it takes can be made for the others.
   const auto with = [&](int64_t value) {
     spec::OpSpec op = chosen->op;
@@ -143,7 +240,7 @@ int ovl_schedule_make(const ovl_op* op, const char* family, int degree, ovl_sche
     OVERLACE_TRY(check_not_null({kCall, "family"}, family));
     const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
     if (!problem.ok()) return problem.status();
-    give_schedule(spec::make_schedule(*problem, family, degree), schedule);
+    give(object_of(spec::make_schedule(*problem, family, degree), ""), schedule);
     return {};
   });
 }
@@ -156,12 +253,7 @@ int ovl_schedule_choose(ovl_runtime* runtime, const ovl_op* op, ovl_schedule** s
     const base::Result<spec::OpSpec> problem = op_of({kCall, "op"}, op);
     if (!problem.ok()) return problem.status();
     OVERLACE_TRY(enter({kCall, "runtime"}, runtime, &entry));
-    const Context& context = *entry.shared()->context;
-    const std::shared_ptr<const plan::Plan> plan = context.plan(*problem);
-    auto object = std::make_shared<ScheduleObject>();
-    object->chosen.emplace(Chosen{*problem, context});
-    object->plans.push_back(with_texts(plan->schedule, plan->reason));
-    give(std::move(object), schedule);
+    give(chosen_for(*entry.shared()->context, *problem), schedule);
     return {};
   });
 }
@@ -172,7 +264,7 @@ int ovl_schedule_from_json(const char* json, ovl_schedule** schedule) {
     OVERLACE_TRY(check_not_null({"ovl_schedule_from_json", "json"}, json));
     spec::Schedule read = spec::Schedule::from_json(json);
     OVERLACE_TRY(check_static(read));
-    give_schedule(std::move(read), schedule);
+    give(object_of(std::move(read), ""), schedule);
     return {};
   });
 }

@@ -20,9 +20,13 @@ class Executor {
   virtual void deallocate(void* memory) = 0;
   /// That programs have for themselves alone.
   virtual size_t workspace_bytes() const { return 0; }
-  /// `capture` where nothing may be allocated or exchanged now (a captured stream). On return this rank's earlier calls
-  /// on the channel have completed.
+  /// `capture` where nothing may be allocated or exchanged now (a captured stream).
   virtual base::Status can_prepare() { return {}; }
+  /// On return this rank's earlier calls on the channel have completed.
+  virtual base::Status finish_calls() { return {}; }
+  /// Whether prepare() of this program loads no kernel, runs none and needs no workspace: then earlier calls may still
+  /// run, here and at the peers.
+  virtual bool prepares_beside_calls(const Program&, const Bodies&) const { return false; }
   /// Whether a rank may prepare while its peers still queue earlier calls: not where it may wait for what they hold.
   virtual bool prepares_beside_peers() const { return true; }
   /// After memory and ids are there, before the first run, whose arguments these are: streams, plans, warm-up, which

@@ -23,6 +23,8 @@ constexpr size_t kMaxPrograms = 2048, kLeastPrograms = 256, kMaxWorkspaces = siz
 constexpr size_t kMaxShared = 2048;
 /// Memory that was not used for so many calls of this rank is given up before the heap grows.
 constexpr uint64_t kIdleCalls = 1024;
+/// Of what may go, this part goes at once.
+constexpr size_t kPart = 8;
 
 std::string param_text(const spec::Params& params, std::string_view name) {
   const auto it = params.find(name);
@@ -183,6 +185,7 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
     return is_known ? expanded.status() : meet(expanded.status(), Shared{}, "", &meeting);
   }
   Program& program = **expanded;
+  if (!executor_->prepares_beside_calls(program, bodies)) OVERLACE_TRY(executor_->finish_calls());
   program.shared = std::make_shared<Shared>(shared_layout(program));
   if (is_known) {
     if (program.shared->offsets != known->offsets || program.shared->words != known->words) {
@@ -247,10 +250,6 @@ base::Status Cache::meet(const base::Status& mine, const Shared& shared, std::st
   if (meeting->has_passed()) return follow(*meeting, mine, shared);
   ++number_;
   followed_.reset();
-  const std::vector<Errc>& codes = meeting->all.codes;
-  const auto refusals = std::count_if(codes.begin(), codes.end(), [](Errc code) { return code != Errc::ok; });
-  if (refusals != 0 && std::count(codes.begin(), codes.end(), Errc::co_residency) == refusals)
-    impasse_ = Impasse::gpu_is_taken;
   OVERLACE_TRY(meeting->all.status);
   Agreement keys = meeting->all;
   for (std::string& text : keys.texts) text.resize(std::min(text.find('\n'), text.size()));
@@ -355,7 +354,11 @@ base::Status Cache::make_ready(Program& program, const Bindings& bindings, const
   if (const size_t most = is_large ? kLeastPrograms : kMaxPrograms; programs_.size() >= most) {
     const auto held = [](const std::unique_ptr<Program>& p) { return p->holds.count() != 0; };
     auto free = programs_.size() - static_cast<size_t>(std::count_if(programs_.begin(), programs_.end(), held));
-    while (free >= most && drop_oldest_program()) --free;
+    if (free >= most) {
+      OVERLACE_TRY(executor_->finish_calls());
+      // Several at once, so that not every new shape has to wait for earlier calls.
+      for (const size_t left = most - most / kPart; free > left && drop_oldest_program();) --free;
+    }
   }
   OVERLACE_TRY(allocate_workspace(program));
   return executor_->prepare(program, bindings, bodies);
@@ -382,7 +385,9 @@ base::Status Cache::allocate_workspace(Program& program) {
   for (;;) {
     const base::Status status =
         executor_->allocate(program.workspace_bytes, name_of(program).c_str(), &program.workspace);
-    if (status.code() != Errc::out_of_memory || !drop_oldest_program()) return status;
+    if (status.code() != Errc::out_of_memory) return status;
+    OVERLACE_TRY(executor_->finish_calls());
+    if (!drop_oldest_program()) return status;
   }
 }
 
@@ -405,7 +410,7 @@ void Cache::give_up_workspace(Program& program) {
 }
 
 /// Local: its shared part stays. False where graphs hold all there are. What the program queued has completed: this
-/// runs behind can_prepare.
+/// runs behind finish_calls.
 bool Cache::drop_oldest_program() {
   for (auto at = programs_.end(); at != programs_.begin();) {
     if ((*--at)->holds.count() != 0) continue;
@@ -430,7 +435,6 @@ std::vector<Cache*> Cache::caches_of_team() {
 /// as calls may be refused on one of them: rank 0 says which was used last.
 base::Status Cache::make_room(Shared* wanted, const base::Status& why) {
   constexpr size_t kMostPlaces = 2048;  // so that their text fits one exchange
-  constexpr size_t kPart = 8;           // of what may go, goes
   Team& team = channel_.team();
   RuntimeState& runtime = team.runtime().state();
   if (wanted != nullptr && wanted->bytes() > runtime.options.max_heap_bytes) {
@@ -442,17 +446,15 @@ base::Status Cache::make_room(Shared* wanted, const base::Status& why) {
             .holds = {},
             .last_use = {}};
   std::vector<Place> places;
-  base::Status drained;
-  for (Cache* cache : wanted == nullptr ? std::vector<Cache*>{this} : caches_of_team()) {
-    if (const base::Status own = cache->executor_->drain(); !own.ok()) drained = own;
+  const std::vector<Cache*> caches = wanted == nullptr ? std::vector<Cache*>{this} : caches_of_team();
+  for (Cache* cache : caches) {
     for (size_t i = 0; i < cache->shared_.size() && places.size() < kMostPlaces; ++i) {
       places.push_back({cache, i});
       mine.holds.push_back(static_cast<uint64_t>(cache->shared_[i]->holds.count()));
       mine.last_use.push_back(cache->shared_[i]->last_use);
     }
   }
-  // Behind the exchange all have drained, so that nobody writes into what goes.
-  const Agreement all = agree_texts(team, drained, to_text(mine));
+  const Agreement all = agree_texts(team, {}, to_text(mine));
   OVERLACE_TRY(all.status);
   bool lacks_heap = false;
   Room first;
@@ -471,12 +473,21 @@ base::Status Cache::make_room(Shared* wanted, const base::Status& why) {
   const bool is_idle = !victims.empty() && first.now - first.last_use[victims[0]] > kIdleCalls;
   const bool can_grow =
       lacks_heap && team.size() == runtime.world && runtime.blocks.capacity() < runtime.options.max_heap_bytes;
+  // All ranks: behind it nobody writes into what goes.
+  const auto finish_all = [&]() -> base::Status {
+    base::Status finished;
+    for (Cache* cache : caches)
+      if (const base::Status own = cache->executor_->drain(); !own.ok()) finished = own;
+    return agree_texts(team, finished, "").status;
+  };
   if (can_grow && !is_idle) {
+    OVERLACE_TRY(finish_all());
     const base::Result<bool> has_grown = runtime.grow_heap(wanted->bytes());
     if (!has_grown.ok() || *has_grown) return has_grown.status();
   }
   if (lacks_heap && !(can_grow && is_idle) && share_block(*wanted, places, holds, first.last_use)) return {};
   if (!victims.empty()) {
+    OVERLACE_TRY(finish_all());
     // Several of many, so that not every new shape has to meet for its place.
     victims.resize(std::max<size_t>(victims.size() / kPart, 1));
     std::sort(victims.begin(), victims.end(), std::greater<>());  // places behind one that goes move up
@@ -498,8 +509,8 @@ base::Status Cache::make_room(Shared* wanted, const base::Status& why) {
 }
 
 /// Gives `wanted` the memory of other agreements of this channel, the same on all ranks: memory that is shared already,
-/// else that of the least recently used. Graphs that hold memory which was not shared when they were captured make no
-/// barrier, so that stays theirs.
+/// else that of the least recently used. Earlier calls may still use it: the barrier waits for them. Graphs that hold
+/// memory which was not shared when they were captured make no barrier, so that stays theirs.
 bool Cache::share_block(Shared& wanted, const std::vector<Place>& places, const std::vector<uint64_t>& holds,
                         const std::vector<uint64_t>& last_use) {
   if (!executor_->has_barrier() || wanted.keeps_memory) return false;

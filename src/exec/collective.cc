@@ -1,9 +1,11 @@
 #include "src/exec/collective.h"
 
 #include <algorithm>
+#include <functional>
 #include <string_view>
 
 #include "overlace/net_engine.h"
+#include "src/spec/operators.h"
 
 namespace overlace::exec {
 namespace {
@@ -82,16 +84,49 @@ struct Collective {
     return to == out.data ? base::Status() : copy_rows(in, out);
   }
 
-  /// Shard p of mine goes to rank p, shard p of what comes is rank p's.
-  base::Status all_to_all() {
-    if (is_ragged() || !is_contiguous(in) || !is_contiguous(out)) {
-      return base::error(Errc::not_supported,
-                         "all_to_all of {} rows at a stride of {} to {} at {}: wanted shards of equal length, rows "
-                         "without gaps",
-                         in.dim(0), in.stride(0), out.dim(0), out.stride(0));
+  /// Block p of mine goes to rank p, block p of what comes is rank p's. `table`: rows from rank to rank; null where all
+  /// are equal.
+  base::Status all_to_all(const std::vector<int64_t>* table) {
+    if ((table == nullptr && is_ragged()) || !is_contiguous(in) || !is_contiguous(out)) {
+      return base::error(
+          Errc::not_supported,
+          "all_to_all of {} rows at a stride of {} to {} at {}: wanted shards of equal length or splits, "
+          "and rows without gaps",
+          in.dim(0), in.stride(0), out.dim(0), out.stride(0));
     }
-    net.all_to_all(in.data, out.data, static_cast<size_t>(own(in).numel()), in.dtype, stream);
+    return table == nullptr || is_even(*table) ? even_all_to_all() : uneven_all_to_all(*table);
+  }
+
+  base::Status even_all_to_all() {
+    net.all_to_all(in.data, out.data, static_cast<size_t>(in.numel() / team.size()), in.dtype, stream);
     return {};
+  }
+
+  static bool is_even(const std::vector<int64_t>& table) {
+    return std::adjacent_find(table.begin(), table.end(), std::not_equal_to<>()) == table.end();
+  }
+
+  /// Engines know blocks of equal length alone: a message for each pair of ranks that has rows.
+  base::Status uneven_all_to_all(const std::vector<int64_t>& table) {
+    const int me = team.rank(), ranks = team.size();
+    const auto rows = [&](int from, int to) { return table[static_cast<size_t>(from * ranks + to)]; };
+    int64_t sent = 0, received = 0;
+    TensorView mine, place;
+    net.group_begin();
+    for (int p = 0; p < ranks; ++p) {
+      const TensorView theirs = in.rows(sent, rows(me, p)), from_them = out.rows(received, rows(p, me));
+      sent += rows(me, p);
+      received += rows(p, me);
+      if (p == me) {
+        mine = theirs;
+        place = from_them;
+        continue;
+      }
+      if (theirs.numel() != 0) net.send(theirs.data, bytes_of(theirs), p, stream);
+      if (from_them.numel() != 0) net.recv(from_them.data, bytes_of(from_them), p, stream);
+    }
+    net.group_end();
+    return mine.numel() == 0 ? base::Status() : copy_rows(mine, place);
   }
 };
 
@@ -116,8 +151,16 @@ base::Status run_collective(const Call& call, Team& team, const spec::Instance& 
   const spec::Box& to = instance.writes[0][0];
   const TensorView in = view_of(call, team, from), out = view_of(call, team, to);
   if (team.size() == 1) return from.empty() ? base::Status() : copy_rows(in, out);
-  // Empty for all ranks alike: the whole has no element.
-  if (name == "all_gather" ? to.empty() : from.empty()) return {};
+  const bool has_splits = task.params.contains("splits");
+  const std::vector<int64_t>* splits =
+      has_splits ? spec::splits_table(call.program.schedule, task, team.size()) : nullptr;
+  if (has_splits && splits == nullptr)
+    return base::error(Errc::bad_schedule, "{}: splits name no table of {} entries, 0 or more", task.id,
+                       team.size() * team.size());
+  // Empty for all ranks alike: the whole has no element. With splits, a rank may have nothing to send, or to get.
+  if (splits == nullptr && (name == "all_gather" ? to.empty() : from.empty())) return {};
+  if (splits != nullptr && std::all_of(splits->begin(), splits->end(), [](int64_t rows) { return rows == 0; }))
+    return {};
   NetEngine* net = team.net();
   if (net == nullptr) {
     return base::error(Errc::not_supported, "{}: team \"{}\" has no collectives engine", task.id, team.name());
@@ -126,7 +169,7 @@ base::Status run_collective(const Call& call, Team& team, const spec::Instance& 
   try {
     if (name == "all_gather") return collective.all_gather();
     if (name == "reduce_scatter") return collective.reduce_scatter();
-    if (name == "all_to_all") return collective.all_to_all();
+    if (name == "all_to_all") return collective.all_to_all(splits);
     return collective.all_reduce();
   } catch (...) {
     return base::status_of_current_exception();

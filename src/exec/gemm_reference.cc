@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/half.h"
 
 namespace overlace::exec {
@@ -99,9 +100,9 @@ class Product {
         m_(args.c.dim(0)),
         n_(args.c.dim(1)),
         k_(args.a.dim(1)),
-        panels_((n_ + kTileN - 1) / kTileN),
+        panels_(base::ceil_div(n_, kTileN)),
         multiply_(select_tile<T>()) {
-    const int64_t tiles = (std::min(kBlockM, m_) + kTileM - 1) / kTileM;
+    const int64_t tiles = base::ceil_div(std::min(kBlockM, m_), kTileM);
     acc_.resize(static_cast<size_t>(tiles * panels_ * kTileM * kTileN));
     a_panels_.resize(static_cast<size_t>(tiles * kTileM * std::min(kBlockK, k_)));
     b_panel_.resize(static_cast<size_t>(kTileN * std::min(kBlockK, k_)));
@@ -111,7 +112,7 @@ class Product {
   void run() {
     for (int64_t m0 = 0; m0 < m_; m0 += kBlockM) {
       const int64_t rows = std::min(kBlockM, m_ - m0);
-      const int64_t tiles = (rows + kTileM - 1) / kTileM;
+      const int64_t tiles = base::ceil_div(rows, kTileM);
       start(m0, rows, tiles);
       for (int64_t k0 = 0; k0 < k_; k0 += kBlockK) {
         const int64_t depth = std::min(kBlockK, k_ - k0);

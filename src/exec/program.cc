@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/heap_layout.h"
 #include "src/spec/operators.h"
 
@@ -10,8 +11,6 @@ namespace overlace::exec {
 namespace {
 
 constexpr uint64_t kAlign = 256;
-
-uint64_t align_up(uint64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
 uint64_t buffer_bytes(const spec::Schedule& schedule, const spec::Expansion& expansion, size_t buffer) {
   uint64_t bytes = dtype_bytes(schedule.buffers[buffer].dtype);
@@ -123,7 +122,7 @@ base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& sche
   for (size_t b = 0; b < schedule.buffers.size(); ++b) {
     if (schedule.buffers[b].space != spec::Space::local) continue;
     program->local[b] = program->workspace_bytes;
-    program->workspace_bytes += align_up(buffer_bytes(schedule, program->expansion, b));
+    program->workspace_bytes += base::round_up(buffer_bytes(schedule, program->expansion, b), kAlign);
   }
   return program;
 }

@@ -58,11 +58,12 @@ struct KernelContext {
 /// All tasks with wait_by: kernel of a schedule. `prepare`: before any rank makes the first call; may allocate.
 /// `copy_out`: behind a launch, rows of the part of the memory that it used; `from` is their place in the first part.
 /// `keeps_memory`: whether the kernel of this schedule reads what an earlier call of it left in symmetric memory; null:
-/// none does.
+/// none does. `is_loaded`: whether prepare() of this schedule finds its kernel on the current device; null: it may not.
 struct Kernel {
   std::function<base::Status(const KernelContext&)> prepare, launch;
   std::function<base::Status(const KernelContext&, const TensorView& from, const TensorView& to)> copy_out;
   std::function<bool(const spec::Schedule&)> keeps_memory;
+  std::function<bool(const Channel&, const spec::Schedule&)> is_loaded;
 };
 
 /// What an operator brings.
@@ -110,8 +111,7 @@ base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_v
 /// again and agree on another schedule.
 /// peers_have_another: those that have made calls like this one before, with another N or K of this rank, are in it
 /// already with the schedule that is theirs; this rank follows with agreed_schedule, or aborts.
-/// gpu_is_taken: a kernel that needs all its CTAs at once does not fit beside those of other runtimes of a process.
-enum class Impasse { none, schedules_differ, heap_is_full, gpu_is_taken, peers_have_another };
+enum class Impasse { none, schedules_differ, heap_is_full, peers_have_another };
 Impasse impasse(Channel& channel);
 /// Whether the caller's next calls follow where peers have another schedule. Where not, which is so unless this says
 /// otherwise, such a call aborts the runtime: the peers are in the call and would wait for this rank.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/base/env.h"
+#include "src/io/pace.h"
 
 namespace overlace::io {
 namespace {
@@ -24,6 +25,8 @@ base::Status check(const EngineOptions& options) {
       options.request_bytes % kPageBytes != 0)
     return base::invalid_argument("engine: request_bytes is {}, wanted a multiple of {} of at most {}",
                                   options.request_bytes, kPageBytes, kMostBytes);
+  if (options.pace_bytes_per_s < 0)
+    return base::invalid_argument("engine: pace_bytes_per_s is {}, wanted at least 0", options.pace_bytes_per_s);
   return {};
 }
 
@@ -69,6 +72,7 @@ base::Result<std::unique_ptr<IoEngine>> IoEngine::open(EngineOptions options) {
   if (!chosen.ok()) return chosen.status();
   std::unique_ptr<Queue> queue = std::move(chosen->queue);
   if (options.wrap) queue = options.wrap(std::move(queue));
+  if (options.pace_bytes_per_s > 0) queue = with_pace({.bytes_per_s = options.pace_bytes_per_s})(std::move(queue));
   return std::unique_ptr<IoEngine>(new IoEngine(std::move(options), chosen->choice.name, std::move(queue)));
 }
 
@@ -86,7 +90,7 @@ base::Result<std::shared_ptr<File>> IoEngine::open_file(const std::string& path,
 
 bool IoEngine::use_memory(std::span<std::byte> memory) {
   OVERLACE_ASSERT(pending_ == 0);
-  return queue_->use_memory(memory).ok();
+  return queue_ != nullptr && queue_->use_memory(memory).ok();
 }
 
 base::Status IoEngine::read(std::shared_ptr<File> file, int64_t offset, int64_t bytes, std::span<std::byte> buffer,
@@ -121,6 +125,7 @@ base::Status IoEngine::start(Request request) {
   if (request.capacity < request.bytes)
     return base::invalid_argument("{}: {} of {} bytes into a buffer of {}", request.file->path(), what, request.bytes,
                                   request.capacity);
+  OVERLACE_TRY(broken_);
   request.deadline = Clock::now() + std::chrono::milliseconds(options_.timeout_ms);
   ++pending_;
   if (request.bytes == 0) {
@@ -137,7 +142,9 @@ base::Status IoEngine::start(Request request) {
   }
   cut(index);
   queue_pieces();
-  return queue_->submit();
+  // The request is taken, whatever the queue says: poll() submits again and reports what stays.
+  (void)queue_->submit();
+  return {};
 }
 
 /// Pieces of request_bytes; a tail that fills no page is a piece of its own where it cannot be rounded up.
@@ -283,8 +290,9 @@ base::Result<size_t> IoEngine::poll(std::span<Completion> completions, int64_t w
     for (size_t i = 0; i < *n; ++i) ended(results_[i]);
     queue_pieces();
     OVERLACE_TRY(queue_->submit());
-    if (!done_.empty() || (wait_ms >= 0 && Clock::now() >= until)) break;
+    if (!done_.empty()) break;
     if (*n == 0) OVERLACE_TRY(overdue());
+    if (wait_ms >= 0 && Clock::now() >= until) break;
   }
   size_t n = 0;
   for (; n < completions.size() && !done_.empty(); ++n) {
@@ -301,6 +309,35 @@ base::Status IoEngine::drain() {
   while (pending_ > 0) {
     const base::Result<size_t> n = poll(completions);
     if (!n.ok()) return n.status();
+    for (size_t i = 0; i < *n; ++i)
+      if (first.ok() && !completions[i].status.ok()) first = completions[i].status;
+  }
+  return first;
+}
+
+/// Closing waits for what the kernel has begun; the rest was never begun.
+void IoEngine::close_queue(const base::Status& why) {
+  queue_.reset();
+  broken_ = why;
+  requests_.clear();
+  pieces_.clear();
+  free_requests_.clear();
+  free_pieces_.clear();
+  backlog_.clear();
+  done_.clear();
+  pending_ = under_way_ = 0;
+}
+
+base::Status IoEngine::settle() {
+  base::Status first;
+  Completion completions[64];
+  while (pending_ > 0) {
+    const base::Result<size_t> n = poll(completions);
+    if (!n.ok()) {
+      if (first.ok()) first = n.status();
+      if (n.status().code() != Errc::timeout) close_queue(n.status());
+      continue;
+    }
     for (size_t i = 0; i < *n; ++i)
       if (first.ok() && !completions[i].status.ok()) first = completions[i].status;
   }

@@ -22,6 +22,7 @@ struct EngineOptions {
   int depth = 32;                   // requests to the kernel at a time, 1 to 4096
   int64_t request_bytes = 1 << 20;  // larger ones are cut; a multiple of a page
   int64_t timeout_ms = 0;           // longest that a request may take; 0: OVERLACE_TIMEOUT_S
+  int64_t pace_bytes_per_s = 0;     // plays a disk of this rate, on one that is faster; 0: as fast as it is
   std::function<std::unique_ptr<Queue>(std::unique_ptr<Queue>)> wrap = {};  // tests put their faults between
 };
 
@@ -73,11 +74,14 @@ class IoEngine {
                     uint64_t tag);
   /// Writes that share a page must not be under way together.
   base::Status write(std::shared_ptr<File> file, int64_t offset, std::span<const std::byte> data, uint64_t tag);
-  /// Completions, at least one unless nothing is under way; waits at most until a request's time is over, which is
-  /// timeout and names the request. 0 of wait_ms: looks and returns.
+  /// Completions, at least one unless nothing is under way or `wait_ms` have passed; 0: looks and returns. timeout,
+  /// which names the request, where there is none and a request's time is over.
   base::Result<size_t> poll(std::span<Completion> completions, int64_t wait_ms = -1);
   /// Waits for all; the first failure, or ok. Completions are discarded.
   base::Status drain();
+  /// Nothing is under way afterwards, and every buffer is its owner's again: waits past deadlines, too. Where the queue
+  /// itself fails it is closed, and every later read or write is that failure. The first failure, or ok.
+  base::Status settle();
   /// Reads and writes whose completion was not polled.
   int64_t pending() const { return pending_; }
   const EngineStats& stats() const { return stats_; }
@@ -111,6 +115,7 @@ class IoEngine {
   void retire(uint32_t piece);
   base::Status io_error(const Request& request, int code) const;
   base::Status overdue() const;
+  void close_queue(const base::Status& why);
 
   EngineOptions options_;
   std::string name_;
@@ -121,6 +126,7 @@ class IoEngine {
   std::deque<Completion> done_;
   std::vector<QueueResult> results_;
   int64_t pending_ = 0, under_way_ = 0;
+  base::Status broken_;  // the queue's failure, once it is closed
   EngineStats stats_;
   std::unique_ptr<Queue> queue_;  // last: it goes first, and with it all that is under way
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <random>
 #include <unordered_map>
 #include <utility>
@@ -14,7 +15,10 @@ namespace {
 
 /// Others are delivered meanwhile, this many calls of wait() at most.
 constexpr int kLongestDelay = 5;
+constexpr int64_t kLookMs = 2;  // for stalled requests
 constexpr std::byte kRubbish{0xA5};
+
+using Clock = std::chrono::steady_clock;
 
 class FaultQueue final : public Queue {
  public:
@@ -31,6 +35,7 @@ class FaultQueue final : public Queue {
 
   void push(const QueueRequest& request) override {
     ++counts_->requests;
+    ++counts_->under_way;
     double left = std::uniform_real_distribution<double>(0, 1)(random_);
     const auto drawn = [&](double share, int64_t* count) {
       left -= share;
@@ -41,6 +46,10 @@ class FaultQueue final : public Queue {
     if (drawn(options_.eio, &counts_->eio)) return refuse(request, EIO);
     if (drawn(options_.eagain, &counts_->eagain)) return refuse(request, EAGAIN);
     if (request.is_write && drawn(options_.enospc, &counts_->enospc)) return refuse(request, ENOSPC);
+    if (drawn(options_.stalled, &counts_->stalled)) {
+      stalled_.push_back({Clock::now() + std::chrono::milliseconds(options_.stall_ms), request});
+      return;
+    }
     QueueRequest passed = request;
     if (drawn(options_.short_moves, &counts_->short_moves)) {
       // A direct write must stay aligned; a read is made in full and then cut, see spoil().
@@ -59,10 +68,12 @@ class FaultQueue final : public Queue {
   }
 
   base::Result<size_t> wait(std::span<QueueResult> results, int64_t timeout_ms) override {
-    // Held results must not wait for the disk.
-    const bool is_idle = held_.empty();
+    begin_stalled();
+    // Held results must not wait for the disk, nor stalled requests longer than they shall.
+    if (!held_.empty()) timeout_ms = 0;
+    if (!stalled_.empty()) timeout_ms = std::min(timeout_ms, kLookMs);
     arrived_.resize(static_cast<size_t>(capacity()));
-    const base::Result<size_t> n = inner_->wait(arrived_, is_idle ? timeout_ms : 0);
+    const base::Result<size_t> n = inner_->wait(arrived_, timeout_ms);
     if (!n.ok()) return n.status();
     for (size_t i = 0; i < *n; ++i) hold(arrived_[i]);
     if (options_.reorder) std::shuffle(held_.begin(), held_.end(), random_);
@@ -77,6 +88,7 @@ class FaultQueue final : public Queue {
       }
     }
     held_ = std::move(kept);
+    counts_->under_way -= static_cast<int64_t>(given);
     return given;
   }
 
@@ -89,6 +101,18 @@ class FaultQueue final : public Queue {
     QueueRequest request;
     int64_t moved = -1;  // < 0: all, with a flipped bit
   };
+
+  struct Stalled {
+    Clock::time_point due;
+    QueueRequest request;
+  };
+
+  void begin_stalled() {
+    const auto is_due = [now = Clock::now()](const Stalled& s) { return s.due <= now; };
+    for (const Stalled& s : stalled_)
+      if (is_due(s)) inner_->push(s.request);
+    std::erase_if(stalled_, is_due);
+  }
 
   void refuse(const QueueRequest& request, int code) { held_.push_back({{request.id, -int64_t{code}}, 0}); }
 
@@ -126,6 +150,7 @@ class FaultQueue final : public Queue {
   std::unordered_map<uint64_t, int> late_;
   std::vector<QueueResult> arrived_;
   std::vector<Held> held_;
+  std::vector<Stalled> stalled_;
 };
 
 }  // namespace

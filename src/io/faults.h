@@ -17,11 +17,14 @@ struct FaultOptions {
   double eio = 0, eagain = 0, enospc = 0;  // nothing moves; enospc meets writes only
   double flipped = 0;                      // a read delivers all bytes, one bit of them wrong
   double late = 0;                         // the result stays back while others are delivered
-  bool reorder = false;                    // results leave in random order
+  double stalled = 0;                      // begins only after stall_ms, then goes on as asked
+  int64_t stall_ms = 0;
+  bool reorder = false;  // results leave in random order
 };
 
 struct FaultCounts {
-  int64_t requests = 0, short_moves = 0, eio = 0, eagain = 0, enospc = 0, flipped = 0, late = 0;
+  int64_t requests = 0, short_moves = 0, eio = 0, eagain = 0, enospc = 0, flipped = 0, late = 0, stalled = 0;
+  int64_t under_way = 0;  // taken and not yet given back: their buffers are not the caller's
 };
 
 /// For EngineOptions::wrap. `counts` may be null, else outlives the engine.

@@ -55,8 +55,7 @@ base::Result<std::unique_ptr<StreamReader>> StreamReader::open(IoEngine* engine,
 
 StreamReader::~StreamReader() {
   // NOTE: the memory of the ring goes with this object, so what is under way has to end first, well or not.
-  while (engine_->pending() > 0 && engine_->drain().code() == Errc::timeout) {
-  }
+  (void)engine_->settle();
 }
 
 base::Status StreamReader::ask() {
@@ -100,14 +99,11 @@ base::Result<std::unique_ptr<StreamWriter>> StreamWriter::open(IoEngine* engine,
   return writer;
 }
 
-StreamWriter::~StreamWriter() {
-  while (engine_->pending() > 0 && engine_->drain().code() == Errc::timeout) {
-  }
-}
+StreamWriter::~StreamWriter() { (void)engine_->settle(); }
 
 base::Status StreamWriter::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    OVERLACE_TRY(make_room());
+    OVERLACE_TRY(make_room(false));
     const std::span<std::byte> slot = ring_.slot(index_);
     const size_t n = std::min(bytes.size(), slot.size() - static_cast<size_t>(filled_));
     std::memcpy(slot.data() + filled_, bytes.data(), n);
@@ -119,9 +115,9 @@ base::Status StreamWriter::append(std::span<const std::byte> bytes) {
   return {};
 }
 
-base::Status StreamWriter::make_room() {
+base::Status StreamWriter::make_room(bool all) {
   OVERLACE_TRY(failure_);
-  while (busy_[static_cast<size_t>(index_ % ring_.slots())]) {
+  while (all ? engine_->pending() > 0 : busy_[static_cast<size_t>(index_ % ring_.slots())] != 0) {
     Completion completions[16];
     const base::Result<size_t> n = engine_->poll(completions);
     if (!n.ok()) return n.status();
@@ -147,7 +143,7 @@ base::Status StreamWriter::flush() {
 base::Status StreamWriter::finish() {
   OVERLACE_TRY(failure_);
   if (filled_ > 0) OVERLACE_TRY(flush());
-  OVERLACE_TRY(engine_->drain());
+  OVERLACE_TRY(make_room(true));
   OVERLACE_TRY(file_->resize(bytes_));
   return file_->sync();
 }

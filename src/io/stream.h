@@ -76,8 +76,8 @@ class StreamWriter {
   StreamWriter(IoEngine* engine, std::shared_ptr<File> file, Ring ring)
       : engine_(engine), file_(std::move(file)), ring_(std::move(ring)) {}
   base::Status flush();
-  /// Waits until the slot of index_ is free.
-  base::Status make_room();
+  /// Waits until the slot of index_ is free, or until all are.
+  base::Status make_room(bool all);
   IoEngine* engine_;
   std::shared_ptr<File> file_;
   Ring ring_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 
 #include "src/base/half.h"
@@ -126,16 +127,46 @@ bool is_finite(double value, DType dtype) {
 }
 
 struct Source {
-  const char* data;
+  const char* data;  // the box's first element
   DType dtype;
   int64_t pitch;  // elements
 };
 
-/// First element of the row that is not finite after rounding, or -1.
+/// Whether a number of the words has all bits of `exponent`: is infinite or no number.
+template <class Word>
+bool has_exponent(const char* data, int64_t count, Word exponent) {
+  unsigned found = 0;  // added, not tested: so it is vectors that are compared
+  for (int64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+    found |= static_cast<unsigned>((word & exponent) == exponent);
+  }
+  return found != 0;
+}
+
+/// Whether all numbers that need no rounding are finite; false where that is not known so fast.
+bool is_plain(const char* data, DType dtype, int64_t count) {
+  switch (dtype) {
+    case DType::fp32:
+      return !has_exponent<uint32_t>(data, count, 0x7F800000u);
+    case DType::bf16:
+      return !has_exponent<uint16_t>(data, count, 0x7F80);
+    case DType::fp16:
+      return !has_exponent<uint16_t>(data, count, 0x7C00);
+    default:
+      return false;
+  }
+}
+
+/// First element of the box's row that is not finite after rounding, or -1.
 int64_t copy_row(const Source& source, int64_t row, const StoredBox& box, DType dtype, std::vector<float>& scratch,
                  char* out) {
   const auto element = static_cast<int64_t>(dtype_bytes(source.dtype));
-  const char* first = source.data + (row * source.pitch + box.col) * element;
+  const char* first = source.data + row * source.pitch * element;
+  if (source.dtype == dtype && is_plain(first, dtype, box.cols)) {
+    std::memcpy(out, first, static_cast<size_t>(box.cols * element));
+    return -1;
+  }
   if (source.dtype == DType::fp64) {  // once through double, so that it rounds once
     for (int64_t j = 0; j < box.cols; ++j) {
       const double value = base::load_element(first, source.dtype, j);
@@ -150,6 +181,26 @@ int64_t copy_row(const Source& source, int64_t row, const StoredBox& box, DType 
   for (int64_t j = 0; j < box.cols; ++j)
     if (!std::isfinite(scratch[static_cast<size_t>(j)])) return j;
   return -1;
+}
+
+/// Rows that are transposed together: so many elements of a column are a cache line or two.
+constexpr int64_t kBlockRows = 16;
+
+template <class Word>
+void transpose_words(const char* from, int64_t rows, int64_t cols, char* to, int64_t pitch) {
+  constexpr int64_t kBytes = sizeof(Word);
+  for (int64_t j = 0; j < cols; ++j)
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(to + (j * pitch + i) * kBytes, from + (i * cols + j) * kBytes, sizeof(Word));
+}
+
+/// Element (i, j) of `from` goes to j * pitch + i of `to`.
+void transpose(const char* from, int64_t rows, int64_t cols, int64_t element, char* to, int64_t pitch) {
+  const auto words = element == 8   ? transpose_words<uint64_t>
+                     : element == 4 ? transpose_words<uint32_t>
+                     : element == 2 ? transpose_words<uint16_t>
+                                    : transpose_words<uint8_t>;
+  words(from, rows, cols, to, pitch);
 }
 
 }  // namespace
@@ -254,8 +305,7 @@ Result<const SafetensorsFile*> Checkpoint::file_of(std::string_view name) {
   return &opened->second;
 }
 
-Status Checkpoint::read(std::string_view name, const std::vector<int64_t>& shape, const StoredBox& box, DType dtype,
-                        void* out) {
+Result<Checkpoint::Found> Checkpoint::find(std::string_view name, const std::vector<int64_t>& shape) {
   auto file = file_of(name);
   if (!file.ok()) return file.status();
   const std::string& path = (*file)->path();
@@ -268,22 +318,48 @@ Status Checkpoint::read(std::string_view name, const std::vector<int64_t>& shape
   if (!type->dtype)
     return error(Errc::not_supported, "{}: tensor \"{}\" has dtype {}, supported: F64, F32, F16, BF16", path, name,
                  tensor->dtype);
-  const Source source{(*file)->bytes(*tensor), *type->dtype, shape.back()};
+  return Found{*file, tensor, *type->dtype};
+}
+
+/// Elements of the tensor before the box.
+int64_t first_element(const std::vector<int64_t>& shape, const StoredBox& box) {
+  return box.row * shape.back() + box.col;
+}
+
+Result<StoredRange> Checkpoint::range(std::string_view name, const std::vector<int64_t>& shape, const StoredBox& box) {
+  const auto found = find(name, shape);
+  if (!found.ok()) return found.status();
+  const auto element = static_cast<int64_t>(dtype_bytes(found->dtype));
+  const int64_t elements = box.rows == 0 || box.cols == 0 ? 0 : (box.rows - 1) * shape.back() + box.cols;
+  return StoredRange{found->file->path(),
+                     static_cast<int64_t>(found->tensor->begin) + first_element(shape, box) * element,
+                     elements * element};
+}
+
+Status Checkpoint::read(std::string_view name, const std::vector<int64_t>& shape, const StoredBox& box, DType dtype,
+                        void* out, const void* range) {
+  const auto found = find(name, shape);
+  if (!found.ok()) return found.status();
+  const std::string& path = found->file->path();
+  const int64_t skipped = first_element(shape, box) * static_cast<int64_t>(dtype_bytes(found->dtype));
+  const char* first = range == nullptr ? found->file->bytes(*found->tensor) + skipped : static_cast<const char*>(range);
+  const Source source{first, found->dtype, shape.back()};
   std::vector<float> scratch(static_cast<size_t>(box.cols));
-  std::vector<char> row(box.transposed ? static_cast<size_t>(box.cols) * dtype_bytes(dtype) : 0);
   const auto element = static_cast<int64_t>(dtype_bytes(dtype));
+  const int64_t row_bytes = box.cols * element;
+  std::vector<char> block(box.transposed ? static_cast<size_t>(kBlockRows * row_bytes) : 0);
   auto* bytes = static_cast<char*>(out);
   for (int64_t i = 0; i < box.rows; ++i) {
-    char* target = box.transposed ? row.data() : bytes + i * box.cols * element;
-    const int64_t bad = copy_row(source, box.row + i, box, dtype, scratch, target);
+    const int64_t in_block = i % kBlockRows;
+    char* target = box.transposed ? block.data() + in_block * row_bytes : bytes + i * row_bytes;
+    const int64_t bad = copy_row(source, i, box, dtype, scratch, target);
     if (bad >= 0) {
-      const int64_t at = (box.row + i) * source.pitch + box.col + bad;
+      const int64_t at = i * source.pitch + bad;
       return not_finite(path, name, box.row + i, box.col + bad, base::load_element(source.data, source.dtype, at),
                         dtype);
     }
-    if (!box.transposed) continue;
-    for (int64_t j = 0; j < box.cols; ++j)
-      std::copy_n(target + j * element, element, bytes + (j * box.rows + i) * element);
+    if (!box.transposed || (in_block + 1 < kBlockRows && i + 1 < box.rows)) continue;
+    transpose(block.data(), in_block + 1, box.cols, element, bytes + (i - in_block) * element, box.rows);
   }
   return {};
 }

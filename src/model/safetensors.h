@@ -43,6 +43,12 @@ struct StoredBox {
   bool transposed = false;  // out is (cols, rows)
 };
 
+/// Bytes of a file.
+struct StoredRange {
+  std::string path;
+  int64_t offset = 0, bytes = 0;
+};
+
 /// A directory: model.safetensors.index.json with its files, or model.safetensors. Not thread-safe.
 class Checkpoint {
  public:
@@ -50,11 +56,20 @@ class Checkpoint {
   bool has(std::string_view name) const;
   /// Box of `name`, which must have `shape`, rounded once to `dtype` into `out` (contiguous). corrupt with file,
   /// tensor, wanted and got; a value that is not finite in `dtype` is named with its place.
+  /// `range`: the bytes of range(name, shape, box), which are used instead of the mapped file; may be null.
   base::Status read(std::string_view name, const std::vector<int64_t>& shape, const StoredBox& box, DType dtype,
-                    void* out);
+                    void* out, const void* range = nullptr);
+  /// From the first byte of the box to its last; between its rows there may be others.
+  base::Result<StoredRange> range(std::string_view name, const std::vector<int64_t>& shape, const StoredBox& box);
 
  private:
   base::Result<const SafetensorsFile*> file_of(std::string_view name);
+  struct Found {
+    const SafetensorsFile* file = nullptr;
+    const StoredTensor* tensor = nullptr;
+    DType dtype = DType::fp32;
+  };
+  base::Result<Found> find(std::string_view name, const std::vector<int64_t>& shape);
   std::string directory_, source_;                            // source_: index or file, for messages
   std::map<std::string, std::string, std::less<>> files_;     // tensor -> file name, from the index
   std::map<std::string, SafetensorsFile, std::less<>> open_;  // by file name

@@ -20,6 +20,12 @@ Status check_problem(const ModelConfig& config, const Problem& problem) {
   if (problem.sequence_length < 1 || problem.tokens % problem.sequence_length != 0)
     return invalid_argument("sequence_length is {}, wanted a divisor of tokens {}", problem.sequence_length,
                             problem.tokens);
+  if (problem.micro_batch < 0 || problem.micro_batch % problem.sequence_length != 0)
+    return invalid_argument("micro_batch is {}, wanted 0 or a multiple of sequence_length {}", problem.micro_batch,
+                            problem.sequence_length);
+  if (problem.device_bytes < 0) return invalid_argument("device_bytes is {}, wanted 0 or more", problem.device_bytes);
+  if (problem.from_disk && problem.checkpoint.empty())
+    return invalid_argument("weights stream from disk, but there is no checkpoint, wanted one or host memory");
   if (problem.dtype != DType::fp32 && problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
     return base::error(Errc::not_supported, "dtype is {}, supported: fp32, bf16, fp16", dtype_name(problem.dtype));
   return {};
@@ -91,7 +97,7 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
   if (!made.ok()) return made.status();
   const Shard& shard = made.value();
   spec::OpSpec base_spec;
-  base_spec.m = problem.tokens;
+  base_spec.m = problem.micro_batch > 0 ? std::min(problem.micro_batch, problem.tokens) : problem.tokens;
   base_spec.ranks = ranks;
   base_spec.dtype = base_spec.out_dtype = problem.dtype;
   const auto site = [&](const char* name, const char* op, int64_t n, int64_t k, bool bias) {

@@ -11,10 +11,13 @@
 #include "src/base/half.h"
 #include "src/exec/run.h"
 #include "src/model/device.h"
+#include "src/model/layer_stream.h"
+#include "src/model/layer_weights.h"
 #include "src/model/rope.h"
 #include "src/model/sharding.h"
 #include "src/model/traced_device.h"
 #include "src/model/weights.h"
+#include "src/spec/operators.h"
 
 namespace overlace::model {
 namespace {
@@ -24,14 +27,12 @@ using base::Status;
 
 enum SiteIndex : size_t { kQkv, kOProj, kUp, kDown, kNumSites };
 
-/// A layer's weights on the device; undefined where the model has none.
-struct LayerWeights {
-  TensorView norm1, norm1_bias, norm2, norm2_bias;  // (1, hidden)
-  TensorView qkv, qkv_bias;                         // (qkv columns, hidden), (1, qkv columns)
-  TensorView q_norm, k_norm;                        // (1, head_dim)
-  TensorView o, o_bias;                             // (hidden, my heads), (1, hidden)
-  TensorView up, up_bias;                           // (up columns, hidden): gate rows, then up rows
-  TensorView down, down_bias;                       // (hidden, my intermediate), (1, hidden)
+/// Of one micro-batch; what all share is overwritten by the next.
+struct Activations {
+  TensorView x, down_out;                  // (its rows of mine, hidden): residual stream, and what it still lacks
+  TensorView norm1_out, norm2_out, o_out;  // (its rows of mine, hidden)
+  TensorView qkv, heads_out;               // (its tokens, qkv columns), (its tokens, my heads * head_dim)
+  TensorView up, activated;                // (its tokens, up columns), (its tokens, my intermediate)
 };
 
 TensorView as_vector(const TensorView& row) {
@@ -72,7 +73,13 @@ class StackImpl final : public Stack {
  public:
   StackImpl(const ModelConfig& config, const Problem& problem, const Shard& shard, Channel& channel,
             std::unique_ptr<Device> device)
-      : config_(config), problem_(problem), shard_(shard), channel_(channel), device_(std::move(device)) {}
+      : config_(config),
+        problem_(problem),
+        shard_(shard),
+        channel_(channel),
+        device_(std::move(device)),
+        layout_(config, shard, problem.dtype),
+        batches_(micro_batches(problem, shard.rank, shard.ranks)) {}
   ~StackImpl() override {
     const Status ignored = device_->synchronize();  // a destructor cannot report; queued work must not outlive memory
     static_cast<void>(ignored);
@@ -84,6 +91,10 @@ class StackImpl final : public Stack {
   Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) override;
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
+  WeightStats weight_stats() const override;
+  std::vector<base::Span> take_transfers() override {
+    return stream_ == nullptr ? std::vector<base::Span>() : stream_->take_transfers();
+  }
 
  private:
   using Schedules = std::array<const spec::Schedule*, kNumSites>;
@@ -92,15 +103,19 @@ class StackImpl final : public Stack {
   Status make(TensorView* view, int64_t rows, int64_t cols, const char* what) {
     return make(view, rows, cols, what, problem_.dtype);
   }
-  Status load_parts(Weights& weights, int64_t layer, std::initializer_list<Weight> parts, TensorView* out);
   Status load_layer(Weights& weights, int64_t layer);
   Status make_activations();
   Status make_rope_table();
   Result<Schedules> pick(const SiteSchedules& schedules) const;
-  Status one_layer(const LayerWeights& w, const Schedules& schedules, TensorView* pending);
-  Status all_layers(const Schedules& schedules);
-  Status site(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule);
-  Status site_operator(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule);
+  /// The weights of a layer, which a stream may have to bring first.
+  Result<LayerWeights> acquire(int64_t layer);
+  Status release(int64_t layer);
+  Status one_layer(const LayerWeights& w, const Schedules& schedules, const Activations& a, const TensorView& pending);
+  Status all_layers(const Schedules& schedules, const Schedules& of_last);
+  Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
+  Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
+  /// The last micro-batch may be smaller: schedules of the same families and degrees for it, else none.
+  Status make_last(const Schedules& picked, std::array<spec::Schedule, kNumSites>* made, Schedules* out) const;
 
   ModelConfig config_;
   Problem problem_;
@@ -109,98 +124,84 @@ class StackImpl final : public Stack {
   std::unique_ptr<Device> device_;
   std::vector<void*> blocks_;
   std::vector<std::string> site_names_;
-  std::vector<LayerWeights> layers_;
-  TensorView input_, x_;              // (my rows, hidden): resident input, residual stream
-  TensorView norm1_out_, norm2_out_;  // (my rows, hidden)
-  TensorView qkv_, heads_out_;        // (tokens, qkv columns), (tokens, my heads * head_dim)
-  TensorView up_, activated_;         // (tokens, up columns), (tokens, my intermediate)
-  TensorView o_out_, down_out_;       // (my rows, hidden)
-  TensorView cosine_, sine_;          // (sequence_length, head_dim / 2) fp32
+  std::vector<spec::OpSpec> site_ops_;
+  LayerLayout layout_;
+  std::vector<MicroBatch> batches_;
+  std::vector<Activations> activations_;  // of each micro-batch
+  Placement placement_;
+  std::vector<LayerWeights> layers_;     // the resident ones; others are undefined
+  std::unique_ptr<LayerStream> stream_;  // none where all are resident
+  int64_t held_ = -1;                    // layer that run_site() uses and the next pass begins with
+  LayerWeights held_weights_;
+  int64_t passes_ = 0, made_bytes_ = 0;
+  TensorView input_, x_, down_out_;  // (my rows, hidden)
+  TensorView cosine_, sine_;         // (sequence_length, head_dim / 2) fp32
 };
 
 Status StackImpl::make(TensorView* view, int64_t rows, int64_t cols, const char* what, DType dtype) {
   auto block = device_->alloc(rows * cols * static_cast<int64_t>(dtype_bytes(dtype)), what);
   if (!block.ok()) return block.status();
   blocks_.push_back(*block);
+  made_bytes_ += rows * cols * static_cast<int64_t>(dtype_bytes(dtype));
   *view = TensorView::contiguous(*block, dtype, {rows, cols});
   return {};
 }
 
-/// The parts one below the other (vectors: one beside the other) in one tensor.
-Status StackImpl::load_parts(Weights& weights, int64_t layer, std::initializer_list<Weight> parts, TensorView* out) {
-  int64_t rows = 0, cols = 0;
-  bool is_row = true;
-  for (Weight part : parts) {
-    if (!has_weight(config_, part)) continue;
-    const WeightBox box = shard_box(config_, shard_, part);
-    is_row = !is_matrix(part);
-    rows = is_row ? 1 : rows + box.rows;
-    cols = is_row ? cols + box.cols : box.cols;
-  }
-  if (cols == 0) return {};
-  OVERLACE_TRY(make(out, rows, cols, "weights"));
-  const auto element = static_cast<int64_t>(dtype_bytes(problem_.dtype));
-  std::vector<char> host;
-  auto* place = static_cast<char*>(out->data);
-  for (Weight part : parts) {
-    if (!has_weight(config_, part)) continue;
-    const WeightBox box = shard_box(config_, shard_, part);
-    const int64_t bytes = box.rows * box.cols * element;
-    if (weights.is_seeded()) {
-      OVERLACE_TRY(device_->fill(weights.seeded(layer, part, box),
-                                 TensorView::contiguous(place, problem_.dtype, {box.rows, box.cols})));
-    } else {
-      host.resize(static_cast<size_t>(bytes));
-      OVERLACE_TRY(weights.read(layer, part, box, host.data()));
-      OVERLACE_TRY(device_->upload(host.data(), place, bytes));
-    }
-    place += bytes;
-  }
-  return {};
-}
-
 Status StackImpl::load_layer(Weights& weights, int64_t layer) {
-  LayerWeights w;
-  const auto load = [&](std::initializer_list<Weight> parts, TensorView* out) {
-    return load_parts(weights, layer, parts, out);
-  };
-  OVERLACE_TRY(load({Weight::norm1}, &w.norm1));
-  OVERLACE_TRY(load({Weight::norm1_bias}, &w.norm1_bias));
-  OVERLACE_TRY(load({Weight::q, Weight::k, Weight::v}, &w.qkv));
-  OVERLACE_TRY(load({Weight::q_bias, Weight::k_bias, Weight::v_bias}, &w.qkv_bias));
-  OVERLACE_TRY(load({Weight::q_norm}, &w.q_norm));
-  OVERLACE_TRY(load({Weight::k_norm}, &w.k_norm));
-  OVERLACE_TRY(load({Weight::o}, &w.o));
-  OVERLACE_TRY(load({Weight::o_bias}, &w.o_bias));
-  OVERLACE_TRY(load({Weight::norm2}, &w.norm2));
-  OVERLACE_TRY(load({Weight::norm2_bias}, &w.norm2_bias));
-  OVERLACE_TRY(load({Weight::gate, Weight::up}, &w.up));
-  OVERLACE_TRY(load({Weight::gate_bias, Weight::up_bias}, &w.up_bias));
-  OVERLACE_TRY(load({Weight::down}, &w.down));
-  OVERLACE_TRY(load({Weight::down_bias}, &w.down_bias));
-  layers_.push_back(w);
+  layers_.emplace_back();
+  if (!placement_.is_resident[static_cast<size_t>(layer)]) return {};
+  auto block = device_->alloc(layout_.bytes(), "weights");
+  if (!block.ok()) return block.status();
+  blocks_.push_back(*block);
+  layers_.back() = layout_.at(*block);
+  std::vector<char> host;
+  for (const LayerLayout::Part& part : layout_.parts()) {
+    const TensorView view = layout_.view_of(part, *block);
+    if (weights.is_seeded()) {
+      OVERLACE_TRY(device_->fill(weights.seeded(layer, part.weight, part.box), view));
+      continue;
+    }
+    host.resize(static_cast<size_t>(view.numel()) * dtype_bytes(view.dtype));
+    OVERLACE_TRY(weights.read(layer, part.weight, part.box, host.data()));
+    OVERLACE_TRY(device_->upload(host.data(), view.data, static_cast<int64_t>(host.size())));
+  }
   return {};
 }
 
 Status StackImpl::make_activations() {
-  const int64_t rows = shard_.rows, tokens = problem_.tokens, hidden = config_.hidden;
-  for (TensorView* view : {&input_, &x_, &norm1_out_, &norm2_out_, &o_out_, &down_out_})
-    OVERLACE_TRY(make(view, rows, hidden, "hidden states"));
-  OVERLACE_TRY(make(&qkv_, tokens, shard_.qkv_columns(config_), "qkv"));
-  OVERLACE_TRY(make(&heads_out_, tokens, shard_.heads * config_.head_dim, "attention"));
-  OVERLACE_TRY(make(&up_, tokens, shard_.up_columns(config_), "MLP"));
-  OVERLACE_TRY(make(&activated_, tokens, shard_.intermediate, "MLP"));
+  const int64_t rows = batches_.back().at + batches_.back().rows, hidden = config_.hidden;
+  const MicroBatch& first = batches_.front();  // the largest
+  Activations all;
+  for (TensorView* view : {&input_, &x_, &down_out_}) OVERLACE_TRY(make(view, rows, hidden, "hidden states"));
+  for (TensorView* view : {&all.norm1_out, &all.norm2_out, &all.o_out})
+    OVERLACE_TRY(make(view, first.rows, hidden, "hidden states"));
+  OVERLACE_TRY(make(&all.qkv, first.tokens, shard_.qkv_columns(config_), "qkv"));
+  OVERLACE_TRY(make(&all.heads_out, first.tokens, shard_.heads * config_.head_dim, "attention"));
+  OVERLACE_TRY(make(&all.up, first.tokens, shard_.up_columns(config_), "MLP"));
+  OVERLACE_TRY(make(&all.activated, first.tokens, shard_.intermediate, "MLP"));
+  for (const MicroBatch& batch : batches_) {
+    Activations a;
+    a.x = x_.rows(batch.at, batch.rows);
+    a.down_out = down_out_.rows(batch.at, batch.rows);
+    for (TensorView Activations::*view : {&Activations::norm1_out, &Activations::norm2_out, &Activations::o_out})
+      a.*view = (all.*view).rows(0, batch.rows);
+    for (TensorView Activations::*view :
+         {&Activations::qkv, &Activations::heads_out, &Activations::up, &Activations::activated})
+      a.*view = (all.*view).rows(0, batch.tokens);
+    activations_.push_back(a);
+  }
   // Sites are timed on normal data before the first forward; each tensor another.
   uint64_t serial = 0;
-  for (TensorView* view : {&norm1_out_, &heads_out_, &norm2_out_, &activated_}) {
+  for (TensorView* view : {&all.norm1_out, &all.heads_out, &all.norm2_out, &all.activated}) {
     SeededMatrix normal;
     normal.key = tensor_key(problem_.seed, (uint64_t{1} << 62) + serial++);
-    normal.first_row = shard_.first_row;
+    normal.first_row = first.first_row;
     normal.first_col = shard_.rank * view->dim(1);
     OVERLACE_TRY(device_->fill(normal, *view));
   }
   std::vector<float> input(static_cast<size_t>(rows * hidden));
-  seeded_input(problem_.seed, shard_.first_row, rows, hidden, input.data());
+  for (const MicroBatch& batch : batches_)
+    seeded_input(problem_.seed, batch.first_row, batch.rows, hidden, input.data() + batch.at * hidden);
   std::vector<char> rounded(input.size() * dtype_bytes(problem_.dtype));
   base::convert_from_float(input.data(), rounded.data(), problem_.dtype, rows * hidden);
   return device_->upload(rounded.data(), input_.data, static_cast<int64_t>(rounded.size()));
@@ -225,12 +226,26 @@ Status StackImpl::make_rope_table() {
 }
 
 Status StackImpl::load(const std::vector<Site>& sites) {
-  for (const Site& s : sites) site_names_.push_back(s.name);
+  for (const Site& s : sites) {
+    site_names_.push_back(s.name);
+    site_ops_.push_back(s.op);
+  }
+  auto placement = place_layers(config_, problem_, shard_);
+  if (!placement.ok()) return placement.status();
+  placement_ = std::move(*placement);
   auto weights = Weights::open(config_, problem_);
   if (!weights.ok()) return weights.status();
   for (int64_t layer = 0; layer < problem_.layers; ++layer) OVERLACE_TRY(load_layer(*weights, layer));
   OVERLACE_TRY(make_activations());
-  return make_rope_table();
+  OVERLACE_TRY(make_rope_table());
+  OVERLACE_ASSERT(made_bytes_ == placement_.activation_bytes);
+  if (placement_.streamed() == 0) return {};
+  if (channel_.stream().kind != StreamRef::Kind::cpu)
+    return base::error(Errc::not_supported, "layers stream on CPU ranks only, wanted no limit of device memory");
+  auto stream = LayerStream::open(config_, problem_, layout_, placement_);
+  if (!stream.ok()) return stream.status();
+  stream_ = std::move(*stream);
+  return {};
 }
 
 Result<StackImpl::Schedules> StackImpl::pick(const SiteSchedules& schedules) const {
@@ -245,26 +260,27 @@ Result<StackImpl::Schedules> StackImpl::pick(const SiteSchedules& schedules) con
   return picked;
 }
 
-Status StackImpl::site(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule) {
+Status StackImpl::site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule) {
   exec::set_trace_label(channel_, site_names_[index]);  // a task's name is the same at all sites
-  Status status = site_operator(index, w, schedule);
+  Status status = site_operator(index, w, a, schedule);
   exec::set_trace_label(channel_, "");
   return status;
 }
 
-Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const spec::Schedule& schedule) {
-  const auto gather = [&](const TensorView& a, const TensorView& weight, const TensorView& bias, const TensorView& c) {
+Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const Activations& a,
+                                const spec::Schedule& schedule) {
+  const auto gather = [&](const TensorView& in, const TensorView& weight, const TensorView& bias, const TensorView& c) {
     ops::AgGemmArgs args;
-    args.a_shard = a;              // (my rows, hidden)
+    args.a_shard = in;             // (my rows, hidden)
     args.b = weight.transposed();  // (hidden, my columns)
     args.c = c;                    // (tokens, my columns)
     args.bias = as_vector(bias);
     return run_operator(channel_, args, schedule);
   };
-  const auto scatter = [&](const TensorView& a, const TensorView& weight, const TensorView& bias,
+  const auto scatter = [&](const TensorView& in, const TensorView& weight, const TensorView& bias,
                            const TensorView& out) {
     ops::GemmRsArgs args;
-    args.a = a;                    // (tokens, my columns)
+    args.a = in;                   // (tokens, my columns)
     args.b = weight.transposed();  // (my columns, hidden)
     args.out = out;                // (my rows, hidden)
     args.bias = as_vector(bias);
@@ -272,47 +288,105 @@ Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const sp
   };
   switch (index) {
     case kQkv:
-      return gather(norm1_out_, w.qkv, w.qkv_bias, qkv_);
+      return gather(a.norm1_out, w.qkv, w.qkv_bias, a.qkv);
     case kOProj:
-      return scatter(heads_out_, w.o, w.o_bias, o_out_);
+      return scatter(a.heads_out, w.o, w.o_bias, a.o_out);
     case kUp:
-      return gather(norm2_out_, w.up, w.up_bias, up_);
+      return gather(a.norm2_out, w.up, w.up_bias, a.up);
     default:
-      return scatter(activated_, w.down, w.down_bias, down_out_);
+      return scatter(a.activated, w.down, w.down_bias, a.down_out);
   }
 }
 
-/// `pending`: what the residual stream still lacks, added with the next norm.
-Status StackImpl::one_layer(const LayerWeights& w, const Schedules& schedules, TensorView* pending) {
+/// `pending`: what the residual stream still lacks, added with the first norm.
+Status StackImpl::one_layer(const LayerWeights& w, const Schedules& schedules, const Activations& a,
+                            const TensorView& pending) {
   AddNormArgs norm{
-      x_, *pending, norm1_out_, config_.norm, config_.norm_eps, as_vector(w.norm1), as_vector(w.norm1_bias)};
+      a.x, pending, a.norm1_out, config_.norm, config_.norm_eps, as_vector(w.norm1), as_vector(w.norm1_bias)};
   OVERLACE_TRY(device_->add_norm(norm));
-  OVERLACE_TRY(site(kQkv, w, *schedules[kQkv]));
-  const HeadsView heads{qkv_, shard_.heads, shard_.kv_heads, config_.head_dim, problem_.sequence_length};
+  OVERLACE_TRY(site(kQkv, w, a, *schedules[kQkv]));
+  const HeadsView heads{a.qkv, shard_.heads, shard_.kv_heads, config_.head_dim, problem_.sequence_length};
   if (cosine_.defined() || w.q_norm.defined())
     OVERLACE_TRY(device_->rope({heads, cosine_, sine_, as_vector(w.q_norm), as_vector(w.k_norm), config_.norm_eps}));
-  OVERLACE_TRY(device_->attention({heads, heads_out_, config_.sliding_window}));
-  OVERLACE_TRY(site(kOProj, w, *schedules[kOProj]));
-  norm.delta = o_out_;
-  norm.out = norm2_out_;
+  OVERLACE_TRY(device_->attention({heads, a.heads_out, config_.sliding_window}));
+  OVERLACE_TRY(site(kOProj, w, a, *schedules[kOProj]));
+  norm.delta = a.o_out;
+  norm.out = a.norm2_out;
   norm.weight = as_vector(w.norm2);
   norm.bias = as_vector(w.norm2_bias);
   OVERLACE_TRY(device_->add_norm(norm));
-  OVERLACE_TRY(site(kUp, w, *schedules[kUp]));
-  OVERLACE_TRY(device_->activation({config_.activation, up_, activated_}));
-  OVERLACE_TRY(site(kDown, w, *schedules[kDown]));
-  *pending = down_out_;
-  return {};
+  OVERLACE_TRY(site(kUp, w, a, *schedules[kUp]));
+  OVERLACE_TRY(device_->activation({config_.activation, a.up, a.activated}));
+  return site(kDown, w, a, *schedules[kDown]);
 }
 
-Status StackImpl::all_layers(const Schedules& schedules) {
+Result<LayerWeights> StackImpl::acquire(int64_t layer) {
+  if (placement_.is_resident[static_cast<size_t>(layer)]) return layers_[static_cast<size_t>(layer)];
+  if (held_ == layer) {
+    held_ = -1;
+    return held_weights_;
+  }
+  Result<LayerWeights> weights = LayerWeights{};
+  OVERLACE_TRY(exec::run_traced(channel_, "wait for weights", [&] {
+    weights = stream_->acquire(layer);
+    return weights.ok() ? Status() : weights.status();
+  }));
+  return weights;
+}
+
+Status StackImpl::release(int64_t layer) {
+  return placement_.is_resident[static_cast<size_t>(layer)] ? Status() : stream_->release(layer);
+}
+
+Status StackImpl::all_layers(const Schedules& schedules, const Schedules& of_last) {
   OVERLACE_TRY(device_->copy(input_.data, x_.data, x_.numel() * static_cast<int64_t>(dtype_bytes(x_.dtype))));
-  TensorView pending;
-  for (const LayerWeights& w : layers_) OVERLACE_TRY(one_layer(w, schedules, &pending));
+  ++passes_;
+  for (int64_t layer = 0; layer < problem_.layers; ++layer) {
+    const auto weights = acquire(layer);
+    if (!weights.ok()) return weights.status();
+    for (size_t b = 0; b < batches_.size(); ++b) {
+      const bool is_last = b + 1 == batches_.size();
+      const Activations& a = activations_[b];
+      OVERLACE_TRY(one_layer(*weights, is_last ? of_last : schedules, a, layer == 0 ? TensorView() : a.down_out));
+    }
+    OVERLACE_TRY(release(layer));
+  }
   AddNormArgs last;
   last.x = x_;
-  last.delta = pending;
+  last.delta = down_out_;
   return device_->add_norm(last);
+}
+
+Status StackImpl::make_last(const Schedules& picked, std::array<spec::Schedule, kNumSites>* made,
+                            Schedules* out) const {
+  *out = picked;
+  const int64_t tokens = batches_.back().tokens;
+  if (tokens == batches_.front().tokens) return {};
+  for (size_t i = 0; i < kNumSites; ++i) {
+    const spec::Schedule& given = *picked[i];
+    spec::OpSpec op = site_ops_[i];
+    const auto number = [&](const char* name) {
+      const auto found = given.params.find(name);
+      const int64_t* value = found == given.params.end() ? nullptr : std::get_if<int64_t>(&found->second);
+      return value == nullptr ? int64_t{1} : *value;
+    };
+    const std::string family(spec::without_suffix(given.op, given.family));
+    try {
+      const spec::Params options = {{"hosts", number("hosts")}};
+      const auto degree = static_cast<int>(number("q"));
+      if (spec::make_schedule(op, family, degree, options) != given)
+        return base::invalid_argument(
+            "micro_batch is {}, which leaves {} of {} tokens, and site \"{}\" has a schedule of its own; wanted a "
+            "divisor",
+            batches_.front().tokens, tokens, problem_.tokens, site_names_[i]);
+      op.m = tokens;
+      (*made)[i] = spec::make_schedule(op, family, degree, options);
+    } catch (...) {
+      return base::status_of_current_exception();
+    }
+    (*out)[i] = &(*made)[i];
+  }
+  return {};
 }
 
 Status StackImpl::forward(const float* input, const SiteSchedules& schedules, float* output) {
@@ -322,7 +396,10 @@ Status StackImpl::forward(const float* input, const SiteSchedules& schedules, fl
   std::vector<char> host(static_cast<size_t>(bytes));
   base::convert_from_float(input, host.data(), x_.dtype, n);
   OVERLACE_TRY(device_->upload(host.data(), input_.data, bytes));
-  OVERLACE_TRY(all_layers(*picked));
+  std::array<spec::Schedule, kNumSites> made;
+  Schedules of_last;
+  OVERLACE_TRY(make_last(*picked, &made, &of_last));
+  OVERLACE_TRY(all_layers(*picked, of_last));
   OVERLACE_TRY(device_->download(x_.data, host.data(), bytes));
   base::convert_to_float(host.data(), x_.dtype, output, n);
   return {};
@@ -334,15 +411,35 @@ Status StackImpl::run_site(const std::string& name, const spec::Schedule& schedu
   if (index == kNumSites)
     return base::invalid_argument("site is \"{}\", wanted {}, {}, {} or {}", name, site_names_[0], site_names_[1],
                                   site_names_[2], site_names_[3]);
-  for (int i = 0; i < iterations; ++i) OVERLACE_TRY(site(static_cast<SiteIndex>(index), layers_.front(), schedule));
+  const auto weights = acquire(0);
+  if (!weights.ok()) return weights.status();
+  if (stream_ != nullptr && !placement_.is_resident.front()) {  // the next pass begins with it
+    held_ = 0;
+    held_weights_ = *weights;
+  }
+  for (int i = 0; i < iterations; ++i)
+    OVERLACE_TRY(site(static_cast<SiteIndex>(index), *weights, activations_.front(), schedule));
   return {};
 }
 
 Status StackImpl::run_layers(const SiteSchedules& schedules, int iterations) {
   const auto picked = pick(schedules);
   if (!picked.ok()) return picked.status();
-  for (int i = 0; i < iterations; ++i) OVERLACE_TRY(all_layers(*picked));
+  std::array<spec::Schedule, kNumSites> made;
+  Schedules of_last;
+  OVERLACE_TRY(make_last(*picked, &made, &of_last));
+  for (int i = 0; i < iterations; ++i) OVERLACE_TRY(all_layers(*picked, of_last));
   return {};
+}
+
+WeightStats StackImpl::weight_stats() const {
+  WeightStats stats;
+  stats.streamed_layers = placement_.streamed();
+  stats.resident_layers = problem_.layers - stats.streamed_layers;
+  stats.layer_bytes = placement_.layer_bytes;
+  stats.passes = passes_;
+  if (stream_ != nullptr) stream_->add_to(&stats);
+  return stats;
 }
 
 Status make_stack(const ModelConfig& config, const Problem& problem, Channel& channel, std::unique_ptr<Stack>* out) {

@@ -11,6 +11,7 @@
 #include "overlace/channel.h"
 #include "overlace/schedule.h"
 #include "src/base/status.h"
+#include "src/base/trace.h"
 #include "src/model/config.h"
 
 namespace overlace::model {
@@ -22,6 +23,10 @@ struct Problem {
   DType dtype = DType::fp32;
   uint64_t seed = 0;
   std::string checkpoint;  // directory with safetensors; empty: seeded normal weights
+  /// Tokens that walk through a layer together, a multiple of sequence_length; 0: all. Sites are of so many.
+  int64_t micro_batch = 0;
+  int64_t device_bytes = 0;  // that a rank may use for weights and activations; 0: as many as they take
+  bool from_disk = false;    // what does not fit streams from the checkpoint's files, not from host memory
 };
 
 /// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer.
@@ -34,6 +39,8 @@ struct Site {
 base::Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& problem, int ranks);
 
 using SiteSchedules = std::map<std::string, spec::Schedule, std::less<>>;
+
+struct WeightStats;  // src/model/layer_stream.h
 
 /// Rows of the (tokens, hidden) hidden states that belong to `rank` (torch.tensor_split).
 std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks);
@@ -49,7 +56,8 @@ class Stack {
   static base::Result<std::unique_ptr<Stack>> create(const ModelConfig& config, const Problem& problem,
                                                      Channel& channel);
   virtual ~Stack() = default;
-  /// input, output: my rows x hidden, fp32 on the host. All layers.
+  /// input, output: my rows x hidden, fp32 on the host: token_rows of each micro-batch, one behind the other. All
+  /// layers.
   virtual base::Status forward(const float* input, const SiteSchedules& schedules, float* output) = 0;
   /// Only that site's operator of layer 0, on inputs as they were in the last forward (normal data before the first),
   /// queued `iterations` times; for timing. Does not wait for completion on GPUs.
@@ -58,6 +66,10 @@ class Stack {
   virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
   /// Waits for all queued work of this rank.
   virtual base::Status synchronize() = 0;
+  /// Since the stack was made.
+  virtual WeightStats weight_stats() const = 0;
+  /// Spans of layers that were brought into slots since the last call; for timelines.
+  virtual std::vector<base::Span> take_transfers() = 0;
 };
 
 /// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0

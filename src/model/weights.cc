@@ -211,13 +211,22 @@ SeededMatrix Weights::seeded(int64_t layer, Weight weight, const WeightBox& box)
   return m;
 }
 
-Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* out) {
-  if (!is_seeded()) return read_stored(layer, weight, box, out);
+Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* range) {
+  if (!is_seeded()) {
+    const Stored part = stored(layer, weight, box);
+    return checkpoint_->read(part.name, part.shape, part.box, problem_.dtype, out, range);
+  }
   fill_seeded(seeded(layer, weight, box), box.rows, box.cols, problem_.dtype, out);
   return {};
 }
 
-Status Weights::read_stored(int64_t layer, Weight weight, const WeightBox& box, void* out) {
+Result<StoredRange> Weights::range(int64_t layer, Weight weight, const WeightBox& box) {
+  if (is_seeded()) return base::invalid_argument("weights are made from a seed, wanted a checkpoint");
+  const Stored part = stored(layer, weight, box);
+  return checkpoint_->range(part.name, part.shape, part.box);
+}
+
+Weights::Stored Weights::stored(int64_t layer, Weight weight, const WeightBox& box) const {
   const bool gpt2 = config_.conv1d_weights;
   const std::string name = base::format("{}{}.{}", prefix_, layer, gpt2 ? gpt2_name(weight) : llama_name(weight));
   const WeightBox whole = weight_shape(config_, weight);
@@ -233,7 +242,7 @@ Status Weights::read_stored(int64_t layer, Weight weight, const WeightBox& box, 
     stored.col += fused_offset(config_, weight);
   }
   const std::vector<int64_t> shape = is_vector ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
-  return checkpoint_->read(name, shape, stored, problem_.dtype, out);
+  return {name, shape, stored};
 }
 
 void fill_seeded(const SeededMatrix& matrix, int64_t rows, int64_t cols, DType dtype, void* out) {

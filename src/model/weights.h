@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "src/base/status.h"
 #include "src/model/config.h"
@@ -55,11 +56,20 @@ class Weights {
   bool is_seeded() const { return !checkpoint_; }
   SeededMatrix seeded(int64_t layer, Weight weight, const WeightBox& box) const;
   /// Part `box` in the problem's dtype into `out`, contiguous.
-  base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out);
+  /// `stored`: the bytes of range(), already read; null: the file is looked into.
+  base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* stored = nullptr);
+  /// What of the files the part needs. Only of a checkpoint.
+  base::Result<StoredRange> range(int64_t layer, Weight weight, const WeightBox& box);
 
  private:
   Weights(const ModelConfig& config, const Problem& problem) : config_(config), problem_(problem) {}
-  base::Status read_stored(int64_t layer, Weight weight, const WeightBox& box, void* out);
+  /// The part as the checkpoint has it.
+  struct Stored {
+    std::string name;
+    std::vector<int64_t> shape;
+    StoredBox box;
+  };
+  Stored stored(int64_t layer, Weight weight, const WeightBox& box) const;
 
   ModelConfig config_;
   Problem problem_;

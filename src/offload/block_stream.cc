@@ -1,10 +1,15 @@
 #include "src/offload/block_stream.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
+#include "src/base/env.h"
 #include "src/io/alignment.h"
 
 namespace overlace::offload {
@@ -38,7 +43,15 @@ Status check(const std::vector<Block>& blocks, const std::vector<int>& order, co
   }
   for (const Block& block : blocks) {
     for (const Piece& piece : block.pieces) {
-      if (piece.file == nullptr) return base::invalid_argument("block stream: block {} has no file", block.name);
+      if ((piece.file == nullptr) == (piece.fill == nullptr))
+        return base::invalid_argument("block stream: block {} has a piece with {}, wanted a file or what fills it",
+                                      block.name, piece.file == nullptr ? "no source" : "two sources");
+      if (piece.fill != nullptr) {
+        if (piece.offset != 0 || piece.bytes < 0)
+          return base::invalid_argument("block stream: block {} has {} bytes at {} to fill, wanted 0 or more at 0",
+                                        block.name, piece.bytes, piece.offset);
+        continue;
+      }
       if (piece.offset < 0 || piece.bytes < 0)
         return base::invalid_argument("block stream: block {} has {} bytes at {} of {}, wanted no negative number",
                                       block.name, piece.bytes, piece.offset, piece.file->path());
@@ -69,10 +82,29 @@ Result<std::unique_ptr<BlockStream>> BlockStream::open(std::vector<Block> blocks
       io::AlignedBuffer::allocate(static_cast<size_t>(stream->slot_bytes_ * options.slots));
   if (!memory.ok()) return memory.status();
   stream->memory_ = std::move(*memory);
+  stream->timeout_ms_ = options.engine.timeout_ms > 0 ? options.engine.timeout_ms : base::env().timeout_s * 1000;
+  // What the kernel has not been asked for goes on only when somebody polls: all slots at once, so that reading goes on
+  // while blocks are in use.
+  const int64_t all_at_once =
+      io::round_up(stream->slot_bytes_ * options.slots / std::max(options.engine.depth, 1), kPageBytes);
+  options.engine.request_bytes = std::max(options.engine.request_bytes, all_at_once);
   Result<std::unique_ptr<io::IoEngine>> engine = io::IoEngine::open(std::move(options.engine));
   if (!engine.ok()) return engine.status();
   stream->engine_ = std::move(*engine);
   stream->engine_->use_memory({stream->memory_.data(), stream->memory_.size()});
+  const auto is_filled = [](const Block& block) {
+    return std::any_of(block.pieces.begin(), block.pieces.end(), [](const Piece& p) { return p.fill != nullptr; });
+  };
+  if (std::any_of(stream->blocks_.begin(), stream->blocks_.end(), is_filled))
+    stream->filler_ = std::make_unique<Filler>();
+  for (const Block& block : stream->blocks_) {
+    for (const Piece& piece : block.pieces) {
+      if (piece.file == nullptr || stream->files_.contains(piece.file.get())) continue;
+      const Result<FileState> state = state_of(*piece.file);
+      if (!state.ok()) return state.status();
+      stream->files_.emplace(piece.file.get(), *state);
+    }
+  }
   for (int i = 0; i < options.slots; ++i) OVERLACE_TRY(stream->read_ahead());
   return stream;
 }
@@ -90,7 +122,11 @@ Status BlockStream::read_ahead() {
   for (const Piece& piece : blocks_[static_cast<size_t>(block_of(step))].pieces) {
     const int64_t skipped = piece.offset % kPageBytes, whole = span_of(piece);
     slot.pieces.emplace_back(at + skipped, static_cast<size_t>(piece.bytes));
-    if (piece.bytes > 0) {
+    if (piece.bytes > 0 && piece.fill != nullptr) {
+      const std::span<std::byte> target(at, static_cast<size_t>(piece.bytes));
+      filler_->start([fill = &piece.fill, target] { return (*fill)(target); }, static_cast<uint64_t>(step));
+      ++slot.pending;
+    } else if (piece.bytes > 0) {
       OVERLACE_TRY(engine_->read(piece.file, piece.offset - skipped, skipped + piece.bytes,
                                  {at, static_cast<size_t>(whole)}, static_cast<uint64_t>(step)));
       ++slot.pending;
@@ -100,42 +136,98 @@ Status BlockStream::read_ahead() {
   return {};
 }
 
+void BlockStream::ended(uint64_t step, Status status) {
+  Slot& slot = slot_of(static_cast<int64_t>(step));
+  --slot.pending;
+  if (slot.status.ok()) slot.status = std::move(status);
+}
+
 Status BlockStream::poll(int64_t wait_ms) {
   std::array<io::Completion, 16> done;
-  const Result<size_t> count = engine_->poll(done, wait_ms);
+  const Result<size_t> count = engine_->poll(done, engine_->pending() > 0 ? wait_ms : 0);
   if (!count.ok()) return count.status();
-  for (size_t i = 0; i < *count; ++i) {
-    Slot& slot = slot_of(static_cast<int64_t>(done[i].tag));
-    --slot.pending;
-    if (slot.status.ok()) slot.status = std::move(done[i].status);
+  for (size_t i = 0; i < *count; ++i) ended(done[i].tag, std::move(done[i].status));
+  if (filler_ == nullptr) return {};
+  // A wait for reads is over with the first of them; so is one for fills.
+  const int64_t fill_wait_ms = wait_ms < 0 && *count == 0 && engine_->pending() == 0 ? timeout_ms_ : 0;
+  for (FillEnd& end : filler_->poll(fill_wait_ms)) ended(end.tag, std::move(end.status));
+  return {};
+}
+
+Status BlockStream::wait_for(Slot& slot) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (slot.pending > 0) {
+    OVERLACE_TRY(poll(-1));
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (slot.pending > 0 && waited > std::chrono::milliseconds(timeout_ms_))
+      return base::error(Errc::timeout, "block stream: block {} did not come within {} ms",
+                         name_of(block_of(slot.step)), timeout_ms_);
   }
   return {};
 }
 
-Result<std::span<const std::span<const std::byte>>> BlockStream::acquire(int block) {
-  if (block != block_of(acquired_)) {
-    const bool is_known = block >= 0 && static_cast<size_t>(block) < blocks_.size();
-    return base::error(Errc::desync, "block stream: block {} was asked for, wanted {}, the next of the order",
-                       is_known ? blocks_[static_cast<size_t>(block)].name : std::to_string(block),
-                       blocks_[static_cast<size_t>(block_of(acquired_))].name);
+std::string BlockStream::text_of(int block) const {
+  const bool is_known = block >= 0 && static_cast<size_t>(block) < blocks_.size();
+  return is_known ? name_of(block) : std::to_string(block);
+}
+
+BlockStreamStats BlockStream::stats() const {
+  BlockStreamStats stats = stats_;
+  if (filler_ != nullptr) stats.filled_s = filler_->busy_s();
+  return stats;
+}
+
+Result<BlockStream::FileState> BlockStream::state_of(const io::File& file) {
+  struct stat info;
+  if (::fstat(file.descriptor(false), &info) != 0)
+    return base::error(Errc::io, "{}: fstat: {}", file.path(), std::strerror(errno));
+  constexpr int64_t kNsPerS = 1'000'000'000;
+  return FileState{info.st_size, info.st_mtim.tv_sec * kNsPerS + info.st_mtim.tv_nsec};
+}
+
+Status BlockStream::check_files(int block) const {
+  const io::File* checked = nullptr;
+  for (const Piece& piece : blocks_[static_cast<size_t>(block)].pieces) {
+    if (piece.file == nullptr || piece.file.get() == checked) continue;
+    checked = piece.file.get();
+    const Result<FileState> state = state_of(*checked);
+    if (!state.ok()) return state.status();
+    if (*state == files_.at(checked)) continue;
+    return base::error(Errc::corrupt,
+                       "block stream: block {}: {} was written while it streamed: {} bytes, wanted {} "
+                       "for {} at offset {}",
+                       name_of(block), checked->path(), state->bytes, files_.at(checked).bytes, piece.bytes,
+                       piece.offset);
   }
+  return {};
+}
+
+Status BlockStream::restart() {
+  for (int64_t step = released_; step < asked_; ++step) OVERLACE_TRY(wait_for(slot_of(step)));
+  asked_ = acquired_ = released_ = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) OVERLACE_TRY(read_ahead());
+  return {};
+}
+
+Result<std::span<const std::span<const std::byte>>> BlockStream::acquire(int block) {
+  if (block != next_block())
+    return base::error(Errc::desync, "block stream: block {} was asked for, wanted {}, the next of the order",
+                       text_of(block), name_of(next_block()));
   if (acquired_ == asked_)
     return base::error(Errc::desync,
-                       "block stream: block {} was asked for while all {} slots are in use; wanted {} "
-                       "released",
-                       blocks_[static_cast<size_t>(block)].name, static_cast<int64_t>(slots_.size()),
-                       blocks_[static_cast<size_t>(block_of(released_))].name);
+                       "block stream: block {} was asked for while all {} slots are in use; wanted {} released",
+                       name_of(block), static_cast<int64_t>(slots_.size()), name_of(block_of(released_)));
   Slot& slot = slot_of(acquired_);
   OVERLACE_TRY(poll(0));
   if (slot.pending > 0) {
     const auto begin = std::chrono::steady_clock::now();
     ++stats_.waits;
-    while (slot.pending > 0) OVERLACE_TRY(poll(-1));
+    OVERLACE_TRY(wait_for(slot));
     stats_.waited_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
+  OVERLACE_TRY(check_files(block));
   if (!slot.status.ok())
-    return base::error(slot.status.code(), "block stream: block {}: {}", blocks_[static_cast<size_t>(block)].name,
-                       slot.status.message());
+    return base::error(slot.status.code(), "block stream: block {}: {}", name_of(block), slot.status.message());
   ++acquired_;
   ++stats_.blocks;
   for (const std::span<const std::byte> piece : slot.pieces) stats_.bytes += static_cast<int64_t>(piece.size());
@@ -143,13 +235,9 @@ Result<std::span<const std::span<const std::byte>>> BlockStream::acquire(int blo
 }
 
 Status BlockStream::release(int block) {
-  if (released_ == acquired_ || block != block_of(released_)) {
-    const bool is_known = block >= 0 && static_cast<size_t>(block) < blocks_.size();
-    return base::error(Errc::desync, "block stream: block {} was released, wanted {}",
-                       is_known ? blocks_[static_cast<size_t>(block)].name : std::to_string(block),
-                       released_ == acquired_ ? std::string("none: none is in use")
-                                              : blocks_[static_cast<size_t>(block_of(released_))].name);
-  }
+  if (released_ == acquired_ || block != block_of(released_))
+    return base::error(Errc::desync, "block stream: block {} was released, wanted {}", text_of(block),
+                       released_ == acquired_ ? std::string("none: none is in use") : name_of(block_of(released_)));
   ++released_;
   return read_ahead();
 }

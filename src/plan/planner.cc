@@ -7,6 +7,7 @@
 
 #include "overlace/error.h"
 #include "overlace/plan.h"
+#include "src/base/ceil_div_pod.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
 #include "src/plan/cache.h"
@@ -34,7 +35,7 @@ int64_t bucket_of(int64_t m) {
   int64_t octave = 256;
   while (octave <= (m - 1) / 2) octave *= 2;
   const int64_t step = octave / 8;
-  return (m + step - 1) / step * step;
+  return base::round_up(m, step);
 }
 
 std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
@@ -45,6 +46,8 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
       options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
   if (options.heap_bytes != 0) out += base::format(" heap {}", options.heap_bytes);
   for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
+  if (!op.splits.empty()) out += " splits";
+  for (const int64_t rows : op.splits) out += base::format(" {}", rows);
   for (const auto& [name, value] : op.fields) out += base::format(" {}={}", name, spec::text_of(value));
   return out;
 }
@@ -277,7 +280,7 @@ namespace {
 /// Decisions are kept for the upper end of a bucket of M.
 OpSpec upper_of(const OpSpec& op) {
   OpSpec upper = op;
-  if (op.row_offsets.empty()) upper.m = bucket_of(op.m);
+  if (op.row_offsets.empty() && op.splits.empty()) upper.m = bucket_of(op.m);
   return upper;
 }
 

@@ -55,12 +55,13 @@ struct Times {
 
 /// Several hosts: all ranks of a host use its one link to each other host, flat schedules once for each rank there.
 Times times_of(const spec::OpSpec& op, const spec::MachineRates& rates, const Costs& costs) {
-  const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
-  const double g = op.ranks;
+  const double m = static_cast<double>(spec::rows_of_product(op)), n = static_cast<double>(op.n);
+  const double k = static_cast<double>(op.k), g = op.ranks;
   const bool is_ag = spec::gathers(op.op);
   const double shard = is_ag ? m / g * k * static_cast<double>(dtype_bytes(op.dtype))
                              : m / g * n * static_cast<double>(dtype_bytes(op.out_dtype));
-  const double reduce = is_ag ? 0 : shard * (g + 1) / costs.memory;
+  const double touched = is_ag ? 0 : spec::exchanges(op.op) ? 2 * shard * (g - 1) : shard * (g + 1);
+  const double reduce = touched / costs.memory;
   const double width = g / rates.hosts, crossing = rates.hosts > 1 ? width * width : g - 1;
   return {2 * m * n * k / rates.flops_per_s * 1e6, crossing * shard / rates.link_bytes_per_s * 1e6, reduce};
 }
@@ -75,7 +76,7 @@ spec::Machine machine_of(const spec::OpSpec& op, const spec::MachineRates& rates
   const bool is_ag = spec::gathers(op.op);
   const double row = is_ag ? static_cast<double>(op.k) * static_cast<double>(dtype_bytes(op.dtype))
                            : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
-  const double whole = static_cast<double>(op.m) * row, sent = whole * (op.ranks - 1) / op.ranks;
+  const double whole = static_cast<double>(spec::rows_of_product(op)) * row, sent = whole * (op.ranks - 1) / op.ranks;
   const double collective = t.gemm > 0 ? spec::flow_of(op.op).passes * t.transfer + costs.collective : 0;
   spec::Machine out;
   out.ranks = op.ranks;
@@ -86,8 +87,8 @@ spec::Machine machine_of(const spec::OpSpec& op, const spec::MachineRates& rates
       out.link.egress_GBps = {t.transfer > 0 ? sent / t.transfer / kBytesPerUs : 0};
   out.copy.local_GBps = out.memory.reduce_GBps = {costs.memory / kBytesPerUs};
   out.latency.launch_us = {costs.launch};
-  for (spec::Curve* curve :
-       {&out.collectives.all_gather_us, &out.collectives.reduce_scatter_us, &out.collectives.all_reduce_us})
+  for (spec::Curve* curve : {&out.collectives.all_gather_us, &out.collectives.reduce_scatter_us,
+                             &out.collectives.all_reduce_us, &out.collectives.all_to_all_us})
     curve->points = {{whole, collective}, {2 * whole, 2 * collective}};
   out.contention = {{spec::Load::gemm_tensor, spec::Load::ce_in, {1 + costs.contention}}};
   return out;
@@ -148,7 +149,8 @@ Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t h
     return library(is_one ? "copies cost the computing core itself" : "the rate of the link between hosts is unknown");
   const Costs& costs = rates.is_gpu ? (is_one ? kGpu : kGpuMessages) : is_one ? kCpu : kMessages;
   const Times t = times_of(op, rates, costs);
-  if (op.m < kMinRows) return library(base::format("M {} is below {}, too few rows to cut", op.m, kMinRows));
+  const int64_t rows = spec::rows_of_product(op);
+  if (rows < kMinRows) return library(base::format("M {} is below {}, too few rows to cut", rows, kMinRows));
 
   // With one rank a host each piece crosses once anyway.
   const spec::OperatorDef& def = *spec::find_operator(op.op);
@@ -169,7 +171,7 @@ Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t h
   const bool may_cross_once = hosts > 1 && (!spec::stays_with_owner(op.op) || t.gemm < t.transfer);
   const std::vector<const spec::FamilyDef*> families = families_of_rule(op);
   for (const int q : kDegrees) {
-    if (op.m / op.ranks < q * 16) break;
+    if (rows / op.ranks < q * 16) break;
     for (const spec::FamilyDef* family : families) {
       const Candidate candidate = {std::string(family->name), q};
       if (family->form != spec::ClosedForm::hosts)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 
@@ -23,8 +24,6 @@ constexpr double kOutOfStep = 1.1;
 /// of several groups slow each other down. No estimate then. Two H200 (0.9, bench/results/gemm_ar_x2.jsonl) still gain.
 constexpr double kMostGroupedShare = 1.1;
 
-int64_t pieces(int64_t extent, int64_t piece) { return (extent + piece - 1) / piece; }
-
 bool is_fused(ClosedForm form) { return form == ClosedForm::slab_kernel || form == ClosedForm::tile_kernel; }
 bool is_grouped(ClosedForm form) { return form == ClosedForm::group || form == ClosedForm::group_shards; }
 
@@ -36,12 +35,14 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
       is_gather_(spec::gathers(op.op)),
       sums_rows_(spec::flow_of(op.op).sums_rows),
       is_reduced_twice_(spec::returns_to_all(op.op)),
+      exchanges_(spec::exchanges(op.op)),
       peers_(op.ranks - 1),
-      shard_(pieces(op.m, op.ranks)),
+      rows_(spec::rows_of_product(op)),
+      shard_(base::ceil_div(rows_, op.ranks)),
       element_(static_cast<double>(dtype_bytes(op.dtype))),
       row_bytes_(is_gather_ ? static_cast<double>(op.k) * element_
                             : static_cast<double>(op.n) * static_cast<double>(dtype_bytes(op.out_dtype))) {
-  gemm_us_ = part_us(op.m, 1);
+  gemm_us_ = part_us(rows_, 1);
   if (op.activation == spec::Activation::swiglu) {
     const double sums = static_cast<double>(op.m * op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
     activation_us_ = spec::reduce_us(machine, sums + sums / 2);
@@ -87,7 +88,7 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
   const bool is_slab = form == ClosedForm::slabs;
   const int64_t cut = is_slab ? (is_gather_ ? op_.k : op_.n) : shard_;
   if (q < 1 || cut < q) return std::nullopt;
-  const int64_t chunk = pieces(shard_, q);
+  const int64_t chunk = base::ceil_div(shard_, q);
   const double shard_bytes = static_cast<double>(shard_) * row_bytes_;
 
   Steps out;
@@ -95,7 +96,9 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
   out.copies = peers_;
   out.copy = spec::copy_us(machine_, shard_bytes / q);
   if (is_slab) out.copy += static_cast<double>(shard_) * machine_.copy.row_us.value;
-  out.reduce = is_gather_ ? 0 : spec::reduce_us(machine_, shard_bytes / q * (op_.ranks + 1));
+  out.reduce = is_gather_   ? 0
+               : exchanges_ ? spec::local_copy_us(machine_, shard_bytes / q * peers_)
+                            : spec::reduce_us(machine_, shard_bytes / q * (op_.ranks + 1));
   if (form == ClosedForm::serial) {
     out.steps = 1;
     out.each = gemm_us_;
@@ -107,7 +110,7 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
     if (sums_rows_) add_wide_sums(&out);
   } else if (sums_rows_ && is_slab) {
     out.steps = q;
-    out.each = product_us(pieces(op_.k, q), 1, op_.n, op_.m);
+    out.each = product_us(base::ceil_div(op_.k, q), 1, op_.n, op_.m);
   } else if (sums_rows_) {
     return std::nullopt;
   } else if (form == ClosedForm::other_shards) {
@@ -119,8 +122,8 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
     out.each = product_us(chunk, op_.ranks, op_.n, op_.k);
   } else if (is_slab) {
     out.steps = q;
-    out.each =
-        is_gather_ ? product_us(op_.m, 1, op_.n, pieces(op_.k, q)) : product_us(op_.m, 1, pieces(op_.n, q), op_.k);
+    out.each = is_gather_ ? product_us(op_.m, 1, op_.n, base::ceil_div(op_.k, q))
+                          : product_us(op_.m, 1, base::ceil_div(op_.n, q), op_.k);
     if (is_gather_) add_wide_sums(&out);
   } else if (is_grouped(form)) {
     const bool is_one = form == ClosedForm::group;
@@ -141,8 +144,11 @@ std::optional<Recurrence::Steps> Recurrence::steps_of(const Candidate& candidate
 
 std::optional<double> Recurrence::library_us(const With& with) const {
   const auto& l = machine_.latency;
-  const double bytes = static_cast<double>(op_.m) * row_bytes_;
-  const char* name = is_gather_ ? "all_gather" : is_reduced_twice_ ? "all_reduce" : "reduce_scatter";
+  const double bytes = static_cast<double>(rows_) * row_bytes_;
+  const char* name = exchanges_          ? "all_to_all"
+                     : is_gather_        ? "all_gather"
+                     : is_reduced_twice_ ? "all_reduce"
+                                         : "reduce_scatter";
   const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks);
   if (!sum) return std::nullopt;
   const int kernels = 1 + (activation_us_ > 0 ? 1 : 0);
@@ -184,6 +190,11 @@ double Recurrence::scatter_us(const Steps& s, const With& with) const {
     arrived[static_cast<size_t>(i / per_chunk)] = link;
   }
   if (s.own > 0) computed += launch + s.own * with.gemm;
+  if (exchanges_) {  // what comes is copied to its place beside the products
+    double taken = 0;
+    for (const double at : arrived) taken = std::max(taken, at + seen) + s.reduce;
+    return std::max(computed, taken);
+  }
   for (const double at : arrived) {
     computed = std::max(computed, at + seen) + launch + s.reduce;
     if (!is_reduced_twice_) continue;
@@ -283,7 +294,7 @@ double Recurrence::bands_us(int bands, const With& with) const {
   const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
   const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
   const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
-  const double last = sent / 2 / static_cast<double>(std::min<int64_t>(bands, pieces(shard_, kSlotTileRows)));
+  const double last = sent / 2 / static_cast<double>(std::min<int64_t>(bands, base::ceil_div(shard_, kSlotTileRows)));
   const double end = std::max(compute + last, compute / waves + sent);
   return whole.start_us + end + on * (l.call_us.value + l.launch_us.value + 3 * (l.flag_us.value + l.wait_us.value));
 }

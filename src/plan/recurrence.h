@@ -73,9 +73,9 @@ class Recurrence {
 
   const spec::OpSpec& op_;
   const spec::Machine& machine_;
-  bool is_gather_, sums_rows_, is_reduced_twice_;  // of the operator's flow
+  bool is_gather_, sums_rows_, is_reduced_twice_, exchanges_;  // of the operator's flow
   int peers_;
-  int64_t shard_;                 // rows
+  int64_t rows_, shard_;          // of one rank's product, and what of them goes to one peer
   double element_, row_bytes_;    // bytes; of a row that travels
   double gemm_us_, transfer_us_;  // the whole, undivided
   double activation_us_ = 0;      // of all results, by tasks behind the products, besides their launches

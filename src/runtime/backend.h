@@ -11,13 +11,13 @@
 
 #include "overlace/bootstrap.h"
 #include "overlace/channel.h"
+#include "overlace/handle_pod.h"
 #include "overlace/net_engine.h"
 #include "overlace/runtime.h"
 #include "src/base/status.h"
 #include "src/runtime/control.h"
 #include "src/runtime/names.h"
 #include "src/runtime/operand_places.h"
-#include "src/spec/handle_pod.h"
 #include "src/spec/layout_pod.h"
 
 namespace overlace::runtime {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "overlace/channel.h"
+#include "overlace/handle_pod.h"
 #include "overlace/team.h"
 #include "src/runtime/state.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace {
 

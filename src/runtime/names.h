@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/spec/handle_pod.h"
+#include "overlace/handle_pod.h"
 
 namespace overlace::runtime {
 

@@ -4,69 +4,60 @@
 #include <memory>
 
 namespace overlace::runtime {
+namespace {
 
-Residency::Lease::~Lease() {
-  if (of_ != nullptr) of_->give_back(tenant_, sms_);
+/// SMs that are left to who finds no other: more than a Hopper GPU has clusters of SMs (GPCs, 8), so that two of them
+/// lie in one, as a cluster of two CTAs wants.
+constexpr int kLeft = 10, kCluster = 2;
+
+}  // namespace
+
+size_t calls_to_wait_for(std::span<const LiveCall> live, int sms, int room) {
+  int64_t taken = sms;
+  size_t first = live.size();
+  while (first > 0 && taken + live[first - 1].sms <= room) taken += live[--first].sms;
+  return first;
 }
 
-base::Result<Residency::Lease> Residency::take(const Tenant& tenant, const std::string& kernel, int sms) {
+Residency::Lease::~Lease() {
+  if (of_ != nullptr) of_->give_back(tenant_);
+}
+
+Residency::Lease Residency::take(const Tenant& tenant) {
   const std::lock_guard lock(mutex_);
-  const int others = held_by_all() - held_by(tenant.runtime);
-  Leases& leases = tenants_[tenant];
-  ++leases[sms];
-  const int own = held_by(tenant.runtime);
-  if (sms > 0 && own + others > sms_) {
-    if (--leases[sms] == 0) leases.erase(sms);
-    if (leases.empty()) tenants_.erase(tenant);
-    return base::error(
-        Errc::co_residency,
-        "{}: needs {} SMs at once, of {} on this GPU, while kernels of other runtimes of this process need "
-        "{} at once; give the runtimes SM budgets that fit together, or take a schedule without such a "
-        "kernel",
-        kernel, own, sms_, others);
-  }
+  ++leases_[tenant];
   Lease lease;
-  lease.of_ = this, lease.tenant_ = tenant, lease.sms_ = sms;
+  lease.of_ = this, lease.tenant_ = tenant;
   return lease;
 }
 
 bool Residency::is_alone(const Tenant& tenant) const {
   const std::lock_guard lock(mutex_);
-  return std::all_of(tenants_.begin(), tenants_.end(), [&](const auto& entry) { return entry.first == tenant; });
+  return std::all_of(leases_.begin(), leases_.end(), [&](const auto& entry) { return entry.first == tenant; });
 }
 
-int Residency::held() const {
+/// With n runtimes whose kernels fill at most (sms - kLeft) / (n - 1) each, whoever comes last finds kLeft.
+int Residency::most_sms(const Tenant& tenant) const {
   const std::lock_guard lock(mutex_);
-  return held_by_all();
-}
-
-int Residency::held_by(uint64_t runtime) const {
-  int64_t sum = 0;
-  int room = 0;
-  for (const auto& [tenant, leases] : tenants_) {
-    if (tenant.runtime != runtime || leases.empty()) continue;
-    sum += leases.rbegin()->first;
-    room = tenant.room;
+  std::map<uint64_t, int> others;  // SMs that a runtime fills at most
+  int own = tenant.sms;
+  for (const auto& [other, count] : leases_) {
+    if (other == tenant) continue;
+    int& sms = other.runtime == tenant.runtime ? own : others[other.runtime];
+    sms = std::min(sms + other.sms, other.room);
   }
-  return static_cast<int>(std::min<int64_t>(sum, room));
+  int all = own;
+  for (const auto& [runtime, sms] : others) all += sms;
+  if (others.empty() || all <= sms_) return tenant.sms;
+  const int most = (sms_ - kLeft) / static_cast<int>(others.size());
+  // Channels of one runtime that run side by side share what it may fill.
+  return own <= most ? tenant.sms : std::min(tenant.sms, std::max(kCluster, tenant.sms * most / own));
 }
 
-int Residency::held_by_all() const {
-  int sum = 0;
-  for (auto at = tenants_.begin(); at != tenants_.end();) {
-    const uint64_t runtime = at->first.runtime;
-    sum += held_by(runtime);
-    while (at != tenants_.end() && at->first.runtime == runtime) ++at;
-  }
-  return sum;
-}
-
-void Residency::give_back(const Tenant& tenant, int sms) {
+void Residency::give_back(const Tenant& tenant) {
   const std::lock_guard lock(mutex_);
-  const auto at = tenants_.find(tenant);
-  if (at == tenants_.end()) return;
-  if (const auto lease = at->second.find(sms); --lease->second == 0) at->second.erase(lease);
-  if (at->second.empty()) tenants_.erase(at);
+  const auto at = leases_.find(tenant);
+  if (at != leases_.end() && --at->second == 0) leases_.erase(at);
 }
 
 Residency& Residency::of_device(int device, int sms) {

@@ -118,7 +118,9 @@ Errc Waiter::time_out() {
   record.extra = site_.extra;
   record.magic = TimeoutRecord::kMagic;
   const int peer = agent.names->world_rank(record.team, record.peer);
-  const AbortCause cause{Errc::timeout, agent.names->timeout_text(record, agent.control->peer_state(peer))};
+  std::string text = agent.names->timeout_text(record, agent.control->peer_state(peer));
+  if (agent.more_of_timeout) text += agent.more_of_timeout();
+  const AbortCause cause{Errc::timeout, std::move(text)};
   agent.abort(cause);
   agent.control->spread(cause);
   if (agent.wire) agent.wire->drop_all();

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "overlace/errc_pod.h"
+#include "overlace/handle_pod.h"
 #include "src/runtime/backend/cpu/futex.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::runtime {
 

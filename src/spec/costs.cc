@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/fused_pod.h"
 
 namespace overlace::spec {
@@ -11,8 +12,6 @@ namespace {
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr double kOpsPerUs = 1e6;    // of a TFLOP/s
-
-int64_t pieces(int64_t extent, int64_t piece) { return (extent + piece - 1) / piece; }
 
 /// us for an amount at a rate; an unknown rate is no limit.
 double at_rate(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
@@ -37,10 +36,10 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work) {
   out.us = std::numeric_limits<double>::infinity();
   double busy = 1, flops = 0;  // SMs of the last full wave; of whole tiles
   for (const GemmTile& tile : gemm.tiles) {
-    const int64_t whole = work.batch * pieces(work.m, tile.rows) * pieces(work.n, tile.cols);
+    const int64_t whole = work.batch * base::ceil_div(work.m, tile.rows) * base::ceil_div(work.n, tile.cols);
     const bool splits = machine.is_gpu && work.m <= kOneShotTokens / work.batch;
     const int64_t parts = splits ? std::max<int64_t>(sms / whole, 1) : 1, tiles = whole * parts;
-    const double waves = static_cast<double>(pieces(tiles, sms)),
+    const double waves = static_cast<double>(base::ceil_div(tiles, sms)),
                  depth = static_cast<double>(work.k) / static_cast<double>(parts);
     const double us =
         waves * (tile.wave_us.value + depth * tile.k_ns.value * 1e-3) + (parts > 1 ? tile.wave_us.value : 0);
@@ -77,10 +76,10 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
   GemmCost out;
   if (work.shard <= 0 || work.ranks <= 0 || work.n <= 0 || work.k <= 0) return out;
   const int64_t slots = std::max(machine.sms / kFusedTileSms, 1);
-  const int64_t tiles = work.ranks * pieces(work.shard, kFusedTileRows) * pieces(work.n, work.cols);
+  const int64_t tiles = work.ranks * base::ceil_div(work.shard, kFusedTileRows) * base::ceil_div(work.n, work.cols);
   const double flops =
       2.0 * static_cast<double>(tiles) * static_cast<double>(kFusedTileRows * work.cols) * static_cast<double>(work.k);
-  out.waves = static_cast<double>(pieces(tiles, slots));
+  out.waves = static_cast<double>(base::ceil_div(tiles, slots));
   out.start_us = machine.gemm.start_us.value;
   out.us = out.start_us + std::max(out.waves * tile_us(machine, kFusedTileRows / kFusedTileSms, work.cols, work.k),
                                    at_rate(flops, machine.gemm.sustained_TFLOPs.value * kOpsPerUs));
@@ -94,8 +93,8 @@ OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& 
   constexpr Rates kGathers = {7.9, 34}, kSums = {4.4, 42};
   OneShotCost out;
   if (work.n <= 0 || work.k <= 0) return out;
-  const int64_t sms = std::max(machine.sms, 2), tiles = pieces(work.n, kOneShotRows);
-  const int64_t whole = pieces(tiles, sms), shared = pieces(tiles, sms / 2);  // tiles of an SM, of two
+  const int64_t sms = std::max(machine.sms, 2), tiles = base::ceil_div(work.n, kOneShotRows);
+  const int64_t whole = base::ceil_div(tiles, sms), shared = base::ceil_div(tiles, sms / 2);  // tiles of an SM, of two
   const bool is_shared = gathers && shared < 2 * whole;
   const double row = static_cast<double>(work.k * work.in_bytes), tile = static_cast<double>(kOneShotRows) * row;
   const double each = is_shared ? static_cast<double>(shared) * tile / 2 : static_cast<double>(whole) * tile;
@@ -111,9 +110,10 @@ int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sm
   constexpr int64_t kCols[] = {256, 224, 192, 160, 128};  // src/ops/gemm_core/instances.def
   int64_t rows = 0, best = 0;                             // of clusters' tiles, shard by shard
   double best_cost = 0;
-  for (size_t i = 1; i < row_offsets.size(); ++i) rows += pieces(row_offsets[i] - row_offsets[i - 1], kFusedTileRows);
+  for (size_t i = 1; i < row_offsets.size(); ++i)
+    rows += base::ceil_div(row_offsets[i] - row_offsets[i - 1], kFusedTileRows);
   for (const int64_t cols : kCols) {
-    const double tiles = static_cast<double>(rows) * static_cast<double>(pieces(n, cols));
+    const double tiles = static_cast<double>(rows) * static_cast<double>(base::ceil_div(n, cols));
     const double cost = std::ceil(tiles / std::max(1, sms / kFusedTileSms)) * static_cast<double>(cols);
     if (best != 0 && cost >= best_cost) continue;
     best = cols;
@@ -125,7 +125,7 @@ int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sm
 int64_t slot_tile_cols(const OpSpec& op) {
   constexpr int64_t kFewTiles = 256;
   const bool has_wide = op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == BLayout::nk;
-  const int64_t tiles = pieces(op.m, kSlotTileRows) * pieces(op.n, kWideSlotTileCols);
+  const int64_t tiles = base::ceil_div(op.m, kSlotTileRows) * base::ceil_div(op.n, kWideSlotTileCols);
   return has_wide && op.ranks == 2 && tiles > kFewTiles ? kWideSlotTileCols : kSlotTileCols;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/tile_order_pod.h"
 
 namespace overlace {
@@ -30,12 +31,11 @@ struct TileGroups {
 /// At most `most` groups per owner, as fine as that allows: along N first, since tiles sweep N. `longest`: row tiles of
 /// the owner that has most. All ranks make them alike: nothing depends on the rank.
 constexpr TileGroups make_groups(int32_t longest, int32_t tiles_n, int32_t swizzle, int32_t most) {
-  const auto pieces = [](int32_t x, int32_t piece) { return (x + piece - 1) / piece; };
   TileGroups g{};
   g.tiles_n = tiles_n;
-  g.rows = swizzle * pieces(pieces(longest, swizzle), most);
-  g.cols = pieces(tiles_n, most / pieces(longest, g.rows));
-  g.groups_n = pieces(tiles_n, g.cols);
+  g.rows = swizzle * base::ceil_div(base::ceil_div(longest, swizzle), most);
+  g.cols = base::ceil_div(tiles_n, most / base::ceil_div(longest, g.rows));
+  g.groups_n = base::ceil_div(tiles_n, g.cols);
   return g;
 }
 /// Row tiles of the shard that has most.
@@ -54,12 +54,11 @@ constexpr TileGroups make_groups(const TileOrder& o, int32_t most) {
 
 /// GEMM and AllReduce: groups in `bands` bands of row tiles, each as high as its band; at most, and at most kMaxBands.
 constexpr TileGroups make_band_groups(int32_t longest, int32_t tiles_n, int32_t bands) {
-  const auto pieces = [](int32_t x, int32_t piece) { return (x + piece - 1) / piece; };
   TileGroups g{};
   g.tiles_n = tiles_n;
-  g.rows = pieces(longest, bands < kMaxBands ? bands : kMaxBands);
-  g.cols = pieces(tiles_n, kMaxGroups / pieces(longest, g.rows));
-  g.groups_n = pieces(tiles_n, g.cols);
+  g.rows = base::ceil_div(longest, bands < kMaxBands ? bands : kMaxBands);
+  g.cols = base::ceil_div(tiles_n, kMaxGroups / base::ceil_div(longest, g.rows));
+  g.groups_n = base::ceil_div(tiles_n, g.cols);
   return g;
 }
 
@@ -68,7 +67,7 @@ constexpr int32_t group_of(const TileGroups& g, const TileOrder& o, const TileCo
 }
 /// Groups of an owner of `own_rows` rows of tiles, and the tiles of one of them.
 constexpr int32_t count_groups(const TileGroups& g, int32_t own_rows) {
-  return (own_rows + g.rows - 1) / g.rows * g.groups_n;
+  return base::ceil_div(own_rows, g.rows) * g.groups_n;
 }
 constexpr int32_t tiles_of_group(const TileGroups& g, int32_t own_rows, int32_t group) {
   const int32_t tall = own_rows - group / g.groups_n * g.rows, wide = g.tiles_n - group % g.groups_n * g.cols;

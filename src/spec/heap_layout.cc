@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::spec {
 namespace {
 
@@ -33,7 +35,7 @@ HeapLayout heap_layout(const Schedule& schedule, const Expansion& expansion) {
     for (const int64_t extent : expansion.buffer_shapes[b]) bytes = product(bytes, static_cast<uint64_t>(extent));
     out.offsets[b] = out.copy_bytes;
     const uint64_t end = sum(out.copy_bytes, bytes);
-    out.copy_bytes = end > kMost - kAlign ? kMost : (end + kAlign - 1) / kAlign * kAlign;
+    out.copy_bytes = end > kMost - kAlign ? kMost : base::round_up(end, kAlign);
     out.copies = std::max(out.copies, buffer.depth);
   }
   return out;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace {
 
 inline constexpr uint32_t kHeapMagic = 0x0B1ACE5E;
@@ -67,7 +69,7 @@ struct RuntimeLayout {
   }
 };
 
-constexpr uint64_t align_up(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
+constexpr uint64_t align_up(uint64_t value, uint64_t align) { return base::round_up(value, align); }
 
 /// `granule`: page or allocation granule of the backend, a power of two; the user space starts and ends at multiples of
 /// it. `staging_bytes`: room of the backend's own collectives.

@@ -49,10 +49,49 @@ std::string missing(const OperatorDef& op) {
   for (const FieldDef& field : op.fields)
     if (std::find(std::begin(kParams), std::end(kParams), field.name) != std::end(kParams))
       return base::format("another name for field {}, which every schedule has", field.name);
-  const auto is_output = [](const Arg& arg) { return arg.role == Role::output; };
-  if (std::none_of(op.args.begin(), op.args.end(), is_output)) return "an output";
+  const auto has = [&](Role role) {
+    return std::any_of(op.args.begin(), op.args.end(), [role](const Arg& arg) { return arg.role == role; });
+  };
+  if (!has(Role::input)) return "an input";
+  if (!has(Role::output)) return "an output";
   if (op.make_alone == nullptr) return "make_alone";
   return op.meaning == nullptr ? "meaning" : "";
+}
+
+/// Table "cut" of these blocks of rows, which follow each other.
+std::vector<int64_t> cut_blocks(std::span<const int64_t> rows, const FamilyOptions& options) {
+  std::vector<int64_t> cut = {0};
+  for (const int64_t block : rows) {
+    const std::vector<int64_t> parts = cut_evenly(block, options.degree, options.align);
+    const int64_t first = cut.back();
+    for (size_t s = 1; s < parts.size(); ++s) cut.push_back(first + parts[s]);
+  }
+  return cut;
+}
+
+Tables tables_of(const OpSpec& op, const OperatorDef& def, const FamilyOptions& options) {
+  std::vector<int64_t> off = row_offsets(op);
+  if (!def.flow.exchanges) {
+    std::vector<int64_t> rows;
+    for (size_t p = 0; p + 1 < off.size(); ++p) rows.push_back(off[p + 1] - off[p]);
+    return {{"cut", cut_blocks(rows, options)}, {"off", std::move(off)}};
+  }
+  const auto ranks = static_cast<size_t>(op.ranks), q = static_cast<size_t>(options.degree);
+  std::vector<int64_t> blocks = splits(op), cut = cut_blocks(blocks, options), place(ranks * ranks * q), got = {0};
+  for (size_t d = 0; d < ranks; ++d) {
+    int64_t rows = 0;
+    for (size_t s = 0; s < ranks; ++s) {
+      const size_t first = (s * ranks + d) * q;
+      for (size_t c = first; c < first + q; ++c) place[c] = rows + cut[c] - cut[first];
+      rows += blocks[s * ranks + d];
+    }
+    got.push_back(got.back() + rows);
+  }
+  return {{"cut", std::move(cut)},
+          {"got", std::move(got)},
+          {"off", std::move(off)},
+          {"place", std::move(place)},
+          {"splits", std::move(blocks)}};
 }
 
 }  // namespace
@@ -135,6 +174,50 @@ std::string_view without_suffix(std::string_view op, std::string_view family) {
   return family;
 }
 
+std::string field_problem(const OperatorDef& def, const Params& fields) {
+  constexpr std::string_view kTypes[] = {"an integer", "a number", "true or false", "a text"};
+  for (const FieldDef& field : def.fields) {
+    const auto found = fields.find(field.name);
+    const auto type = static_cast<size_t>(field.type);
+    if (found != fields.end() && found->second.index() == type) continue;
+    return base::format("field '{}' is {}, wanted {}", field.name,
+                        found == fields.end() ? "missing" : kTypes[found->second.index()], kTypes[type]);
+  }
+  for (const auto& given : fields) {
+    const auto is_given = [&](const FieldDef& field) { return field.name == given.first; };
+    if (std::none_of(def.fields.begin(), def.fields.end(), is_given))
+      return base::format("{} has no field '{}'", def.name, given.first);
+  }
+  return "";
+}
+
+const std::vector<int64_t>* splits_table(const Schedule& schedule, const Task& task, int ranks) {
+  const auto named = task.params.find("splits");
+  const auto* name = named == task.params.end() ? nullptr : std::get_if<std::string>(&named->second);
+  const auto found = name == nullptr ? schedule.tables.end() : schedule.tables.find(*name);
+  if (found == schedule.tables.end()) return nullptr;
+  const std::vector<int64_t>& table = found->second;
+  const bool fits = std::ssize(table) == int64_t{ranks} * ranks &&
+                    std::all_of(table.begin(), table.end(), [](int64_t rows) { return rows >= 0; });
+  return fits ? &table : nullptr;
+}
+
+std::string splits_problem(const OperatorDef& def, const OpSpec& op) {
+  const std::vector<int64_t>& all = op.splits;
+  const auto wanted = static_cast<size_t>(op.ranks) * static_cast<size_t>(op.ranks);
+  if (!def.flow.exchanges) return base::format("splits are given, wanted none: {} exchanges no rows", def.name);
+  if (!op.row_offsets.empty()) return "row_offsets and splits are given, wanted one of them: splits say both";
+  if (all.size() != wanted)
+    return base::format("splits has {} entries, wanted {}: from each of {} ranks to each", all.size(), wanted,
+                        op.ranks);
+  int64_t sum = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] < 0 || __builtin_add_overflow(sum, all[i], &sum))
+      return base::format("splits[{}] is {}, wanted 0 or more, and a sum below 2^63", i, all[i]);
+  }
+  return sum == op.m ? "" : base::format("splits sum to {}, wanted M = {}", sum, op.m);
+}
+
 Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options) {
   const bool is_nk = op.b_layout == BLayout::nk;
   Schedule out;
@@ -152,15 +235,9 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
                 {"b_layout", std::string(is_nk ? "nk" : "kn")},
                 {"bias", op.bias}};
   out.params.insert(op.fields.begin(), op.fields.end());
-  const std::vector<int64_t> off = row_offsets(op);
-  std::vector<int64_t> cut = {0};
-  for (size_t p = 0; p + 1 < off.size(); ++p) {
-    const std::vector<int64_t> parts = cut_evenly(off[p + 1] - off[p], options.degree, options.align);
-    for (size_t s = 1; s < parts.size(); ++s) cut.push_back(off[p] + parts[s]);
-  }
-  out.tables = {{"cut", std::move(cut)}, {"off", off}};
+  out.tables = tables_of(op, def, options);
   for (const Arg& arg : def.args) {
-    if (arg.role == Role::bias && !op.bias) continue;
+    if (arg.role == Role::gathered || (arg.role == Role::bias && !op.bias)) continue;
     Buffer buffer{
         std::string(arg.name), Space::argument, arg.role == Role::input ? op.dtype : op.out_dtype, {arg.rows}};
     if (!arg.columns.empty()) buffer.shape.emplace_back(arg.columns);

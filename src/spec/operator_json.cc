@@ -8,7 +8,7 @@ namespace {
 
 using base::Json;
 
-constexpr const char* kRoles[] = {"input", "output", "bias"};
+constexpr const char* kRoles[] = {"input", "output", "bias", "gathered"};
 constexpr const char* kPurposes[] = {"plan", "compute", "comm", "limit"};
 constexpr const char* kFieldTypes[] = {"integer", "real", "flag", "text"};
 
@@ -58,7 +58,6 @@ std::string operators_json() {
                                {"fields", fields_json(*op)},
                                {"families", families_json(*op)},
                                {"local", op->local_param},
-                               {"returns_gathered", op->flow.gathers},
                                {"takes_activation", op->takes_activation}});
   }
   return out.dump();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "overlace/operator.h"
+#include "src/base/ceil_div_pod.h"
 
 namespace overlace::spec {
 
@@ -23,8 +24,14 @@ inline Dataflow flow_of(std::string_view op) {
 inline bool gathers(std::string_view op) { return flow_of(op).gathers; }
 /// The sums of a row come back to all ranks.
 inline bool returns_to_all(std::string_view op) { return flow_of(op).passes == 2; }
+/// Rows of the result go from each rank to each.
+inline bool exchanges(std::string_view op) { return flow_of(op).exchanges; }
 /// The sums of a row stay with its owner.
-inline bool stays_with_owner(std::string_view op) { return !gathers(op) && !returns_to_all(op); }
+inline bool stays_with_owner(std::string_view op) { return !gathers(op) && !exchanges(op) && !returns_to_all(op); }
+/// Rows of the product of one rank, where they are dealt evenly: all of them, but where rows are exchanged.
+inline int64_t rows_of_product(const OpSpec& op) {
+  return exchanges(op.op) ? base::ceil_div(op.m, static_cast<int64_t>(op.ranks)) : op.m;
+}
 
 /// The first family of the operator for this purpose, or with this form; null if there is none.
 const FamilyDef* find_family(std::string_view op, Purpose purpose);
@@ -44,6 +51,12 @@ inline bool gives_result(const Schedule& schedule) {
 /// Parameters, tables "off" and "cut", and the buffers that callers bind.
 Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options);
 
+/// What is wrong with the fields of a problem: one that is missing, of another type, or not known; empty if nothing is.
+std::string field_problem(const OperatorDef& def, const Params& fields);
+
+/// What is wrong with OpSpec::splits, which are given; empty if nothing is.
+std::string splits_problem(const OperatorDef& def, const OpSpec& op);
+
 inline bool has_empty_shard(const OpSpec& op) {
   const std::vector<int64_t> off = row_offsets(op);
   return std::adjacent_find(off.begin(), off.end()) != off.end();
@@ -54,6 +67,10 @@ inline bool sums_rows(const Task& task) {
   const auto it = task.params.find("a_layout");
   return it != task.params.end() && it->second == Param(std::string("km"));
 }
+
+/// Of an all_to_all task whose parameter "splits" names a table: rows from rank s to rank d at s * ranks + d. Null
+/// where there is no such table of ranks * ranks entries, none negative.
+const std::vector<int64_t>* splits_table(const Schedule& schedule, const Task& task, int ranks);
 
 /// Parameter "activation" of a schedule, or of the task that applies it.
 inline Activation activation_of(const Params& params) {

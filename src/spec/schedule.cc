@@ -1,6 +1,7 @@
 #include "overlace/schedule.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "overlace/error.h"
@@ -16,21 +17,10 @@ constexpr int64_t kMaxDegree = 1024;
 
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::bad_schedule, why); }
 
-void check_fields(const OpSpec& op, const OperatorDef& def) {
-  constexpr std::string_view kTypes[] = {"an integer", "a number", "true or false", "a text"};
-  for (const FieldDef& field : def.fields) {
-    const auto found = op.fields.find(field.name);
-    const auto type = static_cast<size_t>(field.type);
-    const bool fits = found != op.fields.end() && found->second.index() == type;
-    if (!fits)
-      refuse(base::format("{}: field '{}' is {}, wanted {}", op.to_string(), field.name,
-                          found == op.fields.end() ? "missing" : kTypes[found->second.index()], kTypes[type]));
-  }
-  for (const auto& given : op.fields) {
-    const auto is_given = [&](const FieldDef& field) { return field.name == given.first; };
-    if (std::none_of(def.fields.begin(), def.fields.end(), is_given))
-      refuse(base::format("{}: {} has no field '{}'", op.to_string(), op.op, given.first));
-  }
+void check_splits(const OpSpec& op, const OperatorDef& def) {
+  if (op.splits.empty()) return;
+  if (const std::string why = splits_problem(def, op); !why.empty())
+    refuse(base::format("{}: {}", op.to_string(), why));
 }
 
 const OperatorDef& check_op(const OpSpec& op) {
@@ -45,9 +35,11 @@ const OperatorDef& check_op(const OpSpec& op) {
     refuse(base::format("{}: {} has no activation", op.to_string(), op.op));
   if (op.activation == Activation::swiglu && op.n % 2 != 0)
     refuse(base::format("{}: swiglu takes pairs of columns, wanted an even N", op.to_string()));
-  check_fields(op, *def);
+  if (const std::string what = field_problem(*def, op.fields); !what.empty())
+    refuse(base::format("{}: {}", op.to_string(), what));
   if (const std::string why = def->refuse == nullptr ? "" : def->refuse(op); !why.empty())
     refuse(base::format("{}: {}", op.to_string(), why));
+  check_splits(op, *def);
   const auto& off = op.row_offsets;
   if (off.empty()) return *def;
   if (off.size() != static_cast<size_t>(op.ranks) + 1) {
@@ -122,6 +114,14 @@ FamilyOptions check_options(const OpSpec& op, const OperatorDef& def, const Fami
   return out;
 }
 
+/// Offsets of torch.tensor_split, parts + 1 entries.
+std::vector<int64_t> evenly(int64_t extent, int64_t parts) {
+  std::vector<int64_t> out;
+  const int64_t each = extent / parts, rest = extent % parts;
+  for (int64_t p = 0; p <= parts; ++p) out.push_back(p * each + std::min(p, rest));
+  return out;
+}
+
 }  // namespace
 
 std::string OpSpec::to_string() const {
@@ -130,15 +130,30 @@ std::string OpSpec::to_string() const {
   if (bias) out += " bias";
   if (activation != Activation::none) out += base::format(" {}", name_of(activation));
   if (!row_offsets.empty()) out += " ragged";
+  if (!splits.empty()) out += " splits";
   for (const auto& [name, value] : fields) out += base::format(" {} {}", name, text_of(value));
   return out;
 }
 
 std::vector<int64_t> row_offsets(const OpSpec& op) {
   if (!op.row_offsets.empty()) return op.row_offsets;
+  if (op.splits.empty()) return evenly(op.m, op.ranks);
+  std::vector<int64_t> out = {0};
+  for (size_t s = 0; s < static_cast<size_t>(op.ranks); ++s) {
+    const auto row = op.splits.begin() + static_cast<std::ptrdiff_t>(s) * op.ranks;
+    out.push_back(std::accumulate(row, row + op.ranks, out.back()));
+  }
+  return out;
+}
+
+std::vector<int64_t> splits(const OpSpec& op) {
+  if (!op.splits.empty()) return op.splits;
+  const std::vector<int64_t> off = row_offsets(op);
   std::vector<int64_t> out;
-  const int64_t each = op.m / op.ranks, rest = op.m % op.ranks;
-  for (int64_t p = 0; p <= op.ranks; ++p) out.push_back(p * each + std::min(p, rest));
+  for (size_t s = 0; s + 1 < off.size(); ++s) {
+    const std::vector<int64_t> parts = evenly(off[s + 1] - off[s], op.ranks);
+    for (size_t d = 0; d + 1 < parts.size(); ++d) out.push_back(parts[d + 1] - parts[d]);
+  }
   return out;
 }
 

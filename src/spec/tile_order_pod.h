@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace {
 
 inline constexpr int kOrderShards = 8;
@@ -49,7 +51,7 @@ constexpr TileOrder make_tile_order(TileOrderKind kind, int32_t rank, int32_t si
   o.tile_rows = tile_rows;
   o.tiles_n = tiles_n;
   const bool whole = kind == TileOrderKind::grouped;
-  const auto tiles_of = [tile_rows](int64_t rows) { return static_cast<int32_t>((rows + tile_rows - 1) / tile_rows); };
+  const auto tiles_of = [tile_rows](int64_t rows) { return static_cast<int32_t>(base::ceil_div(rows, tile_rows)); };
   for (int s = 0; s < size; ++s) {
     const int64_t rows = row_offsets[s + 1] - row_offsets[s];
     o.first_tile[s + 1] = whole ? tiles_of(row_offsets[size]) : o.first_tile[s] + tiles_of(rows);

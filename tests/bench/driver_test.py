@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import math
 import re
 import sys
@@ -174,6 +175,20 @@ class TwinTest(unittest.TestCase):
         for repetition in range(8):
             self.assertEqual(sorted(protocol.burst_order(5, repetition, 9)), [0, 1, 2, 3, 4])
 
+    def test_interleaved_bursts(self) -> None:
+        names = ["a", "b", "c"]
+        seen = list(protocol.interleaved(names, 4, 9))
+        self.assertEqual(seen, [(r, names[i]) for r in range(4) for i in protocol.burst_order(3, r, 9)])
+        self.assertEqual(list(protocol.interleaved([], 4, 9)), [])
+
+    def test_calls_fill_a_burst_within_bounds(self) -> None:
+        for call_us, calls in ((300, 3), (3000, 2), (1, 100), (0, 100)):
+            self.assertEqual(protocol.burst_calls(1000, call_us, 2, 100), calls)
+
+    def test_a_clock_settles_within_three_turns(self) -> None:
+        for mhz, settled in (([1500, 1500], False), ([1000, 1980, 1975, 1970], True), ([1980, 1960, 1980], False)):
+            self.assertEqual(protocol.is_settled(mhz), settled, mhz)
+
     def test_percentiles(self) -> None:
         self.assertEqual(protocol.median([3.0, 1.0, 2.0, 10.0]), 2.5)
         self.assertAlmostEqual(protocol.percentile([0.0, 10.0], 90), 9.0)
@@ -270,16 +285,28 @@ class ShownTest(unittest.TestCase):
         self.assertIn("^ limit", text)
 
     def test_the_page_is_self_contained_and_escapes(self) -> None:
-        rows = [*case(**TIMES), record("x<y>", [10.0])]
+        rows = [*case(**TIMES), record("x</script><y>", [10.0])]
         html = page.html(rows)
-        self.assertIn("x&lt;y&gt;", html)
-        self.assertFalse(re.search(r"<script|src=|href=\"(?!#)|url\(", html))
-        self.assertEqual(html.count("<section"), html.count("</section>"))
+        self.assertIn("x\\u003c/script\\u003e\\u003cy\\u003e", html)
+        self.assertFalse(re.search(r"<script (?!type=\"application/json\")|src=|href=|url\((?!#)|http", html))
+        self.assertEqual((html.count("<script"), html.count("</script>"), html.count("@DATA@")), (2, 2, 0))
+        block = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+        self.assertEqual(json.loads(block[1]), page.data(rows))
         self.assertEqual(html, page.html(rows))
+
+    def test_the_page_shows_times_and_what_is_derived(self) -> None:
+        (section,) = [b for b in page.data(case(**TIMES))["blocks"] if b.get("id") == "c0"]
+        rows = {row["name"][0]: row["cells"] for row in section["parts"][0]["rows"]}
+        us, ratio, rho, tflops = rows["auto"][1:]
+        self.assertEqual((us[0], ratio, rho, tflops), ("560", "1.61", "1.08", "614"))
+        self.assertEqual(rows["compute"][2:4], ["-", "-"])
+        scale = 560 / rows["auto"][0]["bars"][0]["at"]
+        self.assertAlmostEqual(rows["library"][0]["bars"][0]["at"] * scale, 900, delta=0.1)
+        self.assertEqual([mark["kind"] for mark in rows["auto"][0]["marks"]], ["compute", "limit"])
 
     def test_the_page_shows_every_dense_operator(self) -> None:
         sections = {
-            operator: page.html([{**r, "workload": operator} for r in case(**TIMES)]).count("<section")
+            operator: len(page.data([{**r, "workload": operator} for r in case(**TIMES)])["blocks"])
             for operator in records.DENSE
         }
         self.assertEqual(len(set(sections.values())), 1, sections)

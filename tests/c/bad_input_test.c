@@ -17,7 +17,7 @@ typedef struct fixture {
   ovl_channel* channel;
   ovl_schedule* schedule;
   ovl_op op;
-  ovl_ag_gemm_args args;
+  ag_args args;
   uint32_t id;
   float a[8], b[6], c[12];
 } fixture;
@@ -41,11 +41,10 @@ static void open_fixture(fixture* f) {
   EXPECT_OK(ovl_runtime_world(f->runtime, &f->team));
   EXPECT_OK(ovl_channel_open(f->team, NULL, 0, &f->channel));
   EXPECT_OK(ovl_schedule_make(&f->op, "library", 1, &f->schedule));
-  f->args = (ovl_ag_gemm_args)OVL_INIT(ovl_ag_gemm_args);
   EXPECT_OK(ovl_matrix(f->a, OVL_FP32, 4, 2, &f->args.a_shard));
   EXPECT_OK(ovl_matrix(f->b, OVL_FP32, 2, 3, &f->args.b));
   EXPECT_OK(ovl_matrix(f->c, OVL_FP32, 4, 3, &f->args.c));
-  EXPECT_OK(ovl_ag_gemm(f->channel, &f->args, f->schedule));
+  EXPECT_OK(call_ag(f->channel, &f->args, f->schedule));
 }
 
 static void test_handles(fixture* f) {
@@ -67,8 +66,7 @@ static void test_handles(fixture* f) {
   EXPECT_ERROR(OVL_CLOSED, "ovl_schedule_free: schedule was closed before this call", ovl_schedule_free(schedule));
   EXPECT_ERROR(OVL_CLOSED, "ovl_schedule_json: schedule was closed before this call",
                ovl_schedule_json(schedule, &text));
-  EXPECT_ERROR(OVL_CLOSED, "ovl_ag_gemm: schedule was closed before this call",
-               ovl_ag_gemm(f->channel, &f->args, schedule));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_call: schedule was closed before this call", call_ag(f->channel, &f->args, schedule));
 }
 
 static void test_open(fixture* f) {
@@ -84,7 +82,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 3)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 4)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -154,7 +152,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 3)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 4)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -170,6 +168,13 @@ static void test_signals(fixture* f) {
   INVALID("ovl_signal_add: id is 0, which ovl_signal_ids did not give for this channel",
           ovl_signal_add(f->channel, 0, 0, 1));
   EXPECT_OK(ovl_signal_ids(f->channel, 1, NULL, &id));
+  char pod[256];
+  INVALID("ovl_channel_handle: handle is null", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
+  INVALID("ovl_channel_handle: first is null", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
+  INVALID("ovl_channel_handle: channel is null", ovl_channel_handle(NULL, 0, pod, 176, NULL));
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 4)",
+               ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
+  EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
   INVALID("ovl_signal_add: peer is -1, wanted 0 to 0", ovl_signal_add(f->channel, -1, id, 1));
   INVALID("ovl_signal_add: delta is 0, wanted 1 to 2147483647", ovl_signal_add(f->channel, 0, id, 0));
   INVALID("ovl_signal_take: delta is 2147483648, wanted 1 to 2147483647",
@@ -196,7 +201,7 @@ static void test_schedules(fixture* f) {
   ovl_schedule* made = NULL;
   ovl_op op = small_op();
   op.name = "conv";
-  INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs or gemm_ar",
+  INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.name = NULL;
   INVALID("ovl_schedule_make: op.name is null", ovl_schedule_make(&op, "library", 1, &made));
@@ -222,8 +227,14 @@ static void test_schedules(fixture* f) {
   op = small_op(), op.row_offsets = offsets;
   INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",
           ovl_schedule_make(&op, "library", 1, &made));
+  const int64_t splits[] = {3};
+  op = small_op(), op.splits = splits;
+  INVALID("ovl_schedule_make: op.splits are given, wanted none: ag_gemm exchanges no rows",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op.name = "gemm_a2a";
+  INVALID("ovl_schedule_make: op.splits sum to 3, wanted M = 4", ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 72, wanted 80 (OVL_API_VERSION 3)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 80, wanted 88 (OVL_API_VERSION 4)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
@@ -254,54 +265,108 @@ static void test_tensors(fixture* f) {
       "first",
       ovl_matrix(f->a, OVL_FP32, 4, INT64_C(1) << 62, &tensor));
   INVALID("ovl_transpose: tensor.ndim is 0, wanted 2", ovl_transpose(&(ovl_tensor){0}));
-  INVALID("ovl_ag_gemm: args is null", ovl_ag_gemm(f->channel, NULL, f->schedule));
-  INVALID("ovl_ag_gemm: schedule is null", ovl_ag_gemm(f->channel, &f->args, NULL));
-  INVALID("ovl_ag_gemm: channel is null", ovl_ag_gemm(NULL, &f->args, f->schedule));
-  ovl_ag_gemm_args args = f->args;
-  args.struct_size = 16;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_ag_gemm: args.struct_size is 16, wanted 424 (OVL_API_VERSION 3)",
-               ovl_ag_gemm(f->channel, &args, f->schedule));
+  INVALID("ag_gemm: args is null", ovl_call(f->channel, "ag_gemm", NULL, 1, f->schedule));
+  INVALID("ovl_call: schedule is null", call_ag(f->channel, &f->args, NULL));
+  INVALID("ovl_call: channel is null", call_ag(NULL, &f->args, f->schedule));
+  ag_args args;
   args = f->args, args.b.ndim = 5;
-  INVALID("ovl_ag_gemm: args.b.ndim is 5, wanted 0 to 4", ovl_ag_gemm(f->channel, &args, f->schedule));
+  INVALID("ag_gemm: b.ndim is 5, wanted 0 to 4", call_ag(f->channel, &args, f->schedule));
   args = f->args, args.c.strides[0] = -3;
-  INVALID("ovl_ag_gemm: args.c.strides[0] is -3, wanted 0 or more", ovl_ag_gemm(f->channel, &args, f->schedule));
+  INVALID("ag_gemm: c.strides[0] is -3, wanted 0 or more", call_ag(f->channel, &args, f->schedule));
   args = f->args, args.a_shard.strides[0] = INT64_MAX;
   INVALID(
-      "ovl_ag_gemm: args.a_shard.strides[0] is 9223372036854775807, wanted the last element within 2^46 of the "
+      "ag_gemm: a_shard.strides[0] is 9223372036854775807, wanted the last element within 2^46 of the "
       "first",
-      ovl_ag_gemm(f->channel, &args, f->schedule));
+      call_ag(f->channel, &args, f->schedule));
   args = f->args, args.b.sizes[1] = INT64_C(1) << 46, args.b.strides[0] = args.b.strides[1] = 0;
-  INVALID("ovl_ag_gemm: args.b.sizes[1] is 70368744177664, wanted at most 2^46 elements in all",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
+  INVALID("ag_gemm: b.sizes[1] is 70368744177664, wanted at most 2^46 elements in all",
+          call_ag(f->channel, &args, f->schedule));
   args = f->args, args.a_shard.dtype = OVL_I32;
   INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got i32; rank 0",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
+          call_ag(f->channel, &args, f->schedule));
   args = f->args, args.b.dtype = OVL_BF16;
   INVALID("ag_gemm: b must have the dtype of a_shard (fp32), got bf16; rank 0",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
-  args = f->args, args.activation = -1;
-  INVALID("ovl_ag_gemm: args.activation is -1, wanted 0 (none) or 1 (swiglu)",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
-  args = f->args, args.activation = OVL_SWIGLU;
+          call_ag(f->channel, &args, f->schedule));
+  args = f->args, args.activation = "gelu";
+  INVALID("ag_gemm: activation is \'gelu\', wanted \'none\' or \'swiglu\'", call_ag(f->channel, &args, f->schedule));
+  args = f->args, args.activation = "swiglu";
   INVALID("ag_gemm: b must have pairs of columns for swiglu, got (2, 3); rank 0",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
+          call_ag(f->channel, &args, f->schedule));
   args = f->args, args.c.data = NULL;
-  INVALID("ag_gemm: c (4, 3) has no memory (null); rank 0", ovl_ag_gemm(f->channel, &args, f->schedule));
+  INVALID("ag_gemm: c (4, 3) has no memory (null); rank 0", call_ag(f->channel, &args, f->schedule));
   args = f->args, args.b.data = (char*)args.b.data + 2;
   INVALID("ag_gemm: b must be aligned to its 4 bytes of fp32, got an address 2 past that; rank 0",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
+          call_ag(f->channel, &args, f->schedule));
   args = f->args, args.c.data = f->a;
   INVALID("ag_gemm: c (4, 3) must not share memory with a_shard (4, 2); rank 0",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
+          call_ag(f->channel, &args, f->schedule));
   args = f->args, args.a_shard.sizes[1] = 1;
   INVALID("ag_gemm: b must have K = 1 rows as a_shard (4, 1) has columns, got (2, 3); rank 0",
-          ovl_ag_gemm(f->channel, &args, f->schedule));
+          call_ag(f->channel, &args, f->schedule));
   args = f->args, args.b = (ovl_tensor){0};
-  INVALID("ag_gemm: b must have 2 dimensions, got 0 (); rank 0", ovl_ag_gemm(f->channel, &args, f->schedule));
-  ovl_gemm_rs_args rs = OVL_INIT(ovl_gemm_rs_args);
-  rs.a = f->args.a_shard, rs.b = f->args.b, rs.out = f->args.c;
+  INVALID("ag_gemm: b must have 2 dimensions, got 0 (); rank 0", call_ag(f->channel, &args, f->schedule));
+  const ovl_arg rs[] = {ovl_tensor_arg("a", f->args.a_shard), ovl_tensor_arg("b", f->args.b),
+                        ovl_tensor_arg("out", f->args.c)};
   EXPECT_ERROR(OVL_PLAN_MISMATCH, "gemm_rs: schedule library was made for operator ag_gemm; rank 0",
-               ovl_gemm_rs(f->channel, &rs, f->schedule));
+               ovl_call(f->channel, "gemm_rs", rs, 3, f->schedule));
+}
+
+static void test_arguments_by_name(fixture* f) {
+  ovl_arg args[] = {ovl_tensor_arg("a_shard", f->args.a_shard), ovl_tensor_arg("b", f->args.b),
+                    ovl_tensor_arg("c", f->args.c), ovl_integer_arg("row_offsets", 4)};
+  EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, NULL));
+  INVALID("ovl_run: op is null", ovl_run(f->channel, NULL, args, 3, ""));
+  INVALID("ovl_run: channel is null", ovl_run(NULL, "ag_gemm", args, 3, ""));
+  INVALID("ovl_run: op is \"gemm\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm",
+          ovl_run(f->channel, "gemm", args, 3, ""));
+  INVALID("ag_gemm: count is -1, wanted 0 or more", ovl_run(f->channel, "ag_gemm", args, -1, ""));
+  INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got u8; rank 0",
+          ovl_run(f->channel, "ag_gemm", (args[0].tensor.dtype = OVL_U8, args), 3, ""));
+  args[0].tensor.dtype = OVL_FP32;
+  INVALID("ag_gemm: c must have the dtype of a_shard (fp32) or fp32, got fp64; rank 0",
+          ovl_run(f->channel, "ag_gemm", (args[2].tensor.dtype = OVL_FP64, args), 3, ""));
+  args[2].tensor.dtype = OVL_FP32;
+  INVALID("ag_gemm: row_offsets is an integer, wanted a list", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  args[3].kind = 9;
+  const int64_t far[] = {INT64_MAX};
+  ovl_arg exchanged[] = {ovl_tensor_arg("a", f->args.a_shard), ovl_tensor_arg("b", f->args.b),
+                         ovl_tensor_arg("out", f->args.c), ovl_list_arg("splits", far, 1)};
+  INVALID("gemm_a2a: a must be (9223372036854775807, 2) as splits say, got (4, 2); rank 0",
+          ovl_run(f->channel, "gemm_a2a", exchanged, 4, ""));
+  INVALID("ag_gemm: row_offsets is of kind 9, wanted a list", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  args[3].name = "b";
+  INVALID("ag_gemm: b is given twice", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  args[3].name = "d";
+  INVALID("ag_gemm: no argument is called 'd', wanted a_shard, b, c, bias, a, row_offsets or activation",
+          ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  args[3].name = NULL;
+  INVALID("ag_gemm: args[3].name is null", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  args[3] = ovl_text_arg("activation", NULL);
+  INVALID("ag_gemm: activation is null", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  const int64_t offsets[] = {0, 2};
+  args[3] = ovl_list_arg("row_offsets", offsets, 2);
+  INVALID("ag_gemm: row_offsets must be 2 ascending entries from 0 to M = 4, got 2 entries: 0 2; rank 0",
+          ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  const ovl_arg ar[] = {ovl_tensor_arg("a", f->args.a_shard), ovl_tensor_arg("b", f->args.b),
+                        ovl_tensor_arg("out", f->args.c), ovl_list_arg("row_offsets", offsets, 2),
+                        ovl_text_arg("activation", "swiglu")};
+  INVALID("gemm_ar: row_offsets are given, wanted none: gemm_ar splits no rows; rank 0",
+          ovl_run(f->channel, "gemm_ar", ar, 4, ""));
+  const ovl_arg gated[] = {ar[0], ar[1], ar[2], ar[4]};
+  INVALID("gemm_ar: activation is swiglu, wanted none: gemm_ar has none; rank 0",
+          ovl_run(f->channel, "gemm_ar", gated, 4, ""));
+  for (int i = 0; i < 3; ++i) {
+    static const char* const plans[] = {"fastest", "family=", "family=library,degree=two"};
+    char text[256];
+    snprintf(text, sizeof text,
+             "ag_gemm: plan is '%s', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule "
+             "in JSON",
+             plans[i]);
+    INVALID(text, ovl_run(f->channel, "ag_gemm", args, 3, plans[i]));
+  }
+  CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "family=fastest") == OVL_BAD_SCHEDULE);
+  CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "{}") == OVL_BAD_SCHEDULE);
+  EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, "family=library"));
 }
 
 static void test_collectives(fixture* f) {
@@ -310,6 +375,17 @@ static void test_collectives(fixture* f) {
   INVALID("ovl_all_gather: dtype is -1, wanted 0 (fp64) to 9 (u8)", ovl_all_gather(f->channel, in, out, 1, -1));
   INVALID("ovl_all_gather: send is null", ovl_all_gather(f->channel, NULL, out, 1, OVL_FP32));
   INVALID("ovl_all_to_all: recv is null", ovl_all_to_all(f->channel, in, NULL, 1, OVL_FP32));
+  const int64_t one[] = {1}, less[] = {-1}, more[] = {2}, huge[] = {INT64_MAX};
+  INVALID("ovl_all_to_allv: send_counts is null", ovl_all_to_allv(f->channel, in, NULL, out, one, OVL_FP32));
+  INVALID("ovl_all_to_allv: recv_counts[0] is -1, wanted 0 or more, and a sum of at most 2^40",
+          ovl_all_to_allv(f->channel, in, one, out, less, OVL_FP32));
+  INVALID("ovl_all_to_allv: send_counts[0] is 9223372036854775807, wanted 0 or more, and a sum of at most 2^40",
+          ovl_all_to_allv(f->channel, in, huge, out, one, OVL_FP32));
+  INVALID("ovl_all_to_allv: send is null", ovl_all_to_allv(f->channel, NULL, one, out, one, OVL_FP32));
+  INVALID("ovl_all_to_allv: recv must be aligned to its 4 bytes of fp32, got an address 1 past that",
+          ovl_all_to_allv(f->channel, in, one, (char*)out + 1, one, OVL_FP32));
+  INVALID("ovl_all_to_allv: rank 0 sends itself 1 elements and wants 2 of itself",
+          ovl_all_to_allv(f->channel, in, one, out, more, OVL_FP32));
   INVALID("ovl_reduce_scatter: send must be aligned to its 4 bytes of fp32, got an address 1 past that",
           ovl_reduce_scatter(f->channel, (char*)in + 1, out, 1, OVL_FP32));
   ovl_timeline* timeline = NULL;
@@ -328,18 +404,18 @@ static void one_is_wrong(ovl_runtime* runtime, ovl_team* team, int rank) {
   ovl_schedule* schedule = NULL;
   ovl_op op = small_op();
   op.n = 2, op.ranks = kRanks;
-  ovl_ag_gemm_args args = OVL_INIT(ovl_ag_gemm_args);
+  ag_args args = {0};
   EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
   EXPECT_OK_RANK(rank, ovl_schedule_make(&op, "hetero_fused_1d", 1, &schedule));
   EXPECT_OK_RANK(rank, ovl_matrix(a, OVL_FP32, 2, 2, &args.a_shard));
   EXPECT_OK_RANK(rank, ovl_matrix(b, OVL_FP32, 2, 2, &args.b));
   EXPECT_OK_RANK(rank, ovl_matrix(c, OVL_FP32, 4, 2, &args.c));
-  const ovl_ag_gemm_args right = args;
+  const ag_args right = args;
   if (rank == 1) args.b.dtype = 77;
-  const int code = ovl_ag_gemm(channel, &args, schedule);
+  const int code = call_ag(channel, &args, schedule);
   CHECK_RANK(rank, code == OVL_INVALID_ARGUMENT);
-  CHECK_RANK(rank, strstr(ovl_error_text(), "ovl_ag_gemm: args.b.dtype is 77, wanted 0 (fp64) to 9 (u8)") != NULL);
-  EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &right, schedule));
+  CHECK_RANK(rank, strstr(ovl_error_text(), "ag_gemm: b.dtype is 77, wanted 0 (fp64) to 9 (u8)") != NULL);
+  EXPECT_OK_RANK(rank, call_ag(channel, &right, schedule));
   CHECK_RANK(rank, c[0] == 1 && c[3] == 4 && c[4] == 1 && c[7] == 4);
   EXPECT_OK_RANK(rank, ovl_runtime_check(runtime));
 }
@@ -473,8 +549,7 @@ static void test_closed(fixture* f) {
                ovl_runtime_abort(f->runtime, "late"));
   EXPECT_ERROR(OVL_CLOSED, "ovl_team_size: team was closed before this call", ovl_team_size(f->team, &size));
   EXPECT_ERROR(OVL_CLOSED, "ovl_put: channel was closed before this call", ovl_put(f->channel, 0, 0, &byte, 1));
-  EXPECT_ERROR(OVL_CLOSED, "ovl_ag_gemm: channel was closed before this call",
-               ovl_ag_gemm(f->channel, &f->args, f->schedule));
+  EXPECT_ERROR(OVL_CLOSED, "ovl_call: channel was closed before this call", call_ag(f->channel, &f->args, f->schedule));
   EXPECT_OK(ovl_schedule_free(f->schedule));
 }
 
@@ -489,13 +564,14 @@ int main(void) {
   test_signals(&f);
   test_schedules(&f);
   test_tensors(&f);
+  test_arguments_by_name(&f);
   test_collectives(&f);
-  EXPECT_OK(ovl_ag_gemm(f.channel, &f.args, f.schedule));  // after all that
+  EXPECT_OK(call_ag(f.channel, &f.args, f.schedule));  // after all that
   test_fork(&f);
   test_closed(&f);
   test_second_thread();
   test_abort_beside_close();
   run_ranks(one_is_wrong);
   run_ranks(abort_ends_waits);
-  return finish("bad_input_test", 120);
+  return finish("bad_input_test", 140);
 }

@@ -62,6 +62,17 @@ static void signals(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_heap_alloc(runtime, 4096, 0, "words", &buffer));
   EXPECT_OK_RANK(rank, ovl_peer_ptr(team, buffer, rank, &mine));
   EXPECT_OK_RANK(rank, ovl_barrier(channel)); /* under the adversary fresh memory is poisoned: not behind a put */
+  /* rank, size, then the bases of the heaps; the ids are as good as those of ovl_signal_ids */
+  struct {
+    int32_t rank, size;
+    char* heap[8];
+    char more[104];
+  } pod;
+  uint32_t more = 0;
+  EXPECT_OK_RANK(rank, ovl_channel_handle(channel, 3, &pod, sizeof pod, &more));
+  CHECK_RANK(rank, pod.rank == rank && pod.size == kRanks && pod.heap[rank] + buffer.offset == (char*)mine);
+  EXPECT_OK_RANK(rank, ovl_signal_add(channel, 1 - rank, more + 2, 1));
+  EXPECT_OK_RANK(rank, ovl_signal_take(channel, 1 - rank, more + 2, 1));
   for (int round = 0; round < 5; ++round) {
     uint32_t words[256];
     for (uint32_t i = 0; i < 256; ++i) words[i] = (uint32_t)(round * 1000 + rank * 100000) + i;
@@ -101,12 +112,13 @@ static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
   pthread_mutex_lock(&check_mutex);
   b = matrix(weight, kN, kK);
   EXPECT_OK(ovl_transpose(&b));  // the weight (N, K) as b (K, N)
-  ovl_ag_gemm_args ag = OVL_INIT(ovl_ag_gemm_args);
+  ag_args ag = {0};
   ag.a_shard = matrix(shard, rows, kK), ag.b = b, ag.c = matrix(c, kM, kN), ag.row_offsets = kOffsets;
-  ovl_gemm_rs_args rs = OVL_INIT(ovl_gemm_rs_args);
-  rs.a = matrix(a, kM, kK), rs.b = b, rs.out = matrix(own, rows, kN), rs.row_offsets = kOffsets;
-  ovl_gemm_ar_args ar = OVL_INIT(ovl_gemm_ar_args);
-  ar.a = rs.a, ar.b = b, ar.out = matrix(all, kM, kN);
+  const ovl_tensor whole = matrix(a, kM, kK);
+  const ovl_arg rs[] = {ovl_tensor_arg("a", whole), ovl_tensor_arg("b", b),
+                        ovl_tensor_arg("out", matrix(own, rows, kN)),
+                        ovl_list_arg("row_offsets", kOffsets, kRanks + 1)};
+  const ovl_arg ar[] = {ovl_tensor_arg("out", matrix(all, kM, kN)), ovl_tensor_arg("a", whole), ovl_tensor_arg("b", b)};
   pthread_mutex_unlock(&check_mutex);
 
   ovl_op op = OVL_INIT(ovl_op);
@@ -130,9 +142,9 @@ static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
     op.name = "gemm_ar", op.row_offsets = NULL;
     EXPECT_OK_RANK(rank, ovl_schedule_make(&op, families[f], 2, &for_ar));
     memset(c, 0xFF, sizeof c), memset(own, 0xFF, sizeof own), memset(all, 0xFF, sizeof all);
-    EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &ag, for_ag));
-    EXPECT_OK_RANK(rank, ovl_gemm_rs(channel, &rs, for_rs));
-    EXPECT_OK_RANK(rank, ovl_gemm_ar(channel, &ar, for_ar));
+    EXPECT_OK_RANK(rank, call_ag(channel, &ag, for_ag));
+    EXPECT_OK_RANK(rank, ovl_call(channel, "gemm_rs", rs, 4, for_rs));
+    EXPECT_OK_RANK(rank, ovl_call(channel, "gemm_ar", ar, 3, for_ar));
     int wrong_c = 0, wrong_own = 0, wrong_all = 0;
     for (int i = 0; i < kM; ++i) {
       for (int n = 0; n < kN; ++n) {
@@ -167,6 +179,47 @@ static void operators(ovl_runtime* runtime, ovl_team* team, int rank) {
   CHECK_RANK(rank, info.calls == 12 && info.heap_bytes >= 8 << 20 && info.heap_in_use > 0 && !info.is_emulated);
 }
 
+/// gemm_rs by name, with each kind of plan; schedules are made once for each problem and plan.
+static void plans(ovl_runtime* runtime, ovl_team* team, int rank) {
+  ovl_channel* channel = NULL;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  float a[kM * kK], b[kK * kN], bias[kN], out[kM * kN];
+  for (int i = 0; i < kM * kK; ++i) a[i] = a_value(rank, i / kK, i % kK);
+  for (int i = 0; i < kK * kN; ++i) b[i] = b_value(rank, i / kN, i % kN);
+  for (int n = 0; n < kN; ++n) bias[n] = (float)(10 * n);
+  ovl_op op = OVL_INIT(ovl_op);
+  op.name = "gemm_rs", op.m = kM, op.n = kN, op.k = kK, op.ranks = kRanks, op.dtype = op.out_dtype = OVL_FP32;
+  op.b_layout = OVL_KN, op.has_bias = 1;
+  ovl_schedule* made = NULL;
+  const char* json = NULL;
+  EXPECT_OK_RANK(rank, ovl_schedule_make(&op, "hetero_unfused_1d", 3, &made));
+  EXPECT_OK_RANK(rank, ovl_schedule_json(made, &json));
+  const char* const wanted[] = {NULL, "", "family=serial", "family=uniform_fused_1d,degree=2", json};
+  pthread_mutex_lock(&check_mutex);
+  const ovl_tensor row = {bias, OVL_FP32, 1, {kN, 0, 0, 0}, {1, 0, 0, 0}};
+  const ovl_arg args[] = {ovl_tensor_arg("bias", row), ovl_tensor_arg("out", matrix(out, kM / kRanks, kN)),
+                          ovl_tensor_arg("a", matrix(a, kM, kK)), ovl_tensor_arg("b", matrix(b, kK, kN)),
+                          ovl_list_arg("row_offsets", NULL, 0)};
+  pthread_mutex_unlock(&check_mutex);
+  for (int i = 0; i < 10; ++i) {
+    memset(out, 0xFF, sizeof out);
+    EXPECT_OK_RANK(rank, ovl_run(channel, "gemm_rs", args, 5, wanted[i % 5]));
+    int wrong = 0;
+    for (int row_of_out = 0; row_of_out < kM / kRanks; ++row_of_out)
+      for (int n = 0; n < kN; ++n) {
+        float sum = bias[n];
+        for (int r = 0; r < kRanks; ++r)
+          for (int k = 0; k < kK; ++k) sum += a_value(r, rank * (kM / kRanks) + row_of_out, k) * b_value(r, k, n);
+        wrong += out[row_of_out * kN + n] != sum;
+      }
+    CHECK_RANK(rank, wrong == 0);
+  }
+  ovl_info info = OVL_INIT(ovl_info);
+  EXPECT_OK_RANK(rank, ovl_runtime_info(runtime, &info));
+  CHECK_RANK(rank, info.calls == 10 && info.preparations == 4);
+  EXPECT_OK_RANK(rank, ovl_schedule_free(made));
+}
+
 /// x^T dy, of the rows of both ranks; the gathered x as well.
 static void gradients(ovl_runtime* runtime, ovl_team* team, int rank) {
   ovl_channel* channel = NULL;
@@ -178,9 +231,9 @@ static void gradients(ovl_runtime* runtime, ovl_team* team, int rank) {
   for (int i = 0; i < kM; ++i)
     for (int n = 0; n < kN; ++n) dy[i * kN + n] = b_value(rank, i, n);
   pthread_mutex_lock(&check_mutex);
-  ovl_ag_wgrad_args args = OVL_INIT(ovl_ag_wgrad_args);
-  args.a_shard = matrix(shard, rows, kK), args.b = matrix(dy, kM, kN), args.c = matrix(dw, kK, kN);
-  args.a = matrix(x, kM, kK), args.row_offsets = kOffsets;
+  const ovl_arg args[] = {ovl_tensor_arg("a_shard", matrix(shard, rows, kK)), ovl_tensor_arg("b", matrix(dy, kM, kN)),
+                          ovl_tensor_arg("c", matrix(dw, kK, kN)), ovl_tensor_arg("a", matrix(x, kM, kK)),
+                          ovl_list_arg("row_offsets", kOffsets, kRanks + 1)};
   pthread_mutex_unlock(&check_mutex);
   ovl_op op = OVL_INIT(ovl_op);
   op.name = "ag_wgrad", op.m = kM, op.n = kN, op.k = kK, op.ranks = kRanks, op.dtype = op.out_dtype = OVL_FP32;
@@ -190,7 +243,7 @@ static void gradients(ovl_runtime* runtime, ovl_team* team, int rank) {
     ovl_schedule* schedule = NULL;
     EXPECT_OK_RANK(rank, ovl_schedule_make(&op, families[f], 2, &schedule));
     memset(dw, 0xFF, sizeof dw), memset(x, 0xFF, sizeof x);
-    EXPECT_OK_RANK(rank, ovl_ag_wgrad(channel, &args, schedule));
+    EXPECT_OK_RANK(rank, ovl_call(channel, "ag_wgrad", args, 5, schedule));
     int wrong = 0;
     for (int k = 0; k < kK; ++k) {
       for (int i = 0; i < kM; ++i) wrong += x[i * kK + k] != a_value(0, i, k);
@@ -215,6 +268,12 @@ static void collectives(ovl_runtime* runtime, ovl_team* team, int rank) {
   for (int i = 0; i < 6; ++i) CHECK_RANK(rank, all[i] == 1000 * (i / 3 + 1) + i % 3);
   EXPECT_OK_RANK(rank, ovl_all_to_all(channel, mine, turned, 3, OVL_I32));
   for (int i = 0; i < 6; ++i) CHECK_RANK(rank, turned[i] == 1000 * (i / 3 + 1) + 3 * rank + i % 3);
+  /* Rank 0 sends 4 to itself and 1 to rank 1, which sends it 2 and keeps none. */
+  const int64_t send_counts[kRanks] = {rank == 0 ? 4 : 2, rank == 0 ? 1 : 0};
+  const int64_t recv_counts[kRanks] = {rank == 0 ? 4 : 1, rank == 0 ? 2 : 0};
+  EXPECT_OK_RANK(rank, ovl_all_to_allv(channel, mine, send_counts, turned, recv_counts, OVL_I32));
+  for (int i = 0; i < (rank == 0 ? 6 : 1); ++i)
+    CHECK_RANK(rank, turned[i] == (rank == 1 ? 1004 : i < 4 ? 1000 + i : 2000 + i - 4));
   float in[6], out[6];
   for (int i = 0; i < 6; ++i) in[i] = (float)mine[i];
   EXPECT_OK_RANK(rank, ovl_all_reduce(channel, in, out, 6, OVL_FP32));
@@ -273,7 +332,7 @@ static void full_heap(ovl_runtime* runtime, ovl_team* team, int rank) {
   float* const c = malloc(sizeof(float) * kRows * kColumns);
   for (int i = 0; i < kRows / kRanks * kDepth; ++i) shard[i] = (float)((i / kDepth + rank * 3) % 5);
   for (int i = 0; i < kColumns * kDepth; ++i) weight[i] = (float)(i / kDepth % 3);
-  ovl_ag_gemm_args args = OVL_INIT(ovl_ag_gemm_args);
+  ag_args args = {0};
   pthread_mutex_lock(&check_mutex);
   args.a_shard = matrix(shard, kRows / kRanks, kDepth), args.b = matrix(weight, kColumns, kDepth);
   args.c = matrix(c, kRows, kColumns);
@@ -290,7 +349,7 @@ static void full_heap(ovl_runtime* runtime, ovl_team* team, int rank) {
   CHECK_RANK(rank, heap > 8 << 20);
   for (int round = 0; round < 2; ++round) {
     memset(c, 0xFF, sizeof(float) * kRows * kColumns);
-    EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &args, chosen));
+    EXPECT_OK_RANK(rank, call_ag(channel, &args, chosen));
     int wrong = 0;
     for (int i = 0; i < kRows; ++i) {
       const int from = i / (kRows / kRanks), row = i % (kRows / kRanks);
@@ -307,7 +366,7 @@ static void full_heap(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_runtime_info(runtime, &info));
   CHECK_RANK(rank, info.smaller_plans >= 1 && info.preparations == 1 && info.max_heap_bytes == 8 << 20);
   EXPECT_OK_RANK(rank, ovl_schedule_make(&op, "hetero_fused_1d", 2, &named));
-  CHECK_RANK(rank, ovl_ag_gemm(channel, &args, named) == OVL_HEAP_EXHAUSTED);
+  CHECK_RANK(rank, call_ag(channel, &args, named) == OVL_HEAP_EXHAUSTED);
   EXPECT_OK_RANK(rank, ovl_schedule_free(chosen));
   EXPECT_OK_RANK(rank, ovl_schedule_free(named));
   free(shard), free(weight), free(c);
@@ -324,7 +383,7 @@ static void other_widths(ovl_runtime* runtime, ovl_team* team, int rank) {
   float* const c = malloc(sizeof(float) * kRows * kWidest);
   for (int i = 0; i < kRows / kRanks * kDepth; ++i) shard[i] = (float)((i / kDepth + rank * 3) % 5);
   for (int i = 0; i < columns * kDepth; ++i) weight[i] = (float)(i / kDepth % 3 + 1);
-  ovl_ag_gemm_args args = OVL_INIT(ovl_ag_gemm_args);
+  ag_args args = {0};
   pthread_mutex_lock(&check_mutex);
   args.a_shard = matrix(shard, kRows / kRanks, kDepth), args.b = matrix(weight, columns, kDepth);
   args.c = matrix(c, kRows, columns);
@@ -340,7 +399,7 @@ static void other_widths(ovl_runtime* runtime, ovl_team* team, int rank) {
   CHECK_RANK(rank, (strstr(text, "library") != NULL) == (rank == 0));
   for (int round = 0; round < 2; ++round) {
     memset(c, 0xFF, sizeof(float) * (size_t)(kRows * columns));
-    EXPECT_OK_RANK(rank, ovl_ag_gemm(channel, &args, chosen));
+    EXPECT_OK_RANK(rank, call_ag(channel, &args, chosen));
     int wrong = 0;
     for (int i = 0; i < kRows; ++i) {
       const int from = i / (kRows / kRanks), row = i % (kRows / kRanks);
@@ -364,6 +423,7 @@ int main(void) {
   test_names();
   run_ranks(signals);
   run_ranks(operators);
+  run_ranks(plans);
   run_ranks(gradients);
   run_ranks(collectives);
   run_ranks(teams_and_regions);

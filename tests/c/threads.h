@@ -13,6 +13,20 @@ typedef struct rank_context {
   int rank;
 } rank_context;
 
+/// Arguments of ag_gemm, to be spoilt one by one.
+typedef struct ag_args {
+  ovl_tensor a_shard, b, c;
+  const int64_t* row_offsets;
+  const char* activation;
+} ag_args;
+
+static inline int call_ag(ovl_channel* channel, const ag_args* args, ovl_schedule* schedule) {
+  const ovl_arg all[] = {ovl_tensor_arg("a_shard", args->a_shard), ovl_tensor_arg("b", args->b),
+                         ovl_tensor_arg("c", args->c), ovl_list_arg("row_offsets", args->row_offsets, kRanks + 1),
+                         ovl_text_arg("activation", args->activation == NULL ? "none" : args->activation)};
+  return ovl_call(channel, "ag_gemm", all, 5, schedule);
+}
+
 /// Checks of two threads would race: one of them counts at a time.
 static pthread_mutex_t check_mutex = PTHREAD_MUTEX_INITIALIZER;
 #define CHECK_RANK(rank, condition)                                                         \

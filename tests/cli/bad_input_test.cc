@@ -149,7 +149,7 @@ const std::vector<Case>& plan_cases() {
       {"plan_operator",
        {"plan", "gemm", "--m", "8", "--n", "8", "--k", "8"},
        2,
-       "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs or gemm_ar"},
+       "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm"},
       {"plan_machine",
        {"explain", "--m", "8", "--n", "8", "--k", "8", "--machine", "nowhere"},
        2,
@@ -198,7 +198,7 @@ const std::vector<Case>& plan_cases() {
        "--match is name, wanted id or kind"},
       {"trace_chakra", {"trace", "info", "nowhere.et"}, 5, "cannot open nowhere.et: No such file or directory"},
       {"sim_t3_dram", {"sim", "t3", "--dram", "0"}, 2, "--dram is 0, wanted more than 0, at most 1000000"},
-      {"sim_graph", {"sim", "graph", "cnn"}, 2, "graph is cnn, wanted dlrm, transformer, moe or co2"},
+      {"sim_graph", {"sim", "graph", "cnn"}, 2, "graph is cnn, wanted dlrm, transformer, moe, co2, gnn or offload"},
   };
   return cases;
 }

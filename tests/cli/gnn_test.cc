@@ -135,6 +135,98 @@ TEST(Gnn, SamplesPlansPacksAndVerifies) {
   EXPECT_EQ(run(directory, {"verify", "g.ovg"}).exit, 0) << "the artefact itself is whole";
 }
 
+TEST(Gnn, SamplesEpochsAndPacksForRanks) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "2048", "--dim", "8"}).exit, 0);
+  const Result sampled = run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "3,2", "--batch-size", "16",
+                                         "--splits", "train,valid", "--epochs", "2"});
+  ASSERT_EQ(sampled.exit, 0) << sampled.err;
+  EXPECT_NE(sampled.out.find("train 1"), std::string::npos) << sampled.out;
+  const std::vector<std::string> words = {"pack",    "g.ovg", "--gpu-cache", "4KiB", "--cpu-cache", "8KiB",
+                                          "--order", "fixed", "--ranks",     "2",    "--json",      "packed.json"};
+  std::vector<std::string> dry = words;
+  dry.push_back("--dry-run");
+  ASSERT_EQ(run(directory, dry).exit, 0);
+  const Json counted = *Json::parse(directory.read("packed.json"));
+  ASSERT_EQ(run(directory, words).exit, 0);
+  const Json packed = *Json::parse(directory.read("packed.json"));
+  const auto& packs = packed.find("packs")->as_array();
+  ASSERT_EQ(packs.size(), 4u);
+  for (size_t i = 0; i < packs.size(); ++i) {
+    EXPECT_EQ(packs[i].find("name")->as_string(), base::format("fixed{}-r{}of2", i % 2 == 0 ? "" : "-valid", i / 2));
+    EXPECT_EQ(packs[i].find("epochs")->as_int(), 2);
+    EXPECT_EQ(packs[i].find("bytes_read")->as_int(), counted.find("packs")->as_array()[i].find("bytes_read")->as_int());
+  }
+  EXPECT_EQ(run(directory, {"verify", "g.ovg", "--deep"}).exit, 0);
+  const auto planned = [&](const std::string& ranks) {
+    const Result result = run(
+        directory, {"plan", "g.ovg", "--cpu-cache", "1MiB", "--gpu-cache", "1MiB", "--ranks", ranks, "--json", "-"});
+    EXPECT_EQ(result.exit, 0) << result.err;
+    return Json::parse(result.out)->as_array()[0];
+  };
+  const Json one = planned("1"), two = planned("2");
+  // 1 ms a batch binds, and each of two ranks has half of them.
+  EXPECT_NEAR(two.find("epoch_s")->as_double() / one.find("epoch_s")->as_double(), 0.5, 0.1);
+  EXPECT_GT(two.find("bytes_read")->as_int(), 0);
+  EXPECT_NE(run(directory, {"plan", "g.ovg", "--ranks", "0"}).err.find("--ranks is 0, wanted 1 to 1024"),
+            std::string::npos);
+  EXPECT_NE(run(directory, {"sample", "g", "--out", "b", "--epochs", "0"}).err.find("epochs is 0, wanted 1 to 4096"),
+            std::string::npos);
+  EXPECT_NE(run(directory, {"pack", "g.ovg", "--ranks", "0"}).err.find("ranks is 0, wanted 1 to 1024"),
+            std::string::npos);
+}
+
+TEST(Gnn, SimulatesAnEpochFromItsPacks) {
+  const Directory directory;
+  ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "4096", "--dim", "32"}).exit, 0);
+  ASSERT_EQ(run(directory, {"sample", "g", "--out", "g.ovg", "--fanouts", "4,3", "--batch-size", "16"}).exit, 0);
+  const auto simulated = [&](std::vector<std::string> more) {
+    Command command;
+    command.args = {"sim", "graph", "gnn", "g.ovg"};
+    command.args.insert(command.args.end(), more.begin(), more.end());
+    command.directory = directory.path();
+    return Process(command).wait();
+  };
+  EXPECT_NE(simulated({}).err.find("wanted packs of train: there are none, overlace gnn pack writes them"),
+            std::string::npos);
+  for (const char* order : {"fixed", "segments"}) {
+    const Result packed = run(directory, {"pack", "g.ovg", "--cpu-cache", "16KiB", "--order", order, "--segment", "8"});
+    ASSERT_EQ(packed.exit, 0) << packed.err;
+  }
+  directory.write("disk.json", R"({"storage": {"read_GBps": {"1048576": 0.05, "4096": 0.01}}})");
+  const Result all = simulated({"--machine", "disk.json", "--compute-ms", "0.5", "--trace", "t.json", "--json", "-"});
+  ASSERT_EQ(all.exit, 0) << all.err;
+  const Json rows = *Json::parse(all.out);
+  ASSERT_EQ(rows.as_array().size(), 6u);  // two packs, three ways
+  const auto number = [&](size_t row, const char* key) { return rows.as_array()[row].find(key)->as_double(); };
+  const Json manifest = *Json::parse(run(directory, {"info", "g.ovg", "--json", "-"}).out);
+  for (const size_t first : {size_t{0}, size_t{3}}) {
+    const Json& packs = manifest.find("packs")->as_array()[first / 3];
+    EXPECT_EQ(rows.as_array()[first].find("packs")->as_string(), packs.find("name")->as_string());
+    const double disk_s = static_cast<double>(packs.find("bytes_read")->as_int()) / 0.05e9;
+    EXPECT_NEAR(number(first + 1, "disk_s"), disk_s, 1e-6);
+    EXPECT_NEAR(number(first, "epoch_s"), disk_s + number(first, "train_s"), 1e-6);
+    EXPECT_LT(number(first + 1, "epoch_s"), number(first, "epoch_s"));
+    EXPECT_GE(number(first + 1, "epoch_s"), number(first + 1, "bound_s") - 1e-9);
+    EXPECT_NEAR(number(first + 2, "epoch_s"), number(first, "train_s"), 1e-6);
+  }
+  EXPECT_NE(directory.read("t.json").find("restore_read["), std::string::npos);
+  const Result one = simulated({"--packs", "fixed"});
+  EXPECT_EQ(one.exit, 0) << one.err;
+  EXPECT_EQ(one.out.find("segments"), std::string::npos) << one.out;
+  EXPECT_NE(one.out.find("pipelined"), std::string::npos) << one.out;
+  const auto refused = [&](std::vector<std::string> more, const std::string& why) {
+    const Result result = simulated(std::move(more));
+    EXPECT_EQ(result.exit, 2) << result.err;
+    EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
+  };
+  refused({"--packs", "other"}, "g.ovg: packs are \"other\", wanted packs of train: fixed, segments");
+  refused({"--link", "-1"}, "--link is -1, wanted 0 to 1000000");
+  refused({"--trace", "t.txt"}, "trace file t.txt: wanted a name that ends in .json");
+  directory.write("bad.json", R"({"storage": {"read_GBps": {"1048576": 1}}})");
+  refused({"--machine", "bad.json"}, "bad.json: storage.read_GBps.4096 is missing");
+}
+
 TEST(Gnn, RefusesWordsAndArtefactsThatAreNone) {
   const Directory directory;
   ASSERT_EQ(run(directory, {"generate", "--out", "g", "--vertices", "1024", "--dim", "2"}).exit, 0);

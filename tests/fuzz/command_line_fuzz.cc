@@ -8,8 +8,10 @@
 #include "cli/run/outputs.h"
 #include "cli/run/run.h"
 #include "cli/sim/check.h"
+#include "cli/sim/gnn.h"
 #include "cli/sim/graph.h"
 #include "cli/sim/losses.h"
+#include "cli/sim/offload.h"
 #include "cli/sim/sim.h"
 #include "cli/sim/sweep.h"
 #include "cli/sim/t3.h"
@@ -40,6 +42,8 @@ int sim_graph_dlrm(const DlrmWords&) { return 0; }
 int sim_graph_transformer(const TransformerWords&) { return 0; }
 int sim_graph_moe(const MoeWords&) { return 0; }
 int sim_graph_co2(const Co2Words&) { return 0; }
+int sim_graph_gnn(const GnnGraphWords&) { return 0; }
+int sim_graph_offload(const OffloadGraphWords&) { return 0; }
 int sim_sweep(const SweepWords&) { return 0; }
 int sim_characterise(const LossWords&) { return 0; }
 int sim_check(const CheckWords&) { return 0; }

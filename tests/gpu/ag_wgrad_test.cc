@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/base/half.h"
-#include "tests/gpu/support/gpu_ranks.h"
+#include "tests/gpu/support/values.h"
 
 namespace overlace::test {
 namespace {
@@ -19,24 +18,6 @@ struct Problem {
   spec::BLayout layout = spec::BLayout::kn;
   std::vector<int64_t> offsets{};
 };
-
-/// -1, 0 or 1: sums are exact in any order.
-double value_of(int tensor, int64_t i, int64_t j) {
-  uint64_t x = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(j) * 0xc2b2ae3d27d4eb4full +
-               static_cast<uint64_t>(tensor) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 29)) * 0x94d049bb133111ebull;
-  return static_cast<double>((x >> 40) % 3) - 1;
-}
-
-template <class F>
-void* made(GpuRank& gpu, int64_t rows, int64_t columns, DType dtype, F value) {
-  std::vector<char> host(static_cast<size_t>(rows * columns) * dtype_bytes(dtype) + 16);
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < columns; ++j) base::store_element(host.data(), dtype, i * columns + j, value(i, j));
-  char* out = gpu.device_array<char>(host.size());
-  gpu.store(out, host.data(), host.size());
-  return out;
-}
 
 /// One rank's operands; a (rows of all ranks, K) is the same for all, b is the rank's own.
 class Site {
@@ -52,15 +33,12 @@ class Site {
     const int64_t first = off[rank], mine = off[rank + 1] - first;
     const bool is_nk = p.layout == spec::BLayout::nk;
     const int me = 2 + gpu.rank;
-    void* a = made(gpu, mine, p.k, p.in, [&](int64_t i, int64_t j) { return value_of(1, first + i, j); });
-    void* b = is_nk ? made(gpu, p.n, p.m, p.in, [&](int64_t i, int64_t j) { return value_of(me, j, i); })
+    args_.a_shard = made(gpu, mine, p.k, p.in, [&](int64_t i, int64_t j) { return value_of(1, first + i, j); });
+    args_.b = is_nk ? made(gpu, p.n, p.m, p.in, [&](int64_t i, int64_t j) { return value_of(me, j, i); }).transposed()
                     : made(gpu, p.m, p.n, p.in, [&](int64_t i, int64_t j) { return value_of(me, i, j); });
     const auto nan = [](int64_t, int64_t) { return NAN; };
-    args_.a_shard = TensorView::contiguous(a, p.in, {mine, p.k});
-    args_.b =
-        is_nk ? TensorView::contiguous(b, p.in, {p.n, p.m}).transposed() : TensorView::contiguous(b, p.in, {p.m, p.n});
-    args_.c = TensorView::contiguous(made(gpu, p.k, p.n, p.out, nan), p.out, {p.k, p.n});
-    args_.a = TensorView::contiguous(made(gpu, p.m, p.k, p.in, nan), p.in, {p.m, p.k});
+    args_.c = made(gpu, p.k, p.n, p.out, nan);
+    args_.a = made(gpu, p.m, p.k, p.in, nan);
     args_.row_offsets = p.offsets;
   }
 
@@ -148,23 +126,8 @@ TEST(GpuAgWgrad, IsReplayedFromAGraph) {
   run_gpu_threads(2, [](GpuRank& gpu) {
     Site site(gpu, {});
     const spec::Schedule schedule = site.schedule("hetero_unfused_1d", 2);
-    site.run(schedule);
-    gpu.wait();
-    gpu.team.barrier();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    site.run(schedule);
-    ASSERT_EQ(cudaStreamEndCapture(gpu.stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    for (int replay = 0; replay < 3; ++replay) {
-      site.spoil();
-      ASSERT_EQ(cudaGraphLaunch(exec, gpu.stream), cudaSuccess);
-      site.check("replay");
-    }
-    gpu.team.barrier();
-    EXPECT_CUDA(cudaGraphExecDestroy(exec));
-    EXPECT_CUDA(cudaGraphDestroy(graph));
+    check_replays(
+        gpu, [&] { site.run(schedule); }, [&] { site.spoil(); }, [&] { site.check("replay"); });
   });
 }
 

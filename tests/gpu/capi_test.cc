@@ -52,10 +52,8 @@ void check_gemm_rs(ovl_channel* channel, int rank, const std::vector<cudaStream_
   Matrix a(kM, kK, [&](int64_t i, int64_t k) { return a_value(rank, i, k); });
   Matrix weight(kN, kK, [&](int64_t n, int64_t k) { return w_value(rank, n, k); });
   Matrix out(rows, kN, [](int64_t, int64_t) { return -1.0f; });
-  ovl_gemm_rs_args args{};
-  args.struct_size = sizeof args;
-  args.a = a.view, args.b = weight.view, args.out = out.view;
-  EXPECT_OVL(ovl_transpose(&args.b));
+  ovl_arg args[] = {ovl_tensor_arg("a", a.view), ovl_tensor_arg("b", weight.view), ovl_tensor_arg("out", out.view)};
+  EXPECT_OVL(ovl_transpose(&args[1].tensor));
   ovl_op op{};
   op.struct_size = sizeof op;
   op.name = "gemm_rs";
@@ -64,7 +62,7 @@ void check_gemm_rs(ovl_channel* channel, int rank, const std::vector<cudaStream_
   EXPECT_OVL(ovl_schedule_make(&op, "hetero_unfused_1d", 1, &schedule));
   for (const cudaStream_t stream : streams) {
     EXPECT_OVL(ovl_channel_use(channel, stream));
-    EXPECT_OVL(ovl_gemm_rs(channel, &args, schedule));
+    EXPECT_OVL(ovl_call(channel, "gemm_rs", args, 3, schedule));
     EXPECT_CUDA(cudaStreamSynchronize(stream));
     const std::vector<float>& got = out.fetch();
     for (int64_t i = 0; i < rows; i += 17) {

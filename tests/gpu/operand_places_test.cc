@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "overlace/ops/gemm_ar.h"
-#include "src/ops/gemm_ar/impl.h"
 #include "tests/gpu/support/gpu_ranks.h"
 
 namespace overlace::test {

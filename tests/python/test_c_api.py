@@ -48,6 +48,7 @@ class Op(c.Structure):
         ("has_a", c.c_int32),
         ("activation", c.c_int32),
         ("row_offsets", c.POINTER(c.c_int64)),
+        ("splits", c.POINTER(c.c_int64)),
     ]
 
 
@@ -61,14 +62,16 @@ class Tensor(c.Structure):
     ]
 
 
-class GemmRsArgs(c.Structure):
+class Arg(c.Structure):
     _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("a", Tensor),
-        ("b", Tensor),
-        ("out", Tensor),
-        ("bias", Tensor),
-        ("row_offsets", c.POINTER(c.c_int64)),
+        ("name", c.c_char_p),
+        ("kind", c.c_int32),
+        ("count", c.c_int32),
+        ("tensor", Tensor),
+        ("integer", c.c_int64),
+        ("real", c.c_double),
+        ("text", c.c_char_p),
+        ("list", c.POINTER(c.c_int64)),
     ]
 
 
@@ -170,8 +173,9 @@ class CApiTest(unittest.TestCase):
             ]
             for schedule in (chosen, written):
                 out = array.array("f", [-1.0] * (rows * n))
-                args = sized(GemmRsArgs, a=self.matrix(a, m, k), b=self.matrix(b, k, n), out=self.matrix(out, rows, n))
-                self.call("ovl_gemm_rs", channel, c.byref(args), schedule)
+                tensors = {b"a": self.matrix(a, m, k), b"b": self.matrix(b, k, n), b"out": self.matrix(out, rows, n)}
+                args = (Arg * 3)(*(Arg(name=name, tensor=tensor) for name, tensor in tensors.items()))
+                self.call("ovl_call", channel, b"gemm_rs", args, 3, schedule)
                 self.assertEqual(list(out), want)
                 self.call("ovl_schedule_free", schedule)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,19 @@ def test_a_loop_goes_on_where_its_state_was_saved(run: gnn.Artefact) -> None:
         next(iter(loader))
 
 
+def test_a_slower_disk_can_be_played(run: gnn.Artefact) -> None:
+    with gnn.PackedLoader(run, packs="segments", format="numpy") as loader:
+        wanted = [batch.x.tobytes() for batch in loader]
+        rate = loader.bytes_read  # so that a training epoch takes a second
+    with gnn.PackedLoader(run, packs="segments", format="numpy", pace=rate) as loader:
+        begin = time.perf_counter()
+        assert [batch.x.tobytes() for batch in loader] == wanted
+        assert 0.9 < time.perf_counter() - begin < 30  # a busy machine may be late
+        assert loader.stats()["bytes_read"] == rate
+    with pytest.raises(overlace.InvalidArgument, match="pace is 'fast', wanted bytes such as 8GiB"):
+        gnn.PackedLoader(run, pace="fast")
+
+
 def random_block(num_src: int, num_dst: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(num_src, 6, generator=generator)
@@ -183,7 +197,7 @@ except overlace.Unsupported as error:
 
 def test_what_does_not_fit_is_refused(run: gnn.Artefact, dataset: gnn.Dataset, tmp_path: Path) -> None:
     for text, arguments in {
-        "format is 'dgl', wanted one of numpy, blocks, pyg": {"format": "dgl"},
+        "format is 'dgl', wanted one of numpy, dlpack, blocks, pyg": {"format": "dgl"},
         "split is 'all', wanted one of train, valid, test": {"split": "all"},
         "no packs fixed, there are: segments": {"packs": "fixed"},
     }.items():

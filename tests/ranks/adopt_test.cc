@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
+#include "overlace/handle_pod.h"
 #include "src/runtime/bootstrap/fd_exchange.h"
 #include "src/runtime/state.h"
-#include "src/spec/handle_pod.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {

@@ -128,7 +128,8 @@ double hash_of(const std::vector<float>& values) {
 
 TEST_P(AsyncCollectiveTest, TrainsWithEveryRuleToTheSameBitsOnAllGroups) {
   const auto [n, mode] = GetParam();
-  for (const OuterRule rule : {OuterRule::co2, OuterRule::local_sgd, OuterRule::slow_mo, OuterRule::diloco}) {
+  for (const OuterRule rule : {OuterRule::co2, OuterRule::eager, OuterRule::streaming, OuterRule::local_sgd,
+                               OuterRule::slow_mo, OuterRule::diloco}) {
     Co2Options co2{.rule = rule, .tau = 3};
     co2.check_every = 1;
     // Threads without an adversary, for comparison.
@@ -200,6 +201,33 @@ TEST(AsyncCollectiveFault, AWaitThatEndsNamesTicketAndWhoIsMissing) {
   EXPECT_GE(timed_out, 1);
 }
 
+TEST(AsyncCollectiveFault, RanksAtDifferentAllReducesAreToldBoth) {
+  const auto run = [](size_t count_of_rank_1, DType dtype, const char* what, const char* wanted) {
+    std::atomic<int> told{0};
+    run_host(3, Mode::threads, [&](AsyncCollective& collective) {
+      std::vector<double> bucket(100, 1.0);
+      const bool is_other = collective.rank() == 1;
+      collective.wait(collective.all_reduce({bucket.data(), 20, DType::fp32, "round 6, bucket 0"}, {}), 20000);
+      const std::string text = thrown_by([&] {
+        collective.wait(collective.all_reduce({bucket.data(), is_other ? count_of_rank_1 : 20,
+                                               is_other ? dtype : DType::fp32, is_other ? what : "round 7, bucket 2"},
+                                              {}),
+                        20000);
+      });
+      // Whoever saw it first aborts the others with its text.
+      EXPECT_NE(text.find("all-reduce of round 7, bucket "), std::string::npos) << text;
+      EXPECT_TRUE(text.find("desync: ") == 0 || text.find("aborted: ") == 0) << text;
+      EXPECT_NE(text.find("\"round 7, bucket 2\" of 20 x fp32"), std::string::npos) << text;
+      EXPECT_NE(text.find(wanted), std::string::npos) << text;
+      ++told;
+    });
+    EXPECT_EQ(told, 3);
+  };
+  run(80, DType::fp32, "round 7, bucket 2", "\"round 7, bucket 2\" of 80 x fp32");
+  run(10, DType::fp64, "round 7, bucket 2", "of 10 x fp64");
+  run(20, DType::fp32, "round 7, bucket 1", "\"round 7, bucket 1\" of 20 x fp32");
+}
+
 TEST(AsyncCollectiveFault, AnAbortEndsWaitsOfAllRanks) {
   run_bootstraps(2, Mode::threads, [&](Bootstrap& bootstrap) {
     const std::string text = thrown_by([&] {  // the other may be aborted while it opens
@@ -224,9 +252,8 @@ TEST(AsyncCollectiveFault, RanksMayBeFurtherApartThanDataMayBeLate) {
         if (bootstrap.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
         collective->wait(collective->all_reduce({&x, 1, DType::fp32, "x"}, {}), 20000);
         EXPECT_EQ(x, 2);
-        throw_error(Errc::closed, "done");
       });
-      failed += text == "closed: done" ? 0 : 1;
+      failed += text == "nothing was thrown" ? 0 : 1;
     });
     return failed.load();
   };
@@ -262,14 +289,17 @@ TEST_P(AsyncCollectiveLost, IsNamedToAllOthersInTime) {
   const auto [fault, step] = GetParam();
   const int64_t deadline_ms = short_deadline_ms();
   constexpr int kCulprit = 1;
-  const auto survivors = run_with_fault(
-      3, kCulprit, fault,
-      [&, step = step](const std::unique_ptr<Bootstrap>& bootstrap, const std::function<void()>& happen) {
-        const auto collective = open_host_collective(*bootstrap, host_options(Mode::processes, 2 * deadline_ms));
-        train(*collective, {.tau = 2}, 12, deadline_ms, [&, step = step](int i) {
-          if (i == step && bootstrap->rank() == kCulprit) happen();
-        });
-      });
+  const auto rank = [&, fault = fault, step = step](const std::unique_ptr<Bootstrap>& bootstrap,
+                                                    const std::function<void()>& happen) {
+    const auto collective = open_host_collective(*bootstrap, host_options(Mode::processes, 2 * deadline_ms));
+    train(*collective, {.tau = 2}, 12, deadline_ms, [&](int i) {
+      if (i != step || bootstrap->rank() != kCulprit) return;
+      // In the middle of an exchange all have met already, and a stopped rank looks like those that wait for it.
+      if (fault == Fault::stop) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      happen();
+    });
+  };
+  const auto survivors = run_with_fault(3, kCulprit, fault, rank);
   // A stopped rank is waited for to the deadline of the wait; who has died is known at once.
   expect_told(survivors, kCulprit, allowed_seconds(fault, 2 * deadline_ms),
               {Errc::timeout, Errc::peer_lost, Errc::aborted}, fault_name(fault));
@@ -283,6 +313,109 @@ INSTANTIATE_TEST_SUITE_P(Steps, AsyncCollectiveLost,
                          testing::Combine(testing::Values(Fault::kill, Fault::exit, Fault::stop, Fault::fail),
                                           testing::Values(0, 3, 6)),
                          name_of);
+
+/// Lets `happen` at the n-th of its launches and waits.
+class FailsAt : public AsyncCollective {
+ public:
+  FailsAt(AsyncCollective& inner, int call, const std::function<void()>& happen)
+      : inner_(inner), call_(call), happen_(happen) {}
+  std::string name() const override { return inner_.name(); }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  CollectiveCaps caps() const override { return inner_.caps(); }
+  Ticket all_reduce(const Bucket& bucket, StreamRef stream) override {
+    count();
+    return inner_.all_reduce(bucket, stream);
+  }
+  TicketState poll(Ticket ticket) override { return inner_.poll(ticket); }
+  void order_after(Ticket ticket, StreamRef stream) override { inner_.order_after(ticket, stream); }
+  void wait(Ticket ticket, int64_t timeout_ms) override {
+    count();
+    inner_.wait(ticket, timeout_ms);
+  }
+  TicketTimes times(Ticket ticket) override { return inner_.times(ticket); }
+  void abort(Errc code, std::string_view why) override { inner_.abort(code, why); }
+  int calls() const { return calls_; }
+
+ private:
+  void count() {
+    if (++calls_ == call_) happen_();
+  }
+  AsyncCollective& inner_;
+  const int call_;
+  const std::function<void()>& happen_;
+  int calls_ = 0;
+};
+
+// Start: 2 launches and waits; round 0: 3 launches; round 1 and 2: 3 waits, 3 launches; flush: 3 waits.
+constexpr int kCallsOfThreeRounds = 4 + 3 + 2 * 6 + 3;
+
+TEST(AsyncCollectiveLostAt, CallsOfThreeRoundsAreCountedRight) {
+  run_host(2, Mode::threads, [](AsyncCollective& inner) {
+    const std::function<void()> nothing = [] {};
+    FailsAt outer(inner, 0, nothing);
+    train(outer, {.tau = 2}, 6);
+    EXPECT_EQ(outer.calls(), kCallsOfThreeRounds);
+  });
+}
+
+TEST(AsyncCollectiveLostAt, EveryLaunchAndWaitIsNamedToAllOthers) {
+  if (!kHasProcesses) GTEST_SKIP() << "ranks are threads under this sanitizer";
+  constexpr int kCulprit = 2;
+  constexpr Fault kFaults[] = {Fault::kill, Fault::exit, Fault::fail};
+  for (int call = 1; call <= kCallsOfThreeRounds; ++call) {
+    const Fault fault = kFaults[call % 3];
+    const auto rank = [&](const std::unique_ptr<Bootstrap>& bootstrap, const std::function<void()>& happen) {
+      const auto inner = open_host_collective(*bootstrap, host_options(Mode::processes));
+      FailsAt outer(*inner, bootstrap->rank() == kCulprit ? call : 0, happen);
+      train(outer, {.tau = 2}, 6);
+    };
+    const auto survivors = run_with_fault(3, kCulprit, fault, rank);
+    // The last wait of a rank may be over when the culprit dies in its own: then nothing is missing.
+    const bool may_be_through = call > kCallsOfThreeRounds - 3;
+    std::vector<Errc> codes = {Errc::timeout, Errc::peer_lost, Errc::aborted};
+    std::vector<Survivor> told;
+    for (const Survivor& s : survivors)
+      if (!may_be_through || s.code != Errc::ok) told.push_back(s);
+    expect_told(told, kCulprit, allowed_seconds(fault, 20000), codes,
+                base::format("{} at call {}", fault_name(fault), call));
+  }
+}
+
+/// A rank that stops while an exchange is on its way. Its own waits look as those of the others; only that it says
+/// nothing any more tells it apart from who waits for it through others.
+class AsyncCollectiveStopped : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(AsyncCollectiveStopped, WithinAnExchangeIsNamedToAllOthers) {
+  if (!kHasProcesses) GTEST_SKIP() << "ranks are threads under this sanitizer";
+  const auto [culprit, after_ms] = GetParam();
+  const int64_t deadline_ms = short_deadline_ms();
+  const auto rank = [&, culprit = culprit, after_ms = after_ms](const std::unique_ptr<Bootstrap>& bootstrap,
+                                                                const std::function<void()>& happen) {
+    // A quarter of 4 MB through each link of 3 MB/s, to be summed and to be spread: about 350 ms each.
+    HostCollectiveOptions options = host_options(Mode::processes, deadline_ms);
+    options.runtime.link = LinkOptions::parse("3MB/s,50us");
+    options.meet_timeout_ms = 20000;
+    const auto collective = open_host_collective(*bootstrap, options);
+    std::vector<float> bucket(1 << 20, 1.0f);
+    const Ticket ticket = collective->all_reduce({bucket.data(), bucket.size(), DType::fp32, "round 4, bucket 0"}, {});
+    if (bootstrap->rank() == culprit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+      EXPECT_EQ(collective->poll(ticket), TicketState::pending);
+      happen();
+    }
+    // One rank's wait and the others' workers come to their deadlines.
+    collective->wait(ticket, bootstrap->rank() == (culprit + 1) % 4 ? 2 * deadline_ms : 10000);
+  };
+  const auto survivors = run_with_fault(4, culprit, Fault::stop, rank);
+  expect_told(survivors, culprit, allowed_seconds(Fault::stop, 2 * deadline_ms) + 1, {Errc::timeout, Errc::aborted},
+              "within an exchange");
+  for (const Survivor& s : survivors)
+    EXPECT_NE(s.text.find(base::format("no sign of life: rank {}", culprit)), std::string::npos) << s.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Within, AsyncCollectiveStopped,
+                         testing::Values(std::tuple(1, 60), std::tuple(1, 280), std::tuple(3, 500)));
 
 // ---- slow and bad links ----
 
@@ -377,9 +510,9 @@ TEST(AsyncCollectiveStats, SayWhatWasHidden) {
     options.co2.tau = 2;
     options.threads = 1;
     train::Replica replica(options, {{.name = "x", .data = x.data(), .count = 64}}, *outer);
-    // A round of 240 ms hides two tickets of 30 ms; the last rounds of next to nothing do not.
+    // A round of 600 ms hides two tickets of 30 ms, though a busy machine may be late; those of next to nothing do not.
     for (int i = 0; i < 12; ++i) {
-      if (i < 8) std::this_thread::sleep_for(std::chrono::milliseconds(120));
+      if (i < 8) std::this_thread::sleep_for(std::chrono::milliseconds(300));
       replica.on_inner_step(0.1);
     }
     replica.flush();
@@ -388,7 +521,7 @@ TEST(AsyncCollectiveStats, SayWhatWasHidden) {
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_GE(stats[i].comm_ms, 55) << i;
       EXPECT_LE(stats[i].exposed_ms, 30) << i;  // of 60, on a machine that has other things to do
-      EXPECT_GE(stats[i].round_ms, 230) << i;
+      EXPECT_GE(stats[i].round_ms, 590) << i;
       EXPECT_EQ(stats[i].bytes, 64 * 4);
       EXPECT_EQ(stats[i].round, static_cast<int64_t>(i));
     }

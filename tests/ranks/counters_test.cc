@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/spec/handle_pod.h"
+#include "overlace/handle_pod.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {

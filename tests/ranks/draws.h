@@ -39,7 +39,7 @@ inline spec::Params options_of(Dice& dice, int degree) {
 
 /// Any operator, family, degree, options, shape (ragged, empty, K of 0), types, layout, bias and strides.
 inline Case draw_case(Dice& dice, int ranks, const Families& families) {
-  static constexpr const char* kOps[] = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"};
+  static constexpr const char* kOps[] = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"};
   static constexpr std::pair<DType, DType> kTypes[] = {{DType::fp32, DType::fp32}, {DType::bf16, DType::bf16},
                                                        {DType::fp16, DType::fp16}, {DType::fp64, DType::fp64},
                                                        {DType::fp16, DType::fp32}, {DType::bf16, DType::fp32}};
@@ -58,7 +58,15 @@ inline Case draw_case(Dice& dice, int ranks, const Families& families) {
   c.uneven = dice.one_in(3);
   c.gathered = dice.one_in(2);
   c.gap = dice.one_in(4) ? dice.number(1, 9) : 0;
-  if (dice.one_in(4) && c.op != "gemm_ar") c.offsets = ragged(dice, c.m, ranks);
+  if (spec::exchanges(c.op)) {
+    if (c.family == "library") c.gap = 0;
+    if (dice.one_in(3))
+      c.m -= c.m % ranks;
+    else
+      c.splits = drawn_splits(ranks, c.m, static_cast<size_t>(dice.number(0, 1 << 20)));
+  } else if (dice.one_in(4) && c.op != "gemm_ar") {
+    c.offsets = ragged(dice, c.m, ranks);
+  }
   const bool is_one_kernel = c.family == "k_slab" || c.family == "one_shot";  // which return A of ranks that have rows
   spec::OpSpec rows;
   rows.m = c.m;
@@ -73,7 +81,7 @@ inline Families families_here() {
   Families out;
   run_ranks(2, Mode::threads, [&](Runtime& runtime) {
     if (runtime.world().rank() != 0) return;
-    for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+    for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"}) {
       const spec::OpSpec problem{.op = op,
                                  .m = 8,
                                  .n = 8,

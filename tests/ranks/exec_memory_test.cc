@@ -60,6 +60,7 @@ TEST_P(ExecMemory, SchedulesShareMemoryOnceTheHeapIsFull) {
         EXPECT_EQ(runtime.stats().preparations, preparations);
         EXPECT_EQ(runtime.stats().evictions, 0u);
         EXPECT_EQ(runtime.stats().shared_blocks, 3u);
+        runtime.synchronize();  // what the wire still carries
         runtime.world().barrier();
         runtime.check_quiescent();
         runtime.heap().verify();
@@ -117,7 +118,7 @@ TEST(ExecMemoryShared, IsNotWrittenBeforeAllHaveReadIt) {
     run_ranks(3, Mode::threads,
               [&](Runtime& runtime) {
                 Channel& channel = channel_of(runtime);
-                const int64_t n = runtime.world().rank() == 0 ? 1 : 400;
+                const int64_t n = runtime.world().rank() == 0 ? 1 : 100;
                 const Case first_case{.op = "ag_gemm", .family = family, .degree = 2, .m = 120, .n = n, .k = 100};
                 Case second_case = first_case;
                 second_case.m = 93;
@@ -153,6 +154,7 @@ TEST(ExecMemoryShared, SchedulesOfAllOperatorsTakeTurns) {
               Dice dice(7);
               for (int64_t i = 0; i < 40; ++i)
                 call(cases[static_cast<size_t>(dice.number(0, static_cast<int64_t>(cases.size()) - 1))], channel, i);
+              runtime.synchronize();  // what the wire still carries
               runtime.world().barrier();
               runtime.check_quiescent();
               runtime.heap().verify();
@@ -278,6 +280,7 @@ TEST(ExecMemoryOfTeams, TheWorldFindsAPlaceThatIsFreeOnAllRanks) {
         }
         for (int64_t round = 0; round < 3; ++round)
           call({.op = "ag_gemm", .family = "hetero_fused_1d", .degree = 2, .m = 60 + round, .n = 2, .k = 30}, world, 7);
+        runtime.synchronize();  // what the wire still carries
         runtime.world().barrier();
         runtime.check_quiescent();
         runtime.close();  // without heap.verify: the teams made other calls

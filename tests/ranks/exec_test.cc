@@ -4,9 +4,9 @@
 #include <chrono>
 #include <thread>
 
+#include "overlace/ops/ag_gemm.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
-#include "src/ops/ag_gemm/impl.h"
 #include "src/ops/reduce/bodies.h"
 #include "tests/ranks/ops_cases.h"
 
@@ -57,6 +57,7 @@ TEST(Exec, GivesUpTheLeastRecentlyUsedWhenTheHeapIsFull) {
           }
         }
         runtime.heap().verify();
+        runtime.synchronize();  // what the wire still carries
         runtime.world().barrier();
         runtime.check_quiescent();
       },

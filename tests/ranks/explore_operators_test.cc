@@ -31,7 +31,7 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
     const auto call = [=, &c, &schedule](int64_t seed) {
       operands->fill(seed);
       const exec::Bindings bindings = {
-          {"A", operands->a()}, {"B", operands->b()}, {spec::gathers(c.op) ? "C" : "Y", operands->out().view}};
+          {"A", operands->a()}, {"B", operands->b()}, {result_of(c.op), operands->out().view}};
       const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::bodies(*channel));
       return status.ok() ? operands->mismatch() : status.message();
     };

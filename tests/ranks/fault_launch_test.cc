@@ -98,7 +98,7 @@ TEST(Launch, AnExceptionOfTheCallerEndsTheGroup) {
                    },
                    [] { throw std::runtime_error("enough"); }),
                std::runtime_error);
-  EXPECT_LT(seconds_since(begin), 30);
+  EXPECT_LT(seconds_since(begin), 40);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "no child is left";
 }
 
@@ -109,7 +109,7 @@ TEST(Launch, EndsTheGroupAfterAFailure) {
   EXPECT_EQ(launch(3, shell("[ $RANK = 0 ] && exit 9; trap '' TERM; sleep 60 & echo $! $$ > " + directory.string() +
                             "/$RANK; wait; sleep 60")),
             9);
-  EXPECT_LT(seconds_since(begin), 15);
+  EXPECT_LT(seconds_since(begin), 40);  // not the 60 s for which they sleep
   EXPECT_TRUE(all_end(pids_in(directory, 4)));
   std::filesystem::remove_all(directory);
 }
@@ -135,7 +135,7 @@ TEST(Launch, InterruptsEndAllRanksWith130) {
     ASSERT_EQ(::waitpid(launcher, &status, 0), launcher);
     EXPECT_TRUE(WIFEXITED(status));
     EXPECT_EQ(WEXITSTATUS(status), 130);
-    EXPECT_LT(seconds_since(begin), 15);
+    EXPECT_LT(seconds_since(begin), 40);  // not the 60 s for which they sleep
     EXPECT_TRUE(all_end(pids));
     std::filesystem::remove_all(directory);
   }

@@ -7,8 +7,8 @@
 #include <thread>
 #include <tuple>
 
+#include "overlace/handle_pod.h"
 #include "src/runtime/wait.h"
-#include "src/spec/handle_pod.h"
 #include "tests/ranks/support/faults.h"
 #include "tests/ranks/support/process.h"
 #include "tests/ranks/support/run_ranks.h"

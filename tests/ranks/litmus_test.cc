@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "src/spec/handle_pod.h"
+#include "overlace/handle_pod.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {

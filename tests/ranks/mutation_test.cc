@@ -43,10 +43,9 @@ std::string run(const Case& c, const Schedule& schedule, const Mutation& mutatio
     std::string said;
     for (int64_t call = 1; call <= 6 && said.empty(); ++call) {
       operands.fill(call);
-      const base::Status status =
-          exec::run(channel, schedule, c.text(),
-                    {{"A", operands.a()}, {"B", operands.b()}, {spec::gathers(c.op) ? "C" : "Y", operands.out().view}},
-                    ops::bodies(channel));
+      const base::Status status = exec::run(
+          channel, schedule, c.text(),
+          {{"A", operands.a()}, {"B", operands.b()}, {result_of(c.op), operands.out().view}}, ops::bodies(channel));
       said = status.ok() ? operands.mismatch() : status.message();
       if (call == 1 && mutation.drops_fences) runtime::observe(runtime, &no_fences);
     }

@@ -11,8 +11,10 @@
 #include <tuple>
 #include <vector>
 
+#include "overlace/ops/a2a_gemm.h"
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/ag_wgrad.h"
+#include "overlace/ops/gemm_a2a.h"
 #include "overlace/ops/gemm_ar.h"
 #include "overlace/ops/gemm_rs.h"
 #include "overlace/runtime.h"
@@ -91,7 +93,8 @@ struct Case {
   bool swiglu = false;    // ag_gemm, with an even n
   int64_t gap = 0;        // between rows of every matrix
   std::vector<int64_t> offsets{};
-  spec::Params options{};  // of make_schedule
+  std::vector<int64_t> splits{};  // where rows are exchanged; without them m is a multiple of the ranks
+  spec::Params options{};         // of make_schedule
 
   std::string text() const {
     std::string rows, chosen;
@@ -103,7 +106,8 @@ struct Case {
     return op + " " + family + " q " + std::to_string(degree) + " M " + std::to_string(m) + " N " + std::to_string(n) +
            " K " + std::to_string(k) + " " + dtype_name(in) + "->" + dtype_name(out) +
            (layout == spec::BLayout::nk ? " nk" : " kn") + (bias ? " bias" : "") + (swiglu ? " swiglu" : "") +
-           (uneven ? " uneven" : "") + (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows) + chosen;
+           (uneven ? " uneven" : "") + (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows) +
+           (splits.empty() ? "" : " splits") + chosen;
   }
 };
 
@@ -111,17 +115,24 @@ struct Case {
 class Operands {
  public:
   Operands(const Case& c, Channel& channel)
-      : case_(c), channel_(channel), rank_(channel.team().rank()), ranks_(channel.team().size()) {
+      : case_(c),
+        channel_(channel),
+        rank_(channel.team().rank()),
+        ranks_(channel.team().size()),
+        is_ag_(spec::gathers(c.op)),
+        is_a2a_(spec::exchanges(c.op)),
+        is_wgrad_(c.op == "ag_wgrad") {
     const std::vector<int64_t> off = spec::row_offsets(spec_of(rank_));
     first_ = off[static_cast<size_t>(rank_)];
     const int64_t mine = off[static_cast<size_t>(rank_) + 1] - first_;
-    const bool is_ag = spec::gathers(c.op);
-    a_ = Matrix(is_ag ? mine : c.m, k_of(rank_), c.in, c.gap);
+    find_origins(off);
+    const int64_t results = std::ssize(origins_);
+    a_ = Matrix(is_ag_ || is_a2a_ ? mine : c.m, k_of(rank_), c.in, c.gap);
     const bool nk = c.layout == spec::BLayout::nk;
     b_ = Matrix(nk ? n() : depth_of(rank_), nk ? depth_of(rank_) : n(), c.in, c.gap);
-    out_ = Matrix(c.op == "gemm_rs" ? mine : is_wgrad() ? c.k : c.m, c.swiglu ? n() / 2 : n(), c.out, c.gap);
+    out_ = Matrix(results, c.swiglu ? n() / 2 : n(), c.out, c.gap);
     bias_ = Matrix(1, n(), c.out, 0);
-    if (is_ag && c.gathered) gathered_ = Matrix(c.m, c.k, c.in, c.gap);
+    if (is_ag_ && c.gathered) gathered_ = Matrix(is_a2a_ ? results : c.m, c.k, c.in, c.gap);
     schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree, c.options);
   }
 
@@ -136,10 +147,10 @@ class Operands {
   void fill(int64_t seed) {
     seed_ = seed;
     const bool nk = case_.layout == spec::BLayout::nk;
-    const int64_t row = spec::gathers(case_.op) ? first_ : 0;
+    const int64_t row = is_ag_ || is_a2a_ ? first_ : 0;
     a_.fill([&](int64_t i, int64_t j) { return static_cast<double>(a_at(rank_, row + i, j)); });
     b_.fill([&](int64_t i, int64_t j) { return static_cast<double>(nk ? b_at(rank_, j, i) : b_at(rank_, i, j)); });
-    bias_.fill([&](int64_t, int64_t j) { return static_cast<double>(bias_at(j)); });
+    bias_.fill([&](int64_t, int64_t j) { return static_cast<double>(bias_at(owner_of_bias(), j)); });
     out_.fill([](int64_t, int64_t) { return NAN; });
     if (gathered_.view.defined()) gathered_.fill([](int64_t, int64_t) { return NAN; });
   }
@@ -152,10 +163,10 @@ class Operands {
   void fill_normal(int64_t seed) {
     fill(seed);
     const bool nk = case_.layout == spec::BLayout::nk;
-    const int64_t row = spec::gathers(case_.op) ? first_ : 0;
+    const int64_t row = is_ag_ || is_a2a_ ? first_ : 0;
     a_.fill([&](int64_t i, int64_t j) { return normal(1, owner_of_a(rank_), row + i, j); });
     b_.fill([&](int64_t i, int64_t j) { return nk ? normal(2, rank_, j, i) : normal(2, rank_, i, j); });
-    bias_.fill([&](int64_t, int64_t j) { return normal(3, spec::gathers(case_.op) ? rank_ : 0, 0, j); });
+    bias_.fill([&](int64_t, int64_t j) { return normal(3, owner_of_bias(), 0, j); });
   }
 
   /// After fill_normal: largest distance from the fp64 result of the rounded operands, the largest result, and the
@@ -164,34 +175,33 @@ class Operands {
     double error = 0, magnitude = 0, terms = 0;
   };
   Errors errors() const {
-    const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
-    const bool is_ag = spec::gathers(case_.op);
-    const int64_t rows = out_.view.dim(0);
-    std::vector<double> sums(static_cast<size_t>(rows * n())), terms(sums.size());
-    for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
+    const int64_t rows = out_.view.dim(0), columns = n();
+    std::vector<double> sums(static_cast<size_t>(rows * columns)), terms(sums.size());
+    std::vector<double> b_row(static_cast<size_t>(columns));
+    for (int s = 0; s < ranks_; ++s) {
+      if (is_ag_ && s != rank_) continue;
       for (int64_t k = 0; k < depth_of(s); ++k) {
-        std::vector<double> b_row;
-        for (int64_t j = 0; j < n(); ++j) b_row.push_back(rounded(normal(2, s, k, j), case_.in));
+        for (int64_t j = 0; j < columns; ++j) b_row[static_cast<size_t>(j)] = rounded(normal(2, s, k, j), case_.in);
         for (int64_t i = 0; i < rows; ++i) {
-          const int64_t a_row = is_wgrad() ? k : row + i, a_column = is_wgrad() ? i : k;
+          const Origin& from = origins_[static_cast<size_t>(i)];
+          if (!from.has(s)) continue;
+          const int64_t a_row = is_wgrad_ ? k : from.row, a_column = is_wgrad_ ? i : k;
           const double a = rounded(normal(1, owner_of_a(s), a_row, a_column), case_.in);
-          for (int64_t j = 0; j < n(); ++j) {
-            const double product = a * b_row[static_cast<size_t>(j)];
-            sums[static_cast<size_t>(i * n() + j)] += product;
-            terms[static_cast<size_t>(i * n() + j)] += std::abs(product);
-          }
+          const auto at = static_cast<size_t>(i * columns);
+          add_products(a, b_row.data(), columns, sums.data() + at, terms.data() + at);
         }
       }
     }
     Errors largest;
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < n(); ++j) {
-        const double bias = case_.bias ? rounded(normal(3, is_ag ? rank_ : 0, 0, j), case_.out) : 0;
-        const double sum = sums[static_cast<size_t>(i * n() + j)] + bias;
+      for (int64_t j = 0; j < columns; ++j) {
+        const int bias_of = origins_[static_cast<size_t>(i)].bias;
+        const double bias = case_.bias ? rounded(normal(3, bias_of, 0, j), case_.out) : 0;
+        const double sum = sums[static_cast<size_t>(i * columns + j)] + bias;
         const double error = std::abs(out_.get(i, j) - sum);
         if (!(error <= largest.error) && !std::isnan(largest.error)) largest.error = error;  // NaN is the largest
         largest.magnitude = std::max(largest.magnitude, std::abs(sum));
-        largest.terms = std::max(largest.terms, terms[static_cast<size_t>(i * n() + j)] + std::abs(bias));
+        largest.terms = std::max(largest.terms, terms[static_cast<size_t>(i * columns + j)] + std::abs(bias));
       }
     }
     return largest;
@@ -214,7 +224,7 @@ class Operands {
                                .row_offsets = case_.offsets,
                                .activation = spec_of(rank_).activation},
                schedule_);
-    } else if (is_wgrad()) {
+    } else if (is_wgrad_) {
       ops::run(channel_,
                ops::AgWgradArgs{
                    .a_shard = a_.view, .b = b, .c = out_.view, .a = gathered_.view, .row_offsets = case_.offsets},
@@ -223,6 +233,15 @@ class Operands {
       ops::run(channel_,
                ops::GemmRsArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias, .row_offsets = case_.offsets},
                schedule_);
+    } else if (case_.op == "a2a_gemm") {
+      ops::run(
+          channel_,
+          ops::A2aGemmArgs{
+              .a_shard = a_.view, .b = b, .c = out_.view, .bias = bias, .a = gathered_.view, .splits = case_.splits},
+          schedule_);
+    } else if (is_a2a_) {
+      ops::run(channel_, ops::GemmA2aArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias, .splits = case_.splits},
+               schedule_);
     } else {
       ops::run(channel_, ops::GemmArArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias}, schedule_);
     }
@@ -230,12 +249,12 @@ class Operands {
 
   /// First wrong element in words; empty if all are right.
   std::string mismatch() const {
-    const int64_t row = case_.op == "gemm_rs" ? first_ : 0;
+    const std::vector<int64_t> sums = exact_sums();
     std::vector<char> rounded(8);
     for (int64_t i = 0; i < out_.view.dim(0); ++i) {
+      const int64_t* sum = sums.data() + i * n();
       for (int64_t j = 0; j < out_.view.dim(1); ++j) {
-        const double exact = case_.swiglu ? swiglu(want(row + i, 2 * j), want(row + i, 2 * j + 1))
-                                          : static_cast<double>(want(row + i, j));
+        const double exact = case_.swiglu ? swiglu(sum[2 * j], sum[2 * j + 1]) : static_cast<double>(sum[j]);
         base::store_element(rounded.data(), case_.out, 0, exact);
         const double expected = base::load_element(rounded.data(), case_.out, 0);
         if (out_.get(i, j) == expected) continue;
@@ -246,9 +265,10 @@ class Operands {
       }
     }
     if (!out_.gaps_intact()) return case_.text() + ": rank " + std::to_string(rank_) + " wrote between rows";
-    for (int64_t i = 0; gathered_.view.defined() && i < case_.m; ++i) {
+    for (int64_t i = 0; gathered_.view.defined() && i < gathered_.view.dim(0); ++i) {
+      const int64_t row = is_a2a_ ? origins_[static_cast<size_t>(i)].row : i;
       for (int64_t j = 0; j < case_.k; ++j) {
-        if (gathered_.get(i, j) == static_cast<double>(a_at(owner(i), i, j))) continue;
+        if (gathered_.get(i, j) == static_cast<double>(a_at(0, row, j))) continue;
         return case_.text() + ": rank " + std::to_string(rank_) + " a[" + std::to_string(i) + "][" + std::to_string(j) +
                "] is " + std::to_string(gathered_.get(i, j));
       }
@@ -265,6 +285,12 @@ class Operands {
           static_cast<double>(hash_of(what + 16 * static_cast<uint64_t>(draw + 1), rank, i, j, seed_) >> 11) * 0x1p-53;
     }
     return sum;
+  }
+  static void add_products(double a, const double* b, int64_t columns, double* sums, double* terms) {
+    for (int64_t j = 0; j < columns; ++j) {
+      sums[j] += a * b[j];
+      terms[j] += std::abs(a * b[j]);
+    }
   }
   static double rounded(double v, DType dtype) {
     std::array<char, 8> at{};
@@ -288,13 +314,41 @@ class Operands {
         return std::ldexp(std::abs(x), -7) + 1e-37;
     }
   }
-  bool is_wgrad() const { return case_.op == "ag_wgrad"; }
-  int owner_of_a(int rank) const { return spec::gathers(case_.op) ? 0 : rank; }
+
+  /// Of a row of the result: ranks [begin, end) whose products are summed in it, the row of each, and whose bias is
+  /// added.
+  struct Origin {
+    int begin = 0, end = 0;
+    int64_t row = 0;
+    int bias = 0;
+    bool has(int rank) const { return begin <= rank && rank < end; }
+  };
+  /// Rows that are gathered or exchanged are counted over all ranks.
+  void find_origins(const std::vector<int64_t>& off) {
+    if (is_a2a_) return find_origins_of_blocks(off);
+    const bool is_own = case_.op == "gemm_rs";
+    const int64_t first = is_own ? first_ : 0;
+    const int64_t end = is_own ? off[static_cast<size_t>(rank_) + 1] : is_wgrad_ ? case_.k : case_.m;
+    for (int64_t row = first; row < end; ++row)
+      origins_.push_back(is_ag_ ? Origin{rank_, rank_ + 1, row, rank_} : Origin{0, ranks_, row, 0});
+  }
+  void find_origins_of_blocks(const std::vector<int64_t>& off) {
+    const std::vector<int64_t> blocks = spec::splits(spec_of(rank_));
+    for (int s = 0; s < ranks_; ++s) {
+      const auto block = [&](int to) { return blocks[static_cast<size_t>(s * ranks_ + to)]; };
+      int64_t row = off[static_cast<size_t>(s)];
+      for (int to = 0; to < rank_; ++to) row += block(to);
+      const int by = is_ag_ ? rank_ : s;
+      for (int64_t i = 0; i < block(rank_); ++i) origins_.push_back({by, by + 1, row + i, by});
+    }
+  }
+  int owner_of_bias() const { return is_ag_ || is_a2a_ ? rank_ : 0; }
+  int owner_of_a(int rank) const { return is_ag_ ? 0 : rank; }
   int64_t extra(int rank) const { return case_.uneven ? rank % 3 * (case_.swiglu ? 2 : 1) : 0; }
-  int64_t n() const { return case_.n + (spec::gathers(case_.op) ? extra(rank_) : 0); }
-  int64_t k_of(int rank) const { return case_.k + (spec::gathers(case_.op) ? 0 : extra(rank)); }
+  int64_t n() const { return case_.n + (is_ag_ ? extra(rank_) : 0); }
+  int64_t k_of(int rank) const { return case_.k + (is_ag_ ? 0 : extra(rank)); }
   /// What the sum is over.
-  int64_t depth_of(int rank) const { return is_wgrad() ? case_.m : k_of(rank); }
+  int64_t depth_of(int rank) const { return is_wgrad_ ? case_.m : k_of(rank); }
   spec::OpSpec spec_of(int rank) const {
     return {.op = case_.op,
             .m = case_.m,
@@ -306,32 +360,46 @@ class Operands {
             .b_layout = case_.layout,
             .bias = case_.bias,
             .activation = case_.swiglu ? spec::Activation::swiglu : spec::Activation::none,
-            .row_offsets = case_.offsets};
-  }
-  int owner(int64_t row) const {
-    const std::vector<int64_t> off = spec::row_offsets(spec_of(rank_));
-    int p = 0;
-    while (row >= off[static_cast<size_t>(p) + 1]) ++p;
-    return p;
+            .row_offsets = case_.offsets,
+            .splits = case_.splits};
   }
   /// ag_gemm, ag_wgrad: row i of the whole, whoever owns it; else: of that rank's part.
   int64_t a_at(int rank, int64_t i, int64_t k) const { return hashed(1, owner_of_a(rank), i, k, seed_, case_.in); }
   int64_t b_at(int rank, int64_t k, int64_t j) const { return hashed(2, rank, k, j, seed_, case_.in); }
-  int64_t bias_at(int64_t j) const { return hashed(3, spec::gathers(case_.op) ? rank_ : 0, 0, j, seed_, case_.in); }
-  int64_t want(int64_t row, int64_t j) const {
-    int64_t sum = case_.bias ? bias_at(j) : 0;
-    const bool is_ag = spec::gathers(case_.op);
-    for (int s = is_ag ? rank_ : 0; s < (is_ag ? rank_ + 1 : ranks_); ++s) {
-      for (int64_t k = 0; k < depth_of(s); ++k) sum += (is_wgrad() ? a_at(s, k, row) : a_at(s, row, k)) * b_at(s, k, j);
+  int64_t bias_at(int rank, int64_t j) const { return hashed(3, rank, 0, j, seed_, case_.in); }
+  /// Rows of the result, n() columns each. NOTE: it draws each operand once and adds row by row, for under a sanitizer
+  /// this oracle takes longer than what it looks at.
+  std::vector<int64_t> exact_sums() const {
+    const int64_t columns = n(), rows = std::ssize(origins_);
+    std::vector<int64_t> sums(static_cast<size_t>(rows * columns)), b_row(static_cast<size_t>(columns));
+    if (case_.bias) {
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j)
+          sums[static_cast<size_t>(i * columns + j)] = bias_at(origins_[static_cast<size_t>(i)].bias, j);
     }
-    return sum;
+    for (int s = 0; s < ranks_; ++s) {
+      if (is_ag_ && s != rank_) continue;
+      for (int64_t k = 0; k < depth_of(s); ++k) {
+        for (int64_t j = 0; j < columns; ++j) b_row[static_cast<size_t>(j)] = b_at(s, k, j);
+        for (int64_t i = 0; i < rows; ++i) {
+          const Origin& from = origins_[static_cast<size_t>(i)];
+          if (!from.has(s)) continue;
+          const int64_t a = is_wgrad_ ? a_at(s, k, from.row) : a_at(s, from.row, k);
+          int64_t* sum = sums.data() + i * columns;
+          for (int64_t j = 0; j < columns; ++j) sum[j] += a * b_row[static_cast<size_t>(j)];
+        }
+      }
+    }
+    return sums;
   }
 
   Case case_;
   Channel& channel_;
   int rank_, ranks_;
+  bool is_ag_, is_a2a_, is_wgrad_;
   int64_t first_ = 0, seed_ = 0;
   Matrix a_, b_, out_, bias_, gathered_;
+  std::vector<Origin> origins_;
   spec::Schedule schedule_;
 };
 
@@ -365,6 +433,30 @@ inline int64_t hosts_of(int ranks, size_t turn) {
   return all[turn % all.size()];
 }
 
+/// The buffer of an operator's result.
+inline std::string result_of(const std::string& op) {
+  for (const spec::Arg& arg : spec::find_operator(op)->args)
+    if (arg.role == spec::Role::output) return std::string(arg.name);
+  return "";
+}
+
+/// `m` rows from rank to rank, some blocks of many and others of none.
+inline std::vector<int64_t> drawn_splits(int ranks, int64_t m, size_t seed) {
+  std::vector<int64_t> out(static_cast<size_t>(ranks * ranks));
+  for (int64_t i = 0; i < m; ++i) {
+    const uint64_t h = hash_of(9, i / 3, 0, 0, static_cast<int64_t>(seed));
+    ++out[(h >> 20) % out.size()];
+  }
+  return out;
+}
+
+/// Another number of rows, in shards or blocks of its own.
+inline void set_rows(Case* c, int ranks, int64_t m) {
+  c->m = m;
+  c->offsets.clear();
+  if (spec::exchanges(c->op)) c->splits = drawn_splits(ranks, m, static_cast<size_t>(m));
+}
+
 /// All families and degrees of an operator; shapes, types, layouts, bias and raggedness take turns, so that each pair
 /// of them meets in some case and team size.
 inline std::vector<Case> cases_of(const std::string& op, int ranks) {
@@ -374,6 +466,7 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
                                            {DType::fp16, DType::fp16}, {DType::bf16, DType::fp32}};
   std::vector<Case> cases;
   size_t turn = static_cast<size_t>(ranks);
+  const spec::OperatorDef& def = *spec::find_operator(op);
   for (const std::string& family : spec::families(op)) {
     if (family == "compute" || family == "comm" || family == "limit") continue;
     for (const int degree : {1, 2, 3, 5}) {
@@ -391,9 +484,15 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
       if (family == "tma_slot" && turn % 3 != 0) c.n = 100 * static_cast<int64_t>(turn % 4 + 1);  // several groups
       if (family == "tma_slot" && turn % 2 == 0) c.options["align"] = int64_t{2};                 // several bands
       c.gap = turn % 5 == 3 ? 3 : 0;
-      const bool knows_hosts = family == "hierarchical" || (family == "serial" && degree > 2 && op != "ag_wgrad");
+      const bool knows_hosts = family == "hierarchical" || (family == "serial" && degree > 2 && def.knows_hosts);
       if (knows_hosts) c.options["hosts"] = hosts_of(ranks, turn);
-      if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
+      if (spec::exchanges(op)) {
+        if (family == "library") c.gap = 0;
+        if (turn % 3 != 0)
+          c.splits = drawn_splits(ranks, c.m, turn);
+        else
+          c.m -= c.m % ranks;
+      } else if (turn % 4 == 2 && op != "gemm_ar") {  // ragged: all rows at a few ranks, others empty
         c.offsets.assign(static_cast<size_t>(ranks) + 1, 0);
         for (int p = 1; p <= ranks; ++p)
           c.offsets[static_cast<size_t>(p)] =

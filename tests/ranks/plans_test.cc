@@ -91,15 +91,15 @@ class Rank {
   }
   int ag_gemm(std::vector<float>& a, std::vector<float>& b, std::vector<float>& c, int64_t rows, int64_t n, int64_t k,
               ovl_schedule* plan) {
-    auto args = fresh<ovl_ag_gemm_args>();
-    args.a_shard = matrix(a, rows, k), args.b = matrix(b, k, n), args.c = matrix(c, rows * kRanks, n);
-    return ovl_ag_gemm(channel_, &args, plan);
+    const ovl_arg args[] = {ovl_tensor_arg("a_shard", matrix(a, rows, k)), ovl_tensor_arg("b", matrix(b, k, n)),
+                            ovl_tensor_arg("c", matrix(c, rows * kRanks, n))};
+    return ovl_call(channel_, "ag_gemm", args, 3, plan);
   }
   int gemm_rs(std::vector<float>& a, std::vector<float>& b, std::vector<float>& out, int64_t m, int64_t n, int64_t k,
               ovl_schedule* plan) {
-    auto args = fresh<ovl_gemm_rs_args>();
-    args.a = matrix(a, m, k), args.b = matrix(b, k, n), args.out = matrix(out, m / kRanks, n);
-    return ovl_gemm_rs(channel_, &args, plan);
+    const ovl_arg args[] = {ovl_tensor_arg("a", matrix(a, m, k)), ovl_tensor_arg("b", matrix(b, k, n)),
+                            ovl_tensor_arg("out", matrix(out, m / kRanks, n))};
+    return ovl_call(channel_, "gemm_rs", args, 3, plan);
   }
 
   ovl_schedule* schedule(int64_t m, int64_t width) {

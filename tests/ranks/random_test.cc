@@ -100,7 +100,7 @@ void print_distribution(const std::map<std::string, int>& counts, uint64_t first
 
 TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
   const Families families = families_here();
-  ASSERT_EQ(families.size(), 4u);
+  ASSERT_EQ(families.size(), 6u);
   for (const auto& [op, names] : families) ASSERT_GE(names.size(), 5u) << op;
   std::map<std::string, int> counts;
   const Seeds chosen = seeds();
@@ -121,10 +121,8 @@ TEST(Random, DrawnCallsGiveTheOraclesResultTwice) {
 
 /// The long run stands on it: one seed, the same draws everywhere.
 TEST(Random, ASeedSaysEverything) {
-  const Families families = {{"ag_gemm", {"library", "serial"}},
-                             {"ag_wgrad", {"library"}},
-                             {"gemm_rs", {"library"}},
-                             {"gemm_ar", {"library"}}};
+  const Families families = {{"ag_gemm", {"library", "serial"}}, {"ag_wgrad", {"library"}}, {"gemm_rs", {"library"}},
+                             {"gemm_ar", {"library"}},           {"gemm_a2a", {"serial"}},  {"a2a_gemm", {"serial"}}};
   const TeamDraws team = draw_team(7, families), same = draw_team(7, families), other = draw_team(8, families);
   std::string texts, others;
   for (size_t i = 0; i < kDraws; ++i) {

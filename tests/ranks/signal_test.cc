@@ -4,8 +4,8 @@
 #include <tuple>
 #include <vector>
 
+#include "overlace/handle_pod.h"
 #include "src/runtime/wait.h"
-#include "src/spec/handle_pod.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {

@@ -241,6 +241,7 @@ TEST(Traffic, CallsOfTwoHalvesLeaveTheHeapOfTheWholeAlone) {
       whole.run();
       ASSERT_EQ(whole.mismatch(), "");
     }
+    runtime.synchronize();  // what the wire still carries
     world.barrier();
     runtime.check_quiescent();
     runtime.close();  // without heap.verify: the halves made other calls

@@ -44,7 +44,7 @@ void add_scaled(Schedule* out, const OpSpec& op, std::vector<Loop> loops, const 
   out->buffers.push_back({"T", Space::local, op.dtype, {"off[r+1]-off[r]", "N"}});
   Task scale = task("scale", Kind::reduce, Engine::sm, 0, loops.empty() ? Expr(0) : Expr("s"), std::move(loops),
                     {"X", "r", {rows, kColumns}}, {"T", "r", {rows, kColumns}});
-  scale.params["activation"] = std::string(kScales);
+  scale.params["activation"] = std::string("scale");
   out->tasks.push_back(std::move(scale));
 }
 
@@ -84,7 +84,7 @@ void make_pushed(Schedule* out, const OpSpec& op, const FamilyOptions&) {
 void make_alone(Schedule* out, const OpSpec&, Purpose) {
   Task scale = task("scale", Kind::reduce, Engine::sm, 0, 0, {}, {"X", "r", {{0, "M"}, kColumns}},
                     {"Y", "r", {{0, "M"}, kColumns}});
-  scale.params["activation"] = std::string(kScales);
+  scale.params["activation"] = std::string("scale");
   out->tasks.push_back(std::move(scale));
 }
 
@@ -95,8 +95,20 @@ Meaning meaning(const Schedule& schedule, int rank, int) {
           .outputs = {{.buffer = "Y", .is_operand = true, .is_activated = true}}};
 }
 
+/// alpha times what is read.
+void compute(const HostTask& task) {
+  if (task.reads[0].empty()) return;
+  const auto alpha = static_cast<float>(std::get<double>(task.schedule.params.at("alpha")));
+  const TensorView &from = task.reads[0][0], &to = task.writes[0][0];
+  for (int64_t i = 0; i < from.dim(0); ++i)
+    for (int64_t j = 0; j < from.dim(1); ++j)
+      static_cast<float*>(to.data)[i * to.stride(0) + j] =
+          alpha * static_cast<const float*>(from.data)[i * from.stride(0) + j];
+}
+
 std::string refuse(const OpSpec& op) {
   if (op.k != 0) return "scale_ag sums nothing, wanted K 0";
+  if (op.dtype != DType::fp32) return "scale_ag takes fp32";
   return op.dtype == op.out_dtype ? "" : "scale_ag keeps the type, wanted out_dtype equal to dtype";
 }
 
@@ -108,7 +120,9 @@ std::vector<int> chunks(const OpSpec& op, const Machine&) {
   return out;
 }
 
-constexpr Arg kArgs[] = {{"X", "x", Role::input, "off[r+1]-off[r]", "N"}, {"Y", "y", Role::output, "M", "N"}};
+constexpr Arg kArgs[] = {
+    {.name = "X", .call = "x", .rows = "off[r+1]-off[r]", .columns = "N", .why = "as y's rows are split"},
+    {.name = "Y", .call = "y", .role = Role::output, .rows = "M", .columns = "N", .why = "to take all rows of x"}};
 constexpr FieldDef kFields[] = {{"alpha", FieldType::real, "the factor"}};
 constexpr FamilyDef kFamilies[] = {
     {.name = kLibrary, .degrees = one, .make = make_library},
@@ -125,6 +139,7 @@ constinit const OperatorDef kScaleAg = {.name = "scale_ag",
                                         .families = kFamilies,
                                         .make_alone = make_alone,
                                         .refuse = refuse,
-                                        .meaning = meaning};
+                                        .meaning = meaning,
+                                        .compute = compute};
 
 }  // namespace overlace::toy

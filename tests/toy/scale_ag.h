@@ -10,7 +10,4 @@ namespace overlace::toy {
 /// Families: library, serial and pushed, which sends chunk s while chunk s + 1 is scaled.
 extern const spec::OperatorDef kScaleAg;
 
-/// Task parameter of the tasks that scale; what a body looks for.
-inline constexpr const char* kScales = "scale";
-
 }  // namespace overlace::toy

@@ -5,10 +5,10 @@
 #include <memory>
 #include <mutex>
 
+#include "overlace/ops/call.h"
 #include "overlace/plan.h"
 #include "overlace/sim.h"
 #include "overlace/team.h"
-#include "src/base/half.h"
 #include "src/exec/run.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/spec/machine.h"
@@ -35,19 +35,6 @@ OpSpec problem(int ranks, int64_t m = 24, int64_t n = 5) {
   return op;
 }
 
-/// The body of the tasks that scale, on CPU ranks.
-base::Status scale_on_cpu(const exec::BodyContext& context) {
-  if (context.reads[0].empty()) return {};
-  const double alpha = std::get<double>(context.schedule.params.at("alpha"));
-  const TensorView &from = context.reads[0][0], &to = context.writes[0][0];
-  for (int64_t i = 0; i < from.dim(0); ++i)
-    for (int64_t j = 0; j < from.dim(1); ++j) {
-      const double x = base::load_element(from.data, from.dtype, i * from.stride(0) + j * from.stride(1));
-      base::store_element(to.data, to.dtype, i * to.stride(0) + j * to.stride(1), alpha * x);
-    }
-  return {};
-}
-
 /// One rank's operands, which differ by row, column and call, and a call.
 class Call {
  public:
@@ -63,12 +50,17 @@ class Call {
     for (size_t i = 0; i < x_.size(); ++i) x_[i] = at(call, first_ * n_ + static_cast<int64_t>(i));
     std::fill(y_.begin(), y_.end(), -1.0F);
     const int64_t rows = static_cast<int64_t>(x_.size()) / n_;
-    static const exec::Bodies kBodies = {.by_kind = {{spec::Kind::reduce, scale_on_cpu}}};
-    const base::Status status = exec::run(channel_, schedule_, "scale_ag",
-                                          {{"X", TensorView::contiguous(x_.data(), DType::fp32, {rows, n_})},
-                                           {"Y", TensorView::contiguous(y_.data(), DType::fp32, {off_.back(), n_})}},
-                                          kBodies, {.trace = trace});
-    if (!status.ok()) return status.message();
+    exec::set_trace(channel_, trace);
+    const ops::CallArgs args{
+        .tensors = {TensorView::contiguous(x_.data(), DType::fp32, {rows, n_}),
+                    TensorView::contiguous(y_.data(), DType::fp32, {off_.back(), n_})},
+        .fields = {{"alpha", kAlpha}},
+    };
+    try {
+      ops::call(channel_, kScaleAg, args, schedule_);
+    } catch (const Error& error) {
+      return error.what();
+    }
     std::fill(x_.begin(), x_.end(), -2.0F);  // it is ours again: nobody may still read it
     for (size_t i = 0; i < y_.size(); ++i) {
       const float want = static_cast<float>(kAlpha) * at(call, static_cast<int64_t>(i));
@@ -92,7 +84,7 @@ TEST(ScaleAg, IsKnownByItsValueAlone) {
   ASSERT_TRUE(kIsAdded);
   EXPECT_EQ(spec::find_operator("scale_ag"), &kScaleAg);
   EXPECT_EQ(spec::families("scale_ag"), (std::vector<std::string>{"library", "serial", "pushed"}));
-  EXPECT_EQ(spec::operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar or scale_ag");
+  EXPECT_EQ(spec::operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or scale_ag");
   EXPECT_EQ(problem(3).to_string(), "scale_ag M 24 N 5 K 0 G 3 fp32 alpha 3");
   const Schedule schedule = spec::make_schedule(problem(3), "pushed", 2);
   EXPECT_EQ(spec::family_of(schedule), &kScaleAg.families[2]);
@@ -198,6 +190,58 @@ TEST(ScaleAg, GivesTheResultOnEveryTeam) {
     }
   });
   return first;
+}
+
+TEST(ScaleAg, ChecksTheArgumentsOfACall) {
+  test::run_ranks(2, test::Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const auto rank = "; rank " + std::to_string(channel.team().rank());
+    std::vector<float> x(3 * 5), y(6 * 5), b(5);
+    const auto refusal = [&](const std::function<void(ops::CallArgs&)>& change) -> std::string {
+      ops::CallArgs args{.tensors = {TensorView::contiguous(x.data(), DType::fp32, {3, 5}),
+                                     TensorView::contiguous(y.data(), DType::fp32, {6, 5})},
+                         .fields = {{"alpha", kAlpha}}};
+      const Schedule schedule = spec::make_schedule(ops::op_spec(channel, kScaleAg, args), "pushed", 2);
+      change(args);
+      try {
+        ops::call(channel, kScaleAg, args, schedule);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    EXPECT_EQ(refusal([](ops::CallArgs&) {}), "");
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.tensors.pop_back(); }), "scale_ag: got 1 tensors, wanted 2" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.tensors[0].sizes[0] = 2; }),
+              "scale_ag: x must be (3, 5) as y's rows are split, got (2, 5)" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) {
+                a.row_offsets = {0, 1, 6};
+              }),
+              "scale_ag: x must be (" + std::string(channel.team().rank() == 0 ? "1" : "5") +
+                  ", 5) as row_offsets say, got (3, 5)" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.tensors[1].sizes[1] = 4; }),
+              "scale_ag: y must be (6, 5) to take all rows of x, got (6, 4)" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.fields.clear(); }),
+              "scale_ag: field 'alpha' is missing, wanted a number" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.fields["alpha"] = int64_t{3}; }),
+              "scale_ag: field 'alpha' is an integer, wanted a number" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.fields["alpha"] = 4.0; }),
+              "scale_ag: schedule pushed was made for alpha 3, the call has 4" + rank);
+    EXPECT_EQ(refusal([](ops::CallArgs& a) { a.tensors[1].data = a.tensors[0].data; }),
+              "scale_ag: y (6, 5) must not share memory with x (3, 5)" + rank);
+    const auto name_refusal = [](const std::vector<std::pair<std::string_view, TensorView>>& tensors) -> std::string {
+      try {
+        (void)ops::named_tensors(kScaleAg, tensors);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const TensorView view = TensorView::contiguous(b.data(), DType::fp32, {5});
+    EXPECT_EQ(name_refusal({{"y", view}, {"z", view}}), "scale_ag: no argument is called 'z', wanted x, y");
+    EXPECT_EQ(name_refusal({{"y", view}, {"y", view}}), "scale_ag: y is given twice");
+    EXPECT_EQ(ops::named_tensors(kScaleAg, {{"y", view}})[1].data, view.data);
+  });
 }
 
 TEST(ScaleAg, EachMutantIsCaught) {

@@ -12,7 +12,7 @@ from results import FAILED, PASSED, Case
 from runner import ROOT, build, configure, run, step
 
 LEAST_PERCENT = 90.0
-APART = re.compile(r"/(cuda|cuda_peer|nccl)/|\.cuh?$|^src/device/")
+APART = re.compile(r"/(cuda|cuda_peer|nccl)/|\.cuh?$|^(src|include/overlace)/device/")
 
 Lines = dict[int, int]  # line -> how often it ran
 

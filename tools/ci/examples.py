@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import install_tree
-from results import FAILED, PASSED, Case
+from results import FAILED, PASSED, SKIPPED, Case
 from runner import ROOT, build, configure, jobs, run, step
 
 FOLDER = ROOT / "examples"
 MAX_LINES, MAX_SECONDS = 100, 10
 RANKS = "2"
+NO_GPU = 77  # exit status of an example that wants one
+MORE_RANKS = {"10_halo": ("1", "3", "4")}
 
 
 def tree_problem(folder: Path) -> str:
@@ -55,8 +57,15 @@ def check_examples(out: Path) -> Iterator[Case]:
         return
     for source in sorted(FOLDER.glob("*/main.c*")):
         name = source.parent.name
-        words = [str(prefix / "bin" / "overlace"), "run", "-n", RANKS, "--", str(where / name)]
-        yield step(f"example {name}", run(words, MAX_SECONDS, {"CUDA_VISIBLE_DEVICES": ""}, cwd=where))
+        if source.suffix == ".cu" and not (where / name).exists():
+            yield Case(f"example {name}", SKIPPED, "nvcc was not found: not even compiled")
+            continue
+        for ranks in (RANKS, *MORE_RANKS.get(name, ())):
+            words = [str(prefix / "bin" / "overlace"), "run", "-n", ranks, "--", str(where / name)]
+            title = f"example {name}" if ranks == RANKS else f"example {name}, {ranks} ranks"
+            done = run(words, MAX_SECONDS, {"CUDA_VISIBLE_DEVICES": ""}, cwd=where)
+            wants_gpu = source.suffix == ".cu" and done.rc == NO_GPU
+            yield Case(title, SKIPPED, "no GPU: compiled only") if wants_gpu else step(title, done)
 
 
 def check_docs(out: Path) -> Iterator[Case]:

@@ -23,10 +23,10 @@ struct AgWgradArgs {
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). The same inputs, schedule and team size give
-/// the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
-/// Sums are fp32 (fp64 of fp64) and rounded once; families add row blocks in an order of their own, so that their bits
-/// differ, but not from run to run.
+/// Collective; queued on the channel's stream (CPU ranks: done on return). Calls with equal inputs, schedule and team
+/// size give the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything
+/// moves. Sums are fp32 (fp64 of fp64) and rounded once; families add row blocks in an order of their own, so that
+/// their bits differ, but not from run to run.
 void run(Channel& channel, const AgWgradArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const AgWgradArgs& args);

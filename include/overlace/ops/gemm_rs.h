@@ -24,8 +24,9 @@ struct GemmRsArgs {
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). The same inputs, schedule and team size give
-/// the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
+/// Collective; queued on the channel's stream (CPU ranks: done on return). Calls with equal inputs, schedule and team
+/// size give the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything
+/// moves.
 void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const GemmRsArgs& args);

@@ -26,7 +26,7 @@ from overlace.planning import Plan
 from overlace.planning import plan as plan_of
 
 __all__ = ["Candidate", "Pass", "Report", "aot_eager", "enable", "report"]
-_SOURCES = tuple(str(Path(__file__).parent / name) for name in ("__init__.py", "match.py", "rewrite.py"))
+_SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 _found: list[Candidate] = []
 _WHENS = ("gain", "always")
 

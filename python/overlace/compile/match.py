@@ -14,7 +14,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 COLLECTIVES = {c10d.all_gather_into_tensor.default, c10d.reduce_scatter_tensor.default, c10d.all_reduce.default}
-NOT_YET = {c10d.all_to_all_single.default, c10d.all_gather_into_tensor_coalesced.default}
+COLLECTIVES |= {c10d.all_to_all_single.default}
+NOT_YET = {c10d.all_gather_into_tensor_coalesced.default}
 NOT_YET |= {c10d.reduce_scatter_tensor_coalesced.default, c10d.all_reduce_coalesced.default, c10d.broadcast.default}
 WAIT = c10d.wait_tensor.default
 

@@ -6,6 +6,8 @@
 | the same, where all that takes the gathered rows is a sum over them (gradient of a weight) | ag_wgrad |
 | product or sum of products, reduce_scatter_tensor, wait_tensor | gemm_rs |
 | product or sum of products, all_reduce, wait_tensor | gemm_ar |
+| product or sum of products, all_to_all_single of equal parts, wait_tensor | gemm_a2a |
+| all_to_all_single of equal parts, wait_tensor, then a product of its rows | a2a_gemm |
 
 Views, and the split and cat by which another dimension than the first is gathered or scattered, may be in between. What
 does not fit stays as it is, with the reason in its Candidate.
@@ -43,6 +45,7 @@ from overlace.compile.match import (
     summands,
     what,
 )
+from overlace.compile.sizes import free_sizes, written_sizes
 
 if TYPE_CHECKING:
     from overlace.context import Context
@@ -91,12 +94,13 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
     collectives = [n for n in graph.nodes if n.op == "call_function" and n.target in COLLECTIVES | NOT_YET]
     if not collectives:
         return []
-    _free_sizes(graph)
+    free_sizes(graph)
     rewriter = _Rewriter(graph, rules)
     handlers = {
         c10d.all_gather_into_tensor.default: rewriter.gather,
         c10d.reduce_scatter_tensor.default: rewriter.reduce,
         c10d.all_reduce.default: rewriter.reduce,
+        c10d.all_to_all_single.default: rewriter.exchange,
     }
     found = []
     for node in collectives:
@@ -109,40 +113,6 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
             became, reason = "", str(why)
         found.append(Candidate(name, str(group), became, reason))
     return found
-
-
-def _free_sizes(graph: Graph) -> None:
-    """Sizes that are read from a result, but are a multiple of one of the inputs: computed from that, so that results
-    are not kept for their sizes."""
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    known: dict[Any, Node] = {}
-    origins: dict[Any, tuple[Node, int]] = {}
-    for node in inputs:
-        val = node.meta.get("val")
-        if isinstance(val, torch.SymInt):
-            known.setdefault(val.node.expr, node)
-        for d, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
-            if isinstance(size, torch.SymInt):
-                origins.setdefault(size.node.expr, (node, d))
-    for node in [n for n in graph.nodes if n.target is aten.sym_size.int and n.args[0].op != "placeholder"]:
-        val = node.meta["val"]
-        if isinstance(val, int):
-            continue
-        factor, symbol = val.node.expr.as_coeff_Mul()
-        if not factor.is_Integer or symbol not in known | origins:
-            continue
-        if symbol not in known:
-            of, d = origins[symbol]
-            with graph.inserting_after(inputs[-1]):
-                known[symbol] = graph.call_function(aten.sym_size.int, (of, d))
-            known[symbol].meta["val"] = shape_of(of)[d]
-        new = known[symbol]
-        if factor != 1:
-            with graph.inserting_before(node):
-                new = graph.call_function(operator.mul, (new, int(factor)))
-            new.meta["val"] = val
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
 
 
 def _is_pure(node: Node) -> bool:
@@ -434,7 +404,7 @@ class _Rewriter:
         if is_scatter and (late := self._merged_into(wait, source, dim, products, context)) is not None:
             return op, f"part of {late.name}: the sums are added before they are scattered"
         reason = self.rules.decide(context, _problem_of(op, products, bias is not None))
-        sizes = _written_sizes(source) if is_scatter or len(shape) != 2 else [-1, -1]
+        sizes = written_sizes(source) if is_scatter or len(shape) != 2 else [-1, -1]
 
         self.begin(collective.prev, [], products[0].node)
         factors = [p.a if dim == 0 else self.rows_first(self._unflattened(p.a, sizes), dim) for p in products]
@@ -455,6 +425,88 @@ class _Rewriter:
         collective.replace_all_uses_with(new, delete_user_cb=lambda user: user is not wait)
         self.erase(wait)
         return op, f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
+
+    # ---- all-to-all ----
+
+    def exchange(self, collective: Node) -> tuple[str, str]:
+        given, received_sizes, sent_sizes, name = collective.args
+        context = self.rules.context(name)
+        wait = self.wait_of(collective)
+        dtype = given.meta["val"].dtype
+        if dtype not in _DTYPES:
+            raise Left(f"it exchanges {dtype}")
+        if len(shape_of(given)) < 2:
+            raise Left("it exchanges a vector")
+        sizes = [x.meta["val"] if isinstance(x, Node) else x for x in (*received_sizes, *sent_sizes)]
+        if any(not same(size, sizes[0]) for size in sizes):
+            raise Left("its parts differ in size, and what other ranks send is not in the graph")
+        try:
+            products = summands(given, keeps_last)
+            return self._gemm_a2a(collective, wait, products, context)
+        except Left as before:
+            consumers = consumers_of(wait)
+            if not consumers.products:
+                raise Left(f"{before}; no product takes its rows") from None
+        return self._a2a_gemm(collective, wait, consumers, context)
+
+    def _gemm_a2a(self, collective: Node, wait: Node, products: list[Product], context: Context) -> tuple[str, str]:
+        dtype, name = collective.args[0].meta["val"].dtype, collective.args[-1]
+        biases = [p.bias for p in products if p.bias is not None]
+        if any(p.node.meta["val"].dtype != dtype or p.a.meta["val"].dtype != dtype for p in products):
+            raise Left("the dtypes of a product differ")
+        if len(biases) > 1 or any(len(shape_of(bias)) != 1 for bias in biases):
+            raise Left("what is added to the product is no vector")
+        bias = biases[0] if biases else None
+        problem = _problem_of("gemm_a2a", products, bias is not None)
+        reason = self.rules.decide(context, dataclasses.replace(problem, m=problem.m * context.size))
+        sizes = written_sizes(collective.args[0])
+        self.begin(collective.prev, [], products[0].node)
+        a, b = products[0].a, products[0].b
+        if len(products) > 1:
+            a = self.call(aten.cat.default, [p.a for p in products], 1)
+            b = self.call(aten.cat.default, [p.b for p in products])
+        kwargs = {"plan": self.rules.plan} if self.rules.plan else {}
+        val = products[0].node.meta["val"]
+        new = self.call(torch.ops.overlace.gemm_a2a.default, a, b, bias, name, val=val.new_empty(val.shape), **kwargs)
+        new = self.rows_back(new, sizes, 0)
+        wait.replace_all_uses_with(new)
+        collective.replace_all_uses_with(new, delete_user_cb=lambda user: user is not wait)
+        self.erase(wait)
+        return "gemm_a2a", f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
+
+    def _a2a_gemm(self, collective: Node, wait: Node, consumers: Consumers, context: Context) -> tuple[str, str]:
+        """The exchange hides behind the widest product; others take what came."""
+        given, name = collective.args[0], collective.args[-1]
+        dtype = given.meta["val"].dtype
+        fitting, _, why = self._fitting(consumers, wait, dtype)
+        if not fitting:
+            raise Left(why)
+        product = max(fitting, key=lambda p: hint(shape_of(p.b)[1]))
+        _, order, _ = self._fitting(Consumers([product]), wait, dtype)
+        num_others = len(consumers.products) - 1 + len(consumers.sums) + len(consumers.others)
+        needs_rows = num_others > 0 or len(collective.users) > 1
+        rows, (n, k) = math.prod(hint(size) for size in shape_of(wait)[:-1]), map(hint, reversed(shape_of(product.b)))
+        has_bias = product.bias is not None
+        problem = Problem("a2a_gemm", rows * context.size, n, k, dtype, has_bias, needs_rows)
+        reason = self.rules.decide(context, problem)
+
+        self.begin(wait, order, product.node)
+        out = product.node.meta["val"]
+        came = out.new_empty((rows, k)) if needs_rows else self._nothing_like(out)
+        kwargs: dict[str, Any] = {"return_a": True} if needs_rows else {}
+        if self.rules.plan:
+            kwargs["plan"] = self.rules.plan
+        operator_ = torch.ops.overlace.a2a_gemm.default
+        operands = (self.as_matrix(given), product.b, product.bias, name)
+        both = self.call(operator_, *operands, val=(came, out), **kwargs)
+        product.node.replace_all_uses_with(self.call(operator.getitem, both, 1, val=out))
+        self.erase(product.node)
+        if needs_rows:
+            new = self.rows_back(self.call(operator.getitem, both, 0, val=came), self.sizes(given), 0)
+            wait.replace_all_uses_with(new)
+            collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
+        self.erase(wait, collective)
+        return "a2a_gemm", f"the rows that came are a result too; {reason}" if needs_rows else reason
 
     def _merged_into(
         self, wait: Node, source: Node, dim: int, products: list[Product], context: Context
@@ -509,18 +561,3 @@ def _problem_of(op: str, products: list[Product], bias: bool) -> Problem:
     m, n = (hint(size) for size in shape_of(products[0].node))
     k = sum(hint(shape_of(p.a)[1]) for p in products)
     return Problem(op, m, n, k, products[0].node.meta["val"].dtype, bias)
-
-
-def _written_sizes(source: Node) -> list[int | Node]:
-    """Sizes of a tensor that is going to be erased, as numbers and as nodes that stay."""
-    shape = shape_of(source)
-    if len(shape) == 2:
-        return [-1, -1]
-    node = source
-    while node.target is aten.add.Tensor:
-        node = node.args[0]
-    written = list(node.args[1]) if node.target in VIEWS else [-1] * len(shape)
-    sizes = [size if isinstance(size, int) else given for size, given in zip(shape, written, strict=True)]
-    if sum(isinstance(size, int) and size == -1 for size in sizes) > 0:
-        raise Left("a size is known at run time only")
-    return sizes

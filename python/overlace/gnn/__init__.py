@@ -15,12 +15,32 @@ import importlib
 
 from overlace.gnn.artefact import Artefact, OfflineSampler, pack, verify
 from overlace.gnn.dataset import Dataset, generate
+from overlace.gnn.dlpack import DlpackArray
 from overlace.gnn.loader import Batch, PackedLoader
+from overlace.gnn.table import PinnedTable, gather_rows
 
-__all__ = ["Artefact", "Batch", "Dataset", "OfflineSampler", "PackedLoader", "generate", "nn", "pack", "verify"]
+__all__ = [
+    "Artefact",
+    "Batch",
+    "CscGraphStore",
+    "Dataset",
+    "DiskFeatureStore",
+    "DlpackArray",
+    "OfflineSampler",
+    "PackedLoader",
+    "PinnedTable",
+    "gather_rows",
+    "generate",
+    "nn",
+    "pack",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:
+    # These import torch or PyG, which the rest works without.
     if name == "nn":
         return importlib.import_module("overlace.gnn.nn")
+    if name in ("CscGraphStore", "DiskFeatureStore"):
+        return getattr(importlib.import_module("overlace.gnn.stores"), name)
     raise AttributeError(f"module 'overlace.gnn' has no attribute '{name}'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import re
 from collections.abc import Callable
+from typing import Any
 
 from overlace import errors
 from overlace._library import LIBRARY, _Sized
@@ -40,6 +41,7 @@ class Sample(_Sized):
         ("seed", c.c_uint64),
         ("splits", c.c_int32),
         ("threads", c.c_int32),
+        ("epochs", c.c_int32),
         ("progress", PROGRESS),
         ("user", c.c_void_p),
     )
@@ -59,8 +61,40 @@ class Pack(_Sized):
         ("order", c.c_int32),
         ("depth", c.c_int32),
         ("page_bytes", c.c_int32),
+        ("ranks", c.c_int32),
         ("progress", PROGRESS),
         ("user", c.c_void_p),
+    )
+
+
+class Gather(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("table", c.c_void_p),
+        ("num_rows", c.c_int64),
+        ("row_bytes", c.c_int64),
+        ("ids", c.c_void_p),
+        ("num_ids", c.c_int64),
+        ("id_bytes", c.c_int32),
+        ("threads", c.c_int32),
+        ("out", c.c_void_p),
+    )
+
+
+class RowsOptions(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("dataset", c.c_char_p),
+        ("cached", c.c_void_p),
+        ("num_cached", c.c_int64),
+        ("engine", c.c_char_p),
+    )
+
+
+class RowsStats(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, c.c_int64) for name in ("rows", "cached_rows", "reads", "bytes_read")),
     )
 
 
@@ -73,6 +107,9 @@ class LoaderOptions(_Sized):
         ("engine", c.c_char_p),
         ("order_seed", c.c_uint64),
         ("memory_bytes", c.c_int64),
+        ("pace_bytes_per_s", c.c_int64),
+        ("rank", c.c_int32),
+        ("ranks", c.c_int32),
     )
 
 
@@ -86,6 +123,8 @@ class LoaderInfo(_Sized):
         ("row_bytes", c.c_int64),
         ("memory_bytes", c.c_int64),
         ("bytes_read", c.c_int64),
+        ("feature_bytes", c.c_int64),
+        ("sampled_epochs", c.c_int64),
         ("dtype", c.c_char * 8),
         ("packs", c.c_char * 32),
     )
@@ -96,6 +135,8 @@ class BatchStruct(_Sized):
         ("struct_size", c.c_size_t),
         ("number", c.c_int64),
         ("position", c.c_int64),
+        ("sampled_epoch", c.c_int64),
+        ("is_repeated", c.c_int64),
         ("num_inputs", c.c_int64),
         ("num_seeds", c.c_int64),
         ("hops", c.c_int64),
@@ -161,3 +202,36 @@ def word(name: str, value: str, known: tuple[str, ...]) -> int:
     if value not in known:
         raise errors.InvalidArgument(f"{name} is {value!r}, wanted one of {', '.join(known)}")
     return known.index(value)
+
+
+class Handle:
+    """What the library has opened for an object, until `close()`, the end of its `with` block or its last reference."""
+
+    _kind: str  # ovl_gnn_<kind>_open and ovl_gnn_<kind>_close
+    _handle: c.c_void_p | None = None
+
+    def _open(self, options: _Sized) -> c.c_void_p:
+        handle = c.c_void_p()
+        call(f"ovl_gnn_{self._kind}_open", c.byref(options), c.byref(handle))
+        self._handle = handle
+        return handle
+
+    def _check_open(self) -> None:
+        if self._handle is None:
+            raise errors.make("closed", f"{type(self).__name__}: it is closed")
+
+    def close(self) -> None:
+        """Ends what is under way and gives the memory back; more than once is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            call(f"ovl_gnn_{self._kind}_close", handle)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            self.close()

@@ -38,8 +38,8 @@ def as_artefact(run: Artefact | str | Path) -> Artefact:
 class OfflineSampler:
     """Samples all batches of a training epoch before training; the same for any number of threads and any machine.
 
-    `fanouts`: in-neighbours per vertex, from the seeds outward, -1 for all. `splits` other than train are sampled in
-    their own sequence, to be evaluated.
+    `fanouts`: in-neighbours per vertex, from the seeds outward, -1 for all. `epochs` training epochs are sampled anew;
+    training takes them in turn. `splits` other than train are sampled once, in their own sequence, to be evaluated.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class OfflineSampler:
         seed: int = 0,
         replace: bool = False,
         threads: int = 0,
+        epochs: int = 1,
     ) -> None:
+        if epochs < 1:
+            raise errors.InvalidArgument(f"epochs is {epochs}, wanted at least 1")
         self.dataset = dataset
         self.fanouts = list(fanouts)
         self.batch_size = batch_size
@@ -59,6 +62,7 @@ class OfflineSampler:
         self.seed = seed
         self.replace = replace
         self.threads = threads
+        self.epochs = epochs
 
     def run(self, path: str | Path, progress: Progress | None = None) -> Artefact:
         """Writes what the artefact at `path` does not have yet. InvalidArgument where it has other samples."""
@@ -72,6 +76,7 @@ class OfflineSampler:
             seed=self.seed,
             splits=self.splits,
             threads=self.threads,
+            epochs=self.epochs,
         )
         _native.call_with_progress("ovl_gnn_make_samples", request, progress)
         return Artefact(path)
@@ -89,13 +94,17 @@ def pack(
     memory: int | str = "1GiB",
     dataset: Dataset | None = None,
     progress: Progress | None = None,
+    ranks: int = 1,
 ) -> Artefact:
     """Writes the rows of each batch in the order of use; goes on where a killed call was.
 
     Sizes are bytes or text such as "8GiB": of the caches, of packs and disk cache together (`disk`, None: no limit),
-    and of what is held of the features (`memory`). `dataset`: where it is, if not where it was sampled. InvalidArgument
-    with the smallest `disk` that would do; IoError where the disk has no room, before the first byte.
+    and of what is held of the features (`memory`). `dataset`: where it is, if not where it was sampled. With `ranks`
+    each rank of a data-parallel training has packs of its share of the batches, and caches of these sizes.
+    InvalidArgument with the smallest `disk` that would do; IoError where the disk has no room, before the first byte.
     """
+    if ranks < 1:
+        raise errors.InvalidArgument(f"ranks is {ranks}, wanted at least 1")
     run = as_artefact(run)
     request = _native.Pack(
         dataset=str(dataset.path if dataset else run.manifest["dataset"]["directory"]).encode(),
@@ -108,6 +117,7 @@ def pack(
         policy=_native.word("policy", policy, _native.POLICIES),
         order=_native.word("order", order, _native.ORDERS),
         depth=depth,
+        ranks=ranks,
     )
     _native.call_with_progress("ovl_gnn_make_packs", request, progress)
     return run

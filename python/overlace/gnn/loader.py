@@ -13,8 +13,9 @@ import numpy as np
 from overlace import errors
 from overlace.gnn import _native
 from overlace.gnn.artefact import Artefact, as_artefact
+from overlace.gnn.dlpack import DlpackArray
 
-FORMATS = ("numpy", "blocks", "pyg")
+FORMATS = ("numpy", "dlpack", "blocks", "pyg")
 _NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "i8": np.int8}
 
 
@@ -23,8 +24,9 @@ class Batch:
     """Rows of a batch and the edges that were sampled. Vertex i of it is `n_id[i]`; seeds come first.
 
     x (num_inputs, dim); y (batch_size), -1 for none; n_id (num_inputs); edge_index (2, num_edges): from, to, by hop;
-    num_sampled_nodes (hops + 1): seeds, then what each hop reached first; num_sampled_edges (hops). NumPy arrays or
-    tensors; features of bf16 are 16-bit words in NumPy.
+    num_sampled_nodes (hops + 1): seeds, then what each hop reached first; num_sampled_edges (hops). NumPy arrays,
+    `DlpackArray`s or tensors; features of bf16 are 16-bit words in NumPy. `number` counts in the sampled epoch
+    `sampled_epoch`; `is_repeated`: a batch of the first ranks once more, so that all ranks do as many steps.
     """
 
     x: Any
@@ -35,6 +37,8 @@ class Batch:
     num_sampled_edges: list[int]
     number: int
     batch_size: int
+    sampled_epoch: int = 0
+    is_repeated: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -57,14 +61,21 @@ def _array(pointer: int | None, shape: tuple[int, ...], dtype: Any) -> np.ndarra
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-class PackedLoader:
+class PackedLoader(_native.Handle):
     """Iterates over the batches of a training epoch; each iteration is the next training epoch.
 
-    `format`: "numpy" (arrays), "blocks" (tensors), "pyg" (torch_geometric.data.Data). Rows are copied out of the
+    Training epoch n has the batches of sampled epoch n mod `sampled_epochs`; of `ranks` ranks that train together, each
+    takes its share, and all take as many steps: pack with `ranks` first.
+
+    `format`: "numpy" (arrays), "dlpack" (`DlpackArray`, for libraries that take DLPack; needs NumPy only, and bf16 is
+    bf16), "blocks" (tensors), "pyg" (torch_geometric.data.Data). Rows are copied out of the
     loader's memory unless `copy` is False: then a batch is valid until the next one is taken. `packs`: a name in the
-    manifest, None for the first of `split`. `memory`: limit of what is allocated at open, all of it then. One thread
-    uses a loader. IoError where bytes are not what was packed; OutOfMemory lists what is needed.
+    manifest, None for the first of `split`. `memory`: limit of what is allocated at open, all of it then. `pace`:
+    bytes per second, "200MiB", of a slower disk to be played, for measurements. One thread uses a loader. IoError where
+    bytes are not what was packed; OutOfMemory lists what is needed.
     """
+
+    _kind = "loader"
 
     def __init__(
         self,
@@ -77,11 +88,19 @@ class PackedLoader:
         memory: int | str | None = None,
         engine: str | None = None,
         copy: bool = True,
+        rank: int = 0,
+        ranks: int = 1,
+        pace: int | str | None = None,
     ) -> None:
-        self._handle: c.c_void_p | None = None
         _native.word("format", format, FORMATS)
+        if not 0 <= rank < ranks:
+            raise errors.InvalidArgument(f"rank is {rank} of {ranks}, wanted one in [0, {ranks})")
+        if format in ("numpy", "dlpack") and device != "cpu":
+            raise errors.InvalidArgument(
+                f"device is {device} with format {format}, wanted cpu, or format blocks or pyg"
+            )
         self._format, self._device, self._copy = format, device, copy
-        if format != "numpy":
+        if format in ("blocks", "pyg"):
             _torch()
         if format == "pyg":
             _pyg()
@@ -93,11 +112,12 @@ class PackedLoader:
             engine=None if engine is None else engine.encode(),
             order_seed=order_seed,
             memory_bytes=_native.size("memory", memory),
+            pace_bytes_per_s=_native.size("pace", pace),
+            rank=rank,
+            ranks=ranks,
         )
         self._order_seed = order_seed
-        handle = c.c_void_p()
-        _native.call("ovl_gnn_loader_open", c.byref(options), c.byref(handle))
-        self._handle = handle
+        handle = self._open(options)
         info = _native.LoaderInfo()
         _native.call("ovl_gnn_loader_info_of", handle, c.byref(info))
         self.num_batches: int = info.num_batches
@@ -106,7 +126,9 @@ class PackedLoader:
         self.dtype: str = info.dtype.decode()
         self.packs: str = info.packs.decode()
         self.memory_bytes: int = info.memory_bytes
-        self.bytes_read: int = info.bytes_read  # by a training epoch
+        self.sampled_epochs: int = info.sampled_epochs
+        self.bytes_read: int = info.bytes_read  # by as many training epochs
+        self.feature_bytes: int = info.feature_bytes  # of them, rows of features
         self._epoch = 0
         self._position = 0
         self._at = (0, 0)  # behind the batch that was given last
@@ -154,12 +176,24 @@ class PackedLoader:
         nodes = [int(n) for n in np.diff(reached, prepend=0)]
         edges = [int(n) for n in np.diff(bounds)]
         fields = {"x": x.copy() if self._copy else x, "y": y, "n_id": n_id, "edge_index": edge_index}
-        if self._format != "numpy":
+        if self._format == "dlpack":
+            is_bf16 = self.dtype == "bf16"
+            fields = {key: DlpackArray(value, key == "x" and is_bf16) for key, value in fields.items()}
+        elif self._format != "numpy":
             fields = {key: self._tensor(key, value) for key, value in fields.items()}
         if self._format == "pyg":
-            return _pyg().Data(**fields, batch_size=int(b.num_seeds), num_sampled_nodes=nodes, num_sampled_edges=edges)
+            places = {"sampled_epoch": int(b.sampled_epoch), "is_repeated": bool(b.is_repeated)}
+            return _pyg().Data(
+                **fields, **places, batch_size=int(b.num_seeds), num_sampled_nodes=nodes, num_sampled_edges=edges
+            )
         return Batch(
-            **fields, num_sampled_nodes=nodes, num_sampled_edges=edges, number=b.number, batch_size=b.num_seeds
+            **fields,
+            num_sampled_nodes=nodes,
+            num_sampled_edges=edges,
+            number=b.number,
+            batch_size=b.num_seeds,
+            sampled_epoch=b.sampled_epoch,
+            is_repeated=bool(b.is_repeated),
         )
 
     def _tensor(self, key: str, value: np.ndarray) -> Any:
@@ -190,32 +224,12 @@ class PackedLoader:
         _native.call("ovl_gnn_loader_stats", self._handle, c.byref(out))
         return {name: getattr(out, name) for name, _ in out._fields_ if name != "struct_size"}
 
-    def _check_open(self) -> None:
-        if self._handle is None:
-            raise errors.make("closed", "PackedLoader: it is closed")
-
-    def close(self) -> None:
-        """Ends what is under way and gives the memory back; more than once is fine."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            _native.call("ovl_gnn_loader_close", handle)
-
-    def __enter__(self) -> PackedLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            self.close()
-
 
 def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise errors.Unsupported("format: torch is not installed; wanted it, or format numpy") from None
+        raise errors.Unsupported("format: torch is not installed; wanted it, or format numpy or dlpack") from None
     return torch
 
 

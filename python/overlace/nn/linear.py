@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from overlace import ops
-from overlace.autograd import replicated
 from overlace.context import context_of, process_group
 from overlace.errors import InvalidArgument
+from overlace.ops import replicated
 
 
 def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

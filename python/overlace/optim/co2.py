@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
+import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from overlace import errors
 from overlace._library import Options, _Sized, call, handle
 from overlace.context import given_of, process_group
-from overlace.errors import Error, InvalidArgument, Unsupported
+from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout
+from overlace.optim import _checkpoint
 from overlace.optim._collective import GroupCollective
+from overlace.optim._layout import buffers_of, layout_of, statistics_of
+from overlace.optim._means import (
+    check_counts,
+    check_failure,
+    check_wire,
+    complete_states,
+    deadline_of,
+    mean_over,
+    missing_in_some,
+    sum_over,
+)
+from overlace.optim.groups import check_grid
 
-_RULES = {"local_sgd": 0, "slow_mo": 1, "diloco": 2, "co2": 3}
+_RULES = {"local_sgd": 0, "slow_mo": 1, "diloco": 2, "co2": 3, "eager": 4, "streaming": 5}
 _GAPS = {None: 0, "constant": 1, "adaptive": 2}
 _CLIPS = {None: 0, "absolute": 1, "relative": 2}
 _KAPPAS = {"delta": 0.0, "anchor": 1.0}
 _DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # enum ovl_dtype
 _OF_RULE = -1.0
 _AVERAGE_INNER = c.CFUNCTYPE(c.c_int, c.c_void_p)
+_REDUCE_IN_GROUP = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_double), c.c_uint64)
 
 
 class _Co2Options(_Sized):
@@ -37,21 +54,34 @@ class _Co2Options(_Sized):
         ("cooldown_sync_steps", c.c_int64),
         ("total_steps", c.c_int64),
         ("check_every", c.c_int64),
+        ("fragments", c.c_int64),
+        ("delay", c.c_int64),
         ("outer_lr", c.c_double),
         ("outer_momentum", c.c_double),
         ("kappa", c.c_double),
+        ("keep", c.c_double),
         ("gap_value", c.c_double),
         ("phi", c.c_double),
+        ("mix", c.c_double),
         ("bucket_bytes", c.c_int64),
         ("timeout_ms", c.c_int64),
         ("threads", c.c_int32),
         ("average_inner", _AVERAGE_INNER),
         ("user", c.c_void_p),
+        ("shard_degree", c.c_int32),
+        ("reduce_in_group", _REDUCE_IN_GROUP),
+        ("auto_timeout", c.c_int32),
     )
 
 
 class _Parameter(c.Structure):
-    _fields_ = (("name", c.c_char_p), ("data", c.c_void_p), ("count", c.c_int64), ("dtype", c.c_int32))
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("data", c.c_void_p),
+        ("count", c.c_int64),
+        ("dtype", c.c_int32),
+        ("group_count", c.c_int64),
+    )
 
 
 class _Stats(_Sized):
@@ -71,12 +101,19 @@ def _choice(name: str, value: object, table: dict) -> Any:
 
 
 class CO2:
-    """Around an inner optimizer of a model whose replicas are the ranks of `outer_group`, on CPU tensors.
+    """Around an inner optimizer of a model whose replicas are in different groups of ranks, on CPU tensors.
 
+    `outer_group`: a rank of each group, the same place in all of them (default: all ranks); `inner_group`: the ranks of
+    this one's group, None where that is this rank alone. make_groups() makes both. Inside a group: a
+    DistributedDataParallel over it, or over all ranks with co2_hook; ZeroRedundancyOptimizer; fully_shard.
     Either `with co2:` counts the steps of the inner optimizer, or `co2.step()` replaces them; both on all ranks alike.
-    `rule`: "co2", or "local_sgd", "slow_mo", "diloco". `transport`: "host" (a worker thread of overlace; one host;
-    `link` emulates a slow one, such as "20MB/s,50us"), "process_group" (the group's own all_reduce), "auto".
-    Collective."""
+    `rule`: "co2", "eager", "streaming", or "local_sgd", "slow_mo", "diloco", which wait. "streaming" sends one of
+    `fragments` parts of the parameters at a time, each once in `tau` steps, and takes it in `delay` steps later,
+    leaving a share `mix` of the parameters as they are then; its stats are of an exchange. `keep`: the share of its own
+    increment that a group keeps until the mean is there (default: 0.8, "eager" 1 / groups). `transport`: "host" (a
+    worker thread of overlace; one host; `link` emulates a slow one, such as "20MB/s,50us"), "process_group" (the
+    group's own all_reduce), "auto". `outer_timeout_s`: how long a wait for other groups may take; "auto": by what the
+    last 16 rounds were waited for, at least 10 s. Collective."""
 
     def __init__(
         self,
@@ -89,7 +126,11 @@ class CO2:
         rule: str = "co2",
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
-        pseudo_gradient: str = "anchor",
+        pseudo_gradient: str = "delta",
+        keep: float | None = None,
+        fragments: int | None = None,
+        delay: int = 1,
+        mix: float = 0.5,
         gap: str | None = None,
         gap_value: float = 1.0,
         clip: str | None = "relative",
@@ -100,20 +141,31 @@ class CO2:
         warmup_sync_steps: int = 0,
         cooldown_sync_steps: int = 0,
         total_steps: int | None = None,
-        outer_timeout_s: float = 300,
+        outer_timeout_s: float | str = 300,
         bucket_bytes: int = 32 << 20,
         check_every: int = 0,
         on_failure: str = "abort",
+        buffers: str = "average",
     ) -> None:
         self.group = process_group(outer_group)
         self.inner_optimizer = inner_optimizer
         self._hooks: list = []
         self._handle: c.c_void_p | None = None
         self._failures: list[BaseException] = []
-        if inner_group is not None:
-            raise Unsupported("CO2: inner_group is given; supported so far: groups of one rank")
-        _choice("on_failure", on_failure, {"abort": 0})
-        self._parameters = self._checked(model, wire_dtype)
+        self._is_anchored = False
+        self._deadline = deadline_of(outer_timeout_s)
+        check_counts(tau, warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay)
+        check_counts(bucket_bytes, check_every, names=("bucket_bytes", "check_every"))
+        check_failure(on_failure)
+        _choice("buffers", buffers, {"average": 0, "keep": 1})
+        check_wire(wire_dtype)
+        self.inner_group = None if inner_group is None else process_group(inner_group)
+        check_grid(self.inner_group, self.group)
+        self._layout = layout_of(model, self.inner_group, inner_optimizer)
+        self._parts = list(self._layout.parts())
+        self._model = model
+        self._statistics = statistics_of(model) if buffers == "average" else []
+        self._writes = self._steps = self._begun = 0
         options = _Co2Options(
             rule=_choice("rule", rule, _RULES),
             gap=_choice("gap", gap, _GAPS),
@@ -127,42 +179,38 @@ class CO2:
             outer_lr=_OF_RULE if outer_lr is None else outer_lr,
             outer_momentum=_OF_RULE if outer_momentum is None else outer_momentum,
             kappa=_choice("pseudo_gradient", pseudo_gradient, _KAPPAS),
+            keep=_OF_RULE if keep is None else keep,
+            fragments=fragments or 0,
+            delay=delay,
+            mix=mix,
             gap_value=gap_value,
             phi=_OF_RULE if phi is None else phi,
             bucket_bytes=bucket_bytes,
-            timeout_ms=round(outer_timeout_s * 1000),
+            timeout_ms=round(self._deadline.total_seconds() * 1000),
+            auto_timeout=outer_timeout_s == "auto",
             average_inner=_AVERAGE_INNER(self._average_inner),
+            shard_degree=self._layout.shards,
+            reduce_in_group=_REDUCE_IN_GROUP(self._reduce_in_group),
         )
-        self._open(options, transport, link, outer_timeout_s)
+        self._given_steps = warmup_sync_steps, total_steps or 0
+        self._open(options, transport, link, self._deadline.total_seconds())
 
     # ---- what it stands on ----
 
-    def _checked(self, model: torch.nn.Module, wire_dtype: torch.dtype) -> dict[str, torch.nn.Parameter]:
-        if wire_dtype not in (torch.float32, torch.bfloat16):
-            raise InvalidArgument(f"CO2: wire_dtype is {wire_dtype}, wanted torch.float32 or torch.bfloat16")
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel) and model.process_group.size() > 1:
-            raise InvalidArgument(
-                f"CO2: the model is a DistributedDataParallel over {model.process_group.size()} ranks, whose gradients "
-                "would be averaged at each step; wanted: the plain module, model.module"
-            )
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not parameters:
-            raise InvalidArgument("CO2: the model has no parameter that requires a gradient, wanted at least one")
-        for name, p in parameters.items():
-            if p.device.type != "cpu":
-                raise Unsupported(f"CO2: parameter {name} is on {p.device}; supported so far: CPU tensors")
-            if p.dtype not in _DTYPES:
-                raise InvalidArgument(f"CO2: parameter {name} is {p.dtype}, wanted float32, bfloat16 or float16")
-            if not p.is_contiguous():
-                raise InvalidArgument(f"CO2: parameter {name} has strides {p.stride()}, wanted a contiguous one")
-        # The library writes there: storage that a model gives up is kept.
-        self._storages = [p.data for p in parameters.values()]
-        return parameters
-
     def _open(self, options: _Co2Options, transport: str, link: str | None, timeout_s: float) -> None:
-        self._options = options  # holds the callback
-        table = (_Parameter * len(self._parameters))(
-            *(_Parameter(n.encode(), p.data_ptr(), p.numel(), _DTYPES[p.dtype]) for n, p in self._parameters.items())
+        self._options = options  # holds the callbacks
+        self._way = transport, link, timeout_s
+        table = (_Parameter * len(self._parts))(
+            *(
+                _Parameter(
+                    part.name.encode(),
+                    part.values.data_ptr(),
+                    part.values.numel(),
+                    _DTYPES[part.values.dtype],
+                    part.group_count,
+                )
+                for part in self._parts
+            )
         )
         _choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
         if transport == "auto":
@@ -192,6 +240,13 @@ class CO2:
         except Error as error:
             cause = self._failures[0] if self._failures else None
             self._failures.clear()
+            ranks = dist.get_process_group_ranks(self.group)
+            if isinstance(error, Desync | PeerLost | Timeout) and ranks != list(range(len(ranks))):
+                # What the library calls rank i is a place in the outer group.
+                named = (
+                    f"{error}; ranks 0 to {len(ranks) - 1} of the outer group are ranks {', '.join(map(str, ranks))}"
+                )
+                error = errors.make(error.code, named)
             raise error from cause
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -208,17 +263,32 @@ class CO2:
         self._call("ovl_co2_wants_gradient_mean", c.byref(wants))
         return bool(wants.value)
 
-    def _mean(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=self.group)
-            tensor /= self.group.size()
+    def _mean(self, tensors: list[torch.Tensor], what: str) -> None:
+        mean_over(tensors, self.group, self._deadline, what)
+
+    def _reduce_in_group(self, _user: int, values: c.POINTER(c.c_double), count: int) -> int:
+        try:
+            memory = (c.c_double * count).from_address(c.addressof(values.contents))
+            sum_over(torch.frombuffer(memory, dtype=torch.float64), self.inner_group, self._deadline, "sums of a group")
+        except BaseException as failure:  # nothing may leave through C
+            self._failures.append(failure)
+            return 1
+        return 0
+
+    def _stepped(self) -> torch.optim.Optimizer:
+        """The optimizer that keeps state: inside a ZeroRedundancyOptimizer it is another one."""
+        inside = getattr(self.inner_optimizer, "optim", None)
+        return inside if isinstance(inside, torch.optim.Optimizer) else self.inner_optimizer
 
     def _average_inner(self, _user: int) -> int:
         try:
-            for p in self._parameters.values():
-                state = self.inner_optimizer.state.get(p, {})
+            parameters = list(self._layout.parameters.values())
+            complete_states(self._stepped(), parameters, self.group)
+            for p in parameters:
+                state = self._stepped().state.get(p, {})
                 floating = [t for t in state.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
-                self._mean([t for t in floating if t.dim() > 0])
+                local = [getattr(t, "_local_tensor", t) for t in floating if t.dim() > 0]
+                self._mean(local, "the mean of the inner optimizer's state")
         except BaseException as failure:  # nothing may leave through C
             self._failures.append(failure)
             return 1
@@ -226,16 +296,43 @@ class CO2:
 
     def _before(self, *_: object) -> None:
         if self.wants_gradient_mean:
-            self._mean([p.grad for p in self._parameters.values() if p.grad is not None])
+            parameters = list(self._layout.parameters.values())
+            lacking = missing_in_some([p.grad is not None for p in parameters], self.group, self._deadline)
+            for p, is_lacking in zip(parameters, lacking, strict=True):
+                if is_lacking:  # another group used it in this step
+                    p.grad = torch.zeros_like(p)
+            gradients = [self._layout.gradient(p) for p in parameters]
+            self._mean([g for g in gradients if g is not None], "the mean of gradients")
 
     def _after(self, *_: object) -> None:
-        for (name, p), kept in zip(self._parameters.items(), self._storages, strict=True):
-            if p.data_ptr() != kept.data_ptr():
-                raise InvalidArgument(
-                    f"CO2: parameter {name} has other memory than when CO2 was made; make CO2 after whatever moves it"
-                )
+        if self._handle is not None:
+            self._check("a step")
+            if (self._steps + 1) % self._options.tau == 0:  # as often as a round, which takes a while
+                self._layout.check_same()
         with torch.no_grad():
             self._call("ovl_co2_on_inner_step", c.c_double(float(self.inner_optimizer.param_groups[0]["lr"])))
+        self._steps += 1
+        self._spread()
+
+    def _check(self, what: str) -> None:
+        if self._is_anchored:
+            raise InvalidArgument(
+                f"CO2: {what} inside `with anchor_parameters()`, where the model does not have its own values; wanted: "
+                "outside"
+            )
+        self._layout.check_memory()
+
+    def _spread(self) -> None:
+        """Where the library wrote parameters since the last time, the rest of the group sees them."""
+        writes = c.c_int64()
+        self._call("ovl_co2_writes", c.byref(writes))
+        if writes.value != self._writes:
+            self._writes = writes.value
+            self._layout.spread()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the inner optimizer's, for loops whose optimizer this one takes the place of."""
+        self.inner_optimizer.zero_grad(set_to_none=set_to_none)
 
     def step(self, closure: Any = None) -> Any:
         """The inner optimizer's step, and the boundary of a round where one is due."""
@@ -251,8 +348,15 @@ class CO2:
         self._after()
 
     def flush(self) -> None:
-        """Whatever is on its way goes in; parameters are equal on all groups afterwards."""
+        """Whatever is on its way goes in; parameters are equal on all groups afterwards, and BatchNorm's statistics are
+        averaged over the groups unless `buffers` is "keep"."""
+        if self._handle is not None:
+            self._check("flush")
+            self._layout.check_same()
         self._call("ovl_co2_flush")
+        self._spread()
+        with torch.no_grad():
+            self._mean(self._statistics, "the mean of BatchNorm's statistics")
 
     def __enter__(self) -> CO2:
         self._hooks = [
@@ -270,6 +374,9 @@ class CO2:
             self.close()
             return
         with contextlib.suppress(Exception):  # the first error counts
+            if not isinstance(error, Error):  # of the library: the others know
+                self._call("ovl_co2_abort", f"{type(error).__name__}: {error}".encode())
+        with contextlib.suppress(Exception):
             self.close()
 
     def close(self) -> None:
@@ -287,42 +394,207 @@ class CO2:
         self._call("ovl_co2_stats_last", c.byref(stats))
         return {name: getattr(stats, name) for name, _ in _Stats._fields_[1:]}
 
+    def trace(self, path: str | Path) -> None:
+        """The rounds so far of all ranks as a timeline, .json or .pftrace, which the first rank writes; for a viewer,
+        and for `overlace trace diff` beside `overlace sim graph co2 --trace`. What a flush does is not in it, but for
+        the exchange that it waits for. Collective."""
+        text = c.c_char_p()
+        group, shard = self._place
+        number = group * self._layout.shards + shard
+        self._call("ovl_co2_trace", c.c_int32(number), c.byref(text))
+        texts = self._everybody(text.value)
+        failure = None
+        if number == 0:
+            try:
+                array = (c.c_char_p * len(texts))(*texts)
+                call("ovl_co2_trace_write", array, c.c_uint64(len(texts)), str(path).encode())
+            except Error as error:
+                failure = error
+        (failure, *_) = self._everybody(failure)
+        if failure is not None:
+            raise failure
+
     @contextlib.contextmanager
     def anchor_parameters(self) -> Iterator[None]:
         """The model has the values that all groups share, for evaluation and export; afterwards its own again."""
-        if self.wants_gradient_mean:  # groups are equal anyway
+        if self.wants_gradient_mean or self._is_anchored:  # groups are equal anyway; inside another one
             yield
             return
-        count = sum(p.numel() for p in self._parameters.values())
+        self._layout.settle()
+        count = sum(part.values.numel() for part in self._parts)
         anchor = torch.empty(count, dtype=torch.float32)
         self._call("ovl_co2_anchor", c.c_void_p(anchor.data_ptr()), c.c_uint64(count))
-        own = [p.detach().clone() for p in self._parameters.values()]
+        own = {name: values.detach().clone() for name, values in self._layout.kept.items()}
         with torch.no_grad():
-            parts = anchor.split([p.numel() for p in self._parameters.values()])
-            for p, part in zip(self._parameters.values(), parts, strict=True):
-                p.copy_(part.view_as(p))
+            pieces = anchor.split([part.values.numel() for part in self._parts])
+            for part, piece in zip(self._parts, pieces, strict=True):
+                part.values.copy_(piece)
+        self._layout.spread()
+        self._is_anchored = True
         try:
             yield
         finally:
+            self._is_anchored = False
+            self._layout.settle()
             with torch.no_grad():
-                for p, mine in zip(self._parameters.values(), own, strict=True):
-                    p.copy_(mine)
+                for name, values in self._layout.kept.items():
+                    values.copy_(own[name])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a run goes on from with the same bits: parameters, anchor, what is on its way, the inner
-        optimizer, the random numbers of the CPU. Waits for what is on its way; nothing else changes."""
-        data, count = c.c_void_p(), c.c_uint64()
-        self._call("ovl_co2_save", c.byref(data), c.byref(count))
-        blob = torch.frombuffer(bytearray(c.string_at(data, count.value)), dtype=torch.uint8)
-        return {"co2": blob, "inner": self.inner_optimizer.state_dict(), "rng": torch.get_rng_state()}
+    # ---- checkpoints ----
+
+    def _everybody(self, value: Any) -> list:
+        """What each rank of all groups gives, group by group. Collective."""
+
+        def gather(group: dist.ProcessGroup, own: Any) -> list:
+            values: list = [None] * group.size()
+            dist.all_gather_object(values, own, group=group)
+            return values
+
+        row = [value] if self.inner_group is None else gather(self.inner_group, value)
+        return [one for group in gather(self.group, row) for one in group]
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.group.rank(), 0 if self.inner_group is None else self.inner_group.rank()
+
+    def _about(self, consolidated: bool = False) -> dict[str, Any]:
+        names = ("tau", "outer_lr", "outer_momentum", "kappa", "keep", "gap_value", "phi", "warmup_sync_steps")
+        names += ("fragments", "delay", "mix")
+        names += ("cooldown_sync_steps", "total_steps", "check_every", "bucket_bytes")
+        words = {"rule": _RULES, "gap": _GAPS, "clip": _CLIPS}
+        options: dict[str, Any] = {
+            name: next(str(word) for word, number in table.items() if number == getattr(self._options, name))
+            for name, table in words.items()
+        }
+        options |= {name: getattr(self._options, name) for name in names}
+        options["warmup_sync_steps"], options["total_steps"] = self._given_steps
+        options["wire_dtype"] = next(str(d) for d, number in _DTYPES.items() if number == self._options.wire_dtype)
+
+        def rows(named: dict[str, torch.Tensor]) -> list[list[str]]:
+            return [[name, str(t.dtype), "x".join(map(str, t.shape))] for name, t in named.items()]
+
+        return {
+            "format": _checkpoint.FORMAT,
+            "consolidated": consolidated,
+            "groups": self.group.size(),
+            "shards": self._layout.shards,
+            "layout": type(self._layout).__name__,
+            "options": options,
+            "steps": self._steps,
+            "begun": self._begun,
+            "parameters": rows(self._layout.parameters),
+            "buffers": rows(buffers_of(self._model)),
+        }
+
+    def _key(self, consolidated: bool) -> str:
+        group, shard = self._place
+        return f"shard_{shard}" if consolidated else f"group_{group}_shard_{shard}"
+
+    def state_dict(self, *, consolidate: bool = False) -> dict[str, Any]:
+        """Everything that a run goes on from with the same bits: parameters, buffers (BatchNorm's statistics), anchor,
+        what is on its way, the inner optimizer, the random numbers of the CPU. Waits for what is on its way; nothing
+        else changes. For torch.save of each rank, and for torch.distributed.checkpoint. Collective.
+
+        `consolidate`: flush() comes first, the inner optimizer's state is averaged, and what comes out fits any number
+        of groups, but for the outer momentum."""
+        if self._is_anchored:
+            self._check("state_dict, save or load")
+        about = json.dumps(self._about(consolidate))
+        inner = self._stepped()
+        if consolidate:
+            self.flush()
+            if self._average_inner(0) != 0:
+                raise self._failures.pop()
+            kept = {name: values.clone() for name, values in self._layout.kept.items()}
+            data = {"parameters": kept, "inner": _checkpoint.local_state(inner), "buffers": self._buffers()}
+            return {"about": about, self._key(True): _checkpoint.pack(data)}
+        blob, count = c.c_void_p(), c.c_uint64()
+        self._call("ovl_co2_save", c.byref(blob), c.byref(count))
+        data = {
+            "co2": torch.frombuffer(bytearray(c.string_at(blob, count.value)), dtype=torch.uint8),
+            "inner": _checkpoint.local_state(inner),
+            "rng": torch.get_rng_state(),
+            "buffers": self._buffers(),
+        }
+        return {"about": about, self._key(False): _checkpoint.pack(data)}
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {name: buffer.detach().clone() for name, buffer in buffers_of(self._model).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What state_dict() gave on this rank, of a run with the same options, model and number of groups."""
-        missing = [key for key in ("co2", "inner", "rng") if key not in state]
-        if missing:
-            raise InvalidArgument(f"CO2: the state has no {missing[0]!r}, wanted what state_dict() gave")
-        blob = state["co2"].contiguous()
+        """What state_dict() gave on this rank, of a run with the same options, model and number of groups, or what a
+        consolidated one gave. Collective."""
+        about, data = _checkpoint.agreed(self._everybody, "state of CO2", lambda: self._read(state))
+        self._take(about, data)
+
+    def _read(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        where = "state of CO2"
+        if "about" not in state:
+            _checkpoint.own_bytes(state, "about")
+        about = _checkpoint.about_of(state["about"], where)
+        _checkpoint.check_about(about, self._about(), where)
+        key = self._key(bool(about["consolidated"]))
+        return about, _checkpoint.unpack(_checkpoint.own_bytes(state, key), f"{where}, {key}")
+
+    def _take(self, about: dict[str, Any], data: dict[str, Any]) -> None:
+        if self._is_anchored:
+            self._check("state_dict, save or load")
+        if about["consolidated"]:
+            self._begin_anew(int(about["steps"]), data["parameters"])
+        else:
+            if self._begun != int(about["begun"]):
+                self._begin_anew(int(about["begun"]), {})
+            blob = data["co2"].contiguous()
+            self._layout.settle()
+            with torch.no_grad():
+                self._call("ovl_co2_load", c.c_void_p(blob.data_ptr()), c.c_uint64(blob.numel()))
+            self._spread()
+            torch.set_rng_state(data["rng"])
         with torch.no_grad():
-            self._call("ovl_co2_load", c.c_void_p(blob.data_ptr()), c.c_uint64(blob.numel()))
-        self.inner_optimizer.load_state_dict(state["inner"])
-        torch.set_rng_state(state["rng"])
+            for name, buffer in buffers_of(self._model).items():
+                buffer.copy_(data["buffers"][name])
+        self._steps = int(about["steps"])
+        self._load_inner(data["inner"])
+
+    def _begin_anew(self, steps: int, parameters: dict[str, torch.Tensor]) -> None:
+        """Round 0 again, with what is left of warm-up and of all steps after `steps` of them; collective."""
+        self.flush()
+        self.close()
+        with torch.no_grad():
+            for name, values in parameters.items():
+                self._layout.kept[name].copy_(values)
+        warmup, total = self._given_steps
+        self._options.warmup_sync_steps = max(0, warmup - steps)
+        least = self._options.warmup_sync_steps + self._options.cooldown_sync_steps
+        self._options.total_steps = max(least, total - steps) if total > 0 else 0
+        self._writes, self._begun = 0, steps
+        self._open(self._options, *self._way)
+
+    def _load_inner(self, state: dict[str, Any]) -> None:
+        stepped = self._stepped()
+        stepped.load_state_dict(_checkpoint.sharded_state(stepped, state))
+        # A ZeroRedundancyOptimizer copies learning rates from its own groups to those inside before each step.
+        if stepped is not self.inner_optimizer:
+            for outside, inside in zip(self.inner_optimizer.param_groups, stepped.param_groups, strict=True):
+                outside.update({key: value for key, value in inside.items() if key != "params"})
+
+    def save(self, folder: str | Path, *, consolidate: bool = False) -> None:
+        """state_dict() of all ranks in `folder`, which all of them see. A rank that is killed meanwhile leaves what was
+        saved there before. Collective; an error of one rank is raised on all."""
+        state = self.state_dict(consolidate=consolidate)
+        key = self._key(consolidate)
+        group, _ = self._place
+        name = None if consolidate and group != 0 else f"{key}.pt"
+        is_first = self._place == (0, 0)
+        _checkpoint.write_folder(Path(folder), state["about"], name, state[key], self._everybody, is_first=is_first)
+
+    def load(self, folder: str | Path) -> None:
+        """What save() wrote. Nothing changes where a rank refuses it. Collective."""
+
+        def read() -> tuple[dict[str, Any], dict[str, Any]]:
+            about, current = _checkpoint.read_current(Path(folder))
+            _checkpoint.check_about(about, self._about(), str(current))
+            path = current / f"{self._key(bool(about['consolidated']))}.pt"
+            return about, _checkpoint.unpack(_checkpoint.read_own(path), str(path))
+
+        self._take(*_checkpoint.agreed(self._everybody, f"load from {folder}", read))

@@ -24,6 +24,8 @@ class _Plan(_Sized):
         ("all_reduce_ms", c.c_double),
         ("taus", c.c_int64 * 5),
         ("exposed", c.c_double * 5),
+        ("tau", c.c_int64),
+        ("exposed_of_tau", c.c_double),
     )
 
 
@@ -51,9 +53,16 @@ def _link(text: str) -> tuple[float, float]:
 
 
 def plan_tau(
-    parameters: float, *, shard_degree: int = 1, groups: int, wire_bytes: float = 4, step_ms: float, link: str
+    parameters: float,
+    *,
+    shard_degree: int = 1,
+    groups: int,
+    wire_bytes: float = 4,
+    step_ms: float,
+    link: str,
+    tau: int = 0,
 ) -> TauPlan:
-    """In closed form, over a link of its own between every two groups and each shard."""
+    """In closed form, over a link of its own between every two groups and each shard. `tau`: one more to look at."""
     rate, latency = _link(link)
     plan = _Plan(
         parameters=parameters,
@@ -63,6 +72,10 @@ def plan_tau(
         step_ms=step_ms,
         link_bytes_per_s=rate,
         link_latency_us=latency,
+        tau=tau,
     )
     call("ovl_co2_plan_tau", c.byref(plan))
-    return TauPlan(plan.tau_min, plan.all_reduce_ms, dict(zip(plan.taus, plan.exposed, strict=True)))
+    exposed = dict(zip(plan.taus, plan.exposed, strict=True))
+    if tau > 0:
+        exposed[tau] = plan.exposed_of_tau
+    return TauPlan(plan.tau_min, plan.all_reduce_ms, dict(sorted(exposed.items())))

@@ -21,6 +21,10 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t shared, uint32_t ra
 __device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
+/// All threads of all CTAs of the cluster; what was stored before it is seen behind it.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 /// All warps of a warpgroup call it; the kernel needs __launch_bounds__(threads, 1).
 template <int kRegisters>
 __device__ __forceinline__ void registers_shrink() {

@@ -2,7 +2,7 @@
 // Addresses are 32-bit shared addresses.
 #pragma once
 
-#include "src/device/ptx/memory.cuh"
+#include "overlace/device/detail/memory.cuh"
 
 namespace overlace::device::ptx {
 

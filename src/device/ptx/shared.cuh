@@ -42,6 +42,10 @@ __device__ __forceinline__ uint32_t load_acquire_cta(uint32_t address) {
 __device__ __forceinline__ void store_word(uint32_t address, uint32_t value) {
   asm volatile("st.shared::cta.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+/// At an address that cluster_address gave.
+__device__ __forceinline__ void store_word_to(uint32_t address, uint32_t value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   uint32_t value;
   asm volatile("ld.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");

@@ -6,10 +6,10 @@
 #include <memory>
 #include <tuple>
 
+#include "overlace/handle_pod.h"
 #include "src/exec/program.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::exec {
 

@@ -80,11 +80,15 @@ class CudaExecutor final : public Executor {
     if (!capture.ok()) return capture.status();
     if (*capture)
       return base::error(Errc::capture, "first use of these sizes inside graph capture; call it once before");
-    // NOTE: loading a kernel may wait for all that runs on the device, with locks of the driver held which peers that
-    // are threads of this process need to queue what this rank's kernels wait for. So nothing may run any more.
+    return {};
+  }
+  /// NOTE: loading a kernel may wait for all that runs on the device, with locks of the driver held which peers that
+  /// are threads of this process need to queue what this rank's kernels wait for. So nothing may run any more then.
+  base::Status finish_calls() override {
     OVERLACE_TRY(cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"));
     return lanes_.synchronize();
   }
+  bool prepares_beside_calls(const Program& program, const Bodies& bodies) const override;
 
   /// Ranks of one process share locks of the driver, which a kernel that is being loaded holds.
   bool prepares_beside_peers() const override { return !team_.runtime().state().control->in_process(); }

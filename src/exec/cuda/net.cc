@@ -4,6 +4,7 @@
 
 #include "overlace/net_engine.h"
 #include "overlace/runtime.h"
+#include "src/base/ceil_div_pod.h"
 #include "src/exec/cuda/streams.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
@@ -17,8 +18,6 @@ namespace node = runtime::cuda_peer;
 
 constexpr size_t kAlign = 256;
 constexpr size_t kTokenBytes = 8;  // of a message without data
-
-size_t align_up(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 size_t bytes_of(const TensorView& t) { return static_cast<size_t>(t.numel()) * dtype_bytes(t.dtype); }
 
@@ -48,7 +47,7 @@ size_t room_of(const Program& program, const spec::Box& box) {
     is_one_piece = is_one_piece && (is_whole || box.count[i] == 1);
     is_whole = is_whole && box.count[i] == shape[static_cast<size_t>(i)];
   }
-  return is_one_piece ? 0 : align_up(static_cast<size_t>(box.numel()) * dtype_bytes(buffer.dtype));
+  return is_one_piece ? 0 : base::round_up(static_cast<size_t>(box.numel()) * dtype_bytes(buffer.dtype), kAlign);
 }
 
 size_t room_of(const Program& program, const Round& round) {
@@ -92,7 +91,7 @@ NetRounds::~NetRounds() { (void)cudaFree(room_); }
 
 void* NetRounds::take(Plan* plan, size_t bytes) const {
   char* const at = room_ + plan->room;
-  plan->room += align_up(bytes);
+  plan->room += base::round_up(bytes, kAlign);
   OVERLACE_ASSERT(plan->room <= room_bytes_);
   return at;
 }

@@ -93,15 +93,27 @@ base::Status CudaExecutor::rehearse(Program& program, const Bindings& bindings, 
   OVERLACE_TRY(check_bindings(program, bindings));
   const Call call{.program = program, .bindings = bindings, .bodies = bodies, .copies_out = {}};
   base::Status status;
+  bool has_run = false;
   for (const spec::Instance& instance : program.expansion.instances) {
     const spec::Task& task = program.task(instance);
     const bool computes = task.kind == spec::Kind::gemm || task.kind == spec::Kind::reduce;
     if (!computes || is_part(task) || (program.shared->calls > 0 && writes_shared(program, task))) continue;
     if (status.ok()) status = execute(call, instance, stream_);
+    has_run = true;
   }
+  if (!has_run) return status;
   // On failure too: the memory goes, and may be somebody else's soon.
   const base::Status ended = cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   return status.ok() ? ended : status;
+}
+
+bool CudaExecutor::prepares_beside_calls(const Program& program, const Bodies& bodies) const {
+  const std::vector<spec::Instance>& all = program.expansion.instances;
+  const bool is_one_kernel = std::all_of(
+      all.begin(), all.end(), [&](const spec::Instance& instance) { return is_part(program.task(instance)); });
+  if (!is_one_kernel || program.workspace_bytes != 0 || !bodies.kernel.is_loaded) return false;
+  DeviceScope scope(device_);
+  return bodies.kernel.is_loaded(channel_, program.schedule);
 }
 
 base::Status CudaExecutor::prepare(Program& program, const Bindings& bindings, const Bodies& bodies) {

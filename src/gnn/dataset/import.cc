@@ -235,6 +235,19 @@ base::Result<Loaded> load(const Sources& sources) {
   return loaded;
 }
 
+/// What lies in the directory and is not written would become a part of the dataset.
+base::Status check_leftovers(const Loaded& loaded, const std::string& directory) {
+  const auto check = [&](const std::string& name, bool is_written) -> base::Status {
+    if (is_written || !exists(directory + "/" + name)) return {};
+    return base::invalid_argument(
+        "import: {}/{} is there already and not of the source, wanted it gone or another directory", directory, name);
+  };
+  OVERLACE_TRY(check("labels.npy", !loaded.labels.empty()));
+  for (const Split split : kSplits)
+    OVERLACE_TRY(check(std::string(split_name(split)) + ".npy", !loaded.splits[static_cast<size_t>(split)].empty()));
+  return {};
+}
+
 base::Result<Described> write_dataset(const Loaded& loaded, const EdgeBlocks& blocks, const std::string& directory,
                                       const ImportOptions& options) {
   CscOptions csc;
@@ -269,6 +282,7 @@ base::Result<Described> import_dataset(const std::string& source, const std::str
   if (!sources.ok()) return sources.status();
   const auto loaded = load(*sources);
   if (!loaded.ok()) return loaded.status();
+  OVERLACE_TRY(check_leftovers(*loaded, directory));
   const auto edge_file = open_array(sources->edges);
   if (!edge_file.ok()) return edge_file.status();
   const auto blocks = edges_of(*edge_file);

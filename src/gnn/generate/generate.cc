@@ -126,6 +126,10 @@ base::Result<Described> generate(const GenerateOptions& o, const std::string& di
   OVERLACE_TRY(check(o));
   if (std::filesystem::exists(directory + "/dataset.json"))
     return base::invalid_argument("generate: {} has a dataset, wanted another directory", directory);
+  for (const auto& [split, share] : {std::pair{Split::valid, o.valid}, {Split::test, o.test}})
+    if (const std::string left = directory + "/" + split_name(split) + ".npy";
+        share == 0 && std::filesystem::exists(left))
+      return base::invalid_argument("generate: {} is there already, wanted it gone or another directory", left);
   std::error_code failed;
   std::filesystem::create_directories(directory, failed);
   if (failed) return base::error(Errc::io, "cannot create {}: {}", directory, failed.message());

@@ -28,6 +28,10 @@ base::Status check(const InputTrace& trace, const LevelOptions& options) {
                                   name_of(options.policy));
   if (options.order.order == BatchOrder::segments && options.order.segment_batches < 1)
     return base::invalid_argument("segment_batches is {}, wanted at least 1", options.order.segment_batches);
+  if (options.epoch_batches < 0 ||
+      (options.epoch_batches > 0 && (trace.num_batches() == 0 || trace.num_batches() % options.epoch_batches != 0)))
+    return base::invalid_argument("epoch_batches is {}, wanted 0 or a divisor of {} batches", options.epoch_batches,
+                                  trace.num_batches());
   return check_inputs(trace);
 }
 
@@ -57,6 +61,7 @@ class Planner {
     const int64_t nb = trace.num_batches();
     plan_.segment_batches =
         options.order.order == BatchOrder::segments ? options.order.segment_batches : std::max<int64_t>(nb, 1);
+    plan_.epoch_batches = options.epoch_batches > 0 ? options.epoch_batches : std::max<int64_t>(nb, 1);
     is_still_ = options.policy == CachePolicy::none || options.policy == CachePolicy::hottest;
     is_cycle_ = !is_still_ && options.order.order == BatchOrder::fixed;
   }
@@ -107,18 +112,19 @@ class Planner {
   }
 
   base::Status walk(const BatchPlanSink& sink, LevelPlan* out) {
-    const int64_t nb = trace_.num_batches();
+    const Segments segments(options_.order, trace_.num_batches(), plan_.epoch_batches);
     LevelSweep sweep(trace_.num_vertices(), options_.policy, options_.depth, plan_.start);
     PagePlaces places(out->disk_segments.empty() ? 0 : trace_.num_vertices());
     const PageView pages{out->disk_segments.empty() ? nullptr : &places, plan_.page};
     BatchPlan batch;
-    for (int64_t begin = 0; begin < nb; begin += plan_.segment_batches) {
-      const BatchRange range{begin, std::min(begin + plan_.segment_batches, nb)};
+    for (int64_t s = 0; s < segments.count(); ++s) {
+      const BatchRange range{segments.begin(s), segments.end(s)};
       std::optional<NextUses> segment;
       if (options_.policy == CachePolicy::belady && !cycle_)
         segment = NextUses::of_segment(trace_, range, plan_.start.cpu);
       sweep.begin(plan_.start.cpu, cycle_ ? &*cycle_ : segment ? &*segment : nullptr);
       for (int64_t b = range.begin; b < range.end; ++b) {
+        if (b % plan_.epoch_batches == 0) sweep.settle();
         if (pages.places != nullptr && b % plan_.disk_segment_batches == 0)
           places.take(out->disk_segments[static_cast<size_t>(b / plan_.disk_segment_batches)]);
         OVERLACE_TRY(sweep.step(trace_.inputs(b), pages, &batch, &out->counts));

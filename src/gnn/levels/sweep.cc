@@ -28,6 +28,8 @@ void LevelSweep::begin(std::span<const uint32_t> rows, const NextUses* next) {
   policy_->begin(first, next == nullptr ? 0 : next->end_time());
 }
 
+void LevelSweep::settle() { admitted_at_.assign(admitted_at_.size(), time_ - int64_t{depth_} - 1); }
+
 void LevelSweep::look_up(std::span<const uint32_t> inputs, BatchPlan* out, LevelCounts* counts) {
   misses_.clear();
   out->program.resize(inputs.size());

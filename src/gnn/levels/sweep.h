@@ -59,6 +59,8 @@ class LevelSweep {
   void begin(std::span<const uint32_t> rows, const NextUses* next);
   /// The next batch of the segment. invalid_argument: more ring rows than a program can name.
   base::Status step(std::span<const uint32_t> inputs, const PageView& pages, BatchPlan* out, LevelCounts* counts);
+  /// What the batches so far have brought in is read from its slot from now on: the loader has copied all of it.
+  void settle();
   /// By slot.
   std::span<const uint32_t> cpu_rows() const { return row_of_; }
 

@@ -28,7 +28,22 @@ OrderChoice automatic_order(int64_t num_batches, int64_t cpu_rows, int64_t rows_
   return {BatchOrder::segments, length};
 }
 
-std::vector<int64_t> epoch_sequence(OrderChoice choice, int64_t num_batches, uint64_t seed, uint64_t training_epoch) {
+Segments::Segments(OrderChoice choice, int64_t num_batches, int64_t epoch_batches) {
+  const bool is_cut = choice.order == BatchOrder::segments;
+  stride_ = std::max<int64_t>(is_cut && epoch_batches > 0 ? epoch_batches : num_batches, 1);
+  length_ = is_cut ? choice.segment_batches : stride_;
+  OVERLACE_ASSERT(length_ >= 1 && num_batches % stride_ == 0);
+  epochs_ = num_batches / stride_;
+  per_epoch_ = stride_ / length_ + (stride_ % length_ != 0 ? 1 : 0);
+}
+
+std::vector<int64_t> epoch_sequence(OrderChoice choice, int64_t num_batches, uint64_t seed, uint64_t training_epoch,
+                                    int64_t epoch_batches) {
+  int64_t first = 0;
+  if (epoch_batches > 0 && epoch_batches < num_batches) {
+    first = static_cast<int64_t>(training_epoch % static_cast<uint64_t>(num_batches / epoch_batches)) * epoch_batches;
+    num_batches = epoch_batches;
+  }
   const int64_t length = choice.order == BatchOrder::fixed     ? std::max<int64_t>(num_batches, 1)
                          : choice.order == BatchOrder::shuffle ? 1
                                                                : choice.segment_batches;
@@ -41,7 +56,7 @@ std::vector<int64_t> epoch_sequence(OrderChoice choice, int64_t num_batches, uin
   std::vector<int64_t> out;
   out.reserve(static_cast<size_t>(num_batches));
   for (const int64_t segment : segments)
-    for (int64_t b = segment * length; b < std::min((segment + 1) * length, num_batches); ++b) out.push_back(b);
+    for (int64_t b = segment * length; b < std::min((segment + 1) * length, num_batches); ++b) out.push_back(first + b);
   return out;
 }
 

@@ -173,11 +173,11 @@ base::Result<ExtentView> open_extent(std::span<const std::byte> bytes, const Ext
   Head head;
   std::memcpy(&head, bytes.data(), sizeof(Head));
   if (head.magic != kMagic) return corrupt("this is no extent");
+  if (head.crc != own_crc(head))
+    return corrupt(base::format("checksum of the header is {}, wanted {}", own_crc(head), head.crc));
   if (head.version != kVersion)
     return base::error(Errc::version_mismatch, "{}: extent {} has format {}, wanted {}", name, limits.number,
                        head.version, kVersion);
-  if (head.crc != own_crc(head))
-    return corrupt(base::format("checksum of the header is {}, wanted {}", own_crc(head), head.crc));
   if (head.generation != limits.generation)
     return base::error(Errc::stale, "{}: extent {} was made for another dataset, trace or plan", name, limits.number);
   if (head.number != limits.number || head.row_bytes != limits.row_bytes)

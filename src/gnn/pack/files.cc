@@ -24,14 +24,6 @@ base::Status give_name(const std::string& path) {
   return base::sync_directory(directory.empty() ? "." : directory);
 }
 
-/// All that was asked for has ended, in time or late: its memory is the caller's again.
-base::Status ended(io::IoEngine& engine) {
-  const base::Status first = engine.drain();
-  while (engine.pending() > 0 && engine.drain().code() == Errc::timeout) {
-  }
-  return first;
-}
-
 }  // namespace
 
 base::Result<std::unique_ptr<FileSink>> FileSink::create(io::IoEngine* engine, const std::string& path) {
@@ -56,7 +48,7 @@ base::Result<std::unique_ptr<FeatureFile>> FeatureFile::open(io::IoEngine* engin
 
 base::Status FeatureFile::read(int64_t first, int64_t count, std::span<std::byte> out) {
   OVERLACE_TRY(engine_->read(file_, data_offset_ + first * row_bytes_, count * row_bytes_, out, 0));
-  return ended(*engine_);
+  return engine_->settle();
 }
 
 std::string PackFiles::path(const std::string& directory, PackFile file, const std::string& name) {
@@ -85,7 +77,7 @@ base::Result<std::unique_ptr<PackFiles>> PackFiles::create(const std::string& di
 }
 
 PackFiles::~PackFiles() {
-  if (engine_) (void)ended(*engine_);
+  if (engine_) (void)engine_->settle();
 }
 
 base::Status PackFiles::make_room(bool all) {

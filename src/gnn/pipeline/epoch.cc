@@ -1,5 +1,8 @@
 #include "src/gnn/pipeline/epoch.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -16,6 +19,15 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+/// This thread does not push aside the one that wakes it: a trainer that releases a batch goes on training, and the
+/// stage takes the next free processor. Where it is refused all goes on as before, slower.
+void yield_to_waker() {
+#ifdef SCHED_BATCH
+  const sched_param parameters{};
+  (void)::pthread_setschedparam(::pthread_self(), SCHED_BATCH, &parameters);
+#endif
+}
+
 }  // namespace
 
 Epoch::Epoch(EpochContext context, const std::vector<int64_t>& batches, int64_t skipped, int64_t first_position)
@@ -25,20 +37,20 @@ Epoch::Epoch(EpochContext context, const std::vector<int64_t>& batches, int64_t 
       row_bytes_(context_.plan.row_bytes),
       before_(context_.engine.stats()) {
   const PackPlan& plan = context_.plan;
-  const auto count = std::ssize(batches);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t b = batches[static_cast<size_t>(i)], segment = b / plan.segment_batches;
+  const Segments segments = plan.segments();
+  for (int64_t i = 0; i < std::ssize(batches); ++i) {
+    const int64_t b = batches[static_cast<size_t>(i)], segment = segments.of(b);
     Item item;
     item.number = b;
     item.place = plan.extents[static_cast<size_t>(b)];
     item.position = i < skipped ? -1 : first_position + i - skipped;
     if (item.position >= 0) item_of_.push_back(std::ssize(items_));
     items_.push_back(std::move(item));
-    const bool is_last = i + 1 == count || batches[static_cast<size_t>(i + 1)] / plan.segment_batches != segment;
-    if (!is_last) continue;
-    Item back;
+    const bool is_last = segments.end(segment) == b + 1;
+    if (plan.order.order == BatchOrder::shuffle || (!is_last && (b + 1) % plan.epoch_batches != 0)) continue;
+    Item back;  // between two sampled epochs of a segment nothing is read, but waited for
     back.number = -1 - segment;
-    back.place = plan.restores[static_cast<size_t>(segment)];
+    if (is_last) back.place = plan.restores[static_cast<size_t>(segment)];
     back.position = -1;
     items_.push_back(std::move(back));
   }
@@ -55,11 +67,12 @@ Epoch::~Epoch() {
     const std::lock_guard lock(mutex_);
     stops_ = true;
   }
-  changed_.notify_all();
+  wake_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void Epoch::run(void (Epoch::*loop)()) {
+  if (loop != &Epoch::read_loop) yield_to_waker();
   try {
     (this->*loop)();
   } catch (...) {
@@ -73,12 +86,17 @@ void Epoch::fail(base::Status status) {
     if (failure_.ok()) failure_ = std::move(status);
     stops_ = true;
   }
-  changed_.notify_all();
+  wake_all();
+}
+
+void Epoch::wake_all() {
+  for (std::condition_variable* one : {&reader_, &verifier_, &gatherer_, &admitter_, &caller_}) one->notify_all();
 }
 
 /// False where the epoch ends instead.
-bool Epoch::wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready) {
-  changed_.wait(lock, [&] { return stops_ || ready(); });
+bool Epoch::wait(std::unique_lock<std::mutex>& lock, std::condition_variable& mine,
+                 const std::function<bool()>& ready) {
+  mine.wait(lock, [&] { return stops_ || ready(); });
   return !stops_;
 }
 
@@ -126,7 +144,7 @@ bool Epoch::begin_reads(std::unique_lock<std::mutex>& lock) {
       continue;
     }
     item.state = State::ready;  // a restore of nothing
-    changed_.notify_all();
+    gatherer_.notify_one();
   }
   for (int64_t i = gathered_; i < next_read_; ++i) {
     Item& item = items_[static_cast<size_t>(i)];
@@ -189,7 +207,7 @@ void Epoch::read_loop() {
           }
           return false;
         };
-        if (!wait(lock, wants)) break;
+        if (!wait(lock, reader_, wants)) break;
         continue;
       }
       lock.unlock();
@@ -200,14 +218,15 @@ void Epoch::read_loop() {
       n.status().or_throw();
       lock.lock();
       for (size_t i = 0; i < *n; ++i) completed(completions[i]);
-      if (*n > 0) changed_.notify_all();
+      if (*n > 0) verifier_.notify_one();
     }
   } catch (...) {
     fail(base::status_of_current_exception());
   }
   // The buffers belong to the kernel until all has ended.
-  while (engine.pending() > 0 && engine.drain().code() == Errc::timeout) {
-  }
+  (void)engine.settle();
+  const std::lock_guard lock(mutex_);
+  reader_has_ended_ = true;
 }
 
 void Epoch::verify_loop() {
@@ -221,7 +240,7 @@ void Epoch::verify_loop() {
       }
       return found >= 0;
     };
-    if (!wait(lock, has_one)) return;
+    if (!wait(lock, verifier_, has_one)) return;
     Item& item = items_[static_cast<size_t>(found)];
     const bool has_pages = item.state == State::paged;
     lock.unlock();
@@ -233,6 +252,7 @@ void Epoch::verify_loop() {
     stats_.verify_s += seconds;
     if (status.ok()) {
       item.state = !has_pages && !item.view.pages.empty() ? State::wants_pages : State::ready;
+      item.is_second_try = false;  // pages have one of their own
     } else if (status.code() == Errc::corrupt && !item.is_second_try) {
       item.is_second_try = true;
       item.state = has_pages ? State::wants_pages : State::waiting;
@@ -241,7 +261,8 @@ void Epoch::verify_loop() {
       lock.unlock();
       return fail(std::move(status));
     }
-    changed_.notify_all();
+    reader_.notify_one();
+    gatherer_.notify_one();
   }
 }
 
@@ -287,7 +308,7 @@ void Epoch::gather_loop() {
                (item.position < 0 || item.position - items_[static_cast<size_t>(item_of_[0])].position <
                                          released_ + LoaderBuffers::kOutputs);
       };
-      if (!wait(lock, ready)) return;
+      if (!wait(lock, gatherer_, ready)) return;
     }
     before(Stage::gather, i);
     const Clock::time_point begin = Clock::now();
@@ -297,7 +318,9 @@ void Epoch::gather_loop() {
       stats_.gather_s += seconds_since(begin);
       ++gathered_;
     }
-    changed_.notify_all();
+    caller_.notify_one();
+    admitter_.notify_one();
+    reader_.notify_one();
   }
 }
 
@@ -339,7 +362,10 @@ base::Status Epoch::gather(int64_t index) {
     return std::span<const T>(reinterpret_cast<const T*>(copy + offset), values.size());
   };
   const BatchView& b = item.view.batch;
-  item.out.number = item.number;
+  const int64_t step = item.number % context_.plan.epoch_batches * context_.options.ranks + context_.options.rank;
+  item.out.number = step % context_.trace_batches;
+  item.out.is_repeated = step >= context_.trace_batches;
+  item.out.sampled_epoch = item.number / context_.plan.epoch_batches;
   item.out.position = item.position;
   item.out.rows = out.first(item.view.program.size() * row_bytes);
   item.out.blocks = {moved(b.inputs), moved(b.reached), moved(b.indptr), moved(b.indices)};
@@ -369,7 +395,7 @@ void Epoch::admit_loop() {
     const Item& item = items_[static_cast<size_t>(i)];
     {
       std::unique_lock lock(mutex_);
-      if (!wait(lock, [&] { return gathered_ > i; })) return;
+      if (!wait(lock, admitter_, [&] { return gathered_ > i; })) return;
     }
     before(Stage::admit, i);
     const Clock::time_point begin = Clock::now();
@@ -383,7 +409,9 @@ void Epoch::admit_loop() {
       if (item.number >= 0) stats_.admitted += std::ssize(item.view.admissions);
       ++admitted_;
     }
-    changed_.notify_all();
+    gatherer_.notify_one();
+    reader_.notify_one();
+    caller_.notify_one();
   }
 }
 
@@ -397,11 +425,14 @@ std::string Epoch::stuck() const {
 }
 
 base::Result<std::optional<LoadedBatch>> Epoch::next() {
+  const auto timeout = std::chrono::seconds(base::env().timeout_s);
   std::unique_lock lock(mutex_);
   OVERLACE_TRY(failure_);
   if (delivered_ == std::ssize(item_of_)) {
     // What follows the last batch, a restore, belongs to the epoch.
-    changed_.wait(lock, [this] { return stops_ || admitted_ == std::ssize(items_); });
+    if (!caller_.wait_for(lock, timeout, [this] { return stops_ || admitted_ == std::ssize(items_); }))
+      return base::error(Errc::timeout, "what follows the last batch did not come within {} s: batch {}",
+                         base::env().timeout_s, stuck());
     OVERLACE_TRY(failure_);
     return std::optional<LoadedBatch>();
   }
@@ -410,8 +441,7 @@ base::Result<std::optional<LoadedBatch>> Epoch::next() {
                                   LoaderBuffers::kOutputs - 1);
   const int64_t index = item_of_[static_cast<size_t>(delivered_)];
   const Clock::time_point begin = Clock::now();
-  const auto timeout = std::chrono::seconds(base::env().timeout_s);
-  if (!changed_.wait_for(lock, timeout, [&] { return stops_ || gathered_ > index; }))
+  if (!caller_.wait_for(lock, timeout, [&] { return stops_ || gathered_ > index; }))
     return base::error(Errc::timeout, "batch {} did not come within {} s: batch {}",
                        items_[static_cast<size_t>(index)].number, base::env().timeout_s, stuck());
   stats_.waited_s += seconds_since(begin);
@@ -426,7 +456,7 @@ void Epoch::release() {
     const std::lock_guard lock(mutex_);
     if (released_ < delivered_) ++released_;
   }
-  changed_.notify_all();
+  gatherer_.notify_one();
 }
 
 bool Epoch::is_over() const {
@@ -438,7 +468,7 @@ LoaderStats Epoch::stats() const {
   const std::lock_guard lock(mutex_);
   LoaderStats out = stats_;
   // NOTE: the engine's counts belong to the reading thread; they are exact once the epoch is over.
-  const bool is_over = admitted_ == std::ssize(items_) || stops_;
+  const bool is_over = admitted_ == std::ssize(items_) || reader_has_ended_;
   if (is_over) {
     out.bytes_read = context_.engine.stats().bytes_read - before_.bytes_read;
     out.requests = context_.engine.stats().requests - before_.requests;

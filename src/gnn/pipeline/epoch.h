@@ -22,9 +22,11 @@ struct EpochContext {
   LoaderBuffers& buffers;
   io::IoEngine& engine;
   std::shared_ptr<io::File> packs, pages;
+  int64_t trace_batches;  // of a sampled epoch, of all ranks
 };
 
-/// Items are batches in their sequence and, behind each segment, its restore. With D = plan.depth and R slots:
+/// Items are batches in their sequence and, behind each segment, its restore; between two sampled epochs of a segment a
+/// restore of nothing. With D = plan.depth and R slots:
 /// - R1: an item is gathered once it is verified and the item D + 1 before it is admitted; a restore, and with it what
 ///   follows, once all before it are.
 /// - R2: an item is admitted once it is gathered.
@@ -65,7 +67,8 @@ class Epoch {
   /// Runs `loop`; what it throws or fails with becomes the epoch's failure.
   void run(void (Epoch::*loop)());
   void fail(base::Status status);
-  bool wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready);
+  bool wait(std::unique_lock<std::mutex>& lock, std::condition_variable& mine, const std::function<bool()>& ready);
+  void wake_all();
   void before(Stage stage, int64_t item) const;
 
   std::span<std::byte> slot(int64_t index) const;
@@ -86,8 +89,9 @@ class Epoch {
   std::vector<int64_t> item_of_;  // by batch that is delivered
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stops_ = false;
+  // Of each thread and the caller: whoever changes something wakes those whose turn it may make, and nobody else.
+  std::condition_variable reader_, verifier_, gatherer_, admitter_, caller_;
+  bool stops_ = false, reader_has_ended_ = false;
   base::Status failure_;
   int64_t next_read_ = 0, gathered_ = 0, admitted_ = 0;  // items
   int64_t last_restore_ = -1;                            // that was read

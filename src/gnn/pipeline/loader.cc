@@ -13,15 +13,24 @@ namespace overlace::gnn {
 namespace {
 
 const PackEntry* choose(const Manifest& manifest, const LoaderOptions& options) {
-  if (!options.packs.empty()) return manifest.pack(options.packs);
+  const std::string rank = options.ranks == 1 ? "" : base::format("-r{}of{}", options.rank, options.ranks);
+  if (!options.packs.empty()) return manifest.pack(options.packs + rank);
   for (const PackEntry& entry : manifest.packs)
-    if (entry.split == options.split) return &entry;
+    if (entry.split == options.split && entry.rank == options.rank && entry.ranks == options.ranks) return &entry;
   return nullptr;
+}
+
+std::string wanted_packs(const LoaderOptions& options) {
+  const std::string which = options.packs.empty() ? base::format("of {}", split_name(options.split)) : options.packs;
+  return options.ranks == 1 ? which : base::format("{} for rank {} of {}", which, options.rank, options.ranks);
 }
 
 }  // namespace
 
 base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory, LoaderOptions options) {
+  if (options.ranks < 1 || options.ranks > kMaxRanks || options.rank < 0 || options.rank >= options.ranks)
+    return base::invalid_argument("rank is {} of {}, wanted one of 1 to {} ranks", options.rank, options.ranks,
+                                  kMaxRanks);
   std::unique_ptr<Loader> loader(new Loader(directory, std::move(options)));
   auto manifest = read_manifest(directory);
   if (!manifest.ok()) return manifest.status();
@@ -31,10 +40,7 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
     std::string names;
     for (const PackEntry& e : loader->manifest_.packs) names += (names.empty() ? "" : ", ") + e.name;
     return base::invalid_argument("{}: no packs {}, there are: {}; see overlace gnn pack", directory,
-                                  loader->options_.packs.empty()
-                                      ? base::format("of {}", split_name(loader->options_.split))
-                                      : loader->options_.packs,
-                                  names.empty() ? "none" : names);
+                                  wanted_packs(loader->options_), names.empty() ? "none" : names);
   }
   auto plan = open_plan(directory, loader->manifest_, *entry);
   if (!plan.ok()) return plan.status();
@@ -47,7 +53,11 @@ base::Result<std::unique_ptr<Loader>> Loader::open(const std::string& directory,
     if (!opened.ok()) return opened.status();
     (file == PackFile::packs ? loader->packs_ : loader->pages_) = std::move(*opened);
   }
+  const TraceEntry* trace = loader->manifest_.trace(entry->split);
+  loader->trace_batches_ = trace == nullptr ? 1 : trace->batches;
   loader->options_.packs = entry->name;
+  loader->options_.rank = entry->rank;
+  loader->options_.ranks = entry->ranks;
   OVERLACE_TRY(loader->allocate());
   OVERLACE_TRY(loader->load_caches());
   return loader;
@@ -105,8 +115,11 @@ base::Status Loader::load_caches() {
     places.push_back({plan_.start.gpu[i], buffers_.gpu.data() + static_cast<int64_t>(i) * row});
   for (size_t i = 0; i < plan_.start.cpu.size(); ++i)
     places.push_back({plan_.start.cpu[i], buffers_.cpu.data() + static_cast<int64_t>(i) * row});
-  has_start_rows_ = true;
-  if (places.empty()) return {};
+  cache_at_ = kNowhere;  // until the rows are known to be right
+  if (places.empty()) {
+    cache_at_ = 0;
+    return {};
+  }
   std::sort(places.begin(), places.end());
   const std::string path = PackFiles::path(directory_, PackFile::hot, options_.packs);
   const auto file = engine_->open_file(path, io::FileMode::read);
@@ -119,33 +132,49 @@ base::Status Loader::load_caches() {
   for (int64_t first = 0; first < std::ssize(places); first += at_once) {
     const int64_t count = std::min(at_once, std::ssize(places) - first);
     OVERLACE_TRY(engine_->read(*file, first * row, count * row, {buffer->data(), buffer->size()}, 0));
-    OVERLACE_TRY(engine_->drain());
+    OVERLACE_TRY(engine_->settle());
     sum = base::crc32c({buffer->data(), static_cast<size_t>(count * row)}, sum);
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(places[static_cast<size_t>(first + i)].second, buffer->data() + i * row, static_cast<size_t>(row));
   }
   if (sum != plan_.hot_sum)
     return base::error(Errc::corrupt, "{}: checksum is {}, wanted {}", path, sum, plan_.hot_sum);
+  cache_at_ = 0;
   return {};
 }
 
 base::Status Loader::start(int64_t epoch, int64_t position) {
-  if (epoch < 0 || position < 0 || position > plan_.num_batches())
+  const int64_t steps = plan_.epoch_batches, nb = plan_.num_batches();
+  if (epoch < 0 || position < 0 || position > steps)
     return base::invalid_argument("epoch is {} and position {}, wanted both at least 0 and position at most {}", epoch,
-                                  position, plan_.num_batches());
-  if (epoch_) has_start_rows_ = epoch_->is_over();
+                                  position, steps);
+  if (epoch_) cache_at_ = epoch_->is_over() ? cache_after_ : kNowhere;
   epoch_.reset();
-  if (!has_start_rows_) OVERLACE_TRY(load_caches());
-  has_start_rows_ = false;
+  const bool is_cycle = plan_.order.order == BatchOrder::fixed;
+  const int64_t own = is_cycle ? epoch % std::max<int64_t>(plan_.sampled_epochs(), 1) * steps : 0;
   std::vector<int64_t> batches =
-      epoch_sequence(plan_.order, plan_.num_batches(), options_.order_seed, static_cast<uint64_t>(epoch));
-  // The segment of the first batch wanted is walked through from its beginning, for the cache's sake.
-  int64_t from = position;
-  if (plan_.order.order != BatchOrder::shuffle && position < plan_.num_batches())
-    from -= batches[static_cast<size_t>(position)] % plan_.segment_batches;
-  batches.erase(batches.begin(), batches.begin() + from);
-  epoch_ = std::make_unique<Epoch>(EpochContext{plan_, options_, buffers_, *engine_, packs_, pages_}, batches,
-                                   position - from, position);
+      epoch_sequence(plan_.order, nb, options_.order_seed, static_cast<uint64_t>(epoch), steps);
+  int64_t skipped = 0;
+  if (position == steps || batches.empty()) {  // nothing comes, whatever the cache holds
+    batches.clear();
+    cache_after_ = cache_at_;
+  } else {
+    if (cache_at_ == kNowhere || cache_at_ > own) OVERLACE_TRY(load_caches());
+    const int64_t batch = batches[static_cast<size_t>(position)];
+    const Segments segments = plan_.segments();
+    const bool is_still = plan_.order.order == BatchOrder::shuffle;
+    const int64_t from = is_cycle ? cache_at_ : is_still ? batch : segments.begin(segments.of(batch));
+    // What lies between is walked through, for the cache's sake.
+    skipped = batch - from;
+    std::vector<int64_t> walked(static_cast<size_t>(skipped));
+    std::iota(walked.begin(), walked.end(), from);
+    batches.erase(batches.begin(), batches.begin() + position);
+    batches.insert(batches.begin(), walked.begin(), walked.end());
+    cache_after_ = is_cycle ? (own + steps) % nb : 0;
+  }
+  cache_at_ = kNowhere;
+  epoch_ = std::make_unique<Epoch>(EpochContext{plan_, options_, buffers_, *engine_, packs_, pages_, trace_batches_},
+                                   batches, skipped, position);
   return {};
 }
 

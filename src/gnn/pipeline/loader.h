@@ -25,8 +25,9 @@ enum class Stage { read, verify, gather, admit, train };
 struct LoaderOptions {
   std::string packs = {};  // name of the packs; empty: the first ones of `split`
   Split split = Split::train;
-  uint64_t order_seed = 0;   // of the sequence of segments or batches
-  int64_t memory_bytes = 0;  // that may be taken at open; 0: no limit
+  int64_t rank = 0, ranks = 1;  // whose share of the batches; `packs` may then be named without the rank
+  uint64_t order_seed = 0;      // of the sequence of segments or batches
+  int64_t memory_bytes = 0;     // that may be taken at open; 0: no limit
   io::EngineOptions io = {};
   std::function<void(Stage stage, int64_t item)> before = {};  // tests delay a stage with it; any thread
 };
@@ -46,7 +47,9 @@ struct LoaderStats {
 
 /// Valid until it is released.
 struct LoadedBatch {
-  int64_t number = 0;               // in the trace
+  int64_t number = 0;               // in the trace of its sampled epoch
+  int64_t sampled_epoch = 0;        // 0 for all splits but train
+  bool is_repeated = false;         // a batch of the first ranks once more, so that all ranks do as many steps
   int64_t position = 0;             // in the training epoch
   std::span<const std::byte> rows;  // (input rows, row_bytes), in the order of blocks.inputs
   BatchView blocks;
@@ -80,8 +83,12 @@ class Loader {
   const std::string& packs() const { return options_.packs; }
   const LoaderBytes& bytes() const { return bytes_; }
 
+  /// Batches of a training epoch.
+  int64_t num_batches() const { return plan_.epoch_batches; }
   /// Begins a training epoch at the batch of this position; one that is under way ends. What comes is a function of
-  /// artefact, order_seed, epoch and position alone.
+  /// artefact, order_seed, epoch and position alone: training epoch n has the batches of sampled epoch n mod E. With
+  /// the order `fixed`, whose cache goes through all E in a row, batches before this one are read again unless the
+  /// epoch before has just ended.
   base::Status start(int64_t epoch, int64_t position = 0);
   /// The next batch; nothing at the end. Waits; timeout names the stage that it waits for. invalid_argument: as many
   /// batches as there are outputs are not released.
@@ -100,11 +107,14 @@ class Loader {
   LoaderOptions options_;
   Manifest manifest_;
   PackPlan plan_;
+  int64_t trace_batches_ = 1;  // of a sampled epoch, of all ranks
   LoaderBytes bytes_;
   LoaderBuffers buffers_;
   std::shared_ptr<io::File> packs_, pages_;
   std::unique_ptr<io::IoEngine> engine_;
-  bool has_start_rows_ = false;  // the CPU cache holds what an epoch begins with
+  static constexpr int64_t kNowhere = -1;
+  /// Batch of the cycle before which the CPU cache holds what it holds now.
+  int64_t cache_at_ = kNowhere, cache_after_ = kNowhere;  // after the epoch that is under way
   std::unique_ptr<Epoch> epoch_;
 };
 

@@ -21,6 +21,38 @@ LoaderMemory memory_of(const Prediction& p) {
   return memory;
 }
 
+ItemBytes item_of(const BatchPlan& batch, int64_t extent_bytes, const PageShape& page) {
+  ItemBytes item{.extent = extent_bytes, .pages = std::ssize(batch.pages) * page.bytes};
+  item.rows = std::ssize(batch.program);
+  item.cpu_rows = std::count_if(batch.program.begin(), batch.program.end(),
+                                [](uint32_t word) { return row_level(word) == RowLevel::cpu; });
+  item.admitted = std::ssize(batch.admissions);
+  return item;
+}
+
+/// Puts restores where the loader has them: behind each segment, and of nothing between sampled epochs.
+std::vector<ItemBytes> with_restores(std::vector<ItemBytes> batches, const LevelPlan& plan,
+                                     const LevelOptions& options) {
+  if (options.order.order == BatchOrder::shuffle) return batches;
+  const int64_t num_batches = std::ssize(batches);
+  const Segments segments(options.order, num_batches, plan.epoch_batches);
+  std::vector<ItemBytes> items;
+  for (int64_t b = 0; b < num_batches; ++b) {
+    items.push_back(batches[static_cast<size_t>(b)]);
+    const int64_t segment = segments.of(b);
+    const bool is_last = segments.end(segment) == b + 1;
+    if (!is_last && (b + 1) % plan.epoch_batches != 0) continue;
+    ItemBytes back{.is_restore = true};
+    if (is_last) {
+      const Restore& restore = plan.restores[static_cast<size_t>(segment)];
+      back.extent = restore_extent_bytes(restore, options.row_bytes);
+      back.rows = std::ssize(restore.moves) + std::ssize(restore.loads);
+    }
+    items.push_back(back);
+  }
+  return items;
+}
+
 int64_t rows_per_batch(const InputTrace& trace) {
   int64_t rows = 0;
   for (int64_t b = 0; b < trace.num_batches(); ++b) rows += std::ssize(trace.inputs(b));
@@ -41,6 +73,7 @@ base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& op
     out.largest_extent = std::max(out.largest_extent, bytes);
     out.most_page_bytes = std::max(out.most_page_bytes, std::ssize(batch.pages) * page->bytes);
     out.most_rows = std::max<int64_t>(out.most_rows, std::ssize(batch.program));
+    out.items.push_back(item_of(batch, bytes, *page));
     return base::Status();
   });
   if (!plan.ok()) return plan.status();
@@ -57,6 +90,7 @@ base::Result<Prediction> predict(const InputTrace& trace, const LevelOptions& op
   out.bytes_on_disk = extents + out.bytes_of_pages + restores;
   out.bytes_to_gpu = extents + out.plan.bytes.pages + out.plan.counts.cpu_hits * options.row_bytes;
   out.memory = memory_of(out);
+  out.items = with_restores(std::move(out.items), out.plan, options);
   return out;
 }
 

@@ -18,6 +18,14 @@ struct LoaderMemory {
   int64_t cpu() const { return cpu_cache + cpu_ring; }
 };
 
+/// What a loader does for one item of its sequence: a batch, or the restore behind a segment (or behind a sampled epoch
+/// inside of one: then of nothing).
+struct ItemBytes {
+  int64_t extent = 0, pages = 0;                 // bytes read
+  int64_t rows = 0, cpu_rows = 0, admitted = 0;  // gathered, of them from the CPU cache; entering that
+  bool is_restore = false;
+};
+
 struct Prediction {
   LevelOptions options;
   LevelPlan plan;              // its bytes are those of features alone
@@ -30,6 +38,7 @@ struct Prediction {
   int64_t most_page_bytes = 0;  // pages of one batch
   int64_t most_rows = 0;        // input rows of one batch
   LoaderMemory memory;
+  std::vector<ItemBytes> items;  // batches in their numbers' order
 };
 
 /// Exact: packing and training read and store these bytes. Errors as of plan_levels().

@@ -8,14 +8,21 @@
 namespace overlace::gnn {
 namespace {
 
-base::Status check(const EpochRates& rates) {
-  const auto positive = [](const char* name, double rate) {
-    return rate > 0 ? base::Status() : base::invalid_argument("{} is {}, wanted more than 0", name, rate);
-  };
-  OVERLACE_TRY(positive("extent_GBps", rates.extent_GBps));
-  OVERLACE_TRY(positive("page_GBps", rates.page_GBps));
-  if (!(rates.link_GBps >= 0)) return base::invalid_argument("link_GBps is {}, wanted at least 0", rates.link_GBps);
-  if (!(rates.compute_ms >= 0)) return base::invalid_argument("compute_ms is {}, wanted at least 0", rates.compute_ms);
+/// One candidate on one rank's share.
+base::Status tune_rank(const InputTrace& trace, const EpochRates& rates, Tuned* out) {
+  auto fitted = fit(trace, out->request);
+  if (!fitted.ok()) {
+    if (out->refused.empty()) out->refused = fitted.status().message();
+    return {};
+  }
+  const auto time = pipeline_time(item_times(*fitted, rates), fitted->options.depth);
+  if (!time.ok()) return time.status();
+  out->bytes_read += fitted->bytes_read;
+  out->bytes_on_disk += fitted->bytes_on_disk;
+  if (time->us < out->time.us) return {};
+  out->time = *time;
+  out->bound = bound_of(*fitted, trace.num_batches(), rates);
+  out->prediction = std::move(*fitted);
   return {};
 }
 
@@ -38,30 +45,30 @@ EpochBound bound_of(const Prediction& prediction, int64_t num_batches, const Epo
   return bound;
 }
 
-base::Result<std::vector<Tuned>> tune(const InputTrace& trace, const std::vector<FitRequest>& candidates,
-                                      const EpochRates& rates, int threads) {
+base::Result<std::vector<Tuned>> tune(std::span<const InputTrace* const> ranks,
+                                      const std::vector<FitRequest>& candidates, const EpochRates& rates, int threads) {
   OVERLACE_TRY(check(rates));
   if (candidates.empty()) return base::invalid_argument("tune: no candidates, wanted at least one");
+  if (ranks.empty()) return base::invalid_argument("tune: no ranks, wanted at least one");
   std::vector<Tuned> out(candidates.size());
-  OVERLACE_TRY(parallel_each(std::ssize(candidates), threads, [&](int64_t i, int) {
+  const base::Status done = parallel_each(std::ssize(candidates), threads, [&](int64_t i, int) {
     Tuned& tuned = out[static_cast<size_t>(i)];
     tuned.request = candidates[static_cast<size_t>(i)];
-    auto fitted = fit(trace, tuned.request);
-    if (fitted.ok()) {
-      tuned.prediction = std::move(*fitted);
-      tuned.bound = bound_of(tuned.prediction, trace.num_batches(), rates);
-    } else {
-      tuned.refused = fitted.status().message();
-    }
+    for (const InputTrace* rank : ranks) OVERLACE_TRY(tune_rank(*rank, rates, &tuned));
     return base::Status();
-  }));
+  });
+  if (!done.ok()) return done;
   std::stable_sort(out.begin(), out.end(), [](const Tuned& a, const Tuned& b) {
-    const auto key = [](const Tuned& t) {
-      return std::tuple(!t.refused.empty(), t.bound.seconds(), t.prediction.bytes_read);
-    };
+    const auto key = [](const Tuned& t) { return std::tuple(!t.refused.empty(), t.time.us, t.bytes_read); };
     return key(a) < key(b);
   });
   return out;
+}
+
+base::Result<std::vector<Tuned>> tune(const InputTrace& trace, const std::vector<FitRequest>& candidates,
+                                      const EpochRates& rates, int threads) {
+  const InputTrace* one[] = {&trace};
+  return tune(one, candidates, rates, threads);
 }
 
 std::vector<FitRequest> candidates_of(const FitRequest& base, int64_t num_batches) {

@@ -2,20 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "src/gnn/plan/predict.h"
+#include "src/gnn/plan/pipeline_time.h"
 
 namespace overlace::gnn {
-
-/// What a machine does, measured or given.
-struct EpochRates {
-  double extent_GBps = 0;  // disk, long reads in sequence
-  double page_GBps = 0;    // disk, pages of the disk cache
-  double link_GBps = 0;    // copies to the GPU; 0: the GPU has no lane of its own
-  double compute_ms = 0;   // of a batch
-};
 
 /// Seconds that each lane is busy in a training epoch. The longest is what binds, and the shortest an epoch can take.
 struct EpochBound {
@@ -28,14 +21,20 @@ EpochBound bound_of(const Prediction& prediction, int64_t num_batches, const Epo
 
 struct Tuned {
   FitRequest request;
-  std::string refused;  // why this one does not work here, "" if it does; then the rest is filled
-  Prediction prediction;
+  std::string refused;    // why this one does not work here, "" if it does; then the rest is filled
+  Prediction prediction;  // of the rank that takes longest
   EpochBound bound;
+  PipelineTime time;                          // of all that the trace has, however many training epochs these are
+  int64_t bytes_read = 0, bytes_on_disk = 0;  // of all ranks
 };
 
-/// Fits each candidate to its memory, on `threads` threads, and ranks them: the shortest bound first, of equal ones the
-/// fewest bytes, then in the order given; those that do not fit come last with the reason. invalid_argument: a rate
-/// that is not positive, no candidate.
+/// Fits each candidate to the memory of each rank, on `threads` threads, and ranks them: the shortest time of the
+/// slowest rank first, of equal ones the fewest bytes, then in the order given; those that do not fit come last with
+/// the reason. `ranks`: the share of each rank that trains. invalid_argument: a rate that is not positive, no
+/// candidate, no rank.
+base::Result<std::vector<Tuned>> tune(std::span<const InputTrace* const> ranks,
+                                      const std::vector<FitRequest>& candidates, const EpochRates& rates, int threads);
+/// Of one rank.
 base::Result<std::vector<Tuned>> tune(const InputTrace& trace, const std::vector<FitRequest>& candidates,
                                       const EpochRates& rates, int threads);
 

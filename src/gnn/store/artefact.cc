@@ -65,10 +65,10 @@ base::Result<Manifest> begin_manifest(const Dataset& dataset, const std::string&
 }
 
 base::Result<TraceEntry> sample_split(const Dataset& dataset, const std::string& directory, const Sampler& sampler,
-                                      Split split, const SampleRequest& request, io::IoEngine* engine) {
+                                      SampledEpoch epoch, const SampleRequest& request, io::IoEngine* engine) {
+  const Split split = epoch.split;
   const auto seeds = sampler.check_seeds(dataset.split(split), split_name(split));
   if (!seeds.ok()) return seeds.status();
-  const SampledEpoch epoch{split, 0};
   const std::vector<uint32_t> ordered = order_seeds(*seeds, sampler.options().seed, epoch);
   TraceHeader header;
   header.dataset = digest_of_hex(dataset.description().id);
@@ -78,13 +78,15 @@ base::Result<TraceEntry> sample_split(const Dataset& dataset, const std::string&
   header.epoch = epoch;
   TraceEntry entry;
   entry.split = split;
-  entry.file = base::format("trace-{}-0.ovt", split_name(split));
+  entry.epoch = epoch.epoch;
+  entry.file = base::format("trace-{}-{}.ovt", split_name(split), epoch.epoch);
   const std::string path = directory + "/" + entry.file;
   auto sink = FileSink::create(engine, path);
   if (!sink.ok()) return sink.status();
   TraceWriter writer(header, sink->get());
   const int threads = thread_count(request.threads);
-  const std::string what = base::format("sample {}", split_name(split));
+  const std::string what = epoch.epoch == 0 ? base::format("sample {}", split_name(split))
+                                            : base::format("sample {} {}", split_name(split), epoch.epoch);
   OVERLACE_TRY(sample_epoch(sampler, ordered, epoch, threads, [&](int64_t b, const SampledBatch& batch) {
     ++entry.batches;
     entry.input_rows += std::ssize(batch.inputs);
@@ -151,6 +153,33 @@ base::Result<ArtefactTrace> ArtefactTrace::open(const std::string& directory, co
   return ArtefactTrace(std::move(*file), std::move(*trace));
 }
 
+base::Result<SelectedTrace> SelectedTrace::open(const std::string& directory, const Manifest& manifest,
+                                                const PackEntry& packs, bool is_whole) {
+  SelectedTrace out;
+  std::vector<const InputTrace*> parts;
+  for (int64_t epoch = 0; epoch < (packs.split == Split::train ? packs.epochs : 1); ++epoch) {
+    const TraceEntry* entry = manifest.trace(packs.split, epoch);
+    if (entry == nullptr)
+      return base::error(Errc::corrupt, "{}/manifest.json: trace {} of split {} is missing", directory, epoch,
+                         split_name(packs.split));
+    auto file = ArtefactTrace::open(directory, *entry, is_whole);
+    if (!file.ok()) return file.status();
+    out.files_.push_back(std::make_unique<ArtefactTrace>(std::move(*file)));
+    const TraceFile& trace = out.files_.back()->trace();
+    if (trace.num_batches() != out.files_.front()->trace().num_batches())
+      return base::error(Errc::corrupt, "{}/{}: {} batches, wanted {}, as the first", directory, entry->file,
+                         trace.num_batches(), out.files_.front()->trace().num_batches());
+    auto part = TraceSelection::of_rank(trace, static_cast<int>(packs.rank), static_cast<int>(packs.ranks));
+    if (!part.ok()) return part.status();
+    out.parts_.push_back(std::make_unique<TraceSelection>(std::move(*part)));
+    parts.push_back(out.parts_.back().get());
+  }
+  auto joined = TraceSelection::joined(parts);
+  if (!joined.ok()) return joined.status();
+  out.joined_ = std::make_unique<TraceSelection>(std::move(*joined));
+  return out;
+}
+
 std::string plan_path(const std::string& directory, const std::string& name) {
   return base::format("{}/plan-{}.ovp", directory, name);
 }
@@ -168,11 +197,14 @@ base::Result<PackPlan> open_plan(const std::string& directory, const Manifest& m
   if (!plan.ok()) return plan;
   if (base::crc32c(bytes) != entry.plan_sum || plan->generation != generation_of(manifest, *trace, entry))
     return base::error(Errc::stale, "{}: made for another dataset, trace or request than the manifest names", path);
+  const int64_t steps = (trace->batches + entry.ranks - 1) / entry.ranks;
+  const int64_t batches = steps * (entry.split == Split::train ? entry.epochs : 1);
   if (plan->num_vertices != manifest.num_vertices || plan->row_bytes != manifest.row_bytes ||
-      plan->num_batches() != trace->batches)
-    return base::error(Errc::corrupt, "{}: {} vertices, rows of {} bytes, {} batches; wanted {}, {}, {}", path,
-                       plan->num_vertices, plan->row_bytes, plan->num_batches(), manifest.num_vertices,
-                       manifest.row_bytes, trace->batches);
+      plan->num_batches() != batches || plan->epoch_batches != steps)
+    return base::error(Errc::corrupt,
+                       "{}: {} vertices, rows of {} bytes, {} batches, {} of a training epoch; wanted {}, {}, {}, {}",
+                       path, plan->num_vertices, plan->row_bytes, plan->num_batches(), plan->epoch_batches,
+                       manifest.num_vertices, manifest.row_bytes, batches, steps);
   for (size_t i = 0; i < 3; ++i)
     OVERLACE_TRY(check_size(PackFiles::path(directory, static_cast<PackFile>(i), entry.name), plan->file_bytes[i]));
   return plan;
@@ -180,6 +212,8 @@ base::Result<PackPlan> open_plan(const std::string& directory, const Manifest& m
 
 base::Result<Manifest> sample_artefact(const Dataset& dataset, const std::string& directory,
                                        const SampleRequest& request) {
+  if (request.epochs < 1 || request.epochs > kMaxSampledEpochs)
+    return base::invalid_argument("epochs is {}, wanted 1 to {}", request.epochs, kMaxSampledEpochs);
   if (request.threads < 0) return base::invalid_argument("threads is {}, wanted at least 0", request.threads);
   if (request.splits.empty()) return base::invalid_argument("splits: none, wanted at least one");
   const auto sampler = Sampler::make(dataset.graph(), request.sampler);
@@ -195,11 +229,14 @@ base::Result<Manifest> sample_artefact(const Dataset& dataset, const std::string
   auto engine = io::IoEngine::open();
   if (!engine.ok()) return engine.status();
   for (const Split split : request.splits) {
-    if (manifest->trace(split) != nullptr) continue;
-    auto entry = sample_split(dataset, directory, *sampler, split, request, engine->get());
-    if (!entry.ok()) return entry.status();
-    manifest->traces.push_back(std::move(*entry));
-    OVERLACE_TRY(base::write_file_durably(directory + "/manifest.json", manifest_json(*manifest)));
+    for (int64_t epoch = 0; epoch < (split == Split::train ? request.epochs : 1); ++epoch) {
+      if (manifest->trace(split, epoch) != nullptr) continue;
+      auto entry =
+          sample_split(dataset, directory, *sampler, {split, static_cast<uint32_t>(epoch)}, request, engine->get());
+      if (!entry.ok()) return entry.status();
+      manifest->traces.push_back(std::move(*entry));
+      OVERLACE_TRY(base::write_file_durably(directory + "/manifest.json", manifest_json(*manifest)));
+    }
   }
   return manifest;
 }

@@ -13,6 +13,7 @@
 #include "src/gnn/dataset/dataset.h"
 #include "src/gnn/levels/levels.h"
 #include "src/gnn/pack/extent.h"
+#include "src/gnn/sample/selection.h"
 #include "src/gnn/sample/trace.h"
 #include "src/gnn/store/manifest.h"
 #include "src/gnn/store/plan_file.h"
@@ -53,6 +54,24 @@ class ArtefactTrace {
   TraceFile trace_;
 };
 
+/// What a loader goes through: the sampled epochs of train in a row, one trace of the other splits; of both the share
+/// of one rank.
+class SelectedTrace {
+ public:
+  /// As ArtefactTrace::open of each trace; corrupt where one is missing or has another number of batches than the
+  /// first.
+  static base::Result<SelectedTrace> open(const std::string& directory, const Manifest& manifest,
+                                          const PackEntry& packs, bool is_whole);
+  const InputTrace& trace() const { return *joined_; }
+  /// Of a sampled epoch, for this rank.
+  int64_t epoch_batches() const { return parts_.front()->num_batches(); }
+
+ private:
+  std::vector<std::unique_ptr<ArtefactTrace>> files_;
+  std::vector<std::unique_ptr<TraceSelection>> parts_;  // of the files, the share of the rank
+  std::unique_ptr<TraceSelection> joined_;              // of the parts
+};
+
 /// The plan of packs, checked against the manifest and the sizes of all files. stale: made of other inputs.
 base::Result<PackPlan> open_plan(const std::string& directory, const Manifest& manifest, const PackEntry& entry);
 std::string plan_path(const std::string& directory, const std::string& name);
@@ -60,11 +79,13 @@ std::string plan_path(const std::string& directory, const std::string& name);
 struct SampleRequest {
   SamplerOptions sampler;
   std::vector<Split> splits = {Split::train};
-  int threads = 0;  // 0: the cores; the traces do not depend on it
+  int64_t epochs = 1;  // of train, each sampled anew; training takes them in turn
+  int threads = 0;     // 0: the cores; the traces do not depend on it
   StepProgress progress = {};
 };
-/// Samples the splits that the artefact does not have yet. invalid_argument: the artefact is one of other samples, a
-/// split without vertices; stale: of another dataset.
+/// Samples the splits and epochs that the artefact does not have yet. invalid_argument: the artefact is one of other
+/// samples, a split without vertices, epochs outside 1 to kMaxSampledEpochs; stale: of another dataset.
+inline constexpr int64_t kMaxSampledEpochs = 4096;
 base::Result<Manifest> sample_artefact(const Dataset& dataset, const std::string& directory,
                                        const SampleRequest& request);
 
@@ -76,14 +97,16 @@ struct ArtefactPackRequest {
   bool is_automatic_order = true;
   OrderChoice order = {};
   int depth = 3;
+  int64_t ranks = 1;  // that train together, each from packs and with caches of its own
   int64_t memory_bytes = int64_t{1} << 30;
   bool is_dry = false;  // counts bytes, exactly, and writes nothing
   StepProgress progress = {};
 };
 
-/// Packs all sampled splits for one order. What was packed before with the same request stays; a run that was killed
-/// goes on where it was, and the files are the same for any number of runs. io where the disk has not enough room,
-/// before the first byte. Of a dry run the manifest that it would come to; sizes of plan files are not known then.
+/// Packs all that is sampled for one order and number of ranks. What was packed before with the same request stays; a
+/// run that was killed goes on where it was, and the files are the same for any number of runs. io where the disk has
+/// not enough room, before the first byte. Of a dry run the manifest that it would come to; sizes of plan files are not
+/// known then.
 base::Result<Manifest> pack_artefact(const Dataset& dataset, const std::string& directory,
                                      const ArtefactPackRequest& request);
 

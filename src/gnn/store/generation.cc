@@ -18,19 +18,25 @@ Generation generation_of(const Manifest& m, const TraceEntry& trace, const PackE
   // NOTE: of the caches the sizes suffice: what they hold is a function of trace and sizes, and for other splits of the
   // trace of train, whose checksum is in the text.
   const TraceEntry* train = m.trace(Split::train);
-  const std::string hex = spec::hash128(
+  std::string text =
       base::format("packs 1 {} {} {} {} {} {} {} {} {} {} {} {} {} {}", m.dataset, m.row_bytes, trace.file, trace.bytes,
                    trace.sum, e.name, name_of(e.policy), e.segment_batches, e.gpu_rows, e.cpu_rows, e.depth,
-                   e.page_bytes, e.disk_rows, train == nullptr ? 0u : train->sum));
-  return digest_of_hex(hex);
+                   e.page_bytes, e.disk_rows, train == nullptr ? 0u : train->sum);
+  for (int64_t i = 1; i < e.epochs; ++i) {
+    const TraceEntry* more = m.trace(Split::train, i);
+    text += base::format(" {}", more == nullptr ? 0u : more->sum);
+  }
+  if (e.ranks > 1) text += base::format(" of {}", e.ranks);
+  return digest_of_hex(spec::hash128(text));
 }
 
-LevelOptions level_options(const PackEntry& entry, int64_t row_bytes, const CachedRows* start) {
+LevelOptions level_options(const PackEntry& entry, int64_t row_bytes, int64_t epoch_batches, const CachedRows* start) {
   LevelOptions options;
   options.gpu_rows = entry.gpu_rows;
   options.cpu_rows = entry.cpu_rows;
   options.depth = static_cast<int>(entry.depth);
   options.row_bytes = row_bytes;
+  options.epoch_batches = epoch_batches;
   options.disk.page_bytes = entry.page_bytes;
   options.disk.max_rows = entry.disk_rows;
   options.policy = entry.policy;

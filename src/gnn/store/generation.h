@@ -16,7 +16,7 @@ Generation digest_of_hex(const std::string& hex);
 /// Digest of dataset, trace and what the levels were asked for.
 Generation generation_of(const Manifest& manifest, const TraceEntry& trace, const PackEntry& entry);
 /// Packs are planned with this; splits other than train begin with `start`, the caches of train, and leave them alone.
-LevelOptions level_options(const PackEntry& entry, int64_t row_bytes, const CachedRows* start);
+LevelOptions level_options(const PackEntry& entry, int64_t row_bytes, int64_t epoch_batches, const CachedRows* start);
 /// stale with both ids where the artefact is of another dataset.
 base::Status check_dataset(const Manifest& manifest, const Dataset& dataset, const std::string& directory);
 

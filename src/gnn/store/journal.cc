@@ -91,6 +91,16 @@ base::Status Journal::append(uint32_t kind, std::span<const std::byte> payload) 
   return {};
 }
 
+base::Status Journal::forget() {
+  if (next_ == 0) return {};
+  if (::ftruncate(fd_, sizeof(Head)) != 0 || ::fdatasync(fd_) != 0)
+    return base::error(Errc::io, "{}: resize: {}", path_, std::generic_category().message(errno));
+  end_ = sizeof(Head);
+  next_ = 0;
+  records_.clear();
+  return {};
+}
+
 base::Status Journal::write_at_end(std::span<const std::byte> bytes) {
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t n = ::pwrite(fd_, bytes.data() + done, bytes.size() - done, end_ + static_cast<int64_t>(done));

@@ -38,6 +38,8 @@ class Journal {
   /// Those of earlier runs.
   const std::vector<JournalRecord>& records() const { return records_; }
   base::Status append(uint32_t kind, std::span<const std::byte> payload);
+  /// No record stands on the disk any more when this returns: for whoever is about to undo what they speak of.
+  base::Status forget();
 
  private:
   Journal(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}

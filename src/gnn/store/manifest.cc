@@ -38,8 +38,9 @@ base::Status read_sampler(const Json* object, const std::string& where, SamplerO
 
 base::Status read_trace(const Json& object, const std::string& where, TraceEntry* out) {
   const Members trace(&object, where);
-  OVERLACE_TRY(trace.check_keys({"split", "file", "bytes", "batches", "input_rows", "crc32c"}));
+  OVERLACE_TRY(trace.check_keys({"split", "epoch", "file", "bytes", "batches", "input_rows", "crc32c"}));
   OVERLACE_TRY(read_split(trace, &out->split));
+  if (trace.find("epoch") != nullptr) OVERLACE_TRY(trace.integer("epoch", 0, &out->epoch));
   OVERLACE_TRY(trace.file("file", kFile, &out->file));
   OVERLACE_TRY(trace.integer("bytes", 0, &out->bytes));
   OVERLACE_TRY(trace.integer("batches", 1, &out->batches));
@@ -52,9 +53,11 @@ base::Status read_trace(const Json& object, const std::string& where, TraceEntry
 
 base::Status read_pack(const Json& object, const std::string& where, PackEntry* out) {
   const Members pack(&object, where);
-  OVERLACE_TRY(pack.check_keys({"name", "split", "order", "policy", "segment_batches", "gpu_rows", "cpu_rows", "depth",
-                                "page_bytes", "disk_rows", "blow_up", "feature_bytes", "bytes_read", "packs_bytes",
-                                "disk_cache_bytes", "hot_bytes", "plan_bytes", "plan_crc32c"}));
+  OVERLACE_TRY(pack.check_keys({"name",      "split",         "order",       "policy",      "segment_batches",
+                                "gpu_rows",  "cpu_rows",      "depth",       "page_bytes",  "disk_rows",
+                                "blow_up",   "feature_bytes", "bytes_read",  "packs_bytes", "disk_cache_bytes",
+                                "hot_bytes", "plan_bytes",    "plan_crc32c", "epochs",      "rank",
+                                "ranks"}));
   OVERLACE_TRY(pack.file("name", kFile, &out->name));
   OVERLACE_TRY(read_split(pack, &out->split));
   OVERLACE_TRY(pack.word(
@@ -83,9 +86,15 @@ base::Status read_pack(const Json& object, const std::string& where, PackEntry* 
   for (const auto& [key, value] : integers) OVERLACE_TRY(pack.integer(key, 0, value));
   out->plan_sum = static_cast<uint32_t>(sum);
   OVERLACE_TRY(pack.number("blow_up", &out->blow_up));
-  if (out->name != pack_name(out->order, out->split))
-    return base::invalid_argument("{}: name is \"{}\", wanted \"{}\"", where, out->name,
-                                  pack_name(out->order, out->split));
+  // Artefacts of one sampled epoch and one rank may leave these out.
+  if (pack.find("epochs") != nullptr) OVERLACE_TRY(pack.integer("epochs", 1, &out->epochs));
+  if (pack.find("rank") != nullptr) OVERLACE_TRY(pack.integer("rank", 0, &out->rank));
+  if (pack.find("ranks") != nullptr) OVERLACE_TRY(pack.integer("ranks", 1, &out->ranks));
+  if (out->ranks > kMaxRanks || out->rank >= out->ranks)
+    return base::invalid_argument("{}: rank is {} of {}, wanted one of at most {}", where, out->rank, out->ranks,
+                                  kMaxRanks);
+  const std::string name = pack_name(out->order, out->split, out->rank, out->ranks);
+  if (out->name != name) return base::invalid_argument("{}: name is \"{}\", wanted \"{}\"", where, out->name, name);
   return {};
 }
 
@@ -101,13 +110,16 @@ Json sampler_json(const SamplerOptions& sampler) {
 
 Json trace_json(const TraceEntry& t) {
   return Json::Object{
-      {"split", split_name(t.split)}, {"file", t.file},          {"bytes", t.bytes}, {"batches", t.batches},
-      {"input_rows", t.input_rows},   {"crc32c", int64_t{t.sum}}};
+      {"split", split_name(t.split)}, {"epoch", t.epoch},           {"file", t.file},          {"bytes", t.bytes},
+      {"batches", t.batches},         {"input_rows", t.input_rows}, {"crc32c", int64_t{t.sum}}};
 }
 
 Json pack_json(const PackEntry& p) {
   return Json::Object{{"name", p.name},
                       {"split", split_name(p.split)},
+                      {"epochs", p.epochs},
+                      {"rank", p.rank},
+                      {"ranks", p.ranks},
                       {"order", name_of(p.order)},
                       {"policy", name_of(p.policy)},
                       {"segment_batches", p.segment_batches},
@@ -128,10 +140,16 @@ Json pack_json(const PackEntry& p) {
 
 }  // namespace
 
-const TraceEntry* Manifest::trace(Split split) const {
+const TraceEntry* Manifest::trace(Split split, int64_t epoch) const {
   for (const TraceEntry& entry : traces)
-    if (entry.split == split) return &entry;
+    if (entry.split == split && entry.epoch == epoch) return &entry;
   return nullptr;
+}
+
+int64_t Manifest::sampled_epochs(Split split) const {
+  int64_t epochs = 0;
+  while (trace(split, epochs) != nullptr) ++epochs;
+  return epochs;
 }
 
 const PackEntry* Manifest::pack(std::string_view name) const {
@@ -140,8 +158,10 @@ const PackEntry* Manifest::pack(std::string_view name) const {
   return nullptr;
 }
 
-std::string pack_name(BatchOrder order, Split split) {
-  return split == Split::train ? name_of(order) : base::format("{}-{}", name_of(order), split_name(split));
+std::string pack_name(BatchOrder order, Split split, int64_t rank, int64_t ranks) {
+  std::string name = name_of(order);
+  if (split != Split::train) name += base::format("-{}", split_name(split));
+  return ranks == 1 ? name : name + base::format("-r{}of{}", rank, ranks);
 }
 
 std::string manifest_json(const Manifest& m) {

@@ -73,7 +73,7 @@ class ComparingFiles final : public PackStore {
     const auto& from = files_[static_cast<size_t>(file)];
     seen_.resize(bytes.size());
     OVERLACE_TRY(engine_->read(from, offset, std::ssize(bytes), seen_, 0));
-    OVERLACE_TRY(engine_->drain());
+    OVERLACE_TRY(engine_->settle());
     const auto [at, other] = std::mismatch(bytes.begin(), bytes.end(), seen_.begin());
     if (at == bytes.end()) return {};
     return base::error(Errc::corrupt, "{}: byte {} is {}, wanted {}, of the dataset and its samples", from->path(),
@@ -121,9 +121,11 @@ class ArtefactPacker {
     if (!lock.ok()) return lock.status();
     OVERLACE_TRY(begin());
     if (!request_.is_dry) sweep();
-    OVERLACE_TRY(pack_split(Split::train));
-    for (const Split split : {Split::valid, Split::test})
-      if (manifest_.trace(split) != nullptr) OVERLACE_TRY(pack_split(split));
+    for (int64_t rank = 0; rank < request_.ranks; ++rank) {
+      OVERLACE_TRY(pack_split(Split::train, rank));
+      for (const Split split : {Split::valid, Split::test})
+        if (manifest_.trace(split) != nullptr) OVERLACE_TRY(pack_split(split, rank));
+    }
     std::error_code ignored;
     if (!request_.is_dry) std::filesystem::remove(directory_ + "/journal.log", ignored);
     return manifest_;
@@ -131,6 +133,8 @@ class ArtefactPacker {
 
  private:
   base::Status begin() {
+    if (request_.ranks < 1 || request_.ranks > kMaxRanks)
+      return base::invalid_argument("ranks is {}, wanted 1 to {}", request_.ranks, kMaxRanks);
     auto manifest = read_manifest(directory_);
     if (!manifest.ok()) return manifest.status();
     manifest_ = std::move(*manifest);
@@ -155,10 +159,13 @@ class ArtefactPacker {
     for (const auto& path : left) std::filesystem::remove(path, ignored);
   }
 
-  PackEntry entry_of(const TraceEntry& trace) const {
+  PackEntry entry_of(const TraceEntry& trace, int64_t rank) const {
     PackEntry e;
     const int64_t n = manifest_.num_vertices, row = manifest_.row_bytes;
     e.split = trace.split;
+    e.epochs = manifest_.sampled_epochs(Split::train);
+    e.rank = rank;
+    e.ranks = request_.ranks;
     e.gpu_rows = std::min(n, request_.gpu_bytes / row);
     e.cpu_rows = std::min(n - e.gpu_rows, request_.cpu_bytes / row);
     const TraceEntry& train = *manifest_.trace(Split::train);
@@ -166,7 +173,8 @@ class ArtefactPacker {
     OrderChoice order = request_.order;
     if (request_.is_automatic_order)
       order = is_still ? OrderChoice{BatchOrder::shuffle, 0}
-                       : automatic_order(train.batches, e.cpu_rows, train.input_rows / train.batches);
+                       : automatic_order((train.batches + e.ranks - 1) / e.ranks, e.cpu_rows,
+                                         train.input_rows / train.batches);
     e.order = order.order;
     const bool is_train = trace.split == Split::train;
     e.segment_batches = is_train && e.order == BatchOrder::segments ? order.segment_batches : 0;
@@ -174,13 +182,13 @@ class ArtefactPacker {
     e.depth = request_.depth;
     e.page_bytes = request_.page_bytes;
     e.disk_rows = is_train ? request_.disk_bytes / row : 0;
-    e.name = pack_name(e.order, e.split);
+    e.name = pack_name(e.order, e.split, e.rank, e.ranks);
     return e;
   }
 
-  base::Status pack_split(Split split) {
+  base::Status pack_split(Split split, int64_t rank) {
     const TraceEntry& entry = *manifest_.trace(split);
-    PackEntry packs = entry_of(entry);
+    PackEntry packs = entry_of(entry, rank);
     const Generation generation = generation_of(manifest_, entry, packs);
     if (const PackEntry* old = manifest_.pack(packs.name); old != nullptr) {
       auto plan = open_plan(directory_, manifest_, *old);
@@ -191,10 +199,11 @@ class ArtefactPacker {
       std::erase_if(manifest_.packs, [&](const PackEntry& e) { return e.name == packs.name; });
       OVERLACE_TRY(write_manifest());
     }
-    const auto trace = ArtefactTrace::open(directory_, entry, true);
+    const auto trace = SelectedTrace::open(directory_, manifest_, packs, true);
     if (!trace.ok()) return trace.status();
     PackRequest request;
-    request.options = level_options(packs, manifest_.row_bytes, split == Split::train ? nullptr : &start_);
+    request.options =
+        level_options(packs, manifest_.row_bytes, trace->epoch_batches(), split == Split::train ? nullptr : &start_);
     request.labels = labels_;
     request.generation = generation;
     request.memory_bytes = request_.memory_bytes;
@@ -223,6 +232,8 @@ class ArtefactPacker {
     request.done = last_pass(**journal);
     for (size_t i = 0; i < 3; ++i)
       if (!std::filesystem::exists(part_path(directory_, i, packs->name))) request.done.reset();
+    // A record must not outlive the rows that it speaks of: files that are made anew are empty.
+    if (!request.done) OVERLACE_TRY((*journal)->forget());
     OVERLACE_TRY(check_room(bytes, packs->name));
     const auto files = PackFiles::create(directory_, packs->name, request.done.has_value());
     if (!files.ok()) return files.status();
@@ -325,7 +336,7 @@ class Verifier {
       if (place.bytes == 0) return {};
       const std::span<std::byte> bytes(buffer->data(), static_cast<size_t>(place.bytes));
       OVERLACE_TRY(engine_->read(*file, place.offset, place.bytes, bytes, 0));
-      OVERLACE_TRY(engine_->drain());
+      OVERLACE_TRY(engine_->settle());
       ++report_.extents;
       return open_extent(bytes, plan.limits(number), path).status();
     };
@@ -360,11 +371,12 @@ class Verifier {
   /// Packs into a store that compares.
   base::Status pack_again(const Dataset& dataset, const Manifest& manifest, const PackEntry& entry,
                           const PackPlan& plan) {
-    const auto trace = ArtefactTrace::open(directory_, *manifest.trace(entry.split), false);
+    const auto trace = SelectedTrace::open(directory_, manifest, entry, false);
     if (!trace.ok()) return trace.status();
     const std::vector<int32_t> labels(dataset.labels().begin(), dataset.labels().end());
     PackRequest request;
-    request.options = level_options(entry, manifest.row_bytes, entry.split == Split::train ? nullptr : &plan.start);
+    request.options = level_options(entry, manifest.row_bytes, trace->epoch_batches(),
+                                    entry.split == Split::train ? nullptr : &plan.start);
     request.labels = labels;
     request.generation = plan.generation;
     request.progress = [&](double share) {

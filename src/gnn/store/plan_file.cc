@@ -22,7 +22,8 @@ struct Head {
   int64_t max_ring_rows = 0, most_rows = 0, most_pages = 0, most_block_bytes = 0;
   std::array<int64_t, 3> file_bytes{};
   int64_t hot_sum = 0;
-  std::array<int64_t, kArrays + 1> counts{};  // gpu, cpu, extents, restores, first pages, page sums
+  std::array<int64_t, kArrays> counts{};  // gpu, cpu, extents, restores, first pages, page sums
+  int64_t epoch_batches = 0;              // 0: all batches are of one sampled epoch
 };
 static_assert(sizeof(Head) == 32 + 8 * 18 + 8 * (kArrays + 1));
 constexpr size_t kSummed = 16;  // what stands before the checksum's bytes
@@ -76,7 +77,11 @@ std::string plan_fault(const PackPlan& p) {
     return base::format("segments of {} batches", p.segment_batches);
   if (p.order.order == BatchOrder::segments && p.order.segment_batches != p.segment_batches)
     return base::format("segments of {} and of {} batches", p.order.segment_batches, p.segment_batches);
-  if (std::ssize(p.restores) != nb / p.segment_batches + (nb % p.segment_batches != 0 ? 1 : 0))
+  if (p.order.order != BatchOrder::segments && p.segment_batches != std::max<int64_t>(nb, 1))
+    return base::format("segments of {} batches, of {}", p.segment_batches, nb);
+  if (p.epoch_batches < 1 || nb % p.epoch_batches != 0)
+    return base::format("{} batches in sampled epochs of {}", nb, p.epoch_batches);
+  if (std::ssize(p.restores) != p.segments().count())
     return base::format("{} restores for {} batches in segments of {}", p.restores.size(), nb, p.segment_batches);
   if (p.page.rows < 1 || p.page.bytes < kExtentPage || p.page.bytes % kExtentPage != 0 ||
       !fits(p.page.rows, p.row_bytes) || p.page.rows * p.row_bytes > p.page.bytes)
@@ -141,6 +146,7 @@ PackPlan plan_of(const PackRequest& request, const PackResult& packed, int64_t n
   p.order = request.options.order;
   p.segment_batches = packed.plan.segment_batches;
   p.disk_segment_batches = packed.plan.disk_segment_batches;
+  p.epoch_batches = packed.plan.epoch_batches;
   p.page = packed.plan.page;
   p.max_ring_rows = packed.plan.counts.max_ring_rows;
   p.most_rows = packed.most_rows;
@@ -173,13 +179,9 @@ std::vector<std::byte> encode_plan(const PackPlan& p) {
   head.most_block_bytes = p.most_block_bytes;
   std::copy_n(p.file_bytes, 3, head.file_bytes.begin());
   head.hot_sum = p.hot_sum;
-  head.counts = {std::ssize(p.start.gpu),
-                 std::ssize(p.start.cpu),
-                 std::ssize(p.extents),
-                 std::ssize(p.restores),
-                 std::ssize(p.first_page),
-                 std::ssize(p.page_sums),
-                 0};
+  head.counts = {std::ssize(p.start.gpu), std::ssize(p.start.cpu),  std::ssize(p.extents),
+                 std::ssize(p.restores),  std::ssize(p.first_page), std::ssize(p.page_sums)};
+  head.epoch_batches = p.epoch_batches == p.num_batches() ? 0 : p.epoch_batches;
   std::vector<std::byte> out(sizeof(Head));
   put(&out, p.start.gpu);
   put(&out, p.start.cpu);
@@ -213,6 +215,7 @@ base::Result<PackPlan> parse_plan(std::span<const std::byte> bytes, const std::s
   p.segment_batches = head.segment_batches;
   p.disk_segment_batches = head.disk_segment_batches;
   p.page = {head.page_rows, head.page_bytes};
+  p.epoch_batches = head.epoch_batches;
   p.max_ring_rows = head.max_ring_rows;
   p.most_rows = head.most_rows;
   p.most_pages = head.most_pages;
@@ -224,6 +227,7 @@ base::Result<PackPlan> parse_plan(std::span<const std::byte> bytes, const std::s
       !take(&rest, head.counts[2], &p.extents) || !take(&rest, head.counts[3], &p.restores) ||
       !take(&rest, head.counts[4], &p.first_page) || !take(&rest, head.counts[5], &p.page_sums) || !rest.empty())
     return corrupt(base::format("{} bytes do not fit its tables", bytes.size()));
+  if (p.epoch_batches == 0) p.epoch_batches = std::max<int64_t>(p.num_batches(), 1);
   if (const std::string fault = plan_fault(p); !fault.empty()) return corrupt(fault);
   return p;
 }

@@ -19,6 +19,7 @@ struct PackPlan {
   CachePolicy policy = CachePolicy::belady;
   OrderChoice order;
   int64_t segment_batches = 0, disk_segment_batches = 0;
+  int64_t epoch_batches = 0;  // of a sampled epoch
   PageShape page;
   int64_t max_ring_rows = 0;                                    // of a batch
   int64_t most_rows = 0, most_pages = 0, most_block_bytes = 0;  // of a batch, as PackResult
@@ -30,6 +31,8 @@ struct PackPlan {
   uint32_t hot_sum = 0;                        // crc32c of the hot file
 
   int64_t num_batches() const { return std::ssize(extents); }
+  int64_t sampled_epochs() const { return num_batches() / epoch_batches; }
+  Segments segments() const { return Segments(order, num_batches(), epoch_batches); }
   /// Vertices of the hot file, ascending.
   std::vector<uint32_t> hot_rows() const;
   /// For open_extent(): of a batch, or -1 - segment of a restore.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/device/mem/convert.cuh"
+#include "src/device/math/convert.cuh"
 #include "src/model/cuda/kernels.h"
 
 namespace overlace::model {

@@ -1,14 +1,24 @@
-#include "src/ops/ag_gemm/impl.h"
-#include "src/ops/common/call.h"
+#include "overlace/ops/ag_gemm.h"
+#include "overlace/ops/call.h"
+#include "src/spec/families/families.h"
 
 namespace overlace::ops {
+namespace {
 
-base::Status run_status(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {
-  return run_args(channel, "ag_gemm", args, {{args.a_shard, args.b, args.c, args.bias}, args.a}, schedule);
+CallArgs in_order(const AgGemmArgs& args) {
+  return {.tensors = {args.a_shard, args.b, args.c, args.bias, args.a},
+          .row_offsets = args.row_offsets,
+          .activation = args.activation};
+}
+
+}  // namespace
+
+spec::OpSpec op_spec(const Channel& channel, const AgGemmArgs& args) {
+  return op_spec(channel, spec::kAgGemm, in_order(args));
 }
 
 void run(Channel& channel, const AgGemmArgs& args, const spec::Schedule& schedule) {
-  run_status(channel, args, schedule).or_throw();
+  call(channel, spec::kAgGemm, in_order(args), schedule);
 }
 
 }  // namespace overlace::ops

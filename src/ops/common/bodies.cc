@@ -14,14 +14,26 @@ const exec::Bodies& bodies(const Channel& channel) {
   static const exec::Bodies cpu = {
       .by_kind = {{spec::Kind::reduce, reduce_on_cpu}, {spec::Kind::tiles, gemm_core::tiles_on_cpu}}};
 #if defined(OVERLACE_HAS_CUDA)
-  static const exec::Bodies gpu = {
-      .by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
-      .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused, gemm_core::copy_rows_out, gemm_core::keeps_memory}};
+  static const exec::Bodies gpu = {.by_kind = {{spec::Kind::reduce, reduce_on_gpu}},
+                                   .kernel = {gemm_core::prepare_fused, gemm_core::launch_fused,
+                                              gemm_core::copy_rows_out, gemm_core::keeps_memory, gemm_core::is_loaded}};
   if (channel.team().runtime().backend() == Backend::cuda_peer) return gpu;
 #else
   (void)channel;
 #endif
   return cpu;
+}
+
+exec::Bodies bodies_of(const spec::OperatorDef& def) {
+  const auto compute = [&def](const exec::BodyContext& context) -> base::Status {
+    try {
+      def.compute({context.schedule, context.task, context.reads, context.writes});
+    } catch (...) {
+      return base::status_of_current_exception();
+    }
+    return {};
+  };
+  return {.by_kind = {{spec::Kind::reduce, compute}}};
 }
 
 }  // namespace overlace::ops

@@ -2,11 +2,14 @@
 #pragma once
 
 #include "overlace/channel.h"
+#include "overlace/operator.h"
 #include "src/exec/run.h"
 
 namespace overlace::ops {
 
 /// Bodies of `reduce` and `tiles` tasks and the fused kernels, for the backend of the channel.
 const exec::Bodies& bodies(const Channel& channel);
+/// The same for an operator that brings OperatorDef::compute.
+exec::Bodies bodies_of(const spec::OperatorDef& def);
 
 }  // namespace overlace::ops

@@ -12,11 +12,6 @@
 namespace overlace::ops {
 namespace {
 
-template <class... Args>
-base::Status refuse(const Site& site, std::string_view text, const Args&... args) {
-  return base::error(Errc::invalid_argument, "{}: {}; rank {}", site.op, base::format(text, args...), site.rank);
-}
-
 int64_t bytes(DType t) { return static_cast<int64_t>(dtype_bytes(t)); }
 
 /// Address range of the elements, in bytes.
@@ -58,7 +53,7 @@ std::string strides_of(const TensorView& t) {
 }
 
 base::Status check_memory(const Site& site, const Named& t) {
-  if (t.view.numel() == 0) return {};
+  if (t.view.numel() == 0 || !site.looks_at_memory) return {};
   if (t.view.data == nullptr) return refuse(site, "{} {} has no memory (null)", t.name, t.view.shape());
   const uintptr_t address = reinterpret_cast<uintptr_t>(t.view.data);
   if (address % dtype_bytes(t.view.dtype) != 0) {
@@ -81,39 +76,6 @@ std::string join(const std::vector<int64_t>& values) {
   std::string text;
   for (int64_t v : values) text += (text.empty() ? "" : " ") + std::to_string(v);
   return text;
-}
-
-/// All but the layout of b.
-base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule) {
-  if (schedule.op != op.op) {
-    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for operator {}; rank {}", site.op,
-                       schedule.family, schedule.op, site.rank);
-  }
-  OVERLACE_TRY(check_param(site, schedule, "M", op.m));
-  OVERLACE_TRY(check_param(site, schedule, "N", op.n));
-  OVERLACE_TRY(check_param(site, schedule, "K", op.k));
-  OVERLACE_TRY(check_param(site, schedule, "G", int64_t{op.ranks}));
-  OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
-  OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
-  OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
-  for (const auto& [name, value] : op.fields) OVERLACE_TRY(check_param(site, schedule, name, value));
-  if (spec::activation_of(schedule.params) != op.activation) {
-    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for activation {}, the call has {}; rank {}",
-                       site.op, schedule.family, spec::name_of(spec::activation_of(schedule.params)),
-                       spec::name_of(op.activation), site.rank);
-  }
-  if (op.gathered && op.ranks > 1 && !schedule.params.contains("gathered")) {
-    return base::error(Errc::not_supported, "{}: schedule {} gathers nothing that could be returned in a; rank {}",
-                       site.op, schedule.family, site.rank);
-  }
-  const std::vector<int64_t> want = spec::row_offsets(op);
-  const auto off = schedule.tables.find("off");
-  if (off == schedule.tables.end() || off->second != want) {
-    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for row offsets {}, the call has {}; rank {}",
-                       site.op, schedule.family, off == schedule.tables.end() ? "none" : join(off->second), join(want),
-                       site.rank);
-  }
-  return {};
 }
 
 base::Status check_layout(const Site& site, spec::BLayout layout, const spec::Schedule& schedule) {
@@ -150,6 +112,20 @@ base::Status check_output_dtype(const Site& site, const Named& t, const Named& l
                 like.view.dtype == DType::fp64 ? "" : " or fp32", dtype_name(t.view.dtype));
 }
 
+base::Status check_same_dtype(const Site& site, const Named& t, const Named& like) {
+  if (t.view.dtype == like.view.dtype) return {};
+  return refuse(site, "{} must have the dtype of {} ({}), got {}", t.name, like.name, dtype_name(like.view.dtype),
+                dtype_name(t.view.dtype));
+}
+
+base::Status check_vector(const Site& site, const Named& t, int64_t n, std::string_view why) {
+  if (t.view.ndim != 1 || t.view.dim(0) != n)
+    return refuse(site, "{} must be ({}) {}, got {}", t.name, n, why, t.view.shape());
+  if (n > 1 && t.view.stride(0) != 1)
+    return refuse(site, "{} must be contiguous, got stride {}", t.name, t.view.stride(0));
+  return check_memory(site, t);
+}
+
 base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why) {
   if (t.view.ndim != 2)
     return refuse(site, "{} must have 2 dimensions, got {} {}", t.name, t.view.ndim, t.view.shape());
@@ -173,10 +149,7 @@ base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& l
     return refuse(site, "{} must have K = {} rows as {} {} has columns, got {}", b.name, k, like.name,
                   like.view.shape(), b.view.shape());
   }
-  if (b.view.dtype != like.view.dtype) {
-    return refuse(site, "{} must have the dtype of {} ({}), got {}", b.name, like.name, dtype_name(like.view.dtype),
-                  dtype_name(b.view.dtype));
-  }
+  OVERLACE_TRY(check_same_dtype(site, b, like));
   const int64_t n = b.view.dim(1);
   if (n < 0) return refuse(site, "{} {} has a negative extent", b.name, b.view.shape());
   const bool nk = (k <= 1 || b.view.stride(0) == 1) && (n <= 1 || b.view.stride(1) >= k);
@@ -204,20 +177,9 @@ base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, con
   return check_memory(site, {"bias", bias});
 }
 
-base::Status check_gathered(const Site& site, const Named& a, int64_t m, const Named& shard,
-                            std::vector<Named> others) {
-  OVERLACE_TRY(check_matrix(site, a, m, shard.view.dim(1), "to take the gathered rows"));
-  if (a.view.dtype != shard.view.dtype) {
-    return refuse(site, "{} must have the dtype of {} ({}), got {}", a.name, shard.name, dtype_name(shard.view.dtype),
-                  dtype_name(a.view.dtype));
-  }
-  others.insert(others.begin(), shard);
-  return check_disjoint(site, a, others);
-}
-
 base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others) {
   for (const Named& other : others) {
-    if (!other.view.defined() || !overlap(out.view, other.view)) continue;
+    if (!site.looks_at_memory || !other.view.defined() || !overlap(out.view, other.view)) continue;
     return refuse(site, "{} {} must not share memory with {} {}", out.name, out.view.shape(), other.name,
                   other.view.shape());
   }
@@ -234,14 +196,51 @@ base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets
                 offsets.size(), join(offsets));
 }
 
+base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule) {
+  if (schedule.op != op.op) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for operator {}; rank {}", site.op,
+                       schedule.family, schedule.op, site.rank);
+  }
+  OVERLACE_TRY(check_param(site, schedule, "M", op.m));
+  OVERLACE_TRY(check_param(site, schedule, "N", op.n));
+  OVERLACE_TRY(check_param(site, schedule, "K", op.k));
+  OVERLACE_TRY(check_param(site, schedule, "G", int64_t{op.ranks}));
+  OVERLACE_TRY(check_param(site, schedule, "dtype", std::string(dtype_name(op.dtype))));
+  OVERLACE_TRY(check_param(site, schedule, "out_dtype", std::string(dtype_name(op.out_dtype))));
+  OVERLACE_TRY(check_param(site, schedule, "bias", op.bias));
+  for (const auto& [name, value] : op.fields) OVERLACE_TRY(check_param(site, schedule, name, value));
+  if (spec::activation_of(schedule.params) != op.activation) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for activation {}, the call has {}; rank {}",
+                       site.op, schedule.family, spec::name_of(spec::activation_of(schedule.params)),
+                       spec::name_of(op.activation), site.rank);
+  }
+  if (op.gathered && op.ranks > 1 && !schedule.params.contains("gathered")) {
+    return base::error(Errc::not_supported, "{}: schedule {} gathers nothing that could be returned in a; rank {}",
+                       site.op, schedule.family, site.rank);
+  }
+  const std::vector<int64_t> want = spec::row_offsets(op);
+  const auto off = schedule.tables.find("off");
+  if (off == schedule.tables.end() || off->second != want) {
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for row offsets {}, the call has {}; rank {}",
+                       site.op, schedule.family, off == schedule.tables.end() ? "none" : join(off->second), join(want),
+                       site.rank);
+  }
+  if (!spec::exchanges(op.op)) return {};
+  const std::vector<int64_t> rows = spec::splits(op);
+  const auto splits = schedule.tables.find("splits");
+  if (splits == schedule.tables.end() || splits->second != rows)
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for splits {}, the call has {}; rank {}", site.op,
+                       schedule.family, splits == schedule.tables.end() ? "none" : join(splits->second), join(rows),
+                       site.rank);
+  return {};
+}
+
 base::Status check_made_for(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule) {
   OVERLACE_TRY(check_problem(site, op, schedule));
   return check_layout(site, op.b_layout, schedule);
 }
 
-base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
-                            const spec::Schedule& schedule) {
-  OVERLACE_TRY(check_problem(site, op, schedule));
+base::Status check_stored(const Site& site, const TensorView& b, const spec::Schedule& schedule) {
   const bool nk = b.dim(0) <= 1 || b.stride(0) == 1, kn = b.dim(1) <= 1 || b.stride(1) == 1;
   return nk && kn ? base::Status() : check_layout(site, nk ? spec::BLayout::nk : spec::BLayout::kn, schedule);
 }
@@ -292,6 +291,7 @@ TensorView stored_b(const TensorView& b, const spec::Schedule& schedule) {
 std::string agreement(const spec::OpSpec& op, std::string_view dims) {
   std::string out = base::format("{} {} G {} {} -> {}, rows {}", op.op, dims, op.ranks, dtype_name(op.dtype),
                                  dtype_name(op.out_dtype), join(op.row_offsets));
+  if (!op.splits.empty()) out += base::format(", splits {}", join(op.splits));
   for (const auto& [name, value] : op.fields) out += base::format(", {} {}", name, spec::text_of(value));
   return out;
 }

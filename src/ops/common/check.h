@@ -19,6 +19,7 @@ struct Site {
   int rank = 0;
   bool is_gpu = false;
   runtime::OperandPlaces* places = nullptr;  // where operands lie; null: anywhere
+  bool looks_at_memory = true;               // else shapes, dtypes and options alone are checked
 };
 Site site_of(const Channel& channel, std::string_view op);
 
@@ -27,31 +28,40 @@ struct Named {
   TensorView view;
 };
 
+/// InvalidArgument with operator and rank around the text.
+template <class... Args>
+base::Status refuse(const Site& site, std::string_view text, const Args&... args) {
+  return base::error(Errc::invalid_argument, "{}: {}; rank {}", site.op, base::format(text, args...), site.rank);
+}
+
 /// fp64 (cpu only), fp32, bf16, fp16.
 base::Status check_input_dtype(const Site& site, const Named& t);
 /// dtype of `like`, or fp32 where that is 16 bits wide.
 base::Status check_output_dtype(const Site& site, const Named& t, const Named& like);
+/// dtype of `like`.
+base::Status check_same_dtype(const Site& site, const Named& t, const Named& like);
+/// (n), contiguous, memory there and aligned. `why`: as of check_matrix.
+base::Status check_vector(const Site& site, const Named& t, int64_t n, std::string_view why);
 /// (rows, cols), columns contiguous, rows apart from each other, memory there and aligned. `why`: where the wanted
 /// extents come from.
 base::Status check_matrix(const Site& site, const Named& t, int64_t rows, int64_t cols, std::string_view why);
 /// b (k, n) of dtype `like`, its first dimension, called `depth`, or N contiguous.
-base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth = "K");
+base::Status check_b(const Site& site, const Named& b, int64_t k, const Named& like, std::string_view depth);
 /// b (k, n) with an even n.
 base::Status check_pairs(const Site& site, const Named& b);
 /// (n) of the dtype of one of two others; undefined passes.
 base::Status check_bias(const Site& site, const TensorView& bias, int64_t n, const Named& out, const Named& in);
-/// a (m, K) of the dtype of the shard (rows, K), apart from it and from `others`.
-base::Status check_gathered(const Site& site, const Named& a, int64_t m, const Named& shard, std::vector<Named> others);
 /// `out` shares no element with any of `others`; undefined ones pass.
 base::Status check_disjoint(const Site& site, const Named& out, const std::vector<Named>& others);
 /// G + 1 ascending entries from 0 to m, or empty.
 base::Status check_offsets(const Site& site, const std::vector<int64_t>& offsets, int ranks, int64_t m);
 
-/// The schedule was made for this problem; plan_mismatch with both values otherwise.
+/// The schedule was made for this problem, whichever way b is stored; plan_mismatch with both values otherwise.
+base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule);
+/// The same with the layout of b.
 base::Status check_made_for(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule);
-/// The same with operands at hand: the layout of b is the schedule's if b fits it.
-base::Status check_schedule(const Site& site, const spec::OpSpec& op, const TensorView& b,
-                            const spec::Schedule& schedule);
+/// The schedule's layout of b is one that b fits.
+base::Status check_stored(const Site& site, const TensorView& b, const spec::Schedule& schedule);
 /// not_supported with the task and the reason where this team cannot run the schedule: bodies that the operator does
 /// not bring, fused kernels that are not compiled for it, collectives without an engine.
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule);

@@ -3,13 +3,23 @@
 #include <string>
 #include <variant>
 
+#include "src/spec/operators.h"
+
 namespace overlace::ops {
 
 std::vector<exec::CopyOut> copies_of_gathered(const TensorView& shard, const TensorView& all,
                                               const spec::Schedule& schedule, int rank) {
-  const std::vector<int64_t>& off = schedule.tables.at("off");
-  const int64_t begin = off[static_cast<size_t>(rank)], end = off[static_cast<size_t>(rank) + 1], m = off.back();
-  std::vector<exec::CopyOut> out = {{.from = shard, .to = all.rows(begin, end - begin)}};
+  const auto table = [&](const char* name) -> const std::vector<int64_t>& { return schedule.tables.at(name); };
+  const auto r = static_cast<size_t>(rank);
+  int64_t begin = table("off")[r], end = table("off")[r + 1], m = table("off").back(), first = 0;
+  if (spec::exchanges(schedule.op)) {  // my block for myself, at its place among the others'
+    const size_t ranks = table("off").size() - 1, own = r * ranks + r, q = table("place").size() / (ranks * ranks);
+    first = table("cut")[own * q] - begin;
+    begin = table("place")[own * q];
+    end = begin + table("splits")[own];
+    m = table("got")[r + 1] - table("got")[r];
+  }
+  std::vector<exec::CopyOut> out = {{.from = shard.rows(first, end - begin), .to = all.rows(begin, end - begin)}};
   if (begin == 0 && end == m) return out;
   const std::string buffer = std::get<std::string>(schedule.params.at("gathered"));
   out.push_back({.buffer = buffer, .first_row = 0, .to = all.rows(0, begin)});

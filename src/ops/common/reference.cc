@@ -1,5 +1,7 @@
 #include "src/ops/common/reference.h"
 
+#include <cmath>
+
 #include "src/base/half.h"
 
 namespace overlace::ops {
@@ -24,6 +26,45 @@ void add_bias(const TensorView& bias, int64_t rows, int64_t n, double* out) {
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < n; ++j) out[i * n + j] += element(bias, 0, j);
   }
+}
+
+std::vector<double> ag_gemm_reference(const std::vector<TensorView>& shards, const TensorView& b,
+                                      const TensorView& bias, spec::Activation activation) {
+  const int64_t n = b.dim(1);
+  int64_t m = 0;
+  for (const TensorView& shard : shards) m += shard.dim(0);
+  std::vector<double> c(static_cast<size_t>(m * n));
+  double* rows = c.data();
+  for (const TensorView& shard : shards) {
+    add_product(shard, b, rows);
+    rows += shard.dim(0) * n;
+  }
+  add_bias(bias, m, n, c.data());
+  if (activation == spec::Activation::swiglu) {
+    for (size_t i = 0; i < c.size() / 2; ++i) c[i] = c[2 * i] / (1 + std::exp(-c[2 * i])) * c[2 * i + 1];
+    c.resize(c.size() / 2);
+  }
+  return c;
+}
+
+std::vector<double> ag_wgrad_reference(const std::vector<TensorView>& shards, const TensorView& b) {
+  const int64_t k = shards.front().dim(1), n = b.dim(1);
+  std::vector<double> c(static_cast<size_t>(k * n));
+  int64_t row = 0;
+  for (const TensorView& shard : shards) {
+    add_product(shard.transposed(), b.rows(row, shard.dim(0)), c.data());
+    row += shard.dim(0);
+  }
+  return c;
+}
+
+std::vector<double> gemm_sum_reference(const std::vector<TensorView>& a, const std::vector<TensorView>& b,
+                                       const TensorView& bias) {
+  const int64_t m = a[0].dim(0), n = b[0].dim(1);
+  std::vector<double> sum(static_cast<size_t>(m * n));
+  for (size_t rank = 0; rank < a.size(); ++rank) add_product(a[rank], b[rank], sum.data());
+  add_bias(bias, m, n, sum.data());
+  return sum;
 }
 
 }  // namespace overlace::ops

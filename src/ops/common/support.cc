@@ -11,7 +11,11 @@ base::Status check_support(const Channel& channel, const spec::OpSpec& op, const
   OVERLACE_TRY(check_made_for(site, op, schedule));
   TensorView operand;
   operand.dtype = op.dtype;
-  OVERLACE_TRY(check_input_dtype(site, {spec::gathers(op.op) ? "a_shard" : "a", operand}));
+  for (const spec::Arg& arg : spec::find_operator(op.op)->args)
+    if (arg.role == spec::Role::input) {
+      OVERLACE_TRY(check_input_dtype(site, {arg.call, operand}));
+      break;
+    }
   return check_supported(channel, schedule);
 }
 

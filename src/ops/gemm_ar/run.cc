@@ -1,14 +1,20 @@
-#include "src/ops/common/call.h"
-#include "src/ops/gemm_ar/impl.h"
+#include "overlace/ops/call.h"
+#include "overlace/ops/gemm_ar.h"
+#include "src/spec/families/families.h"
 
 namespace overlace::ops {
+namespace {
 
-base::Status run_status(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
-  return run_args(channel, "gemm_ar", args, {{args.a, args.b, args.out, args.bias}}, schedule);
+CallArgs in_order(const GemmArArgs& args) { return {.tensors = {args.a, args.b, args.out, args.bias}}; }
+
+}  // namespace
+
+spec::OpSpec op_spec(const Channel& channel, const GemmArArgs& args) {
+  return op_spec(channel, spec::kGemmAr, in_order(args));
 }
 
 void run(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule) {
-  run_status(channel, args, schedule).or_throw();
+  call(channel, spec::kGemmAr, in_order(args), schedule);
 }
 
 }  // namespace overlace::ops

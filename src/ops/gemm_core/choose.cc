@@ -4,6 +4,7 @@
 #include <string>
 
 #include "overlace/team.h"
+#include "src/base/ceil_div_pod.h"
 #if defined(OVERLACE_HAS_CUDA)
 #include "src/ops/gemm_core/fused.h"
 #endif
@@ -71,7 +72,6 @@ base::Status check_shape(const spec::Schedule& schedule) {
 
 const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n,
                                   int sms) {
-  const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
   const InstanceSpec* best = nullptr;
   int64_t best_cost = 0;
   for (const InstanceSpec& one : specs_of(Kernel::gather)) {
@@ -79,9 +79,9 @@ const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const i
     if (!fits(one, dtype, b_major) || s.split_k > 1) continue;  // which waits for rows, not for slabs
     int64_t rows = 0;                                           // of clusters' tiles, shard by shard
     for (size_t i = 1; i < row_offsets.size(); ++i)
-      rows += pieces(row_offsets[i] - row_offsets[i - 1], s.tile_m * s.cluster_m);
-    const int64_t tiles = rows * pieces(n, s.tile_n * s.cluster_n);
-    const int64_t cost = pieces(tiles, std::max(1, sms / s.cluster())) * s.tile_n * s.cluster();
+      rows += base::ceil_div(row_offsets[i] - row_offsets[i - 1], s.tile_m * s.cluster_m);
+    const int64_t tiles = rows * base::ceil_div(n, s.tile_n * s.cluster_n);
+    const int64_t cost = base::ceil_div(tiles, std::max(1, sms / s.cluster())) * s.tile_n * s.cluster();
     if (best != nullptr && (cost > best_cost || (cost == best_cost && s.tile_n < best->spec.tile_n))) continue;
     best = &one;
     best_cost = cost;
@@ -108,9 +108,8 @@ const InstanceSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
 }
 
 const InstanceSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
-  const auto pieces = [](int64_t x, int64_t piece) { return (x + piece - 1) / piece; };
   const auto work = [&](const ConfigSpec& s) {  // of a CTA, in halves of a tile's K
-    return pieces(pieces(n, s.tile_m), std::max(1, sms / s.cluster())) * 2 / s.split_k;
+    return base::ceil_div(base::ceil_div(n, s.tile_m), std::max(1, sms / s.cluster())) * 2 / s.split_k;
   };
   const InstanceSpec* best = nullptr;
   for (const InstanceSpec& one : specs_of(Kernel::gather_one_shot)) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
-#include "src/device/sync/inbox.cuh"
+#include "overlace/device/inbox.cuh"
+#include "src/base/ceil_div_pod.h"
 #include "src/ops/gemm_core/copy_rows.cuh"
 #include "src/ops/gemm_core/host.cuh"
 #include "src/runtime/backend/cuda_peer/preload.h"
@@ -25,7 +26,7 @@ const runtime::cuda_peer::RegisteredKernel kLoad{reinterpret_cast<const void*>(&
 }  // namespace
 
 base::Status launch_copy_rows(const RowsOfCall& rows, int ctas, cudaStream_t stream) {
-  const int64_t wanted = (rows.rows * rows.row_units + kRowThreads - 1) / kRowThreads;
+  const int64_t wanted = base::ceil_div(rows.rows * rows.row_units, kRowThreads);
   copy_rows_of_call<<<static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, ctas)), kRowThreads, 0, stream>>>(rows);
   return cuda_status(cudaGetLastError(), "copy_rows_of_call");
 }

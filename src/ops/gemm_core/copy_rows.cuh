@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "overlace/handle_pod.h"
 #include "src/base/status.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::ops::gemm_core {
 

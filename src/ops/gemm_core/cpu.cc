@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/exec/gemm.h"
 #include "src/ops/reduce/bodies.h"
 #include "src/spec/operators.h"
@@ -58,7 +59,7 @@ class Part {
     if (!has_sources) OVERLACE_TRY(context_.part->wait(false));
     const int64_t offsets[] = {0, to_.dim(0)};
     const TileOrder order = make_tile_order(TileOrderKind::linear, 0, 1, offsets, kTile,
-                                            static_cast<int32_t>((columns_ + kTile - 1) / kTile));
+                                            static_cast<int32_t>(base::ceil_div(columns_, kTile)));
     for (int32_t index = 0; index < count_tiles(order); ++index) {
       const TileCoord at = tile_at(order, index);
       const int64_t row = first_row(order, at), col = int64_t{at.n} * kTile;

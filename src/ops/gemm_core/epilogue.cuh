@@ -1,7 +1,7 @@
 // Results: consumers round them into staging buffers in shared memory, one thread per consumer warpgroup stores those.
 #pragma once
 
-#include "src/device/ptx/bulk.cuh"
+#include "overlace/device/detail/bulk.cuh"
 #include "src/device/ptx/shared.cuh"
 #include "src/ops/gemm_core/mainloop.cuh"
 

@@ -2,14 +2,15 @@
 // Nothing is reset by the host, no rank waits for all others.
 #pragma once
 
-#include "src/device/sync/counter.cuh"
-#include "src/device/sync/inbox.cuh"
+#include "overlace/device/counter.cuh"
+#include "overlace/device/inbox.cuh"
 #include "src/ops/gemm_core/params.cuh"
 #include "src/ops/gemm_core/tickets.cuh"
 
 namespace overlace::ops::gemm_core {
 
-/// Words of a kernel's counters: warps of this call that are done, numbers of items drawn, of parts that are pushed.
+/// Words of a kernel's counters: warps of this call that are done, numbers drawn of items, or of places where items are
+/// dealt, and of parts that are pushed.
 enum class Count : uint32_t { arrivals, items, parts };
 inline constexpr uint32_t kCounts = 3;
 
@@ -27,6 +28,10 @@ __device__ __forceinline__ uint64_t* counter_of(const ExchangeParams& x, Count w
 }
 __device__ __forceinline__ Drawn tickets_of(const ExchangeParams& x, int32_t items) {
   return {reinterpret_cast<uint32_t*>(counter_of(x, Count::items)), x.items, items};
+}
+
+__device__ __forceinline__ DrawnPlaces places_of(const ExchangeParams& x) {
+  return {reinterpret_cast<uint32_t*>(counter_of(x, Count::items))};
 }
 
 /// The maps of this call's buffer are [this].

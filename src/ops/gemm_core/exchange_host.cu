@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/ops/gemm_core/exchange_host.cuh"
 #include "src/ops/gemm_core/host.cuh"
 #include "src/runtime/backend/cuda_peer/nodes.h"
@@ -72,7 +73,7 @@ base::Result<int> prepare_swapped_tiles(const Instance& instance, const TeamPod&
   const ConfigSpec& s = instance.spec;
   const int64_t rows[] = {0, shape.n};
   gemm->order = make_tile_order(TileOrderKind::linear, 0, 1, rows, s.tile_m * s.cluster_m, /*tiles_n=*/1);
-  gemm->k_blocks = static_cast<int32_t>(count_pieces(shape.k, kTileK * s.split_k));
+  gemm->k_blocks = static_cast<int32_t>(base::ceil_div(shape.k, kTileK * s.split_k));
   gemm->stage_bytes = static_cast<uint32_t>(s.a_bytes() + one_shot_tokens(shape.tokens) * kTileK * 2);
   return prepare_grid(instance, team, most_clusters, gemm);
 }
@@ -82,9 +83,9 @@ base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, co
   const ConfigSpec& s = instance.spec;
   const TeamPod& team = state.channel->team;
   gemm->order = make_tile_order(kind, team.rank, team.size, g.row_offsets.data(), s.tile_m * s.cluster_m,
-                                static_cast<int32_t>(count_pieces(g.n, int64_t{s.tile_n} * s.cluster_n)));
+                                static_cast<int32_t>(base::ceil_div(g.n, int64_t{s.tile_n} * s.cluster_n)));
   gemm->order.swizzle = g.swizzle;
-  gemm->k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK * s.split_k));
+  gemm->k_blocks = static_cast<int32_t>(base::ceil_div(g.k, kTileK * s.split_k));
   gemm->error = g.error;
   const auto most = prepare_grid(instance, team, g.most_clusters, gemm);
   if (!most.ok()) return most.status();

@@ -42,10 +42,14 @@ struct FusedArgs {
   std::span<const int64_t> row_offsets;  // ranks + 1
   int64_t n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
   int swizzle = kTileSwizzle;
-  int most_clusters = 0;      // of the grid; 0: as many as run at once
+  int most_clusters = 0;      // of a grid; 0: as many as run at once. Lists of items are made for so many
+  int grid_clusters = 0;      // of this call's grid, at most those; 0: as many
   uint32_t* error = nullptr;  // as GemmArgs::error
 };
-/// Order, number of tiles and of blocks of K, where waits end; gives the clusters of the grid.
+constexpr int grid_of(const FusedArgs& args, int most) {
+  return args.grid_clusters > 0 && args.grid_clusters < most ? args.grid_clusters : most;
+}
+/// Order, number of tiles and of blocks of K, where waits end; gives the most clusters of a grid.
 base::Result<int> prepare_tiles(const Instance& instance, TileOrderKind kind, const FusedArgs& args,
                                 const ExchangeState& state, GemmParams* gemm);
 

@@ -14,9 +14,7 @@
 #include "src/ops/gemm_core/one_shot_launch.cuh"
 #include "src/ops/gemm_core/scatter_launch.cuh"
 #include "src/runtime/backend.h"
-#include "src/runtime/backend/cuda_peer/co_residency.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
-#include "src/runtime/call_order.h"
 #include "src/runtime/residency.h"
 #include "src/runtime/state.h"
 #include "src/spec/operators.h"
@@ -31,8 +29,8 @@ struct Counts {
   InboxPod inbox{};
   CountersPod counters{};
   uint32_t* error = nullptr;
-  uint32_t* calls = nullptr;  // one_shot
-  ItemLists lists;            // others
+  uint32_t *places = nullptr, *calls = nullptr;  // one_shot; of ag_gemm `calls` are claims
+  ItemLists lists;                               // others
   runtime::Residency::Lease lease;
 };
 
@@ -60,9 +58,8 @@ const char* inbox_name(const spec::Schedule& schedule) { return is_gather(schedu
 bool has_telling_words(const spec::Schedule& schedule) { return is_one_shot(schedule) && !is_gather(schedule); }
 
 /// SMs that calls of this channel may fill.
-int sms_of(const exec::KernelContext& context) {
-  return runtime::sms_of(context.channel.options().sm_budget,
-                         context.channel.team().state().runtime->backend->sm_room());
+int sms_of(const Channel& channel) {
+  return runtime::sms_of(channel.options().sm_budget, channel.team().state().runtime->backend->sm_room());
 }
 
 /// Of the channel's GPU.
@@ -81,16 +78,14 @@ base::Result<Gpu> gpu_of(const exec::KernelContext& context) {
 
 runtime::Residency::Tenant tenant_of(const exec::KernelContext& context) {
   const RuntimeState* const runtime = context.channel.team().state().runtime;
-  return {reinterpret_cast<uintptr_t>(runtime), context.channel.pod().channel_id, runtime->backend->sm_room()};
+  return {reinterpret_cast<uintptr_t>(runtime), context.channel.pod().channel_id, sms_of(context.channel),
+          runtime->backend->sm_room()};
 }
 
 /// Whether CTAs of the next call may be set up while this one runs. Not where ranks or other channels, of whatever
 /// runtime, share the GPU: they would take the SMs of a peer that this call waits for.
-base::Result<bool> starts_early(const exec::KernelContext& context) {
-  const auto gpu = gpu_of(context);
-  if (!gpu.ok()) return gpu.status();
-  const auto tenant = tenant_of(context);
-  return tenant.room == gpu->sms && gpu->residency->is_alone(tenant);
+bool starts_early(const Gpu& gpu, const runtime::Residency::Tenant& tenant) {
+  return tenant.room == gpu.sms && gpu.residency->is_alone(tenant);
 }
 
 /// All words of the inbox say that they have not come: before any rank's first call.
@@ -102,18 +97,13 @@ base::Status clear_inbox(const exec::KernelContext& context) {
   return runtime::cuda_peer::fill(inbox, 0xff, bytes);
 }
 
-base::Status make_counts(const exec::KernelContext& context, const Instance& instance, int clusters) {
+base::Status make_counts(const exec::KernelContext& context, const Gpu& gpu, const Instance& instance, int clusters) {
   if (*context.state != nullptr) return {};
   auto counts = std::make_shared<Counts>();
-  const auto gpu = gpu_of(context);
-  if (!gpu.ok()) return gpu.status();
-  const int needed = is_one_shot(context.schedule) ? std::min(clusters * instance.spec.cluster(), sms_of(context)) : 0;
-  auto lease = gpu->residency->take(tenant_of(context), std::string(instance.name), needed);
-  if (!lease.ok()) return lease.status();
-  counts->lease = std::move(*lease);
+  counts->lease = gpu.residency->take(tenant_of(context));
   const auto ranks = static_cast<uint32_t>(context.channel.team().size());
   const size_t cells = inbox_cells(ranks) * sizeof(uint64_t),
-               bytes = (cells + 31) / 32 * 32 + (kCounts + 1) * kCounterPitch;
+               bytes = (cells + 31) / 32 * 32 + (kCounts + 2) * kCounterPitch;
   const auto calls = static_cast<size_t>(one_shot_counts(instance.spec, clusters)) * sizeof(uint32_t);
   base::Result<runtime::cuda_peer::LocalMemory> memory =
       runtime::cuda_peer::LocalMemory::filled(0, bytes + calls, "counts of a kernel");
@@ -128,32 +118,31 @@ base::Status make_counts(const exec::KernelContext& context, const Instance& ins
                    .data_id = context.ids.at("arrived"),
                    .credit_id = is_one_shot(context.schedule) ? 0 : context.ids.at("credit")};
   char* const end = counts->memory.as<char>() + bytes;
-  counts->counters = {.words = end - (kCounts + 1) * kCounterPitch, .count = kCounts, .number = 0};
+  counts->counters = {.words = end - (kCounts + 2) * kCounterPitch, .count = kCounts, .number = 0};
+  counts->places = reinterpret_cast<uint32_t*>(end - 2 * kCounterPitch);
   counts->error = reinterpret_cast<uint32_t*>(end - kCounterPitch);
   counts->calls = reinterpret_cast<uint32_t*>(end);
   *context.state = std::move(counts);
   return {};
 }
 
-base::Result<const Instance*> instance_of(const exec::KernelContext& context) {
-  const auto chosen = choose_instance(context.schedule, sms_of(context));
+base::Result<const Instance*> instance_of(const Channel& channel, const spec::Schedule& schedule) {
+  const auto chosen = choose_instance(schedule, sms_of(channel));
   if (!chosen.ok()) return chosen.status();
   const Instance* found = find_instance((*chosen)->kernel, (*chosen)->name);
   OVERLACE_ASSERT(found != nullptr);  // both are rows of instances.def
   return found;
 }
 
-/// Clusters that the channel's SMs hold at once. `checks`: all of them must be resident.
-base::Result<int> clusters_of(const exec::KernelContext& context, const Instance& instance, bool checks) {
+/// Clusters of a grid. `all`: that the channel's SMs hold at once; `now`: of them those that leave room for others.
+struct Clusters {
+  int all = 0, now = 0;
+};
+base::Result<Clusters> clusters_of(const exec::KernelContext& context, const Gpu& gpu, const Instance& instance) {
   const auto most = count_clusters(instance.kernel, instance.spec, instance.name);
   if (!most.ok()) return most.status();
-  const int sms = sms_of(context), clusters = std::min(*most, sms / instance.spec.cluster());
-  if (!checks) return clusters;
-  OVERLACE_TRY(runtime::cuda_peer::check_co_resident(
-      {instance.name, instance.kernel, std::max(1, clusters) * instance.spec.cluster(), kThreads,
-       dynamic_shared_bytes(instance.spec)},
-      sms));
-  return clusters;
+  const auto clusters = [&](int sms) { return std::clamp(sms / instance.spec.cluster(), 1, *most); };
+  return Clusters{clusters(sms_of(context.channel)), clusters(gpu.residency->most_sms(tenant_of(context)))};
 }
 
 /// Rows as a tensor map wants them. Of an empty one nothing is read or written, but the map wants an address.
@@ -166,12 +155,14 @@ Rows rows_of(const TensorView& t, const TensorView& in_its_place) {
   return {t.data, t.dim(0) == 1 ? t.dim(1) : t.stride(0)};
 }
 
-void fill_sizes(const exec::KernelContext& context, int clusters, int64_t k, FusedArgs* args, ExchangeState* state) {
+void fill_sizes(const exec::KernelContext& context, Clusters clusters, int64_t k, FusedArgs* args,
+                ExchangeState* state) {
   auto& counts = *static_cast<Counts*>(context.state->get());
   args->row_offsets = context.schedule.tables.at("off");
   args->n = number(context.schedule, "N");
   args->k = k;
-  args->most_clusters = clusters;
+  args->most_clusters = clusters.all;
+  args->grid_clusters = clusters.now;
   args->error = counts.error;
   state->channel = &context.channel.pod();
   state->inbox = &counts.inbox;
@@ -181,7 +172,7 @@ void fill_sizes(const exec::KernelContext& context, int clusters, int64_t k, Fus
 }
 
 /// What both operators take: all but their first operand.
-void fill(const exec::KernelContext& context, int clusters, const TensorView& a, const TensorView& c,
+void fill(const exec::KernelContext& context, Clusters clusters, const TensorView& a, const TensorView& c,
           const TensorView& in_place_of_c, FusedArgs* args, ExchangeState* state) {
   const TensorView& b = context.bindings->find("B")->second;
   const Rows weights = rows_of(b, b), to = rows_of(c, in_place_of_c);
@@ -197,8 +188,8 @@ const void* bias_of(const exec::KernelContext& context) {
   return found == context.bindings->end() ? nullptr : found->second.data;
 }
 
-base::Status launch_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
-                              cudaStream_t stream) {
+base::Status launch_gather_of(const exec::KernelContext& context, const Instance& instance, Clusters clusters,
+                              bool early, cudaStream_t stream) {
   const TensorView &shard = context.bindings->find("A")->second, &c = context.bindings->find("C")->second;
   const Rows from = rows_of(shard, c);
   GatherArgs args;
@@ -213,7 +204,7 @@ base::Status launch_gather_of(const exec::KernelContext& context, const Instance
   return launch_gather(*prepared, early, stream);
 }
 
-base::Status launch_one_shot_gather_of(const exec::KernelContext& context, const Instance& instance, int clusters,
+base::Status launch_one_shot_gather_of(const exec::KernelContext& context, const Instance& instance, Clusters clusters,
                                        bool early, cudaStream_t stream) {
   const TensorView &shard = context.bindings->find("A")->second, &c = context.bindings->find("C")->second;
   const Rows from = rows_of(shard, c);
@@ -222,6 +213,7 @@ base::Status launch_one_shot_gather_of(const exec::KernelContext& context, const
   args.shard = from.data;
   args.lda = from.pitch;
   args.bias = bias_of(context);
+  args.claims = static_cast<Counts*>(context.state->get())->calls;
   const auto prepared = prepare_one_shot_gather(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_one_shot_gather(*prepared, early, stream);
@@ -236,8 +228,8 @@ void set_groups(const exec::KernelContext& context, ScatterArgs* args) {
   }
 }
 
-base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
-                               cudaStream_t stream) {
+base::Status launch_scatter_of(const exec::KernelContext& context, const Instance& instance, Clusters clusters,
+                               bool early, cudaStream_t stream) {
   const TensorView &a = context.bindings->find("A")->second, &y = context.bindings->find("Y")->second;
   const Rows from = rows_of(a, a);
   ScatterArgs args;
@@ -252,7 +244,7 @@ base::Status launch_scatter_of(const exec::KernelContext& context, const Instanc
 }
 
 /// The list that a call's kernel draws from.
-base::Status prepare_items(const exec::KernelContext& context, const Instance& instance, int clusters) {
+base::Status prepare_items(const exec::KernelContext& context, const Instance& instance, Clusters clusters) {
   if (is_gather(context.schedule)) {
     GatherArgs args;
     fill_sizes(context, clusters, number(context.schedule, "K"), &args, &args.state);
@@ -264,8 +256,8 @@ base::Status prepare_items(const exec::KernelContext& context, const Instance& i
   return prepare_scatter_items(instance, args);
 }
 
-base::Status launch_one_shot_of(const exec::KernelContext& context, const Instance& instance, int clusters, bool early,
-                                cudaStream_t stream) {
+base::Status launch_one_shot_of(const exec::KernelContext& context, const Instance& instance, Clusters clusters,
+                                bool early, cudaStream_t stream) {
   const auto& counts = *static_cast<const Counts*>(context.state->get());
   const TensorView &a = context.bindings->find("A")->second, &b = context.bindings->find("B")->second;
   const TensorView& y = context.bindings->find("Y")->second;
@@ -282,9 +274,10 @@ base::Status launch_one_shot_of(const exec::KernelContext& context, const Instan
   args.lda = tokens.pitch;
   args.ldb = weights.pitch;
   args.ldc = to.pitch;
-  args.most_clusters = clusters;
+  args.most_clusters = clusters.all;
+  args.grid_clusters = clusters.now;
   args.error = counts.error;
-  args.state = {&context.channel.pod(), counts.inbox.offset, counts.inbox.pitch, counts.calls};
+  args.state = {&context.channel.pod(), counts.inbox.offset, counts.inbox.pitch, counts.calls, counts.places};
   const auto prepared = prepare_one_shot(instance, args);
   if (!prepared.ok()) return prepared.status();
   return launch_one_shot(*prepared, early, stream);
@@ -328,13 +321,20 @@ base::Status check_device(const Channel& channel) {
 
 bool keeps_memory(const spec::Schedule& schedule) { return has_telling_words(schedule); }
 
+bool is_loaded(const Channel& channel, const spec::Schedule& schedule) {
+  const auto instance = instance_of(channel, schedule);
+  return instance.ok() && has_counted_clusters((*instance)->kernel);
+}
+
 base::Status prepare_fused(const exec::KernelContext& context) {
-  const auto instance = instance_of(context);
+  const auto instance = instance_of(context.channel, context.schedule);
   if (!instance.ok()) return instance.status();
   OVERLACE_TRY(check_family(context.schedule));
-  const auto clusters = clusters_of(context, **instance, /*checks=*/true);  // loads the kernel, too
+  const auto gpu = gpu_of(context);
+  if (!gpu.ok()) return gpu.status();
+  const auto clusters = clusters_of(context, *gpu, **instance);  // loads the kernel, too
   if (!clusters.ok()) return clusters.status();
-  OVERLACE_TRY(make_counts(context, **instance, *clusters));
+  OVERLACE_TRY(make_counts(context, *gpu, **instance, clusters->all));
   return is_one_shot(context.schedule) || number(context.schedule, "M") == 0
              ? base::Status()
              : prepare_items(context, **instance, *clusters);
@@ -342,17 +342,18 @@ base::Status prepare_fused(const exec::KernelContext& context) {
 
 base::Status launch_fused(const exec::KernelContext& context) {
   if (number(context.schedule, "M") == 0) return {};
-  const auto instance = instance_of(context);
+  const auto instance = instance_of(context.channel, context.schedule);
   if (!instance.ok()) return instance.status();
-  const auto clusters = clusters_of(context, **instance, /*checks=*/false);
+  const auto gpu = gpu_of(context);
+  if (!gpu.ok()) return gpu.status();
+  const auto clusters = clusters_of(context, *gpu, **instance);
   if (!clusters.ok()) return clusters.status();
-  const auto early = starts_early(context);
-  if (!early.ok()) return early.status();
+  const bool early = starts_early(*gpu, tenant_of(context));
   auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
   const auto launch = is_gather(context.schedule)
                           ? (is_one_shot(context.schedule) ? launch_one_shot_gather_of : launch_gather_of)
                           : (is_one_shot(context.schedule) ? launch_one_shot_of : launch_scatter_of);
-  return launch(context, **instance, *clusters, *early, stream);
+  return launch(context, **instance, *clusters, early, stream);
 }
 
 base::Status copy_rows_out(const exec::KernelContext& context, const TensorView& from, const TensorView& to) {
@@ -366,7 +367,7 @@ base::Status copy_rows_out(const exec::KernelContext& context, const TensorView&
                         to.dim(1) / kUnit,
                         (to.dim(0) == 1 ? to.dim(1) : to.stride(0)) / kUnit};
   auto* const stream = static_cast<cudaStream_t>(context.channel.stream().cuda_stream);
-  return launch_copy_rows(rows, sms_of(context), stream);
+  return launch_copy_rows(rows, sms_of(context.channel), stream);
 }
 
 }  // namespace overlace::ops::gemm_core

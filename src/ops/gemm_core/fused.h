@@ -6,8 +6,8 @@
 namespace overlace::ops::gemm_core {
 
 /// exec::Kernel of the families k_slab, tma_slot and one_shot. bad_schedule where the schedule is not what
-/// make_schedule gives: the kernel does not read tasks, it is compiled for theirs. co_residency where the grid does not
-/// fit.
+/// make_schedule gives: the kernel does not read tasks, it is compiled for theirs. co_residency where not one CTA
+/// fits on a SM.
 base::Status prepare_fused(const exec::KernelContext& context);
 base::Status launch_fused(const exec::KernelContext& context);
 /// Of k_slab and one_shot of ag_gemm: gathered rows (rows, K), K a multiple of 8, to a tensor at a multiple of 16
@@ -16,6 +16,8 @@ base::Status copy_rows_out(const exec::KernelContext& context, const TensorView&
 
 /// Of a one_shot whose words tell by themselves that they have come: they must not have when the next call begins.
 bool keeps_memory(const spec::Schedule& schedule);
+/// Whether the current device has had a call of this schedule's kernel.
+bool is_loaded(const Channel& channel, const spec::Schedule& schedule);
 
 /// not_supported unless the channel's GPU can run them.
 base::Status check_device(const Channel& channel);

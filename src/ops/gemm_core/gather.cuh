@@ -11,7 +11,7 @@ namespace overlace::ops::gemm_core {
 /// pushes.
 struct ShardParams : ExchangeParams {
   static constexpr bool kGathersOwn = false;  // true: own rows go into the own inbox, too
-  static constexpr bool kDrawsParts = true;   // false: dealt to the first CTAs
+  static constexpr bool kDrawsParts = true;   // false: a part for each of the first places in the grid
   CUtensorMap gathered[2];                    // (M, K), the buffers
   uint32_t ready_id;
   int32_t slabs, slab_blocks;

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/ops/gemm_core/gather_launch.cuh"
 #include "src/ops/gemm_core/host.cuh"
 #include "src/runtime/backend/cuda_peer/nodes.h"
@@ -75,8 +76,8 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   const int32_t blocks = p->gemm.k_blocks;
   out.chunks = g.arrival == Arrival::rows ? g.pieces : 1;
   out.slabs = g.arrival == Arrival::rows ? 1 : g.pieces;
-  out.chunk_rows = static_cast<int32_t>(count_pieces(count_pieces(longest, out.chunks), s.tile_m)) * s.tile_m;
-  out.slab_blocks = static_cast<int32_t>(count_pieces(blocks, out.slabs));
+  out.chunk_rows = static_cast<int32_t>(base::ceil_div(base::ceil_div(longest, out.chunks), s.tile_m)) * s.tile_m;
+  out.slab_blocks = static_cast<int32_t>(base::ceil_div(blocks, out.slabs));
   out.waits = g.waits;
   out.shard = static_cast<const uint4*>(g.shard);
   out.shard_pitch = g.lda / 8;
@@ -110,7 +111,7 @@ base::Result<PreparedGather> prepare_gather(const Instance& instance, const Gath
   OVERLACE_TRY(encode_maps(s, g, &out.params));
   const auto clusters = prepare_tiles(instance, TileOrderKind::rotated, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
-  out.clusters = *clusters;
+  out.clusters = grid_of(g, *clusters);
   const auto items = g.state.lists->of(gemm.order, nullptr);
   if (!items.ok()) return items.status();
   out.params.gather.items = *items;

@@ -9,6 +9,7 @@ namespace overlace::ops::gemm_core {
 /// which they sent after they had ended the one before that; and that call used the same buffer.
 struct OneShotGatherParams : ShardParams {
   static constexpr bool kHasCredit = false, kGathersOwn = true, kDrawsParts = false;
+  uint32_t* claims;  // by part: the call for which somebody tells that it was pushed
 };
 struct OneShotGatherGemmParams {
   GemmParams gemm;  // a: weights (N, K), b: tokens (M, K) of the first buffer, c: (M, N)

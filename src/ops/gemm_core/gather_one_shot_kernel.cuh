@@ -33,7 +33,7 @@ struct AddHalfAndBias {
 template <class Config>
 __global__ __launch_bounds__(kThreads,
                              1) void sm90_one_shot_gather_gemm(const __grid_constant__ OneShotGatherGemmParams p) {
-  run<Config>(p.gemm, Dealt{}, WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
+  run<Config>(p.gemm, places_of(p.gather), WaitTokens{&p.gather}, StoreTransposed{&p.gemm.c, 0}, SignalNone{},
               PushShard<OneShotGatherParams>{&p.gather},
               AddHalfAndBias<Config>{{}, {&p.gemm, p.gather.bias, p.gather.n}});
 }

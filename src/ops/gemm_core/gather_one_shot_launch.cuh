@@ -17,6 +17,7 @@ namespace overlace::ops::gemm_core {
 struct OneShotGatherArgs : FusedArgs {
   const void* shard = nullptr;  // (rows of this rank, K)
   const void* bias = nullptr;   // (N) of the output's type
+  uint32_t* claims = nullptr;   // a word per CTA of the largest grid, 0; of a state
   ExchangeState state;
 };
 

@@ -38,6 +38,9 @@ cudaLaunchConfig_t launch_config(const ConfigSpec& spec, int clusters, cudaLaunc
   return config;
 }
 
+std::mutex counted_mutex;
+std::map<std::pair<const void*, int>, int> counted;  // clusters that run at once, by kernel and device
+
 }  // namespace
 
 base::Status cuda_status(cudaError_t e, const char* call) {
@@ -76,12 +79,10 @@ base::Status validate_operand(const Operand& x) {
 }
 
 base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, const char* name) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, int> known;  // by device
   int device = 0;
   OVERLACE_TRY(cuda_status(cudaGetDevice(&device), "cudaGetDevice"));
-  const std::lock_guard lock(mutex);
-  int& count = known[{kernel, device}];
+  const std::lock_guard lock(counted_mutex);
+  int& count = counted[{kernel, device}];
   if (count > 0) return count;
   OVERLACE_TRY(cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                 static_cast<int>(dynamic_shared_bytes(spec))),
@@ -93,6 +94,14 @@ base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, con
       cuda_status(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters"));
   if (clusters < 1) return base::error(Errc::co_residency, "gemm_core: no CTA of {} fits", name);
   return count = clusters;
+}
+
+bool has_counted_clusters(const void* kernel) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const std::lock_guard lock(counted_mutex);
+  const auto found = counted.find({kernel, device});
+  return found != counted.end() && found->second > 0;
 }
 
 base::Status launch_grid(const Grid& grid, const void* params, cudaStream_t stream) {

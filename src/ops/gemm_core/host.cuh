@@ -52,6 +52,8 @@ inline Matrix as_c(const ConfigSpec& s, const void* data, int64_t rows, int64_t 
 
 /// Clusters of this kernel that run at once on the current device; `co_residency` if none does. Asks the driver once.
 base::Result<int> count_clusters(const void* kernel, const ConfigSpec& spec, const char* name);
+/// Whether it was asked for the current device before, so that the kernel is loaded there.
+bool has_counted_clusters(const void* kernel);
 
 /// Queues. `starts_early`: CTAs may be set up while the grid before in the stream still runs.
 struct Grid {
@@ -61,7 +63,5 @@ struct Grid {
   bool starts_early;
 };
 base::Status launch_grid(const Grid& grid, const void* params, cudaStream_t stream);
-
-constexpr int64_t count_pieces(int64_t elements, int64_t piece) { return (elements + piece - 1) / piece; }
 
 }  // namespace overlace::ops::gemm_core

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/ops/gemm_core/host.cuh"
 #include "src/ops/gemm_core/launch.cuh"
 
@@ -48,11 +49,11 @@ base::Result<Prepared> prepare(const Instance& instance, const GemmArgs& g) {
   OVERLACE_TRY(encode(as_c(s, g.c, g.m, g.n, g.ldc), s.dtype, &out.params.c));
   const int64_t offsets[] = {0, g.m};
   out.params.order = make_tile_order(TileOrderKind::linear, 0, 1, offsets, s.tile_m * s.cluster_m,
-                                     static_cast<int32_t>(count_pieces(g.n, s.tile_n * s.cluster_n)));
+                                     static_cast<int32_t>(base::ceil_div(g.n, s.tile_n * s.cluster_n)));
   out.params.order.sweep = g.sweep;
   out.params.order.swizzle = g.swizzle;
   out.params.num_tiles = count_tiles(out.params.order);
-  out.params.k_blocks = static_cast<int32_t>(count_pieces(g.k, kTileK * s.split_k));
+  out.params.k_blocks = static_cast<int32_t>(base::ceil_div(g.k, kTileK * s.split_k));
   out.params.error = g.error;
   out.params.timeout_ns = g.timeout_ns;
   const auto clusters = count_clusters(instance.kernel, s, instance.name);

@@ -11,8 +11,8 @@ namespace overlace::ops::gemm_core {
 
 template <class Config>
 __global__ __launch_bounds__(kThreads, 1) void sm90_gemm_one_shot(const __grid_constant__ OneShotGemmParams p) {
-  run<Config>(p.gemm, Dealt{}, WaitNone{}, StoreTransposed{&p.gemm.c, p.first_token}, SignalNone{}, PushNone{},
-              AddPeers{&p.exchange, &p.gemm});
+  run<Config>(p.gemm, DrawnPlaces{p.exchange.places}, WaitNone{}, StoreTransposed{&p.gemm.c, p.first_token},
+              SignalNone{}, PushNone{}, AddPeers{&p.exchange, &p.gemm});
 }
 
 }  // namespace overlace::ops::gemm_core

@@ -11,8 +11,8 @@ namespace {
 
 base::Status validate(const Instance& instance, const OneShotArgs& g) {
   const OneShotState& state = g.state;
-  if (state.channel == nullptr || state.calls == nullptr || g.error == nullptr)
-    return base::invalid_argument("gemm_core: channel, calls or error is null; wanted: all of them");
+  if (state.channel == nullptr || state.calls == nullptr || state.places == nullptr || g.error == nullptr)
+    return base::invalid_argument("gemm_core: channel, calls, places or error is null; wanted: all of them");
   const int size = state.channel->team.size;
   if (size > kOrderShards) return base::invalid_argument("gemm_core: {} ranks; wanted: at most {}", size, kOrderShards);
   if (g.m < 1 || g.m > instance.spec.tile_n || g.n < 8 || g.n % 8 != 0 || g.k < 1) {
@@ -69,13 +69,15 @@ base::Result<PreparedOneShot> prepare_one_shot(const Instance& instance, const O
   gemm.error = g.error;
   const auto most = prepare_swapped_tiles(instance, team, {g.m, g.n, g.k}, g.most_clusters, &gemm);
   if (!most.ok()) return most.status();
-  out.clusters = std::min(*most, gemm.num_tiles);
+  out.clusters = std::min(g.grid_clusters > 0 ? std::min(*most, g.grid_clusters) : *most, gemm.num_tiles);
   OneShotParams& x = out.params.exchange;
   x.channel = *g.state.channel;
   x.inbox = g.state.inbox;
   x.pitch = g.state.pitch;
   x.slot_bytes = static_cast<uint64_t>(one_shot_tokens(g.m) * one_shot_columns(g.n) * 2);
   x.calls = g.state.calls;
+  x.places = g.state.places;
+  x.count_ctas = static_cast<uint32_t>(*most * s.cluster());
   x.chunks = static_cast<int32_t>(one_shot_tokens(g.m) / 8);
   for (int rank = 0; rank < team.size; ++rank) x.chunks_of[rank] = chunks_of(tokens_of(g, rank));
   x.n = static_cast<int32_t>(g.n);

@@ -18,6 +18,7 @@ struct OneShotState {
   const ChannelPod* channel = nullptr;
   uint64_t inbox = 0, pitch = 0;  // two buffers of every heap, all words kNotCome before anybody's first call
   uint32_t* calls = nullptr;      // one_shot_counts() words of device memory, 0
+  uint32_t* places = nullptr;     // one more, 0
 };
 struct OneShotArgs {
   const void *a = nullptr, *b = nullptr;  // (M, K of this rank), (N, K of this rank)
@@ -25,7 +26,8 @@ struct OneShotArgs {
   const void* bias = nullptr;             // (N), or null
   std::span<const int64_t> row_offsets;   // ranks + 1, my rows are those between two; empty: all M are everybody's
   int64_t m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
-  int most_clusters = 0;      // of the grid; 0: as many as run at once. The same in all calls with a state
+  int most_clusters = 0;      // of a grid; 0: as many as run at once. The same in all calls with a state
+  int grid_clusters = 0;      // of this call's grid, at most those; 0: as many
   uint32_t* error = nullptr;  // as GemmArgs::error
   OneShotState state;
 };

@@ -13,8 +13,32 @@ constexpr Registers registers(bool pushes, bool loads) {
   return pushes ? Registers{72, 208} : loads ? Registers{72, 216} : Registers{56, 224};
 }
 
+/// The place of this cluster in the grid, before the next grid may start: so a counter serves all calls of a stream.
+/// Told through shared memory, whose words of items are free where items are dealt.
 template <class Config>
-__device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
+struct PlaceInGrid {
+  uint32_t number = 0;
+
+  __device__ __forceinline__ void ask(const DrawnPlaces& from) {
+    if (threadIdx.x != 0 || (Config::kCluster > 1 && ptx::cluster_rank() != 0)) return;
+    draw_number(true, from.counter, gridDim.x / Config::kCluster, &number);
+  }
+  /// To all CTAs of the cluster, which meet behind it.
+  __device__ __forceinline__ void tell(const Place<Config>& place) const {
+    if (threadIdx.x != 0 || (Config::kCluster > 1 && ptx::cluster_rank() != 0)) return;
+    ptx::store_word(place.ticket(0), number);
+    for (uint32_t other = 1; other < Config::kCluster; ++other)
+      ptx::store_word_to(ptx::cluster_address(place.ticket(0), other), number);
+  }
+  __device__ __forceinline__ static int32_t hear(const Place<Config>& place) {
+    return static_cast<int32_t>(ptx::load_word(place.ticket(0)));
+  }
+};
+
+template <class Config, class Tickets>
+__device__ __forceinline__ Place<Config> set_up(uint32_t shared, const Tickets& tickets) {
+  PlaceInGrid<Config> drawn;
+  if constexpr (Tickets::kDrawsPlaces) drawn.ask(tickets);
   Place<Config> place;
   place.shared = (shared + 1023) & ~1023u;
   const uint32_t in_cluster = Config::kCluster == 1 ? 0 : ptx::cluster_rank();
@@ -41,8 +65,18 @@ __device__ __forceinline__ Place<Config> set_up(uint32_t shared) {
     }
     ptx::mbarrier_init_fence();
   }
-  __syncthreads();
-  if constexpr (Config::kCluster > 1) ptx::cluster_sync_relaxed();
+  if constexpr (Tickets::kDrawsPlaces) {
+    drawn.tell(place);
+    if constexpr (Config::kCluster > 1) {
+      ptx::cluster_sync();
+    } else {
+      __syncthreads();
+    }
+    place.cluster = drawn.hear(place);
+  } else {
+    __syncthreads();
+    if constexpr (Config::kCluster > 1) ptx::cluster_sync_relaxed();
+  }
   return place;
 }
 
@@ -121,7 +155,7 @@ __device__ __forceinline__ void run(const GemmParams& p, const Tickets& tickets,
   static_assert(Tickets::kDraws || !Reduce::kLoads);
   extern __shared__ uint8_t dynamic_shared[];
   constexpr Registers kRegisters = registers(Push::kPushes, Reduce::kLoads);
-  const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared));
+  const Place<Config> place = set_up<Config>(ptx::shared_address(dynamic_shared), tickets);
   const uint32_t warp = threadIdx.x / 32;
   ptx::let_next_grid_start();
   if (warp < 4) {

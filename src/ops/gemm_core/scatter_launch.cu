@@ -122,8 +122,8 @@ base::Result<PreparedScatter> prepare_scatter(const Instance& instance, const Sc
   if (g.sums_travel) OVERLACE_TRY(encode_sums(s, g, &out.params));
   const auto clusters = prepare_tiles(instance, TileOrderKind::woven, g, g.state, &gemm);
   if (!clusters.ok()) return clusters.status();
-  out.clusters = *clusters;
-  OVERLACE_TRY(set_items(g, out.clusters, &out.params));
+  OVERLACE_TRY(set_items(g, *clusters, &out.params));
+  out.clusters = grid_of(g, *clusters);
   fill_scatter(s, g, out.clusters, &out.params);
   return out;
 }

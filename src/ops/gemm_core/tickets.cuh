@@ -8,16 +8,25 @@
 
 namespace overlace::ops::gemm_core {
 
-/// Cluster c takes items c, c + clusters, and so on: all clusters must be resident where items wait for each other.
+/// Cluster c takes items c, c + clusters, and so on. Items wait for nobody.
 struct Dealt {
-  static constexpr bool kDraws = false;
+  static constexpr bool kDraws = false, kDrawsPlaces = false;
+};
+
+/// Items are dealt, but a cluster draws its place in the grid when it starts, so that places are taken in ascending
+/// order. Where each item waits for peers' parts of the same item alone, and sends its own before, any clusters that
+/// are resident make progress: of all ranks' places that are taken, the lowest ones are taken on all ranks, and come to
+/// their end; then others start. `counter` is 0 between calls.
+struct DrawnPlaces {
+  static constexpr bool kDraws = false, kDrawsPlaces = true;
+  uint32_t* counter;
 };
 
 /// A cluster takes the item whose number it draws. Each item waits for earlier ones alone, of whatever rank's list, so
 /// any clusters that are resident make progress. Each draws until it gets a number past the list: items + clusters
 /// numbers in a call, behind which the counter is 0 again.
 struct Drawn {
-  static constexpr bool kDraws = true;
+  static constexpr bool kDraws = true, kDrawsPlaces = false;
   uint32_t* counter;
   const uint4* list;  // Work, then TileCoord
   int32_t items;

@@ -1,14 +1,22 @@
-#include "src/ops/common/call.h"
-#include "src/ops/gemm_rs/impl.h"
+#include "overlace/ops/call.h"
+#include "overlace/ops/gemm_rs.h"
+#include "src/spec/families/families.h"
 
 namespace overlace::ops {
+namespace {
 
-base::Status run_status(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule) {
-  return run_args(channel, "gemm_rs", args, {{args.a, args.b, args.out, args.bias}}, schedule);
+CallArgs in_order(const GemmRsArgs& args) {
+  return {.tensors = {args.a, args.b, args.out, args.bias}, .row_offsets = args.row_offsets};
+}
+
+}  // namespace
+
+spec::OpSpec op_spec(const Channel& channel, const GemmRsArgs& args) {
+  return op_spec(channel, spec::kGemmRs, in_order(args));
 }
 
 void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule) {
-  run_status(channel, args, schedule).or_throw();
+  call(channel, spec::kGemmRs, in_order(args), schedule);
 }
 
 }  // namespace overlace::ops

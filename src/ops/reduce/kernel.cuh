@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "src/device/math/convert.cuh"
 #include "src/device/math/swiglu.cuh"
-#include "src/device/mem/convert.cuh"
 
 namespace overlace::ops {
 

@@ -57,15 +57,20 @@ cudaError_t launch_bias(const ReduceLaunch& a) {
   return launch_typed<float, Src, Src, Dst>(a);
 }
 
+/// Sources of 16 bits become their own type or fp32, which no operator asks otherwise.
 template <class Src>
-cudaError_t launch_dst(const ReduceLaunch& a) {
+cudaError_t launch_narrow(const ReduceLaunch& a) {
+  return a.dst.dtype == DType::fp32 ? launch_bias<Src, float>(a) : launch_bias<Src, Src>(a);
+}
+
+cudaError_t launch_wide(const ReduceLaunch& a) {
   switch (a.dst.dtype) {
     case DType::fp32:
-      return launch_bias<Src, float>(a);
+      return launch_bias<float, float>(a);
     case DType::fp16:
-      return launch_bias<Src, __half>(a);
+      return launch_bias<float, __half>(a);
     default:
-      return launch_bias<Src, __nv_bfloat16>(a);
+      return launch_bias<float, __nv_bfloat16>(a);
   }
 }
 
@@ -74,22 +79,26 @@ cudaError_t launch_dst(const ReduceLaunch& a) {
 base::Status launch_reduce(const ReduceLaunch& a) {
   OVERLACE_ASSERT(a.count >= 1 && a.count <= kMaxReduceSources);
   if (a.dst.numel() == 0) return {};
+  const DType from = a.sources[0].dtype, to = a.dst.dtype;
+  if (dtype_bytes(from) == 2 && to != from && to != DType::fp32) {
+    return base::error(Errc::not_supported, "reduce: no kernel from {} to {}", dtype_name(from), dtype_name(to));
+  }
   cudaError_t e = cudaSuccess;
-  switch (a.sources[0].dtype) {
+  switch (from) {
     case DType::fp64:
       e = launch_typed<double, double, double, double>(a);
       break;
     case DType::fp32:
-      e = launch_dst<float>(a);
+      e = launch_wide(a);
       break;
     case DType::fp16:
-      e = launch_dst<__half>(a);
+      e = launch_narrow<__half>(a);
       break;
     case DType::bf16:
-      e = launch_dst<__nv_bfloat16>(a);
+      e = launch_narrow<__nv_bfloat16>(a);
       break;
     default:
-      return base::error(Errc::not_supported, "reduce: dtype {} has no kernel", dtype_name(a.sources[0].dtype));
+      return base::error(Errc::not_supported, "reduce: dtype {} has no kernel", dtype_name(from));
   }
   if (e != cudaSuccess) return base::error(Errc::cuda, "reduce kernel launch: {}", cudaGetErrorString(e));
   return {};

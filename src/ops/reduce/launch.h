@@ -14,7 +14,7 @@ struct ReduceLaunch {
   const TensorView* sources = nullptr;  // alike in shape and dtype: fp64 | fp32 | fp16 | bf16
   int count = 0;                        // 1..kMaxReduceSources
   TensorView bias;                      // dtype of sources or of dst, or undefined
-  TensorView dst;         // (rows, cols), gated: (rows, cols / 2); fp64 with fp64 sources; else fp32 | fp16 | bf16
+  TensorView dst;  // (rows, cols), gated: (rows, cols / 2); dtype of the sources; fp32 of 16 bits; any of these of fp32
   bool is_gated = false;  // swiglu of column 2i and the next, before the rounding; sources are aligned to
                           // pairs
   void* cuda_stream = nullptr;

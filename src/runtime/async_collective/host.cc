@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "overlace/net_engine.h"
 #include "overlace/signal.h"
 #include "src/base/status.h"
+#include "src/runtime/async_collective/signs_of_life.h"
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/clock.h"
 #include "src/runtime/state.h"
@@ -28,6 +31,19 @@ constexpr std::chrono::seconds kGrace(10);
 constexpr std::chrono::milliseconds kTelling(100);
 // Times of tickets that are over are kept for a while.
 constexpr size_t kKept = 4096;
+
+/// What a rank says of a ticket when it comes to it: whatever differs would be summed as if it were the same.
+struct Said {
+  uint64_t count = 0;
+  int32_t dtype = 0;
+  char what[52] = {};  // cut, ends with 0
+
+  bool operator==(const Said&) const = default;
+  std::string to_string() const {
+    return base::format("\"{}\" of {} x {}", what, count, dtype_name(static_cast<DType>(dtype)));
+  }
+};
+static_assert(sizeof(Said) == 64);
 
 class HostCollective final : public AsyncCollective {
  public:
@@ -49,6 +65,9 @@ class HostCollective final : public AsyncCollective {
       is_busy = num_ended_ < first_ + jobs_.size() - 1;
       is_stopped_ = true;
     }
+    // Whoever leaves by an exception will not come any more: the others are told instead of waited for.
+    if (std::uncaught_exceptions() > num_exceptions_)
+      abort(Errc::aborted, base::format("rank {} left by an exception", rank_));
     if (is_busy) abort(Errc::aborted, "the collective was destroyed with open tickets");
     changed_.notify_all();
     worker_.join();
@@ -92,8 +111,9 @@ class HostCollective final : public AsyncCollective {
     const int awaited = is_in_time || agent_ == nullptr ? -1 : agent_->waits_for.load(std::memory_order_relaxed);
     // The worker's own deadline may be over at the same moment: its error names who is missing, once it is told.
     if (!is_in_time && is_working_ && awaited < 0) is_in_time = changed_.wait_for(lock, kTelling, has_ended);
-    if (!is_in_time) {
-      fail(Status(Errc::timeout, timeout_text(ticket, timeout_ms, awaited)));
+    const std::string silent = is_in_time ? "" : silent_ranks(lock);
+    if (!is_in_time && !has_ended()) {
+      fail(Status(Errc::timeout, timeout_text(ticket, timeout_ms, awaited, silent)));
       is_stuck_ = !changed_.wait_for(lock, kGrace, has_ended) || is_stuck_;
     }
     if (state_of(ticket) == TicketState::complete) return;
@@ -142,8 +162,20 @@ class HostCollective final : public AsyncCollective {
     if (runtime_ != nullptr) runtime_->abort(status.code(), status.message());
   }
 
+  /// Who says nothing any more, in words. Holding the mutex, but not while the others are asked.
+  std::string silent_ranks(std::unique_lock<std::mutex>& lock) {
+    if (signs_ == nullptr) return "";
+    ++num_asking_;
+    lock.unlock();
+    std::string text = signs_->missing_text();
+    lock.lock();
+    --num_asking_;
+    changed_.notify_all();
+    return text;
+  }
+
   /// `awaited`: the rank that the worker waits for; -1: none. Holding the mutex.
-  std::string timeout_text(Ticket ticket, int64_t timeout_ms, int awaited) {
+  std::string timeout_text(Ticket ticket, int64_t timeout_ms, int awaited, const std::string& silent) {
     const Job* const job = find(ticket);
     const Job* const current = find({num_ended_ + 1});
     std::string missing;
@@ -154,6 +186,8 @@ class HostCollective final : public AsyncCollective {
                                     job == nullptr ? "?" : job->bucket.what, rank_, size_, timeout_ms,
                                     job == nullptr ? 0 : job->bucket.count * dtype_bytes(job->bucket.dtype));
     if (current != nullptr && current != job) text += "; before it is " + current->bucket.what;
+    // A rank that has come late to this one, because it waits for who has stopped, is not to be blamed.
+    if (!silent.empty()) return text + silent;
     if (!missing.empty()) return text + "; not seen: rank " + missing;
     if (awaited < 0 || awaited == rank_) return text + "; all ranks have come, the data have not";
     return text + base::format("; all ranks have come, the data of rank {} have not", awaited);
@@ -171,10 +205,16 @@ class HostCollective final : public AsyncCollective {
       Channel& channel = runtime.world().channel(StreamRef::cpu());
       const SignalIds came = channel.ids(1, Domain::cpu, "async_collective.came");
       const ChannelPod& pod = channel.pod();
+      const size_t said_bytes = 2 * static_cast<size_t>(size_) * sizeof(Said);
+      said_offset_ = runtime.heap().alloc(said_bytes, sizeof(Said), "async_collective.said").offset;
+      runtime.world().barrier();  // nobody writes into memory that another still uses
       meet_timeout_ms_ = options.meet_timeout_ms > 0 ? options.meet_timeout_ms : runtime.options().timeout_ms;
+      runtime::SignsOfLife signs(*runtime.world().state().runtime->control);
+      runtime::agent_of(pod).more_of_timeout = [&signs] { return signs.missing_text(); };
       {
         const std::lock_guard lock(mutex_);
         runtime_ = &runtime;
+        signs_ = &signs;
         agent_ = &runtime::agent_of(pod);
         default_timeout_ms_ = runtime.options().timeout_ms;
         is_open_ = true;
@@ -182,10 +222,13 @@ class HostCollective final : public AsyncCollective {
       changed_.notify_all();
       serve(runtime, pod, came.first);
       {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         runtime_ = nullptr;
         agent_ = nullptr;
+        signs_ = nullptr;
+        changed_.wait(lock, [this] { return num_asking_ == 0; });  // SignsOfLife::kPatience at most
       }
+      runtime::agent_of(pod).more_of_timeout = nullptr;
       if (is_sound()) runtime.close();
     } catch (...) {
       record(base::status_of_current_exception());
@@ -238,7 +281,7 @@ class HostCollective final : public AsyncCollective {
 
   Status reduce(Runtime& runtime, const ChannelPod& pod, uint32_t came, const Bucket& bucket, TicketTimes& times) {
     try {
-      meet(pod, came, times);
+      meet(pod, came, bucket, times);
       times.met_ns = now_ns();
       if (bucket.count > 0)
         runtime.world().net()->all_reduce(bucket.data, bucket.data, bucket.count, bucket.dtype, StreamRef::cpu());
@@ -249,13 +292,21 @@ class HostCollective final : public AsyncCollective {
     }
   }
 
-  /// Until all ranks have come to this ticket: so that who is missing is known, and who came last.
-  void meet(const ChannelPod& pod, uint32_t came, TicketTimes& times) {
+  /// Until all ranks have come to this ticket: so that who is missing is known, and who came last. Desync where one
+  /// came to another all-reduce.
+  void meet(const ChannelPod& pod, uint32_t came, const Bucket& bucket, TicketTimes& times) {
     ++num_met_;
+    Said& mine = said_[num_met_ % 2];
+    mine = {.count = bucket.count, .dtype = static_cast<int32_t>(bucket.dtype)};
+    bucket.what.copy(mine.what, sizeof mine.what - 1);
     // Ranks may be further apart than data may be late. Only this thread waits with the agent.
     const uint64_t timeout_ns = std::exchange(agent_->timeout_ns, static_cast<uint64_t>(meet_timeout_ms_) * 1000000);
-    for (int peer = 0; peer < size_; ++peer)
-      if (peer != rank_) signal_add(pod, peer, came);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      put(pod, peer, said_at(rank_), &mine, sizeof mine);
+      fence(pod, peer);
+      signal_add(pod, peer, came);
+    }
     for (int count = 1; count < size_; ++count) {
       runtime::WaitSite site{.kind = WaitKind::engine, .id = came, .expected = num_met_};
       site.peer = static_cast<uint32_t>(first_missing());
@@ -267,6 +318,24 @@ class HostCollective final : public AsyncCollective {
     agent_->timeout_ns = timeout_ns;
     for (int peer = 0; peer < size_; ++peer)
       if (peer != rank_) consume(pod, peer, came, 1);
+    compare(pod, mine);
+  }
+
+  /// Where `sender` writes what it says, of this ticket: who is two tickets ahead has heard that this one was read.
+  uint64_t said_at(int sender) const {
+    return said_offset_ + (num_met_ % 2 * static_cast<uint64_t>(size_) + static_cast<uint64_t>(sender)) * sizeof(Said);
+  }
+
+  void compare(const ChannelPod& pod, const Said& mine) const {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      Said theirs;
+      std::memcpy(static_cast<void*>(&theirs), runtime::own_heap(pod.team) + said_at(peer), sizeof theirs);
+      if (theirs == mine) continue;
+      theirs.what[sizeof theirs.what - 1] = 0;
+      throw_error(Errc::desync, base::format("rank {} is at {}, rank {} at {}; wanted: the same on all ranks", rank_,
+                                             mine.to_string(), peer, theirs.to_string()));
+    }
   }
 
   int first_missing() const {
@@ -288,6 +357,7 @@ class HostCollective final : public AsyncCollective {
   }
 
   const int rank_, size_;
+  const int num_exceptions_ = std::uncaught_exceptions();  // under way where it was made
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;  // tickets first_, first_ + 1, ...
@@ -299,11 +369,14 @@ class HostCollective final : public AsyncCollective {
   bool is_open_ = false, is_stopped_ = false, has_ended_ = false;
   Status failure_;  // the first, of all tickets that have not completed
   int64_t default_timeout_ms_;
-  // Of the worker; others read the first two, with the mutex.
+  // Of the worker; others read the first three, with the mutex.
   Runtime* runtime_ = nullptr;
   runtime::CpuAgent* agent_ = nullptr;
+  runtime::SignsOfLife* signs_ = nullptr;
+  int num_asking_ = 0;  // callers of it
   int64_t meet_timeout_ms_ = 0;
-  uint64_t num_met_ = 0;
+  uint64_t num_met_ = 0, said_offset_ = 0;
+  Said said_[2];  // by the ticket's last bit
   std::deque<std::atomic<bool>> has_come_ = std::deque<std::atomic<bool>>(static_cast<size_t>(size_));
   std::thread worker_;
 };

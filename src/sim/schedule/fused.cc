@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/sim/schedule/graph.h"
 #include "src/spec/costs.h"
 #include "src/spec/fused_pod.h"
@@ -185,8 +186,8 @@ base::Result<GraphBuilder::Grid> GraphBuilder::grid_of() const {
 /// `nodes_per_tile`: about so many nodes are made of them.
 base::Result<TileOrder> GraphBuilder::order_of(TileOrderKind kind, int rank, const Grid& grid,
                                                double nodes_per_tile) const {
-  const int64_t tiles_n = (parameter("N", 1) + grid.cols - 1) / grid.cols;
-  const int64_t tiles = (parameter("M", 1) + grid.rows - 1) / grid.rows * tiles_n;
+  const int64_t tiles_n = base::ceil_div(parameter("N", 1), grid.cols);
+  const int64_t tiles = base::ceil_div(parameter("M", 1), grid.rows) * tiles_n;
   if (tiles > std::numeric_limits<int32_t>::max() || static_cast<double>(tiles) * nodes_per_tile > kMaxNodes)
     return base::error(Errc::not_supported, "schedule {}: {} tiles are {:.0f} nodes, simulated are at most {}",
                        schedule_.family, tiles, static_cast<double>(tiles) * nodes_per_tile, kMaxNodes);

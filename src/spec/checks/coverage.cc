@@ -334,12 +334,18 @@ class Provenance {
       return;
     }
     if (name == "all_to_all") {
-      to.rows /= team_.size();
+      const std::vector<int64_t>* splits = splits_table(*team_.schedule, task, team_.size());
+      const int64_t even = to.rows / team_.size();
+      const auto rows = [&](int from, int dest) {
+        return splits == nullptr ? even : (*splits)[static_cast<size_t>(from * team_.size() + dest)];
+      };
       for (int rank = 0; rank < team_.size(); ++rank, to.row += to.rows) {
+        int64_t first = 0;
+        for (int dest = 0; dest < at_.first; ++dest) first += rows(rank, dest);
+        to.rows = rows(rank, at_.first);
         Pieces mine;
         for (const Piece& piece : sent_[{in.task, in.loop_values, rank}]) {
-          if (Piece part; piece.cut(at_.first * to.rows, to.rows, 0, to.columns, &part))
-            mine.push_back(std::move(part));
+          if (Piece part; piece.cut(first, to.rows, 0, to.columns, &part)) mine.push_back(std::move(part));
         }
         write(to, std::move(mine));
       }

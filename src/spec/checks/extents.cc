@@ -131,10 +131,26 @@ class ExtentCheck {
     const bool fits = send.columns == recv.columns && (name == "all_gather"       ? sends == recv.rows
                                                        : name == "reduce_scatter" ? recvs == send.rows
                                                                                   : send.rows == recv.rows);
+    if (name == "all_to_all" && task.params.contains("splits")) return splits(task, send, recv);
     if (name == "all_to_all" && send.rows % team_.size() != 0)
       return fail(base::format("all_to_all of {}, wanted as many rows for each of {} ranks", text(in_.reads[0][0]),
                                team_.size()));
     if (!fits) fail(base::format("{} of {} does not give {}", name, text(in_.reads[0][0]), text(in_.writes[0][0])));
+  }
+
+  /// An uneven all_to_all: the table says how many rows go from each rank to each.
+  void splits(const Task& task, const Rect& send, const Rect& recv) {
+    const std::vector<int64_t>* table = splits_table(*team_.schedule, task, team_.size());
+    if (table == nullptr)
+      return fail(base::format("splits name no table of {} entries, 0 or more", team_.size() * team_.size()));
+    int64_t sends = 0, recvs = 0;
+    for (int rank = 0; rank < team_.size(); ++rank) {
+      sends += (*table)[static_cast<size_t>(rank_ * team_.size() + rank)];
+      recvs += (*table)[static_cast<size_t>(rank * team_.size() + rank_)];
+    }
+    if (sends != send.rows || recvs != recv.rows || send.columns != recv.columns)
+      fail(base::format("all_to_all of {} to {}, wanted {} rows that go and {} that come, of equal columns",
+                        text(in_.reads[0][0]), text(in_.writes[0][0]), sends, recvs));
   }
 
   const AllRanks& team_;

@@ -157,6 +157,7 @@ constexpr Arg kArgs[] = {{.name = "A",
                           .call = "a_shard",
                           .rows = "off[r+1]-off[r]",
                           .columns = "K",
+                          .why = "as c's rows are split",
                           .doc = "rows of this rank of the left factor"},
                          {.name = "B",
                           .call = "b",
@@ -169,8 +170,10 @@ constexpr Arg kArgs[] = {{.name = "A",
                           .role = Role::output,
                           .rows = "M",
                           .columns = "N",
+                          .why = "to take N of b",
                           .doc = "product of all ranks' rows; of SwiGLU (M, N / 2)"},
-                         {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"}};
+                         {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
+                         kGathered};
 
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {

@@ -54,6 +54,7 @@ constexpr Arg kArgs[] = {{.name = "A",
                           .call = "a_shard",
                           .rows = "off[r+1]-off[r]",
                           .columns = "K",
+                          .why = "as b's rows are split",
                           .doc = "rows of this rank, as ag_gemm took them"},
                          {.name = "B",
                           .call = "b",
@@ -66,7 +67,9 @@ constexpr Arg kArgs[] = {{.name = "A",
                           .role = Role::output,
                           .rows = "K",
                           .columns = "N",
-                          .doc = "gradient of the right factor"}};
+                          .why = "to take K of a_shard and N of b",
+                          .doc = "gradient of the right factor"},
+                         kGathered};
 
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {

@@ -1,12 +1,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/families/families.h"
 #include "src/spec/operators.h"
 
 namespace overlace::spec {
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
-  const int64_t per_part = (extent + parts - 1) / parts, step = (per_part + align - 1) / align * align;
+  const int64_t per_part = base::ceil_div(extent, parts), step = base::round_up(per_part, align);
   std::vector<int64_t> out;
   for (int64_t s = 0; s <= parts; ++s) out.push_back(std::min(s * step, extent));
   out.back() = extent;

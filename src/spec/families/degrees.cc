@@ -24,7 +24,7 @@ constexpr std::array kBands = {4, 8};     // of gemm_ar: 1 and 16 were seldom ah
 /// `cut`: what is cut into `per_degree` or more for each degree.
 std::vector<int> degrees_of(const OpSpec& op, const Machine& machine, int64_t cut, int64_t per_degree) {
   const bool is_gather = gathers(op.op);
-  const int64_t shard = op.m / op.ranks;
+  const int64_t shard = rows_of_product(op) / op.ranks;
   const int64_t row = is_gather ? op.k * static_cast<int64_t>(dtype_bytes(op.dtype))
                                 : op.n * static_cast<int64_t>(dtype_bytes(op.out_dtype));
   std::vector<int> out;
@@ -46,7 +46,7 @@ std::vector<int> kernel_degrees(const OpSpec& op, const Machine& machine, std::s
 std::vector<int> degree_of_one(const OpSpec&, const Machine&) { return {1}; }
 
 std::vector<int> chunk_degrees(const OpSpec& op, const Machine& machine) {
-  return degrees_of(op, machine, op.m / op.ranks, 1);
+  return degrees_of(op, machine, rows_of_product(op) / op.ranks, 1);
 }
 
 std::vector<int> slab_degrees(const OpSpec& op, const Machine& machine) {

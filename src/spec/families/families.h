@@ -13,7 +13,7 @@ namespace overlace::spec {
 
 /// The library's operators, one line each in all.cc.
 std::span<const OperatorDef* const> built_in_operators();
-extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr;
+extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr, kGemmA2a, kA2aGemm;
 
 /// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last ones, and the end.
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
@@ -116,6 +116,14 @@ void add_one_shot(Schedule* schedule, const OpSpec& op);
 
 /// ag_gemm and ag_wgrad: transfers into X, signals `arrived[chunk]` and `credit`. `is_slab`: rows travel in slabs of K.
 void add_gather(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, bool is_slab);
+/// The gathered rows as a result of both.
+inline constexpr Arg kGathered = {.name = {},
+                                  .call = "a",
+                                  .role = Role::gathered,
+                                  .rows = "M",
+                                  .columns = "K",
+                                  .why = "to take the gathered rows",
+                                  .doc = "all ranks' rows of a_shard"};
 /// Families of both: the library's collective, then the product; all transfers, then the product; the product alone;
 /// the transfers alone; both.
 void make_gather_library(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);

@@ -140,7 +140,13 @@ void one_shot(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_s
 constexpr Arg kArgs[] = {
     {.name = "A", .call = "a", .rows = "M", .columns = "K", .doc = "left factor, K of this rank"},
     {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor, K of this rank"},
-    {.name = "Y", .call = "out", .role = Role::output, .rows = "M", .columns = "N", .doc = "sum over all ranks"},
+    {.name = "Y",
+     .call = "out",
+     .role = Role::output,
+     .rows = "M",
+     .columns = "N",
+     .why = "to take a b",
+     .doc = "sum over all ranks"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
 using enum ClosedForm;

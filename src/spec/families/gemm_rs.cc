@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/families/families.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
@@ -18,7 +19,7 @@ std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_an
 /// Groups of tiles as the kernel makes them: bands "cut" of rows, strips "slab" of columns; q counts the bands.
 void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
   const std::vector<int64_t>& off = out->tables.at("off");
-  const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>((extent + piece - 1) / piece, 1); };
+  const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>(base::ceil_div(extent, piece), 1); };
   const auto tile_rows = static_cast<int32_t>(pieces(shard_max, options.align));
   const auto tiles_n = static_cast<int32_t>(pieces(op.n, options.align_columns));
   const auto most = static_cast<int32_t>(options.degree);
@@ -95,6 +96,7 @@ constexpr Arg kArgs[] = {
      .role = Role::output,
      .rows = "off[r+1]-off[r]",
      .columns = "N",
+     .why = "to take this rank's rows of a b",
      .doc = "own rows of the sum over all ranks"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::study {
 namespace {
 
@@ -14,7 +16,7 @@ constexpr double kPartialBytes = 8;  // fp32, written and read
 
 base::Status check(const GemmShape& shape, const Tile& tile, const GemmMachine& machine, int comm_sms) {
   if (shape.m < 1 || shape.n < 1 || shape.k < 1 || shape.batch < 1)
-    return base::invalid_argument("gemm: {} products of M {}, N {}, K {}, wanted at least 1 each", shape.batch, shape.m,
+    return base::invalid_argument("gemm: {} GEMMs of M {}, N {}, K {}, wanted at least 1 each", shape.batch, shape.m,
                                   shape.n, shape.k);
   if (tile.m < 1 || tile.n < 1 || tile.splits < 1)
     return base::invalid_argument("gemm: tile {}x{} with {} splits, wanted at least 1 each", tile.m, tile.n,
@@ -25,7 +27,7 @@ base::Status check(const GemmShape& shape, const Tile& tile, const GemmMachine& 
   return {};
 }
 
-double ceil_div(int64_t a, int64_t b) { return static_cast<double>((a + b - 1) / b); }
+double tiles_of(int64_t a, int64_t b) { return static_cast<double>(base::ceil_div(a, b)); }
 
 /// Precondition: check() passed.
 GemmTime time_of(const GemmShape& shape, const Tile& tile, const GemmMachine& machine, const GemmConstants& constants,
@@ -33,7 +35,7 @@ GemmTime time_of(const GemmShape& shape, const Tile& tile, const GemmMachine& ma
   const double sms = machine.sms - comm_sms;
   const double k = static_cast<double>(shape.k) / tile.splits;
   const double batch = static_cast<double>(shape.batch);
-  const double tiles = batch * ceil_div(shape.m, tile.m) * ceil_div(shape.n, tile.n) * tile.splits;
+  const double tiles = batch * tiles_of(shape.m, tile.m) * tiles_of(shape.n, tile.n) * tile.splits;
   const double m = static_cast<double>(shape.m), n = static_cast<double>(shape.n);
   const double flops_per_us = machine.tflops * 1e6 / machine.sms * constants.tensor_share;
   const double tensor_us = 2.0 * tile.m * tile.n * k / flops_per_us;

@@ -4,10 +4,10 @@
 #include <limits>
 #include <numeric>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::study {
 namespace {
-
-uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 /// A heap that shows its least time.
 class Later {
@@ -102,7 +102,7 @@ void Collectives::ring_pass(const Groups& groups, uint64_t message_bytes, int st
   const auto slots = static_cast<uint32_t>(rank.size());
   const auto splits = static_cast<uint32_t>(options_.splits);
   if (slots == 0 || steps < 1) return;
-  const uint64_t part = std::max<uint64_t>(1, ceil_div(message_bytes, splits));
+  const uint64_t part = std::max<uint64_t>(1, base::ceil_div(message_bytes, splits));
   // A chain: what starts at a member, split by split. Its holder sends it to the right and the right one holds it.
   struct Chain {
     uint32_t holder;
@@ -165,7 +165,7 @@ void Collectives::send_to_all(const Groups& groups, BytesOf bytes_of) {
     Sender& from = senders[event.handle];
     const uint32_t to = from.first + from.next;
     done[event.handle] = std::max(done[event.handle], event.t_ps);
-    if (const uint64_t bytes = ceil_div(bytes_of(from.rank, senders[to].rank), splits); bytes > 0) {
+    if (const uint64_t bytes = base::ceil_div(bytes_of(from.rank, senders[to].rank), splits); bytes > 0) {
       ++messages_;
       bytes_ += bytes;
       const sim::Time arrival = is_star ? send_over_star(from.rank, senders[to].rank, bytes, event.t_ps)
@@ -194,7 +194,7 @@ void Collectives::exchange(const Groups& groups, const std::function<uint64_t(in
 void Collectives::tree(const std::vector<int>& members, uint64_t bytes) {
   const size_t n = members.size();
   const auto splits = static_cast<uint64_t>(options_.splits);
-  const uint64_t part = std::max<uint64_t>(1, ceil_div(bytes, splits));
+  const uint64_t part = std::max<uint64_t>(1, base::ceil_div(bytes, splits));
   std::vector<sim::Time> start(n), done(n, 0);
   for (size_t i = 0; i < n; ++i) start[i] = ready_[static_cast<size_t>(members[i])];
   for (uint64_t split = 0; split < splits; ++split) {
@@ -211,7 +211,7 @@ void Collectives::tree(const std::vector<int>& members, uint64_t bytes) {
 void Collectives::ring_all_to_all(const std::vector<int>& members, uint64_t block_bytes) {
   const size_t n = members.size();
   const auto splits = static_cast<uint64_t>(options_.splits);
-  const uint64_t part = std::max<uint64_t>(1, ceil_div(block_bytes, splits));
+  const uint64_t part = std::max<uint64_t>(1, base::ceil_div(block_bytes, splits));
   std::vector<std::vector<sim::Time>> has(splits, std::vector<sim::Time>(n));
   for (auto& of_split : has)
     for (size_t i = 0; i < n; ++i) of_split[i] = ready_[static_cast<size_t>(members[i])];
@@ -272,16 +272,16 @@ Groups rails_of(const Groups& groups, int per_host) {
 void hierarchical_all_reduce(const Groups& groups, int per_host, uint64_t bytes, Collectives* run) {
   const auto k = static_cast<uint64_t>(per_host);
   const uint64_t hosts = groups[0].size() / k;
-  run->direct(hosts_of(groups, per_host), ceil_div(bytes, k));
-  run->ring_pass(rails_of(groups, per_host), ceil_div(bytes, k * hosts), static_cast<int>(2 * (hosts - 1)));
-  run->direct(hosts_of(groups, per_host), ceil_div(bytes, k));
+  run->direct(hosts_of(groups, per_host), base::ceil_div(bytes, k));
+  run->ring_pass(rails_of(groups, per_host), base::ceil_div(bytes, k * hosts), static_cast<int>(2 * (hosts - 1)));
+  run->direct(hosts_of(groups, per_host), base::ceil_div(bytes, k));
 }
 
 /// First to the GPU of the own host that is on the receiver's rail, then to the receiver: one large message per host.
 void rail_all_to_all(const Groups& groups, int per_host, uint64_t bytes, Collectives* run) {
   const auto k = static_cast<uint64_t>(per_host);
-  run->direct(hosts_of(groups, per_host), ceil_div(bytes, k));
-  run->direct(rails_of(groups, per_host), ceil_div(bytes, groups[0].size() / k));
+  run->direct(hosts_of(groups, per_host), base::ceil_div(bytes, k));
+  run->direct(rails_of(groups, per_host), base::ceil_div(bytes, groups[0].size() / k));
 }
 
 void ring_per_dimension(const Network& network, uint64_t bytes, Collectives* run) {
@@ -289,7 +289,7 @@ void ring_per_dimension(const Network& network, uint64_t bytes, Collectives* run
   for (const int size : network.dims) {
     for (int rank = 0; rank < network.ranks; ++rank)
       if (rank / stride % size == 0)
-        run->ring_all_to_all(numbers(rank, size, stride), ceil_div(bytes, static_cast<uint64_t>(size)));
+        run->ring_all_to_all(numbers(rank, size, stride), base::ceil_div(bytes, static_cast<uint64_t>(size)));
     stride *= size;
   }
 }
@@ -301,7 +301,7 @@ CollectiveTime rings_of_torus(const Network& network, uint64_t bytes, Collective
   Collectives run(network, options);
   for (int split = 0; split < splits; ++split) {
     run.restart();
-    ring_per_dimension(network, ceil_div(bytes, static_cast<uint64_t>(splits)), &run);
+    ring_per_dimension(network, base::ceil_div(bytes, static_cast<uint64_t>(splits)), &run);
   }
   CollectiveTime time = run.time();
   time.algorithm = "ring";
@@ -351,7 +351,7 @@ base::Result<CollectiveTime> run_collective(Collective op, std::string_view algo
                                   options.splits, kMostBytes);
   Collectives run(network, options);
   const auto n = static_cast<uint64_t>((*groups)[0].size());
-  const uint64_t block = ceil_div(bytes, n);
+  const uint64_t block = base::ceil_div(bytes, n);
   const int passes = op == Collective::all_reduce ? 2 : 1;
   if (algorithm == "hierarchical")
     hierarchical_all_reduce(*groups, network.per_host, bytes, &run);

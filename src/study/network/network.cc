@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::study {
 namespace {
 
@@ -103,7 +105,7 @@ base::Result<Network> rail_fat_tree(int hosts, int per_host, double nic_GBps, in
     return base::invalid_argument(
         "rail_fat_tree: {} hosts of {} GPUs, radix {}, oversub {}, wanted >= 1, 1, 2, 1 to 1024", hosts, per_host,
         radix, oversub);
-  const int ranks = hosts * per_host, per_leaf = radix / 2, leaves = (hosts + per_leaf - 1) / per_leaf;
+  const int ranks = hosts * per_host, per_leaf = radix / 2, leaves = base::ceil_div(hosts, per_leaf);
   const int first_leaf = ranks + hosts, first_spine = first_leaf + per_host * leaves;
   Network network = empty(base::format("rail_fat_tree({}, {}, {}, {}, {})", hosts, per_host, nic_GBps, radix, oversub),
                           ranks, leaves > 1 ? first_spine + 1 : first_spine, per_host);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/study/t3/waves.h"
 
 namespace overlace::study::t3 {
@@ -75,7 +76,7 @@ base::Status check(const SubLayer& layer, const Machine& machine, const Options&
   if (layer.m < 1 || layer.n < 1 || layer.k < 1 || layer.ranks < 2)
     return base::invalid_argument("t3: M {}, N {}, K {} on {} ranks, wanted at least 1 each and 2 ranks", layer.m,
                                   layer.n, layer.k, layer.ranks);
-  const int64_t tiles = (layer.m + kTile - 1) / kTile * ((layer.n + kTile - 1) / kTile);
+  const int64_t tiles = base::ceil_div(layer.m, kTile) * base::ceil_div(layer.n, kTile);
   if (tiles < layer.ranks)
     return base::invalid_argument("t3: {} tiles of 128 x 128 on {} ranks, wanted at least one each", tiles,
                                   layer.ranks);

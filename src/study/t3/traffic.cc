@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/study/t3/waves.h"
 
 namespace overlace::study::t3 {
@@ -14,7 +15,7 @@ double retained(double cache, double between) { return cache / (cache + between)
 
 WaveShape wave_shape(int cus) {
   const int rows = static_cast<int>(std::sqrt(static_cast<double>(cus)));
-  return {rows, (cus + rows - 1) / rows};
+  return {rows, base::ceil_div(cus, rows)};
 }
 
 double gemm_reads(const SubLayer& layer, const Machine& machine, bool output_is_cached) {

@@ -5,6 +5,8 @@
 #include <deque>
 #include <queue>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::study::t3 {
 namespace {
 
@@ -63,13 +65,13 @@ class Run {
   // ---- the GEMM ----
   void lay_out() {
     const SubLayer& layer = in_.layer;
-    const int64_t tiles = (layer.m + kTile - 1) / kTile * ((layer.n + kTile - 1) / kTile);
-    waves_ = (tiles + in_.cus - 1) / in_.cus;
+    const int64_t tiles = base::ceil_div(layer.m, kTile) * base::ceil_div(layer.n, kTile);
+    waves_ = base::ceil_div(tiles, in_.cus);
     const double per_tile = 2.0 * kTile * kTile * static_cast<double>(layer.k);
     wave_us_ = per_tile / (in_.machine.tflops * 1e6 / in_.machine.cus);
     wave_reads_ = gemm_reads(layer, in_.machine, in_.output_is_cached) / static_cast<double>(waves_);
     const int64_t chunks = in_.beside == Beside::fused_reduce_scatter ? layer.ranks : 1;
-    const int64_t per_chunk = std::max<int64_t>(1, (waves_ * kBlocksPerWave + chunks - 1) / chunks);
+    const int64_t per_chunk = std::max<int64_t>(1, base::ceil_div(waves_ * kBlocksPerWave, chunks));
     const int64_t count = std::min(tiles, chunks * per_chunk) / chunks * chunks;
     const double tile_bytes = layer.output_bytes() / static_cast<double>(tiles);
     for (int64_t i = 0; i < count; ++i) {

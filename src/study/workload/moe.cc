@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/sim/engine/engine.h"
 #include "src/spec/costs.h"
 
@@ -130,7 +131,7 @@ class Layer {
     const size_t own = rows_.size() / n();
     double us = 0;
     for (size_t e = rank * own; e < (rank + 1) * own; ++e) {
-      const int64_t rows = (rows_[e] + run_.chunks - 1) / run_.chunks;
+      const int64_t rows = base::ceil_div(rows_[e], run_.chunks);
       if (rows == 0) continue;
       const spec::GemmWork work = is_down ? spec::GemmWork{rows, model_.hidden, model_.intermediate}
                                           : spec::GemmWork{rows, 2 * model_.intermediate, model_.hidden};

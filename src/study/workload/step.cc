@@ -8,8 +8,6 @@
 namespace overlace::study {
 namespace {
 
-constexpr const char* kLaneNames[kNumLanes] = {"compute", "local", "net"};
-
 /// Edges by their source, and how many come to each task.
 struct Successors {
   std::vector<uint32_t> first, to, preds;
@@ -79,7 +77,8 @@ class Runner {
     const sim::Time alone = sim::ps_of_us(tasks_[i].us);
     if (alone == 0) return queue_.push(now, i);
     const sim::Presence here{static_cast<uint32_t>(tasks_[i].rank), tasks_[i].load};
-    flow_[i] = fluid_.start(now, {.work = alone, .most_per_ps = 1, .presences = {&here, 1}, .handle = i});
+    const size_t present = tasks_[i].is_apart ? 0 : 1;
+    flow_[i] = fluid_.start(now, {.work = alone, .most_per_ps = 1, .presences = {&here, present}, .handle = i});
   }
 
   void handle(const sim::Event& event) {
@@ -111,7 +110,7 @@ class Runner {
 
 int Step::add(StepTask task, std::span<const int> after) {
   const int number = static_cast<int>(tasks_.size());
-  int& before = last_[static_cast<size_t>(task.rank) * kNumLanes + static_cast<size_t>(task.lane)];
+  int& before = last_[place(task)];
   if (before >= 0) edges_.emplace_back(before, number);
   before = number;
   for (const int from : after)
@@ -124,7 +123,7 @@ int Step::add(StepTask task, std::span<const int> after) {
 base::Status Step::check_times(std::span<const spec::Contention> contention) const {
   double worst = 1, sum = 0;
   for (const spec::Contention& c : contention) worst = std::max(worst, c.factor.value);
-  const double slowest = std::pow(worst, kNumLanes - 1);
+  const double slowest = std::pow(worst, static_cast<double>(lanes_.size()) - 1);
   for (const StepTask& task : tasks_) {
     if (!(task.us >= 0) || !(task.us * slowest < 1e12))
       return base::invalid_argument(
@@ -146,7 +145,7 @@ base::Result<StepTime> Step::run(std::span<const spec::Contention> contention) c
   if (!time.ok()) return time;
   std::vector<sim::Time> lanes(last_.size(), 0), whole(static_cast<size_t>(ranks_), 0), chain(tasks_.size(), 0);
   for (const StepTask& task : tasks_) {
-    lanes[static_cast<size_t>(task.rank) * kNumLanes + static_cast<size_t>(task.lane)] += sim::ps_of_us(task.us);
+    lanes[place(task)] += sim::ps_of_us(task.us);
     whole[static_cast<size_t>(task.rank)] += sim::ps_of_us(task.us);
   }
   const auto most = [](const std::vector<sim::Time>& v) {
@@ -161,19 +160,22 @@ base::Result<StepTime> Step::run(std::span<const spec::Contention> contention) c
   }
   time->bound_us = sim::us_of_ps(std::max(most(lanes), most(chain)));
   time->serial_us = sim::us_of_ps(most(whole));
-  for (size_t i = kComputeLane; i < lanes.size(); i += kNumLanes)
+  for (size_t i = kComputeLane; i < lanes.size(); i += lanes_.size())
     time->compute_us = std::max(time->compute_us, sim::us_of_ps(lanes[i]));
   return time;
 }
 
 base::Trace Step::to_trace(const StepTime& time, const std::string& title) const {
   const auto ns = [](sim::Time ps) { return static_cast<int64_t>((ps + sim::kPsPerNs / 2) / sim::kPsPerNs); };
-  const auto lane = [](const StepTask& task) { return std::string(kLaneNames[task.lane]); };
+  const auto lane = [this](const StepTask& task) { return lanes_[static_cast<size_t>(task.lane)]; };
   base::Trace trace;
   trace.title = title;
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const StepTask& t = tasks_[i];
-    const char* kind = t.lane != kComputeLane ? "collective" : t.flops > 0 ? "gemm" : "other";
+    const char* kind = t.kind != nullptr        ? t.kind
+                       : t.lane != kComputeLane ? "collective"
+                       : t.flops > 0            ? "gemm"
+                                                : "other";
     trace.spans.push_back({t.rank, lane(t), t.name, kind, ns(time.begin[i]), ns(time.end[i]), t.bytes, t.flops});
   }
   for (const auto& [from, to] : edges_) {

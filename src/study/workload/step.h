@@ -15,8 +15,8 @@
 
 namespace overlace::study {
 
-/// Of each rank: what computes, its scale-up and its scale-out communication.
-inline constexpr int kComputeLane = 0, kLocalLane = 1, kNetLane = 2, kNumLanes = 3;
+/// Of each rank, unless the step names lanes of its own: what computes, its scale-up and its scale-out communication.
+inline constexpr int kComputeLane = 0, kLocalLane = 1, kNetLane = 2;
 inline constexpr int kNoGroup = -1;
 /// What keeps a run to seconds, and its times to what 64 bits of picoseconds hold.
 inline constexpr int64_t kMostTasks = int64_t{1} << 22;
@@ -30,6 +30,8 @@ struct StepTask {
   spec::Load load = spec::Load::gemm_tensor;
   int64_t bytes = 0;
   double flops = 0;
+  bool is_apart = false;       // works in the host's memory: slows nothing on the rank, and is not slowed
+  const char* kind = nullptr;  // category of its span; null: gemm or other where it computes, else collective
 };
 
 struct StepTime {
@@ -44,7 +46,9 @@ struct StepTime {
 
 class Step {
  public:
-  explicit Step(int ranks) : ranks_(ranks), last_(static_cast<size_t>(ranks) * kNumLanes, -1) {}
+  /// `lanes`: names of the lanes of each rank; the first is what computes.
+  explicit Step(int ranks, std::vector<std::string> lanes = {"compute", "local", "net"})
+      : ranks_(ranks), lanes_(std::move(lanes)), last_(static_cast<size_t>(ranks) * lanes_.size(), -1) {}
 
   /// On its lane behind what was added to that lane before, and behind `after`. Returns its number.
   int add(StepTask task, std::span<const int> after = {});
@@ -60,8 +64,12 @@ class Step {
 
  private:
   base::Status check_times(std::span<const spec::Contention> contention) const;
+  size_t place(const StepTask& task) const {
+    return static_cast<size_t>(task.rank) * lanes_.size() + static_cast<size_t>(task.lane);
+  }
   int ranks_;
   int groups_ = 0;
+  std::vector<std::string> lanes_;
   std::vector<StepTask> tasks_;
   std::vector<int> last_;                   // by rank and lane
   std::vector<std::pair<int, int>> edges_;  // from, to

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/spec/costs.h"
 
 namespace overlace::study {
@@ -361,7 +362,7 @@ base::Result<TransformerTime> transformer_step(const TransformerModel& model, co
   if (!layer_time.ok()) return layer_time.status();
   Pieces pieces;
   pieces.layer = out.layer = *layer_time;
-  const int64_t own = (model.vocabulary + run.tensor - 1) / run.tensor;
+  const int64_t own = base::ceil_div(model.vocabulary, run.tensor);
   pieces.head_forward_us = layer.gemm_us(layer.tokens(), own, model.hidden);
   pieces.head_backward_us = 2 * pieces.head_forward_us;
   const double parameters = model.parameters() / run.tensor;

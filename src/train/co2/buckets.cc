@@ -20,4 +20,14 @@ std::vector<BucketRange> make_buckets(std::span<const int64_t> counts, int64_t m
   return buckets;
 }
 
+std::vector<int> fragments_of(std::span<const BucketRange> buckets, int64_t fragments) {
+  std::vector<int> numbers;
+  const int64_t total = buckets.empty() ? 0 : buckets.back().begin + buckets.back().count;
+  for (const BucketRange& bucket : buckets) {
+    const double middle = static_cast<double>(bucket.begin) + static_cast<double>(bucket.count) / 2;
+    numbers.push_back(static_cast<int>(middle / static_cast<double>(total) * static_cast<double>(fragments)));
+  }
+  return numbers;
+}
+
 }  // namespace overlace::train

@@ -21,4 +21,7 @@ struct BucketRange {
 /// `counts`: elements that this rank holds, each 0 or more.
 std::vector<BucketRange> make_buckets(std::span<const int64_t> counts, int64_t max_count);
 
+/// Which of so many fragments each bucket belongs to: neighbours, of about the same size. Some may have none.
+std::vector<int> fragments_of(std::span<const BucketRange> buckets, int64_t fragments);
+
 }  // namespace overlace::train

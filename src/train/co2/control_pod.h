@@ -36,11 +36,11 @@ enum class Verdict : int32_t { good, none_yet, bad_values, desync };
 struct KnobsPod {
   int64_t groups = 1;
   int64_t boundary = 0;  // number of this boundary
-  double alpha = 1, beta = 0, kappa = 0, phi = 0, gap_value = 1;
+  double alpha = 1, beta = 0, kappa = 0, keep = 0, mix = 0, phi = 0, gap_value = 1;
   double lr_ratio = 1;        // mean inner learning rate of this round over that of the round before
   int32_t gap = 0, clip = 0;  // StalenessGap, MomentumClip
   int32_t is_flush = 0;       // the last increment goes in whole
-  int32_t is_nesterov = 0;    // diloco
+  int32_t is_nesterov = 0;    // diloco, eager, streaming
 };
 
 /// Of one tensor over the elements that this rank holds, or its group once the group has added them up.
@@ -63,6 +63,8 @@ struct PassPod {
   float inv_lambda = 1;  // m = clip(beta * m + d * inv_lambda)
   float beta = 0;
   float step_m = 1, step_d = 0;  // a -= step_m * m + step_d * d
+  float keep = 0;                // x = a - keep * own increment
+  float mix = 0;                 // where an increment comes in alone: x = mix * x + (1 - mix) * a
   int32_t is_applied = 0;        // 0: a and m stay as they are
 };
 
@@ -119,6 +121,8 @@ OVERLACE_TRAIN_BOTH inline PassPod pass_of(const ControlPod& control, const Knob
   pass.beta = static_cast<float>(beta);
   pass.step_m = static_cast<float>(knobs.is_nesterov != 0 ? knobs.alpha * beta : knobs.alpha);
   pass.step_d = static_cast<float>(knobs.is_nesterov != 0 ? knobs.alpha : 0);
+  pass.keep = static_cast<float>(knobs.is_flush != 0 ? 0 : knobs.alpha * knobs.keep);
+  pass.mix = static_cast<float>(knobs.is_flush != 0 ? 0 : knobs.mix);
   pass.is_applied = control.verdict == Verdict::good ? 1 : 0;
   return pass;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/train/co2/options.h"
+
 namespace overlace::train {
 namespace {
 
@@ -20,13 +22,15 @@ std::string Action::to_string() const {
   return base::format("{} bucket {} of round {}", name, bucket, round);
 }
 
-Engine::Engine(const Co2Options& options, int64_t groups, int buckets, int shard_degree)
+Engine::Engine(const Co2Options& options, int64_t groups, int buckets, int shard_degree, std::vector<int> fragment_of)
     : options_(options),
       groups_(groups),
       buckets_(buckets),
       shard_degree_(shard_degree),
+      fragment_of_(std::move(fragment_of)),
       open_(static_cast<size_t>(buckets) + 1) {
   OVERLACE_ASSERT(groups > 0 && buckets >= 0 && shard_degree > 0);
+  OVERLACE_ASSERT(options.rule != OuterRule::streaming || fragment_of_.size() == static_cast<size_t>(buckets));
   after_ = state_;
   enter_phases();
   if (due_.empty()) state_ = after_;
@@ -38,6 +42,7 @@ void Engine::enter_phases() {
   if (after_.phase == static_cast<int32_t>(Phase::warmup) && after_.steps >= options_.warmup_sync_steps) {
     after_.phase = static_cast<int32_t>(Phase::rounds);
     plan({.kind = Kind::anchor, .round = after_.round});
+    after_.merged = after_.steps;
   }
   if (has_cooldown && after_.phase == static_cast<int32_t>(Phase::rounds) &&
       after_.steps >= options_.total_steps - options_.cooldown_sync_steps) {
@@ -59,7 +64,10 @@ Status Engine::on_inner_step() {
   ++after_.steps;
   if (phase() == Phase::rounds) {
     ++after_.step;
-    if (after_.step >= options_.tau) plan_boundary();
+    if (options_.rule == OuterRule::streaming)
+      plan_streaming_step();
+    else if (after_.step >= options_.tau)
+      plan_boundary();
   }
   enter_phases();
   if (due_.empty()) state_ = after_;
@@ -75,7 +83,7 @@ Status Engine::flush() {
 }
 
 void Engine::plan_boundary() {
-  if (options_.rule == OuterRule::co2)
+  if (is_stale(options_.rule))
     plan_stale_boundary();
   else
     plan_blocking_boundary();
@@ -103,25 +111,65 @@ void Engine::plan_stale_boundary() {
 
 void Engine::plan_blocking_boundary() {
   const int64_t t = after_.round;
-  for (int b = 0; b < buckets_; ++b) {
-    plan({.kind = Kind::pass, .bucket = b, .round = t, .mode = PassMode::delta});
-    plan({.kind = Kind::launch, .bucket = b, .round = t});
-  }
-  if (shard_degree_ > 1) plan({.kind = Kind::reduce_sums, .round = t});
-  plan({.kind = Kind::end, .round = t, .steps = after_.step});
-  plan({.kind = Kind::launch, .bucket = Action::kHeader, .round = t});
-  plan({.kind = Kind::wait, .bucket = Action::kHeader, .round = t});
-  plan({.kind = Kind::begin, .round = t});
-  for (int b = 0; b < buckets_; ++b) {
-    plan({.kind = Kind::wait, .bucket = b, .round = t});
-    plan({.kind = Kind::pass, .bucket = b, .round = t, .mode = PassMode::apply});
-  }
-  plan({.kind = Kind::moved, .round = t});
+  plan_send(t, kAllFragments);
+  plan_take(t, kAllFragments, false);
   after_.step = 0;
   ++after_.round;
 }
 
+void Engine::plan_send(int64_t round, int fragment) {
+  for (int b = 0; b < buckets_; ++b) {
+    if (!is_in(b, fragment)) continue;
+    plan({.kind = Kind::pass, .bucket = b, .round = round, .mode = PassMode::delta});
+    plan({.kind = Kind::launch, .bucket = b, .round = round});
+  }
+  if (shard_degree_ > 1) plan({.kind = Kind::reduce_sums, .round = round});
+  plan({.kind = Kind::end, .round = round, .steps = after_.step});
+  plan({.kind = Kind::launch, .bucket = Action::kHeader, .round = round});
+}
+
+void Engine::plan_take(int64_t round, int fragment, bool is_flush) {
+  plan({.kind = Kind::wait, .bucket = Action::kHeader, .round = round});
+  plan({.kind = Kind::begin, .round = round, .is_flush = is_flush});
+  for (int b = 0; b < buckets_; ++b) {
+    if (!is_in(b, fragment)) continue;
+    plan({.kind = Kind::wait, .bucket = b, .round = round});
+    plan({.kind = Kind::pass, .bucket = b, .round = round, .mode = PassMode::apply, .is_flush = is_flush});
+  }
+  plan({.kind = Kind::moved, .round = round, .is_flush = is_flush});
+}
+
+/// After an inner step: a fragment comes in where its delay is over, then the next one goes where its turn has come.
+void Engine::plan_streaming_step() {
+  if (after_.has_pending != 0 && after_.step >= options_.delay) plan_streaming_take();
+  if (after_.step < steps_of_exchange(options_)) return;
+  plan_send(after_.round, fragment_at(after_.round));
+  after_.has_pending = 1;
+  after_.pending_steps = after_.step;
+  after_.step = 0;
+  ++after_.round;
+  if (options_.delay == 0) plan_streaming_take();
+}
+
+void Engine::plan_streaming_take() {
+  plan_take(after_.round - 1, fragment_at(after_.round - 1), false);
+  after_.has_pending = 0;
+  after_.pending_steps = 0;
+}
+
+/// All fragments are exchanged as they are, so that groups are alike.
+void Engine::plan_streaming_flush() {
+  if (after_.has_pending != 0) plan_streaming_take();
+  if (after_.merged == after_.steps) return;
+  plan_send(after_.round, kAllFragments);
+  plan_take(after_.round, kAllFragments, true);
+  after_.step = 0;
+  ++after_.round;
+  after_.merged = after_.steps;
+}
+
 void Engine::plan_flush() {
+  if (options_.rule == OuterRule::streaming) return plan_streaming_flush();
   if (after_.step > 0) plan_boundary();
   if (after_.has_pending == 0) return;
   const int64_t t = after_.round;
@@ -165,13 +213,17 @@ KnobsPod Engine::knobs(const Action& begin, double lr_ratio) const {
   knobs.alpha = options_.outer_lr;
   knobs.beta = options_.outer_momentum;
   knobs.kappa = options_.kappa;
+  knobs.keep = keep_of(options_, groups_);
   knobs.phi = options_.phi;
   knobs.gap_value = options_.gap_value;
   knobs.lr_ratio = lr_ratio;
   knobs.gap = static_cast<int32_t>(options_.gap);
   knobs.clip = static_cast<int32_t>(options_.clip);
   knobs.is_flush = begin.is_flush ? 1 : 0;
-  knobs.is_nesterov = options_.rule == OuterRule::diloco ? 1 : 0;
+  knobs.mix = options_.mix;
+  const bool is_streaming = options_.rule == OuterRule::streaming;
+  knobs.is_nesterov = is_streaming || options_.rule == OuterRule::diloco || options_.rule == OuterRule::eager ? 1 : 0;
+  if (is_streaming && begin.is_flush) knobs.alpha = 1;  // the mean of the models as they are
   return knobs;
 }
 
@@ -183,9 +235,11 @@ std::vector<int> Engine::open_tickets() const {
 }
 
 Status Engine::load(const EngineState& state) {
-  const bool is_sound = state.steps >= 0 && state.round >= 0 && state.step >= 0 && state.step < options_.tau &&
+  const bool is_streaming = options_.rule == OuterRule::streaming, may_pend = is_streaming || is_stale(options_.rule);
+  const bool is_sound = state.steps >= 0 && state.round >= 0 && state.step >= 0 &&
+                        state.step < steps_of_exchange(options_) && state.merged >= 0 && state.merged <= state.steps &&
                         state.phase >= 0 && state.phase <= static_cast<int32_t>(Phase::cooldown) &&
-                        (state.has_pending == 0 || (state.has_pending == 1 && options_.rule == OuterRule::co2)) &&
+                        (state.has_pending == 0 || (state.has_pending == 1 && may_pend)) &&
                         state.round >= state.has_pending;
   if (!is_sound)
     return base::error(
@@ -197,6 +251,8 @@ Status Engine::load(const EngineState& state) {
   num_done_ = 0;
   state_ = after_ = state;
   std::fill(open_.begin(), open_.end(), state.has_pending != 0 ? 1 : 0);
+  for (int b = 0; b < buckets_ && is_streaming && state.has_pending != 0; ++b)
+    ticket(b) = is_in(b, fragment_at(state.round - 1)) ? 1 : 0;
   return Status::success();
 }
 

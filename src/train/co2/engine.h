@@ -42,6 +42,7 @@ struct EngineState {
   int64_t pending_steps = 0;  // inner steps of the round that is on its way
   int32_t has_pending = 0;    // the increment of round t - 1 is on its way
   int32_t phase = 0;          // Engine::Phase
+  int64_t merged = 0;         // of streaming: steps at which all groups were alike last
 
   bool operator==(const EngineState&) const = default;
 };
@@ -50,8 +51,9 @@ class Engine {
  public:
   enum class Phase : int32_t { warmup, rounds, cooldown };
 
-  /// `options` are resolved. `buckets`: of this rank; shard_degree: ranks of a group.
-  Engine(const Co2Options& options, int64_t groups, int buckets, int shard_degree);
+  /// `options` are resolved. `buckets`: of this rank; shard_degree: ranks of a group; fragment_of: by bucket, where the
+  /// rule is streaming, whose rounds are counted by exchange.
+  Engine(const Co2Options& options, int64_t groups, int buckets, int shard_degree, std::vector<int> fragment_of = {});
 
   /// Before an inner step: gradients are averaged over the groups first (warm-up, cool-down).
   bool wants_gradient_mean() const { return phase() != Phase::rounds; }
@@ -82,14 +84,25 @@ class Engine {
   void plan_boundary();
   void plan_stale_boundary();
   void plan_blocking_boundary();
+  void plan_streaming_step();
+  void plan_streaming_take();
+  void plan_streaming_flush();
+  void plan_send(int64_t round, int fragment);
+  void plan_take(int64_t round, int fragment, bool is_flush);
   void plan_flush();
   void enter_phases();
   base::Status check_idle(const char* call) const;
+  static constexpr int kAllFragments = -1;
+  bool is_in(int bucket, int fragment) const {
+    return fragment == kAllFragments || fragment_of_[static_cast<size_t>(bucket)] == fragment;
+  }
+  int fragment_at(int64_t round) const { return static_cast<int>(round % options_.fragments); }
   char& ticket(int bucket) { return open_[static_cast<size_t>(bucket + 1)]; }
 
   const Co2Options options_;
   const int64_t groups_;
   const int buckets_, shard_degree_;
+  const std::vector<int> fragment_of_;
   EngineState state_, after_;  // after_: once all that is due was done
   std::vector<Action> due_;
   size_t num_done_ = 0;

@@ -13,7 +13,7 @@ Co2Options Co2Options::stable(int64_t tau) {
 Co2Options Co2Options::paper(int64_t tau, int gpus) {
   Co2Options options;
   options.tau = tau;
-  options.kappa = 0;
+  options.kappa = options.keep = 0;
   options.gap = StalenessGap::adaptive;
   options.outer_momentum = gpus <= 16 ? 0 : gpus <= 32 ? 0.2 : gpus <= 64 ? 0.5 : 0.6;
   return options;
@@ -27,6 +27,8 @@ namespace {
 using base::Result;
 using base::Status;
 
+constexpr double kKeep = 0.8;  // docs/lab/co2-loss.md
+
 double beta_of(const Co2Options& options) {
   switch (options.rule) {
     case OuterRule::local_sgd:
@@ -34,9 +36,12 @@ double beta_of(const Co2Options& options) {
     case OuterRule::slow_mo:
       return 0.2;
     case OuterRule::diloco:
+    case OuterRule::streaming:
       return 0.9;
     case OuterRule::co2:
       return options.kappa > 0 ? 0.8 : 0;
+    case OuterRule::eager:
+      return 0;
   }
   return 0;
 }
@@ -45,25 +50,63 @@ Status check_rule(const Co2Options& options) {
   if (options.rule == OuterRule::local_sgd && (options.outer_momentum != 0 || options.outer_lr != 1))
     return base::invalid_argument("local_sgd has no outer momentum and outer_lr 1, got {} and {}; wanted: slow_mo",
                                   options.outer_momentum, options.outer_lr);
+  const std::string_view rule = kOuterRuleNames[static_cast<int>(options.rule)];
   if (options.rule != OuterRule::co2 && options.gap != StalenessGap::none)
-    return base::invalid_argument("gap is {} with rule {}, which has no stale increments; wanted: none",
-                                  kStalenessGapNames[static_cast<int>(options.gap)],
-                                  kOuterRuleNames[static_cast<int>(options.rule)]);
+    return base::invalid_argument("gap is {} with rule {}, wanted: none, or rule co2",
+                                  kStalenessGapNames[static_cast<int>(options.gap)], rule);
+  if (!is_stale(options.rule) && options.keep != 0)
+    return base::invalid_argument("keep is {} with rule {}, which has no stale increments; wanted: none", options.keep,
+                                  rule);
+  return Status::success();
+}
+
+Status resolve_fragments(Co2Options& options) {
+  if (options.rule != OuterRule::streaming) {
+    options.fragments = 1;
+    options.delay = 0;
+    options.mix = 0;
+    return Status::success();
+  }
+  if (options.fragments == 0)
+    for (options.fragments = 4; options.tau % options.fragments != 0;) --options.fragments;
+  if (options.fragments < 1 || options.tau % options.fragments != 0)
+    return base::invalid_argument("fragments is {} with tau {}, wanted: a divisor of it", options.fragments,
+                                  options.tau);
+  if (options.delay < 0 || options.delay > options.tau / options.fragments)
+    return base::invalid_argument("delay is {} with tau {} and {} fragments, wanted: 0 to {}, until the next is sent",
+                                  options.delay, options.tau, options.fragments, options.tau / options.fragments);
+  if (!(options.mix >= 0 && options.mix < 1))
+    return base::invalid_argument("mix is {}, wanted: 0 or more and below 1", options.mix);
   return Status::success();
 }
 
 }  // namespace
 
+int64_t steps_of_exchange(const Co2Options& options) {
+  return options.rule == OuterRule::streaming ? options.tau / options.fragments : options.tau;
+}
+
+bool is_stale(OuterRule rule) { return rule == OuterRule::co2 || rule == OuterRule::eager; }
+
+double keep_of(const Co2Options& options, int64_t groups) {
+  return options.keep == Co2Options::kOfRule ? 1 / static_cast<double>(groups) : options.keep;
+}
+
 Result<Co2Options> resolve(const Co2Options& given) {
   Co2Options options = given;
-  if (options.outer_lr == Co2Options::kOfRule) options.outer_lr = options.rule == OuterRule::diloco ? 0.7 : 1;
+  if (options.outer_lr == Co2Options::kOfRule)
+    options.outer_lr = options.rule == OuterRule::diloco || options.rule == OuterRule::streaming ? 0.7 : 1;
+  // Rule eager keeps a share of one over the groups: keep_of().
+  if (options.keep == Co2Options::kOfRule && options.rule != OuterRule::eager)
+    options.keep = options.rule == OuterRule::co2 && options.kappa == 0 ? kKeep : 0;
   if (options.outer_momentum == Co2Options::kOfRule) options.outer_momentum = beta_of(options);
-  if (options.phi == Co2Options::kOfRule) options.phi = options.kappa > 0 ? 3 : 1;
+  if (options.phi == Co2Options::kOfRule) options.phi = options.kappa == 0 && options.keep == 0 ? 1 : 3;
   if (options.rule != OuterRule::co2) {
     options.kappa = 0;
     options.clip = MomentumClip::none;
   }
   if (options.tau < 1) return base::invalid_argument("tau is {}, wanted: at least 1", options.tau);
+  OVERLACE_TRY(resolve_fragments(options));
   if (!(options.outer_momentum >= 0 && options.outer_momentum < 1))
     return base::invalid_argument("outer_momentum is {}, wanted: 0 or more and below 1", options.outer_momentum);
   if (!(options.outer_lr > 0) || !std::isfinite(options.outer_lr))
@@ -71,6 +114,8 @@ Result<Co2Options> resolve(const Co2Options& given) {
   if (!(options.phi > 0)) return base::invalid_argument("phi is {}, wanted: more than 0", options.phi);
   if (!(options.kappa >= 0 && options.kappa <= 1))
     return base::invalid_argument("kappa is {}, wanted: 0 to 1", options.kappa);
+  if (options.keep != Co2Options::kOfRule && !(options.keep >= 0 && options.keep <= 1))
+    return base::invalid_argument("keep is {}, wanted: 0 to 1", options.keep);
   if (!(options.gap_value >= 1) || !std::isfinite(options.gap_value))
     return base::invalid_argument("gap_value is {}, wanted: at least 1", options.gap_value);
   if (options.warmup_sync_steps < 0)
@@ -91,24 +136,33 @@ Result<Co2Options> resolve(const Co2Options& given) {
 
 std::string to_text(const Co2Options& o) {
   return base::format(
-      "rule={} tau={} outer_lr={} outer_momentum={} kappa={} gap={} gap_value={} clip={} phi={} warmup={} cooldown={} "
-      "total={} check_every={}",
-      kOuterRuleNames[static_cast<int>(o.rule)], o.tau, o.outer_lr, o.outer_momentum, o.kappa,
+      "rule={} tau={} outer_lr={} outer_momentum={} kappa={} keep={} gap={} gap_value={} clip={} phi={} warmup={} "
+      "cooldown={} total={} check_every={} fragments={} delay={} mix={}",
+      kOuterRuleNames[static_cast<int>(o.rule)], o.tau, o.outer_lr, o.outer_momentum, o.kappa, o.keep,
       kStalenessGapNames[static_cast<int>(o.gap)], o.gap_value, kMomentumClipNames[static_cast<int>(o.clip)], o.phi,
-      o.warmup_sync_steps, o.cooldown_sync_steps, o.total_steps, o.check_every);
+      o.warmup_sync_steps, o.cooldown_sync_steps, o.total_steps, o.check_every, o.fragments, o.delay, o.mix);
 }
 
 std::string warning_of(const Co2Options& o) {
-  if (o.rule != OuterRule::co2 || o.kappa > 0 || o.outer_momentum == 0 || o.gap != StalenessGap::none) return "";
+  if (!is_stale(o.rule) || o.kappa > 0 || o.outer_momentum == 0 || o.gap != StalenessGap::none) return "";
+  // The least c with which it is not stable. Between two groups keep is the most that it is between more of them.
+  constexpr int kSteps = 100;
+  int c = 1;
+  while (c < kSteps && is_stable(0, o.outer_lr, o.outer_momentum, 1, static_cast<double>(c) / kSteps, keep_of(o, 2)))
+    ++c;
+  if (c == kSteps) return "";
   return base::format(
       "kappa 0 with outer_momentum {} and no gap is stable only while a round shrinks an error by less than a factor "
-      "of {}; take kappa 1, or a gap",
-      o.outer_momentum, o.outer_momentum);
+      "of {}; take kappa 1, a gap, or less momentum",
+      o.outer_momentum, 1 - static_cast<double>(c) / kSteps);
 }
 
-bool is_stable(double kappa, double alpha, double beta, double lambda, double c) {
-  const double b = beta - kappa * alpha / lambda, pull = alpha * c / lambda;
-  return b + pull < 1 && 2 * (1 + b) + pull > 0;
+bool is_stable(double kappa, double alpha, double beta, double lambda, double c, double keep) {
+  const double b = beta - kappa * alpha / lambda, pull = alpha * c / lambda, kept = alpha * keep * c;
+  if (keep == 0) return b + pull < 1 && 2 * (1 + b) + pull > 0;
+  // (z - 1)(z + kept)(z - b) + pull z, by Jury's criterion; groups differ from their mean by -kept of the round before.
+  const double p2 = kept - 1 - b, p1 = b - kept - b * kept + pull, p0 = b * kept;
+  return kept < 1 && pull > 0 && 1 - p2 + p1 - p0 > 0 && std::abs(p0) < 1 && 1 - p0 * p0 > std::abs(p0 * p2 - p1);
 }
 
 }  // namespace overlace::train

@@ -16,8 +16,16 @@ std::string to_text(const Co2Options& options);
 /// What to tell the user of a choice that is legal and unwise, with the bound of stability; empty if nothing.
 std::string warning_of(const Co2Options& options);
 
-/// One round shrinks the error of the loss h/2 x^2 by 1 - c. Whether the outer iteration of rule co2 is stable then,
-/// with kappa, a constant gap and no clip.
-bool is_stable(double kappa, double alpha, double beta, double lambda, double c);
+/// Whether increments are taken in at a later boundary than the one that sends them.
+bool is_stale(OuterRule rule);
+/// Inner steps from one exchange to the next; `options` are resolved.
+int64_t steps_of_exchange(const Co2Options& options);
+/// Co2Options::keep of so many groups; `options` are resolved.
+double keep_of(const Co2Options& options, int64_t groups);
+
+/// One round shrinks the error of the loss h/2 x^2 by 1 - c. Whether the outer iteration of rules co2 and eager is
+/// stable then, with kappa, a constant gap, keep and no clip: what groups have in common, and with keep how they
+/// differ.
+bool is_stable(double kappa, double alpha, double beta, double lambda, double c, double keep = 0);
 
 }  // namespace overlace::train

@@ -1,4 +1,5 @@
-// The fused pass: one read-modify-write of parameters x, anchor a, momentum m and wire buffer w per element.
+// The fused pass: one read-modify-write of parameters x, anchor a, momentum m, kept increment and wire buffer w per
+// element.
 #pragma once
 
 #include <cstddef>
@@ -19,29 +20,32 @@ struct PassTensor {
   void* x = nullptr;
   DType dtype = DType::fp32;  // fp32, bf16, fp16
   int64_t begin = 0, count = 0;
-  void* copy = nullptr;  // gets the anchor too, rounded; null: none
+  void* copy = nullptr;  // gets what x gets, rounded; null: none
   DType copy_dtype = DType::bf16;
 };
 
 /// Of all parameters of the rank.
 struct PassMemory {
   float* anchor = nullptr;
-  float* momentum = nullptr;
+  float* momentum = nullptr;       // null: beta and kappa are 0, so that none is remembered
+  float* kept = nullptr;           // by how much x began the round below a; null: not at all
   void* wire = nullptr;            // on its way or reduced: the mean, or this rank's share of it
   DType wire_dtype = DType::fp32;  // fp32, bf16
   float* residual = nullptr;       // what rounding to bf16 left out; null with fp32
 };
 
-/// v = w; w = (a - x) / groups; d = v - pull * m; m = clip(beta * m + d / Lambda); a -= step_m * m + step_d * d; x = a.
-/// Where `pass.is_applied` is 0 a and m stay. `bounds` and `sums` lie beside `tensors`; of `sums` what the mode
-/// computes is replaced. The same bits with any number of threads and on any processor.
+/// v = w; u = a - kept - x; w = u / groups; d = v - pull * m; m = clip(beta * m + d / Lambda);
+/// a -= step_m * m + step_d * d; kept = keep * u; x = a - kept. Where `pass.is_applied` is 0 a and m stay. What is not
+/// finite is not kept; apply keeps nothing, and x = mix * x + (1 - mix) * a there. `bounds` and `sums` lie beside
+/// `tensors`; of `sums` what the mode computes is replaced. The same bits with any number of threads and on any
+/// processor.
 void run_pass(Threads& threads, PassMode mode, const PassPod& pass, int64_t groups, std::span<const PassTensor> tensors,
               std::span<const TensorPod> bounds, const PassMemory& memory, std::span<SumsPod> sums);
 
-/// x = a, nothing else.
+/// x = a, nothing kept.
 void restore_parameters(std::span<const PassTensor> tensors, const PassMemory& memory);
 
-/// a = x, m = 0.
+/// a = x, m = 0, nothing kept.
 void reset_anchor(std::span<const PassTensor> tensors, const PassMemory& memory);
 
 }  // namespace overlace::train

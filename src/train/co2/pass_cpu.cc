@@ -28,6 +28,7 @@ struct Block {
   float* x_out;
   float* a;
   float* m;
+  float* kept;
   const float* v;  // reduced; not read by PassMode::delta
   float* w;        // gets this round's increment over `divisor`; not written by PassMode::apply
   float divisor;
@@ -43,13 +44,16 @@ inline void step_lanes(const PassPod& pass, float bound, const Block& block, int
     sum += wide * wide;
   };
   const Float4 a = load(block.a);
-  Float4 next = a;
+  Float4 next = a, kept{};
   if constexpr (kMode != PassMode::apply) {
-    const Float4 w = a - load(block.x_in);
+    const Float4 start = block.kept == nullptr ? a : a - load(block.kept);
+    const Float4 w = start - load(block.x_in);
     add_square(lanes.w2, w);
     Int4 bits;
     std::memcpy(&bits, &w, sizeof bits);
-    lanes.bad -= (bits & 0x7f800000) == 0x7f800000;
+    const Int4 is_bad = (bits & 0x7f800000) == 0x7f800000;
+    lanes.bad -= is_bad;
+    if (kMode == PassMode::fused && block.kept != nullptr) kept = is_bad ? Float4{} : pass.keep * w;
     if constexpr (kMode == PassMode::delta) store(block.w, w / block.divisor);
     if constexpr (kMode == PassMode::fused) {
       const Float4 v = load(block.v);  // before w, which may lie at the same place
@@ -63,10 +67,11 @@ inline void step_lanes(const PassPod& pass, float bound, const Block& block, int
     next = load(block.v);
     add_square(lanes.v2, next);
   }
-  const Float4 m = load(block.m);
+  if (block.kept != nullptr) store(block.kept, kept);
+  const Float4 m = block.m == nullptr ? Float4{} : load(block.m);
   if (pass.is_applied == 0) {
     add_square(lanes.m2, m);
-    store(block.x_out, a);
+    store(block.x_out, a - kept);
     return;
   }
   const Float4 d = next - pass.pull * m;
@@ -77,8 +82,12 @@ inline void step_lanes(const PassPod& pass, float bound, const Block& block, int
   moved = moved < low ? low : moved;
   add_square(lanes.m2, moved);
   next = a - (pass.step_m * moved + pass.step_d * d);
-  store(block.m, moved);
+  if (block.m != nullptr) store(block.m, moved);
   store(block.a, next);
+  if (kMode == PassMode::apply && pass.mix != 0)
+    next = pass.mix * load(block.x_in) + (1 - pass.mix) * next;
+  else
+    next -= kept;
   store(block.x_out, next);
 }
 
@@ -88,18 +97,23 @@ void step_block(const PassPod& pass, float bound, const Block& block, int64_t co
   for (; i + kLanes <= count; i += kLanes) step_lanes<kMode>(pass, bound, block, i, lanes);
   if (i == count) return;
   // The tail with zeros behind it, which add nothing to any sum.
-  float x[kLanes] = {}, a[kLanes] = {}, m[kLanes] = {}, v[kLanes] = {}, w[kLanes] = {}, out[kLanes] = {};
+  float x[kLanes] = {}, a[kLanes] = {}, m[kLanes] = {}, kept[kLanes] = {}, v[kLanes] = {}, w[kLanes] = {};
+  float out[kLanes] = {};
   const size_t bytes = static_cast<size_t>(count - i) * sizeof(float);
   const auto copy = [bytes](float* to, const float* from) { std::memcpy(to, from, bytes); };
   copy(x, block.x_in + i);
   copy(a, block.a + i);
-  copy(m, block.m + i);
+  if (block.m != nullptr) copy(m, block.m + i);
+  if (block.kept != nullptr) copy(kept, block.kept + i);
   if (kMode != PassMode::delta) copy(v, block.v + i);
-  step_lanes<kMode>(pass, bound, {x, out, a, m, v, w, block.divisor}, 0, lanes);
+  const Block tail{x, out,          a, block.m == nullptr ? nullptr : m, block.kept == nullptr ? nullptr : kept, v,
+                   w, block.divisor};
+  step_lanes<kMode>(pass, bound, tail, 0, lanes);
   if (kMode != PassMode::apply) copy(block.w + i, w);
   if (kMode == PassMode::delta) return;
   copy(block.a + i, a);
-  copy(block.m + i, m);
+  if (block.m != nullptr) copy(block.m + i, m);
+  if (block.kept != nullptr) copy(block.kept + i, kept);
   copy(block.x_out + i, out);
 }
 
@@ -134,7 +148,7 @@ void step_piece(const PassPod& pass, float groups, const PassTensor& tensor, con
     float* own = reinterpret_cast<float*>(parameter);
     if (tensor.dtype != DType::fp32) {
       own = x;
-      if (kMode != PassMode::apply) base::convert_to_float(parameter, tensor.dtype, x, n);
+      if (kMode != PassMode::apply || pass.mix != 0) base::convert_to_float(parameter, tensor.dtype, x, n);
     }
     const float* mean = reinterpret_cast<const float*>(wire);
     if (kMode != PassMode::delta && memory.wire_dtype != DType::fp32) {
@@ -142,8 +156,10 @@ void step_piece(const PassPod& pass, float groups, const PassTensor& tensor, con
       mean = v;
     }
     const bool is_packed = memory.wire_dtype != DType::fp32;
+    float* const momentum = memory.momentum == nullptr ? nullptr : memory.momentum + flat;
+    float* const kept = memory.kept == nullptr ? nullptr : memory.kept + flat;
     step_block<kMode>(pass, bound,
-                      {own, own, memory.anchor + flat, memory.momentum + flat, mean,
+                      {own, own, memory.anchor + flat, momentum, kept, mean,
                        is_packed ? w : reinterpret_cast<float*>(wire), is_packed ? 1 : groups},
                       n, lanes);
     if (kMode != PassMode::apply && is_packed)
@@ -214,6 +230,7 @@ void run_pass(Threads& threads, PassMode mode, const PassPod& pass, int64_t grou
 
 void restore_parameters(std::span<const PassTensor> tensors, const PassMemory& memory) {
   for (const PassTensor& tensor : tensors) {
+    if (memory.kept != nullptr) std::fill_n(memory.kept + tensor.begin, tensor.count, 0.0f);
     base::convert_from_float(memory.anchor + tensor.begin, tensor.x, tensor.dtype, tensor.count);
     if (tensor.copy != nullptr)
       base::convert_from_float(memory.anchor + tensor.begin, tensor.copy, tensor.copy_dtype, tensor.count);
@@ -223,7 +240,8 @@ void restore_parameters(std::span<const PassTensor> tensors, const PassMemory& m
 void reset_anchor(std::span<const PassTensor> tensors, const PassMemory& memory) {
   for (const PassTensor& tensor : tensors) {
     base::convert_to_float(tensor.x, tensor.dtype, memory.anchor + tensor.begin, tensor.count);
-    std::fill_n(memory.momentum + tensor.begin, tensor.count, 0.0f);
+    for (float* const values : {memory.momentum, memory.kept})
+      if (values != nullptr) std::fill_n(values + tensor.begin, tensor.count, 0.0f);
   }
 }
 

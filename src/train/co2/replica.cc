@@ -38,12 +38,20 @@ std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
   return counts;
 }
 
+/// A fragment has a bucket of its own at least, if there are parameters enough.
+int64_t bucket_elements(const ReplicaOptions& options, const std::vector<Parameter>& parameters) {
+  int64_t total = 0;
+  for (const Parameter& parameter : parameters) total += parameter.count;
+  const int64_t most = options.bucket_bytes / static_cast<int64_t>(dtype_bytes(options.wire_dtype));
+  return std::clamp(total / options.co2.fragments, int64_t{1}, most);
+}
+
 /// Memory that others may write to as long as the process lives.
-void keep_for_ever(std::vector<char> wire, std::unique_ptr<HeaderPod> header) {
+void keep_for_ever(std::shared_ptr<void> memory) {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::pair<std::vector<char>, std::unique_ptr<HeaderPod>>>;
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;
   const std::lock_guard lock(mutex);
-  kept->emplace_back(std::move(wire), std::move(header));
+  kept->push_back(std::move(memory));
 }
 
 }  // namespace
@@ -81,13 +89,14 @@ Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameter
     : options_(checked_options(options, parameters)),
       parameters_(std::move(parameters)),
       outer_(outer),
-      buckets_(make_buckets(counts_of(parameters_),
-                            options_.bucket_bytes / static_cast<int64_t>(dtype_bytes(options_.wire_dtype)))),
-      engine_(options_.co2, outer.size(), static_cast<int>(buckets_.size()), options_.shard_degree),
+      buckets_(make_buckets(counts_of(parameters_), bucket_elements(options_, parameters_))),
+      engine_(options_.co2, outer.size(), static_cast<int>(buckets_.size()), options_.shard_degree,
+              fragments_of(buckets_, options_.co2.fragments)),
       threads_(options_.threads),
       bounds_(parameters_.size()),
       sums_(parameters_.size()),
-      tickets_(buckets_.size() + 1) {
+      tickets_(buckets_.size() + 1),
+      deadline_(options_.timeout_ms) {
   int64_t total = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i];
@@ -96,7 +105,8 @@ Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameter
     total += p.count;
   }
   anchor_.resize(static_cast<size_t>(total));
-  momentum_.resize(static_cast<size_t>(total));
+  if (options_.co2.outer_momentum > 0 || options_.co2.kappa > 0) momentum_.resize(static_cast<size_t>(total));
+  if (keep_of(options_.co2, outer.size()) > 0) kept_.resize(static_cast<size_t>(total));
   wire_.resize(static_cast<size_t>(total) * dtype_bytes(options_.wire_dtype));
   if (options_.wire_dtype != DType::fp32) residual_.resize(static_cast<size_t>(total));
   config_hash_ = hash_text(describe());
@@ -112,16 +122,20 @@ Replica::~Replica() {
   outer_.abort(
       Errc::aborted,
       base::format("group {} ended training with increments on their way; flush() takes them in", outer_.rank()));
-  const int64_t end_ms = now_ns() / 1000000 + options_.timeout_ms;
-  bool is_free = true;
+  // A wait has had its deadline: one that cannot be told of an end would only have another.
+  bool is_free = !has_failed_ || outer_.caps().frees_on_failure;
+  const int64_t end_ms = now_ns() / 1000000 + (is_free ? timeout_ms() : 0);
   for (const uint64_t ticket : tickets_) {
     try {
       if (ticket != 0) outer_.wait({ticket}, std::max<int64_t>(1, end_ms - now_ns() / 1000000));
     } catch (const std::exception&) {  // what the abort made of it
       is_free = is_free && outer_.caps().frees_on_failure;
     }
+    if (!is_free) break;
   }
-  if (!is_free) keep_for_ever(std::move(wire_), std::move(header_));
+  if (is_free) return;
+  keep_for_ever(std::make_shared<std::vector<char>>(std::move(wire_)));
+  keep_for_ever(std::move(header_));
 }
 
 std::string Replica::describe() const {
@@ -134,7 +148,8 @@ std::string Replica::describe() const {
 
 PassMemory Replica::memory() {
   return {.anchor = anchor_.data(),
-          .momentum = momentum_.data(),
+          .momentum = momentum_.empty() ? nullptr : momentum_.data(),
+          .kept = kept_.empty() ? nullptr : kept_.data(),
           .wire = wire_.data(),
           .wire_dtype = options_.wire_dtype,
           .residual = residual_.empty() ? nullptr : residual_.data()};
@@ -145,13 +160,19 @@ PassMemory Replica::memory() {
 void Replica::agree_at_start() {
   const size_t groups = static_cast<size_t>(outer_.size()), mine = static_cast<size_t>(outer_.rank());
   const auto gather = [&](const std::vector<uint64_t>& hashes, const char* what) {
-    std::vector<double> slots(groups * hashes.size() * 2);
+    const auto memory = std::make_shared<std::vector<double>>(groups * hashes.size() * 2);
+    std::vector<double>& slots = *memory;
     for (size_t i = 0; i < hashes.size(); ++i) {
       slots[(mine * hashes.size() + i) * 2] = static_cast<double>(hashes[i] & 0xffffffffu);
       slots[(mine * hashes.size() + i) * 2 + 1] = static_cast<double>(hashes[i] >> 32);
     }
     const Ticket ticket = outer_.all_reduce({slots.data(), slots.size(), DType::fp64, what}, StreamRef::cpu());
-    outer_.wait(ticket, options_.timeout_ms);
+    try {
+      outer_.wait(ticket, options_.timeout_ms);
+    } catch (...) {
+      if (!outer_.caps().frees_on_failure) keep_for_ever(memory);
+      throw;
+    }
     std::vector<uint64_t> all;
     for (size_t i = 0; i < slots.size(); i += 2)
       all.push_back(static_cast<uint64_t>(slots[i]) | static_cast<uint64_t>(slots[i + 1]) << 32);
@@ -192,14 +213,36 @@ void Replica::on_inner_step(double lr) {
 
 void Replica::flush() {
   engine_.flush().or_throw();
-  run_due();
+  is_flushing_ = true;
+  try {
+    run_due();
+  } catch (...) {
+    is_flushing_ = false;
+    throw;
+  }
+  is_flushing_ = false;
+  rounds_.restart(now_ns());
+}
+
+/// The exchange of a round is awaited where it is sent.
+bool Replica::waits_at_once() const {
+  return options_.co2.rule == OuterRule::streaming ? options_.co2.delay == 0 : !is_stale(options_.co2.rule);
+}
+
+base::Trace Replica::trace() const {
+  return rounds_.trace(outer_.rank(),
+                       base::format("rounds of {}, measured", kOuterRuleNames[static_cast<int>(options_.co2.rule)]));
 }
 
 void Replica::run_due() {
+  const Action::Kind first = engine_.next().kind;
+  const bool is_boundary = first != Action::Kind::none && first != Action::Kind::anchor && !is_flushing_;
+  if (is_boundary) rounds_.end_steps(now_ns());
   for (Action action = engine_.next(); action.kind != Action::Kind::none; action = engine_.next()) {
     carry_out(action);
     engine_.done(action);
   }
+  if (is_boundary) rounds_.end_boundary(now_ns());
   // Bad values are an error once the boundary is whole: then the state is that of the last good round.
   const base::Status failure = std::exchange(failure_, {});
   failure.or_throw();
@@ -216,13 +259,14 @@ void Replica::carry_out(const Action& action) {
     case Action::Kind::launch:
       return launch(action.bucket, action.round);
     case Action::Kind::moved:
-      return moved();
+      return moved(action.is_flush);
     case Action::Kind::reduce_sums:
       return reduce_sums();
     case Action::Kind::end:
       return end(action);
     case Action::Kind::anchor:
-      return reset_anchor(tensors_, memory());
+      reset_anchor(tensors_, memory());
+      return rounds_.restart(now_ns());
     case Action::Kind::average_inner:
       return options_.average_inner();
     case Action::Kind::none:
@@ -235,6 +279,7 @@ void Replica::launch(int bucket, int64_t round) {
   if (bucket == Action::kHeader) {
     *header_ = own_header_;
     sent.data = header_.get();
+    if (waits_at_once()) rounds_.end_steps(now_ns());
   } else {
     const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
     const size_t unit = dtype_bytes(options_.wire_dtype);
@@ -248,9 +293,15 @@ void Replica::wait_for(int bucket, int64_t) {
   uint64_t& ticket = tickets_[slot(bucket)];
   if (ticket == 0) return;  // settled by save(), or loaded
   const int64_t came_ns = now_ns();
-  outer_.wait({ticket}, options_.timeout_ms);
+  has_failed_ = true;  // until it has not
+  outer_.wait({ticket}, timeout_ms());
+  has_failed_ = false;
   const TicketTimes times = outer_.times({ticket});
-  if (times.complete_ns > came_ns) current_.exposed_ms += ms(times.complete_ns - came_ns);
+  if (times.complete_ns > came_ns) {
+    current_.exposed_ms += ms(times.complete_ns - came_ns);
+    rounds_.wait(came_ns, times.complete_ns);
+  }
+  last_complete_ns_ = std::max(last_complete_ns_, times.complete_ns);
   if (first_launch_ns_ == 0 || times.launched_ns < first_launch_ns_) first_launch_ns_ = times.launched_ns;
   current_.comm_ms = std::max(current_.comm_ms, ms(times.complete_ns - first_launch_ns_));
   if (times.last_rank >= 0) current_.last_rank = times.last_rank;
@@ -269,7 +320,7 @@ double Replica::next_lr_ratio() {
 
 void Replica::begin(const Action& action) {
   knobs_ = engine_.knobs(action, next_lr_ratio());
-  const bool has_incoming = engine_.state().has_pending != 0 || options_.co2.rule != OuterRule::co2 || action.is_flush;
+  const bool has_incoming = engine_.state().has_pending != 0 || !is_stale(options_.co2.rule) || action.is_flush;
   begin_boundary(control_, bounds_, sums_, has_incoming ? header_.get() : nullptr, own_header_, knobs_);
   failure_ = status_of(control_, *header_, own_header_, outer_.size());
   if (failure_.code() == Errc::desync) {
@@ -288,10 +339,15 @@ void Replica::pass(const Action& action) {
   run_pass(threads_, action.mode, control_.pass, outer_.size(), std::span(tensors_).subspan(range.first, range.tensors),
            std::span(bounds_).subspan(range.first, range.tensors), memory(),
            std::span(sums_).subspan(range.first, range.tensors));
-  current_.pass_ms += ms(now_ns() - begin_ns);
+  const int64_t end_ns = now_ns();
+  current_.pass_ms += ms(end_ns - begin_ns);
+  if (!action.is_flush) rounds_.pass(begin_ns, end_ns);
+  if (action.mode != PassMode::delta && control_.verdict != Verdict::none_yet)
+    current_.bytes += range.count * static_cast<int64_t>(dtype_bytes(options_.wire_dtype));
 }
 
-void Replica::moved() {
+void Replica::moved(bool is_flush) {
+  ++writes_;
   end_boundary(control_, knobs_);
   if (control_.verdict == Verdict::none_yet) return;
   double m2 = 0, v2 = 0, clipped = 0, count = 0;
@@ -306,14 +362,21 @@ void Replica::moved() {
   current_.momentum_norm = std::sqrt(m2);
   current_.mean_norm = std::sqrt(v2);
   current_.increment_norm = std::sqrt(own_header_.norm2);
-  current_.bytes = static_cast<int64_t>(wire_.size());
   current_.round_ms = ms(now - last_boundary_ns_);
   last_boundary_ns_ = now;
   ++rounds_taken_in_;
+  // What the inner steps of a dropped exchange made of other fragments goes with it.
+  const bool is_streaming = options_.co2.rule == OuterRule::streaming;
+  if (is_streaming && current_.is_dropped) restore_parameters(tensors_, memory());
+  if (is_streaming) forget_sums();
+  // A flush of streaming exchanges what no round has sent.
+  if (first_launch_ns_ > 0 && !(is_streaming && is_flush))
+    rounds_.exchange(first_launch_ns_, last_complete_ns_, current_.bytes);
+  deadline_.add(current_.exposed_ms);
   stats_.push_back(current_);
   if (stats_.size() > kKeptRounds) stats_.pop_front();
   current_ = {};
-  first_launch_ns_ = 0;
+  first_launch_ns_ = last_complete_ns_ = 0;
 }
 
 void Replica::reduce_sums() {
@@ -328,7 +391,11 @@ void Replica::end(const Action& action) {
   const int64_t every = options_.co2.check_every;
   const uint64_t hash = every > 0 && action.round % every == 0 ? anchor_hash() : 0;
   own_header_ = header_of(sums_, action.round, action.steps, config_hash_, hash);
+  if (options_.co2.rule == OuterRule::streaming) forget_sums();
 }
+
+/// An exchange has the sums of its own fragment alone.
+void Replica::forget_sums() { std::fill(sums_.begin(), sums_.end(), SumsPod{}); }
 
 void Replica::settle() {
   for (size_t i = 0; i < tickets_.size(); ++i) wait_for(static_cast<int>(i) - 1, 0);

@@ -14,8 +14,10 @@
 #include "src/base/status.h"
 #include "src/train/co2/buckets.h"
 #include "src/train/co2/control.h"
+#include "src/train/co2/deadline.h"
 #include "src/train/co2/engine.h"
 #include "src/train/co2/pass.h"
+#include "src/train/co2/round_trace.h"
 
 namespace overlace::train {
 
@@ -31,9 +33,10 @@ struct ReplicaOptions {
   Co2Options co2;
   DType wire_dtype = DType::fp32;  // fp32, bf16
   int64_t bucket_bytes = kBucketBytes;
-  int64_t timeout_ms = 300000;  // of a wait for the other groups
-  int threads = 0;              // of the pass; 0: chosen
-  int shard_degree = 1;         // ranks of a group
+  int64_t timeout_ms = 300000;    // of a wait for the other groups
+  bool is_deadline_auto = false;  // it becomes shorter by what rounds are waited for, ArrivalDeadline
+  int threads = 0;                // of the pass; 0: chosen
+  int shard_degree = 1;           // ranks of a group
   /// Adds up over the group; needed where shard_degree > 1.
   std::function<void(std::span<double>)> reduce_in_group;
   /// At the switch to cool-down: the mean over the groups of what the inner optimizer keeps.
@@ -82,8 +85,13 @@ class Replica {
   /// Of the last rounds, at most kKeptRounds.
   const std::deque<RoundStats>& stats() const { return stats_; }
   static constexpr size_t kKeptRounds = 4096;
+  /// Rounds of this rank as spans that lie beside those of `overlace sim graph co2`. A flush shows only the exchange
+  /// that it waits for.
+  base::Trace trace() const;
   /// Increments that came in, dropped ones included.
   int64_t rounds_taken_in() const { return rounds_taken_in_; }
+  /// Boundaries that wrote parameters, and loads.
+  int64_t writes() const { return writes_; }
 
   /// Everything, parameters included, waiting for what is on its way first (which does not change what comes out).
   /// Throws Timeout, PeerLost.
@@ -99,10 +107,13 @@ class Replica {
   void begin(const Action& action);
   void pass(const Action& action);
   void reduce_sums();
-  void moved();
+  void moved(bool is_flush);
   void end(const Action& action);
   void run_due();
   void settle();
+  bool waits_at_once() const;
+  int64_t timeout_ms() const { return options_.is_deadline_auto ? deadline_.ms() : options_.timeout_ms; }
+  void forget_sums();
   void agree_at_start();
   std::string dump() const;
   double next_lr_ratio();
@@ -117,7 +128,7 @@ class Replica {
   Engine engine_;
   Threads threads_;
   uint64_t config_hash_ = 0;
-  std::vector<float> anchor_, momentum_, residual_;
+  std::vector<float> anchor_, momentum_, kept_, residual_;  // momentum_, kept_: empty where the rule has none
   std::vector<char> wire_;
   std::vector<PassTensor> tensors_;
   std::vector<TensorPod> bounds_;
@@ -130,10 +141,13 @@ class Replica {
   double lr_sum_ = 0, last_mean_lr_ = 0;                               // of this round; of the one before
   int64_t lr_steps_ = 0, last_boundary_ns_ = 0;
   RoundStats current_;
-  int64_t first_launch_ns_ = 0;  // of the tickets that were waited for
-  base::Status failure_;         // thrown once the boundary is whole
+  ArrivalDeadline deadline_;
+  int64_t first_launch_ns_ = 0, last_complete_ns_ = 0;  // of the tickets that were waited for
+  RoundTrace rounds_;
+  bool is_flushing_ = false, has_failed_ = false;  // in a flush; a wait has thrown
+  base::Status failure_;                           // thrown once the boundary is whole
   std::deque<RoundStats> stats_;
-  int64_t rounds_taken_in_ = 0;
+  int64_t rounds_taken_in_ = 0, writes_ = 0;
 };
 
 /// With the rule's own values filled in. Throws InvalidArgument for what Replica refuses before it talks to others.

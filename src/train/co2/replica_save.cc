@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/runtime/clock.h"
 #include "src/runtime/hash.h"
 #include "src/train/co2/replica.h"
 
@@ -12,7 +13,7 @@ using base::error;
 using base::Status;
 
 constexpr char kMagic[8] = {'O', 'V', 'L', 'C', 'O', '2', '\n', '\0'};
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2;
 
 struct Front {
   char magic[8];
@@ -83,6 +84,7 @@ std::string Replica::dump() const {
   out.array(sums_);
   out.array(anchor_);
   out.array(momentum_);
+  out.array(kept_);
   out.array(residual_);
   out.array(wire_);
   for (const Parameter& p : parameters_) out.put(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
@@ -129,11 +131,16 @@ Status Replica::load(std::string_view bytes) {
   in.array(sums_);
   in.array(anchor_);
   in.array(momentum_);
+  in.array(kept_);
   in.array(residual_);
   in.array(wire_);
   for (const Parameter& p : parameters_) in.get(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype));
   std::fill(tickets_.begin(), tickets_.end(), 0);
   failure_ = {};
+  current_ = {};
+  first_launch_ns_ = last_complete_ns_ = 0;
+  rounds_.restart(runtime::now_ns());
+  ++writes_;
   return Status::success();
 }
 

@@ -1,6 +1,7 @@
 // How long a round of CO2 takes, in closed form: what plans tau, and what the simulator of whole steps must agree with.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace overlace::train {
@@ -23,5 +24,17 @@ struct RoundTime {
 /// A round of `tau` steps once rounds overlap. Its all-reduce begins behind the pass that ends it, and is awaited
 /// before the pass that ends the next one (arXiv 2401.16265): it is hidden where the steps take longer.
 RoundTime co2_round(int64_t tau, double step_us, double all_reduce_us, double pass_us);
+
+/// `tau_min`: steps of the shortest round that hides the all-reduce with a tenth to spare. `taus`: a quarter of it to
+/// four times that, at least 1; `exposed`: the share of such a round that the all-reduce shows.
+struct TauPlan {
+  int64_t tau_min = 1;
+  std::array<int64_t, 5> taus{};
+  std::array<double, 5> exposed{};
+};
+TauPlan plan_tau(double step_us, double all_reduce_us);
+
+/// Share of a round of `tau` steps that its all-reduce shows.
+double exposed_share(int64_t tau, double step_us, double all_reduce_us);
 
 }  // namespace overlace::train

@@ -1,5 +1,5 @@
-#include "src/device/mem/tma.cuh"
-#include "src/device/sync/barrier.cuh"
+#include "overlace/device/barrier.cuh"
+#include "overlace/device/tma.cuh"
 #include "tests/gpu/support/kernels.h"
 #include "tests/gpu/support/put_by_tma.cuh"
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "src/spec/handle_pod.h"
+#include "overlace/handle_pod.h"
 
 namespace overlace::test {
 

@@ -1,7 +1,7 @@
-#include "src/device/mem/region.cuh"
-#include "src/device/sync/barrier.cuh"
-#include "src/device/sync/counter.cuh"
-#include "src/device/sync/inbox.cuh"
+#include "overlace/device/barrier.cuh"
+#include "overlace/device/counter.cuh"
+#include "overlace/device/inbox.cuh"
+#include "overlace/device/region.cuh"
 #include "tests/gpu/support/objects.h"
 #include "tests/gpu/support/put_by_tma.cuh"
 
@@ -128,14 +128,6 @@ __global__ void region_put(const __grid_constant__ ChannelPod channel, const __g
   device::signal_add(channel, peer, id);
 }
 
-/// Blocks that wait for each other, with as much shared memory as allows one a SM.
-__global__ void meeting(const __grid_constant__ ChannelPod channel, uint32_t* counter) {
-  extern __shared__ char room[];
-  uint32_t met = 0;
-  room[threadIdx.x] = 1;
-  (void)device::barrier_grid(channel, counter, &met);
-}
-
 template <class... Arguments>
 const void* address(void (*kernel)(Arguments...)) {
   return reinterpret_cast<const void*>(kernel);
@@ -172,15 +164,12 @@ void launch_region_put(cudaStream_t stream, const ChannelPod& channel, const Reg
 
 cudaError_t load_object_kernels() {
   const void* const kernels[] = {address(&inbox_kernel), address(&last_arriver),   address(&counted_tiles),
-                                 address(&counter_wait), address(&fill_and_count), address(&region_put),
-                                 address(&meeting)};
+                                 address(&counter_wait), address(&fill_and_count), address(&region_put)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes{};
     if (const cudaError_t code = cudaFuncGetAttributes(&attributes, kernel); code != cudaSuccess) return code;
   }
   return cudaSuccess;
 }
-
-const void* grid_kernel() { return address(&meeting); }
 
 }  // namespace overlace::test

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "src/spec/handle_pod.h"
+#include "overlace/handle_pod.h"
 #include "tests/gpu/support/kernels.h"
 
 namespace overlace::test {
@@ -43,7 +43,5 @@ void launch_region_put(cudaStream_t stream, const ChannelPod& channel, const Reg
 
 /// Loads all of them on the current device: loading one beside a spinning kernel can wedge.
 cudaError_t load_object_kernels();
-/// A kernel whose blocks wait for each other, for the room it needs.
-const void* grid_kernel();
 
 }  // namespace overlace::test

@@ -20,8 +20,7 @@
 #include "overlace/runtime.h"
 #include "src/base/half.h"
 #include "src/base/status.h"
-#include "src/ops/ag_gemm/impl.h"
-#include "src/ops/gemm_rs/impl.h"
+#include "src/ops/common/reference.h"
 #include "src/runtime/backend.h"
 
 namespace overlace {

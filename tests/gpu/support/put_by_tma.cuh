@@ -1,8 +1,8 @@
 // A put of any length through shared memory, by all threads of a block.
 #pragma once
 
-#include "src/device/mem/region.cuh"
-#include "src/device/mem/tma.cuh"
+#include "overlace/device/region.cuh"
+#include "overlace/device/tma.cuh"
 
 namespace overlace::test {
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,46 +107,29 @@ def test_versions_are_verified_and_wrong_ones_refused(tmp_path):
     assert all(r["verify"]["ok"] for r in rows if r["status"] == "ok")
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("torch_stuck", " did not end within 45 s"), ("torch_killed", ": the process ended")]
-)
-def test_one_that_never_ends_or_dies_is_left_out(tmp_path, name, why):
-    out = tmp_path / "r.jsonl"
-    done = bench(out, "--verify-only", "--competitors", f"nccl,{name}", "--stage-timeout-s", "45")
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {r["competitor"]: r for r in records.read(out)}
-    assert {name: r["status"] for name, r in rows.items()} == {"nccl": "ok", name: "absent"}
-    assert f"first forward and backward{why}" in rows[name]["reason"]
+TIMED = ["--repetitions", "2", "--burst-ms", "1", "--warm-s", "0"]
+STAGE = ["--stage-timeout-s", "45"]
+UNTIL_THEY_END = {
+    "stuck": ["--verify-only", "--competitors", "nccl,torch_stuck", *STAGE],
+    "killed": ["--verify-only", "--competitors", "nccl,torch_killed", *STAGE],
+    "late": ["--competitors", "nccl,torch_late", *TIMED, *STAGE],
+    "too long": ["--verify-only", "--competitors", "nccl,torch_stuck", "--directions", "step", "--timeout-s", "60"],
+}
 
 
-def test_what_is_measured_stays_where_a_later_stage_never_ends(tmp_path):
-    out = tmp_path / "r.jsonl"
-    words = ["--competitors", "nccl,torch_late", "--repetitions", "2", "--burst-ms", "1", "--warm-s", "0"]
-    done = bench(out, *words, "--stage-timeout-s", "45")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert schema.check_file(out) == []
-    rows = {(r["competitor"], r["case"]["name"]): r for r in records.read(out)}
-    assert len(rows) == len(records.read(out)) == 4
-    assert [key for key, r in rows.items() if r["status"] != "ok"] == [("torch_late", "tiny step")]
-    assert rows["torch_late", "tiny step"]["status"] == "absent"
-    assert "warm-up, step did not end within 45 s" in rows["torch_late", "tiny step"]["reason"]
-
-
-def test_a_bench_that_takes_too_long_says_so(tmp_path):
-    out = tmp_path / "r.jsonl"
-    words = ["--competitors", "nccl,torch_stuck", "--directions", "step", "--timeout-s", "40"]
-    done = bench(out, "--verify-only", *words)
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert schema.check_file(out) == []
-    rows = {r["competitor"]: r for r in records.read(out)}
-    assert {name: r["status"] for name, r in rows.items()} == {"nccl": "timeout", "torch_stuck": "timeout"}
-    assert "all versions did not end within 40 s: rank" in rows["nccl"]["reason"]
+@pytest.fixture(scope="module", autouse=True)
+def ended(tmp_path_factory):
+    """The ends of the benches in which a version is stuck, by name. They sleep until a deadline, so they run side by
+    side, and beside the other tests of this file, which come first."""
+    folder = tmp_path_factory.mktemp("ended")
+    with ThreadPoolExecutor(len(UNTIL_THEY_END)) as pool:
+        started = {name: pool.submit(bench, folder / f"{name}.jsonl", *words) for name, words in UNTIL_THEY_END.items()}
+        yield lambda name: (started[name].result(), folder / f"{name}.jsonl")
 
 
 def test_times_have_what_records_need(tmp_path):
     out = tmp_path / "r.jsonl"
-    words = ["--competitors", "nccl,overlace", "--repetitions", "2", "--burst-ms", "1", "--warm-s", "0"]
-    done = bench(out, *words)
+    done = bench(out, "--competitors", "nccl,overlace", *TIMED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert schema.check_file(out) == []
     rows = records.read(out)
@@ -169,3 +153,32 @@ def test_what_it_does_not_know_is_refused(tmp_path, words, text):
     done = bench(tmp_path / "r.jsonl", *words)
     assert done.returncode == 2
     assert text in done.stderr
+
+
+@pytest.mark.parametrize(("name", "why"), [("stuck", " did not end within 45 s"), ("killed", ": the process ended")])
+def test_one_that_never_ends_or_dies_is_left_out(ended, name, why):
+    done, out = ended(name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {r["competitor"]: r for r in records.read(out)}
+    assert {version: r["status"] for version, r in rows.items()} == {"nccl": "ok", f"torch_{name}": "absent"}
+    assert f"first forward and backward{why}" in rows[f"torch_{name}"]["reason"]
+
+
+def test_what_is_measured_stays_where_a_later_stage_never_ends(ended):
+    done, out = ended("late")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {(r["competitor"], r["case"]["name"]): r for r in records.read(out)}
+    assert len(rows) == len(records.read(out)) == 4
+    assert [key for key, r in rows.items() if r["status"] != "ok"] == [("torch_late", "tiny step")]
+    assert rows["torch_late", "tiny step"]["status"] == "absent"
+    assert "warm-up, step did not end within 45 s" in rows["torch_late", "tiny step"]["reason"]
+
+
+def test_a_bench_that_takes_too_long_says_so(ended):
+    done, out = ended("too long")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {r["competitor"]: r for r in records.read(out)}
+    assert {name: r["status"] for name, r in rows.items()} == {"nccl": "timeout", "torch_stuck": "timeout"}
+    assert "all versions did not end within 60 s: rank" in rows["nccl"]["reason"]

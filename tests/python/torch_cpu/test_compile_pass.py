@@ -6,8 +6,8 @@ from ranks import assert_same, overlace, run_ranks, torch, whole
 compile_ = overlace.compile
 dist = torch.distributed
 fc, c10d = torch.distributed._functional_collectives, torch.ops._c10d_functional
-CALLS = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}
-COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "mm", "addmm"}
+CALLS = {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"}
+COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_to_all_single", "mm", "addmm"}
 
 
 def traced(function, inputs, mode="fake"):
@@ -52,6 +52,10 @@ def gathered(x, dim, group):
 
 def scattered(x, dim, group, op="sum"):
     return fc.reduce_scatter_tensor(x, op, dim, group)
+
+
+def turned(x, group):
+    return fc.all_to_all_single(x, None, None, group)
 
 
 def column(x, ws, dim, group):
@@ -134,6 +138,30 @@ def graphs(group):
     }
 
 
+def exchanges(group):
+    """The same where rows go from each rank to each."""
+    n, linear = group.size(), torch.nn.functional.linear
+    a, b, bias = whole(4 * n, 6, 3) + group.rank(), whole(5, 6, 4), whole(1, 5, 5)[0]
+    blocks = whole(2 * n * 3, 6, 3).reshape(2 * n, 3, 6) + group.rank()
+    return {
+        "exchanged": (lambda a, b: turned(a @ b.t(), group), (a, b)),
+        "exchanged cube": (lambda a, b: turned(a @ b.t(), group), (blocks, b)),
+        "exchanged sum": (
+            lambda a, b, c, d, e: turned(linear(a, b, c) + d @ e.t(), group),
+            (a, b, bias, whole(4 * n, 7, 8), whole(5, 7, 9)),
+        ),
+        "of exchanged": (lambda a, b, c: linear(turned(a, group), b, c), (a, b, bias)),
+        "of exchanged cube": (
+            lambda a, b: turned(a, group) @ b.t(),
+            (blocks, b),
+        ),
+        "of exchanged and kept": (
+            lambda a, b, c: ((f := turned(a, group)) @ b.t(), f @ c.t(), f.sum()),
+            (a, b, whole(7, 6, 9)),
+        ),
+    }
+
+
 GOLDEN = {
     "column": ["%0 = ag_gemm(x_1, w_1)"],
     "qkv": ["%0 = ag_gemm(x_1, v_1, w_1)"],
@@ -154,6 +182,12 @@ GOLDEN = {
     "row of sum": ["%0 = gemm_rs(a_1, b_1)"],
     "row of sum along 1": ["%0 = gemm_rs(a_1, b_1)"],
     "sum of rows along 1": ["%0 = gemm_rs(a_1, b_1)"],
+    "exchanged": ["%0 = gemm_a2a(a_1, b_1)"],
+    "exchanged cube": ["%0 = gemm_a2a(a_1, b_1)"],
+    "exchanged sum": ["%0 = gemm_a2a(a_1, b_1, c_1)"],
+    "of exchanged": ["%0 = a2a_gemm(a_1, b_1, c_1)"],
+    "of exchanged cube": ["%0 = a2a_gemm(a_1, b_1)"],
+    "of exchanged and kept": ["%0 = a2a_gemm(a_1, c_1)", "%1 = mm(%0, b_1)"],
     "kept before waiting": ["%0 = ag_gemm(x_1, w_1)"],
     "waited for by each": ["%0 = ag_gemm(x_1, v_1, w_1)"],
     "sorted by each": ["%0 = ag_gemm(x_1, v_1, w_1)"],
@@ -169,7 +203,7 @@ def flat(values):
 
 def all_graphs(group, mode):
     found = {}
-    for name, (function, inputs) in graphs(group).items():
+    for name, (function, inputs) in (graphs(group) | exchanges(group)).items():
         if mode == "symbolic" and "along 1" not in name and name != "qkv":
             continue  # without sizes in the graph there is nothing new
         module, candidates = passed(function, inputs, mode=mode)
@@ -230,9 +264,19 @@ def left_alone(group):
             (a, b, b[:, 0].clone()),
             "each rank adds a vector of its own",
         ),
-        "all to all": (
-            lambda a, b: fc.all_to_all_single(a @ b.t(), None, None, group),
+        "all to all of nothing": (
+            lambda a: fc.all_to_all_single(a * 2, None, None, group),
+            (a,),
+            "no product feeds it, but mul.Tensor; no product takes its rows",
+        ),
+        "uneven all to all": (
+            lambda a, b: fc.all_to_all_single(a @ b.t(), [1, 4 * n - 1], [1, 4 * n - 1], group),
             (a, b),
+            "its parts differ in size, and what other ranks send is not in the graph",
+        ),
+        "broadcast": (
+            lambda a: c10d.wait_tensor(c10d.broadcast(a, 0, group.group_name)),
+            (a,),
             "overlace has no operator for it yet",
         ),
         "converted": (

@@ -10,7 +10,11 @@ import ranks
 from ranks import run_ranks, torch
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "python" / "examples"
-ALONE = {"tp_llama_training": "equal to the unsharded run", "swap_symm_mem": "all was equal"}
+ALONE = {
+    "tp_llama_training": "equal to the unsharded run",
+    "swap_symm_mem": "all was equal",
+    "co2_fsdp": "all was equal",  # of four ranks
+}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "launch")
 
 

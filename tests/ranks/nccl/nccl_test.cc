@@ -39,7 +39,7 @@ class NcclOpenTest : public testing::TestWithParam<At> {};
 void expect_failed_open(Rank& rank, const std::string& call, int code) {
   const int64_t begin = now_ns();
   const base::Status opened = rank.open();
-  EXPECT_LT(now_ns() - begin, 10 * kSecondNs);
+  EXPECT_LT(now_ns() - begin, kSoonNs);
   ASSERT_FALSE(opened.ok());
   const std::string text = opened.message();
   if (rank.rank == 1) {
@@ -192,7 +192,7 @@ TEST(NcclWaysOut, AfterAFailureThatAllRanksSeeTheEngineGoesOn) {
       EXPECT_EQ(library().group_depth(), 0);
       rank.team.barrier();
       call_all(rank, *rank.engine, rank.ref());
-      EXPECT_TRUE(rank.ends(5 * kSecondNs)) << "work behind the failure waits for ever";
+      EXPECT_TRUE(rank.ends()) << "work behind the failure waits for ever";
       EXPECT_EQ(rank.host.cause().code, Errc::ok) << rank.host.cause().message;
     });
   }
@@ -241,7 +241,7 @@ TEST(NcclWaysOut, AnAbortInsideAGroupWaitsForItsEnd) {
       EXPECT_EQ(library().group_depth(), 0);
       if (way != 2) (void)thrown(Errc::aborted, [&] { engine.group_end(); });
       rank.team.barrier();
-      EXPECT_TRUE(holds_within(5 * kSecondNs, [] { return library().counts().aborted == 2; }));
+      EXPECT_TRUE(holds_within(kSoonNs, [] { return library().counts().aborted == 2; }));
     });
   }
 }
@@ -269,7 +269,7 @@ TEST(NcclWaysOut, AnErrorThatNcclReportsAbortsTheRank) {
         for (int i = 0; i < (is_of_the_question ? 600 : 1); ++i) library().add(fault);
         if (!is_of_the_question) rank.engine->all_reduce(data, data, 1, DType::fp32, rank.ref());
       }
-      EXPECT_TRUE(holds_within(5 * kSecondNs, [&] { return rank.host.cause().code != Errc::ok; }));
+      EXPECT_TRUE(holds_within(kSoonNs, [&] { return rank.host.cause().code != Errc::ok; }));
       const std::string text = rank.host.cause().message;
       expect_text(text, {"failed on rank 0 of 2", "(code 6)"});
       expect_text(text, {is_of_the_question ? "ncclCommGetAsyncError" : "work behind ncclAllReduce"});
@@ -301,7 +301,7 @@ TEST(NcclWaysOut, AQueuedCollectiveHasADeadline) {
             }
             rank.team.barrier();
             if (rank.rank == 1) engine.all_gather(data, data, 1, DType::fp32, stream);
-            EXPECT_TRUE(holds_within(5 * kSecondNs, [&] { return rank.host.cause().code != Errc::ok; }));
+            EXPECT_TRUE(holds_within(kSoonNs, [&] { return rank.host.cause().code != Errc::ok; }));
             const AbortCause cause = rank.host.cause();
             EXPECT_EQ(errc_name(cause.code), errc_name(rank.rank == 1 ? Errc::timeout : Errc::aborted));
             expect_text(cause.message, {"rank 1 waited in ncclAllGather for rank 0"});
@@ -334,11 +334,11 @@ TEST_P(NcclStuckTest, ACallIsEndedFromAnotherThread) {
             if (has_deadline) expect_text(text, {"rank 1 waited in"});
             EXPECT_EQ(library().group_depth(), 0);
           } else if (!has_deadline) {
-            EXPECT_TRUE(holds_within(5 * kSecondNs, [] { return library().running() > 0; }));
+            EXPECT_TRUE(holds_within(kSoonNs, [] { return library().running() > 0; }));
             rank.host.abort({Errc::aborted, "rank 0 gives up"});
           }
-          EXPECT_TRUE(holds_within(5 * kSecondNs, [&] { return rank.host.cause().code != Errc::ok; }));
-          EXPECT_LT(now_ns() - begin, 5 * kSecondNs);
+          EXPECT_TRUE(holds_within(kSoonNs, [&] { return rank.host.cause().code != Errc::ok; }));
+          EXPECT_LT(now_ns() - begin, kSoonNs);
           EXPECT_TRUE(rank.ends());
         },
         options);
@@ -361,12 +361,12 @@ TEST(NcclWaysOut, AFinalizePastItsDeadlineLeavesTheCommunicatorToTheProcess) {
         if (rank.rank == 0) library().add({"ncclCommFinalize", 0, 1, Kind::hangs});
         const int64_t begin = now_ns();
         rank.close();
-        EXPECT_LT(now_ns() - begin, 3 * kSecondNs);
+        EXPECT_LT(now_ns() - begin, kSoonNs);
         EXPECT_GE(now_ns() - begin, 3 * kSecondNs / 10);
       },
       options);
   // The library was released: what was left has ended since.
-  EXPECT_TRUE(holds_within(5 * kSecondNs, [] { return library().counts().destroyed == library().counts().opened; }));
+  EXPECT_TRUE(holds_within(kSoonNs, [] { return library().counts().destroyed == library().counts().opened; }));
 }
 
 TEST(NcclWaysOut, AFailedEndAborts) {
@@ -398,7 +398,7 @@ TEST(NcclWaysOut, CommunicatorsOfOneKindEndInTime) {
       EXPECT_TRUE(rank.ends());
       const int64_t begin = now_ns();
       rank.close();
-      EXPECT_LT(now_ns() - begin, 5 * kSecondNs);
+      EXPECT_LT(now_ns() - begin, kSoonNs);
     });
   }
 }
@@ -415,11 +415,11 @@ TEST(NcclWaysOut, AnAbortThatHangsStopsNobody) {
         if (rank.rank == 0) library().add({"ncclCommAbort", 0, 1, Kind::hangs});
         rank.team.barrier();
         rank.host.abort({Errc::aborted, "as the test wants"});
-        EXPECT_TRUE(holds_within(5 * kSecondNs, [] { return library().counts().aborted == 1; }));
+        EXPECT_TRUE(holds_within(kSoonNs, [] { return library().counts().aborted == 1; }));
         const int64_t begin = now_ns();
         EXPECT_TRUE(rank.is_watched()) << "the watcher hangs";
         rank.close();
-        EXPECT_LT(now_ns() - begin, 5 * kSecondNs);
+        EXPECT_LT(now_ns() - begin, kSoonNs);
       },
       options);
 }
@@ -451,10 +451,10 @@ TEST(NcclWaysOut, GraphsThatAreAliveKeepTheCommunicator) {
     rank.host.abort({Errc::aborted, "as the test wants"});
     const int64_t begin = now_ns();
     rank.close();
-    EXPECT_LT(now_ns() - begin, 3 * kSecondNs);
+    EXPECT_LT(now_ns() - begin, kSoonNs);
     cuda::destroy(graph);
     rank.team.barrier();
-    EXPECT_TRUE(holds_within(5 * kSecondNs, [] { return library().counts().aborted == 2; }));
+    EXPECT_TRUE(holds_within(kSoonNs, [] { return library().counts().aborted == 2; }));
   });
 }
 

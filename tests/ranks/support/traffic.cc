@@ -147,9 +147,8 @@ std::string Traffic::call_known() {
 
 Case Traffic::fresh(int ranks) {
   Case what = draw_case(dice_, ranks, families_);
-  what.m = next_fresh_m_++;
+  set_rows(&what, ranks, next_fresh_m_++);
   what.k = std::max<int64_t>(what.k, 2);
-  what.offsets.clear();
   return what;
 }
 
@@ -180,7 +179,7 @@ std::string Traffic::call_that_ranks_make_differently() {
   if (team.size() == 1) return call_new();
   const Case what = fresh(team.size());
   Case other = what;
-  other.m = next_fresh_m_++;
+  set_rows(&other, team.size(), next_fresh_m_++);
   const auto odd = static_cast<int>(index(static_cast<size_t>(team.size())));
   Operands different(team.rank() == odd ? other : what, *on.channel);
   different.fill(++calls_);
@@ -217,7 +216,7 @@ std::string Traffic::call_of_a_known_shape_refused_here() {
 std::string Traffic::call_beyond_the_heap() {
   Road& on = road();
   Case what = fresh(on.channel->team().size());
-  what.m += 4096;
+  set_rows(&what, on.channel->team().size(), what.m + 4096);
   what.n = 16;
   what.k = 2;
   Operands operands(what, *on.channel);

@@ -82,7 +82,7 @@ Case making(const char* name, void (*change)(Making&), const std::string& text) 
 const Case kFamilies[] = {
     making(
         "MakeUnknownOperator", [](Making& m) { m.op.op = "gemm"; },
-        "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs or gemm_ar"),
+        "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm"),
     making(
         "MakeUnknownFamily", [](Making& m) { m.family = "fastest"; },
         "ag_gemm: unknown family 'fastest' (known: " + known("ag_gemm") + ")"),

@@ -164,12 +164,5 @@ TEST(Protocol, WarmsUpUntilTheClockSettles) {
   }
 }
 
-TEST(Protocol, OrdersAreThoseOfThePythonTwin) {
-  const std::vector<size_t> want = {3, 4, 5, 0, 1, 2};  // tests/bench/driver_test.py
-  EXPECT_EQ(burst_order(6, 0, 1), want);
-  EXPECT_EQ(burst_order(6, 1, 1), std::vector<size_t>(want.rbegin(), want.rend()));
-  EXPECT_EQ(burst_order(6, 2, 1), (std::vector<size_t>{0, 3, 1, 4, 5, 2}));
-}
-
 }  // namespace
 }  // namespace overlace::bench

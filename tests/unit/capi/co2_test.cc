@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "overlace/capi_co2.h"
+#include "src/base/trace.h"
 #include "src/train/co2/timing.h"
 
 namespace overlace {
@@ -46,6 +48,10 @@ TEST(CapiCo2Plan, HidesTheAllReduceFromTauMinOn) {
         EXPECT_EQ(plan.exposed[i] == 0, all_reduce_us <= static_cast<double>(plan.taus[i]) * step_ms * 1e3);
       }
       EXPECT_EQ(plan.exposed[2], 0);
+      plan.tau = 7;
+      ASSERT_EQ(ovl_co2_plan_tau(&plan), OVL_OK) << ovl_error_text();
+      const train::RoundTime seven = train::co2_round(7, step_ms * 1e3, all_reduce_us, 0);
+      EXPECT_DOUBLE_EQ(plan.exposed_of_tau, seven.exposed_us / seven.us);
     }
 }
 
@@ -59,6 +65,9 @@ TEST(CapiCo2Plan, RefusesWhatMakesNoSense) {
   EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_INVALID_ARGUMENT);
   EXPECT_NE(std::string(ovl_error_text()).find("step of 0 ms"), std::string::npos) << ovl_error_text();
   plan = plan_of(2, 1);
+  plan.tau = -1;
+  EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_INVALID_ARGUMENT);
+  plan = plan_of(2, 1);
   plan.wire_bytes = NAN;
   EXPECT_EQ(ovl_co2_plan_tau(&plan), OVL_INVALID_ARGUMENT);
   plan = plan_of(2, 1);
@@ -70,6 +79,11 @@ TEST(CapiCo2Plan, RefusesWhatMakesNoSense) {
 /// A transport of one rank: sums are what they were.
 struct Alone {
   int launched = 0, waited = 0, code_of_wait = OVL_OK;
+  std::string aborted;
+  static int abort(void* user, int code, const char* why) {
+    static_cast<Alone*>(user)->aborted = std::string(ovl_error_name(code)) + ": " + why;
+    return OVL_OK;
+  }
   static int all_reduce(void* user, void*, uint64_t, int32_t, const char*, uint64_t* ticket) {
     *ticket = static_cast<uint64_t>(++static_cast<Alone*>(user)->launched);
     return OVL_OK;
@@ -80,6 +94,16 @@ struct Alone {
     return self.code_of_wait;
   }
 };
+
+ovl_collective collective_of(Alone& alone) {
+  auto collective = sized<ovl_collective>();
+  collective.size = 1;
+  collective.all_reduce = Alone::all_reduce;
+  collective.wait = Alone::wait;
+  collective.abort = Alone::abort;
+  collective.user = &alone;
+  return collective;
+}
 
 ovl_co2_options options_of() {
   auto options = sized<ovl_co2_options>();
@@ -92,15 +116,46 @@ ovl_co2_options options_of() {
   return options;
 }
 
+TEST(CapiCo2, AnAbortTellsTheTransportWhy) {
+  Alone alone;
+  const ovl_collective collective = collective_of(alone);
+  float x = 1;
+  const ovl_co2_parameter parameter = {"x", &x, 1, OVL_FP32, 0};
+  const ovl_co2_options options = options_of();
+  ovl_co2* co2 = nullptr;
+  ASSERT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_OK) << ovl_error_text();
+  EXPECT_EQ(ovl_co2_abort(co2, nullptr), OVL_INVALID_ARGUMENT);
+  EXPECT_EQ(alone.aborted, "");
+  EXPECT_EQ(ovl_co2_abort(co2, "the loss exploded"), OVL_OK);
+  EXPECT_EQ(alone.aborted, "aborted: rank 0 of 1: the loss exploded");
+  EXPECT_EQ(ovl_co2_close(co2), OVL_OK);
+  EXPECT_EQ(ovl_co2_abort(co2, "again"), OVL_CLOSED);
+}
+
+TEST(CapiCo2, ManyBucketsAreOnTheirWayAtOnce) {
+  Alone alone;
+  const ovl_collective collective = collective_of(alone);
+  std::vector<float> x(5000, 1.0f);
+  std::vector<ovl_co2_parameter> parameters;
+  for (float& value : x) parameters.push_back({"x", &value, 1, OVL_FP32, 0});
+  ovl_co2_options options = options_of();
+  options.tau = 1;
+  options.bucket_bytes = 4;
+  ovl_co2* co2 = nullptr;
+  ASSERT_EQ(ovl_co2_open_collective(&options, parameters.data(), parameters.size(), &collective, &co2), OVL_OK)
+      << ovl_error_text();
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(ovl_co2_on_inner_step(co2, 0.1), OVL_OK) << ovl_error_text();
+  ASSERT_EQ(ovl_co2_flush(co2), OVL_OK);
+  EXPECT_EQ(alone.launched, 2 + 3 * 5001);
+  EXPECT_EQ(alone.waited, alone.launched);
+  EXPECT_EQ(ovl_co2_close(co2), OVL_OK);
+}
+
 TEST(CapiCo2, RunsOverTheCallersTransport) {
   Alone alone;
-  auto collective = sized<ovl_collective>();
-  collective.size = 1;
-  collective.all_reduce = Alone::all_reduce;
-  collective.wait = Alone::wait;
-  collective.user = &alone;
+  const ovl_collective collective = collective_of(alone);
   std::vector<float> x = {1, 2, 3};
-  const ovl_co2_parameter parameter = {"x", x.data(), 3, OVL_FP32};
+  const ovl_co2_parameter parameter = {"x", x.data(), 3, OVL_FP32, 0};
   const ovl_co2_options options = options_of();
   ovl_co2* co2 = nullptr;
   ASSERT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_OK) << ovl_error_text();
@@ -129,15 +184,87 @@ TEST(CapiCo2, RunsOverTheCallersTransport) {
   EXPECT_EQ(ovl_co2_flush(co2), OVL_CLOSED);
 }
 
+/// One rank of a group of two, whose other rank holds five elements and always adds ones to the sums.
+TEST(CapiCo2, AddsUpInsideTheGroup) {
+  Alone alone;
+  const ovl_collective collective = collective_of(alone);
+  std::vector<float> x = {1, 2, 3};
+  const ovl_co2_parameter parameters[] = {{"x", x.data(), 3, OVL_FP32, 8}, {"y", nullptr, 0, OVL_FP32, 2}};
+  ovl_co2_options options = options_of();
+  options.shard_degree = 2;
+  int code = OVL_OK;
+  options.user = &code;
+  options.reduce_in_group = [](void* user, double* values, uint64_t count) {
+    EXPECT_EQ(count, 10u);  // five sums of each parameter
+    for (uint64_t i = 0; i < count; i += 5) values[i + 1] += 1;
+    return *static_cast<int*>(user);
+  };
+  ovl_co2* co2 = nullptr;
+  ASSERT_EQ(ovl_co2_open_collective(&options, parameters, 2, &collective, &co2), OVL_OK) << ovl_error_text();
+  int64_t writes = -1;
+  for (int i = 0; i < 4; ++i) {
+    for (float& value : x) value -= 0.25f;
+    ASSERT_EQ(ovl_co2_on_inner_step(co2, 0.1), OVL_OK) << ovl_error_text();
+    ASSERT_EQ(ovl_co2_writes(co2, &writes), OVL_OK);
+    EXPECT_EQ(writes, (i + 1) / 2) << i;
+  }
+  auto stats = sized<ovl_co2_stats>();
+  ASSERT_EQ(ovl_co2_stats_last(co2, &stats), OVL_OK);
+  EXPECT_DOUBLE_EQ(stats.increment_norm, std::sqrt(3 * 0.25 + 2));  // (2 * 0.25)^2 of each of three, and the ones
+  EXPECT_EQ(ovl_co2_writes(co2, nullptr), OVL_INVALID_ARGUMENT);
+  code = 7;
+  ASSERT_EQ(ovl_co2_on_inner_step(co2, 0.1), OVL_OK);
+  EXPECT_EQ(ovl_co2_on_inner_step(co2, 0.1), OVL_ENGINE);
+  EXPECT_NE(std::string(ovl_error_text()).find("reduce_in_group of the caller returned 7"), std::string::npos);
+  EXPECT_EQ(ovl_co2_close(co2), OVL_OK);
+}
+
+TEST(CapiCo2, TracesRoundsOfTheCallersTransport) {
+  Alone alone;
+  const ovl_collective collective = collective_of(alone);
+  std::vector<float> x = {1, 2, 3};
+  const ovl_co2_parameter parameter = {"x", x.data(), 3, OVL_FP32, 0};
+  const ovl_co2_options options = options_of();
+  ovl_co2* co2 = nullptr;
+  ASSERT_EQ(ovl_co2_open_collective(&options, &parameter, 1, &collective, &co2), OVL_OK) << ovl_error_text();
+  for (int i = 0; i < 7; ++i) ASSERT_EQ(ovl_co2_on_inner_step(co2, 0.1), OVL_OK) << ovl_error_text();
+  const char* text = nullptr;
+  EXPECT_EQ(ovl_co2_trace(co2, -1, &text), OVL_INVALID_ARGUMENT);
+  EXPECT_EQ(ovl_co2_trace(co2, 5, nullptr), OVL_INVALID_ARGUMENT);
+  ASSERT_EQ(ovl_co2_trace(co2, 5, &text), OVL_OK) << ovl_error_text();
+  const base::Trace trace = base::Trace::from_json(text).value();
+  EXPECT_EQ(trace.title, "rounds of co2, measured");
+  EXPECT_FALSE(trace.emulated);
+  std::map<std::string, int> names;
+  int64_t begin = 0;
+  for (const base::Span& span : trace.spans) {
+    EXPECT_EQ(span.rank, 5);
+    EXPECT_LE(span.begin_ns, span.end_ns);
+    EXPECT_EQ(span.bytes, span.name == "all_reduce" ? 12 : 0);
+    if (span.name != "steps") continue;
+    EXPECT_GE(span.begin_ns, begin);
+    begin = span.end_ns;
+    ++names["steps in order"];
+  }
+  for (const base::Span& span : trace.spans) ++names[span.name];
+  // Three rounds of two steps; the exchange of the third is on its way, the seventh step in none.
+  EXPECT_EQ(names["steps"], 3);
+  EXPECT_EQ(names["update"], 3);
+  EXPECT_EQ(names["all_reduce"], 2);
+  const std::string kept = text;
+  const char* texts[] = {kept.c_str(), "{"};
+  EXPECT_EQ(ovl_co2_trace_write(texts, 0, "/tmp/none.json"), OVL_INVALID_ARGUMENT);
+  EXPECT_EQ(ovl_co2_trace_write(texts, 1, "/tmp/none.txt"), OVL_INVALID_ARGUMENT) << ovl_error_text();
+  EXPECT_NE(ovl_co2_trace_write(texts, 2, "/tmp/none.json"), OVL_OK);
+  EXPECT_NE(std::string(ovl_error_text()).find("texts[1]"), std::string::npos) << ovl_error_text();
+  EXPECT_EQ(ovl_co2_close(co2), OVL_OK);
+}
+
 TEST(CapiCo2, RefusesBadOptionsBeforeItTalks) {
   Alone alone;
-  auto collective = sized<ovl_collective>();
-  collective.size = 1;
-  collective.all_reduce = Alone::all_reduce;
-  collective.wait = Alone::wait;
-  collective.user = &alone;
+  ovl_collective collective = collective_of(alone);
   float x = 1;
-  const ovl_co2_parameter parameter = {"x", &x, 1, OVL_FP32};
+  const ovl_co2_parameter parameter = {"x", &x, 1, OVL_FP32, 0};
   ovl_co2* co2 = nullptr;
   const auto open = [&](const ovl_co2_options& options, const ovl_co2_parameter& of, uint64_t count) {
     return ovl_co2_open_collective(&options, &of, count, &collective, &co2);
@@ -146,14 +273,19 @@ TEST(CapiCo2, RefusesBadOptionsBeforeItTalks) {
   options.tau = 0;
   EXPECT_EQ(open(options, parameter, 1), OVL_INVALID_ARGUMENT);
   options = options_of();
-  options.rule = 4;
+  options.rule = 99;
   EXPECT_EQ(open(options, parameter, 1), OVL_INVALID_ARGUMENT);
   options = options_of();
   options.struct_size = 1;
   EXPECT_EQ(open(options, parameter, 1), OVL_VERSION_MISMATCH);
   EXPECT_EQ(open(options_of(), parameter, 0), OVL_INVALID_ARGUMENT);
-  EXPECT_EQ(open(options_of(), {"x", nullptr, 1, OVL_FP32}, 1), OVL_INVALID_ARGUMENT);
-  EXPECT_EQ(open(options_of(), {"x", &x, 1, OVL_I32}, 1), OVL_INVALID_ARGUMENT);
+  EXPECT_EQ(open(options_of(), {"x", &x, 2, OVL_FP32, 1}, 1), OVL_INVALID_ARGUMENT);
+  options = options_of();
+  options.shard_degree = 2;
+  EXPECT_EQ(open(options, parameter, 1), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("reduce_in_group is missing"), std::string::npos) << ovl_error_text();
+  EXPECT_EQ(open(options_of(), {"x", nullptr, 1, OVL_FP32, 0}, 1), OVL_INVALID_ARGUMENT);
+  EXPECT_EQ(open(options_of(), {"x", &x, 1, OVL_I32, 0}, 1), OVL_INVALID_ARGUMENT);
   collective.size = 0;
   EXPECT_EQ(open(options_of(), parameter, 1), OVL_INVALID_ARGUMENT);
   EXPECT_EQ(alone.launched, 0);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <set>
 
 namespace overlace::cli {
 namespace {
@@ -135,27 +134,6 @@ TEST(Measure, TellsHowFarItIs) {
   });
   ASSERT_TRUE(timings.ok());
   EXPECT_EQ(seen, (std::vector<int>{1, 2, 3, 4, 5, 6}));
-}
-
-TEST(BurstOrder, IsAPermutationThatPairsReverse) {
-  for (int repetition = 0; repetition < 20; repetition += 2) {
-    const auto order = burst_order(6, repetition, 42);
-    EXPECT_EQ(std::set<size_t>(order.begin(), order.end()).size(), 6u);
-    auto reversed = burst_order(6, repetition + 1, 42);
-    std::reverse(reversed.begin(), reversed.end());
-    EXPECT_EQ(order, reversed);
-  }
-}
-
-TEST(BurstOrder, DependsOnTheSeedAndOnTheRepetition) {
-  std::set<std::vector<size_t>> by_repetition, by_seed;
-  for (int i = 0; i < 20; ++i) {
-    by_repetition.insert(burst_order(6, 2 * i, 1));
-    by_seed.insert(burst_order(6, 0, static_cast<uint64_t>(i)));
-  }
-  EXPECT_GT(by_repetition.size(), 10u);
-  EXPECT_GT(by_seed.size(), 10u);
-  EXPECT_EQ(burst_order(6, 3, 7), burst_order(6, 3, 7));
 }
 
 }  // namespace

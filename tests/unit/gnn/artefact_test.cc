@@ -42,7 +42,7 @@ class Artefact : public ::testing::Test {
   }
   ArtefactPackRequest request(bool has_disk_cache = true) const {
     ArtefactPackRequest out = test::small_pack(dataset_, {BatchOrder::segments, 9});
-    out.disk_bytes = has_disk_cache ? dataset_.description().features.bytes * 3 / 2 : 0;
+    out.disk_bytes = has_disk_cache ? dataset_.description().features.bytes * 2 / 3 : 0;
     return out;
   }
   Scratch scratch_;
@@ -71,6 +71,7 @@ TEST_F(Artefact, IsTheSameHoweverOftenThePackerIsKilled) {
   EXPECT_GE(killed, 3);
   pack_artefact(dataset_, scratch_.path("killed"), request()).status().or_throw();
   const auto whole = files_of(scratch_.path("whole")), again = files_of(scratch_.path("killed"));
+  EXPECT_FALSE(whole.at("dcache-segments.ovd").empty());
   EXPECT_EQ(whole.size(), 11u);  // a manifest, two traces, four files for each of them
   ASSERT_EQ(again.size(), whole.size());
   for (const auto& [name, bytes] : whole) EXPECT_TRUE(again.at(name) == bytes) << name;
@@ -176,6 +177,7 @@ TEST_F(Artefact, IsChangedByOneProcessAtATime) {
 TEST_F(Artefact, VerifyFindsDamageInEveryFile) {
   sample("a");
   const Manifest manifest = *pack_artefact(dataset_, scratch_.path("a"), request());
+  EXPECT_GT(manifest.packs[0].disk_cache_bytes, 0);
   ASSERT_TRUE(verify_artefact(scratch_.path("a"), &dataset_).ok());
   for (const auto& [name, bytes] : files_of(scratch_.path("a"))) {
     if (name == "manifest.json" || bytes.empty()) continue;
@@ -232,6 +234,14 @@ TEST(Journal, DropsATornRecordAndGoesOn) {
     journal->append(3, payload).or_throw();
   }
   EXPECT_EQ(*base::read_file(scratch.path("j")), whole);
+  {
+    const auto journal = std::move(Journal::open(scratch.path("j"), digest)).value();
+    journal->forget().or_throw();
+    EXPECT_TRUE(journal->records().empty());
+    EXPECT_EQ(std::move(Journal::open(scratch.path("j"), digest)).value()->records().size(), 0u);
+    journal->append(1, payload).or_throw();
+  }
+  EXPECT_EQ(*base::read_file(scratch.path("j")), whole.substr(0, 24 + 116));
   EXPECT_EQ(std::move(Journal::open(scratch.path("j"), other)).value()->records().size(), 0u);
 }
 

@@ -72,6 +72,30 @@ class Import : public testing::Test {
   Scratch source_, out_;
 };
 
+/// An import that failed behind its labels leaves none to the next one, of another source.
+TEST_F(Import, TakesNothingThatAnEarlierImportLeft) {
+  pyg();
+  ImportOptions few;
+  few.num_classes = 2;
+  const base::Status failed = import_dataset(source_.path(), out_.path("d"), few).status();
+  ASSERT_EQ(failed.code(), Errc::invalid_argument);
+  ASSERT_TRUE(std::filesystem::exists(out_.path("d/labels.npy"))) << failed.message();
+  for (const char* name : {"y.npy", "train_mask.npy"}) {
+    std::filesystem::remove(in(name));
+    const base::Status left = import_dataset(source_.path(), out_.path("d")).status();
+    EXPECT_EQ(left.code(), Errc::invalid_argument);
+    EXPECT_EQ(left.message(), base::format("import: {}/{} is there already and not of the source, wanted it gone or "
+                                           "another directory",
+                                           out_.path("d"), name[0] == 'y' ? "labels.npy" : "train.npy"));
+    std::filesystem::remove(out_.path("d/labels.npy"));
+  }
+  std::filesystem::remove(out_.path("d/train.npy"));
+  ASSERT_TRUE(import_dataset(source_.path(), out_.path("d")).ok());
+  const Dataset dataset = std::move(Dataset::open(out_.path("d"))).value();
+  expect_same(dataset);
+  EXPECT_TRUE(dataset.labels().empty());
+}
+
 TEST_F(Import, AttributesOfAPygData) {
   pyg();
   const auto made = import_dataset(source_.path(), out_.path("d"));

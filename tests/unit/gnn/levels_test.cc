@@ -250,6 +250,7 @@ TEST(Levels, RefuseBadArguments) {
   EXPECT_EQ(text({.order = {BatchOrder::shuffle, 0}}),
             "order is shuffle and policy belady, wanted policy static or none, or another order");
   EXPECT_EQ(text({.order = {BatchOrder::segments, 0}}), "segment_batches is 0, wanted at least 1");
+  EXPECT_EQ(text({.epoch_batches = 7}), "epoch_batches is 7, wanted 0 or a divisor of 40 batches");
   EXPECT_EQ(text({.disk = {.max_rows = 10, .page_bytes = 5000}}),
             "page_bytes is 5000, wanted a power of two from 4096 to 65536");
   EXPECT_EQ(text({.disk = {.max_rows = 10}}),
@@ -290,6 +291,29 @@ TEST(Order, AutomaticIsSegmentsWhereThereAreEnough) {
   const OrderChoice long_ones = automatic_order(4000, 50'001, 1000);
   EXPECT_EQ(long_ones.order, BatchOrder::fixed);  // 1001 batches fill the cache 20 times
   EXPECT_EQ(automatic_order(4004, 50'001, 1000).segment_batches, 1001);
+}
+
+TEST(Order, SegmentsEndWithTheirSampledEpoch) {
+  const Segments cut({BatchOrder::segments, 4}, 30, 10);
+  ASSERT_EQ(cut.count(), 9);
+  std::vector<int64_t> bounds;
+  for (int64_t s = 0; s < cut.count(); ++s) {
+    bounds.push_back(cut.begin(s));
+    EXPECT_EQ(cut.end(s), s + 1 < cut.count() ? cut.begin(s + 1) : 30);
+    for (int64_t b = cut.begin(s); b < cut.end(s); ++b) EXPECT_EQ(cut.of(b), s);
+  }
+  EXPECT_EQ(bounds, (std::vector<int64_t>{0, 4, 8, 10, 14, 18, 20, 24, 28}));
+  EXPECT_EQ(Segments({BatchOrder::segments, 4}, 30).count(), 8);
+  EXPECT_EQ(Segments({BatchOrder::fixed, 0}, 30, 10).count(), 1);
+  EXPECT_EQ(Segments({BatchOrder::fixed, 0}, 30, 10).end(0), 30);
+  EXPECT_EQ(Segments({BatchOrder::fixed, 0}, 0).count(), 0);
+
+  std::vector<int64_t> third = epoch_sequence({BatchOrder::segments, 4}, 30, 1, 5, 10);
+  EXPECT_EQ(third.size(), 10u);
+  std::sort(third.begin(), third.end());
+  EXPECT_EQ(third.front(), 20);
+  EXPECT_EQ(third.back(), 29);
+  EXPECT_EQ(epoch_sequence({BatchOrder::fixed, 0}, 30, 1, 4, 10).front(), 10);
 }
 
 TEST(Order, PermutesSegmentsAndKeepsTheirInside) {

@@ -7,6 +7,7 @@
 #include "src/gnn/parallel.h"
 #include "src/gnn/plan/predict.h"
 #include "src/gnn/plan/tune.h"
+#include "src/gnn/sample/selection.h"
 #include "tests/unit/gnn/support/traces.h"
 
 namespace overlace::gnn {
@@ -130,7 +131,12 @@ TEST(Tune, RanksByWhatBindsAndKeepsReasons) {
     EXPECT_EQ(one[i].prediction.bytes_read, two[i].prediction.bytes_read);
     EXPECT_EQ(one[i].request.options.depth, two[i].request.options.depth);
   }
-  for (size_t i = 1; i < 3; ++i) EXPECT_LE(one[i - 1].bound.seconds(), one[i].bound.seconds());
+  for (size_t i = 1; i < 3; ++i) EXPECT_LE(one[i - 1].time.us, one[i].time.us);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_GE(one[i].time.us * 1e-6, one[i].bound.seconds() * (1 - 1e-9));
+    EXPECT_LT(one[i].time.us, one[i].time.sequential_us());
+    EXPECT_EQ(one[i].bytes_read, one[i].prediction.bytes_read);
+  }
   // A smaller depth leaves more memory to the caches.
   EXPECT_EQ(one[0].request.options.depth, 2);
   EXPECT_STREQ(one[0].bound.binds(), "disk");
@@ -147,6 +153,25 @@ TEST(Tune, RanksByWhatBindsAndKeepsReasons) {
   slow.page_GBps = 0;
   EXPECT_EQ(tune(trace(), candidates, slow, 1).status().message(), "page_GBps is 0, wanted more than 0");
   EXPECT_EQ(tune(trace(), {}, rates, 1).status().message(), "tune: no candidates, wanted at least one");
+}
+
+TEST(Tune, TakesTheSlowestRankAndTheBytesOfAll) {
+  const TraceSelection even = TraceSelection::of_rank(trace(), 0, 2).value();
+  const TraceSelection odd = TraceSelection::of_rank(trace(), 1, 2).value();
+  FitRequest base{.gpu_bytes = 8 << 20, .cpu_bytes = 8 << 20};
+  base.options.row_bytes = 1024;
+  const EpochRates rates{.extent_GBps = 1.7, .page_GBps = 0.44, .compute_ms = 0.01};
+  const InputTrace* ranks[] = {&even, &odd};
+  const Tuned both = std::move(tune(ranks, {base}, rates, 1)).value().front();
+  const Tuned first = std::move(tune(even, {base}, rates, 1)).value().front();
+  const Tuned second = std::move(tune(odd, {base}, rates, 1)).value().front();
+  EXPECT_EQ(both.bytes_read, first.bytes_read + second.bytes_read);
+  EXPECT_EQ(both.bytes_on_disk, first.bytes_on_disk + second.bytes_on_disk);
+  EXPECT_NE(first.bytes_read, second.bytes_read);
+  EXPECT_EQ(both.time.us, std::max(first.time.us, second.time.us));
+  EXPECT_EQ(both.bound.seconds(), (first.time.us > second.time.us ? first : second).bound.seconds());
+  EXPECT_EQ(tune(std::span<const InputTrace* const>(), {base}, rates, 1).status().message(),
+            "tune: no ranks, wanted at least one");
 }
 
 TEST(ParallelEach, DoesAllAndReturnsTheFirstFailure) {

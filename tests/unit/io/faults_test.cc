@@ -7,6 +7,7 @@
 
 #include "src/io/engine.h"
 #include "tests/unit/io/scratch.h"
+#include "tests/unit/io/test_size.h"
 
 namespace overlace::io {
 namespace {
@@ -89,8 +90,8 @@ std::pair<int64_t, int64_t> read_randomly(IoEngine& engine, const std::shared_pt
 TEST_P(Faults, RightBytesOrANamedErrorInManyFaultyReads) {
   auto engine = open({.seed = 3, .short_moves = 0.2, .eio = 0.02, .eagain = 0.2, .late = 0.2, .reorder = true});
   auto file = engine->open_file(scratch_.path("data"), FileMode::read).value();
-  constexpr int64_t kReads = 10000;
-  const auto [wrong, failed] = read_randomly(*engine, file, kReads);
+  const int64_t reads = test_size("OVERLACE_TEST_FAULTY_READS", 10000);
+  const auto [wrong, failed] = read_randomly(*engine, file, reads);
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(counts_.short_moves, 1000);
   EXPECT_GT(counts_.eagain, 1000);

@@ -34,6 +34,28 @@ TEST(SafetensorsTest, ReadsBoxesOfAMatrix) {
   EXPECT_EQ(out, (std::vector<float>{101, 102, 103, 104}));
 }
 
+/// Blocks of rows that are transposed together, whole ones and what is left, of every size of elements.
+TEST(SafetensorsTest, TransposesBoxesOfAnySize) {
+  const ScratchDir dir;
+  constexpr int64_t kRows = 53, kCols = 29;
+  dir.write("model.safetensors", safetensors({{"a", "F32", {kRows, kCols}, fp32_bytes(counting(kRows * kCols, 0))}}));
+  auto checkpoint = Checkpoint::open(dir.path()).value();
+  for (const int64_t rows : {1, 15, 16, 17, 32, 47})
+    for (const int64_t cols : {1, 7, 16, 23})
+      for (const DType dtype : {DType::fp64, DType::fp32, DType::bf16}) {
+        const StoredBox box{5, rows, 3, cols, true};
+        std::vector<char> out(static_cast<size_t>(rows * cols) * dtype_bytes(dtype) + 8, 'x');
+        ASSERT_TRUE(checkpoint.read("a", {kRows, kCols}, box, dtype, out.data()).ok());
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t j = 0; j < cols; ++j) {
+            const auto value = static_cast<float>((5 + i) * kCols + 3 + j);
+            const double rounded = dtype == DType::bf16 ? base::bf16_to_float(base::float_to_bf16(value)) : value;
+            ASSERT_EQ(base::load_element(out.data(), dtype, j * rows + i), rounded) << rows << "x" << cols;
+          }
+        EXPECT_EQ(std::string(out.end() - 8, out.end()), "xxxxxxxx") << "nothing behind the box";
+      }
+}
+
 TEST(SafetensorsTest, ConvertsEveryFloatingType) {
   const ScratchDir dir;
   const std::vector<double> values = {1.0 + 0x1p-9, -3.5, 1.0 + 0x1p-8 + 0x1p-40};

@@ -28,7 +28,7 @@ class BlockStreams : public testing::Test {
   }
   Block block(const std::string& name, std::vector<std::pair<int64_t, int64_t>> ranges) const {
     Block out{name, {}};
-    for (const auto& [offset, bytes] : ranges) out.pieces.push_back({file_, offset, bytes});
+    for (const auto& [offset, bytes] : ranges) out.pieces.push_back({file_, offset, bytes, {}});
     return out;
   }
   std::vector<Block> drawn(std::mt19937_64& random, int count) const {
@@ -37,7 +37,7 @@ class BlockStreams : public testing::Test {
       out.push_back({"layers." + std::to_string(b), {}});
       for (uint64_t p = random() % 4; p < 4; ++p) {
         const int64_t bytes = static_cast<int64_t>(random() % (random() % 3 == 0 ? 100'000 : 200));
-        out.back().pieces.push_back({file_, static_cast<int64_t>(random() % (kFileBytes - bytes + 1)), bytes});
+        out.back().pieces.push_back({file_, static_cast<int64_t>(random() % (kFileBytes - bytes + 1)), bytes, {}});
       }
     }
     return out;
@@ -133,7 +133,11 @@ TEST_F(BlockStreams, RefuseWhatCannotBe) {
                 ", wanted no negative number");
   EXPECT_EQ(refusal({block("norm", {{kFileBytes - 3, 4}})}, {0}),
             "corrupt: block stream: " + scratch_.path("data") + " has 2097929 bytes, block norm wants 4 at 2097926");
-  EXPECT_EQ(refusal({{"norm", {{nullptr, 0, 4}}}}, {0}), "invalid_argument: block stream: block norm has no file");
+  EXPECT_EQ(refusal({{"norm", {{nullptr, 0, 4, {}}}}}, {0}),
+            "invalid_argument: block stream: block norm has a piece with no source, wanted a file or what fills it");
+  const auto fill = [](std::span<std::byte>) { return base::Status(); };
+  EXPECT_EQ(refusal({{"norm", {{file_, 0, 4, fill}}}}, {0}),
+            "invalid_argument: block stream: block norm has a piece with two sources, wanted a file or what fills it");
 }
 
 TEST_F(BlockStreams, SayWhoIsOutOfTurn) {

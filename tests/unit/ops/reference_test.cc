@@ -4,9 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "src/base/half.h"
-#include "src/ops/ag_gemm/impl.h"
-#include "src/ops/ag_wgrad/impl.h"
-#include "src/ops/gemm_rs/impl.h"
 
 namespace overlace::ops {
 namespace {

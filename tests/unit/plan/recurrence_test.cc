@@ -26,8 +26,8 @@ Machine plain() {
   out.copy.peer_GBps = out.copy.all_GBps = out.copy.local_GBps = {1};
   out.link.egress_GBps = {1};
   out.memory.reduce_GBps = {1e6};
-  out.collectives.all_gather_us = out.collectives.reduce_scatter_us =
-      out.collectives.all_reduce_us = {{{1, 5}, {2, 5}}};
+  out.collectives.all_gather_us = out.collectives.reduce_scatter_us = out.collectives.all_reduce_us =
+      out.collectives.all_to_all_us = {{{1, 5}, {2, 5}}};
   return out;
 }
 

@@ -97,6 +97,20 @@ std::vector<std::function<std::string(OpSpec)>> refused() {
           option("serial_rs", 1, {}),
           option("", 1, {}),
           option("library", 0, {}),
+          with([](OpSpec& op) {
+            op.splits = {8, 0, 0};
+          }),
+          with([](OpSpec& op) { op.splits = std::vector<int64_t>(16, 1); }),
+          with([](OpSpec& op) {
+            op.splits.assign(16, 0);
+            op.splits[3] = -1;
+          }),
+          with([](OpSpec& op) { op.splits.assign(16, int64_t{1} << 61); }),
+          with([](OpSpec& op) {
+            op.splits.assign(16, 0);
+            op.splits[0] = 8;
+            op.row_offsets = {0, 8, 8, 8, 8};
+          }),
           option("library", 1, {{"own_degree", int64_t{3}}}),
           option("hetero_unfused_1d", 4, {{"own_degree", int64_t{3}}}),
           option("hetero_unfused_1d", 2000, {}),
@@ -109,7 +123,7 @@ std::vector<std::function<std::string(OpSpec)>> refused() {
 
 TEST(GoldenRefusals, SayTheSame) {
   std::string got;
-  for (const std::string name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm", ""})
+  for (const std::string name : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm", "gemm", ""})
     for (const auto& one : refused()) {
       const std::string text = one({.op = name, .m = 8, .n = 8, .k = 8, .ranks = 4, .row_offsets = {}});
       got += name + ": " + (text.front() == '{' ? "made" : text) + "\n";

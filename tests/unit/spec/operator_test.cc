@@ -17,7 +17,7 @@ void make_nothing(Schedule*, const OpSpec&, const FamilyOptions&) {}
 void make_nothing_alone(Schedule*, const OpSpec&, Purpose) {}
 Meaning mean_nothing(const Schedule&, int, int) { return {}; }
 
-constexpr Arg kArgs[] = {{"Y", "y", Role::output, "M", "N"}};
+constexpr Arg kArgs[] = {{"X", "x", Role::input, "M", "N"}, {"Y", "y", Role::output, "M", "N"}};
 constexpr FamilyDef kFamilies[] = {{.name = "library", .make = make_nothing}, {.name = "serial", .make = make_nothing}};
 constexpr FamilyDef kTurned[] = {{.name = "serial", .make = make_nothing}, {.name = "library", .make = make_nothing}};
 constexpr FamilyDef kUnmade[] = {
@@ -52,15 +52,16 @@ TEST(Operator, IsRefusedWhereItLacksSomething) {
   EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kUnmade; }), "operator 'unit_test' lacks make of family fast");
   EXPECT_EQ(refusal([](OperatorDef& op) { op.fields = kSizes; }),
             "operator 'unit_test' lacks another name for field M, which every schedule has");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.args = {}; }), "operator 'unit_test' lacks an output");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.args = {}; }), "operator 'unit_test' lacks an input");
+  EXPECT_EQ(refusal([](OperatorDef& op) { op.args = op.args.first(1); }), "operator 'unit_test' lacks an output");
   EXPECT_EQ(refusal([](OperatorDef& op) { op.make_alone = nullptr; }), "operator 'unit_test' lacks make_alone");
   EXPECT_EQ(refusal([](OperatorDef& op) { op.meaning = nullptr; }), "operator 'unit_test' lacks meaning");
   EXPECT_EQ(find_operator("unit_test"), nullptr);
 }
 
 TEST(Operator, ThoseOfTheLibraryAreWhole) {
-  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs or gemm_ar");
-  EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm or ag_wgrad");
+  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm");
+  EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm, ag_wgrad or a2a_gemm");
   for (const OperatorDef* op : operators()) {
     std::set<std::string_view> names;
     for (const FamilyDef& family : op->families) {
@@ -112,7 +113,7 @@ TEST(Operator, AnswersForSchedulesByNameAndSuffix) {
 TEST(Operator, OnlyThoseWithAKernelForThemHaveFewTokens) {
   for (const OperatorDef* def : operators()) {
     OpSpec op{.op = std::string(def->name), .m = 16, .n = 1024, .k = 1024, .ranks = 2, .row_offsets = {}};
-    EXPECT_EQ(has_few_tokens(op), !def->flow.sums_rows) << def->name;
+    EXPECT_EQ(has_few_tokens(op), find_family(def->name, ClosedForm::small_m_kernel) != nullptr) << def->name;
     op.m = 65;
     EXPECT_FALSE(has_few_tokens(op)) << def->name;
   }

@@ -119,9 +119,9 @@ class CheckBudgetsTest(support.TreeTest):
             found = check_budgets.time_problems(self.root, Path(build), {})
             self.assertEqual(len(found), wanted, found)
 
-    def test_device_units_of_the_library_count(self) -> None:
+    def test_device_units_of_the_library_count_and_no_precompiled_headers(self) -> None:
         command = f"{sys.executable} -c 'import sys; sys.exit(3)' -o OUT"
-        for path, wanted in (("src/a.cu", 1), ("build/instances/a.cu", 1), ("bench/a.cu", 0)):
+        for path, wanted in (("src/a.cu", 1), ("build/instances/a.cu", 1), ("bench/a.cu", 0), ("cmake_pch.hxx.cxx", 0)):
             self.write("build/.ninja_log", f"# ninja log v5\n0\t9000\t1\t{path}.o\tabc\n")
             words = command.replace("OUT", f"{path}.o")
             unit = {"directory": str(self.root), "command": words, "file": str(self.root / path)}

@@ -38,12 +38,30 @@ class CheckDocsTest(support.TreeTest):
         self.write("docs/lost.md", "# Lost\n")
         self.assert_problem(self.problems("fine\n"), "docs/README.md: does not link docs/lost.md")
 
+    def test_sentences_of_headers_and_guides_say_what_they_are_about(self) -> None:
+        good = '/// Returns the rows of a rank, the same on all.\nint Offset();  // "Often"\n'
+        self.write("include/overlace/a.h", good)
+        self.assertEqual(self.problems("fine\n"), [])
+        bad = "/// Rows. Of a rank.\nint x;  // All. The same there.\n/// Each. The\n/// same bits.\n"
+        self.write("include/overlace/a.h", good + bad)
+        found = [p.partition(": say")[0] for p in self.problems("fine\n") if " sentence " in p]
+        want = [(3, "Of"), (4, "The same"), (5, "The same")]
+        self.assertEqual(found, [f"include/overlace/a.h:{n}: a sentence begins with '{w}'" for n, w in want])
+
+    def test_sentences_of_other_files_and_code_of_guides_are_free(self) -> None:
+        self.write("src/a.h", "/// Rows. Of a rank.\n")
+        self.write("docs/design/a.md", "Of a rank.\n")
+        self.write("docs/guides/b.md", "Print `Of` and:\n\n```text\nOf 3\n```\n\nOf these,\nnone. The\nsame.\n")
+        found = [p.partition(": say")[0] for p in self.problems("fine\n") if " sentence " in p]
+        want = [(7, "Of"), (8, "The same")]
+        self.assertEqual(found, [f"docs/guides/b.md:{n}: a sentence begins with '{w}'" for n, w in want])
+
     def test_comments_of_public_headers_can_be_read_alone(self) -> None:
         good = "/// Returns the rows of a rank.\nint rows();  // as given\n/// Assembles it.\n"
         self.write("include/overlace/a.h", good)
         self.assertEqual(self.problems("fine\n"), [])
         self.write("include/overlace/a.h", good + "/// The same of columns.\n  /* Of a rank. */\n/// As rows().\n")
-        found = [p.partition(" a comment")[0] for p in self.problems("fine\n")]
+        found = [p.partition(" a comment")[0] for p in self.problems("fine\n") if " a comment" in p]
         self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6)])
 
     def test_words(self) -> None:

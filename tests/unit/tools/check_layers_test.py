@@ -28,6 +28,7 @@ class CheckLayersTest(support.TreeTest):
             "src/study/workload/a.cc": '#include "src/sim/engine/engine.h"\n#include "src/train/co2/timing.h"\n',
             "cli/sim/a.cc": '#include "src/study/losses.h"\n#include "src/model/config.h"\n',
             "include/overlace/capi_co2.h": HEADER + "#include <stdint.h>\n",
+            "examples/11_x/main.cc": '#include "image.h"\n#include "overlace/team.h"\n',
             "src/ops/x/kernel.cuh": HEADER + "#include <cuda_bf16.h>\n",
         }
         for path, text in allowed.items():

@@ -197,7 +197,7 @@ class JobsTest(support.TreeTest):
 
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
-        weekly = {"clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "coverage", "mutate"}
+        weekly = {"clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "gnn-large", "coverage", "mutate"}
         self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), weekly)
         self.assertEqual(main.chosen(["seeds"]), ["seeds"])
 
@@ -206,6 +206,24 @@ class JobsTest(support.TreeTest):
         self.assertEqual(quick, list(jobs.QUICK))
         self.assertFalse(set(quick) & set(thorough))
         self.assertEqual(quick + thorough, main.chosen([]))
+
+    def test_the_longest_programs_begin_first(self) -> None:
+        self.write("p.py", "import sys\nprint(sys.argv[1], file=open(sys.argv[2], 'a'))\n")
+        begun = self.root / "begun"
+        names = ("ranks_abort", runner.LONGEST[1], "ranks_put", runner.LONGEST[0])
+        found = [
+            runner.Program(name, (sys.executable, str(self.root / "p.py"), name, str(begun)), (), 30, self.root)
+            for name in names
+        ]
+        cases = runner.run_programs(found, self.root / "out", 1)
+        self.assertEqual([c.name for c in cases], list(names))
+        self.assertEqual(begun.read_text().split(), [*runner.LONGEST[:2], "ranks_abort", "ranks_put"])
+
+    def test_the_longest_programs_are_there(self) -> None:
+        tests = runner.ROOT / "tests"
+        for name in runner.LONGEST:
+            kind, _, stem = name.partition("_")
+            self.assertTrue((tests / "unit" / stem).is_dir() or (tests / kind / f"{stem}_test.cc").exists(), name)
 
     def test_rank_tests_get_their_seeds(self) -> None:
         text = "import os, sys\nprint(sys.argv[1], os.environ['OVERLACE_TEST_SEEDS'])\nsys.exit(1)\n"

@@ -35,7 +35,7 @@ class CoverageTest(unittest.TestCase):
         names = (
             "/usr/include/c++/12/vector",
             "../../tests/ranks/a.cc",
-            "../../src/device/mem/put.cuh",
+            "../../overlace/device/put.cuh",
             "../../src/exec/cuda/executor.cc",
             "../../src/runtime/backend/cuda_peer/heap.cc",
             "../../cli/main.cc",

@@ -285,9 +285,11 @@ class Run(TreeTest):
         (self.root / "build/cuda").mkdir(parents=True)
         (self.root / "carried").rename(self.root / "build/cuda/tests")
         self.write("build/cuda/python/overlace/__init__.py", "x = 1\n")
+        self.write("python/overlace/nn/linear.py", "y = 1\n")
+        (self.root / "build/cuda/python/overlace/nn").symlink_to(self.root / "python/overlace/nn")
         packed = self.call("--pack", str(self.root / "gpu.tar.xz"))
         self.assertEqual((packed.returncode, packed.stderr), (2, ""))
-        self.assertIn("gpu.tar.xz: 2 files", packed.stdout)
+        self.assertIn("gpu.tar.xz: 3 files", packed.stdout)
         self.assertIn("not built: gpu_net\n", packed.stdout)
         shutil.rmtree(self.root / "build/cuda")
         done = self.call("--binaries", str(self.root / "gpu.tar.xz"), "--git", "abc123")
@@ -295,7 +297,8 @@ class Run(TreeTest):
         self.assertIn("not run: not in binaries", done.stdout)
         run = self.recorded()["last"]
         self.assertEqual((run["passed"], run["command"]), (1, "tools/gpu_check.py --binaries gpu.tar.xz --git abc123"))
-        self.assertTrue((self.root / "build/gpu_check/binaries/python/overlace/__init__.py").exists())
+        for name in ("__init__.py", "nn/linear.py"):
+            self.assertTrue((self.root / "build/gpu_check/binaries/python/overlace" / name).exists(), name)
 
     def test_an_archive_stays_in_its_folder(self) -> None:
         with tarfile.open(self.root / "bad.tar", "w") as archive:

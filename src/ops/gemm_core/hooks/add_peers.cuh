@@ -11,8 +11,9 @@ namespace overlace::ops::gemm_core {
 /// A Reduce hook without loads, of tiles with swapped operands. Each thread sends what it holds, rounded, and reads
 /// what the same thread of each peer sent: two words for 8 tokens. Words tell by themselves that they have come: no
 /// fence, no flag, no barrier of the CTA. No circle of waits: tiles come in ascending order in every CTA, and each is
-/// sent before its peers' parts are awaited; so of all tiles that somebody waits for the lowest is sent or computed
-/// everywhere. All CTAs are resident, since the grid is. Sums of chunks that this rank does not get are not stored.
+/// sent before its peers' parts are awaited; places are drawn in ascending order, too (DrawnPlaces). So of all tiles
+/// that somebody waits for the lowest is sent or computed everywhere. Sums of chunks that this rank does not get are
+/// not stored.
 struct AddPeers {
   static constexpr bool kReduces = true, kLoads = false;
   static constexpr uint32_t kFirstPauseNs = 32, kLongestPauseNs = 2048;
@@ -27,11 +28,14 @@ struct AddPeers {
   /// All lanes of a consumer warp.
   __device__ __forceinline__ void start() {
     ptx::wait_for_previous_grid();
-    uint32_t* const count = s->calls + blockIdx.x * (kConsumerGroups * 4) + threadIdx.x / 32 - 4;
-    const uint32_t call = *count;
+    const uint32_t warp = threadIdx.x / 32 - 4;
+    const uint32_t call = s->calls[blockIdx.x * (kConsumerGroups * 4) + warp];
     buffer = s->inbox + call % 2 * s->pitch;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) *count = call + 1;
+    if (threadIdx.x % 32 != 0) return;
+    // Of CTAs that only a larger grid has, too.
+    for (uint32_t cta = blockIdx.x; cta < s->count_ctas; cta += gridDim.x)
+      s->calls[cta * (kConsumerGroups * 4) + warp] = call + 1;
   }
 
   template <class Config, class Item>

@@ -9,37 +9,99 @@ namespace overlace::ops::gemm_core {
 
 /// Warps 1 to 3, which wait for nobody. Slab by slab in `push_parts` parts each; what is loaded once is stored to every
 /// peer. When all three have stored their shares of a part, one of them tells the peers: one fence, then plain adds.
-/// They take turns at that, since the fence costs its warp about 2 us. Parts are dealt to the first CTAs, one of each
-/// slab, or drawn by all, those of the first slab first.
+/// They take turns at that, since the fence costs its warp about 2 us. Parts are drawn, those of the first slab first,
+/// so that any resident CTA sends what there is. Where 0.7 us for a number would be too much, each CTA pushes the part
+/// of its place, and the first one also those whose CTAs have not started after kPatienceNs. If they start after all,
+/// they push the same bytes once more, which does no harm before this grid ends; whoever claims a part first tells it.
 template <class Params>
 struct PushShard {
   static constexpr bool kPushes = true;
   static constexpr uint32_t kWarps = 3, kBarriers = 4;  // nobody gets more than kWarps slabs ahead
   static constexpr uint32_t kLookNs = 40;
+  static constexpr uint64_t kPatienceNs = 20000;
   static constexpr int kLoads = 4;                              // in flight per thread
   static constexpr int kLastHop = Params::kGathersOwn ? 1 : 0;  // beyond the peers: to this rank itself
   const Params* g;
 
   template <class Config>
   __device__ void run(const Place<Config>& place) {
-    if (Params::kDrawsParts ? g->push_parts == 0 : blockIdx.x >= static_cast<uint32_t>(g->push_parts)) return;
+    if constexpr (Params::kDrawsParts) {
+      if (g->push_parts != 0) push_drawn(place);
+    } else {
+      const uint32_t in_cluster = Config::kCluster == 1 ? 0 : ptx::cluster_rank();
+      const uint32_t part = static_cast<uint32_t>(place.cluster) * Config::kCluster + in_cluster;
+      if (part < static_cast<uint32_t>(g->push_parts)) push_own(part);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint64_t my_rows() const {
+    return device::inbox_offset(g->inbox) +
+           static_cast<uint64_t>(g->first_row) * static_cast<uint32_t>(g->row_units) * 16;
+  }
+
+  __device__ __forceinline__ void push_own(uint32_t part) {
     ptx::wait_for_previous_grid();
     const uint32_t warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
-    const uint64_t to =
-        device::inbox_offset(g->inbox) + static_cast<uint64_t>(g->first_row) * static_cast<uint32_t>(g->row_units) * 16;
+    const uint64_t to = my_rows();
+    const auto call = static_cast<uint32_t>(device::inbox_epoch(g->inbox));
+    uint32_t before = call;
+    if (warp == 0 && lane == 0) before = atomicExch(g->claims + part, call);
+    push_part(to, 0, g->row_units, part, warp, lane);
+    __syncwarp();
+    if (warp != 0) return ptx::named_barrier_arrive<kWarps * 32>(1);
+    ptx::named_barrier_sync<kWarps * 32>(1);
+    if (lane == 0 && before != call) tell(0, part);
+    __syncwarp();
+    if (part == 0) push_forsaken(to, call, lane);
+    arrive(*g);
+  }
+  /// All lanes of one warp: the parts that nobody claims in time, 32 looked at together.
+  __device__ __forceinline__ void push_forsaken(uint64_t to, uint32_t call, uint32_t lane) {
+    const auto parts = static_cast<uint32_t>(g->push_parts);
+    const uint64_t end = ptx::global_ns() + kPatienceNs;
+    for (uint32_t first = 0; first < parts; first += 32) {
+      const uint32_t mine = first + lane;
+      const auto forsaken = [&] {
+        return __ballot_sync(~0u, mine < parts && ptx::load_acquire_gpu(g->claims + mine) != call);
+      };
+      uint32_t left = forsaken();
+      while (left != 0 && __any_sync(~0u, ptx::global_ns() < end)) {
+        __nanosleep(kLookNs);
+        left = forsaken();
+      }
+      for (; left != 0; left &= left - 1)
+        push_in_place_of(first + static_cast<uint32_t>(__ffs(left)) - 1, to, call, lane);
+    }
+  }
+  __device__ __forceinline__ void push_in_place_of(uint32_t part, uint64_t to, uint32_t call, uint32_t lane) {
+    uint32_t before = 0;
+    if (lane == 0) before = atomicExch(g->claims + part, call);
+    if (__shfl_sync(~0u, before, 0) == call) return;
+    for (uint32_t warp = 0; warp < kWarps; ++warp) push_part(to, 0, g->row_units, part, warp, lane);
+    __syncwarp();
+    if (lane == 0) tell(0, part);
+    __syncwarp();
+  }
+
+  template <class Config>
+  __device__ __forceinline__ void push_drawn(const Place<Config>& place) {
+    ptx::wait_for_previous_grid();
+    const uint32_t warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+    const uint64_t to = my_rows();
     const int32_t width = g->slab_blocks * (kTileK * 2 / 16);
-    if (Params::kDrawsParts && warp == 0 && lane == 0) know(place, 0, draw());
+    if (warp == 0 && lane == 0) know(place, 0, draw());
     __syncwarp();
     uint32_t ordinal = 0;
     for (;; ++ordinal) {
-      uint32_t number = blockIdx.x + ordinal * static_cast<uint32_t>(g->push_parts), next = 0;
-      if constexpr (Params::kDrawsParts) number = await_part(place, ordinal);
+      const uint32_t number = await_part(place, ordinal);
+      uint32_t next = 0;
       if (number >= static_cast<uint32_t>(g->slabs * g->push_parts)) break;
-      if (Params::kDrawsParts && warp == 0 && lane == 0) next = draw();
+      if (warp == 0 && lane == 0) next = draw();
       const uint32_t slab = number / static_cast<uint32_t>(g->push_parts), part = number - slab * g->push_parts;
       const int32_t first = static_cast<int32_t>(slab) * width, left = g->row_units - first;
       push_part(to, first, left < width ? left : width, part, warp, lane);
-      if (Params::kDrawsParts && warp == 0 && lane == 0) know(place, ordinal + 1, next);
+      if (warp == 0 && lane == 0) know(place, ordinal + 1, next);
       __syncwarp();  // all lanes arrive at the barrier at once
       const uint32_t barrier = 1 + ordinal % kBarriers;
       if (warp != ordinal % kWarps) {
@@ -53,8 +115,6 @@ struct PushShard {
     // The last to tell, if there was anything, has waited for the others.
     if (warp == (ordinal + kWarps - 1) % kWarps) arrive(*g);
   }
-
- private:
   __device__ __forceinline__ uint32_t draw() const {
     const auto parts = static_cast<uint32_t>(g->slabs * g->push_parts);
     uint32_t number = 0;

@@ -3,14 +3,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
+#include "overlace/handle_pod.h"
 #include "overlace/runtime.h"
 #include "src/runtime/control.h"
 #include "src/runtime/names.h"
-#include "src/spec/handle_pod.h"
 #include "src/spec/layout_pod.h"
 
 namespace overlace::runtime {
@@ -67,6 +69,7 @@ struct CpuAgent {
   std::atomic<Observer*> observer{nullptr};
   std::atomic<bool> is_claimed{false};  // a TimeoutRecord has an author
   TimeoutRecord record;
+  std::function<std::string()> more_of_timeout;  // goes behind the record's text; set while nobody waits
 
   uint32_t& abort_word() { return control_block(bases[static_cast<size_t>(rank)]).abort_word; }
   /// First cause stays. Wakes all waiters of this rank and stops its wire. Any thread.

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "overlace/errc_pod.h"
+#include "overlace/handle_pod.h"
 #include "overlace/runtime.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::runtime {
 

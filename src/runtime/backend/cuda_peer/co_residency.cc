@@ -1,10 +1,8 @@
 // Calls of several channels of one GPU: side by side where their SM budgets fit, else one after the other by events.
-#include "src/runtime/backend/cuda_peer/co_residency.h"
-
 #include <algorithm>
 
 #include "src/runtime/backend/cuda_peer/state.h"
-#include "src/runtime/call_order.h"
+#include "src/runtime/residency.h"
 
 namespace overlace::runtime::cuda_peer {
 namespace {
@@ -24,14 +22,6 @@ class RelaxedCapture {
 };
 
 }  // namespace
-
-base::Status check_co_resident(const Grid& grid, int sms) {
-  int blocks_per_sm = 0;
-  OVERLACE_TRY(cuda_status(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, grid.kernel, grid.threads, grid.shared_bytes),
-      "cudaOccupancyMaxActiveBlocksPerMultiprocessor"));
-  return check_grid(grid.name, grid.blocks, blocks_per_sm, sms);
-}
 
 bool CudaPeerState::is_capturing(StreamRef stream) const {
   const DeviceGuard guard(device_);

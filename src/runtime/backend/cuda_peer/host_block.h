@@ -4,8 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include "overlace/handle_pod.h"
 #include "src/runtime/backend/cuda_peer/check.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::runtime::cuda_peer {
 

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "src/runtime/backend/cuda_peer/check.h"
 
@@ -70,6 +71,10 @@ base::Result<LocalMemory> LocalMemory::allocate(size_t bytes, const char* what) 
 }
 
 base::Result<LocalMemory> LocalMemory::filled(int byte, size_t bytes, const char* what) {
+  // A few bytes travel by a copy engine: a kernel that fills them would wait for SMs, which calls may hold.
+  constexpr size_t kFew = size_t{64} << 10;
+  if (bytes <= kFew)
+    return copy_of(std::vector<unsigned char>(bytes, static_cast<unsigned char>(byte)).data(), bytes, what);
   base::Result<LocalMemory> out = queue(bytes, what);
   if (out.ok()) OVERLACE_TRY(fill(out->data_, byte, bytes));
   return out;

@@ -1,4 +1,4 @@
-#include "src/device/sync/barrier.cuh"
+#include "overlace/device/barrier.cuh"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/nodes.h"
 #include "src/runtime/backend/cuda_peer/preload.h"

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
+#include "overlace/handle_pod.h"
 #include "src/base/status.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::runtime::cuda_peer {
 

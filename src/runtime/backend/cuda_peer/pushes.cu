@@ -1,4 +1,4 @@
-#include "src/device/mem/tma.cuh"
+#include "overlace/device/tma.cuh"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/preload.h"
 #include "src/runtime/backend/cuda_peer/pushes.h"

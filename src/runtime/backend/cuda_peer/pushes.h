@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
+#include "overlace/handle_pod.h"
 #include "overlace/stream.h"
 #include "src/base/status.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::runtime::cuda_peer {
 

@@ -1,4 +1,4 @@
-#include "src/device/sync/signal.cuh"
+#include "overlace/device/signal.cuh"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/preload.h"
 #include "src/runtime/backend/cuda_peer/self_test.h"

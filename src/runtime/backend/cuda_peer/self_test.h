@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "overlace/handle_pod.h"
 #include "src/base/status.h"
 #include "src/runtime/backend/cuda_peer/device_heap.h"
 #include "src/runtime/control.h"
-#include "src/spec/handle_pod.h"
 
 namespace overlace::runtime::cuda_peer {
 

@@ -244,6 +244,10 @@ std::vector<CudaPiece> cuda_pieces(std::span<const PassTensor> tensors) {
 
 base::Status queue_pass(const CudaPass& pass, void* cuda_stream) {
   auto* const stream = static_cast<cudaStream_t>(cuda_stream);
+  if (pass.memory.kept != nullptr || pass.memory.momentum == nullptr)
+    return base::invalid_argument(
+        "pass of CO2: kept increments {}, momentum {}; wanted on a GPU: none kept, and a momentum",
+        pass.memory.kept != nullptr, pass.memory.momentum != nullptr);
   switch (pass.dtype) {
     case DType::fp32:
       return status_of(launch_wire<float>(pass, stream), "pass of CO2");

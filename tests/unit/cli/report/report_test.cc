@@ -4,10 +4,10 @@
 
 #include <cmath>
 #include <limits>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "cli/report/page.h"
 #include "cli/report/timeline.h"
 
 namespace overlace::cli {
@@ -22,34 +22,34 @@ size_t count(std::string_view text, std::string_view part) {
   return n;
 }
 
-/// Empty if every tag is closed in order, else what is wrong. Text may hold no bare angle bracket.
-std::string unbalanced(std::string_view html) {
-  static const std::set<std::string, std::less<>> kVoid = {"meta", "br", "!doctype"};
-  std::vector<std::string> open;
-  const size_t style = html.find("<style>"), style_end = html.find("</style>");
-  for (size_t i = 0; i < html.size(); ++i) {
-    if (i == style + 7) i = style_end;  // CSS has child selectors
-    if (html[i] == '>') return "stray > at ..." + std::string(html.substr(i > 40 ? i - 40 : 0, 60));
-    if (html[i] != '<') continue;
-    bool is_quoted = false;
-    size_t end = i + 1;
-    for (; end < html.size() && (is_quoted || html[end] != '>'); ++end) {
-      if (html[end] == '"') is_quoted = !is_quoted;
-      if (html[end] == '<') return "< in a tag at " + std::string(html.substr(i, 60));
-    }
-    const std::string_view tag = html.substr(i + 1, end - i - 1);
-    const std::string name(tag.substr(0, tag.find_first_of(" /", tag.starts_with('/') ? 1 : 0)));
-    i = end;
-    if (kVoid.contains(name) || tag.ends_with('/')) continue;
-    if (!name.starts_with('/')) {
-      open.push_back(name);
-    } else if (open.empty() || "/" + open.back() != name) {
-      return name + " closes " + (open.empty() ? "nothing" : open.back());
-    } else {
-      open.pop_back();
-    }
+/// The JSON value in the page's block of data.
+base::Json data_of(std::string_view page) {
+  static constexpr std::string_view kBegin = "<script type=\"application/json\" id=\"data\">";
+  const size_t begin = page.find(kBegin), end = page.find("</script>", begin);
+  return base::Json::parse(page.substr(begin + kBegin.size(), end - begin - kBegin.size()), "the page").value();
+}
+
+/// Blocks and sections that have this title, with those in columns.
+std::vector<base::Json> sections_of(const base::Json& data, std::string_view title) {
+  std::vector<base::Json> found, all;
+  for (const base::Json& block : data.find("blocks")->as_array()) {
+    all.push_back(block);
+    if (const base::Json* sections = block.find("sections"))
+      all.insert(all.end(), sections->as_array().begin(), sections->as_array().end());
   }
-  return open.empty() ? "" : open.back() + " is not closed";
+  for (const base::Json& one : all)
+    if (one.find("title") != nullptr && *one.find("title") == base::Json(title)) found.push_back(one);
+  return found;
+}
+
+/// The run of the timelines with this title, or null.
+base::Json run_of(const base::Json& data, std::string_view title) {
+  const base::Json when = sections_of(data, "What happened when").at(0);
+  const base::Json* runs = when.find("parts")->as_array().at(0).find("runs");
+  if (runs == nullptr) return {};
+  for (const base::Json& run : runs->as_array())
+    if (run.find("title")->as_string() == title) return run;
+  return {};
 }
 
 Trace serial_trace() {
@@ -142,11 +142,13 @@ TEST(Duration, HasThreeDigitsAndItsUnit) {
   EXPECT_EQ(duration_text(std::numeric_limits<double>::infinity()), "n/a");
 }
 
-TEST(Report, IsBalancedHtmlWithoutForeignResources) {
+TEST(Report, IsOnePageWithoutForeignResources) {
   const std::string page = html_report(sample());
-  EXPECT_EQ(unbalanced(page), "");
   EXPECT_TRUE(page.starts_with("<!doctype html>"));
-  for (const char* part : {"http", "<script", "src=", "href=", "@import", "url(data"})
+  EXPECT_TRUE(page.ends_with("</html>\n"));
+  EXPECT_EQ(count(page, "@DATA@"), 0u);
+  EXPECT_EQ(count(page, "<script"), 2u);  // data, and the template's own
+  for (const char* part : {"http", "src=", "href=", "@import", "url(data", "innerHTML", "eval("})
     EXPECT_EQ(count(page, part), 0u) << part;
   EXPECT_EQ(count(page, "url("), count(page, "url(#"));
   for (char c : page) ASSERT_TRUE(static_cast<unsigned char>(c) < 0x80);
@@ -154,10 +156,26 @@ TEST(Report, IsBalancedHtmlWithoutForeignResources) {
 
 TEST(Report, ShowsSitesTotalsErrorsAndMachine) {
   const std::string page = html_report(sample());
-  for (const char* part : {"<b>qkv</b> ag_gemm", "512 x 96 x 64", "8.00 us", "6.00 us", "5.50 us", "80 %", "-25 %",
-                           "hetero_unfused_1d q=2", "chunks arrive meanwhile", "12.0 us", "11.0 us", "1.25e-06",
-                           "1.5e-06", "verified", "medians of 15", "<dt>cores</dt><dd>2</dd>", "1.09x"})
+  for (const char* part :
+       {"\"qkv\"", "\" ag_gemm\"", "512 x 96 x 64", "80 %", "-25 %", "hetero_unfused_1d q=2", "chunks arrive meanwhile",
+        "[\"overlapped run\",\"1.25e-06\"]", "1.5e-06", "\"verified\"", "medians of 15", "[\"cores\",\"2\"]", "1.09x"})
     EXPECT_NE(page.find(part), std::string::npos) << part;
+  const base::Json sites = sections_of(data_of(page), "Sites").at(0), table = sites.find("parts")->as_array().at(0);
+  const auto texts = [](const base::Json& row) {
+    std::vector<std::string> cells;
+    for (size_t i = 0; i < 4; ++i) cells.push_back(row.find("cells")->as_array().at(i).as_string());
+    return cells;
+  };
+  using Texts = std::vector<std::string>;
+  ASSERT_EQ(table.find("rows")->as_array().size(), 2u);
+  const base::Json& qkv = table.find("rows")->as_array()[0];
+  EXPECT_EQ(texts(qkv), (Texts{"8.00 us", "6.00 us", "5.50 us", "80 %"}));
+  EXPECT_EQ(texts(*table.find("foot")), (Texts{"12.0 us", "11.0 us", "8.50 us", "30 %"}));
+  // Bars on the scale of the longest run, 8 us.
+  const base::Json& picture = qkv.find("cells")->as_array()[4];
+  EXPECT_DOUBLE_EQ(picture.find("bars")->as_array().at(0).find("at")->as_double(), 100);
+  EXPECT_DOUBLE_EQ(picture.find("bars")->as_array().at(1).find("at")->as_double(), 75);
+  EXPECT_DOUBLE_EQ(picture.find("marks")->as_array().at(0).find("at")->as_double(), 68.75);
 }
 
 TEST(Report, ShowsTheRunThatIsNearestToTheMedian) {
@@ -176,7 +194,7 @@ TEST(Report, ShowsTheRunThatIsNearestToTheMedian) {
 TEST(Report, TellsTheLimitOfAllLayersFromThoseOfSites) {
   const std::string page = html_report(sample());
   EXPECT_NE(page.find("limit of all layers: 1.41x"), std::string::npos) << "12 us serial, 8.5 us";
-  EXPECT_NE(page.find("<b>All layers</b>"), std::string::npos);
+  EXPECT_NE(page.find("All layers"), std::string::npos);
   EXPECT_NE(page.find("which is not the sum of the sites"), std::string::npos);
   EXPECT_EQ(page.find("attainable"), std::string::npos);
   Report unmeasured = sample();
@@ -186,7 +204,7 @@ TEST(Report, TellsTheLimitOfAllLayersFromThoseOfSites) {
 
 TEST(Report, SaysEmulatedOnlyAndEverywhereWhenItIs) {
   Report report = sample();
-  EXPECT_EQ(count(html_report(report), "class=\"badge emulated\""), 0u);
+  EXPECT_EQ(count(html_report(report), "\"kind\":\"emulated\""), 0u);
   report.emulated = true;
   report.emulation = "link 2 GB/s, 20 us";
   EXPECT_EQ(count(html_report(report), "emulated link 2 GB/s, 20 us"), 3u);  // title, timelines, sites
@@ -197,27 +215,58 @@ TEST(Report, ShowsAFailedCheck) {
   report.ok = false;
   const std::string page = html_report(report);
   EXPECT_NE(page.find("a check failed"), std::string::npos);
-  EXPECT_EQ(page.find("verified"), std::string::npos);
+  EXPECT_EQ(page.find("\"verified\""), std::string::npos);
 }
 
 TEST(Report, MarksTheSavedTimeOnOneScale) {
-  const std::string page = html_report(sample());
-  // 8 us serial, 6 us overlapped: a quarter, between 6 and 8 us of an axis of 8.08 us.
-  EXPECT_NE(page.find("2.00 us saved (25 %)"), std::string::npos);
-  EXPECT_NE(page.find("<g class=\"saved\"><rect class=\"area\" x=\"74.257%\""), std::string::npos);
+  const base::Json data = report_data(sample());
+  const base::Json timelines = sections_of(data, "What happened when").at(0).find("parts")->as_array().at(0);
+  EXPECT_DOUBLE_EQ(timelines.find("length")->as_double(), 8080);
+  // 8 us serial, 6 us overlapped: a quarter, between 6 and 8 us.
+  EXPECT_TRUE(run_of(data, "Serial").find("difference")->is_null());
+  const base::Json saved = *run_of(data, "Overlapped").find("difference");
+  EXPECT_EQ(saved.find("text")->as_string(), "2.00 us saved (25 %)");
+  EXPECT_EQ(saved.find("kind")->as_string(), "saved");
+  EXPECT_EQ(saved.find("begin")->as_int(), 6000);
+  EXPECT_EQ(saved.find("end")->as_int(), 8000);
   Report slower = sample();
   std::swap(slower.serial, slower.overlapped);
   slower.total.overlapped_us = 20;
-  const std::string lost = html_report(slower);
-  EXPECT_NE(lost.find("<g class=\"lost\">"), std::string::npos);
-  EXPECT_NE(lost.find("2.00 us lost (33 %)"), std::string::npos);
-  EXPECT_EQ(lost.find(" saved ("), std::string::npos);
-  EXPECT_NE(lost.find("8.00 us lost</div>"), std::string::npos);
+  const base::Json lost = report_data(slower);
+  EXPECT_TRUE(run_of(lost, "Overlapped").find("difference")->is_null());
+  EXPECT_EQ(run_of(lost, "Serial").find("difference")->find("text")->as_string(), "2.00 us lost (33 %)");
+  EXPECT_EQ(run_of(lost, "Serial").find("difference")->find("kind")->as_string(), "lost");
+  EXPECT_EQ(lost.dump().find(" saved ("), std::string::npos);
+  EXPECT_NE(lost.dump().find("\"8.00 us lost\""), std::string::npos);
 }
 
-TEST(Report, EscapesWhatItIsGiven) {
+TEST(Report, TimelinesHaveSpansExposedPartsAndArrowsFromTheBegin) {
+  const base::Json run = run_of(report_data(sample()), "Overlapped");
+  EXPECT_EQ(run.find("total")->as_string(), "6.00 us");
+  EXPECT_EQ(run.find("exposed")->as_string(), "0.50 us");
+  ASSERT_EQ(run.find("ranks")->as_array().size(), 2u);
+  const base::Json& first = run.find("ranks")->as_array()[0];
+  EXPECT_EQ(first.find("exposed")->as_string(), "0");
+  // The lane that computes comes first, though "ce 0" is before "cpu 0".
+  const base::Json& lane = first.find("lanes")->as_array().at(0);
+  EXPECT_EQ(lane.find("name")->as_string(), "cpu 0");
+  const base::Json& span = lane.find("spans")->as_array().at(1);
+  EXPECT_EQ(span.find("begin")->as_int(), 3000);
+  EXPECT_EQ(span.find("end")->as_int(), 6000);
+  EXPECT_EQ(span.find("kind")->as_string(), "gemm");
+  EXPECT_EQ(span.find("title")->as_string(), "gemm_remote (gemm), rank 0, cpu 0: 3.00 us from 3.00 us, 167 GFLOP/s");
+  const base::Json& exposed = run.find("ranks")->as_array()[1].find("exposed_spans")->as_array().at(0);
+  EXPECT_EQ(exposed.find("begin")->as_int(), 1500);
+  EXPECT_EQ(exposed.find("end")->as_int(), 2000);
+  const base::Json& arrow = run.find("arrows")->as_array().at(0);
+  EXPECT_EQ(arrow.find("from")->as_string(), "0 ce 0");
+  EXPECT_EQ(arrow.find("to")->as_string(), "1 cpu 0");
+  EXPECT_EQ(arrow.find("begin")->as_int(), 2000);
+}
+
+TEST(Report, NothingGivenCanEndTheDataOrBecomeMarkup) {
   Report report = sample();
-  const std::string evil = "<script>alert('x')</script>&\"";
+  const std::string evil = "</script><script>alert('x')</script><!--&\"\\";
   report.model = report.backend = report.dtype = evil;
   report.sites[0].name = report.sites[0].why = report.sites[0].schedule = evil;
   report.machine = {{evil, evil}};
@@ -225,24 +274,26 @@ TEST(Report, EscapesWhatItIsGiven) {
   report.overlapped.spans[0].name = report.overlapped.spans[0].lane = evil;
   report.overlapped.arrows[0].name = evil;
   const std::string page = html_report(report);
-  EXPECT_EQ(count(page, "<script"), 0u);
-  EXPECT_EQ(unbalanced(page), "");
+  EXPECT_EQ(count(page, "<script"), count(html_report(sample()), "<script"));
+  EXPECT_EQ(count(page, "</script"), count(html_report(sample()), "</script"));
+  EXPECT_EQ(count(page, "alert('x')<"), 0u);
+  EXPECT_EQ(data_of(page), report_data(report)) << "what was escaped reads back";
+  EXPECT_EQ(data_of(page).find("heading")->as_string(), evil);
 }
 
 TEST(Report, IsWholeWithoutTimelinesSitesOrNumbers) {
   const std::string empty = html_report(Report{});
-  EXPECT_EQ(unbalanced(empty), "");
   EXPECT_NE(empty.find("No timeline was recorded."), std::string::npos);
+  EXPECT_TRUE(sections_of(data_of(empty), "Sites").empty());
   Report report = sample();
   report.sites[0].hidden = std::nan("");
   report.sites[0].serial_us = 0;
   report.total.hidden = std::nan("");
   report.serial = {};
-  const std::string page = html_report(report);
-  EXPECT_EQ(unbalanced(page), "");
-  EXPECT_EQ(count(page, "nan"), 0u);
-  EXPECT_EQ(count(page, "aria-label=\"Serial timeline"), 0u);
-  EXPECT_EQ(count(page, "aria-label=\"Overlapped timeline"), 1u);
+  const base::Json data = report_data(report);
+  EXPECT_EQ(count(data.dump(), "nan"), 0u);
+  EXPECT_TRUE(run_of(data, "Serial").is_null());
+  EXPECT_FALSE(run_of(data, "Overlapped").is_null());
 }
 
 TEST(Report, LongRunsStaySmall) {

@@ -131,6 +131,37 @@ TEST(RunResultTable, IsTheCommittedOne) {
   EXPECT_EQ(to_table(example()), want.str());
 }
 
+TEST(RunResultJson, SaysWhatStreamsAndWhatBinds) {
+  RunResult r = example();
+  EXPECT_TRUE(to_json(r).find("weights")->is_null());
+  r.weights = WeightsResult{"disk", 1 << 20, 1000, 2, 4, 8000, 2000, 7000};
+  const base::Json json = to_json(r);
+  const base::Json& w = *json.find("weights");
+  EXPECT_EQ(w.find("source")->as_string(), "disk");
+  EXPECT_EQ(w.find("device_bytes")->as_int(), 1 << 20);
+  EXPECT_EQ(w.find("layer_bytes")->as_int(), 1000);
+  EXPECT_EQ(w.find("resident_layers")->as_int(), 2);
+  EXPECT_EQ(w.find("streamed_layers")->as_int(), 4);
+  EXPECT_DOUBLE_EQ(w.find("transfer_us")->as_double(), 8000);
+  EXPECT_DOUBLE_EQ(w.find("waited_us")->as_double(), 2000);
+  EXPECT_DOUBLE_EQ(w.find("hidden")->as_double(), 0.75);
+  EXPECT_EQ(w.find("binds")->as_string(), "disk");
+  r.weights->disk_us = 3000;
+  EXPECT_EQ(r.weights->binds(), "host memory");
+  r.weights->waited_us = 300;
+  EXPECT_EQ(r.weights->binds(), "compute");
+  const std::string table = to_table(r);
+  EXPECT_NE(table.find("compute binds"), std::string::npos) << table;
+  EXPECT_NE(
+      table.find("weights: 4 of 6 layers of 1000 bytes stream from disk, 8000 us a pass, of which the layers wait "
+                 "300 us; compute binds\n"),
+      std::string::npos)
+      << table;
+  r.weights->streamed_layers = 0;
+  EXPECT_FALSE(r.weights->hidden().has_value());
+  EXPECT_NE(to_table(r).find("weights: all 2 layers fit into 1048576 bytes\n"), std::string::npos);
+}
+
 TEST(RunResultTable, LabelsEmulationAndWrongResults) {
   RunResult r = example();
   EXPECT_NE(to_table(r).find("EMULATED link between ranks: 200MB/s,20us"), std::string::npos);

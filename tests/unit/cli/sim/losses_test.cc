@@ -108,9 +108,9 @@ TEST(SimCharacterise, PlotsBothLossesInBothDirections) {
   words.plot = testing::TempDir() + "overlace_losses.svg";
   (void)data_of(words);
   const std::string svg = base::read_file(words.plot).value();
-  for (const char* part : {"product in parts, one by one", "transfer in parts, one by one", "product beside a transfer",
-                           "transfer beside a product", ">copies of columns (2-D)<", ">stores of all SMs<",
-                           ">tma_slot<", ">epilogue<", ">1.2<"})
+  for (const char* part : {"GEMM in parts, one by one", "transfer in parts, one by one", "GEMM beside a transfer",
+                           "transfer beside a GEMM", ">copies of columns (2-D)<", ">stores of all SMs<", ">tma_slot<",
+                           ">epilogue<", ">1.2<"})
     EXPECT_NE(svg.find(part), std::string::npos) << part;
   words.plot = testing::TempDir() + "overlace_losses.html";
   (void)data_of(words);

@@ -6,6 +6,7 @@
 
 #include "cli/sim/check.h"
 #include "cli/sim/graph.h"
+#include "cli/sim/offload.h"
 #include "cli/sim/t3.h"
 #include "cli/trace/trace.h"
 #include "overlace/error.h"
@@ -132,6 +133,49 @@ TEST(SimGraphCommand, Co2RulesInOrder) {
   EXPECT_LT(number(list, 1, "efficiency"), number(list, 4, "efficiency"));  // co2
   words.rule = "co2";
   EXPECT_EQ(printed_json([&] { return sim_graph_co2(words); }).as_array().size(), 1U);
+}
+
+/// What the planner's closed form says, where nothing slows anything.
+TEST(SimGraphCommand, OffloadIsTheClosedFormOfThePlan) {
+  const std::string machine = testing::TempDir() + "overlace_alone.json";
+  spec::Machine alone = spec::find_machine("h200x4");
+  alone.contention.clear();
+  base::write_file(machine, spec::to_json(alone)).or_throw();
+  for (const auto& [host, binds] : {std::pair{"1TiB", "compute"}, {"40GiB", "disk"}, {"0", "disk"}}) {
+    OffloadGraphWords words;
+    words.config = "Qwen3-32B";
+    words.device_memory = "10GiB";
+    words.host_memory = host;
+    words.machine = machine;
+    words.tokens = 32768;
+    words.json = "-";
+    const PlannedOffload planned = planned_offload(words);
+    const base::Json list = printed_json([&] { return sim_graph_offload(words); });
+    ASSERT_EQ(list.as_array().size(), 3U);
+    EXPECT_EQ(list.as_array()[1].find("binds")->as_string(), binds);
+    EXPECT_NEAR(number(list, 1, "compute_us"), 1e6 * planned.plan.compute_s, 1);
+    EXPECT_NEAR(number(list, 1, "host_us"), 1e6 * planned.plan.host_s, 1);
+    EXPECT_NEAR(number(list, 1, "disk_us"), 1e6 * planned.plan.disk_s, 1);
+    EXPECT_NEAR(number(list, 1, "bound_us"), 1e6 * planned.plan.total_s(), 1);
+    // Layers that stay are whole ones, so that slots are not as far ahead everywhere.
+    EXPECT_NEAR(number(list, 1, "pass_us"), 1e6 * planned.plan.total_s(), 0.1e6 * planned.plan.total_s());
+    EXPECT_NEAR(number(list, 0, "pass_us"),
+                number(list, 1, "compute_us") + number(list, 1, "host_us") + number(list, 1, "disk_us"), 1);
+    EXPECT_NEAR(number(list, 2, "pass_us"), number(list, 1, "compute_us"), 1);
+  }
+}
+
+TEST(SimGraphCommand, OffloadSaysWhatItCannotDo) {
+  OffloadGraphWords words;
+  EXPECT_THROW(sim_graph_offload(words), InvalidArgument);  // no device memory
+  words.device_memory = "1MiB";
+  EXPECT_THROW(sim_graph_offload(words), OutOfMemory);
+  words.device_memory = "16GiB";
+  words.slots = 1;
+  EXPECT_THROW(sim_graph_offload(words), InvalidArgument);
+  words.slots = 2;
+  words.trace = "picture.png";
+  EXPECT_THROW(sim_graph_offload(words), InvalidArgument);
 }
 
 TEST(SimGraphCommand, AGraphOfLinksFromAFile) {

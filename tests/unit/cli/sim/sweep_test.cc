@@ -102,7 +102,8 @@ TEST(SimSweep, RefusesBadLists) {
   EXPECT_EQ(message([](W* w) { w->n = "0"; }), "--n is 0" + wanted);
   EXPECT_EQ(message([](W* w) { w->degrees = "1;2"; }), "--degrees is 1;2" + wanted);
   EXPECT_EQ(message([](W* w) { w->degrees = "4,5000"; }), "--degrees has 5000, wanted at most 1024");
-  EXPECT_EQ(message([](W* w) { w->op = "gemm"; }), "operator is gemm, wanted ag_gemm, ag_wgrad, gemm_rs or gemm_ar");
+  EXPECT_EQ(message([](W* w) { w->op = "gemm"; }),
+            "operator is gemm, wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm");
   EXPECT_EQ(message([](W* w) { w->families = "library,x"; }).rfind("--families has x, wanted all or of library", 0),
             0U);
   EXPECT_EQ(message([](W* w) { w->plot = "x.png"; }), "--plot is x.png, wanted a name that ends in .svg or .html");
@@ -121,7 +122,9 @@ TEST(SimPlot, EscapesAndSaysWhereNothingIs) {
   const std::string odd = plot_svg("a \x01\"b\"", "x", "us", {{"one", {{"line", {4}, {2}}}}});
   EXPECT_EQ(odd.find('\x01'), std::string::npos);
   EXPECT_NE(odd.find("&quot;b&quot;"), std::string::npos);
-  EXPECT_NE(plot_html("t", svg, "row 1\nrow 2\n").find("row 1\nrow 2\n"), std::string::npos);
+  const std::string page = plot_html("t", svg, "row 1\nrow 2\n");
+  EXPECT_NE(page.find("row 1\\nrow 2\\n"), std::string::npos);
+  EXPECT_NE(page.find("\\u003csvg xmlns="), std::string::npos) << "the picture is data of the page, not its markup";
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.find("inf"), std::string::npos);
 }

@@ -26,6 +26,16 @@ TEST(Co2Buckets, EndAtEdgesOfParameters) {
   EXPECT_EQ(make_buckets(counts, 1), (Ranges{{0, 1, 0, 3}, {1, 1, 3, 4}, {2, 1, 7, 5}, {3, 1, 12, 1}}));
 }
 
+TEST(Co2Buckets, FragmentsAreNeighboursOfAboutTheSameSize) {
+  const std::vector<int64_t> counts = {10, 10, 10, 10, 5, 5, 10};
+  EXPECT_EQ(fragments_of(make_buckets(counts, 10), 3), (std::vector<int>{0, 0, 1, 1, 2, 2}));
+  EXPECT_EQ(fragments_of(make_buckets(counts, 10), 1), (std::vector<int>(6)));
+  // A bucket that is larger than a fragment leaves one without any.
+  EXPECT_EQ(fragments_of(make_buckets(std::vector<int64_t>{1, 100, 1}, 30), 3), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(fragments_of(make_buckets(std::vector<int64_t>{100, 1, 1}, 30), 3), (std::vector<int>{1, 2}));
+  EXPECT_TRUE(fragments_of({}, 3).empty());
+}
+
 TEST(Co2Buckets, ALargeParameterHasOneOfItsOwn) {
   const std::vector<int64_t> counts = {2, 100, 2};
   EXPECT_EQ(make_buckets(counts, 10), (Ranges{{0, 1, 0, 2}, {1, 1, 2, 100}, {2, 1, 102, 2}}));

@@ -70,6 +70,62 @@ TEST(Co2Engine, OrderOfABlockingBoundary) {
   EXPECT_TRUE(all_due(engine).empty());
 }
 
+TEST(Co2Engine, OrderOfStreamedFragments) {
+  Co2Options given = options(OuterRule::streaming, 4);
+  given.fragments = 2;
+  Engine engine(given, 3, 3, 2, {0, 0, 1});
+  (void)all_due(engine);
+  const auto step = [&] {
+    EXPECT_TRUE(engine.on_inner_step().ok());
+    return all_due(engine);
+  };
+  EXPECT_TRUE(step().empty());
+  EXPECT_EQ(step(),
+            (Names{"pass bucket 0 of round 0", "launch bucket 0 of round 0", "pass bucket 1 of round 0",
+                   "launch bucket 1 of round 0", "reduce_sums round 0", "end round 0", "launch header of round 0"}));
+  EXPECT_EQ(engine.open_tickets(), (std::vector<int>{-1, 0, 1}));
+  const EngineState between = engine.state();
+  EXPECT_EQ(step(),
+            (Names{"wait header of round 0", "begin round 0", "wait bucket 0 of round 0", "pass bucket 0 of round 0",
+                   "wait bucket 1 of round 0", "pass bucket 1 of round 0", "moved round 0"}));
+  EXPECT_TRUE(engine.open_tickets().empty());
+  EXPECT_EQ(step(), (Names{"pass bucket 2 of round 1", "launch bucket 2 of round 1", "reduce_sums round 1",
+                           "end round 1", "launch header of round 1"}));
+  ASSERT_TRUE(engine.flush().ok());
+  const Names flushed = all_due(engine);
+  ASSERT_EQ(flushed.size(), 5 + 9 + 9u);
+  EXPECT_EQ(flushed[4], "moved round 1");
+  EXPECT_EQ(flushed[5], "pass bucket 0 of round 2");
+  EXPECT_EQ(flushed.back(), "moved round 2");
+  ASSERT_TRUE(engine.flush().ok());
+  EXPECT_TRUE(all_due(engine).empty());  // groups are alike
+  // A checkpoint knows which buckets are on their way.
+  Engine other(given, 3, 3, 2, {0, 0, 1});
+  (void)all_due(other);
+  ASSERT_TRUE(other.load(between).ok());
+  EXPECT_EQ(other.open_tickets(), (std::vector<int>{-1, 0, 1}));
+  EngineState beyond = between;
+  beyond.step = 2;
+  EXPECT_EQ(other.load(beyond).code(), Errc::corrupt);
+}
+
+TEST(Co2Engine, AStreamedFragmentComesInBeforeTheNextOneGoes) {
+  Co2Options given = options(OuterRule::streaming, 2);
+  given.fragments = 2;  // one step from exchange to exchange
+  for (const int64_t delay : {0, 1}) {
+    given.delay = delay;
+    Engine engine(given, 2, 2, 1, {0, 1});
+    (void)all_due(engine);
+    ASSERT_TRUE(engine.on_inner_step().ok());
+    const Names first = all_due(engine);
+    EXPECT_EQ(first.size(), delay == 0 ? 9u : 4u);
+    ASSERT_TRUE(engine.on_inner_step().ok());
+    const Names second = all_due(engine);
+    EXPECT_EQ(second[0], delay == 0 ? "pass bucket 1 of round 1" : "wait header of round 0");
+    EXPECT_EQ(second.size(), 9u);
+  }
+}
+
 TEST(Co2Engine, AFlushInsideARoundEndsTheRoundFirst) {
   Engine engine(options(OuterRule::co2, 4), 2, 1, 1);
   (void)all_due(engine);

@@ -12,9 +12,21 @@ namespace {
 TEST(Co2OptionsTest, DefaultsOfTheRules) {
   Co2Options stable = *resolve(Co2Options::stable(8));
   EXPECT_EQ(stable.outer_lr, 1);
-  EXPECT_EQ(stable.outer_momentum, 0.8);
+  EXPECT_EQ(stable.outer_momentum, 0);
+  EXPECT_EQ(resolve({.keep = 0})->outer_momentum, 0);
+  EXPECT_EQ(resolve({.keep = 0})->phi, 1);
   EXPECT_EQ(stable.phi, 3);
-  EXPECT_EQ(stable.kappa, 1);
+  EXPECT_EQ(stable.kappa, 0);
+  EXPECT_EQ(stable.keep, 0.8);
+  const Co2Options anchored = *resolve({.kappa = 1});
+  EXPECT_EQ(anchored.outer_momentum, 0.8);
+  EXPECT_EQ(anchored.phi, 3);
+  EXPECT_EQ(anchored.keep, 0);
+  const Co2Options eager = *resolve({.rule = OuterRule::eager});
+  EXPECT_EQ(eager.outer_lr, 1);
+  EXPECT_EQ(eager.outer_momentum, 0);
+  EXPECT_EQ(keep_of(eager, 4), 0.25);
+  EXPECT_EQ(keep_of(*resolve({.rule = OuterRule::eager, .keep = 0.5}), 4), 0.5);
   const struct {
     int gpus;
     double beta;
@@ -23,11 +35,21 @@ TEST(Co2OptionsTest, DefaultsOfTheRules) {
   const Co2Options paper = *resolve(Co2Options::paper(8, 64));
   EXPECT_EQ(paper.phi, 1);
   EXPECT_EQ(paper.kappa, 0);
+  EXPECT_EQ(paper.keep, 0);
   EXPECT_EQ(paper.gap, StalenessGap::adaptive);
   const Co2Options diloco = *resolve({.rule = OuterRule::diloco});
   EXPECT_EQ(diloco.outer_lr, 0.7);
   EXPECT_EQ(diloco.outer_momentum, 0.9);
   EXPECT_EQ(diloco.clip, MomentumClip::none);
+  EXPECT_EQ(diloco.keep, 0);
+  const Co2Options streaming = *resolve({.rule = OuterRule::streaming, .tau = 6});
+  EXPECT_EQ(streaming.outer_lr, 0.7);
+  EXPECT_EQ(streaming.outer_momentum, 0.9);
+  EXPECT_EQ(streaming.fragments, 3);
+  EXPECT_EQ(streaming.delay, 1);
+  EXPECT_EQ(streaming.mix, 0.5);
+  EXPECT_EQ(resolve({.rule = OuterRule::streaming, .tau = 12})->fragments, 4);
+  EXPECT_EQ(resolve({.rule = OuterRule::streaming, .tau = 7})->fragments, 1);
   EXPECT_EQ(resolve({.rule = OuterRule::slow_mo})->outer_momentum, 0.2);
   EXPECT_EQ(resolve({.rule = OuterRule::local_sgd})->outer_momentum, 0);
 }
@@ -51,7 +73,18 @@ TEST(Co2OptionsTest, EachBadValueIsNamedWithWhatIsWanted) {
       {[](Co2Options& o) { o.rule = OuterRule::local_sgd, o.outer_momentum = 0.5; },
        "local_sgd has no outer momentum and outer_lr 1, got 0.5 and 1; wanted: slow_mo"},
       {[](Co2Options& o) { o.rule = OuterRule::diloco, o.gap = StalenessGap::adaptive; },
-       "gap is adaptive with rule diloco, which has no stale increments; wanted: none"},
+       "gap is adaptive with rule diloco, wanted: none, or rule co2"},
+      {[](Co2Options& o) { o.rule = OuterRule::diloco, o.keep = 0.5; },
+       "keep is 0.5 with rule diloco, which has no stale increments; wanted: none"},
+      {[](Co2Options& o) { o.rule = OuterRule::streaming, o.fragments = 5; },
+       "fragments is 5 with tau 12, wanted: a divisor of it"},
+      {[](Co2Options& o) { o.rule = OuterRule::streaming, o.fragments = -1; },
+       "fragments is -1 with tau 12, wanted: a divisor of it"},
+      {[](Co2Options& o) { o.rule = OuterRule::streaming, o.fragments = 3, o.delay = 5; },
+       "delay is 5 with tau 12 and 3 fragments, wanted: 0 to 4, until the next is sent"},
+      {[](Co2Options& o) { o.rule = OuterRule::streaming, o.mix = 1; }, "mix is 1, wanted: 0 or more and below 1"},
+      {[](Co2Options& o) { o.keep = 1.5; }, "keep is 1.5, wanted: 0 to 1"},
+      {[](Co2Options& o) { o.rule = OuterRule::eager, o.keep = -0.5; }, "keep is -0.5, wanted: 0 to 1"},
   };
   for (const auto& row : rows) {
     Co2Options options;
@@ -65,9 +98,15 @@ TEST(Co2OptionsTest, EachBadValueIsNamedWithWhatIsWanted) {
 
 TEST(Co2OptionsTest, WarnsOfMomentumThatIsNotStable) {
   Co2Options options;
-  options.kappa = 0;
+  options.keep = 0;
   options.outer_momentum = 0.5;
-  EXPECT_NE(warning_of(*resolve(options)).find("0.5"), std::string::npos);
+  EXPECT_NE(warning_of(*resolve(options)).find("less than a factor of 0.5"), std::string::npos)
+      << warning_of(*resolve(options));
+  options.keep = 1;
+  EXPECT_EQ(warning_of(*resolve(options)), "");
+  options.outer_momentum = 0.9;
+  EXPECT_NE(warning_of(*resolve(options)).find("less than a factor of 0.87"), std::string::npos)
+      << warning_of(*resolve(options));
   options.gap = StalenessGap::adaptive;
   EXPECT_EQ(warning_of(*resolve(options)), "");
   EXPECT_EQ(warning_of(*resolve({})), "");
@@ -79,6 +118,7 @@ TEST(Co2OptionsTest, TextNamesEveryValueThatRanksMustHaveAlike) {
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.outer_lr = 0.5; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.outer_momentum = 0.5; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.kappa = 0.5; }),
+                             std::function<void(Co2Options&)>([](Co2Options& o) { o.keep = 0.5; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.phi = 2; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.clip = MomentumClip::none; }),
                              std::function<void(Co2Options&)>([](Co2Options& o) { o.gap = StalenessGap::adaptive; }),

@@ -23,13 +23,14 @@ struct Memory {
   std::vector<int64_t> counts;
   DType dtype = DType::fp32, wire_dtype = DType::fp32;
   std::vector<std::vector<char>> x, copies;
-  std::vector<float> a, m, residual;
+  std::vector<float> a, m, kept, residual;  // kept: empty where nothing is
   std::vector<char> w;
   std::vector<PassTensor> tensors;
   std::vector<TensorPod> bounds;
   std::vector<SumsPod> sums;
 
-  Memory(std::vector<int64_t> sizes, DType type, DType wire) : counts(std::move(sizes)), dtype(type), wire_dtype(wire) {
+  Memory(std::vector<int64_t> sizes, DType type, DType wire, bool keeps = false)
+      : counts(std::move(sizes)), dtype(type), wire_dtype(wire) {
     std::mt19937 draw(3);
     std::normal_distribution<float> normal;
     int64_t total = 0;
@@ -40,6 +41,7 @@ struct Memory {
       a.push_back(normal(draw));
       m.push_back(normal(draw));
       base::store_element(w.data(), wire, i, static_cast<double>(normal(draw)));
+      if (keeps) kept.push_back(normal(draw));
     }
     bounds.resize(counts.size());
     sums.resize(counts.size());
@@ -67,6 +69,7 @@ struct Memory {
   PassMemory memory() {
     return {.anchor = a.data(),
             .momentum = m.data(),
+            .kept = kept.empty() ? nullptr : kept.data(),
             .wire = w.data(),
             .wire_dtype = wire_dtype,
             .residual = wire_dtype == DType::fp32 ? nullptr : residual.data()};
@@ -77,7 +80,8 @@ struct Memory {
   }
 };
 
-const PassPod kPass{.pull = 0.5f, .inv_lambda = 0.75f, .beta = 0.8f, .step_m = 0.9f, .step_d = 0.1f, .is_applied = 1};
+const PassPod kPass{
+    .pull = 0.5f, .inv_lambda = 0.75f, .beta = 0.8f, .step_m = 0.9f, .step_d = 0.1f, .keep = 0.6f, .is_applied = 1};
 
 /// The same, element by element, from the text of the algorithm.
 void run_slowly(Memory& memory, PassMode mode, const PassPod& pass, int64_t groups) {
@@ -98,8 +102,12 @@ void run_slowly(Memory& memory, PassMode mode, const PassPod& pass, int64_t grou
       float& m = memory.m[static_cast<size_t>(flat)];
       float& left = memory.residual[static_cast<size_t>(flat)];
       const float v = get(memory.w.data(), memory.wire_dtype, flat);
+      const bool keeps = !memory.kept.empty();
+      float next_kept = 0;
       if (mode != PassMode::apply) {
-        const float w = a - get(memory.x[t].data(), memory.dtype, i);
+        const float start = keeps ? a - memory.kept[static_cast<size_t>(flat)] : a;
+        const float w = start - get(memory.x[t].data(), memory.dtype, i);
+        if (mode == PassMode::fused && keeps && std::isfinite(w)) next_kept = pass.keep * w;
         sums.w2 += static_cast<double>(w) * static_cast<double>(w);
         sums.bad += std::isfinite(w) ? 0 : 1;
         const float whole = memory.wire_dtype == DType::fp32 ? w : w + left;
@@ -110,6 +118,7 @@ void run_slowly(Memory& memory, PassMode mode, const PassPod& pass, int64_t grou
         }
       }
       if (mode == PassMode::delta) continue;
+      if (keeps) memory.kept[static_cast<size_t>(flat)] = next_kept;
       sums.v2 += static_cast<double>(v) * static_cast<double>(v);
       if (pass.is_applied != 0) {
         const float d = v - pass.pull * m, free = pass.beta * m + d * pass.inv_lambda, bound = memory.bounds[t].bound;
@@ -118,8 +127,8 @@ void run_slowly(Memory& memory, PassMode mode, const PassPod& pass, int64_t grou
         a -= pass.step_m * m + pass.step_d * d;
       }
       sums.m2 += static_cast<double>(m) * static_cast<double>(m);
-      set(memory.x[t].data(), memory.dtype, i, a);
-      set(memory.copies[t].data(), DType::bf16, i, a);
+      set(memory.x[t].data(), memory.dtype, i, a - next_kept);
+      set(memory.copies[t].data(), DType::bf16, i, a - next_kept);
     }
   }
 }
@@ -127,6 +136,7 @@ void run_slowly(Memory& memory, PassMode mode, const PassPod& pass, int64_t grou
 void expect_same(const Memory& got, const Memory& wanted) {
   EXPECT_EQ(got.a, wanted.a);
   EXPECT_EQ(got.m, wanted.m);
+  EXPECT_EQ(got.kept, wanted.kept);
   EXPECT_EQ(got.w, wanted.w);
   EXPECT_EQ(got.x, wanted.x);
   EXPECT_EQ(got.copies, wanted.copies);
@@ -146,6 +156,7 @@ struct Case {
   PassMode mode;
   DType dtype, wire;
   int64_t groups;
+  bool keeps;
 };
 
 class Co2Pass : public testing::TestWithParam<Case> {};
@@ -153,7 +164,7 @@ class Co2Pass : public testing::TestWithParam<Case> {};
 TEST_P(Co2Pass, EqualsTheObviousLoops) {
   const Case& c = GetParam();
   const std::vector<int64_t> counts = {1, 0, 7, 512, 515, 16384, 16385, 40003};
-  Memory got(counts, c.dtype, c.wire), wanted(counts, c.dtype, c.wire);
+  Memory got(counts, c.dtype, c.wire, c.keeps), wanted(counts, c.dtype, c.wire, c.keeps);
   for (int round = 0; round < 2; ++round) {  // twice: the residual of the first round comes into the second
     got.run(3, c.mode, kPass, c.groups);
     run_slowly(wanted, c.mode, kPass, c.groups);
@@ -166,14 +177,14 @@ std::vector<Case> cases() {
   for (const PassMode mode : {PassMode::fused, PassMode::delta, PassMode::apply})
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16})
       for (const DType wire : {DType::fp32, DType::bf16})
-        all.push_back({mode, dtype, wire, wire == DType::fp32 ? 3 : 4});
+        for (const bool keeps : {false, true}) all.push_back({mode, dtype, wire, wire == DType::fp32 ? 3 : 4, keeps});
   return all;
 }
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
   const char* const modes[] = {"fused", "delta", "apply"};
   return std::string(modes[static_cast<int>(info.param.mode)]) + "_" + dtype_name(info.param.dtype) + "_" +
-         dtype_name(info.param.wire);
+         dtype_name(info.param.wire) + (info.param.keeps ? "_keeps" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Co2Pass, testing::ValuesIn(cases()), name_of);
@@ -215,6 +226,39 @@ TEST(Co2PassSkip, LeavesAnchorAndMomentumAndRestoresParameters) {
   EXPECT_TRUE(std::isfinite(w[3]));
 }
 
+TEST(Co2PassSkip, KeepsOwnIncrementsThatAreFinite) {
+  Memory memory({6}, DType::fp32, DType::fp32, true);
+  float* const x = reinterpret_cast<float*>(memory.x[0].data());
+  x[2] = std::nanf("");
+  const float own = memory.a[1] - memory.kept[1] - x[1], kept = kPass.keep * own;
+  const std::vector<float> a = memory.a;
+  PassPod pass = kPass;
+  pass.is_applied = 0;
+  memory.run(1, PassMode::fused, pass, 2);
+  EXPECT_EQ(memory.kept[2], 0);
+  EXPECT_EQ(x[2], a[2]);
+  EXPECT_EQ(memory.kept[1], kept);
+  EXPECT_EQ(x[1], a[1] - kept);
+  EXPECT_NE(kept, 0);
+  EXPECT_EQ(memory.a, a);
+}
+
+TEST(Co2PassMomentum, IsNotRememberedWhereThereIsNone) {
+  Memory with({515}, DType::fp32, DType::fp32), without({515}, DType::fp32, DType::fp32);
+  PassPod pass = kPass;
+  pass.beta = pass.pull = 0;
+  with.run(1, PassMode::fused, pass, 2);
+  const std::vector<float> momentum = without.m;
+  PassMemory memory = without.memory();
+  memory.momentum = nullptr;
+  Threads pool(1);
+  run_pass(pool, PassMode::fused, pass, 2, without.tensors, without.bounds, memory, without.sums);
+  EXPECT_EQ(without.a, with.a);
+  EXPECT_EQ(without.x, with.x);
+  EXPECT_EQ(without.sums[0].m2, with.sums[0].m2);
+  EXPECT_EQ(without.m, momentum);
+}
+
 TEST(Co2PassBf16, ErrorFeedbackLosesNothingInTheLongRun) {
   // The same small increment again and again: without feedback its rounding error would be the same every time.
   constexpr int kRounds = 400;
@@ -240,13 +284,16 @@ TEST(Co2PassBf16, ABadValueIsNotKept) {
 }
 
 TEST(Co2PassAnchor, IsTakenFromParametersAndGivenBack) {
-  Memory memory({3, 0, 9}, DType::bf16, DType::fp32);
+  Memory memory({3, 0, 9}, DType::bf16, DType::fp32, true);
   const auto x = memory.x;
   reset_anchor(memory.tensors, memory.memory());
   for (const float m : memory.m) EXPECT_EQ(m, 0);
+  for (const float kept : memory.kept) EXPECT_EQ(kept, 0);
+  memory.kept[1] = 5;
   for (auto& values : memory.x) std::fill(values.begin(), values.end(), '\1');
   restore_parameters(memory.tensors, memory.memory());
   EXPECT_EQ(memory.x, x);
+  EXPECT_EQ(memory.kept[1], 0);
 }
 
 }  // namespace

@@ -15,79 +15,16 @@
 
 #include "src/train/co2/options.h"
 #include "tests/unit/train/co2/hostile_collective.h"
+#include "tests/unit/train/co2/toy.h"
 
 namespace overlace::train {
 namespace {
 
+using test::largest_difference;
 using test::run_members;
-
-/// A quadratic per element with a minimum that differs by group and element, and gradient descent on it.
-class Toy {
- public:
-  explicit Toy(int rank, std::vector<int64_t> counts = {5, 0, 130, 1}) : rank_(rank) {
-    for (const int64_t count : counts) {
-      values_.emplace_back(static_cast<size_t>(count));
-      for (size_t i = 0; i < values_.back().size(); ++i) values_.back()[i] = 0.01f * static_cast<float>(i % 17) + 1;
-    }
-  }
-  std::vector<Parameter> parameters() {
-    std::vector<Parameter> all;
-    for (size_t t = 0; t < values_.size(); ++t)
-      all.push_back({.name = "p" + std::to_string(t),
-                     .data = values_[t].data(),
-                     .count = static_cast<int64_t>(values_[t].size())});
-    return all;
-  }
-  void step(float lr = 0.1f) {
-    for (std::vector<float>& tensor : values_)
-      for (size_t i = 0; i < tensor.size(); ++i)
-        tensor[i] -= lr * (tensor[i] - 0.2f * static_cast<float>(rank_) - 0.001f * static_cast<float>(i));
-  }
-  std::vector<float> flat() const {
-    std::vector<float> all;
-    for (const std::vector<float>& tensor : values_) all.insert(all.end(), tensor.begin(), tensor.end());
-    return all;
-  }
-  std::vector<std::vector<float>>& values() { return values_; }
-
- private:
-  const int rank_;
-  std::vector<std::vector<float>> values_;
-};
-
-ReplicaOptions small(Co2Options co2, DType wire = DType::fp32) {
-  ReplicaOptions options;
-  options.co2 = co2;
-  options.wire_dtype = wire;
-  options.bucket_bytes = 64 * 4;
-  options.timeout_ms = 20000;
-  options.threads = 1;
-  return options;
-}
-
-/// Parameters of each group at the end of a run that is flushed.
-std::vector<std::vector<float>> train(int groups, const Co2Options& co2, int steps, uint64_t seed = 0,
-                                      DType wire = DType::fp32) {
-  std::vector<std::vector<float>> ends(static_cast<size_t>(groups));
-  run_members(groups, seed, [&](AsyncCollective& outer) {
-    Toy toy(outer.rank());
-    Replica replica(small(co2, wire), toy.parameters(), outer);
-    for (int i = 0; i < steps; ++i) {
-      toy.step();
-      replica.on_inner_step(0.1);
-    }
-    replica.flush();
-    ends[static_cast<size_t>(outer.rank())] = toy.flat();
-  });
-  return ends;
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i)
-    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  return a.size() == b.size() ? largest : std::numeric_limits<double>::infinity();
-}
+using test::small;
+using test::Toy;
+using test::train;
 
 /// Section by section what CO2 says, in fp64, with every quantity under its own name.
 std::vector<double> co2_by_the_text(int groups, int tau, int rounds, double alpha, double beta, double kappa) {
@@ -123,7 +60,8 @@ std::vector<double> co2_by_the_text(int groups, int tau, int rounds, double alph
 
 TEST(Co2Replica, FollowsTheTextOfTheAlgorithm) {
   for (const double kappa : {0.0, 0.5, 1.0}) {
-    Co2Options co2{.tau = 3, .outer_lr = 0.9, .outer_momentum = 0.4, .kappa = kappa, .clip = MomentumClip::none};
+    Co2Options co2{
+        .tau = 3, .outer_lr = 0.9, .outer_momentum = 0.4, .kappa = kappa, .keep = 0, .clip = MomentumClip::none};
     std::vector<float> anchor;
     run_members(3, 0, [&](AsyncCollective& outer) {
       Toy toy(outer.rank());
@@ -148,7 +86,7 @@ TEST(Co2Replica, BothPseudoGradientsAreOneFormula) {
     std::vector<float> anchor;
     run_members(2, 0, [&](AsyncCollective& outer) {
       Toy toy(outer.rank());
-      Co2Options co2{.tau = 2, .outer_lr = 0.3, .outer_momentum = beta, .kappa = kappa};
+      Co2Options co2{.tau = 2, .outer_lr = 0.3, .outer_momentum = beta, .kappa = kappa, .keep = 0};
       co2.clip = MomentumClip::none;
       co2.gap = StalenessGap::constant;
       co2.gap_value = 1.5;
@@ -209,29 +147,31 @@ TEST(Co2Replica, OneStepOfARoundIsPlainDataParallelTraining) {
 }
 
 TEST(Co2Replica, AFlushGivesTheMeanOfTheLastModels) {
-  Co2Options co2 = Co2Options::stable(3);
-  std::vector<std::vector<float>> last(2);
-  const auto ends = [&] {
-    std::vector<std::vector<float>> got(2);
-    run_members(2, 0, [&](AsyncCollective& outer) {
-      Toy toy(outer.rank());
-      Replica replica(small(co2), toy.parameters(), outer);
-      const size_t me = static_cast<size_t>(outer.rank());
-      for (int i = 0; i < 12; ++i) {
-        toy.step();
-        if (i == 11) last[me] = toy.flat();
-        replica.on_inner_step(0.1);
-      }
-      replica.flush();
-      got[me] = toy.flat();
-      EXPECT_TRUE(std::equal(got[me].begin(), got[me].end(), replica.anchor().begin()));
-    });
-    return got;
-  }();
-  std::vector<float> mean = last[0];
-  for (size_t i = 0; i < mean.size(); ++i) mean[i] = (mean[i] + last[1][i]) / 2;
-  EXPECT_EQ(ends[0], ends[1]);
-  EXPECT_LE(largest_difference(ends[0], mean), 1e-6);
+  for (const Co2Options& co2 :
+       {Co2Options{.tau = 3, .kappa = 1}, Co2Options{.tau = 3, .outer_momentum = 0, .keep = 1}}) {
+    std::vector<std::vector<float>> last(2);
+    const auto ends = [&] {
+      std::vector<std::vector<float>> got(2);
+      run_members(2, 0, [&](AsyncCollective& outer) {
+        Toy toy(outer.rank());
+        Replica replica(small(co2), toy.parameters(), outer);
+        const size_t me = static_cast<size_t>(outer.rank());
+        for (int i = 0; i < 12; ++i) {
+          toy.step();
+          if (i == 11) last[me] = toy.flat();
+          replica.on_inner_step(0.1);
+        }
+        replica.flush();
+        got[me] = toy.flat();
+        EXPECT_TRUE(std::equal(got[me].begin(), got[me].end(), replica.anchor().begin()));
+      });
+      return got;
+    }();
+    std::vector<float> mean = last[0];
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] = (mean[i] + last[1][i]) / 2;
+    EXPECT_EQ(ends[0], ends[1]);
+    EXPECT_LE(largest_difference(ends[0], mean), 1e-6);
+  }
 }
 
 TEST(Co2Replica, AThousandOrdersOfCompletionGiveTheSameBits) {
@@ -406,7 +346,7 @@ TEST(Co2Replica, AnAnchorThatDriftsIsDesyncOnAllGroups) {
 
 TEST(Co2Replica, GoesOnFromACheckpointOfEveryStepWithTheSameBits) {
   for (const DType wire : {DType::fp32, DType::bf16})
-    for (const OuterRule rule : {OuterRule::co2, OuterRule::diloco}) {
+    for (const OuterRule rule : {OuterRule::co2, OuterRule::eager, OuterRule::streaming, OuterRule::diloco}) {
       Co2Options co2{.rule = rule, .tau = 3};
       if (rule == OuterRule::co2) co2.gap = StalenessGap::adaptive;
       const auto wanted = train(2, co2, 11, 0, wire);
@@ -538,62 +478,6 @@ TEST(Co2Replica, RefusesBadParameters) {
     options.wire_dtype = DType::fp16;
     EXPECT_THROW(Replica(options, toy.parameters(), outer), InvalidArgument);
   });
-}
-
-/// Two groups of two ranks, each with a slice of every parameter, add up inside a group; against whole replicas.
-TEST(Co2Replica, ShardsFollowTheWholeModel) {
-  Co2Options co2 = Co2Options::stable(2);
-  co2.gap = StalenessGap::adaptive;
-  co2.phi = 0.5;  // the clip acts, with a bound that no shard knows by itself
-  const auto wanted = train(2, co2, 12);
-  std::mutex mutex;
-  std::map<std::pair<int, int>, std::vector<float>> ends;  // by group and shard
-  test::HostileGroup outers[2] = {test::HostileGroup(2), test::HostileGroup(2)};
-  test::HostileGroup inners[2] = {test::HostileGroup(2), test::HostileGroup(2)};
-  std::vector<std::thread> threads;
-  for (int group = 0; group < 2; ++group)
-    for (int shard = 0; shard < 2; ++shard)
-      threads.emplace_back([&, group, shard] {
-        test::HostileGroup::Member outer(outers[shard], group), inner(inners[group], shard);
-        Toy toy(group);
-        std::vector<Parameter> parameters = toy.parameters();
-        for (Parameter& p : parameters) {
-          p.group_count = p.count;
-          const int64_t cut = (p.count + 2) / 3, begin = shard == 0 ? 0 : cut;  // the last parameter has an empty shard
-          p.data = static_cast<float*>(p.data) + begin;
-          p.count = shard == 0 ? cut : p.count - cut;
-        }
-        ReplicaOptions options = small(co2);
-        options.shard_degree = 2;
-        options.reduce_in_group = [&](std::span<double> values) {
-          inner.wait(inner.all_reduce({values.data(), values.size(), DType::fp64, "sums"}, {}), 20000);
-        };
-        try {
-          Replica replica(options, parameters, outer);
-          for (int i = 0; i < 12; ++i) {
-            toy.step();
-            replica.on_inner_step(0.1);
-          }
-          replica.flush();
-          const std::lock_guard lock(mutex);
-          ends[{group, shard}].assign(replica.anchor().begin(), replica.anchor().end());
-        } catch (const std::exception& error) {
-          ADD_FAILURE() << error.what();
-          outer.abort(Errc::aborted, error.what());
-          inner.abort(Errc::aborted, error.what());
-        }
-      });
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ((ends[{0, 0}]), (ends[{1, 0}]));
-  EXPECT_EQ((ends[{0, 1}]), (ends[{1, 1}]));
-  std::vector<float> whole;
-  size_t at0 = 0, at1 = 0;
-  for (const size_t count : {5u, 0u, 130u, 1u}) {
-    const size_t cut = (count + 2) / 3;
-    for (size_t i = 0; i < cut; ++i) whole.push_back(ends[{0, 0}][at0++]);
-    for (size_t i = cut; i < count; ++i) whole.push_back(ends[{0, 1}][at1++]);
-  }
-  EXPECT_LE(largest_difference(whole, wanted[0]), 1e-5);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ class Quadratic {
     begin_boundary(control_, {&bound_, 1}, {&sums_, 1}, next_ == 0 ? nullptr : &own, own, knobs_);
     const PassTensor tensor{.x = &x_, .count = 1};
     run_pass(threads_, PassMode::fused, control_.pass, 1, {&tensor, 1}, {&bound_, 1},
-             {.anchor = &a_, .momentum = &m_, .wire = &w_}, {&sums_, 1});
+             {.anchor = &a_, .momentum = &m_, .kept = knobs_.keep > 0 ? &kept_ : nullptr, .wire = &w_}, {&sums_, 1});
     end_boundary(control_, knobs_);
     ++next_;
     return seen;
@@ -36,7 +36,7 @@ class Quadratic {
  private:
   KnobsPod knobs_;
   const float c_;
-  float x_ = 1, a_ = 1, m_ = 0, w_ = 0;
+  float x_ = 1, a_ = 1, m_ = 0, w_ = 0, kept_ = 0;
   int64_t next_ = 0;
   ControlPod control_;
   TensorPod bound_;
@@ -85,10 +85,11 @@ TEST(Co2Stability, ConstantGapOfTwoIsStableWhereTheTextSaysSo) {
 
 /// Rounds of the iteration that run_pass does, far from the limits of fp32; false as soon as it has grown a
 /// millionfold.
-bool stays_bounded(double kappa, double beta, double c) {
+bool stays_bounded(double kappa, double beta, double c, double keep = 0) {
   KnobsPod knobs;
   knobs.kappa = kappa;
   knobs.beta = beta;
+  knobs.keep = keep;
   Quadratic run(knobs, c);
   double early = 0, late = 0;
   for (int t = 0; t < 2000; ++t) {
@@ -113,6 +114,24 @@ TEST(Co2Stability, TheInequalityOnAGrid) {
       }
   EXPECT_GT(stable, 200);
   EXPECT_GT(unstable, 200);
+}
+
+TEST(Co2Stability, TheInequalityOnAGridWhereIncrementsAreKept) {
+  int stable = 0, unstable = 0;
+  for (const double keep : {0.5, 1.0})
+    for (const double kappa : {0.0, 1.0})
+      for (int i = 0; i < 20; ++i)
+        for (int j = 0; j < 20; ++j) {
+          // One group says nothing of how groups differ, which needs keep * c below 1.
+          const double beta = 0.0013 + 0.0495 * i, c = 0.0151 + 0.049 * j;
+          const bool expected = is_stable(kappa, 1, beta, 1, c, keep);
+          EXPECT_EQ(stays_bounded(kappa, beta, c, keep), expected)
+              << "keep " << keep << " kappa " << kappa << " beta " << beta << " c " << c;
+          ++(expected ? stable : unstable);
+        }
+  EXPECT_GT(stable, 200);
+  EXPECT_GT(unstable, 100);
+  EXPECT_FALSE(is_stable(0, 1, 0, 1, 1.01, 1));
 }
 
 }  // namespace

@@ -1,0 +1,131 @@
+#include "cli/plan/offload.h"
+
+#include <algorithm>
+
+#include "cli/problem.h"
+#include "overlace/machine.h"
+#include "src/base/file.h"
+#include "src/base/format.h"
+#include "src/base/half.h"
+#include "src/base/status.h"
+
+namespace overlace::cli {
+namespace {
+
+using base::Json;
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr int64_t kMaxTokens = 1 << 24, kMaxRanks = 1024;
+
+int64_t checked(const char* option, int64_t value, int64_t high) {
+  if (value < 1 || value > high) base::invalid_argument("{} is {}, wanted 1 to {}", option, value, high).or_throw();
+  return value;
+}
+
+double checked_rate(const char* option, double value, double factor) {
+  if (!(value > 0) || value > 1e9) base::invalid_argument("{} is {}, wanted more than 0", option, value).or_throw();
+  return value * factor;
+}
+
+model::Problem problem_of(const PlanOffloadWords& words, const model::ModelConfig& config) {
+  model::Problem problem;
+  problem.layers = checked("--layers", words.layers.value_or(config.layers), config.layers);
+  problem.tokens = checked("--tokens", words.tokens.value_or(16384), kMaxTokens);
+  problem.sequence_length = checked(
+      "--sequence-length", words.sequence_length.value_or(std::min<int64_t>(problem.tokens, 4096)), problem.tokens);
+  if (problem.tokens % problem.sequence_length != 0)
+    base::invalid_argument("--tokens is {} and --sequence-length is {}, wanted a multiple of the latter",
+                           problem.tokens, problem.sequence_length)
+        .or_throw();
+  const bool is_known = base::parse_dtype(words.dtype.c_str(), &problem.dtype);
+  if (!is_known || (problem.dtype != DType::fp32 && problem.dtype != DType::bf16 && problem.dtype != DType::fp16))
+    base::invalid_argument("--dtype is {}, wanted fp32, bf16 or fp16", words.dtype).or_throw();
+  if (words.device_memory.empty())
+    base::invalid_argument("--device-memory is missing, wanted bytes of a rank such as 16GiB").or_throw();
+  problem.device_bytes = parse_size("--device-memory", words.device_memory);
+  return problem;
+}
+
+std::string gib(int64_t bytes) { return base::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
+
+}  // namespace
+
+std::string offload_text(const model::ModelConfig& config, const model::Problem& problem, int ranks,
+                         const model::OffloadPlan& plan, const model::OffloadRates& rates) {
+  std::string out = base::format("{}  {} layers, {} tokens in sequences of {}, {}; {} rank{} of {} each\n", config.name,
+                                 problem.layers, problem.tokens, problem.sequence_length, dtype_name(problem.dtype),
+                                 ranks, ranks == 1 ? "" : "s", gib(problem.device_bytes));
+  out += base::format("a prediction: {:.0f} TFLOP/s, {:.1f} GB/s from the host, {:.2f} GB/s from disk\n\n",
+                      rates.flops_per_s * 1e-12, rates.host_bytes_per_s * 1e-9, rates.disk_bytes_per_s * 1e-9);
+  out += base::format("layer of a rank  {}, activations {}\n", gib(plan.layer_bytes), gib(plan.activation_bytes));
+  out += base::format("micro-batch      {} tokens\n", plan.micro_batch);
+  out += base::format("resident         {} layers\n", plan.resident);
+  out += base::format("host memory      {} layers, {} of all ranks\n", plan.host,
+                      gib(plan.host * plan.layer_bytes * ranks));
+  out += base::format("disk             {} layers\n", plan.disk);
+  out += base::format("a pass           compute {:.4g} ms, host link {:.4g} ms, disk {:.4g} ms: {:.4g} ms\n",
+                      1e3 * plan.compute_s, 1e3 * plan.host_s, 1e3 * plan.disk_s, 1e3 * plan.total_s());
+  if (plan.hiding_tokens == 0) return out + "everything fits: nothing streams\n";
+  return out + base::format("{} binds; what streams is hidden from {} tokens on\n", plan.binds(), plan.hiding_tokens);
+}
+
+Json offload_json(const model::ModelConfig& config, const model::Problem& problem, int ranks,
+                  const model::OffloadPlan& plan, const model::OffloadRates& rates) {
+  return Json(Json::Object{{"schema", "overlace.plan_offload/1"},
+                           {"model", config.name},
+                           {"layers", problem.layers},
+                           {"tokens", problem.tokens},
+                           {"sequence_length", problem.sequence_length},
+                           {"dtype", dtype_name(problem.dtype)},
+                           {"ranks", static_cast<int64_t>(ranks)},
+                           {"device_bytes", problem.device_bytes},
+                           {"flops_per_s", rates.flops_per_s},
+                           {"host_bytes_per_s", rates.host_bytes_per_s},
+                           {"disk_bytes_per_s", rates.disk_bytes_per_s},
+                           {"micro_batch", plan.micro_batch},
+                           {"layer_bytes", plan.layer_bytes},
+                           {"activation_bytes", plan.activation_bytes},
+                           {"resident_layers", plan.resident},
+                           {"host_layers", plan.host},
+                           {"disk_layers", plan.disk},
+                           {"compute_s", plan.compute_s},
+                           {"host_s", plan.host_s},
+                           {"disk_s", plan.disk_s},
+                           {"total_s", plan.total_s()},
+                           {"binds", plan.binds()},
+                           {"hiding_tokens", plan.hiding_tokens}});
+}
+
+PlannedOffload planned_offload(const PlanOffloadWords& words) {
+  const auto loaded = model::load_config(words.config);
+  loaded.status().or_throw();
+  PlannedOffload out{*loaded, problem_of(words, *loaded), 1, {}, {}};
+  out.ranks = static_cast<int>(checked("--ranks", words.ranks, kMaxRanks));
+  const spec::Machine machine = spec::find_machine(words.machine);
+  const double tflops = words.tflops != 0 ? words.tflops : machine.gemm.sustained_TFLOPs.value;
+  out.rates.flops_per_s = checked_rate("--tflops", tflops, 1e12);
+  out.rates.host_bytes_per_s = checked_rate("--host-gbps", words.host_gbps, 1e9);
+  out.rates.disk_bytes_per_s = checked_rate("--disk-gbps", words.disk_gbps, 1e9);
+  const int64_t host_bytes = parse_size("--host-memory", words.host_memory, true);
+  const auto plan = model::plan_offload(*loaded, out.problem, out.ranks, host_bytes, out.rates);
+  if (!plan.ok())
+    base::error(plan.status().code(), "--device-memory is {}: {}", words.device_memory, plan.status().message())
+        .or_throw();
+  out.plan = *plan;
+  out.problem.micro_batch = plan->micro_batch;
+  return out;
+}
+
+int plan_offload(const PlanOffloadWords& words) {
+  const auto [config, problem, ranks, rates, plan] = planned_offload(words);
+  const std::string json = offload_json(config, problem, ranks, plan, rates).dump(2) + "\n";
+  if (words.json == "-") {
+    std::fputs(json.c_str(), stdout);
+  } else {
+    std::fputs(offload_text(config, problem, ranks, plan, rates).c_str(), stdout);
+    if (!words.json.empty()) base::write_file(words.json, json).or_throw();
+  }
+  return 0;
+}
+
+}  // namespace overlace::cli

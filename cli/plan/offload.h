@@ -1,0 +1,43 @@
+// `overlace plan offload`: where the layers of a model that does not fit should lie, and what then binds.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "src/base/json.h"
+#include "src/model/config.h"
+#include "src/model/offload_plan.h"
+#include "src/model/stack.h"
+
+namespace overlace::cli {
+
+struct PlanOffloadWords {
+  std::string config = "Llama-3.1-8B", dtype = "bf16", machine = "h200x4";
+  std::string device_memory, host_memory = "0", json;
+  std::optional<int64_t> layers, tokens, sequence_length;
+  int64_t ranks = 1;
+  // 0: the machine's sustained rate; what was seen from pinned memory of one H200's host, and from its disk.
+  double tflops = 0, host_gbps = 55, disk_gbps = 1.7;
+};
+
+/// What the words say, and where it says that layers lie. Throws InvalidArgument with the option, OutOfMemory with the
+/// smallest device memory that works.
+struct PlannedOffload {
+  model::ModelConfig config;
+  model::Problem problem;  // with the micro-batch of the plan
+  int ranks = 1;
+  model::OffloadRates rates;
+  model::OffloadPlan plan;
+};
+PlannedOffload planned_offload(const PlanOffloadWords& words);
+
+/// Exit code. Throws what planned_offload() throws.
+int plan_offload(const PlanOffloadWords& words);
+
+std::string offload_text(const model::ModelConfig& config, const model::Problem& problem, int ranks,
+                         const model::OffloadPlan& plan, const model::OffloadRates& rates);
+base::Json offload_json(const model::ModelConfig& config, const model::Problem& problem, int ranks,
+                        const model::OffloadPlan& plan, const model::OffloadRates& rates);
+
+}  // namespace overlace::cli

@@ -1,0 +1,37 @@
+// GEMM + All-to-All: out = this rank's block of each rank's a b.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "overlace/channel.h"
+#include "overlace/ops/common.h"
+#include "overlace/schedule.h"
+#include "overlace/tensor.h"
+
+namespace overlace::ops {
+
+#pragma GCC visibility push(default)  // exported by liboverlace.so
+
+/// GEMM, then All-to-All of its rows, on a team of G ranks, of which this is r (arXiv 2305.06942, section 3): the rows
+/// of a are G blocks, one for each rank, and block d of the product goes to rank d. Nothing is summed across ranks;
+/// results travel in the dtype of out, rounded once.
+struct GemmA2aArgs {
+  TensorView a{};                 // (rows of r, K)  fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
+  TensorView b{};                 // (K, N)          dtype of a; K or N contiguous; each rank has its own, of its own K
+  TensorView out{};               // (sum over s of splits[s G + r], N) dtype of a | fp32; N contiguous; family library
+                                  //                 wants rows without gaps
+  TensorView bias{};              // (N) or undefined; dtype of out or of a; added to this rank's product
+  std::vector<int64_t> splits{};  // G x G entries, the same on all ranks: rows from rank s to rank d at s G + d, 0 or
+                                  // more; empty: all ranks have as many rows, and cut them as torch.tensor_split does
+};
+
+/// Collective; queued on the channel's stream (CPU ranks: done on return). Equal inputs, schedules and team sizes give
+/// equal bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
+void run(Channel& channel, const GemmA2aArgs& args, const spec::Schedule& schedule);
+/// Returns the problem that these arguments pose to this team.
+spec::OpSpec op_spec(const Channel& channel, const GemmA2aArgs& args);
+
+#pragma GCC visibility pop
+
+}  // namespace overlace::ops

@@ -1,0 +1,96 @@
+"""Means of tensors over the groups, where not every group need have them all."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+import torch
+import torch.distributed as dist
+
+from overlace import errors
+from overlace.errors import InvalidArgument, Unsupported
+
+_LONGEST_S = 300
+
+
+def deadline_of(seconds: object) -> datetime.timedelta:
+    """`outer_timeout_s` as given, the longest of "auto"; InvalidArgument where it is none."""
+    if seconds == "auto":
+        return datetime.timedelta(seconds=_LONGEST_S)
+    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
+    if not is_number or not 1e-3 <= seconds <= 1e9:
+        raise InvalidArgument(f"CO2: outer_timeout_s is {seconds!r}, wanted: 0.001 to 1e9 seconds, or 'auto'")
+    return datetime.timedelta(seconds=float(seconds))
+
+
+_COUNTS = ("tau", "warmup_sync_steps", "cooldown_sync_steps", "total_steps", "fragments", "delay")
+
+
+def check_counts(*counts: object, names: tuple[str, ...] = _COUNTS) -> None:
+    """Integers that C takes; their ranges are for the library."""
+    for name, value in zip(names, counts, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+            raise InvalidArgument(f"CO2: {name} is {value!r}, wanted: an integer")
+
+
+def check_failure(on_failure: object) -> None:
+    if on_failure == "drop_group":
+        raise Unsupported("CO2: on_failure is 'drop_group'; supported so far: 'abort', and going on from a save")
+    if on_failure != "abort":
+        raise InvalidArgument(f"CO2: on_failure is {on_failure!r}, wanted one of 'abort'")
+
+
+def check_wire(dtype: object) -> None:
+    if dtype == torch.int8:
+        raise Unsupported("CO2: wire_dtype is torch.int8; supported so far: torch.float32, torch.bfloat16")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidArgument(f"CO2: wire_dtype is {dtype}, wanted torch.float32 or torch.bfloat16")
+
+
+def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:
+    """In place. Timeout or PeerLost where ranks of the group do not come; torch does not say which."""
+    ranks = dist.get_process_group_ranks(group)
+    try:
+        dist.all_reduce(tensor, group=group, async_op=True).wait(deadline)
+    except RuntimeError as failure:
+        code = "timeout" if "timed out" in str(failure).lower() else "peer_lost"
+        text = f"CO2: {what} over ranks {', '.join(map(str, ranks))}: {failure}"
+        raise errors.make(code, text) from failure
+
+
+def mean_over(tensors: list[torch.Tensor], group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:
+    """In place, tensor by tensor; the same list in all groups."""
+    for tensor in tensors:
+        sum_over(tensor, group, deadline, what)
+        tensor /= group.size()
+
+
+def missing_in_some(present: list[bool], group: dist.ProcessGroup, deadline: datetime.timedelta) -> list[bool]:
+    """Which of them another group has and this one has not."""
+    counts = torch.tensor(present, dtype=torch.int32)
+    sum_over(counts, group, deadline, "which gradients there are")
+    return [bool(count) and not own for count, own in zip(counts.tolist(), present, strict=True)]
+
+
+def complete_states(
+    optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], group: dist.ProcessGroup
+) -> None:
+    """What the optimizer of another group keeps of a parameter and this one's does not, since no gradient came here
+    yet: zeros in its place. Numbers of steps become the largest of all groups, so that a mean is of the same tensors
+    everywhere and what follows of it is the same."""
+
+    def about(value: object) -> object:
+        return None if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+
+    mine = [{key: about(value) for key, value in optimizer.state.get(p, {}).items()} for p in parameters]
+    everybody: list = [None] * group.size()
+    dist.all_gather_object(everybody, mine, group=group)
+    for i, p in enumerate(parameters):
+        states = [states[i] for states in everybody]
+        for key, value in max(states, key=len).items():
+            if key not in optimizer.state.get(p, {}):
+                optimizer.state[p][key] = torch.zeros_like(p) if value is None else value
+            if isinstance(value, torch.Tensor):
+                most = max((state[key] for state in states if key in state), key=float)
+                optimizer.state[p][key].copy_(most)

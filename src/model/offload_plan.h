@@ -1,0 +1,39 @@
+// Where the layers of a model that does not fit should lie, and how many tokens should walk through them together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "src/base/status.h"
+#include "src/model/config.h"
+#include "src/model/stack.h"
+
+namespace overlace::model {
+
+struct OffloadRates {
+  double flops_per_s = 0;       // of a rank
+  double host_bytes_per_s = 0;  // of a rank's link to its host
+  double disk_bytes_per_s = 0;  // of the host's disk, which all ranks share
+};
+
+/// Of each rank; layers are whole.
+struct OffloadPlan {
+  int64_t micro_batch = 0;
+  int64_t layer_bytes = 0, activation_bytes = 0;
+  int64_t resident = 0, host = 0, disk = 0;      // layers by where they rest
+  double compute_s = 0, host_s = 0, disk_s = 0;  // of one pass over all layers; each alone
+  int64_t hiding_tokens = 0;                     // from so many on what streams is hidden
+  double total_s() const;                        // each of the three beside the others
+  std::string binds() const;                     // "compute", "host link" or "disk"
+};
+
+/// Operations of one layer of a rank's shard over so many tokens: products, and attention over half a sequence.
+double layer_flops(const ModelConfig& config, const Problem& problem, int ranks, int64_t tokens);
+
+/// The most tokens together among those whose pass takes at most 1 % longer than the best: sequences by powers of two,
+/// or all. problem.device_bytes limits a rank, `host_bytes` all ranks of a host together; what fits neither comes from
+/// disk. out_of_memory with the smallest device memory that works.
+base::Result<OffloadPlan> plan_offload(const ModelConfig& config, const Problem& problem, int ranks, int64_t host_bytes,
+                                       const OffloadRates& rates);
+
+}  // namespace overlace::model

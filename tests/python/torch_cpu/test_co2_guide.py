@@ -1,0 +1,74 @@
+"""The guide to slow links: its commands are run, its lines for groups are run on four ranks."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import overlace, run_ranks, torch
+
+ROOT = Path(__file__).resolve().parents[3]
+GUIDE = (ROOT / "docs" / "guides" / "train-over-slow-links.md").read_text()
+COMMANDS = re.findall(r"^```sh\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+PYTHON = re.findall(r"^```python\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+_ROW = re.compile(r"^ +(\d+) +(\d+\.\d+) +(\d+\.\d+) +(\d+\.\d+) +(\d+\.\d)% +(\d+\.\d)%$")
+
+
+def test_the_command_shows_loss_exposed_and_predicted_share():
+    (command,) = COMMANDS
+    program, *words = command.split()
+    assert program == "python3"
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    shown = re.search(r"^```text\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)[1].splitlines()
+    assert lines[:2] == shown[:2]
+    assert lines[-1] == shown[-1]
+    rows = [[float(word) for word in _ROW.match(line).groups()] for line in lines[2:-1]]
+    assert [row[0] for row in rows] == [2, 6, 24]
+    for _, _, step_ms, all_reduce_ms, exposed, predicted in rows:
+        assert step_ms > 0
+        assert all_reduce_ms == 57.5
+        assert 0 <= exposed <= 100
+        assert 0 <= predicted <= 100
+    # Not more than that: on a loaded machine ranks wait for each other too.
+    assert rows[0][4] > rows[-1][4], done.stdout
+    assert rows[0][5] > rows[-1][5], done.stdout
+
+
+def exec_groups(_group, lines):
+    torch.manual_seed(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3))
+    names = {
+        "overlace": overlace,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+    exec(lines, names)
+    for step in range(7):
+        names["optimizer"].zero_grad()
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + torch.distributed.get_rank()))
+        model(x).square().mean().backward()
+        names["optimizer"].step()
+    names["optimizer"].flush()
+    names["optimizer"].close()
+    return [p.tolist() for p in model.parameters()]
+
+
+def test_lines_for_groups_of_several_ranks():
+    (lines,) = [block for block in PYTHON if "make_groups" in block]
+    first, *others = run_ranks(4, exec_groups, lines)
+    assert all(other == first for other in others)
+
+
+def test_lines_that_plan(capsys):
+    (lines,) = [block for block in PYTHON if "plan_tau" in block]
+    exec(lines, {"overlace": overlace, "parameters": 1e9})
+    assert capsys.readouterr().out.startswith("44 {11: 0.725, ")  # 1.1 * 4 GB / 1 GB/s / 100 ms
+
+
+@pytest.mark.parametrize("text", ["co2.skipped_step()", "co2.anchor_parameters()", "co2.state_dict()"])
+def test_names_of_the_table_exist(text):
+    assert text in GUIDE
+    assert hasattr(overlace.optim.CO2, text.removeprefix("co2.").removesuffix("()"))

@@ -1,0 +1,109 @@
+// The plan against a search over everything that it may choose, and against numbers done by hand.
+#include "src/model/offload_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "src/model/layer_stream.h"
+#include "src/model/sharding.h"
+
+namespace overlace::model {
+namespace {
+
+constexpr OffloadRates kRates = {700e12, 55e9, 1.7e9};
+
+Problem problem_of(const ModelConfig& config, int64_t tokens, int64_t length, int64_t device_bytes) {
+  Problem problem;
+  problem.layers = config.layers;
+  problem.tokens = tokens;
+  problem.sequence_length = length;
+  problem.dtype = DType::bf16;
+  problem.device_bytes = device_bytes;
+  return problem;
+}
+
+TEST(OffloadPlan, IsAsGoodAsTheBestOfAllSettings) {
+  const ModelConfig config = load_config("Qwen3-8B").value();
+  int streamed_plans = 0, refused = 0;
+  for (const int ranks : {1, 2}) {
+    for (const int64_t device_gib : {1, 2, 4, 8, 12, 24}) {
+      for (const int64_t host_gib : {0, 5, 64}) {
+        for (const int64_t tokens : {512, 4096, 65536}) {
+          const Problem problem = problem_of(config, tokens, 512, device_gib << 30);
+          const auto plan = plan_offload(config, problem, ranks, host_gib << 30, kRates);
+          double best_s = std::numeric_limits<double>::infinity();
+          for (int64_t batch = 512; batch <= tokens; batch += 512) {
+            Problem with = problem;
+            with.micro_batch = batch;
+            const Shard shard = make_shard(config, with, 0, ranks).value();
+            const int64_t layer = LayerLayout(config, shard, with.dtype).bytes();
+            const int64_t room = problem.device_bytes - activation_bytes(config, with, shard);
+            for (int64_t resident = 0; resident <= config.layers; ++resident) {
+              const int64_t slots = resident == config.layers ? 0 : 2;
+              if ((resident + slots) * layer > room) continue;
+              const int64_t host = std::min(config.layers - resident, (host_gib << 30) / (layer * ranks));
+              const auto bytes = static_cast<double>(layer);
+              const double link_s = static_cast<double>(config.layers - resident) * bytes / kRates.host_bytes_per_s;
+              const double disk_s =
+                  static_cast<double>(config.layers - resident - host) * bytes * ranks / kRates.disk_bytes_per_s;
+              const double compute_s =
+                  static_cast<double>(config.layers) * layer_flops(config, with, ranks, tokens) / kRates.flops_per_s;
+              best_s = std::min(best_s, std::max({link_s, disk_s, compute_s}));
+            }
+          }
+          ASSERT_EQ(plan.ok(), best_s < std::numeric_limits<double>::infinity());
+          if (!plan.ok()) {
+            EXPECT_EQ(plan.status().code(), Errc::out_of_memory);
+            ++refused;
+            continue;
+          }
+          EXPECT_LE(plan->total_s(), 1.05 * best_s);
+          EXPECT_GE(plan->total_s(), best_s * (1 - 1e-12));
+          EXPECT_EQ(plan->resident + plan->host + plan->disk, config.layers);
+          streamed_plans += plan->host + plan->disk > 0 ? 1 : 0;
+        }
+      }
+    }
+  }
+  EXPECT_GT(streamed_plans, 30);
+  EXPECT_GT(refused, 3);
+}
+
+TEST(OffloadPlan, SaysFromHowManyTokensOnTransfersAreHidden) {
+  // 2 T E operations of E elements, 2 E bytes of them: T = 700e12 / 55e9 = 12,727; attention makes it a little less.
+  const ModelConfig config = load_config("Llama-3.1-70B").value();
+  const auto plan = plan_offload(config, problem_of(config, 16384, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->disk, 0);
+  EXPECT_EQ(plan->binds(), "compute");
+  const double all = static_cast<double>(config.layers) / static_cast<double>(plan->host);
+  EXPECT_NEAR(static_cast<double>(plan->hiding_tokens) * all, 700e12 / 55e9, 0.01 * 700e12 / 55e9);
+  const auto from_disk = plan_offload(config, problem_of(config, 16384, 128, int64_t{8} << 30), 1, 0, kRates);
+  ASSERT_TRUE(from_disk.ok());
+  EXPECT_EQ(from_disk->host, 0);
+  EXPECT_EQ(from_disk->binds(), "disk");
+  const double from_there = static_cast<double>(config.layers) / static_cast<double>(from_disk->disk);
+  EXPECT_NEAR(static_cast<double>(from_disk->hiding_tokens) * from_there, 700e12 / 1.7e9, 0.01 * 700e12 / 1.7e9);
+  const auto few = plan_offload(config, problem_of(config, 1024, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
+  ASSERT_TRUE(few.ok());
+  EXPECT_EQ(few->binds(), "host link");
+}
+
+TEST(OffloadPlan, RefusesWhatCannotBe) {
+  const ModelConfig config = load_config("tiny").value();
+  Problem problem = problem_of(config, 32, 32, int64_t{1} << 30);
+  EXPECT_EQ(plan_offload(config, problem, 2, -1, kRates).status().message(), "host memory is -1, wanted 0 or more");
+  EXPECT_EQ(plan_offload(config, problem, 2, 0, {0, 1, 1}).status().message(), "a rate is 0, wanted more than 0");
+  EXPECT_EQ(plan_offload(config, problem, 3, 0, kRates).status().code(), Errc::invalid_argument) << "heads";
+  const auto fits = plan_offload(config, problem, 2, 0, kRates);
+  ASSERT_TRUE(fits.ok());
+  EXPECT_EQ(fits->resident, config.layers);
+  EXPECT_EQ(fits->hiding_tokens, 0);
+  problem.device_bytes = 1000;
+  EXPECT_EQ(plan_offload(config, problem, 2, 0, kRates).status().code(), Errc::out_of_memory);
+}
+
+}  // namespace
+}  // namespace overlace::model

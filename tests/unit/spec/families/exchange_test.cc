@@ -1,0 +1,109 @@
+// gemm_a2a and a2a_gemm with blocks of any length: the checks pass, and find a row that goes to the wrong place.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "overlace/schedule.h"
+#include "src/spec/check.h"
+#include "src/spec/machine.h"
+
+namespace overlace::spec {
+namespace {
+
+/// Blocks of 0 to 6 rows, a third of them empty; of some ranks all.
+OpSpec drawn(const char* name, std::mt19937* random, int ranks) {
+  OpSpec op{.op = name, .n = 24, .k = 40, .ranks = ranks, .row_offsets = {}};
+  const auto below = [&](uint32_t n) { return static_cast<int64_t>((*random)() % n); };
+  const int64_t idle = below(2) == 0 ? below(static_cast<uint32_t>(ranks)) : -1, deaf = below(4) == 0 ? 0 : -1;
+  for (int64_t from = 0; from < ranks; ++from)
+    for (int64_t to = 0; to < ranks; ++to) {
+      const bool is_empty = from == idle || to == deaf || below(3) == 0;
+      op.splits.push_back(is_empty ? 0 : 1 + below(6));
+      op.m += op.splits.back();
+    }
+  op.bias = below(2) == 0;
+  return op;
+}
+
+std::set<std::string> errors(const Schedule& schedule) {
+  std::set<std::string> out;
+  for (const Finding& finding : check(schedule, Machine{}).findings)
+    if (finding.is_error) out.insert(finding.code);
+  return out;
+}
+
+TEST(Exchange, UnevenAndEmptyBlocksPassTheChecks) {
+  std::mt19937 random(7);
+  for (int turn = 0; turn < 120; ++turn) {
+    const OpSpec op = drawn(turn % 2 == 0 ? "gemm_a2a" : "a2a_gemm", &random, 1 + turn / 2 % 5);
+    for (const std::string& family : families(op.op)) {
+      CheckOptions how;
+      how.coverage = family != "compute" && family != "comm" && family != "limit";
+      const CheckReport report = check(make_schedule(op, family, 1 + turn % 3), Machine{}, how);
+      EXPECT_TRUE(report.ok()) << op.to_string() << " " << family << "\n" << report.to_string();
+    }
+  }
+}
+
+TEST(Exchange, TablesSayWhereEachChunkLies) {
+  OpSpec op{.op = "gemm_a2a", .m = 14, .n = 8, .k = 8, .ranks = 2, .row_offsets = {}};
+  op.splits = {3, 5, 0, 6};
+  const Schedule schedule = make_schedule(op, "hetero_unfused_1d", 2);
+  const auto table = [&](const char* name) { return schedule.tables.at(name); };
+  EXPECT_EQ(table("off"), (std::vector<int64_t>{0, 8, 14}));
+  EXPECT_EQ(table("got"), (std::vector<int64_t>{0, 3, 14}));
+  EXPECT_EQ(table("cut"), (std::vector<int64_t>{0, 2, 3, 6, 8, 8, 8, 11, 14}));
+  EXPECT_EQ(table("place"), (std::vector<int64_t>{0, 2, 0, 3, 3, 3, 5, 8}));
+  EXPECT_EQ(row_offsets(op), table("off"));
+  op.splits.clear();
+  op.m = 15;
+  EXPECT_EQ(splits(op), (std::vector<int64_t>{4, 4, 4, 3})) << "torch.tensor_split of 8 and of 7 rows";
+}
+
+TEST(Exchange, ARowAtTheWrongPlaceIsFound) {
+  OpSpec op{.op = "gemm_a2a", .m = 48, .n = 24, .k = 40, .ranks = 3, .row_offsets = {}};
+  op.splits = {5, 6, 4, 7, 2, 8, 3, 9, 4};
+  const auto spoilt = [&](const char* family, const std::function<void(Schedule*)>& spoil) {
+    Schedule schedule = make_schedule(op, family, 2);
+    spoil(&schedule);
+    return errors(schedule);
+  };
+  const auto task = [](Schedule* schedule, const char* id) -> Task& {
+    for (Task& one : schedule->tasks)
+      if (one.id == id) return one;
+    throw std::runtime_error(id);
+  };
+  using Codes = std::set<std::string>;
+  EXPECT_EQ(spoilt("hetero_unfused_1d", [](Schedule*) {}), Codes());
+  // Two chunks of one block change places.
+  EXPECT_TRUE(spoilt("hetero_unfused_1d", [](Schedule* s) {
+                std::swap(s->tables["place"][2], s->tables["place"][3]);
+              }).contains("S9"));
+  // A block is taken from where another source's lies.
+  EXPECT_FALSE(spoilt("serial", [&](Schedule* s) {
+                 task(s, "take").writes[0].dims[0].begin = task(s, "take_own").writes[0].dims[0].begin;
+               }).empty());
+  // The own block is multiplied by no task.
+  EXPECT_TRUE(spoilt("hetero_fused_1d", [](Schedule* s) {
+                std::erase_if(s->tasks, [](const Task& t) { return t.id == "gemm_own"; });
+              }).contains("S9"));
+  // Rows that travel first: multiplied out of another block's place.
+  op.op = "a2a_gemm";
+  EXPECT_EQ(spoilt("hetero_fused_1d", [](Schedule*) {}), Codes());
+  EXPECT_FALSE(spoilt("hetero_unfused_1d", [](Schedule* s) {
+                 std::swap(s->tables["place"][2], s->tables["place"][3]);
+               }).empty());
+  op.op = "gemm_a2a";
+  // The library's exchange with other splits.
+  EXPECT_FALSE(
+      spoilt("library", [](Schedule* s) { std::swap(s->tables["splits"][0], s->tables["splits"][1]); }).empty());
+  EXPECT_FALSE(spoilt("library", [](Schedule* s) { s->tables["splits"].pop_back(); }).empty());
+}
+
+}  // namespace
+}  // namespace overlace::spec
