@@ -297,8 +297,21 @@ class Run(TreeTest):
         self.assertIn("not run: not in binaries", done.stdout)
         run = self.recorded()["last"]
         self.assertEqual((run["passed"], run["command"]), (1, "tools/gpu_check.py --binaries gpu.tar.xz --git abc123"))
+        self.assertEqual(run["package"], "build")
         for name in ("__init__.py", "nn/linear.py"):
             self.assertTrue((self.root / "build/gpu_check/binaries/python/overlace" / name).exists(), name)
+
+    def test_a_package_from_a_wheel_is_named(self) -> None:
+        self.fake("ops", GTEST_XML.format(""))
+        (self.root / "build/cuda").mkdir(parents=True)
+        (self.root / "carried").rename(self.root / "build/cuda/tests")
+        self.write("installed/overlace/lib/liboverlace.so.0.1.0", "")
+        self.write("installed/overlace-0.1.0.dist-info/WHEEL", "")
+        packed = self.call("--pack", str(self.root / "gpu.tar.xz"), "--packages", str(self.root / "installed"))
+        self.assertEqual((packed.returncode, packed.stdout.count("not built")), (0, 0), packed.stdout + packed.stderr)
+        done = self.call("--binaries", str(self.root / "gpu.tar.xz"), "--git", "abc123")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(self.recorded()["last"]["package"], "wheel overlace-0.1.0")
 
     def test_an_archive_stays_in_its_folder(self) -> None:
         with tarfile.open(self.root / "bad.tar", "w") as archive:
