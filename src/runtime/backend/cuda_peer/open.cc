@@ -1,7 +1,9 @@
 // How a rank opens: device, reach, heap, shared words, self-test, watcher. Each step ends with an agreement, so that
 // all ranks leave at the same step with the same cause.
 #include <algorithm>
+#include <cstddef>
 #include <map>
+#include <span>
 
 #include "src/base/env.h"
 #include "src/base/log.h"
@@ -146,6 +148,10 @@ base::Status CudaPeerState::open_heap(const OpenContext& context) {
   if (status.ok() || mode == kVmm) return status;
   // Ranks may have failed for different reasons: all take the other heap, or none.
   const uint32_t mine = status.code() == Errc::cuda ? 1 : 0;
+  if (mine == 0) {  // none, whatever the others say: behind a deadline there is no time left to wait for them
+    (void)control_.post(control_.all_ranks(), std::as_bytes(std::span(&mine, 1)));
+    return status;
+  }
   base::Result<std::vector<uint32_t>> all = exchange_value(control_, mine, options_.timeout_ms, "open, heap");
   if (!all.ok() || std::find(all->begin(), all->end(), 0u) != all->end()) return status;
   base::log(base::LogLevel::warn, "runtime", "{}; the heap uses cudaIpc handles instead", status.message());
