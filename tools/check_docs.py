@@ -32,7 +32,11 @@ FORBIDDEN = [
 NUMBER = re.compile(
     r"(?<![\w.`])\d[\d.,]*(?: ?(?:us|ms|ns|s|GB/s|TFLOP/s)\b|x\b(?! [A-Z])| ?%| times\b| cases\b| shapes\b)"
 )
-FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same)\b")
+FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same|Same|Idem|Whether)\b")
+# A comment behind code that begins so leans on the line before.
+TRAILING = re.compile(r"^(?!\s*(?://|/?\*)).*\S\s*(?://|/\*)\s*(of|idem|the same|that of|those of)\b")
+# What a header names must be there for those who read it alone.
+NAMED = re.compile(rf"(?<![\w/.-])({FOLDERS}/[\w./+-]*\w)")
 # A sentence that begins so leans on the one before. Across a line's end, and its comment mark, too.
 LEANING = re.compile(r"\b(Of|The(?:[ \n]|///?|\*)+same)\b")
 SENTENCES = ("include/overlace/", "docs/guides/")
@@ -88,9 +92,19 @@ def comment_problems(path: str, text: str) -> list[str]:
     """Comments of public headers are read alone: they begin with what the thing is or returns."""
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
-        if match := FRAGMENT.search(line):
+        if match := FRAGMENT.search(line) or TRAILING.search(line):
             problems.append(f"{path}:{number}: a comment begins with '{match[1]}': say what it is or returns")
     return problems
+
+
+def header_path_problems(root: Path, path: str, text: str) -> list[str]:
+    """Paths that comments of public headers name, with or without backticks."""
+    return [
+        f"{path}:{number}: no such path: {name}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for name in NAMED.findall(line)
+        if not (root / name).exists()
+    ]
 
 
 def sentence_problems(path: str, text: str) -> list[str]:
@@ -125,7 +139,7 @@ def check(root: Path) -> tuple[list[str], int]:
         if not path.startswith(EXEMPT):
             problems += word_problems(path, text)
         if path.startswith("include/overlace/"):
-            problems += comment_problems(path, text)
+            problems += comment_problems(path, text) + header_path_problems(root, path, text)
         if path.startswith(SENTENCES):
             problems += sentence_problems(path, text)
         if path.endswith(".md"):

@@ -60,9 +60,15 @@ class CheckDocsTest(support.TreeTest):
         good = "/// Returns the rows of a rank.\nint rows();  // as given\n/// Assembles it.\n"
         self.write("include/overlace/a.h", good)
         self.assertEqual(self.problems("fine\n"), [])
-        self.write("include/overlace/a.h", good + "/// The same of columns.\n  /* Of a rank. */\n/// As rows().\n")
+        bad = "/// The same of columns.\n  /* Of a rank. */\n/// As rows().\n/// Whether it runs.\nint n;  // of rows\n"
+        self.write("include/overlace/a.h", good + bad + "/// Rows, a number\n/// of them.\n")
         found = [p.partition(" a comment")[0] for p in self.problems("fine\n") if " a comment" in p]
-        self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6)])
+        self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6, 7, 8)])
+
+    def test_paths_that_headers_name_exist(self) -> None:
+        self.write("include/overlace/a.h", "/// See docs/b.md, include/overlace and src/gone/b.h.\n")
+        found = [p for p in self.problems("fine\n") if "a.h" in p]
+        self.assertEqual(found, ["include/overlace/a.h:1: no such path: src/gone/b.h"])
 
     def test_words(self) -> None:
         self.assert_problem(self.problems("TODO later\n"), "unfinished: TODO")
