@@ -40,6 +40,16 @@ NAMED = re.compile(rf"(?<![\w/.-])({FOLDERS}/[\w./+-]*\w)")
 # A sentence that begins so leans on the one before. Across a line's end, and its comment mark, too.
 LEANING = re.compile(r"\b(Of|The(?:[ \n]|///?|\*)+same)\b")
 SENTENCES = ("include/overlace/", "docs/guides/")
+# Words of our own, and those of the field.
+PRIVATE = {
+    "by turns": "in turn, interleaved or ping-pong",
+    "few tokens": "small M",
+    "one-kernel": "fused-kernel",
+    "woven": "interleaved",
+    "own shard": "local shard",
+    "others' rows": "remote rows",
+}
+PRIVATE_WORD = re.compile(rf"\b({'|'.join(PRIVATE)})\b", re.IGNORECASE)
 CELL = re.compile(r"\|\s*[<>=~]*\s*\d[\d.,]*\s*(?=\|)")
 # Files that must spell these words.
 EXEMPT = ("tools/check_docs.py", "tests/unit/tools/", "LICENSE")
@@ -88,6 +98,20 @@ def word_problems(path: str, text: str) -> list[str]:
     return problems
 
 
+def prose(text: str) -> str:
+    """A document without its code; lines keep their numbers."""
+    return re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), text)
+
+
+def vocabulary_problems(path: str, text: str) -> list[str]:
+    """Words of our own in documents and public headers; the changelog keeps what was said then."""
+    return [
+        f"{path}:{number}: '{match[1]}': say {PRIVATE[match[1].lower()]}"
+        for number, line in enumerate((prose(text) if path.endswith(".md") else text).splitlines(), 1)
+        for match in PRIVATE_WORD.finditer(line)
+    ]
+
+
 def comment_problems(path: str, text: str) -> list[str]:
     """Comments of public headers are read alone: they begin with what the thing is or returns."""
     problems = []
@@ -109,9 +133,7 @@ def header_path_problems(root: Path, path: str, text: str) -> list[str]:
 
 def sentence_problems(path: str, text: str) -> list[str]:
     """Sentences of public headers and guides that begin with "Of" or "The same"; code and its output are left out."""
-    plain = (
-        re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), text) if path.endswith(".md") else text
-    )
+    plain = prose(text) if path.endswith(".md") else text
     return [
         f"{path}:{plain.count(chr(10), 0, match.start()) + 1}: a sentence begins with "
         f"'{'Of' if match[1] == 'Of' else 'The same'}': say what it is about"
@@ -121,7 +143,7 @@ def sentence_problems(path: str, text: str) -> list[str]:
 
 def number_problems(path: str, text: str) -> list[str]:
     """Numbers outside of what tools/gen_results.py writes from records and compares with them, and outside of code."""
-    plain = re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), blocks.outside(text))
+    plain = prose(blocks.outside(text))
     problems = []
     for number, line in enumerate(plain.splitlines(), 1):
         for match in [*NUMBER.finditer(line), *CELL.finditer(line)]:
@@ -140,6 +162,8 @@ def check(root: Path) -> tuple[list[str], int]:
             problems += word_problems(path, text)
         if path.startswith("include/overlace/"):
             problems += comment_problems(path, text) + header_path_problems(root, path, text)
+        if (path.endswith(".md") and path != "CHANGELOG.md") or path.startswith("include/overlace/"):
+            problems += vocabulary_problems(path, text)
         if path.startswith(SENTENCES):
             problems += sentence_problems(path, text)
         if path.endswith(".md"):

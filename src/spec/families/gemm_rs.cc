@@ -16,7 +16,7 @@ std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_an
   return rows_and_columns;
 }
 
-/// Groups of tiles as the kernel makes them: bands "cut" of rows, strips "slab" of columns; q counts the bands.
+/// Groups of tiles as the kernel makes them: bands "cut" of rows, column groups "slab" of columns; q counts the bands.
 void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
   const std::vector<int64_t>& off = out->tables.at("off");
   const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>(base::ceil_div(extent, piece), 1); };
@@ -57,7 +57,7 @@ void add_uniform_2d(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(std::move(step));
 }
 
-/// Others' chunks first, the own shard last: it hides the last transfer.
+/// Remote chunks first, the local shard last: it hides the last transfer.
 void add_hetero(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_fused) {
   const std::string shard = is_fused ? std::string(kOther) : kOwner;
   Region a = box("A", {chunk_rows(shard), all("K")}), p = box("P", {chunk_rows(shard), all("N")});

@@ -76,6 +76,13 @@ class CheckDocsTest(support.TreeTest):
         self.write("src/base/b.cc", "// FIXME\n")
         self.assert_problem(self.problems("fine\n"), "src/base/b.cc:1: unfinished")
 
+    def test_documents_and_headers_use_the_words_of_the_field(self) -> None:
+        self.write("include/overlace/a.h", "/// Tiles of the own shard.\nint interwoven;\n")
+        self.write("CHANGELOG.md", "Tiles are woven.\n")
+        found = [p for p in self.problems("`woven` is code.\n\nTiles, Woven in.\n") if ": say " in p]
+        want = ["docs/guides/a.md:3: 'Woven': say interleaved", "include/overlace/a.h:1: 'own shard': say local shard"]
+        self.assertEqual(sorted(found), want)
+
     def test_numbers_of_the_readme_come_from_records(self) -> None:
         fine = "Debian 12, 4x H200, M 8192, `x 5 us`\n```\n7 us\n```\n<!-- generated: a -->\n9 us\n<!-- end of a -->\n"
         self.write("README.md", fine)
