@@ -185,7 +185,8 @@ base::Status enter(const Argument& argument, const void* handle, Entry* entry, s
 }
 
 inline base::Status check_not_null(const Argument& argument, const void* pointer) {
-  return pointer != nullptr ? base::Status() : base::invalid_argument("{}: {} is null", argument.call, argument.name);
+  return pointer != nullptr ? base::Status()
+                            : base::invalid_argument("{}: {} is null, wanted an address", argument.call, argument.name);
 }
 /// Not null, and of the size that this library knows.
 template <class T>
