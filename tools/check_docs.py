@@ -40,6 +40,8 @@ NAMED = re.compile(rf"(?<![\w/.-])({FOLDERS}/[\w./+-]*\w)")
 # A sentence that begins so leans on the one before. Across a line's end, and its comment mark, too.
 LEANING = re.compile(r"\b(Of|The(?:[ \n]|///?|\*)+same)\b")
 SENTENCES = ("include/overlace/", "docs/guides/")
+# Help of an option, which says what its value is.
+HELP = re.compile(r"^  (?:-\S+|\w+)(?: [A-Z]+\S*| \.\.\.)* +(Of|The same|As|They|Their|Its|What they)\b")
 # Words of our own, and those of the field.
 PRIVATE = {
     "by turns": "in turn, interleaved or ping-pong",
@@ -101,6 +103,15 @@ def word_problems(path: str, text: str) -> list[str]:
 def prose(text: str) -> str:
     """A document without its code; lines keep their numbers."""
     return re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), text)
+
+
+def help_problems(path: str, text: str) -> list[str]:
+    """Help of the command line, as the reference has it."""
+    return [
+        f"{path}:{number}: help begins with '{match[1]}': say what the value is"
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := HELP.search(line))
+    ]
 
 
 def vocabulary_problems(path: str, text: str) -> list[str]:
@@ -169,6 +180,7 @@ def check(root: Path) -> tuple[list[str], int]:
         if path.endswith(".md"):
             problems += link_problems(root, path, text) + name_problems(root, path, text, known)
     problems += number_problems("README.md", texts.get("README.md", ""))
+    problems += help_problems("docs/reference/cli.md", texts.get("docs/reference/cli.md", ""))
     index = texts.get("docs/README.md", "")
     for path in (p for p in texts if p.startswith("docs/") and p.endswith(".md") and p != "docs/README.md"):
         if f"]({path.removeprefix('docs/')})" not in index:

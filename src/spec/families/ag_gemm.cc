@@ -171,7 +171,7 @@ constexpr Arg kArgs[] = {{.name = "A",
                           .rows = "M",
                           .columns = "N",
                           .why = "to take N of b",
-                          .doc = "product of all ranks' rows; of SwiGLU (M, N / 2)"},
+                          .doc = "result for all ranks' rows; with SwiGLU (M, N / 2)"},
                          {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
                          kGathered};
 

@@ -97,7 +97,7 @@ constexpr Arg kArgs[] = {
      .rows = "off[r+1]-off[r]",
      .columns = "N",
      .why = "to take this rank's rows of a b",
-     .doc = "own rows of the sum over all ranks"},
+     .doc = "this rank's rows of the sum over all ranks"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
 using enum ClosedForm;
@@ -299,7 +299,7 @@ void make_scatter_compute(Schedule* out, const OpSpec& op, const FamilyOptions&)
 
 constinit const OperatorDef kGemmRs = {.name = "gemm_rs",
                                        .summary =
-                                           "Y = own rows of the sum of A B over all ranks, + bias: GEMM, then "
+                                           "Y = this rank's rows of the sum of A B over all ranks, + bias: GEMM, then "
                                            "ReduceScatter",
                                        .suffix = "_rs",
                                        .args = kArgs,

@@ -76,6 +76,16 @@ class CheckDocsTest(support.TreeTest):
         self.write("src/base/b.cc", "// FIXME\n")
         self.assert_problem(self.problems("fine\n"), "src/base/b.cc:1: unfinished")
 
+    def test_help_says_what_a_value_is(self) -> None:
+        self.write("docs/README.md", "[a](guides/a.md) [b](b.md) [c](reference/cli.md)\n")
+        good = "  --seed UINT=0               Seed of weights\n  -n,--ranks INT              Ranks\n  As usual\n"
+        bad = (
+            "  --tokens INT=4096           Of a rank\n  --ms FLOAT REQUIRED The same in ms\n  op TEXT ...  Their name\n"
+        )
+        self.write("docs/reference/cli.md", good + bad)
+        found = [p.partition(": help")[0] for p in self.problems("fine\n") if " help begins" in p]
+        self.assertEqual(found, [f"docs/reference/cli.md:{n}" for n in (4, 5, 6)])
+
     def test_documents_and_headers_use_the_words_of_the_field(self) -> None:
         self.write("include/overlace/a.h", "/// Tiles of the own shard.\nint interwoven;\n")
         self.write("CHANGELOG.md", "Tiles are woven.\n")
