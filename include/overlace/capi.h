@@ -96,7 +96,7 @@ typedef struct ovl_options {
   const char* adversary;  /* delivery of puts out of order on CPU ranks: "seed=7" */
   const char* checks;     /* extra checks, a comma-separated list: "sync,calls" */
   const char* net_engine; /* library of collectives: "auto", "nccl", "mpi" or "none" */
-  const char* machine;    /* what schedules are chosen for (overlace::ContextOptions); rank 0's value counts */
+  const char* machine;    /* machine that schedules are chosen for (overlace::ContextOptions); rank 0's counts */
 } ovl_options;
 
 /* An all-gather that the program supplies, if it has started the ranks itself. Each call gives `bytes` bytes of
