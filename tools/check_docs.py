@@ -32,10 +32,26 @@ FORBIDDEN = [
 NUMBER = re.compile(
     r"(?<![\w.`])\d[\d.,]*(?: ?(?:us|ms|ns|s|GB/s|TFLOP/s)\b|x\b(?! [A-Z])| ?%| times\b| cases\b| shapes\b)"
 )
-FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same)\b")
+FRAGMENT = re.compile(r"^\s*(?:///?|/\*)\s*(Of|As|The same|Same|Idem|Whether)\b")
+# A comment behind code that begins so leans on the line before.
+TRAILING = re.compile(r"^(?!\s*(?://|/?\*)).*\S\s*(?://|/\*)\s*(of|idem|the same|that of|those of)\b")
+# What a header names must be there for those who read it alone.
+NAMED = re.compile(rf"(?<![\w/.-])({FOLDERS}/[\w./+-]*\w)")
 # A sentence that begins so leans on the one before. Across a line's end, and its comment mark, too.
 LEANING = re.compile(r"\b(Of|The(?:[ \n]|///?|\*)+same)\b")
 SENTENCES = ("include/overlace/", "docs/guides/")
+# Help of an option, which says what its value is.
+HELP = re.compile(r"^  (?:-\S+|\w+)(?: [A-Z]+\S*| \.\.\.)* +(Of|The same|As|They|Their|Its|What they)\b")
+# Words of our own, and those of the field.
+PRIVATE = {
+    "by turns": "in turn, interleaved or ping-pong",
+    "few tokens": "small M",
+    "one-kernel": "fused-kernel",
+    "woven": "interleaved",
+    "own shard": "local shard",
+    "others' rows": "remote rows",
+}
+PRIVATE_WORD = re.compile(rf"\b({'|'.join(PRIVATE)})\b", re.IGNORECASE)
 CELL = re.compile(r"\|\s*[<>=~]*\s*\d[\d.,]*\s*(?=\|)")
 # Files that must spell these words.
 EXEMPT = ("tools/check_docs.py", "tests/unit/tools/", "LICENSE")
@@ -84,20 +100,51 @@ def word_problems(path: str, text: str) -> list[str]:
     return problems
 
 
+def prose(text: str) -> str:
+    """A document without its code; lines keep their numbers."""
+    return re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), text)
+
+
+def help_problems(path: str, text: str) -> list[str]:
+    """Help of the command line, as the reference has it."""
+    return [
+        f"{path}:{number}: help begins with '{match[1]}': say what the value is"
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := HELP.search(line))
+    ]
+
+
+def vocabulary_problems(path: str, text: str) -> list[str]:
+    """Words of our own in documents and public headers; the changelog keeps what was said then."""
+    return [
+        f"{path}:{number}: '{match[1]}': say {PRIVATE[match[1].lower()]}"
+        for number, line in enumerate((prose(text) if path.endswith(".md") else text).splitlines(), 1)
+        for match in PRIVATE_WORD.finditer(line)
+    ]
+
+
 def comment_problems(path: str, text: str) -> list[str]:
     """Comments of public headers are read alone: they begin with what the thing is or returns."""
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
-        if match := FRAGMENT.search(line):
+        if match := FRAGMENT.search(line) or TRAILING.search(line):
             problems.append(f"{path}:{number}: a comment begins with '{match[1]}': say what it is or returns")
     return problems
 
 
+def header_path_problems(root: Path, path: str, text: str) -> list[str]:
+    """Paths that comments of public headers name, with or without backticks."""
+    return [
+        f"{path}:{number}: no such path: {name}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for name in NAMED.findall(line)
+        if not (root / name).exists()
+    ]
+
+
 def sentence_problems(path: str, text: str) -> list[str]:
     """Sentences of public headers and guides that begin with "Of" or "The same"; code and its output are left out."""
-    plain = (
-        re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), text) if path.endswith(".md") else text
-    )
+    plain = prose(text) if path.endswith(".md") else text
     return [
         f"{path}:{plain.count(chr(10), 0, match.start()) + 1}: a sentence begins with "
         f"'{'Of' if match[1] == 'Of' else 'The same'}': say what it is about"
@@ -107,7 +154,7 @@ def sentence_problems(path: str, text: str) -> list[str]:
 
 def number_problems(path: str, text: str) -> list[str]:
     """Numbers outside of what tools/gen_results.py writes from records and compares with them, and outside of code."""
-    plain = re.sub(r"(?s)```.*?```|`[^`\n]*`", lambda m: "\n" * m[0].count("\n"), blocks.outside(text))
+    plain = prose(blocks.outside(text))
     problems = []
     for number, line in enumerate(plain.splitlines(), 1):
         for match in [*NUMBER.finditer(line), *CELL.finditer(line)]:
@@ -125,12 +172,15 @@ def check(root: Path) -> tuple[list[str], int]:
         if not path.startswith(EXEMPT):
             problems += word_problems(path, text)
         if path.startswith("include/overlace/"):
-            problems += comment_problems(path, text)
+            problems += comment_problems(path, text) + header_path_problems(root, path, text)
+        if (path.endswith(".md") and path != "CHANGELOG.md") or path.startswith("include/overlace/"):
+            problems += vocabulary_problems(path, text)
         if path.startswith(SENTENCES):
             problems += sentence_problems(path, text)
         if path.endswith(".md"):
             problems += link_problems(root, path, text) + name_problems(root, path, text, known)
     problems += number_problems("README.md", texts.get("README.md", ""))
+    problems += help_problems("docs/reference/cli.md", texts.get("docs/reference/cli.md", ""))
     index = texts.get("docs/README.md", "")
     for path in (p for p in texts if p.startswith("docs/") and p.endswith(".md") and p != "docs/README.md"):
         if f"]({path.removeprefix('docs/')})" not in index:

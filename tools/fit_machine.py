@@ -24,7 +24,7 @@ PARTS = ("compute", "comm", "limit")  # measured beside schedules, no schedules 
 CHANCE = 0.03  # share of a prediction
 LEAST_GAIN = 1e-3  # share of the loss: less moves no number, so that a file that was fitted stays what it is
 SHAPE = ("op", "ranks", "m", "n", "k", "activation", "replayed")  # what rows share that are measured against each other
-TILE_COLS = (64, 96, 128, 160, 192, 256)  # of the library's products; with 224 the records are met less well
+TILE_COLS = (64, 96, 128, 160, 192, 256)  # of the library's GEMMs; with 224 the records are met less well
 
 # Path in the file, least, most. "k_ns/..." make the tiles: a wave of 128 x cols takes each * cols + fixed per element
 # of K; "scale/..." multiplies a curve that was measured outside of operators.

@@ -227,7 +227,7 @@ def swiglu_section() -> list[str]:
         "## SwiGLU of ag_gemm",
         "",
         f"bf16, N {one['case']['n']}, K {one['case']['k']} as one rank sees them, us without -> with it, and the error"
-        " of the result with it (rms, against fp64). `k_slab` makes it in its epilogue, others behind their products."
+        " of the result with it (rms, against fp64). `k_slab` makes it in its epilogue, others behind their GEMMs."
         f" `auto`: {' -> '.join(schedules)}. Most rows are at the power limit of"
         f" {one['machine']['power_limit_w']:.0f} W; a schedule that stands in two columns shows the noise."
         f" `git` and `activation` were added to the records by hand. {of_commit(records('swiglu_x2'))}",
@@ -281,12 +281,12 @@ def slot_section() -> list[str]:
 
 
 def decode_section() -> list[str]:
-    """Few tokens; by operator, shape and launch."""
+    """Small M; by operator, shape and launch."""
     rows = records("decode_x2")
     kinds = ("compute", "library", "one_shot")
     names = {"chain": "many in one graph", "graph": "a graph of one", "stream": "eager"}
     lines = [
-        "## Few tokens",
+        "## Small M (decode)",
         "",
         "As above (`bench/results/decode_x2.jsonl`), us a call by M: cuBLAS alone / with NCCL / forced `one_shot`;"
         " `auto` was not measured in this run. NCCL's in graphs of one call, and eager where so flagged in the records,"

@@ -55,7 +55,7 @@ class Workload {
   int64_t bytes_rotated() const { return bytes_rotated_; }
   /// That a rank must send: shards of A, or partial sums to their owners, and those of gemm_ar back.
   double bytes_sent() const;
-  double flops() const;  // of one rank's product
+  double flops() const;  // of one rank's GEMM
 
  private:
   Workload(const Case& c, Channel& channel, Device& device, const Normal& data)

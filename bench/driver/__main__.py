@@ -125,7 +125,7 @@ def show_list() -> None:
 
 
 # What dense operators, primitives and layers are made of.
-MEASURED = ("src/device", "src/exec", "src/ops", "src/runtime", "src/spec", "src/plan")
+MEASURED = ("include/overlace/device", "src/device", "src/exec", "src/ops", "src/runtime", "src/spec", "src/plan")
 
 
 def changed_since(commit_id: str) -> list[str]:

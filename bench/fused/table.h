@@ -10,7 +10,7 @@ namespace overlace::bench {
 /// ag: A is gathered, N and B are a rank's own. rs: rows of the sum over ranks, K, A and B are a rank's own.
 enum class Op { ag, rs };
 
-/// One product: M rows of all ranks. `offsets` is empty where the rows are shared equally.
+/// One GEMM: M rows of all ranks. `offsets` is empty where the rows are shared equally.
 struct Case {
   Op op = Op::ag;
   std::string name;

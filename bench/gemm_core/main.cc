@@ -49,7 +49,7 @@ Options parse(int argc, char** argv) {
   return o;
 }
 
-/// The canonical products, each once; small and ragged ones with --smoke.
+/// The canonical GEMMs, each once; small and ragged ones with --smoke.
 std::vector<Shape> shapes(const Options& o) {
   std::vector<Shape> all;
   if (o.smoke) {

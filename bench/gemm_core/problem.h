@@ -1,4 +1,4 @@
-// One product of the bench: operands, and competitors that compute it.
+// One GEMM of the bench: operands, and competitors that compute it.
 #pragma once
 
 #include <functional>

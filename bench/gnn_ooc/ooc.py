@@ -3,7 +3,7 @@
     python3 bench/gnn_ooc/ooc.py --out bench/results/gnn_ooc_cpu2.jsonl
 
 Makes a graph, samples it, packs it, checks that each way gives the rows of the dataset, counts bytes, then times all
-ways by turns. Each line of --out is a record as bench/record.schema.json wants it.
+ways interleaved. Each line of --out is a record as bench/record.schema.json wants it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python3 bench/offload/offload.py --out bench/results/offload_cpu2.jsonl
 
 For each source (host, disk) and number of tokens: every way must give the result of the resident stack, then all are
-timed by turns. `brought` is the stream by someone who computes nothing, so that max(resident, brought) is what a stream
-cannot beat. Each line of --out is a record as bench/record.schema.json wants it.
+timed interleaved. `brought` is the stream by someone who computes nothing, so that max(resident, brought) is what a
+stream cannot beat. Each line of --out is a record as bench/record.schema.json wants it.
 """
 
 from __future__ import annotations

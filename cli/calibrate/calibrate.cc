@@ -145,7 +145,7 @@ Status measure_rank(Bootstrap& bootstrap, const Work& work, Taken* out) {
   Progress progress(stderr, bootstrap.rank() == 0 && shows_progress(STDERR_FILENO, false), 1);
   progress.begin("timing GEMMs and copies", kBasicShare);
   basic = basic_points(options);
-  // GPUs: products in turn with products only, as they draw more power than all else, which makes them slower.
+  // GPUs: GEMMs in turn with GEMMs only, as they draw more power than all else, which makes them slower.
   if (options.is_gpu) products = take(&basic, Probe::gemm);
   const double product_share = options.is_gpu ? kProductShare : 0;
   OVERLACE_TRY(sample(rig, &basic, (kBasicShare - product_share) * work.seconds));

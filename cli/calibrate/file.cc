@@ -30,7 +30,7 @@ Json residuals_json(const std::vector<Residual>& residuals) {
   return out;
 }
 
-/// By probe: [bytes, or M, N, K of a product, or the schedule of an operator; items of a call; us of a call; us of the
+/// By probe: [bytes, or M, N, K of a GEMM, or the schedule of an operator; items of a call; us of a call; us of the
 /// fitted machine or null; whether it was held out; how far apart the quartiles of the samples are, of their median;
 /// sums of the lead that is in both times]. First of links: ranks and bytes; of stores: CTAs and bytes; of duty: share
 /// of the time, SM clock and power (0: unknown).

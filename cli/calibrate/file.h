@@ -15,7 +15,7 @@ struct Circumstances {
   double seconds = 0;
   double load_before = 0, load_after = 0;  // of the last minute; 0: the system does not say
   double core_mhz = 0;                     // mean of the cores right behind it; 0: the same
-  std::string dtype = {}, gemm = {};       // of the products, and who computed them
+  std::string dtype = {}, gemm = {};       // of the GEMMs, and who computed them
   std::vector<RankLinks> links = {};       // by rank; empty on CPU ranks
 };
 double load_average();

@@ -389,7 +389,7 @@ class Fitter {
     return 1 + std::max(0.0, p->us() - call_ - work_us) / copies;
   }
 
-  /// The products of a point by themselves, from the point of their shape.
+  /// The GEMMs of a point by themselves, from the point of their shape.
   double alone_us(const Point& p) const {
     for (const Point& q : points_) {
       if (q.probe == Probe::gemm && q.gemm.m == p.gemm.m && q.gemm.n == p.gemm.n && q.gemm.k == p.gemm.k)

@@ -37,9 +37,9 @@ enum class Probe {
   reduce_scatter,
   all_reduce,
   all_to_all,
-  gemm_in,     // products while another rank copies here
+  gemm_in,     // GEMMs while another rank copies here
   reduce_in,   // sums while another rank copies here
-  gemm_out,    // products and copies of one rank, the products longer
+  gemm_out,    // GEMMs and copies of one rank, the GEMMs longer
   copy_out,    // the same, the copies longer
   host_call,   // time to queue: the call
   host_chain,  // ... the chain
@@ -48,7 +48,7 @@ enum class Probe {
   store,     // SMs store to the next rank, by CTAs
   tma,       // the same by TMA
   memory,    // SMs copy inside the rank, by CTAs
-  duty,      // products for a share of the time, by that share
+  duty,      // GEMMs for a share of the time, by that share
   skew,      // of ranks behind a barrier
   operators  // whole operators: no fit sees them
 };
@@ -64,7 +64,7 @@ struct Point {
   spec::GemmWork gemm = {};      // of an item
   int from = 0, to = 1;          // of a link
   int ctas = 0;                  // that store `bytes` together, all ranks at once
-  double share = 0;              // of the time that products take
+  double share = 0;              // of the time that GEMMs take
   double sm_mhz = 0, watts = 0;  // of the first rank meanwhile; 0: nobody says
   int copies = 0;                // of `bytes`, beside `count` items of other work
   double work_bytes = 0;         // of such an item where it is a sum

@@ -12,7 +12,7 @@ Command add_calibrate(CLI::App& app) {
   const auto words = std::make_shared<CalibrateWords>();
   CLI::App* calibrate = app.add_subcommand("calibrate", "Measure this machine and write its machine file");
   calibrate->add_option("-n,--ranks", words->ranks, "Ranks (default: the GPUs, else 2 CPU ranks)");
-  calibrate->add_option("--name", words->name, "Of the machine")->capture_default_str();
+  calibrate->add_option("--name", words->name, "Name of the machine")->capture_default_str();
   calibrate->add_option("--out", words->out, "FILE.json (default: NAME.json)");
   calibrate->add_option("--backend", words->backend, "auto, cpu or cuda_peer")->capture_default_str();
   calibrate->add_option("--dtype", words->dtype, "Type of GEMMs: fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");

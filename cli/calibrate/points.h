@@ -10,7 +10,7 @@ namespace overlace::cli {
 struct PointOptions {
   bool is_gpu = false;
   int ranks = 2;
-  DType dtype = DType::fp32;  // of products
+  DType dtype = DType::fp32;  // of GEMMs
   bool has_collectives = true;
   int sms = 1;  // of a GPU
 };
@@ -22,7 +22,7 @@ size_t symmetric_bytes(const PointOptions& options, const spec::Machine& machine
 
 /// What is timed by itself.
 std::vector<Point> basic_points(const PointOptions& options);
-/// Products, for several shares of the time each.
+/// GEMMs, for several shares of the time each.
 std::vector<Point> duty_points(const PointOptions& options);
 /// What the thread that queues needs; GPUs only.
 std::vector<Point> host_points(const PointOptions& options);

@@ -13,7 +13,7 @@ namespace overlace::cli {
 /// Who copies to whom: rank 0 to rank 1; every rank to the next one; to all others, one after the other; to itself.
 enum class CopyWay { pair, ring, all, local };
 
-/// `count` equal products after each other on every rank.
+/// `count` equal GEMMs after each other on every rank.
 spec::Schedule gemm_probe(int ranks, DType dtype, const spec::GemmWork& shape, int count);
 /// `count` copies of `bytes` on one lane, to each peer that `way` names; `rows` > 1: of rows that lie twice their
 /// length apart; with a signal to the receiver behind each where `has_posts`.

@@ -33,7 +33,7 @@ int run_doctor(const DoctorWords& words) {
 Command add_doctor(CLI::App& app) {
   const auto words = std::make_shared<DoctorWords>();
   CLI::App* doctor = app.add_subcommand("doctor", "What this machine has and what overlace will use");
-  doctor->add_option("--json", words->json, "The same as data; - is stdout");
+  doctor->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   doctor->add_flag("--no-link-test", words->no_link_test, "Start no ranks");
   return {doctor, [words] { return run_doctor(*words); }};
 }

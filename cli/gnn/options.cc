@@ -15,7 +15,7 @@ void add_levels(CLI::App* app, GnnPackWords* w) {
   app->add_option("--gpu-cache", w->gpu_cache, "Rows that stay in the GPU's memory, in bytes")->capture_default_str();
   app->add_option("--cpu-cache", w->cpu_cache, "Rows in the CPU's memory, in bytes")->capture_default_str();
   app->add_option("--disk", w->disk, "Limit of packs and disk cache; 0: none")->capture_default_str();
-  app->add_option("--json", w->json, "The same as data; - is stdout");
+  app->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
 }
 
 void add_sample(CLI::App* gnn, GnnSampleWords* w) {
@@ -28,12 +28,12 @@ void add_sample(CLI::App* gnn, GnnSampleWords* w) {
   sample->add_option("--batch-size", w->batch_size, "Seeds of a batch")->capture_default_str();
   sample->add_option("--epochs", w->epochs, "Training epochs sampled anew, which training takes in turn")
       ->capture_default_str();
-  sample->add_option("--seed", w->seed, "Of all random numbers")->capture_default_str();
+  sample->add_option("--seed", w->seed, "Seed of all random numbers")->capture_default_str();
   sample->add_option("--splits", w->splits, "train, valid, test, separated by commas")->capture_default_str();
   sample->add_flag("--replace", w->replace, "An edge may be drawn again");
   sample->add_option("--threads", w->threads, "Threads (default: the cores); the files do not depend on it");
   sample->add_flag("--quiet", w->quiet, "No progress");
-  sample->add_option("--json", w->json, "The same as data; - is stdout");
+  sample->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
 }
 
 void add_steps(CLI::App* gnn, GnnWords* words) {
@@ -47,7 +47,7 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   CLI::App* pack = gnn->add_subcommand("pack", "Write the rows of each batch in the order of use; goes on if killed");
   GnnPackWords& p = words->pack;
   add_levels(pack, &p);
-  pack->add_option("--dataset", p.dataset, "Where it is now (default: where it was sampled)");
+  pack->add_option("--dataset", p.dataset, "Directory of the dataset (default: where it was sampled)");
   pack->add_option("--policy", p.policy, "belady, static, lru or none")->capture_default_str();
   pack->add_option("--order", p.order, "auto, fixed, segments or shuffle")->capture_default_str();
   pack->add_option("--segment", p.segment_batches, "Batches of a segment")->capture_default_str();
@@ -62,9 +62,9 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   GnnVerifyWords& v = words->verify;
   verify->add_option("artefact", v.artefact, "Directory of the artefact")->required();
   verify->add_flag("--deep", v.deep, "Make every packed byte anew and compare");
-  verify->add_option("--dataset", v.dataset, "Where it is now (default: where it was sampled)");
+  verify->add_option("--dataset", v.dataset, "Directory of the dataset (default: where it was sampled)");
   verify->add_flag("--quiet", v.quiet, "No progress");
-  verify->add_option("--json", v.json, "The same as data; - is stdout");
+  verify->add_option("--json", v.json, "Write the result as JSON to this file; - is stdout");
   CLI::App* train = gnn->add_subcommand("train", "Train a model by PyTorch: python3 -m overlace.gnn.train");
   train->add_option("artefact", words->train.artefact, "Directory of the artefact")->required();
   train->prefix_command();
@@ -94,7 +94,7 @@ void add_gnn_rates(CLI::App* app, GnnRateWords* words) {
   const auto add = [app](const char* name, double* value, const char* what) {
     app->add_option(name, *value, what)->capture_default_str();
   };
-  add("--compute-ms", &words->compute_ms, "Of a batch");
+  add("--compute-ms", &words->compute_ms, "Time in which a batch is computed");
   add("--link", &words->link_GBps, "GB/s of copies to a GPU; 0: rows stay where they are");
   add("--check", &words->check_GBps, "GB/s of checksums; 0: no time");
   add("--gather", &words->gather_GBps, "GB/s of rows into their matrix and into the CPU cache; 0: no time");
@@ -112,7 +112,7 @@ Command add_gnn(CLI::App& app) {
   generate->add_option("--like", g.like, "Sizes as of papers, mag, friendster, igb or products");
   generate->add_option("--vertices", g.num_vertices, "Vertices (default: 65536, with --like 1048576)");
   generate->add_option("--dim", g.dim, "Numbers of a row (default: 128, or of --like)");
-  generate->add_option("--seed", g.seed, "Of all random numbers")->capture_default_str();
+  generate->add_option("--seed", g.seed, "Seed of all random numbers")->capture_default_str();
   generate->add_option("--memory", g.memory, "Limit of what is held of edges and rows")->capture_default_str();
   generate->add_option("--threads", g.threads, "Threads (default: the cores); the files do not depend on it");
   CLI::App* import = gnn->add_subcommand("import", "Make a dataset of arrays that others wrote");
@@ -131,14 +131,14 @@ Command add_gnn(CLI::App& app) {
   CLI::App* diskbench = gnn->add_subcommand("diskbench", "How fast the disk under a directory reads and writes");
   GnnDiskbenchWords& d = words->diskbench;
   diskbench->add_option("directory", d.directory, "Directory on that disk")->required();
-  diskbench->add_option("--size", d.size, "Of the file that is written and read")->capture_default_str();
-  diskbench->add_option("--seconds", d.seconds, "Of each measurement")->capture_default_str();
+  diskbench->add_option("--size", d.size, "Size of the file that is written and read")->capture_default_str();
+  diskbench->add_option("--seconds", d.seconds, "Time of each measurement")->capture_default_str();
   for (CLI::App* one : {generate, import, diskbench})
     one->add_flag("--quiet", one == generate ? g.quiet : one == import ? i.quiet : d.quiet, "No progress");
-  generate->add_option("--json", g.json, "The same as data; - is stdout");
-  import->add_option("--json", i.json, "The same as data; - is stdout");
-  info->add_option("--json", words->info.json, "The same as data; - is stdout");
-  diskbench->add_option("--json", d.json, "The same as data; - is stdout");
+  generate->add_option("--json", g.json, "Write the result as JSON to this file; - is stdout");
+  import->add_option("--json", i.json, "Write the result as JSON to this file; - is stdout");
+  info->add_option("--json", words->info.json, "Write the result as JSON to this file; - is stdout");
+  diskbench->add_option("--json", d.json, "Write the result as JSON to this file; - is stdout");
   return {gnn, [gnn, shared] { return run_gnn(*gnn, *shared); }};
 }
 

@@ -16,17 +16,17 @@ namespace {
 /// Returns the parser of `overlace plan co2`.
 CLI::App* add_co2(CLI::App* plan, const std::shared_ptr<Co2PlanWords>& words) {
   CLI::App* co2 = plan->add_subcommand("co2", "How many inner steps a round of CO2 needs to hide its exchange");
-  co2->add_option("--parameters", words->parameters, "Of the model")->required();
-  co2->add_option("--step-ms", words->step_ms, "Of an inner step")->required();
-  co2->add_option("--link", words->link, "Between every two groups and shards: 1GB/s,50us");
+  co2->add_option("--parameters", words->parameters, "Parameters of the model")->required();
+  co2->add_option("--step-ms", words->step_ms, "Time of an inner step")->required();
+  co2->add_option("--link", words->link, "Link between every two groups and shards: 1GB/s,50us");
   co2->add_option("--groups", words->groups, "Groups, with --link (default: 2)");
   co2->add_option("--network", words->network.network, "torus, rail, a blueprint such as ring(8, 25), or FILE.json");
   co2->add_option("--gpus", words->network.gpus, "GPUs of the network (default: 128, or what it has)");
-  co2->add_option("--machine", words->machine, "Its measured all-reduce: a shipped machine or FILE.json");
+  co2->add_option("--machine", words->machine, "Machine whose measured all-reduce counts: a shipped one or FILE.json");
   co2->add_option("--shards", words->shards, "Ranks of a group")->capture_default_str();
-  co2->add_option("--wire-bytes", words->wire_bytes, "Of a parameter on the way")->capture_default_str();
-  co2->add_option("--tau", words->tau, "One more to look at");
-  co2->add_option("--json", words->json, "The same as data; - is stdout");
+  co2->add_option("--wire-bytes", words->wire_bytes, "Bytes of a parameter on the network")->capture_default_str();
+  co2->add_option("--tau", words->tau, "One more number of steps to look at");
+  co2->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   for (const char* option : {"--groups", "--gpus", "--shards", "--tau"})
     co2->get_option(option)->check(number_error<int64_t>);
   return co2;
@@ -42,14 +42,15 @@ Command add_planner(CLI::App& app, const char* name, const char* what, bool expl
   plan->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
   plan->add_option("--k", words->k, "Depth, of one rank in gemm_rs and gemm_ar");
   plan->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
-  plan->add_option("--activation", words->activation, "Of ag_gemm: none, or swiglu, which makes N / 2 columns")
+  plan->add_option("--activation", words->activation,
+                   "Activation of ag_gemm: none, or swiglu, which makes N / 2 columns")
       ->capture_default_str();
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
   plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
   plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();
   plan->add_flag("--paper-rule", words->paper_rule, "FiCCO's choice beside ours");
   plan->add_option("--check", words->check, "Check the schedule in FILE.json and plan nothing");
-  plan->add_option("--json", words->json, "The same as data; - is stdout");
+  plan->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   for (const char* option : {"--m", "--n", "--k", "--ranks"}) plan->get_option(option)->check(number_error<int64_t>);
   if (explain) return {plan, [words] { return cli::plan(*words); }};
   const auto co2_words = std::make_shared<Co2PlanWords>();
@@ -69,8 +70,8 @@ Command add_plan_offload(CLI::App& plan) {
 
 void add_offload_words(CLI::App* parser, PlanOffloadWords* words) {
   parser->add_option("--config", words->config, "Shipped model or config.json")->capture_default_str();
-  parser->add_option("--device-memory", words->device_memory, "Of a rank, for weights and activations: 16GiB");
-  parser->add_option("--host-memory", words->host_memory, "Of the host, for weights of all ranks")
+  parser->add_option("--device-memory", words->device_memory, "Memory of a rank for weights and activations: 16GiB");
+  parser->add_option("--host-memory", words->host_memory, "Memory of the host for weights of all ranks")
       ->capture_default_str();
   parser->add_option("--layers", words->layers, "Decoder layers (default: all)");
   parser->add_option("--tokens", words->tokens, "Tokens of the whole team (default: 16384)");
@@ -79,10 +80,11 @@ void add_offload_words(CLI::App* parser, PlanOffloadWords* words) {
   parser->add_option("--dtype", words->dtype, "fp32, bf16 or fp16")->capture_default_str();
   parser->add_option("--machine", words->machine, "Machine whose sustained rate of GEMMs counts")
       ->capture_default_str();
-  parser->add_option("--tflops", words->tflops, "Of a rank, instead of the machine's");
-  parser->add_option("--host-gbps", words->host_gbps, "From host memory to a rank")->capture_default_str();
-  parser->add_option("--disk-gbps", words->disk_gbps, "From the host's disk")->capture_default_str();
-  parser->add_option("--json", words->json, "The same as data; - is stdout");
+  parser->add_option("--tflops", words->tflops, "Rate of a rank's GEMMs, instead of the machine's");
+  parser->add_option("--host-gbps", words->host_gbps, "Rate of copies from host memory to a rank")
+      ->capture_default_str();
+  parser->add_option("--disk-gbps", words->disk_gbps, "Rate of reads from the host's disk")->capture_default_str();
+  parser->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   for (const char* option : {"--layers", "--tokens", "--sequence-length", "--ranks"})
     parser->get_option(option)->check(number_error<int64_t>);
 }
@@ -94,7 +96,8 @@ Command add_plan(CLI::App& app) {
 }
 
 Command add_explain(CLI::App& app) {
-  return add_planner(app, "explain", "The same, with losses, a timeline, and what would make another one win", true);
+  return add_planner(app, "explain",
+                     "Explain that choice: losses, a timeline, and what would make another schedule win", true);
 }
 
 }  // namespace overlace::cli

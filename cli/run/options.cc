@@ -25,7 +25,7 @@ CLI::App* add_run_options(CLI::App& app, RunOptions* o) {
   run->add_option("--dtype", o->dtype, "fp32, bf16 or fp16 (default: fp32, on GPUs bf16)");
   run->add_option("--schedule", o->schedule, "auto, FAMILY, FAMILY:DEGREE or FILE.json")->capture_default_str();
   run->add_option("--backend", o->backend, "auto, cpu or cuda_peer")->capture_default_str();
-  run->add_option("--seed", o->seed, "Of weights, input and order of measurements")->capture_default_str();
+  run->add_option("--seed", o->seed, "Seed of weights, input and order of measurements")->capture_default_str();
   run->add_option("--link", o->link, "Emulated link between CPU ranks, such as 2GB/s,20us, or none");
   run->add_option("--input", o->input, "Hidden states before the first layer: tokens x hidden, .npy");
   run->add_option("--output", o->output, "Hidden states after the last layer, .npy");
@@ -36,8 +36,9 @@ CLI::App* add_run_options(CLI::App& app, RunOptions* o) {
   run->add_option("--emulate-hosts", o->emulate_hosts,
                   "Ranks claim to be on so many hosts (CPU ranks: needs MPI; GPUs: NCCL)");
   run->add_option("--device-memory", o->device_memory,
-                  "Of a rank, for weights and activations: layers that do not fit stream (8GiB, 512MiB; CPU ranks)");
-  run->add_option("--weights", o->weights, "What they stream from: host or disk, the files of --checkpoint (host)");
+                  "Memory of a rank for weights and activations; layers that do not fit stream (8GiB; CPU ranks)");
+  run->add_option("--weights", o->weights,
+                  "Where layers stream from: host, or disk, which are the files of --checkpoint (default: host)");
   run->add_option("--micro-batch", o->micro_batch, "Tokens that walk through a layer together (default: all)");
   run->add_flag("--quiet", o->quiet, "Print errors only");
   run->add_flag("--threads", o->threads, "Ranks are threads of one process");

@@ -36,17 +36,17 @@ struct Row {
 };
 
 struct Losses {
-  study::PartTimes whole;  // one product, one transfer to each peer
+  study::PartTimes whole;  // one GEMM, one transfer to each peer
   double whole_store_us = 0;
   std::vector<Row> rows;
 };
 
-/// Its products are cut into parts that are rows or columns of a result.
+/// Its GEMMs are cut into parts that are rows or columns of a result.
 bool has_parts(const spec::OperatorDef& op) {
   return !op.flow.sums_rows && spec::find_family(op.name, spec::ClosedForm::slabs);
 }
 
-/// Cuts products. A family that needs to know of hosts is left out, and one without a degree whose form another has.
+/// Cuts GEMMs. A family that needs to know of hosts is left out, and one without a degree whose form another has.
 bool is_decomposition(const spec::FamilyDef& family) {
   using enum spec::ClosedForm;
   const bool cuts = family.form != none && family.form != library && family.form != serial && family.form != hosts;

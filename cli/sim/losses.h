@@ -13,8 +13,8 @@ struct LossWords {
   std::string json, plot;  // plot: .svg or .html
 };
 
-/// A row per decomposition and degree: its products and its transfers, alone, over the whole ones (decomposition
-/// inefficiency loss); and how much a product and a transfer slow each other (contention inefficiency loss); exit code.
+/// A row per decomposition and degree: its GEMMs and its transfers, alone, over the whole ones (decomposition
+/// inefficiency loss); and how much a GEMM and a transfer slow each other (contention inefficiency loss); exit code.
 int sim_characterise(const LossWords& words);
 
 }  // namespace overlace::cli

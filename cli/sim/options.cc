@@ -27,7 +27,7 @@ CLI::App* add_schedules(CLI::App& app, SimWords* words) {
   run->add_option("--family", words->family, "Schedule family")->capture_default_str();
   run->add_option("--op", words->op, spec::operator_names())->capture_default_str();
   run->add_option("--degree", words->degree, "Chunks per shard")->capture_default_str();
-  run->add_option("--seeds", words->seeds, "So many runs with noise: p50 and p95");
+  run->add_option("--seeds", words->seeds, "Number of runs with noise, for p50 and p95");
   run->add_option("--trace", words->trace,
                   "Timeline: .pftrace or .perfetto-trace (Perfetto), .json (Chrome), .et (Chakra, a file per rank)");
   run->add_flag("--parts", words->parts, "Parts of fused kernels in the timeline, which a device does not report");
@@ -40,7 +40,7 @@ CLI::App* add_schedules(CLI::App& app, SimWords* words) {
     one->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
     one->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
     one->add_option("--calls", words->calls, "Calls in a row; their later half is timed")->capture_default_str();
-    one->add_option("--json", words->json, "The same as data; - is stdout");
+    one->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
     for (const char* option : {"--m", "--n", "--k", "--ranks", "--calls"})
       one->get_option(option)->check(number_error<int64_t>);
   }
@@ -72,7 +72,7 @@ void add_sim_models(CLI::App& sim, SimModelWords* words) {
   t3->add_option("--comm-cost", words->t3.comm_cost, "Memory time of communication's accesses, in the GEMM's");
   t3->add_option("--dram", words->t3.dram_GBps, "GB/s");
   t3->add_option("--link", words->t3.link_GBps, "GB/s");
-  t3->add_option("--share", words->t3.share, "Of an iteration in these sub-layers: end to end");
+  t3->add_option("--share", words->t3.share, "Share of an iteration in these sub-layers, for end-to-end times");
   t3->add_flag("--direct", words->t3.is_direct, "Every rank reaches every other");
   t3->add_flag("--sensitivity", words->t3.is_sensitivity, "Speed-ups over a grid of the two fitted constants");
   CLI::App* validate =
@@ -80,8 +80,8 @@ void add_sim_models(CLI::App& sim, SimModelWords* words) {
   validate->add_option("ids", words->validate.ids, "V1, V2, ... (default: all)");
   validate->add_option("--golden", words->validate.golden, "Folder of the published numbers")->capture_default_str();
   validate->add_option("--page", words->validate.page, "Write the table as Markdown");
-  t3->add_option("--json", words->t3.json, "The same as data; - is stdout");
-  validate->add_option("--json", words->validate.json, "The same as data; - is stdout");
+  t3->add_option("--json", words->t3.json, "Write the result as JSON to this file; - is stdout");
+  validate->add_option("--json", words->validate.json, "Write the result as JSON to this file; - is stdout");
 }
 
 /// What the graphs on any network have in common.
@@ -97,7 +97,7 @@ void add_graph_words(CLI::App* graph, GraphWords* words) {
       ->capture_default_str();
   graph->add_option("--trace", words->trace,
                     "Timeline of the overlapped row (.pftrace, .json), or Chakra traces, one per rank (.et)");
-  graph->add_option("--json", words->json, "The same as data; - is stdout");
+  graph->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
 }
 
 void add_transformer(CLI::App& graphs, TransformerWords* words) {
@@ -108,8 +108,8 @@ void add_transformer(CLI::App& graphs, TransformerWords* words) {
   };
   add("--tensor", &words->run.tensor, "Ranks that share a layer");
   add("--pipeline", &words->run.pipeline, "Stages");
-  add("--micro-batches", &words->run.micro_batches, "Of a replica and step");
-  add("--sequences", &words->run.sequences, "Of a micro-batch");
+  add("--micro-batches", &words->run.micro_batches, "Micro-batches of a replica in a step");
+  add("--sequences", &words->run.sequences, "Sequences of a micro-batch");
   add("--chunks", &words->chunks, "Chunks of a transfer that hides behind a GEMM");
   add("--hidden", &words->model.hidden, "Width of the model");
   add("--intermediate", &words->model.intermediate, "Width between the GEMMs of the MLP");
@@ -130,14 +130,14 @@ void add_moe(CLI::App& graphs, MoeWords* words) {
   };
   add("--group", &words->run.group, "Ranks that share all experts (0: all of them)");
   add("--chunks", &words->chunks, "Chunks of the tokens, whose transfers hide behind GEMMs");
-  add("--tokens", &words->model.tokens, "Of a rank");
+  add("--tokens", &words->model.tokens, "Tokens of a rank");
   add("--hidden", &words->model.hidden, "Width of the model");
   add("--intermediate", &words->model.intermediate, "Width of an expert");
   add("--experts", &words->model.experts, "Experts of a group");
   add("--top-k", &words->model.top_k, "Experts of a token");
   graph->add_option("--zipf", words->run.zipf, "Popularity of experts ~ 1 / place^ZIPF; 0: all alike")
       ->capture_default_str();
-  graph->add_option("--seed", words->run.seed, "Which experts are popular")
+  graph->add_option("--seed", words->run.seed, "Seed that chooses the popular experts")
       ->capture_default_str()
       ->check(number_error<uint64_t>);
   graph->add_option("--counts", words->counts, R"(FILE.json with {"counts": [[tokens of rank for expert, ..], ..]})");
@@ -161,31 +161,34 @@ void add_co2(CLI::App& graphs, Co2Words* words) {
   const auto number = [graph](const char* name, double* value, const char* what) {
     graph->add_option(name, *value, what)->capture_default_str();
   };
-  number("--parameters", &words->run.parameters, "Of the model");
-  number("--wire-bytes", &words->run.wire_bytes, "Of a parameter on the network");
-  number("--step-us", &words->run.step_us, "Of an inner step");
-  number("--update-us", &words->run.pass_us, "Of the outer update (< 0: 32 bytes per parameter through memory)");
-  number("--all-reduce-us", &words->run.all_reduce_us, "Of all increments (< 0: messages on the network)");
-  number("--sigma", &words->run.sigma, "Of the log-normal factor of each step");
-  graph->add_option("--seed", words->run.seed, "Of that factor")->capture_default_str()->check(number_error<uint64_t>);
+  number("--parameters", &words->run.parameters, "Parameters of the model");
+  number("--wire-bytes", &words->run.wire_bytes, "Bytes of a parameter on the network");
+  number("--step-us", &words->run.step_us, "Time of an inner step");
+  number("--update-us", &words->run.pass_us, "Time of the outer update (< 0: 32 bytes per parameter through memory)");
+  number("--all-reduce-us", &words->run.all_reduce_us,
+         "Time of the all-reduce of all increments (< 0: messages on the network)");
+  number("--sigma", &words->run.sigma, "Sigma of the log-normal factor of each step");
+  graph->add_option("--seed", words->run.seed, "Seed of that factor")
+      ->capture_default_str()
+      ->check(number_error<uint64_t>);
 }
 
 void add_gnn_graph(CLI::App& graphs, GnnGraphWords* words) {
   CLI::App* graph = graphs.add_subcommand("gnn", "A training epoch of a graph network from packs, stage beside stage");
   graph->add_option("artefact", words->artefact, "Directory that `gnn pack` has filled")->required();
-  graph->add_option("--packs", words->packs, "Their name (default: all of train)");
+  graph->add_option("--packs", words->packs, "Name of the packs (default: all packs of train)");
   add_gnn_rates(graph, &words->rates);
   graph->add_option("--trace", words->trace, "Timeline of the last pipelined row (.pftrace, .json)");
-  graph->add_option("--json", words->json, "The same as data; - is stdout");
+  graph->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
 }
 
 void add_graph_offload(CLI::App& graphs, OffloadGraphWords* words) {
   CLI::App* graph = graphs.add_subcommand("offload", "Passes over layers that do not fit, as they are planned");
   add_offload_words(graph, words);
-  graph->add_option("--passes", words->passes, "Of which some of the later half are timed")
+  graph->add_option("--passes", words->passes, "Passes; some of their later half are timed")
       ->capture_default_str()
       ->check(number_error<int64_t>);
-  graph->add_option("--slots", words->slots, "For layers, on the device and between disk and link")
+  graph->add_option("--slots", words->slots, "Slots for layers, on the device and between disk and link")
       ->capture_default_str()
       ->check(number_error<int64_t>);
   graph->add_option("--trace", words->trace, "Timeline of the overlapped row (.pftrace, .json)");
@@ -202,7 +205,7 @@ void add_characterise(CLI::App& sim, LossWords* w) {
   losses->add_option("--machine", w->machine, "A shipped machine or FILE.json")->capture_default_str();
   losses->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
   losses->add_option("--plot", w->plot, "Both losses over the parts: .svg or .html");
-  losses->add_option("--json", w->json, "The same as data; - is stdout");
+  losses->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
   for (const char* option : {"--m", "--n", "--k", "--ranks"}) losses->get_option(option)->check(number_error<int64_t>);
 }
 
@@ -215,21 +218,21 @@ void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
   sweep->add_option("--k", w->k, "Depth, of one rank in gemm_rs and gemm_ar")->required();
   sweep->add_option("-n,--ranks", w->ranks, "Ranks (default: the machine's)");
   sweep->add_option("--families", w->families, "all, or a list")->capture_default_str();
-  sweep->add_option("--degrees", w->degrees, "Of which the fastest counts")->capture_default_str();
+  sweep->add_option("--degrees", w->degrees, "Chunks per shard; the fastest counts")->capture_default_str();
   sweep->add_option("--machines", w->machines, "Shipped machines or FILE.json")->capture_default_str();
   sweep->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
   sweep->add_option("--calls", w->calls, "Calls in a row; their later half is timed")
       ->capture_default_str()
       ->check(number_error<int64_t>);
   sweep->add_option("--plot", w->plot, "Lines over the first number that varies: .svg or .html");
-  sweep->add_option("--json", w->json, "The same as data; - is stdout");
+  sweep->add_option("--json", w->json, "Write the result as JSON to this file; - is stdout");
   add_characterise(sim, &words->losses);
   CLI::App* check = sim.add_subcommand(
       "check", "Properties that every simulation must have, on a machine; 1 where one does not hold");
   check->add_option("--machine", words->check.machine, "A shipped machine or FILE.json")->capture_default_str();
   check->add_flag("--validate", words->check.validates, "The models beside published numbers too");
   check->add_option("--golden", words->check.golden, "Folder of the published numbers")->capture_default_str();
-  check->add_option("--json", words->check.json, "The same as data; - is stdout");
+  check->add_option("--json", words->check.json, "Write the result as JSON to this file; - is stdout");
 }
 
 void add_graphs(CLI::App& sim, SimModelWords* words) {
@@ -237,10 +240,10 @@ void add_graphs(CLI::App& sim, SimModelWords* words) {
   graphs->require_subcommand(1);
   CLI::App* dlrm = graphs->add_subcommand("dlrm", "A step of a recommendation model on 128 GPUs");
   dlrm->add_option("--network", words->dlrm.network, "all, torus, ring or rail")->capture_default_str();
-  dlrm->add_option("--tables", words->dlrm.tables, "Of a GPU (default: the band over 1 to 8)");
+  dlrm->add_option("--tables", words->dlrm.tables, "Tables of a GPU (default: the band over 1 to 8)");
   dlrm->add_option("--local-batch", words->dlrm.local_batch, "Samples of a GPU (default: the band over 256 to 4096)");
   for (const char* option : {"--tables", "--local-batch"}) dlrm->get_option(option)->check(number_error<int64_t>);
-  dlrm->add_option("--json", words->dlrm.json, "The same as data; - is stdout");
+  dlrm->add_option("--json", words->dlrm.json, "Write the result as JSON to this file; - is stdout");
   add_transformer(*graphs, &words->transformer);
   add_moe(*graphs, &words->moe);
   add_co2(*graphs, &words->co2);

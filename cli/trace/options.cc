@@ -37,16 +37,18 @@ Command add_trace(CLI::App& app) {
   info->add_option("file", words->from, "Timeline")->required();
   CLI::App* convert = trace->add_subcommand("convert", "Write a timeline in another format");
   convert->add_option("from", words->from, "Timeline")->required();
-  convert->add_option("to", words->to, "Its ending chooses: .json, .pftrace, .perfetto-trace, .et (Chakra)")
+  convert
+      ->add_option("to", words->to,
+                   "Timeline to write; its ending chooses: .json, .pftrace, .perfetto-trace, .et (Chakra)")
       ->required();
   CLI::App* diff =
       trace->add_subcommand("diff", "Two timelines of the same work, task by task: measured and simulated");
   diff->add_option("first", words->diff.first, "Timeline")->required();
   diff->add_option("second", words->diff.second, "Timeline")->required();
-  diff->add_option("--json", words->diff.json, "The same as data; - is stdout");
+  diff->add_option("--json", words->diff.json, "Write the result as JSON to this file; - is stdout");
   diff->add_option("--match", words->diff.match, "id, or kind: the n-th of its kind on its rank")
       ->capture_default_str();
-  diff->add_option("--rank", words->diff.rank, "This one alone (default: all)")->check(number_error<int64_t>);
+  diff->add_option("--rank", words->diff.rank, "Compare this rank only (default: all)")->check(number_error<int64_t>);
   diff->add_option("--max-median", words->diff.max_median, "Exit code 1 where the median residual is above so many %");
   return {trace, [trace, words] { return run_trace(*trace, *words); }};
 }

@@ -1,4 +1,4 @@
-// An operator of your own, scale_ag: y = alpha x, gathered from all ranks. Peers fill an inbox of two buffers by turns,
+// An operator of your own, scale_ag: y = alpha x, gathered from all ranks. Peers fill an inbox of two buffers in turn,
 // so there is no barrier between calls: who sends waits for the credit of the call before the last.
 #include <cstdio>
 #include <cstring>

@@ -18,12 +18,13 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// What one all-reduce moves. The memory belongs to the ticket until that is complete or failed.
+/// The memory that one all-reduce sums: `count` elements of `dtype` at `data`. It belongs to the ticket until that is
+/// complete or failed.
 struct Bucket {
   void* data = nullptr;
   size_t count = 0;
   DType dtype = DType::fp32;
-  std::string what;  // "round 7, bucket 3": named where the all-reduce fails
+  std::string what;  // "round 7, bucket 3": the name that errors show
 };
 
 /// An all-reduce under way. Numbers count from 1 in the order of launches.
@@ -33,21 +34,22 @@ struct Ticket {
 
 enum class TicketState { pending, complete, failed };
 
-/// When a ticket was launched, taken up, joined by the last rank, and complete; ns of CLOCK_MONOTONIC, 0: not yet.
+/// The times at which a ticket was launched, taken up, joined by the last rank, and complete, in ns of CLOCK_MONOTONIC.
+/// 0 means not yet.
 struct TicketTimes {
   int64_t launched_ns = 0, begun_ns = 0, met_ns = 0, complete_ns = 0;
-  int last_rank = -1;  // who came last; -1: not known
+  int last_rank = -1;  // rank that joined last; -1: not known
 };
 
 struct CollectiveCaps {
   bool stream_ordered = false;    // order_after does not block the host
   bool progresses_alone = false;  // tickets complete although nobody polls
-  bool deterministic = false;     // the same bits on all ranks and in every run
-  bool frees_on_failure = false;  // nobody touches the memory of a ticket any more once wait() has thrown
+  bool deterministic = false;     // equal bits on all ranks and in every run
+  bool frees_on_failure = false;  // after wait() has thrown nothing accesses the memory of a ticket
 };
 
-/// All-reduces over one team: each of its ranks makes equal calls in one order, from one thread. An object of this
-/// class does not know what it moves nor why. Completion of a ticket happens before whatever is ordered after it.
+/// All-reduces over one team. Each rank makes equal calls in one order, from one thread. An object of this class does
+/// not know what it moves or why. The completion of a ticket happens before whatever is ordered after it.
 class AsyncCollective {
  public:
   virtual ~AsyncCollective() = default;
@@ -55,50 +57,53 @@ class AsyncCollective {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual CollectiveCaps caps() const = 0;
-  /// Sums over all ranks, in place, what `bucket` holds once `stream` has come here. For a mean, whoever fills the
-  /// bucket divides before. Does not block. Throws what an earlier ticket failed with.
+  /// Sums `bucket` over all ranks, in place, after the work that `stream` holds now. For a mean, the caller divides
+  /// before it calls. Does not block. Throws the error of an earlier ticket that failed.
   virtual Ticket all_reduce(const Bucket& bucket, StreamRef stream) = 0;
-  /// Does not block.
+  /// Returns the state of a ticket. Does not block.
   virtual TicketState poll(Ticket ticket) = 0;
-  /// Work queued on `stream` from now on sees the sum. A stream of the CPU: blocks like wait with the own deadline.
+  /// Makes work that is queued on `stream` from now on see the sum. On a stream of the CPU it blocks as `wait` does,
+  /// with the object's own deadline.
   virtual void order_after(Ticket ticket, StreamRef stream) = 0;
-  /// Blocks until the sum is there. Throws Timeout after `timeout_ms` with who is missing, or what the ticket failed
-  /// with; in both cases all tickets are failed from then on. Their memory: CollectiveCaps::frees_on_failure.
+  /// Blocks until the sum is complete. Throws Timeout after `timeout_ms` with the missing rank, or the error of the
+  /// ticket. In both cases all tickets are failed from then on; CollectiveCaps::frees_on_failure says what holds for
+  /// their memory.
   virtual void wait(Ticket ticket, int64_t timeout_ms) = 0;
   virtual TicketTimes times(Ticket ticket) = 0;
-  /// Any thread. All open tickets fail with this, here and at the other ranks. Does not block.
+  /// Makes all open tickets fail with this error, here and at the other ranks. Any thread may call it. Does not block.
   virtual void abort(Errc code, std::string_view why) = 0;
 };
 
 struct HostCollectiveOptions {
-  RuntimeOptions runtime;       // backend cpu; an emulated link is here
-  int64_t meet_timeout_ms = 0;  // how far one rank may be behind another; 0: the runtime's deadline
+  RuntimeOptions runtime;       // backend cpu; RuntimeOptions::link emulates a link
+  int64_t meet_timeout_ms = 0;  // longest that one rank may be behind another; 0: the runtime's deadline
 };
 
-/// Memory of the host. A worker thread opens, owns and alone uses a runtime of backend `cpu` over the ranks of
-/// `bootstrap`, which only that thread uses and which must outlive what is returned. Tickets complete in order.
-/// Collective. Throws what opening the runtime throws, Unsupported for another backend or no engine. Destroying it is
-/// collective too unless it failed: it waits for the others, with the runtime's deadline.
+/// Opens all-reduces of host memory. Collective. A worker thread opens, owns and alone uses a runtime of backend `cpu`
+/// over the ranks of `bootstrap`, which only that thread uses and which must outlive the returned object. Tickets
+/// complete in order. Throws what opening the runtime throws, and Unsupported for another backend or without an engine.
+/// The destructor is collective too, unless the object failed: it waits for the other ranks, with the runtime's
+/// deadline.
 std::unique_ptr<AsyncCollective> open_host_collective(Bootstrap& bootstrap, const HostCollectiveOptions& options);
 
 struct Pace {
-  double bytes_per_s = 0;  // of what a ring would move: 2 (n - 1) / n of a bucket; 0: no limit
-  double latency_s = 0;    // of each ticket
+  double bytes_per_s = 0;  // rate for the bytes of a ring, 2 (n - 1) / n of a bucket; 0: no limit
+  double latency_s = 0;    // added to each ticket
 };
 
-/// Returns `inner` over a link that takes its time: one ticket after the other, from when all ranks have come.
-/// Emulated: whatever is measured must say so. `inner` must outlive it.
+/// Returns `inner` over an emulated link: tickets pass one after the other, each from when all ranks have joined. Every
+/// measurement with it must be labelled emulated. `inner` must outlive the returned object.
 std::unique_ptr<AsyncCollective> paced_collective(AsyncCollective& inner, const Pace& pace);
 
 struct CollectiveFault {
   enum class Kind { delay, fail, never, flip } kind = Kind::delay;
   uint64_t ticket = 0;  // number of the ticket that it strikes
   int64_t delay_ms = 0;
-  size_t bit = 0;  // of the sum, that is flipped
+  size_t bit = 0;  // bit of the sum that is flipped
 };
 
-/// Returns `inner` with one injected fault: a ticket that completes late, fails, never completes, or has a wrong bit.
-/// For tests. `inner` must outlive it.
+/// Returns `inner` with injected faults, for tests: a ticket that completes late, fails, never completes, or has a
+/// wrong bit. `inner` must outlive the returned object.
 std::unique_ptr<AsyncCollective> faulty_collective(AsyncCollective& inner, std::vector<CollectiveFault> faults);
 
 #pragma GCC visibility pop

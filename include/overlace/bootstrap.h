@@ -1,4 +1,5 @@
-// How ranks find each other before there is a team: an all-gather of bytes and a barrier, each with a deadline.
+// The bootstrap: how ranks find each other before there is a team, by an all-gather of bytes and a barrier, each with a
+// deadline.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Every rank gives bytes (lengths may differ), every rank gets all of them in rank order. Throws PeerLost
-  /// (`bootstrap`: who is missing) at the deadline or when a rank is gone.
+  /// Returns the bytes of all ranks in rank order; lengths may differ. Collective. Throws PeerLost (`bootstrap`) with
+  /// the missing rank at the deadline, or when a rank has ended.
   virtual std::vector<Bytes> allgather(std::span<const std::byte> mine, int64_t timeout_ms) = 0;
   virtual void barrier(int64_t timeout_ms) { (void)allgather({}, timeout_ms); }
   /// Returns a name that all ranks of a job share and no other job or generation has; sockets bear it.
@@ -35,7 +36,7 @@ class Bootstrap {
 /// Returns `n` bootstraps for n threads of this process; element r belongs to rank r.
 std::vector<std::unique_ptr<Bootstrap>> thread_bootstraps(int n);
 
-/// The caller supplies the all-gather (a torch process group, say).
+/// Returns a bootstrap whose all-gather the caller supplies (by a torch process group, say).
 std::unique_ptr<Bootstrap> callback_bootstrap(int rank, int size, std::string token,
                                               std::function<std::vector<Bytes>(std::span<const std::byte>)> allgather);
 

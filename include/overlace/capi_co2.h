@@ -1,5 +1,7 @@
-/* CO2 and its peers for C and for languages that load shared objects: overlace/co2.h, overlace/async_collective.h.
- * Rules of handles, codes and structs as in overlace/capi.h. A handle is used by one thread at a time. */
+/* CO2 and the rules beside it, for C and for languages that load shared objects (overlace/co2.h,
+ * overlace/async_collective.h).
+ *
+ * The rules for handles, codes and structs are those of overlace/capi.h. A handle is used by one thread at a time. */
 #pragma once
 
 #include <stddef.h>
@@ -25,40 +27,44 @@ enum ovl_co2_rule {
 enum ovl_co2_gap { OVL_CO2_GAP_NONE = 0, OVL_CO2_GAP_CONSTANT, OVL_CO2_GAP_ADAPTIVE };
 enum ovl_co2_clip { OVL_CO2_CLIP_NONE = 0, OVL_CO2_CLIP_ABSOLUTE, OVL_CO2_CLIP_RELATIVE };
 
-/* Co2Options and what a rank needs beside; -1 in outer_lr, outer_momentum, keep, phi: the rule's own. */
+/* The fields of overlace::Co2Options and what a rank needs in addition. The value -1 of outer_lr, outer_momentum,
+ * keep and phi takes the rule's own value. */
 typedef struct ovl_co2_options {
   size_t struct_size;
   int32_t rule, gap, clip;
-  int32_t wire_dtype; /* enum of ovl_tensor.dtype: fp32 or bf16 */
+  int32_t wire_dtype; /* OVL_FP32 or OVL_BF16 */
   int64_t tau, warmup_sync_steps, cooldown_sync_steps, total_steps, check_every;
-  int64_t fragments, delay; /* of rule streaming; fragments 0: chosen */
+  int64_t fragments, delay; /* rule streaming only; fragments 0: chosen */
   double outer_lr, outer_momentum, kappa, keep, gap_value, phi, mix;
   int64_t bucket_bytes; /* 0: 32 MiB */
-  int64_t timeout_ms;   /* of a wait for the other groups; 0: 300 s */
-  int32_t threads;      /* of the pass; 0: chosen */
-  /* At the switch to cool-down, where cooldown_sync_steps > 0: the mean of the inner optimizer's state. 0: done. */
+  int64_t timeout_ms;   /* longest wait for the other groups; 0: 300000 */
+  int32_t threads;      /* threads of the pass over the parameters; 0: chosen */
+  /* Averages the state of the inner optimizer over the groups. Called at the switch to cool-down if
+   * cooldown_sync_steps is above 0. Returns 0 on success. */
   int (*average_inner)(void* user);
   void* user;
   int32_t shard_degree; /* ranks of a group; 0: 1 */
-  /* Adds `values` up over the ranks of the group, in place; needed where shard_degree > 1. 0: done. */
+  /* Sums `values` over the ranks of the group, in place. Needed if shard_degree is above 1. Returns 0 on success. */
   int (*reduce_in_group)(void* user, double* values, uint64_t count);
-  /* 1: from 16 rounds on a wait ends at what they were waited for, median and 10 median distances from it, at least 10
-   * s and at most timeout_ms. */
+  /* If 1, the deadline of a wait adapts after 16 rounds: it is the median of past waits plus ten median absolute
+   * deviations, at least 10 s and at most timeout_ms. */
   int32_t auto_timeout;
 } ovl_co2_options;
 
-/* Memory of the host that outlives the handle. What a rank holds of a parameter may be nothing: count 0, data null. */
+/* A parameter in memory of the host, which must outlive the handle. If a rank holds nothing of a parameter, count is
+ * 0 and data is null. */
 typedef struct ovl_co2_parameter {
   const char* name;
   void* data;
   int64_t count;
-  int32_t dtype;       /* fp32, bf16, fp16 */
-  int64_t group_count; /* elements that all ranks of the group hold; 0: count */
+  int32_t dtype;       /* OVL_FP32, OVL_BF16 or OVL_FP16 */
+  int64_t group_count; /* elements that all ranks of the group hold together; 0: count */
 } ovl_co2_parameter;
 
-/* A transport of the caller. Each function returns 0 or a code of enum ovl_code; they are called by the thread that
- * calls ovl_co2_*. all_reduce: the sum over all ranks, in place, begun and not waited for; `*ticket` is any number.
- * wait: until the sum is there, or OVL_TIMEOUT. */
+/* A transport that the program supplies. Each function returns 0 or a code of enum ovl_code and is called by the
+ * thread that calls ovl_co2_*. all_reduce begins a sum over all ranks, in place, does not wait for it, and gives any
+ * number as `*ticket`. wait returns once the sum is complete, or OVL_TIMEOUT. abort ends all open sums here and at
+ * the other ranks. */
 typedef struct ovl_collective {
   size_t struct_size;
   int32_t rank, size;
@@ -68,60 +74,72 @@ typedef struct ovl_collective {
   void* user;
 } ovl_collective;
 
-/* RoundStats of the last round whose increment came in. */
+/* Figures of the last round whose increment was taken in. Times are in milliseconds (names with `ms`), `exposed_ms`
+ * is the part that the rank waited. */
 typedef struct ovl_co2_stats {
   size_t struct_size;
-  int64_t rounds; /* so far; 0: the others are not set */
+  int64_t rounds; /* rounds so far; if 0 the other fields are not set */
   int64_t round, steps, bytes;
   double round_ms, comm_ms, exposed_ms, pass_ms, lambda, clipped, increment_norm, mean_norm, momentum_norm;
   int32_t last_rank, is_dropped;
 } ovl_co2_stats;
 
-/* Collective over the groups, which exchange over transport `host`, with ranks that the caller can gather for;
- * `runtime` and its link as in ovl_runtime_open_given, may be null. */
+/* Opens CO2 over the transport `host`. Collective over the groups, whose ranks `given` can gather. `runtime` has the
+ * link and other options as in ovl_runtime_open_given; it may be null. */
 int ovl_co2_open_host(const ovl_co2_options* options, const ovl_co2_parameter* parameters, uint64_t num_parameters,
                       const ovl_given* given, const ovl_options* runtime, ovl_co2** co2);
-/* Collective over the groups, which exchange over the caller's own transport. */
+/* Opens CO2 over a transport of the program. Collective over the groups. */
 int ovl_co2_open_collective(const ovl_co2_options* options, const ovl_co2_parameter* parameters,
                             uint64_t num_parameters, const ovl_collective* collective, ovl_co2** co2);
-/* For a rank that cannot go on: whatever the others wait for fails with `aborted` and `why`, here too, and closing
- * waits for nobody. A caller's transport is told by its own `abort`. */
+/* Ends the run for a rank that cannot go on. Whatever other groups wait for fails with OVL_ABORTED and `why`, here
+ * too, and closing waits for nobody. A transport of the program learns of it by its `abort`. */
 int ovl_co2_abort(ovl_co2* co2, const char* why);
-/* The handle ends in any case. Collective over transport `host`, unless something failed. */
+/* Closes the handle, which ends even if the call fails. Collective over transport `host`, unless something has
+ * failed. */
 int ovl_co2_close(ovl_co2* co2);
-/* 1: gradients are averaged over the groups before the next inner step. */
+/* Gives 1 if the program must average gradients over the groups before the next inner step, else 0. */
 int ovl_co2_wants_gradient_mean(ovl_co2* co2, int32_t* wants);
-/* After each attempted inner step. Does the boundary where one is due. */
+/* Counts an inner step; call it after each attempted one. `lr` is the learning rate of that step. At the end of a
+ * round the call does the exchange that is due. */
 int ovl_co2_on_inner_step(ovl_co2* co2, double lr);
+/* Takes in what is on its way. Collective over the groups; afterwards all of them have equal parameters. */
 int ovl_co2_flush(ovl_co2* co2);
-/* How often parameters were written since the handle was opened: where a call makes it grow, the ranks of a group have
- * other values now. */
+/* Gives how often parameters were written since the handle was opened. If a call makes the number grow, the
+ * parameters of the group have changed. */
 int ovl_co2_writes(ovl_co2* co2, int64_t* writes);
-/* Copies: the parameters in their order, without gaps. `count` must be that of all of them. */
+/* Copies the anchor, which all groups share, to `data`: all parameters in their order, without gaps. `count` must be
+ * their number of elements. */
 int ovl_co2_anchor(ovl_co2* co2, float* data, uint64_t count);
+/* Gives the figures of the last round. */
 int ovl_co2_stats_last(ovl_co2* co2, ovl_co2_stats* stats);
-/* Rounds of this rank so far as text, its spans those of `rank`; valid until the next call with this handle. */
+/* Gives the rounds of this rank so far as text, in which the spans bear the number `rank`. The text is valid until
+ * the next call with this handle. */
 int ovl_co2_trace(ovl_co2* co2, int32_t rank, const char** text);
-/* What ovl_co2_trace gave on several ranks, as one timeline in `path`: .json (Chrome), .pftrace (Perfetto). */
+/* Writes the texts of ovl_co2_trace of several ranks as one timeline to `path`, whose ending chooses the format:
+ * .json (Chrome) or .pftrace (Perfetto). */
 int ovl_co2_trace_write(const char* const* texts, uint64_t count, const char* path);
-/* Everything, parameters included; valid until the next call with this handle. */
+/* Gives the whole state, parameters included, as bytes that are valid until the next call with this handle.
+ * ovl_co2_load takes such bytes and replaces the state and the parameters. */
 int ovl_co2_save(ovl_co2* co2, const void** data, uint64_t* bytes);
 int ovl_co2_load(ovl_co2* co2, const void* data, uint64_t bytes);
 
-/* How long a round must be to hide the all-reduce; groups have a link to each other group. */
+/* Input and output of ovl_co2_plan_tau: how long a round must be to hide its all-reduce. Every group has a link to
+ * each other group. */
 typedef struct ovl_co2_plan {
   size_t struct_size;
-  double parameters; /* of the model */
+  double parameters; /* number of parameters of the model */
   int32_t shard_degree, groups;
-  double wire_bytes, step_ms;
+  double wire_bytes, step_ms;               /* bytes per parameter on the link; inner step */
   double link_bytes_per_s, link_latency_us; /* between two groups */
-  int64_t tau_min;                          /* out: a tenth longer than the all-reduce takes */
+  int64_t tau_min;                          /* out: steps of a round a tenth longer than the all-reduce */
   double all_reduce_ms;                     /* out */
-  int64_t taus[5];                          /* out: a quarter of tau_min to four times that, at least 1 */
-  double exposed[5];                        /* out: share of the round that the all-reduce shows */
-  int64_t tau;                              /* of the caller's own choice; 0: none */
-  double exposed_of_tau;                    /* out, where tau is given */
+  int64_t taus[5];                          /* out: tau_min / 4 to 4 tau_min, at least 1 */
+  double exposed[5];                        /* out: share of a round of taus[i] that waits for it */
+  int64_t tau;                              /* a value of the program; 0: none */
+  double exposed_of_tau;                    /* out: that share for tau, 0 if tau is 0 */
 } ovl_co2_plan;
+/* Fills the fields marked `out`. Local and without communication. Returns OVL_INVALID_ARGUMENT, with the range, for
+ * a bad value. */
 int ovl_co2_plan_tau(ovl_co2_plan* plan);
 
 #pragma GCC visibility pop

@@ -1,6 +1,7 @@
-/* Training on graphs whose features do not fit, for C and for languages that load shared objects.
- * Rules of handles, codes and structs as in overlace/capi.h. A handle is used by one thread at a time. All paths are
- * directories. Only on hosts; nothing here needs a runtime. */
+/* Training of graph networks whose features do not fit in memory, for C and for languages that load shared objects.
+ *
+ * The rules for handles, codes and structs are those of overlace/capi.h. A handle is used by one thread at a time.
+ * Datasets and artefacts are paths of directories. The functions work on host memory and need no runtime. */
 #pragma once
 
 #include <stddef.h>
@@ -17,30 +18,31 @@ enum ovl_gnn_split { OVL_GNN_TRAIN = 0, OVL_GNN_VALID, OVL_GNN_TEST };
 enum ovl_gnn_policy { OVL_GNN_NONE = 0, OVL_GNN_STATIC, OVL_GNN_LRU, OVL_GNN_BELADY };
 enum ovl_gnn_order { OVL_GNN_AUTO = 0, OVL_GNN_FIXED, OVL_GNN_SEGMENTS, OVL_GNN_SHUFFLE };
 
-/* Called now and then during a long step; if it returns anything but 0 the step ends with OVL_ABORTED. May be null. */
+/* Called now and then during a long step with what is done and the share of it that is complete, 0 to 1. If it
+ * returns anything but 0 the step ends with OVL_ABORTED. May be null. */
 typedef int (*ovl_gnn_progress)(void* user, const char* what, double share);
 
 typedef struct ovl_gnn_generate {
   size_t struct_size;
   const char* directory;
   const char* like;     /* papers, mag, friendster, igb, products, or null: dcsbm with defaults */
-  int64_t num_vertices; /* 0: of the model */
-  int64_t dim;          /* 0: of the model */
+  int64_t num_vertices; /* 0: that of `like` */
+  int64_t dim;          /* features of a vertex; 0: that of `like` */
   uint64_t seed;
-  int32_t threads; /* 0: the cores */
+  int32_t threads; /* 0: one per core */
 } ovl_gnn_generate;
 
 typedef struct ovl_gnn_sample {
   size_t struct_size;
   const char *dataset, *artefact;
-  const int32_t* fanouts; /* from the seeds outward; -1: all */
+  const int32_t* fanouts; /* neighbours per vertex and hop, from the seeds outward; -1: all */
   int32_t num_fanouts;
-  int32_t replace;
+  int32_t replace; /* 1: with replacement */
   int64_t batch_size;
   uint64_t seed;
   int32_t splits;  /* bits: 1 << ovl_gnn_split */
-  int32_t threads; /* 0: the cores */
-  int32_t epochs;  /* of train, each sampled anew, which training takes in turn; 0: one */
+  int32_t threads; /* 0: one per core */
+  int32_t epochs;  /* training epochs that are sampled, which training takes in turn; 0: one */
   ovl_gnn_progress progress;
   void* user;
 } ovl_gnn_sample;
@@ -48,39 +50,41 @@ typedef struct ovl_gnn_sample {
 typedef struct ovl_gnn_pack {
   size_t struct_size;
   const char *dataset, *artefact;
-  int64_t gpu_bytes, cpu_bytes; /* of the caches */
-  int64_t disk_bytes;           /* 0: no limit */
-  int64_t memory_bytes;         /* 0: 1 GiB */
+  int64_t gpu_bytes, cpu_bytes; /* sizes of the caches */
+  int64_t disk_bytes;           /* most that packs may take; 0: no limit */
+  int64_t memory_bytes;         /* features in memory at a time; 0: 1 GiB */
   int64_t segment_batches;
-  int32_t policy, order, depth;
-  int32_t page_bytes; /* 0: 4096 */
-  int32_t ranks;      /* that train together, each with packs and caches of its own; 0: one */
+  int32_t policy, order, depth; /* two enums; batches until an admitted row is read from its slot */
+  int32_t page_bytes;           /* 0: 4096 */
+  int32_t ranks;                /* ranks that train together, each with packs and caches of its own; 0: one */
   ovl_gnn_progress progress;
   void* user;
 } ovl_gnn_pack;
 
-/* The steps of `overlace gnn`: each can be repeated, and goes on where a killed one was. */
+/* The steps of `overlace gnn`. Each may be repeated, and goes on where an interrupted one ended. */
 int ovl_gnn_make_dataset(const ovl_gnn_generate* request);
 int ovl_gnn_make_samples(const ovl_gnn_sample* request);
 int ovl_gnn_make_packs(const ovl_gnn_pack* request);
-/* `dataset` not null: every packed byte is made anew and compared. */
+/* Checks an artefact against its checksums. If `dataset` is not null, every packed byte is also made anew from it
+ * and compared. The message names file and place of the first difference. */
 int ovl_gnn_verify(const char* artefact, const char* dataset);
 
 typedef struct ovl_gnn_gather {
   size_t struct_size;
-  const void* table; /* rows one behind the other */
+  const void* table; /* num_rows rows without gaps */
   int64_t num_rows, row_bytes;
-  const void* ids; /* of int32_t or int64_t */
+  const void* ids; /* num_ids numbers, int32_t or int64_t */
   int64_t num_ids;
   int32_t id_bytes; /* 4 or 8 */
-  int32_t threads;  /* 0: the cores */
+  int32_t threads;  /* 0: one per core */
   void* out;        /* num_ids rows */
 } ovl_gnn_gather;
 
-/* Row i of `out` becomes row ids[i] of the table. Nothing is written where this fails. */
+/* Copies row ids[i] of the table to row i of `out`. Returns OVL_INVALID_ARGUMENT for an id out of range; `out` is
+ * then unchanged. */
 int ovl_gnn_gather_rows(const ovl_gnn_gather* request);
 
-/* Rows of a dataset from its disk, by their numbers. Any thread may read, one reads at a time. */
+/* Reads rows of a dataset from its disk by their numbers. Any thread may read; reads are done one at a time. */
 typedef struct ovl_gnn_rows ovl_gnn_rows;
 
 typedef struct ovl_gnn_rows_options {
@@ -88,77 +92,87 @@ typedef struct ovl_gnn_rows_options {
   const char* dataset;
   const int64_t* cached; /* vertices whose rows stay in memory */
   int64_t num_cached;
-  const char* engine; /* as of a loader */
+  const char* engine; /* auto, uring, pread, buffered, or null: OVERLACE_IO */
 } ovl_gnn_rows_options;
 
 typedef struct ovl_gnn_rows_stats {
   size_t struct_size;
-  int64_t rows, cached_rows; /* asked for; of them from memory */
-  int64_t reads, bytes_read; /* of neighbouring pages together; bytes of pages */
+  int64_t rows, cached_rows; /* rows asked for, and those of them that came from memory */
+  int64_t reads, bytes_read; /* reads of adjacent pages, and bytes of these pages */
 } ovl_gnn_rows_stats;
 
+/* Opens a dataset for reading. */
 int ovl_gnn_rows_open(const ovl_gnn_rows_options* options, ovl_gnn_rows** out);
-/* Row i of `out` becomes row ids[i]; out_bytes are those of all of them. */
+/* Copies row ids[i] of the dataset to row i of `out`. `out_bytes` must be the bytes of all num_ids rows. */
 int ovl_gnn_rows_read(ovl_gnn_rows* rows, const int64_t* ids, int64_t num_ids, void* out, int64_t out_bytes);
+/* Gives what was read so far. */
 int ovl_gnn_rows_stats_of(ovl_gnn_rows* rows, ovl_gnn_rows_stats* out);
+/* Ends the handle. */
 int ovl_gnn_rows_close(ovl_gnn_rows* rows);
 
+/* Reads the packs of an artefact, batch by batch, ahead of their use. */
 typedef struct ovl_gnn_loader ovl_gnn_loader;
 
 typedef struct ovl_gnn_loader_options {
   size_t struct_size;
   const char* artefact;
-  const char* packs; /* name, or null: the first of the split */
-  int32_t split;
+  const char* packs;  /* name of the packs, or null: the first ones of the split */
+  int32_t split;      /* enum ovl_gnn_split */
   const char* engine; /* auto, uring, pread, buffered, or null: OVERLACE_IO */
   uint64_t order_seed;
-  int64_t memory_bytes;     /* that may be taken; 0: no limit */
-  int64_t pace_bytes_per_s; /* plays a disk of this rate; 0: as fast as it is */
-  int32_t rank, ranks;      /* whose share of the batches; ranks 0: one. `packs` is then named without the rank */
+  int64_t memory_bytes;     /* most memory that the loader may take; 0: no limit */
+  int64_t pace_bytes_per_s; /* slows reads down to this rate; 0: not at all */
+  int32_t rank, ranks;      /* whose share of the batches is read; ranks 0: one. `packs` has no rank in its name */
 } ovl_gnn_loader_options;
 
 typedef struct ovl_gnn_loader_info {
   size_t struct_size;
-  int64_t num_batches; /* of a training epoch */
+  int64_t num_batches; /* batches of a training epoch */
   int64_t num_vertices, num_classes, dim, row_bytes, memory_bytes;
-  int64_t bytes_read;     /* by a cycle: as many training epochs as are sampled */
-  int64_t feature_bytes;  /* of them, rows of features */
+  int64_t bytes_read;     /* by one cycle, which is sampled_epochs training epochs */
+  int64_t feature_bytes;  /* rows of features among bytes_read */
   int64_t sampled_epochs; /* training epoch n has the batches of sampled epoch n mod sampled_epochs */
   char dtype[8];
   char packs[32];
 } ovl_gnn_loader_info;
 
-/* Arrays are the loader's, until the batch is released. */
+/* A batch. Its arrays belong to the loader and are valid until the batch is released. */
 typedef struct ovl_gnn_batch {
   size_t struct_size;
-  int64_t number, position; /* of the batch in the trace of its sampled epoch, in the training epoch */
+  int64_t number, position; /* place in its sampled epoch, and in the training epoch */
   int64_t sampled_epoch;
-  int64_t is_repeated; /* 1: a batch of the first ranks once more, so that all ranks do as many steps */
+  int64_t is_repeated; /* 1: another rank has had this batch; it makes all ranks do equally many steps */
   int64_t num_inputs, num_seeds, hops;
   int64_t num_edges;
   const void* rows;        /* (num_inputs, dim) of dtype */
-  const uint32_t* inputs;  /* vertex of each row, seeds first */
-  const uint32_t* reached; /* hops + 1: rows known after so many hops; reached[0] seeds */
-  const uint32_t* indptr;  /* reached[hops - 1] + 1: in-neighbours of a row */
-  const uint32_t* indices; /* num_edges rows */
-  const int32_t* labels;   /* num_seeds; -1: none */
+  const uint32_t* inputs;  /* num_inputs: vertex of each row, seeds first */
+  const uint32_t* reached; /* hops + 1: reached[h] rows are known after h hops; reached[0] is num_seeds */
+  const uint32_t* indptr;  /* reached[hops - 1] + 1: offsets in `indices` of the in-neighbours of each row */
+  const uint32_t* indices; /* num_edges: numbers of rows */
+  const int32_t* labels;   /* num_seeds: class of each seed; -1: it has none */
 } ovl_gnn_batch;
 
+/* Counters of a loader: rows by the level that they came from, and seconds of the loop's parts. */
 typedef struct ovl_gnn_stats {
   size_t struct_size;
   int64_t batches, bytes_read, requests, read_again, gpu_rows, cpu_rows, ring_rows, admitted;
   double verify_s, gather_s, admit_s, waited_s;
 } ovl_gnn_stats;
 
+/* Opens a loader and takes all memory that it will need. Returns OVL_OUT_OF_MEMORY, with a list of what takes how
+ * much, if that is more than memory_bytes. */
 int ovl_gnn_loader_open(const ovl_gnn_loader_options* options, ovl_gnn_loader** out);
+/* Gives what is known of the packs before any batch is read. */
 int ovl_gnn_loader_info_of(ovl_gnn_loader* loader, ovl_gnn_loader_info* out);
-/* Begins a training epoch at a position; one that is under way ends. */
+/* Begins a training epoch at the batch `position`. A training epoch that is under way ends. */
 int ovl_gnn_loader_start(ovl_gnn_loader* loader, int64_t epoch, int64_t position);
-/* *has_one is 0 at the end of the training epoch. */
+/* Waits for the next batch. At the end of the training epoch `*has_one` is 0 and `out` is unchanged. */
 int ovl_gnn_loader_next(ovl_gnn_loader* loader, ovl_gnn_batch* out, int32_t* has_one);
-/* The oldest batch that was given is not used any more. */
+/* Releases the oldest batch that was given and not released yet. */
 int ovl_gnn_loader_release(ovl_gnn_loader* loader);
+/* Gives what the loader has done so far. */
 int ovl_gnn_loader_stats(ovl_gnn_loader* loader, ovl_gnn_stats* out);
+/* Ends the handle, after reads that are under way. */
 int ovl_gnn_loader_close(ovl_gnn_loader* loader);
 
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// (team, stream): owner of signal ids; the unit of concurrency.
+// A channel is a team and a stream. It owns signal ids and is the unit of concurrency.
 #pragma once
 
 #include <cstddef>
@@ -25,33 +25,32 @@ struct SignalIds {
   uint32_t count = 0;
 };
 
-/// Who writes the slots of an id: fixed at allocation, never mixed.
+/// The kind of agent that writes the slots of an id. It is fixed at allocation, and kinds are never mixed.
 enum class Domain { cpu, stream, device };
 
 struct ChannelOptions {
-  int sm_budget = 0;  // SMs that its calls may fill; 0: all. Channels whose budgets fit side by side run side by side.
+  int sm_budget = 0;  // SMs that its calls may fill; 0: all. Channels whose budgets fit run side by side.
 };
 
-/// Buffers in every rank's heap that peers fill one after the other, and the signals that go with them
-/// (overlace/signal.h, inbox_*). A buffer of epoch e is used again in epoch e + buffers, after the credit for e. Cheap
-/// handle.
+/// Buffers in every rank's heap that peers fill in turn, and the signals that belong to them (overlace/signal.h,
+/// inbox_*). A buffer of epoch e is used again in epoch e + buffers, after the credit for e. A cheap handle.
 struct Inbox {
   SymBuffer memory{};  // all buffers
-  uint64_t pitch = 0;  // from a buffer to the next; >= the bytes asked for
-  int buffers = 0;     // k
+  uint64_t pitch = 0;  // bytes from a buffer to the next; >= the bytes asked for
+  int buffers = 0;     // number of buffers
   SignalIds data{};    // one id: counts what arrived
   SignalIds credit{};  // one id: counts epochs that may be overwritten
   const InboxPod& pod() const { return *handle; }
 
-  const InboxPod* handle = nullptr;  // of the channel, until it is released
+  const InboxPod* handle = nullptr;  // owned by the channel, valid until it is released
 };
 
-/// Local words that this rank's agents count up and wait for (tile triggers); 32 bytes apart. Peers never write them.
+/// Local words that this rank's agents count up and wait for (tile triggers), 32 bytes apart. Peers never write them.
 struct Counters {
   uint32_t count = 0;
   const CountersPod& pod() const { return *handle; }
 
-  const CountersPod* handle = nullptr;  // of the channel, until they are released
+  const CountersPod* handle = nullptr;  // owned by the channel, valid until they are released
 };
 
 /// Calls on one channel run in the order in which they were made, which must be the same on all ranks. On GPUs calls of
@@ -62,25 +61,27 @@ class Channel {
   virtual ~Channel() = default;
   virtual Team& team() const = 0;
   virtual StreamRef stream() const = 0;
-  /// The next calls go to another stream of this kind, behind the earlier ones (Stats::moved_calls counts the moves).
+  /// Queues later calls on another stream of this kind, behind the earlier ones (Stats::moved_calls counts the moves).
   virtual void use(StreamRef stream) = 0;
   virtual const ChannelOptions& options() const = 0;
-  /// Deterministic, in call order, no communication. Throws OutOfMemory (`heap_exhausted`) when no ids are left.
+  /// Returns `count` signal ids. Ids are given in the order of calls, without communication, so all ranks make equal
+  /// calls. Throws OutOfMemory (`heap_exhausted`) if no ids are left.
   virtual SignalIds ids(uint32_t count, Domain domain, const char* name) = 0;
   virtual void release(SignalIds ids) = 0;
-  /// Collective on the team, and a heap allocation (SymmetricHeap: the ranks of other teams make it too); outside
-  /// captures. `bytes` of each of the `k` buffers: who writes where in them is the operator's. Throws InvalidArgument
-  /// (k), OutOfMemory, PlanMismatch on all ranks where they differ.
+  /// Makes an inbox of `k` buffers of `bytes` bytes. Collective on the team and a heap allocation (SymmetricHeap: the
+  /// ranks of other teams make it too), outside captures. The operator decides who writes where in a buffer. Throws
+  /// InvalidArgument (k), OutOfMemory, or PlanMismatch on all ranks if they differ.
   virtual Inbox inbox(size_t bytes, int k = 2, const char* name = "inbox") = 0;
-  /// Collective on the team; everything that was sent has been released and advanced past. Heap memory and ids go.
+  /// Frees heap memory and ids of an inbox. Collective on the team; all that was sent must have been released, and the
+  /// epoch advanced.
   virtual void release(const Inbox& inbox) = 0;
-  /// Local, zeroed; outside captures. Throws InvalidArgument, OutOfMemory, or `capture`.
+  /// Makes `count` counters, which are 0. Local, outside captures. Throws InvalidArgument, OutOfMemory, or `capture`.
   virtual Counters counters(uint32_t count, const char* name) = 0;
-  /// Zeroes them in stream order; on CPU ranks at once. Nobody may count or wait meanwhile. Capturable.
+  /// Sets the counters to 0 in stream order, on CPU ranks at once. No agent may count or wait meanwhile. Capturable.
   virtual void reset(const Counters& counters) = 0;
   virtual void release(const Counters& counters) = 0;
   virtual const ChannelPod& pod() const = 0;
-  /// Type-erased cache of whoever is layered above (prepared schedules); destroyed before the heap goes.
+  /// Returns the type-erased cache of the layer above (prepared schedules), which is destroyed before the heap.
   virtual std::shared_ptr<void>& attachment() = 0;
 };
 

@@ -1,4 +1,4 @@
-// Data parallel training whose outer communication is hidden: options of a run of CO2 or of one of its peers.
+// Options of data-parallel training with hidden outer communication: of a run of CO2 or of one of the rules beside it.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,24 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// What happens between rounds, and who waits. local_sgd, slow_mo, diloco: increments, at the end of a round, at once.
-/// co2, eager: increments, awaited at the end of the next round. streaming: one of `fragments` of them in turn, awaited
-/// `delay` steps later.
+/// The rule by which groups exchange what they learned in a round. `local_sgd`, `slow_mo` and `diloco` exchange
+/// increments at the end of a round and wait at once. `co2` and `eager` wait for them at the end of the next round.
+/// `streaming` exchanges one of `fragments` parts in turn and waits for it `delay` steps later.
 enum class OuterRule { local_sgd, slow_mo, diloco, co2, eager, streaming };
 inline constexpr std::string_view kOuterRuleNames[] = {"local_sgd", "slow_mo", "diloco", "co2", "eager", "streaming"};
 
-/// What divides an increment that comes late. constant: gap_value. adaptive: 1 to 2, by how far the anchor moved.
+/// The divisor of an increment that arrives late. `constant` divides by gap_value; `adaptive` by 1 to 2, depending on
+/// how far the anchor moved.
 enum class StalenessGap { none, constant, adaptive };
 inline constexpr std::string_view kStalenessGapNames[] = {"none", "constant", "adaptive"};
 
-/// What bounds the outer momentum, element by element. absolute: phi. relative: phi times a running mean of the root
-/// mean square of the tensor's increments.
+/// The bound on the elements of the outer momentum. `absolute` is phi; `relative` is phi times a running mean of the
+/// root mean square of the tensor's increments.
 enum class MomentumClip { none, absolute, relative };
 inline constexpr std::string_view kMomentumClipNames[] = {"none", "absolute", "relative"};
 
+/// Options of a run. Steps are inner steps of the optimizer, and a group is the ranks that average gradients at every
+/// step.
 struct Co2Options {
   static constexpr double kOfRule = -1;  // the rule's own value is taken
 
@@ -30,22 +33,22 @@ struct Co2Options {
   int64_t tau = 12;                 // inner steps of a round
   double outer_lr = kOfRule;        // alpha; 1, diloco and streaming 0.7
   double outer_momentum = kOfRule;  // beta; co2 0 (kappa above 0: 0.8), slow_mo 0.2, diloco, streaming 0.9, others 0
-  double kappa = 0;                 // pseudo-gradient of co2: 1 from the anchor of now, 0 from that of the increment
+  double kappa = 0;                 // pseudo-gradient of co2: 1 from the present anchor, 0 from that of the increment
   double keep = kOfRule;            // share of a group's own increment that it keeps until the mean is there; co2 0.8
                                     // (kappa above 0: 0), eager 1 / groups; other rules 0
-  int64_t fragments = 0;            // of streaming, each sent once a round; 0: as many as divide tau, at most 4
-  int64_t delay = 1;                // of streaming, at most tau / fragments; 0: it waits
-  double mix = 0.5;                 // of streaming: share of its own parameters in a fragment that comes in
+  int64_t fragments = 0;            // streaming: parts, each sent once a round; 0: as many as divide tau, at most 4
+  int64_t delay = 1;                // streaming: steps, at most tau / fragments; 0: it waits at once
+  double mix = 0.5;                 // streaming: share of its own parameters in a fragment that arrives
   StalenessGap gap = StalenessGap::none;
-  double gap_value = 1;                        // of StalenessGap::constant
-  MomentumClip clip = MomentumClip::relative;  // of co2
+  double gap_value = 1;                        // divisor of StalenessGap::constant
+  MomentumClip clip = MomentumClip::relative;  // for co2 only
   double phi = kOfRule;                        // 3; 1 with kappa and keep 0
   int64_t warmup_sync_steps = 0;               // steps with a mean of gradients before round 0
-  int64_t cooldown_sync_steps = 0;             // and at the end; needs total_steps
+  int64_t cooldown_sync_steps = 0;             // such steps at the end; needs total_steps
   int64_t total_steps = 0;                     // 0: not known
   int64_t check_every = 0;                     // rounds between comparisons of the anchors of all groups; 0: never
 
-  /// Returns what training is stable with: the defaults.
+  /// Returns options with which training is stable: the defaults.
   static Co2Options stable(int64_t tau);
   /// Returns the paper's choice for a number of GPUs, as far as it is public.
   static Co2Options paper(int64_t tau, int gpus);

@@ -1,4 +1,5 @@
-// One machine and one planner for all ranks of a runtime: what `auto` is, from C++, C, Python and the command line.
+// The context: one machine and one planner for all ranks of a runtime. It decides what `auto` means in C++, C, Python
+// and the command line.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +15,24 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
+/// Options of a context.
 struct ContextOptions {
   /// Name of a shipped machine, a file that ends in .json, or what is known of the link (bytes per second, direction
   /// and rank) and the GEMM: "50GB/s,2TFLOP/s". Empty: OVERLACE_MACHINE, else what is found.
   std::string machine = {};
-  /// Rates that the caller measured; used if no file is found. Rank 0's count for all ranks, as with `machine`.
+  /// Rates that the caller measured, used if no file is found. Rank 0's value counts for all ranks, as with `machine`.
   std::optional<spec::MachineRates> rates = {};
 };
 
-/// Cheap to copy; copies share what was planned. Safe to share between threads.
+/// A cheap handle; copies share what was planned. Threads may share it.
 class Context {
  public:
-  /// Collective. Rank 0 finds the machine for all ranks, in this order: `options.machine`, OVERLACE_MACHINE, the newest
-  /// calibrated file of these GPUs in the folder of machines (`overlace calibrate`), the file shipped for these GPUs,
-  /// or for others, `options.rates`, nothing (then every plan is `library`). Files say
-  /// nothing of a team on several hosts, of an emulated link, or, if they are of GPUs, of CPU ranks; they are passed
-  /// over there. Throws InvalidArgument on all ranks if the machine that was asked for cannot be read. Keeps nothing of
-  /// the runtime.
+  /// Opens a context. Collective. Rank 0 finds the machine for all ranks, in this order: `options.machine`;
+  /// OVERLACE_MACHINE; the newest calibrated file of these GPUs in the folder of machines (`overlace calibrate`); the
+  /// file shipped for these GPUs, or for others; `options.rates`; nothing, and then every plan is `library`. Files do
+  /// not apply to a team on several hosts or to an emulated link, and files of GPUs do not apply to CPU ranks; they are
+  /// skipped there. Throws InvalidArgument on all ranks if the machine that was asked for cannot be read. Keeps no
+  /// reference to the runtime.
   static Context open(Runtime& runtime, const ContextOptions& options = {});
 
   const spec::Machine& machine() const;

@@ -1,4 +1,4 @@
-// How long something takes, and why.
+// An estimate: how long something takes, and why.
 #pragma once
 
 #include <string>
@@ -7,9 +7,10 @@
 
 namespace overlace::spec {
 
-/// A time, term by term: "ideal" first, then what each loss adds; the terms add up to Estimate::us.
+/// A time in us, term by term: "ideal" first, then what each loss adds. The terms sum to Estimate::us.
 using Waterfall = std::vector<std::pair<std::string, double>>;
 
+/// An estimated time with its band, in us.
 struct Estimate {
   double us = 0, lo_us = 0, hi_us = 0;
   Waterfall parts;

@@ -8,7 +8,7 @@ namespace overlace {
 
 enum class DType : int32_t { fp64, fp32, fp16, bf16, e4m3, e5m2, i64, i32, i8, u8 };
 
-/// Bytes of one element.
+/// Returns the bytes of one element.
 constexpr size_t dtype_bytes(DType t) {
   switch (t) {
     case DType::fp64:
@@ -25,6 +25,7 @@ constexpr size_t dtype_bytes(DType t) {
   }
 }
 
+/// Returns the name of a type, such as "bf16".
 constexpr const char* dtype_name(DType t) {
   switch (t) {
     case DType::fp64:

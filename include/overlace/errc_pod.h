@@ -5,7 +5,8 @@
 
 namespace overlace {
 
-/// What went wrong. The exception class, the Python class and the exit code of each value: docs/reference/errors.md.
+/// The kind of an error. docs/reference/errors.md has the exception class, the Python class and the exit status of each
+/// value.
 enum class Errc : int32_t {
   ok = 0,
   invalid_argument,

@@ -1,4 +1,4 @@
-// Exceptions at the edge of the library. Inside, functions return base::Status; include/overlace throws these.
+// The exceptions that functions of include/overlace throw.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +11,7 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Base of everything the library throws. `what()` names the argument, the value got and the value wanted.
+/// The base of all exceptions of the library. `what()` names the argument, the value got and the value wanted.
 class Error : public std::runtime_error {
  public:
   Error(Errc code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -21,7 +21,7 @@ class Error : public std::runtime_error {
   Errc code_;
 };
 
-// One class per row of docs/reference/errors.md.
+// There is one class per row of docs/reference/errors.md.
 struct InvalidArgument : Error {
   using Error::Error;
 };
@@ -62,10 +62,10 @@ struct Internal : Error {
   using Error::Error;
 };
 
-/// Spelling of a code, as in JSON and messages: "invalid_argument".
+/// Returns the name of a code, as in JSON and messages: "invalid_argument".
 std::string_view errc_name(Errc code);
 
-/// Exit status of a program that ends with this error (docs/reference/errors.md).
+/// Returns the exit status of a program that ends with this error (docs/reference/errors.md).
 int exit_code(Errc code);
 
 /// Throws the class that belongs to `code`. Precondition: code != ok.

@@ -1,5 +1,5 @@
-// Operators and families as values: what an operator is asked for, which buffers it has and what it computes, and the
-// ways to schedule it. Whoever needs to know something of an operator asks its value; nobody compares its name.
+// Operators and families as values: the problem that an operator solves, its buffers, what it computes, and the ways to
+// schedule it. Code that needs a property of an operator asks its value; no code compares names.
 #pragma once
 
 #include <cstdint>
@@ -17,69 +17,70 @@ namespace overlace::spec {
 
 struct Machine;
 
-/// Options of make_schedule after checking.
+/// The options of make_schedule, after checking.
 struct FamilyOptions {
   int64_t degree = 1, align = 1, align_columns = 8, ce_queues = 1, own_degree = 1, hosts = 1;
   bool has_credits = true;
 };
 
-/// What a family is for: `plan` gives the result. The others measure a bound and give none: the computation alone, the
-/// transfers alone, and both side by side without dependence.
+/// The purpose of a family. A family of purpose `plan` gives the result. The others measure a bound and give no result:
+/// the computation alone, the transfers alone, and both side by side without dependence.
 enum class Purpose { plan, compute, comm, limit };
 
 /// The closed form by which the planner's recurrence times a family. A family without one is timed by the simulator
 /// alone.
 enum class ClosedForm {
   none,
-  library,        // one collective and one product
-  serial,         // all copies, then one product, or the reverse
-  per_shard,      // a product per chunk of each shard
-  other_shards,   // a product per chunk of all other shards, and one of the own shard
-  all_shards,     // a product per chunk of all shards
-  slabs,          // a product per slab of columns
-  group,          // groups of chunks whose sums are broadcast: a product per group
-  group_shards,   // the same with a product per shard of a group
+  library,        // one collective and one GEMM
+  serial,         // all copies, then one GEMM, or the reverse
+  per_shard,      // a GEMM per chunk of each shard
+  other_shards,   // a GEMM per chunk of all remote shards, and one of the local shard
+  all_shards,     // a GEMM per chunk of all shards
+  slabs,          // a GEMM per slab of columns
+  group,          // groups of chunks whose sums are broadcast: a GEMM per group
+  group_shards,   // groups of chunks, with a GEMM per shard of a group
   hosts,          // over several hosts: rows cross once
   slab_kernel,    // one kernel that pushes slabs of its rows
   tile_kernel,    // one kernel that sends tiles to the owners' slots
-  small_m_kernel  // one kernel for few rows
+  small_m_kernel  // one kernel for small M (decode)
 };
 
 /// A way to schedule an operator.
 struct FamilyDef {
   std::string_view name;
   Purpose purpose = Purpose::plan;
-  bool has_degree = false;  // it cuts shards into `degree` chunks
+  bool has_degree = false;  // true if it cuts shards into `degree` chunks
   ClosedForm form = ClosedForm::none;
-  int rule = 0;  // place in the order in which tier rule tries families; 0: never
-  /// Degrees that are worth an estimate on this machine; none where the family cannot run there. Null: the planner
-  /// leaves the family out.
+  int rule = 0;  // place in the order in which tier `rule` tries families; 0: never
+  /// Returns the degrees that are worth an estimate on this machine; none if the family cannot run there. If null the
+  /// planner leaves the family out.
   std::vector<int> (*degrees)(const OpSpec& op, const Machine& machine) = nullptr;
-  /// Options that the caller did not give; null: those of FamilyOptions.
+  /// Sets the options that the caller did not give. If null the defaults of FamilyOptions hold.
   void (*set_defaults)(const OpSpec& op, FamilyOptions* options) = nullptr;
   /// Adds buffers, signals and tasks to a schedule that has its parameters, tables "off" and "cut" and argument
   /// buffers; for two ranks or more.
   void (*make)(Schedule* schedule, const OpSpec& op, const FamilyOptions& options) = nullptr;
 };
 
-/// bias: an input that is there if OpSpec::bias says so. gathered: if OpSpec::gathered says so, the rows of the first
-/// input of all ranks are copied there; it is no buffer of schedules.
+/// The role of an argument. `bias` is an input that exists if OpSpec::bias is true. `gathered` is an output that exists
+/// if OpSpec::gathered is true: the rows of the first input of all ranks are copied there. It is no buffer of
+/// schedules.
 enum class Role { input, output, bias, gathered };
 
 /// An argument of an operator, which is a buffer of its schedules. Shapes are expressions over the schedule's
 /// parameters and tables ("M", "off[r+1]-off[r]", "got[r+1]-got[r]"); one without columns is a vector. Inputs have the
 /// type OpSpec::dtype, outputs and the bias OpSpec::out_dtype.
 struct Arg {
-  std::string_view name;  // of the buffer: "A"
-  std::string_view call;  // of the call's argument: "a_shard"
+  std::string_view name;  // name of the buffer: "A"
+  std::string_view call;  // name of the call's argument: "a_shard"
   Role role = Role::input;
   std::string_view rows, columns = {};
-  bool has_layout = false;    // stored (columns, rows) where OpSpec::b_layout is nk
-  std::string_view why = {};  // where the wanted shape comes from, for errors: "to take N of b"
-  std::string_view doc = {};  // what it is, for references
+  bool has_layout = false;    // true if it is stored (columns, rows) for OpSpec::b_layout nk
+  std::string_view why = {};  // origin of the wanted shape, for errors: "to take N of b"
+  std::string_view doc = {};  // description, for references
 };
 
-/// What a field of OpSpec::fields holds.
+/// The type of a value in OpSpec::fields.
 enum class FieldType { integer, real, flag, text };
 /// A parameter of an operator besides the sizes and types that OpSpec names; it becomes a parameter of its schedules.
 struct FieldDef {
@@ -88,87 +89,90 @@ struct FieldDef {
   std::string_view doc;
 };
 
-/// Products of rank `source` over [begin, end) of what they are summed over.
+/// A partial sum of products: of rank `source`, over [begin, end) of the summed dimension.
 struct Term {
   int source;
   int64_t begin, end;
   auto operator<=>(const Term&) const = default;
 };
 
-/// A rectangle of an argument of one rank and what it holds: the element of the problem that is its first one, and of
-/// an output what must have been made of it.
+/// A rectangle of an argument of one rank and what it holds: which element of the problem its first element is and, in
+/// an output, from what it was computed.
 struct Held {
-  static constexpr int64_t kAll = -1;  // from `row` or `column` to the end
+  static constexpr int64_t kAll = -1;  // the rectangle extends from `row` or `column` to the end
   std::string_view buffer;
   int64_t origin_row = 0, origin_column = 0;
   int64_t row = 0, rows = kAll, column = 0, columns = kAll;
-  bool is_operand = false;       // an output: elements of an input, moved
-  std::vector<Term> terms = {};  // an output: the sums in it, in the order of `source`
+  bool is_operand = false;       // an output: its elements are elements of an input, moved
+  std::vector<Term> terms = {};  // an output: the partial sums in it, in the order of `source`
   int num_biases = 0;
   bool is_activated = false;
 };
 
-/// What the arguments of one rank hold before and after a call: what check S9 compares with.
+/// The meaning of a call for one rank: what its arguments hold before and after it. Check S9 compares schedules with
+/// it.
 struct Meaning {
   std::vector<Held> inputs, outputs;
 };
 
-/// How a GEMM and its communication depend on each other; what closed forms and builders ask.
+/// The dependence between a GEMM and its communication. Closed forms and builders of schedules ask for it.
 struct Dataflow {
-  bool gathers = false;    // rows of the first argument travel before the product; else sums travel behind it
+  bool gathers = false;    // rows of the first argument travel before the GEMM; else sums travel behind it
   bool exchanges = false;  // rows of the result travel from each rank to each; nothing is summed across ranks
   bool sums_rows = false;  // the sum is over the rows that travel
-  int passes = 1;          // of each row over the links: 2 where sums come back to all
+  int passes = 1;          // how often each row passes the links: 2 if sums come back to all ranks
 };
 
-/// An instance of a task on a CPU rank: a view for each box of its regions, in their order; empty boxes are left out.
+/// An instance of a task on a CPU rank. It has a view for each box of its regions, in their order; empty boxes are left
+/// out.
 struct HostTask {
   const Schedule& schedule;
   const Task& task;
   const std::vector<std::vector<TensorView>>&reads, &writes;
 };
 
+/// An operator as a value.
 struct OperatorDef {
   std::string_view name, summary;
-  std::string_view suffix = {};  // of the names of its schedules: "hetero_fused_1d" and "_rs"
+  std::string_view suffix = {};  // behind the family in the names of its schedules: "hetero_fused_1d" and "_rs"
   std::span<const Arg> args;
   std::span<const FieldDef> fields = {};
   std::span<const FamilyDef> families;  // kLibrary and kSerial first
   Dataflow flow = {};
-  std::string_view local_param = {};  // the parameter that ranks need not agree on: "N"
-  bool knows_hosts = false;           // families of purpose comm and limit, and kSerial, take the option "hosts"
+  std::string_view local_param = {};  // the parameter that may differ between ranks: "N"
+  bool knows_hosts = false;           // true if kSerial and families of purpose comm and limit take the option "hosts"
   bool takes_activation = false;
-  /// Adds the tasks of a schedule on one rank, where nothing travels; every family is that there.
+  /// Adds the tasks of a schedule for one rank, on which nothing travels; all families are equal there.
   void (*make_alone)(Schedule* schedule, const OpSpec& op, Purpose purpose) = nullptr;
-  /// Called behind make and make_alone, for all families; may be null.
+  /// Completes a schedule after make or make_alone, for all families; may be null.
   void (*complete)(Schedule* schedule, const OpSpec& op) = nullptr;
   /// Says why the problem is refused, besides what the tables say; an empty text accepts it. May be null.
   std::string (*refuse)(const OpSpec& op) = nullptr;
   /// Says what the arguments of `rank` hold; reads parameters and tables of the schedule only.
   Meaning (*meaning)(const Schedule& schedule, int rank, int ranks) = nullptr;
-  /// Computes what tasks of kind reduce write, on CPU ranks; may throw. Null: sums of the reads, as the library's own
-  /// operators have them.
+  /// Computes what tasks of kind reduce write, on CPU ranks; may throw. If null these tasks sum what they read, as
+  /// those of the library's own operators do.
   void (*compute)(const HostTask& task) = nullptr;
 };
 
-/// Families that every operator has: the library's collective and computation one after the other, and the same by
-/// copies of this library.
+/// Names of the families that every operator has. `library` runs the library's collective and computation one after the
+/// other; `serial` does so with copies of overlace.
 inline constexpr std::string_view kLibrary = "library", kSerial = "serial";
 
-/// Makes an operator known; `op` and what it points at must stay. Throws ScheduleError if the name is known already, or
-/// if the value lacks something: the first two families, an input, an output, make_alone, meaning, or a family's make.
-/// Safe on any thread, but before the operator is used.
+/// Registers an operator; `op` and what it points at must stay valid. Any thread may call it, before the operator is
+/// used. Throws ScheduleError if the name is registered already, or if the value lacks the first two families, an
+/// input, an output, make_alone, meaning, or a family's make.
 void add_operator(const OperatorDef& op);
 /// Returns all operators, those of the library first.
 std::vector<const OperatorDef*> operators();
-/// Returns null if there is no operator of this name.
+/// Returns the operator of this name, or null if there is none.
 const OperatorDef* find_operator(std::string_view name);
-/// Returns null if the operator has no family of this name, which has no suffix.
+/// Returns the family of this name, which has no suffix, or null if the operator has none of that name.
 const FamilyDef* find_family(const OperatorDef& op, std::string_view name);
-/// Name, summary, arguments, fields and families of all of them, as JSON: what the interfaces of C and Python are
-/// compared with, and what their references are made of.
+/// Returns all operators (name, summary, arguments, fields, families) as JSON. The interfaces of C and Python are
+/// compared with it, and their references are made from it.
 std::string operators_json();
-/// Returns the family of a schedule that make_schedule made, by its name with suffix; null for other schedules.
+/// Returns the family of a schedule that make_schedule made, by its name with suffix, or null for other schedules.
 const FamilyDef* family_of(const Schedule& schedule);
 
 #pragma GCC visibility pop

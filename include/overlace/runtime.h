@@ -1,4 +1,4 @@
-// A group of ranks that share a symmetric heap, on one backend.
+// The runtime: a group of ranks that share a symmetric heap, on one backend.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,9 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
+/// Where ranks live. `automatic` takes GPUs if there are any.
 enum class Backend { automatic, cpu, cuda_peer };
+/// How CPU ranks wait. `automatic` sleeps at once if more threads wait than there are cores, else it spins first.
 enum class WaitPolicy { automatic, spin, futex };
 
 /// Options of a wire thread of CPU ranks, which delivers puts late, split and out of order, so that missing order shows
@@ -28,7 +30,8 @@ struct AdversaryOptions {
   int reorder_window = 8;   // pieces that may overtake each other
   bool late_read = true;    // the source is read at delivery: catches reuse without flush
   bool weak_signal = true;  // a put_signal waits only for its own put's pieces unless fenced
-  /// "seed=7,delay_us=50,pieces=4,window=8,late_read=1,weak_signal=1"; each key may be left out.
+  /// Parses "seed=7,delay_us=50,pieces=4,window=8,late_read=1,weak_signal=1"; each key may be left out. Throws
+  /// InvalidArgument.
   static AdversaryOptions parse(std::string_view text);
 };
 
@@ -39,7 +42,8 @@ struct LinkOptions {
   double bytes_per_s = 0;
   double latency_s = 0;
   bool between_hosts = false;
-  /// "2GB/s,20us" (B, KB, MB, GB per second, powers of ten; ns, us, ms, s), "2GB/s,20us,hosts" (between hosts), "none".
+  /// Parses "2GB/s,20us" (B, KB, MB, GB per second, powers of ten; ns, us, ms, s), "2GB/s,20us,hosts" (between hosts)
+  /// or "none". Throws InvalidArgument.
   static LinkOptions parse(std::string_view text);
   std::string to_string() const;
 };
@@ -47,16 +51,17 @@ struct LinkOptions {
 /// Extra checks of every operator call, for tests and for finding ranks whose calls differ.
 struct CheckOptions {
   bool sync = false;   // wait for the call's work, then Runtime::check()
-  bool calls = false;  // before each call all ranks compare its number and operation, or Desync on all of them
-  /// "sync,calls"; a comma-separated list, "" for none.
+  bool calls = false;  // before each call all ranks compare its number and operation; a difference is Desync on all
+  /// Parses a comma-separated list such as "sync,calls"; "" is none. Throws InvalidArgument.
   static CheckOptions parse(std::string_view text);
   std::string to_string() const;
 };
 
+/// Options of a runtime.
 struct RuntimeOptions {
   Backend backend = Backend::automatic;
   int device = -1;              // CUDA ordinal; -1: the local rank
-  size_t heap_bytes = 0;        // of the symmetric heap at open; 0: 1 GiB on cuda_peer, 64 MiB on cpu
+  size_t heap_bytes = 0;        // size of the symmetric heap at open; 0: 1 GiB on cuda_peer, 64 MiB on cpu
   size_t max_heap_bytes = 0;    // largest size of the heap; 0: 16 times heap_bytes if that is 0, else heap_bytes
   uint32_t num_signal_ids = 0;  // 0: 65536 on cuda_peer, 4096 on cpu; a sub-team gets a sixteenth of them
   int64_t timeout_ms = 0;       // 0: OVERLACE_TIMEOUT_S, 300 s by default
@@ -69,7 +74,7 @@ struct RuntimeOptions {
   static RuntimeOptions from_environment();
 };
 
-/// What a backend can do towards one peer. The backend states it; nothing is assumed.
+/// The capabilities of a backend towards one peer. The backend states them; nothing is assumed.
 struct Caps {
   bool load_store = false;
   bool device_initiated = false;
@@ -80,24 +85,25 @@ struct Caps {
   bool collectives = false;
 };
 
-/// What this rank did since it was opened.
+/// Counters of what this rank did since its runtime was opened.
 struct Stats {
-  uint64_t calls = 0;             // of operators
-  uint64_t serialised_calls = 0;  // that waited for calls of other channels, for want of SMs
-  uint64_t moved_calls = 0;       // that waited because their channel was used from another stream before
-  uint64_t preparations = 0;      // of schedules: first calls with a shape, and calls whose preparation was given up
-  uint64_t evictions = 0;         // memory of prepared schedules that was given up to make room on the heap
-  uint64_t heap_growths = 0;      // of the symmetric heap
-  uint64_t smaller_plans = 0;     // taken in place of a chosen schedule that the heap had no room for (C API, PyTorch)
-  uint64_t shared_blocks = 0;     // schedules that use memory of others, for want of heap: a barrier each call
+  uint64_t calls = 0;             // calls of operators
+  uint64_t serialised_calls = 0;  // calls that waited for calls of other channels, for want of SMs
+  uint64_t moved_calls = 0;       // calls that waited because their channel was used from another stream before
+  uint64_t preparations = 0;      // schedules prepared: at first calls with a shape, and after evictions
+  uint64_t evictions = 0;         // prepared schedules whose memory was freed to make room on the heap
+  uint64_t heap_growths = 0;      // how often the symmetric heap grew
+  uint64_t smaller_plans = 0;     // schedules taken for want of heap in place of the chosen ones
+  uint64_t shared_blocks = 0;     // schedules that share memory for want of heap, with a barrier at each call
 };
 
 struct RuntimeState;
 
-/// Move-only owner. All methods but `abort` belong to the thread that opened it.
+/// The runtime of one rank, a move-only owner. All methods but `abort` belong to the thread that opened it.
 class Runtime {
  public:
-  /// Collective. Throws what went wrong on this rank; the others learn it within their deadline.
+  /// Opens the runtime. Collective. Throws what went wrong on this rank; the other ranks get the error within their
+  /// deadline.
   static Runtime open(Bootstrap& bootstrap, const RuntimeOptions& options = RuntimeOptions::from_environment());
   Runtime(Runtime&&) noexcept;
   Runtime& operator=(Runtime&&) noexcept;
@@ -116,15 +122,15 @@ class Runtime {
 
   /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout.
   void check();
-  /// Waits until everything issued by this rank has completed, then check().
+  /// Waits until all work that this rank issued is complete, then calls check().
   void synchronize();
   /// Throws Internal with the first signal of this rank that was not consumed (slot != ticket). For tests.
   void check_quiescent();
-  /// Any thread, beside close() too (not beside the destructor). All waits of all ranks return `aborted`; nothing
-  /// happens once the runtime is closed.
+  /// Makes all waits of all ranks return `aborted`. Any thread may call it, also during close() but not during the
+  /// destructor. It has no effect after the runtime was closed.
   void abort(Errc code, std::string_view why);
-  /// Collective unless aborted. Idempotent. Where a CUDA graph of any rank still holds NCCL's calls, all ranks leave
-  /// what NCCL has to the process.
+  /// Closes the runtime. Collective unless aborted; later calls have no effect. If a CUDA graph of any rank still holds
+  /// calls of NCCL, all ranks leave the resources of NCCL to the process.
   void close();
 
   RuntimeState& state() { return *state_; }

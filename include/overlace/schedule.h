@@ -16,22 +16,24 @@ namespace overlace::spec {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// What an expression may name: r (this rank), G (ranks), host, local, loop variables, consts, integer params, tables.
+/// The values that an expression may name: r (this rank), G (ranks), host, local, loop variables, consts, integer
+/// params and tables.
 using Env = std::map<std::string, int64_t, std::less<>>;
 using Tables = std::map<std::string, std::vector<int64_t>, std::less<>>;
 
-/// Integer expression: + - * % (non-negative remainder), / (exact, else an error), min(a,b), max(a,b), ceildiv(a,b),
+/// An integer expression: + - * % (non-negative remainder), / (exact, else an error), min(a,b), max(a,b), ceildiv(a,b),
 /// table[index], parentheses. Immutable; copies share the parsed form.
 class Expr {
  public:
   Expr() : Expr(int64_t{0}) {}
   Expr(int64_t value);  // NOLINT(google-explicit-constructor): literals read as data
   Expr(int value) : Expr(int64_t{value}) {}
-  /// Throws ScheduleError (`bad_schedule`) with the text and the position.
+  /// Parses a text. Throws ScheduleError (`bad_schedule`) with the text and the position of the error.
   Expr(std::string_view text);  // NOLINT(google-explicit-constructor)
   Expr(const char* text) : Expr(std::string_view(text)) {}
   Expr(const std::string& text) : Expr(std::string_view(text)) {}
-  /// Throws ScheduleError: unknown name, inexact division, division by zero, index outside its table, overflow.
+  /// Returns the value. Throws ScheduleError for an unknown name, an inexact division, a division by zero, an index
+  /// outside its table, or an overflow.
   int64_t eval(const Env& env, const Tables& tables = {}) const;
   const std::string& text() const;
   bool operator==(const Expr& other) const { return text() == other.text(); }
@@ -43,16 +45,19 @@ class Expr {
   std::shared_ptr<const std::string> text_;
 };
 
-/// argument: bound by the caller of run; local: workspace of this rank; symmetric: same offset on every rank's heap.
+/// Where a buffer lies. `argument` is memory that the caller of run gives; `local` is workspace of this rank;
+/// `symmetric` is memory at one offset of every rank's heap.
 enum class Space { argument, local, symmetric };
-/// Engines own lanes (engine, queue); a lane runs its instances in order.
+/// The unit that works on a task. Engines own lanes (engine, queue); a lane runs its instances in order.
 enum class Engine { sm, ce, nic, io, cpu };
-/// gemm: library GEMM; tiles: part of a fused kernel (operator's body); copy: 1-D or 2-D bytes to `writes[0].at`;
-/// reduce: sum of sources in source order (operator's body); collective: NetEngine; barrier, host.
+/// The kind of a task. `gemm` is a library GEMM; `tiles` is a part of a fused kernel (the operator's body); `copy`
+/// moves 1-D or 2-D bytes to `writes[0].at`; `reduce` sums sources in their order (the operator's body); `collective`
+/// calls the NetEngine.
 enum class Kind { gemm, tiles, copy, reduce, collective, barrier, host };
 enum class Combine { none, add };
-/// queue: the lane stops until the waits hold; kernel: the task is a part of the schedule's one fused kernel, which is
-/// launched once for all of them, waits by itself before it reads what a wait covers, and sets by itself.
+/// Where a task waits. With `queue` the lane stops until the waits hold. With `kernel` the task is a part of the
+/// schedule's one fused kernel, which is launched once for all of them, waits by itself before it reads what a wait
+/// covers, and sets signals by itself.
 enum class WaitBy { queue, kernel };
 enum class Scope { device, system };
 
@@ -78,7 +83,8 @@ struct Region {
   bool operator==(const Region&) const = default;
 };
 
-/// Shape in elements, row-major. `depth` copies rotate over calls (epochs); reuse must follow from a signal path (S6).
+/// A buffer, row-major, with its shape in elements. `depth` copies take turns over calls (epochs); reuse must follow
+/// from a chain of signals (check S6).
 struct Buffer {
   std::string name;
   Space space = Space::local;
@@ -88,15 +94,16 @@ struct Buffer {
   bool operator==(const Buffer&) const = default;
 };
 
-/// `slots` words per sender; a word lives at the receiver and only grows.
+/// A signal: `slots` words per sender. A word lives at the receiver and only grows.
 struct SignalDecl {
   std::string name;
   Expr slots;
   Scope scope = Scope::system;
   bool operator==(const SignalDecl&) const = default;
 };
-/// Holds when the adds that rank `from` made to my word `slot` in THIS epoch are >= at_least; with `previous`, once all
-/// adds of the epochs before this one are in (so it passes at once in the first).
+/// A wait on a signal. It holds when the adds that rank `from` made in this epoch to word `slot` of this rank are at
+/// least `at_least`. With `previous` it holds when all adds of earlier epochs have arrived, so it holds at once in the
+/// first epoch.
 struct Wait {
   std::string signal;
   Expr slot;
@@ -106,7 +113,7 @@ struct Wait {
   bool previous = false;
   bool operator==(const Wait&) const = default;
 };
-/// After completion: add to word `slot` of sender r at rank `at`, with release semantics.
+/// A signal of a task: after completion it adds to word `slot` of sender r at rank `at`, with release semantics.
 struct Set {
   std::string signal;
   Expr slot;
@@ -139,35 +146,36 @@ struct Schedule {
   std::string family;  // name of one of its families and its suffix: "hetero_fused_1d", "hetero_fused_1d_rs"
   Params params;       // M, N, K, G, q, dtype, ...
   std::map<std::string, Expr, std::less<>> consts;
-  Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns;
-                  // "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s. Where rows are exchanged:
-                  // "splits"; "cut" of the chunks of each block, G * G * q + 1; "place" of each in its destination's
-                  // result, G * G * q; "got": offsets of the results, G + 1
+  Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": those of the chunks, G * q + 1; "slab":
+                  // columns; "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s. Where rows are
+                  // exchanged: "splits"; "cut" of the chunks of each block, G * G * q + 1; "place" of each in its
+                  // destination's result, G * G * q; "got": offsets of the results, G + 1
   bool deterministic = true;
   std::vector<Buffer> buffers;
   std::vector<SignalDecl> signals;
   std::vector<Task> tasks;
   bool operator==(const Schedule&) const = default;
 
-  /// Canonical JSON (sorted keys, no spaces); parse accepts unknown keys only as "x-...". Throws ScheduleError with the
-  /// path of the offending value.
+  /// Returns canonical JSON (sorted keys, no spaces).
   std::string to_json() const;
+  /// Reads JSON; unknown keys are refused unless they begin with "x-". Throws ScheduleError with the path of the value.
   static Schedule from_json(std::string_view text);
-  /// A few lines for people: lanes, tasks, who waits for whom.
+  /// Returns a few lines for people: lanes, tasks, and which task waits for which.
   std::string to_string() const;
 };
 
-/// Whether B is stored (N, K) with K contiguous (a weight, the usual case) or (K, N) with N contiguous. In ag_wgrad,
-/// whose sum is over M, these are (N, M) and (M, N).
+/// How B is stored: `nk` is (N, K) with K contiguous (a weight, the usual case), `kn` is (K, N) with N contiguous. In
+/// ag_wgrad, which sums over M, they are (N, M) and (M, N).
 enum class BLayout { nk, kn };
 
-/// What becomes of the sums, bias included, before they are rounded. swiglu: of columns 2i (a gate) and 2i + 1 of B
-/// together column i of the result, silu(gate) times the other, silu(x) = x / (1 + exp(-x)) (arXiv 2002.05202).
+/// The function that is applied to the sums, bias included, before they are rounded. `swiglu` combines columns 2i (a
+/// gate) and 2i + 1 of B into column i of the result, silu(gate) times the other, with silu(x) = x / (1 + exp(-x))
+/// (arXiv 2002.05202).
 enum class Activation { none, swiglu };
 
-/// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, K is local
-/// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias. gemm_a2a: M is the sum of
-/// all ranks' rows.
+/// The problem that an operator solves, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, and K is
+/// local for gemm_rs and gemm_ar. In ag_wgrad C (K, N) is the gathered A (M, K), transposed, times B, without bias. In
+/// gemm_a2a and a2a_gemm M is the sum of all ranks' rows.
 struct OpSpec {
   std::string op;  // name of an operator: ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, or one that was added
   int64_t m = 0, n = 0, k = 0;
@@ -176,32 +184,36 @@ struct OpSpec {
   DType out_dtype = DType::bf16;
   BLayout b_layout = BLayout::nk;
   bool bias = false;
-  bool gathered = false;                     // ag_gemm, ag_wgrad: the gathered A is a result too
+  bool gathered = false;                     // ag_gemm, ag_wgrad, a2a_gemm: the gathered A is a result too
   Activation activation = Activation::none;  // ag_gemm; with swiglu N, of B, is even, and C is (M, N / 2)
   std::vector<int64_t> row_offsets;          // empty: torch.tensor_split
   std::vector<int64_t> splits = {};          // gemm_a2a: rows from rank s to rank d at s * ranks + d, which sum to m;
                                              // empty: torch.tensor_split of each rank's rows
   Params fields = {};                        // what OperatorDef::fields names
-  /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
+  /// Returns the problem as text: "ag_gemm M 8192 N 2560 K 8192 G 4 bf16".
   std::string to_string() const;
 };
 
-/// Row offsets of the shards, G + 1 entries: what `splits` sum to, or `row_offsets`, or torch.tensor_split's.
+/// Returns the row offsets of the shards, G + 1 entries: the sums of `splits`, else `row_offsets`, else those of
+/// torch.tensor_split.
 std::vector<int64_t> row_offsets(const OpSpec& op);
-/// Rows from rank to rank, G x G entries: `splits`, or torch.tensor_split's of each shard.
+/// Returns the rows from each rank to each, G x G entries: `splits`, else torch.tensor_split of each shard.
 std::vector<int64_t> splits(const OpSpec& op);
 
-/// All names that make_schedule takes for this operator, `library` and `serial` first. Besides the schedules proper:
-/// `compute`, `comm` and `limit`, which measure one side or both without dependence and give no valid output.
+/// Returns all names that make_schedule takes for this operator, `library` and `serial` first. `compute`, `comm` and
+/// `limit` are among them: they measure one side, or both without dependence, and give no valid output.
 std::vector<std::string> families(std::string_view op);
 
-/// Builds a family's schedule. `family` without suffix; `degree` q >= 1 chunks per shard (ignored where the family has
-/// none). `options`: "align" (rows of a chunk are a multiple of it, default 1; tma_slot: of a tile, 256), "align_n" and
-/// "align_k" (columns of a slab, default 8; k_slab: 64; tma_slot: of a tile, 128 or 256), "ce_queues" (copy lanes,
-/// default 1: in need order), "own_degree" (parts of the own shard's GEMM in gemm_rs/ar, a divisor of q, default 1),
-/// "hosts" (of hierarchical: hosts of equal size with ranks numbered host by host, default 1), "credits" (receivers
-/// tell senders that an inbox is free, default true; false leaves that to the data signals of the call between, at
-/// depth 2). Throws ScheduleError naming the known families or the bad option.
+/// Builds the schedule of a family. `family` has no suffix; `degree` is the number q >= 1 of chunks per shard and is
+/// ignored by families without one. `options` are
+/// "align" (the rows of a chunk are a multiple of it, default 1; for tma_slot the rows of a tile, 256),
+/// "align_n" and "align_k" (columns of a slab, default 8; for k_slab 64; for tma_slot columns of a tile, 128 or 256),
+/// "ce_queues" (copy lanes, default 1: in the order of need),
+/// "own_degree" (parts of the GEMM of the local shard in gemm_rs and gemm_ar, a divisor of q, default 1),
+/// "hosts" (for hierarchical: hosts of equal size, with ranks numbered host by host, default 1),
+/// "credits" (receivers tell senders that an inbox is free, default true; false leaves that to the data signals of the
+/// call between, at depth 2).
+/// Throws ScheduleError with the known families or the bad option.
 Schedule make_schedule(const OpSpec& op, std::string_view family, int degree = 1, const Params& options = {});
 
 #pragma GCC visibility pop

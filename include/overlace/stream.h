@@ -1,9 +1,10 @@
-// Where work is queued: a borrowed CUDA stream, or the calling CPU thread.
+// The place where work is queued: a borrowed CUDA stream, or the calling CPU thread.
 #pragma once
 
 namespace overlace {
 
-/// Borrowed, never owned. On the `cpu` backend operators run on the calling thread and return when they are done.
+/// A borrowed stream, never owned. On backend `cpu` operators run on the calling thread and return when they are
+/// complete.
 struct StreamRef {
   enum class Kind { cpu, cuda } kind = Kind::cpu;
   void* cuda_stream = nullptr;  // cudaStream_t

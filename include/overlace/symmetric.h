@@ -1,4 +1,4 @@
-// The symmetric heap: one region per rank, the same offsets on all of them.
+// The symmetric heap: one region per rank, with equal offsets on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct StripeState;
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// A block at the same offset of every rank's heap. Plain data: valid as an argument of kernels.
+/// A block at one offset of every rank's heap. It is plain data and a valid argument of kernels.
 struct SymBuffer {
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -24,14 +24,14 @@ struct SymBuffer {
 
 class Team;
 
-/// Memory that somebody else made symmetric: a base address per rank instead of one offset. The puts of
-/// overlace/signal.h take its pod in front of the peer; signals stay those of a channel. Cheap handle; lives as long as
-/// the runtime.
+/// Memory that the program made symmetric: a base address per rank instead of one offset. The puts of overlace/signal.h
+/// take its pod as an additional argument; signals remain those of a channel. A cheap handle that lives as long as the
+/// runtime.
 class Region {
  public:
   const std::string& name() const;
   size_t bytes() const;
-  /// Returns the base address of that rank of the world in this process; null where reach is net.
+  /// Returns the base address of rank `world_rank` of the world in this process, or null if its reach is net.
   void* base(int world_rank) const;
   /// Returns the pod for agents of `team`: peers are its ranks.
   RegionPod pod(const Team& team) const;
@@ -50,23 +50,24 @@ struct StripePart {
   size_t bytes = 0;  // a multiple of SymmetricHeap::stripe_granule()
 };
 
-/// Where a part lies. In StripedRange::parts: `rank` has the memory, `data` is in my range. In StripedRange::owned:
-/// `rank` has it in its range, `data` is how I reach it.
+/// The place of a part. In StripedRange::parts `rank` has the memory and `data` is its address in this rank's range. In
+/// StripedRange::owned `rank` has the part in its range and `data` is the address at which this rank reaches it.
 struct StripePiece {
   int rank = 0, part = 0;
   void* data = nullptr;
   size_t bytes = 0;
 };
 
-/// One range of addresses whose parts lie in the memory of several ranks. Cheap handle, until it is freed.
+/// One range of addresses whose parts lie in the memory of several ranks. A cheap handle that is valid until the range
+/// is freed.
 class StripedRange {
  public:
   void* data() const;
   size_t bytes() const;
-  /// Returns the parts of my range, in order.
+  /// Returns the parts of this rank's range, in order.
   std::span<const StripePiece> parts() const;
-  /// Returns the parts of all ranks' ranges that lie in my memory, by rank and part. Stores of others are visible after
-  /// their signals, as with peer_ptr.
+  /// Returns the parts of all ranks' ranges that lie in this rank's memory, by rank and part. Stores of other ranks are
+  /// visible after their signals, as with peer_ptr.
   std::span<const StripePiece> owned() const;
   explicit operator bool() const { return state_ != nullptr; }
 
@@ -78,31 +79,35 @@ class StripedRange {
   StripeState* state_ = nullptr;
 };
 
-/// Sub-allocation is local arithmetic, but every rank must make the same calls in the same order; `verify` names the
-/// first rank that did not. Operators take their memory here, too, at a place that the ranks of their team agree on: so
-/// allocate before teams that share no rank run operators of their own. Not thread-safe.
+/// The heap of a runtime. Allocation is local arithmetic, but every rank must make equal calls in the same order;
+/// `verify` names the first rank that did not. Operators also take their memory here, at a place on which the ranks of
+/// their team agree; therefore allocate before teams that share no rank run operators of their own. Not thread-safe.
 class SymmetricHeap {
  public:
-  /// Peers may write into it after a barrier: before, a rank may still use the bytes for something else, and
-  /// adversary runs fill fresh memory with a NaN pattern. Throws OutOfMemory (`heap_exhausted`) with the
-  /// bytes asked, the largest free block, the total and `name`. align: a power of two <= 2 MiB.
+  /// Allocates `bytes` bytes. Peers may write into the block after a barrier; before it a rank may still use the bytes
+  /// for something else, and adversary runs fill fresh memory with a NaN pattern. `align` is a power of two up to 2
+  /// MiB. Throws OutOfMemory (`heap_exhausted`) with the bytes asked for, the largest free block, the total and `name`.
   SymBuffer alloc(size_t bytes, size_t align = 256, const char* name = "");
+  /// Frees a block that `alloc` returned. Local, but all ranks make the same calls.
   void free(SymBuffer buffer);
-  /// Collective. Throws PlanMismatch, which names the first rank that differs, if ranks made other sequences of calls.
+  /// Collective. Throws PlanMismatch, which names the first rank that differs, if ranks made different sequences of
+  /// calls.
   void verify();
-  /// Collective, at start and outside captures. `local` is my memory of `bytes`, peers[r] is where I reach that of rank
-  /// r of the world (peers[my rank] == local; null only where reach is net). It belongs to the caller, who keeps it
-  /// until the runtime is closed. Checks that peers[r] shows the memory of rank r, and leaves its contents as they
-  /// were. Throws InvalidArgument, PlanMismatch on all ranks where name or bytes differ, or Internal naming the wrong
-  /// pair.
+  /// Registers memory that the program made symmetric. Collective, before operators run and outside captures. `local`
+  /// is this rank's memory of `bytes` bytes, and peers[r] is the address at which this rank reaches that of rank r of
+  /// the world (peers[own rank] == local; null only if reach is net). The memory belongs to the caller, who keeps it
+  /// until the runtime is closed. The call checks that peers[r] shows the memory of rank r and leaves its contents
+  /// unchanged. Throws InvalidArgument; PlanMismatch on all ranks if name or bytes differ; Internal with the pair of
+  /// ranks whose mapping is wrong.
   Region adopt(const char* name, void* local, size_t bytes, std::span<void* const> peers);
-  /// Collective, outside captures, with the runtime's deadline; every rank gives the parts of its own range (at least
-  /// one). Each part is an allocation of its own, zeroed. Throws InvalidArgument on all ranks with rank and part;
-  /// Unsupported where pages cannot be mapped so (heaps of cudaIpc, ranks of other hosts); OutOfMemory.
+  /// Makes a striped range. Collective, outside captures, with the runtime's deadline. Every rank gives the parts of
+  /// its own range, at least one. Each part is an allocation of its own and is zeroed. Throws InvalidArgument on all
+  /// ranks with rank and part; Unsupported if pages cannot be mapped so (heaps of cudaIpc, ranks of other hosts);
+  /// OutOfMemory.
   StripedRange stripe(std::span<const StripePart> parts, const char* name);
-  /// Collective. Unmaps the range once all ranks have come here. Ranges that were not freed go at close.
+  /// Unmaps the range after all ranks have called this. Collective. Ranges that were not freed end at close.
   void free(const StripedRange& range);
-  /// Returns the page size of striped ranges: 4 KiB on CPU ranks, 2 MiB on GPUs; 0 where there are none.
+  /// Returns the page size of striped ranges: 4 KiB on CPU ranks, 2 MiB on GPUs; 0 if there are no striped ranges.
   size_t stripe_granule() const;
   size_t capacity() const;
   size_t in_use() const;

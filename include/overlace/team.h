@@ -1,4 +1,4 @@
-// An ordered set of ranks.
+// A team is an ordered set of ranks.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +24,16 @@ struct TeamState;
 class NetEngine;
 class Runtime;
 
-/// self: this rank; lsa: loads and stores reach its heap; net: only a network engine does.
+/// How a rank is reached. `self` is this rank; with `lsa` loads and stores reach its heap; with `net` only a network
+/// engine does.
 enum class Reach { self, lsa, net };
 
 struct TeamOptions {
   std::string name = "team";
-  int max_ctas = 0;  // of the network engine; 0: its default
+  int max_ctas = 0;  // CTAs of the network engine; 0: its default
 };
 
-/// Cheap handle; lives as long as its Runtime.
+/// A cheap handle that lives as long as its Runtime. Ranks that methods take as `peer` are ranks of the team.
 class Team {
  public:
   int rank() const;
@@ -41,18 +42,20 @@ class Team {
   Reach reach(int peer) const;
   /// Returns the rank in the world of member `peer`.
   int world_rank(int peer) const;
-  /// Collective on this team; ranks outside `ranks` call it too and get an empty handle (size() == 0).
+  /// Makes a team of some of these ranks. Collective on this team: ranks outside `ranks` call it too and get an empty
+  /// handle (size() == 0).
   Team sub(std::span<const int> ranks, const TeamOptions& options = {});
-  /// Collective: every member opens its channels in the same order. Lives as long as the runtime.
+  /// Opens a channel. Collective: every member opens its channels in the same order. The channel lives as long as the
+  /// runtime.
   Channel& channel(StreamRef stream, const ChannelOptions& options = {});
-  /// Barrier of the host threads, with the runtime's deadline.
+  /// Waits for the host threads of all ranks, with the runtime's deadline.
   void barrier();
-  /// All-gather of host memory, at most 64 KiB a rank, with the runtime's deadline.
+  /// Returns the bytes of all ranks in rank order, at most 64 KiB a rank, with the runtime's deadline.
   std::vector<Bytes> exchange(std::span<const std::byte> mine);
   /// Compares the texts of all ranks. If they differ, throws PlanMismatch on all ranks, with the first rank that
   /// differs and both values.
   void agree(std::string_view text, std::string_view what);
-  /// Returns the address of `buffer` in the heap of member `peer`; null where reach is net.
+  /// Returns the address of `buffer` in the heap of rank `peer`, or null if its reach is net.
   void* peer_ptr(SymBuffer buffer, int peer) const;
   void* local_ptr(SymBuffer buffer) const { return peer_ptr(buffer, rank()); }
   const TeamPod& pod() const;

@@ -1,4 +1,4 @@
-// A borrowed matrix or vector: where it lies, its type, its shape and its strides. Owns nothing.
+// A borrowed matrix or vector: its address, dtype, shape and strides. It owns nothing.
 #pragma once
 
 #include <array>
@@ -12,7 +12,8 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Up to 4 dimensions; strides in elements. In memory of the host (`cpu`), else of the context's GPU, or managed.
+/// A view of memory with up to 4 dimensions; strides are in elements. The memory is that of the host on backend `cpu`,
+/// else of the runtime's GPU, or managed memory.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::fp32;
@@ -24,7 +25,7 @@ struct TensorView {
   int64_t stride(int i) const { return strides[static_cast<size_t>(i)]; }
   bool defined() const { return ndim > 0; }
   int64_t numel() const;
-  /// "(1024, 2560)"
+  /// Returns the sizes as text: "(1024, 2560)".
   std::string shape() const;
 
   /// Returns a row-major contiguous view of `sizes`.

@@ -11,8 +11,8 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Records the operators that this rank runs on a channel, from its construction until write() or its end. One per
-/// channel at a time, and it ends before the runtime is closed. Captured calls are not recorded.
+/// Records the operators that this rank runs on a channel, from construction until write() or destruction. A channel
+/// has one at a time, which must end before the runtime is closed. Captured calls are not recorded.
 class Timeline {
  public:
   explicit Timeline(Channel& channel);
@@ -21,9 +21,9 @@ class Timeline {
   Timeline& operator=(const Timeline&) = delete;
   /// Names spans from now on "label task".
   void label(std::string_view text);
-  /// Collective on the team, blocking: waits for the recorded work, then rank 0 writes the spans of all ranks and the
-  /// signals between them to `path`: .json (Chrome), .pftrace or .perfetto-trace (Perfetto). Throws InvalidArgument,
-  /// IoError (on rank 0).
+  /// Writes the timeline. Collective on the team: it waits for the recorded work, then rank 0 writes the spans of all
+  /// ranks and the signals between them to `path`: .json (Chrome), .pftrace or .perfetto-trace (Perfetto). Throws
+  /// InvalidArgument, and IoError on rank 0.
   void write(const std::string& path);
 
  private:

@@ -47,7 +47,9 @@ TensorView TensorView::transposed() const {
 
 TensorView TensorView::rows(int64_t begin, int64_t count) const {
   if (ndim < 1 || begin < 0 || count < 0 || begin > dim(0) - count)
-    base::invalid_argument("rows [{}, {} + {}) of a tensor {}", begin, begin, count, shape()).or_throw();
+    base::invalid_argument("rows [{}, {} + {}) of a tensor {}, wanted rows within [0, {})", begin, begin, count,
+                           shape(), ndim < 1 ? 0 : dim(0))
+        .or_throw();
   TensorView view = *this;
   view.sizes[0] = count;
   if (data != nullptr)

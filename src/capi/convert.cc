@@ -129,7 +129,8 @@ base::Result<ops::CallArgs> args_of(const spec::OperatorDef& op, const ovl_arg* 
   out.tensors.resize(op.args.size());
   for (int i = 0; i < count; ++i) {
     const ovl_arg& arg = args[i];
-    if (arg.name == nullptr) return base::invalid_argument("{}: args[{}].name is null", op.name, i);
+    if (arg.name == nullptr)
+      return base::invalid_argument("{}: args[{}].name is null, wanted an argument's name", op.name, i);
     for (int j = 0; j < i; ++j)
       if (std::string_view(arg.name) == args[j].name)
         return base::invalid_argument("{}: {} is given twice", op.name, arg.name);

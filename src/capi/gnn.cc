@@ -197,7 +197,7 @@ int with_loader(const char* call, ovl_gnn_loader* handle, Body body) {
     const auto found = find<LoaderObject>({call, "loader"}, handle);
     if (!found.ok()) return found.status();
     const std::unique_lock lock((*found)->busy, std::try_to_lock);
-    if (!lock) return base::invalid_argument("{}: loader is used by another thread", call);
+    if (!lock) return base::invalid_argument("{}: loader is used by another thread, wanted one at a time", call);
     return body(*(*found)->loader);
   });
 }

@@ -36,13 +36,14 @@ uint64_t Registry::add(std::shared_ptr<Object> object, std::string_view kind) {
 
 base::Result<std::shared_ptr<Object>> Registry::find(const Argument& argument, const void* handle,
                                                      std::string_view kind) {
-  if (handle == nullptr) return base::invalid_argument("{}: {} is null", argument.call, argument.name);
+  if (handle == nullptr)
+    return base::invalid_argument("{}: {} is null, wanted a {}", argument.call, argument.name, kind);
   const std::lock_guard lock(mutex_);
   const auto it = table_.find(number_of(handle));
   if (it == table_.end()) {
     if (number_of(handle) < next_)
       return base::error(Errc::closed, "{}: {} was closed before this call", argument.call, argument.name);
-    return base::invalid_argument("{}: {} is no handle of overlace", argument.call, argument.name);
+    return base::invalid_argument("{}: {} is no handle of overlace, wanted a {}", argument.call, argument.name, kind);
   }
   if (it->second.kind != kind)
     return base::invalid_argument("{}: {} is a {}, wanted a {}", argument.call, argument.name, it->second.kind, kind);

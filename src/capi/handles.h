@@ -91,9 +91,9 @@ struct ScheduleObject : Object {
   base::Status follow_peers(Channel& channel, std::string_view local_param);
 };
 
-/// Schedules of a channel's last problems: a choice that the ranks made together must not be made anew by one alone, so
-/// there are more of them than a program meets again.
-class KeptSchedules {
+/// The schedules of a channel's last problems, cached: a choice that the ranks made together must not be made anew by
+/// one alone, so there are more of them than a program meets again.
+class CachedSchedules {
  public:
   /// Null if there is none of this key.
   std::shared_ptr<ScheduleObject> find(const std::string& key);
@@ -109,7 +109,7 @@ struct ChannelObject : Child {
   static constexpr std::string_view kName = "channel";
   Channel* channel = nullptr;
   std::vector<SignalIds> ids;  // given out by ovl_signal_ids
-  KeptSchedules schedules;     // of ovl_run
+  CachedSchedules schedules;   // of ovl_run
 };
 
 /// Where a call and its handle are named in messages.
@@ -185,7 +185,8 @@ base::Status enter(const Argument& argument, const void* handle, Entry* entry, s
 }
 
 inline base::Status check_not_null(const Argument& argument, const void* pointer) {
-  return pointer != nullptr ? base::Status() : base::invalid_argument("{}: {} is null", argument.call, argument.name);
+  return pointer != nullptr ? base::Status()
+                            : base::invalid_argument("{}: {} is null, wanted an address", argument.call, argument.name);
 }
 /// Not null, and of the size that this library knows.
 template <class T>

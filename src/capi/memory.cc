@@ -37,8 +37,8 @@ struct Agent {
 base::Status enter_agent(std::string_view call, const ovl_channel* channel, Agent* agent) {
   OVERLACE_TRY(enter({call, "channel"}, channel, &agent->entry, &agent->object));
   if (agent->entry.runtime().backend() != Backend::cpu)
-    return base::error(Errc::not_supported, "{}: the ranks are GPUs, whose signals belong to kernels and streams",
-                       call);
+    return base::error(Errc::not_supported,
+                       "{}: the backend is cuda_peer, wanted cpu: signals of GPUs belong to kernels and streams", call);
   agent->entry.runtime().check();
   return {};
 }
@@ -46,7 +46,11 @@ base::Status enter_agent(std::string_view call, const ovl_channel* channel, Agen
 base::Status check_id(std::string_view call, const ChannelObject& object, uint32_t id) {
   for (const SignalIds& range : object.ids)
     if (id >= range.first && id - range.first < range.count) return {};
-  return base::invalid_argument("{}: id is {}, which ovl_signal_ids did not give for this channel", call, id);
+  std::string given;
+  for (const SignalIds& range : object.ids)
+    given += base::format("{}{} to {}", given.empty() ? "" : ", ", range.first, range.first + range.count - 1);
+  return base::invalid_argument("{}: id is {}, wanted one that ovl_signal_ids gave for this channel: {}", call, id,
+                                given.empty() ? "none" : given);
 }
 
 base::Status check_delta(std::string_view call, uint32_t delta) {

@@ -83,7 +83,7 @@ int with_stream(const char* call, ovl_block_stream* handle, Body body) {
     const auto found = find<BlockStreamObject>({call, "stream"}, handle);
     if (!found.ok()) return found.status();
     const std::unique_lock lock((*found)->busy, std::try_to_lock);
-    if (!lock) return base::invalid_argument("{}: stream is used by another thread", call);
+    if (!lock) return base::invalid_argument("{}: stream is used by another thread, wanted one at a time", call);
     return body(**found);
   });
 }

@@ -150,7 +150,7 @@ int ovl_runtime_open_thread(ovl_world* world, int rank, const ovl_options* optio
       if (rank < 0 || static_cast<size_t>(rank) >= all.size())
         return base::invalid_argument("{}: rank is {}, wanted 0 to {}", kCall, rank, all.size() - 1);
       if (!all[static_cast<size_t>(rank)])
-        return base::invalid_argument("{}: rank {} of this world was opened before", kCall, rank);
+        return base::invalid_argument("{}: rank {} of this world was opened before, wanted each once", kCall, rank);
       bootstrap = std::move(all[static_cast<size_t>(rank)]);
     }
     const base::Result<RuntimeOptions> wanted = options_of(kCall, options);

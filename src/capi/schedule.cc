@@ -139,14 +139,14 @@ base::Result<std::shared_ptr<ScheduleObject>> make_object(const Context& context
 
 }  // namespace
 
-std::shared_ptr<ScheduleObject> KeptSchedules::find(const std::string& key) {
+std::shared_ptr<ScheduleObject> CachedSchedules::find(const std::string& key) {
   const auto found = by_key_.find(key);
   if (found == by_key_.end()) return nullptr;
   list_.splice(list_.begin(), list_, found->second);
   return list_.front().second;
 }
 
-void KeptSchedules::add(std::string key, std::shared_ptr<ScheduleObject> schedule) {
+void CachedSchedules::add(std::string key, std::shared_ptr<ScheduleObject> schedule) {
   list_.emplace_front(key, std::move(schedule));
   by_key_.emplace(std::move(key), list_.begin());
   if (list_.size() <= kMost) return;

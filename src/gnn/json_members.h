@@ -21,9 +21,12 @@ class Members {
     if (object_ == nullptr || !object_->is_object())
       return base::invalid_argument("{}: {}, wanted an object", where_,
                                     object_ == nullptr ? "missing" : object_->type_name());
-    for (const auto& [key, value] : object_->as_object())
-      if (std::find(known.begin(), known.end(), key) == known.end())
-        return base::invalid_argument("{}: key \"{}\" is not known", where_, key);
+    for (const auto& [key, value] : object_->as_object()) {
+      if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+      std::string words;
+      for (const std::string_view word : known) words.append(words.empty() ? "" : ", ").append(word);
+      return base::invalid_argument("{}: key \"{}\" is not known, wanted {}", where_, key, words);
+    }
     return {};
   }
   base::Status integer(std::string_view key, int64_t least, int64_t* out) const {

@@ -123,8 +123,8 @@ base::Status IoEngine::start(Request request) {
     return base::invalid_argument("{}: {} of {} bytes at offset {}, wanted a range inside 64 bits",
                                   request.file->path(), what, request.bytes, request.offset);
   if (request.capacity < request.bytes)
-    return base::invalid_argument("{}: {} of {} bytes into a buffer of {}", request.file->path(), what, request.bytes,
-                                  request.capacity);
+    return base::invalid_argument("{}: {} of {} bytes with a buffer of {}, wanted a buffer of at least {}",
+                                  request.file->path(), what, request.bytes, request.capacity, request.bytes);
   OVERLACE_TRY(broken_);
   request.deadline = Clock::now() + std::chrono::milliseconds(options_.timeout_ms);
   ++pending_;

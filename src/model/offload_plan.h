@@ -27,7 +27,7 @@ struct OffloadPlan {
   std::string binds() const;                     // "compute", "host link" or "disk"
 };
 
-/// Operations of one layer of a rank's shard over so many tokens: products, and attention over half a sequence.
+/// Operations of one layer of a rank's shard over so many tokens: GEMMs, and attention over half a sequence.
 double layer_flops(const ModelConfig& config, const Problem& problem, int ranks, int64_t tokens);
 
 /// The most tokens together among those whose pass takes at most 1 % longer than the best: sequences by powers of two,

@@ -1,4 +1,4 @@
-// The heavy products of the fp64 oracle: on the CPU, or on a device that computes in fp64.
+// The heavy GEMMs of the fp64 oracle: on the CPU, or on a device that computes in fp64.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class OracleMath {
   virtual base::Status attention(const Attention& args) = 0;
 };
 
-/// Products end with `aborted`, part way, once `stop` is requested.
+/// GEMMs end with `aborted`, part way, once `stop` is requested.
 std::unique_ptr<OracleMath> make_cpu_oracle_math(int threads, std::stop_token stop = {});
 #ifdef OVERLACE_HAS_CUDA
 base::Result<std::unique_ptr<OracleMath>> make_cuda_oracle_math(int device);

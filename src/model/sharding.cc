@@ -40,7 +40,8 @@ std::pair<int64_t, int64_t> token_rows(int64_t tokens, int rank, int ranks) {
 
 Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int rank, int ranks) {
   OVERLACE_TRY(check_problem(config, problem));
-  if (ranks < 1 || rank < 0 || rank >= ranks) return invalid_argument("rank {} of {} ranks", rank, ranks);
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    return invalid_argument("rank is {} of {} ranks, wanted 0 <= rank < ranks", rank, ranks);
   if (config.heads % ranks != 0)
     return invalid_argument("{} has {} attention heads, which {} ranks cannot share equally", config.name, config.heads,
                             ranks);

@@ -106,7 +106,7 @@ class StackImpl final : public Stack {
   Status load_layer(Weights& weights, int64_t layer);
   Status make_activations();
   Status make_rope_table();
-  Result<Schedules> pick(const SiteSchedules& schedules) const;
+  Result<Schedules> choose(const SiteSchedules& schedules) const;
   /// The weights of a layer, which a stream may have to bring first.
   Result<LayerWeights> acquire(int64_t layer);
   Status release(int64_t layer);
@@ -115,7 +115,7 @@ class StackImpl final : public Stack {
   Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   /// The last micro-batch may be smaller: schedules of the same families and degrees for it, else none.
-  Status make_last(const Schedules& picked, std::array<spec::Schedule, kNumSites>* made, Schedules* out) const;
+  Status make_last(const Schedules& chosen, std::array<spec::Schedule, kNumSites>* made, Schedules* out) const;
 
   ModelConfig config_;
   Problem problem_;
@@ -248,16 +248,16 @@ Status StackImpl::load(const std::vector<Site>& sites) {
   return {};
 }
 
-Result<StackImpl::Schedules> StackImpl::pick(const SiteSchedules& schedules) const {
-  Schedules picked{};
+Result<StackImpl::Schedules> StackImpl::choose(const SiteSchedules& schedules) const {
+  Schedules chosen{};
   for (size_t i = 0; i < kNumSites; ++i) {
     const auto found = schedules.find(site_names_[i]);
     if (found == schedules.end())
       return base::invalid_argument("schedules: none for site \"{}\", wanted one for each of {}, {}, {}, {}",
                                     site_names_[i], site_names_[0], site_names_[1], site_names_[2], site_names_[3]);
-    picked[i] = &found->second;
+    chosen[i] = &found->second;
   }
-  return picked;
+  return chosen;
 }
 
 Status StackImpl::site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule) {
@@ -357,13 +357,13 @@ Status StackImpl::all_layers(const Schedules& schedules, const Schedules& of_las
   return device_->add_norm(last);
 }
 
-Status StackImpl::make_last(const Schedules& picked, std::array<spec::Schedule, kNumSites>* made,
+Status StackImpl::make_last(const Schedules& chosen, std::array<spec::Schedule, kNumSites>* made,
                             Schedules* out) const {
-  *out = picked;
+  *out = chosen;
   const int64_t tokens = batches_.back().tokens;
   if (tokens == batches_.front().tokens) return {};
   for (size_t i = 0; i < kNumSites; ++i) {
-    const spec::Schedule& given = *picked[i];
+    const spec::Schedule& given = *chosen[i];
     spec::OpSpec op = site_ops_[i];
     const auto number = [&](const char* name) {
       const auto found = given.params.find(name);
@@ -390,16 +390,16 @@ Status StackImpl::make_last(const Schedules& picked, std::array<spec::Schedule, 
 }
 
 Status StackImpl::forward(const float* input, const SiteSchedules& schedules, float* output) {
-  const auto picked = pick(schedules);
-  if (!picked.ok()) return picked.status();
+  const auto chosen = choose(schedules);
+  if (!chosen.ok()) return chosen.status();
   const int64_t n = x_.numel(), bytes = n * static_cast<int64_t>(dtype_bytes(x_.dtype));
   std::vector<char> host(static_cast<size_t>(bytes));
   base::convert_from_float(input, host.data(), x_.dtype, n);
   OVERLACE_TRY(device_->upload(host.data(), input_.data, bytes));
   std::array<spec::Schedule, kNumSites> made;
   Schedules of_last;
-  OVERLACE_TRY(make_last(*picked, &made, &of_last));
-  OVERLACE_TRY(all_layers(*picked, of_last));
+  OVERLACE_TRY(make_last(*chosen, &made, &of_last));
+  OVERLACE_TRY(all_layers(*chosen, of_last));
   OVERLACE_TRY(device_->download(x_.data, host.data(), bytes));
   base::convert_to_float(host.data(), x_.dtype, output, n);
   return {};
@@ -423,12 +423,12 @@ Status StackImpl::run_site(const std::string& name, const spec::Schedule& schedu
 }
 
 Status StackImpl::run_layers(const SiteSchedules& schedules, int iterations) {
-  const auto picked = pick(schedules);
-  if (!picked.ok()) return picked.status();
+  const auto chosen = choose(schedules);
+  if (!chosen.ok()) return chosen.status();
   std::array<spec::Schedule, kNumSites> made;
   Schedules of_last;
-  OVERLACE_TRY(make_last(*picked, &made, &of_last));
-  for (int i = 0; i < iterations; ++i) OVERLACE_TRY(all_layers(*picked, of_last));
+  OVERLACE_TRY(make_last(*chosen, &made, &of_last));
+  for (int i = 0; i < iterations; ++i) OVERLACE_TRY(all_layers(*chosen, of_last));
   return {};
 }
 

@@ -11,7 +11,7 @@
 
 namespace overlace::spec {
 
-/// `batch` products of m x k by one k x n, as one kernel.
+/// `batch` GEMMs of m x k by one k x n, as one kernel.
 struct GemmWork {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   int64_t in_bytes = 2, out_bytes = 2;  // of an element
@@ -27,7 +27,7 @@ struct GemmCost {
 
 /// By the tile whose waves are fastest for the shape. SMs multiply whole tiles, so the sustained rate counts their rows
 /// and columns. GPUs: K of few rows (kOneShotTokens) is split between SMs that would have no tile; adding the parts up
-/// takes what a wave takes besides K. A batch reads a B that is larger than the L2 cache once per product. Nothing to
+/// takes what a wave takes besides K. A batch reads a B that is larger than the L2 cache once per GEMM. Nothing to
 /// do: 0. Precondition: the machine has GEMM tiles.
 GemmCost gemm_cost(const Machine& machine, const GemmWork& work);
 
@@ -35,7 +35,7 @@ GemmCost gemm_cost(const Machine& machine, const GemmWork& work);
 /// largest. Precondition: the machine has GEMM tiles.
 double tile_us(const Machine& machine, int64_t rows, int64_t cols, int64_t k);
 
-/// The product of a one-kernel family: shards of rows by n columns, on clusters of two SMs with a tile of
+/// The GEMM of a fused-kernel family: shards of rows by n columns, on clusters of two SMs with a tile of
 /// kFusedTileRows x `cols` that lies in one shard.
 inline constexpr int64_t kFusedTileRows = 256;
 inline constexpr int kFusedTileSms = 2;

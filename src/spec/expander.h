@@ -72,7 +72,7 @@ class Expander {
   const std::vector<std::pair<int, int>>& task_ranges() const { return ranges_; }
   /// After expand(): whether the template proves that every rank's instances are rank 0's with all ranks turned: the
   /// same loops, lanes, sizes of boxes, slots and counts, and peers at the same distance. Where boxes begin may differ,
-  /// except in products of several boxes. False where that cannot be seen.
+  /// except in GEMMs of several boxes. False where that cannot be seen.
   bool are_ranks_alike() const;
 
  private:

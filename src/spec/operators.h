@@ -20,7 +20,7 @@ inline Dataflow flow_of(std::string_view op) {
   const OperatorDef* def = find_operator(op);
   return def == nullptr ? Dataflow{} : def->flow;
 }
-/// Rows of A travel before the product, which each rank has for itself; of the others, sums travel behind it.
+/// Rows of A travel before the GEMM, which each rank has for itself; of the others, sums travel behind it.
 inline bool gathers(std::string_view op) { return flow_of(op).gathers; }
 /// The sums of a row come back to all ranks.
 inline bool returns_to_all(std::string_view op) { return flow_of(op).passes == 2; }
@@ -28,7 +28,7 @@ inline bool returns_to_all(std::string_view op) { return flow_of(op).passes == 2
 inline bool exchanges(std::string_view op) { return flow_of(op).exchanges; }
 /// The sums of a row stay with its owner.
 inline bool stays_with_owner(std::string_view op) { return !gathers(op) && !exchanges(op) && !returns_to_all(op); }
-/// Rows of the product of one rank, where they are dealt evenly: all of them, but where rows are exchanged.
+/// Rows of the GEMM of one rank, where they are dealt evenly: all of them, but where rows are exchanged.
 inline int64_t rows_of_product(const OpSpec& op) {
   return exchanges(op.op) ? base::ceil_div(op.m, static_cast<int64_t>(op.ranks)) : op.m;
 }

@@ -10,11 +10,11 @@ namespace overlace {
 
 inline constexpr int kOrderShards = 8;
 inline constexpr int32_t kWhole = 1 << 30;
-inline constexpr int32_t kMaxBands = 16;  // of a kernel that sums between products
+inline constexpr int32_t kMaxBands = 16;  // of a kernel that sums between GEMMs
 
 /// linear: as if there were one shard. rotated: shards r, r+1, ... own_last: r+1, ..., r. woven: tiles of the other
-/// shards, r+1 first, with those of the own shard spread evenly among them, band by band. grouped: `groups` times one
-/// chunk per owner, the own chunk last in its group; owners take turns, chunk c belongs to c % size.
+/// shards, r+1 first, with those of the local shard spread evenly among them, band by band. grouped: `groups` times one
+/// chunk per owner, the local chunk last in its group; owners take turns, chunk c belongs to c % size.
 enum class TileOrderKind : int32_t { linear, rotated, own_last, woven, grouped };
 /// along_n: blocks of `swizzle` row tiles, each swept along N. along_m: blocks of `swizzle` column tiles, swept along
 /// M.
@@ -113,7 +113,7 @@ constexpr int32_t rows_in_band(const TileOrder& o, int32_t shard, int32_t band) 
   return left < 0 ? 0 : left < o.band ? left : o.band;
 }
 
-/// Tile `index` of those of the own shard in a band, of those of the others, rank + 1 first, of `all` woven.
+/// Tile `index` of those of the local shard in a band, of those of the others, rank + 1 first, of `all` woven.
 constexpr TileCoord own_in_band(const TileOrder& o, int32_t band, int32_t index) {
   return tile_order_detail::in_rectangle(o, o.first_tile[o.rank] + band * o.band, rows_in_band(o, o.rank, band), o.rank,
                                          index);

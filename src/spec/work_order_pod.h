@@ -8,7 +8,7 @@
 
 namespace overlace {
 
-/// A product of a tile; the sum of what all ranks computed of an own tile; a copy of a peer's sum into the result.
+/// A GEMM of a tile; the sum of what all ranks computed of an own tile; a copy of a peer's sum into the result.
 enum class Work : int32_t { product, sum, copy };
 inline constexpr int kWorks = 3;
 
@@ -17,9 +17,9 @@ struct WorkItem {
   TileCoord at;
 };
 
-/// Products come band by band. The list is cut `delay` products behind the first of each band, which gives those of the
+/// GEMMs come band by band. The list is cut `delay` GEMMs behind the first of each band, which gives those of the
 /// band before the time to end: the stage from there to the next cut has the sums of the band before and the copies of
-/// the band before that one, spread evenly among its products. A sum awaits products of its band alone, of any rank, a
+/// the band before that one, spread evenly among its GEMMs. A sum awaits GEMMs of its band alone, of any rank, a
 /// copy sums of its band: each item awaits items of earlier stages. So whoever takes items in this order, however many,
 /// waits in no circle.
 struct WorkOrder {
@@ -27,7 +27,7 @@ struct WorkOrder {
   int32_t first_product[kMaxBands + 1] = {};  // of each band; behind the last one, how many there are
   int32_t sums[kMaxBands] = {}, copies[kMaxBands] = {};
   int32_t first_item[kMaxBands + kWorks] = {};  // of each stage; behind the last one, how many there are
-  int32_t cut[kMaxBands + kWorks] = {};         // the first product of each stage
+  int32_t cut[kMaxBands + kWorks] = {};         // the first GEMM of each stage
 };
 static_assert(std::is_trivially_copyable_v<WorkOrder>);
 
@@ -79,7 +79,7 @@ constexpr WorkOrder make_work_order(const TileOrder& o, int32_t clusters, bool h
   return out;
 }
 
-/// Precondition: 0 <= number < count_items(w). A bijection onto all products, own sums and copies.
+/// Precondition: 0 <= number < count_items(w). A bijection onto all GEMMs, own sums and copies.
 constexpr WorkItem item_of(const TileOrder& o, const WorkOrder& w, int32_t number) {
   int32_t stage = 0;
   while (number >= w.first_item[stage + 1]) ++stage;

@@ -22,7 +22,7 @@ base::Result<PartTimes> parts_of_rank(const spec::Schedule& schedule, const spec
       if (task.combine == spec::Combine::add) continue;  // the same rows of C again, deeper in K
       const spec::Box &a = in.reads[0][0], &c = in.writes[0][0];
       const auto n = c.count[c.ndim - 1] * spec::columns_per_result(task.params);
-      // Rows times columns in whole rows of N: groups of tiles are strips.
+      // Rows times columns in whole rows of N: groups of tiles are column groups.
       fused.n = std::get<int64_t>(schedule.params.at("N"));
       fused.k = std::get<int64_t>(schedule.params.at("K"));
       fused.m += a.count[0] * n;

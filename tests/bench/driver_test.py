@@ -5,12 +5,13 @@ import io
 import json
 import math
 import re
+import runpy
 import sys
 import unittest
 import unittest.mock
 from pathlib import Path
 
-from support import FolderTest, bench, case, record
+from support import ROOT, FolderTest, bench, case, record
 
 import compare
 import page
@@ -315,6 +316,15 @@ class ShownTest(unittest.TestCase):
         rows = [{**r, "machine": {"name": "CPU", "link": "1GB/s,20us"}} for r in case(**TIMES)]
         self.assertIn("EMULATED", page.html(rows))
         self.assertIn("EMULATED", table.text(records.groups(rows)))
+
+    def test_status_looks_at_all_device_code_of_operators(self) -> None:
+        measured = runpy.run_path(str(ROOT / "bench" / "driver" / "__main__.py"), run_name="driver")["MEASURED"]
+        self.assertEqual([p for p in measured if not (ROOT / p).is_dir()], [])
+        kernels = [p for p in ROOT.glob("src/ops/**/*.cuh")]
+        named = {n for p in kernels for n in re.findall(r'#include "((?:src|overlace)/[^"]+\.cuh)"', p.read_text())}
+        paths = {n if n.startswith("src/") else f"include/{n}" for n in named}
+        self.assertGreater(len(paths), 5)
+        self.assertEqual([p for p in sorted(paths) if not p.startswith(tuple(f"{m}/" for m in measured))], [])
 
 
 if __name__ == "__main__":

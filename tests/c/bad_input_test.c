@@ -50,15 +50,15 @@ static void open_fixture(fixture* f) {
 static void test_handles(fixture* f) {
   int rank = 0;
   ovl_team* team = NULL;
-  INVALID("ovl_runtime_world: runtime is null", ovl_runtime_world(NULL, &team));
-  INVALID("ovl_runtime_world: team is null", ovl_runtime_world(f->runtime, NULL));
-  INVALID("ovl_team_rank: team is null", ovl_team_rank(NULL, &rank));
-  INVALID("ovl_team_rank: rank is null", ovl_team_rank(f->team, NULL));
+  INVALID("ovl_runtime_world: runtime is null, wanted a runtime", ovl_runtime_world(NULL, &team));
+  INVALID("ovl_runtime_world: team is null, wanted an address", ovl_runtime_world(f->runtime, NULL));
+  INVALID("ovl_team_rank: team is null, wanted a team", ovl_team_rank(NULL, &rank));
+  INVALID("ovl_team_rank: rank is null, wanted an address", ovl_team_rank(f->team, NULL));
   INVALID("ovl_team_rank: team is a channel, wanted a team", ovl_team_rank((ovl_team*)f->channel, &rank));
-  INVALID("ovl_team_rank: team is no handle of overlace", ovl_team_rank((ovl_team*)&rank, &rank));
+  INVALID("ovl_team_rank: team is no handle of overlace, wanted a team", ovl_team_rank((ovl_team*)&rank, &rank));
   INVALID("ovl_runtime_close: runtime is a world, wanted a runtime", ovl_runtime_close((ovl_runtime*)f->world));
-  INVALID("ovl_schedule_free: schedule is null", ovl_schedule_free(NULL));
-  INVALID("ovl_world_free: world is null", ovl_world_free(NULL));
+  INVALID("ovl_schedule_free: schedule is null, wanted a schedule", ovl_schedule_free(NULL));
+  INVALID("ovl_world_free: world is null, wanted a world", ovl_world_free(NULL));
   ovl_schedule* schedule = NULL;
   const char* text = NULL;
   EXPECT_OK(ovl_schedule_make(&f->op, "serial", 1, &schedule));
@@ -75,11 +75,11 @@ static void test_open(fixture* f) {
   INVALID("ovl_world_create: ranks is 0, wanted 1 to 1024", ovl_world_create(0, &world));
   INVALID("ovl_world_create: ranks is -3, wanted 1 to 1024", ovl_world_create(-3, &world));
   INVALID("ovl_world_create: ranks is 1025, wanted 1 to 1024", ovl_world_create(1025, &world));
-  INVALID("ovl_world_create: world is null", ovl_world_create(1, NULL));
+  INVALID("ovl_world_create: world is null, wanted an address", ovl_world_create(1, NULL));
   INVALID("ovl_runtime_open_thread: rank is 1, wanted 0 to 0", ovl_runtime_open_thread(f->world, 1, NULL, &runtime));
-  INVALID("ovl_runtime_open_thread: rank 0 of this world was opened before",
+  INVALID("ovl_runtime_open_thread: rank 0 of this world was opened before, wanted each once",
           ovl_runtime_open_thread(f->world, 0, NULL, &runtime));
-  INVALID("ovl_runtime_open: runtime is null", ovl_runtime_open(NULL, NULL));
+  INVALID("ovl_runtime_open: runtime is null, wanted an address", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
   EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 4)",
@@ -102,9 +102,11 @@ static void test_open(fixture* f) {
           ovl_runtime_open(&options, &runtime));
 
   ovl_given given = OVL_INIT(ovl_given);
-  INVALID("ovl_runtime_open_given: given.token is null", ovl_runtime_open_given(&given, NULL, &runtime));
+  INVALID("ovl_runtime_open_given: given.token is null, wanted an address",
+          ovl_runtime_open_given(&given, NULL, &runtime));
   given.token = "job";
-  INVALID("ovl_runtime_open_given: given.allgather is null", ovl_runtime_open_given(&given, NULL, &runtime));
+  INVALID("ovl_runtime_open_given: given.allgather is null, wanted an address",
+          ovl_runtime_open_given(&given, NULL, &runtime));
   CHECK(runtime == NULL && world == NULL);
 }
 
@@ -130,7 +132,7 @@ static void test_heap(fixture* f) {
   char local[8];
   void* peers[1] = {local + 1};
   ovl_region* region = NULL;
-  INVALID("ovl_heap_alloc: buffer is null", ovl_heap_alloc(f->runtime, 8, 0, "x", NULL));
+  INVALID("ovl_heap_alloc: buffer is null, wanted an address", ovl_heap_alloc(f->runtime, 8, 0, "x", NULL));
   INVALID("heap.alloc \"x\": align is 24, wanted a power of two <= 2 MiB",
           ovl_heap_alloc(f->runtime, 8, 24, "x", &buffer));
   EXPECT_ERROR(OVL_HEAP_EXHAUSTED,
@@ -140,10 +142,11 @@ static void test_heap(fixture* f) {
   INVALID("heap.free: no block starts at offset 12 (8 bytes); wanted one that alloc gave and that was not freed before",
           ovl_heap_free(f->runtime, foreign));
   INVALID("ovl_peer_ptr: peer is 1, wanted 0 to 0", ovl_peer_ptr(f->team, buffer, 1, &address));
-  INVALID("ovl_heap_adopt: name is null", ovl_heap_adopt(f->runtime, NULL, local, 8, peers, &region));
+  INVALID("ovl_heap_adopt: name is null, wanted an address",
+          ovl_heap_adopt(f->runtime, NULL, local, 8, peers, &region));
   INVALID("heap.adopt \"x\": peers[0] is this rank's own and must be `local`",
           ovl_heap_adopt(f->runtime, "x", local, 8, peers, &region));
-  INVALID("ovl_peer_ptr: address is null", ovl_peer_ptr(f->team, buffer, 0, NULL));
+  INVALID("ovl_peer_ptr: address is null, wanted an address", ovl_peer_ptr(f->team, buffer, 0, NULL));
   EXPECT_OK(ovl_heap_alloc(f->runtime, 100, 0, NULL, &buffer));
   ovl_buffer beyond = {buffer.offset, 2 << 20};
   char wanted[160];
@@ -165,13 +168,16 @@ static void test_signals(fixture* f) {
       "signal ids exhausted: \"x\" asked 1048576, largest free range 2044, total 2048 of team \"world\"; raise "
       "num_signal_ids",
       ovl_signal_ids(f->channel, 1 << 20, "x", &id));
-  INVALID("ovl_signal_add: id is 0, which ovl_signal_ids did not give for this channel",
+  INVALID("ovl_signal_add: id is 0, wanted one that ovl_signal_ids gave for this channel: none",
           ovl_signal_add(f->channel, 0, 0, 1));
   EXPECT_OK(ovl_signal_ids(f->channel, 1, NULL, &id));
-  char pod[256];
-  INVALID("ovl_channel_handle: handle is null", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
-  INVALID("ovl_channel_handle: first is null", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
-  INVALID("ovl_channel_handle: channel is null", ovl_channel_handle(NULL, 0, pod, 176, NULL));
+  char pod[256], text[128];
+  snprintf(text, sizeof text, "ovl_signal_add: id is 0, wanted one that ovl_signal_ids gave for this channel: %u to %u",
+           id, id);
+  INVALID(text, ovl_signal_add(f->channel, 0, 0, 1));
+  INVALID("ovl_channel_handle: handle is null, wanted an address", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
+  INVALID("ovl_channel_handle: first is null, wanted an address", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
+  INVALID("ovl_channel_handle: channel is null, wanted a channel", ovl_channel_handle(NULL, 0, pod, 176, NULL));
   EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 4)",
                ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
   EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
@@ -180,11 +186,11 @@ static void test_signals(fixture* f) {
   INVALID("ovl_signal_take: delta is 2147483648, wanted 1 to 2147483647",
           ovl_signal_take(f->channel, 0, id, UINT32_C(1) << 31));
   INVALID("ovl_signal_take: sender is 7, wanted 0 to 0", ovl_signal_take(f->channel, 7, id, 1));
-  INVALID("ovl_put: src is null", ovl_put(f->channel, 0, 0, NULL, 1));
+  INVALID("ovl_put: src is null, wanted an address", ovl_put(f->channel, 0, 0, NULL, 1));
   INVALID("ovl_put: peer is 2, wanted 0 to 0", ovl_put(f->channel, 2, 0, &byte, 1));
   CHECK(ovl_put(f->channel, 0, 0, &byte, 1) == OVL_INVALID_ARGUMENT);  // the control block is not the user's
   CHECK(ovl_put_signal(f->channel, 0, UINT64_MAX, &byte, 1, id) == OVL_INVALID_ARGUMENT);
-  INVALID("ovl_region_put: region is null", ovl_region_put(f->channel, NULL, 0, 0, &byte, 1));
+  INVALID("ovl_region_put: region is null, wanted a region", ovl_region_put(f->channel, NULL, 0, 0, &byte, 1));
   INVALID("ovl_fence: peer is 1, wanted 0 to 0", ovl_fence(f->channel, 1));
   INVALID("ovl_channel_open: stream is set, wanted null: CPU ranks run on the calling thread",
           ovl_channel_open(f->team, &byte, 0, &f->channel));
@@ -204,7 +210,7 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.name = NULL;
-  INVALID("ovl_schedule_make: op.name is null", ovl_schedule_make(&op, "library", 1, &made));
+  INVALID("ovl_schedule_make: op.name is null, wanted an address", ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.m = -4;
   INVALID("ovl_schedule_make: op.m is -4, wanted 0 to 2^46", ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.k = INT64_MAX;
@@ -237,14 +243,14 @@ static void test_schedules(fixture* f) {
   EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 80, wanted 88 (OVL_API_VERSION 4)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
-  INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));
+  INVALID("ovl_schedule_make: family is null, wanted an address", ovl_schedule_make(&op, NULL, 1, &made));
   CHECK(ovl_schedule_make(&op, "fastest", 1, &made) == OVL_BAD_SCHEDULE && strstr(ovl_error_text(), "fastest") != NULL);
   CHECK(ovl_schedule_make(&op, "uniform_fused_1d", 0, &made) == OVL_BAD_SCHEDULE);
-  INVALID("ovl_operators_json: json is null", ovl_operators_json(NULL));
-  INVALID("ovl_schedule_choose: runtime is null", ovl_schedule_choose(NULL, &op, &made));
+  INVALID("ovl_operators_json: json is null, wanted an address", ovl_operators_json(NULL));
+  INVALID("ovl_schedule_choose: runtime is null, wanted a runtime", ovl_schedule_choose(NULL, &op, &made));
   INVALID("ovl_schedule_choose: runtime is a world, wanted a runtime",
           ovl_schedule_choose((ovl_runtime*)f->world, &op, &made));
-  INVALID("ovl_schedule_from_json: json is null", ovl_schedule_from_json(NULL, &made));
+  INVALID("ovl_schedule_from_json: json is null, wanted an address", ovl_schedule_from_json(NULL, &made));
   CHECK(ovl_schedule_from_json("{", &made) == OVL_BAD_SCHEDULE);
   EXPECT_ERROR(OVL_BAD_SCHEDULE, "schedule /: got [], wanted an object", ovl_schedule_from_json("[]", &made));
   uint64_t workspace = 0, heap = 0;
@@ -257,7 +263,7 @@ static void test_schedules(fixture* f) {
 
 static void test_tensors(fixture* f) {
   ovl_tensor tensor;
-  INVALID("ovl_matrix: tensor is null", ovl_matrix(f->a, OVL_FP32, 1, 1, NULL));
+  INVALID("ovl_matrix: tensor is null, wanted an address", ovl_matrix(f->a, OVL_FP32, 1, 1, NULL));
   INVALID("ovl_matrix: tensor.sizes[0] is -1, wanted 0 or more", ovl_matrix(f->a, OVL_FP32, -1, 1, &tensor));
   INVALID("ovl_matrix: tensor.dtype is 11, wanted 0 (fp64) to 9 (u8)", ovl_matrix(f->a, 11, 1, 1, &tensor));
   INVALID(
@@ -265,9 +271,9 @@ static void test_tensors(fixture* f) {
       "first",
       ovl_matrix(f->a, OVL_FP32, 4, INT64_C(1) << 62, &tensor));
   INVALID("ovl_transpose: tensor.ndim is 0, wanted 2", ovl_transpose(&(ovl_tensor){0}));
-  INVALID("ag_gemm: args is null", ovl_call(f->channel, "ag_gemm", NULL, 1, f->schedule));
-  INVALID("ovl_call: schedule is null", call_ag(f->channel, &f->args, NULL));
-  INVALID("ovl_call: channel is null", call_ag(NULL, &f->args, f->schedule));
+  INVALID("ag_gemm: args is null, wanted an address", ovl_call(f->channel, "ag_gemm", NULL, 1, f->schedule));
+  INVALID("ovl_call: schedule is null, wanted a schedule", call_ag(f->channel, &f->args, NULL));
+  INVALID("ovl_call: channel is null, wanted a channel", call_ag(NULL, &f->args, f->schedule));
   ag_args args;
   args = f->args, args.b.ndim = 5;
   INVALID("ag_gemm: b.ndim is 5, wanted 0 to 4", call_ag(f->channel, &args, f->schedule));
@@ -315,8 +321,8 @@ static void test_arguments_by_name(fixture* f) {
   ovl_arg args[] = {ovl_tensor_arg("a_shard", f->args.a_shard), ovl_tensor_arg("b", f->args.b),
                     ovl_tensor_arg("c", f->args.c), ovl_integer_arg("row_offsets", 4)};
   EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, NULL));
-  INVALID("ovl_run: op is null", ovl_run(f->channel, NULL, args, 3, ""));
-  INVALID("ovl_run: channel is null", ovl_run(NULL, "ag_gemm", args, 3, ""));
+  INVALID("ovl_run: op is null, wanted an address", ovl_run(f->channel, NULL, args, 3, ""));
+  INVALID("ovl_run: channel is null, wanted a channel", ovl_run(NULL, "ag_gemm", args, 3, ""));
   INVALID("ovl_run: op is \"gemm\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm",
           ovl_run(f->channel, "gemm", args, 3, ""));
   INVALID("ag_gemm: count is -1, wanted 0 or more", ovl_run(f->channel, "ag_gemm", args, -1, ""));
@@ -340,9 +346,9 @@ static void test_arguments_by_name(fixture* f) {
   INVALID("ag_gemm: no argument is called 'd', wanted a_shard, b, c, bias, a, row_offsets or activation",
           ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = NULL;
-  INVALID("ag_gemm: args[3].name is null", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  INVALID("ag_gemm: args[3].name is null, wanted an argument's name", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3] = ovl_text_arg("activation", NULL);
-  INVALID("ag_gemm: activation is null", ovl_run(f->channel, "ag_gemm", args, 4, ""));
+  INVALID("ag_gemm: activation is null, wanted an address", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   const int64_t offsets[] = {0, 2};
   args[3] = ovl_list_arg("row_offsets", offsets, 2);
   INVALID("ag_gemm: row_offsets must be 2 ascending entries from 0 to M = 4, got 2 entries: 0 2; rank 0",
@@ -373,15 +379,17 @@ static void test_collectives(fixture* f) {
   float in[2] = {1, 2}, out[2];
   INVALID("ovl_all_reduce: count is -1, wanted 0 to 2^40", ovl_all_reduce(f->channel, in, out, -1, OVL_FP32));
   INVALID("ovl_all_gather: dtype is -1, wanted 0 (fp64) to 9 (u8)", ovl_all_gather(f->channel, in, out, 1, -1));
-  INVALID("ovl_all_gather: send is null", ovl_all_gather(f->channel, NULL, out, 1, OVL_FP32));
-  INVALID("ovl_all_to_all: recv is null", ovl_all_to_all(f->channel, in, NULL, 1, OVL_FP32));
+  INVALID("ovl_all_gather: send is null, wanted an address", ovl_all_gather(f->channel, NULL, out, 1, OVL_FP32));
+  INVALID("ovl_all_to_all: recv is null, wanted an address", ovl_all_to_all(f->channel, in, NULL, 1, OVL_FP32));
   const int64_t one[] = {1}, less[] = {-1}, more[] = {2}, huge[] = {INT64_MAX};
-  INVALID("ovl_all_to_allv: send_counts is null", ovl_all_to_allv(f->channel, in, NULL, out, one, OVL_FP32));
+  INVALID("ovl_all_to_allv: send_counts is null, wanted an address",
+          ovl_all_to_allv(f->channel, in, NULL, out, one, OVL_FP32));
   INVALID("ovl_all_to_allv: recv_counts[0] is -1, wanted 0 or more, and a sum of at most 2^40",
           ovl_all_to_allv(f->channel, in, one, out, less, OVL_FP32));
   INVALID("ovl_all_to_allv: send_counts[0] is 9223372036854775807, wanted 0 or more, and a sum of at most 2^40",
           ovl_all_to_allv(f->channel, in, huge, out, one, OVL_FP32));
-  INVALID("ovl_all_to_allv: send is null", ovl_all_to_allv(f->channel, NULL, one, out, one, OVL_FP32));
+  INVALID("ovl_all_to_allv: send is null, wanted an address",
+          ovl_all_to_allv(f->channel, NULL, one, out, one, OVL_FP32));
   INVALID("ovl_all_to_allv: recv must be aligned to its 4 bytes of fp32, got an address 1 past that",
           ovl_all_to_allv(f->channel, in, one, (char*)out + 1, one, OVL_FP32));
   INVALID("ovl_all_to_allv: rank 0 sends itself 1 elements and wants 2 of itself",
@@ -389,10 +397,10 @@ static void test_collectives(fixture* f) {
   INVALID("ovl_reduce_scatter: send must be aligned to its 4 bytes of fp32, got an address 1 past that",
           ovl_reduce_scatter(f->channel, (char*)in + 1, out, 1, OVL_FP32));
   ovl_timeline* timeline = NULL;
-  INVALID("ovl_timeline_begin: timeline is null", ovl_timeline_begin(f->channel, NULL));
-  INVALID("ovl_timeline_write: timeline is null", ovl_timeline_write(NULL, "x.json"));
+  INVALID("ovl_timeline_begin: timeline is null, wanted an address", ovl_timeline_begin(f->channel, NULL));
+  INVALID("ovl_timeline_write: timeline is null, wanted a timeline", ovl_timeline_write(NULL, "x.json"));
   EXPECT_OK(ovl_timeline_begin(f->channel, &timeline));
-  INVALID("ovl_timeline_label: label is null", ovl_timeline_label(timeline, NULL));
+  INVALID("ovl_timeline_label: label is null, wanted an address", ovl_timeline_label(timeline, NULL));
   CHECK(ovl_timeline_write(timeline, "/nonexistent/x.json") == OVL_IO);
   INVALID("ovl_broadcast: root is 1, wanted 0 to 0", ovl_broadcast(f->channel, in, 1, OVL_FP32, 1));
 }

@@ -66,11 +66,11 @@ static void gives_bytes(void) {
                ovl_block_stream_acquire(stream, 1, pieces, 1));
   INVALID("ovl_block_stream_acquire: num_pieces is 1, wanted 2, those of block 0",
           ovl_block_stream_acquire(stream, 0, pieces, 1));
-  INVALID("ovl_block_stream_acquire: pieces is null", ovl_block_stream_acquire(stream, 0, NULL, 2));
+  INVALID("ovl_block_stream_acquire: pieces is null, wanted an address", ovl_block_stream_acquire(stream, 0, NULL, 2));
   ovl_block_stream_stats stats = OVL_INIT(ovl_block_stream_stats);
   EXPECT_OK(ovl_block_stream_stats_of(stream, &stats));
   CHECK(stats.blocks == 9 && stats.bytes == 3 * 17300 && stats.memory_bytes == 2 * 5 * 4096);
-  INVALID("ovl_block_stream_stats_of: out is null", ovl_block_stream_stats_of(stream, NULL));
+  INVALID("ovl_block_stream_stats_of: out is null, wanted an address", ovl_block_stream_stats_of(stream, NULL));
   EXPECT_OK(ovl_block_stream_close(stream));
   CHECK(ovl_block_stream_close(stream) == OVL_CLOSED);
 }
@@ -78,16 +78,16 @@ static void gives_bytes(void) {
 static void refuses(void) {
   ovl_block_stream* stream = NULL;
   ovl_block_stream_options o = options_of_three();
-  INVALID("ovl_block_stream_open: options is null", ovl_block_stream_open(NULL, &stream));
-  INVALID("ovl_block_stream_open: out is null", ovl_block_stream_open(&o, NULL));
+  INVALID("ovl_block_stream_open: options is null, wanted an address", ovl_block_stream_open(NULL, &stream));
+  INVALID("ovl_block_stream_open: out is null, wanted an address", ovl_block_stream_open(&o, NULL));
   o.num_blocks = 0;
   INVALID("ovl_block_stream_open: num_blocks is 0, wanted 1 or more", ovl_block_stream_open(&o, &stream));
   o = options_of_three(), o.order_length = 0;
   INVALID("ovl_block_stream_open: order_length is 0, wanted 1 or more", ovl_block_stream_open(&o, &stream));
   o = options_of_three(), o.names = NULL;
-  INVALID("ovl_block_stream_open: names is null", ovl_block_stream_open(&o, &stream));
+  INVALID("ovl_block_stream_open: names is null, wanted an address", ovl_block_stream_open(&o, &stream));
   o = options_of_three(), o.bytes = NULL;
-  INVALID("ovl_block_stream_open: bytes is null", ovl_block_stream_open(&o, &stream));
+  INVALID("ovl_block_stream_open: bytes is null, wanted an address", ovl_block_stream_open(&o, &stream));
   const int32_t falling[] = {0, 2, 1, 3};
   o = options_of_three(), o.first_piece = falling;
   INVALID("ovl_block_stream_open: first_piece[2] is 1, wanted 2 or more", ovl_block_stream_open(&o, &stream));

@@ -99,7 +99,8 @@ void run_rank(ovl_world* world, int rank) {
   check_gemm_rs(channel, rank, streams);
   uint32_t id = 0;
   EXPECT_EQ(ovl_signal_ids(channel, 1, "x", &id), OVL_NOT_SUPPORTED);
-  EXPECT_STREQ(ovl_error_text(), "ovl_signal_ids: the ranks are GPUs, whose signals belong to kernels and streams");
+  EXPECT_STREQ(ovl_error_text(),
+               "ovl_signal_ids: the backend is cuda_peer, wanted cpu: signals of GPUs belong to kernels and streams");
   EXPECT_EQ(ovl_all_reduce(channel, &id, &id, 1, OVL_I32), OVL_NOT_SUPPORTED);
   EXPECT_OVL(ovl_team_barrier(team));
   EXPECT_OVL(ovl_runtime_close(runtime));

@@ -231,7 +231,9 @@ class CApiTest(unittest.TestCase):
         self.assertEqual(sizes, [RANKS] * RANKS)
 
     def test_errors_have_code_and_text(self) -> None:
-        self.assertEqual(self.refused("ovl_world_free", None), (INVALID_ARGUMENT, "ovl_world_free: world is null"))
+        self.assertEqual(
+            self.refused("ovl_world_free", None), (INVALID_ARGUMENT, "ovl_world_free: world is null, wanted a world")
+        )
         world = self.handle("ovl_world_create", 1)
         self.call("ovl_world_free", world)
         self.assertEqual(

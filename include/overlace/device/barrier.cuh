@@ -1,12 +1,13 @@
-// Barriers: of one block per rank through slots, and of the blocks of this GPU.
+// Barriers of one block per rank, through slots, and of the blocks of this GPU.
 #pragma once
 
 #include "overlace/device/signal.cuh"
 
 namespace overlace::device {
 
-/// All threads of one block per rank. Release and acquire, all to all; `id` belongs to this block alone. Every thread
-/// gets the first failure; the block's arrivals at CTA barriers happen in any case.
+/// Waits for one block of every rank; all threads of these blocks call it. Release and acquire order from all to all.
+/// `id` belongs to this block alone. Every thread gets the first failure, and the block passes its CTA barriers in any
+/// case.
 [[nodiscard]] __device__ __forceinline__ Errc barrier_block(const ChannelPod& channel, uint32_t id) {
   const TeamPod& team = channel.team;
   const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
@@ -25,8 +26,8 @@ namespace overlace::device {
   return __syncthreads_or(failed) != 0 ? Errc::aborted : Errc::ok;
 }
 
-/// All blocks of this grid, which must all be resident. `counter` starts at 0 and only grows: `*rounds` counts the
-/// calls of this thread's block on it. Release and acquire at device scope.
+/// Waits for all blocks of this grid, which must all be resident; all their threads call it. `counter` starts at 0 and
+/// only grows; `*rounds` counts the calls of this thread's block on it. Release and acquire order at device scope.
 [[nodiscard]] __device__ __forceinline__ Errc barrier_grid(const ChannelPod& channel, uint32_t* counter,
                                                            uint32_t* rounds) {
   __syncthreads();

@@ -1,4 +1,4 @@
-// The only spin loop of device code: every wait ends with data, at its deadline, or by an abort.
+// The only spin loop of device code. Every wait ends with data, at its deadline, or by an abort.
 #pragma once
 
 #include "overlace/device/detail/memory.cuh"
@@ -6,7 +6,7 @@
 
 namespace overlace::device {
 
-/// Who waits for what, for the record of a wait that fails.
+/// The waiter and what it waits for, for the record of a wait that fails.
 struct WaitSite {
   WaitKind kind = WaitKind::signal;
   uint32_t peer = 0;  // team rank
@@ -16,15 +16,18 @@ struct WaitSite {
   uint64_t extra = 0;
 };
 
-/// Polls between two looks at the clock.
+/// Number of polls between two looks at the clock.
 inline constexpr uint32_t kPollsPerLook = 256;
-/// Between two looks at the abort word. It lies in host memory, and looks come one after the other: 512 warps that
-/// wait take 0.35 ms for one each. Ranks that look after less make each other late by that, call after call.
+/// Time in ns between two looks at the abort word. That word lies in host memory, and looks are serialised: one look by
+/// each of 512 waiting warps takes 0.35 ms. With a shorter time ranks would delay each other by as much, call after
+/// call.
 inline constexpr uint64_t kAbortLookNs = 2000000;
 
+/// Returns true if the runtime was aborted.
 __device__ __forceinline__ bool is_aborted(const TeamPod& team) { return ptx::load_relaxed_sys(team.abort_word) != 0; }
 
-/// The first waiter of this rank that gets here writes the record; all of them abort. Nothing traps.
+/// Ends a wait at its deadline. The first waiter of this rank that calls it writes the record and gets timeout, all
+/// others get aborted, and the runtime is aborted. Nothing traps.
 __device__ __forceinline__ Errc time_out(const TeamPod& team, const WaitSite& site, uint64_t seen, uint64_t waited_ns,
                                          uint64_t since_change_ns) {
   if (!ptx::claim_gpu(team.claim)) return Errc::aborted;
@@ -46,8 +49,8 @@ __device__ __forceinline__ Errc time_out(const TeamPod& team, const WaitSite& si
   return Errc::timeout;
 }
 
-/// `ready(seen)` makes the load (an acquire, unless the function's name says relaxed), stores what it saw and tells
-/// whether the wait is over. timeout or aborted: nothing may be read.
+/// Polls until `ready(seen)` returns true. `ready` does the load (an acquire, unless the calling function's name says
+/// relaxed) and stores the value that it saw in `seen`. After timeout or aborted nothing may be read.
 template <class Ready>
 __device__ __forceinline__ Errc poll_until(const TeamPod& team, const WaitSite& site, Ready ready) {
   uint64_t seen = 0;

@@ -1,11 +1,11 @@
-// Puts into adopted memory: as those of put.cuh and tma.cuh, with the region's bases in place of the heap's.
+// Puts into adopted memory. They are those of put.cuh and tma.cuh, with the bases of the region in place of the heap's.
 #pragma once
 
 #include "overlace/device/tma.cuh"
 
 namespace overlace::device {
 
-/// `offset` of the memory of `peer` in my mapping. Precondition: reach(peer) != net.
+/// Returns the address at which this rank reaches `offset` of the memory of `peer`. Precondition: reach(peer) != net.
 __device__ __forceinline__ void* peer_ptr(const RegionPod& region, int peer, uint64_t offset) {
   return (peer < kPodPeers ? region.base[peer] : region.base_more[peer]) + offset;
 }
@@ -22,7 +22,7 @@ __device__ __forceinline__ void put_cta(const RegionPod& region, int peer, uint6
                                         uint64_t bytes) {
   detail::copy_bytes(peer_ptr(region, peer, dst_offset), src, bytes, threadIdx.x, blockDim.x);
 }
-/// Signals stay the channel's.
+/// Puts into a region, then adds `delta` to signal `id` of the channel.
 __device__ __forceinline__ void put_signal(const ChannelPod& channel, const RegionPod& region, int peer,
                                            uint64_t dst_offset, const void* src, uint64_t bytes, uint32_t id,
                                            uint32_t delta = 1) {

@@ -1,5 +1,5 @@
-// Puts by bulk copies out of shared memory, and the calls that order them. One thread issues them and later calls
-// fence, flush or quiet: groups belong to the thread.
+// Puts by bulk copies out of shared memory, and the calls that order them. The thread that issues them must also call
+// fence, flush or quiet, as bulk groups belong to a thread.
 #pragma once
 
 #include "overlace/device/detail/bulk.cuh"
@@ -7,14 +7,16 @@
 
 namespace overlace::device {
 
-/// Addresses 16-byte aligned, bytes a multiple of 16. What ordinary stores wrote to `shared` needs
-/// ptx::fence_shared_to_bulk in the writing threads and a CTA barrier first.
+/// Copies `bytes` bytes from shared memory to `peer`. Both addresses are 16-byte aligned and `bytes` is a multiple of
+/// 16. If ordinary stores wrote to `shared`, ptx::fence_shared_to_bulk in the writing threads and a CTA barrier come
+/// first.
 __device__ __forceinline__ void put_tma(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* shared,
                                         uint32_t bytes) {
   ptx::bulk_store(peer_ptr(channel.team, peer, dst_offset), shared, bytes);
   ptx::bulk_commit();
 }
-/// Adds to what is there: T is float, __nv_bfloat16 or __half. The order of additions of several ranks is not fixed.
+/// Adds `bytes` bytes of elements to those at the destination; T is float, __nv_bfloat16 or __half. The order of
+/// additions of several ranks is not fixed.
 template <class T>
 __device__ __forceinline__ void add_tma(const ChannelPod& channel, int peer, uint64_t dst_offset, const T* shared,
                                         uint32_t bytes) {
@@ -25,9 +27,9 @@ __device__ __forceinline__ void add_tma(const ChannelPod& channel, int peer, uin
 /// Orders this thread's earlier puts before its later signals, to all peers. A wait for groups that were only read
 /// (flush) is not enough: a signal could then overtake the data.
 __device__ __forceinline__ void fence() { ptx::bulk_wait<0>(); }
-/// Sources of this thread's puts may be reused.
+/// Returns once the sources of this thread's puts may be reused.
 __device__ __forceinline__ void flush() { ptx::bulk_wait_read<0>(); }
-/// Everything this thread issued is visible at the peers.
+/// Returns once everything that this thread issued is visible at the peers.
 __device__ __forceinline__ void quiet() {
   ptx::bulk_wait<0>();
   ptx::fence_sys();

@@ -14,18 +14,20 @@ namespace overlace::ops {
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
 /// All-to-All of rows, then GEMM, on a team of G ranks, of which this is r: the mirror of gemm_a2a (arXiv 2305.06942,
-/// section 3). The rows of a_shard are G blocks, one for each rank; each rank multiplies what comes by its own b.
+/// section 3). The rows of a_shard are G blocks, one for each rank; each rank multiplies the received rows by its own
+/// b.
 struct A2aGemmArgs {
   TensorView a_shard{};           // (rows of r, K)  fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};                 // (K, N_local)    dtype of a_shard; K or N contiguous; N_local may differ by rank
   TensorView c{};                 // (sum over s of splits[s G + r], N_local) dtype of a_shard | fp32; N contiguous
   TensorView bias{};              // (N_local) or undefined; dtype of c or of a_shard
-  TensorView a{};                 // (rows of c, K) or undefined: the rows that came, as a result; dtype of a_shard
-  std::vector<int64_t> splits{};  // as in GemmA2aArgs
+  TensorView a{};                 // (rows of c, K) or undefined: takes the received rows; dtype of a_shard
+  std::vector<int64_t> splits{};  // rows from rank to rank, as in GemmA2aArgs
 };
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). Equal inputs, schedules and team sizes give
-/// equal bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
+/// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on
+/// return. Calls with equal inputs, schedules and team sizes give equal bits. Throws InvalidArgument (argument, value
+/// got, value wanted), PlanMismatch or Unsupported before anything moves.
 void run(Channel& channel, const A2aGemmArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const A2aGemmArgs& args);

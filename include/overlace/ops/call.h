@@ -1,5 +1,4 @@
-// A call of any operator by its value: what C and Python make their calls of, and how a program calls an operator that
-// it added.
+// A call of any operator by its value. C and Python call operators so, and so does a program that added one.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,8 @@ namespace overlace::ops {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Arguments of a call. What each tensor must be stands in OperatorDef::args; fields, row offsets, splits and
-/// activation as in spec::OpSpec.
+/// The arguments of a call. OperatorDef::args says what each tensor must be; fields, row offsets, splits and activation
+/// are those of spec::OpSpec.
 struct CallArgs {
   std::vector<TensorView> tensors{};  // in the order of OperatorDef::args; undefined where an optional one is not given
   spec::Params fields{};
@@ -26,15 +25,17 @@ struct CallArgs {
   spec::Activation activation = spec::Activation::none;
 };
 
-/// Tensors by name, in the order that CallArgs wants. Throws InvalidArgument if the operator has no argument of a name,
-/// or if a name is given twice.
+/// Returns tensors, given by name, in the order that CallArgs wants. Throws InvalidArgument if the operator has no
+/// argument of a name, or if a name is given twice.
 std::vector<TensorView> named_tensors(const spec::OperatorDef& op,
                                       const std::vector<std::pair<std::string_view, TensorView>>& tensors);
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). Equal arguments, schedules and team sizes
-/// give equal bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
+/// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on
+/// return. Calls with equal inputs, schedules and team sizes give equal bits. Throws InvalidArgument (argument, value
+/// got, value wanted), PlanMismatch or Unsupported before anything moves.
 void call(Channel& channel, const spec::OperatorDef& op, const CallArgs& args, const spec::Schedule& schedule);
-/// Returns the problem that these arguments pose to this team; whether they fit each other says call() alone.
+/// Returns the problem that these arguments pose to this team. It does not check whether they fit each other; call()
+/// does.
 spec::OpSpec op_spec(const Channel& channel, const spec::OperatorDef& op, const CallArgs& args);
 
 #pragma GCC visibility pop

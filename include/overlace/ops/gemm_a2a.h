@@ -22,12 +22,13 @@ struct GemmA2aArgs {
   TensorView out{};               // (sum over s of splits[s G + r], N) dtype of a | fp32; N contiguous; family library
                                   //                 wants rows without gaps
   TensorView bias{};              // (N) or undefined; dtype of out or of a; added to this rank's product
-  std::vector<int64_t> splits{};  // G x G entries, the same on all ranks: rows from rank s to rank d at s G + d, 0 or
-                                  // more; empty: all ranks have as many rows, and cut them as torch.tensor_split does
+  std::vector<int64_t> splits{};  // G x G entries, equal on all ranks: entry s G + d counts the rows from rank s to d;
+                                  // empty: ranks have equally many rows and cut them as torch.tensor_split does
 };
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). Equal inputs, schedules and team sizes give
-/// equal bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything moves.
+/// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on
+/// return. Calls with equal inputs, schedules and team sizes give equal bits. Throws InvalidArgument (argument, value
+/// got, value wanted), PlanMismatch or Unsupported before anything moves.
 void run(Channel& channel, const GemmA2aArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const GemmA2aArgs& args);

@@ -14,7 +14,7 @@ namespace overlace::ops {
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
 /// GEMM, then AllReduce, on a team of G ranks: a row-parallel layer with replicated output. One owner reduces each row
-/// (rows split as gemm_rs), in fp32 and rank order, then broadcasts it.
+/// (rows are split as in gemm_rs), in fp32 and rank order, then broadcasts it.
 struct GemmArArgs {
   TensorView a{};     // (M, K_local)   fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
   TensorView b{};     // (K_local, N)   dtype of a; K or N contiguous
@@ -22,9 +22,9 @@ struct GemmArArgs {
   TensorView bias{};  // (N) or undefined
 };
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). Calls with equal inputs, schedule and team
-/// size give the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything
-/// moves.
+/// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on
+/// return. Calls with equal inputs, schedules and team sizes give equal bits. Throws InvalidArgument (argument, value
+/// got, value wanted), PlanMismatch or Unsupported before anything moves.
 void run(Channel& channel, const GemmArArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const GemmArArgs& args);

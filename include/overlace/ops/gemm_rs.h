@@ -1,4 +1,4 @@
-// GEMM + ReduceScatter: out = my rows of the sum over ranks of a b.
+// GEMM + ReduceScatter: out = this rank's rows of the sum over ranks of a b.
 #pragma once
 
 #include <string>
@@ -24,9 +24,9 @@ struct GemmRsArgs {
   std::vector<int64_t> row_offsets{};  // G + 1 entries; empty: torch.tensor_split of M
 };
 
-/// Collective; queued on the channel's stream (CPU ranks: done on return). Calls with equal inputs, schedule and team
-/// size give the same bits. Throws InvalidArgument (argument, got, wanted), PlanMismatch, Unsupported before anything
-/// moves.
+/// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on
+/// return. Calls with equal inputs, schedules and team sizes give equal bits. Throws InvalidArgument (argument, value
+/// got, value wanted), PlanMismatch or Unsupported before anything moves.
 void run(Channel& channel, const GemmRsArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const GemmRsArgs& args);

@@ -35,7 +35,9 @@ class _Writer:
 
     def append(self, rows: np.ndarray, source: Path) -> None:
         if self._width not in (None, rows.shape[1]):
-            raise errors.InvalidArgument(f"{source}: row {self._rows} has {rows.shape[1]} numbers, not {self._width}")
+            raise errors.InvalidArgument(
+                f"{source}: row {self._rows} has {rows.shape[1]} numbers, wanted {self._width}"
+            )
         self._width = rows.shape[1]
         self._rows += len(rows)
         self._file.write(np.ascontiguousarray(rows, self._dtype).tobytes())

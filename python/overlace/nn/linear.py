@@ -14,8 +14,8 @@ from overlace.ops import replicated
 
 
 def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The rows of both by turns, gate first: what activation="swiglu" takes. gate, up: (N, ...), weights as nn.Linear
-    has them, or biases (N). Gives (2 N, ...), a copy."""
+    """The rows of both interleaved, gate first: what activation="swiglu" takes. gate, up: (N, ...), weights as
+    nn.Linear has them, or biases (N). Gives (2 N, ...), a copy."""
     if gate.shape != up.shape:
         raise InvalidArgument(
             f"interleave_gate_up: gate is {list(gate.shape)}, up is {list(up.shape)}, wanted one shape"

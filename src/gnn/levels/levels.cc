@@ -47,7 +47,8 @@ base::Status check_start(const InputTrace& trace, const CachedRows& start) {
   for (const auto* rows : {&start.gpu, &start.cpu})
     for (const uint32_t v : *rows) {
       if (v >= is_seen.size() || is_seen[v])
-        return base::invalid_argument("start: row {} is there twice or beyond {} vertices", v, is_seen.size());
+        return base::invalid_argument("start: row {} is {}, wanted rows below {}, each once", v,
+                                      v < is_seen.size() ? "there twice" : "no vertex", is_seen.size());
       is_seen[v] = true;
     }
   return {};

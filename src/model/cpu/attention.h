@@ -6,7 +6,7 @@
 
 namespace overlace::model::cpu {
 
-/// Two passes per block of queries (scores, then softmax times V), both products by exec's GEMM in fp32.
+/// Two passes per block of queries (scores, then softmax times V), both by exec's GEMM in fp32.
 base::Status attention(const AttentionArgs& args);
 
 }  // namespace overlace::model::cpu

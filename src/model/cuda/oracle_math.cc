@@ -1,4 +1,4 @@
-// The oracle's products and attention in fp64 on one GPU: operands come from the host and go back, one call at a time.
+// The oracle's GEMMs and attention in fp64 on one GPU: operands come from the host and go back, one call at a time.
 #include "src/model/oracle_math.h"
 
 #include <cuda_runtime_api.h>

@@ -9,7 +9,7 @@
 
 namespace overlace::ops {
 
-/// Into `all`, (M, K) or the rows that an exchange brings: others' rows from the schedule's buffer, mine from `shard`.
+/// Into `all`, (M, K) or the rows that an exchange brings: remote rows from the schedule's buffer, mine from `shard`.
 std::vector<exec::CopyOut> copies_of_gathered(const TensorView& shard, const TensorView& all,
                                               const spec::Schedule& schedule, int rank);
 

@@ -19,9 +19,9 @@ inline constexpr uint32_t kTicketSlots = 16, kPushSlots = 8;
 /// A cluster of (cluster_m, cluster_n) CTAs computes as many neighbouring tiles. CTAs of a column share loads of B,
 /// CTAs of a row those of A. `store_buffers`: staging buffers of each consumer warpgroup, store_rows() by store_cols().
 /// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile. `groups_per_tile` 1: consumer
-/// warpgroups take tiles by turns, so that one multiplies while the other ends its tile; else they share each.
-/// `is_swapped`: for few tokens. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are
-/// stored transposed, as (M, N): no row of a product is wasted, and weights are read once.
+/// warpgroups take tiles in ping-pong, so that one multiplies while the other ends its tile; else they share each.
+/// `is_swapped`: for small M. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are
+/// stored transposed, as (M, N): no row of a GEMM is wasted, and weights are read once.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;

@@ -21,7 +21,7 @@ namespace overlace::ops::gemm_core {
 enum class Kernel { plain, gather, scatter, one_shot, gather_one_shot };
 
 /// A row of instances.def. All fused kernels are there for bf16 and fp16, gather and scatter for B of (N, K) and (K,
-/// N), those of few tokens for (N, K).
+/// N), those of small M for (N, K).
 struct InstanceSpec {
   Kernel kernel;
   std::string_view name;

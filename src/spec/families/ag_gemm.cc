@@ -171,7 +171,7 @@ constexpr Arg kArgs[] = {{.name = "A",
                           .rows = "M",
                           .columns = "N",
                           .why = "to take N of b",
-                          .doc = "product of all ranks' rows; of SwiGLU (M, N / 2)"},
+                          .doc = "result for all ranks' rows; with SwiGLU (M, N / 2)"},
                          {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
                          kGathered};
 
@@ -180,7 +180,7 @@ constexpr FamilyDef kFamilies[] = {
     kGatherLibrary,
     kGatherSerial,
     whole("shard_p2p", per_shard, nullptr, gathered<add_hetero_unfused>),
-    cut("uniform_fused_1d", all_shards, 0, chunk_degrees, gathered<add_uniform_1d>),  // copies own rows for nothing
+    cut("uniform_fused_1d", all_shards, 0, chunk_degrees, gathered<add_uniform_1d>),  // copies local rows for nothing
     cut("hetero_fused_1d", other_shards, 2, batch_degrees, gathered<add_hetero_fused>),
     cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, gathered<add_hetero_unfused>),
     cut("uniform_fused_2d", slabs, 0, slab_degrees, gathered<add_uniform_2d, true>),

@@ -86,10 +86,10 @@ struct Reduction {
   std::vector<Loop> loops;
   std::string s;
 };
-/// How the products are cut.
+/// How the GEMMs are cut.
 enum class Scatter { serial, comm, limit, all_shards, slabs, other_shards, per_shard };
 Reduction add_scatter(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, Scatter how);
-/// The product, then the library's collective, and the product alone, of both.
+/// The GEMM, then the library's collective, and the GEMM alone, of both.
 void make_scatter_library(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
 void make_scatter_compute(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
 /// "P", "S" with `shard_max` rows a slot, signals `arrived[chunk]` of each source and `credit` back to the sources.
@@ -124,7 +124,7 @@ inline constexpr Arg kGathered = {.name = {},
                                   .columns = "K",
                                   .why = "to take the gathered rows",
                                   .doc = "all ranks' rows of a_shard"};
-/// Families of both: the library's collective, then the product; all transfers, then the product; the product alone;
+/// Families of both: the library's collective, then the GEMM; all transfers, then the GEMM; the GEMM alone;
 /// the transfers alone; both.
 void make_gather_library(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
 void make_gather_serial(Schedule* schedule, const OpSpec& op, const FamilyOptions& options);
@@ -142,7 +142,7 @@ void add_copy_own(Schedule* schedule, bool is_slab);
 Set credit_at_last();
 
 /// Of a problem with an activation, whole: C has half as many columns. Where sums are rounded once, by a fused kernel
-/// or out of a wide accumulator, that task makes swiglu of them; behind a product of a library, which rounds them, a
+/// or out of a wide accumulator, that task makes swiglu of them; behind a GEMM of a library, which rounds them, a
 /// task of its own does.
 void add_swiglu(Schedule* schedule, const OpSpec& op);
 

@@ -1,4 +1,4 @@
-// What ag_gemm and ag_wgrad share: how the rows come together, and the families in which no product begins before.
+// What ag_gemm and ag_wgrad share: how the rows come together, and the families in which no GEMM begins before.
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,7 +29,7 @@ void add_push(Schedule* schedule, const FamilyOptions& options, bool is_slab) {
   schedule->tasks.push_back(std::move(push));
 }
 
-/// Whole gather by copies, then the whole product.
+/// Whole gather by copies, then the whole GEMM.
 void add_serial(Schedule* schedule, const OpSpec& op) {
   add_copy_own(schedule, /*is_slab=*/false);
   add_plain_gemm(schedule, op, "X", "C");
@@ -39,7 +39,7 @@ void add_serial(Schedule* schedule, const OpSpec& op) {
   whole.sets = {{.signal = "credit", .slot = 0, .at = "(r+p)%G", .each = peers()}};
 }
 
-/// A product that waits for nothing.
+/// A GEMM that waits for nothing.
 void add_product_alone(Schedule* schedule, const OpSpec& op, const std::string& a) {
   schedule->buffers.push_back({a, Space::local, op.dtype, {"M", "K"}});
   add_plain_gemm(schedule, op, a, "C");

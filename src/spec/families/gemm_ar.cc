@@ -40,7 +40,7 @@ void add_broadcast(Schedule* out, const Reduction& sum, const std::string& from,
   out->tasks.push_back(std::move(broadcast));
 }
 
-/// The others' rows from Z to Y: peers never touch a caller's buffer.
+/// The remote rows from Z to Y: peers never touch a caller's buffer.
 Task copy_out_of(const Reduction& sum, Expr queue, Expr order) {
   const std::string shard(kOther);
   Region from = box("Z", sum.piece.of(shard, sum.s)), to = box("Y", sum.piece.of(shard, sum.s));
@@ -62,7 +62,7 @@ void grouped(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
     Range rows = sum.piece.of(shard)[0];
     return gemm(op, id, order, box("A", {rows, all("K")}), b_operand(op), box("P", {rows, all("N")}), false);
   };
-  if (kIsFused) {  // the chunks of a group touch: one product
+  if (kIsFused) {  // the chunks of a group touch: one GEMM
     Task group = product("gemm", "8*s", "p");
     group.loops = {chunks()};
     group.reads[0].each = group.writes[0].each = Loop{"p", 0, "G"};

@@ -16,7 +16,7 @@ std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_an
   return rows_and_columns;
 }
 
-/// Groups of tiles as the kernel makes them: bands "cut" of rows, strips "slab" of columns; q counts the bands.
+/// Groups of tiles as the kernel makes them: bands "cut" of rows, column groups "slab" of columns; q counts the bands.
 void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
   const std::vector<int64_t>& off = out->tables.at("off");
   const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>(base::ceil_div(extent, piece), 1); };
@@ -57,7 +57,7 @@ void add_uniform_2d(Schedule* out, const OpSpec& op) {
   out->tasks.push_back(std::move(step));
 }
 
-/// Others' chunks first, the own shard last: it hides the last transfer.
+/// Remote chunks first, the local shard last: it hides the last transfer.
 void add_hetero(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_fused) {
   const std::string shard = is_fused ? std::string(kOther) : kOwner;
   Region a = box("A", {chunk_rows(shard), all("K")}), p = box("P", {chunk_rows(shard), all("N")});
@@ -97,7 +97,7 @@ constexpr Arg kArgs[] = {
      .rows = "off[r+1]-off[r]",
      .columns = "N",
      .why = "to take this rank's rows of a b",
-     .doc = "own rows of the sum over all ranks"},
+     .doc = "this rank's rows of the sum over all ranks"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
 using enum ClosedForm;
@@ -299,7 +299,7 @@ void make_scatter_compute(Schedule* out, const OpSpec& op, const FamilyOptions&)
 
 constinit const OperatorDef kGemmRs = {.name = "gemm_rs",
                                        .summary =
-                                           "Y = own rows of the sum of A B over all ranks, + bias: GEMM, then "
+                                           "Y = this rank's rows of the sum of A B over all ranks, + bias: GEMM, then "
                                            "ReduceScatter",
                                        .suffix = "_rs",
                                        .args = kArgs,

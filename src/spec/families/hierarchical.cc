@@ -45,7 +45,7 @@ class Builder {
   void gather_sums();
 
  private:
-  /// `limit`: a product that has to do with nothing.
+  /// `limit`: a GEMM that has to do with nothing.
   void add_apart();
   /// My chunks `from` to the ranks of my host and to my gateways, who pass them on. Lanes from `lane` on: slow link
   /// first.
@@ -66,7 +66,7 @@ class Builder {
   void sum_of_host(const std::string& n);
   void sum_of_all();
   Task push(const char* id, const std::string& host, const std::string& slot, const char* after) const;
-  /// The product before a transfer, by its name in the schedule that overlaps.
+  /// The GEMM before a transfer, by its name in the schedule that overlaps.
   std::vector<std::string> behind(const char* product) const {
     return is_measuring_ ? std::vector<std::string>{} : std::vector<std::string>{is_serial_ ? "gemm" : product};
   }
@@ -223,7 +223,7 @@ void Builder::sum_of_host(const std::string& n) {
     return boxes("S", {Range{std::string(kHost) + "*L+i", 1}, chunk_rows_in_shard(owner), all("N")}, {"i", begin, end});
   };
   const std::vector<Range> sum = {Range{kHost, 1}, chunk_rows_in_shard(owner), all("N")};
-  // Measured apart, a host's part crosses as it is: a sum would wait behind the product that has to do with nothing.
+  // Measured apart, a host's part crosses as it is: a sum would wait behind the GEMM that has to do with nothing.
   Task combine = is_measuring_
                      ? copy("combine", "3+2*ce_queues", n, {}, box("P", {chunk_rows(owner), all("N")}), box("U", sum))
                      : reduce("combine", 0, "2*" + n + "+3", {},
@@ -271,7 +271,7 @@ void Builder::sum_of_all() {
   wait_and_free(std::move(sum));
 }
 
-/// What crosses to other hosts is computed first, own rows last.
+/// What crosses to other hosts is computed first, local rows last.
 void Builder::scatter_products() {
   const auto rows = [&](const char* id, Expr order, const std::string& shard, const Loop& each) {
     out_->tasks.push_back(product(id, std::move(order), boxes("A", {chunk_rows(shard), all("K")}, each),
@@ -287,7 +287,7 @@ void Builder::scatter_products() {
       product("gemm_own", "2*q*hosts+2", box("A", {shard_rows("r"), all("K")}), box("P", {shard_rows("r"), all("N")})));
 }
 
-/// A chunk's host sum is taken behind the product after it, so that the partials of the other ranks have time to come.
+/// A chunk's host sum is taken behind the GEMM after it, so that the partials of the other ranks have time to come.
 void Builder::scatter() {
   out_->consts["shard_max"] = longest_shard(*out_);
   out_->buffers.push_back({"P", Space::local, op_.out_dtype, {"M", "N"}});

@@ -11,7 +11,7 @@ namespace overlace::study {
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   int element_bytes = 2;
-  int64_t batch = 1;  // products of this shape in one kernel
+  int64_t batch = 1;  // GEMMs of this shape in one kernel
 };
 
 struct GemmMachine {

@@ -89,7 +89,7 @@ base::Result<IterationTime> gpt_iteration(const GptModel& model, const GptRun& r
   const Layer layer(model, run, machine);
   const double linear = layer.linear_us(), core = layer.core_gemm_us(), core_memory = layer.core_memory_us();
   IterationTime time;
-  // Forward once, backward with two products for each; then what is computed again.
+  // Forward once, backward with two GEMMs for each; then what is computed again.
   time.gemm_us = 3 * (linear + core) + (run.recomputes_all ? linear + core : core);
   time.memory_us = 3 * core_memory + layer.forward_memory_us() + layer.backward_memory_us() +
                    (run.recomputes_all ? layer.forward_memory_us() : 0);

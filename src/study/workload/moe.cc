@@ -126,7 +126,7 @@ class Layer {
 
   double launch_us() const { return machine_.latency.launch_us.value; }
   double memory_us(double bytes) const { return spec::reduce_us(machine_, bytes) + launch_us(); }
-  /// Gate and up in one product, then down, of a chunk of what the experts of a rank got; one kernel each.
+  /// Gate and up in one GEMM, then down, of a chunk of what the experts of a rank got; one kernel each.
   double experts_us(size_t rank, bool is_down) const {
     const size_t own = rows_.size() / n();
     double us = 0;

@@ -1,5 +1,5 @@
-// An expert-parallel MoE layer, forward, on many GPUs: router, dispatch, the experts' grouped products, combine. Counts
-// of tokens may differ from expert to expert and from rank to rank; so do transfers and products.
+// An expert-parallel MoE layer, forward, on many GPUs: router, dispatch, the experts' grouped GEMMs, combine. Counts
+// of tokens may differ from expert to expert and from rank to rank; so do transfers and GEMMs.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct MoeModel {
 /// Experts lie on the ranks of a group in order, equally many on each.
 struct MoeRun {
   int group = 0;          // ranks that share all experts; 0: all of the network
-  int chunks = 1;         // of the tokens: a chunk's transfers hide behind the products of the others
+  int chunks = 1;         // of the tokens: a chunk's transfers hide behind the GEMMs of the others
   double zipf = 0;        // popularity of the experts ~ 1 / rank^zipf; 0: all alike
   uint64_t seed = 1;      // which experts are the popular ones
   bool is_ideal = false;  // nothing in the network takes time

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kOptimizerBytes = 28;  // per parameter: fp32 master and moments read and written, gradient
 constexpr double kGradientBytes = 2, kElementBytes = 2;
-/// Products with tensor-parallel transfers are marked for contention like this.
+/// GEMMs with tensor-parallel transfers are marked for contention like this.
 constexpr spec::Load kGemm = spec::Load::gemm_tensor, kMemory = spec::Load::reduce, kTransfer = spec::Load::ce_out;
 
 base::Status check(const TransformerModel& model, const TransformerRun& run, const spec::Machine& machine,
@@ -117,7 +117,7 @@ class LayerSteps {
 
   /// Rows of a chunk: what is left over goes to the first.
   int64_t rows_of(int chunk, int64_t rows) const { return rows / run_.chunks + (chunk == 0 ? rows % run_.chunks : 0); }
-  /// The own rows' products go on while the others' arrive, chunk by chunk; whole: after all have arrived.
+  /// The local rows' GEMMs go on while the others' arrive, chunk by chunk; whole: after all have arrived.
   void gather_gemm(Step* step, const char* name, int64_t n, int64_t k) {
     const int before = last_;
     if (run_.chunks == 1 || run_.tensor == 1) {
@@ -178,8 +178,8 @@ class LayerSteps {
     gemm_scatter(step, "down", h, model_.intermediate / t);
     element_wise(step, "add", 3);
   }
-  /// Of each product the gradient of its input, with the forward transfer reversed, and of its weight. What was
-  /// gathered forward is gathered again for the weight's, beside other products.
+  /// Of each GEMM the gradient of its input, with the forward transfer reversed, and of its weight. What was
+  /// gathered forward is gathered again for the weight's, beside other GEMMs.
   void backward(Step* step) {
     last_ = -1;
     const int64_t h = model_.hidden, t = run_.tensor, wide = model_.intermediate / t;

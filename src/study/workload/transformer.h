@@ -15,7 +15,7 @@ struct TransformerModel {
   int64_t hidden = 8192, intermediate = 28672, vocabulary = 128256;
   int layers = 80, heads = 64, kv_heads = 8;
   int64_t sequence = 4096;
-  bool is_gated = true;  // two products before the activation
+  bool is_gated = true;  // two GEMMs before the activation
   /// Of a layer.
   double parameters() const;
 };

@@ -53,7 +53,7 @@ TEST(Tensor, ContiguousRowsAndTransposed) {
 
 TEST(Tensor, RefusesWhatIsNotThere) {
   const TensorView t = TensorView::contiguous(nullptr, DType::fp32, {6, 4});
-  EXPECT_EQ(message_of([&] { (void)t.rows(4, 3); }), "rows [4, 4 + 3) of a tensor (6, 4)");
+  EXPECT_EQ(message_of([&] { (void)t.rows(4, 3); }), "rows [4, 4 + 3) of a tensor (6, 4), wanted rows within [0, 6)");
   EXPECT_NE(message_of([&] { (void)t.rows(-1, 1); }), "nothing thrown");
   EXPECT_NE(message_of([&] { (void)t.rows(0, -1); }), "nothing thrown");
   EXPECT_NE(message_of([&] { (void)t.rows(INT64_MAX, INT64_MAX); }), "nothing thrown");

@@ -166,7 +166,10 @@ TEST_F(DatasetTest, EveryKeyOfTheDescriptionIsChecked) {
     EXPECT_NE(at, std::string::npos) << from;
     return parse_description(text.replace(at, from.size(), to), "J").status().message();
   };
-  EXPECT_EQ(message("\"id\"", "\"di\""), "J: key \"di\" is not known");
+  EXPECT_EQ(
+      message("\"id\"", "\"di\""),
+      "J: key \"di\" is not known, wanted overlace_gnn, kind, id, num_vertices, num_edges, num_classes, features, "
+      "graph, fingerprint");
   EXPECT_EQ(message("\"num_vertices\": 4", "\"num_vertices\": 0"), "J: num_vertices is 0, wanted an integer >= 1");
   EXPECT_EQ(message("\"num_vertices\": 4", "\"num_vertices\": 5"), "J: features: bytes is 176, wanted 188");
   EXPECT_EQ(message("\"num_vertices\": 4", "\"num_vertices\": 4000000000000000000"),

@@ -257,7 +257,9 @@ TEST(Levels, RefuseBadArguments) {
             "disk cache: at most 10 rows, wanted at least 60, which are missed at all");
   LevelOptions twice;
   twice.start = CachedRows{{1, 2}, {3, 1}};
-  EXPECT_EQ(text(twice), "start: row 1 is there twice or beyond 60 vertices");
+  EXPECT_EQ(text(twice), "start: row 1 is there twice, wanted rows below 60, each once");
+  twice.start = CachedRows{{1, 60}, {}};
+  EXPECT_EQ(text(twice), "start: row 60 is no vertex, wanted rows below 60, each once");
 }
 
 TEST(Restore, BringsAnyContentBack) {

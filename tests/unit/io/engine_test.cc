@@ -150,7 +150,8 @@ TEST_P(Engines, RefuseRangesAndBuffersBeforeAnythingMoves) {
   EXPECT_EQ(engine->read(file, 0, -1, {&byte, 1}, 0).code(), Errc::invalid_argument);
   EXPECT_EQ(engine->read(file, INT64_MAX, 1, {&byte, 1}, 0).code(), Errc::invalid_argument);
   const Status small = engine->read(file, 0, 2, {&byte, 1}, 0);
-  EXPECT_EQ(small.message(), scratch_.path("data") + ": read of 2 bytes into a buffer of 1");
+  EXPECT_EQ(small.message(),
+            scratch_.path("data") + ": read of 2 bytes with a buffer of 1, wanted a buffer of at least 2");
   EXPECT_EQ(engine->pending(), 0);
   EXPECT_EQ(engine->stats().requests, 0);
 }

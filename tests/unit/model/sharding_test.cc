@@ -119,7 +119,8 @@ const BadSplit kBadSplits[] = {
     {"NoLayers", config_of(8, 4, 48), with(problem_of(8, 8), 0, DType::fp32), 1, Errc::invalid_argument, "layers is 0"},
     {"Dtype", config_of(8, 4, 48), with(problem_of(8, 8), 1, DType::e4m3), 1, Errc::not_supported,
      "dtype is e4m3, supported: fp32"},
-    {"NoRanks", config_of(8, 4, 48), problem_of(8, 8), 0, Errc::invalid_argument, "rank 0 of 0 ranks"},
+    {"NoRanks", config_of(8, 4, 48), problem_of(8, 8), 0, Errc::invalid_argument,
+     "rank is 0 of 0 ranks, wanted 0 <= rank < ranks"},
 };
 INSTANTIATE_TEST_SUITE_P(All, BadSplitTest, ::testing::ValuesIn(kBadSplits),
                          [](const auto& test) { return std::string(test.param.what); });

@@ -60,15 +60,38 @@ class CheckDocsTest(support.TreeTest):
         good = "/// Returns the rows of a rank.\nint rows();  // as given\n/// Assembles it.\n"
         self.write("include/overlace/a.h", good)
         self.assertEqual(self.problems("fine\n"), [])
-        self.write("include/overlace/a.h", good + "/// The same of columns.\n  /* Of a rank. */\n/// As rows().\n")
+        bad = "/// The same of columns.\n  /* Of a rank. */\n/// As rows().\n/// Whether it runs.\nint n;  // of rows\n"
+        self.write("include/overlace/a.h", good + bad + "/// Rows, a number\n/// of them.\n")
         found = [p.partition(" a comment")[0] for p in self.problems("fine\n") if " a comment" in p]
-        self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6)])
+        self.assertEqual(found, [f"include/overlace/a.h:{n}:" for n in (4, 5, 6, 7, 8)])
+
+    def test_paths_that_headers_name_exist(self) -> None:
+        self.write("include/overlace/a.h", "/// See docs/b.md, include/overlace and src/gone/b.h.\n")
+        found = [p for p in self.problems("fine\n") if "a.h" in p]
+        self.assertEqual(found, ["include/overlace/a.h:1: no such path: src/gone/b.h"])
 
     def test_words(self) -> None:
         self.assert_problem(self.problems("TODO later\n"), "unfinished: TODO")
         self.assert_problem(self.problems("cd /home/me/overlace\n"), "somebody's own machine")
         self.write("src/base/b.cc", "// FIXME\n")
         self.assert_problem(self.problems("fine\n"), "src/base/b.cc:1: unfinished")
+
+    def test_help_says_what_a_value_is(self) -> None:
+        self.write("docs/README.md", "[a](guides/a.md) [b](b.md) [c](reference/cli.md)\n")
+        good = "  --seed UINT=0               Seed of weights\n  -n,--ranks INT              Ranks\n  As usual\n"
+        bad = (
+            "  --tokens INT=4096           Of a rank\n  --ms FLOAT REQUIRED The same in ms\n  op TEXT ...  Their name\n"
+        )
+        self.write("docs/reference/cli.md", good + bad)
+        found = [p.partition(": help")[0] for p in self.problems("fine\n") if " help begins" in p]
+        self.assertEqual(found, [f"docs/reference/cli.md:{n}" for n in (4, 5, 6)])
+
+    def test_documents_and_headers_use_the_words_of_the_field(self) -> None:
+        self.write("include/overlace/a.h", "/// Tiles of the own shard.\nint interwoven;\n")
+        self.write("CHANGELOG.md", "Tiles are woven.\n")
+        found = [p for p in self.problems("`woven` is code.\n\nTiles, Woven in.\n") if ": say " in p]
+        want = ["docs/guides/a.md:3: 'Woven': say interleaved", "include/overlace/a.h:1: 'own shard': say local shard"]
+        self.assertEqual(sorted(found), want)
 
     def test_numbers_of_the_readme_come_from_records(self) -> None:
         fine = "Debian 12, 4x H200, M 8192, `x 5 us`\n```\n7 us\n```\n<!-- generated: a -->\n9 us\n<!-- end of a -->\n"

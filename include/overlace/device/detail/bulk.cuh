@@ -8,10 +8,11 @@
 
 namespace overlace::device::ptx {
 
+/// Returns the address of shared memory as instructions take it.
 __device__ __forceinline__ uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
-/// 16-byte aligned addresses, bytes a multiple of 16.
+/// Copies shared to global memory. Addresses are 16-byte aligned, and `bytes` is a multiple of 16.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
                "r"(bytes)
@@ -34,18 +35,18 @@ __device__ __forceinline__ void bulk_add(__half* global, const __half* shared, u
                : "memory");
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// At most kPending committed groups are incomplete: the others are written at the destination.
+/// Waits until at most kPending committed groups are incomplete: the others are written at the destination.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
-/// At most kPending committed groups have not been read yet: the shared memory of the others may be reused, but nothing
-/// of them is visible.
+/// Waits until at most kPending committed groups have not been read yet: the shared memory of the others may be reused,
+/// but none of them need be visible.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-/// Before a bulk copy reads shared memory that ordinary stores of this thread wrote; then a CTA barrier.
+/// Orders ordinary stores of this thread to shared memory before bulk copies that read it; a CTA barrier follows.
 __device__ __forceinline__ void fence_shared_to_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace overlace::device::ptx

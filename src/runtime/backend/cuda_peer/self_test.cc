@@ -106,7 +106,7 @@ class Session {
         &verdicts_[0]);
   }
 
-  /// Small copies to all peers by turns, each with its flag behind it, while all of them do the same.
+  /// Small copies to all peers in turn, each with its flag behind it, while all of them do the same.
   base::Status burst() {
     constexpr uint64_t kPiece = TestBlock::kPieceBytes;
     char* const source = data(me_, me_);
