@@ -18,13 +18,24 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
+/// Elements that share a scale where they travel as int8.
+inline constexpr size_t kInt8Block = 256;
+
 /// What one all-reduce moves. The memory belongs to the ticket until that is complete or failed.
 struct Bucket {
   void* data = nullptr;
   size_t count = 0;
   DType dtype = DType::fp32;
-  std::string what;  // "round 7, bucket 3": named where the all-reduce fails
+  std::string what;           // "round 7, bucket 3": named where the all-reduce fails
+  float* residual = nullptr;  // fp32 data travel as int8, a scale for kInt8Block: `count` values that rounding left out
+                              // before, which are added, and then those that it leaves out now
 };
+
+/// Bytes of a bucket where it travels: 65/64 of a byte an element with a residual.
+inline size_t wire_bytes(const Bucket& bucket) {
+  if (bucket.residual == nullptr) return bucket.count * dtype_bytes(bucket.dtype);
+  return bucket.count + (bucket.count + kInt8Block - 1) / kInt8Block * sizeof(float);
+}
 
 /// An all-reduce under way. Numbers count from 1 in the order of launches.
 struct Ticket {
@@ -43,6 +54,7 @@ struct CollectiveCaps {
   bool stream_ordered = false;    // order_after does not block the host
   bool progresses_alone = false;  // tickets complete although nobody polls
   bool deterministic = false;     // the same bits on all ranks and in every run
+  bool takes_residuals = false;   // buckets that travel as int8
   bool frees_on_failure = false;  // nobody touches the memory of a ticket any more once wait() has thrown
 };
 
@@ -56,7 +68,8 @@ class AsyncCollective {
   virtual int size() const = 0;
   virtual CollectiveCaps caps() const = 0;
   /// Sums over all ranks, in place, what `bucket` holds once `stream` has come here. For a mean, whoever fills the
-  /// bucket divides before. Does not block. Throws what an earlier ticket failed with.
+  /// bucket divides before. Does not block. Throws what an earlier ticket failed with, Unsupported for a residual
+  /// without CollectiveCaps::takes_residuals, InvalidArgument for one beside data that are not fp32.
   virtual Ticket all_reduce(const Bucket& bucket, StreamRef stream) = 0;
   /// Does not block.
   virtual TicketState poll(Ticket ticket) = 0;

@@ -29,7 +29,7 @@ enum ovl_co2_clip { OVL_CO2_CLIP_NONE = 0, OVL_CO2_CLIP_ABSOLUTE, OVL_CO2_CLIP_R
 typedef struct ovl_co2_options {
   size_t struct_size;
   int32_t rule, gap, clip;
-  int32_t wire_dtype; /* enum of ovl_tensor.dtype: fp32 or bf16 */
+  int32_t wire_dtype; /* enum of ovl_tensor.dtype: fp32, bf16; i8 over transport host alone */
   int64_t tau, warmup_sync_steps, cooldown_sync_steps, total_steps, check_every;
   int64_t fragments, delay; /* of rule streaming; fragments 0: chosen */
   double outer_lr, outer_momentum, kappa, keep, gap_value, phi, mix;

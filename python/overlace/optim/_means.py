@@ -42,10 +42,8 @@ def check_failure(on_failure: object) -> None:
 
 
 def check_wire(dtype: object) -> None:
-    if dtype == torch.int8:
-        raise Unsupported("CO2: wire_dtype is torch.int8; supported so far: torch.float32, torch.bfloat16")
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise InvalidArgument(f"CO2: wire_dtype is {dtype}, wanted torch.float32 or torch.bfloat16")
+    if dtype not in (torch.float32, torch.bfloat16, torch.int8):
+        raise InvalidArgument(f"CO2: wire_dtype is {dtype}, wanted torch.float32, torch.bfloat16 or torch.int8")
 
 
 def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:

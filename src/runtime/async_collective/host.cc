@@ -13,6 +13,7 @@
 #include "overlace/net_engine.h"
 #include "overlace/signal.h"
 #include "src/base/status.h"
+#include "src/runtime/async_collective/int8.h"
 #include "src/runtime/async_collective/signs_of_life.h"
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/clock.h"
@@ -78,11 +79,14 @@ class HostCollective final : public AsyncCollective {
   int size() const override { return size_; }
   CollectiveCaps caps() const override {
     const std::lock_guard lock(mutex_);
-    return {.progresses_alone = true, .deterministic = true, .frees_on_failure = !is_stuck_};
+    return {.progresses_alone = true, .deterministic = true, .takes_residuals = true, .frees_on_failure = !is_stuck_};
   }
 
   Ticket all_reduce(const Bucket& bucket, StreamRef stream) override {
     check(stream, "all_reduce");
+    if (bucket.residual != nullptr && bucket.dtype != DType::fp32)
+      throw_error(Errc::invalid_argument, base::format("all_reduce of {}: {} with a residual, wanted: fp32",
+                                                       bucket.what, dtype_name(bucket.dtype)));
     const std::lock_guard lock(mutex_);
     failure_.or_throw();
     jobs_.push_back({bucket, {.launched_ns = now_ns()}});
@@ -184,7 +188,7 @@ class HostCollective final : public AsyncCollective {
         missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
     std::string text = base::format("all-reduce of {}: rank {} of {} waited {} ms for {} bytes",
                                     job == nullptr ? "?" : job->bucket.what, rank_, size_, timeout_ms,
-                                    job == nullptr ? 0 : job->bucket.count * dtype_bytes(job->bucket.dtype));
+                                    job == nullptr ? 0 : wire_bytes(job->bucket));
     if (current != nullptr && current != job) text += "; before it is " + current->bucket.what;
     // A rank that has come late to this one, because it waits for who has stopped, is not to be blamed.
     if (!silent.empty()) return text + silent;
@@ -283,8 +287,11 @@ class HostCollective final : public AsyncCollective {
     try {
       meet(pod, came, bucket, times);
       times.met_ns = now_ns();
-      if (bucket.count > 0)
-        runtime.world().net()->all_reduce(bucket.data, bucket.data, bucket.count, bucket.dtype, StreamRef::cpu());
+      NetEngine& net = *runtime.world().net();
+      if (bucket.residual != nullptr)
+        runtime::all_reduce_int8(net, rank_, size_, static_cast<float*>(bucket.data), bucket.residual, bucket.count);
+      else if (bucket.count > 0)
+        net.all_reduce(bucket.data, bucket.data, bucket.count, bucket.dtype, StreamRef::cpu());
       return Status::success();
     } catch (...) {
       const Status status = base::status_of_current_exception();
@@ -297,7 +304,8 @@ class HostCollective final : public AsyncCollective {
   void meet(const ChannelPod& pod, uint32_t came, const Bucket& bucket, TicketTimes& times) {
     ++num_met_;
     Said& mine = said_[num_met_ % 2];
-    mine = {.count = bucket.count, .dtype = static_cast<int32_t>(bucket.dtype)};
+    mine = {.count = bucket.count,
+            .dtype = static_cast<int32_t>(bucket.residual == nullptr ? bucket.dtype : DType::i8)};
     bucket.what.copy(mine.what, sizeof mine.what - 1);
     // Ranks may be further apart than data may be late. Only this thread waits with the agent.
     const uint64_t timeout_ns = std::exchange(agent_->timeout_ns, static_cast<uint64_t>(meet_timeout_ms_) * 1000000);

@@ -38,11 +38,14 @@ std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
   return counts;
 }
 
+/// Of the wire buffer: what travels as int8 is packed by the transport.
+DType kept_dtype(DType wire) { return wire == DType::i8 ? DType::fp32 : wire; }
+
 /// A fragment has a bucket of its own at least, if there are parameters enough.
 int64_t bucket_elements(const ReplicaOptions& options, const std::vector<Parameter>& parameters) {
   int64_t total = 0;
   for (const Parameter& parameter : parameters) total += parameter.count;
-  const int64_t most = options.bucket_bytes / static_cast<int64_t>(dtype_bytes(options.wire_dtype));
+  const int64_t most = options.bucket_bytes / static_cast<int64_t>(dtype_bytes(kept_dtype(options.wire_dtype)));
   return std::clamp(total / options.co2.fragments, int64_t{1}, most);
 }
 
@@ -68,8 +71,8 @@ ReplicaOptions checked_options(const ReplicaOptions& given, const std::vector<Pa
     refuse(base::format("reduce_in_group is missing with shard_degree {}", options.shard_degree));
   if (options.co2.cooldown_sync_steps > 0 && !options.average_inner)
     refuse(base::format("average_inner is missing with cooldown_sync_steps {}", options.co2.cooldown_sync_steps));
-  if (options.wire_dtype != DType::fp32 && options.wire_dtype != DType::bf16)
-    refuse(base::format("wire_dtype is {}, wanted: fp32 or bf16", dtype_name(options.wire_dtype)));
+  if (options.wire_dtype != DType::fp32 && options.wire_dtype != DType::bf16 && options.wire_dtype != DType::i8)
+    refuse(base::format("wire_dtype is {}, wanted: fp32, bf16 or i8", dtype_name(options.wire_dtype)));
   if (options.bucket_bytes < 4) refuse(base::format("bucket_bytes is {}, wanted: at least 4", options.bucket_bytes));
   if (options.timeout_ms < 1) refuse(base::format("timeout_ms is {}, wanted: at least 1", options.timeout_ms));
   for (const Parameter& p : parameters) {
@@ -107,10 +110,13 @@ Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameter
   anchor_.resize(static_cast<size_t>(total));
   if (options_.co2.outer_momentum > 0 || options_.co2.kappa > 0) momentum_.resize(static_cast<size_t>(total));
   if (keep_of(options_.co2, outer.size()) > 0) kept_.resize(static_cast<size_t>(total));
-  wire_.resize(static_cast<size_t>(total) * dtype_bytes(options_.wire_dtype));
+  wire_.resize(static_cast<size_t>(total) * dtype_bytes(kept_dtype(options_.wire_dtype)));
   if (options_.wire_dtype != DType::fp32) residual_.resize(static_cast<size_t>(total));
   config_hash_ = hash_text(describe());
   if (const std::string text = warning_of(options_.co2); !text.empty()) base::warn_once("co2", text);
+  if (options_.wire_dtype == DType::i8 && !outer_.caps().takes_residuals)
+    throw_error(Errc::not_supported,
+                base::format("wire_dtype is i8 over transport {}; supported: host", outer_.name()));
   agree_at_start();
   reset_anchor(tensors_, memory());
   last_boundary_ns_ = now_ns();
@@ -135,6 +141,7 @@ Replica::~Replica() {
   }
   if (is_free) return;
   keep_for_ever(std::make_shared<std::vector<char>>(std::move(wire_)));
+  keep_for_ever(std::make_shared<std::vector<float>>(std::move(residual_)));
   keep_for_ever(std::move(header_));
 }
 
@@ -151,8 +158,18 @@ PassMemory Replica::memory() {
           .momentum = momentum_.empty() ? nullptr : momentum_.data(),
           .kept = kept_.empty() ? nullptr : kept_.data(),
           .wire = wire_.data(),
-          .wire_dtype = options_.wire_dtype,
-          .residual = residual_.empty() ? nullptr : residual_.data()};
+          .wire_dtype = kept_dtype(options_.wire_dtype),
+          .residual = options_.wire_dtype == DType::bf16 ? residual_.data() : nullptr};
+}
+
+Bucket Replica::sent_of(int bucket, int64_t round) {
+  const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
+  const DType dtype = kept_dtype(options_.wire_dtype);
+  return {.data = wire_.data() + static_cast<size_t>(range.begin) * dtype_bytes(dtype),
+          .count = static_cast<size_t>(range.count),
+          .dtype = dtype,
+          .what = base::format("round {}, bucket {}", round, bucket),
+          .residual = options_.wire_dtype == DType::i8 ? residual_.data() + range.begin : nullptr};
 }
 
 /// All groups have the same options and the same values, or PlanMismatch on all of them. Values travel in slots of
@@ -281,10 +298,7 @@ void Replica::launch(int bucket, int64_t round) {
     sent.data = header_.get();
     if (waits_at_once()) rounds_.end_steps(now_ns());
   } else {
-    const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
-    const size_t unit = dtype_bytes(options_.wire_dtype);
-    sent = {wire_.data() + static_cast<size_t>(range.begin) * unit, static_cast<size_t>(range.count),
-            options_.wire_dtype, base::format("round {}, bucket {}", round, bucket)};
+    sent = sent_of(bucket, round);
   }
   tickets_[slot(bucket)] = outer_.all_reduce(sent, StreamRef::cpu()).number;
 }
@@ -343,7 +357,7 @@ void Replica::pass(const Action& action) {
   current_.pass_ms += ms(end_ns - begin_ns);
   if (!action.is_flush) rounds_.pass(begin_ns, end_ns);
   if (action.mode != PassMode::delta && control_.verdict != Verdict::none_yet)
-    current_.bytes += range.count * static_cast<int64_t>(dtype_bytes(options_.wire_dtype));
+    current_.bytes += static_cast<int64_t>(wire_bytes(sent_of(action.bucket, action.round)));
 }
 
 void Replica::moved(bool is_flush) {

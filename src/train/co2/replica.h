@@ -31,7 +31,7 @@ struct Parameter {
 
 struct ReplicaOptions {
   Co2Options co2;
-  DType wire_dtype = DType::fp32;  // fp32, bf16
+  DType wire_dtype = DType::fp32;  // fp32, bf16; i8 where the transport takes residuals
   int64_t bucket_bytes = kBucketBytes;
   int64_t timeout_ms = 300000;    // of a wait for the other groups
   bool is_deadline_auto = false;  // it becomes shorter by what rounds are waited for, ArrivalDeadline
@@ -119,6 +119,7 @@ class Replica {
   double next_lr_ratio();
   std::string describe() const;
   PassMemory memory();
+  Bucket sent_of(int bucket, int64_t round);
   size_t slot(int bucket) const { return static_cast<size_t>(bucket + 1); }
 
   const ReplicaOptions options_;
