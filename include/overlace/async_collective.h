@@ -47,7 +47,8 @@ enum class TicketState { pending, complete, failed };
 /// When a ticket was launched, taken up, joined by the last rank, and complete; ns of CLOCK_MONOTONIC, 0: not yet.
 struct TicketTimes {
   int64_t launched_ns = 0, begun_ns = 0, met_ns = 0, complete_ns = 0;
-  int last_rank = -1;  // who came last; -1: not known
+  int last_rank = -1;      // who came last; -1: not known
+  int64_t link_bytes = 0;  // that an emulated link has carried from this rank, by its own count; 0 without one
 };
 
 struct CollectiveCaps {

@@ -75,6 +75,7 @@ typedef struct ovl_co2_stats {
   int64_t round, steps, bytes;
   double round_ms, comm_ms, exposed_ms, pass_ms, lambda, clipped, increment_norm, mean_norm, momentum_norm;
   int32_t last_rank, is_dropped;
+  int64_t link_bytes; /* that an emulated link carried from this rank, by its own count; 0 without one */
 } ovl_co2_stats;
 
 /* Collective over the groups, which exchange over transport `host`, with ranks that the caller can gather for;

@@ -311,6 +311,7 @@ int ovl_co2_stats_last(ovl_co2* co2, ovl_co2_stats* stats) {
     stats->momentum_norm = last.momentum_norm;
     stats->last_rank = last.last_rank;
     stats->is_dropped = last.is_dropped ? 1 : 0;
+    stats->link_bytes = last.link_bytes;
     return {};
   });
 }

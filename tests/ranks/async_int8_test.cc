@@ -17,13 +17,14 @@ namespace {
 
 using Body = std::function<void(AsyncCollective&)>;
 
-void run_host(int n, Mode mode, const Body& body) {
+void run_host(int n, Mode mode, const Body& body, const char* link = "none") {
   run_bootstraps(n, mode, [&](Bootstrap& bootstrap) {
     RankOptions ranks;
     ranks.heap_bytes = size_t{2} << 20;
     ranks.timeout_ms = 20000;
     HostCollectiveOptions options;
     options.runtime = runtime_options(mode, ranks);
+    options.runtime.link = LinkOptions::parse(link);
     const auto collective = open_host_collective(bootstrap, options);
     body(*collective);
   });
@@ -127,6 +128,31 @@ TEST_P(AsyncInt8, AValueThatIsNotFiniteIsSoOnAllRanksAndGoneAfterwards) {
     data.assign(2000, 1.0f);
     reduce();
     for (size_t i = 0; i < data.size(); ++i) ASSERT_NEAR(data[i], n, 0.05) << i;
+  });
+}
+
+TEST_P(AsyncInt8, TheLinkCountsAQuarterOfTheBytes) {
+  const auto [n, mode] = GetParam();
+  const auto body = [n = n](AsyncCollective& collective) {
+    constexpr size_t kCount = 12 * 1024;
+    std::vector<float> data(kCount, 1.0f), residual(kCount);
+    const auto carried = [&](DType dtype, float* rest) {
+      const Ticket ticket = collective.all_reduce({data.data(), kCount, dtype, "a bucket", rest}, {});
+      collective.wait(ticket, 20000);
+      return collective.times(ticket).link_bytes;
+    };
+    carried(DType::fp32, nullptr);
+    const int64_t others = n - 1, part = static_cast<int64_t>(kCount) / n, said = 64 * others;
+    EXPECT_EQ(carried(DType::fp32, nullptr), 2 * others * part * 4 + said);
+    EXPECT_EQ(carried(DType::bf16, nullptr), 2 * others * part * 2 + said);
+    EXPECT_EQ(carried(DType::fp32, residual.data()), 2 * others * (part + part / 256 * 4) + said);
+  };
+  run_host(n, mode, body, "1GB/s,10us");
+  run_host(n, mode, [](AsyncCollective& collective) {
+    double x = 1;
+    const Ticket ticket = collective.all_reduce({&x, 1, DType::fp64, "x"}, {});
+    collective.wait(ticket, 20000);
+    EXPECT_EQ(collective.times(ticket).link_bytes, 0);
   });
 }
 

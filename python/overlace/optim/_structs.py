@@ -69,6 +69,7 @@ class Stats(_Sized):
         *((name, c.c_double) for name in ("round_ms", "comm_ms", "exposed_ms", "pass_ms", "lambda", "clipped")),
         *((name, c.c_double) for name in ("increment_norm", "mean_norm", "momentum_norm")),
         *((name, c.c_int32) for name in ("last_rank", "is_dropped")),
+        ("link_bytes", c.c_int64),
     )
 
 

@@ -215,6 +215,9 @@ class HostCollective final : public AsyncCollective {
       meet_timeout_ms_ = options.meet_timeout_ms > 0 ? options.meet_timeout_ms : runtime.options().timeout_ms;
       runtime::SignsOfLife signs(*runtime.world().state().runtime->control);
       runtime::agent_of(pod).more_of_timeout = [&signs] { return signs.missing_text(); };
+      runtime::set_transfer_sink(runtime, [this](int, int64_t, int64_t, size_t bytes) {
+        link_bytes_.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+      });
       {
         const std::lock_guard lock(mutex_);
         runtime_ = &runtime;
@@ -266,6 +269,7 @@ class HostCollective final : public AsyncCollective {
       for (std::atomic<bool>& flag : has_come_) flag.store(false, std::memory_order_relaxed);
       is_working_ = true;
       const Bucket bucket = job->bucket;
+      const int64_t carried = link_bytes_;
       lock.unlock();
       TicketTimes times;
       const Status status = reduce(runtime, pod, came, bucket, times);
@@ -279,6 +283,7 @@ class HostCollective final : public AsyncCollective {
       job->times.met_ns = times.met_ns;
       job->times.last_rank = times.last_rank;
       job->times.complete_ns = now_ns();
+      job->times.link_bytes = link_bytes_ - carried;
       changed_.notify_all();
     }
   }
@@ -383,6 +388,7 @@ class HostCollective final : public AsyncCollective {
   runtime::SignsOfLife* signs_ = nullptr;
   int num_asking_ = 0;  // callers of it
   int64_t meet_timeout_ms_ = 0;
+  std::atomic<int64_t> link_bytes_{0};  // counted by the thread of the emulated link
   uint64_t num_met_ = 0, said_offset_ = 0;
   Said said_[2];  // by the ticket's last bit
   std::deque<std::atomic<bool>> has_come_ = std::deque<std::atomic<bool>>(static_cast<size_t>(size_));

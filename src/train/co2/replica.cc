@@ -318,6 +318,7 @@ void Replica::wait_for(int bucket, int64_t) {
   last_complete_ns_ = std::max(last_complete_ns_, times.complete_ns);
   if (first_launch_ns_ == 0 || times.launched_ns < first_launch_ns_) first_launch_ns_ = times.launched_ns;
   current_.comm_ms = std::max(current_.comm_ms, ms(times.complete_ns - first_launch_ns_));
+  current_.link_bytes += times.link_bytes;
   if (times.last_rank >= 0) current_.last_rank = times.last_rank;
   ticket = 0;
 }

@@ -46,6 +46,7 @@ struct ReplicaOptions {
 /// Of the round whose increment a boundary took in.
 struct RoundStats {
   int64_t round = 0, steps = 0, bytes = 0;
+  int64_t link_bytes = 0;          // sent by this rank, by the count of an emulated link; header and meetings included
   double round_ms = 0;             // from the boundary before to this one
   double comm_ms = 0;              // from the first launch to the last completion
   double exposed_ms = 0;           // what the boundary waited
