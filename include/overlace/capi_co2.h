@@ -45,6 +45,9 @@ typedef struct ovl_co2_options {
   /* 1: from 16 rounds on a wait ends at what they were waited for, median and 10 median distances from it, at least 10
    * s and at most timeout_ms. */
   int32_t auto_timeout;
+  /* That this group sees in an inner step; 0: groups are equal. Otherwise tau may differ between groups, and means are
+   * weighted by what each has seen: Co2Options::samples. */
+  double samples;
 } ovl_co2_options;
 
 /* Memory of the host that outlives the handle. What a rank holds of a parameter may be nothing: count 0, data null. */

@@ -49,6 +49,7 @@ class Co2Options(_Sized):
         ("shard_degree", c.c_int32),
         ("reduce_in_group", REDUCE_IN_GROUP),
         ("auto_timeout", c.c_int32),
+        ("samples", c.c_double),
     )
 
 

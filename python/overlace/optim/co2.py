@@ -23,12 +23,13 @@ from overlace.optim._layout import buffers_of, layout_of, statistics_of
 from overlace.optim._means import (
     check_counts,
     check_failure,
-    check_wire,
     complete_states,
     deadline_of,
     mean_over,
     missing_in_some,
+    samples_of,
     sum_over,
+    wire_of,
 )
 from overlace.optim._structs import (
     AVERAGE_INNER,
@@ -57,7 +58,9 @@ class CO2:
     `rule`: "co2", "eager", "streaming", or "local_sgd", "slow_mo", "diloco", which wait. "streaming" sends one of
     `fragments` parts of the parameters at a time, each once in `tau` steps, and takes it in `delay` steps later,
     leaving a share `mix` of the parameters as they are then; its stats are of an exchange. `keep`: the share of its own
-    increment that a group keeps until the mean is there (default: 0.8, "eager" 1 / groups). `transport`: "host" (a
+    increment that a group keeps until the mean is there (default: 0.8, "eager" 1 / groups). `samples`: that this group
+    sees in a step, where groups are unequal: `tau` may differ between them then, and means are weighted by what each
+    has seen; flush, save and load come in the same round of all. `transport`: "host" (a
     worker thread of overlace; one host; `link` emulates a slow one, such as "20MB/s,50us"), "process_group" (the
     group's own all_reduce), "auto". `wire_dtype`: float32, or bfloat16, or int8 with a scale for 256 elements (over
     "host" alone), where what rounding leaves out is sent with the next round. `outer_timeout_s`: how long a wait for
@@ -72,6 +75,7 @@ class CO2:
         outer_group: object = None,
         inner_group: object = None,
         rule: str = "co2",
+        samples: float | None = None,
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         pseudo_gradient: str = "delta",
@@ -106,7 +110,6 @@ class CO2:
         check_counts(bucket_bytes, check_every, names=("bucket_bytes", "check_every"))
         check_failure(on_failure)
         choice("buffers", buffers, {"average": 0, "keep": 1})
-        check_wire(wire_dtype)
         self.inner_group = None if inner_group is None else process_group(inner_group)
         check_grid(self.inner_group, self.group)
         self._layout = layout_of(model, self.inner_group, inner_optimizer)
@@ -118,7 +121,7 @@ class CO2:
             rule=choice("rule", rule, RULES),
             gap=choice("gap", gap, GAPS),
             clip=choice("clip", clip, CLIPS),
-            wire_dtype=DTYPES[wire_dtype],
+            wire_dtype=wire_of(wire_dtype),
             tau=tau,
             warmup_sync_steps=warmup_sync_steps,
             cooldown_sync_steps=cooldown_sync_steps,
@@ -128,6 +131,7 @@ class CO2:
             outer_momentum=OF_RULE if outer_momentum is None else outer_momentum,
             kappa=choice("pseudo_gradient", pseudo_gradient, KAPPAS),
             keep=OF_RULE if keep is None else keep,
+            samples=samples_of(samples),
             fragments=fragments or 0,
             delay=delay,
             mix=mix,
@@ -418,6 +422,8 @@ class CO2:
         }
         options |= {name: getattr(self._options, name) for name in names}
         options["warmup_sync_steps"], options["total_steps"] = self._given_steps
+        if self._options.samples > 0:
+            options |= {"tau": "of each group", "samples": "of each group"}  # what a group's own part is checked by
         options["wire_dtype"] = next(str(d) for d, number in DTYPES.items() if number == self._options.wire_dtype)
 
         def rows(named: dict[str, torch.Tensor]) -> list[list[str]]:

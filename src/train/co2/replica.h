@@ -116,6 +116,8 @@ class Replica {
   int64_t timeout_ms() const { return options_.is_deadline_auto ? deadline_.ms() : options_.timeout_ms; }
   void forget_sums();
   void agree_at_start();
+  float divisor_of(int64_t steps) const;
+  bool is_weighted() const { return options_.co2.samples > 0; }
   std::string dump() const;
   double next_lr_ratio();
   std::string describe() const;
@@ -129,7 +131,8 @@ class Replica {
   std::vector<BucketRange> buckets_;
   Engine engine_;
   Threads threads_;
-  uint64_t config_hash_ = 0;
+  uint64_t config_hash_ = 0, own_hash_ = 0;  // of what all groups have alike; of what a checkpoint must fit
+  double all_samples_ = 0;                   // of unequal groups: what all of them see in whole rounds
   std::vector<float> anchor_, momentum_, kept_, residual_;  // momentum_, kept_: empty where the rule has none
   std::vector<char> wire_;
   std::vector<PassTensor> tensors_;
