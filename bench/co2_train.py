@@ -33,6 +33,7 @@ import protocol
 import schema
 
 NAMES = ("alone", "ddp", "local_sgd", "slow_mo", "diloco", "streaming", "eager", "co2")
+WIRES = {"co2_bf16": "bfloat16", "co2_int8": "int8"}  # co2 with another type on the wire, where asked for
 CHECKS = ("wrong",)  # one group ends elsewhere: to be refused
 COMMAND = "CO2_TRAIN_COMMAND"  # environment of the ranks: the command that started them
 VOCABULARY, CONTEXT, WIDTH, BATCH = 96, 16, 32, 64
@@ -154,9 +155,17 @@ def train(o: argparse.Namespace, group: object, text: Text, name: str, tau: int,
         model.register_comm_hook(None, hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     if name not in ("alone", "ddp"):
-        rule = "co2" if name == "wrong" else name
+        rule, wire = ("co2" if name == "wrong" or name in WIRES else name), getattr(torch, WIRES.get(name, "float32"))
         co2 = overlace.optim.CO2(
-            model, optimizer, outer_group=group, tau=tau, rule=rule, transport="host", link=o.link, outer_timeout_s=60
+            model,
+            optimizer,
+            outer_group=group,
+            tau=tau,
+            rule=rule,
+            wire_dtype=wire,
+            transport="host",
+            link=o.link,
+            outer_timeout_s=60,
         )
     step = optimizer.step if co2 is None else co2.step
     torch.distributed.barrier(group=group)
@@ -297,7 +306,7 @@ def main() -> int:
     o = arguments()
     if o.verify_only:  # the bits of three rounds
         o.steps = min(o.steps, 96)
-    unknown = [name for name in o.competitors.split(",") if name not in (*NAMES, *CHECKS)]
+    unknown = [name for name in o.competitors.split(",") if name not in (*NAMES, *WIRES, *CHECKS)]
     bad = [tau for tau in o.tau.split(",") if not tau.isdigit() or int(tau) < 1 or o.steps % int(tau) != 0]
     if unknown or bad or o.repetitions < 1:
         print(f"co2_train.py: error: competitors {unknown} are not known, or tau {bad} does not divide {o.steps} steps")

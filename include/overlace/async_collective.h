@@ -18,14 +18,25 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
+/// The number of elements that share a scale if they travel as int8.
+inline constexpr size_t kInt8Block = 256;
+
 /// The memory that one all-reduce sums: `count` elements of `dtype` at `data`. It belongs to the ticket until that is
 /// complete or failed.
 struct Bucket {
   void* data = nullptr;
   size_t count = 0;
   DType dtype = DType::fp32;
-  std::string what;  // "round 7, bucket 3": the name that errors show
+  std::string what;           // "round 7, bucket 3": the name that errors show
+  float* residual = nullptr;  // if given, fp32 data travel as int8, with a scale for each kInt8Block elements: `count`
+                              // values that earlier rounding left out, which are added and replaced by those of now
 };
+
+/// Bytes of a bucket where it travels: 65/64 of a byte an element with a residual.
+inline size_t wire_bytes(const Bucket& bucket) {
+  if (bucket.residual == nullptr) return bucket.count * dtype_bytes(bucket.dtype);
+  return bucket.count + (bucket.count + kInt8Block - 1) / kInt8Block * sizeof(float);
+}
 
 /// An all-reduce under way. Numbers count from 1 in the order of launches.
 struct Ticket {
@@ -38,13 +49,15 @@ enum class TicketState { pending, complete, failed };
 /// 0 means not yet.
 struct TicketTimes {
   int64_t launched_ns = 0, begun_ns = 0, met_ns = 0, complete_ns = 0;
-  int last_rank = -1;  // rank that joined last; -1: not known
+  int last_rank = -1;      // rank that joined last; -1: not known
+  int64_t link_bytes = 0;  // bytes that an emulated link has carried from this rank, by its own count; 0 without one
 };
 
 struct CollectiveCaps {
   bool stream_ordered = false;    // order_after does not block the host
   bool progresses_alone = false;  // tickets complete although nobody polls
   bool deterministic = false;     // equal bits on all ranks and in every run
+  bool takes_residuals = false;   // buckets may travel as int8
   bool frees_on_failure = false;  // after wait() has thrown nothing accesses the memory of a ticket
 };
 
@@ -58,7 +71,8 @@ class AsyncCollective {
   virtual int size() const = 0;
   virtual CollectiveCaps caps() const = 0;
   /// Sums `bucket` over all ranks, in place, after the work that `stream` holds now. For a mean, the caller divides
-  /// before it calls. Does not block. Throws the error of an earlier ticket that failed.
+  /// before it calls. Does not block. Throws the error of an earlier ticket that failed, Unsupported for a residual
+  /// without CollectiveCaps::takes_residuals, InvalidArgument for a residual beside data that are not fp32.
   virtual Ticket all_reduce(const Bucket& bucket, StreamRef stream) = 0;
   /// Returns the state of a ticket. Does not block.
   virtual TicketState poll(Ticket ticket) = 0;

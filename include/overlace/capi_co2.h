@@ -32,7 +32,7 @@ enum ovl_co2_clip { OVL_CO2_CLIP_NONE = 0, OVL_CO2_CLIP_ABSOLUTE, OVL_CO2_CLIP_R
 typedef struct ovl_co2_options {
   size_t struct_size;
   int32_t rule, gap, clip;
-  int32_t wire_dtype; /* OVL_FP32 or OVL_BF16 */
+  int32_t wire_dtype; /* OVL_FP32 or OVL_BF16; OVL_I8 over the transport host only */
   int64_t tau, warmup_sync_steps, cooldown_sync_steps, total_steps, check_every;
   int64_t fragments, delay; /* rule streaming only; fragments 0: chosen */
   double outer_lr, outer_momentum, kappa, keep, gap_value, phi, mix;
@@ -49,6 +49,9 @@ typedef struct ovl_co2_options {
   /* If 1, the deadline of a wait adapts after 16 rounds: it is the median of past waits plus ten median absolute
    * deviations, at least 10 s and at most timeout_ms. */
   int32_t auto_timeout;
+  /* The number of samples that this group sees in an inner step; 0: groups are equal. Otherwise tau may differ between
+   * groups, and means are weighted by the samples that each has seen: Co2Options::samples. */
+  double samples;
 } ovl_co2_options;
 
 /* A parameter in memory of the host, which must outlive the handle. If a rank holds nothing of a parameter, count is
@@ -82,6 +85,7 @@ typedef struct ovl_co2_stats {
   int64_t round, steps, bytes;
   double round_ms, comm_ms, exposed_ms, pass_ms, lambda, clipped, increment_norm, mean_norm, momentum_norm;
   int32_t last_rank, is_dropped;
+  int64_t link_bytes; /* bytes that an emulated link carried from this rank, by its own count; 0 without one */
 } ovl_co2_stats;
 
 /* Opens CO2 over the transport `host`. Collective over the groups, whose ranks `given` can gather. `runtime` has the

@@ -47,6 +47,9 @@ struct Co2Options {
   int64_t cooldown_sync_steps = 0;             // such steps at the end; needs total_steps
   int64_t total_steps = 0;                     // 0: not known
   int64_t check_every = 0;                     // rounds between comparisons of the anchors of all groups; 0: never
+  double samples = 0;  // that this group sees in an inner step; 0: groups are equal. Otherwise tau and samples may
+                       // differ between groups, and a round's mean is weighted by the samples that each has seen in it.
+                       // Rules co2, local_sgd, slow_mo, diloco, without averaged gradients and adaptive gap
 
   /// Returns options with which training is stable: the defaults.
   static Co2Options stable(int64_t tau);

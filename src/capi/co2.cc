@@ -119,7 +119,8 @@ base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
                  .warmup_sync_steps = given->warmup_sync_steps,
                  .cooldown_sync_steps = given->cooldown_sync_steps,
                  .total_steps = given->total_steps,
-                 .check_every = given->check_every};
+                 .check_every = given->check_every,
+                 .samples = given->samples};
   options.wire_dtype = *wire;
   if (given->bucket_bytes != 0) options.bucket_bytes = given->bucket_bytes;
   if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
@@ -311,6 +312,7 @@ int ovl_co2_stats_last(ovl_co2* co2, ovl_co2_stats* stats) {
     stats->momentum_norm = last.momentum_norm;
     stats->last_rank = last.last_rank;
     stats->is_dropped = last.is_dropped ? 1 : 0;
+    stats->link_bytes = last.link_bytes;
     return {};
   });
 }

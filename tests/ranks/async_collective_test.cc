@@ -281,6 +281,22 @@ TEST(AsyncCollectiveFault, ARankThatFailsAtOpeningFailsAll) {
   });
 }
 
+/// Whoever has seen it leaves, which must not be what the others see.
+TEST(AsyncCollectiveFault, ARefusalAtTheStartIsSaidByAllRanks) {
+  std::atomic<int> told{0};
+  constexpr int kTimes = 30;
+  for (int time = 0; time < kTimes; ++time)
+    run_bootstraps(4, Mode::threads, [&](Bootstrap& bootstrap) {
+      const std::string text = thrown_by([&] {
+        const auto outer = open_host_collective(bootstrap, host_options(Mode::threads));
+        train(*outer, {.tau = outer->rank() == 2 ? 3 : 2}, 1);
+      });
+      EXPECT_EQ(text.find("plan_mismatch: options and parameters' shapes differ"), 0u) << text;
+      ++told;
+    });
+  EXPECT_EQ(told, 4 * kTimes);
+}
+
 /// Ranks of processes of which one fails in the middle of training.
 class AsyncCollectiveLost : public testing::TestWithParam<std::tuple<Fault, int>> {};
 

@@ -75,7 +75,8 @@ def check_docs(out: Path) -> Iterator[Case]:
         return
     python = sys.executable
     overlace = str(ROOT / "build/cpu/overlace")
-    yield step("reference", run([python, "tools/gen_reference.py", "--check", "--program", overlace], 120))
+    for name in ("gen_reference", "gen_co2_scale"):
+        yield step(name, run([python, f"tools/{name}.py", "--check", "--program", overlace], 120))
     for page in [*sorted(p.relative_to(ROOT) for p in (ROOT / "docs" / "guides").glob("*.md")), Path("README.md")]:
         done = run([python, "tools/run_docs.py", "--prefix", str(prefix), str(page)], 600, {"CUDA_VISIBLE_DEVICES": ""})
         yield step(f"run {page}", done)

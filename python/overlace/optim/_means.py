@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from overlace import errors
 from overlace.errors import InvalidArgument, Unsupported
+from overlace.optim._structs import DTYPES
 
 _LONGEST_S = 300
 
@@ -41,11 +42,18 @@ def check_failure(on_failure: object) -> None:
         raise InvalidArgument(f"CO2: on_failure is {on_failure!r}, wanted one of 'abort'")
 
 
-def check_wire(dtype: object) -> None:
-    if dtype == torch.int8:
-        raise Unsupported("CO2: wire_dtype is torch.int8; supported so far: torch.float32, torch.bfloat16")
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise InvalidArgument(f"CO2: wire_dtype is {dtype}, wanted torch.float32 or torch.bfloat16")
+def samples_of(samples: object) -> float:
+    if samples is None:
+        return 0.0
+    if isinstance(samples, bool) or not isinstance(samples, int | float) or not 0 < samples <= 1e15:
+        raise InvalidArgument(f"CO2: samples is {samples!r}, wanted: None where groups are equal, else up to 1e15")
+    return float(samples)
+
+
+def wire_of(dtype: object) -> int:
+    if dtype not in (torch.float32, torch.bfloat16, torch.int8):
+        raise InvalidArgument(f"CO2: wire_dtype is {dtype}, wanted torch.float32, torch.bfloat16 or torch.int8")
+    return DTYPES[dtype]
 
 
 def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:

@@ -14,90 +14,38 @@ import torch
 import torch.distributed as dist
 
 from overlace import errors
-from overlace._library import Options, _Sized, call, handle
+from overlace._library import Options, call, handle
 from overlace.context import given_of, process_group
-from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout
+from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout, Unsupported
 from overlace.optim import _checkpoint
 from overlace.optim._collective import GroupCollective
 from overlace.optim._layout import buffers_of, layout_of, statistics_of
 from overlace.optim._means import (
     check_counts,
     check_failure,
-    check_wire,
     complete_states,
     deadline_of,
     mean_over,
     missing_in_some,
+    samples_of,
     sum_over,
+    wire_of,
+)
+from overlace.optim._structs import (
+    AVERAGE_INNER,
+    CLIPS,
+    DTYPES,
+    GAPS,
+    KAPPAS,
+    OF_RULE,
+    REDUCE_IN_GROUP,
+    RULES,
+    Co2Options,
+    Parameter,
+    Stats,
+    choice,
 )
 from overlace.optim.groups import check_grid
-
-_RULES = {"local_sgd": 0, "slow_mo": 1, "diloco": 2, "co2": 3, "eager": 4, "streaming": 5}
-_GAPS = {None: 0, "constant": 1, "adaptive": 2}
-_CLIPS = {None: 0, "absolute": 1, "relative": 2}
-_KAPPAS = {"delta": 0.0, "anchor": 1.0}
-_DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # enum ovl_dtype
-_OF_RULE = -1.0
-_AVERAGE_INNER = c.CFUNCTYPE(c.c_int, c.c_void_p)
-_REDUCE_IN_GROUP = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(c.c_double), c.c_uint64)
-
-
-class _Co2Options(_Sized):
-    _fields_ = (
-        ("struct_size", c.c_size_t),
-        ("rule", c.c_int32),
-        ("gap", c.c_int32),
-        ("clip", c.c_int32),
-        ("wire_dtype", c.c_int32),
-        ("tau", c.c_int64),
-        ("warmup_sync_steps", c.c_int64),
-        ("cooldown_sync_steps", c.c_int64),
-        ("total_steps", c.c_int64),
-        ("check_every", c.c_int64),
-        ("fragments", c.c_int64),
-        ("delay", c.c_int64),
-        ("outer_lr", c.c_double),
-        ("outer_momentum", c.c_double),
-        ("kappa", c.c_double),
-        ("keep", c.c_double),
-        ("gap_value", c.c_double),
-        ("phi", c.c_double),
-        ("mix", c.c_double),
-        ("bucket_bytes", c.c_int64),
-        ("timeout_ms", c.c_int64),
-        ("threads", c.c_int32),
-        ("average_inner", _AVERAGE_INNER),
-        ("user", c.c_void_p),
-        ("shard_degree", c.c_int32),
-        ("reduce_in_group", _REDUCE_IN_GROUP),
-        ("auto_timeout", c.c_int32),
-    )
-
-
-class _Parameter(c.Structure):
-    _fields_ = (
-        ("name", c.c_char_p),
-        ("data", c.c_void_p),
-        ("count", c.c_int64),
-        ("dtype", c.c_int32),
-        ("group_count", c.c_int64),
-    )
-
-
-class _Stats(_Sized):
-    _fields_ = (
-        ("struct_size", c.c_size_t),
-        *((name, c.c_int64) for name in ("rounds", "round", "steps", "bytes")),
-        *((name, c.c_double) for name in ("round_ms", "comm_ms", "exposed_ms", "pass_ms", "lambda", "clipped")),
-        *((name, c.c_double) for name in ("increment_norm", "mean_norm", "momentum_norm")),
-        *((name, c.c_int32) for name in ("last_rank", "is_dropped")),
-    )
-
-
-def _choice(name: str, value: object, table: dict) -> Any:
-    if value not in table:
-        raise InvalidArgument(f"CO2: {name} is {value!r}, wanted one of {', '.join(map(repr, table))}")
-    return table[value]
 
 
 class CO2:
@@ -110,10 +58,13 @@ class CO2:
     `rule`: "co2", "eager", "streaming", or "local_sgd", "slow_mo", "diloco", which wait. "streaming" sends one of
     `fragments` parts of the parameters at a time, each once in `tau` steps, and takes it in `delay` steps later,
     leaving a share `mix` of the parameters as they are then; its stats are of an exchange. `keep`: the share of its own
-    increment that a group keeps until the mean is there (default: 0.8, "eager" 1 / groups). `transport`: "host" (a
+    increment that a group keeps until the mean is there (default: 0.8, "eager" 1 / groups). `samples`: that this group
+    sees in a step, where groups are unequal: `tau` may differ between them then, and means are weighted by what each
+    has seen; flush, save and load come in the same round of all. `transport`: "host" (a
     worker thread of overlace; one host; `link` emulates a slow one, such as "20MB/s,50us"), "process_group" (the
-    group's own all_reduce), "auto". `outer_timeout_s`: how long a wait for other groups may take; "auto": by what the
-    last 16 rounds were waited for, at least 10 s. Collective."""
+    group's own all_reduce), "auto". `wire_dtype`: float32, or bfloat16, or int8 with a scale for 256 elements (over
+    "host" alone), where what rounding leaves out is sent with the next round. `outer_timeout_s`: how long a wait for
+    other groups may take; "auto": by what the last 16 rounds were waited for, at least 10 s. Collective."""
 
     def __init__(
         self,
@@ -124,6 +75,7 @@ class CO2:
         outer_group: object = None,
         inner_group: object = None,
         rule: str = "co2",
+        samples: float | None = None,
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         pseudo_gradient: str = "delta",
@@ -157,8 +109,7 @@ class CO2:
         check_counts(tau, warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay)
         check_counts(bucket_bytes, check_every, names=("bucket_bytes", "check_every"))
         check_failure(on_failure)
-        _choice("buffers", buffers, {"average": 0, "keep": 1})
-        check_wire(wire_dtype)
+        choice("buffers", buffers, {"average": 0, "keep": 1})
         self.inner_group = None if inner_group is None else process_group(inner_group)
         check_grid(self.inner_group, self.group)
         self._layout = layout_of(model, self.inner_group, inner_optimizer)
@@ -166,59 +117,62 @@ class CO2:
         self._model = model
         self._statistics = statistics_of(model) if buffers == "average" else []
         self._writes = self._steps = self._begun = 0
-        options = _Co2Options(
-            rule=_choice("rule", rule, _RULES),
-            gap=_choice("gap", gap, _GAPS),
-            clip=_choice("clip", clip, _CLIPS),
-            wire_dtype=_DTYPES[wire_dtype],
+        options = Co2Options(
+            rule=choice("rule", rule, RULES),
+            gap=choice("gap", gap, GAPS),
+            clip=choice("clip", clip, CLIPS),
+            wire_dtype=wire_of(wire_dtype),
             tau=tau,
             warmup_sync_steps=warmup_sync_steps,
             cooldown_sync_steps=cooldown_sync_steps,
             total_steps=total_steps or 0,
             check_every=check_every,
-            outer_lr=_OF_RULE if outer_lr is None else outer_lr,
-            outer_momentum=_OF_RULE if outer_momentum is None else outer_momentum,
-            kappa=_choice("pseudo_gradient", pseudo_gradient, _KAPPAS),
-            keep=_OF_RULE if keep is None else keep,
+            outer_lr=OF_RULE if outer_lr is None else outer_lr,
+            outer_momentum=OF_RULE if outer_momentum is None else outer_momentum,
+            kappa=choice("pseudo_gradient", pseudo_gradient, KAPPAS),
+            keep=OF_RULE if keep is None else keep,
+            samples=samples_of(samples),
             fragments=fragments or 0,
             delay=delay,
             mix=mix,
             gap_value=gap_value,
-            phi=_OF_RULE if phi is None else phi,
+            phi=OF_RULE if phi is None else phi,
             bucket_bytes=bucket_bytes,
             timeout_ms=round(self._deadline.total_seconds() * 1000),
             auto_timeout=outer_timeout_s == "auto",
-            average_inner=_AVERAGE_INNER(self._average_inner),
+            average_inner=AVERAGE_INNER(self._average_inner),
             shard_degree=self._layout.shards,
-            reduce_in_group=_REDUCE_IN_GROUP(self._reduce_in_group),
+            reduce_in_group=REDUCE_IN_GROUP(self._reduce_in_group),
         )
         self._given_steps = warmup_sync_steps, total_steps or 0
         self._open(options, transport, link, self._deadline.total_seconds())
 
     # ---- what it stands on ----
 
-    def _open(self, options: _Co2Options, transport: str, link: str | None, timeout_s: float) -> None:
+    def _open(self, options: Co2Options, transport: str, link: str | None, timeout_s: float) -> None:
         self._options = options  # holds the callbacks
         self._way = transport, link, timeout_s
-        table = (_Parameter * len(self._parts))(
+        table = (Parameter * len(self._parts))(
             *(
-                _Parameter(
+                Parameter(
                     part.name.encode(),
                     part.values.data_ptr(),
                     part.values.numel(),
-                    _DTYPES[part.values.dtype],
+                    DTYPES[part.values.dtype],
                     part.group_count,
                 )
                 for part in self._parts
             )
         )
-        _choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
+        choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
         if transport == "auto":
             hosts: list = [None] * self.group.size()
             dist.all_gather_object(hosts, socket.gethostname(), group=self.group)
             transport = "host" if len(set(hosts)) == 1 else "process_group"
         if link is not None and transport != "host":
             raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
+        if options.wire_dtype == DTYPES[torch.int8] and transport != "host":
+            raise Unsupported(f"CO2: wire_dtype is torch.int8 with transport {transport!r}; supported: 'host'")
         self.transport = transport
         arguments = [c.byref(options), table, c.c_uint64(len(table))]
         if transport == "host":
@@ -390,9 +344,9 @@ class CO2:
     def stats(self) -> dict[str, float]:
         """Of the last round whose increment came in; `rounds` of them so far. Over process_group comm_ms ends when
         somebody asked."""
-        stats = _Stats()
+        stats = Stats()
         self._call("ovl_co2_stats_last", c.byref(stats))
-        return {name: getattr(stats, name) for name, _ in _Stats._fields_[1:]}
+        return {name: getattr(stats, name) for name, _ in Stats._fields_[1:]}
 
     def trace(self, path: str | Path) -> None:
         """The rounds so far of all ranks as a timeline, .json or .pftrace, which the first rank writes; for a viewer,
@@ -461,14 +415,16 @@ class CO2:
         names = ("tau", "outer_lr", "outer_momentum", "kappa", "keep", "gap_value", "phi", "warmup_sync_steps")
         names += ("fragments", "delay", "mix")
         names += ("cooldown_sync_steps", "total_steps", "check_every", "bucket_bytes")
-        words = {"rule": _RULES, "gap": _GAPS, "clip": _CLIPS}
+        words = {"rule": RULES, "gap": GAPS, "clip": CLIPS}
         options: dict[str, Any] = {
             name: next(str(word) for word, number in table.items() if number == getattr(self._options, name))
             for name, table in words.items()
         }
         options |= {name: getattr(self._options, name) for name in names}
         options["warmup_sync_steps"], options["total_steps"] = self._given_steps
-        options["wire_dtype"] = next(str(d) for d, number in _DTYPES.items() if number == self._options.wire_dtype)
+        if self._options.samples > 0:
+            options |= {"tau": "of each group", "samples": "of each group"}  # what a group's own part is checked by
+        options["wire_dtype"] = next(str(d) for d, number in DTYPES.items() if number == self._options.wire_dtype)
 
         def rows(named: dict[str, torch.Tensor]) -> list[list[str]]:
             return [[name, str(t.dtype), "x".join(map(str, t.shape))] for name, t in named.items()]

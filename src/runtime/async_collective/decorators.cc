@@ -58,7 +58,7 @@ class Paced final : public Decorator {
   Ticket all_reduce(const Bucket& bucket, StreamRef stream) override {
     const Ticket ticket = inner_.all_reduce(bucket, stream);
     const std::lock_guard lock(mutex_);
-    waiting_[ticket.number] = bucket.count * dtype_bytes(bucket.dtype);
+    waiting_[ticket.number] = wire_bytes(bucket);
     return ticket;
   }
 

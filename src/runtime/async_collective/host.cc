@@ -13,6 +13,7 @@
 #include "overlace/net_engine.h"
 #include "overlace/signal.h"
 #include "src/base/status.h"
+#include "src/runtime/async_collective/int8.h"
 #include "src/runtime/async_collective/signs_of_life.h"
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/clock.h"
@@ -78,11 +79,14 @@ class HostCollective final : public AsyncCollective {
   int size() const override { return size_; }
   CollectiveCaps caps() const override {
     const std::lock_guard lock(mutex_);
-    return {.progresses_alone = true, .deterministic = true, .frees_on_failure = !is_stuck_};
+    return {.progresses_alone = true, .deterministic = true, .takes_residuals = true, .frees_on_failure = !is_stuck_};
   }
 
   Ticket all_reduce(const Bucket& bucket, StreamRef stream) override {
     check(stream, "all_reduce");
+    if (bucket.residual != nullptr && bucket.dtype != DType::fp32)
+      throw_error(Errc::invalid_argument, base::format("all_reduce of {}: {} with a residual, wanted: fp32",
+                                                       bucket.what, dtype_name(bucket.dtype)));
     const std::lock_guard lock(mutex_);
     failure_.or_throw();
     jobs_.push_back({bucket, {.launched_ns = now_ns()}});
@@ -184,7 +188,7 @@ class HostCollective final : public AsyncCollective {
         missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
     std::string text = base::format("all-reduce of {}: rank {} of {} waited {} ms for {} bytes",
                                     job == nullptr ? "?" : job->bucket.what, rank_, size_, timeout_ms,
-                                    job == nullptr ? 0 : job->bucket.count * dtype_bytes(job->bucket.dtype));
+                                    job == nullptr ? 0 : wire_bytes(job->bucket));
     if (current != nullptr && current != job) text += "; before it is " + current->bucket.what;
     // A rank that has come late to this one, because it waits for who has stopped, is not to be blamed.
     if (!silent.empty()) return text + silent;
@@ -211,6 +215,9 @@ class HostCollective final : public AsyncCollective {
       meet_timeout_ms_ = options.meet_timeout_ms > 0 ? options.meet_timeout_ms : runtime.options().timeout_ms;
       runtime::SignsOfLife signs(*runtime.world().state().runtime->control);
       runtime::agent_of(pod).more_of_timeout = [&signs] { return signs.missing_text(); };
+      runtime::set_transfer_sink(runtime, [this](int, int64_t, int64_t, size_t bytes) {
+        link_bytes_.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+      });
       {
         const std::lock_guard lock(mutex_);
         runtime_ = &runtime;
@@ -262,6 +269,7 @@ class HostCollective final : public AsyncCollective {
       for (std::atomic<bool>& flag : has_come_) flag.store(false, std::memory_order_relaxed);
       is_working_ = true;
       const Bucket bucket = job->bucket;
+      const int64_t carried = link_bytes_;
       lock.unlock();
       TicketTimes times;
       const Status status = reduce(runtime, pod, came, bucket, times);
@@ -275,6 +283,7 @@ class HostCollective final : public AsyncCollective {
       job->times.met_ns = times.met_ns;
       job->times.last_rank = times.last_rank;
       job->times.complete_ns = now_ns();
+      job->times.link_bytes = link_bytes_ - carried;
       changed_.notify_all();
     }
   }
@@ -283,8 +292,11 @@ class HostCollective final : public AsyncCollective {
     try {
       meet(pod, came, bucket, times);
       times.met_ns = now_ns();
-      if (bucket.count > 0)
-        runtime.world().net()->all_reduce(bucket.data, bucket.data, bucket.count, bucket.dtype, StreamRef::cpu());
+      NetEngine& net = *runtime.world().net();
+      if (bucket.residual != nullptr)
+        runtime::all_reduce_int8(net, rank_, size_, static_cast<float*>(bucket.data), bucket.residual, bucket.count);
+      else if (bucket.count > 0)
+        net.all_reduce(bucket.data, bucket.data, bucket.count, bucket.dtype, StreamRef::cpu());
       return Status::success();
     } catch (...) {
       const Status status = base::status_of_current_exception();
@@ -297,7 +309,8 @@ class HostCollective final : public AsyncCollective {
   void meet(const ChannelPod& pod, uint32_t came, const Bucket& bucket, TicketTimes& times) {
     ++num_met_;
     Said& mine = said_[num_met_ % 2];
-    mine = {.count = bucket.count, .dtype = static_cast<int32_t>(bucket.dtype)};
+    mine = {.count = bucket.count,
+            .dtype = static_cast<int32_t>(bucket.residual == nullptr ? bucket.dtype : DType::i8)};
     bucket.what.copy(mine.what, sizeof mine.what - 1);
     // Ranks may be further apart than data may be late. Only this thread waits with the agent.
     const uint64_t timeout_ns = std::exchange(agent_->timeout_ns, static_cast<uint64_t>(meet_timeout_ms_) * 1000000);
@@ -375,6 +388,7 @@ class HostCollective final : public AsyncCollective {
   runtime::SignsOfLife* signs_ = nullptr;
   int num_asking_ = 0;  // callers of it
   int64_t meet_timeout_ms_ = 0;
+  std::atomic<int64_t> link_bytes_{0};  // counted by the thread of the emulated link
   uint64_t num_met_ = 0, said_offset_ = 0;
   Said said_[2];  // by the ticket's last bit
   std::deque<std::atomic<bool>> has_come_ = std::deque<std::atomic<bool>>(static_cast<size_t>(size_));

@@ -7,7 +7,7 @@ namespace overlace::train {
 void begin_boundary(ControlPod& control, std::span<TensorPod> tensors, std::span<const SumsPod> sums,
                     const HeaderPod* sum, const HeaderPod& own, const KnobsPod& knobs) {
   OVERLACE_ASSERT(tensors.size() == sums.size());
-  control.verdict = sum == nullptr ? Verdict::none_yet : judge(*sum, own, knobs.groups);
+  control.verdict = sum == nullptr ? Verdict::none_yet : judge(*sum, own, knobs.groups, knobs.is_weighted != 0);
   control.bad_in_row = control.verdict == Verdict::bad_values ? control.bad_in_row + 1 : 0;
   double m2 = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -41,7 +41,8 @@ HeaderPod header_of(std::span<const SumsPod> sums, int64_t round, int64_t steps,
   return header;
 }
 
-base::Status status_of(const ControlPod& control, const HeaderPod& sum, const HeaderPod& own, int64_t groups) {
+base::Status status_of(const ControlPod& control, const HeaderPod& sum, const HeaderPod& own, const KnobsPod& knobs) {
+  const int64_t groups = knobs.groups;
   if (control.verdict == Verdict::desync) {
     const double g = static_cast<double>(groups);
     const struct {
@@ -52,7 +53,7 @@ base::Status status_of(const ControlPod& control, const HeaderPod& sum, const He
                 {"configuration (low half of its hash)", sum.config_low, own.config_low},
                 {"configuration (high half of its hash)", sum.config_high, own.config_high},
                 {"round", sum.round, own.round},
-                {"steps of the round", sum.steps, own.steps},
+                {"steps of the round", knobs.is_weighted != 0 ? g * own.steps : sum.steps, own.steps},
                 {"anchor (low half of its hash)", sum.anchor_low, own.anchor_low},
                 {"anchor (high half of its hash)", sum.anchor_high, own.anchor_high}};
     for (const auto& row : rows)

@@ -22,6 +22,6 @@ HeaderPod header_of(std::span<const SumsPod> sums, int64_t round, int64_t steps,
                     uint64_t anchor_hash);
 
 /// What to throw for this verdict: Desync with own and expected values, NonFinite at kMostBadRounds in a row.
-base::Status status_of(const ControlPod& control, const HeaderPod& sum, const HeaderPod& own, int64_t groups);
+base::Status status_of(const ControlPod& control, const HeaderPod& sum, const HeaderPod& own, const KnobsPod& knobs);
 
 }  // namespace overlace::train

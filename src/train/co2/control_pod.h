@@ -24,7 +24,7 @@ struct HeaderPod {
   double config_low = 0, config_high = 0;  // halves of the hash of options and tensors
   double bad = 0;                          // elements of the round's increment that are not finite
   double norm2 = 0;                        // of the increment
-  double steps = 0;                        // inner steps of the round
+  double steps = 0;                        // inner steps of the round; of unequal groups: samples
   double version = kHeaderVersion;
   double anchor_low = 0, anchor_high = 0;  // halves of the hash of anchor and momentum; 0 where not compared
 };
@@ -41,6 +41,8 @@ struct KnobsPod {
   int32_t gap = 0, clip = 0;  // StalenessGap, MomentumClip
   int32_t is_flush = 0;       // the last increment goes in whole
   int32_t is_nesterov = 0;    // diloco, eager, streaming
+  int32_t is_weighted = 0;    // groups are unequal
+  double incoming = 1;        // factor of what comes in: samples of whole rounds over those of this one
 };
 
 /// Of one tensor over the elements that this rank holds, or its group once the group has added them up.
@@ -80,10 +82,11 @@ struct ControlPod {
 };
 
 /// Whether the sum of all headers is that of groups in step. `own` is what this rank sent.
-OVERLACE_TRAIN_BOTH inline Verdict judge(const HeaderPod& sum, const HeaderPod& own, int64_t groups) {
+OVERLACE_TRAIN_BOTH inline Verdict judge(const HeaderPod& sum, const HeaderPod& own, int64_t groups,
+                                         bool is_weighted = false) {
   const double g = static_cast<double>(groups);
   const bool is_in_step = sum.count == g && sum.round == g * own.round && sum.config_low == g * own.config_low &&
-                          sum.config_high == g * own.config_high && sum.steps == g * own.steps &&
+                          sum.config_high == g * own.config_high && (is_weighted || sum.steps == g * own.steps) &&
                           sum.version == g * own.version && sum.anchor_low == g * own.anchor_low &&
                           sum.anchor_high == g * own.anchor_high;
   if (!is_in_step) return Verdict::desync;
@@ -116,11 +119,12 @@ OVERLACE_TRAIN_BOTH inline void next_bound(TensorPod& tensor, const KnobsPod& kn
 OVERLACE_TRAIN_BOTH inline PassPod pass_of(const ControlPod& control, const KnobsPod& knobs) {
   PassPod pass;
   const double beta = knobs.is_flush != 0 ? 0 : knobs.beta;
-  pass.pull = static_cast<float>(knobs.kappa * control.alpha_moved);
-  pass.inv_lambda = static_cast<float>(1 / control.lambda);
+  // With the mean `incoming` times what came in, d is as many times v - pull / incoming * m.
+  pass.pull = static_cast<float>(knobs.kappa * control.alpha_moved / knobs.incoming);
+  pass.inv_lambda = static_cast<float>(knobs.incoming / control.lambda);
   pass.beta = static_cast<float>(beta);
   pass.step_m = static_cast<float>(knobs.is_nesterov != 0 ? knobs.alpha * beta : knobs.alpha);
-  pass.step_d = static_cast<float>(knobs.is_nesterov != 0 ? knobs.alpha : 0);
+  pass.step_d = static_cast<float>(knobs.is_nesterov != 0 ? knobs.alpha * knobs.incoming : 0);
   pass.keep = static_cast<float>(knobs.is_flush != 0 ? 0 : knobs.alpha * knobs.keep);
   pass.mix = static_cast<float>(knobs.is_flush != 0 ? 0 : knobs.mix);
   pass.is_applied = control.verdict == Verdict::good ? 1 : 0;

@@ -96,7 +96,7 @@ void Engine::plan_stale_boundary() {
   plan({.kind = Kind::begin, .round = t});
   for (int b = 0; b < buckets_; ++b) {
     if (waits) plan({.kind = Kind::wait, .bucket = b, .round = t - 1});
-    plan({.kind = Kind::pass, .bucket = b, .round = t, .mode = PassMode::fused});
+    plan({.kind = Kind::pass, .bucket = b, .round = t, .mode = PassMode::fused, .steps = after_.step});
     plan({.kind = Kind::launch, .bucket = b, .round = t});
   }
   if (shard_degree_ > 1) plan({.kind = Kind::reduce_sums, .round = t});
@@ -120,7 +120,7 @@ void Engine::plan_blocking_boundary() {
 void Engine::plan_send(int64_t round, int fragment) {
   for (int b = 0; b < buckets_; ++b) {
     if (!is_in(b, fragment)) continue;
-    plan({.kind = Kind::pass, .bucket = b, .round = round, .mode = PassMode::delta});
+    plan({.kind = Kind::pass, .bucket = b, .round = round, .mode = PassMode::delta, .steps = after_.step});
     plan({.kind = Kind::launch, .bucket = b, .round = round});
   }
   if (shard_degree_ > 1) plan({.kind = Kind::reduce_sums, .round = round});
@@ -170,7 +170,8 @@ void Engine::plan_streaming_flush() {
 
 void Engine::plan_flush() {
   if (options_.rule == OuterRule::streaming) return plan_streaming_flush();
-  if (after_.step > 0) plan_boundary();
+  // Unequal groups are at different steps of a round: all end it, those that have just ended one too.
+  if (after_.step > 0 || options_.samples > 0) plan_boundary();
   if (after_.has_pending == 0) return;
   const int64_t t = after_.round;
   plan({.kind = Kind::wait, .bucket = Action::kHeader, .round = t - 1});
@@ -221,6 +222,7 @@ KnobsPod Engine::knobs(const Action& begin, double lr_ratio) const {
   knobs.clip = static_cast<int32_t>(options_.clip);
   knobs.is_flush = begin.is_flush ? 1 : 0;
   knobs.mix = options_.mix;
+  knobs.is_weighted = options_.samples > 0 ? 1 : 0;
   const bool is_streaming = options_.rule == OuterRule::streaming;
   knobs.is_nesterov = is_streaming || options_.rule == OuterRule::diloco || options_.rule == OuterRule::eager ? 1 : 0;
   if (is_streaming && begin.is_flush) knobs.alpha = 1;  // the mean of the models as they are

@@ -27,7 +27,7 @@ struct Action {
   int64_t round = 0;  // of the increment that is waited for or launched, and of begin and end
   PassMode mode = PassMode::fused;
   bool is_flush = false;
-  int64_t steps = 0;  // of end: inner steps of the round
+  int64_t steps = 0;  // of end, and of a pass that makes an increment: inner steps of the round
   static constexpr int kHeader = -1;
 
   bool operator==(const Action&) const = default;

@@ -54,6 +54,20 @@ Status check_rule(const Co2Options& options) {
   if (options.rule != OuterRule::co2 && options.gap != StalenessGap::none)
     return base::invalid_argument("gap is {} with rule {}, wanted: none, or rule co2",
                                   kStalenessGapNames[static_cast<int>(options.gap)], rule);
+  const bool is_of_equals = options.rule == OuterRule::eager || options.rule == OuterRule::streaming;
+  if (options.samples > 0 && is_of_equals)
+    return base::invalid_argument("samples is {} with rule {}, wanted: 0, or co2, local_sgd, slow_mo or diloco",
+                                  options.samples, rule);
+  if (options.samples > 0 && options.warmup_sync_steps + options.cooldown_sync_steps > 0)
+    return base::invalid_argument(
+        "samples is {} with warmup_sync_steps {} and cooldown_sync_steps {}, wanted: none, as steps of unequal groups "
+        "do not meet",
+        options.samples, options.warmup_sync_steps, options.cooldown_sync_steps);
+  if (options.samples > 0 && options.gap == StalenessGap::adaptive)
+    return base::invalid_argument(
+        "samples is {} with gap adaptive, which follows learning rates that unequal groups "
+        "do not have alike; wanted: none or constant",
+        options.samples);
   if (!is_stale(options.rule) && options.keep != 0)
     return base::invalid_argument("keep is {} with rule {}, which has no stale increments; wanted: none", options.keep,
                                   rule);
@@ -124,6 +138,8 @@ Result<Co2Options> resolve(const Co2Options& given) {
     return base::invalid_argument("cooldown_sync_steps is {}, wanted: 0 or more", options.cooldown_sync_steps);
   if (options.total_steps < 0)
     return base::invalid_argument("total_steps is {}, wanted: 0 or more", options.total_steps);
+  if (!(options.samples >= 0 && options.samples <= 1e15))
+    return base::invalid_argument("samples is {}, wanted: 0 to 1e15", options.samples);
   if (options.check_every < 0)
     return base::invalid_argument("check_every is {}, wanted: 0 or more", options.check_every);
   if (options.cooldown_sync_steps > 0 && options.total_steps < options.warmup_sync_steps + options.cooldown_sync_steps)
@@ -138,9 +154,10 @@ std::string to_text(const Co2Options& o) {
   return base::format(
       "rule={} tau={} outer_lr={} outer_momentum={} kappa={} keep={} gap={} gap_value={} clip={} phi={} warmup={} "
       "cooldown={} total={} check_every={} fragments={} delay={} mix={}",
-      kOuterRuleNames[static_cast<int>(o.rule)], o.tau, o.outer_lr, o.outer_momentum, o.kappa, o.keep,
-      kStalenessGapNames[static_cast<int>(o.gap)], o.gap_value, kMomentumClipNames[static_cast<int>(o.clip)], o.phi,
-      o.warmup_sync_steps, o.cooldown_sync_steps, o.total_steps, o.check_every, o.fragments, o.delay, o.mix);
+      kOuterRuleNames[static_cast<int>(o.rule)], o.samples > 0 ? "own" : std::to_string(o.tau), o.outer_lr,
+      o.outer_momentum, o.kappa, o.keep, kStalenessGapNames[static_cast<int>(o.gap)], o.gap_value,
+      kMomentumClipNames[static_cast<int>(o.clip)], o.phi, o.warmup_sync_steps, o.cooldown_sync_steps, o.total_steps,
+      o.check_every, o.fragments, o.delay, o.mix);
 }
 
 std::string warning_of(const Co2Options& o) {

@@ -34,12 +34,13 @@ struct PassMemory {
   float* residual = nullptr;       // what rounding to bf16 left out; null with fp32
 };
 
+/// `groups`: one over the weight of this group in the mean.
 /// v = w; u = a - kept - x; w = u / groups; d = v - pull * m; m = clip(beta * m + d / Lambda);
 /// a -= step_m * m + step_d * d; kept = keep * u; x = a - kept. Where `pass.is_applied` is 0 a and m stay. What is not
 /// finite is not kept; apply keeps nothing, and x = mix * x + (1 - mix) * a there. `bounds` and `sums` lie beside
 /// `tensors`; of `sums` what the mode computes is replaced. The same bits with any number of threads and on any
 /// processor.
-void run_pass(Threads& threads, PassMode mode, const PassPod& pass, int64_t groups, std::span<const PassTensor> tensors,
+void run_pass(Threads& threads, PassMode mode, const PassPod& pass, float groups, std::span<const PassTensor> tensors,
               std::span<const TensorPod> bounds, const PassMemory& memory, std::span<SumsPod> sums);
 
 /// x = a, nothing kept.

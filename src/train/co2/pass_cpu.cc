@@ -184,7 +184,7 @@ SumsPod total_of(const Lanes& lanes) {
 }
 
 template <PassMode kMode>
-void run_mode(Threads& threads, const PassPod& pass, int64_t groups, std::span<const PassTensor> tensors,
+void run_mode(Threads& threads, const PassPod& pass, float groups, std::span<const PassTensor> tensors,
               std::span<const TensorPod> bounds, const PassMemory& memory, std::span<SumsPod> sums) {
   std::vector<Piece> pieces;
   for (size_t t = 0; t < tensors.size(); ++t)
@@ -194,8 +194,7 @@ void run_mode(Threads& threads, const PassPod& pass, int64_t groups, std::span<c
   threads.run(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
     const Piece& piece = pieces[static_cast<size_t>(i)];
     Lanes lanes;
-    step_piece<kMode>(pass, static_cast<float>(groups), tensors[piece.tensor], piece, bounds[piece.tensor].bound,
-                      memory, lanes);
+    step_piece<kMode>(pass, groups, tensors[piece.tensor], piece, bounds[piece.tensor].bound, memory, lanes);
     parts[static_cast<size_t>(i)] = total_of(lanes);
   });
   for (SumsPod& sum : sums) {
@@ -214,7 +213,7 @@ void run_mode(Threads& threads, const PassPod& pass, int64_t groups, std::span<c
 
 }  // namespace
 
-void run_pass(Threads& threads, PassMode mode, const PassPod& pass, int64_t groups, std::span<const PassTensor> tensors,
+void run_pass(Threads& threads, PassMode mode, const PassPod& pass, float groups, std::span<const PassTensor> tensors,
               std::span<const TensorPod> bounds, const PassMemory& memory, std::span<SumsPod> sums) {
   OVERLACE_ASSERT(tensors.size() == bounds.size() && tensors.size() == sums.size() && groups > 0);
   OVERLACE_ASSERT(memory.wire_dtype == DType::fp32 || memory.residual != nullptr);

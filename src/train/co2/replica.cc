@@ -38,11 +38,14 @@ std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
   return counts;
 }
 
+/// Of the wire buffer: what travels as int8 is packed by the transport.
+DType kept_dtype(DType wire) { return wire == DType::i8 ? DType::fp32 : wire; }
+
 /// A fragment has a bucket of its own at least, if there are parameters enough.
 int64_t bucket_elements(const ReplicaOptions& options, const std::vector<Parameter>& parameters) {
   int64_t total = 0;
   for (const Parameter& parameter : parameters) total += parameter.count;
-  const int64_t most = options.bucket_bytes / static_cast<int64_t>(dtype_bytes(options.wire_dtype));
+  const int64_t most = options.bucket_bytes / static_cast<int64_t>(dtype_bytes(kept_dtype(options.wire_dtype)));
   return std::clamp(total / options.co2.fragments, int64_t{1}, most);
 }
 
@@ -68,8 +71,8 @@ ReplicaOptions checked_options(const ReplicaOptions& given, const std::vector<Pa
     refuse(base::format("reduce_in_group is missing with shard_degree {}", options.shard_degree));
   if (options.co2.cooldown_sync_steps > 0 && !options.average_inner)
     refuse(base::format("average_inner is missing with cooldown_sync_steps {}", options.co2.cooldown_sync_steps));
-  if (options.wire_dtype != DType::fp32 && options.wire_dtype != DType::bf16)
-    refuse(base::format("wire_dtype is {}, wanted: fp32 or bf16", dtype_name(options.wire_dtype)));
+  if (options.wire_dtype != DType::fp32 && options.wire_dtype != DType::bf16 && options.wire_dtype != DType::i8)
+    refuse(base::format("wire_dtype is {}, wanted: fp32, bf16 or i8", dtype_name(options.wire_dtype)));
   if (options.bucket_bytes < 4) refuse(base::format("bucket_bytes is {}, wanted: at least 4", options.bucket_bytes));
   if (options.timeout_ms < 1) refuse(base::format("timeout_ms is {}, wanted: at least 1", options.timeout_ms));
   for (const Parameter& p : parameters) {
@@ -107,10 +110,15 @@ Replica::Replica(const ReplicaOptions& options, std::vector<Parameter> parameter
   anchor_.resize(static_cast<size_t>(total));
   if (options_.co2.outer_momentum > 0 || options_.co2.kappa > 0) momentum_.resize(static_cast<size_t>(total));
   if (keep_of(options_.co2, outer.size()) > 0) kept_.resize(static_cast<size_t>(total));
-  wire_.resize(static_cast<size_t>(total) * dtype_bytes(options_.wire_dtype));
+  wire_.resize(static_cast<size_t>(total) * dtype_bytes(kept_dtype(options_.wire_dtype)));
   if (options_.wire_dtype != DType::fp32) residual_.resize(static_cast<size_t>(total));
-  config_hash_ = hash_text(describe());
+  config_hash_ = own_hash_ = hash_text(describe());
+  if (is_weighted())
+    own_hash_ = hash_text(base::format("tau={} samples={}", options_.co2.tau, options_.co2.samples), config_hash_);
   if (const std::string text = warning_of(options_.co2); !text.empty()) base::warn_once("co2", text);
+  if (options_.wire_dtype == DType::i8 && !outer_.caps().takes_residuals)
+    throw_error(Errc::not_supported,
+                base::format("wire_dtype is i8 over transport {}; supported: host", outer_.name()));
   agree_at_start();
   reset_anchor(tensors_, memory());
   last_boundary_ns_ = now_ns();
@@ -135,6 +143,7 @@ Replica::~Replica() {
   }
   if (is_free) return;
   keep_for_ever(std::make_shared<std::vector<char>>(std::move(wire_)));
+  keep_for_ever(std::make_shared<std::vector<float>>(std::move(residual_)));
   keep_for_ever(std::move(header_));
 }
 
@@ -151,8 +160,18 @@ PassMemory Replica::memory() {
           .momentum = momentum_.empty() ? nullptr : momentum_.data(),
           .kept = kept_.empty() ? nullptr : kept_.data(),
           .wire = wire_.data(),
-          .wire_dtype = options_.wire_dtype,
-          .residual = residual_.empty() ? nullptr : residual_.data()};
+          .wire_dtype = kept_dtype(options_.wire_dtype),
+          .residual = options_.wire_dtype == DType::bf16 ? residual_.data() : nullptr};
+}
+
+Bucket Replica::sent_of(int bucket, int64_t round) {
+  const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
+  const DType dtype = kept_dtype(options_.wire_dtype);
+  return {.data = wire_.data() + static_cast<size_t>(range.begin) * dtype_bytes(dtype),
+          .count = static_cast<size_t>(range.count),
+          .dtype = dtype,
+          .what = base::format("round {}, bucket {}", round, bucket),
+          .residual = options_.wire_dtype == DType::i8 ? residual_.data() + range.begin : nullptr};
 }
 
 /// All groups have the same options and the same values, or PlanMismatch on all of them. Values travel in slots of
@@ -178,13 +197,23 @@ void Replica::agree_at_start() {
       all.push_back(static_cast<uint64_t>(slots[i]) | static_cast<uint64_t>(slots[i + 1]) << 32);
     return all;
   };
+  // All groups see the same: none leaves while another one still waits for what it needs to see it.
+  const auto refuse = [&](const std::string& text) {
+    try {
+      (void)gather({0}, "a refusal at the start");
+    } catch (const std::exception&) {  // what is refused is known
+    }
+    throw_error(Errc::plan_mismatch, text);
+  };
   const std::vector<uint64_t> configs = gather({config_hash_}, "options at the start");
   for (size_t g = 1; g < groups; ++g)
     if (configs[g] != configs[0])
-      throw_error(
-          Errc::plan_mismatch,
-          base::format("options and parameters' shapes differ between groups 0 and {}: hashes {} and {}; here: {}", g,
-                       configs[0], configs[g], describe()));
+      refuse(base::format("options and parameters' shapes differ between groups 0 and {}: hashes {} and {}; here: {}",
+                          g, configs[0], configs[g], describe()));
+  if (is_weighted())
+    for (const uint64_t samples :
+         gather({std::bit_cast<uint64_t>(static_cast<double>(options_.co2.tau) * options_.co2.samples)}, "samples"))
+      all_samples_ += std::bit_cast<double>(samples);
   std::vector<uint64_t> hashes;
   for (const Parameter& p : parameters_)
     hashes.push_back(hash_bytes(p.data, static_cast<size_t>(p.count) * dtype_bytes(p.dtype)));
@@ -192,8 +221,7 @@ void Replica::agree_at_start() {
   for (size_t i = 0; i < hashes.size(); ++i)
     for (size_t g = 1; g < groups; ++g)
       if (all[g * hashes.size() + i] != all[i])
-        throw_error(
-            Errc::plan_mismatch,
+        refuse(
             base::format("parameter {} differs between groups 0 and {} at the start: hashes {} and {}; wanted: the "
                          "same values in all groups",
                          parameters_[i].name, g, all[i], all[g * hashes.size() + i]));
@@ -281,10 +309,7 @@ void Replica::launch(int bucket, int64_t round) {
     sent.data = header_.get();
     if (waits_at_once()) rounds_.end_steps(now_ns());
   } else {
-    const BucketRange& range = buckets_[static_cast<size_t>(bucket)];
-    const size_t unit = dtype_bytes(options_.wire_dtype);
-    sent = {wire_.data() + static_cast<size_t>(range.begin) * unit, static_cast<size_t>(range.count),
-            options_.wire_dtype, base::format("round {}, bucket {}", round, bucket)};
+    sent = sent_of(bucket, round);
   }
   tickets_[slot(bucket)] = outer_.all_reduce(sent, StreamRef::cpu()).number;
 }
@@ -304,6 +329,7 @@ void Replica::wait_for(int bucket, int64_t) {
   last_complete_ns_ = std::max(last_complete_ns_, times.complete_ns);
   if (first_launch_ns_ == 0 || times.launched_ns < first_launch_ns_) first_launch_ns_ = times.launched_ns;
   current_.comm_ms = std::max(current_.comm_ms, ms(times.complete_ns - first_launch_ns_));
+  current_.link_bytes += times.link_bytes;
   if (times.last_rank >= 0) current_.last_rank = times.last_rank;
   ticket = 0;
 }
@@ -321,29 +347,39 @@ double Replica::next_lr_ratio() {
 void Replica::begin(const Action& action) {
   knobs_ = engine_.knobs(action, next_lr_ratio());
   const bool has_incoming = engine_.state().has_pending != 0 || !is_stale(options_.co2.rule) || action.is_flush;
-  begin_boundary(control_, bounds_, sums_, has_incoming ? header_.get() : nullptr, own_header_, knobs_);
-  failure_ = status_of(control_, *header_, own_header_, outer_.size());
+  // A round in which no group took a step brings nothing.
+  const bool is_empty = has_incoming && is_weighted() && header_->steps == 0;
+  if (has_incoming && is_weighted() && !is_empty) knobs_.incoming = all_samples_ / header_->steps;
+  begin_boundary(control_, bounds_, sums_, has_incoming && !is_empty ? header_.get() : nullptr, own_header_, knobs_);
+  failure_ = status_of(control_, *header_, own_header_, knobs_);
   if (failure_.code() == Errc::desync) {
     settle();  // all groups see the same: none leaves while another one still waits
     failure_.or_throw();
   }
   current_.round = static_cast<int64_t>(own_header_.round);
-  current_.steps = static_cast<int64_t>(own_header_.steps);
+  current_.steps = std::llround(own_header_.steps / (is_weighted() ? options_.co2.samples : 1));
   current_.lambda = control_.lambda;
   current_.is_dropped = control_.verdict == Verdict::bad_values;
+}
+
+/// One over the weight of an increment of so many steps; a group that took none sends what rounding left out before.
+float Replica::divisor_of(int64_t steps) const {
+  if (!is_weighted()) return static_cast<float>(outer_.size());
+  return static_cast<float>(all_samples_ / (static_cast<double>(std::max<int64_t>(steps, 1)) * options_.co2.samples));
 }
 
 void Replica::pass(const Action& action) {
   const int64_t begin_ns = now_ns();
   const BucketRange& range = buckets_[static_cast<size_t>(action.bucket)];
-  run_pass(threads_, action.mode, control_.pass, outer_.size(), std::span(tensors_).subspan(range.first, range.tensors),
+  run_pass(threads_, action.mode, control_.pass, divisor_of(action.steps),
+           std::span(tensors_).subspan(range.first, range.tensors),
            std::span(bounds_).subspan(range.first, range.tensors), memory(),
            std::span(sums_).subspan(range.first, range.tensors));
   const int64_t end_ns = now_ns();
   current_.pass_ms += ms(end_ns - begin_ns);
   if (!action.is_flush) rounds_.pass(begin_ns, end_ns);
   if (action.mode != PassMode::delta && control_.verdict != Verdict::none_yet)
-    current_.bytes += range.count * static_cast<int64_t>(dtype_bytes(options_.wire_dtype));
+    current_.bytes += static_cast<int64_t>(wire_bytes(sent_of(action.bucket, action.round)));
 }
 
 void Replica::moved(bool is_flush) {
@@ -360,7 +396,7 @@ void Replica::moved(bool is_flush) {
   const int64_t now = now_ns();
   current_.clipped = count > 0 ? clipped / count : 0;
   current_.momentum_norm = std::sqrt(m2);
-  current_.mean_norm = std::sqrt(v2);
+  current_.mean_norm = std::sqrt(v2) * knobs_.incoming;
   current_.increment_norm = std::sqrt(own_header_.norm2);
   current_.round_ms = ms(now - last_boundary_ns_);
   last_boundary_ns_ = now;
@@ -391,6 +427,7 @@ void Replica::end(const Action& action) {
   const int64_t every = options_.co2.check_every;
   const uint64_t hash = every > 0 && action.round % every == 0 ? anchor_hash() : 0;
   own_header_ = header_of(sums_, action.round, action.steps, config_hash_, hash);
+  if (is_weighted()) own_header_.steps *= options_.co2.samples;
   if (options_.co2.rule == OuterRule::streaming) forget_sums();
 }
 

@@ -31,7 +31,7 @@ struct Parameter {
 
 struct ReplicaOptions {
   Co2Options co2;
-  DType wire_dtype = DType::fp32;  // fp32, bf16
+  DType wire_dtype = DType::fp32;  // fp32, bf16; i8 where the transport takes residuals
   int64_t bucket_bytes = kBucketBytes;
   int64_t timeout_ms = 300000;    // of a wait for the other groups
   bool is_deadline_auto = false;  // it becomes shorter by what rounds are waited for, ArrivalDeadline
@@ -46,6 +46,7 @@ struct ReplicaOptions {
 /// Of the round whose increment a boundary took in.
 struct RoundStats {
   int64_t round = 0, steps = 0, bytes = 0;
+  int64_t link_bytes = 0;          // sent by this rank, by the count of an emulated link; header and meetings included
   double round_ms = 0;             // from the boundary before to this one
   double comm_ms = 0;              // from the first launch to the last completion
   double exposed_ms = 0;           // what the boundary waited
@@ -115,10 +116,13 @@ class Replica {
   int64_t timeout_ms() const { return options_.is_deadline_auto ? deadline_.ms() : options_.timeout_ms; }
   void forget_sums();
   void agree_at_start();
+  float divisor_of(int64_t steps) const;
+  bool is_weighted() const { return options_.co2.samples > 0; }
   std::string dump() const;
   double next_lr_ratio();
   std::string describe() const;
   PassMemory memory();
+  Bucket sent_of(int bucket, int64_t round);
   size_t slot(int bucket) const { return static_cast<size_t>(bucket + 1); }
 
   const ReplicaOptions options_;
@@ -127,7 +131,8 @@ class Replica {
   std::vector<BucketRange> buckets_;
   Engine engine_;
   Threads threads_;
-  uint64_t config_hash_ = 0;
+  uint64_t config_hash_ = 0, own_hash_ = 0;  // of what all groups have alike; of what a checkpoint must fit
+  double all_samples_ = 0;                   // of unequal groups: what all of them see in whole rounds
   std::vector<float> anchor_, momentum_, kept_, residual_;  // momentum_, kept_: empty where the rule has none
   std::vector<char> wire_;
   std::vector<PassTensor> tensors_;

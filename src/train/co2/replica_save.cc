@@ -70,7 +70,7 @@ std::string Replica::dump() const {
   Writer out;
   Front front;
   std::memcpy(front.magic, kMagic, sizeof kMagic);
-  front.config = config_hash_;
+  front.config = own_hash_;
   front.groups = static_cast<uint64_t>(outer_.size());
   out.value(front);
   out.value(engine_.state());
@@ -80,6 +80,7 @@ std::string Replica::dump() const {
   out.value(lr_sum_);
   out.value(last_mean_lr_);
   out.value(lr_steps_);
+  if (is_weighted()) out.value(all_samples_);
   out.array(bounds_);
   out.array(sums_);
   out.array(anchor_);
@@ -112,9 +113,9 @@ Status Replica::load(std::string_view bytes) {
     return error(Errc::corrupt, "checkpoint of CO2: its checksum is {}, wanted: {}", runtime::hash_text(body), hash);
   if (front.groups != static_cast<uint64_t>(outer_.size()))
     return error(Errc::stale, "checkpoint of CO2: of {} groups, wanted: {}", front.groups, outer_.size());
-  if (front.config != config_hash_ || front.bytes != dump().size())
+  if (front.config != own_hash_ || front.bytes != dump().size())
     return error(Errc::stale, "checkpoint of CO2: of a run with other options or parameters (hash {}), wanted: {}",
-                 front.config, config_hash_);
+                 front.config, own_hash_);
   settle();  // a round that is under way would write into what is loaded
   Reader in(bytes);
   EngineState state;
@@ -127,6 +128,7 @@ Status Replica::load(std::string_view bytes) {
   in.value(lr_sum_);
   in.value(last_mean_lr_);
   in.value(lr_steps_);
+  if (is_weighted()) in.value(all_samples_);
   in.array(bounds_);
   in.array(sums_);
   in.array(anchor_);

@@ -40,6 +40,17 @@ def test_records_of_all_competitors(tmp_path: Path) -> None:
     assert said["ddp"] > said["local_sgd"] > said["co2"] >= 0
 
 
+def test_other_types_on_the_wire_where_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "records.jsonl"
+    names = ["co2", "co2_bf16", "co2_int8"]
+    done = bench(out, "--tau", "4", "--steps", "24", "--repetitions", "1", "--competitors", ",".join(names))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert schema.check_file(out) == []
+    rows = {row["competitor"]: row for row in records.read(out)}
+    assert sorted(rows) == names
+    assert len({row["training"]["loss"]["median"] for row in rows.values()}) == 3  # each rounded in its own way
+
+
 def test_groups_that_end_apart_are_wrong(tmp_path: Path) -> None:
     out = tmp_path / "records.jsonl"
     done = bench(out, "--tau", "4", "--steps", "8", "--competitors", "co2,wrong", "--verify-only")

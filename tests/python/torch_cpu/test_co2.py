@@ -130,8 +130,8 @@ def test_the_default_is_close_to_local_sgd_where_losses_fall_fast():
     assert losses["from the anchor"] > 1.2 * losses["local_sgd"], losses
 
 
-def resumed(group, transport, rule="co2"):
-    options = dict(outer_group=group, rule=rule, transport=transport, outer_timeout_s=20)
+def resumed(group, transport, rule="co2", wire=torch.float32):
+    options = dict(outer_group=group, rule=rule, transport=transport, outer_timeout_s=20, wire_dtype=wire)
     more = {"co2": dict(tau=3, gap="adaptive"), "eager": dict(tau=3), "streaming": dict(tau=4, fragments=2, delay=2)}
     options |= more[rule]
 
@@ -175,6 +175,10 @@ def test_resumes_after_every_step_of_three_rounds_with_the_same_bits(transport):
 @pytest.mark.parametrize("rule", ["eager", "streaming"])
 def test_other_rules_that_do_not_wait_resume_after_every_step_too(rule):
     run_ranks(2, resumed, "host", rule)
+
+
+def test_a_run_over_int8_resumes_after_every_step_too():
+    run_ranks(2, resumed, "host", "co2", torch.int8)
 
 
 def anchors(group):
@@ -299,6 +303,46 @@ def low_precision(group):
 
 def test_bf16_parameters_and_wire():
     first, second = run_ranks(2, low_precision)
+    assert first == second
+
+
+def over_int8(group):
+    x, y = (torch.cat(parts) for parts in zip(*(batch_of(7, i) for i in range(20)), strict=True))
+    losses, ends = [], []
+    for wire in (torch.float32, torch.int8):
+        model = model_of()
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with overlace.optim.CO2(
+            model,
+            inner,
+            outer_group=group,
+            tau=5,
+            wire_dtype=wire,
+            check_every=1,
+            transport="host",
+            link="1GB/s,10us",
+            outer_timeout_s=20,
+        ) as co2:
+            for step in range(200):
+                inner.zero_grad()
+                backward(model, group.rank(), step)
+                inner.step()
+            co2.flush()
+            stats = co2.stats()
+        # Two parts of a block each are summed and spread; a header and what ranks say of two tickets comes beside.
+        count = flat(model).numel()
+        assert stats["bytes"] == (4 * count if wire == torch.float32 else count + 4)
+        carried = 4 * count if wire == torch.float32 else 2 * ((count + 1) // 2 + 4)
+        assert stats["link_bytes"] == carried + 10 * 8 + 2 * 64
+        losses.append(float((model(x) - y).square().mean().detach()))
+        ends.append(flat(model))
+    assert not torch.equal(*ends)
+    assert abs(losses[1] / losses[0] - 1) < 0.02, losses
+    return ends[1].tolist()
+
+
+def test_int8_on_the_wire_trains_as_fp32_does():
+    first, second = run_ranks(2, over_int8)
     assert first == second
 
 

@@ -183,7 +183,8 @@ def others(group, folder):
 
     assert refused(overlace.IoError, "tau is 3, wanted: 4", tau=4) == "stale"
     assert refused(overlace.IoError, "rule is co2, wanted: diloco", rule="diloco", gap=None) == "stale"
-    assert refused(overlace.IoError, "wire_dtype is torch.float32", wire_dtype=torch.bfloat16) == "stale"
+    for wire in (torch.bfloat16, torch.int8):
+        assert refused(overlace.IoError, f"wire_dtype is torch.float32, wanted: {wire}", wire_dtype=wire) == "stale"
     torch.manual_seed(1)
     wider = torch.nn.Sequential(torch.nn.Linear(6, 17), torch.nn.Tanh(), torch.nn.Linear(17, 3))
     assert refused(overlace.IoError, r"parameter 0 is 0\.weight torch\.float32 16x6, wanted", model=wider) == "stale"

@@ -242,7 +242,12 @@ def bad_values(group):
     expect(overlace.InvalidArgument, "tau is 2.5, wanted: an integer", tau=2.5)
     expect(overlace.InvalidArgument, "tau is True, wanted: an integer", tau=True)
     expect(overlace.InvalidArgument, "total_steps is 9223372036854775808, wanted", total_steps=2**63)
-    expect(overlace.Unsupported, "wire_dtype is torch.int8; supported so far", wire_dtype=torch.int8)
+    expect(
+        overlace.Unsupported,
+        "wire_dtype is torch.int8 with transport 'process_group'; supported: 'host'",
+        wire_dtype=torch.int8,
+        transport="process_group",
+    )
     expect(overlace.Unsupported, "on_failure is 'drop_group'; supported so far: 'abort'", on_failure="drop_group")
 
 

@@ -118,7 +118,7 @@ TEST(Co2Header, EveryWordThatDiffersIsNamed) {
     ControlPod control;
     control.verdict = judge(sum, own, 2);
     EXPECT_EQ(control.verdict, Verdict::desync) << row.named;
-    const base::Status status = status_of(control, sum, own, 2);
+    const base::Status status = status_of(control, sum, own, {.groups = 2});
     EXPECT_EQ(status.code(), Errc::desync);
     EXPECT_NE(status.message().find(row.named), std::string::npos) << status.message();
   }
@@ -138,7 +138,7 @@ TEST(Co2Header, BadValuesDropARoundAndThreeInARowAreAnError) {
     EXPECT_EQ(control.pass.is_applied, 0);
     end_boundary(control, knobs);
     EXPECT_EQ(control.alpha_moved, 0);
-    const base::Status status = status_of(control, sum, own, 2);
+    const base::Status status = status_of(control, sum, own, {.groups = 2});
     EXPECT_EQ(status.code(), i < 3 ? Errc::ok : Errc::non_finite);
   }
   const HeaderPod good = times(own, 2);

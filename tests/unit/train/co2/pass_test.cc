@@ -76,7 +76,7 @@ struct Memory {
   }
   void run(int threads, PassMode mode, const PassPod& pass, int64_t groups) {
     Threads pool(threads);
-    run_pass(pool, mode, pass, groups, tensors, bounds, memory(), sums);
+    run_pass(pool, mode, pass, static_cast<float>(groups), tensors, bounds, memory(), sums);
   }
 };
 

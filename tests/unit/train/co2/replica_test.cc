@@ -477,6 +477,8 @@ TEST(Co2Replica, RefusesBadParameters) {
     options = small({});
     options.wire_dtype = DType::fp16;
     EXPECT_THROW(Replica(options, toy.parameters(), outer), InvalidArgument);
+    options.wire_dtype = DType::i8;  // this transport takes no residuals
+    EXPECT_THROW(Replica(options, toy.parameters(), outer), Unsupported);
   });
 }
 
