@@ -50,6 +50,11 @@ inline bool gives_result(const Schedule& schedule) {
   return family == nullptr || family->purpose == Purpose::plan;
 }
 
+/// The schedule of the first family for this purpose, which measures a bound. Throws ScheduleError if there is none.
+Schedule make_bound(const OpSpec& op, Purpose purpose, const Params& options = {});
+inline constexpr std::string_view kPurposeNames[] = {"plan", "compute", "comm", "limit"};
+inline std::string_view name_of(Purpose purpose) { return kPurposeNames[static_cast<size_t>(purpose)]; }
+
 /// Parameters, tables "off" and "cut", and the buffers that callers bind.
 Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options);
 
@@ -68,7 +73,7 @@ inline bool has_empty_shard(const OpSpec& op) {
 inline bool is_part(const Task& task) { return task.wait_by == WaitBy::kernel; }
 
 /// Whether the schedule's kernel is one of few rows, through which the weights stream.
-bool is_one_shot(const Schedule& schedule);
+bool takes_one_shot(const Schedule& schedule);
 
 /// Of a gemm task: its a is stored (depth, rows), so the sum is over rows of the region.
 inline bool sums_rows(const Task& task) {

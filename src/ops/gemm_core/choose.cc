@@ -42,7 +42,7 @@ base::Status missing(const spec::Schedule& schedule, std::string_view what) {
 }
 
 base::Status check_shape(const spec::Schedule& schedule) {
-  const bool is_gather = spec::gathers(schedule.op), is_one_shot = spec::is_one_shot(schedule);
+  const bool is_gather = spec::gathers(schedule.op), is_one_shot = spec::takes_one_shot(schedule);
   const int64_t k = param<int64_t>(schedule, "K", 0);
   const spec::FusedShape shape = {.m = param<int64_t>(schedule, "M", 0),
                                   .n = param<int64_t>(schedule, "N", 0),
@@ -115,14 +115,14 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
   OVERLACE_TRY(check_shape(schedule));
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
-  if (!spec::gathers(schedule.op) && !spec::is_one_shot(schedule)) {
+  if (!spec::gathers(schedule.op) && !spec::takes_one_shot(schedule)) {
     const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
     if (const InstanceSpec* found = find_scatter(type, major, rows, cols)) return found;
     return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
   }
   const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
   const InstanceSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
-                              : spec::is_one_shot(schedule)
+                              : spec::takes_one_shot(schedule)
                                   ? choose_gather_one_shot(type, major, m, n, sms)
                                   : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;

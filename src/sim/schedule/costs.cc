@@ -45,7 +45,7 @@ Work gemm_work(const spec::Schedule& schedule, const spec::Expansion& expansion,
                const Machine& machine) {
   Work work;
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
-  const bool streams = machine.is_gpu && task.kind == Kind::tiles && spec::is_one_shot(schedule);
+  const bool streams = machine.is_gpu && task.kind == Kind::tiles && spec::takes_one_shot(schedule);
   const bool adds_rows = spec::sums_rows(task) && task.combine == spec::Combine::add;
   double us = 0, bytes = 0;
   for (const spec::GemmWork& p : products_of(schedule, expansion, in)) {

@@ -102,12 +102,15 @@ TEST(Operator, AnswersForSchedulesByNameAndSuffix) {
   EXPECT_EQ(family_of(schedule)->purpose, Purpose::limit);
   EXPECT_FALSE(gives_result(schedule));
   EXPECT_TRUE(gives_result(make_schedule(op, "serial")));
+  EXPECT_EQ(make_bound(op, Purpose::limit).family, "limit_ar");
   schedule.family = "written by hand";
   EXPECT_EQ(family_of(schedule), nullptr);
   EXPECT_TRUE(gives_result(schedule)) << "a schedule of no family is one that somebody wrote to run it";
   EXPECT_EQ(form_of("gemm_ar", "k_slab"), ClosedForm::none);
   EXPECT_EQ(form_of("ag_gemm", "k_slab"), ClosedForm::slab_kernel);
   EXPECT_EQ(form_of("unknown", "k_slab"), ClosedForm::none);
+  op.op = "unknown";
+  EXPECT_THROW((void)make_bound(op, Purpose::limit), Error);
 }
 
 TEST(Operator, RulesAndTransportsAreAskedForByFunction) {
@@ -118,7 +121,7 @@ TEST(Operator, RulesAndTransportsAreAskedForByFunction) {
     EXPECT_EQ(first->form, ClosedForm::per_shard) << def->name;
     for (const FamilyDef& family : def->families) {
       const OpSpec op{.op = std::string(def->name), .m = 16, .n = 256, .k = 256, .ranks = 2, .row_offsets = {}};
-      EXPECT_EQ(is_one_shot(make_schedule(op, std::string(family.name))), family.form == ClosedForm::small_m_kernel)
+      EXPECT_EQ(takes_one_shot(make_schedule(op, std::string(family.name))), family.form == ClosedForm::small_m_kernel)
           << def->name << " " << family.name;
     }
   }
