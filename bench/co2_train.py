@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import platform
@@ -196,6 +197,7 @@ def train(o: argparse.Namespace, group: object, text: Text, name: str, tau: int,
 
 
 def work(rank: int, o: argparse.Namespace, store: str) -> None:
+    import overlace  # noqa: F401 - before there is a group
     import torch
     import torch.distributed as dist
 
@@ -215,6 +217,7 @@ def work(rank: int, o: argparse.Namespace, store: str) -> None:
                 print(f"co2 tau {tau} repetition {repetition} {name}: {shown}", flush=True)
         if rank == 0:
             write(o, tau, results)
+    gc.collect()
     dist.destroy_process_group()
 
 

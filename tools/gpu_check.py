@@ -3,10 +3,12 @@
 
 usage: tools/gpu_check.py [--minutes N] [--preset cuda | --binaries DIR | --binaries ARCHIVE] [--git COMMIT]
                           [--python PYTHON] [--out FILE] [--continue]
-       tools/gpu_check.py --pack ARCHIVE [--preset cuda]
+       tools/gpu_check.py --pack ARCHIVE [--preset cuda] [--packages DIR]
 
 Programs are those of tests/gpu, built by a preset or lying in DIR (then DIR/python, if there is one, holds the package
 overlace) or in an archive that --pack wrote where they were built, and the pytest files of tests/python/torch_gpu.
+--packages DIR packs the package overlace from there, as `pip install --target DIR` of a wheel left it; the record then
+names the wheel.
 With --git, which names the commit, no .git is needed. What needs all GPUs runs alone, longest first, then what needs
 one GPU side by side. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
 this machine did not, and the record is of both.
@@ -191,13 +193,19 @@ def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packa
     return rows + plan.not_run
 
 
-def pack(archive: Path, build: Path) -> int:
+def package_of(packages: Path) -> str:
+    """Where the package overlace comes from: the wheel that was installed there, else the build."""
+    found = [path.parent.name.removesuffix(".dist-info") for path in packages.glob("overlace-*.dist-info/WHEEL")]
+    return f"wheel {found[0]}" if found else "build"
+
+
+def pack(archive: Path, build: Path, packages: Path) -> int:
     """What is built of the expected programs, and says what is not; 2 if something is missing."""
     names = [name for name in gpu_tests.expected_names(ROOT) if name != PYTHON]
     missing = [name for name in names if not (build / "tests" / name).exists()]
-    missing += [] if has_package(build / "python") else ["python/overlace (target overlace_python)"]
+    missing += [] if has_package(packages) else ["python/overlace (target overlace_python)"]
     found = [build / "tests" / name for name in names if (build / "tests" / name).exists()]
-    packed = gpu_pack.pack(found, build / gpu_pack.PACKAGES, archive)
+    packed = gpu_pack.pack(found, packages, archive)
     print(f"{archive.name}: {len(packed)} files, {archive.stat().st_size / 2**20:.1f} MiB")
     print("".join(f"not built: {name}\n" for name in missing), end="")
     return 2 if missing else 0
@@ -215,6 +223,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--preset", default="cuda")
     parser.add_argument("--binaries", type=lambda text: Path(text).resolve())
     parser.add_argument("--pack", type=lambda text: Path(text).resolve(), metavar="ARCHIVE")
+    parser.add_argument("--packages", type=lambda text: Path(text).resolve(), metavar="DIR")
     parser.add_argument("--git", default="", metavar="COMMIT")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--continue", dest="is_continued", action="store_true")
@@ -222,7 +231,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     os.chdir(ROOT)
     if options.pack:
-        return pack(options.pack, ROOT / "build" / options.preset)
+        build = ROOT / "build" / options.preset
+        return pack(options.pack, build, options.packages or build / gpu_pack.PACKAGES)
     begin = time.monotonic()
     commit, about = commit_of(ROOT, options.git), machine()
     folder = ROOT / "build" / "gpu_check"
@@ -256,6 +266,7 @@ def main(arguments: list[str]) -> int:
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " && ".join([*commands, command_line(arguments)]),
         "machine": shown,
+        "package": package_of(packages),
         "minutes": minutes,
     }
     options.out.write_text(json.dumps(gpu_tests.record(done + rows, told, old), indent=1) + "\n")

@@ -53,8 +53,8 @@ def expected_names(root: Path) -> list[str]:
 
 
 def longest_first(units: list[Unit]) -> list[Unit]:
-    """Of unknown length: before all others, as they may be the longest."""
-    return sorted(units, key=lambda u: (-(float("inf") if u.seconds is None else u.seconds), u.name))
+    """Those of unknown length come last: one that takes all the minutes would keep the others from running."""
+    return sorted(units, key=lambda u: (-(u.seconds or 0), u.name))
 
 
 class Scheduler:

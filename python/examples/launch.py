@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ def _work(rank: int, run: Run, ranks: int, device: str, store: str) -> None:
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
     run(dist.group.WORLD, device)
+    gc.collect()  # a DistributedDataParallel holds the group in a circle: its threads end here, not in Python's end
     dist.destroy_process_group()
 
 

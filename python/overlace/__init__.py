@@ -60,6 +60,11 @@ __all__ = [
 ]
 
 if not _WHY_NO_TORCH:
+    # Its functions have the group of the moment as a default. DistributedDataParallel imports it, and the group that is
+    # there by then lives as long as the interpreter: a thread of gloo that frees a tensor at that time ends the process
+    # with "terminate called without an active exception" (seen with torch 2.11).
+    import torch.distributed.nn  # noqa: F401
+
     _library.operators()
     from overlace import ops
     from overlace._call import call

@@ -4,6 +4,7 @@ after they were written (docs/design/co2.md)."""
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -254,10 +255,10 @@ class Sharded(Layout):
 
 def layout_of(model: torch.nn.Module, inner: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer) -> Layout:
     """What fits the model and its inner optimizer. Collective in the group. Throws InvalidArgument, Unsupported."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
+    # Whoever has one has imported it. An import here would give its functions the group of now as a default, for ever.
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     alone = inner is None or inner.size() == 1
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    if zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer):
         if inner is None:
             raise InvalidArgument("CO2: inner_optimizer is a ZeroRedundancyOptimizer, wanted: its group as inner_group")
         return Zero1(model, inner, optimizer)

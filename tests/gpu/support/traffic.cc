@@ -58,6 +58,10 @@ GpuTraffic::GpuTraffic(GpuRank& gpu, uint64_t seed)
   to_ = gpu.device_array<char>(kCopyBytes);
   wrong_ = gpu.device_array<uint64_t>(2);
   gpu.team.barrier();
+  // The first collectives of a communicator, small and large, connect the ranks: they keep the host until all have
+  // called. A rank that was in one while another prepared its first call of a channel would wait for that one for ever.
+  for (int round = 0; round < 7; ++round) sum_beside();
+  EXPECT_CUDA(cudaStreamSynchronize(sums_));
 }
 
 GpuTraffic::~GpuTraffic() {
@@ -110,17 +114,22 @@ std::string GpuTraffic::history() const {
   return text;
 }
 
-/// A sum of the second communicator, of all ranks, and a copy of this rank alone.
+/// Of the second communicator, of all ranks.
+void GpuTraffic::sum_beside() {
+  NetEngine* net = second_.net();
+  if (net == nullptr) return;
+  const uint32_t round = ++sum_rounds_;
+  const int64_t count = round % 7 == 0 ? kMostAddends : 1 + round % 5000;  // the same on all ranks
+  launch_addends(sums_, addends_, count, gpu_.rank, round);
+  net->all_reduce(addends_, addends_, static_cast<size_t>(count), DType::fp32, StreamRef::cuda(sums_));
+  launch_look_at_sum(sums_, addends_, count, gpu_.size, round, wrong_);
+  note("beside: a sum");
+  ++counts_["beside: sums"];
+}
+
+/// A sum, and a copy of this rank alone.
 void GpuTraffic::beside() {
-  if (NetEngine* net = second_.net(); net != nullptr) {
-    const uint32_t round = ++sum_rounds_;
-    const int64_t count = round % 7 == 0 ? kMostAddends : 1 + round % 5000;  // the same on all ranks
-    launch_addends(sums_, addends_, count, gpu_.rank, round);
-    net->all_reduce(addends_, addends_, static_cast<size_t>(count), DType::fp32, StreamRef::cuda(sums_));
-    launch_look_at_sum(sums_, addends_, count, gpu_.size, round, wrong_);
-    note("beside: a sum");
-    ++counts_["beside: sums"];
-  }
+  sum_beside();
   if (own_dice_.one_in(2)) {
     const uint32_t seed = ++copy_rounds_;
     launch_fill(copies_, from_, kCopyBytes, seed);

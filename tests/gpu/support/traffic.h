@@ -55,6 +55,7 @@ class GpuTraffic {
   void replay();
   void destroy_graph();
   void refuse();
+  void sum_beside();
   void beside();
   void settle_if_shared();
   void note(std::string what);

@@ -12,6 +12,7 @@ import pytest
 from gpu_ranks import FEW, GPUS, dist, overlace, run_ranks, torch
 
 TURNS = 30
+SUM_SIZES = range(10, 24)  # logarithms
 BF16 = torch.bfloat16
 
 
@@ -262,6 +263,10 @@ class Traffic:
         self.group, self.dice, self.own = group, random.Random(seed), random.Random(seed * 64 + group.rank())
         self.second, self.side = dist.new_group(list(range(group.size()))), torch.cuda.Stream()
         self.known, self.graphs, self.sums, self.made = [], [], [], 0
+        # First collectives connect the ranks, by size: they keep the host until all have called, as first calls do.
+        for size in SUM_SIZES:
+            dist.all_reduce(torch.zeros(1 << size, device="cuda"), group=self.second)
+        torch.cuda.synchronize()
 
     def case(self):
         self.made += 1
@@ -278,7 +283,7 @@ class Traffic:
         self.sums.append((total, want))
 
     def own_size(self):
-        return 10 + self.made % 14  # the same on all ranks
+        return SUM_SIZES[self.made % len(SUM_SIZES)]  # the same on all ranks
 
     def step(self):
         if self.own.random() < 0.2:

@@ -236,8 +236,8 @@ std::string reference_table(bool of_overlace) {
   for (const EnvValue& v : env.values()) {
     if (v.name.starts_with("OVERLACE_") != of_overlace) continue;
     const std::string shown = v.value.empty() ? "(none)" : "`" + v.value + "`";
-    text += of_overlace ? format("| `{}` | {} | {} | {} |\n", v.name, v.accepted, shown, v.doc)
-                        : format("| `{}` | {} | {} |\n", v.name, v.accepted, v.doc);
+    text += of_overlace ? base::format("| `{}` | {} | {} | {} |\n", v.name, v.accepted, shown, v.doc)
+                        : base::format("| `{}` | {} | {} |\n", v.name, v.accepted, v.doc);
   }
   return text;
 }

@@ -68,13 +68,16 @@ class Plan(unittest.TestCase):
             [("mid", NOT_RUN, "10 s were left, it took 50 s last time")],
         )
 
-    def test_unknown_length_goes_first_and_gets_what_is_left(self) -> None:
-        plan = Scheduler([wide("known", 30), wide("new", None)], 2, 100)
-        ((unit, _, limit_s),) = plan.start(0)
-        self.assertEqual((unit.name, limit_s), ("new", 100))
+    def test_unknown_length_goes_last_and_gets_what_is_left(self) -> None:
+        plan = Scheduler([wide("known", 30), wide("new", None), wide("newer", None)], 2, 100)
+        ((unit, _, _),) = plan.start(0)
+        self.assertEqual(unit.name, "known")
+        plan.ended(unit)
+        ((unit, _, limit_s),) = plan.start(30)
+        self.assertEqual((unit.name, limit_s), ("new", 70))
         plan.ended(unit)
         self.assertEqual(plan.start(100), [])
-        self.assertEqual([r.detail for r in plan.not_run], ["0 s were left, it took 30 s last time"])
+        self.assertEqual([r.detail for r in plan.not_run], ["0 s were left, it never ended before"])
 
     def test_every_unit_is_started_or_listed_once(self) -> None:
         units = [wide(f"w{i}", i * 7 % 40 if i % 5 else None) for i in range(20)]
@@ -297,8 +300,21 @@ class Run(TreeTest):
         self.assertIn("not run: not in binaries", done.stdout)
         run = self.recorded()["last"]
         self.assertEqual((run["passed"], run["command"]), (1, "tools/gpu_check.py --binaries gpu.tar.xz --git abc123"))
+        self.assertEqual(run["package"], "build")
         for name in ("__init__.py", "nn/linear.py"):
             self.assertTrue((self.root / "build/gpu_check/binaries/python/overlace" / name).exists(), name)
+
+    def test_a_package_from_a_wheel_is_named(self) -> None:
+        self.fake("ops", GTEST_XML.format(""))
+        (self.root / "build/cuda").mkdir(parents=True)
+        (self.root / "carried").rename(self.root / "build/cuda/tests")
+        self.write("installed/overlace/lib/liboverlace.so.0.1.0", "")
+        self.write("installed/overlace-0.1.0.dist-info/WHEEL", "")
+        packed = self.call("--pack", str(self.root / "gpu.tar.xz"), "--packages", str(self.root / "installed"))
+        self.assertEqual((packed.returncode, packed.stdout.count("not built")), (0, 0), packed.stdout + packed.stderr)
+        done = self.call("--binaries", str(self.root / "gpu.tar.xz"), "--git", "abc123")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(self.recorded()["last"]["package"], "wheel overlace-0.1.0")
 
     def test_an_archive_stays_in_its_folder(self) -> None:
         with tarfile.open(self.root / "bad.tar", "w") as archive:
@@ -319,12 +335,12 @@ class Run(TreeTest):
         self.fake("soak", GTEST_XML.format(""), before="echo '[ RUN      ] S.A'; sleep 50")
         self.fake("ops", GTEST_XML.format(""))
         self.write(
-            "docs/results/gpu_tests.json", json.dumps({"last": {"programs": [{"name": "gpu_ops", "known_s": 1}]}})
+            "docs/results/gpu_tests.json", json.dumps({"last": {"programs": [{"name": "gpu_ops", "known_s": 60}]}})
         )
         done = self.check("--git", "abc123", "--minutes", "0.3")
         self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
         self.assertIn("in S.A, the minutes were over", done.stdout)
-        self.assertIn("it took 1 s last time", done.stdout)
+        self.assertIn("it took 60 s last time", done.stdout)
 
     def test_what_did_not_fit_is_run_by_the_next_command(self) -> None:
         self.fake("ops", GTEST_XML.format(""))
