@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* Grows when a function is added or a struct grows: programs made for a smaller number are compiled again. */
-#define OVL_API_VERSION 4
+#define OVL_API_VERSION 5
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -194,6 +194,7 @@ int ovl_barrier(ovl_channel* channel);
 enum ovl_dtype { OVL_FP64, OVL_FP32, OVL_FP16, OVL_BF16, OVL_E4M3, OVL_E5M2, OVL_I64, OVL_I32, OVL_I8, OVL_U8 };
 enum ovl_layout { OVL_NK = 0, OVL_KN = 1 };
 enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 }; /* overlace::spec::Activation */
+enum ovl_exchange { OVL_ROWS = 0, OVL_COLS = 1 };              /* overlace::spec::Exchange */
 
 /* overlace::spec::OpSpec. M of the team; N and K as one rank sees them. */
 typedef struct ovl_op {
@@ -208,7 +209,10 @@ typedef struct ovl_op {
   int32_t activation;         /* enum ovl_activation; of ag_gemm */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: as even as it goes */
   const int64_t* splits;      /* gemm_a2a, a2a_gemm: ranks x ranks entries, rows from rank s to rank d at s * ranks + d,
-                                 which sum to m; null: as even as it goes */
+                                 which sum to m; null: as even as it goes. OVL_COLS: ranks entries, rows of each */
+  int32_t exchange;           /* enum ovl_exchange; of gemm_a2a, a2a_gemm */
+  int32_t num_blocks;         /* entries of blocks */
+  const int64_t* blocks;      /* OVL_COLS: the columns that travel in blocks, overlace::spec::OpSpec; null: one */
 } ovl_op;
 
 /* All operators with their arguments (name, role, shape), fields and families, as JSON: overlace/operator.h. The text
@@ -250,8 +254,9 @@ int ovl_transpose(ovl_tensor* tensor);
 enum ovl_arg_kind { OVL_ARG_TENSOR, OVL_ARG_INTEGER, OVL_ARG_REAL, OVL_ARG_TEXT, OVL_ARG_LIST };
 
 /* An argument by its name, as ovl_operators_json lists them for each operator. Besides: "row_offsets", a list of ranks
- * + 1 entries, where an operator splits rows; "splits", ranks x ranks entries, where it exchanges them; "activation",
- * the text "none" or "swiglu", where it takes one. */
+ * + 1 entries, where an operator splits rows; "splits", ranks x ranks entries, where it exchanges them, "exchange",
+ * the text "rows" or "cols", and "blocks", a list, there too; "activation", the text "none" or "swiglu", where it takes
+ * one. */
 typedef struct ovl_arg {
   const char* name;
   int32_t kind;      /* enum ovl_arg_kind: which of the members below holds the value */

@@ -66,6 +66,11 @@ struct FamilyDef {
 /// input of all ranks are copied there; it is no buffer of schedules.
 enum class Role { input, output, bias, gathered };
 
+/// The shape of an argument, as Arg has it.
+struct ArgShape {
+  std::string_view rows = {}, columns = {};
+};
+
 /// An argument of an operator, which is a buffer of its schedules. Shapes are expressions over the schedule's
 /// parameters and tables ("M", "off[r+1]-off[r]", "got[r+1]-got[r]"); one without columns is a vector. Inputs have the
 /// type OpSpec::dtype, outputs and the bias OpSpec::out_dtype.
@@ -74,6 +79,7 @@ struct Arg {
   std::string_view call;  // of the call's argument: "a_shard"
   Role role = Role::input;
   std::string_view rows, columns = {};
+  ArgShape cols = {};         // where columns are exchanged (OpSpec::exchange); empty: the same
   bool has_layout = false;    // stored (columns, rows) where OpSpec::b_layout is nk
   std::string_view why = {};  // where the wanted shape comes from, for errors: "to take N of b"
   std::string_view doc = {};  // what it is, for references
@@ -116,7 +122,7 @@ struct Meaning {
 /// How a GEMM and its communication depend on each other; what closed forms and builders ask.
 struct Dataflow {
   bool gathers = false;    // rows of the first argument travel before the product; else sums travel behind it
-  bool exchanges = false;  // rows of the result travel from each rank to each; nothing is summed across ranks
+  bool exchanges = false;  // rows or columns travel from each rank to each; nothing is summed across ranks
   bool sums_rows = false;  // the sum is over the rows that travel
   int passes = 1;          // of each row over the links: 2 where sums come back to all
 };

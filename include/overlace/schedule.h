@@ -142,7 +142,8 @@ struct Schedule {
   Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": of the chunks, G * q + 1; "slab": columns;
                   // "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s. Where rows are exchanged:
                   // "splits"; "cut" of the chunks of each block, G * G * q + 1; "place" of each in its destination's
-                  // result, G * G * q; "got": offsets of the results, G + 1
+                  // result, G * G * q; "got": offsets of the results, G + 1. Where columns are: "block": offsets of
+                  // the blocks
   bool deterministic = true;
   std::vector<Buffer> buffers;
   std::vector<SignalDecl> signals;
@@ -165,9 +166,14 @@ enum class BLayout { nk, kn };
 /// together column i of the result, silu(gate) times the other, silu(x) = x / (1 + exp(-x)) (arXiv 2002.05202).
 enum class Activation { none, swiglu };
 
+/// What goes from each rank to each, in the operators that exchange. rows: a block of rows of each rank to each. cols:
+/// a rank that has all columns of its rows sends each rank the columns that are that rank's, which then has them of all
+/// rows; or the reverse.
+enum class Exchange { rows, cols };
+
 /// What an operator is asked to do, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, K is local
 /// for gemm_rs/ar. ag_wgrad: C (K, N) = gathered A (M, K), transposed, times B, without bias. gemm_a2a: M is the sum of
-/// all ranks' rows.
+/// all ranks' rows. Where columns are exchanged, N and K are those of B, and a multiple of ranks of what travels.
 struct OpSpec {
   std::string op;  // name of an operator: ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, or one that was added
   int64_t m = 0, n = 0, k = 0;
@@ -180,7 +186,11 @@ struct OpSpec {
   Activation activation = Activation::none;  // ag_gemm; with swiglu N, of B, is even, and C is (M, N / 2)
   std::vector<int64_t> row_offsets;          // empty: torch.tensor_split
   std::vector<int64_t> splits = {};          // gemm_a2a: rows from rank s to rank d at s * ranks + d, which sum to m;
-                                             // empty: torch.tensor_split of each rank's rows
+                                             // empty: torch.tensor_split of each rank's rows. With cols: rows of
+                                             // each rank
+  Exchange exchange = Exchange::rows;        // gemm_a2a, a2a_gemm
+  std::vector<int64_t> blocks = {};          // of cols: the columns that travel, N of gemm_a2a and K of a2a_gemm, in
+                                             // blocks; each is a multiple of ranks and dealt by itself. Empty: one
   Params fields = {};                        // what OperatorDef::fields names
   /// "ag_gemm M 8192 N 2560 K 8192 G 4 bf16"
   std::string to_string() const;
@@ -190,6 +200,8 @@ struct OpSpec {
 std::vector<int64_t> row_offsets(const OpSpec& op);
 /// Rows from rank to rank, G x G entries: `splits`, or torch.tensor_split's of each shard.
 std::vector<int64_t> splits(const OpSpec& op);
+/// Offsets of the blocks of columns that travel, from 0 to all of them.
+std::vector<int64_t> block_offsets(const OpSpec& op);
 
 /// All names that make_schedule takes for this operator, `library` and `serial` first. Besides the schedules proper:
 /// `compute`, `comm` and `limit`, which measure one side or both without dependence and give no valid output.

@@ -82,7 +82,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 5)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -152,7 +152,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 5)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -172,7 +172,7 @@ static void test_signals(fixture* f) {
   INVALID("ovl_channel_handle: handle is null", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
   INVALID("ovl_channel_handle: first is null", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
   INVALID("ovl_channel_handle: channel is null", ovl_channel_handle(NULL, 0, pod, 176, NULL));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 5)",
                ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
   EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
   INVALID("ovl_signal_add: peer is -1, wanted 0 to 0", ovl_signal_add(f->channel, -1, id, 1));
@@ -233,8 +233,17 @@ static void test_schedules(fixture* f) {
           ovl_schedule_make(&op, "library", 1, &made));
   op.name = "gemm_a2a";
   INVALID("ovl_schedule_make: op.splits sum to 3, wanted M = 4", ovl_schedule_make(&op, "library", 1, &made));
+  const int64_t blocks[] = {1, 0};
+  op = small_op(), op.name = "gemm_a2a", op.exchange = 2;
+  INVALID("ovl_schedule_make: op.exchange is 2, wanted 0 (rows) or 1 (cols)",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op.exchange = OVL_COLS, op.num_blocks = 2000, op.blocks = blocks;
+  INVALID("ovl_schedule_make: op.num_blocks is 2000, wanted 0 to 1024", ovl_schedule_make(&op, "library", 1, &made));
+  op.num_blocks = 2;
+  INVALID("ovl_schedule_make: op.blocks[1] is 0, wanted a multiple of 1 above 0: as many columns for each rank",
+          ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 80, wanted 88 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 5)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null", ovl_schedule_make(&op, NULL, 1, &made));

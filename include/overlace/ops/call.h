@@ -16,14 +16,16 @@ namespace overlace::ops {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// Arguments of a call. What each tensor must be stands in OperatorDef::args; fields, row offsets, splits and
-/// activation as in spec::OpSpec.
+/// Arguments of a call. What each tensor must be stands in OperatorDef::args; fields, row offsets, splits,
+/// activation, exchange and blocks as in spec::OpSpec.
 struct CallArgs {
   std::vector<TensorView> tensors{};  // in the order of OperatorDef::args; undefined where an optional one is not given
   spec::Params fields{};
   std::vector<int64_t> row_offsets{};
   std::vector<int64_t> splits{};
   spec::Activation activation = spec::Activation::none;
+  spec::Exchange exchange = spec::Exchange::rows;
+  std::vector<int64_t> blocks{};
 };
 
 /// Tensors by name, in the order that CallArgs wants. Throws InvalidArgument if the operator has no argument of a name,
