@@ -205,6 +205,30 @@ def test_schemas(size):
     run_ranks(size, check_schemas)
 
 
+def check_planned(group):
+    """What is planned for these blocks can be given back, and for no others."""
+    rank, size = group.rank(), group.size()
+    blocks = [2 * size, size]
+    a, b, _ = operands(rank, 2, K, 3 * size)
+    shape = {"dtype": a.dtype, "group": group, "b_layout": "kn", "exchange": "cols"}
+    plan = overlace.plan("gemm_a2a", 2 * size, 3 * size, K, blocks=blocks, **shape)
+    got = overlace.ops.gemm_a2a(a, b, group=group, exchange="cols", blocks=blocks, plan=plan.schedule)
+    assert torch.equal(got, overlace.ops.gemm_a2a(a, b, group=group, exchange="cols", blocks=blocks))
+    with pytest.raises(overlace.errors.PlanMismatch, match=rf"was made for blocks from 0 {2 * size} {3 * size}, "):
+        overlace.ops.gemm_a2a(a, b, group=group, exchange="cols", plan=plan.schedule)
+    with pytest.raises(overlace.errors.PlanMismatch, match="was made for exchange cols, the call has rows"):
+        overlace.ops.gemm_a2a(a, b, group=group, plan=plan.schedule)
+    with pytest.raises(overlace.errors.InvalidArgument, match=rf"op.blocks\[0\] is 1, wanted a multiple of {size}"):
+        overlace.plan("a2a_gemm", 2 * size, K, 3 * size, blocks=[1], **shape)
+    with pytest.raises(overlace.errors.InvalidArgument, match="exchange is 'both', wanted one of rows, cols"):
+        overlace.plan("a2a_gemm", 2 * size, K, 3 * size, **shape | {"exchange": "both"})
+
+
+def test_planned():
+    run_ranks(2, check_planned)
+    run_ranks(3, check_planned)
+
+
 def check_refusals(group):
     rank = group.rank()
     a, b, _ = operands(rank, 4, K, 8)
