@@ -342,6 +342,15 @@ static void test_arguments_by_name(fixture* f) {
                          ovl_tensor_arg("out", f->args.c), ovl_list_arg("splits", far, 1)};
   INVALID("gemm_a2a: a must be (9223372036854775807, 2) as splits say, got (4, 2); rank 0",
           ovl_run(f->channel, "gemm_a2a", exchanged, 4, ""));
+  const int64_t blocks[] = {2, 2};
+  ovl_arg columns[] = {exchanged[0], exchanged[1], exchanged[2], ovl_text_arg("exchange", "cols"),
+                       ovl_list_arg("blocks", blocks, 2)};
+  EXPECT_OK(ovl_run(f->channel, "gemm_a2a", columns, 4, ""));
+  INVALID("gemm_a2a: blocks sum to 4, wanted N = 3; rank 0", ovl_run(f->channel, "gemm_a2a", columns, 5, ""));
+  INVALID("gemm_a2a: a must be (3, 2) as all rows are dealt evenly, got (4, 2); rank 0",
+          ovl_run(f->channel, "gemm_a2a", (columns[2].tensor.sizes[0] = 3, columns), 4, ""));
+  INVALID("gemm_a2a: exchange is 'both', wanted 'rows' or 'cols'",
+          ovl_run(f->channel, "gemm_a2a", (columns[3].text = "both", columns), 4, ""));
   INVALID("ag_gemm: row_offsets is of kind 9, wanted a list", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = "b";
   INVALID("ag_gemm: b is given twice", ovl_run(f->channel, "ag_gemm", args, 4, ""));

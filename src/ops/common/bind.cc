@@ -128,8 +128,10 @@ class Check {
     const spec::ArgShape wanted = shape(arg);
     const bool is_halved = arg.role == Role::output && is_swiglu();
     const std::string swiglu = is_halved ? base::format("to take swiglu of {}'s {}", factor_.name, arg.columns) : "";
-    const bool is_told = is_split(wanted) && arg.role == Role::input && !args_.row_offsets.empty();
-    const std::string_view why = is_halved ? swiglu : is_told ? "as row_offsets say" : arg.why;
+    const bool is_mine = is_split(wanted) && arg.role == Role::input;
+    std::string_view why = is_halved ? swiglu : arg.why;
+    if (is_mine && op_.exchange == spec::Exchange::cols && args_.splits.empty()) why = "as all rows are dealt evenly";
+    if (is_mine && !args_.row_offsets.empty()) why = "as row_offsets say";
     if (wanted.columns.empty()) return check_vector(site_, named(i), value(wanted.rows), why);
     return check_matrix(site_, named(i), value(wanted.rows), value(wanted.columns) / (is_halved ? 2 : 1), why);
   }
