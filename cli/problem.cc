@@ -63,6 +63,13 @@ spec::Activation activation_of(const std::string& name) {
   throw_error(Errc::invalid_argument, "--activation is " + name + ", wanted none or swiglu");
 }
 
+spec::Exchange exchange_of(const std::string& name) {
+  for (const spec::Exchange e : {spec::Exchange::rows, spec::Exchange::cols}) {
+    if (name == spec::name_of(e)) return e;
+  }
+  throw_error(Errc::invalid_argument, "--exchange is " + name + ", wanted rows or cols");
+}
+
 double share_of_priors(const spec::Machine& machine) {
   const std::string text = spec::to_json(machine);
   const auto count = [&](std::string_view word) {

@@ -17,6 +17,8 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
 
 /// "none" or "swiglu", which a schedule of another operator than ag_gemm refuses. Throws InvalidArgument.
 spec::Activation activation_of(const std::string& name);
+/// "rows" or "cols", which a schedule of an operator that exchanges nothing refuses. Throws InvalidArgument.
+spec::Exchange exchange_of(const std::string& name);
 
 /// "8GiB", "512MiB", "1000000": bytes. Throws InvalidArgument with the option. 0 where it may be none.
 int64_t parse_size(const std::string& option, const std::string& text, bool may_be_none = false);

@@ -104,7 +104,10 @@ def operators_part(library: Path) -> str:
         for a in op["args"]:
             kind = "optional" if a["role"] in ("bias", "gathered") else a["role"]
             layout = "; stored either way round" if a["has_layout"] else ""
-            lines.append(f"| `{a['name']}` | {kind} | ({', '.join(a['shape'])}) | {a['doc']}{layout} |")
+            shape = f"({', '.join(a['shape'])})"
+            if "shape_of_cols" in a:
+                shape += f"; cols: ({', '.join(a['shape_of_cols'])})"
+            lines.append(f"| `{a['name']}` | {kind} | {shape} | {a['doc']}{layout} |")
         families = [
             f"`{f['name']}`" + (" q" if f["has_degree"] else "") for f in op["families"] if f["purpose"] == "plan"
         ]

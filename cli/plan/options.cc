@@ -45,6 +45,9 @@ Command add_planner(CLI::App& app, const char* name, const char* what, bool expl
   plan->add_option("--activation", words->activation,
                    "Activation of ag_gemm: none, or swiglu, which makes N / 2 columns")
       ->capture_default_str();
+  plan->add_option("--exchange", words->exchange, "Exchange of gemm_a2a and a2a_gemm: rows or cols")
+      ->capture_default_str();
+  plan->add_option("--blocks", words->blocks, "Columns that travel with cols, in blocks: 4096,1024,1024");
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
   plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
   plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();

@@ -8,6 +8,7 @@
 #include "cli/plan/probe.h"
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
+#include "cli/word_list.h"
 #include "overlace/error.h"
 #include "overlace/sim.h"
 #include "src/base/env.h"
@@ -190,6 +191,8 @@ int plan(const PlanWords& words) {
   if (!words.check.empty()) return check(words.check, machine);
   spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   op.activation = activation_of(words.activation);
+  op.exchange = exchange_of(words.exchange);
+  if (!words.blocks.empty()) op.blocks = numbers_of("--blocks", words.blocks, int64_t{1} << 30);
   const sim::Simulation simulation;
   plan::Planner planner(machine, {.simulation = &simulation, .cache = base::env().plan_cache});
   const plan::PlanOptions options = {.limit = tier_of(words.tier)};

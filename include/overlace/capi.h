@@ -24,7 +24,7 @@ extern "C" {
 
 /* The version grows when a function is added or a struct grows. Programs that were compiled for a smaller version
  * must be compiled again. */
-#define OVL_API_VERSION 4
+#define OVL_API_VERSION 5
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -227,6 +227,7 @@ int ovl_barrier(ovl_channel* channel);
 enum ovl_dtype { OVL_FP64, OVL_FP32, OVL_FP16, OVL_BF16, OVL_E4M3, OVL_E5M2, OVL_I64, OVL_I32, OVL_I8, OVL_U8 };
 enum ovl_layout { OVL_NK = 0, OVL_KN = 1 };
 enum ovl_activation { OVL_NO_ACTIVATION = 0, OVL_SWIGLU = 1 }; /* overlace::spec::Activation */
+enum ovl_exchange { OVL_ROWS = 0, OVL_COLS = 1 };              /* overlace::spec::Exchange */
 
 /* The problem that an operator solves (overlace::spec::OpSpec). M counts the rows of the whole team, N and K are as
  * one rank sees them. */
@@ -242,7 +243,11 @@ typedef struct ovl_op {
   int32_t activation;         /* enum ovl_activation; ag_gemm only */
   const int64_t* row_offsets; /* ranks + 1 entries from 0 to m; null: torch.tensor_split of m */
   const int64_t* splits;      /* gemm_a2a, a2a_gemm: ranks x ranks entries, which sum to m; entry s * ranks + d counts
-                                 the rows from rank s to rank d; null: torch.tensor_split of each rank's rows */
+                                 the rows from rank s to rank d; null: torch.tensor_split of each rank's rows. With
+                                 OVL_COLS: ranks entries, the rows of each rank */
+  int32_t exchange;           /* enum ovl_exchange; gemm_a2a and a2a_gemm only */
+  int32_t num_blocks;         /* number of entries of blocks */
+  const int64_t* blocks; /* OVL_COLS: the columns that travel, in blocks (overlace::spec::OpSpec); null: one block */
 } ovl_op;
 
 /* Gives all operators as JSON: arguments (name, role, shape), fields and families (overlace/operator.h). The text
@@ -291,8 +296,9 @@ int ovl_transpose(ovl_tensor* tensor);
 enum ovl_arg_kind { OVL_ARG_TENSOR, OVL_ARG_INTEGER, OVL_ARG_REAL, OVL_ARG_TEXT, OVL_ARG_LIST };
 
 /* An argument of a call, by its name. ovl_operators_json lists the names for each operator. In addition, operators
- * that split rows take "row_offsets", a list of ranks + 1 entries; operators that exchange rows take "splits", a
- * list of ranks x ranks entries; and operators with an activation take "activation", the text "none" or "swiglu". */
+ * that split rows take "row_offsets", a list of ranks + 1 entries. Operators that exchange take "splits", a list of
+ * ranks x ranks entries, "exchange", the text "rows" or "cols", and "blocks", a list. Operators with an activation
+ * take "activation", the text "none" or "swiglu". */
 typedef struct ovl_arg {
   const char* name;
   int32_t kind;      /* enum ovl_arg_kind: which of the members below holds the value */

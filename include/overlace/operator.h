@@ -67,6 +67,11 @@ struct FamilyDef {
 /// schedules.
 enum class Role { input, output, bias, gathered };
 
+/// The shape of an argument, as Arg has it.
+struct ArgShape {
+  std::string_view rows = {}, columns = {};
+};
+
 /// An argument of an operator, which is a buffer of its schedules. Shapes are expressions over the schedule's
 /// parameters and tables ("M", "off[r+1]-off[r]", "got[r+1]-got[r]"); one without columns is a vector. Inputs have the
 /// type OpSpec::dtype, outputs and the bias OpSpec::out_dtype.
@@ -75,6 +80,7 @@ struct Arg {
   std::string_view call;  // name of the call's argument: "a_shard"
   Role role = Role::input;
   std::string_view rows, columns = {};
+  ArgShape cols = {};         // shape if columns are exchanged (OpSpec::exchange); empty: the same
   bool has_layout = false;    // true if it is stored (columns, rows) for OpSpec::b_layout nk
   std::string_view why = {};  // origin of the wanted shape, for errors: "to take N of b"
   std::string_view doc = {};  // description, for references
@@ -118,7 +124,7 @@ struct Meaning {
 /// The dependence between a GEMM and its communication. Closed forms and builders of schedules ask for it.
 struct Dataflow {
   bool gathers = false;    // rows of the first argument travel before the GEMM; else sums travel behind it
-  bool exchanges = false;  // rows of the result travel from each rank to each; nothing is summed across ranks
+  bool exchanges = false;  // rows or columns travel from each rank to each; nothing is summed across ranks
   bool sums_rows = false;  // the sum is over the rows that travel
   int passes = 1;          // how often each row passes the links: 2 if sums come back to all ranks
 };

@@ -149,7 +149,8 @@ struct Schedule {
   Tables tables;  // "off": row offsets of the shards, G + 1 entries; "cut": those of the chunks, G * q + 1; "slab":
                   // columns; "chunk", "place": grouped gemm_ar, of chunk s of owner p at p * q + s. Where rows are
                   // exchanged: "splits"; "cut" of the chunks of each block, G * G * q + 1; "place" of each in its
-                  // destination's result, G * G * q; "got": offsets of the results, G + 1
+                  // destination's result, G * G * q; "got": offsets of the results, G + 1. Where columns are
+                  // exchanged: "block": offsets of the blocks
   bool deterministic = true;
   std::vector<Buffer> buffers;
   std::vector<SignalDecl> signals;
@@ -173,9 +174,15 @@ enum class BLayout { nk, kn };
 /// (arXiv 2002.05202).
 enum class Activation { none, swiglu };
 
+/// What goes from each rank to each, in the operators that exchange. `rows` sends a block of each rank's rows to each
+/// rank. With `cols` a rank that has all columns of its rows sends each rank the columns that are that rank's, which
+/// then has them of all rows; or the reverse.
+enum class Exchange { rows, cols };
+
 /// The problem that an operator solves, as one rank sees it. M is global; N is local for ag_gemm and ag_wgrad, and K is
 /// local for gemm_rs and gemm_ar. In ag_wgrad C (K, N) is the gathered A (M, K), transposed, times B, without bias. In
-/// gemm_a2a and a2a_gemm M is the sum of all ranks' rows.
+/// gemm_a2a and a2a_gemm M is the sum of all ranks' rows; if columns are exchanged, N and K are those of B, and what
+/// travels is a multiple of ranks.
 struct OpSpec {
   std::string op;  // name of an operator: ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, or one that was added
   int64_t m = 0, n = 0, k = 0;
@@ -188,7 +195,11 @@ struct OpSpec {
   Activation activation = Activation::none;  // ag_gemm; with swiglu N, of B, is even, and C is (M, N / 2)
   std::vector<int64_t> row_offsets;          // empty: torch.tensor_split
   std::vector<int64_t> splits = {};          // gemm_a2a: rows from rank s to rank d at s * ranks + d, which sum to m;
-                                             // empty: torch.tensor_split of each rank's rows
+                                             // empty: torch.tensor_split of each rank's rows. With cols: rows of
+                                             // each rank
+  Exchange exchange = Exchange::rows;        // gemm_a2a, a2a_gemm
+  std::vector<int64_t> blocks = {};          // for cols: the columns that travel, N of gemm_a2a and K of a2a_gemm, in
+                                             // blocks; each is a multiple of ranks and dealt by itself. Empty: one
   Params fields = {};                        // what OperatorDef::fields names
   /// Returns the problem as text: "ag_gemm M 8192 N 2560 K 8192 G 4 bf16".
   std::string to_string() const;
@@ -199,6 +210,8 @@ struct OpSpec {
 std::vector<int64_t> row_offsets(const OpSpec& op);
 /// Returns the rows from each rank to each, G x G entries: `splits`, else torch.tensor_split of each shard.
 std::vector<int64_t> splits(const OpSpec& op);
+/// Returns the offsets of the blocks of columns that travel, from 0 to all of them.
+std::vector<int64_t> block_offsets(const OpSpec& op);
 
 /// Returns all names that make_schedule takes for this operator, `library` and `serial` first. `compute`, `comm` and
 /// `limit` are among them: they measure one side, or both without dependence, and give no valid output.

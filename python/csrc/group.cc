@@ -31,10 +31,13 @@ std::shared_ptr<Group> find_group(std::string_view op, std::string_view name) {
 }
 
 void run(Group& group, const char* op, std::vector<ovl_arg> args, const Options& options) {
-  const std::vector<int64_t>& offsets = options.row_offsets;
-  if (!offsets.empty()) args.push_back(ovl_list_arg("row_offsets", offsets.data(), static_cast<int>(offsets.size())));
-  const std::vector<int64_t>& splits = options.splits;
-  if (!splits.empty()) args.push_back(ovl_list_arg("splits", splits.data(), static_cast<int>(splits.size())));
+  const auto add = [&](const char* name, const std::vector<int64_t>& list) {
+    if (!list.empty()) args.push_back(ovl_list_arg(name, list.data(), static_cast<int>(list.size())));
+  };
+  add("row_offsets", options.row_offsets);
+  add("splits", options.splits);
+  add("blocks", options.blocks);
+  if (options.exchange != std::string_view("rows")) args.push_back(ovl_text_arg("exchange", options.exchange));
   if (options.activation != std::string_view("none")) args.push_back(ovl_text_arg("activation", options.activation));
   check(ovl_run(group.channel, op, args.data(), static_cast<int>(args.size()), options.plan));
 }

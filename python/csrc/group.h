@@ -30,7 +30,9 @@ struct Options {
   const std::vector<int64_t>& row_offsets;  // size + 1 entries, or none
   const char* plan;                         // as the caller wrote it
   const char* activation = "none";
-  const std::vector<int64_t>& splits = {};  // size x size entries, or none
+  const std::vector<int64_t>& splits = {};  // size x size entries, or none; of columns: size
+  const char* exchange = "rows";
+  const std::vector<int64_t>& blocks = {};
 };
 /// A call of ovl_run.
 void run(Group& group, const char* op, std::vector<ovl_arg> args, const Options& options);

@@ -15,10 +15,10 @@ STABLE_TORCH_LIBRARY(overlace, m) {
   m.def("gemm_ar(Tensor a, Tensor b, Tensor? bias, str reduce_op, str group, *, str plan=\"\") -> Tensor");
   m.def(
       "gemm_a2a(Tensor a, Tensor b, Tensor? bias, str group, *, ScalarType? out_dtype=None, int[] splits=[], "
-      "str plan=\"\") -> Tensor");
+      "str exchange=\"rows\", int[] blocks=[], str plan=\"\") -> Tensor");
   m.def(
       "a2a_gemm(Tensor a, Tensor b, Tensor? bias, str group, *, bool return_a=False, ScalarType? out_dtype=None, "
-      "int[] splits=[], str plan=\"\") -> (Tensor, Tensor)");
+      "int[] splits=[], str exchange=\"rows\", int[] blocks=[], str plan=\"\") -> (Tensor, Tensor)");
   m.def("all_gather(Tensor x, int dim, str group) -> Tensor");
   m.def("reduce_scatter(Tensor x, str reduce_op, int dim, str group) -> Tensor");
   m.def("all_reduce(Tensor x, str reduce_op, str group) -> Tensor");

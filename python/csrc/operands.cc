@@ -34,11 +34,11 @@ void check_matrix(const Argument& argument, const Tensor& t) {
 }
 
 void check_factors(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
-                   const Tensor& b) {
+                   const Tensor& b, int64_t parts) {
   check_matrix(argument, b);
-  if (a.size(1) != b.size(0))
-    refuse(both_of(group, a, a_name, argument, b) + "K " + std::to_string(a.size(1)) +
-           " != " + std::to_string(b.size(0)));
+  if (a.size(1) * parts != b.size(0))
+    refuse(both_of(group, a, a_name, argument, b) + "K " + (parts > 1 ? std::to_string(parts) + " x " : "") +
+           std::to_string(a.size(1)) + " != " + std::to_string(b.size(0)));
   check_alike(group, a, a_name, argument, b);
 }
 
@@ -64,12 +64,12 @@ void check_bias(const Argument& argument, const Tensor& bias, int64_t n) {
 }
 
 void check_operands(const Group& group, std::string_view op, const Tensor& a, const Tensor& b,
-                    const std::optional<Tensor>& bias) {
+                    const std::optional<Tensor>& bias, int64_t parts) {
   check_device(group, {op, "a"}, a);
   check_device(group, {op, "b"}, b);
   if (bias.has_value()) check_device(group, {op, "bias"}, *bias);
   check_matrix({op, "a"}, a);
-  check_factors(group, a, "a", {op, "b"}, b);
+  check_factors(group, a, "a", {op, "b"}, b, parts);
   if (bias.has_value()) check_bias({op, "bias"}, *bias, b.size(1));
 }
 

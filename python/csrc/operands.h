@@ -18,9 +18,9 @@ inline size_t widest_of(const std::vector<Tensor>& all) {
 }
 /// Two dimensions, floating.
 void check_matrix(const Argument& argument, const Tensor& t);
-/// b, the argument, fits a: K, dtype.
+/// b, the argument, fits a, which has one of `parts` equal parts of K: K, dtype.
 void check_factors(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
-                   const Tensor& b);
+                   const Tensor& b, int64_t parts = 1);
 /// One dtype.
 void check_alike(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
                  const Tensor& b);
@@ -29,9 +29,10 @@ void check_my_rows(const Group& group, const Argument& argument, const Tensor& t
                    const std::vector<int64_t>& row_offsets);
 /// (N).
 void check_bias(const Argument& argument, const Tensor& bias, int64_t n);
-/// a (M, K), b (K, N) and bias (N) or none, as `op` names them, are where the rank is and fit each other.
+/// a (M, K), b (K, N) and bias (N) or none, as `op` names them, are where the rank is and fit each other. parts: as
+/// in check_factors.
 void check_operands(const Group& group, std::string_view op, const Tensor& a, const Tensor& b,
-                    const std::optional<Tensor>& bias);
+                    const std::optional<Tensor>& bias, int64_t parts = 1);
 /// What is not there yet is refused, not ignored: all but "none", and "swiglu" where the operator `has_swiglu`.
 void check_activation(std::string_view op, std::string_view activation, bool has_swiglu);
 /// Whether it is "avg"; else it must be "sum".

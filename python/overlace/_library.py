@@ -88,6 +88,9 @@ class Op(_Sized):
         ("activation", c.c_int32),
         ("row_offsets", c.c_void_p),
         ("splits", c.c_void_p),
+        ("exchange", c.c_int32),
+        ("num_blocks", c.c_int32),
+        ("blocks", c.c_void_p),
     )
 
 

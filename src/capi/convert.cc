@@ -1,6 +1,7 @@
 #include "src/capi/convert.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "src/spec/names.h"
@@ -9,7 +10,7 @@
 namespace overlace::capi {
 namespace {
 
-constexpr int kMaxRanks = 1024;
+constexpr int kMaxRanks = 1024, kMaxBlocks = 1024;
 /// Elements of a tensor and addresses within it; far beyond what there is.
 constexpr int64_t kMaxElements = int64_t{1} << 46;
 
@@ -63,7 +64,8 @@ std::string names_of(const spec::OperatorDef& op) {
   std::string out;
   for (const spec::Arg& arg : op.args) out += base::format("{}, ", arg.call);
   for (const spec::FieldDef& field : op.fields) out += base::format("{}, ", field.name);
-  return out + (op.flow.exchanges ? "row_offsets, splits or activation" : "row_offsets or activation");
+  return out +
+         (op.flow.exchanges ? "row_offsets, splits, exchange, blocks or activation" : "row_offsets or activation");
 }
 
 constexpr std::string_view kKinds[] = {"a tensor", "an integer", "a number", "a text", "a list"};
@@ -95,28 +97,65 @@ base::Result<spec::Param> field_of(const spec::OperatorDef& op, const ovl_arg& a
   }
 }
 
-/// Row offsets, splits and activation, which many operators share.
-base::Status read_shared(const spec::OperatorDef& op, const ovl_arg& arg, ops::CallArgs* out) {
-  const std::string_view name = arg.name;
-  if (name == "row_offsets" || name == "splits") {
-    const bool is_splits = name == "splits";
-    OVERLACE_TRY(check_kind(op, arg, OVL_ARG_LIST));
-    if (arg.count < 0 || arg.count > (is_splits ? kMaxRanks * kMaxRanks : kMaxRanks + 1))
-      return base::invalid_argument("{}: {} have {} entries, wanted one {}", op.name, name, arg.count,
-                                    is_splits ? "from each rank to each" : "per rank and one more");
-    if (arg.list != nullptr) (is_splits ? out->splits : out->row_offsets).assign(arg.list, arg.list + arg.count);
-    return {};
-  }
-  if (name != "activation")
-    return base::invalid_argument("{}: no argument is called '{}', wanted {}", op.name, name, names_of(op));
+/// One of a few names, as its place among them.
+template <size_t N>
+base::Result<size_t> name_among(const spec::OperatorDef& op, const ovl_arg& arg,
+                                const std::array<std::string_view, N>& names) {
   OVERLACE_TRY(check_kind(op, arg, OVL_ARG_TEXT));
   OVERLACE_TRY(check_not_null({op.name, arg.name}, arg.text));
-  const std::string_view text = arg.text;
-  const auto& names = spec::kActivationNames;
-  const auto found = std::find(names.begin(), names.end(), text);
-  if (found == names.end())
-    return base::invalid_argument("{}: activation is '{}', wanted 'none' or 'swiglu'", op.name, text);
-  out->activation = static_cast<spec::Activation>(found - names.begin());
+  const auto found = std::find(names.begin(), names.end(), std::string_view(arg.text));
+  if (found != names.end()) return static_cast<size_t>(found - names.begin());
+  static_assert(N == 2);
+  return base::invalid_argument("{}: {} is '{}', wanted '{}' or '{}'", op.name, arg.name, arg.text, names[0], names[1]);
+}
+
+/// Row offsets, splits, blocks, exchange and activation, which many operators share.
+base::Status read_shared(const spec::OperatorDef& op, const ovl_arg& arg, ops::CallArgs* out) {
+  struct List {
+    std::string_view name, wanted;
+    int most;
+    std::vector<int64_t>& to;
+  };
+  const List lists[] = {{"row_offsets", "one per rank and one more", kMaxRanks + 1, out->row_offsets},
+                        {"splits", "one from each rank to each", kMaxRanks * kMaxRanks, out->splits},
+                        {"blocks", "at most 1024", kMaxBlocks, out->blocks}};
+  const std::string_view name = arg.name;
+  for (const List& list : lists) {
+    if (name != list.name) continue;
+    OVERLACE_TRY(check_kind(op, arg, OVL_ARG_LIST));
+    if (arg.count < 0 || arg.count > list.most)
+      return base::invalid_argument("{}: {} have {} entries, wanted {}", op.name, name, arg.count, list.wanted);
+    if (arg.list != nullptr) list.to.assign(arg.list, arg.list + arg.count);
+    return {};
+  }
+  if (name != "activation" && name != "exchange")
+    return base::invalid_argument("{}: no argument is called '{}', wanted {}", op.name, name, names_of(op));
+  const bool is_exchange = name == "exchange";
+  const base::Result<size_t> value = name_among(op, arg, is_exchange ? spec::kExchangeNames : spec::kActivationNames);
+  if (!value.ok()) return value.status();
+  if (is_exchange) {
+    out->exchange = static_cast<spec::Exchange>(*value);
+  } else {
+    out->activation = static_cast<spec::Activation>(*value);
+  }
+  return {};
+}
+
+/// What only operators that exchange have.
+base::Status read_exchange(std::string_view call, const ovl_op& op, spec::OpSpec* out) {
+  const spec::OperatorDef& def = *spec::find_operator(out->op);
+  if (op.exchange != OVL_ROWS && op.exchange != OVL_COLS)
+    return base::invalid_argument("{}: op.exchange is {}, wanted 0 (rows) or 1 (cols)", call, op.exchange);
+  if (op.num_blocks < 0 || op.num_blocks > kMaxBlocks)
+    return base::invalid_argument("{}: op.num_blocks is {}, wanted 0 to {}", call, op.num_blocks, kMaxBlocks);
+  out->exchange = static_cast<spec::Exchange>(op.exchange);
+  if (op.blocks != nullptr) out->blocks.assign(op.blocks, op.blocks + op.num_blocks);
+  if (const std::string why = spec::blocks_problem(def, *out); !why.empty())
+    return base::invalid_argument("{}: op.{}", call, why);
+  if (op.splits == nullptr) return {};
+  out->splits.assign(op.splits, op.splits + int64_t{op.ranks} * (op.exchange == OVL_COLS ? 1 : op.ranks));
+  if (const std::string why = spec::splits_problem(def, *out); !why.empty())
+    return base::invalid_argument("{}: op.{}", call, why);
   return {};
 }
 
@@ -186,11 +225,7 @@ base::Result<spec::OpSpec> op_of(const Argument& argument, const ovl_op* op) {
                    .gathered = op->has_a == 1,
                    .activation = static_cast<spec::Activation>(op->activation),
                    .row_offsets = offsets_of(op->row_offsets, op->ranks)};
-  if (op->splits != nullptr) {
-    out.splits.assign(op->splits, op->splits + int64_t{op->ranks} * op->ranks);
-    if (const std::string why = spec::splits_problem(*spec::find_operator(name), out); !why.empty())
-      return base::invalid_argument("{}: op.{}", call, why);
-  }
+  OVERLACE_TRY(read_exchange(call, *op, &out));
   if (const std::vector<int64_t>& off = out.row_offsets;
       !off.empty() && (off.front() != 0 || off.back() != op->m || !std::is_sorted(off.begin(), off.end())))
     return base::invalid_argument("{}: op.row_offsets go from {} to {}, wanted {} ascending entries from 0 to m = {}",

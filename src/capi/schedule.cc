@@ -70,10 +70,13 @@ std::string key_of(const spec::OpSpec& op, std::string_view plan) {
                              op.gathered ? 1 : 0,
                              static_cast<int64_t>(op.activation),
                              static_cast<int64_t>(op.row_offsets.size()),
-                             static_cast<int64_t>(op.splits.size())};
+                             static_cast<int64_t>(op.splits.size()),
+                             static_cast<int64_t>(op.exchange),
+                             static_cast<int64_t>(op.blocks.size())};
   add(numbers, sizeof numbers);
   add(op.row_offsets.data(), op.row_offsets.size() * sizeof(int64_t));
   add(op.splits.data(), op.splits.size() * sizeof(int64_t));
+  add(op.blocks.data(), op.blocks.size() * sizeof(int64_t));
   key += op.op;
   for (const auto& [name, value] : op.fields) key += base::format(",{}={}", name, spec::text_of(value));
   key += '\n';

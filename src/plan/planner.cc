@@ -48,6 +48,8 @@ std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
   for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
   if (!op.splits.empty()) out += " splits";
   for (const int64_t rows : op.splits) out += base::format(" {}", rows);
+  if (op.exchange != spec::Exchange::rows) out += base::format(" {}", spec::name_of(op.exchange));
+  for (const int64_t columns : op.blocks) out += base::format(" {}", columns);
   for (const auto& [name, value] : op.fields) out += base::format(" {}={}", name, spec::text_of(value));
   return out;
 }

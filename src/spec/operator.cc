@@ -8,6 +8,7 @@
 #include "overlace/error.h"
 #include "src/base/format.h"
 #include "src/spec/families/families.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::spec {
@@ -71,10 +72,13 @@ std::vector<int64_t> cut_blocks(std::span<const int64_t> rows, const FamilyOptio
 
 Tables tables_of(const OpSpec& op, const OperatorDef& def, const FamilyOptions& options) {
   std::vector<int64_t> off = row_offsets(op);
-  if (!def.flow.exchanges) {
+  const bool is_cols = op.exchange == Exchange::cols;
+  if (!def.flow.exchanges || is_cols) {
     std::vector<int64_t> rows;
     for (size_t p = 0; p + 1 < off.size(); ++p) rows.push_back(off[p + 1] - off[p]);
-    return {{"cut", cut_blocks(rows, options)}, {"off", std::move(off)}};
+    Tables out = {{"cut", cut_blocks(rows, options)}, {"off", std::move(off)}};
+    if (is_cols) out["block"] = block_offsets(op);
+    return out;
   }
   const auto ranks = static_cast<size_t>(op.ranks), q = static_cast<size_t>(options.degree);
   std::vector<int64_t> blocks = splits(op), cut = cut_blocks(blocks, options), place(ranks * ranks * q), got = {0};
@@ -211,18 +215,36 @@ const std::vector<int64_t>* splits_table(const Schedule& schedule, const Task& t
 
 std::string splits_problem(const OperatorDef& def, const OpSpec& op) {
   const std::vector<int64_t>& all = op.splits;
-  const auto wanted = static_cast<size_t>(op.ranks) * static_cast<size_t>(op.ranks);
+  const bool is_cols = op.exchange == Exchange::cols;
+  const auto wanted = static_cast<size_t>(op.ranks) * static_cast<size_t>(is_cols ? 1 : op.ranks);
   if (!def.flow.exchanges) return base::format("splits are given, wanted none: {} exchanges no rows", def.name);
   if (!op.row_offsets.empty()) return "row_offsets and splits are given, wanted one of them: splits say both";
   if (all.size() != wanted)
-    return base::format("splits has {} entries, wanted {}: from each of {} ranks to each", all.size(), wanted,
-                        op.ranks);
+    return base::format("splits has {} entries, wanted {}: {} of {} ranks{}", all.size(), wanted,
+                        is_cols ? "rows of each" : "from each", op.ranks, is_cols ? "" : " to each");
   int64_t sum = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i] < 0 || __builtin_add_overflow(sum, all[i], &sum))
       return base::format("splits[{}] is {}, wanted 0 or more, and a sum below 2^63", i, all[i]);
   }
   return sum == op.m ? "" : base::format("splits sum to {}, wanted M = {}", sum, op.m);
+}
+
+std::string blocks_problem(const OperatorDef& def, const OpSpec& op) {
+  if (op.exchange == Exchange::rows) return op.blocks.empty() ? "" : "blocks are given, wanted none: no columns travel";
+  if (!def.flow.exchanges) return base::format("exchange is cols, wanted rows: {} exchanges nothing", def.name);
+  const auto [name, columns] = def.flow.gathers ? std::pair("K", op.k) : std::pair("N", op.n);
+  if (op.blocks.empty() && columns % op.ranks != 0)
+    return base::format("{} is {}, wanted a multiple of {}: as many columns for each rank", name, columns, op.ranks);
+  int64_t sum = 0;
+  for (size_t j = 0; j < op.blocks.size(); ++j) {
+    const int64_t block = op.blocks[j];
+    if (block < 1 || block % op.ranks != 0 || __builtin_add_overflow(sum, block, &sum))
+      return base::format("blocks[{}] is {}, wanted a multiple of {} above 0: as many columns for each rank", j, block,
+                          op.ranks);
+  }
+  return op.blocks.empty() || sum == columns ? ""
+                                             : base::format("blocks sum to {}, wanted {} = {}", sum, name, columns);
 }
 
 Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options) {
@@ -242,12 +264,17 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
                 {"b_layout", std::string(is_nk ? "nk" : "kn")},
                 {"bias", op.bias}};
   out.params.insert(op.fields.begin(), op.fields.end());
+  if (op.exchange != Exchange::rows) {
+    out.params["exchange"] = std::string(name_of(op.exchange));
+    out.consts["blocks"] = std::max<int64_t>(std::ssize(op.blocks), 1);
+  }
   out.tables = tables_of(op, def, options);
   for (const Arg& arg : def.args) {
     if (arg.role == Role::gathered || (arg.role == Role::bias && !op.bias)) continue;
+    const ArgShape shape = shape_of(arg, op.exchange);
     Buffer buffer{
-        std::string(arg.name), Space::argument, arg.role == Role::input ? op.dtype : op.out_dtype, {arg.rows}};
-    if (!arg.columns.empty()) buffer.shape.emplace_back(arg.columns);
+        std::string(arg.name), Space::argument, arg.role == Role::input ? op.dtype : op.out_dtype, {shape.rows}};
+    if (!shape.columns.empty()) buffer.shape.emplace_back(shape.columns);
     if (arg.has_layout && is_nk) std::reverse(buffer.shape.begin(), buffer.shape.end());
     out.buffers.push_back(std::move(buffer));
   }

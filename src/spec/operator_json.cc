@@ -18,12 +18,15 @@ Json args_json(const OperatorDef& op) {
     Json shape = Json::array();
     shape.push_back(arg.rows);
     if (!arg.columns.empty()) shape.push_back(arg.columns);
-    out.push_back(Json::Object{{"name", arg.call},
-                               {"buffer", arg.name},
-                               {"role", kRoles[static_cast<size_t>(arg.role)]},
-                               {"shape", std::move(shape)},
-                               {"has_layout", arg.has_layout},
-                               {"doc", arg.doc}});
+    Json one = Json::Object{
+        {"name", arg.call},          {"buffer", arg.name},           {"role", kRoles[static_cast<size_t>(arg.role)]},
+        {"shape", std::move(shape)}, {"has_layout", arg.has_layout}, {"doc", arg.doc}};
+    if (!arg.cols.rows.empty()) {
+      Json cols = Json::array();
+      for (const std::string_view side : {arg.cols.rows, arg.cols.columns}) cols.push_back(side);
+      one.set("shape_of_cols", std::move(cols));
+    }
+    out.push_back(std::move(one));
   }
   return out;
 }

@@ -24,7 +24,7 @@ inline Dataflow flow_of(std::string_view op) {
 inline bool gathers(std::string_view op) { return flow_of(op).gathers; }
 /// The sums of a row come back to all ranks.
 inline bool returns_to_all(std::string_view op) { return flow_of(op).passes == 2; }
-/// Rows of the result go from each rank to each.
+/// Rows, or columns, go from each rank to each.
 inline bool exchanges(std::string_view op) { return flow_of(op).exchanges; }
 /// The sums of a row stay with its owner.
 inline bool stays_with_owner(std::string_view op) { return !gathers(op) && !exchanges(op) && !returns_to_all(op); }
@@ -63,6 +63,13 @@ std::string field_problem(const OperatorDef& def, const Params& fields);
 
 /// What is wrong with OpSpec::splits, which are given; empty if nothing is.
 std::string splits_problem(const OperatorDef& def, const OpSpec& op);
+/// What is wrong with OpSpec::exchange and OpSpec::blocks; empty if nothing is.
+std::string blocks_problem(const OperatorDef& def, const OpSpec& op);
+
+/// The shape of an argument in this exchange.
+inline ArgShape shape_of(const Arg& arg, Exchange exchange) {
+  return exchange == Exchange::cols && !arg.cols.rows.empty() ? arg.cols : ArgShape{arg.rows, arg.columns};
+}
 
 inline bool has_empty_shard(const OpSpec& op) {
   const std::vector<int64_t> off = row_offsets(op);
@@ -89,6 +96,11 @@ const std::vector<int64_t>* splits_table(const Schedule& schedule, const Task& t
 inline Activation activation_of(const Params& params) {
   const auto it = params.find("activation");
   return it != params.end() && it->second == Param(std::string("swiglu")) ? Activation::swiglu : Activation::none;
+}
+/// Parameter "exchange" of a schedule.
+inline Exchange exchange_of(const Params& params) {
+  const auto it = params.find("exchange");
+  return it != params.end() && it->second == Param(std::string("cols")) ? Exchange::cols : Exchange::rows;
 }
 /// Columns of sums that become one of the result.
 inline int64_t columns_per_result(const Params& params) { return activation_of(params) == Activation::swiglu ? 2 : 1; }

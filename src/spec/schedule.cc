@@ -18,6 +18,8 @@ constexpr int64_t kMaxDegree = 1024;
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::bad_schedule, why); }
 
 void check_splits(const OpSpec& op, const OperatorDef& def) {
+  if (const std::string why = blocks_problem(def, op); !why.empty())
+    refuse(base::format("{}: {}", op.to_string(), why));
   if (op.splits.empty()) return;
   if (const std::string why = splits_problem(def, op); !why.empty())
     refuse(base::format("{}: {}", op.to_string(), why));
@@ -130,6 +132,8 @@ std::string OpSpec::to_string() const {
   if (bias) out += " bias";
   if (activation != Activation::none) out += base::format(" {}", name_of(activation));
   if (!row_offsets.empty()) out += " ragged";
+  if (exchange != Exchange::rows) out += base::format(" {}", name_of(exchange));
+  for (const int64_t columns : blocks) out += base::format(" {}", columns);
   if (!splits.empty()) out += " splits";
   for (const auto& [name, value] : fields) out += base::format(" {} {}", name, text_of(value));
   return out;
@@ -139,10 +143,18 @@ std::vector<int64_t> row_offsets(const OpSpec& op) {
   if (!op.row_offsets.empty()) return op.row_offsets;
   if (op.splits.empty()) return evenly(op.m, op.ranks);
   std::vector<int64_t> out = {0};
+  const int per_rank = op.exchange == Exchange::cols ? 1 : op.ranks;
   for (size_t s = 0; s < static_cast<size_t>(op.ranks); ++s) {
-    const auto row = op.splits.begin() + static_cast<std::ptrdiff_t>(s) * op.ranks;
-    out.push_back(std::accumulate(row, row + op.ranks, out.back()));
+    const auto row = op.splits.begin() + static_cast<std::ptrdiff_t>(s) * per_rank;
+    out.push_back(std::accumulate(row, row + per_rank, out.back()));
   }
+  return out;
+}
+
+std::vector<int64_t> block_offsets(const OpSpec& op) {
+  if (op.blocks.empty()) return {0, gathers(op.op) ? op.k : op.n};
+  std::vector<int64_t> out = {0};
+  for (const int64_t columns : op.blocks) out.push_back(out.back() + columns);
   return out;
 }
 

@@ -82,7 +82,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null, wanted an address", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 5)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -155,7 +155,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 5)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -178,7 +178,7 @@ static void test_signals(fixture* f) {
   INVALID("ovl_channel_handle: handle is null, wanted an address", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
   INVALID("ovl_channel_handle: first is null, wanted an address", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
   INVALID("ovl_channel_handle: channel is null, wanted a channel", ovl_channel_handle(NULL, 0, pod, 176, NULL));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 5)",
                ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
   EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
   INVALID("ovl_signal_add: peer is -1, wanted 0 to 0", ovl_signal_add(f->channel, -1, id, 1));
@@ -239,8 +239,16 @@ static void test_schedules(fixture* f) {
           ovl_schedule_make(&op, "library", 1, &made));
   op.name = "gemm_a2a";
   INVALID("ovl_schedule_make: op.splits sum to 3, wanted M = 4", ovl_schedule_make(&op, "library", 1, &made));
+  op = small_op(), op.name = "gemm_a2a", op.exchange = 2;
+  INVALID("ovl_schedule_make: op.exchange is 2, wanted 0 (rows) or 1 (cols)",
+          ovl_schedule_make(&op, "library", 1, &made));
+  op.exchange = OVL_COLS, op.num_blocks = 2000, op.blocks = (int64_t[]){1, 0};
+  INVALID("ovl_schedule_make: op.num_blocks is 2000, wanted 0 to 1024", ovl_schedule_make(&op, "library", 1, &made));
+  op.num_blocks = 2;
+  INVALID("ovl_schedule_make: op.blocks[1] is 0, wanted a multiple of 1 above 0: as many columns for each rank",
+          ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 80, wanted 88 (OVL_API_VERSION 4)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 5)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null, wanted an address", ovl_schedule_make(&op, NULL, 1, &made));
@@ -339,6 +347,15 @@ static void test_arguments_by_name(fixture* f) {
                          ovl_tensor_arg("out", f->args.c), ovl_list_arg("splits", far, 1)};
   INVALID("gemm_a2a: a must be (9223372036854775807, 2) as splits say, got (4, 2); rank 0",
           ovl_run(f->channel, "gemm_a2a", exchanged, 4, ""));
+  const int64_t blocks[] = {2, 2};
+  ovl_arg columns[] = {exchanged[0], exchanged[1], exchanged[2], ovl_text_arg("exchange", "cols"),
+                       ovl_list_arg("blocks", blocks, 2)};
+  EXPECT_OK(ovl_run(f->channel, "gemm_a2a", columns, 4, ""));
+  INVALID("gemm_a2a: blocks sum to 4, wanted N = 3; rank 0", ovl_run(f->channel, "gemm_a2a", columns, 5, ""));
+  INVALID("gemm_a2a: a must be (3, 2) as all rows are dealt evenly, got (4, 2); rank 0",
+          ovl_run(f->channel, "gemm_a2a", (columns[2].tensor.sizes[0] = 3, columns), 4, ""));
+  INVALID("gemm_a2a: exchange is 'both', wanted 'rows' or 'cols'",
+          ovl_run(f->channel, "gemm_a2a", (columns[3].text = "both", columns), 4, ""));
   INVALID("ag_gemm: row_offsets is of kind 9, wanted a list", ovl_run(f->channel, "ag_gemm", args, 4, ""));
   args[3].name = "b";
   INVALID("ag_gemm: b is given twice", ovl_run(f->channel, "ag_gemm", args, 4, ""));

@@ -49,6 +49,9 @@ class Op(c.Structure):
         ("activation", c.c_int32),
         ("row_offsets", c.POINTER(c.c_int64)),
         ("splits", c.POINTER(c.c_int64)),
+        ("exchange", c.c_int32),
+        ("num_blocks", c.c_int32),
+        ("blocks", c.POINTER(c.c_int64)),
     ]
 
 

@@ -49,9 +49,11 @@ def returns_gathered(op: str) -> bool:
 def others(op: str) -> set[str]:
     """Members besides tensors."""
     sides = [side for argument in STATED[op]["args"] for side in argument["shape"]]
-    splits = (
-        {"splits"} if any("got[" in s for s in sides) else {"row_offsets"} if any("off[" in s for s in sides) else set()
-    )
+    splits = set()
+    if any("got[" in s for s in sides):
+        splits = {"splits", "exchange", "blocks"}
+    elif any("off[" in s for s in sides):
+        splits = {"row_offsets"}
     return splits | ({"activation"} if STATED[op]["takes_activation"] else set())
 
 
@@ -117,7 +119,7 @@ def test_torch_schema_and_function(op):
     for name, argument in arguments.items():
         if (
             argument.has_default_value()
-            and name not in ("row_offsets", "splits")
+            and name not in ("row_offsets", "splits", "blocks")
             and parameters[name].default is not inspect._empty
         ):
             assert parameters[name].default == argument.default_value, name
@@ -128,10 +130,11 @@ def test_torch_schema_and_function(op):
 
 def evaluated(expression: str, sizes: dict[str, int], offsets: list[int], rank: int) -> int:
     # Rows that are exchanged evenly: each rank gets as many as it has.
-    return eval(expression, {"__builtins__": {}}, {**sizes, "off": offsets, "got": offsets, "r": rank})
+    exact = expression.replace("/", "//")
+    return eval(exact, {"__builtins__": {}}, {**sizes, "off": offsets, "got": offsets, "r": rank})
 
 
-def shapes_of_fakes(group, op, args, draws):
+def shapes_of_fakes(group, op, args, draws, exchange):
     """What the fakes say of drawn problems, beside the statement."""
     import random
 
@@ -143,16 +146,19 @@ def shapes_of_fakes(group, op, args, draws):
 
     with FakeTensorMode():
         for _ in range(draws):
-            sizes = {"M": size * size * random.randint(1, 9), "N": random.randint(1, 40), "K": random.randint(1, 40)}
+            unit = size if exchange == "cols" else 1
+            sizes = {"G": size, "M": size * size * random.randint(1, 9)}
+            sizes |= {"N": unit * random.randint(1, 40), "K": unit * random.randint(1, 40)}
             offsets = [sizes["M"] // size * i for i in range(size + 1)]
-            made = {
-                a["name"]: torch.empty([evaluated(side, sizes, offsets, rank) for side in a["shape"]])
+            shapes = {
+                a["name"]: [
+                    evaluated(side, sizes, offsets, rank)
+                    for side in (a["shape"] if exchange == "rows" else a.get("shape_of_cols", a["shape"]))
+                ]
                 for a in args
-                if a["role"] in ("input", "bias")
             }
-            wanted = [
-                [evaluated(side, sizes, offsets, rank) for side in a["shape"]] for a in args if a["role"] == "output"
-            ]
+            made = {a["name"]: torch.empty(shapes[a["name"]]) for a in args if a["role"] in ("input", "bias")}
+            wanted = [shapes[a["name"]] for a in args if a["role"] == "output"]
             if op == "ag_gemm":
                 got = ops.ag_gemm(made["a_shard"], [made["b"]], [made["bias"]], 0, group_name)[1]
             elif op == "ag_wgrad":
@@ -160,9 +166,9 @@ def shapes_of_fakes(group, op, args, draws):
             elif op == "gemm_rs":
                 got = [ops.gemm_rs(made["a"], made["b"], made["bias"], "sum", 0, group_name)]
             elif op == "a2a_gemm":
-                got = [ops.a2a_gemm(made["a_shard"], made["b"], made["bias"], group_name)[1]]
+                got = [ops.a2a_gemm(made["a_shard"], made["b"], made["bias"], group_name, exchange=exchange)[1]]
             elif op == "gemm_a2a":
-                got = [ops.gemm_a2a(made["a"], made["b"], made["bias"], group_name)]
+                got = [ops.gemm_a2a(made["a"], made["b"], made["bias"], group_name, exchange=exchange)]
             else:
                 got = [ops.gemm_ar(made["a"], made["b"], made["bias"], "sum", group_name)]
             assert [list(t.shape) for t in got] == wanted, (op, sizes)
@@ -173,4 +179,5 @@ def test_fakes(op):
     _torch()
     from torch_cpu.ranks import run_ranks
 
-    run_ranks(3, shapes_of_fakes, op, STATED[op]["args"], 50)
+    for exchange in ("rows", "cols") if any("shape_of_cols" in a for a in STATED[op]["args"]) else ("rows",):
+        run_ranks(3, shapes_of_fakes, op, STATED[op]["args"], 50, exchange)

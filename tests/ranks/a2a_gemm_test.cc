@@ -14,6 +14,14 @@ TEST_P(A2aGemmRanks, EveryScheduleGivesTheExactResultInEachOfRepeatedCalls) {
   });
 }
 
+TEST_P(A2aGemmRanks, ColumnsInBlocksComeToTheirPlace) {
+  const auto [ranks, mode] = GetParam();
+  if (mode == Mode::processes && !kHasProcesses) GTEST_SKIP() << "ranks are threads under ThreadSanitizer";
+  run_ranks(ranks, mode, [](Runtime& runtime) {
+    run_cases(runtime, runtime.world().channel(StreamRef::cpu()), column_cases_of("a2a_gemm", runtime.world().size()));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Teams, A2aGemmRanks, all_teams(), mode_test_name);
 
 }  // namespace

@@ -60,7 +60,9 @@ inline Case draw_case(Dice& dice, int ranks, const Families& families) {
   c.gap = dice.one_in(4) ? dice.number(1, 9) : 0;
   if (spec::exchanges(c.op)) {
     if (c.family == "library") c.gap = 0;
-    if (dice.one_in(3))
+    if (dice.one_in(2))
+      exchange_columns(&c, ranks, static_cast<size_t>(dice.number(0, 1 << 20)));
+    else if (dice.one_in(3))
       c.m -= c.m % ranks;
     else
       c.splits = drawn_splits(ranks, c.m, static_cast<size_t>(dice.number(0, 1 << 20)));

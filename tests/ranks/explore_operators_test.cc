@@ -46,9 +46,8 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
 
 TEST(ExploreOperators, SoundSchedulesHoldOnPathsOfTheExplorer) {
   for (const std::string& op : test::all_operators())
-    for (const std::string& family : whole_families(op)) {
-      const Case c = case_of(op, family);
-      const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), family, c.degree));
+    for (const Case& c : whole_cases(op)) {
+      const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), c.family, c.degree));
       EXPECT_EQ(report.failure, "") << c.text();
       EXPECT_GE(report.paths, 10u);
     }

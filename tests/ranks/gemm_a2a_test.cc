@@ -14,6 +14,14 @@ TEST_P(GemmA2aRanks, EveryScheduleGivesTheExactResultInEachOfRepeatedCalls) {
   });
 }
 
+TEST_P(GemmA2aRanks, ColumnsInBlocksComeToTheirPlace) {
+  const auto [ranks, mode] = GetParam();
+  if (mode == Mode::processes && !kHasProcesses) GTEST_SKIP() << "ranks are threads under ThreadSanitizer";
+  run_ranks(ranks, mode, [](Runtime& runtime) {
+    run_cases(runtime, runtime.world().channel(StreamRef::cpu()), column_cases_of("gemm_a2a", runtime.world().size()));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Teams, GemmA2aRanks, all_teams(), mode_test_name);
 
 }  // namespace

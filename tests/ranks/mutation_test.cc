@@ -91,11 +91,9 @@ class MutationTest : public testing::TestWithParam<Mutant> {
   /// Whole schedules of the operator, before they are broken.
   template <class F>
   void for_each_family(F use) {
-    const std::string& op = GetParam().op;
     const Mutation& mutation = *GetParam().mutation;
-    for (const std::string& family : whole_families(op)) {
-      const Case c = case_of(op, family);
-      Schedule schedule = spec::make_schedule(spec_of(c), family, c.degree);
+    for (const Case& c : whole_cases(GetParam().op)) {
+      Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
       mutation.prepare(schedule);
       use(c, std::move(schedule), mutation);
     }

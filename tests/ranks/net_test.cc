@@ -324,7 +324,16 @@ TEST(NetBits, AreThoseOfOneHost) {
   if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
   const std::vector<std::string> several = bits_of(run(namespaces(2, 2, body("Operator.Bits"))));
   EXPECT_EQ(several, bits_of(run(openmpi(1, 4, body("Operator.Bits")))));
-  EXPECT_GT(several.size(), 40u);
+  EXPECT_GT(several.size(), 100u);
+}
+
+TEST(NetEmulated, HostsThatAreOnlyNamesGiveTheBitsOfOneHost) {
+  if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
+  for (const int each : {1, 2}) {
+    const std::vector<std::string> several = bits_of(run(openmpi(2, each, body("Operator.Bits"))));
+    EXPECT_EQ(several, bits_of(run(openmpi(1, 2 * each, body("Operator.Bits"))))) << each << " ranks of each host";
+    EXPECT_GT(several.size(), 50u * static_cast<size_t>(each));
+  }
 }
 
 TEST(NetEmulated, HostsThatAreOnlyNamesForMpich) {

@@ -94,7 +94,9 @@ struct Case {
   int64_t gap = 0;        // between rows of every matrix
   std::vector<int64_t> offsets{};
   std::vector<int64_t> splits{};  // where rows are exchanged; without them m is a multiple of the ranks
-  spec::Params options{};         // of make_schedule
+  bool cols = false;              // columns are exchanged, in `blocks`, and splits has the rows of each rank
+  std::vector<int64_t> blocks{};
+  spec::Params options{};  // of make_schedule
 
   std::string text() const {
     std::string rows, chosen;
@@ -107,7 +109,7 @@ struct Case {
            " K " + std::to_string(k) + " " + dtype_name(in) + "->" + dtype_name(out) +
            (layout == spec::BLayout::nk ? " nk" : " kn") + (bias ? " bias" : "") + (swiglu ? " swiglu" : "") +
            (uneven ? " uneven" : "") + (gap != 0 ? " gap" : "") + (rows.empty() ? "" : " rows" + rows) +
-           (splits.empty() ? "" : " splits") + chosen;
+           (splits.empty() ? "" : " splits") + (cols ? " cols of " + std::to_string(blocks.size()) : "") + chosen;
   }
 };
 
@@ -124,13 +126,18 @@ class Operands {
         is_wgrad_(c.op == "ag_wgrad") {
     const std::vector<int64_t> off = spec::row_offsets(spec_of(rank_));
     first_ = off[static_cast<size_t>(rank_)];
+    first_row_of_a_ = is_ag_ || is_a2a_ ? first_ : 0;
     const int64_t mine = off[static_cast<size_t>(rank_) + 1] - first_;
     find_origins(off);
     const int64_t results = std::ssize(origins_);
-    a_ = Matrix(is_ag_ || is_a2a_ ? mine : c.m, k_of(rank_), c.in, c.gap);
+    if (c.cols) find_columns();
+    const bool has_part = c.cols && is_ag_;  // of the columns of all rows
+    if (has_part) first_row_of_a_ = 0;
+    a_ = Matrix((is_ag_ || is_a2a_) && !has_part ? mine : c.m, has_part ? std::ssize(columns_) : k_of(rank_), c.in,
+                c.gap);
     const bool nk = c.layout == spec::BLayout::nk;
     b_ = Matrix(nk ? n() : depth_of(rank_), nk ? depth_of(rank_) : n(), c.in, c.gap);
-    out_ = Matrix(results, c.swiglu ? n() / 2 : n(), c.out, c.gap);
+    out_ = Matrix(results, c.swiglu ? n() / 2 : c.cols && !is_ag_ ? std::ssize(columns_) : n(), c.out, c.gap);
     bias_ = Matrix(1, n(), c.out, 0);
     if (is_ag_ && c.gathered) gathered_ = Matrix(is_a2a_ ? results : c.m, c.k, c.in, c.gap);
     schedule_ = spec::make_schedule(spec_of(rank_), c.family, c.degree, c.options);
@@ -147,8 +154,8 @@ class Operands {
   void fill(int64_t seed) {
     seed_ = seed;
     const bool nk = case_.layout == spec::BLayout::nk;
-    const int64_t row = is_ag_ || is_a2a_ ? first_ : 0;
-    a_.fill([&](int64_t i, int64_t j) { return static_cast<double>(a_at(rank_, row + i, j)); });
+    const int64_t row = first_row_of_a_;
+    a_.fill([&](int64_t i, int64_t j) { return static_cast<double>(a_at(rank_, row + i, column_of_a(j))); });
     b_.fill([&](int64_t i, int64_t j) { return static_cast<double>(nk ? b_at(rank_, j, i) : b_at(rank_, i, j)); });
     bias_.fill([&](int64_t, int64_t j) { return static_cast<double>(bias_at(owner_of_bias(), j)); });
     out_.fill([](int64_t, int64_t) { return NAN; });
@@ -163,8 +170,8 @@ class Operands {
   void fill_normal(int64_t seed) {
     fill(seed);
     const bool nk = case_.layout == spec::BLayout::nk;
-    const int64_t row = is_ag_ || is_a2a_ ? first_ : 0;
-    a_.fill([&](int64_t i, int64_t j) { return normal(1, owner_of_a(rank_), row + i, j); });
+    const int64_t row = first_row_of_a_;
+    a_.fill([&](int64_t i, int64_t j) { return normal(1, owner_of_a(rank_), row + i, column_of_a(j)); });
     b_.fill([&](int64_t i, int64_t j) { return nk ? normal(2, rank_, j, i) : normal(2, rank_, i, j); });
     bias_.fill([&](int64_t, int64_t j) { return normal(3, owner_of_bias(), 0, j); });
   }
@@ -194,11 +201,12 @@ class Operands {
     }
     Errors largest;
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < columns; ++j) {
+      for (int64_t at = 0; at < out_.view.dim(1); ++at) {
+        const int64_t j = column_of_out(at);
         const int bias_of = origins_[static_cast<size_t>(i)].bias;
         const double bias = case_.bias ? rounded(normal(3, bias_of, 0, j), case_.out) : 0;
         const double sum = sums[static_cast<size_t>(i * columns + j)] + bias;
-        const double error = std::abs(out_.get(i, j) - sum);
+        const double error = std::abs(out_.get(i, at) - sum);
         if (!(error <= largest.error) && !std::isnan(largest.error)) largest.error = error;  // NaN is the largest
         largest.magnitude = std::max(largest.magnitude, std::abs(sum));
         largest.terms = std::max(largest.terms, terms[static_cast<size_t>(i * columns + j)] + std::abs(bias));
@@ -234,13 +242,25 @@ class Operands {
                ops::GemmRsArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias, .row_offsets = case_.offsets},
                schedule_);
     } else if (case_.op == "a2a_gemm") {
-      ops::run(
-          channel_,
-          ops::A2aGemmArgs{
-              .a_shard = a_.view, .b = b, .c = out_.view, .bias = bias, .a = gathered_.view, .splits = case_.splits},
-          schedule_);
+      ops::run(channel_,
+               ops::A2aGemmArgs{.a_shard = a_.view,
+                                .b = b,
+                                .c = out_.view,
+                                .bias = bias,
+                                .a = gathered_.view,
+                                .splits = case_.splits,
+                                .exchange = exchange(),
+                                .blocks = case_.blocks},
+               schedule_);
     } else if (is_a2a_) {
-      ops::run(channel_, ops::GemmA2aArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias, .splits = case_.splits},
+      ops::run(channel_,
+               ops::GemmA2aArgs{.a = a_.view,
+                                .b = b,
+                                .out = out_.view,
+                                .bias = bias,
+                                .splits = case_.splits,
+                                .exchange = exchange(),
+                                .blocks = case_.blocks},
                schedule_);
     } else {
       ops::run(channel_, ops::GemmArArgs{.a = a_.view, .b = b, .out = out_.view, .bias = bias}, schedule_);
@@ -254,7 +274,8 @@ class Operands {
     for (int64_t i = 0; i < out_.view.dim(0); ++i) {
       const int64_t* sum = sums.data() + i * n();
       for (int64_t j = 0; j < out_.view.dim(1); ++j) {
-        const double exact = case_.swiglu ? swiglu(sum[2 * j], sum[2 * j + 1]) : static_cast<double>(sum[j]);
+        const double exact =
+            case_.swiglu ? swiglu(sum[2 * j], sum[2 * j + 1]) : static_cast<double>(sum[column_of_out(j)]);
         base::store_element(rounded.data(), case_.out, 0, exact);
         const double expected = base::load_element(rounded.data(), case_.out, 0);
         if (out_.get(i, j) == expected) continue;
@@ -325,6 +346,7 @@ class Operands {
   };
   /// Rows that are gathered or exchanged are counted over all ranks.
   void find_origins(const std::vector<int64_t>& off) {
+    if (case_.cols) return find_origins_of_columns(off);
     if (is_a2a_) return find_origins_of_blocks(off);
     const bool is_own = case_.op == "gemm_rs";
     const int64_t first = is_own ? first_ : 0;
@@ -342,6 +364,24 @@ class Operands {
       for (int64_t i = 0; i < block(rank_); ++i) origins_.push_back({by, by + 1, row + i, by});
     }
   }
+  /// My rows of all columns, or all rows of mine.
+  void find_origins_of_columns(const std::vector<int64_t>& off) {
+    for (int s = is_ag_ ? rank_ : 0; s < (is_ag_ ? rank_ + 1 : ranks_); ++s)
+      for (int64_t row = off[static_cast<size_t>(s)]; row < off[static_cast<size_t>(s) + 1]; ++row)
+        origins_.push_back({s, s + 1, row, s});
+  }
+  void find_columns() {
+    int64_t first = 0;
+    for (const int64_t block : case_.blocks.empty() ? std::vector<int64_t>{is_ag_ ? case_.k : case_.n} : case_.blocks) {
+      const int64_t width = block / ranks_;
+      for (int64_t j = 0; j < width; ++j) columns_.push_back(first + rank_ * width + j);
+      first += block;
+    }
+  }
+  /// Among all, where columns are exchanged.
+  int64_t column_of_a(int64_t j) const { return case_.cols && is_ag_ ? columns_[static_cast<size_t>(j)] : j; }
+  int64_t column_of_out(int64_t j) const { return case_.cols && !is_ag_ ? columns_[static_cast<size_t>(j)] : j; }
+  spec::Exchange exchange() const { return case_.cols ? spec::Exchange::cols : spec::Exchange::rows; }
   int owner_of_bias() const { return is_ag_ || is_a2a_ ? rank_ : 0; }
   int owner_of_a(int rank) const { return is_ag_ ? 0 : rank; }
   int64_t extra(int rank) const { return case_.uneven ? rank % 3 * (case_.swiglu ? 2 : 1) : 0; }
@@ -361,7 +401,9 @@ class Operands {
             .bias = case_.bias,
             .activation = case_.swiglu ? spec::Activation::swiglu : spec::Activation::none,
             .row_offsets = case_.offsets,
-            .splits = case_.splits};
+            .splits = case_.splits,
+            .exchange = exchange(),
+            .blocks = case_.blocks};
   }
   /// ag_gemm, ag_wgrad: row i of the whole, whoever owns it; else: of that rank's part.
   int64_t a_at(int rank, int64_t i, int64_t k) const { return hashed(1, owner_of_a(rank), i, k, seed_, case_.in); }
@@ -397,7 +439,8 @@ class Operands {
   Channel& channel_;
   int rank_, ranks_;
   bool is_ag_, is_a2a_, is_wgrad_;
-  int64_t first_ = 0, seed_ = 0;
+  int64_t first_ = 0, first_row_of_a_ = 0, seed_ = 0;
+  std::vector<int64_t> columns_;  // where columns are exchanged, mine
   Matrix a_, b_, out_, bias_, gathered_;
   std::vector<Origin> origins_;
   spec::Schedule schedule_;
@@ -450,11 +493,40 @@ inline std::vector<int64_t> drawn_splits(int ranks, int64_t m, size_t seed) {
   return out;
 }
 
+/// `m` rows of the ranks, of some many and of others none.
+inline std::vector<int64_t> drawn_rows(int ranks, int64_t m, size_t seed) {
+  std::vector<int64_t> out(static_cast<size_t>(ranks));
+  for (int64_t i = 0; i < m; ++i) ++out[(hash_of(8, i / 5, 0, 0, static_cast<int64_t>(seed)) >> 20) % out.size()];
+  return out;
+}
+
+/// The case with columns that are exchanged, in one block to three.
+inline void exchange_columns(Case* c, int ranks, size_t turn) {
+  c->cols = true;
+  int64_t columns = 0;
+  for (size_t j = 0; j <= turn % 3; ++j) {
+    c->blocks.push_back(ranks * static_cast<int64_t>(1 + (turn + j) / 2 % 3));
+    columns += c->blocks.back();
+  }
+  if (turn % 6 == 0) c->blocks.clear();
+  (spec::gathers(c->op) ? c->k : c->n) = columns;
+  c->splits = turn % 4 == 0 ? std::vector<int64_t>() : drawn_rows(ranks, c->m, turn);
+}
+
 /// Another number of rows, in shards or blocks of its own.
 inline void set_rows(Case* c, int ranks, int64_t m) {
   c->m = m;
   c->offsets.clear();
-  if (spec::exchanges(c->op)) c->splits = drawn_splits(ranks, m, static_cast<size_t>(m));
+  if (spec::exchanges(c->op))
+    c->splits = c->cols ? drawn_rows(ranks, m, static_cast<size_t>(m)) : drawn_splits(ranks, m, static_cast<size_t>(m));
+}
+
+/// Other sizes; columns that are exchanged are as many for each rank, in one block.
+inline void set_columns(Case* c, int ranks, int64_t n, int64_t k) {
+  c->n = n;
+  c->k = k;
+  c->blocks.clear();
+  if (c->cols) (spec::gathers(c->op) ? c->k : c->n) *= ranks;
 }
 
 /// All families and degrees of an operator; shapes, types, layouts, bias and raggedness take turns, so that each pair
@@ -503,6 +575,13 @@ inline std::vector<Case> cases_of(const std::string& op, int ranks) {
     }
     ++turn;  // so that degrees and turns do not stay in step
   }
+  return cases;
+}
+
+/// Those of an operator that exchanges, with columns.
+inline std::vector<Case> column_cases_of(const std::string& op, int ranks) {
+  std::vector<Case> cases = cases_of(op, ranks);
+  for (size_t i = 0; i < cases.size(); ++i) exchange_columns(&cases[i], ranks, i);
   return cases;
 }
 

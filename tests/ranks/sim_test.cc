@@ -34,30 +34,36 @@ base::Trace traced(const Case& c, spec::Schedule* schedule) {
   return trace;
 }
 
+void expect_spans_of_a_run(const Case& c) {
+  SCOPED_TRACE(c.text());
+  spec::Schedule schedule;
+  const base::Trace measured = traced(c, &schedule);
+  sim::SimOptions options;
+  options.has_spans = true;
+  const base::Trace simulated = sim::to_trace(sim::simulate(schedule, spec::find_machine("cpu2"), options), "");
+  const base::Result<sim::TraceDiff> diff = sim::diff_traces(measured, simulated);
+  ASSERT_TRUE(diff.ok()) << diff.status().message();
+  EXPECT_GE(diff->rows.size(), 2u);
+  std::map<std::pair<int, std::string>, const base::Span*> by_id;
+  for (const base::Span& span : measured.spans) by_id[{span.rank, span.name}] = &span;
+  for (const base::Span& span : simulated.spans) {
+    if (span.category == "wait") continue;
+    const base::Span& other = *by_id.at({span.rank, span.name});
+    EXPECT_EQ(span.lane, other.lane) << span.name;
+    EXPECT_EQ(span.category, other.category) << span.name;
+    EXPECT_EQ(span.bytes, other.bytes) << span.name;
+    EXPECT_EQ(span.flops, other.flops) << span.name;
+  }
+}
+
 TEST(Sim, HasTheSpansOfARun) {
-  const spec::Machine cpu2 = spec::find_machine("cpu2");
   for (const std::string& op : test::all_operators()) {
     for (const std::string& family : spec::families(op)) {
-      const Case c{.op = op, .family = family, .degree = 2, .m = 24, .n = 16, .k = 8};
-      SCOPED_TRACE(c.text());
-      spec::Schedule schedule;
-      const base::Trace measured = traced(c, &schedule);
-      sim::SimOptions options;
-      options.has_spans = true;
-      const base::Trace simulated = sim::to_trace(sim::simulate(schedule, cpu2, options), "");
-      const base::Result<sim::TraceDiff> diff = sim::diff_traces(measured, simulated);
-      ASSERT_TRUE(diff.ok()) << diff.status().message();
-      EXPECT_GE(diff->rows.size(), 2u);
-      std::map<std::pair<int, std::string>, const base::Span*> by_id;
-      for (const base::Span& span : measured.spans) by_id[{span.rank, span.name}] = &span;
-      for (const base::Span& span : simulated.spans) {
-        if (span.category == "wait") continue;
-        const base::Span& other = *by_id.at({span.rank, span.name});
-        EXPECT_EQ(span.lane, other.lane) << span.name;
-        EXPECT_EQ(span.category, other.category) << span.name;
-        EXPECT_EQ(span.bytes, other.bytes) << span.name;
-        EXPECT_EQ(span.flops, other.flops) << span.name;
-      }
+      Case c{.op = op, .family = family, .degree = 2, .m = 24, .n = 16, .k = 8};
+      ASSERT_NO_FATAL_FAILURE(expect_spans_of_a_run(c));
+      if (!spec::exchanges(op)) continue;
+      exchange_columns(&c, 2, 5);  // three blocks
+      ASSERT_NO_FATAL_FAILURE(expect_spans_of_a_run(c));
     }
   }
 }

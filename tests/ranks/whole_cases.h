@@ -23,6 +23,21 @@ inline std::vector<std::string> whole_families(const std::string& op) {
   return all;
 }
 
+/// Of each of them one call, and one more that exchanges columns.
+inline std::vector<Case> whole_cases(const std::string& op) {
+  std::vector<Case> out;
+  for (const bool has_columns : {false, true}) {
+    if (has_columns && !spec::exchanges(op)) continue;
+    for (const std::string& family : whole_families(op)) {
+      out.push_back(case_of(op, family));
+      if (!has_columns) continue;
+      exchange_columns(&out.back(), kWholeRanks, 4);  // two blocks
+      out.back().splits.clear();
+    }
+  }
+  return out;
+}
+
 inline spec::OpSpec spec_of(const Case& c) {
   return {.op = c.op,
           .m = c.m,
@@ -33,7 +48,9 @@ inline spec::OpSpec spec_of(const Case& c) {
           .out_dtype = c.out,
           .b_layout = c.layout,
           .bias = false,
-          .row_offsets = {}};
+          .row_offsets = {},
+          .exchange = c.cols ? spec::Exchange::cols : spec::Exchange::rows,
+          .blocks = c.blocks};
 }
 
 }  // namespace overlace::test

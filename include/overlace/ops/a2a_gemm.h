@@ -15,14 +15,19 @@ namespace overlace::ops {
 
 /// All-to-All of rows, then GEMM, on a team of G ranks, of which this is r: the mirror of gemm_a2a (arXiv 2305.06942,
 /// section 3). The rows of a_shard are G blocks, one for each rank; each rank multiplies the received rows by its own
-/// b.
+/// b. With exchange cols each rank has its part of the columns of all ranks' rows and gets all columns of its own rows,
+/// from heads to sequence behind an attention.
 struct A2aGemmArgs {
-  TensorView a_shard{};           // (rows of r, K)  fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous
-  TensorView b{};                 // (K, N_local)    dtype of a_shard; K or N contiguous; N_local may differ by rank
-  TensorView c{};                 // (sum over s of splits[s G + r], N_local) dtype of a_shard | fp32; N contiguous
-  TensorView bias{};              // (N_local) or undefined; dtype of c or of a_shard
-  TensorView a{};                 // (rows of c, K) or undefined: takes the received rows; dtype of a_shard
+  TensorView a_shard{};  // (rows of r, K)  fp32 | bf16 | fp16 (cpu: fp64 too); K contiguous. cols: (rows of
+                         //                 all ranks, K / G)
+  TensorView b{};        // (K, N_local)    dtype of a_shard; K or N contiguous; N_local may differ by rank
+  TensorView c{};     // (sum over s of splits[s G + r], N_local) dtype of a_shard | fp32; N contiguous. cols: (rows of
+                      //                 r, N_local)
+  TensorView bias{};  // (N_local) or undefined; dtype of c or of a_shard
+  TensorView a{};     // (rows of c, K) or undefined: takes the received rows; dtype of a_shard
   std::vector<int64_t> splits{};  // rows from rank to rank, as in GemmA2aArgs
+  spec::Exchange exchange = spec::Exchange::rows;
+  std::vector<int64_t> blocks{};  // blocks of K, as in GemmA2aArgs
 };
 
 /// Runs the operator. Collective; the call is queued on the channel's stream, and on CPU ranks it is complete on

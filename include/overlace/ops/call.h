@@ -15,14 +15,16 @@ namespace overlace::ops {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
-/// The arguments of a call. OperatorDef::args says what each tensor must be; fields, row offsets, splits and activation
-/// are those of spec::OpSpec.
+/// The arguments of a call. OperatorDef::args says what each tensor must be; fields, row offsets, splits, activation,
+/// exchange and blocks are those of spec::OpSpec.
 struct CallArgs {
   std::vector<TensorView> tensors{};  // in the order of OperatorDef::args; undefined where an optional one is not given
   spec::Params fields{};
   std::vector<int64_t> row_offsets{};
   std::vector<int64_t> splits{};
   spec::Activation activation = spec::Activation::none;
+  spec::Exchange exchange = spec::Exchange::rows;
+  std::vector<int64_t> blocks{};
 };
 
 /// Returns tensors, given by name, in the order that CallArgs wants. Throws InvalidArgument if the operator has no

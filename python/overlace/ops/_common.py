@@ -104,13 +104,16 @@ def numbered(name: str, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tens
     return {f"{name}[{i}]": t for i, t in enumerate(tensors)}
 
 
-def check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: int) -> None:
+def check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: int, parts: int = 1) -> None:
+    """parts: a has one of so many equal parts of K."""
     for label, t in (("a", a), (name, b)):
         if t.dim() != 2:
             raise InvalidArgument(f"{op}: {label} is {list(t.shape)}, wanted two dimensions")
-    if a.shape[1] != b.shape[0]:
+    if a.shape[1] * parts != b.shape[0]:
+        times = f"{parts} x " if parts > 1 else ""
         raise InvalidArgument(
-            f"{op}: a is {list(a.shape)} on rank {rank}, {name} is {list(b.shape)}: K {a.shape[1]} != {b.shape[0]}"
+            f"{op}: a is {list(a.shape)} on rank {rank}, {name} is {list(b.shape)}: "
+            f"K {times}{a.shape[1]} != {b.shape[0]}"
         )
 
 
@@ -193,7 +196,9 @@ def splits_back(rows: int, splits: Sequence[int], size: int) -> list[int]:
     return [splits[d * size + s] for s in range(size) for d in range(size)]
 
 
-def flat_splits(op: str, splits: Sequence[int] | Sequence[Sequence[int]] | None, size: int) -> list[int]:
+def flat_splits(
+    op: str, splits: Sequence[int] | Sequence[Sequence[int]] | None, size: int, exchange: str = "rows"
+) -> list[int]:
     """As the operators take them: row by row."""
     if splits is None:
         return []
@@ -201,8 +206,54 @@ def flat_splits(op: str, splits: Sequence[int] | Sequence[Sequence[int]] | None,
     flat = [entry for row in rows for entry in row]
     is_matrix = len(rows) == size and all(len(row) == size for row in rows)
     is_list = len(rows) == size * size and all(len(row) == 1 for row in rows)
-    if not (is_matrix or is_list) or not all(isinstance(entry, int) and entry >= 0 for entry in flat):
-        raise InvalidArgument(
-            f"{op}: splits are {splits}, wanted {size} rows of {size} integers, 0 or more: from each rank to each"
-        )
+    fits, wanted = is_matrix or is_list, f"{size} rows of {size} integers, 0 or more: from each rank to each"
+    if exchange == "cols":
+        fits, wanted = len(flat) == len(rows) == size, f"{size} integers, 0 or more: rows of each rank"
+    if not fits or not all(isinstance(entry, int) and entry >= 0 for entry in flat):
+        raise InvalidArgument(f"{op}: splits are {splits}, wanted {wanted}")
     return flat
+
+
+# ---- columns that go from each rank to each ----
+
+
+def check_blocks(op: str, exchange: str, blocks: Sequence[int], columns: int, name: str, size: int) -> None:
+    """name: of the size that the columns are."""
+    if exchange not in ("rows", "cols"):
+        raise InvalidArgument(f"{op}: exchange is '{exchange}', wanted 'rows' or 'cols'")
+    if exchange == "rows":
+        if blocks:
+            raise InvalidArgument(f"{op}: blocks are given, wanted none: no columns travel")
+        return
+    each = f"a multiple of {size}{' above 0' if blocks else ''}: as many columns for each rank"
+    if not blocks and columns % size != 0:
+        raise InvalidArgument(f"{op}: {name} is {columns}, wanted {each}")
+    for j, block in enumerate(blocks):
+        if block < 1 or block % size != 0:
+            raise InvalidArgument(f"{op}: blocks[{j}] is {block}, wanted {each}")
+    if blocks and sum(blocks) != columns:
+        raise InvalidArgument(f"{op}: blocks sum to {sum(blocks)}, wanted {name} = {columns}")
+
+
+def rows_of_ranks(rows: int, splits: Sequence[int], size: int) -> list[int]:
+    """Of all `rows`; without splits as torch.tensor_split."""
+    return list(splits) if splits else [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def columns_of_my_rows(x, splits, blocks, group):
+    """The exchange of a2a_gemm alone: (rows of all, K / size) to (rows of this rank, K)."""
+    rank, size = size_of("backward", group)
+    rows = rows_of_ranks(x.shape[0], splits, size)
+    came = _ops.all_to_all(x, 0, group, send_splits=rows, recv_splits=[rows[rank]] * size)
+    widths = [block // size for block in blocks] or [x.shape[1]]
+    parts = came.unflatten(0, (size, rows[rank])).movedim(0, 1).split(widths, 2)
+    return torch.cat([part.flatten(1) for part in parts], 1)
+
+
+def rows_of_my_columns(x, splits, blocks, group):
+    """Its inverse; splits: not empty where ranks have not as many rows."""
+    rank, size = size_of("backward", group)
+    rows = list(splits) or [x.shape[0]] * size
+    parts = [part.unflatten(1, (size, -1)) for part in x.split(list(blocks) or [x.shape[1]], 1)]
+    dealt = torch.cat(parts, 2).movedim(1, 0).flatten(0, 1)
+    return _ops.all_to_all(dealt, 0, group, send_splits=[rows[rank]] * size, recv_splits=rows)

@@ -6,7 +6,10 @@ namespace overlace::ops {
 namespace {
 
 CallArgs in_order(const A2aGemmArgs& args) {
-  return {.tensors = {args.a_shard, args.b, args.c, args.bias, args.a}, .splits = args.splits};
+  return {.tensors = {args.a_shard, args.b, args.c, args.bias, args.a},
+          .splits = args.splits,
+          .exchange = args.exchange,
+          .blocks = args.blocks};
 }
 
 }  // namespace

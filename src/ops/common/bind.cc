@@ -18,10 +18,10 @@ using spec::Role;
 /// Rows of an argument that are those of its rank.
 constexpr std::string_view kMyRows = "off[r+1]-off[r]";
 
-/// Its shape depends on how rows are split.
-bool is_split(const Arg& arg) {
+/// It depends on how rows are split.
+bool is_split(const spec::ArgShape& shape) {
   const auto has = [&](std::string_view table) {
-    return arg.rows.find(table) != std::string_view::npos || arg.columns.find(table) != std::string_view::npos;
+    return shape.rows.find(table) != std::string_view::npos || shape.columns.find(table) != std::string_view::npos;
   };
   return has("off[") || has("got[");
 }
@@ -52,7 +52,7 @@ int64_t value_of(std::string_view extent, const OpSpec& op, const std::vector<in
   for (const auto& [name, value] : op.fields)
     if (const auto* number = std::get_if<int64_t>(&value)) env[name] = *number;
   spec::Tables tables = {{"off", off}};
-  if (spec::exchanges(op.op)) tables["got"] = results_of(op);
+  if (spec::exchanges(op.op) && op.exchange == spec::Exchange::rows) tables["got"] = results_of(op);
   return spec::Expr(std::string(extent)).eval(env, tables);
 }
 
@@ -76,58 +76,64 @@ class Check {
       if (const std::string why = spec::splits_problem(def_, op_); !why.empty()) return refuse(site_, "{}", why);
     off_ = spec::row_offsets(op_);
     for (size_t i = 0; i < def_.args.size(); ++i)
-      if (is_split(def_.args[i]) && def_.args[i].role != Role::gathered) OVERLACE_TRY(matrix(i));
+      if (is_split(shape(def_.args[i])) && def_.args[i].role != Role::gathered) OVERLACE_TRY(matrix(i));
     for (size_t i = 0; i < def_.args.size(); ++i)
       if (def_.args[i].role == Role::bias)
-        OVERLACE_TRY(check_bias(site_, args_.tensors[i], value(def_.args[i].rows), output_, input_));
+        OVERLACE_TRY(check_bias(site_, args_.tensors[i], value(shape(def_.args[i]).rows), output_, input_));
     return results();
   }
 
  private:
+  spec::ArgShape shape(const Arg& arg) const { return spec::shape_of(arg, op_.exchange); }
   Named named(size_t i) const { return {def_.args[i].call, args_.tensors[i]}; }
   int64_t value(std::string_view extent) const { return value_of(extent, op_, off_, site_.rank); }
 
   base::Status options() const {
-    const auto splits = [](const Arg& arg) { return is_split(arg); };
+    const auto splits = [&](const Arg& arg) { return is_split(shape(arg)); };
     if (!args_.row_offsets.empty() && std::none_of(def_.args.begin(), def_.args.end(), splits))
       return refuse(site_, "row_offsets are given, wanted none: {} splits no rows", def_.name);
     if (args_.activation != spec::Activation::none && !def_.takes_activation)
       return refuse(site_, "activation is {}, wanted none: {} has none", spec::name_of(args_.activation), def_.name);
     if (const std::string what = spec::field_problem(def_, args_.fields); !what.empty())
       return refuse(site_, "{}", what);
+    if (const std::string what = spec::blocks_problem(def_, op_); !what.empty()) return refuse(site_, "{}", what);
     return {};
   }
 
   /// What an argument must be whatever the row offsets are; bias and gathered come later.
   base::Status alone(size_t i) const {
     const Arg& arg = def_.args[i];
+    const spec::ArgShape wanted = shape(arg);
     const Named t = named(i);
     if (arg.role == Role::output) {
       OVERLACE_TRY(check_output_dtype(site_, t, input_));
       if (is_swiglu()) OVERLACE_TRY(check_pairs(site_, factor_));
-      return is_split(arg) ? base::Status() : matrix(i);
+      return is_split(wanted) ? base::Status() : matrix(i);
     }
     if (arg.role != Role::input) return {};
     if (t.name == input_.name) OVERLACE_TRY(check_input_dtype(site_, t));
     if (arg.has_layout) {
-      OVERLACE_TRY(check_b(site_, t, value(arg.rows), input_, arg.rows));
-      if (t.view.dim(1) == value(arg.columns)) return {};
-      return refuse(site_, "{} must have {} = {} columns, got {}", t.name, arg.columns, value(arg.columns),
+      OVERLACE_TRY(check_b(site_, t, value(wanted.rows), input_, wanted.rows));
+      if (t.view.dim(1) == value(wanted.columns)) return {};
+      return refuse(site_, "{} must have {} = {} columns, got {}", t.name, wanted.columns, value(wanted.columns),
                     t.view.shape());
     }
     OVERLACE_TRY(check_same_dtype(site_, t, input_));
-    return is_split(arg) ? check_matrix(site_, t, t.view.dim(0), t.view.ndim == 2 ? t.view.dim(1) : 0, "as given")
-                         : matrix(i);
+    return is_split(wanted) ? check_matrix(site_, t, t.view.dim(0), t.view.ndim == 2 ? t.view.dim(1) : 0, "as given")
+                            : matrix(i);
   }
 
   base::Status matrix(size_t i) const {
     const Arg& arg = def_.args[i];
+    const spec::ArgShape wanted = shape(arg);
     const bool is_halved = arg.role == Role::output && is_swiglu();
     const std::string swiglu = is_halved ? base::format("to take swiglu of {}'s {}", factor_.name, arg.columns) : "";
-    const bool is_told = is_split(arg) && arg.role == Role::input && !args_.row_offsets.empty();
-    const std::string_view why = is_halved ? swiglu : is_told ? "as row_offsets say" : arg.why;
-    if (arg.columns.empty()) return check_vector(site_, named(i), value(arg.rows), why);
-    return check_matrix(site_, named(i), value(arg.rows), value(arg.columns) / (is_halved ? 2 : 1), why);
+    const bool is_mine = is_split(wanted) && arg.role == Role::input;
+    std::string_view why = is_halved ? swiglu : arg.why;
+    if (is_mine && op_.exchange == spec::Exchange::cols && args_.splits.empty()) why = "as all rows are dealt evenly";
+    if (is_mine && !args_.row_offsets.empty()) why = "as row_offsets say";
+    if (wanted.columns.empty()) return check_vector(site_, named(i), value(wanted.rows), why);
+    return check_matrix(site_, named(i), value(wanted.rows), value(wanted.columns) / (is_halved ? 2 : 1), why);
   }
 
   /// Results share memory with nothing.
@@ -176,6 +182,8 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
   OpSpec op{
       .op = std::string(def.name), .ranks = ranks, .b_layout = spec::BLayout::nk, .row_offsets = args.row_offsets};
   op.splits = args.splits;
+  op.exchange = args.exchange;
+  op.blocks = args.blocks;
   op.activation = args.activation;
   op.fields = args.fields;
   bool is_known[3] = {}, has_input = false, has_output = false, has_layout = false;
@@ -188,14 +196,15 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
     if (arg.role == Role::output && !std::exchange(has_output, true)) op.out_dtype = t.dtype;
     if (arg.role != Role::input && arg.role != Role::output) continue;
     if (arg.has_layout && !std::exchange(has_layout, true)) op.b_layout = layout_of(t);
+    const spec::ArgShape shape = spec::shape_of(arg, op.exchange);
     for (const int side : {0, 1}) {
-      const Size size = size_of(side == 0 ? arg.rows : arg.columns);
+      const Size size = size_of(side == 0 ? shape.rows : shape.columns);
       if (size == nullptr || t.ndim < side + 1) continue;
       const size_t which = size == &OpSpec::m ? 0 : size == &OpSpec::n ? 1 : 2;
       if (!std::exchange(is_known[which], true)) op.*size = t.dim(side);
     }
   }
-  if (def.flow.exchanges) op.m = rows_in_all(op, args.tensors.front());
+  if (def.flow.exchanges && op.exchange == spec::Exchange::rows) op.m = rows_in_all(op, args.tensors.front());
   return op;
 }
 

@@ -78,6 +78,15 @@ std::string join(const std::vector<int64_t>& values) {
   return text;
 }
 
+base::Status check_blocks(const Site& site, const spec::OpSpec& op, const spec::Schedule& schedule) {
+  const std::vector<int64_t> want = spec::block_offsets(op);
+  const auto block = schedule.tables.find("block");
+  if (block != schedule.tables.end() && block->second == want) return {};
+  return base::error(Errc::plan_mismatch, "{}: schedule {} was made for blocks from {}, the call has {}; rank {}",
+                     site.op, schedule.family, block == schedule.tables.end() ? "none" : join(block->second),
+                     join(want), site.rank);
+}
+
 base::Status check_layout(const Site& site, spec::BLayout layout, const spec::Schedule& schedule) {
   return check_param(site, schedule, "b_layout", std::string(layout == spec::BLayout::nk ? "nk" : "kn"));
 }
@@ -225,6 +234,11 @@ base::Status check_problem(const Site& site, const spec::OpSpec& op, const spec:
                        site.op, schedule.family, off == schedule.tables.end() ? "none" : join(off->second), join(want),
                        site.rank);
   }
+  const spec::Exchange made_for = spec::exchange_of(schedule.params);
+  if (made_for != op.exchange)
+    return base::error(Errc::plan_mismatch, "{}: schedule {} was made for exchange {}, the call has {}; rank {}",
+                       site.op, schedule.family, spec::name_of(made_for), spec::name_of(op.exchange), site.rank);
+  if (op.exchange == spec::Exchange::cols) return check_blocks(site, op, schedule);
   if (!spec::exchanges(op.op)) return {};
   const std::vector<int64_t> rows = spec::splits(op);
   const auto splits = schedule.tables.find("splits");
@@ -292,6 +306,8 @@ std::string agreement(const spec::OpSpec& op, std::string_view dims) {
   std::string out = base::format("{} {} G {} {} -> {}, rows {}", op.op, dims, op.ranks, dtype_name(op.dtype),
                                  dtype_name(op.out_dtype), join(op.row_offsets));
   if (!op.splits.empty()) out += base::format(", splits {}", join(op.splits));
+  if (op.exchange != spec::Exchange::rows) out += base::format(", {}", spec::name_of(op.exchange));
+  if (!op.blocks.empty()) out += base::format(", blocks {}", join(op.blocks));
   for (const auto& [name, value] : op.fields) out += base::format(", {} {}", name, spec::text_of(value));
   return out;
 }

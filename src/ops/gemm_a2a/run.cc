@@ -6,7 +6,10 @@ namespace overlace::ops {
 namespace {
 
 CallArgs in_order(const GemmA2aArgs& args) {
-  return {.tensors = {args.a, args.b, args.out, args.bias}, .splits = args.splits};
+  return {.tensors = {args.a, args.b, args.out, args.bias},
+          .splits = args.splits,
+          .exchange = args.exchange,
+          .blocks = args.blocks};
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 // gemm_a2a and a2a_gemm: rows go block by block from each rank to each, behind the product or before it. Blocks may be
-// of any length, and empty.
+// of any length, and empty. Exchanges of columns: exchange_columns.cc.
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "src/spec/families/families.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -96,7 +97,16 @@ Task by_library(const std::string& from, const std::string& to, const std::strin
   return out;
 }
 
+/// The family where rows are exchanged, and where columns are.
+template <Make kRows, auto kMakeColumns, Columns kHow>
+void make_either(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  op.exchange == Exchange::cols ? kMakeColumns(out, op, options, kHow) : kRows(out, op, options);
+}
+
 // ---- gemm_a2a ----
+
+template <Make kRows, Columns kHow>
+constexpr Make behind = make_either<kRows, make_columns_behind, kHow>;
 
 void make_library(Schedule* out, const OpSpec& op, const FamilyOptions&) {
   add_products_buffer(out, op, "P");
@@ -167,6 +177,7 @@ void make_alone(Schedule* out, const OpSpec& op, Purpose purpose) {
 /// their own factor or, where rows travel first, with that of the rank.
 template <bool kIsBefore>
 Meaning meaning(const Schedule& schedule, int rank, int ranks) {
+  if (exchange_of(schedule.params) == Exchange::cols) return columns_meaning(schedule, rank, ranks, kIsBefore);
   const auto table = [&](const char* name, int index) { return schedule.tables.at(name)[static_cast<size_t>(index)]; };
   const int64_t k = std::get<int64_t>(schedule.params.at("K"));
   const int q = static_cast<int>(std::get<int64_t>(schedule.params.at("q")));
@@ -197,6 +208,7 @@ constexpr Arg kArgs[] = {
      .role = Role::output,
      .rows = kGot,
      .columns = "N",
+     .cols = {"M", "N/G"},
      .why = "to take this rank's block of each rank's product",
      .doc = "in the order of the ranks, what each of them multiplied for this one"},
     {.name = "bias",
@@ -207,17 +219,20 @@ constexpr Arg kArgs[] = {
 
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {
-    whole("library", library, degree_of_one, make_library),
-    whole("serial", serial, degree_of_one, make_serial),
-    cut("uniform_fused_1d", all_shards, 3, chunk_degrees, make_all_blocks),
-    cut("hetero_fused_1d", other_shards, 2, batch_degrees, make_other_blocks<true>),
-    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, make_other_blocks<false>),
-    bound("compute", Purpose::compute, make_compute),
-    bound("comm", Purpose::comm, make_comm<false>),
-    bound("limit", Purpose::limit, make_comm<true>),
+    whole("library", library, degree_of_one, behind<make_library, Columns::library>),
+    whole("serial", serial, degree_of_one, behind<make_serial, Columns::serial>),
+    cut("uniform_fused_1d", all_shards, 3, chunk_degrees, behind<make_all_blocks, Columns::all_ranks>),
+    cut("hetero_fused_1d", other_shards, 2, batch_degrees, behind<make_other_blocks<true>, Columns::other_ranks>),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, behind<make_other_blocks<false>, Columns::per_rank>),
+    bound("compute", Purpose::compute, behind<make_compute, Columns::compute>),
+    bound("comm", Purpose::comm, behind<make_comm<false>, Columns::comm>),
+    bound("limit", Purpose::limit, behind<make_comm<true>, Columns::limit>),
 };
 
 // ---- a2a_gemm ----
+
+template <Make kRows, Columns kHow>
+constexpr Make before = make_either<kRows, make_columns_before, kHow>;
 
 /// "X": the rows for me, at their place in the whole of them.
 void add_sends_of_rows(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
@@ -294,6 +309,7 @@ constexpr Arg kArgsBefore[] = {
      .call = "a_shard",
      .rows = kMyRows,
      .columns = "K",
+     .cols = {"M", "K/G"},
      .why = "as splits say",
      .doc = "rows of this rank"},
     {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor, of this rank"},
@@ -302,6 +318,7 @@ constexpr Arg kArgsBefore[] = {
      .role = Role::output,
      .rows = kGot,
      .columns = "N",
+     .cols = {kMyRows, "N"},
      .why = "to take N of b for the rows that come",
      .doc = "product of the rows that come, in the order of the ranks"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
@@ -310,18 +327,20 @@ constexpr Arg kArgsBefore[] = {
      .role = Role::gathered,
      .rows = kGot,
      .columns = "K",
+     .cols = {kMyRows, "K"},
      .why = "to take the rows that come",
      .doc = "this rank's block of each rank's a_shard, in the order of the ranks"}};
 
 constexpr FamilyDef kFamiliesBefore[] = {
-    whole("library", library, degree_of_one, make_library_before),
-    whole("serial", serial, degree_of_one, make_all_blocks_before<true>),
-    cut("uniform_fused_1d", all_shards, 0, chunk_degrees, make_all_blocks_before<false>),
-    cut("hetero_fused_1d", other_shards, 2, batch_degrees, make_other_blocks_before<true>),
-    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, make_other_blocks_before<false>),
-    bound("compute", Purpose::compute, make_compute_before),
-    bound("comm", Purpose::comm, make_comm_before<false>),
-    bound("limit", Purpose::limit, make_comm_before<true>),
+    whole("library", library, degree_of_one, before<make_library_before, Columns::library>),
+    whole("serial", serial, degree_of_one, before<make_all_blocks_before<true>, Columns::serial>),
+    cut("uniform_fused_1d", all_shards, 0, chunk_degrees, before<make_all_blocks_before<false>, Columns::all_ranks>),
+    cut("hetero_fused_1d", other_shards, 2, batch_degrees,
+        before<make_other_blocks_before<true>, Columns::other_ranks>),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, before<make_other_blocks_before<false>, Columns::per_rank>),
+    bound("compute", Purpose::compute, before<make_compute_before, Columns::compute>),
+    bound("comm", Purpose::comm, before<make_comm_before<false>, Columns::comm>),
+    bound("limit", Purpose::limit, before<make_comm_before<true>, Columns::limit>),
 };
 
 }  // namespace

@@ -26,6 +26,12 @@ Meaning dense_meaning(const Schedule& schedule, int rank, int ranks);
 /// The plain GEMM, but for purpose comm, which has no task.
 void make_dense_alone(Schedule* schedule, const OpSpec& op, Purpose purpose);
 
+/// gemm_a2a and a2a_gemm where columns are exchanged: a family of either, and what both mean.
+enum class Columns { library, serial, all_ranks, other_ranks, per_rank, compute, comm, limit };
+void make_columns_behind(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, Columns how);
+void make_columns_before(Schedule* schedule, const OpSpec& op, const FamilyOptions& options, Columns how);
+Meaning columns_meaning(const Schedule& schedule, int rank, int ranks, bool is_before);
+
 /// Over `options.hosts` hosts: the family itself and what it is measured against.
 enum class Hosts { overlapped, serial, comm, limit };
 template <Hosts kHow>

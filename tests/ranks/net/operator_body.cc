@@ -20,7 +20,10 @@ TEST(Operator, EveryScheduleGivesTheExactResultInEachOfRepeatedCalls) {
   for (int peer = 0; peer < team.size(); ++peer) far += team.reach(peer) == Reach::net ? 1 : 0;
   EXPECT_EQ(std::to_string(far), parameters()["far"]);
   Channel& channel = team.channel(StreamRef::cpu());
-  for (const std::string& op : test::all_operators()) run_cases(runtime, channel, cases_of(op, team.size()));
+  for (const std::string& op : test::all_operators()) {
+    run_cases(runtime, channel, cases_of(op, team.size()));
+    if (spec::exchanges(op)) run_cases(runtime, channel, column_cases_of(op, team.size()));
+  }
   runtime.synchronize();
   team.barrier();
   runtime.check_quiescent();
@@ -33,17 +36,25 @@ TEST(Operator, Bits) {
   Runtime runtime = Runtime::open(*bootstrap, net_options());
   Channel& channel = runtime.world().channel(StreamRef::cpu());
   std::string lines;
-  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+  const int ranks = runtime.world().size();
+  const auto add = [&](const Case& c) {
+    Operands operands(c, channel);
+    operands.fill_normal(7);
+    operands.run();
+    const std::vector<char> bytes = operands.out().bytes();
+    lines += base::format("bits {} {}{} rank {} {:016x}\n", c.op, c.family, c.cols ? " cols" : "",
+                          runtime.world().rank(), runtime::hash_text({bytes.data(), bytes.size()}));
+  };
+  for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar", "gemm_a2a", "a2a_gemm"}) {
     for (const std::string& family : spec::families(op)) {
       if (family == "compute" || family == "comm" || family == "limit") continue;
       Case c{.op = op, .family = family, .degree = 2, .m = 37, .n = 24, .k = 19, .in = DType::bf16, .out = DType::bf16};
       if (family == "hierarchical") c.options["hosts"] = int64_t{2};  // its sums are in their order
-      Operands operands(c, channel);
-      operands.fill_normal(7);
-      operands.run();
-      const std::vector<char> bytes = operands.out().bytes();
-      lines += base::format("bits {} {} rank {} {:016x}\n", op, family, runtime.world().rank(),
-                            runtime::hash_text({bytes.data(), bytes.size()}));
+      if (spec::exchanges(op)) c.splits = drawn_splits(ranks, c.m, 5);
+      add(c);
+      if (!spec::exchanges(op)) continue;
+      exchange_columns(&c, ranks, 5);  // three blocks
+      add(c);
     }
   }
   runtime.close();

@@ -148,7 +148,7 @@ std::string Traffic::call_known() {
 Case Traffic::fresh(int ranks) {
   Case what = draw_case(dice_, ranks, families_);
   set_rows(&what, ranks, next_fresh_m_++);
-  what.k = std::max<int64_t>(what.k, 2);
+  if (what.k < 2) set_columns(&what, ranks, what.n, 2);
   return what;
 }
 
@@ -217,8 +217,7 @@ std::string Traffic::call_beyond_the_heap() {
   Road& on = road();
   Case what = fresh(on.channel->team().size());
   set_rows(&what, on.channel->team().size(), what.m + 4096);
-  what.n = 16;
-  what.k = 2;
+  set_columns(&what, on.channel->team().size(), 16, 2);
   Operands operands(what, *on.channel);
   const bool fits = ops::heap_bytes(operands.problem(), operands.schedule()) <= runtime_.heap().capacity();
   const std::string wrong = call(operands);

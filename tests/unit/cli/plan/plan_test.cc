@@ -47,6 +47,24 @@ TEST(PlanText, ShowsTheChosenBesideTheOthersAndWhy) {
   EXPECT_NE(falls.find("no overlap"), std::string::npos) << falls;
 }
 
+/// Columns are as many bytes as rows are, and planned alike.
+TEST(PlanText, OfColumnsSaysTheirBlocks) {
+  const spec::Machine machine = plain();
+  for (const char* name : {"gemm_a2a", "a2a_gemm"}) {
+    spec::OpSpec op = op_of(name, 1024, 512, 512, 0, "bf16", machine, 64);
+    op.exchange = exchange_of("cols");
+    op.blocks = {256, 128, 128};
+    const auto found = plan::Planner(machine).plan(op);
+    EXPECT_EQ(plan_text(op, *found, machine).find(op.op + " M 1024 N 512 K 512 G 2 bf16 cols 256 128 128 | machine"),
+              0u);
+    EXPECT_EQ(found->schedule.tables.at("block"), (std::vector<int64_t>{0, 256, 384, 512}));
+    EXPECT_TRUE(check_report(found->schedule, machine).ok());
+    op.blocks = {};
+    EXPECT_NE(plan::Planner(machine).plan(op)->schedule.tables.at("block"), found->schedule.tables.at("block"));
+  }
+  EXPECT_THROW((void)exchange_of("both"), InvalidArgument);
+}
+
 TEST(PlanText, AMachineWithoutNumbersHasARuleOnly) {
   spec::Machine bare;
   bare.name = "bare";
