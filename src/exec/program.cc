@@ -1,11 +1,9 @@
 #include "src/exec/program.h"
 
 #include <algorithm>
-#include <map>
 
 #include "src/base/ceil_div_pod.h"
 #include "src/spec/heap_layout.h"
-#include "src/spec/operators.h"
 
 namespace overlace::exec {
 namespace {
@@ -16,39 +14,6 @@ uint64_t buffer_bytes(const spec::Schedule& schedule, const spec::Expansion& exp
   uint64_t bytes = dtype_bytes(schedule.buffers[buffer].dtype);
   for (int64_t extent : expansion.buffer_shapes[buffer]) bytes *= static_cast<uint64_t>(extent);
   return bytes;
-}
-
-/// Position of an engine among the lanes that a single thread serves.
-int precedence(spec::Engine engine) {
-  switch (engine) {
-    case spec::Engine::ce:
-      return 0;
-    case spec::Engine::nic:
-      return 1;
-    case spec::Engine::io:
-      return 2;
-    case spec::Engine::cpu:
-      return 3;
-    case spec::Engine::sm:
-      return 4;
-  }
-  return 5;
-}
-
-const char* engine_name(spec::Engine engine) {
-  switch (engine) {
-    case spec::Engine::sm:
-      return "sm";
-    case spec::Engine::ce:
-      return "ce";
-    case spec::Engine::nic:
-      return "nic";
-    case spec::Engine::io:
-      return "io";
-    case spec::Engine::cpu:
-      return "cpu";
-  }
-  return "?";
 }
 
 TensorView row_major(void* data, DType dtype, const std::vector<int64_t>& shape) {
@@ -88,25 +53,10 @@ bool is_float(DType t) { return t == DType::fp64 || t == DType::fp32 || t == DTy
 
 }  // namespace
 
-std::string Program::word_name(int signal, int64_t slot) const {
-  return base::format("{}[{}]", schedule.signals[static_cast<size_t>(signal)].name, slot);
-}
-
 SymBuffer Program::symmetric(int buffer, int copy) const {
   const size_t b = static_cast<size_t>(buffer);
   return {shared->offset() + static_cast<uint64_t>(copy) * shared->copy_bytes + shared->offsets[b],
           buffer_bytes(schedule, expansion, b)};
-}
-
-std::vector<LaneQueue> lanes_of(const spec::Expansion& expansion) {
-  std::map<std::pair<int, spec::Lane>, std::vector<int>> lanes;
-  const std::vector<spec::Instance>& instances = expansion.instances;
-  for (size_t i = 0; i < instances.size(); ++i) {
-    lanes[{precedence(instances[i].lane.engine), instances[i].lane}].push_back(static_cast<int>(i));
-  }
-  std::vector<LaneQueue> out;
-  for (auto& [key, queue] : lanes) out.push_back({key.second, std::move(queue)});
-  return out;
 }
 
 base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& schedule, std::string_view agreement,
@@ -117,7 +67,7 @@ base::Result<std::unique_ptr<Program>> expand_program(const spec::Schedule& sche
   program->schedule = schedule;
   program->agreement = agreement;
   program->expansion = std::move(expansion).value();
-  program->lanes = lanes_of(program->expansion);
+  program->lanes = spec::lanes_of(program->expansion);
   program->local.resize(schedule.buffers.size());
   for (size_t b = 0; b < schedule.buffers.size(); ++b) {
     if (schedule.buffers[b].space != spec::Space::local) continue;
@@ -133,10 +83,9 @@ Shared shared_layout(const Program& program) {
   shared.offsets = std::move(layout.offsets);
   shared.copy_bytes = layout.copy_bytes;
   shared.copies = layout.copies;
-  for (int64_t slots : program.expansion.signal_slots) {
-    shared.first_id.push_back(shared.words);
-    shared.words += static_cast<uint32_t>(slots);
-  }
+  shared.first_id = spec::first_words(program.expansion);
+  shared.words = shared.first_id.back();
+  shared.first_id.pop_back();
   return shared;
 }
 
@@ -216,17 +165,6 @@ BodyContext body_context(const Call& call, const Team& team, const spec::Instanc
   return context;
 }
 
-int64_t moved_bytes(const Program& program, const spec::Instance& instance) {
-  int64_t bytes = 0;
-  for (const std::vector<spec::Box>& boxes : instance.writes) {
-    for (const spec::Box& box : boxes) {
-      const DType dtype = program.schedule.buffers[static_cast<size_t>(box.buffer)].dtype;
-      bytes += box.numel() * static_cast<int64_t>(dtype_bytes(dtype));
-    }
-  }
-  return bytes;
-}
-
 double gemm_flops(const Program& program, const spec::Instance& instance) {
   if (program.task(instance).kind != spec::Kind::gemm || instance.reads.empty() || instance.writes.empty()) return 0;
   double outputs = 0, depth = 0;
@@ -235,26 +173,6 @@ double gemm_flops(const Program& program, const spec::Instance& instance) {
   for (const spec::Box& box : instance.reads[0])
     depth = std::max(depth, static_cast<double>(box.count[box.ndim - last]));
   return 2 * outputs * depth;
-}
-
-std::string lane_name(const spec::Lane& lane) { return base::format("{} {}", engine_name(lane.engine), lane.queue); }
-
-const char* category_name(spec::Kind kind) {
-  switch (kind) {
-    case spec::Kind::gemm:
-    case spec::Kind::tiles:
-      return "gemm";
-    case spec::Kind::copy:
-      return "copy";
-    case spec::Kind::reduce:
-      return "reduce";
-    case spec::Kind::collective:
-      return "collective";
-    case spec::Kind::barrier:
-    case spec::Kind::host:
-      return "other";
-  }
-  return "other";
 }
 
 }  // namespace overlace::exec

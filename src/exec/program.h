@@ -15,6 +15,8 @@
 #include "src/exec/run.h"
 #include "src/spec/expand.h"
 #include "src/spec/heap_layout.h"
+#include "src/spec/issue.h"
+#include "src/spec/operators.h"
 
 namespace overlace::exec {
 
@@ -53,21 +55,15 @@ struct Shared {
   Holds holds;  // of captured calls
 };
 
-/// The instances of one lane, in order.
-struct LaneQueue {
-  spec::Lane lane;
-  std::vector<int> instances;  // indices into Expansion::instances
-};
-/// Transfer engines first, sm last, by queue.
-std::vector<LaneQueue> lanes_of(const spec::Expansion& expansion);
+using spec::is_part;
 
 struct Program {
   spec::Schedule schedule;
   std::string agreement;
   spec::Expansion expansion;
   std::shared_ptr<Shared> shared;
-  std::vector<LaneQueue> lanes;  // transfer engines first, sm last, so that transfers start as early as possible
-  std::vector<uint64_t> local;   // per Schedule::buffers: offset of a local one in the workspace
+  std::vector<spec::LaneQueue> lanes;
+  std::vector<uint64_t> local;  // per Schedule::buffers: offset of a local one in the workspace
   uint64_t workspace_bytes = 0;
   void* workspace = nullptr;       // of the executor
   std::shared_ptr<void> prepared;  // of the executor: plans, streams, events
@@ -84,14 +80,10 @@ struct Program {
     return shared->ids.first + static_cast<uint32_t>(copy) * shared->words +
            shared->first_id[static_cast<size_t>(signal)] + static_cast<uint32_t>(slot);
   }
-  /// "arrived[3]"
-  std::string word_name(int signal, int64_t slot) const;
+  std::string word_name(int signal, int64_t slot) const { return spec::word_name(schedule, signal, slot); }
   /// Symmetric memory of `buffer` in copy `copy`: the same block on every rank.
   SymBuffer symmetric(int buffer, int copy) const;
 };
-
-/// A part of the schedule's fused kernel.
-inline bool is_part(const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; }
 
 /// Its calls begin with a barrier.
 inline bool shares_memory(const Program& program) {
@@ -146,12 +138,7 @@ struct GemmBlock {
 /// ones are left out. Task parameter "accumulate": c += a b.
 base::Result<std::vector<GemmBlock>> gemm_blocks(const Call& call, const Team& team, const spec::Instance& instance);
 
-/// Bytes that a copy instance moves, and floating-point operations of a gemm instance; from its regions.
-int64_t moved_bytes(const Program& program, const spec::Instance& instance);
+/// Floating-point operations of a gemm instance; from its regions.
 double gemm_flops(const Program& program, const spec::Instance& instance);
-/// "sm 0"
-std::string lane_name(const spec::Lane& lane);
-/// Category of spans: gemm | copy | reduce | collective | other.
-const char* category_name(spec::Kind kind);
 
 }  // namespace overlace::exec

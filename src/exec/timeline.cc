@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/spec/names.h"
+
 namespace overlace::exec {
 
 std::string labelled(std::string_view label, std::string_view name) {
@@ -13,10 +15,10 @@ base::Span work_span(const Call& call, const spec::Instance& instance) {
   const spec::Kind kind = call.program.task(instance).kind;
   base::Span span;
   span.rank = call.program.rank();
-  span.lane = lane_name(instance.lane);
+  span.lane = spec::lane_name(instance.lane);
   span.name = labelled(call.label, instance.id(call.program.schedule));
-  span.category = category_name(kind);
-  span.bytes = kind == spec::Kind::gemm ? 0 : moved_bytes(call.program, instance);
+  span.category = spec::category_of(kind);
+  span.bytes = kind == spec::Kind::gemm ? 0 : spec::bytes_written(call.program.schedule, instance);
   span.flops = gemm_flops(call.program, instance);
   return span;
 }

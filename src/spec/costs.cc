@@ -95,7 +95,7 @@ OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& 
   if (work.n <= 0 || work.k <= 0) return out;
   const int64_t sms = std::max(machine.sms, 2), tiles = base::ceil_div(work.n, kOneShotRows);
   const int64_t whole = base::ceil_div(tiles, sms), shared = base::ceil_div(tiles, sms / 2);  // tiles of an SM, of two
-  const bool is_shared = gathers && shared < 2 * whole;
+  const bool is_shared = gathers && shares_one_shot_tiles(tiles, sms);
   const double row = static_cast<double>(work.k * work.in_bytes), tile = static_cast<double>(kOneShotRows) * row;
   const double each = is_shared ? static_cast<double>(shared) * tile / 2 : static_cast<double>(whole) * tile;
   const Rates& rates = gathers ? kGathers : kSums;
@@ -106,20 +106,32 @@ OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& 
   return out;
 }
 
-int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms) {
-  constexpr int64_t kCols[] = {256, 224, 192, 160, 128};  // src/ops/gemm_core/instances.def
-  int64_t rows = 0, best = 0;                             // of clusters' tiles, shard by shard
-  double best_cost = 0;
-  for (size_t i = 1; i < row_offsets.size(); ++i)
-    rows += base::ceil_div(row_offsets[i] - row_offsets[i - 1], kFusedTileRows);
-  for (const int64_t cols : kCols) {
-    const double tiles = static_cast<double>(rows) * static_cast<double>(base::ceil_div(n, cols));
-    const double cost = std::ceil(tiles / std::max(1, sms / kFusedTileSms)) * static_cast<double>(cols);
-    if (best != 0 && cost >= best_cost) continue;
-    best = cols;
+bool shares_one_shot_tiles(int64_t tiles, int64_t sms) {
+  const auto each = [&](int64_t slots) { return base::ceil_div(tiles, std::max<int64_t>(1, slots)); };
+  return each(sms / 2) < 2 * each(sms);
+}
+
+size_t choose_tile(std::span<const ClusterTile> tiles, std::span<const int64_t> row_offsets, int64_t n, int64_t sms) {
+  size_t best = 0;
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (size_t t = 0; t < tiles.size(); ++t) {
+    int64_t rows = 0;  // of tiles, shard by shard
+    for (size_t i = 1; i < row_offsets.size(); ++i)
+      rows += base::ceil_div(row_offsets[i] - row_offsets[i - 1], tiles[t].rows);
+    const double all = static_cast<double>(rows) * static_cast<double>(base::ceil_div(n, tiles[t].cols));
+    const double waves = std::ceil(all / static_cast<double>(std::max<int64_t>(1, sms / tiles[t].sms)));
+    const double cost = waves * static_cast<double>(tiles[t].cols * tiles[t].sms);
+    if (cost > best_cost || (cost == best_cost && tiles[t].cols < tiles[best].cols)) continue;
+    best = t;
     best_cost = cost;
   }
   return best;
+}
+
+int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms) {
+  constexpr auto tile = [](int64_t cols) { return ClusterTile{kFusedTileRows, cols, kFusedTileSms}; };
+  constexpr ClusterTile kTiles[] = {tile(256), tile(224), tile(192), tile(160), tile(128)};  // instances.def
+  return kTiles[choose_tile(kTiles, row_offsets, n, sms)].cols;
 }
 
 int64_t slot_tile_cols(const OpSpec& op) {

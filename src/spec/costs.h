@@ -55,7 +55,18 @@ struct OneShotCost {
 };
 OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& work);
 
-/// The tile that the kernels of ag_gemm take (B stored (N, K)): fewest waves times columns, the wider of two alike.
+/// Whether two SMs share each tile of a kernel of `one_shot` along K: where that leaves less to an SM.
+bool shares_one_shot_tiles(int64_t tiles, int64_t sms);
+
+/// A tile of a cluster of SMs.
+struct ClusterTile {
+  int64_t rows = 0, cols = 0;
+  int64_t sms = 1;
+};
+/// Index of the tile that multiplies shards of rows by n columns in the fewest waves times columns; of two alike the
+/// wider, then the later. K does not matter: it is the same for every tile. Precondition: there is a tile.
+size_t choose_tile(std::span<const ClusterTile> tiles, std::span<const int64_t> row_offsets, int64_t n, int64_t sms);
+/// Columns of the tile that the kernels of ag_gemm take (B stored (N, K)), by choose_tile().
 int64_t gather_tile_cols(std::span<const int64_t> row_offsets, int64_t n, int sms);
 
 /// Columns of a tile of `tma_slot`, the same on all ranks: K may differ between them, and is not asked. 256 where two

@@ -147,6 +147,25 @@ base::Status sort_for_issue(const Schedule& schedule, Expansion* out) {
 
 bool Box::empty() const { return ndim == 0 || std::find(count, count + ndim, 0) != count + ndim; }
 
+int64_t bytes_of(const Schedule& schedule, const std::vector<Box>& boxes) {
+  int64_t bytes = 0;
+  for (const Box& box : boxes)
+    bytes += box.numel() * static_cast<int64_t>(dtype_bytes(schedule.buffers[static_cast<size_t>(box.buffer)].dtype));
+  return bytes;
+}
+
+int64_t bytes_written(const Schedule& schedule, const Instance& instance) {
+  int64_t bytes = 0;
+  for (const std::vector<Box>& boxes : instance.writes) bytes += bytes_of(schedule, boxes);
+  return bytes;
+}
+
+std::vector<uint32_t> first_words(const Expansion& expansion) {
+  std::vector<uint32_t> first = {0};
+  for (const int64_t slots : expansion.signal_slots) first.push_back(first.back() + static_cast<uint32_t>(slots));
+  return first;
+}
+
 int64_t Box::numel() const {
   int64_t n = ndim > 0 ? 1 : 0;
   for (int d = 0; d < ndim; ++d) n *= count[d];

@@ -74,6 +74,12 @@ base::Result<Expansion> expand(const Schedule& schedule, int rank, int ranks);
 /// The same for all ranks at once, which costs less than one by one.
 base::Result<std::vector<Expansion>> expand_all(const Schedule& schedule, int ranks);
 
+/// Bytes of boxes, and of all that an instance writes.
+int64_t bytes_of(const Schedule& schedule, const std::vector<Box>& boxes);
+int64_t bytes_written(const Schedule& schedule, const Instance& instance);
+/// Numbers that the words of a sender have: those of signal s are [first[s], first[s + 1]).
+std::vector<uint32_t> first_words(const Expansion& expansion);
+
 /// 128-bit digest of the canonical JSON, as 32 hex digits.
 std::string digest(const Schedule& schedule);
 

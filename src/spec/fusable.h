@@ -1,9 +1,20 @@
 // Which problems have a kernel that computes and communicates in one.
 #pragma once
 
+#include <string>
+
 #include "overlace/schedule.h"
 
 namespace overlace::spec {
+
+/// What decides whether there is a kernel besides types and layouts.
+struct FusedShape {
+  int64_t m = 0, n = 0, k = 0, ranks = 0;
+  Activation activation = Activation::none;
+  bool is_small_m = false;  // of the kernels of `one_shot`
+};
+/// What is wrong with a shape: "N 12, K 64; wanted: multiples of 8"; empty if kernels take it.
+std::string fused_problem(const FusedShape& shape);
 
 /// What the kernels of k_slab and tma_slot were measured with on GPUs; tma_slot of gemm_ar on two, without a bias. They
 /// are compiled for more: fp16, B stored (K, N) (src/ops/gemm_core/choose.h has the word). Operands must lie as for

@@ -156,6 +156,13 @@ const FamilyDef* find_family(std::string_view op, ClosedForm form) {
   return it == def->families.end() ? nullptr : &*it;
 }
 
+const FamilyDef* first_by_rule(const OperatorDef& op) {
+  const FamilyDef* first = nullptr;
+  for (const FamilyDef& family : op.families)
+    if (family.rule > 0 && (first == nullptr || family.rule < first->rule)) first = &family;
+  return first;
+}
+
 ClosedForm form_of(std::string_view op, std::string_view family) {
   const OperatorDef* def = find_operator(op);
   const FamilyDef* found = def == nullptr ? nullptr : find_family(*def, family);

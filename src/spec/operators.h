@@ -36,6 +36,8 @@ inline int64_t rows_of_product(const OpSpec& op) {
 /// The first family of the operator for this purpose, or with this form; null if there is none.
 const FamilyDef* find_family(std::string_view op, Purpose purpose);
 const FamilyDef* find_family(std::string_view op, ClosedForm form);
+/// The first that tier rule tries; null if it tries none.
+const FamilyDef* first_by_rule(const OperatorDef& op);
 /// None of an unknown family.
 ClosedForm form_of(std::string_view op, std::string_view family);
 /// A family of any operator cuts by degree; so does an unknown one.
@@ -61,6 +63,12 @@ inline bool has_empty_shard(const OpSpec& op) {
   const std::vector<int64_t> off = row_offsets(op);
   return std::adjacent_find(off.begin(), off.end()) != off.end();
 }
+
+/// Whether a task is a part of the schedule's fused kernel.
+inline bool is_part(const Task& task) { return task.wait_by == WaitBy::kernel; }
+
+/// Whether the schedule's kernel is one of few rows, through which the weights stream.
+bool takes_one_shot(const Schedule& schedule);
 
 /// Of a gemm task: its a is stored (depth, rows), so the sum is over rows of the region.
 inline bool sums_rows(const Task& task) {

@@ -329,7 +329,7 @@ class CpuCall {
 
   /// The time at which the waits were over and the work may begin.
   int64_t trace_wait(size_t lane, const spec::Instance& i) {
-    const std::string name = lane_name(i.lane);
+    const std::string name = spec::lane_name(i.lane);
     const int64_t end = now_ns();
     if (blocked_since_[lane] != 0 && !i.waits.empty()) {
       base::Span span = wait_span(call_, i.waits.front(), name);
@@ -405,7 +405,7 @@ class CpuExecutor final : public Executor {
     for (const spec::Instance& i : program.expansion.instances) {
       prepared->has_waiting_transfers |= is_transfer(program.task(i)) && (!i.waits.empty() || !i.deps.empty());
     }
-    for (const LaneQueue& lane : program.lanes) {
+    for (const spec::LaneQueue& lane : program.lanes) {
       const auto& instances = program.expansion.instances;
       prepared->is_transfer.push_back(is_transfer(program.task(instances[static_cast<size_t>(lane.instances[0])])));
     }

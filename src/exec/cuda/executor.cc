@@ -270,8 +270,8 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
 /// Once all that is sent in it is ready. What was received is told by my own signals.
 base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int index) {
   const cudaStream_t stream = stream_of(kNetLane);
-  const Round& round = prepared.net->rounds()[static_cast<size_t>(index)];
-  for (const Message& m : round) {
+  const spec::Round& round = prepared.net->rounds()[static_cast<size_t>(index)];
+  for (const spec::Message& m : round) {
     if (m.from != team_.rank()) continue;
     const cudaEvent_t ready = prepared.ready[static_cast<size_t>(m.instance)];
     OVERLACE_TRY(cuda_status(cudaStreamWaitEvent(stream, ready), "cudaStreamWaitEvent"));
@@ -280,7 +280,7 @@ base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int
   OVERLACE_TRY(mark(stream, &marks.begin));
   OVERLACE_TRY(prepared.net->run(call, index, stream));
   OVERLACE_TRY(mark(stream, &marks.end));
-  for (const Message& m : round) {
+  for (const spec::Message& m : round) {
     if (m.from != team_.rank()) continue;
     const auto i = static_cast<size_t>(m.instance);
     if (cudaEvent_t done = prepared.done[i]; done != nullptr && prepared.last_round[i] == index)
@@ -354,7 +354,7 @@ base::Status CudaExecutor::run(const Call& call) {
   call.has_begun = !is_captured_;  // what is captured has not run, so that peers miss nothing
   if (shares_memory(call.program)) OVERLACE_TRY(node::launch_barrier(stream_, team_.pod(), channel_.pod().barrier_id));
   OVERLACE_TRY(prologue(call, prepared));
-  for (const Step& step : prepared.steps) {
+  for (const spec::Step& step : prepared.steps) {
     OVERLACE_TRY(step.round < 0 ? issue(call, prepared, step.instance) : issue_round(call, prepared, step.round));
   }
   return epilogue(call, prepared);

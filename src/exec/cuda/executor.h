@@ -33,7 +33,7 @@ struct Prepared {
   Events lanes;  // fork, then the join of each copy lane
   Events sent;   // the last data of the call have left and come; signals that travel alone are not waited for
   std::vector<spec::Lane> copy_lanes;
-  std::vector<Step> steps;         // in order of issue
+  std::vector<spec::Step> steps;   // in order of issue
   std::vector<int> last_round;     // as in Timetable
   int last_data = -1;              // as in Timetable
   std::unique_ptr<NetRounds> net;  // null: nothing crosses to another host

@@ -50,9 +50,9 @@ size_t room_of(const Program& program, const spec::Box& box) {
   return is_one_piece ? 0 : base::round_up(static_cast<size_t>(box.numel()) * dtype_bytes(buffer.dtype), kAlign);
 }
 
-size_t room_of(const Program& program, const Round& round) {
+size_t room_of(const Program& program, const spec::Round& round) {
   size_t bytes = 0;
-  for (const Message& m : round) {
+  for (const spec::Message& m : round) {
     if (m.from != program.rank() && m.to != program.rank()) continue;
     if (m.parts.empty()) bytes += kAlign;
     for (const auto& [from, to] : m.parts) bytes += room_of(program, m.from == program.rank() ? from : to);
@@ -70,7 +70,7 @@ std::vector<int> groups_of(const Team& team) {
 }
 
 base::Result<std::unique_ptr<NetRounds>> NetRounds::make(const Program& program, Team& team,
-                                                         std::vector<Round> rounds) {
+                                                         std::vector<spec::Round> rounds) {
   if (team.net() == nullptr) {
     return base::error(Errc::not_supported,
                        "schedule {}: ranks of team \"{}\" are on several hosts, and it has no engine (NCCL) for what "
@@ -78,7 +78,7 @@ base::Result<std::unique_ptr<NetRounds>> NetRounds::make(const Program& program,
                        program.schedule.family, team.name());
   }
   std::unique_ptr<NetRounds> out(new NetRounds(team, std::move(rounds)));
-  for (const Round& round : out->rounds_) out->room_bytes_ = std::max(out->room_bytes_, room_of(program, round));
+  for (const spec::Round& round : out->rounds_) out->room_bytes_ = std::max(out->room_bytes_, room_of(program, round));
   if (out->room_bytes_ == 0) return out;
   // By cudaMalloc: NCCL reads and writes it.
   void** address = reinterpret_cast<void**>(&out->room_);
@@ -113,10 +113,10 @@ base::Status NetRounds::run(const Call& call, int index, cudaStream_t stream) {
   return status;
 }
 
-base::Status NetRounds::queue(const Call& call, const Round& round, cudaStream_t stream) {
+base::Status NetRounds::queue(const Call& call, const spec::Round& round, cudaStream_t stream) {
   Plan plan;
   const int me = team_.rank();
-  for (const Message& m : round) {
+  for (const spec::Message& m : round) {
     if (m.from != me && m.to != me) continue;
     const bool is_send = m.from == me;
     const int peer = is_send ? m.to : m.from;
@@ -125,8 +125,9 @@ base::Status NetRounds::queue(const Call& call, const Round& round, cudaStream_t
     (is_send ? plan.sends : plan.receives).push_back({peer, take(&plan, kTokenBytes), kTokenBytes});
   }
   for (const auto& [from, to] : plan.packed) OVERLACE_TRY(copy_view(from, to, stream));
-  OVERLACE_TRY(
-      exchange(plan, base::format("{}, {}", call.program.schedule.family, round_text(call.program, round)), stream));
+  OVERLACE_TRY(exchange(
+      plan, base::format("{}, {}", call.program.schedule.family, spec::round_text(call.program.schedule, me, round)),
+      stream));
   for (const auto& [from, to] : plan.unpacked) OVERLACE_TRY(copy_view(from, to, stream));
   return add_signals(call, round, stream);
 }
@@ -145,9 +146,9 @@ base::Status NetRounds::exchange(const Plan& plan, const std::string& what, cuda
 }
 
 /// In my slots, in the place of the senders, who cannot reach them.
-base::Status NetRounds::add_signals(const Call& call, const Round& round, cudaStream_t stream) {
+base::Status NetRounds::add_signals(const Call& call, const spec::Round& round, cudaStream_t stream) {
   node::SignalList list;
-  for (const Message& m : round) {
+  for (const spec::Message& m : round) {
     if (m.to != team_.rank()) continue;
     for (const spec::ResolvedSet& set : m.sets) {
       node::SignalItem& item = list.items[list.count++];

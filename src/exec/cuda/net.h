@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "src/exec/rounds.h"
+#include "src/exec/program.h"
 
 namespace overlace::exec {
 
@@ -18,12 +18,13 @@ std::vector<int> groups_of(const Team& team);
 class NetRounds {
  public:
   /// Allocates room for what does not lie in one piece. not_supported without an engine.
-  static base::Result<std::unique_ptr<NetRounds>> make(const Program& program, Team& team, std::vector<Round> rounds);
+  static base::Result<std::unique_ptr<NetRounds>> make(const Program& program, Team& team,
+                                                       std::vector<spec::Round> rounds);
   ~NetRounds();
   NetRounds(const NetRounds&) = delete;
   NetRounds& operator=(const NetRounds&) = delete;
 
-  const std::vector<Round>& rounds() const { return rounds_; }
+  const std::vector<spec::Round>& rounds() const { return rounds_; }
   /// Queues round `index`. A failure aborts the runtime: what the peers wait for does not come any more.
   base::Status run(const Call& call, int index, cudaStream_t stream);
 
@@ -41,15 +42,15 @@ class NetRounds {
     size_t room = 0;
   };
 
-  NetRounds(Team& team, std::vector<Round> rounds) : team_(team), rounds_(std::move(rounds)) {}
-  base::Status queue(const Call& call, const Round& round, cudaStream_t stream);
+  NetRounds(Team& team, std::vector<spec::Round> rounds) : team_(team), rounds_(std::move(rounds)) {}
+  base::Status queue(const Call& call, const spec::Round& round, cudaStream_t stream);
   base::Status exchange(const Plan& plan, const std::string& what, cudaStream_t stream);
-  base::Status add_signals(const Call& call, const Round& round, cudaStream_t stream);
+  base::Status add_signals(const Call& call, const spec::Round& round, cudaStream_t stream);
   void* take(Plan* plan, size_t bytes) const;
   void add_box(const Call& call, const spec::Box& box, int peer, bool is_send, Plan* plan) const;
 
   Team& team_;
-  const std::vector<Round> rounds_;
+  const std::vector<spec::Round> rounds_;
   char* room_ = nullptr;
   size_t room_bytes_ = 0;
 };

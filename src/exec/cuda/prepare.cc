@@ -150,30 +150,23 @@ base::Status CudaExecutor::prepare(Program& program, const Bindings& bindings, c
   return rehearse(program, bindings, bodies);
 }
 
-/// Where something waits for peers before it may go on a lane of its own, or crosses to another host, all ranks issue
-/// in one common order: no wait then holds up, in a hardware queue that lanes share, what it waits for.
 base::Status CudaExecutor::prepare_steps(const Program& program, Prepared& prepared) {
   const std::vector<int> groups = groups_of(team_);
-  bool has_waits = std::any_of(groups.begin(), groups.end(), [&](int group) { return group != groups.front(); });
-  for (const spec::Instance& instance : program.expansion.instances) {
-    if (is_sm(instance.lane) || is_part(program.task(instance))) continue;
-    for (const spec::ResolvedWait& wait : instance.waits) has_waits |= !wait.previous;
-  }
-  if (!has_waits) {
-    prepared.steps = issue_order(program);
+  if (!spec::needs_timetable(program.schedule, program.expansion, groups)) {
+    prepared.steps = spec::issue_order(program.expansion, program.lanes);
     return {};
   }
   const base::Result<std::vector<spec::Expansion>> all = spec::expand_all(program.schedule, program.ranks());
   if (!all.ok()) return all.status();
-  base::Result<Timetable> timetable = make_timetable(program.schedule, *all, groups, program.rank());
+  base::Result<spec::Timetable> timetable = spec::make_timetable(program.schedule, *all, groups, program.rank());
   if (!timetable.ok()) return timetable.status();
   prepared.steps = std::move(timetable->steps);
   prepared.last_round = std::move(timetable->last_round);
   prepared.last_data = timetable->last_data;
   if (timetable->rounds.empty()) return {};
   OVERLACE_TRY(prepared.sent.make(0));
-  for (const Round& round : timetable->rounds)
-    for (const Message& m : round)
+  for (const spec::Round& round : timetable->rounds)
+    for (const spec::Message& m : round)
       if (m.from == program.rank()) OVERLACE_TRY(prepared.ready.make(static_cast<size_t>(m.instance)));
   base::Result<std::unique_ptr<NetRounds>> net = NetRounds::make(program, team_, std::move(timetable->rounds));
   if (!net.ok()) return net.status();
@@ -182,7 +175,7 @@ base::Status CudaExecutor::prepare_steps(const Program& program, Prepared& prepa
 }
 
 base::Status CudaExecutor::prepare_kernel(Program& program, const Bodies& bodies, Prepared& prepared) {
-  const auto first = std::find_if(prepared.steps.begin(), prepared.steps.end(), [&](const Step& step) {
+  const auto first = std::find_if(prepared.steps.begin(), prepared.steps.end(), [&](const spec::Step& step) {
     return step.instance >= 0 && is_part(program.task(program.expansion.instances[static_cast<size_t>(step.instance)]));
   });
   if (first == prepared.steps.end()) return {};

@@ -248,7 +248,7 @@ base::Status check_stored(const Site& site, const TensorView& b, const spec::Sch
 base::Status check_supported(const Channel& channel, const spec::Schedule& schedule) {
   Team& team = channel.team();
   for (const spec::Task& task : schedule.tasks) {
-    const bool is_part = task.wait_by == spec::WaitBy::kernel;
+    const bool is_part = spec::is_part(task);
     if ((task.kind == spec::Kind::tiles && !is_part) || task.kind == spec::Kind::host) {
       return base::error(Errc::not_supported, "{}: schedule {}, task {}: the operator has no {} body; rank {}",
                          schedule.op, schedule.family, task.id, task.kind == spec::Kind::tiles ? "tiles" : "host",

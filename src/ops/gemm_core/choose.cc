@@ -9,6 +9,8 @@
 #include "src/ops/gemm_core/fused.h"
 #endif
 #include "src/ops/gemm_core/instances.h"
+#include "src/spec/costs.h"
+#include "src/spec/fusable.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 
@@ -39,25 +41,16 @@ base::Status missing(const spec::Schedule& schedule, std::string_view what) {
   return base::error(Errc::not_supported, "{}: schedule {}: no kernel for {}", schedule.op, schedule.family, what);
 }
 
-bool takes_one_shot(const spec::Schedule& schedule) {
-  return param<std::string>(schedule, "transport", "") == "one_shot";
-}
-
 base::Status check_shape(const spec::Schedule& schedule) {
-  const bool is_gather = spec::gathers(schedule.op), is_one_shot = takes_one_shot(schedule);
-  const int64_t n = param<int64_t>(schedule, "N", 0), k = param<int64_t>(schedule, "K", 0);
-  const int64_t ranks = param<int64_t>(schedule, "G", 0);
-  if (spec::activation_of(schedule.params) == spec::Activation::swiglu && n % 16 != 0)
-    return missing(schedule, base::format("swiglu of N {}; wanted: a multiple of 16", n));
-  if (n < 8 || n % 8 != 0 || k < 8 || k % 8 != 0)
-    return missing(schedule, base::format("N {}, K {}; wanted: multiples of 8", n, k));
-  if (ranks < 2 || ranks > kOrderShards)
-    return missing(schedule, base::format("{} ranks; wanted: 2 to {}", ranks, kOrderShards));
-  const int64_t m = param<int64_t>(schedule, "M", 0);
-  if (is_one_shot && m > kOneShotTokens)
-    return missing(schedule, base::format("M {}; wanted: at most {}", m, kOneShotTokens));
-  if (is_one_shot && spec::activation_of(schedule.params) != spec::Activation::none)
-    return missing(schedule, "swiglu of few rows; wanted: none");
+  const bool is_gather = spec::gathers(schedule.op), is_one_shot = spec::takes_one_shot(schedule);
+  const int64_t k = param<int64_t>(schedule, "K", 0);
+  const spec::FusedShape shape = {.m = param<int64_t>(schedule, "M", 0),
+                                  .n = param<int64_t>(schedule, "N", 0),
+                                  .k = k,
+                                  .ranks = param<int64_t>(schedule, "G", 0),
+                                  .activation = spec::activation_of(schedule.params),
+                                  .is_small_m = is_one_shot};
+  if (const std::string problem = spec::fused_problem(shape); !problem.empty()) return missing(schedule, problem);
   if (is_one_shot) return {};
   const int64_t pieces = param<int64_t>(schedule, is_gather ? "q" : "groups", 0);
   if (pieces < 1 || pieces > kMaxPieces)
@@ -72,21 +65,15 @@ base::Status check_shape(const spec::Schedule& schedule) {
 
 const InstanceSpec* choose_gather(DType dtype, BMajor b_major, std::span<const int64_t> row_offsets, int64_t n,
                                   int sms) {
-  const InstanceSpec* best = nullptr;
-  int64_t best_cost = 0;
+  std::vector<const InstanceSpec*> fitting;
+  std::vector<spec::ClusterTile> tiles;
   for (const InstanceSpec& one : specs_of(Kernel::gather)) {
     const ConfigSpec& s = one.spec;
     if (!fits(one, dtype, b_major) || s.split_k > 1) continue;  // which waits for rows, not for slabs
-    int64_t rows = 0;                                           // of clusters' tiles, shard by shard
-    for (size_t i = 1; i < row_offsets.size(); ++i)
-      rows += base::ceil_div(row_offsets[i] - row_offsets[i - 1], s.tile_m * s.cluster_m);
-    const int64_t tiles = rows * base::ceil_div(n, s.tile_n * s.cluster_n);
-    const int64_t cost = base::ceil_div(tiles, std::max(1, sms / s.cluster())) * s.tile_n * s.cluster();
-    if (best != nullptr && (cost > best_cost || (cost == best_cost && s.tile_n < best->spec.tile_n))) continue;
-    best = &one;
-    best_cost = cost;
+    fitting.push_back(&one);
+    tiles.push_back({s.tile_m * s.cluster_m, s.tile_n * s.cluster_n, s.cluster()});
   }
-  return best;
+  return fitting.empty() ? nullptr : fitting[spec::choose_tile(tiles, row_offsets, n, sms)];
 }
 
 const InstanceSpec* find_scatter(DType dtype, BMajor b_major, int64_t tile_rows, int64_t tile_cols) {
@@ -108,15 +95,13 @@ const InstanceSpec* choose_one_shot(DType dtype, BMajor b_major, int64_t m) {
 }
 
 const InstanceSpec* choose_gather_one_shot(DType dtype, BMajor b_major, int64_t m, int64_t n, int sms) {
-  const auto work = [&](const ConfigSpec& s) {  // of a CTA, in halves of a tile's K
-    return base::ceil_div(base::ceil_div(n, s.tile_m), std::max(1, sms / s.cluster())) * 2 / s.split_k;
-  };
   const InstanceSpec* best = nullptr;
   for (const InstanceSpec& one : specs_of(Kernel::gather_one_shot)) {
     if (!fits(one, dtype, b_major) || one.spec.tile_n < m) continue;
+    const bool is_shared = spec::shares_one_shot_tiles(base::ceil_div(n, one.spec.tile_m), sms);
     const bool is_narrower = best == nullptr || one.spec.tile_n < best->spec.tile_n;
-    const bool is_less = !is_narrower && one.spec.tile_n == best->spec.tile_n && work(one.spec) < work(best->spec);
-    if (is_narrower || is_less) best = &one;
+    const bool is_asked = !is_narrower && one.spec.tile_n == best->spec.tile_n && (one.spec.split_k > 1) == is_shared;
+    if (is_narrower || is_asked) best = &one;
   }
   return best;
 }
@@ -130,14 +115,14 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
   OVERLACE_TRY(check_shape(schedule));
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
-  if (!spec::gathers(schedule.op) && !takes_one_shot(schedule)) {
+  if (!spec::gathers(schedule.op) && !spec::takes_one_shot(schedule)) {
     const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
     if (const InstanceSpec* found = find_scatter(type, major, rows, cols)) return found;
     return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
   }
   const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
   const InstanceSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
-                              : takes_one_shot(schedule)
+                              : spec::takes_one_shot(schedule)
                                   ? choose_gather_one_shot(type, major, m, n, sms)
                                   : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;
@@ -145,8 +130,7 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
 }
 
 bool needs_instance(const spec::Schedule& schedule) {
-  return std::any_of(schedule.tasks.begin(), schedule.tasks.end(),
-                     [](const spec::Task& task) { return task.wait_by == spec::WaitBy::kernel; });
+  return std::any_of(schedule.tasks.begin(), schedule.tasks.end(), spec::is_part);
 }
 
 base::Status check_instance(const spec::Schedule& schedule) {

@@ -3,17 +3,13 @@
 
 #include "src/sim/schedule/graph.h"
 #include "src/spec/alike.h"
-#include "src/spec/names.h"
+#include "src/spec/issue.h"
 
 namespace overlace::sim {
 namespace {
 
 using spec::Engine;
 using spec::Instance;
-using spec::Lane;
-
-/// As in src/exec: transfer engines first, sm lanes last.
-int precedence(Engine engine) { return engine == Engine::sm ? 1 : 0; }
 
 bool waits_for_peers(const Instance& in) {
   return std::any_of(in.waits.begin(), in.waits.end(), [](const spec::ResolvedWait& w) { return !w.previous; });
@@ -55,10 +51,9 @@ base::Status GraphBuilder::expand() {
   instances = std::min<size_t>(instances, 1 << 14);
   graph_.nodes.reserve(3 * instances);  // a fused kernel: the tiles of a part, their stores and their join
   edges_.reserve(6 * instances);
-  for (const int64_t slots : graph_.expansions[0].signal_slots) {
-    graph_.first_id.push_back(graph_.words_per_pair);
-    graph_.words_per_pair += static_cast<uint32_t>(slots);
-  }
+  graph_.first_id = spec::first_words(graph_.expansions[0]);
+  graph_.words_per_pair = graph_.first_id.back();
+  graph_.first_id.pop_back();
   const auto g = static_cast<size_t>(graph_.ranks), simulated = graph_.expansions.size();
   if (graph_.words_per_pair * g * g > (size_t{1} << 28)) {
     return base::error(Errc::not_supported, "schedule {}: {} words of signals on {} ranks, at most 2^28 are simulated",
@@ -71,40 +66,20 @@ base::Status GraphBuilder::expand() {
   return {};
 }
 
-/// Chains of instances that run one after the other. GPUs: all sm lanes are one stream, in the order in which exec
-/// queues them.
+/// Chains of instances that run one after the other. GPUs: all sm lanes are one stream, in the order of issue.
 std::vector<std::vector<int>> GraphBuilder::streams_of(int rank) const {
-  const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
-  std::map<std::pair<int, Lane>, std::vector<int>> lanes;
-  for (size_t i = 0; i < list.size(); ++i)
-    lanes[{precedence(list[i].lane.engine), list[i].lane}].push_back(static_cast<int>(i));
+  const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
+  std::vector<spec::LaneQueue> lanes = spec::lanes_of(expansion);
   std::vector<std::vector<int>> out;
-  if (!machine_.is_gpu) {
-    for (auto& [key, queue] : lanes) out.push_back(std::move(queue));
-    return out;
-  }
   std::vector<int> stream;
-  std::vector<std::vector<int>> queues;
-  for (auto& [key, queue] : lanes) queues.push_back(queue);
-  std::vector<size_t> next(queues.size(), 0);
-  std::vector<bool> issued(list.size(), false);
-  for (size_t count = 0; count < list.size();) {
-    for (size_t lane = 0; lane < queues.size(); ++lane) {
-      if (next[lane] == queues[lane].size()) continue;
-      const int head = queues[lane][next[lane]];
-      const std::vector<int>& deps = list[static_cast<size_t>(head)].deps;
-      if (!std::all_of(deps.begin(), deps.end(), [&](int d) { return issued[static_cast<size_t>(d)]; })) continue;
-      issued[static_cast<size_t>(head)] = true;
-      if (list[static_cast<size_t>(head)].lane.engine == Engine::sm) stream.push_back(head);
-      ++next[lane];
-      ++count;
-      break;
-    }
+  if (machine_.is_gpu) {
+    for (const spec::Step& step : spec::issue_order(expansion, lanes))
+      if (expansion.instances[static_cast<size_t>(step.instance)].lane.engine == Engine::sm)
+        stream.push_back(step.instance);
   }
-  for (auto& [key, queue] : lanes) {
-    if (key.second.engine != Engine::sm) out.push_back(std::move(queue));
-  }
-  out.push_back(std::move(stream));
+  for (spec::LaneQueue& queue : lanes)
+    if (!machine_.is_gpu || queue.lane.engine != Engine::sm) out.push_back(std::move(queue.instances));
+  if (machine_.is_gpu) out.push_back(std::move(stream));
   return out;
 }
 
@@ -281,7 +256,7 @@ base::Status GraphBuilder::add_rank(int rank) {
   if (enter != 0) {
     graph_.kernel_enters.push_back(enter);
     const Instance& first = list[static_cast<size_t>(parts.front())];
-    graph_.kernels.emplace_back(leave, base::format("{} {}", spec::name_of(first.lane.engine), first.lane.queue));
+    graph_.kernels.emplace_back(leave, spec::lane_name(first.lane));
     OVERLACE_TRY(add_kernel(rank, parts, enter, leave));
   }
   for (size_t i = 0; i < list.size(); ++i) {
@@ -351,12 +326,9 @@ std::string Graph::word_name(uint32_t word) const {
   const uint32_t id = word / static_cast<uint32_t>(ranks) % words_per_pair;
   const size_t signal =
       static_cast<size_t>(std::upper_bound(first_id.begin(), first_id.end(), id) - first_id.begin()) - 1;
-  return base::format("{}[{}]", schedule->signals[signal].name, id - first_id[signal]);
+  return spec::word_name(*schedule, static_cast<int>(signal), id - first_id[signal]);
 }
 
-std::string Graph::lane_name(const Node& node) const {
-  const Lane& lane = instance(node).lane;
-  return base::format("{} {}", spec::name_of(lane.engine), lane.queue);
-}
+std::string Graph::lane_name(const Node& node) const { return spec::lane_name(instance(node).lane); }
 
 }  // namespace overlace::sim

@@ -6,6 +6,7 @@
 #include "src/spec/costs.h"
 #include "src/spec/names.h"
 #include "src/spec/operators.h"
+#include "src/spec/products.h"
 
 namespace overlace::sim {
 namespace {
@@ -21,52 +22,33 @@ int64_t element_bytes(const spec::Schedule& schedule, const Box& box) {
 
 double us_of(double bytes, const spec::Figure& GBps) { return GBps.value > 0 ? bytes / GBps.value * 1e-3 : 0; }
 
-/// Rows of boxes that touch are one box; boxes of one size at equal distances are one launch.
-std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const Instance& in) {
-  struct Rows {
-    int64_t begin, count;
-  };
+std::vector<spec::GemmWork> products_of(const spec::Schedule& schedule, const spec::Expansion& expansion,
+                                        const Instance& in) {
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
   const bool sums_rows = spec::sums_rows(task);
-  std::vector<Rows> rows;
-  spec::GemmWork p;
-  const std::vector<Box>&a = in.reads[0], &c = in.writes[0];
-  for (size_t i = 0; i < a.size() && i < c.size(); ++i) {
-    if (a[i].empty() || c[i].empty()) continue;
-    p.n = c[i].count[c[i].ndim - 1] * spec::columns_per_result(task.params);
-    p.k = a[i].count[a[i].ndim - (sums_rows ? 2 : 1)];
-    p.in_bytes = element_bytes(schedule, a[i]);
-    p.out_bytes = element_bytes(schedule, c[i]);
-    const int row = c[i].ndim - 2;
-    if (!rows.empty() && rows.back().begin + rows.back().count == c[i].begin[row]) {
-      rows.back().count += c[i].count[row];
-    } else {
-      rows.push_back({c[i].begin[row], c[i].count[row]});
-    }
-  }
   std::vector<spec::GemmWork> out;
-  int64_t distance = 0;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const int64_t step = i == 0 ? 0 : rows[i].begin - rows[i - 1].begin;
-    const bool joins = !out.empty() && out.back().m == rows[i].count && (out.back().batch == 1 || step == distance);
-    distance = step;
-    if (joins) {
-      ++out.back().batch;
-    } else {
-      out.push_back(p);
-      out.back().m = rows[i].count;
-    }
+  for (const spec::ProductRows& rows : spec::product_rows(schedule, expansion, in)) {
+    const Box &a = rows.a, &c = rows.c;
+    if (a.empty()) continue;
+    spec::GemmWork& p = out.emplace_back();
+    p.m = c.count[c.ndim - 2];
+    p.n = c.count[c.ndim - 1] * spec::columns_per_result(task.params);
+    p.k = a.count[a.ndim - (sums_rows ? 2 : 1)];
+    p.batch = rows.batch;
+    p.in_bytes = element_bytes(schedule, a);
+    p.out_bytes = element_bytes(schedule, c);
   }
   return out;
 }
 
-Work gemm_work(const spec::Schedule& schedule, const Instance& in, const Machine& machine) {
+Work gemm_work(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
+               const Machine& machine) {
   Work work;
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
-  const bool streams = machine.is_gpu && task.kind == Kind::tiles && is_one_shot(schedule);
+  const bool streams = machine.is_gpu && task.kind == Kind::tiles && spec::takes_one_shot(schedule);
   const bool adds_rows = spec::sums_rows(task) && task.combine == spec::Combine::add;
   double us = 0, bytes = 0;
-  for (const spec::GemmWork& p : products_of(schedule, in)) {
+  for (const spec::GemmWork& p : products_of(schedule, expansion, in)) {
     us += (streams ? spec::one_shot_cost(machine, spec::gathers(schedule.op), p).stream_us
                    : spec::gemm_cost(machine, p).us) +
           (work.kernels > 0 ? machine.latency.launch_us.value : 0);
@@ -116,7 +98,7 @@ base::Result<Work> copy_work(const spec::Schedule& schedule, const spec::Expansi
   const bool is_local = work.to == expansion.rank;
   work.copies = boxes;
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
-  const bool is_kernel = machine.is_gpu && task.engine == spec::Engine::sm && task.wait_by == spec::WaitBy::kernel;
+  const bool is_kernel = machine.is_gpu && task.engine == spec::Engine::sm && spec::is_part(task);
   work.start_us = is_kernel ? 0 : copy_start_us(machine, boxes, rows);  // a part of a kernel starts nothing
   work.flow_us = copy_flow_us(machine, static_cast<double>(work.moved_bytes), boxes, is_local);
   work.link_bytes = is_local ? 0 : work.moved_bytes;
@@ -151,11 +133,6 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
 
 }  // namespace
 
-bool is_one_shot(const spec::Schedule& schedule) {
-  const auto transport = schedule.params.find("transport");
-  return transport != schedule.params.end() && transport->second == spec::Param(std::string("one_shot"));
-}
-
 double copy_start_us(const Machine& machine, int64_t boxes, int64_t rows_of_2d) {
   return static_cast<double>(boxes) * machine.copy.start_us.value +
          static_cast<double>(rows_of_2d) * machine.copy.row_us.value;
@@ -169,12 +146,6 @@ double copy_flow_us(const Machine& machine, double bytes, int64_t boxes, bool is
   const double each = bytes / static_cast<double>(boxes);
   if (measured.empty() || each < measured.points.front()[0]) return least;
   return std::max(least, static_cast<double>(boxes) * (measured.at(each) - c.start_us.value));
-}
-
-int64_t bytes_of(const spec::Schedule& schedule, const std::vector<Box>& boxes) {
-  int64_t bytes = 0;
-  for (const Box& box : boxes) bytes += box.numel() * element_bytes(schedule, box);
-  return bytes;
 }
 
 base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
@@ -201,8 +172,8 @@ base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion
     work.kernels = 1;
     work.load = spec::Load::reduce;
   } else {
-    work = gemm_work(schedule, in, machine);
-    for (const std::vector<Box>& boxes : in.writes) work.moved_bytes += bytes_of(schedule, boxes);
+    work = gemm_work(schedule, expansion, in, machine);
+    work.moved_bytes = spec::bytes_written(schedule, in);
     if (kind == Kind::tiles) {
       for (const Box& box : in.writes[0]) {
         if (box.rank == expansion.rank || box.empty()) continue;

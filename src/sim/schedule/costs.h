@@ -10,9 +10,6 @@
 
 namespace overlace::sim {
 
-/// Of few rows, whose weights stream through one kernel.
-bool is_one_shot(const spec::Schedule& schedule);
-
 /// `boxes` copies of together `bytes`; row_bytes < bytes / boxes: 2-D.
 double copy_start_us(const spec::Machine& machine, int64_t boxes, int64_t rows_of_2d);
 double copy_flow_us(const spec::Machine& machine, double bytes, int64_t boxes, bool is_local);
@@ -34,8 +31,5 @@ struct Work {
 /// Of anything but parts of fused kernels. not_supported: the machine has no numbers for it.
 base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion& expansion,
                            const spec::Instance& instance, const spec::Machine& machine);
-
-/// Bytes of boxes.
-int64_t bytes_of(const spec::Schedule& schedule, const std::vector<spec::Box>& boxes);
 
 }  // namespace overlace::sim

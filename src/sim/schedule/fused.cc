@@ -93,7 +93,7 @@ base::Status GraphBuilder::add_chain_of_parts(int rank, const std::vector<int>& 
 base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
   const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
   std::vector<int> copies, tiles;
-  if (is_one_shot(schedule_)) return add_chain_of_parts(rank, parts, enter, leave);
+  if (spec::takes_one_shot(schedule_)) return add_chain_of_parts(rank, parts, enter, leave);
   for (const int index : parts) {
     const spec::Kind kind = task_of(expansion.instances[static_cast<size_t>(index)]).kind;
     if (kind == spec::Kind::reduce)

@@ -11,6 +11,7 @@
 #include "overlace/sim.h"
 #include "src/sim/resource/fluid.h"
 #include "src/sim/schedule/costs.h"
+#include "src/spec/operators.h"
 #include "src/spec/tile_order_pod.h"
 
 namespace overlace::sim {
@@ -166,9 +167,7 @@ class GraphBuilder {
   void add_bounds();
   void lay_out();
   const spec::Task& task_of(const spec::Instance& in) const { return schedule_.tasks[static_cast<size_t>(in.task)]; }
-  bool is_part(const spec::Instance& in) const {
-    return machine_.is_gpu && task_of(in).wait_by == spec::WaitBy::kernel;
-  }
+  bool is_part(const spec::Instance& in) const { return machine_.is_gpu && spec::is_part(task_of(in)); }
 
   const spec::Schedule& schedule_;
   const spec::Machine& machine_;

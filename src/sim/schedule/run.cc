@@ -4,6 +4,7 @@
 
 #include "src/sim/engine/engine.h"
 #include "src/sim/schedule/graph.h"
+#include "src/spec/issue.h"
 #include "src/spec/names.h"
 
 namespace overlace::sim {
@@ -307,19 +308,6 @@ void Run::arrive(uint32_t number, Time now) {
   }
 }
 
-/// As exec names it.
-std::string category_of(const spec::Task& task) {
-  switch (task.kind) {
-    case spec::Kind::tiles:
-      return "gemm";
-    case spec::Kind::barrier:
-    case spec::Kind::host:
-      return "other";
-    default:
-      return std::string(spec::name_of(task.kind));
-  }
-}
-
 /// Spans carry the ids of exec; a fused kernel is one span, named after the family, as a device reports it.
 void Run::record(uint32_t id, Time end) {
   const Node& node = graph_.nodes[id];
@@ -332,12 +320,12 @@ void Run::record(uint32_t id, Time end) {
   if (node.instance < 0) return;
   const spec::Instance& in = graph_.instance(node);
   const spec::Task& task = graph_.schedule->tasks[static_cast<size_t>(in.task)];
-  const bool is_part = graph_.is_gpu && task.wait_by == spec::WaitBy::kernel;
+  const bool is_part = graph_.is_gpu && spec::is_part(task);
   if (is_part && !options_.has_parts) return;
   SimSpan span{node.rank,
                graph_.lane_name(node),
                in.id(*graph_.schedule),
-               category_of(task),
+               std::string(spec::category_of(task.kind)),
                state_[id].begin,
                end,
                task.kind == spec::Kind::gemm ? 0 : node.moved_bytes,
@@ -359,7 +347,7 @@ void Run::record_wait(uint32_t id, Time now) {
   const WaitFor& first = graph_.waits[node.first_wait];
   if (first.previous) return;
   const spec::Task& task = graph_.schedule->tasks[static_cast<size_t>(graph_.instance(node).task)];
-  if (graph_.is_gpu && task.wait_by == spec::WaitBy::kernel) return;
+  if (graph_.is_gpu && spec::is_part(task)) return;
   const std::string lane = graph_.lane_name(node);
   const Time free = std::min(state_[id].free, now);
   if (free < now)

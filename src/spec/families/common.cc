@@ -199,4 +199,9 @@ Set set_at(std::string signal, Expr slot, Expr at) {
 
 DType accumulator(const OpSpec& op) { return op.dtype == DType::fp64 ? DType::fp64 : DType::fp32; }
 
+bool takes_one_shot(const Schedule& schedule) {
+  const auto transport = schedule.params.find("transport");
+  return transport != schedule.params.end() && transport->second == Param(std::string("one_shot"));
+}
+
 }  // namespace overlace::spec

@@ -1,7 +1,9 @@
 // What the planner estimates: degrees of families on a machine.
+#include <algorithm>
 #include <array>
 #include <span>
 
+#include "src/base/format.h"
 #include "src/spec/costs.h"
 #include "src/spec/families/families.h"
 #include "src/spec/fusable.h"
@@ -84,15 +86,34 @@ void align_to_tiles(const OpSpec& op, FamilyOptions* options) {
   options->align_columns = slot_tile_cols(op);
 }
 
+std::string fused_problem(const FusedShape& shape) {
+  const auto [m, n, k, ranks, activation, is_small_m] = shape;
+  if (activation == Activation::swiglu && n % 16 != 0)
+    return base::format("swiglu of N {}; wanted: a multiple of 16", n);
+  if (n < 8 || n % 8 != 0 || k < 8 || k % 8 != 0) return base::format("N {}, K {}; wanted: multiples of 8", n, k);
+  if (ranks < 2 || ranks > kOrderShards) return base::format("{} ranks; wanted: 2 to {}", ranks, kOrderShards);
+  if (is_small_m && m > kOneShotTokens) return base::format("M {}; wanted: at most {}", m, kOneShotTokens);
+  if (is_small_m && activation != Activation::none) return "swiglu of few rows; wanted: none";
+  return "";
+}
+
+namespace {
+
+/// One rank computes alone, whatever the kernels say to that.
+FusedShape fused_shape(const OpSpec& op, bool is_small_m) {
+  return {op.m, op.n, op.k, std::max(op.ranks, 2), op.activation, is_small_m};
+}
+
+}  // namespace
+
 bool is_fusable(const OpSpec& op) {
-  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == BLayout::nk && op.n > 0 &&
-         op.n % 8 == 0 && op.k > 0 && op.k % 8 == 0 && op.ranks <= 8 && !(op.gathered && has_empty_shard(op)) &&
-         !(op.activation == Activation::swiglu && op.n % 16 != 0);
+  return op.dtype == DType::bf16 && op.out_dtype == DType::bf16 && op.b_layout == BLayout::nk &&
+         !(op.gathered && has_empty_shard(op)) && fused_problem(fused_shape(op, /*is_small_m=*/false)).empty();
 }
 
 bool has_few_tokens(const OpSpec& op) {
-  return find_family(op.op, ClosedForm::small_m_kernel) != nullptr && op.activation == Activation::none && op.m > 0 &&
-         op.m <= kOneShotTokens && is_fusable(op);
+  return find_family(op.op, ClosedForm::small_m_kernel) != nullptr && op.m > 0 && is_fusable(op) &&
+         fused_problem(fused_shape(op, /*is_small_m=*/true)).empty();
 }
 
 }  // namespace overlace::spec

@@ -198,7 +198,7 @@ TEST(Program, LaysOutWorkspaceSharedBlockAndIds) {
   EXPECT_EQ(footprint->signal_ids, 6u);
   size_t instances = 0;
   bool is_sm_last = true, saw_sm = false;
-  for (const LaneQueue& lane : (*program)->lanes) {
+  for (const spec::LaneQueue& lane : (*program)->lanes) {
     instances += lane.instances.size();
     saw_sm |= lane.lane.engine == spec::Engine::sm;
     is_sm_last &= !saw_sm || lane.lane.engine == spec::Engine::sm;

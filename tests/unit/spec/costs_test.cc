@@ -122,6 +122,18 @@ TEST(Costs, SizesNearTheLimitsStayPositive) {
   EXPECT_EQ(gather_tile_cols(offsets, kHuge, 132), gather_tile_cols(offsets, 256 * 132, 132));
 }
 
+TEST(Costs, TheTileOfTheFewestWavesTimesColumnsAndOfEqualOnesTheWider) {
+  const std::vector<int64_t> offsets = {0, 256, 512};  // two tiles of rows
+  const ClusterTile narrow = {256, 128, 2}, wide = {256, 256, 2};
+  const auto best = [&](std::vector<ClusterTile> tiles, int64_t n) { return choose_tile(tiles, offsets, n, 8); };
+  EXPECT_EQ(best({narrow, wide}, 256), 0U) << "four of 128 are one wave, two of 256 are one, too";
+  EXPECT_EQ(best({narrow, wide}, 512), 1U) << "eight of 128 are two waves, four of 256 are one: alike";
+  EXPECT_EQ(best({wide, narrow}, 512), 0U);
+  EXPECT_EQ(best({wide, narrow, wide}, 512), 2U) << "of equal tiles the later";
+  EXPECT_TRUE(shares_one_shot_tiles(3, 6));
+  EXPECT_FALSE(shares_one_shot_tiles(6, 6));
+}
+
 TEST(Costs, CopiesSumsAndCollectives) {
   Machine machine;
   machine.copy.start_us = {5};

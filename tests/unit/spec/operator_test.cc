@@ -110,6 +110,41 @@ TEST(Operator, AnswersForSchedulesByNameAndSuffix) {
   EXPECT_EQ(form_of("unknown", "k_slab"), ClosedForm::none);
 }
 
+TEST(Operator, RulesAndTransportsAreAskedForByFunction) {
+  for (const OperatorDef* def : operators()) {
+    const FamilyDef* first = first_by_rule(*def);
+    ASSERT_NE(first, nullptr) << def->name;
+    EXPECT_EQ(first->rule, 1) << def->name;
+    EXPECT_EQ(first->form, ClosedForm::per_shard) << def->name;
+    for (const FamilyDef& family : def->families) {
+      const OpSpec op{.op = std::string(def->name), .m = 16, .n = 256, .k = 256, .ranks = 2, .row_offsets = {}};
+      EXPECT_EQ(takes_one_shot(make_schedule(op, std::string(family.name))), family.form == ClosedForm::small_m_kernel)
+          << def->name << " " << family.name;
+    }
+  }
+  EXPECT_EQ(first_by_rule({.name = "none", .summary = "", .args = {}, .families = {}}), nullptr);
+}
+
+TEST(Operator, AShapeThatKernelsRefuseSaysWhy) {
+  const FusedShape good = {.m = 64, .n = 64, .k = 64, .ranks = 2, .is_small_m = true};
+  EXPECT_EQ(fused_problem(good), "");
+  const auto problem = [&](auto change) {
+    FusedShape shape = good;
+    change(shape);
+    return fused_problem(shape);
+  };
+  EXPECT_EQ(problem([](FusedShape& s) { s.n = 12; }), "N 12, K 64; wanted: multiples of 8");
+  EXPECT_EQ(problem([](FusedShape& s) { s.k = 4; }), "N 64, K 4; wanted: multiples of 8");
+  EXPECT_EQ(problem([](FusedShape& s) { s.ranks = 9; }), "9 ranks; wanted: 2 to 8");
+  EXPECT_EQ(problem([](FusedShape& s) { s.ranks = 1; }), "1 ranks; wanted: 2 to 8");
+  EXPECT_EQ(problem([](FusedShape& s) { s.m = 65; }), "M 65; wanted: at most 64");
+  EXPECT_EQ(problem([](FusedShape& s) { s.m = 65, s.is_small_m = false; }), "");
+  const auto swiglu = [](FusedShape& s) { s.activation = Activation::swiglu; };
+  EXPECT_EQ(problem(swiglu), "swiglu of few rows; wanted: none");
+  EXPECT_EQ(problem([&](FusedShape& s) { swiglu(s), s.n = 72; }), "swiglu of N 72; wanted: a multiple of 16");
+  EXPECT_EQ(problem([&](FusedShape& s) { swiglu(s), s.is_small_m = false; }), "");
+}
+
 TEST(Operator, OnlyThoseWithAKernelForThemHaveFewTokens) {
   for (const OperatorDef* def : operators()) {
     OpSpec op{.op = std::string(def->name), .m = 16, .n = 1024, .k = 1024, .ranks = 2, .row_offsets = {}};

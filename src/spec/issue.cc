@@ -1,21 +1,21 @@
-#include "src/exec/rounds.h"
+#include "src/spec/issue.h"
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <tuple>
 
-namespace overlace::exec {
-namespace {
+#include "src/spec/names.h"
+#include "src/spec/operators.h"
 
-using spec::Box;
-using spec::Instance;
+namespace overlace::spec {
+namespace {
 
 /// All ranks, one step after the other. NOTE: everything here follows from schedule and groups alone, so that all ranks
 /// find the same rounds.
 class Walk {
  public:
-  Walk(const spec::Schedule& schedule, const std::vector<spec::Expansion>& all, std::span<const int> group, int rank)
+  Walk(const Schedule& schedule, const std::vector<Expansion>& all, std::span<const int> group, int rank)
       : schedule_(schedule), all_(all), group_(group), rank_(rank), ranks_(all.size()) {
     for (size_t r = 0; r < all.size(); ++r) {
       ranks_[r].lanes = lanes_of(all[r]);
@@ -62,14 +62,14 @@ class Walk {
   }
 
   base::Status check(size_t r, const Instance& i) const {
-    const spec::Task& task = schedule_.tasks[static_cast<size_t>(i.task)];
+    const Task& task = schedule_.tasks[static_cast<size_t>(i.task)];
     const auto refuse = [&](const char* what, int peer) {
       return base::error(Errc::not_supported,
                          "{} of rank {} {} rank {}, which loads and stores do not reach; wanted: copies and signals",
                          i.id(schedule_), r, what, peer);
     };
-    const bool is_copy = task.kind == spec::Kind::copy && !is_part(task) && i.reads.size() == 1 &&
-                         i.writes.size() == 1 && i.reads[0].size() == i.writes[0].size();
+    const bool is_copy = task.kind == Kind::copy && !is_part(task) && i.reads.size() == 1 && i.writes.size() == 1 &&
+                         i.reads[0].size() == i.writes[0].size();
     for (const auto& boxes : i.reads)
       for (const Box& box : boxes)
         if (is_far(r, box.rank)) return refuse("reads from", box.rank);
@@ -84,16 +84,16 @@ class Walk {
                            i.id(schedule_), r, std::max(from.ndim, to.ndim), to.rank);
     }
     if (!is_part(task)) return {};
-    for (const spec::ResolvedSet& set : i.sets)
+    for (const ResolvedSet& set : i.sets)
       if (is_far(r, set.at)) return refuse("signals in a kernel to", set.at);
-    for (const spec::ResolvedWait& wait : i.waits)
+    for (const ResolvedWait& wait : i.waits)
       if (is_far(r, wait.from)) return refuse("waits in a kernel for", wait.from);
     return {};
   }
 
   bool is_ready(size_t r, const Instance& i) const {
     const Rank& rank = ranks_[r];
-    const auto holds = [&](const spec::ResolvedWait& wait) {
+    const auto holds = [&](const ResolvedWait& wait) {
       if (wait.previous) return true;  // awaited before the call's first step
       const auto found = rank.seen.find({wait.signal, wait.slot, wait.from});
       return (found == rank.seen.end() ? 0 : found->second) >= wait.at_least;
@@ -110,7 +110,7 @@ class Walk {
       Rank& rank = ranks_[r];
       for (size_t lane = 0; lane < rank.lanes.size(); ++lane) {
         const std::vector<int>& queue = rank.lanes[lane].instances;
-        if ((rank.lanes[lane].lane.engine == spec::Engine::sm) != sm) continue;
+        if ((rank.lanes[lane].lane.engine == Engine::sm) != sm) continue;
         bool has_issued = false;
         while (rank.next[lane] < queue.size() && is_ready(r, instance(r, queue[rank.next[lane]]))) {
           issue(r, queue[rank.next[lane]++]);
@@ -140,7 +140,7 @@ class Walk {
       const Box& to = i.writes[0][b];
       if (is_far(r, to.rank) && !to.empty()) message_to(to.rank).parts.emplace_back(i.reads[0][b], to);
     }
-    for (const spec::ResolvedSet& set : i.sets) {
+    for (const ResolvedSet& set : i.sets) {
       if (is_far(r, set.at)) {
         message_to(set.at).sets.push_back(set);
       } else {
@@ -182,12 +182,12 @@ class Walk {
     Rank& sender = ranks_[static_cast<size_t>(m.from)];
     const auto at = static_cast<size_t>(m.instance);
     if (!m.parts.empty() && --sender.unsent[at] == 0) sender.is_done[at] = 1;
-    for (const spec::ResolvedSet& set : m.sets)
+    for (const ResolvedSet& set : m.sets)
       ranks_[static_cast<size_t>(m.to)].seen[{set.signal, set.slot, m.from}] += set.add;
   }
 
-  const spec::Schedule& schedule_;
-  const std::vector<spec::Expansion>& all_;
+  const Schedule& schedule_;
+  const std::vector<Expansion>& all_;
   std::span<const int> group_;
   const int rank_;
   std::vector<Rank> ranks_;
@@ -198,18 +198,30 @@ class Walk {
 
 }  // namespace
 
-std::vector<Step> issue_order(const Program& program) {
+std::vector<LaneQueue> lanes_of(const Expansion& expansion) {
+  std::map<std::pair<bool, Lane>, std::vector<int>> lanes;  // by whether it is an sm lane
+  const std::vector<Instance>& instances = expansion.instances;
+  for (size_t i = 0; i < instances.size(); ++i) {
+    const Lane& lane = instances[i].lane;
+    lanes[{lane.engine == Engine::sm, lane}].push_back(static_cast<int>(i));
+  }
+  std::vector<LaneQueue> out;
+  for (auto& [key, queue] : lanes) out.push_back({key.second, std::move(queue)});
+  return out;
+}
+
+std::vector<Step> issue_order(const Expansion& expansion, std::span<const LaneQueue> lanes) {
   std::vector<Step> order;
-  std::vector<size_t> next(program.lanes.size(), 0);  // lanes: transfer engines first, then sm by queue
-  std::vector<bool> issued(program.expansion.instances.size(), false);
+  std::vector<size_t> next(lanes.size(), 0);
+  std::vector<bool> issued(expansion.instances.size(), false);
   const auto is_ready = [&](int index) {
-    const std::vector<int>& deps = program.expansion.instances[static_cast<size_t>(index)].deps;
+    const std::vector<int>& deps = expansion.instances[static_cast<size_t>(index)].deps;
     return std::all_of(deps.begin(), deps.end(), [&](int dep) { return issued[static_cast<size_t>(dep)]; });
   };
   while (order.size() < issued.size()) {
     bool moved = false;
-    for (size_t lane = 0; lane < program.lanes.size() && !moved; ++lane) {
-      const std::vector<int>& queue = program.lanes[lane].instances;
+    for (size_t lane = 0; lane < lanes.size() && !moved; ++lane) {
+      const std::vector<int>& queue = lanes[lane].instances;
       if (next[lane] == queue.size() || !is_ready(queue[next[lane]])) continue;
       order.push_back({.instance = queue[next[lane]++]});
       issued[static_cast<size_t>(order.back().instance)] = true;
@@ -220,24 +232,39 @@ std::vector<Step> issue_order(const Program& program) {
   return order;
 }
 
-base::Result<Timetable> make_timetable(const spec::Schedule& schedule, const std::vector<spec::Expansion>& all,
+base::Result<Timetable> make_timetable(const Schedule& schedule, const std::vector<Expansion>& all,
                                        std::span<const int> group, int rank) {
   return Walk(schedule, all, group, rank).run();
 }
 
-std::string round_text(const Program& program, const Round& round) {
+bool needs_timetable(const Schedule& schedule, const Expansion& expansion, std::span<const int> group) {
+  const auto waits = [&](const Instance& i) {
+    if (i.lane.engine == Engine::sm || is_part(schedule.tasks[static_cast<size_t>(i.task)])) return false;
+    return std::any_of(i.waits.begin(), i.waits.end(), [](const ResolvedWait& wait) { return !wait.previous; });
+  };
+  return std::any_of(group.begin(), group.end(), [&](int one) { return one != group.front(); }) ||
+         std::any_of(expansion.instances.begin(), expansion.instances.end(), waits);
+}
+
+std::string lane_name(const Lane& lane) { return base::format("{} {}", name_of(lane.engine), lane.queue); }
+
+std::string word_name(const Schedule& schedule, int signal, int64_t slot) {
+  return base::format("{}[{}]", schedule.signals[static_cast<size_t>(signal)].name, slot);
+}
+
+std::string round_text(const Schedule& schedule, int rank, const Round& round) {
   std::string received, sent;
   for (const Message& m : round) {
-    const bool is_in = m.to == program.rank();
-    if (!is_in && m.from != program.rank()) continue;
+    const bool is_in = m.to == rank;
+    if (!is_in && m.from != rank) continue;
     std::string& text = is_in ? received : sent;
     if (!text.empty()) text += ", ";
     for (size_t i = 0; i < m.sets.size(); ++i)
-      text += (i == 0 ? "" : " and ") + program.word_name(m.sets[i].signal, m.sets[i].slot);
+      text += (i == 0 ? "" : " and ") + word_name(schedule, m.sets[i].signal, m.sets[i].slot);
     if (m.sets.empty()) text += "data";
     text += base::format(" {} rank {}", is_in ? "of" : "to", is_in ? m.from : m.to);
   }
   return received.empty() ? sent : received;
 }
 
-}  // namespace overlace::exec
+}  // namespace overlace::spec

@@ -1,5 +1,5 @@
 // Messages between hosts: what sends and receives in which round, and that no rank can be stuck in any order of events.
-#include "src/exec/rounds.h"
+#include "src/spec/issue.h"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,10 @@
 #include <set>
 #include <tuple>
 
-namespace overlace::exec {
-namespace {
+#include "src/spec/operators.h"
 
-using spec::OpSpec;
-using spec::Schedule;
+namespace overlace::spec {
+namespace {
 
 OpSpec op_of(const std::string& name, int ranks, int64_t m = 64) {
   OpSpec op;
@@ -27,13 +26,13 @@ OpSpec op_of(const std::string& name, int ranks, int64_t m = 64) {
 
 /// All ranks' timetables of one schedule.
 struct Whole {
-  std::vector<spec::Expansion> all;
+  std::vector<Expansion> all;
   std::vector<Timetable> tables;
 };
 
 Whole whole_of(const Schedule& schedule, const std::vector<int>& group) {
   Whole out;
-  out.all = spec::expand_all(schedule, static_cast<int>(group.size())).value();
+  out.all = expand_all(schedule, static_cast<int>(group.size())).value();
   for (size_t r = 0; r < group.size(); ++r)
     out.tables.push_back(make_timetable(schedule, out.all, group, static_cast<int>(r)).value());
   return out;
@@ -48,7 +47,7 @@ std::string play(const Schedule& schedule, const Whole& whole, const std::vector
   std::vector<std::map<std::tuple<int, int64_t, int>, int64_t>> seen(ranks);
   using Key = std::tuple<int, int, int>;  // from, to, instance
   std::map<Key, std::set<int>> met;
-  const auto add = [&](int from, const spec::ResolvedSet& set) {
+  const auto add = [&](int from, const ResolvedSet& set) {
     seen[static_cast<size_t>(set.at)][{set.signal, set.slot, from}] += set.add;
   };
   const auto is_mine = [](const Message& m, int rank) { return m.from == rank || m.to == rank; };
@@ -66,14 +65,14 @@ std::string play(const Schedule& schedule, const Whole& whole, const std::vector
       }
       if (!is_over) return false;
       for (const Message& m : round)
-        for (const spec::ResolvedSet& set : m.sets)
+        for (const ResolvedSet& set : m.sets)
           if (m.to == rank) add(m.from, set);
       return true;
     }
-    const spec::Instance& i = whole.all[r].instances[static_cast<size_t>(now.instance)];
-    for (const spec::ResolvedWait& w : i.waits)
+    const Instance& i = whole.all[r].instances[static_cast<size_t>(now.instance)];
+    for (const ResolvedWait& w : i.waits)
       if (!w.previous && seen[r][{w.signal, w.slot, w.from}] < w.at_least) return false;
-    for (const spec::ResolvedSet& set : i.sets)
+    for (const ResolvedSet& set : i.sets)
       if (group[r] == group[static_cast<size_t>(set.at)]) add(rank, set);
     return true;
   };
@@ -103,7 +102,7 @@ std::map<std::pair<int, int>, std::vector<int>> order_of(const Timetable& table,
 
 bool is_fused(const Schedule& schedule) { return std::any_of(schedule.tasks.begin(), schedule.tasks.end(), is_part); }
 
-void expect_data_leave_before_what_depends(const std::vector<spec::Instance>& instances, const Timetable& table,
+void expect_data_leave_before_what_depends(const std::vector<Instance>& instances, const Timetable& table,
                                            const std::string& where) {
   const auto place = [&](const Step& step) {
     return std::find(table.steps.begin(), table.steps.end(), step) - table.steps.begin();
@@ -123,9 +122,9 @@ struct Case {
 
 void expect_sound(const Case& c, const std::string& family, int degree) {
   const int ranks = static_cast<int>(c.group.size());
-  spec::Params options;
+  Params options;
   if (family == "hierarchical" || family == "serial") options["hosts"] = int64_t{2};
-  const Schedule schedule = spec::make_schedule(op_of(c.op, ranks, c.m), family, degree, options);
+  const Schedule schedule = make_schedule(op_of(c.op, ranks, c.m), family, degree, options);
   const std::string where = base::format("{} {} q {} M {}", c.op, family, degree, c.m);
   if (is_fused(schedule)) return;
   const Whole whole = whole_of(schedule, c.group);
@@ -133,7 +132,7 @@ void expect_sound(const Case& c, const std::string& family, int degree) {
   int64_t far_sets = 0, delivered = 0, far_bytes = 0, moved = 0;
   for (int r = 0; r < ranks; ++r) {
     const Timetable& table = whole.tables[static_cast<size_t>(r)];
-    const std::vector<spec::Instance>& instances = whole.all[static_cast<size_t>(r)].instances;
+    const std::vector<Instance>& instances = whole.all[static_cast<size_t>(r)].instances;
     std::vector<int> issued;
     std::vector<size_t> place(instances.size());
     for (size_t s = 0; s < table.steps.size(); ++s) {
@@ -160,13 +159,13 @@ void expect_sound(const Case& c, const std::string& family, int degree) {
         }
       }
     }
-    for (const spec::Instance& i : instances) {
+    for (const Instance& i : instances) {
       const auto is_far = [&](int peer) {
         return c.group[static_cast<size_t>(peer)] != c.group[static_cast<size_t>(r)];
       };
-      for (const spec::ResolvedSet& set : i.sets) far_sets += is_far(set.at) ? 1 : 0;
+      for (const ResolvedSet& set : i.sets) far_sets += is_far(set.at) ? 1 : 0;
       for (const auto& boxes : i.writes)
-        for (const spec::Box& box : boxes) far_bytes += is_far(box.rank) ? box.numel() : 0;
+        for (const Box& box : boxes) far_bytes += is_far(box.rank) ? box.numel() : 0;
     }
     expect_data_leave_before_what_depends(instances, table, where);
     // Both ends of each pair have the same messages in the same order.
@@ -184,7 +183,7 @@ TEST(Rounds, EveryFamilyEndsEvenIfAllStreamsOfARankAreOne) {
     for (const int64_t m : {64, 45, 3, 0})
       for (const std::vector<int>& group :
            std::vector<std::vector<int>>{{0, 0, 2, 2}, {0, 1, 2, 3}, {0, 1, 0, 1}, {0, 0, 0, 3}, {0, 0, 0, 0}})
-        for (const std::string& family : spec::families(op))
+        for (const std::string& family : families(op))
           for (const int degree : {1, 3}) expect_sound({op, m, group}, family, degree);
 }
 
@@ -217,7 +216,7 @@ TEST(Rounds, SixRanksOnThreeHosts) {
     for (const char* family : {"hetero_unfused_1d", "serial"}) expect_sound({op, 50, {0, 0, 2, 2, 4, 4}}, family, 2);
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     const std::vector<int> group = {0, 0, 2, 2, 4, 4};
-    const Schedule schedule = spec::make_schedule(op_of(op, 6, 50), "hierarchical", 2, {{"hosts", int64_t{3}}});
+    const Schedule schedule = make_schedule(op_of(op, 6, 50), "hierarchical", 2, {{"hosts", int64_t{3}}});
     EXPECT_EQ(play(schedule, whole_of(schedule, group), group), "");
   }
 }
@@ -225,7 +224,7 @@ TEST(Rounds, SixRanksOnThreeHosts) {
 /// What play() says of two rounds that one rank takes the other way round; so it can see what is wrong.
 TEST(Rounds, OneRankInAnotherOrderWouldBeStuck) {
   const std::vector<int> group = {0, 0, 2, 2};
-  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 2);
+  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 2);
   Whole whole = whole_of(schedule, group);
   ASSERT_EQ(play(schedule, whole, group), "");
   std::vector<Round>& rounds = whole.tables[2].rounds;
@@ -235,7 +234,7 @@ TEST(Rounds, OneRankInAnotherOrderWouldBeStuck) {
 }
 
 TEST(Rounds, ChunksCrossOneByOneAndBeforeTheProductsThatNeedThem) {
-  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 4);
+  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 4);
   const Whole whole = whole_of(schedule, {0, 0, 2, 2});
   const Timetable& table = whole.tables[1];
   std::vector<std::string> text;
@@ -260,13 +259,13 @@ TEST(Rounds, ChunksCrossOneByOneAndBeforeTheProductsThatNeedThem) {
 
 TEST(Rounds, SignalsRideWithTheDataBehindThem) {
   const std::vector<int> group = {0, 0, 2, 2};
-  const Schedule ar = spec::make_schedule(op_of("gemm_ar", 4), "serial");
+  const Schedule ar = make_schedule(op_of("gemm_ar", 4), "serial");
   for (const Timetable& table : whole_of(ar, group).tables) {
     EXPECT_EQ(table.last_data, static_cast<int>(table.rounds.size()) - 1);
     const Round& last = table.rounds.back();  // credits of the sum, then the sums
     EXPECT_TRUE(std::any_of(last.begin(), last.end(), [](const Message& m) { return m.parts.empty(); }));
   }
-  const Schedule ag = spec::make_schedule(op_of("ag_gemm", 4), "serial");
+  const Schedule ag = make_schedule(op_of("ag_gemm", 4), "serial");
   for (const Timetable& table : whole_of(ag, group).tables) {
     ASSERT_EQ(table.rounds.size(), 2u);
     EXPECT_EQ(table.last_data, 0) << "a call does not wait for the credits of its end";
@@ -275,7 +274,7 @@ TEST(Rounds, SignalsRideWithTheDataBehindThem) {
 
 TEST(Rounds, AHierarchyCrossesBetweenGatewaysOnly) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    const Schedule schedule = spec::make_schedule(op_of(op, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+    const Schedule schedule = make_schedule(op_of(op, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
     for (const Timetable& table : whole_of(schedule, {0, 0, 2, 2}).tables)
       for (const Round& round : table.rounds)
         for (const Message& m : round) EXPECT_EQ((m.from + 2) % 4, m.to) << op;
@@ -283,7 +282,7 @@ TEST(Rounds, AHierarchyCrossesBetweenGatewaysOnly) {
 }
 
 TEST(Rounds, OneHostHasNone) {
-  const Schedule schedule = spec::make_schedule(op_of("gemm_ar", 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  const Schedule schedule = make_schedule(op_of("gemm_ar", 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
   for (const Timetable& table : whole_of(schedule, {0, 0, 0, 0}).tables) EXPECT_TRUE(table.rounds.empty());
 }
 
@@ -291,8 +290,8 @@ TEST(Rounds, AKernelThatStoresToAnotherHostIsRefused) {
   OpSpec op = op_of("gemm_rs", 4, 2048);
   op.n = 1024;
   op.k = 512;
-  const Schedule schedule = spec::make_schedule(op, "tma_slot", 4);
-  const auto all = spec::expand_all(schedule, 4).value();
+  const Schedule schedule = make_schedule(op, "tma_slot", 4);
+  const auto all = expand_all(schedule, 4).value();
   const auto refused = make_timetable(schedule, all, std::vector<int>{0, 0, 2, 2}, 1);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Errc::not_supported);
@@ -302,14 +301,14 @@ TEST(Rounds, AKernelThatStoresToAnotherHostIsRefused) {
 }
 
 TEST(Rounds, BoxesOfThreeDimensionsToAnotherHostAreRefused) {
-  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_unfused_1d", 1);
+  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_unfused_1d", 1);
   const std::vector<int> hosts = {0, 0, 2, 2};
   for (const int64_t deep : {1, 2}) {
-    auto all = spec::expand_all(schedule, 4).value();
-    for (spec::Instance& i : all[0].instances) {
+    auto all = expand_all(schedule, 4).value();
+    for (Instance& i : all[0].instances) {
       const bool is_far = !i.writes.empty() && !i.writes[0].empty() && i.writes[0][0].rank >= 2;
       if (!is_far) continue;
-      spec::Box& box = i.writes[0][0];
+      Box& box = i.writes[0][0];
       for (int d = box.ndim; d > 0; --d) box.begin[d] = box.begin[d - 1], box.count[d] = box.count[d - 1];
       box.begin[0] = 0;
       box.count[0] = deep;
@@ -326,14 +325,48 @@ TEST(Rounds, BoxesOfThreeDimensionsToAnotherHostAreRefused) {
 }
 
 TEST(Rounds, ARoundSaysWhatItBrings) {
-  const Schedule schedule = spec::make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 1);
-  const std::unique_ptr<Program> program = std::move(expand_program(schedule, "", 1, 4).value());
+  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 1);
   const Whole whole = whole_of(schedule, {0, 0, 2, 2});
-  EXPECT_EQ(round_text(*program, whole.tables[1].rounds[0]), "arrived[0] of rank 2, arrived[0] of rank 3");
+  EXPECT_EQ(round_text(schedule, 1, whole.tables[1].rounds[0]), "arrived[0] of rank 2, arrived[0] of rank 3");
   Round sent = whole.tables[1].rounds[0];
   std::erase_if(sent, [](const Message& m) { return m.to == 1; });
-  EXPECT_EQ(round_text(*program, sent), "arrived[0] to rank 2, arrived[0] to rank 3");
+  EXPECT_EQ(round_text(schedule, 1, sent), "arrived[0] to rank 2, arrived[0] to rank 3");
+}
+
+/// The simulator, which knows of no rounds, has one order for the caller's stream.
+TEST(Rounds, OnOneHostATimetableKeepsTheOrderOfTheCallersStream) {
+  int compared = 0;
+  const auto on_sm = [](const Expansion& expansion, const std::vector<Step>& steps) {
+    std::vector<int> out;
+    for (const Step& step : steps)
+      if (expansion.instances[static_cast<size_t>(step.instance)].lane.engine == Engine::sm)
+        out.push_back(step.instance);
+    return out;
+  };
+  for (const OperatorDef* def : operators()) {
+    for (const FamilyDef& family : def->families) {
+      for (const int64_t hosts : {1, 2}) {
+        if (hosts > 1 && !def->knows_hosts && family.form != ClosedForm::hosts) continue;
+        if (hosts == 1 && family.form == ClosedForm::hosts) continue;
+        const bool takes_hosts = hosts > 1 && (family.form == ClosedForm::hosts || family.name == kSerial ||
+                                               family.purpose == Purpose::comm || family.purpose == Purpose::limit);
+        const Schedule schedule =
+            make_schedule(op_of(std::string(def->name), 4), std::string(family.name), family.has_degree ? 2 : 1,
+                          takes_hosts ? Params{{"hosts", hosts}} : Params{});
+        const std::vector<int> group(4, 0);
+        const std::vector<Expansion> all = expand_all(schedule, 4).value();
+        for (int rank = 0; rank < 4; ++rank) {
+          const Expansion& mine = all[static_cast<size_t>(rank)];
+          if (!needs_timetable(schedule, mine, group)) continue;
+          const Timetable table = make_timetable(schedule, all, group, rank).value();
+          EXPECT_EQ(on_sm(mine, table.steps), on_sm(mine, issue_order(mine, lanes_of(mine)))) << schedule.family;
+          ++compared;
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 20);
 }
 
 }  // namespace
-}  // namespace overlace::exec
+}  // namespace overlace::spec
