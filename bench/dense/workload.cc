@@ -4,12 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "overlace/ops/a2a_gemm.h"
-#include "overlace/ops/ag_gemm.h"
-#include "overlace/ops/ag_wgrad.h"
-#include "overlace/ops/gemm_a2a.h"
-#include "overlace/ops/gemm_ar.h"
-#include "overlace/ops/gemm_rs.h"
+#include "overlace/ops/call.h"
 #include "overlace/team.h"
 #include "src/base/ceil_div_pod.h"
 #include "src/base/file.h"
@@ -147,35 +142,17 @@ base::Status Workload::fill() {
 base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
   const size_t i = static_cast<size_t>(iteration) % out_.size();
   try {
-    if (case_.op == "ag_gemm") {
-      ops::run(*channel_,
-               ops::AgGemmArgs{.a_shard = a_[i],
-                               .b = b_[i].transposed(),
-                               .c = out_[i],
-                               .bias = {},
-                               .a = {},
-                               .row_offsets = {},
-                               .activation = case_.activation},
-               schedule);
-    } else if (case_.op == "ag_wgrad") {
-      ops::run(*channel_, ops::AgWgradArgs{.a_shard = a_[i], .b = b_[i], .c = out_[i], .a = {}, .row_offsets = {}},
-               schedule);
-    } else if (case_.op == "gemm_rs") {
-      ops::run(*channel_,
-               ops::GemmRsArgs{.a = a_[i], .b = b_[i].transposed(), .out = out_[i], .bias = {}, .row_offsets = {}},
-               schedule);
-    } else if (!splits_.empty() && spec::gathers(case_.op)) {
-      ops::run(*channel_,
-               ops::A2aGemmArgs{
-                   .a_shard = a_[i], .b = b_[i].transposed(), .c = out_[i], .bias = {}, .a = {}, .splits = splits_},
-               schedule);
-    } else if (!splits_.empty()) {
-      ops::run(*channel_,
-               ops::GemmA2aArgs{.a = a_[i], .b = b_[i].transposed(), .out = out_[i], .bias = {}, .splits = splits_},
-               schedule);
-    } else {
-      ops::run(*channel_, ops::GemmArArgs{.a = a_[i], .b = b_[i].transposed(), .out = out_[i], .bias = {}}, schedule);
+    const spec::OperatorDef& def = *spec::find_operator(case_.op);
+    ops::CallArgs args{.splits = splits_, .activation = case_.activation};
+    const TensorView* next = &a_[i];  // the first input; the other one is b
+    for (const spec::Arg& arg : def.args) {
+      TensorView& t = args.tensors.emplace_back();
+      if (arg.role == spec::Role::output) t = out_[i];
+      if (arg.role != spec::Role::input) continue;
+      t = arg.has_layout && !def.flow.sums_rows ? next->transposed() : *next;
+      next = &b_[i];
     }
+    ops::call(*channel_, def, args, schedule);
   } catch (...) {
     return base::status_of_current_exception();
   }

@@ -6,6 +6,7 @@
 #include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/base/statistics.h"
+#include "src/spec/families/families.h"
 
 namespace overlace::bench {
 namespace {
@@ -55,7 +56,7 @@ void save(const std::vector<Outcome>& outcomes, const Options& options) {
   for (const Outcome& outcome : outcomes) {
     const Case& c = outcome.of;
     Json row = Json::object();
-    row.set("op", c.op == Op::ag ? "ag_gemm" : "gemm_rs")
+    row.set("op", (c.op == Op::ag ? spec::kAgGemm : spec::kGemmRs).name)
         .set("row", c.name)
         .set("m", c.m)
         .set("n", c.n)

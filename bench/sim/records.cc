@@ -15,6 +15,7 @@
 #include "src/spec/digest.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/names.h"
+#include "src/spec/operators.h"
 
 namespace overlace::bench {
 namespace {
@@ -33,8 +34,9 @@ const Json* member(const Json& record, std::string_view outer, std::string_view 
 
 std::string text(const Json* v) { return v != nullptr && v->is_string() ? v->as_string() : ""; }
 
-/// "grouped_unfused_1d:4" or, of `auto`, "...: 4 groups of at least ..."; else 1, 4 for k_slab (what auto takes).
-int degree_of(const Json& record, const std::string& family) {
+/// "grouped_unfused_1d:4" or, of `auto`, "...: 4 groups of at least ..."; else 1, or 4 slabs of one kernel (what auto
+/// takes).
+int degree_of(const Json& record, std::string_view op, const std::string& family) {
   const std::string competitor = text(record.find("competitor")), reason = text(record.find("reason"));
   if (const size_t colon = competitor.find(':'); colon != std::string::npos)
     return std::stoi(competitor.substr(colon + 1));
@@ -42,7 +44,7 @@ int degree_of(const Json& record, const std::string& family) {
     const size_t begin = reason.rfind(' ', groups - 1);
     return std::stoi(reason.substr(begin == std::string::npos ? 0 : begin));
   }
-  return family == "k_slab" ? 4 : 1;
+  return spec::form_of(op, family) == spec::ClosedForm::slab_kernel ? 4 : 1;
 }
 
 /// Columns of the tile that the record names, where make_schedule would take others; else 0.
@@ -109,7 +111,7 @@ base::Status add_lines(const std::string& file, const std::string& bytes, Found&
     if (!record.ok()) return record.status();
     const std::string workload = text(record->find("workload")), schedule = text(record->find("schedule"));
     const Json* median = member(*record, "time_us", "median");
-    if (!workload.starts_with("ag_gemm") && !workload.starts_with("gemm_")) continue;
+    if (!spec::is_operator(workload)) continue;
     if (median == nullptr || schedule.empty() || text(record->find("status")) != "ok") continue;
     Measured m;
     m.op.op = workload;
@@ -119,11 +121,8 @@ base::Status add_lines(const std::string& file, const std::string& bytes, Found&
     if (text(member(*record, "case", "activation")) == spec::name_of(spec::Activation::swiglu))
       m.op.activation = spec::Activation::swiglu;
     m.op.ranks = static_cast<int>(record->find("team")->as_int());
-    m.family = schedule;
-    for (const char* suffix : {"_rs", "_ar"}) {
-      if (m.family.ends_with(suffix)) m.family.resize(m.family.size() - 3);
-    }
-    m.degree = degree_of(*record, m.family);
+    m.family = spec::without_suffix(workload, schedule);
+    m.degree = degree_of(*record, workload, m.family);
     m.is_replayed = !text(record->find("launch")).empty() && text(record->find("launch")) != "stream";
     m.tile_cols = tile_cols_of(*record, m.op);
     const bool waits_for_host = is_host_bound(*record);
@@ -154,7 +153,10 @@ base::Status add_fused(const std::string& file, const std::string& bytes, Found&
       const bool is_slot =
           name == tma_slot_of(m.op) || (name == "slot" && "slot " + text(row.find("instance")) == tma_slot_of(m.op));
       if (!is_slab && !is_slot) continue;
-      m.family = is_slab ? "k_slab" : "tma_slot";
+      const auto form = is_slab ? spec::ClosedForm::slab_kernel : spec::ClosedForm::tile_kernel;
+      const spec::FamilyDef* family = spec::find_family(m.op.op, form);
+      if (family == nullptr) continue;
+      m.family = family->name;
       m.degree = is_slab ? std::stoi(name.substr(slab.size())) : 64;
       (void)add(found, std::move(m), *variant.find("time_us"));
     }

@@ -6,6 +6,7 @@
 #include "src/base/format.h"
 #include "src/sim/engine/engine.h"
 #include "src/sim/schedule/simulation.h"
+#include "src/spec/families/families.h"
 
 namespace overlace::bench {
 namespace {
@@ -35,15 +36,23 @@ double hold(size_t pending) {
 }
 
 struct Candidate {
-  const char *op, *family;
+  const spec::OperatorDef& op;
+  spec::ClosedForm form;  // of the last family that has it
   int64_t m, n, k;
   int degree;
 };
+using enum spec::ClosedForm;
 constexpr Candidate kCandidates[] = {
-    {"ag_gemm", "library", 8192, 2560, 8192, 1},           {"ag_gemm", "hetero_unfused_1d", 8192, 2560, 8192, 1},
-    {"ag_gemm", "hetero_fused_1d", 8192, 2560, 8192, 4},   {"ag_gemm", "k_slab", 1024, 2560, 8192, 4},
-    {"gemm_rs", "hetero_unfused_1d", 8192, 8192, 2048, 1}, {"gemm_rs", "tma_slot", 1024, 8192, 2048, 64},
-    {"gemm_ar", "grouped_unfused_1d", 8192, 8192, 7168, 4}};
+    {spec::kAgGemm, library, 8192, 2560, 8192, 1},      {spec::kAgGemm, per_shard, 8192, 2560, 8192, 1},
+    {spec::kAgGemm, other_shards, 8192, 2560, 8192, 4}, {spec::kAgGemm, slab_kernel, 1024, 2560, 8192, 4},
+    {spec::kGemmRs, per_shard, 8192, 8192, 2048, 1},    {spec::kGemmRs, tile_kernel, 1024, 8192, 2048, 64},
+    {spec::kGemmAr, group_shards, 8192, 8192, 7168, 4}};
+
+const spec::FamilyDef& family_of(const Candidate& c) {
+  const auto last = std::find_if(c.op.families.rbegin(), c.op.families.rend(),
+                                 [&](const spec::FamilyDef& family) { return family.form == c.form; });
+  return *last;
+}
 
 /// us, best of 20; the clock ticks in microseconds, so ten in a row.
 template <class Simulate>
@@ -69,20 +78,21 @@ base::Result<std::string> speed() {
   const spec::Machine machine = spec::find_machine("h200x4");
   for (const Candidate& c : kCandidates) {
     spec::OpSpec op;
-    op.op = c.op;
+    op.op = c.op.name;
     op.m = c.m;
     op.n = c.n;
     op.k = c.k;
     op.ranks = 4;
+    const std::string_view family = family_of(c).name;
     spec::Params options;
-    if (std::string_view(c.family) == "tma_slot") options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
-    const spec::Schedule schedule = spec::make_schedule(op, c.family, c.degree, options);
+    if (c.form == tile_kernel) options = {{"align", int64_t{256}}, {"align_n", int64_t{128}}};
+    const spec::Schedule schedule = spec::make_schedule(op, std::string(family), c.degree, options);
     const base::Result<sim::SimResult> folded = sim::try_simulate_folded(schedule, machine);
     if (!folded.ok()) return folded.status();
     const double us = best_us([&] { (void)sim::try_simulate_folded(schedule, machine); });
     const double all_us = best_us([&] { (void)sim::try_simulate(schedule, machine); });
-    out += base::format("{:<10}{:<20}q {:<3}{:>8} events {:>9.0f} us, all ranks one by one {:>9.0f} us\n", c.op,
-                        c.family, c.degree, folded->events, us, all_us);
+    out += base::format("{:<10}{:<20}q {:<3}{:>8} events {:>9.0f} us, all ranks one by one {:>9.0f} us\n", c.op.name,
+                        family, c.degree, folded->events, us, all_us);
   }
   return out;
 }

@@ -6,11 +6,12 @@
 
 #include "overlace/plan.h"
 #include "src/spec/cost_model.h"
+#include "src/spec/families/families.h"
 
 namespace overlace::cli {
 
 struct PlanWords {
-  std::string op = "ag_gemm", dtype = "bf16", activation = "none", machine = "h200x4", tier = "simulation";
+  std::string op{spec::kAgGemm.name}, dtype = "bf16", activation = "none", machine = "h200x4", tier = "simulation";
   int64_t m = 0, n = 0, k = 0;
   int ranks = 0;      // 0: the machine's own
   std::string check;  // FILE.json: static checks instead of a plan

@@ -10,6 +10,7 @@
 #include "src/model/npy.h"
 #include "src/model/weights.h"
 #include "src/runtime/backend.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -143,9 +144,18 @@ Status choose_memory(const RunOptions& o, RunPlan* plan) {
                      placement.status().message());
 }
 
-/// Of several hosts that schedules make no use of, `hierarchical` asks too much.
+/// Whether a schedule that is asked for by name is one over several hosts.
+bool asks_for_hosts(std::string_view schedule) {
+  const std::string_view name = schedule.substr(0, schedule.find(':'));
+  const std::vector<const spec::OperatorDef*> all = spec::operators();
+  return std::any_of(all.begin(), all.end(), [&](const spec::OperatorDef* op) {
+    return spec::form_of(op->name, spec::without_suffix(op->name, name)) == spec::ClosedForm::hosts;
+  });
+}
+
+/// Of several hosts that schedules make no use of, such a schedule asks too much.
 Status check_hosts(const RunOptions& o, const RunPlan& plan) {
-  if (plan.placement.is_regular || !o.schedule.starts_with("hierarchical")) return {};
+  if (plan.placement.is_regular || !asks_for_hosts(o.schedule)) return {};
   return base::invalid_argument(
       "--schedule is {}, but the {} ranks are on {} hosts of unequal size or not numbered host by host, wanted such "
       "hosts "

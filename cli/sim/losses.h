@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <string>
 
+#include "src/spec/families/families.h"
+
 namespace overlace::cli {
 
 struct LossWords {
-  std::string op = "ag_gemm", dtype = "bf16", machine = "h200x4", degrees = "1,2,4,8,16";
+  std::string op{spec::kAgGemm.name}, dtype = "bf16", machine = "h200x4", degrees = "1,2,4,8,16";
   int64_t m = 0, n = 0, k = 0;
   int ranks = 0;           // 0: the machine's own
   std::string json, plot;  // plot: .svg or .html

@@ -5,12 +5,15 @@
 #include <string>
 
 #include "overlace/schedule.h"
+#include "src/spec/families/families.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 
 struct SimWords {
   std::string schedule;  // FILE.json; else family of op
-  std::string family = "hetero_unfused_1d", op = "ag_gemm", dtype = "bf16", machine = "h200x4";
+  std::string op{spec::kAgGemm.name}, family{spec::first_by_rule(spec::kAgGemm)->name}, dtype = "bf16",
+                                                                                        machine = "h200x4";
   int64_t m = 0, n = 0, k = 0;
   int ranks = 0;  // 0: the machine's own
   int degree = 1, seeds = 0, calls = 1;

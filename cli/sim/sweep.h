@@ -3,11 +3,13 @@
 
 #include <string>
 
+#include "src/spec/families/families.h"
+
 namespace overlace::cli {
 
 /// Lists: values between commas.
 struct SweepWords {
-  std::string op = "ag_gemm", m, n, k;
+  std::string op{spec::kAgGemm.name}, m, n, k;
   std::string ranks, families = "all", degrees = "1,2,4,8", machines = "h200x4", dtype = "bf16";
   int calls = 1;
   std::string json, plot;  // plot: .svg or .html

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/spec/families/families.h"
+
 namespace overlace::model {
 namespace {
 
@@ -100,9 +102,9 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
   base_spec.m = problem.micro_batch > 0 ? std::min(problem.micro_batch, problem.tokens) : problem.tokens;
   base_spec.ranks = ranks;
   base_spec.dtype = base_spec.out_dtype = problem.dtype;
-  const auto site = [&](const char* name, const char* op, int64_t n, int64_t k, bool bias) {
+  const auto site = [&](const char* name, const spec::OperatorDef& op, int64_t n, int64_t k, bool bias) {
     Site s{name, base_spec};
-    s.op.op = op;
+    s.op.op = op.name;
     s.op.n = n;
     s.op.k = k;
     s.op.bias = bias;
@@ -110,10 +112,10 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
   };
   const bool gated = config.gated();
   return std::vector<Site>{
-      site("qkv", "ag_gemm", shard.qkv_columns(config), config.hidden, config.qkv_bias),
-      site("o_proj", "gemm_rs", config.hidden, shard.heads * config.head_dim, config.o_bias),
-      site(gated ? "gate_up" : "fc1", "ag_gemm", shard.up_columns(config), config.hidden, config.mlp_bias),
-      site(gated ? "down" : "fc2", "gemm_rs", config.hidden, shard.intermediate, config.mlp_bias),
+      site("qkv", spec::kAgGemm, shard.qkv_columns(config), config.hidden, config.qkv_bias),
+      site("o_proj", spec::kGemmRs, config.hidden, shard.heads * config.head_dim, config.o_bias),
+      site(gated ? "gate_up" : "fc1", spec::kAgGemm, shard.up_columns(config), config.hidden, config.mlp_bias),
+      site(gated ? "down" : "fc2", spec::kGemmRs, config.hidden, shard.intermediate, config.mlp_bias),
   };
 }
 
