@@ -30,6 +30,7 @@ sys.path.insert(0, str(HERE / "driver"))
 
 import programs  # noqa: E402
 import protocol  # noqa: E402
+import records  # noqa: E402
 import schema  # noqa: E402
 
 try:
@@ -56,6 +57,10 @@ class Case:
     k: int
     dtype: str
 
+    @property
+    def rows(self) -> str:
+        return records.DENSE_OPERATORS[self.op].rows
+
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -63,7 +68,7 @@ def arguments() -> argparse.Namespace:
     add("--cases", type=Path, default=programs.CASES)
     add("--set", default="")
     add("--filter", default="")
-    add("--ops", default="ag_gemm,gemm_rs,gemm_ar")
+    add("--ops", default=",".join(records.OPERATORS))
     add("--competitors", default=",".join(NAMES))
     add("--repetitions", type=int, default=15)
     add("--burst-ms", type=float, default=50)
@@ -93,9 +98,9 @@ class Workload:
     def __init__(self, case: Case, rank: Rank, seed: int) -> None:
         self.case, self.rank, self.seed = case, rank, seed
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
-        self.is_ag = case.op == "ag_gemm"
+        self.is_ag = case.rows == "gathered"
         self.rows_a = case.m // rank.size if self.is_ag else case.m
-        self.rows_out = case.m // rank.size if case.op == "gemm_rs" else case.m
+        self.rows_out = case.m // rank.size if case.rows == "scattered" else case.m
         size = torch.empty(0, dtype=self.dtype).element_size()
         one = (self.rows_a * case.k + case.n * case.k + self.rows_out * case.n) * size
         self.sets = min(max(-(-ROTATED_BYTES // one) + 1, 2), 24)
@@ -136,7 +141,7 @@ class Workload:
         random = torch.Generator().manual_seed(self.seed + 17 + self.rank.rank)
         rows = torch.randint(out.shape[0], (SAMPLED,), generator=random).to(out.device)
         cols = torch.randint(out.shape[1], (SAMPLED,), generator=random).to(out.device)
-        first = self.rank.rank * self.rows_out if self.case.op == "gemm_rs" else 0
+        first = self.rank.rank * self.rows_out if self.case.rows == "scattered" else 0
         want = torch.zeros(SAMPLED, SAMPLED, dtype=torch.float64, device=out.device)
         scale = 1 / math.sqrt(self.case.k * (1 if self.is_ag else self.rank.size))
         for r in [self.rank.rank] if self.is_ag else range(self.rank.size):
@@ -168,7 +173,7 @@ class Missing(Exception):
 def torch_library(w: Workload) -> Call:
     size, case = w.rank.size, w.case
     new = lambda rows, cols: torch.empty(rows, cols, dtype=w.dtype, device=w.rank.device)  # noqa: E731
-    if case.op == "ag_gemm":
+    if case.rows == "gathered":
         whole, outs = new(case.m, case.k), [new(case.m, case.n) for _ in range(w.sets)]
 
         def gather(i: int) -> torch.Tensor:
@@ -176,7 +181,7 @@ def torch_library(w: Workload) -> Call:
             return torch.mm(whole, w.b[i], out=outs[i])
 
         return gather
-    if case.op == "gemm_rs":
+    if case.rows == "scattered":
         partial, outs = new(case.m, case.n), [new(case.m // size, case.n) for _ in range(w.sets)]
 
         def scatter(i: int) -> torch.Tensor:
@@ -200,15 +205,15 @@ def torch_async_tp(w: Workload) -> Call:
     import torch.distributed._symmetric_memory  # registers the operators
 
     ops, group = torch.ops.symm_mem, w.rank.group
-    if w.case.op == "ag_gemm":
+    if w.case.rows == "gathered":
         return lambda i: ops.fused_all_gather_matmul(w.a[i], [w.b[i]], 0, group, return_A=True)[1][0]
-    if w.case.op == "gemm_rs":
+    if w.case.rows == "scattered":
         return lambda i: ops.fused_matmul_reduce_scatter(w.a[i], w.b[i], "sum", 0, group)
     raise Missing("async-TP has no GEMM and AllReduce")
 
 
 def symmetric_all_reduce(w: Workload, shots: int) -> Call:
-    if w.case.op != "gemm_ar":
+    if w.case.rows != "reduced":
         raise Missing("an all-reduce, of no use to this operator")
     needs_gpus(w)
     import torch.distributed._symmetric_memory as symmetric
@@ -231,7 +236,7 @@ def symmetric_all_reduce(w: Workload, shots: int) -> Call:
 def quack(w: Workload) -> Call:
     if importlib.util.find_spec("quack") is None:
         raise Missing("quack-kernels is not installed", "absent")
-    if w.case.op != "ag_gemm":
+    if w.case.rows != "gathered":
         raise Missing("only its AllGather and GEMM is measured")
     needs_gpus(w)
     from quack.distributed import AllGatherRunner
@@ -341,7 +346,7 @@ class Bench:
     def enter(self, name: str, workload: Workload) -> Entrant:
         if name not in COMPETITORS:
             raise SystemExit(f"there is no competitor {name}; wanted some of {', '.join(COMPETITORS)}")
-        if workload.case.m % self.rank.size and workload.case.op != "gemm_ar":
+        if workload.case.m % self.rank.size and workload.case.rows != "reduced":
             return Entrant(name, None, "unsupported", f"M is {workload.case.m}, not a multiple of {self.rank.size}")
         try:
             return Entrant(name, COMPETITORS[name](workload))

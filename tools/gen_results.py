@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 
 import gen_gnn
@@ -17,6 +18,7 @@ import gen_readme
 import result_records
 from result_records import (
     DENSE,
+    REDUCED,
     ROOT,
     baselines,
     bench_records,
@@ -62,8 +64,10 @@ def dense_section(workload: str) -> tuple[list[str], list[tuple]]:
 
 
 def summary(facts: list[tuple]) -> list[str]:
-    large = [d["rho"] for w, _, m, d in facts if w != "gemm_ar" and m >= 4096 and not math.isnan(d["rho"])]
-    busy = [d["gain"] for _, name, m, d in facts if name in ("70B qkv", "70B o_proj") and m >= 4096 and _ != "gemm_ar"]
+    large = [d["rho"] for w, _, m, d in facts if w not in REDUCED and m >= 4096 and not math.isnan(d["rho"])]
+    busy = [
+        d["gain"] for w, name, m, d in facts if name in ("70B qkv", "70B o_proj") and m >= 4096 and w not in REDUCED
+    ]
     busy = [gain for gain in busy if not math.isnan(gain)]
     void = [d["shown"] for *_, d in facts if math.isnan(d["gain"])]
     slower = [(w, name, m, d["gain"]) for w, name, m, d in facts if d["gain"] < 0.98]
@@ -283,12 +287,12 @@ def slot_section() -> list[str]:
 def decode_section() -> list[str]:
     """Few tokens; by operator, shape and launch."""
     rows = records("decode_x2")
-    kinds = ("compute", "library", "one_shot")
+    kinds = ("compute", "library", next(r["competitor"] for r in rows if r["competitor"] not in ("compute", "library")))
     names = {"chain": "many in one graph", "graph": "a graph of one", "stream": "eager"}
     lines = [
         "## Few tokens",
         "",
-        "As above (`bench/results/decode_x2.jsonl`), us a call by M: cuBLAS alone / with NCCL / forced `one_shot`;"
+        f"As above (`bench/results/decode_x2.jsonl`), us a call by M: cuBLAS alone / with NCCL / forced `{kinds[2]}`;"
         " `auto` was not measured in this run. NCCL's in graphs of one call, and eager where so flagged in the records,"
         f" are limited by the host. {of_commit(rows)}",
         "",
@@ -321,11 +325,11 @@ def canonical_section() -> list[str]:
     table = ["| operator | layer | M | limit | library | torch | async-TP | auto | rho | x library | x async-TP | |"]
     table.append("|---" * 12 + "|")
     over_library, over_torch = [], []
-    for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+    for op in DENSE:
         for (name, m, _, _), group in newest([row for row in rows if row["workload"] == op]).items():
             kinds = ("limit", "library", "torch_library", "torch_async_tp", "auto")
             limit, library, torch, fused, auto = (median(group, kind) for kind in kinds)
-            if op != "gemm_ar" and name in ("70B qkv", "70B o_proj"):
+            if op not in REDUCED and name in ("70B qkv", "70B o_proj"):
                 over_library.append(library / auto)
             if not math.isnan(fused):
                 over_torch.append((fused / auto, f"{name} M {m}"))
@@ -356,7 +360,7 @@ def mid_section() -> list[str]:
         f"| operator | layer | M | {' | '.join(kinds[:3])} | auto took | forced one kernel | {forced_name(kinds[4])} |",
         "|---" * (4 + len(kinds)) + "|",
     ]
-    for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+    for op in DENSE:
         of_op = [row for row in rows if row["workload"] == op]
         launches = [newest([row for row in of_op if row["launch"] == how]) for how in ("chain", "stream")]
         for case, group in launches[0].items():
@@ -485,7 +489,7 @@ def host_time_section() -> list[str]:
         "| operator | C API | the same again | `overlace.ops` | above | `torch.ops` | above | replayed graph |",
         "|---" * 8 + "|",
     ]
-    for op in (*DENSE[2::-1], "ag_wgrad"):
+    for op in [way.removeprefix("torch.ops ") for way in rows if re.fullmatch(r"torch\.ops \w+", way)]:
         cells = []
         for way, key in (
             ("C API", "host_us"),

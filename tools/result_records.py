@@ -14,6 +14,7 @@ import records as bench_records  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 DENSE = bench_records.OPERATORS
+REDUCED = [name for name, operator in bench_records.DENSE_OPERATORS.items() if operator.rows == "reduced"]
 
 
 def records(name: str) -> list[dict]:

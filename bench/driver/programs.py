@@ -31,12 +31,7 @@ EXIT_WRONG, EXIT_USAGE, EXIT_UNSUPPORTED, EXIT_LOST = 1, 2, 3, 4
 
 # Workload -> what it measures.
 WORKLOADS = {
-    "ag_gemm": "AllGather and GEMM, by schedule",
-    "ag_wgrad": "AllGather and the gradient of a weight, by schedule",
-    "gemm_rs": "GEMM and ReduceScatter, by schedule",
-    "gemm_ar": "GEMM and AllReduce, by schedule",
-    "gemm_a2a": "GEMM and All-to-All, by schedule; m: rows of all ranks",
-    "a2a_gemm": "All-to-All and GEMM, by schedule; m: rows of all ranks",
+    **{o.name: o.what for o in records.DENSE_OPERATORS.values()},
     "cpu": "puts, signals and hops between CPU ranks, beside memcpy and a spin on a word",
     "runtime": "stores, copies, flags and barriers between GPUs, beside plain CUDA (needs GPUs)",
     "gemm_core": "the plain GEMM beside cuBLASLt (needs a GPU)",

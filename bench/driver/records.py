@@ -9,8 +9,24 @@ from pathlib import Path
 
 import protocol
 
-OPERATORS = ("ag_gemm", "gemm_rs", "gemm_ar")
-DENSE = (*OPERATORS, "ag_wgrad", "gemm_a2a", "a2a_gemm")  # measured by default: OPERATORS
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """A dense operator as benches and their pages speak of it: a row of bench/dense/operators.json."""
+
+    name: str
+    what: str  # that it measures
+    title: str
+    rows: str  # of all ranks: gathered, scattered, reduced or exchanged
+    is_default: bool
+
+
+DENSE_OPERATORS = {
+    row["name"]: Operator(**row)
+    for row in json.loads((Path(__file__).resolve().parents[1] / "dense" / "operators.json").read_text())
+}
+OPERATORS = tuple(o.name for o in DENSE_OPERATORS.values() if o.is_default)
+DENSE = (*OPERATORS, *(o.name for o in DENSE_OPERATORS.values() if not o.is_default))  # by default: OPERATORS
 PARTS = ("compute", "comm", "limit")  # that have no result of their own
 NAN = math.nan
 NO_ROOM = 0.04  # of T_serial: a smaller distance to the limit says nothing about overlap

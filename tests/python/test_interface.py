@@ -70,6 +70,16 @@ def test_all_are_mirrored():
     assert sorted(TORCH) == OPERATORS
 
 
+def test_benches_speak_of_all():
+    listed = {row["name"]: row for row in json.loads((ROOT / "bench/dense/operators.json").read_text())}
+    assert sorted(listed) == OPERATORS
+    for name, op in STATED.items():
+        first, out = (next(a for a in op["args"] if a["role"] == role) for role in ("input", "output"))
+        sides = ["all" if arg["shape"][0] == "M" else "own" for arg in (first, out)]
+        wanted = {"gathered": ("own",), "scattered": ("all", "own"), "reduced": ("all", "all"), "exchanged": ("own",)}
+        assert tuple(sides)[: len(wanted[listed[name]["rows"]])] == wanted[listed[name]["rows"]], name
+
+
 @pytest.mark.parametrize("op", OPERATORS)
 def test_cpp(op):
     struct = "".join(word.capitalize() for word in op.split("_")) + "Args"
