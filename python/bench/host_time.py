@@ -42,7 +42,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 BURST = 20  # calls between two synchronisations
 GPU_SIZES = (1024, 2048, 2048)  # M of all ranks, N, K
-OPS = ("gemm_ar", "gemm_rs", "ag_gemm", "ag_wgrad")
+
+
+def operators() -> dict[str, dict]:
+    """Arguments of the operators as the library states them, but for those that exchange rows."""
+    text = c.c_char_p()
+    if _library.LIBRARY.ovl_operators_json(c.byref(text)) != 0:
+        raise RuntimeError(_library.LIBRARY.ovl_error_text().decode())
+    stated = {op["name"]: [x for x in op["args"] if x["role"] in ("input", "output")] for op in json.loads(text.value)}
+    return {op: args for op, args in stated.items() if not any("got" in x["shape"][0] for x in args)}
 
 
 def view(t: torch.Tensor) -> _library.Tensor:
@@ -85,20 +93,24 @@ class Calls:
         self.shard, self.whole = torch.randn(m // size, k, **like), torch.randn(m, k, **like)
         self.b, self.dy = torch.randn(n, k, **like).t(), torch.randn(m, n, **like)
         self.keep: list[object] = []
+        self.stated = operators()
+
+    def operands(self, op: str) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b, _ = self.stated[op]
+        return self.whole if a["shape"][0] == "M" else self.shard, self.dy if b["shape"][0] == "M" else self.b
 
     def of_c(self, op: str) -> Callable[[], object]:
         """Through the C API, all arguments made before."""
-        gathers, size = op.startswith("ag_"), self.context.size
-        a, b = self.shard if gathers else self.whole, self.dy if op == "ag_wgrad" else self.b
-        m, k, n = self.whole.shape[0], a.shape[1], b.shape[1]
-        out = a.new_empty({"gemm_rs": m // size, "ag_wgrad": k}.get(op, m), n)
-        names = (b"a_shard", b"b", b"c") if gathers else (b"a", b"b", b"out")
+        a, b = self.operands(op)
+        m, k, n, size = self.whole.shape[0], a.shape[1], b.shape[1], self.context.size
+        names = [x["name"].encode() for x in self.stated[op]]
+        out = a.new_empty({"M": m, "K": k}.get(self.stated[op][-1]["shape"][0], m // size), n)
         tensors = [view(t) for t in (a, b, out)]
         pairs = zip(names, tensors, strict=True)
         arguments = (_library.Arg * len(names))(*(_library.Arg(name=name, tensor=t) for name, t in pairs))
         dtype = tensors[1].dtype
         problem = _library.Op(name=op.encode(), m=m, n=n, k=k, ranks=size, dtype=dtype, out_dtype=dtype)
-        problem.b_layout = 1 if op == "ag_wgrad" else 0  # its rows are contiguous, as those of no weight
+        problem.b_layout = 0 if b is self.b else 1  # a weight, or contiguous rows
         schedule = _library.handle("ovl_schedule_choose", self.context._runtime, c.byref(problem))
         self.keep += [out, arguments]
         function, name = _library.LIBRARY.ovl_call, op.encode()
@@ -107,18 +119,20 @@ class Calls:
         return lambda: function(self.context._channel, name, arguments, len(names), schedule)
 
     def of_torch(self, op: str) -> Callable[[], object]:
-        ops, name = torch.ops.overlace, self.context.name
-        if op == "ag_gemm":
-            return lambda: ops.ag_gemm(self.shard, [self.b], [], 0, name)
-        if op == "ag_wgrad":
-            return lambda: ops.ag_wgrad(self.shard, [self.dy], 0, name)
-        if op == "gemm_rs":
-            return lambda: ops.gemm_rs(self.whole, self.b, None, "sum", 0, name)
-        return lambda: ops.gemm_ar(self.whole, self.b, None, "sum", name)
+        function, values = getattr(torch.ops.overlace, op), iter(self.operands(op))
+        texts = {"group": self.context.name, "reduce_op": "sum"}
+        arguments: list[object] = []
+        for x in function.default._schema.arguments:
+            if x.kwarg_only:
+                break
+            value = next(values, None) if "Tensor" in str(x.type) else texts.get(x.name, 0)
+            several = [] if value is None else [value]
+            arguments.append(several if str(x.type).startswith("List") else value)
+        return lambda: function(*arguments)
 
     def of_package(self, op: str) -> Callable[[], object]:
         function, group = getattr(overlace.ops, op), self.context.group
-        a, b = self.shard if op.startswith("ag_") else self.whole, self.dy if op == "ag_wgrad" else self.b
+        a, b = self.operands(op)
         return lambda: function(a, b, group=group)
 
     def replayed(self, op: str) -> Callable[[], object]:
@@ -137,7 +151,7 @@ class Calls:
             Way("aten.mm", lambda: torch.mm(self.whole, self.b)),
             Way("torch.empty", lambda: torch.empty(like.shape, dtype=like.dtype, device=like.device)),
         ]
-        for op in OPS:
+        for op in self.stated:
             c_api = self.of_c(op)
             base = f"C API {op}"
             found += [

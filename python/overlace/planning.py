@@ -48,7 +48,7 @@ def plan(
 ) -> Plan:
     """What `plan=""` means for a call of `op` on the ranks of `group`.
 
-    op: the name of an operator, as "ag_gemm". m: rows of all ranks together; n, k: as this rank has them.
+    op: the name of an operator, as ag_gemm. m: rows of all ranks together; n, k: as this rank has them.
     b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
     activation: of ag_gemm where the operator does it: "none" or "swiglu".
     """

@@ -85,7 +85,7 @@ class Pass(CustomGraphPass):
         chosen = self._plans.get((context.name, problem))
         if chosen is None:  # layers are alike
             more = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
-            more["b_layout"] = "kn" if problem.op == "ag_wgrad" else "nk"
+            more["b_layout"] = problem.b_layout
             chosen = plan_of(problem.op, problem.m, problem.n, problem.k, group=context.name, **more)
             self._plans[context.name, problem] = chosen
         if chosen.is_library:

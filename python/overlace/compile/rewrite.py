@@ -78,6 +78,7 @@ class Problem:
     dtype: torch.dtype
     bias: bool = False
     return_a: bool = False
+    b_layout: str = "nk"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +270,8 @@ class _Rewriter:
         rows = math.prod(hint(size) for size in shape[:-1])
         widest = max(hint(shape_of(p.b)[1]) for p in products)
         has_bias = any(p.bias is not None for p in products)
-        problem = Problem("ag_gemm", rows, widest, hint(shape[-1]), dtype, has_bias, needs_full)
+        op = torch.ops.overlace.ag_gemm.__name__
+        problem = Problem(op, rows, widest, hint(shape[-1]), dtype, has_bias, needs_full)
         reason = self.rules.decide(context, problem)
 
         self.begin(full, order, products[0].node)
@@ -277,7 +279,7 @@ class _Rewriter:
         self.erase(full, collective)
         notes = [f"{len(products)} products"] if len(products) > 1 else []
         notes += ["the gathered rows are a result too"] if needs_full else []
-        return "ag_gemm", "; ".join([*notes, reason])
+        return op, "; ".join([*notes, reason])
 
     def _fitting(self, consumers: Consumers, full: Node, dtype: torch.dtype) -> tuple[list[Product], list[Node], str]:
         """The products that can be part of one call, what must be computed earlier for them, why not the others."""
@@ -352,7 +354,8 @@ class _Rewriter:
             raise Left("the dtypes of a product differ")
         rows, k = math.prod(hint(size) for size in shape_of(full)[:-1]), hint(shape_of(full)[-1])
         widest = max(hint(factor.meta["val"].numel()) // max(rows, 1) for factor in factors)
-        reason = self.rules.decide(context, Problem("ag_wgrad", rows, widest, k, dtype))
+        op = torch.ops.overlace.ag_wgrad.__name__
+        reason = self.rules.decide(context, Problem(op, rows, widest, k, dtype, b_layout="kn"))
         order = self.moved(factors, first.prev, {full, *nodes})
         self.begin(first.prev, order, first)
         x = self.rows_first(shard, dim)
@@ -370,7 +373,7 @@ class _Rewriter:
                 new = self.call(aten.clone.default, new, memory_format=torch.contiguous_format)
             node.replace_all_uses_with(new)
         self.erase(*nodes)
-        return "ag_wgrad", reason
+        return op, reason
 
     def _in_gathered_order(self, matrix: Node, shard: Node, dim: int) -> Node:
         """Rows as they are gathered along `dim`, of a matrix whose rows are in the order of the user's tensor."""
@@ -381,7 +384,8 @@ class _Rewriter:
 
     def reduce(self, collective: Node) -> tuple[str, str]:
         is_scatter = collective.target is c10d.reduce_scatter_tensor.default
-        op = "gemm_rs" if is_scatter else "gemm_ar"
+        packet = torch.ops.overlace.gemm_rs if is_scatter else torch.ops.overlace.gemm_ar
+        op = packet.__name__
         given, reduce_op, name = collective.args[0], collective.args[1], collective.args[-1]
         context = self.rules.context(name)
         wait = self.wait_of(collective)
@@ -416,7 +420,7 @@ class _Rewriter:
         like = wait.meta["val"]
         operands = (a, b, bias, reduce_op, *([0] if is_scatter else []), name)
         val = like if len(shape) == 2 else like.new_empty((like.numel() // shape_of(b)[1], shape_of(b)[1]))
-        new = self.call(getattr(torch.ops.overlace, op).default, *operands, val=val, **kwargs)
+        new = self.call(packet.default, *operands, val=val, **kwargs)
         if is_scatter:
             new = self.rows_back(new, sizes, dim)
         elif len(shape) != 2:
@@ -457,7 +461,8 @@ class _Rewriter:
         if len(biases) > 1 or any(len(shape_of(bias)) != 1 for bias in biases):
             raise Left("what is added to the product is no vector")
         bias = biases[0] if biases else None
-        problem = _problem_of("gemm_a2a", products, bias is not None)
+        op = torch.ops.overlace.gemm_a2a.__name__
+        problem = _problem_of(op, products, bias is not None)
         reason = self.rules.decide(context, dataclasses.replace(problem, m=problem.m * context.size))
         sizes = written_sizes(collective.args[0])
         self.begin(collective.prev, [], products[0].node)
@@ -472,7 +477,7 @@ class _Rewriter:
         wait.replace_all_uses_with(new)
         collective.replace_all_uses_with(new, delete_user_cb=lambda user: user is not wait)
         self.erase(wait)
-        return "gemm_a2a", f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
+        return op, f"{len(products)} products are one along K; {reason}" if len(products) > 1 else reason
 
     def _a2a_gemm(self, collective: Node, wait: Node, consumers: Consumers, context: Context) -> tuple[str, str]:
         """The exchange hides behind the widest product; others take what came."""
@@ -487,7 +492,8 @@ class _Rewriter:
         needs_rows = num_others > 0 or len(collective.users) > 1
         rows, (n, k) = math.prod(hint(size) for size in shape_of(wait)[:-1]), map(hint, reversed(shape_of(product.b)))
         has_bias = product.bias is not None
-        problem = Problem("a2a_gemm", rows * context.size, n, k, dtype, has_bias, needs_rows)
+        packet = torch.ops.overlace.a2a_gemm
+        problem = Problem(packet.__name__, rows * context.size, n, k, dtype, has_bias, needs_rows)
         reason = self.rules.decide(context, problem)
 
         self.begin(wait, order, product.node)
@@ -496,9 +502,8 @@ class _Rewriter:
         kwargs: dict[str, Any] = {"return_a": True} if needs_rows else {}
         if self.rules.plan:
             kwargs["plan"] = self.rules.plan
-        operator_ = torch.ops.overlace.a2a_gemm.default
         operands = (self.as_matrix(given), product.b, product.bias, name)
-        both = self.call(operator_, *operands, val=(came, out), **kwargs)
+        both = self.call(packet.default, *operands, val=(came, out), **kwargs)
         product.node.replace_all_uses_with(self.call(operator.getitem, both, 1, val=out))
         self.erase(product.node)
         if needs_rows:
@@ -506,7 +511,7 @@ class _Rewriter:
             wait.replace_all_uses_with(new)
             collective.replace_all_uses_with(new, delete_user_cb=lambda user: user.target is not WAIT)
         self.erase(wait, collective)
-        return "a2a_gemm", f"the rows that came are a result too; {reason}" if needs_rows else reason
+        return packet.__name__, f"the rows that came are a result too; {reason}" if needs_rows else reason
 
     def _merged_into(
         self, wait: Node, source: Node, dim: int, products: list[Product], context: Context
@@ -524,7 +529,7 @@ class _Rewriter:
             more = summands(late_source, keeps_last)
             if any(p.bias is not None for p in (*products, *more)):
                 return None
-            self.rules.decide(context, _problem_of("gemm_rs", [*products, *more], False))
+            self.rules.decide(context, _problem_of(torch.ops.overlace.gemm_rs.__name__, [*products, *more], False))
         except Left:
             return None
         is_alike = late_dim == dim and len(shape_of(late_source)) == len(shape_of(source))

@@ -132,7 +132,7 @@ class ColumnParallelLinear(_ParallelLinear):
                 activation=self.activation,
                 plan=self.plan,
             )
-        activate = ops.activation_of("ag_gemm", self.activation, [weight.t()])
+        activate = ops.activation_of(ops.ag_gemm.__name__, self.activation, [weight.t()])
         out = _SharedInput.apply(x, weight, bias, self.group_name)
         return out if activate is None else activate(out)
 
