@@ -1,14 +1,16 @@
 """check_spread counts names of operators outside of their tables, and its list may only get shorter."""
 
 import unittest
+import unittest.mock
 
 import support
 import check_spread
 
 TABLE = """
 constexpr FamilyDef kFamilies[] = {
-    whole("library", library), cut("woven_1d", 1), with_defaults(whole("one_kernel", 2)),
+    whole("library", library), whole("pyramid", hosts), cut("woven_1d", 1), with_defaults(whole("one_kernel", 2)),
 };
+const Region kAll = whole("C");
 constinit const OperatorDef kSum = {.name = "gemm_sum",
 """
 
@@ -26,8 +28,17 @@ class CheckSpreadTest(support.TreeTest):
         return check_spread.main(["--root", str(self.root), *words])
 
     def test_names_are_those_of_the_tables(self) -> None:
-        self.assertEqual(check_spread.names(self.root), {"gemm_sum", "woven_1d", "one_kernel"})
+        self.assertEqual(check_spread.names(self.root), {"gemm_sum", "woven_1d", "one_kernel", "pyramid"})
         self.assertEqual(check_spread.counted(self.root), {"cli/plan.cc": 2, "python/overlace/fake.py": 1})
+
+    def test_an_operators_binding_and_a_name_that_means_something_else_do_not_count(self) -> None:
+        before = check_spread.counted(self.root)
+        self.write("python/csrc/ag_gemm.cc", 'm.impl("gemm_sum");\n')
+        with unittest.mock.patch.object(check_spread, "OTHERWISE", ("src/study/network/ pyramid",)):
+            self.write("src/study/network/a.cc", 'if (algorithm == "pyramid") run("woven_1d");\n')
+            self.assertEqual(check_spread.counted(self.root), {**before, "src/study/network/a.cc": 1})
+        self.write("python/csrc/group.cc", 'f("gemm_sum");\n')
+        self.assertEqual(check_spread.counted(self.root)["python/csrc/group.cc"], 1)
 
     def test_none_may_be_added_and_the_list_follows_what_goes(self) -> None:
         self.assertEqual(self.run_tool(), 1)
