@@ -65,8 +65,9 @@ class RankRun {
   Status repeat_forward();
   Status trace();
   Result<base::Trace> trace_pass(const SiteSchedules& schedules, const char* title);
-  SiteSchedules of_family(const char* family) const;
+  SiteSchedules of_family(std::string_view family) const;
   spec::Schedule make(const model::Site& site, std::string_view family) const;
+  spec::Schedule make(const model::Site& site, spec::Purpose purpose) const;
 
   const RunOptions& options_;
   const RunPlan& plan_;
@@ -83,7 +84,7 @@ class RankRun {
   base::Trace serial_trace_, overlapped_trace_;       // on rank 0
 };
 
-SiteSchedules RankRun::of_family(const char* family) const {
+SiteSchedules RankRun::of_family(std::string_view family) const {
   SiteSchedules out;
   for (const model::Site& site : plan_.sites) out[site.name] = make(site, family);
   return out;
@@ -92,6 +93,10 @@ SiteSchedules RankRun::of_family(const char* family) const {
 /// The unfused path is the best there is: on several hosts it crosses once, too.
 spec::Schedule RankRun::make(const model::Site& site, std::string_view family) const {
   return spec::make_schedule(site.op, family, 1, {{"hosts", int64_t{plan_.hosts}}});
+}
+
+spec::Schedule RankRun::make(const model::Site& site, spec::Purpose purpose) const {
+  return spec::make_bound(site.op, purpose, {{"hosts", int64_t{plan_.hosts}}});
 }
 
 Status RankRun::open() {
@@ -105,7 +110,7 @@ Status RankRun::open() {
   auto input = read_input(options_, plan_);
   OVERLACE_TRY(agree_on(team_, input.ok() ? Status() : input.status()));
   input_ = std::move(*input);
-  unfused_ = of_family(has_library() ? "library" : "serial");
+  unfused_ = of_family(has_library() ? spec::kLibrary : spec::kSerial);
   result_.version = kVersion;
   result_.backend = on_gpus ? "cuda_peer" : "cpu";
   result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
@@ -142,7 +147,7 @@ Result<double> RankRun::measure_flops() {
   };
   const auto by_work = [&](const model::Site& a, const model::Site& b) { return work(a) < work(b); };
   const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_work);
-  const auto us = measure_us(site, spec::make_schedule(site.op, "compute"));
+  const auto us = measure_us(site, spec::make_bound(site.op, spec::Purpose::compute));
   if (!us.ok()) return us.status();
   return work(site) / (*us * 1e-6);
 }
@@ -157,7 +162,7 @@ Result<double> RankRun::measure_link() {
   };
   const auto by_bytes = [&](const model::Site& a, const model::Site& b) { return shard_bytes(a) < shard_bytes(b); };
   const model::Site& site = *std::max_element(plan_.sites.begin(), plan_.sites.end(), by_bytes);
-  const auto us = measure_us(site, make(site, "comm"));
+  const auto us = measure_us(site, make(site, spec::Purpose::comm));
   if (!us.ok()) return us.status();
   const int shards = plan_.hosts > 1 ? team_.size() / plan_.hosts : team_.size() - 1;
   return shards * shard_bytes(site) / (*us * 1e-6);
@@ -195,8 +200,8 @@ Status RankRun::choose() {
       const std::shared_ptr<const plan::Plan> plan = context->plan(site.op);
       chosen_[site.name] = plan->schedule;
       result.reason = plan->reason;
-      if (!has_library() && schedule_name(chosen_[site.name]) == "library") {
-        chosen_[site.name] = make(site, "serial");
+      if (!has_library() && schedule_name(chosen_[site.name]) == spec::kLibrary) {
+        chosen_[site.name] = make(site, spec::kSerial);
         result.reason += "; there is no collectives engine: serial";
       }
     }
@@ -270,10 +275,17 @@ Status RankRun::check() {
 
 Status RankRun::time_site(const model::Site& site, SiteResult* result) {
   progress_.begin("timing " + site.name, kSiteWeight);
-  std::vector<std::string> names = {"compute", "comm", "limit", "serial"};
-  if (has_library()) names.push_back("library");
+  std::vector<std::string> names;
   std::vector<spec::Schedule> schedules;
-  for (const std::string& name : names) schedules.push_back(make(site, name));
+  for (const auto purpose : {spec::Purpose::compute, spec::Purpose::comm, spec::Purpose::limit}) {
+    names.emplace_back(spec::name_of(purpose));
+    schedules.push_back(make(site, purpose));
+  }
+  for (const std::string_view family : {spec::kSerial, spec::kLibrary}) {
+    if (family == spec::kLibrary && !has_library()) continue;
+    names.emplace_back(family);
+    schedules.push_back(make(site, family));
+  }
   const spec::Schedule& chosen = chosen_.at(site.name);
   const auto same = std::find(schedules.begin(), schedules.end(), chosen);
   const auto chosen_at = static_cast<size_t>(same - schedules.begin());
@@ -314,7 +326,7 @@ Status RankRun::time_layers() {
   options.burst_us = plan_.backend == Backend::cuda_peer ? 100000 : 20000;
   options.seed = plan_.problem.seed + 1;
   SiteSchedules without_dependence;
-  for (const model::Site& site : plan_.sites) without_dependence[site.name] = make(site, "limit");
+  for (const model::Site& site : plan_.sites) without_dependence[site.name] = make(site, spec::Purpose::limit);
   const auto timings =
       measure({{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
                {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }},

@@ -55,8 +55,8 @@ bool is_decomposition(const spec::FamilyDef& family) {
 
 Losses losses_of(const spec::OpSpec& op, const spec::Machine& machine, const std::vector<int64_t>& degrees) {
   Losses out;
-  out.whole = study::part_times(spec::make_schedule(op, "compute", 1), machine).value();
-  const study::PartTimes transfer = study::part_times(spec::make_schedule(op, "comm", 1), machine).value();
+  out.whole = study::part_times(spec::make_bound(op, spec::Purpose::compute), machine).value();
+  const study::PartTimes transfer = study::part_times(spec::make_bound(op, spec::Purpose::comm), machine).value();
   out.whole.transfers = transfer.transfers;
   out.whole.transfer_us = transfer.transfer_us;
   const bool is_gather = spec::gathers(op.op);

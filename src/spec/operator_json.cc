@@ -2,6 +2,7 @@
 
 #include "overlace/operator.h"
 #include "src/base/json.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -9,7 +10,6 @@ namespace {
 using base::Json;
 
 constexpr const char* kRoles[] = {"input", "output", "bias", "gathered"};
-constexpr const char* kPurposes[] = {"plan", "compute", "comm", "limit"};
 constexpr const char* kFieldTypes[] = {"integer", "real", "flag", "text"};
 
 Json args_json(const OperatorDef& op) {
@@ -40,9 +40,8 @@ Json fields_json(const OperatorDef& op) {
 Json families_json(const OperatorDef& op) {
   Json out = Json::array();
   for (const FamilyDef& family : op.families) {
-    out.push_back(Json::Object{{"name", family.name},
-                               {"purpose", kPurposes[static_cast<size_t>(family.purpose)]},
-                               {"has_degree", family.has_degree}});
+    out.push_back(
+        Json::Object{{"name", family.name}, {"purpose", name_of(family.purpose)}, {"has_degree", family.has_degree}});
   }
   return out;
 }

@@ -50,6 +50,11 @@ inline bool gives_result(const Schedule& schedule) {
   return family == nullptr || family->purpose == Purpose::plan;
 }
 
+/// The schedule of the first family for this purpose, which measures a bound. Throws ScheduleError if there is none.
+Schedule make_bound(const OpSpec& op, Purpose purpose, const Params& options = {});
+inline constexpr std::string_view kPurposeNames[] = {"plan", "compute", "comm", "limit"};
+inline std::string_view name_of(Purpose purpose) { return kPurposeNames[static_cast<size_t>(purpose)]; }
+
 /// Parameters, tables "off" and "cut", and the buffers that callers bind.
 Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options);
 

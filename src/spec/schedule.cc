@@ -179,4 +179,12 @@ Schedule make_schedule(const OpSpec& op, std::string_view family, int degree, co
   return out;
 }
 
+Schedule make_bound(const OpSpec& op, Purpose purpose, const Params& options) {
+  check_op(op);
+  const FamilyDef* family = find_family(op.op, purpose);
+  if (family == nullptr)
+    throw_error(Errc::bad_schedule, base::format("{} has no family that measures {}", op.op, name_of(purpose)));
+  return make_schedule(op, family->name, 1, options);
+}
+
 }  // namespace overlace::spec

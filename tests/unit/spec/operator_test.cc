@@ -102,12 +102,15 @@ TEST(Operator, AnswersForSchedulesByNameAndSuffix) {
   EXPECT_EQ(family_of(schedule)->purpose, Purpose::limit);
   EXPECT_FALSE(gives_result(schedule));
   EXPECT_TRUE(gives_result(make_schedule(op, "serial")));
+  EXPECT_EQ(make_bound(op, Purpose::limit).family, "limit_ar");
   schedule.family = "written by hand";
   EXPECT_EQ(family_of(schedule), nullptr);
   EXPECT_TRUE(gives_result(schedule)) << "a schedule of no family is one that somebody wrote to run it";
   EXPECT_EQ(form_of("gemm_ar", "k_slab"), ClosedForm::none);
   EXPECT_EQ(form_of("ag_gemm", "k_slab"), ClosedForm::slab_kernel);
   EXPECT_EQ(form_of("unknown", "k_slab"), ClosedForm::none);
+  op.op = "unknown";
+  EXPECT_THROW((void)make_bound(op, Purpose::limit), Error);
 }
 
 TEST(Operator, RulesAndTransportsAreAskedForByFunction) {
