@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/status.h"
 
 namespace overlace::io {
@@ -11,8 +12,7 @@ namespace overlace::io {
 /// Assumed where the kernel does not say: no disk in use asks for more.
 inline constexpr int64_t kPageBytes = 4096;
 
-/// The next multiple of `unit`.
-constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+using base::round_up;
 
 /// Both are powers of two, at most 1 MiB.
 struct Alignment {

@@ -1,5 +1,7 @@
 #include "src/model/layer_weights.h"
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::model {
 
 constexpr int64_t kAlignment = 256;  // of each tensor
@@ -39,7 +41,7 @@ void LayerLayout::add(const ModelConfig& config, const Shard& shard, TensorView 
   }
   if (place.rows == 0) return;
   places_.push_back(place);
-  bytes_ = (bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+  bytes_ = base::round_up(bytes_, kAlignment);
 }
 
 LayerWeights LayerLayout::at(void* block) const {

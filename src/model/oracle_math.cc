@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/model/cpu/vector_math.h"
 
 namespace overlace::model {
@@ -44,7 +45,7 @@ class CpuOracleMath final : public OracleMath {
   CpuOracleMath(int threads, std::stop_token stop) : threads_(std::max(threads, 1)), stop_(std::move(stop)) {}
 
   Status gemm(const double* a, const double* w, double* c, int64_t m, int64_t n, int64_t k) override {
-    parallel_for((m + kPanelRows - 1) / kPanelRows, threads_, [&](int64_t begin, int64_t end) {
+    parallel_for(base::ceil_div(m, kPanelRows), threads_, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end && !stop_.stop_requested(); ++panel)
         gemm_rows(a, w, c, panel * kPanelRows, std::min(m, (panel + 1) * kPanelRows), n, k);
     });

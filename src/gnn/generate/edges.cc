@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/gnn/generate/draws.h"
 #include "src/gnn/generate/generate.h"
 
@@ -66,7 +67,7 @@ class WeightedVertices {
 };
 
 EdgeBlocks blocks_of(int64_t num_edges, std::function<Edge(uint64_t)> edge) {
-  return {(num_edges + kEdgesPerBlock - 1) / kEdgesPerBlock, [=](int64_t block, std::vector<Edge>* edges) {
+  return {base::ceil_div(num_edges, kEdgesPerBlock), [=](int64_t block, std::vector<Edge>* edges) {
             const int64_t first = block * kEdgesPerBlock, last = std::min(first + kEdgesPerBlock, num_edges);
             edges->clear();
             edges->reserve(static_cast<size_t>(last - first));

@@ -4,6 +4,7 @@
 #include <bit>
 #include <numeric>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/gnn/order/min_hash.h"
 
 namespace overlace::gnn {
@@ -38,7 +39,7 @@ base::Result<PageShape> page_shape(int64_t row_bytes, int64_t page_bytes) {
   if (page_bytes < 4096 || page_bytes > 65536 || !std::has_single_bit(static_cast<uint64_t>(page_bytes)))
     return base::invalid_argument("page_bytes is {}, wanted a power of two from 4096 to 65536", page_bytes);
   if (row_bytes <= page_bytes) return PageShape{page_bytes / row_bytes, page_bytes};
-  return PageShape{1, (row_bytes + page_bytes - 1) / page_bytes * page_bytes};
+  return PageShape{1, base::round_up(row_bytes, page_bytes)};
 }
 
 int64_t stored_rows(const InputTrace& misses, int64_t length) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/status.h"
 #include "src/gnn/levels/next_use.h"
 #include "src/gnn/sample/trace.h"
@@ -35,9 +36,7 @@ base::Result<int64_t> find_segment_length(const InputTrace& misses, int64_t max_
 /// Rows of one segment on pages.
 struct SegmentPages {
   std::vector<uint32_t> rows;  // in their places: page k has those from k * shape.rows on
-  int64_t num_pages(const PageShape& shape) const {
-    return (static_cast<int64_t>(rows.size()) + shape.rows - 1) / shape.rows;
-  }
+  int64_t num_pages(const PageShape& shape) const { return base::ceil_div(std::ssize(rows), shape.rows); }
 };
 
 /// The rows that at least two batches of the segment miss, in the order of hash_order() or by vertex.

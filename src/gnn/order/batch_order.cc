@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/gnn/sample/random.h"
 
 namespace overlace::gnn {
@@ -23,7 +24,7 @@ const char* name_of(BatchOrder order) {
 OrderChoice automatic_order(int64_t num_batches, int64_t cpu_rows, int64_t rows_per_batch) {
   constexpr int64_t kShortest = 256, kFills = 20, kSegments = 4;
   const int64_t rows = std::max<int64_t>(rows_per_batch, 1);
-  const int64_t length = std::max(kShortest, (kFills * cpu_rows + rows - 1) / rows);
+  const int64_t length = std::max(kShortest, base::ceil_div(kFills * cpu_rows, rows));
   if (num_batches / kSegments < length) return {BatchOrder::fixed, 0};
   return {BatchOrder::segments, length};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/gnn/pack/extent.h"
 
 namespace overlace::gnn {
@@ -124,7 +125,7 @@ base::Result<Prediction> fit(const InputTrace& trace, const FitRequest& request)
                          memory.cpu() - memory.cpu_cache, tried->plan.start.gpu.size(), tried->plan.start.cpu.size());
     // NOTE: an eighth more, as what leaves the caches makes the buffers larger.
     const auto smaller = [&](int64_t cached, int64_t over) {
-      return std::max<int64_t>(0, cached - (over + over / 8 + options.row_bytes - 1) / options.row_bytes);
+      return std::max<int64_t>(0, cached - base::ceil_div(over + over / 8, options.row_bytes));
     };
     options.gpu_rows = smaller(std::ssize(tried->plan.start.gpu), gpu_over);
     options.cpu_rows = smaller(std::ssize(tried->plan.start.cpu), cpu_over);

@@ -1,5 +1,7 @@
 #include "src/gnn/sample/selection.h"
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::gnn {
 
 base::Result<TraceSelection> TraceSelection::joined(const std::vector<const InputTrace*>& traces) {
@@ -18,7 +20,7 @@ base::Result<TraceSelection> TraceSelection::of_rank(const InputTrace& trace, in
   if (num_ranks < 1 || rank < 0 || rank >= num_ranks)
     return base::invalid_argument("rank is {}, wanted one in [0, {})", rank, num_ranks);
   TraceSelection out(trace.num_vertices());
-  const int64_t nb = trace.num_batches(), steps = (nb + num_ranks - 1) / num_ranks;
+  const int64_t nb = trace.num_batches(), steps = base::ceil_div(nb, num_ranks);
   for (int64_t step = 0; step < steps; ++step) out.sources_.push_back({&trace, (step * num_ranks + rank) % nb});
   return out;
 }

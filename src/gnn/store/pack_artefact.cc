@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/crc32c.h"
 #include "src/base/file.h"
 #include "src/gnn/pack/files.h"
@@ -173,7 +174,7 @@ class ArtefactPacker {
     OrderChoice order = request_.order;
     if (request_.is_automatic_order)
       order = is_still ? OrderChoice{BatchOrder::shuffle, 0}
-                       : automatic_order((train.batches + e.ranks - 1) / e.ranks, e.cpu_rows,
+                       : automatic_order(base::ceil_div(train.batches, e.ranks), e.cpu_rows,
                                          train.input_rows / train.batches);
     e.order = order.order;
     const bool is_train = trace.split == Split::train;

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <vector>
 
+#include "src/base/ceil_div_pod.h"
 #include "src/base/half.h"
 #include "src/model/cpu/attention.h"
 #include "src/model/cpu/vector_math.h"
@@ -67,8 +68,7 @@ void apply(Activation kind, float* x, int64_t n) {
 class CpuDevice final : public Device {
  public:
   Result<void*> alloc(int64_t bytes, std::string_view what) override {
-    const size_t rounded =
-        (static_cast<size_t>(std::max(bytes, int64_t{1})) + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t rounded = base::round_up(static_cast<size_t>(std::max(bytes, int64_t{1})), kAlignment);
     void* block = std::aligned_alloc(kAlignment, rounded);
     if (block == nullptr)
       return base::error(Errc::out_of_memory, "{}: {} bytes of host memory were asked and not available", what, bytes);

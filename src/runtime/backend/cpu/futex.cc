@@ -12,6 +12,8 @@
 #include <fstream>
 #include <string>
 
+#include "src/base/ceil_div_pod.h"
+
 namespace overlace::runtime {
 
 void futex_wait(uint32_t* word, uint32_t expected, int64_t bound_ns) {
@@ -46,7 +48,7 @@ int usable_cores(std::span<const std::vector<std::byte>> masks) {
   std::string quota;
   int64_t period = 0;
   if (file >> quota >> period && quota != "max" && period > 0)
-    count = std::min(count, static_cast<int>((std::stoll(quota) + period - 1) / period));
+    count = std::min(count, static_cast<int>(base::ceil_div(std::stoll(quota), period)));
   return std::max(count, 1);
 }
 
