@@ -233,8 +233,7 @@ static void test_schedules(fixture* f) {
   op = small_op(), op.row_offsets = offsets;
   INVALID("ovl_schedule_make: op.row_offsets go from 0 to 5, wanted 2 ascending entries from 0 to m = 4",
           ovl_schedule_make(&op, "library", 1, &made));
-  const int64_t splits[] = {3};
-  op = small_op(), op.splits = splits;
+  op = small_op(), op.splits = (int64_t[]){3};
   INVALID("ovl_schedule_make: op.splits are given, wanted none: ag_gemm exchanges no rows",
           ovl_schedule_make(&op, "library", 1, &made));
   op.name = "gemm_a2a";
