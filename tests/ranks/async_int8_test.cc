@@ -1,15 +1,18 @@
 // All-reduces that travel as int8: what comes out, what is left for the next one, and CO2 over them.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "overlace/async_collective.h"
 #include "src/runtime/hash.h"
 #include "src/train/co2/replica.h"
+#include "tests/ranks/support/faults.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {
@@ -240,6 +243,43 @@ TEST(AsyncInt8Fault, ResidualsThatOnlySomeRanksHaveAreDesync) {
     }
   });
 }
+
+/// A rank that is lost while parts of int8 are on their way: half of them in each direction take about 350 ms each.
+class AsyncInt8Lost : public testing::TestWithParam<std::tuple<Fault, int>> {};
+
+TEST_P(AsyncInt8Lost, WithinAnExchangeIsNamedToAllOthers) {
+  if (!kHasProcesses) GTEST_SKIP() << "ranks are threads under this sanitizer";
+  const auto [fault, after_ms] = GetParam();
+  const int64_t deadline_ms = short_deadline_ms();
+  constexpr int kCulprit = 1;
+  const auto rank = [&, fault = fault, after_ms = after_ms](const std::unique_ptr<Bootstrap>& bootstrap,
+                                                            const std::function<void()>& happen) {
+    RankOptions ranks;
+    ranks.heap_bytes = size_t{2} << 20;
+    ranks.timeout_ms = deadline_ms;
+    HostCollectiveOptions options;
+    options.runtime = runtime_options(Mode::processes, ranks);
+    options.runtime.link = LinkOptions::parse("1MB/s,50us");
+    options.meet_timeout_ms = 20000;
+    const auto collective = open_host_collective(*bootstrap, options);
+    std::vector<float> data(1 << 20, 1.0f), residual(1 << 20);
+    const Ticket ticket =
+        collective->all_reduce({data.data(), data.size(), DType::fp32, "round 4, bucket 0", residual.data()}, {});
+    if (bootstrap->rank() == kCulprit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+      EXPECT_EQ(collective->poll(ticket), TicketState::pending);
+      happen();
+    }
+    collective->wait(ticket, 2 * deadline_ms);
+  };
+  const auto survivors = run_with_fault(3, kCulprit, fault, rank);
+  expect_told(survivors, kCulprit, allowed_seconds(fault, 2 * deadline_ms) + 1,
+              {Errc::timeout, Errc::peer_lost, Errc::aborted}, fault_name(fault));
+}
+
+INSTANTIATE_TEST_SUITE_P(Within, AsyncInt8Lost,
+                         testing::Combine(testing::Values(Fault::kill, Fault::exit, Fault::stop),
+                                          testing::Values(60, 450)));
 
 TEST(AsyncInt8Alone, RoundsNothing) {
   run_host(1, Mode::threads, [](AsyncCollective& collective) {

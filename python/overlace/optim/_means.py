@@ -26,11 +26,12 @@ def deadline_of(seconds: object) -> datetime.timedelta:
 
 
 _COUNTS = ("tau", "warmup_sync_steps", "cooldown_sync_steps", "total_steps", "fragments", "delay")
+_COUNTS += ("bucket_bytes", "check_every")
 
 
-def check_counts(*counts: object, names: tuple[str, ...] = _COUNTS) -> None:
+def check_counts(*counts: object) -> None:
     """Integers that C takes; their ranges are for the library."""
-    for name, value in zip(names, counts, strict=True):
+    for name, value in zip(_COUNTS, counts, strict=True):
         if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
             raise InvalidArgument(f"CO2: {name} is {value!r}, wanted: an integer")
 

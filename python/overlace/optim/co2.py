@@ -46,6 +46,7 @@ from overlace.optim._structs import (
     choice,
 )
 from overlace.optim.groups import check_grid
+from overlace.optim.tau import FIRST_TAU, MEASURED_ROUNDS, chosen_tau, first_tau
 
 
 class CO2:
@@ -55,6 +56,8 @@ class CO2:
     this one's group, None where that is this rank alone. make_groups() makes both. Inside a group: a
     DistributedDataParallel over it, or over all ranks with co2_hook; ZeroRedundancyOptimizer; fully_shard.
     Either `with co2:` counts the steps of the inner optimizer, or `co2.step()` replaces them; both on all ranks alike.
+    `tau`: steps of a round; "auto" (over "host", rules "co2" and "eager"): 4 until three rounds were measured, then as
+    many as hide the exchange with a tenth to spare, which flushes once.
     `rule`: "co2", "eager", "streaming", or "local_sgd", "slow_mo", "diloco", which wait. "streaming" sends one of
     `fragments` parts of the parameters at a time, each once in `tau` steps, and takes it in `delay` steps later,
     leaving a share `mix` of the parameters as they are then; its stats are of an exchange. `keep`: the share of its own
@@ -71,7 +74,7 @@ class CO2:
         model: torch.nn.Module,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        tau: int,
+        tau: int | str,
         outer_group: object = None,
         inner_group: object = None,
         rule: str = "co2",
@@ -103,19 +106,19 @@ class CO2:
         self.inner_optimizer = inner_optimizer
         self._hooks: list = []
         self._handle: c.c_void_p | None = None
-        self._failures: list[BaseException] = []
         self._is_anchored = False
         self._deadline = deadline_of(outer_timeout_s)
-        check_counts(tau, warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay)
-        check_counts(bucket_bytes, check_every, names=("bucket_bytes", "check_every"))
+        tau, self._is_auto = first_tau(tau, rule, samples)
+        self._measured: list | None = [] if self._is_auto else None  # rounds so far, until tau is known
+        counts = (warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay, bucket_bytes)
+        check_counts(tau, *counts, check_every)
         check_failure(on_failure)
-        choice("buffers", buffers, {"average": 0, "keep": 1})
         self.inner_group = None if inner_group is None else process_group(inner_group)
         check_grid(self.inner_group, self.group)
         self._layout = layout_of(model, self.inner_group, inner_optimizer)
         self._parts = list(self._layout.parts())
         self._model = model
-        self._statistics = statistics_of(model) if buffers == "average" else []
+        self._statistics = statistics_of(model) if choice("buffers", buffers, {"average": 1, "keep": 0}) else []
         self._writes = self._steps = self._begun = 0
         options = Co2Options(
             rule=choice("rule", rule, RULES),
@@ -173,6 +176,10 @@ class CO2:
             raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
         if options.wire_dtype == DTYPES[torch.int8] and transport != "host":
             raise Unsupported(f"CO2: wire_dtype is torch.int8 with transport {transport!r}; supported: 'host'")
+        if self._is_auto and transport != "host":
+            raise Unsupported(
+                f"CO2: tau is 'auto' with transport {transport!r}, which times nothing; supported: 'host'"
+            )
         self.transport = transport
         arguments = [c.byref(options), table, c.c_uint64(len(table))]
         if transport == "host":
@@ -267,6 +274,25 @@ class CO2:
             self._call("ovl_co2_on_inner_step", c.c_double(float(self.inner_optimizer.param_groups[0]["lr"])))
         self._steps += 1
         self._spread()
+        if self._measured is not None:
+            self._measure()
+
+    @property
+    def tau(self) -> int:
+        """Steps of a round; with "auto" those that it begins with, until three rounds were measured."""
+        return self._options.tau
+
+    def _measure(self) -> None:
+        """After a step. All ranks see the same number of rounds, and choose the same tau from what all measured."""
+        stats = self.stats()
+        if stats["rounds"] > len(self._measured):
+            computed = stats["round_ms"] - stats["exposed_ms"] - stats["pass_ms"]
+            self._measured.append((stats["comm_ms"], computed / stats["steps"]))
+        if len(self._measured) == MEASURED_ROUNDS:
+            tau, self._measured = chosen_tau(self._everybody(self._measured)), None
+            if tau != self._options.tau:
+                self._options.tau = tau
+                self._begin_anew(self._steps, {})
 
     def _check(self, what: str) -> None:
         if self._is_anchored:
@@ -422,6 +448,8 @@ class CO2:
         }
         options |= {name: getattr(self._options, name) for name in names}
         options["warmup_sync_steps"], options["total_steps"] = self._given_steps
+        if self._is_auto:
+            options["tau"] = "auto"
         if self._options.samples > 0:
             options |= {"tau": "of each group", "samples": "of each group"}  # what a group's own part is checked by
         options["wire_dtype"] = next(str(d) for d, number in DTYPES.items() if number == self._options.wire_dtype)
@@ -438,6 +466,7 @@ class CO2:
             "options": options,
             "steps": self._steps,
             "begun": self._begun,
+            "measured_tau": self._options.tau if self._is_auto and self._measured is None else None,
             "parameters": rows(self._layout.parameters),
             "buffers": rows(buffers_of(self._model)),
         }
@@ -495,10 +524,14 @@ class CO2:
     def _take(self, about: dict[str, Any], data: dict[str, Any]) -> None:
         if self._is_anchored:
             self._check("state_dict, save or load")
+        before = self._options.tau
+        if self._is_auto:
+            self._options.tau = about.get("measured_tau") or FIRST_TAU
+            self._measured = [] if about.get("measured_tau") is None else None
         if about["consolidated"]:
             self._begin_anew(int(about["steps"]), data["parameters"])
         else:
-            if self._begun != int(about["begun"]):
+            if self._begun != int(about["begun"]) or self._options.tau != before or self._measured is not None:
                 self._begin_anew(int(about["begun"]), {})
             blob = data["co2"].contiguous()
             self._layout.settle()

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import ctypes as c
 import dataclasses
+import math
 import re
+import statistics
 
 from overlace._library import _Sized, call
 from overlace.errors import InvalidArgument
+
+FIRST_TAU, MEASURED_ROUNDS, LONGEST_TAU = 4, 3, 1024
+
+
+def first_tau(tau: object, rule: str, samples: object) -> tuple[object, bool]:
+    """With what rounds begin, and whether their length is to be measured."""
+    if tau != "auto":
+        return tau, False
+    if rule not in ("co2", "eager"):
+        raise InvalidArgument(f"CO2: tau is 'auto' with rule {rule!r}, wanted: 'co2' or 'eager', or a number")
+    if samples is not None:
+        raise InvalidArgument(f"CO2: tau is 'auto' with samples {samples!r}, wanted: a number for each group")
+    return FIRST_TAU, True
+
+
+def chosen_tau(measured: list[list[tuple[float, float]]]) -> int:
+    """By rank and round: ms of an exchange and of a step. The rank that comes last to an exchange sees how long that
+    takes, the others wait for it too; the slowest steps are those that all have in the end."""
+    exchange = min(statistics.median(comm for comm, _ in rounds) for rounds in measured)
+    step = max(statistics.median(step for _, step in rounds) for rounds in measured)
+    return min(max(1, math.ceil(1.1 * exchange / max(step, 1e-3))), LONGEST_TAU)
 
 
 class _Plan(_Sized):

@@ -40,13 +40,11 @@ def train(parts, group, first, last):
     return flat(model)
 
 
-def weighted_means(group, transport):
-    parts = start(group, rule="local_sgd", transport=transport)
-    got = train(parts, group, 0, 6)
+def weighted_by_hand(rounds):
     models = [model_of(), model_of()]  # both groups here
     inners = [torch.optim.SGD(m.parameters(), lr=0.05) for m in models]
     weights = [tau * samples / 44 for tau, samples in zip(TAUS, SAMPLES, strict=True)]
-    for one in range(6):
+    for one in range(rounds):
         for rank in range(2):
             for step in range(one * TAUS[rank], (one + 1) * TAUS[rank]):
                 step_of(models[rank], inners[rank], rank, step)
@@ -55,7 +53,13 @@ def weighted_means(group, transport):
                 mean = sum(w * p for w, p in zip(weights, pair, strict=True))
                 for p in pair:
                     p.copy_(mean)
-    assert torch.allclose(got, flat(models[0]), rtol=1e-5, atol=1e-6)
+    return flat(models[0])
+
+
+def weighted_means(group, transport):
+    parts = start(group, rule="local_sgd", transport=transport)
+    got = train(parts, group, 0, 6)
+    assert torch.allclose(got, weighted_by_hand(6), rtol=1e-5, atol=1e-6)
     return got.tolist()
 
 
@@ -63,6 +67,30 @@ def weighted_means(group, transport):
 def test_means_are_weighted_by_the_samples_of_each_group(transport):
     first, second = run_ranks(2, weighted_means, transport)
     assert first == second
+
+
+def of_two_ranks(_group):
+    """Groups of two ranks, each with a slice of the parameters; a rank sees half of its group's samples."""
+    groups = overlace.optim.make_groups(ranks_per_group=2)
+    mine, half = groups.group, groups.shard
+    model = torch.nn.parallel.DistributedDataParallel(model_of(), process_group=groups.inner)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    options = dict(rule="local_sgd", tau=TAUS[mine], samples=SAMPLES[mine], check_every=1, outer_timeout_s=20)
+    with overlace.optim.CO2(model, inner, outer_group=groups.outer, inner_group=groups.inner, **options) as co2:
+        for step in range(4 * TAUS[mine]):
+            inner.zero_grad()
+            x, y = (t.chunk(2)[half] for t in batch_of(mine, step))
+            (model(x) - y).square().mean().backward()
+            inner.step()
+        co2.flush()
+    whole = weighted_by_hand(4)
+    assert torch.allclose(flat(model), whole, rtol=1e-5, atol=2e-6)
+    return flat(model).tolist()
+
+
+def test_groups_of_two_ranks_are_weighted_as_a_whole():
+    ends = run_ranks(4, of_two_ranks)
+    assert all(end == ends[0] for end in ends)
 
 
 def resumed(group, folder):
