@@ -99,6 +99,10 @@ TEST(Plan, MakesNoUseOfHostsThatDiffer) {
   EXPECT_EQ(refusal(options, around).message(),
             "--schedule is hierarchical, but the 4 ranks are on 2 hosts of unequal size or not numbered host by host, "
             "wanted such hosts (mpirun --map-by slot) or another schedule");
+  options.schedule = "hierarchical:4";
+  EXPECT_NE(refusal(options, around).message().find("hosts of unequal size"), std::string::npos);
+  options.schedule = "hierarchical_of_mine.json";  // a file, which says itself what it needs
+  EXPECT_EQ(refusal(options, around).message().find("hosts of unequal size"), std::string::npos);
 }
 
 TEST(Plan, LooksForPlacesToWriteToWhereRankZeroIs) {
