@@ -87,15 +87,16 @@ void GpuTraffic::step() {
     const int64_t us = own_dice_.one_in(60) ? 5000 : own_dice_.number(1, 300);
     std::this_thread::sleep_for(std::chrono::microseconds(us));
   }
-  const bool has_beside = dice_.one_in(3), beside_first = own_dice_.one_in(2);
-  if (has_beside && beside_first) beside();
+  const bool has_beside = dice_.one_in(3), first_on_all = dice_.one_in(2), first_here = own_dice_.one_in(2);
   int64_t left = dice_.number(1, 100);
-  for (const auto& [weight, kind] : kinds) {
-    left -= weight;
-    if (left > 0) continue;
-    (this->*kind)();
-    break;
-  }
+  auto kind = std::begin(kinds);
+  while ((left -= kind->first) > 0) ++kind;
+  // First calls wait for the stream, load kernels, which may wait for the whole device, and meet on the host. In front
+  // of one a sum is queued by all ranks or by none: else a rank would wait for a sum that its peer queues behind it.
+  const bool may_meet = kind->second == &GpuTraffic::call_new || kind->second == &GpuTraffic::capture;
+  const bool beside_first = may_meet ? first_on_all : first_here;
+  if (has_beside && beside_first) beside();
+  (this->*kind->second)();
   if (has_beside && !beside_first) beside();
 }
 

@@ -275,23 +275,24 @@ class Traffic:
         n, k = 8 * self.dice.randint(1, 64), 8 * self.dice.randint(1, 64)
         return Case(op, m, n, k, self.group, seed=self.made)
 
-    def beside(self):
+    def beside(self, seed):
         with torch.cuda.stream(self.side):
-            total = drawn(1, 1 << self.own_size(), self.made).float()
+            total = drawn(1, 1 << SUM_SIZES[seed % len(SUM_SIZES)], seed).float()
             want = total * self.group.size()
             dist.all_reduce(total, group=self.second)
         self.sums.append((total, want))
 
-    def own_size(self):
-        return SUM_SIZES[self.made % len(SUM_SIZES)]  # the same on all ranks
-
     def step(self):
         if self.own.random() < 0.2:
             time.sleep(self.own.choice([1e-4, 3e-4, 5e-3]))
-        has_sums, sums_first = self.dice.random() < 0.4, self.own.random() < 0.5
-        if has_sums and sums_first:
-            self.beside()
+        has_sums, first_on_all, first_here = self.dice.random() < 0.4, self.dice.random() < 0.5, self.own.random() < 0.5
         kind, self.made = self.dice.random(), self.made + 1
+        made = self.made  # the same on all ranks, whatever comes first
+        # In front of a first call, which waits for the device and on the host, all ranks queue a sum or none does.
+        may_meet = kind < 0.75 or not self.known  # also the first gradients of a shape
+        sums_first = first_on_all if may_meet else first_here
+        if has_sums and sums_first:
+            self.beside(made)
         if kind < 0.35 or not self.known:
             self.known = [*self.known[-7:], self.case()]
             self.known[-1].check([self.known[-1].call()], "new")
@@ -307,7 +308,7 @@ class Traffic:
             torch.cuda.synchronize()
             self.graphs.pop(self.dice.randrange(len(self.graphs)))
         if has_sums and not sums_first:
-            self.beside()
+            self.beside(made)
 
     def settle(self):
         torch.cuda.synchronize()
