@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <future>
 #include <string>
 #include <thread>
@@ -207,10 +208,12 @@ TEST(Relay, StrangersOverTcpGetFewPlacesAndRanksTheirs) {
   const auto connect = [&] { return connect_to(name, SOCK_STREAM, now_ns() + 1000000000).value(); };
   const UniqueFd rank = connect();
   server->serve();
-  const RawFrame hello{.number = 1, .value = 2, .length = 6};
+  EXPECT_EQ(server->num_strangers(), 1u);
+  const RawFrame hello{.number = 0, .value = 2, .length = 6};
   EXPECT_TRUE(send_all(rank.get(), &hello, sizeof hello).ok());
   EXPECT_TRUE(send_all(rank.get(), "secret", 6).ok());
   server->serve();
+  EXPECT_EQ(server->num_strangers(), 0u) << "rank 0 is one of the ranks";
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 200; ++i) {
     silent.push_back(connect());
@@ -226,11 +229,33 @@ TEST(Relay, StrangersOverTcpGetFewPlacesAndRanksTheirs) {
   EXPECT_LT(::recv(rank.get(), &byte, 1, MSG_DONTWAIT), 0);
   // As much as a greeting may have and more: it is not read any further.
   const std::string much(1 << 16, 'x');
-  const RawFrame longest{.number = 0, .value = 2, .length = RelayServer::kGreetingBytes};
+  const RawFrame longest{.number = 1, .value = 2, .length = RelayServer::kGreetingBytes};
   EXPECT_TRUE(send_all(silent.back().get(), &longest, sizeof longest).ok());
   (void)::send(silent.back().get(), much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   for (int i = 0; i < 3; ++i) server->serve();
   EXPECT_EQ(server->num_strangers(), RelayServer::kMaxStrangers + 1);
+}
+
+TEST(ReceiveAll, TakesWhatCameWhateverFailedBefore) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  const UniqueFd near(fds[0]), far(fds[1]);
+  ASSERT_TRUE(send_all(near.get(), "four", 4).ok());
+  char got[4] = {};
+  errno = EINTR;  // of a call that is over
+  EXPECT_TRUE(receive_all(far.get(), got, sizeof got, now_ns() + 5000000000).ok());
+  EXPECT_EQ(std::string(got, sizeof got), "four");
+}
+
+TEST(ReceiveAll, SaysWhatFailed) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::pipe(fds), 0);
+  const UniqueFd read_end(fds[0]), write_end(fds[1]);
+  ASSERT_EQ(::write(write_end.get(), "four", 4), 4);
+  char got[4] = {};
+  const base::Status status = receive_all(read_end.get(), got, sizeof got, now_ns() + 1000000000);
+  EXPECT_NE(status.code(), Errc::timeout) << "a pipe is no socket";
+  EXPECT_NE(status.message().find("receive"), std::string::npos) << status.message();
 }
 
 TEST(Relay, ForeignUidIsRejected) {

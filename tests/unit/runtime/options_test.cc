@@ -28,14 +28,18 @@ TEST(LinkOptions, ReadsUnitsAndWritesThemBack) {
   EXPECT_DOUBLE_EQ(LinkOptions::parse("300MB/s,1ms").bytes_per_s, 3e8);
   EXPECT_DOUBLE_EQ(LinkOptions::parse("64KB/s,0s").bytes_per_s, 64e3);
   EXPECT_DOUBLE_EQ(LinkOptions::parse("5000B/s,750ns").latency_s, 750e-9);
+  // The slowest that there is, and the fastest.
+  EXPECT_DOUBLE_EQ(LinkOptions::parse("1KB/s,10s").latency_s, 10);
+  EXPECT_DOUBLE_EQ(LinkOptions::parse("1000GB/s,0s").bytes_per_s, 1e12);
   EXPECT_FALSE(LinkOptions::parse("none").enabled);
   EXPECT_EQ(LinkOptions::parse("none").to_string(), "none");
   EXPECT_EQ(LinkOptions::parse("300MB/s,1ms").to_string(), "300MB/s,1ms");
 }
 
 TEST(LinkOptions, RefusesWithValueAndForm) {
-  for (const char* text : {"", "2GB/s", "2GB,20us", "2GB/s,20", "-1GB/s,1us", "2GB/s,-1us", "nanGB/s,1us",
-                           "2GB/s,1us,3", "1B/s,1us", "2GB/s,1h", "GB/s,us", "infGB/s,1us", "2 GB/s,1us"}) {
+  for (const char* text :
+       {"", "2GB/s", "2GB,20us", "2GB/s,20", "-1GB/s,1us", "2GB/s,-1us", "nanGB/s,1us", "2GB/s,1us,3", "1B/s,1us",
+        "2GB/s,11s", "2GB/s,1h", "GB/s,us", "infGB/s,1us", "2 GB/s,1us"}) {
     const std::string why = refusal([&] { (void)LinkOptions::parse(text); });
     EXPECT_NE(why.find("link \"" + std::string(text) + "\""), std::string::npos) << why;
     EXPECT_NE(why.find("wanted RATE,LATENCY such as 2GB/s,20us"), std::string::npos) << why;
