@@ -95,6 +95,26 @@ TEST(Control, RefusesAnAllGatherOfAnotherSize) {
   EXPECT_THROW((void)Runtime::open(*bootstrap, options), PeerLost);
 }
 
+TEST(ExchangeFds, RefusesWhatIsNoDescriptor) {
+  base::Status status;
+  const auto exchange = [&](Control& control) {
+    const UniqueFd own(::memfd_create("own", MFD_CLOEXEC));
+    status = exchange_fds(control, kBoth, own.get(), kTimeoutMs).status();
+  };
+  run_two(true, exchange, [](Control& control) {
+    const int32_t rank = 1;
+    EXPECT_TRUE(control.send(0, {0, 2, 0}, std::as_bytes(std::span(&rank, 1))).ok());
+  });
+  EXPECT_EQ(status.code(), Errc::bootstrap);
+  EXPECT_EQ(status.message(), "descriptor exchange: rank 1 sent none");
+  run_two(true, exchange, [](Control& control) { control.spread({Errc::io, "it broke"}); });
+  EXPECT_EQ(status.code(), Errc::aborted) << status.message();
+  EXPECT_NE(status.message().find("it broke"), std::string::npos) << status.message();
+  run_two(
+      true, [&](Control& control) { status = exchange_fds(control, kBoth, -1, kTimeoutMs).status(); }, [](Control&) {});
+  EXPECT_EQ(status.code(), Errc::io) << status.message();
+}
+
 TEST(Heaps, OfARankThatPassesTooLittleAreNotMapped) {
   constexpr uint64_t kBytes = uint64_t{2} << 20;
   base::Status status;

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "overlace/error.h"
 #include "overlace/runtime.h"
@@ -106,8 +109,17 @@ TEST(RuntimeOptions, RefusesValuesOutOfRange) {
             "RuntimeOptions::num_signal_ids is 3, wanted 64 to 1048576");
   EXPECT_NE(open([](RuntimeOptions& o) { o.net_engine = "gin"; }).find("net_engine is \"gin\""), std::string::npos);
   EXPECT_EQ(refusal([] { (void)thread_bootstraps(0); }), "thread_bootstraps: n is 0, wanted >= 1");
-  EXPECT_EQ(refusal([] { (void)callback_bootstrap(2, 2, "t", [](auto) { return std::vector<Bytes>(); }); }),
-            "callback_bootstrap: rank is 2 of 2, wanted 0 <= rank < size and a callable");
+  const auto callback = [](int rank, int size,
+                           const std::function<std::vector<Bytes>(std::span<const std::byte>)>& gather) {
+    return refusal([&] { (void)callback_bootstrap(rank, size, "t", gather); });
+  };
+  const auto none = [](auto) { return std::vector<Bytes>(); };
+  const std::string wanted = ", wanted 0 <= rank < size and a callable";
+  EXPECT_EQ(callback(2, 2, none), "callback_bootstrap: rank is 2 of 2" + wanted);
+  EXPECT_EQ(callback(-1, 2, none), "callback_bootstrap: rank is -1 of 2" + wanted);
+  EXPECT_EQ(callback(0, 0, none), "callback_bootstrap: rank is 0 of 0" + wanted);
+  EXPECT_EQ(callback(0, 2, {}), "callback_bootstrap: rank is 0 of 2" + wanted);
+  EXPECT_EQ(callback(0, 1, none), "nothing was thrown");
 }
 
 TEST(RuntimeOptions, WithoutCudaTheBackendSaysSo) {
