@@ -376,6 +376,19 @@ TEST(ReceiveAll, TakesWhatCameWhateverFailedBefore) {
   EXPECT_EQ(std::string(got, sizeof got), "four");
 }
 
+TEST(ReceiveAll, SaysThatTheOtherEndIsGone) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  UniqueFd near(fds[0]), far(fds[1]);
+  ASSERT_TRUE(send_all(near.get(), "tw", 2).ok());
+  near.reset();
+  char got[4] = {};
+  errno = EINTR;  // of a call that is over
+  const base::Status status = receive_all(far.get(), got, sizeof got, now_ns() + 1000000000);
+  EXPECT_EQ(status.code(), Errc::bootstrap);
+  EXPECT_EQ(status.message(), "the other end closed the connection");
+}
+
 TEST(ReceiveAll, SaysWhatFailed) {
   int fds[2] = {-1, -1};
   ASSERT_EQ(::pipe(fds), 0);
