@@ -253,12 +253,37 @@ TEST(AsyncCollectiveFault, RanksMayBeFurtherApartThanDataMayBeLate) {
         collective->wait(collective->all_reduce({&x, 1, DType::fp32, "x"}, {}), 20000);
         EXPECT_EQ(x, 2);
       });
-      failed += text == "nothing was thrown" ? 0 : 1;
+      if (text == "nothing was thrown") return;
+      ++failed;
+      EXPECT_NE(text.find("rank 0 waited for rank 1, team"), std::string::npos) << text;
     });
     return failed.load();
   };
   EXPECT_EQ(train_apart(20000), 0);
   EXPECT_EQ(train_apart(0), 2);
+}
+
+/// Opens what a rank of a collective opens and is silent then, until `has_seen`.
+void stay_silent(Bootstrap& bootstrap, const std::atomic<bool>& has_seen) {
+  Runtime runtime = Runtime::open(bootstrap, host_options(Mode::threads).runtime);
+  (void)runtime.world().channel(StreamRef::cpu()).ids(1, Domain::cpu, "async_collective.came");
+  (void)runtime.heap().alloc(2 * 2 * 64, 64, "async_collective.said");
+  runtime.world().barrier();
+  while (!has_seen) std::this_thread::yield();
+}
+
+TEST(AsyncCollectiveFault, AWaitNamesWhoGivesNoSignOfLife) {
+  std::atomic<bool> has_seen{false};
+  run_bootstraps(2, Mode::threads, [&](Bootstrap& bootstrap) {
+    if (bootstrap.rank() == 1) return stay_silent(bootstrap, has_seen);
+    const auto collective = open_host_collective(bootstrap, host_options(Mode::threads));
+    float x = 1;
+    EXPECT_EQ(thrown_by([&] {
+                collective->wait(collective->all_reduce({&x, 1, DType::fp32, "x"}, {}), 50);
+              }),
+              "timeout: all-reduce of x: rank 0 of 2 waited 50 ms for 4 bytes; no sign of life: rank 1");
+    has_seen = true;
+  });
 }
 
 TEST(AsyncCollectiveFault, RefusesStreamsOfGpus) {
@@ -270,6 +295,9 @@ TEST(AsyncCollectiveFault, RefusesStreamsOfGpus) {
     const Ticket ticket = collective.all_reduce({&x, 1, DType::fp32, "x"}, StreamRef::cpu());
     collective.order_after(ticket, StreamRef::cpu());
     EXPECT_EQ(x, 1);
+    const Ticket next = collective.all_reduce({&x, 1, DType::fp32, "x"}, StreamRef::cpu());
+    EXPECT_GT(collective.times(ticket).complete_ns, 0) << "is known when more was launched";
+    collective.wait(next, 20000);
   });
 }
 
@@ -452,6 +480,22 @@ TEST(AsyncCollectivePaced, TakesItsTimeOneTicketAfterTheOther) {
     EXPECT_EQ(first[0], 2);
     EXPECT_EQ(second[24999], 4);
     EXPECT_EQ(collective->poll(a), TicketState::complete);
+  });
+}
+
+TEST(AsyncCollectivePaced, IsNotThroughBeforeTheOthersHaveCome) {
+  std::atomic<bool> has_looked{false};
+  run_host(2, Mode::threads, [&](AsyncCollective& inner) {
+    const auto collective = paced_collective(inner, {.bytes_per_s = 0, .latency_s = 0});
+    float x = 1;
+    while (inner.rank() == 1 && !has_looked) std::this_thread::yield();
+    const Ticket ticket = collective->all_reduce({&x, 1, DType::fp32, "x"}, {});
+    if (inner.rank() == 0) {
+      EXPECT_EQ(collective->poll(ticket), TicketState::pending);
+    }
+    has_looked = true;
+    collective->wait(ticket, 20000);
+    EXPECT_EQ(x, 2);
   });
 }
 

@@ -77,6 +77,22 @@ TEST(Launch, ReturnsZeroOrTheFirstFailure) {
   EXPECT_EQ(launch(2, shell("[ \"$WORLD_SIZE $LOCAL_RANK $EXTRA\" = \"2 $RANK of rank $RANK\" ]"), extra), 0);
 }
 
+TEST(Launch, SleepsWhileARankThatEndedIsNotAlone) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::pipe(fds), 0);
+  const auto begin = Clock::now();
+  int ticks = 0;
+  // Rank 0 ends at once, rank 1 when the parent has come by so often that most of it was sleep.
+  const auto child = [&](int rank, const std::string&) {
+    char byte = 0;
+    return rank == 0 || ::read(fds[0], &byte, 1) == 1 ? 0 : 1;
+  };
+  EXPECT_EQ(launch_forked(2, child, [&] { EXPECT_EQ(++ticks == 8 ? ::write(fds[1], "!", 1) : 1, 1); }), 0);
+  EXPECT_GE(seconds_since(begin), 0.15);
+  ::close(fds[0]);
+  ::close(fds[1]);
+}
+
 TEST(Launch, SaysWhatCannotBeStarted) {
   try {
     (void)launch(2, {"/nonexistent/program"});
@@ -183,6 +199,8 @@ TEST(EnvironmentRank, DISABLED_IsRefused) {
   } catch (const PeerLost& error) {
     EXPECT_EQ(error.code(), Errc::bootstrap);
     EXPECT_NE(std::string(error.what()).find("accepted: overlace run -n N, torchrun"), std::string::npos);
+    const char* const words = std::getenv("WANTED_WORDS");
+    EXPECT_NE(std::string(error.what()).find(words == nullptr ? "" : words), std::string::npos) << error.what();
   }
 }
 
@@ -220,7 +238,9 @@ TEST(Environment, TwoJobsWithEqualPortsOnOneHost) {
 
 TEST(Environment, ContradictionsAndSeveralHostsAreRefused) {
   const auto test = self("EnvironmentRank.DISABLED_IsRefused");
-  EXPECT_EQ(launch(1, test, for_all({{"RANK", "5"}, {"WORLD_SIZE", "2"}})), 0);
+  const auto said = [](const char* words) { return std::pair<std::string, std::string>("WANTED_WORDS", words); };
+  EXPECT_EQ(launch(1, test, for_all({{"RANK", "5"}, {"WORLD_SIZE", "2"}, said("rank is 5 of 2 (overlace)")})), 0);
+  EXPECT_EQ(launch(1, test, for_all({{"RANK", "0"}, {"WORLD_SIZE", "0"}, said("rank is 0 of 0 (overlace)")})), 0);
   const auto several =
       for_all({{"OVERLACE_LAUNCH_SOCKET", ""}, {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}});
   EXPECT_EQ(launch(1, test, several), 0);

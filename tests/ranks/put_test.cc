@@ -1,8 +1,13 @@
 // Puts of every size, aligned or not, between all pairs of ranks.
+#include <atomic>
 #include <cstring>
+#include <functional>
+#include <thread>
 #include <tuple>
 #include <vector>
 
+#include "src/runtime/backend/cpu/agent.h"
+#include "src/runtime/state.h"
 #include "tests/ranks/support/run_ranks.h"
 
 namespace overlace::test {
@@ -65,6 +70,8 @@ TEST_P(PutTest, RowsWithPitches) {
     std::vector<std::byte> source(30 * 50);
     for (size_t i = 0; i < source.size(); ++i) source[i] = pattern(team.rank(), to, i, 0);
     put_2d(channel, to, inbox.offset + 5, 100, source.data() + 3, 50, 13, 30);
+    put_2d(channel, to, inbox.offset, 100, source.data(), 50, 0, 30);  // nothing
+    put_2d(channel, to, inbox.offset, 100, source.data(), 50, 13, 0);
     fence(channel, to);
     signal_add(channel, to, ids.first);
     ASSERT_EQ(wait_ge(channel, from, ids.first, 1), Errc::ok);
@@ -106,6 +113,55 @@ TEST_P(PutTest, QuietMakesEverythingVisible) {
 INSTANTIATE_TEST_SUITE_P(Ranks, PutTest,
                          testing::Combine(testing::Values(1, 2, 3, 5, 9), testing::ValuesIn(all_modes())),
                          mode_test_name);
+
+/// What rank 0 gets from `body` where a kilobyte takes a second and a wait ends after 50 ms.
+Errc on_slow_link(const std::function<Errc(Runtime&, const ChannelPod&, const SymBuffer& inbox)>& body) {
+  std::atomic<bool> is_over{false};
+  Errc code = Errc::internal;
+  run_bootstraps(2, Mode::threads, [&](Bootstrap& bootstrap) {
+    RankOptions options;
+    options.link = LinkOptions::parse("1KB/s,0s");
+    Runtime runtime = Runtime::open(bootstrap, runtime_options(Mode::threads, options));
+    const ChannelPod& channel = runtime.world().channel(StreamRef::cpu()).pod();
+    const SymBuffer inbox = runtime.heap().alloc(size_t{1} << 20, 256, "inbox");
+    runtime.world().barrier();
+    if (bootstrap.rank() == 0) {
+      runtime::agent_of(channel).timeout_ns = 50'000'000;
+      code = body(runtime, channel, inbox);
+      is_over = true;
+    }
+    while (!is_over) std::this_thread::yield();
+  });
+  return code;
+}
+
+TEST(PutOnASlowLink, IsATimeoutOfWhoWaitsForIt) {
+  const auto wait_with = [](const std::function<Errc(Runtime&, const ChannelPod&)>& call) {
+    return on_slow_link([&](Runtime& runtime, const ChannelPod& channel, const SymBuffer& inbox) {
+      const std::vector<std::byte> source(inbox.bytes, std::byte{1});
+      put(channel, 1, inbox.offset, source.data(), source.size());
+      return call(runtime, channel);
+    });
+  };
+  EXPECT_EQ(wait_with([](Runtime&, const ChannelPod& channel) { return flush(channel); }), Errc::timeout);
+  EXPECT_EQ(wait_with([](Runtime&, const ChannelPod& channel) { return quiet(channel); }), Errc::timeout);
+  EXPECT_EQ(wait_with([](Runtime& runtime, const ChannelPod&) {
+              return runtime.world().state().runtime->backend->synchronize().code();
+            }),
+            Errc::timeout);
+}
+
+TEST(PutOnASlowLink, OfNothingTakesNoTime) {
+  EXPECT_EQ(on_slow_link([](Runtime&, const ChannelPod& channel, const SymBuffer& inbox) {
+              const std::byte source{1};
+              for (int i = 0; i < 100; ++i) {  // as words they would take 1.6 s
+                put(channel, 1, inbox.offset, &source, 0);
+                put_2d(channel, 1, inbox.offset, 1, &source, 1, 0, 7);
+              }
+              return quiet(channel);
+            }),
+            Errc::ok);
+}
 
 }  // namespace
 }  // namespace overlace::test

@@ -168,10 +168,10 @@ class HostCollective final : public AsyncCollective {
 
   /// Who says nothing any more, in words. Holding the mutex, but not while the others are asked.
   std::string silent_ranks(std::unique_lock<std::mutex>& lock) {
-    if (signs_ == nullptr) return "";
+    runtime::SignsOfLife* const signs = signs_;  // there as long as somebody asks
     ++num_asking_;
     lock.unlock();
-    std::string text = signs_->missing_text();
+    std::string text = signs->missing_text();
     lock.lock();
     --num_asking_;
     changed_.notify_all();

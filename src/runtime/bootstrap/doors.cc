@@ -31,7 +31,7 @@ std::string source_towards(const std::string& other) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(9);
-  if (::inet_pton(AF_INET, other.c_str(), &address.sin_addr) != 1) return "";
+  address.sin_addr.s_addr = number_of(other);
   const UniqueFd fd(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return "";
   return address_of(fd.get());

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <future>
 #include <string>
 #include <thread>
@@ -103,6 +104,7 @@ TEST(Relay, TurnsAwayWrongTokensSizesAndRanks) {
   EXPECT_EQ(refusal("guess", 0, 2), "bootstrap: wrong token; wanted the one of this job's launcher");
   EXPECT_EQ(refusal("secret", 0, 3), "bootstrap: rank 0 says that there are 3 ranks, wanted 2");
   EXPECT_EQ(refusal("secret", 7, 2), "bootstrap: rank is 7, wanted 0 to 1");
+  EXPECT_EQ(refusal("secret", 2, 2), "bootstrap: rank is 2, wanted 0 to 1");
   auto first = relay_bootstrap(name, "secret", 1, 2, 20000);
   ASSERT_TRUE(first.ok());
   EXPECT_NE(refusal("secret", 1, 2).find("bootstrap: rank 1 is taken by process"), std::string::npos);
@@ -181,12 +183,74 @@ bool hangs_up(RelayServer& server, const std::string& name, bool is_member, cons
   return ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0;
 }
 
+/// Ranks that a server by hand has welcomed, and what it tells them.
+struct Welcomed {
+  explicit Welcomed(int size) : name(unique_name("hand")), server(RelayServer::open(name, "", size).value()) {
+    for (int rank = 0; rank < size; ++rank) {
+      fds.push_back(connect_to(name, SOCK_STREAM, now_ns() + 1000000000).value());
+      say(rank, {.number = static_cast<uint64_t>(rank), .value = size});
+      EXPECT_EQ(heard(rank), "1:");
+    }
+  }
+  void say(int rank, RawFrame frame, const std::string& text = "") {
+    frame.length = text.size();
+    EXPECT_TRUE(send_all(fds[static_cast<size_t>(rank)].get(), &frame, sizeof frame).ok());
+    EXPECT_TRUE(send_all(fds[static_cast<size_t>(rank)].get(), text.data(), text.size()).ok());
+    for (int i = 0; i < 3; ++i) server->serve();
+  }
+  void give(int rank, const std::string& text) { say(rank, {.type = 2, .number = 1, .value = 20000}, text); }
+  void leave(int rank) {
+    fds[static_cast<size_t>(rank)].reset();
+    for (int i = 0; i < 3; ++i) server->serve();
+  }
+  /// "TYPE:text", or "nothing".
+  std::string heard(int rank) {
+    const int fd = fds[static_cast<size_t>(rank)].get();
+    RawFrame frame;
+    if (::recv(fd, &frame, sizeof frame, MSG_DONTWAIT) != sizeof frame) return "nothing";
+    std::string text(frame.length, '?');
+    EXPECT_TRUE(receive_all(fd, text.data(), text.size(), now_ns() + 1000000000).ok());
+    return std::to_string(frame.type) + ":" + text;
+  }
+  std::string name;
+  std::unique_ptr<RelayServer> server;
+  std::vector<UniqueFd> fds;
+};
+
+std::string gone(int rank) { return base::format("4:rank {} (pid {}) is gone", rank, ::getpid()); }
+
+TEST(Relay, WhoIsGoneEndsWhatItHasNotGiven) {
+  Welcomed ranks(3);
+  ranks.give(1, "one");
+  ranks.leave(0);
+  EXPECT_EQ(ranks.heard(1), gone(0));
+  EXPECT_EQ(ranks.heard(2), "nothing") << "it does not wait yet";
+  ranks.give(2, "two");
+  EXPECT_EQ(ranks.heard(2), gone(0));
+  ranks.leave(2);
+  EXPECT_EQ(ranks.heard(1), "nothing") << "it has been told";
+}
+
+TEST(Relay, WhatWasGivenStaysWhenWhoGaveItIsGone) {
+  Welcomed ranks(2);
+  ranks.give(0, "a");
+  ranks.give(0, "b");  // only the first counts
+  EXPECT_EQ(ranks.heard(0), "nothing");
+  ranks.leave(0);
+  ranks.give(1, "cd");
+  const auto length = [](char n) { return n + std::string(7, '\0'); };
+  EXPECT_EQ(ranks.heard(1), "3:" + length(1) + "a" + length(2) + "cd");
+}
+
 TEST(Relay, HangsUpOnFramesThatNoClientSends) {
   const std::string name = unique_name("frames");
   auto server = RelayServer::open(name, "", 2);
   ASSERT_TRUE(server.ok());
   const auto ends = [&](bool is_member, const RawFrame& frame) { return hangs_up(**server, name, is_member, frame); };
   EXPECT_FALSE(ends(true, {.type = 2, .number = 1, .value = 20000}));
+  EXPECT_FALSE(ends(true, {.type = 2, .number = 5, .value = 0}));
+  EXPECT_FALSE(ends(true, {.type = 2, .number = 6, .value = 86400000})) << "the longest deadline";
+  EXPECT_TRUE(ends(true, {.type = 2, .number = 7, .value = 86400001}));
   EXPECT_TRUE(ends(true, {.type = 2, .number = 2, .value = int64_t{1} << 62})) << "a deadline beyond time";
   EXPECT_TRUE(ends(true, {.type = 2, .number = 3, .value = -1}));
   EXPECT_TRUE(ends(true, {.number = 1, .value = 2})) << "a second hello, as another rank";
@@ -194,6 +258,53 @@ TEST(Relay, HangsUpOnFramesThatNoClientSends) {
   EXPECT_TRUE(ends(true, {.type = 1}));
   EXPECT_TRUE(ends(false, {.type = 2, .number = 4, .value = 20000})) << "no hello before";
   EXPECT_TRUE(ends(false, {.value = 2, .length = uint64_t{1} << 20})) << "more memory than a token takes";
+}
+
+/// What rank 0 of 2 has of its first all-gather where the server says these frames behind its welcome.
+std::string gathered(const std::vector<std::pair<RawFrame, std::string>>& said) {
+  int fds[2] = {-1, -1};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  UniqueFd server(fds[0]), client(fds[1]);
+  const RawFrame welcome{.type = 1};
+  EXPECT_TRUE(send_all(server.get(), &welcome, sizeof welcome).ok());
+  for (auto [frame, text] : said) {
+    if (frame.length == 0) frame.length = text.size();
+    EXPECT_TRUE(send_all(server.get(), &frame, sizeof frame).ok());
+    EXPECT_TRUE(send_all(server.get(), text.data(), text.size()).ok());
+  }
+  auto bootstrap = join_relay(std::move(client), "name", "", 0, 2, now_ns() + 5000000000, "the server");
+  EXPECT_TRUE(bootstrap.ok()) << bootstrap.status().message();
+  try {
+    std::string all;
+    for (const Bytes& entry : (*bootstrap)->allgather({}, 1000)) all += text_of(entry) + ";";
+    return all;
+  } catch (const PeerLost& error) {
+    return error.what();
+  }
+}
+
+TEST(Relay, AnAnswerThatIsNoneIsRefused) {
+  const auto entry = [](uint64_t length, const std::string& text) {
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+  };
+  const RawFrame result{.type = 3, .number = 1}, failure{.type = 4, .number = 1};
+  const std::string good = entry(3, "one") + entry(0, "");
+  EXPECT_EQ(gathered({{result, good}}), "one;;");
+  EXPECT_EQ(gathered({{result, good + entry(3, "two")}}), "one;;") << "no rank has said it";
+  EXPECT_EQ(gathered({{{.type = 3, .number = 0}, entry(3, "old") + entry(3, "old")}, {result, good}}), "one;;")
+      << "of an all-gather that is over";
+  EXPECT_EQ(gathered({{failure, "it rains"}}), "bootstrap: rank 0 of 2: it rains");
+  EXPECT_EQ(gathered({{{.magic = 7, .type = 3, .number = 1}, good}}),
+            "bootstrap: rank 0 of 2: the server speaks another protocol");
+  EXPECT_EQ(gathered({{{.type = 3, .number = 1, .length = (uint64_t{128} << 20) + 1}, ""}}),
+            "bootstrap: rank 0 of 2: the server speaks another protocol")
+      << "more than 64 MiB of each rank";
+  const auto sent = [](int count) { return base::format("bootstrap: the server sent {} entries, wanted 2", count); };
+  EXPECT_EQ(gathered({{result, entry(3, "one")}}), sent(1));
+  EXPECT_EQ(gathered({{result, entry(3, "one") + entry(0, "").substr(1)}}), sent(1));
+  EXPECT_EQ(gathered({{result, entry(3, "one") + entry(2, "t")}}), sent(1));
+  EXPECT_EQ(gathered({{result, entry(~uint64_t{0}, "one")}}), sent(0));
+  EXPECT_EQ(gathered({{result, "1234567"}}), sent(0));
 }
 
 TEST(Relay, StrangersOverTcpGetFewPlacesAndRanksTheirs) {
@@ -207,10 +318,12 @@ TEST(Relay, StrangersOverTcpGetFewPlacesAndRanksTheirs) {
   const auto connect = [&] { return connect_to(name, SOCK_STREAM, now_ns() + 1000000000).value(); };
   const UniqueFd rank = connect();
   server->serve();
-  const RawFrame hello{.number = 1, .value = 2, .length = 6};
+  EXPECT_EQ(server->num_strangers(), 1u);
+  const RawFrame hello{.number = 0, .value = 2, .length = 6};
   EXPECT_TRUE(send_all(rank.get(), &hello, sizeof hello).ok());
   EXPECT_TRUE(send_all(rank.get(), "secret", 6).ok());
   server->serve();
+  EXPECT_EQ(server->num_strangers(), 0u) << "rank 0 is one of the ranks";
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 200; ++i) {
     silent.push_back(connect());
@@ -226,11 +339,65 @@ TEST(Relay, StrangersOverTcpGetFewPlacesAndRanksTheirs) {
   EXPECT_LT(::recv(rank.get(), &byte, 1, MSG_DONTWAIT), 0);
   // As much as a greeting may have and more: it is not read any further.
   const std::string much(1 << 16, 'x');
-  const RawFrame longest{.number = 0, .value = 2, .length = RelayServer::kGreetingBytes};
+  const RawFrame longest{.number = 1, .value = 2, .length = RelayServer::kGreetingBytes};
   EXPECT_TRUE(send_all(silent.back().get(), &longest, sizeof longest).ok());
   (void)::send(silent.back().get(), much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   for (int i = 0; i < 3; ++i) server->serve();
   EXPECT_EQ(server->num_strangers(), RelayServer::kMaxStrangers + 1);
+}
+
+TEST(Sockets, AreWaitedForUntilTheDeadline) {
+  const std::string name = unique_name("later");
+  auto connecting =
+      std::async(std::launch::async, [&] { return connect_to(name, SOCK_STREAM, now_ns() + 20000000000); });
+  ::usleep(20000);  // so that it tries in vain first
+  const base::Result<UniqueFd> listener = listen_on(name, SOCK_STREAM);
+  ASSERT_TRUE(listener.ok());
+  EXPECT_TRUE(connecting.get().ok());
+  const base::Result<UniqueFd> no_port = listen_on("tcp:127.0.0.1:no port", SOCK_STREAM);
+  EXPECT_EQ(no_port.status().code(), Errc::bootstrap);
+}
+
+TEST(Sockets, StayOpenWhenTheyAreMovedToThemselves) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+  UniqueFd& same = fd;
+  fd = std::move(same);
+  EXPECT_GE(fd.get(), 0);
+}
+
+TEST(ReceiveAll, TakesWhatCameWhateverFailedBefore) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  const UniqueFd near(fds[0]), far(fds[1]);
+  ASSERT_TRUE(send_all(near.get(), "four", 4).ok());
+  char got[4] = {};
+  errno = EINTR;  // of a call that is over
+  EXPECT_TRUE(receive_all(far.get(), got, sizeof got, now_ns() + 5000000000).ok());
+  EXPECT_EQ(std::string(got, sizeof got), "four");
+}
+
+TEST(ReceiveAll, SaysThatTheOtherEndIsGone) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  UniqueFd near(fds[0]), far(fds[1]);
+  ASSERT_TRUE(send_all(near.get(), "tw", 2).ok());
+  near.reset();
+  char got[4] = {};
+  errno = EINTR;  // of a call that is over
+  const base::Status status = receive_all(far.get(), got, sizeof got, now_ns() + 1000000000);
+  EXPECT_EQ(status.code(), Errc::bootstrap);
+  EXPECT_EQ(status.message(), "the other end closed the connection");
+}
+
+TEST(ReceiveAll, SaysWhatFailed) {
+  int fds[2] = {-1, -1};
+  ASSERT_EQ(::pipe(fds), 0);
+  const UniqueFd read_end(fds[0]), write_end(fds[1]);
+  ASSERT_EQ(::write(write_end.get(), "four", 4), 4);
+  char got[4] = {};
+  const base::Status status = receive_all(read_end.get(), got, sizeof got, now_ns() + 1000000000);
+  EXPECT_NE(status.code(), Errc::timeout) << "a pipe is no socket";
+  EXPECT_NE(status.message().find("receive"), std::string::npos) << status.message();
 }
 
 TEST(Relay, ForeignUidIsRejected) {

@@ -116,6 +116,7 @@ TEST(Connect, ARankThatCannotBeWhereItSaysIsNamed) {
   };
   const Lie lies[] = {
       {set(kNumDoors, 9), "rank 0 says that it listens on 9 addresses, wanted 0 to 8"},
+      {set(kNumDoors, 8), "rank 0 says that it listens on what is no address (port 0)"},  // as many as there may be
       {set(kNumDoors, -1), "rank 0 says that it listens on -1 addresses"},
       {set(kNumDoors, 0), "rank 0 is on another host and says no address"},
       {set(kPort, 0), "rank 0 says that it listens on what is no address (port 0)"},

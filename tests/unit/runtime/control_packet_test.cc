@@ -183,13 +183,19 @@ TEST(PacketsOfOneHost, OfStrangersAreDropped) {
   ASSERT_EQ(::write(pair.near.get(), "short", 5), 5);
   header.magic ^= 1;
   ASSERT_EQ(::write(pair.near.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
-  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), {}, -1, in_ms(1000)).ok());
+  header = header_of(9);
+  header.length = 5;  // and nothing comes
+  ASSERT_EQ(::write(pair.near.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
+  constexpr size_t kMost = 8;
+  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), bytes_of(kMost + 1, 1), -1, in_ms(1000)).ok());
+  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), bytes_of(kMost, 2), -1, in_ms(1000)).ok());
   std::vector<std::byte> buffer;
   Packet packet;
-  EXPECT_EQ(receive_packet(pair.far.get(), buffer, packet), Received::nothing);
-  EXPECT_EQ(receive_packet(pair.far.get(), buffer, packet), Received::nothing);
-  ASSERT_EQ(receive_packet(pair.far.get(), buffer, packet), Received::packet);
+  for (const char* what : {"short", "magic", "shorter than it says", "longer than wanted"})
+    EXPECT_EQ(receive_packet(pair.far.get(), buffer, packet, kMost), Received::nothing) << what;
+  ASSERT_EQ(receive_packet(pair.far.get(), buffer, packet, kMost), Received::packet);
   EXPECT_EQ(packet.header.tag.number, 9u);
+  EXPECT_EQ(packet.message.bytes, bytes_of(kMost, 2));
 }
 
 TEST(PacketText, IsCutToWhatAPacketCarries) {

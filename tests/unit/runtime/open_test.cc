@@ -7,6 +7,8 @@
 
 #include "overlace/error.h"
 #include "overlace/runtime.h"
+#include "overlace/signal.h"
+#include "src/runtime/state.h"
 
 namespace overlace {
 namespace {
@@ -89,6 +91,34 @@ TEST(OpenRuntime, TakesNothingBackUntilItIsClosed) {
   };
   EXPECT_EQ(code_of([&] { runtime.heap().free(SymBuffer{}); }), Errc::closed);
   EXPECT_EQ(code_of([&] { channel.release(SignalIds{}); }), Errc::closed);
+}
+
+TEST(OpenRuntime, RefusesSignalsBehindTheLast) {
+  auto bootstraps = thread_bootstraps(1);
+  Runtime runtime = Runtime::open(*bootstraps[0], small());
+  const ChannelPod& pod = runtime.world().channel(StreamRef::cpu()).pod();
+  const uint32_t last = pod.team.num_ids - 1;
+  EXPECT_EQ(ticket(pod, 0, last), 0u);
+  EXPECT_THROW((void)ticket(pod, 0, last + 1), InvalidArgument);
+  EXPECT_THROW((void)ticket(pod, 1, last), InvalidArgument);
+  EXPECT_THROW((void)ticket(pod, -1, last), InvalidArgument);
+  runtime.close();
+}
+
+TEST(OpenRuntime, GrowsItsHeapToTheMostAndNoFurther) {
+  auto bootstraps = thread_bootstraps(1);
+  RuntimeOptions options = small();
+  options.max_heap_bytes = options.heap_bytes * 3;
+  Runtime runtime = Runtime::open(*bootstraps[0], options);
+  RuntimeState& state = *runtime.world().state().runtime;
+  EXPECT_TRUE(state.grow_heap(options.heap_bytes).value());
+  EXPECT_TRUE(state.grow_heap(options.max_heap_bytes).value());
+  EXPECT_GE(state.blocks.capacity(), options.max_heap_bytes);
+  const uint64_t most = state.blocks.capacity();
+  EXPECT_FALSE(state.grow_heap(1).value());
+  EXPECT_EQ(state.blocks.capacity(), most);
+  EXPECT_EQ(state.stats.heap_growths, 2u);
+  runtime.close();
 }
 
 TEST(OpenRuntime, RefusesAPeerThatIsNotThere) {

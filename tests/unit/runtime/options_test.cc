@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "overlace/error.h"
 #include "overlace/runtime.h"
@@ -28,14 +31,18 @@ TEST(LinkOptions, ReadsUnitsAndWritesThemBack) {
   EXPECT_DOUBLE_EQ(LinkOptions::parse("300MB/s,1ms").bytes_per_s, 3e8);
   EXPECT_DOUBLE_EQ(LinkOptions::parse("64KB/s,0s").bytes_per_s, 64e3);
   EXPECT_DOUBLE_EQ(LinkOptions::parse("5000B/s,750ns").latency_s, 750e-9);
+  // The slowest that there is, and the fastest.
+  EXPECT_DOUBLE_EQ(LinkOptions::parse("1KB/s,10s").latency_s, 10);
+  EXPECT_DOUBLE_EQ(LinkOptions::parse("1000GB/s,0s").bytes_per_s, 1e12);
   EXPECT_FALSE(LinkOptions::parse("none").enabled);
   EXPECT_EQ(LinkOptions::parse("none").to_string(), "none");
   EXPECT_EQ(LinkOptions::parse("300MB/s,1ms").to_string(), "300MB/s,1ms");
 }
 
 TEST(LinkOptions, RefusesWithValueAndForm) {
-  for (const char* text : {"", "2GB/s", "2GB,20us", "2GB/s,20", "-1GB/s,1us", "2GB/s,-1us", "nanGB/s,1us",
-                           "2GB/s,1us,3", "1B/s,1us", "2GB/s,1h", "GB/s,us", "infGB/s,1us", "2 GB/s,1us"}) {
+  for (const char* text :
+       {"", "2GB/s", "2GB,20us", "2GB/s,20", "-1GB/s,1us", "2GB/s,-1us", "nanGB/s,1us", "2GB/s,1us,3", "1B/s,1us",
+        "2GB/s,11s", "2GB/s,1h", "GB/s,us", "infGB/s,1us", "2 GB/s,1us"}) {
     const std::string why = refusal([&] { (void)LinkOptions::parse(text); });
     EXPECT_NE(why.find("link \"" + std::string(text) + "\""), std::string::npos) << why;
     EXPECT_NE(why.find("wanted RATE,LATENCY such as 2GB/s,20us"), std::string::npos) << why;
@@ -102,8 +109,17 @@ TEST(RuntimeOptions, RefusesValuesOutOfRange) {
             "RuntimeOptions::num_signal_ids is 3, wanted 64 to 1048576");
   EXPECT_NE(open([](RuntimeOptions& o) { o.net_engine = "gin"; }).find("net_engine is \"gin\""), std::string::npos);
   EXPECT_EQ(refusal([] { (void)thread_bootstraps(0); }), "thread_bootstraps: n is 0, wanted >= 1");
-  EXPECT_EQ(refusal([] { (void)callback_bootstrap(2, 2, "t", [](auto) { return std::vector<Bytes>(); }); }),
-            "callback_bootstrap: rank is 2 of 2, wanted 0 <= rank < size and a callable");
+  const auto callback = [](int rank, int size,
+                           const std::function<std::vector<Bytes>(std::span<const std::byte>)>& gather) {
+    return refusal([&] { (void)callback_bootstrap(rank, size, "t", gather); });
+  };
+  const auto none = [](auto) { return std::vector<Bytes>(); };
+  const std::string wanted = ", wanted 0 <= rank < size and a callable";
+  EXPECT_EQ(callback(2, 2, none), "callback_bootstrap: rank is 2 of 2" + wanted);
+  EXPECT_EQ(callback(-1, 2, none), "callback_bootstrap: rank is -1 of 2" + wanted);
+  EXPECT_EQ(callback(0, 0, none), "callback_bootstrap: rank is 0 of 0" + wanted);
+  EXPECT_EQ(callback(0, 2, {}), "callback_bootstrap: rank is 0 of 2" + wanted);
+  EXPECT_EQ(callback(0, 1, none), "nothing was thrown");
 }
 
 TEST(RuntimeOptions, WithoutCudaTheBackendSaysSo) {

@@ -37,8 +37,10 @@ TEST(Secret, DiffersInEveryByteAndLength) {
 TEST(Secret, OfTheUserIsLongEnoughAndNeverShown) {
   EXPECT_TRUE(check_secret(random_token()).ok());
   EXPECT_TRUE(check_secret(std::string(128, 'x')).ok());
+  EXPECT_TRUE(check_secret("shortest~of~all!").ok());
   const std::string blank = "sixteen letters and blanks";
-  for (const std::string& text : {std::string(), std::string("hunter2"), std::string(129, 'x'), blank}) {
+  for (const std::string& text :
+       {std::string(), std::string("hunter2"), std::string("one~too~short!!"), std::string(129, 'x'), blank}) {
     const base::Status status = check_secret(text);
     EXPECT_EQ(status.code(), Errc::invalid_argument) << text;
     EXPECT_NE(status.message().find("wanted 16 to 128"), std::string::npos) << status.message();

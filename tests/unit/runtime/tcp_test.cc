@@ -161,6 +161,11 @@ TEST(Doors, AreWhereTheyWereAskedFor) {
   EXPECT_EQ(doors("", "", own_addresses()), List{"127.0.0.1"}) << "hosts that are this one";
   for (const std::string& address : doors("", "", {"192.0.2.7"}))
     EXPECT_NE(address, "*") << "a way to another host is one interface";
+  // There is no way to it: connect() refuses a broadcast to who has not asked for that.
+  const List usual = doors("", "", {"255.255.255.255"});
+  ASSERT_EQ(usual.size(), 1u);
+  EXPECT_NE(number_of(usual[0]), 0u) << usual[0];
+  EXPECT_EQ(doors("", "", {"no number"}), usual);
   for (const char* wrong : {"0.0.0.0", "eth99", "300.1.1.1", "*"}) {
     const base::Result<std::vector<std::string>> refused = addresses_of_doors(wrong, "", {});
     ASSERT_FALSE(refused.ok()) << wrong;

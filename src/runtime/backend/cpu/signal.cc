@@ -161,7 +161,6 @@ void put(const ChannelPod& channel, int peer, uint64_t dst_offset, const void* s
 
 void put_2d(const ChannelPod& channel, int peer, uint64_t dst_offset, size_t dst_pitch, const void* src,
             size_t src_pitch, size_t row_bytes, size_t rows) {
-  if (row_bytes == 0) return;
   send(
       channel, peer,
       {place_of(channel.team, peer) + dst_offset, static_cast<const char*>(src), dst_pitch, src_pitch, row_bytes, rows},
