@@ -117,6 +117,9 @@ TEST(Machine, RefusesCurvesThatDoNotGrow) {
             "m.json: /copy/pair_us/points/1: got [2,1.5], wanted a value >= 2, that before: it must not fall as sizes "
             "grow");
   EXPECT_EQ(refusal(curve("[[1,0]]")), "m.json: /copy/pair_us/points/0: got [1,0], wanted a value > 0 and <= 1e+09");
+  EXPECT_EQ(refusal(curve("[[0,1]]")), "m.json: /copy/pair_us/points/0: got [0,1], wanted a size > 0 and <= 1e18");
+  EXPECT_EQ(refusal(curve("[[1e18,1]]")), "taken");
+  EXPECT_NE(refusal(curve("[[1.1e18,1]]")), "taken");
   EXPECT_EQ(refusal(curve("[]")), "m.json: /copy/pair_us/points: got [], wanted 1 to 1000 pairs [size, value]");
   EXPECT_EQ(refusal(with(R"("copy":{"pair_us":{"x":"rows","source":"prior","points":[[1,1]]}})")),
             "m.json: /copy/pair_us/x: got \"rows\", wanted \"bytes\", the unit of the sizes");

@@ -59,6 +59,16 @@ TEST(Operator, IsRefusedWhereItLacksSomething) {
   EXPECT_EQ(find_operator("unit_test"), nullptr);
 }
 
+TEST(Operator, FieldsOfACallAreThoseThatItDeclares) {
+  OperatorDef op = kWhole;
+  constexpr FieldDef kFields[] = {{"window", FieldType::integer, "rows"}};
+  op.fields = kFields;
+  EXPECT_EQ(field_problem(op, {{"window", int64_t{3}}}), "");
+  EXPECT_EQ(field_problem(op, {}), "field 'window' is missing, wanted an integer");
+  EXPECT_EQ(field_problem(op, {{"window", true}}), "field 'window' is true or false, wanted an integer");
+  EXPECT_EQ(field_problem(op, {{"window", int64_t{3}}, {"widow", int64_t{3}}}), "unit_test has no field 'widow'");
+}
+
 TEST(Operator, ThoseOfTheLibraryAreWhole) {
   EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm");
   EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm, ag_wgrad or a2a_gemm");
