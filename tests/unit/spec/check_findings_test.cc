@@ -40,6 +40,24 @@ TEST(CheckFindings, OfTwoAccessesTheLowerRankComesFirst) {
       << findings(s);
 }
 
+/// One of two adds on lanes of their own is waited for: it may be either.
+TEST(CheckFindings, AWordWithAddsOfTwoLanesSaysNothingOfEither) {
+  Schedule s = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"lanes",
+    "buffers":[["P","local","fp32",[8,4]],["Q","local","fp32",[8,4]],["X","symmetric","fp32",[8,4]]],
+    "signals":[["sent",1]],
+    "tasks":[{"id":"low","kind":"copy","engine":"ce","queue":0,"reads":[["P","r",[0,4],[0,4]]],
+      "writes":[["X","(r+1)%G",[0,4],[0,4]]],"sets":[["sent",0,"(r+1)%G",1]]},
+      {"id":"high","kind":"copy","engine":"ce","queue":1,"reads":[["P","r",[4,4],[0,4]]],
+      "writes":[["X","(r+1)%G",[4,4],[0,4]]],"sets":[["sent",0,"(r+1)%G",1]]},
+      {"id":"use","kind":"copy","engine":"sm","reads":[["X","r",[0,8],[0,4]]],"writes":[["Q","r",[0,8],[0,4]]],
+      "waits":[["sent",0,"(r+G-1)%G",1]]}]})");
+  const auto text = [&] { return check(s, Machine{}, {.ranks = {3}, .coverage = false}).to_string(); };
+  for (const char* sender : {"low of rank 2 writes X@0[0:4][0:4]", "high of rank 2 writes X@0[4:8][0:4]"})
+    EXPECT_NE(text().find(std::string("reads X@0[0:8][0:4] and, unordered, ") + sender), std::string::npos) << text();
+  task(s, "use").waits[0].at_least = 2;
+  EXPECT_EQ(text().find("S5"), std::string::npos) << text();
+}
+
 TEST(CheckFindings, ATaskThatWritesRowsTwiceIsUnorderedWithItself) {
   Schedule s = gather();
   s.buffers.push_back({"T", Space::local, DType::bf16, {8, 8}});
