@@ -52,6 +52,7 @@ TEST(Json, SetAddsAndReplaces) {
 TEST(Json, DumpsWithIndentation) {
   const Json value = Json::Object{{"a", Json::Array{1, 2}}, {"e", Json::array()}, {"o", Json::object()}};
   EXPECT_EQ(value.dump(2), "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"e\": [],\n  \"o\": {}\n}");
+  EXPECT_EQ(Json(Json::Array{1, 2}).dump(0), "[\n1,\n2\n]");
 }
 
 TEST(Json, EscapesWhatJsonCannotCarry) {

@@ -82,6 +82,15 @@ TEST(NpyHeader, EndsWhereItsTextEnds) {
   EXPECT_EQ(cut.status().message(), "f.npy: header at character 18: \"\", wanted True or False");
 }
 
+TEST(NpyHeader, HasNothingBehindIt) {
+  const std::string text = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}";
+  EXPECT_TRUE(parse_npy_header(text + " \n", "f.npy").ok());
+  for (const char behind : {'x', '\0'}) {
+    const std::string message = parse_npy_header(text + behind, "f.npy").status().message();
+    EXPECT_NE(message.find("wanted the header's end"), std::string::npos) << message;
+  }
+}
+
 TEST(NpyHeader, OfVersionTwoHasALengthOfFourBytes) {
   const std::string begin = "\x93NUMPY\x02" + std::string(1, '\0');
   const auto message = [&](const std::string& length) { return parse_npy(begin + length, "f.npy").status().message(); };

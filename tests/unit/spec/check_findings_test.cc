@@ -97,6 +97,33 @@ TEST(CheckFindings, CoverageNeedsTheResultByItsName) {
   EXPECT_EQ(findings(s), "S9 warning: hetero_fused_1d, rank 0: needs the result C of ag_gemm\n");
 }
 
+TEST(CheckFindings, CopiesKeepTheType) {
+  Schedule s = gather();
+  for (Buffer& buffer : s.buffers)
+    if (buffer.name == "X") buffer.dtype = DType::fp32;
+  EXPECT_TRUE(says(s, "S2 error: push[s=0,p=1], rank 0: copies A@0[0:6][0:40] to X@3[0:6][0:40] of another type\n"))
+      << findings(s);
+}
+
+TEST(CheckFindings, AWaitForNoAddsNeedsOneAllTheSame) {
+  Schedule s = gather();
+  task(s, "push").sets.clear();
+  task(s, "gemm_remote").waits[0].at_least = 0;
+  EXPECT_TRUE(says(s, "S4 error: gemm_remote[s=0], rank 0: waits for 0 adds by rank 1 to arrived[0], which gets 0"))
+      << findings(s);
+}
+
+TEST(CheckFindings, CoverageTakesAnInputByItsNameAlone) {
+  Schedule s = gather();
+  const auto rename = [](std::string* name) { *name = *name == "A" ? "D" : *name; };
+  for (Buffer& buffer : s.buffers) rename(&buffer.name);
+  for (Task& t : s.tasks)
+    for (Region& region : t.reads) rename(&region.buffer);
+  EXPECT_EQ(
+      findings(s),
+      "S9 error: push[s=0,p=1], rank 0: 240 of the 240 elements of D@0 rows 0:6 columns 0:40 were never written\n");
+}
+
 TEST(CheckFindings, EnginesForCollectivesAndFilesDoNotCopy) {
   Schedule s = gather();
   for (const auto& [engine, name] : {std::pair(Engine::nic, "nic"), {Engine::io, "io"}}) {

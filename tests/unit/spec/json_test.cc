@@ -93,6 +93,7 @@ TEST(ScheduleJson, IgnoresExtensionKeys) {
   const Schedule schedule = make_schedule(sample("gemm_rs"), "serial");
   const std::string text = replaced(schedule.to_json(), "{\"buffers\"", "{\"x-note\":[1,{}],\"buffers\"");
   EXPECT_EQ(Schedule::from_json(text), schedule);
+  EXPECT_EQ(Schedule::from_json(replaced(text, "\"params\":{", "\"params\":{\"x-note\":[1],")), schedule);
 }
 
 TEST(ScheduleJson, SurvivesEveryTruncation) {

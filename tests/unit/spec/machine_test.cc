@@ -103,6 +103,13 @@ TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
   EXPECT_TRUE(refusal(driver(201)).ends_with("wanted a string of at most 200 characters"));
   EXPECT_EQ(refusal(with(R"("driver":7)")), "m.json: /driver: got 7, wanted a string of at most 200 characters");
   EXPECT_EQ(refusal(R"({"overlace_machine":2})"), "m.json: /overlace_machine: got 2, wanted 1");
+  const auto tiles = [](int count) {
+    std::string list;
+    for (int i = 0; i < count; ++i) list += i == 0 ? "7" : ",7";
+    return with("\"gemm\":{\"tiles\":[" + list + "]}");
+  };
+  EXPECT_NE(refusal(tiles(1001)).find("wanted a list of at most 1000 objects"), std::string::npos);
+  EXPECT_EQ(refusal(tiles(1000)), "m.json: /gemm/tiles/0: got 7, wanted an object");
   EXPECT_EQ(refusal("[]"), "m.json: : got [], wanted an object");
 }
 
