@@ -133,19 +133,20 @@ std::vector<Row> rows_of(const Trace& trace) {
 }
 
 Anchors::Anchors(const std::vector<Row>& rows) : rows_(rows) {
-  for (size_t i = 0; i < rows.size(); ++i) first_.emplace(std::pair(rows[i].rank, rows[i].lane), i);
+  for (size_t i = 0; i < rows.size(); ++i)
+    rows_of_lane_.try_emplace({rows[i].rank, rows[i].lane}, Range{i, i}).first->second.end = i + 1;
 }
 
 template <class Time>
 Anchor Anchors::find(int rank, const std::string& lane, int64_t ns, Time time) const {
-  const size_t first = first_.at({rank, lane});
-  for (size_t i = first; i < rows_.size() && rows_[i].rank == rank && rows_[i].lane == lane; ++i) {
+  const Range range = rows_of_lane_.at({rank, lane});
+  for (size_t i = range.begin; i < range.end; ++i) {
     const auto& spans = rows_[i].spans;  // disjoint: both their begins and their ends ascend
     const auto it = std::lower_bound(spans.begin(), spans.end(), ns,
                                      [&](const Span* span, int64_t value) { return time(*span) < value; });
     if (it != spans.end() && time(**it) == ns) return {i, *it};
   }
-  return {first, nullptr};
+  return {range.begin, nullptr};
 }
 
 Anchor Anchors::source(const Arrow& arrow) const {

@@ -44,7 +44,10 @@ class Anchors {
   template <class Time>
   Anchor find(int rank, const std::string& lane, int64_t ns, Time time) const;
   const std::vector<Row>& rows_;
-  std::map<std::pair<int, std::string>, size_t> first_;
+  struct Range {
+    size_t begin = 0, end = 0;
+  };
+  std::map<std::pair<int, std::string>, Range> rows_of_lane_;
 };
 
 /// Process and thread ids of a row: viewers treat id 0 as the idle process.

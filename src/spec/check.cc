@@ -114,7 +114,6 @@ CheckReport check(const Schedule& schedule, const Machine& machine, const CheckO
   CheckReport report;
   Findings findings(&report.findings);
   check_names(schedule, &findings);
-  if (findings.num_errors() > 0) return report;
   std::vector<int> sizes = options.ranks;
   if (sizes.empty()) {
     const auto it = schedule.params.find("G");

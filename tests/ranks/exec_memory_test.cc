@@ -214,6 +214,42 @@ TEST_P(ExecMemory, WhereGraphsHoldAllOfTheHeapTheCallSaysSoOnAllRanks) {
       one_mebibyte());
 }
 
+TEST_P(ExecMemory, WhereTheCallerHoldsAllOfTheHeapNoGraphsAreNamed) {
+  run_ranks(
+      2, GetParam(),
+      [](Runtime& runtime) {
+        const SymBuffer mine = runtime.heap().alloc(900000, 256, "mine");
+        const std::string text = refusal(large(96), channel_of(runtime));
+        EXPECT_NE(text.find("in use 900096"), std::string::npos) << text;
+        EXPECT_EQ(text.find("captured graphs"), std::string::npos) << text;
+        runtime.heap().free(mine);
+        call(large(96), channel_of(runtime));
+      },
+      one_mebibyte());
+}
+
+/// What the library takes is compared as what the caller takes: ranks that run other schedules learn of it.
+TEST_P(ExecMemory, IsTakenByHeapCallsThatAreVerified) {
+  run_ranks(
+      3, GetParam(),
+      [](Runtime& runtime) {
+        call(large(48), channel_of(runtime));
+        const bool is_odd = runtime.world().rank() == 1;
+        if (is_odd) runtime.heap().alloc(64, 64, "odd");
+        std::string text;
+        try {
+          runtime.heap().verify();
+        } catch (const PlanMismatch& e) {
+          text = e.what();
+        }
+        EXPECT_NE(text.find("rank 1 made other heap calls: 2 calls"), std::string::npos) << text;
+        EXPECT_NE(text.find("last alloc 64 64 \"odd\"; wanted, as the others: 1 calls"), std::string::npos) << text;
+        EXPECT_NE(text.find("last alloc 384000 256 \"ag_gemm.hetero_fused_1d\""), std::string::npos) << text;
+        if (!is_odd) runtime.heap().alloc(64, 64, "odd");
+      },
+      one_mebibyte());
+}
+
 TEST_P(ExecMemory, TheHeapGrowsUpToItsLimit) {
   run_ranks(
       3, GetParam(),
@@ -305,7 +341,10 @@ TEST(ExecMemoryOfPrograms, TheOldestGoesUnlessAGraphHoldsIt) {
     width(1);
     width(kMost);
     EXPECT_EQ(runtime.stats().preparations, preparations);
-    width(2);
+    // An eighth of 2048 went once, the oldest that no graph held: 2 to 257.
+    width(258);
+    EXPECT_EQ(runtime.stats().preparations, preparations);
+    width(257);
     EXPECT_EQ(runtime.stats().preparations, preparations + (rank == 0 ? 0 : 1));
   });
 }

@@ -2,12 +2,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
+#include <utility>
 
+#include "overlace/net_engine.h"
 #include "overlace/ops/ag_gemm.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
 #include "src/ops/reduce/bodies.h"
+#include "src/runtime/state.h"
 #include "tests/ranks/ops_cases.h"
 
 namespace overlace::test {
@@ -259,6 +263,43 @@ std::vector<char> run_normal(const Case& c, Channel& channel) {
   operands.fill_normal(11);
   operands.run();
   return operands.out().bytes();
+}
+
+/// Counts what it is asked for, and moves nothing.
+class CountingEngine final : public NetEngine {
+ public:
+  std::string name() const override { return "counting"; }
+  std::string version() const override { return "1"; }
+  void all_gather(const void*, void*, size_t, DType, StreamRef) override { ++calls; }
+  void reduce_scatter(const void*, void*, size_t, DType, StreamRef) override { ++calls; }
+  void all_reduce(const void*, void*, size_t, DType, StreamRef) override { ++calls; }
+  void all_to_all(const void*, void*, size_t, DType, StreamRef) override { ++calls; }
+  void broadcast(void*, size_t, DType, int, StreamRef) override { ++calls; }
+  void reduce(const void*, void*, size_t, DType, int, StreamRef) override { ++calls; }
+  void send(const void*, size_t, int, StreamRef) override { ++calls; }
+  void recv(void*, size_t, int, StreamRef) override { ++calls; }
+  void group_begin(std::string_view) override { ++calls; }
+  void group_end() override {}
+  void abort() override {}
+  int calls = 0;
+};
+
+TEST(Exec, ACollectiveWithoutRowsDoesNotCallTheEngine) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    std::unique_ptr<NetEngine>& engine = runtime.world().state().engine;
+    auto counting = std::make_unique<CountingEngine>();
+    const int& calls = counting->calls;
+    std::unique_ptr<NetEngine> own = std::exchange(engine, std::move(counting));
+    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+      call({.op = op, .family = "library", .m = 0}, channel_of(runtime), 0);
+      EXPECT_EQ(calls, 0) << op;
+    }
+    Operands some({.op = "gemm_ar", .family = "library"}, channel_of(runtime));
+    some.fill(0);
+    some.run();
+    EXPECT_EQ(calls, 1);
+    engine = std::move(own);
+  });
 }
 
 TEST(Exec, AFailingBodyEndsTheCallOnAllRanks) {

@@ -122,9 +122,7 @@ class CpuCall {
       const spec::Instance* i = head(lane);
       if (i != nullptr && deps_done(*i) && (first == nullptr || prepared_.is_transfer[lane] == 0)) first = i;
     }
-    if (first == nullptr) {
-      return base::error(Errc::bad_schedule, "schedule {}: every lane waits for another one", program_.schedule.family);
-    }
+    OVERLACE_ASSERT(first != nullptr);  // expand() gives a topological order, so one exists
     const auto unmet =
         std::find_if(first->waits.begin(), first->waits.end(), [&](const spec::ResolvedWait& w) { return !holds(w); });
     if (unmet == first->waits.end()) return {};

@@ -221,7 +221,6 @@ std::vector<Graph::Step> Graph::steps() const {
 }
 
 bool overlap(const Box& a, const Box& b) {
-  if (a.buffer != b.buffer || a.rank != b.rank || a.empty() || b.empty()) return false;
   for (int d = 0; d < a.ndim; ++d) {
     if (a.begin[d] >= b.begin[d] + b.count[d] || b.begin[d] >= a.begin[d] + a.count[d]) return false;
   }

@@ -88,6 +88,7 @@ class Graph {
   std::vector<int32_t> clocks_;  // [node][chain]
 };
 
+/// Of two boxes of one buffer of one rank, neither empty.
 bool overlap(const Box& a, const Box& b);
 /// "a of rank 0 -> b of rank 1 -> ..."
 std::string names_of(const AllRanks& team, const std::vector<std::pair<int, int>>& circle);

@@ -39,9 +39,6 @@ void check_engine(const Task& task, const Machine& machine, Findings* out) {
   if (task.kind == Kind::collective && !machine.has_net_engine) {
     out->error("S11", task.id, 0, base::format("machine {} has no engine for collectives", machine.name));
   }
-  if ((task.engine == Engine::nic && task.kind != Kind::collective) || task.engine == Engine::io) {
-    out->error("S11", task.id, 0, base::format("machine {} has no engine {}", machine.name, name_of(task.engine)));
-  }
 }
 
 }  // namespace

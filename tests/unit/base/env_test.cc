@@ -120,6 +120,8 @@ TEST(Env, HeapBytesTakesSuffixes) {
   EXPECT_EQ(Env::parse({"OVERLACE_HEAP_BYTES=3K"})->heap_bytes, 3072);
   EXPECT_EQ(Env::parse({"OVERLACE_HEAP_BYTES=2G"})->heap_bytes, int64_t{2} << 30);
   EXPECT_EQ(Env::parse({"OVERLACE_HEAP_BYTES=123"})->heap_bytes, 123);
+  EXPECT_EQ(Env::parse({"OVERLACE_HEAP_BYTES=8589934591G"})->heap_bytes, int64_t{8589934591} << 30);
+  EXPECT_NE(refusal("OVERLACE_HEAP_BYTES=8589934592G"), "accepted");
 }
 
 TEST(Env, SetToNothingCountsAsNotSet) {
@@ -215,6 +217,8 @@ TEST(Env, RemembersARankWithoutANumberOfRanks) {
 TEST(Env, IgnoresAStrayRankButRefusesABadOne) {
   EXPECT_EQ(Env::parse({"RANK=general"})->rank, -1);
   EXPECT_EQ(refusal("WORLD_SIZE=two"), "WORLD_SIZE is \"two\", wanted an integer >= 0");
+  EXPECT_EQ(Env::parse({"WORLD_SIZE=2147483647"})->world_size, 2147483647);
+  EXPECT_EQ(refusal("WORLD_SIZE=2147483648"), "WORLD_SIZE is \"2147483648\", wanted an integer >= 0");
   EXPECT_EQ(refusal("WORLD_SIZE=99999999999"), "WORLD_SIZE is \"99999999999\", wanted an integer >= 0");
 }
 

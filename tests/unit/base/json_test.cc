@@ -52,12 +52,22 @@ TEST(Json, SetAddsAndReplaces) {
 TEST(Json, DumpsWithIndentation) {
   const Json value = Json::Object{{"a", Json::Array{1, 2}}, {"e", Json::array()}, {"o", Json::object()}};
   EXPECT_EQ(value.dump(2), "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"e\": [],\n  \"o\": {}\n}");
+  EXPECT_EQ(Json(Json::Array{1, 2}).dump(0), "[\n1,\n2\n]");
 }
 
 TEST(Json, EscapesWhatJsonCannotCarry) {
   EXPECT_EQ(Json("a\"b\\c\nd\te\x01\x7F").dump(), R"("a\"b\\c\nd\te\u0001\u007f")");
   // Each byte that is no part of well-formed UTF-8 becomes a replacement mark; good sequences stay.
   EXPECT_EQ(Json(std::string("\xC3\xA9\xFF\xC3")).dump(), "\"\xC3\xA9\\ufffd\\ufffd\"");
+  // The first and the last of each length that UTF-8 allows, and what lies beside them: overlong, surrogates, too
+  // large.
+  for (const char* good : {"\xE0\xA0\x80", "\xED\x9F\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"})
+    EXPECT_EQ(Json(good).dump(), '"' + std::string(good) + '"');
+  const std::string mark = "\\ufffd";
+  for (const char* bad : {"\xE0\x9F\xBF", "\xED\xA0\x80", "\xC1\x80"})
+    EXPECT_EQ(Json(bad).dump().substr(0, 1 + 2 * mark.size()), '"' + mark + mark) << bad;
+  for (const char* bad : {"\xF0\x8F\x80\x80", "\xF4\x90\x80\x80"})
+    EXPECT_EQ(Json(bad).dump(), '"' + mark + mark + mark + mark + '"');
   EXPECT_EQ(Json(std::string("\xED\xA0\x80")).dump(), R"("\ufffd\ufffd\ufffd")");
   EXPECT_TRUE(Json::parse(Json(std::string("\xF0\x9F\x98\x80\xC0\x80")).dump()).ok());
 }

@@ -76,5 +76,27 @@ TEST_F(Npy, WhatIsNotMeantIsNamed) {
             std::string(path_) + ": shape (-2,), wanted sizes >= 0 of at most 1099511627776 elements");
 }
 
+TEST(NpyHeader, EndsWhereItsTextEnds) {
+  const std::string text = "{'fortran_order': \n";
+  const auto cut = parse_npy_header(std::string_view(text).substr(0, text.size() - 1), "f.npy");  // a blank lies behind
+  EXPECT_EQ(cut.status().message(), "f.npy: header at character 18: \"\", wanted True or False");
+}
+
+TEST(NpyHeader, HasNothingBehindIt) {
+  const std::string text = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}";
+  EXPECT_TRUE(parse_npy_header(text + " \n", "f.npy").ok());
+  for (const char behind : {'x', '\0'}) {
+    const std::string message = parse_npy_header(text + behind, "f.npy").status().message();
+    EXPECT_NE(message.find("wanted the header's end"), std::string::npos) << message;
+  }
+}
+
+TEST(NpyHeader, OfVersionTwoHasALengthOfFourBytes) {
+  const std::string begin = "\x93NUMPY\x02" + std::string(1, '\0');
+  const auto message = [&](const std::string& length) { return parse_npy(begin + length, "f.npy").status().message(); };
+  EXPECT_EQ(message(std::string(3, '\0')), "f.npy: 11 bytes, wanted at least 12 for an npy header");
+  EXPECT_EQ(message(std::string("\x01\0\0\0", 4)), "f.npy: offset 8: header length 1, wanted at most 0 of 12 bytes");
+}
+
 }  // namespace
 }  // namespace overlace::base

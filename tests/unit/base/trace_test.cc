@@ -11,6 +11,7 @@
 
 #include "src/base/file.h"
 #include "src/base/json.h"
+#include "src/base/trace_formats.h"
 
 namespace overlace::base {
 namespace {
@@ -129,6 +130,21 @@ TEST(Trace, ChromeSlicesOfAThreadAreDisjoint) {
   }
 }
 
+TEST(Trace, AnArrowIsTiedToASpanOfItsOwnLane) {
+  Trace t;
+  t.spans = {{0, "ce 0", "early", "copy", 0, 5, 0, 0},
+             {0, "sm 0", "same time", "gemm", 3, 10, 0, 0},
+             {1, "ce 0", "target", "copy", 20, 30, 0, 0}};
+  t.arrows = {{"arrived", 0, "ce 0", 10, 1, "ce 0", 20}};
+  const std::vector<trace_formats::Row> rows = trace_formats::rows_of(t);
+  ASSERT_EQ(rows.size(), 3u);
+  const trace_formats::Anchors anchors(rows);
+  EXPECT_EQ(anchors.source(t.arrows[0]).row, 0u);
+  EXPECT_EQ(anchors.source(t.arrows[0]).span, nullptr);
+  EXPECT_EQ(anchors.target(t.arrows[0]).row, 2u);
+  EXPECT_EQ(anchors.target(t.arrows[0]).span, &t.spans[2]);
+}
+
 TEST(Trace, EmulatedIsShownInEveryProcessName) {
   for (const char* bytes : {"rank 0 (emulated)", "rank 1 (emulated)"}) {
     EXPECT_NE(to_chrome_json(sample()).find(bytes), std::string::npos);
@@ -199,6 +215,11 @@ TEST(Trace, RefusesLyingRows) {
   EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",0,1,0,0])")), "parsed");
   EXPECT_EQ(refusal(with_span(R"([-1,"sm 0","a","gemm",0,1,0,0])")), "t.json: span: rank is -1, wanted 0 to 65535");
   EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",5,1,0,0])")), "t.json: span \"a\" goes from 5 to 1 ns");
+  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",-4611686018427387904,4611686018427387904,0,0])")), "parsed");
+  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",-4611686018427387905,0,0,0])")),
+            "t.json: span \"a\" goes from -4611686018427387905 to 0 ns");
+  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",0,4611686018427387905,0,0])")),
+            "t.json: span \"a\" goes from 0 to 4611686018427387905 ns");
   EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a",3,0,1,0,0])")),
             "t.json: span 0: value 3 is an integer, wanted a string");
   EXPECT_EQ(refusal(with_span(R"([0,"sm 0"])")), "t.json: span 0: wanted an array of 8 values");

@@ -98,6 +98,20 @@ TEST_P(CpuGemm, IsExactOnIntegersForEveryDtypeLayoutAndBias) {
   }
 }
 
+TEST_P(CpuGemm, TakesAColumnOfAWiderMatrixAsB) {
+  Matrix a(3, 5, DType::fp32), wide(5, 7, DType::fp32), c(3, 1, DType::fp32);
+  a.fill([](int64_t i, int64_t j) { return static_cast<double>(hashed(i, j, 1)); });
+  wide.fill([](int64_t i, int64_t j) { return static_cast<double>(hashed(i, j, 2)); });
+  TensorView column = wide.view;
+  column.sizes[1] = 1, column.strides[1] = 9;  // which nobody steps
+  ASSERT_TRUE(cpu_gemm({.a = a.view, .b = column, .c = c.view}).ok());
+  for (int64_t i = 0; i < 3; ++i) {
+    double want = 0;
+    for (int64_t k = 0; k < 5; ++k) want += a.get(i, k) * wide.get(k, 0);
+    EXPECT_EQ(c.get(i, 0), want) << i;
+  }
+}
+
 TEST_P(CpuGemm, WithoutKIsBiasAndWithoutRowsNothing) {
   Matrix a(3, 0, DType::fp32), b(0, 4, DType::fp32), c(3, 4, DType::fp32), bias(1, 4, DType::fp32);
   bias.fill([](int64_t, int64_t j) { return static_cast<double>(j + 1); });

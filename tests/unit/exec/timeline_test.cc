@@ -118,6 +118,15 @@ TEST(Timeline, AnAddThatLooksLateByTheClocksIsStillTheSource) {
   EXPECT_EQ(trace.arrows[0].name, "arrived[0]");
   EXPECT_EQ(trace.arrows[0].from_ns, 50000);
   EXPECT_EQ(trace.arrows[0].to_ns, 50000);
+  // Of adds at one time the one that was recorded first, whether they look late or not.
+  for (const int64_t seen_ns : {48000, 52000}) {
+    base::Trace alike;
+    for (const char* lane : {"ce 0", "ce 1"}) alike.arrows.push_back(sent_half("arrived[0]", 1, 0, lane, 50000, 1));
+    alike.arrows.push_back(seen_half("arrived[0]", 1, 0, 1, "sm 0", seen_ns));
+    join_arrows(alike);
+    ASSERT_EQ(alike.arrows.size(), 1u);
+    EXPECT_EQ(alike.arrows[0].from_lane, "ce 0") << seen_ns;
+  }
 }
 
 }  // namespace

@@ -107,7 +107,9 @@ TEST(Costs, FusedTilesLieInOneShard) {
   const GemmCost cost = fused_cost(machine, {300, 4, 128, 1000, 128});
   EXPECT_DOUBLE_EQ(cost.waves, 4);
   EXPECT_DOUBLE_EQ(cost.us, 3 + 4 * 12);
-  EXPECT_EQ(fused_cost(machine, {0, 4, 128, 1000, 128}).us, 0);
+  for (const FusedWork& nothing :
+       {FusedWork{0, 4, 128, 1000, 128}, {300, 0, 128, 1000, 128}, {300, 4, 0, 1000, 128}, {300, 4, 128, 0, 128}})
+    EXPECT_EQ(fused_cost(machine, nothing).us, 0);
 }
 
 TEST(Costs, SizesNearTheLimitsStayPositive) {

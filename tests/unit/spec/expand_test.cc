@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "overlace/error.h"
+#include "src/spec/alike.h"
 #include "src/spec/fused_pod.h"
 #include "src/spec/operators.h"
 #include "tests/unit/spec/operators.h"
@@ -141,6 +142,18 @@ TEST(Expand, EveryExpressionIsWhatItIsByItself) {
       }
     }
   }
+}
+
+/// Rank 0 stands for all where each sums what all others sent it: those below and those above are one fewer together.
+TEST(Expand, RanksThatSumTheLastOneOrNotAreNotAlike) {
+  const OpSpec op = op_of("gemm_rs", 48, 4);
+  Schedule schedule = make_schedule(op, "uniform_fused_1d", 2);
+  const auto expanded = [&] { return expand_alike(schedule, op.ranks).value().size(); };
+  EXPECT_EQ(expanded(), 1u);
+  for (Task& task : schedule.tasks)
+    for (Region& region : task.reads)
+      if (task.kind == Kind::reduce && region.each && region.each->end.text() == "G") region.each->end = "G-1";
+  EXPECT_EQ(expanded(), 4u);
 }
 
 TEST(Expand, AllRanksAtOnceAreTheSame) {

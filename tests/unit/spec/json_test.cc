@@ -93,6 +93,7 @@ TEST(ScheduleJson, IgnoresExtensionKeys) {
   const Schedule schedule = make_schedule(sample("gemm_rs"), "serial");
   const std::string text = replaced(schedule.to_json(), "{\"buffers\"", "{\"x-note\":[1,{}],\"buffers\"");
   EXPECT_EQ(Schedule::from_json(text), schedule);
+  EXPECT_EQ(Schedule::from_json(replaced(text, "\"params\":{", "\"params\":{\"x-note\":[1],")), schedule);
 }
 
 TEST(ScheduleJson, SurvivesEveryTruncation) {
@@ -179,6 +180,9 @@ TEST(Fingerprint, DependsOnEveryKindOfPart) {
 TEST(SchedulePrint, ShowsLanesTasksAndWhoWaitsForWhom) {
   const std::string text = make_schedule(sample("ag_gemm"), "hetero_fused_1d", 2).to_string();
   EXPECT_NE(text.find("ag_gemm hetero_fused_1d M 65 N 24 K 40 G 3 q 2 dtype bf16\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\n  buffers: A (off[r+1]-off[r], K) bf16 argument, B (N, K) bf16 argument, "), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find(",\n"), std::string::npos) << text;
   EXPECT_NE(text.find("  ce 0: push[s=0..q, p=1..G]: copy A -> X@((r-p)%G); waits credit[0] of (r-p)%G"),
             std::string::npos)
       << text;

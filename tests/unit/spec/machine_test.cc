@@ -103,6 +103,13 @@ TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
   EXPECT_TRUE(refusal(driver(201)).ends_with("wanted a string of at most 200 characters"));
   EXPECT_EQ(refusal(with(R"("driver":7)")), "m.json: /driver: got 7, wanted a string of at most 200 characters");
   EXPECT_EQ(refusal(R"({"overlace_machine":2})"), "m.json: /overlace_machine: got 2, wanted 1");
+  const auto tiles = [](int count) {
+    std::string list;
+    for (int i = 0; i < count; ++i) list += i == 0 ? "7" : ",7";
+    return with("\"gemm\":{\"tiles\":[" + list + "]}");
+  };
+  EXPECT_NE(refusal(tiles(1001)).find("wanted a list of at most 1000 objects"), std::string::npos);
+  EXPECT_EQ(refusal(tiles(1000)), "m.json: /gemm/tiles/0: got 7, wanted an object");
   EXPECT_EQ(refusal("[]"), "m.json: : got [], wanted an object");
 }
 
@@ -117,6 +124,9 @@ TEST(Machine, RefusesCurvesThatDoNotGrow) {
             "m.json: /copy/pair_us/points/1: got [2,1.5], wanted a value >= 2, that before: it must not fall as sizes "
             "grow");
   EXPECT_EQ(refusal(curve("[[1,0]]")), "m.json: /copy/pair_us/points/0: got [1,0], wanted a value > 0 and <= 1e+09");
+  EXPECT_EQ(refusal(curve("[[0,1]]")), "m.json: /copy/pair_us/points/0: got [0,1], wanted a size > 0 and <= 1e18");
+  EXPECT_EQ(refusal(curve("[[1e18,1]]")), "taken");
+  EXPECT_NE(refusal(curve("[[1.1e18,1]]")), "taken");
   EXPECT_EQ(refusal(curve("[]")), "m.json: /copy/pair_us/points: got [], wanted 1 to 1000 pairs [size, value]");
   EXPECT_EQ(refusal(with(R"("copy":{"pair_us":{"x":"rows","source":"prior","points":[[1,1]]}})")),
             "m.json: /copy/pair_us/x: got \"rows\", wanted \"bytes\", the unit of the sizes");

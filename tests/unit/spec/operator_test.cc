@@ -59,6 +59,30 @@ TEST(Operator, IsRefusedWhereItLacksSomething) {
   EXPECT_EQ(find_operator("unit_test"), nullptr);
 }
 
+TEST(Operator, FieldsOfACallAreThoseThatItDeclares) {
+  OperatorDef op = kWhole;
+  constexpr FieldDef kFields[] = {{"window", FieldType::integer, "rows"}};
+  op.fields = kFields;
+  EXPECT_EQ(field_problem(op, {{"window", int64_t{3}}}), "");
+  EXPECT_EQ(field_problem(op, {}), "field 'window' is missing, wanted an integer");
+  EXPECT_EQ(field_problem(op, {{"window", true}}), "field 'window' is true or false, wanted an integer");
+  EXPECT_EQ(field_problem(op, {{"window", int64_t{3}}, {"widow", int64_t{3}}}), "unit_test has no field 'widow'");
+}
+
+TEST(Operator, SplitsAreATableOfRowsFromRankToRank) {
+  Schedule schedule;
+  Task task;
+  EXPECT_EQ(splits_table(schedule, task, 2), nullptr);
+  task.params["splits"] = std::string("rows");
+  EXPECT_EQ(splits_table(schedule, task, 2), nullptr);
+  schedule.tables["rows"] = {1, 2, 3, 0};
+  ASSERT_NE(splits_table(schedule, task, 2), nullptr);
+  EXPECT_EQ(*splits_table(schedule, task, 2), (std::vector<int64_t>{1, 2, 3, 0}));
+  EXPECT_EQ(splits_table(schedule, task, 3), nullptr);
+  schedule.tables["rows"] = {1, 2, -3, 0};
+  EXPECT_EQ(splits_table(schedule, task, 2), nullptr);
+}
+
 TEST(Operator, ThoseOfTheLibraryAreWhole) {
   EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm");
   EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm, ag_wgrad or a2a_gemm");

@@ -76,6 +76,19 @@ TEST(Products, RowsOfSlotsFollowEachOther) {
   EXPECT_EQ(part[0].step_c, kSlotRows);
 }
 
+TEST(Products, RowsOfOtherMatricesStayApart) {
+  const auto blocks_with = [](const auto& change) {
+    Gemm gemm({{0, 2}, {2, 2}}, {{0, 2}, {2, 2}});
+    change(&gemm.instance.reads[0][1], &gemm.instance.writes[0][1]);
+    return gemm.products().size();
+  };
+  EXPECT_EQ(blocks_with([](Box*, Box*) {}), 1U);
+  EXPECT_EQ(blocks_with([](Box* a, Box*) { a->buffer = 1; }), 2U);
+  EXPECT_EQ(blocks_with([](Box*, Box* c) { c->rank = 1; }), 2U);
+  EXPECT_EQ(blocks_with([](Box* a, Box*) { a->begin[1] = 1, a->count[1] = 3; }), 2U);
+  EXPECT_EQ(blocks_with([](Box*, Box* c) { c->count[1] = 2; }), 2U);
+}
+
 /// Whatever is joined, each row of c is computed once, from the row of a that its box says.
 TEST(Products, AllRowsOfAllFamiliesAreComputedOnce) {
   int joined = 0;

@@ -274,6 +274,10 @@ TEST(ChooseInstance, SaysWhatIsMissing) {
   }
   expect_missing(op_of("ag_gemm"), 3, {{"align_k", int64_t{8}}}, "slabs of other than multiples of 64 columns");
   expect_missing(op_of("gemm_rs"), 2, {{"align", int64_t{128}}}, "tiles 128x128");
+  spec::Schedule uneven = spec::make_schedule(op_of("ag_gemm"), "k_slab", 3);
+  ASSERT_TRUE(choose_instance(uneven, kSms).ok());
+  uneven.tables["slab"] = {0, 64, 192, 8192};
+  EXPECT_NE(choose_instance(uneven, kSms).status().message().find("slabs of other than"), std::string::npos);
 }
 
 }  // namespace
