@@ -91,6 +91,16 @@ TEST(NpyHeader, HasNothingBehindIt) {
   }
 }
 
+TEST(NpyHeader, HasAShapeOfUpToEightSizes) {
+  const auto shape = [](const std::string& sizes) {
+    const auto header = parse_npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (" + sizes + ")}", "f.npy");
+    return header.ok() ? header->shape : std::vector<int64_t>{-1};
+  };
+  EXPECT_EQ(shape("1,2,3,4,5,6,7,8"), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+  for (const char* bad : {"1,2,3,4,5,6,7,8,9", ",", "2,,3", "x"})
+    EXPECT_EQ(shape(bad), std::vector<int64_t>{-1}) << bad;
+}
+
 TEST(NpyHeader, OfVersionTwoHasALengthOfFourBytes) {
   const std::string begin = "\x93NUMPY\x02" + std::string(1, '\0');
   const auto message = [&](const std::string& length) { return parse_npy(begin + length, "f.npy").status().message(); };

@@ -123,6 +123,9 @@ TEST(Trace, ChromeSlicesOfAThreadAreDisjoint) {
     if (event.find("ph")->as_string() == "X")
       slices[event.find("tid")->as_int()].emplace_back(event.find("ts")->as_double(),
                                                        event.find("ts")->as_double() + event.find("dur")->as_double());
+  const auto names_process = [](const Json& event) { return event.find("name")->as_string() == "process_name"; };
+  const Json::Array& events = root->find("traceEvents")->as_array();
+  EXPECT_EQ(std::count_if(events.begin(), events.end(), names_process), 2) << "once for each rank";
   EXPECT_EQ(slices.size(), 5u);  // rank 1's overlapping copies take a row of their own
   for (auto& [tid, list] : slices) {
     std::sort(list.begin(), list.end());
@@ -261,6 +264,15 @@ TEST(Trace, RefusesLyingPackets) {
   EXPECT_NE(refusal(std::string("\n\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11)), "parsed");
   // An event on a track that nobody described: packet { track_event { type: 1 track_uuid: 9 } }.
   EXPECT_EQ(refusal("\n\x06\x5A\x04\x48\x01\x58\x09"), "t.json: Perfetto packet 1: track 9 was not described");
+}
+
+TEST(Trace, RefusesPacketsOfAnotherSchema) {
+  std::string packets = to_perfetto(sample());
+  const size_t at = packets.find("overlace.trace/1");
+  ASSERT_NE(at, std::string::npos);
+  packets[at + 15] = '2';
+  EXPECT_NE(refusal(packets).find("schema is \"overlace.trace/2\", wanted \"overlace.trace/1\""), std::string::npos)
+      << refusal(packets);
 }
 
 TEST(Trace, JsonMayStartWithANewLine) { expect_same(*parse_trace("\n " + sample().to_json(), "t"), sample()); }

@@ -97,6 +97,18 @@ TEST(CheckFindings, CoverageNeedsTheResultByItsName) {
   EXPECT_EQ(findings(s), "S9 warning: hetero_fused_1d, rank 0: needs the result C of ag_gemm\n");
 }
 
+TEST(CheckFindings, RegionsDoNotBeginBeforeTheirBuffer) {
+  Schedule s = gather();
+  task(s, "push").reads[0].dims[0].begin = -1;
+  EXPECT_TRUE(says(s, "dimension 0 of 'A' has 12 elements, the region begins at -1 and has 6\n")) << findings(s);
+}
+
+TEST(CheckFindings, CoverageNeedsOffsetsOfAllRanks) {
+  Schedule s = gather();
+  s.tables["off"].push_back(48);
+  EXPECT_EQ(findings(s), "S9 warning: hetero_fused_1d, rank 0: needs the table off\n");
+}
+
 TEST(CheckFindings, CopiesKeepTheType) {
   Schedule s = gather();
   for (Buffer& buffer : s.buffers)

@@ -59,6 +59,18 @@ TEST(Expr, RefusesWhatHasNoValue) {
   EXPECT_NE(refusal("(0-9223372036854775807-1)%(0-1)").find("overflow"), std::string::npos);
 }
 
+TEST(Expr, MayBeNestedToALimit) {
+  const auto nested = [](int depth, const std::string& open, std::string text) {
+    for (int i = 0; i < depth; ++i) text = open + text + ")";
+    return text;
+  };
+  EXPECT_EQ(Expr(nested(31, "(", "1")).eval({}, {}), 1);
+  EXPECT_NE(refusal(nested(32, "(", "1")).find("too deeply nested"), std::string::npos);
+  // Two operands wait at each bracket: with the last ones the stack is full, or too small.
+  EXPECT_EQ(Expr(nested(31, "1+1*(", "1+1")).eval({}, {}), 33);
+  EXPECT_NE(refusal(nested(31, "1+1*(", "1+1*1")).find("too deeply nested"), std::string::npos);
+}
+
 TEST(Expr, RefusesBadTextWithItsPosition) {
   EXPECT_NE(refusal("").find("column 1: wanted a number"), std::string::npos);
   EXPECT_NE(refusal("1+").find("column 3"), std::string::npos);
