@@ -252,8 +252,8 @@ TEST_P(AsyncInt8Lost, WithinAnExchangeIsNamedToAllOthers) {
   const auto [fault, after_ms] = GetParam();
   const int64_t deadline_ms = short_deadline_ms();
   constexpr int kCulprit = 1;
-  const auto rank = [&, fault = fault, after_ms = after_ms](const std::unique_ptr<Bootstrap>& bootstrap,
-                                                            const std::function<void()>& happen) {
+  const auto rank = [&, after_ms = after_ms](const std::unique_ptr<Bootstrap>& bootstrap,
+                                             const std::function<void()>& happen) {
     RankOptions ranks;
     ranks.heap_bytes = size_t{2} << 20;
     ranks.timeout_ms = deadline_ms;
