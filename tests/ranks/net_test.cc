@@ -311,27 +311,30 @@ INSTANTIATE_TEST_SUITE_P(Cases, NetFaultTest,
                                          FaultCase{"fail", "heap"}, FaultCase{"fail", "operator"}),
                          [](const auto& test) { return std::string(test.param.fault) + "_" + test.param.place; });
 
-std::vector<std::string> bits_of(const Result& result) {
-  expect_good(result);
+std::vector<std::string> bits_of(Command (*started)(int, int, const std::vector<std::string>&), int hosts, int each) {
+  const cli_test::Directory directory;
+  directory.write("log", "");
+  expect_good(run(started(hosts, each, body("Operator.Bits", {"log=" + (directory / "log")}))));
+  const std::string log = directory.read("log");
   std::vector<std::string> lines;
-  for (size_t at = 0; (at = result.out.find("bits ", at)) != std::string::npos; at += 5)
-    lines.push_back(result.out.substr(at, result.out.find('\n', at) - at));
+  for (size_t at = 0, end = 0; (end = log.find('\n', at)) != std::string::npos; at = end + 1)
+    lines.push_back(log.substr(at, end - at));
   std::sort(lines.begin(), lines.end());
   return lines;
 }
 
 TEST(NetBits, AreThoseOfOneHost) {
   if (!why_no_namespaces().empty()) GTEST_SKIP() << why_no_namespaces();
-  const std::vector<std::string> several = bits_of(run(namespaces(2, 2, body("Operator.Bits"))));
-  EXPECT_EQ(several, bits_of(run(openmpi(1, 4, body("Operator.Bits")))));
+  const std::vector<std::string> several = bits_of(namespaces, 2, 2);
+  EXPECT_EQ(several, bits_of(openmpi, 1, 4));
   EXPECT_GT(several.size(), 100u);
 }
 
 TEST(NetEmulated, HostsThatAreOnlyNamesGiveTheBitsOfOneHost) {
   if (const std::string why = why_no_mpi("mpirun.openmpi", "openmpi"); !why.empty()) GTEST_SKIP() << why;
   for (const int each : {1, 2}) {
-    const std::vector<std::string> several = bits_of(run(openmpi(2, each, body("Operator.Bits"))));
-    EXPECT_EQ(several, bits_of(run(openmpi(1, 2 * each, body("Operator.Bits"))))) << each << " ranks of each host";
+    const std::vector<std::string> several = bits_of(openmpi, 2, each);
+    EXPECT_EQ(several, bits_of(openmpi, 1, 2 * each)) << each << " ranks of each host";
     EXPECT_GT(several.size(), 50u * static_cast<size_t>(each));
   }
 }

@@ -1,10 +1,8 @@
 // One rank fails while runtimes open or in an operator; each other rank prints what it was told, and when.
-#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 
 #include "overlace/error.h"
@@ -24,14 +22,8 @@ using runtime::Step;
 
 constexpr const char* kFull = "the disk is full";
 
-/// To a file: what mpirun has of a rank's output when it is ended may be lost.
-void print(const std::string& line) {
-  const runtime::UniqueFd file(::open(parameters()["log"].c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
-  ASSERT_EQ(::write(file.get(), line.data(), line.size()), static_cast<ssize_t>(line.size()));
-}
-
 void happen(const std::string& fault) {
-  print(base::format("fault at {}\n", runtime::now_ns()));
+  print_to_log(base::format("fault at {}\n", runtime::now_ns()));
   if (fault == "kill") ::kill(::getpid(), SIGKILL);
   if (fault == "exit") std::exit(0);
   if (fault == "stop") {
@@ -87,7 +79,8 @@ TEST(Fault, OthersAreTold) {
   }
   std::replace(told.begin(), told.end(), '\n', ' ');
   if (!is_culprit)
-    print(base::format("told rank {} code {} at {}: {}\n", rank, static_cast<int>(code), runtime::now_ns(), told));
+    print_to_log(
+        base::format("told rank {} code {} at {}: {}\n", rank, static_cast<int>(code), runtime::now_ns(), told));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // A program whose tests are what a rank does in tests/ranks/net_test.cc, which starts it with mpirun. Words after the
 // options of GoogleTest are parameters: NAME=VALUE.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/ranks/net/body.h"
 
@@ -9,6 +11,12 @@ namespace overlace::test {
 std::map<std::string, std::string>& parameters() {
   static std::map<std::string, std::string> values;
   return values;
+}
+
+void print_to_log(const std::string& text) {
+  const int file = ::open(parameters()["log"].c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  EXPECT_EQ(::write(file, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  ::close(file);
 }
 
 }  // namespace overlace::test

@@ -1,8 +1,4 @@
 // Operators over ranks on several hosts.
-#include <unistd.h>
-
-#include <cstdio>
-
 #include "src/base/format.h"
 #include "src/runtime/hash.h"
 #include "tests/ranks/net/body.h"
@@ -30,7 +26,7 @@ TEST(Operator, EveryScheduleGivesTheExactResultInEachOfRepeatedCalls) {
   runtime.close();
 }
 
-/// Prints a hash of each result, to be compared with what the same ranks on one host print.
+/// Logs a hash of each result, to be compared with what the same ranks on one host log.
 TEST(Operator, Bits) {
   const auto bootstrap = environment_bootstrap();
   Runtime runtime = Runtime::open(*bootstrap, net_options());
@@ -58,8 +54,7 @@ TEST(Operator, Bits) {
     }
   }
   runtime.close();
-  std::fflush(stdout);
-  ASSERT_EQ(::write(STDOUT_FILENO, lines.data(), lines.size()), static_cast<ssize_t>(lines.size()));
+  print_to_log(lines);
 }
 
 TEST(Operator, WhatDoesNotReachOtherHosts) {
