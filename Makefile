@@ -1,11 +1,12 @@
 # The two commands of README.md, thin over CMakePresets.json.
 #   make run [ARGS="--ranks 4"] [PRESET=cpu]   build the command line, run the main job, write build/report.html
 #   make test                                  build, run the checks and tests that tell whether it works here
+#   make site                                  the documents as pages: build/site/index.html
 #   make check                                 all others: sanitizers, CUDA, install tree, benches, fuzzing, ...
-.PHONY: help run test check
+.PHONY: help run test check site
 
 help:
-	@sed -n '2,4s/^# *//p' Makefile
+	@sed -n '2,5s/^# *//p' Makefile
 
 # ARGS may name other files.
 run: report = $(if $(findstring --report,$(ARGS)),,--report build/report.html)
@@ -22,3 +23,6 @@ test:
 check:
 	@tools/setup.sh packages test
 	@python3 tools/ci/main.py thorough
+
+site:
+	@python3 tools/ci/docs_site.py

@@ -56,11 +56,11 @@ int main(int argc, char** argv) {
   std::optional<std::vector<std::string>> program;
   if (own < argc) program.emplace(argv + own + 1, argv + argc);
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
-  app.set_version_flag("--version", std::string("overlace ") + overlace::cli::kVersion);
+  app.set_version_flag("--version", overlace::cli::version_text());
   app.require_subcommand(1);
   using namespace overlace::cli;
-  const Command commands[] = {add_run(app, program), add_doctor(app),  add_trace(app),     add_sim(app),
-                              add_plan(app),         add_explain(app), add_calibrate(app), add_gnn(app)};
+  const Command commands[] = {add_run(app, program), add_doctor(app), add_trace(app),     add_sim(app), add_plan(app),
+                              add_explain(app),      add_tune(app),   add_calibrate(app), add_gnn(app)};
   app.add_subcommand("bench", "Measure workloads beside their competitors");
   std::string why;
   if (own > 1) why = subcommand_error(app, "unknown subcommand", argv[1]);

@@ -28,6 +28,7 @@ Command add_sim(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_explain(CLI::App& app);
 Command add_calibrate(CLI::App& app);
+Command add_tune(CLI::App& app);
 Command add_gnn(CLI::App& app);
 
 struct GnnRateWords;

@@ -1,10 +1,12 @@
 #include "cli/problem.h"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <utility>
 
 #include "overlace/error.h"
+#include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/status.h"
 #include "src/spec/names.h"
@@ -21,6 +23,31 @@ DType dtype_of(const std::string& name) {
     if (name == dtype_name(t)) return t;
   }
   throw_error(Errc::invalid_argument, "--dtype is " + name + ", wanted fp64, fp32, fp16 or bf16");
+}
+
+template <class T>
+T number_of(std::string_view name, const std::string& text, const char* wanted) {
+  T out{};
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (code != std::errc() || end != text.data() + text.size())
+    base::invalid_argument("--field {} is '{}', wanted {}", name, text, wanted).or_throw();
+  return out;
+}
+
+spec::Param field_value(const spec::FieldDef& field, const std::string& text) {
+  switch (field.type) {
+    case spec::FieldType::integer:
+      return number_of<int64_t>(field.name, text, "an integer");
+    case spec::FieldType::real:
+      return number_of<double>(field.name, text, "a number");
+    case spec::FieldType::flag:
+      if (text != "true" && text != "false")
+        base::invalid_argument("--field {} is '{}', wanted true or false", field.name, text).or_throw();
+      return text == "true";
+    case spec::FieldType::text:
+      break;
+  }
+  return text;
 }
 
 }  // namespace
@@ -45,8 +72,11 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   out.k = k;
   out.ranks = ranks == 0 ? machine.ranks : ranks;
   out.dtype = out.out_dtype = dtype_of(dtype);
+  const spec::OperatorDef* def = spec::find_operator(op);
+  const int64_t least = def == nullptr || def->fields.empty() ? 1 : 0;  // fields may say what a size does elsewhere
   for (const auto& [name, value] : {std::pair{"--m", m}, {"--n", n}, {"--k", k}}) {
-    if (value < 1) throw_error(Errc::invalid_argument, base::format("{} is {}, wanted at least 1", name, value));
+    if (value < least)
+      throw_error(Errc::invalid_argument, base::format("{} is {}, wanted at least {}", name, value, least));
     const int64_t most = std::string_view(name) == "--m" ? kMaxRows : kMaxWidth;
     if (value > most)
       throw_error(Errc::invalid_argument, base::format("{} is {}, wanted at most {}", name, value, most));
@@ -54,6 +84,24 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   if (out.ranks < 1 || out.ranks > max_ranks)
     throw_error(Errc::invalid_argument, base::format("--ranks is {}, wanted 1 to {}", out.ranks, max_ranks));
   return out;
+}
+
+void set_fields(spec::OpSpec* op, const std::vector<std::string>& words) {
+  const spec::OperatorDef* def = spec::find_operator(op->op);
+  if (def == nullptr) return;  // which make_schedule refuses
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    if (equals == std::string::npos)
+      base::invalid_argument("--field is '{}', wanted NAME=VALUE or NAME=@FILE", word).or_throw();
+    std::string text = word.substr(equals + 1);
+    if (text.starts_with("@")) text = base::read_file(text.substr(1)).value();
+    const auto field =
+        std::find_if(def->fields.begin(), def->fields.end(), [&](const spec::FieldDef& f) { return f.name == name; });
+    if (field == def->fields.end()) base::invalid_argument("--field: {} has no field '{}'", def->name, name).or_throw();
+    op->fields[name] = field_value(*field, text);
+  }
+  if (def->pose != nullptr) def->pose(op);
 }
 
 spec::Activation activation_of(const std::string& name) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "overlace/machine.h"
 #include "overlace/schedule.h"
@@ -14,6 +15,10 @@ namespace overlace::cli {
 /// option.
 spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int ranks, const std::string& dtype,
                    const spec::Machine& machine, int max_ranks);
+
+/// Sets the fields that an operator has besides sizes, each "NAME=VALUE" or "NAME=@FILE", and the sizes that follow
+/// from them. Throws InvalidArgument with the option.
+void set_fields(spec::OpSpec* op, const std::vector<std::string>& words);
 
 /// "none" or "swiglu", which a schedule of another operator than ag_gemm refuses. Throws InvalidArgument.
 spec::Activation activation_of(const std::string& name);

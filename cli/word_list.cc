@@ -33,4 +33,23 @@ std::vector<int64_t> numbers_of(const char* option, const std::string& list, int
   return out;
 }
 
+std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left) {
+  std::vector<size_t> widths(rows.front().size(), 0);
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - row[i].size(), ' ');
+      if (i > 0) line += "  ";
+      line += i < left ? row[i] + pad : pad + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
 }  // namespace overlace::cli

@@ -1,4 +1,4 @@
-// Lists on the command line: values between commas.
+// Lists on the command line, values between commas, and tables on the terminal.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,8 @@ std::vector<std::string> words_of(const std::string& list);
 /// Whole numbers of 1 to `most`. Throws InvalidArgument with the option.
 std::vector<int64_t> numbers_of(const char* option, const std::string& list,
                                 int64_t most = std::numeric_limits<int64_t>::max());
+
+/// Rows of equal length, a line each; the first `left` columns are aligned to the left, the others to the right.
+std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left);
 
 }  // namespace overlace::cli

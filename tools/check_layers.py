@@ -74,6 +74,7 @@ PUBLIC = {
     "capi.h": "capi",
     "capi_co2.h": "capi",
     "capi_gnn.h": "capi",
+    "capi_moe.h": "capi",
     "capi_offload.h": "capi",
 }
 # Who touches the environment: one reads it, the launcher hands it on to its children.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from files import CPP, ROOT, finish, listed, read, without_comments
+from files import CPP, ROOT, count_problems, finish, listed, read, without_comments, write_counts
 
 TABLES = "src/spec/families/"
 LIST = "tools/spread.txt"
@@ -59,19 +59,7 @@ def counted(root: Path) -> dict[str, int]:
 
 
 def problems(root: Path, found: dict[str, int]) -> list[str]:
-    listed_counts: dict[str, int] = {}
-    if (root / LIST).exists():
-        for line in read(root, LIST).splitlines():
-            count, _, path = line.partition(" ")
-            listed_counts[path] = int(count)
-    out = []
-    for path in sorted(found.keys() | listed_counts.keys()):
-        now, before = found.get(path, 0), listed_counts.get(path, 0)
-        if now > before:
-            out.append(f"{path}: {now} names of operators or families, {LIST} has {before}; ask the operator's table")
-        elif now < before:
-            out.append(f"{path}: {now} names of operators or families, {LIST} still has {before}: --write")
-    return out
+    return count_problems(root, LIST, found, "names of operators or families", "ask the operator's table")
 
 
 def main(arguments: list[str]) -> int:
@@ -81,7 +69,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     found = counted(options.root)
     if options.write:
-        (options.root / LIST).write_text("".join(f"{count} {path}\n" for path, count in sorted(found.items())))
+        write_counts(options.root, LIST, found)
     return finish("check_spread", problems(options.root, found), f"{sum(found.values())} strings in {len(found)} files")
 
 

@@ -46,6 +46,27 @@ def without_comments(text: str, keep_strings: bool = True) -> str:
     return re.sub(pattern, blank, text)
 
 
+def count_problems(root: Path, counts_file: str, found: dict[str, int], what: str, cure: str) -> list[str]:
+    """`found` against the counts by file that `counts_file` allows: they may only shrink, and the file with them."""
+    allowed: dict[str, int] = {}
+    if (root / counts_file).exists():
+        for line in read(root, counts_file).splitlines():
+            count, _, path = line.partition(" ")
+            allowed[path] = int(count)
+    out = []
+    for path in sorted(found.keys() | allowed.keys()):
+        now, before = found.get(path, 0), allowed.get(path, 0)
+        if now > before:
+            out.append(f"{path}: {now} {what}, {counts_file} has {before}; {cure}")
+        elif now < before:
+            out.append(f"{path}: {now} {what}, {counts_file} still has {before}: --write")
+    return out
+
+
+def write_counts(root: Path, counts_file: str, found: dict[str, int]) -> None:
+    (root / counts_file).write_text("".join(f"{count} {path}\n" for path, count in sorted(found.items())))
+
+
 def finish(name: str, problems: list[str], looked_at: str) -> int:
     """Prints the problems or what was checked; the exit code."""
     for problem in problems:

@@ -9,8 +9,9 @@ Programs are those of tests/gpu, built by a preset or lying in DIR (then DIR/pyt
 overlace) or in an archive that --pack wrote where they were built, and the pytest files of tests/python/torch_gpu.
 --packages DIR packs the package overlace from there, as `pip install --target DIR` of a wheel left it; the record then
 names the wheel.
-With --git, which names the commit, no .git is needed. What needs all GPUs runs alone, longest first, then what needs
-one GPU side by side. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
+With --git, which names the commit, no .git is needed. Programs that keep GPUs busy for a part of their time run side
+by side; what fails so runs again alone. Others that need all GPUs run alone, longest first, then what needs one GPU
+side by side. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
 this machine did not, and the record is of both.
 Exit code: 0 all ran and passed, 1 something failed, 2 something was not run.
 """
@@ -87,7 +88,7 @@ def python_unit(python: str, packages: Path, seconds: float | None, report: Path
         missing = f"{packages.name} holds no package overlace: build target overlace_python, or carry it along"
     elif modules.rc != 0:
         missing = modules.output.strip().splitlines()[-1] if modules.output.strip() else "no pytest or torch"
-    return Unit(PYTHON, tuple(words), seconds=seconds, missing=missing)
+    return Unit(PYTHON, tuple(words), is_shared=True, seconds=seconds, missing=missing)
 
 
 def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[str, float]) -> list[Unit]:
@@ -116,6 +117,7 @@ def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[
                 name,
                 (*found, f"--gtest_output=xml:{report}"),
                 is_wide=name not in gpu_tests.ONE_GPU,
+                is_shared=name in gpu_tests.SHARED,
                 seconds=known.get(name),
                 timeout_s=program.timeout_s if program else 600,
                 missing="" if is_there else "was not built" if not options.binaries else f"not in {place.name}",
@@ -179,18 +181,26 @@ def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packa
     begin = time.monotonic()
     plan = gpu_tests.Scheduler(units, about["count"], budget_s)
     rows: list[Row] = []
-    with concurrent.futures.ThreadPoolExecutor(max(1, about["count"])) as pool:
+    beside: dict[str, Row] = {}  # what failed beside others
+    with concurrent.futures.ThreadPoolExecutor(max(gpu_tests.AT_ONCE, about["count"])) as pool:
         running: dict[concurrent.futures.Future[Row], Unit] = {}
         while not plan.is_done():
             for unit, gpus, limit_s in plan.start(time.monotonic() - begin):
                 running[pool.submit(run_unit, unit, gpus, about["ids"], limit_s, folder, packages)] = unit
             ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in ended:
-                row = future.result()
-                plan.ended(running.pop(future))
+                row, unit = future.result(), running.pop(future)
+                plan.ended(unit)
+                if unit.is_shared and row.outcome == FAILED and row.passed:
+                    beside[unit.name] = row
+                    plan.again(gpu_tests.alone(unit, row))
+                    print(f"{row.name}: failed beside others in {row.seconds:.1f} s", flush=True)
+                    continue
+                if row.name in beside:
+                    row = gpu_tests.joined(beside.pop(row.name), row)
                 rows.append(row)
                 print(f"{row.name}: {row.outcome} in {row.seconds:.1f} s", flush=True)
-    return rows + plan.not_run
+    return rows + [gpu_tests.joined(beside[row.name], row) if row.name in beside else row for row in plan.not_run]
 
 
 def package_of(packages: Path) -> str:

@@ -1,7 +1,9 @@
 """Units, plan and record of a run of the GPU tests (tools/gpu_check.py runs them). Pure: nothing here starts a program.
 
-A unit is a program of tests/gpu or a folder of pytest files. It needs one GPU or all there are; those that need all run
-alone, longest first, then those of one GPU side by side, one on each GPU, longest first.
+A unit is a program of tests/gpu or a folder of pytest files. It needs one GPU or all there are. Of those that need all,
+the ones that mostly open, compile and compute on hosts run first, a few side by side; then the others alone, then those
+of one GPU side by side, one on each GPU; longest first each time. What fails beside others runs again alone, and that
+counts.
 """
 
 from __future__ import annotations
@@ -15,6 +17,29 @@ RECORD = "docs/results/gpu_tests.json"
 PYTHON = "torch_gpu"
 # Programs none of whose cases does more if there is a second GPU. All others use every GPU that they see.
 ONE_GPU = frozenset({"gpu_co_residency"})
+# They keep GPUs busy for a small part of their time; no case asks how long a GPU takes or how much memory is free.
+SHARED = frozenset(
+    {
+        PYTHON,
+        "gpu_adopt",
+        "gpu_ag_wgrad",
+        "gpu_capi",
+        "gpu_co2_pass",
+        "gpu_cublaslt",
+        "gpu_exchange",
+        "gpu_gather_one_shot",
+        "gpu_gather_rows",
+        "gpu_inbox",
+        "gpu_memory_processes",
+        "gpu_nccl",
+        "gpu_net",
+        "gpu_operand_places",
+        "gpu_ops",
+        "gpu_runtime_processes",
+        "gpu_trace",
+    }
+)
+AT_ONCE = 3
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 
 
@@ -25,6 +50,7 @@ class Unit:
     name: str
     command: tuple[str, ...] = ()
     is_wide: bool = True
+    is_shared: bool = False  # may run beside others of its kind, on the same GPUs
     seconds: float | None = None
     timeout_s: float = 600
     missing: str = ""
@@ -87,6 +113,9 @@ class Scheduler:
         return started
 
     def _next(self) -> Unit | None:
+        shared = [u for u in self.waiting if u.is_shared]
+        if shared:
+            return shared[0] if len(self.busy) < AT_ONCE else None
         wide = [u for u in self.waiting if u.is_wide]
         if wide:
             return wide[0] if not self.busy else None
@@ -96,8 +125,39 @@ class Scheduler:
     def ended(self, unit: Unit) -> None:
         del self.busy[unit.name]
 
+    def again(self, unit: Unit) -> None:
+        """What failed beside others, alone."""
+        self.waiting = longest_first([*self.waiting, unit])
+
     def is_done(self) -> bool:
         return not self.waiting and not self.busy
+
+
+def alone(unit: Unit, row: Row) -> Unit:
+    """The cases of a shared unit that have failed, to be run with nothing beside them."""
+    names = [failure.split(": ")[0] for failure in row.failures]
+    command = [word for word in unit.command if not word.endswith("torch_gpu")]
+    if unit.name == PYTHON:
+        for name in names:
+            module, _, rest = name.partition(".test_")
+            file, _, case = rest.partition(".")
+            command.append(f"{module.replace('.', '/')}/test_{file}.py::{case}")
+    else:
+        command.append("--gtest_filter=" + ":".join(names))
+    return dataclasses.replace(unit, command=tuple(command), is_shared=False, seconds=None)
+
+
+def joined(beside: Row, repeated: Row) -> Row:
+    """One row of a unit whose failed cases ran again alone; those that then passed are named."""
+    out = dataclasses.replace(repeated, passed=beside.passed + repeated.passed, skipped=beside.skipped)
+    out.reasons = beside.reasons
+    out.seconds = beside.seconds + repeated.seconds
+    mended = beside.failed - repeated.failed
+    if repeated.outcome == NOT_RUN:
+        return dataclasses.replace(beside, detail="failed beside others; no time was left to run it alone")
+    if mended > 0:
+        out.detail = f"{mended} failed beside others and passed alone: " + "; ".join(beside.failures)[:300]
+    return out
 
 
 GTEST_LINE = re.compile(r"(?m)^\[ *(RUN|OK|FAILED|SKIPPED) *\] ([\w/.]+)(?:, where .*)?(?: \(\d+ ms\))?$")

@@ -34,7 +34,7 @@ def data(rows: list[dict]) -> dict:
     if len(operators) > 2:
         blocks.append(overview(operators))
     blocks += [operator(g, i) for i, g in enumerate(operators)]
-    for workload in ("runtime", "cpu"):
+    for workload in ("runtime", "cpu", "gather_rows"):
         mine = [g for g in groups if g.workload == workload]
         if mine:
             blocks.append(primitives(workload, mine))

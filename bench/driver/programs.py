@@ -35,6 +35,7 @@ WORKLOADS = {
     "cpu": "puts, signals and hops between CPU ranks, beside memcpy and a spin on a word",
     "runtime": "stores, copies, flags and barriers between GPUs, beside plain CUDA (needs GPUs)",
     "gemm_core": "the plain GEMM beside cuBLASLt (needs a GPU)",
+    "gather_rows": "random rows from a GPU's memory, pinned memory and a peer, beside one copy (needs a GPU)",
     "run": "the decoder layers of `overlace run`, site by site",
     "block": "a decoder block through PyTorch, forward and training step, beside NCCL and async-TP",
     "co2": "training of two CPU ranks over an emulated slow link, through PyTorch: CO2, DDP, local SGD, ...",
@@ -154,6 +155,8 @@ def steps(plan: Plan) -> Iterator[Step]:
     if "gemm_core" in plan.workloads:
         rows = ["--filter", plan.filter] if plan.filter else []
         yield Step("gemm_core", [plan.program("bench_gemm_core"), *rows, *common(plan)])
+    if "gather_rows" in plan.workloads:
+        yield Step("gather_rows", [plan.program("bench_gather_rows"), *common(plan)])
     if "run" in plan.workloads:
         yield run_step(plan)
     if "block" in plan.workloads:

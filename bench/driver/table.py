@@ -138,7 +138,7 @@ def text(groups: list[Group]) -> str:
     for workload in dict.fromkeys(g.workload for g in groups):
         mine = [g for g in groups if g.workload == workload]
         blocks.append([f"== {workload}   {head(mine[0].first)}"])
-        if workload in ("cpu", "runtime"):
+        if workload in ("cpu", "runtime", "gather_rows"):
             blocks.append(primitive_table(mine))
         elif workload == "gemm_core":
             blocks += [gemm_table(g) for g in mine]

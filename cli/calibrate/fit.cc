@@ -549,7 +549,8 @@ Machine as_priors(Machine machine) {
   auto& g = machine.gemm;
   prior(g.start_us, g.sustained_TFLOPs, g.stream_GBps, g.sm_stream_GBps);
   auto& c = machine.copy;
-  prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us);
+  prior(c.pair_us, c.local_us, c.start_us, c.peer_GBps, c.all_GBps, c.local_GBps, c.row_us, c.trigger_us, c.post_us,
+        c.out_of_step);
   prior(machine.transport.store_GBps, machine.transport.tma_GBps);
   prior(machine.link.egress_GBps, machine.link.ingress_GBps, machine.memory.hbm_GBps, machine.memory.reduce_GBps,
         machine.memory.reduce_us);

@@ -366,7 +366,7 @@ std::vector<std::vector<Point>> operator_points(const PointOptions& o, const spe
     }
   };
   for (const spec::OperatorDef* op : spec::operators()) {
-    if (op->flow.sums_rows) continue;  // it goes by the model alone
+    if (op->flow.sums_rows || !op->fields.empty()) continue;  // it goes by the model alone
     const std::string name(op->name);
     if (o.is_gpu)
       std::for_each(std::begin(kGpuProblems), std::end(kGpuProblems), [&](const Shape& s) { add(name, s); });

@@ -238,7 +238,7 @@ void environment_text(const Json& report, Page& page) {
 Json doctor(const DoctorOptions& options) {
   Json::Array problems;
   Json report = Json::object();
-  report.set("schema", "overlace.doctor/1").set("ok", true).set("version", kVersion);
+  report.set("schema", "overlace.doctor/1").set("ok", true).set("version", kVersion).set("commit", commit());
   std::string why;
   const int num_gpus = runtime::cuda_device_count(&why);
   report.set("cpu", cpu_json()).set("memory", memory_json()).set("gpu", gpu_json(num_gpus, why));
@@ -263,7 +263,9 @@ Json doctor(const DoctorOptions& options) {
 
 std::string doctor_text(const Json& report) {
   Page page;
-  page.title(base::format("overlace {}", report.find("version")->as_string()));
+  const std::string& commit = report.find("commit")->as_string();
+  page.title(
+      base::format("overlace {}{}", report.find("version")->as_string(), commit.empty() ? "" : " (" + commit + ")"));
   machine_text(report, page);
   if (!report.find("use")->is_null()) use_text(*report.find("use"), report.find("cpu")->find("usable")->as_int(), page);
   for (const Json& test : report.find("link_tests")->as_array()) link_text(test, page);

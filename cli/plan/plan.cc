@@ -98,7 +98,7 @@ std::string plan_text(const spec::OpSpec& op, const plan::Plan& plan, const spec
 }
 
 std::string waterfall_text(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine) {
-  if (!machine.has_costs()) return "";
+  if (!machine.has_costs() || spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return "";
   std::vector<Candidate> columns = {plan.candidate};
   for (const Alternative& a : plan.others) {
     if (columns.size() == 2) break;
@@ -190,6 +190,7 @@ int plan(const PlanWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
   if (!words.check.empty()) return check(words.check, machine);
   spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  set_fields(&op, words.fields);
   op.activation = activation_of(words.activation);
   op.exchange = exchange_of(words.exchange);
   if (!words.blocks.empty()) op.blocks = numbers_of("--blocks", words.blocks, int64_t{1} << 30);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "overlace/plan.h"
 #include "src/spec/cost_model.h"
@@ -13,6 +14,7 @@ namespace overlace::cli {
 struct PlanWords {
   std::string op{spec::kAgGemm.name}, dtype = "bf16", activation = "none", machine = "h200x4", tier = "simulation";
   std::string exchange = "rows", blocks;
+  std::vector<std::string> fields;  // NAME=VALUE
   int64_t m = 0, n = 0, k = 0;
   int ranks = 0;      // 0: the machine's own
   std::string check;  // FILE.json: static checks instead of a plan

@@ -16,44 +16,42 @@ namespace {
 using base::Result;
 using base::Status;
 
-constexpr int kRepetitions = 9, kProbedAtOnce = 4;
+constexpr int kRepetitions = 9;
+// Of the heap, in operands: those of the call, and what schedules that are measured beside each other put there.
+constexpr size_t kOperands = 3, kSchedules = 10;
 constexpr double kBurstUs = 1500;
 constexpr size_t kMostText = 60000;  // of an exchange
 constexpr size_t kSlack = size_t{16} << 20;
 
-/// Of the largest operand or result.
-size_t operand_bytes(const spec::OpSpec& op) {
-  const int64_t element = static_cast<int64_t>(std::max(dtype_bytes(op.dtype), dtype_bytes(op.out_dtype)));
-  return static_cast<size_t>(std::max({op.m * op.k, op.n * op.k, op.m * op.n}) * element);
-}
-
-/// Heap for those that are probed at once, whichever they are.
-size_t heap_bytes(const spec::OpSpec& op, const spec::Machine& machine) {
-  uint64_t most = 0;
-  for (const plan::Candidate& one : plan::candidates(op, machine)) {
-    const auto found = exec::footprint(spec::make_schedule(op, one.family, one.degree), 0, op.ranks);
-    if (found.ok()) most = std::max(most, found->heap_bytes);
-  }
-  return 3 * operand_bytes(op) + kProbedAtOnce * most + kSlack;
-}
-
-RuntimeOptions runtime_of(const spec::OpSpec& op, const spec::Machine& machine) {
-  RuntimeOptions out = RuntimeOptions::from_environment();
-  out.backend = machine.is_gpu ? Backend::cuda_peer : Backend::cpu;
-  out.heap_bytes = heap_bytes(op, machine);
-  if (!machine.is_gpu) return out;
+/// Refuses what this machine has not as many GPUs for.
+void check_gpus(int ranks, const spec::Machine& machine) {
   std::string why;
   const int gpus = runtime::cuda_device_count(&why);
-  if (gpus < op.ranks)
-    throw_error(
-        Errc::not_supported,
-        base::format("--tier probe: machine {} has GPUs, and {} ranks would run here on {}{}; wanted as many, or "
-                     "the file of this machine (overlace calibrate)",
-                     machine.name, op.ranks, gpus, why.empty() ? "" : " (" + why + ")"));
-  return out;
+  if (gpus >= ranks) return;
+  throw_error(Errc::not_supported,
+              base::format("--tier probe: machine {} has GPUs, and {} ranks would run here on {}{}; wanted as many, or "
+                           "the file of this machine (overlace calibrate)",
+                           machine.name, ranks, gpus, why.empty() ? "" : " (" + why + ")"));
 }
 
 }  // namespace
+
+size_t operand_bytes(const std::vector<spec::OpSpec>& ops) {
+  int64_t most = 0;
+  for (const spec::OpSpec& op : ops) {
+    const int64_t rows = op.m + op.m / 8;  // a bucket's upper end
+    const auto element = static_cast<int64_t>(std::max(dtype_bytes(op.dtype), dtype_bytes(op.out_dtype)));
+    most = std::max(most, std::max({rows * op.k, op.n * op.k, rows * op.n}) * element);
+  }
+  return static_cast<size_t>(most);
+}
+
+RuntimeOptions probe_runtime(size_t operand_bytes, Backend backend) {
+  RuntimeOptions out = RuntimeOptions::from_environment();
+  out.backend = backend;
+  out.heap_bytes = (kOperands + kSchedules) * operand_bytes + kSlack;
+  return out;
+}
 
 Result<std::string> RigProber::from_first(const std::string& mine) {
   try {
@@ -67,6 +65,7 @@ Result<std::string> RigProber::from_first(const std::string& mine) {
 
 Result<std::vector<spec::Estimate>> RigProber::measure(const std::vector<spec::Schedule>& schedules,
                                                        const spec::OpSpec&) {
+  ++measured_;
   std::vector<Competitor> list;
   for (const spec::Schedule& schedule : schedules)
     list.push_back({schedule.family, [this, &schedule](int iterations) { return rig_.run(schedule, iterations); }});
@@ -84,12 +83,14 @@ Result<std::vector<spec::Estimate>> RigProber::measure(const std::vector<spec::S
 
 std::shared_ptr<const plan::Plan> plan_by_probe(const spec::OpSpec& op, const spec::Machine& machine,
                                                 const plan::PlanOptions& options, const std::string& cache) {
-  const RuntimeOptions runtime = runtime_of(op, machine);
+  if (machine.is_gpu) check_gpus(op.ranks, machine);
+  const size_t bytes = operand_bytes({op});
+  const RuntimeOptions runtime = probe_runtime(bytes, machine.is_gpu ? Backend::cuda_peer : Backend::cpu);
   std::shared_ptr<const plan::Plan> out;
   const auto rank = [&](Bootstrap& bootstrap) {
     RuntimeOptions mine = runtime;
     if (machine.is_gpu) mine.device = bootstrap.rank();
-    Rig rig(bootstrap, mine, operand_bytes(op));
+    Rig rig(bootstrap, mine, bytes);
     RigProber prober(rig);
     const sim::Simulation simulation;
     plan::Planner planner(machine, {.simulation = &simulation, .prober = &prober, .cache = cache});

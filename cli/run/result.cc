@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/word_list.h"
 #include "src/base/format.h"
 #include "src/spec/operators.h"
 
@@ -29,26 +30,6 @@ std::string microseconds(double us) {
 }
 
 Json number_or_null(double us) { return us == 0 ? Json() : Json(us); }
-
-/// Rows of equal length; the first `left` columns are aligned to the left, the others to the right.
-std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left) {
-  std::vector<size_t> widths(rows.front().size(), 0);
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - row[i].size(), ' ');
-      if (i > 0) line += "  ";
-      line += i < left ? row[i] + pad : pad + row[i];
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-  }
-  return out;
-}
 
 Json site_json(const SiteResult& site) {
   const SiteTimes& t = site.times;

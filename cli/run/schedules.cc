@@ -1,11 +1,11 @@
 #include "cli/run/schedules.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/spec/check.h"
+#include "src/spec/names.h"
 #include "src/spec/operators.h"
 
 namespace overlace::cli {
@@ -120,39 +120,26 @@ Status read_file(const std::string& path, const RunPlan& plan, ScheduleRequest* 
 
 }  // namespace
 
-Result<std::pair<std::string, int>> parse_schedule_name(const std::string& text) {
-  const size_t colon = text.find(':');
-  int degree = 1;
-  if (colon != std::string::npos) {
-    const char* begin = text.data() + colon + 1;
-    const char* end = text.data() + text.size();
-    const auto [stop, code] = std::from_chars(begin, end, degree);
-    if (code != std::errc() || stop != end || degree < 1)
-      return base::invalid_argument(
-          "--schedule is {}, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a file ending in .json", text);
-  }
-  return std::pair(text.substr(0, colon), degree);
-}
-
 Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan& plan) {
   ScheduleRequest out;
-  if (text == "auto") return out;
+  if (text == spec::kAuto) return out;
   out.reason = "asked for: --schedule " + text;
   if (text.ends_with(".json")) {
     OVERLACE_TRY(read_file(text, plan, &out));
     return out;
   }
-  const auto name = parse_schedule_name(text);
-  if (!name.ok()) return name.status();
+  const std::optional<spec::NamedFamily> name = spec::parse_family(text);
+  if (!name)
+    return base::invalid_argument("--schedule is {}, wanted {}, or a file ending in .json", text, spec::kFamilyGrammar);
   for (const model::Site& site : plan.sites) {
-    const spec::FamilyDef* family = spec::find_family(*spec::find_operator(site.op.op), name->first);
+    const spec::FamilyDef* family = spec::find_family(*spec::find_operator(site.op.op), name->family);
     if (family != nullptr && family->purpose != spec::Purpose::plan)
       return base::invalid_argument("--schedule is {}, which measures a part and gives no result", text);
   }
   try {
     const spec::Params options = {{"hosts", int64_t{plan.hosts}}};
     for (const model::Site& site : plan.sites)
-      out.by_site[site.name] = spec::make_schedule(site.op, name->first, name->second, options);
+      out.by_site[site.name] = spec::make_schedule(site.op, name->family, name->degree, options);
   } catch (...) {
     return base::status_of_current_exception();
   }

@@ -2,18 +2,15 @@
 #pragma once
 
 #include <string>
-#include <utility>
 
 #include "cli/run/plan.h"
 #include "src/base/status.h"
 
 namespace overlace::cli {
 
-/// "family" or "family:degree".
-base::Result<std::pair<std::string, int>> parse_schedule_name(const std::string& text);
-
-/// What `--schedule text` asks for at the plan's sites: nothing for "auto". A file holds one schedule, for the sites
-/// that pose its problem, or an object of schedules by site; each passes the static checks before anything runs.
+/// What `--schedule text` asks for at the plan's sites: nothing for "auto", else as spec::parse_family reads it. A file
+/// holds one schedule, for the sites that pose its problem, or an object of schedules by site; each passes the static
+/// checks before anything runs.
 base::Result<ScheduleRequest> request_schedules(const std::string& text, const RunPlan& plan);
 
 }  // namespace overlace::cli

@@ -13,6 +13,7 @@
 #include "src/base/format.h"
 #include "src/base/json.h"
 #include "src/base/statistics.h"
+#include "src/ops/gemm_core/choose.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/sim/trace/trace.h"
 #include "src/spec/expand.h"
@@ -103,6 +104,10 @@ int sim_run(const SimWords& words) {
   }
   text += base::format("\nclosed-form lower bound {:.1f} us, lost to contention {:.1f} us, host {:.1f} us a call\n{}\n",
                        r.bound_us, r.contention_us / words.calls, r.host_us, machine_line(machine));
+  if (const base::Status runs = check_runs_on(machine, schedule); !runs.ok()) {
+    text += base::format("no GPU runs this: {}\n", runs.message());
+    json.set("problem", runs.message());
+  }
   write_json(words.json, json);
   if (words.json != "-") print(text).or_throw();
   return 0;
@@ -135,6 +140,7 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
         const std::string digest = spec::digest(schedule);
         if (digest == last) break;  // a family without degrees
         last = digest;
+        check_runs_on(machine, schedule).or_throw();
         const sim::SimResult r = sim::simulate(schedule, machine, options);
         row.us = r.us();
         row.bound_us = r.bound_us;
@@ -156,6 +162,10 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
 }
 
 }  // namespace
+
+base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& schedule) {
+  return machine.is_gpu ? ops::gemm_core::check_instance(schedule) : base::Status();
+}
 
 int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));

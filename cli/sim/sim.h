@@ -5,6 +5,7 @@
 #include <string>
 
 #include "overlace/schedule.h"
+#include "src/base/status.h"
 #include "src/spec/families/families.h"
 #include "src/spec/operators.h"
 
@@ -21,9 +22,12 @@ struct SimWords {
   std::string trace, json;
 };
 
+/// Not_supported with what is missing if the machine's GPUs have no kernel for the schedule. CPU ranks run each one.
+base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& schedule);
+
 /// One schedule: its time and bound, with seeds p50 and p95; exit code.
 int sim_run(const SimWords& words);
-/// All families of an operator, fastest first, with bounds.
+/// All families of an operator, fastest first, with bounds; those that cannot run behind them, with the reason.
 int sim_compare(const SimWords& words);
 
 struct DiffWords {

@@ -8,6 +8,7 @@
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "cli/sim/plot.h"
+#include "cli/sim/sim.h"
 #include "cli/word_list.h"
 #include "overlace/error.h"
 #include "overlace/sim.h"
@@ -68,6 +69,7 @@ Row row_of(const Point& point, const spec::OpSpec& op, const spec::Machine& mach
       const spec::Schedule schedule = spec::make_schedule(op, family, static_cast<int>(degree));
       const std::string digest = spec::digest(schedule);
       if (!seen.insert(digest).second) continue;
+      check_runs_on(machine, schedule).or_throw();
       const sim::SimResult r = sim::simulate(schedule, machine, options);
       if (!best.problem.empty() || r.us() < best.us)
         best = {point, family, "", digest == plain ? 1 : degree, r.us(), r.bound_us, r.host_us};

@@ -36,7 +36,7 @@ int main(void) {
   must(ovl_matrix(b, OVL_FP32, kK, kN, &b_view));
   must(ovl_matrix(out, OVL_FP32, kM, kN, &out_view));
   const ovl_arg args[] = {ovl_tensor_arg("a", a_view), ovl_tensor_arg("b", b_view), ovl_tensor_arg("out", out_view)};
-  must(ovl_run(channel, "gemm_ar", args, 3, "family=uniform_fused_1d,degree=2")); /* "": overlace decides */
+  must(ovl_run(channel, "gemm_ar", args, 3, "uniform_fused_1d:2")); /* "": overlace decides */
 
   int wrong = 0;
   for (int i = 0; i < kM; ++i)

@@ -24,7 +24,7 @@ extern "C" {
 
 /* The version grows when a function is added or a struct grows. Programs that were compiled for a smaller version
  * must be compiled again. */
-#define OVL_API_VERSION 5
+#define OVL_API_VERSION 8
 #define OVL_INIT(type) \
   { .struct_size = sizeof(type) }
 
@@ -132,6 +132,10 @@ int ovl_runtime_synchronize(ovl_runtime* runtime);
  * any time. Returns OVL_CLOSED, without effect, after ovl_runtime_close has returned. It has no effect either on the
  * last steps of ovl_runtime_close, which wait for no other rank. */
 int ovl_runtime_abort(ovl_runtime* runtime, const char* why);
+/* From now on a wait of the calling thread on the host asks `check` ten times a second; anything but 0 ends it with
+ * OVL_ABORTED and aborts its runtime on all ranks. For programs whose language learns of signals between two of its own
+ * steps only. Null: no more. One for the process; the last one counts. */
+int ovl_set_interrupt_check(int (*check)(void));
 
 typedef struct ovl_info {
   size_t struct_size;
@@ -344,9 +348,9 @@ static inline ovl_arg ovl_list_arg(const char* name, const int64_t* list, int32_
 /* Calls the operator `op` (overlace/ops/call.h). Collective. The call is queued on the channel's stream; on CPU ranks
  * it is complete on return. Arguments may stand in any order.
  *
- * `plan` is "" or null for what the runtime's planner chooses for this problem (`library` if the channel cannot run
- * that), "family=NAME" or "family=NAME,degree=N" for a family, or a schedule in JSON. Schedules of the channel's last
- * 4096 problems are cached.
+ * `plan` is "auto", "" or null for what the runtime's planner chooses for this problem (`library` if the channel cannot
+ * run that), "FAMILY" or "FAMILY:DEGREE" with a degree of 1 or more, or a schedule in JSON. Schedules of the channel's
+ * last 4096 problems are cached.
  *
  * If shapes do not fit, this rank alone gets OVL_INVALID_ARGUMENT, and its peers wait for the call until their
  * deadline. If memory or strides are wrong and the schedule is new to the channel, all ranks get the error. */

@@ -52,6 +52,11 @@ typedef struct ovl_co2_options {
   /* The number of samples that this group sees in an inner step; 0: groups are equal. Otherwise tau may differ between
    * groups, and means are weighted by the samples that each has seen: Co2Options::samples. */
   double samples;
+  /* If 1, a call that fails because another group is lost leaves the anchor of before or after a boundary, never a part
+   * of both, at the price that a boundary waits for all its data before it uses any. With shard_degree
+   * 1, the groups that are left may compare ovl_co2_stats.rounds then, take the anchor of one that has most, close and
+   * open anew among themselves. */
+  int32_t whole_boundaries;
 } ovl_co2_options;
 
 /* A parameter in memory of the host, which must outlive the handle. If a rank holds nothing of a parameter, count is

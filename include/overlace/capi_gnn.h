@@ -84,6 +84,32 @@ typedef struct ovl_gnn_gather {
  * then unchanged. */
 int ovl_gnn_gather_rows(const ovl_gnn_gather* request);
 
+/* Rows one behind the other in memory that a GPU reads: its own, pinned memory of the host, that of a peer. */
+typedef struct ovl_gnn_row_source {
+  const void* rows;
+  int64_t num_rows;
+} ovl_gnn_row_source;
+
+typedef struct ovl_gnn_device_gather {
+  size_t struct_size;
+  const ovl_gnn_row_source* sources; /* 1 to 16; their rows are numbered one source behind the other */
+  int64_t num_sources, row_bytes;
+  const void* ids; /* num_ids numbers, int32_t or int64_t, in memory that the device reads */
+  int64_t num_ids;
+  int32_t id_bytes;    /* 4 or 8 */
+  int32_t device;      /* CUDA ordinal */
+  int32_t ctas;        /* most blocks of the kernel; 0: as many as the device runs at a time */
+  void* out;           /* num_ids rows, in memory that the device writes */
+  uint64_t* first_bad; /* a word of the device that holds UINT64_MAX, or null */
+  void* stream;        /* a cudaStream_t of the device */
+} ovl_gnn_device_gather;
+
+/* Queues the copy of row ids[i] of the sources to row i of `out`, which may be captured. Sources and ids must stay
+ * until the stream is past it. If an id is out of range, `first_bad` becomes the place of the first one and nothing is
+ * written, by later calls neither, until the word is UINT64_MAX again. If `first_bad` is null, rows of such ids are
+ * left as they are. Returns OVL_NOT_SUPPORTED if a source lies on a device that this one cannot read. */
+int ovl_gnn_gather_rows_on_device(const ovl_gnn_device_gather* request);
+
 /* Reads rows of a dataset from its disk by their numbers. Any thread may read; reads are done one at a time. */
 typedef struct ovl_gnn_rows ovl_gnn_rows;
 

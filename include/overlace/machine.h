@@ -103,6 +103,9 @@ struct Machine {
     Figure row_us;      // additional time per row of a 2-D copy
     Figure trigger_us;  // additional time if the copy waits on its lane for a word or another lane
     Figure post_us;     // time of the signal behind a copy, on its lane
+    // Factor of a copy's time where those of several ranks do not keep in step: copies that all ranks start at once do,
+    // and each rank gets from one peer at a time; those behind products, and several chunks of a shard, do not. 0: 1.
+    Figure out_of_step;
     bool operator==(const Copy&) const = default;
   } copy = {};
 

@@ -64,8 +64,9 @@ struct FamilyDef {
 
 /// The role of an argument. `bias` is an input that exists if OpSpec::bias is true. `gathered` is an output that exists
 /// if OpSpec::gathered is true: the rows of the first input of all ranks are copied there. It is no buffer of
-/// schedules.
-enum class Role { input, output, bias, gathered };
+/// schedules. `data` is an input that is no buffer of schedules either, as its extent may differ from call to call and
+/// from rank to rank: the operator checks it (check_data) and its body reads it (HostTask::tensors).
+enum class Role { input, output, bias, gathered, data };
 
 /// The shape of an argument, as Arg has it.
 struct ArgShape {
@@ -135,6 +136,9 @@ struct HostTask {
   const Schedule& schedule;
   const Task& task;
   const std::vector<std::vector<TensorView>>&reads, &writes;
+  int rank = 0;
+  int64_t first_row = 0;                     // place in its buffer of the first box that it writes
+  std::span<const TensorView> tensors = {};  // the arguments of the call, in the order of OperatorDef::args
 };
 
 /// An operator as a value.
@@ -156,8 +160,14 @@ struct OperatorDef {
   std::string (*refuse)(const OpSpec& op) = nullptr;
   /// Says what the arguments of `rank` hold; reads parameters and tables of the schedule only.
   Meaning (*meaning)(const Schedule& schedule, int rank, int ranks) = nullptr;
-  /// Computes what tasks of kind reduce write, on CPU ranks; may throw. If null these tasks sum what they read, as
-  /// those of the library's own operators do.
+  /// Completes the problem of a call with sizes that no shape of an argument says, but fields do. May be null.
+  void (*pose)(OpSpec* op) = nullptr;
+  /// Says why the arguments of role data are refused on this rank, before anything moves; an empty text accepts them.
+  /// It reads their elements where `reads_memory`. `tensors` are in the order of `args`. Null if there are none.
+  std::string (*check_data)(const OpSpec& op, int rank, std::span<const TensorView> tensors,
+                            bool reads_memory) = nullptr;
+  /// Computes what tasks of kinds reduce and pool write, on CPU ranks; may throw. If null tasks of kind reduce sum what
+  /// they read, as those of the library's own operators do, and there are none of kind pool.
   void (*compute)(const HostTask& task) = nullptr;
 };
 

@@ -30,8 +30,9 @@ struct AdversaryOptions {
   int reorder_window = 8;   // pieces that may overtake each other
   bool late_read = true;    // the source is read at delivery: catches reuse without flush
   bool weak_signal = true;  // a put_signal waits only for its own put's pieces unless fenced
-  /// Parses "seed=7,delay_us=50,pieces=4,window=8,late_read=1,weak_signal=1"; each key may be left out. Throws
-  /// InvalidArgument.
+  int workers = 0;          // draw the items of a fused kernel side by side, in any order; 0: 1 to 3, by the seed
+  /// Parses "seed=7,delay_us=50,pieces=4,window=8,late_read=1,weak_signal=1,workers=2", each of which may be left out.
+  /// Throws InvalidArgument.
   static AdversaryOptions parse(std::string_view text);
 };
 

@@ -52,8 +52,10 @@ enum class Space { argument, local, symmetric };
 enum class Engine { sm, ce, nic, io, cpu };
 /// The kind of a task. `gemm` is a library GEMM; `tiles` is a part of a fused kernel (the operator's body); `copy`
 /// moves 1-D or 2-D bytes to `writes[0].at`; `reduce` sums sources in their order (the operator's body); `collective`
-/// calls the NetEngine.
-enum class Kind { gemm, tiles, copy, reduce, collective, barrier, host };
+/// calls the NetEngine; `pool` reads no buffer: each row that it writes is made of table rows which the operator's body
+/// looks up, its buffer has a row for each bag of the problem and a column for each pooled column of the rank, and its
+/// parameter "entries" is the expected number of table rows of a bag, by which it is timed.
+enum class Kind { gemm, tiles, copy, reduce, collective, barrier, host, pool };
 enum class Combine { none, add };
 /// Where a task waits. With `queue` the lane stops until the waits hold. With `kernel` the task is a part of the
 /// schedule's one fused kernel, which is launched once for all of them, waits by itself before it reads what a wait

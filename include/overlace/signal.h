@@ -108,7 +108,7 @@ uint64_t counter_arrive(const ChannelPod& channel, const CountersPod& counters, 
 
 /// Orders this agent's earlier puts to `peer` before its later signals to it.
 void fence(const ChannelPod& channel, int peer);
-/// Returns when the sources of my puts may be reused.
+/// Returns when the sources of my puts may be reused, also if it fails: then the rest of them is dropped.
 [[nodiscard]] Errc flush(const ChannelPod& channel);
 /// Returns when everything that I issued is visible at every peer.
 [[nodiscard]] Errc quiet(const ChannelPod& channel);

@@ -34,7 +34,7 @@ void check_arguments(const Group& group, const Tensor& a, const std::vector<Tens
   if (bs.empty()) refuse(std::string(kOp) + ": bs is empty, wanted one matrix or more");
   if (!biases.empty() && biases.size() != bs.size())
     refuse(std::string(kOp) + ": " + std::to_string(biases.size()) + " biases for " + std::to_string(bs.size()) +
-           " bs");
+           " bs, wanted as many or none");
   for (size_t i = 0; i < bs.size(); ++i) check_factors(group, a, "a", nth("bs", i), bs[i]);
   for (size_t i = 0; i < biases.size(); ++i) check_bias(nth("biases", i), biases[i], bs[i].size(1));
   check_my_rows(group, {kOp, "a"}, a, row_offsets);

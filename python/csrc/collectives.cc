@@ -44,7 +44,7 @@ Cut even_cut_of(const Group& group, std::string_view op, const Tensor& x, int64_
   const int64_t size = cut.sizes[cut.dim];
   if (size % group.size != 0)
     refuse(std::string(op) + ": x is " + shape_of(x) + ", dim " + std::to_string(cut.dim) + ": " +
-           std::to_string(size) + " is no multiple of " + std::to_string(group.size) + " ranks");
+           std::to_string(size) + ", wanted a multiple of " + std::to_string(group.size) + " ranks");
   return cut;
 }
 
@@ -72,7 +72,8 @@ int dtype_of_sum(std::string_view op, const Tensor& x, bool is_average) {
   switch (x.scalar_type()) {
     case ScalarType::Long:
     case ScalarType::Int:
-      if (is_average) refuse(std::string(op) + ": reduce_op is 'avg' of integers, wanted 'sum'");
+      if (is_average)
+        refuse(std::string(op) + ": reduce_op is 'avg' of " + name_of(x.scalar_type()) + ", wanted 'sum'");
       return x.scalar_type() == ScalarType::Long ? OVL_I64 : OVL_I32;
     case ScalarType::Double:
     case ScalarType::Float:
@@ -80,8 +81,8 @@ int dtype_of_sum(std::string_view op, const Tensor& x, bool is_average) {
     case ScalarType::BFloat16:
       return dtype_of({op, "x"}, x.scalar_type());
     default:
-      refuse(std::string(op) +
-             ": x has a dtype that cannot be added, wanted float64, float32, bfloat16, float16, int64 or int32");
+      refuse(std::string(op) + ": x is " + name_of(x.scalar_type()) +
+             ", which cannot be added, wanted float64, float32, bfloat16, float16, int64 or int32");
   }
 }
 
@@ -120,7 +121,7 @@ Tensor uneven_all_to_all(const Group& group, const Tensor& x, int64_t dim, const
   const int64_t received = sum_of_splits(group, "recv_splits", recv_splits);
   if (sent != x.size(axis))
     refuse("all_to_all: x is " + shape_of(x) + ", dim " + std::to_string(axis) + ", send_splits sum to " +
-           std::to_string(sent));
+           std::to_string(sent) + ", wanted " + std::to_string(x.size(axis)));
   const Tensor mine = torch::stable::contiguous(torch::stable::transpose(x, 0, axis));
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < mine.dim(); ++i) sizes.push_back(mine.size(i));

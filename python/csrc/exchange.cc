@@ -55,7 +55,7 @@ int64_t rows_of_result(const Group& group, std::string_view op, const Tensor& a,
   }
   if (mine != a.size(0))
     refuse(std::string(op) + ": a is " + shape_of(a) + " on rank " + std::to_string(group.rank) + ", splits give it " +
-           std::to_string(mine) + " rows");
+           std::to_string(mine) + " rows, wanted " + std::to_string(a.size(0)));
   return rows;
 }
 

@@ -34,12 +34,13 @@ int64_t rows_of_rank(const Group& group, const Tensor& a, const std::vector<int6
   check_row_offsets(group, "gemm_rs", row_offsets);
   if (row_offsets.empty()) {
     if (a.size(0) % group.size != 0)
-      refuse("gemm_rs: a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) + " is no multiple of " +
-             std::to_string(group.size) + " ranks; row_offsets split it otherwise");
+      refuse("gemm_rs: a is " + shape_of(a) + ", scatter_dim 0: " + std::to_string(a.size(0)) +
+             ", wanted a multiple of " + std::to_string(group.size) + " ranks; row_offsets split it otherwise");
     return a.size(0) / group.size;
   }
   if (row_offsets.back() != a.size(0))
-    refuse("gemm_rs: a is " + shape_of(a) + ", row_offsets end with " + std::to_string(row_offsets.back()));
+    refuse("gemm_rs: a is " + shape_of(a) + ", row_offsets end with " + std::to_string(row_offsets.back()) +
+           ", wanted " + std::to_string(a.size(0)));
   const auto rank = static_cast<size_t>(group.rank);
   return row_offsets[rank + 1] - row_offsets[rank];
 }

@@ -51,7 +51,8 @@ void check_device(const Group& group, const Argument& argument, const Tensor& t)
 
 void use_current_stream(Group& group, std::string_view op) {
   if (group.device < 0) return;
-  if (aoti_torch_get_current_cuda_stream == nullptr) refuse(std::string(op) + ": this torch was built without CUDA");
+  if (aoti_torch_get_current_cuda_stream == nullptr)
+    refuse(std::string(op) + ": this torch was built without CUDA, wanted with it");
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(group.device, &stream));
   if (group.stream == stream) return;

@@ -38,13 +38,15 @@ void check_factors(const Group& group, const Tensor& a, std::string_view a_name,
   check_matrix(argument, b);
   if (a.size(1) * parts != b.size(0))
     refuse(both_of(group, a, a_name, argument, b) + "K " + (parts > 1 ? std::to_string(parts) + " x " : "") +
-           std::to_string(a.size(1)) + " != " + std::to_string(b.size(0)));
+           std::to_string(a.size(1)) + " != " + std::to_string(b.size(0)) + ", wanted the same");
   check_alike(group, a, a_name, argument, b);
 }
 
 void check_alike(const Group& group, const Tensor& a, std::string_view a_name, const Argument& argument,
                  const Tensor& b) {
-  if (a.scalar_type() != b.scalar_type()) refuse(both_of(group, a, a_name, argument, b) + "their dtypes differ");
+  if (a.scalar_type() != b.scalar_type())
+    refuse(both_of(group, a, a_name, argument, b) + "dtypes " + name_of(a.scalar_type()) + " and " +
+           name_of(b.scalar_type()) + ", wanted one");
 }
 
 void check_my_rows(const Group& group, const Argument& argument, const Tensor& t,
@@ -55,7 +57,7 @@ void check_my_rows(const Group& group, const Argument& argument, const Tensor& t
   const int64_t mine = row_offsets[rank + 1] - row_offsets[rank];
   if (mine != t.size(0))
     refuse(argument.of_op() + " is " + shape_of(t) + " on rank " + std::to_string(group.rank) +
-           ", row_offsets give it " + std::to_string(mine) + " rows");
+           ", row_offsets give it " + std::to_string(mine) + " rows, wanted " + std::to_string(t.size(0)));
 }
 
 void check_bias(const Argument& argument, const Tensor& bias, int64_t n) {

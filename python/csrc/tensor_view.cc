@@ -30,6 +30,33 @@ Tensor copied(const Tensor& t) { return torch::stable::clone(torch::stable::cont
 
 }  // namespace
 
+std::string name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    default:
+      return c10::toString(type);
+  }
+}
+
 int dtype_of(const Argument& argument, ScalarType type) {
   switch (type) {
     case ScalarType::Double:
@@ -41,8 +68,8 @@ int dtype_of(const Argument& argument, ScalarType type) {
     case ScalarType::BFloat16:
       return OVL_BF16;
     default:
-      refuse(argument.of_op() +
-             " has a dtype that cannot be multiplied, wanted float32, bfloat16, float16, or float64 on CPUs");
+      refuse(argument.of_op() + " is " + name_of(type) +
+             ", which cannot be multiplied, wanted float32, bfloat16, float16, or float64 on CPUs");
   }
 }
 

@@ -72,6 +72,8 @@ struct Argument {
   std::string of_op() const { return std::string(op) + ": " + text(); }
 };
 
+/// As torch.dtype spells it: "int8".
+std::string name_of(ScalarType type);
 int dtype_of(const Argument& argument, ScalarType type);
 /// Row-major, uninitialised, on the device of `like`.
 Tensor new_matrix(const Tensor& like, int64_t rows, int64_t columns, ScalarType dtype);

@@ -14,7 +14,7 @@ from launch import launch
 
 ROWS, K, N = 192, 64, 48
 # Runs beside kernels of other streams that wait for other ranks, whichever of them starts first.
-BESIDE = "family=library"  # and for its gradients; without gradients also "family=hetero_unfused_1d,degree=2"
+BESIDE = "library"  # and for its gradients; without gradients also "hetero_unfused_1d:2"
 
 
 def overlapped(x, weight, gradients, group, replicas, side):

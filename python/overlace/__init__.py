@@ -6,6 +6,7 @@ Without torch, or with one that is too old, the import works and says why the op
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from overlace import _library
 from overlace.errors import (
@@ -25,6 +26,9 @@ from overlace.errors import (
     Unsupported,
 )
 
+if TYPE_CHECKING:  # __getattr__ imports them
+    from overlace import compat, compile, gnn, nn, offload, optim, parallel  # noqa: F401
+
 __version__ = _library.LIBRARY.ovl_version().decode()
 _WHY_NO_TORCH = _library.why_no_torch()
 # Listed again below: the linter knows names in `__all__` by the literal alone.
@@ -33,12 +37,14 @@ _OF_TORCH = [
     "DeviceHandle",
     "Plan",
     "Stats",
+    "Trace",
     "call",
     "context_of",
     "empty_symmetric",
     "init",
     "ops",
     "plan",
+    "trace",
 ]
 _WITHOUT_OPERATORS = ["gnn", "offload"]  # the same, whatever overlace was built with
 _MODULES = ["compat", "compile", "nn", "optim", "parallel"]  # imported when they are named
@@ -70,19 +76,26 @@ if not _WHY_NO_TORCH:
     from overlace._call import call
     from overlace.context import Context, DeviceHandle, Stats, context_of, empty_symmetric, init
     from overlace.planning import Plan, plan
+    from overlace.tracing import Trace, trace
 
     __all__ += [
         "Context",
         "DeviceHandle",
         "Plan",
         "Stats",
+        "Trace",
         "call",
         "context_of",
         "empty_symmetric",
         "init",
         "ops",
         "plan",
+        "trace",
     ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_TORCH, *_MODULES, *_WITHOUT_OPERATORS})
 
 
 def __getattr__(name: str) -> object:

@@ -67,15 +67,16 @@ def call(
     tensors: its arguments by the names of docs/reference/operators.md, results too: they are written in place. None is
         an optional one that is not given. Each tensor is a torch.Tensor of one to four dimensions on the group's
         device, with the strides that the operator takes.
-    group: as for `overlace.init`. plan: "", "family=NAME,degree=N" or JSON, as for `overlace.ops`.
+    group: as for `overlace.init`. plan: "", "FAMILY:DEGREE" or JSON, as for `overlace.ops`.
     fields: other parameters of the operator, `row_offsets` and `activation` among them.
 
     There is no gradient and no shape function: `overlace.ops` has those. Raises InvalidArgument (argument, value got,
     value wanted), PlanMismatch, Unsupported, ScheduleError.
     """
     context = context_of(group)
-    if not isinstance(op, str) or not isinstance(plan, str):
-        raise InvalidArgument(f"overlace.call: op is {op!r}, plan {plan!r}, wanted two texts")
+    for name, text in (("op", op), ("plan", plan)):
+        if not isinstance(text, str):
+            raise InvalidArgument(f"overlace.call: {name} is {text!r}, wanted a text")
     args = [
         Arg(name=name.encode(), kind=_TENSOR, tensor=_tensor_of(op, name, t, context.device))
         for name, t in tensors.items()

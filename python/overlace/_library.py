@@ -12,6 +12,7 @@ from overlace import errors
 _FOLDER = Path(__file__).parent / "lib"
 _TORCH_FLOOR = (2, 11)
 ALLGATHER = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t, c.c_void_p)
+INTERRUPT_CHECK = c.CFUNCTYPE(c.c_int)
 
 
 class _Sized(c.Structure):
@@ -106,6 +107,11 @@ class Tensor(c.Structure):
     )
 
 
+def names_of(struct: type[_Sized]) -> list[str]:
+    """All but struct_size."""
+    return [field[0] for field in struct._fields_[1:]]
+
+
 class Arg(c.Structure):
     """ovl_arg."""
 
@@ -141,6 +147,13 @@ def call(name: str, *arguments: object) -> None:
     code = getattr(LIBRARY, name)(*arguments)
     if code != 0:
         raise errors.make(LIBRARY.ovl_error_name(code).decode(), LIBRARY.ovl_error_text().decode())
+
+
+def text(name: str, *arguments: object) -> str:
+    """The same of a function whose last argument takes a text."""
+    out = c.c_char_p()
+    call(name, *arguments, c.byref(out))
+    return (out.value or b"").decode()
 
 
 def handle(name: str, *arguments: object) -> c.c_void_p:

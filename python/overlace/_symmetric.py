@@ -87,7 +87,8 @@ class Symmetric:
         if place >= 0 and address < self._begins[place] + self._buffers[self._begins[place]].bytes:
             return self._begins[place]
         raise InvalidArgument(
-            f"{what}: the tensor {list(t.shape)} lies in no memory of empty_symmetric of this context"
+            f"{what}: the tensor {list(t.shape)} lies in no memory of empty_symmetric of this context, wanted what it "
+            "returned or a view of that"
         )
 
     def peer(self, t: torch.Tensor, rank: int) -> torch.Tensor:
@@ -97,7 +98,9 @@ class Symmetric:
         buffer = self._buffers[begin]
         address = self._address(buffer, rank)
         if address is None:
-            raise Unsupported(f"peer: rank {rank} is not reached by loads and stores from rank {self._rank}")
+            raise Unsupported(
+                f"peer: rank is {rank}, which loads and stores of rank {self._rank} do not reach, wanted one they do"
+            )
         whole = self._bytes_at(address, buffer.bytes)
         offset = t.data_ptr() - begin
         aligned = whole[offset : offset + (buffer.bytes - offset) // t.element_size() * t.element_size()]

@@ -6,17 +6,20 @@ import atexit
 import contextlib
 import ctypes as c
 import dataclasses
+import os
 import secrets
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
-from overlace import _library
-from overlace._library import Given, Info, Options, call, handle
+from overlace import _library, _signals
+from overlace._library import Given, Info, Options, call, handle, text
 from overlace._symmetric import DeviceHandle, Symmetric
-from overlace.errors import InvalidArgument
+from overlace._timeline import Trace, checked_path
+from overlace.errors import Error, InvalidArgument
 
 _OPERATORS = _library.operators()
 _BACKENDS = {"auto": 0, "cpu": 1, "cuda_peer": 2}
@@ -50,6 +53,9 @@ class Context:
         self.name: str = group.group_name
         self.rank: int = group.rank()
         self.size: int = group.size()
+        trace_path = os.environ.get("OVERLACE_TRACE", "")
+        if trace_path:
+            checked_path("overlace.init: OVERLACE_TRACE", trace_path)
         self._runtime = _open(group, options)
         try:
             self._team = team = handle("ovl_runtime_world", self._runtime)
@@ -66,6 +72,11 @@ class Context:
             self.name.encode(), self._runtime, self._channel, self.rank, self.size, info.device
         )
         _contexts[self.name] = self
+        self._trace: Trace | None = None
+        self._trace_path = ""
+        if trace_path and len(_contexts) == 1:  # the first team of the process: a file has room for one
+            self._begin_trace()
+            self._trace_path = trace_path
         self._symmetric = Symmetric(self._runtime, self._team, self._channel, self.rank, self.size, self.device)
 
     def _info(self) -> Info:
@@ -76,9 +87,7 @@ class Context:
     @property
     def machine(self) -> str:
         """What schedules are chosen for and where it comes from: "h200x2, shipped for NVIDIA H200 x 2"."""
-        origin = c.c_char_p()
-        call("ovl_runtime_machine", self._runtime, c.byref(origin))
-        return origin.value.decode()
+        return text("ovl_runtime_machine", self._runtime)
 
     def check(self) -> None:
         """Raises the first cause if this team was aborted by a rank, a dead peer or a deadline."""
@@ -135,8 +144,30 @@ class Context:
         """
         if _contexts.pop(self.name, None) is None:
             return
+        self._end_trace()
         _OPERATORS.ovl_torch_remove_group(self.name.encode())
         call("ovl_runtime_close", self._runtime)
+
+    def _begin_trace(self) -> Trace:
+        if self._trace is not None:
+            whose = f"OVERLACE_TRACE={self._trace_path} asks for" if self._trace_path else "overlace.trace has begun"
+            raise InvalidArgument(
+                f"overlace.trace: group '{self.name}' has a timeline, which {whose}; wanted none: one at a time"
+            )
+        self._trace = Trace(self._channel)
+        return self._trace
+
+    def _end_trace(self) -> None:
+        """Writes what OVERLACE_TRACE asked for; that must not keep the team from being closed."""
+        trace, self._trace = self._trace, None
+        if trace is None or not self._trace_path:
+            return
+        try:
+            self.check()
+            trace.write(self._trace_path)
+        except Error as error:
+            text = f"overlace: OVERLACE_TRACE={self._trace_path}: no timeline was written: {error}"
+            warnings.warn(text, stacklevel=3)
 
     def __enter__(self) -> Context:
         return self
@@ -193,8 +224,21 @@ def process_group(group: object = None) -> dist.ProcessGroup:
     if group is None:
         if not dist.is_initialized():
             raise InvalidArgument("overlace.init: group is None and torch.distributed has no default group yet")
-        return dist.group.WORLD
-    return dist.distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group.get_group()
+        return dist.distributed_c10d._get_default_group()
+    if isinstance(group, str):
+        return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # a NewType of str
+    dimensions = getattr(group, "ndim", None)
+    if dimensions is None or not hasattr(group, "get_group"):
+        raise InvalidArgument(
+            f"group is {group!r}, wanted a ProcessGroup, a DeviceMesh of one dimension, the name of a group, or None"
+        )
+    if dimensions != 1:
+        names = getattr(group, "mesh_dim_names", None)
+        example = f"mesh['{names[-1]}']" if names else "mesh['tp'] of one made with mesh_dim_names"
+        raise InvalidArgument(
+            f"group is a DeviceMesh of {dimensions} dimensions{f' {names}' if names else ''}, wanted one: {example}"
+        )
+    return group.get_group()
 
 
 def group_name(group: object = None) -> str:
@@ -293,6 +337,7 @@ def init(
         options.machine = machine.encode()
     if backend == "cuda_peer":
         options.has_device, options.device = 1, torch.cuda.current_device()
+    _signals.watch()
     return Context(found, options, sms)
 
 
@@ -303,6 +348,7 @@ def _at_exit() -> None:
             if failed is not None:
                 found.abort(f"rank {found.rank} ended with {type(failed).__name__}: {failed}")
             found.close()
+    _signals.unwatch()
 
 
 atexit.register(_at_exit)

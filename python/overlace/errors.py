@@ -121,14 +121,20 @@ _CLASSES: dict[str, type[Error]] = {
 }
 
 
-def make(code: str, text: str) -> Error:
-    """The exception of a code of the library."""
+# What handlers of signals raised while the library waited, which ended that wait (overlace/_signals.py).
+interruptions: list[BaseException] = []
+
+
+def make(code: str, text: str) -> BaseException:
+    """The exception of a code of the library, or the one for which the library's wait was ended: KeyboardInterrupt."""
+    if interruptions:
+        return interruptions.pop()
     error = _CLASSES.get(code, Internal)(text)
     error.code = code
     return error
 
 
-def of_operator(error: RuntimeError) -> Error | None:
+def of_operator(error: RuntimeError) -> BaseException | None:
     """What torch.ops.overlace.* raised, as the class it belongs to; None if it is not of overlace."""
     match = re.match(r"\[(\w+)\] (.*)", str(error), re.DOTALL)
     return make(match[1], match[2]) if match else None

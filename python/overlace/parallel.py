@@ -7,6 +7,7 @@ no nn.Linear. The mesh's group needs overlace.init(mesh) first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from torch.distributed.tensor import parallel as torch_parallel
 from torch.distributed.tensor.parallel import SequenceParallel
 
 from overlace import ops
-from overlace.context import context_of
+from overlace.context import context_of, group_name
 
 __all__ = ["ColwiseParallel", "RowwiseParallel", "SequenceParallel"]
 
@@ -29,7 +30,8 @@ def _local(x: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 def _parts_of(module: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return module.weight.to_local().t(), None if module.bias is None else module.bias.to_local()
+    weight, bias = cast(DTensor, module.weight), cast("DTensor | None", module.bias)
+    return weight.to_local().t(), None if bias is None else bias.to_local()
 
 
 def _replace(
@@ -48,7 +50,7 @@ def _replace(
             part.register_parameter(name, nn.Parameter(split, parameter.requires_grad))
 
     distribute_module(module, mesh, partition)
-    module.forward = forward
+    module.forward = forward  # type: ignore[method-assign, assignment]  # as torch's styles do
     return module
 
 
@@ -59,7 +61,7 @@ class ColwiseParallel(torch_parallel.ColwiseParallel):
         (given,), (wanted,) = self.input_layouts, self.output_layouts
         if not (isinstance(module, nn.Linear) and isinstance(given, Shard) and wanted == Shard(-1)):
             return super()._apply(module, device_mesh)
-        group = device_mesh.get_group().group_name
+        group = group_name(device_mesh)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight, bias = _parts_of(module)
@@ -77,7 +79,7 @@ class RowwiseParallel(torch_parallel.RowwiseParallel):
         (given,), (wanted,) = self.input_layouts, self.output_layouts
         if not (isinstance(module, nn.Linear) and given == Shard(-1) and isinstance(wanted, (Shard, Replicate))):
             return super()._apply(module, device_mesh)
-        group = device_mesh.get_group().group_name
+        group = group_name(device_mesh)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             weight, bias = _parts_of(module)

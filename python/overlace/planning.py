@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from overlace._library import Op, call, handle
+from overlace._library import Op, call, handle, text
 from overlace.context import context_of
 from overlace.errors import InvalidArgument
 
@@ -58,11 +58,11 @@ def plan(
     exchange, blocks: of gemm_a2a and a2a_gemm; with "cols", n and k are those of b.
     """
     context = context_of(group)
-    if dtype not in _DTYPES or (out_dtype or dtype) not in _DTYPES or b_layout not in _LAYOUTS:
-        raise InvalidArgument(
-            f"plan: dtype is {dtype}, out_dtype {out_dtype}, b_layout '{b_layout}', wanted float64, float32, float16 "
-            "or bfloat16, and 'nk' or 'kn'"
-        )
+    for name, given in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
+        if given not in _DTYPES:
+            raise InvalidArgument(f"plan: {name} is {given!r}, wanted one of {', '.join(map(str, _DTYPES))}")
+    if b_layout not in _LAYOUTS:
+        raise InvalidArgument(f"plan: b_layout is '{b_layout}', wanted one of {', '.join(_LAYOUTS)}")
     if activation not in _ACTIVATIONS:
         raise InvalidArgument(f"plan: activation is '{activation}', wanted one of {', '.join(_ACTIVATIONS)}")
     if exchange not in _EXCHANGES:
@@ -76,11 +76,7 @@ def plan(
     problem.blocks = c.addressof(listed) if blocks else None
     schedule = handle("ovl_schedule_choose", context._runtime, c.byref(problem))
     try:
-        texts = []
-        for getter in ("ovl_schedule_json", "ovl_schedule_reason"):
-            text = c.c_char_p()
-            call(getter, schedule, c.byref(text))
-            texts.append(text.value.decode())
+        texts = [text(getter, schedule) for getter in ("ovl_schedule_json", "ovl_schedule_reason")]
     finally:
         call("ovl_schedule_free", schedule)
     return Plan(op, json.loads(texts[0])["family"], texts[1], texts[0])

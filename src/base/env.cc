@@ -137,7 +137,8 @@ const Variable kVariables[] = {
        return parse_choice(t, {"auto", "nccl", "mpi", "none"}, e.net_engine);
      },
      [](const Env& e) { return e.net_engine; }},
-    {"OVERLACE_ADVERSARY", "seed=N with optional delay_us, pieces, window, late_read, weak_signal; comma-separated",
+    {"OVERLACE_ADVERSARY",
+     "seed=N with optional delay_us, pieces, window, late_read, weak_signal, workers; comma-separated",
      "CPU ranks deliver puts late, split and out of order, so that missing order shows as an error.",
      [](Env& e, std::string_view t) { return e.adversary = t, true; }, [](const Env& e) { return e.adversary; }},
     {"OVERLACE_LINK", "RATE,LATENCY such as 2GB/s,20us with optional ,hosts, or none",

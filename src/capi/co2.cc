@@ -126,6 +126,8 @@ base::Result<train::ReplicaOptions> options_of(const ovl_co2_options* given) {
   if (given->timeout_ms != 0) options.timeout_ms = given->timeout_ms;
   OVERLACE_TRY(check_range("auto_timeout", given->auto_timeout, 1));
   options.is_deadline_auto = given->auto_timeout != 0;
+  OVERLACE_TRY(check_range("whole_boundaries", given->whole_boundaries, 1));
+  options.is_boundary_whole = given->whole_boundaries != 0;
   options.threads = given->threads;
   if (given->shard_degree != 0) options.shard_degree = given->shard_degree;
   if (given->reduce_in_group != nullptr) {

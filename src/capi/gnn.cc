@@ -5,6 +5,7 @@
 
 #include "overlace/capi_gnn.h"
 #include "src/capi/handles.h"
+#include "src/gnn/gather/device_gather.h"
 #include "src/gnn/gather/gather_rows.h"
 #include "src/gnn/generate/generate.h"
 #include "src/gnn/pipeline/loader.h"
@@ -157,6 +158,27 @@ base::Status gather_rows(const ovl_gnn_gather* given) {
                           {static_cast<std::byte*>(given->out), count * static_cast<size_t>(given->row_bytes)});
 }
 
+base::Status gather_rows_on_device(const ovl_gnn_device_gather* given) {
+  constexpr const char* kCall = "ovl_gnn_gather_rows_on_device";
+  OVERLACE_TRY(check_struct({kCall, "request"}, given));
+  OVERLACE_TRY(check_not_null({kCall, "sources"}, given->sources));
+  if (given->num_sources < 1)
+    return base::invalid_argument("{}: num_sources is {}, wanted at least 1", kCall, given->num_sources);
+  std::vector<gnn::DeviceRows> sources;
+  for (const ovl_gnn_row_source& source : std::span(given->sources, static_cast<size_t>(given->num_sources)))
+    sources.push_back({source.rows, source.num_rows});
+  return gnn::queue_gather_rows({.sources = sources,
+                                 .row_bytes = given->row_bytes,
+                                 .ids = given->ids,
+                                 .num_ids = given->num_ids,
+                                 .id_bytes = given->id_bytes,
+                                 .out = given->out,
+                                 .first_bad = given->first_bad,
+                                 .device = given->device,
+                                 .ctas = given->ctas},
+                                given->stream);
+}
+
 base::Status open_rows(const ovl_gnn_rows_options* given, ovl_gnn_rows** out) {
   constexpr const char* kCall = "ovl_gnn_rows_open";
   OVERLACE_TRY(check_struct({kCall, "options"}, given));
@@ -278,6 +300,9 @@ int ovl_gnn_verify(const char* artefact, const char* dataset) {
 }
 int ovl_gnn_gather_rows(const ovl_gnn_gather* request) {
   return guarded([&] { return gather_rows(request); });
+}
+int ovl_gnn_gather_rows_on_device(const ovl_gnn_device_gather* request) {
+  return guarded([&] { return gather_rows_on_device(request); });
 }
 int ovl_gnn_rows_open(const ovl_gnn_rows_options* options, ovl_gnn_rows** out) {
   return guarded([&] { return open_rows(options, out); });

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "src/capi/handles.h"
+#include "src/runtime/interrupt.h"
 #include "src/runtime/state.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
@@ -220,6 +221,11 @@ int ovl_runtime_abort(ovl_runtime* runtime, const char* why) {
     if ((*found)->runtime) (*found)->runtime->abort(Errc::aborted, why == nullptr ? "ovl_runtime_abort" : why);
     return {};
   });
+}
+
+int ovl_set_interrupt_check(int (*check)(void)) {
+  runtime::set_interrupt_check(check);
+  return OVL_OK;
 }
 
 int ovl_runtime_info(ovl_runtime* runtime, ovl_info* info) {

@@ -1,6 +1,5 @@
 // Schedules of the C API: made, chosen, read, shown.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -56,55 +55,12 @@ std::unique_ptr<ScheduleTexts> with_texts(spec::Schedule schedule, std::string r
 namespace overlace::capi {
 namespace {
 
-/// All that a schedule depends on, as bytes.
-std::string key_of(const spec::OpSpec& op, std::string_view plan) {
-  std::string key;
-  const auto add = [&key](const void* data, size_t size) { key.append(static_cast<const char*>(data), size); };
-  const int64_t numbers[] = {op.m,
-                             op.n,
-                             op.k,
-                             static_cast<int64_t>(op.dtype),
-                             static_cast<int64_t>(op.out_dtype),
-                             static_cast<int64_t>(op.b_layout),
-                             op.bias ? 1 : 0,
-                             op.gathered ? 1 : 0,
-                             static_cast<int64_t>(op.activation),
-                             static_cast<int64_t>(op.row_offsets.size()),
-                             static_cast<int64_t>(op.splits.size()),
-                             static_cast<int64_t>(op.exchange),
-                             static_cast<int64_t>(op.blocks.size())};
-  add(numbers, sizeof numbers);
-  add(op.row_offsets.data(), op.row_offsets.size() * sizeof(int64_t));
-  add(op.splits.data(), op.splits.size() * sizeof(int64_t));
-  add(op.blocks.data(), op.blocks.size() * sizeof(int64_t));
-  key += op.op;
-  for (const auto& [name, value] : op.fields) key += base::format(",{}={}", name, spec::text_of(value));
-  key += '\n';
-  key += plan;
-  return key;
-}
-
-/// "family=NAME,degree=N", the second field optional; none of another form.
-struct Named {
-  std::string family;
-  int degree = 1;
-};
-std::optional<Named> named_of(std::string_view plan) {
-  Named out;
-  for (size_t begin = 0; begin <= plan.size();) {
-    const size_t end = std::min(plan.find(',', begin), plan.size());
-    const std::string_view field = plan.substr(begin, end - begin);
-    if (field.starts_with("family=")) {
-      out.family = field.substr(7);
-    } else if (field.starts_with("degree=")) {
-      const auto [stop, error] = std::from_chars(field.data() + 7, field.data() + field.size(), out.degree);
-      if (error != std::errc() || stop != field.data() + field.size()) return std::nullopt;
-    } else {
-      return std::nullopt;
-    }
-    begin = end + 1;
-  }
-  if (out.family.empty()) return std::nullopt;
+/// "family=NAME,degree=N", as plans were written before, as "NAME:N".
+std::string as_written_now(std::string_view plan) {
+  constexpr std::string_view kFamily = "family=", kDegree = ",degree=";
+  if (!plan.starts_with(kFamily)) return std::string(plan);
+  std::string out(plan.substr(kFamily.size()));
+  if (const size_t at = out.find(kDegree); at != std::string::npos) out.replace(at, kDegree.size(), ":");
   return out;
 }
 
@@ -123,7 +79,7 @@ std::shared_ptr<ScheduleObject> chosen_for(const Context& context, const spec::O
 
 base::Result<std::shared_ptr<ScheduleObject>> make_object(const Context& context, const Channel& channel,
                                                           const spec::OpSpec& op, std::string_view plan) {
-  if (plan.empty()) {
+  if (plan.empty() || plan == spec::kAuto) {
     std::shared_ptr<ScheduleObject> object = chosen_for(context, op);
     if (ops::supports(channel, op, object->plan().schedule).ok()) return object;
     return object_of(spec::make_schedule(op, spec::kLibrary), "");
@@ -133,11 +89,15 @@ base::Result<std::shared_ptr<ScheduleObject>> make_object(const Context& context
     OVERLACE_TRY(check_static(read));
     return object_of(std::move(read), "");
   }
-  const std::optional<Named> named = named_of(plan);
-  if (named) return object_of(spec::make_schedule(op, named->family, named->degree), "");
-  return base::invalid_argument(
-      "{}: plan is '{}', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule in JSON",
-      op.op, plan);
+  const std::optional<spec::NamedFamily> named = spec::parse_family(as_written_now(plan));
+  if (!named)
+    return base::invalid_argument("{}: plan is '{}', wanted {}, or a schedule in JSON", op.op, plan,
+                                  spec::kFamilyGrammar);
+  spec::Schedule made = spec::make_schedule(op, named->family, named->degree);
+  if (!spec::gives_result(made))
+    return base::invalid_argument("{}: plan is '{}', which measures a part, wanted a family that gives the result",
+                                  op.op, plan);
+  return object_of(std::move(made), "");
 }
 
 }  // namespace
@@ -159,7 +119,7 @@ void CachedSchedules::add(std::string key, std::shared_ptr<ScheduleObject> sched
 
 base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& runtime, ChannelObject& channel,
                                                           const spec::OpSpec& op, std::string_view plan) {
-  std::string key = key_of(op, plan);
+  std::string key = base::format("{}\n{}", spec::key_of(op), plan);
   if (std::shared_ptr<ScheduleObject> kept = channel.schedules.find(key); kept != nullptr) return kept;
   base::Result<std::shared_ptr<ScheduleObject>> made = make_object(*runtime.context, *channel.channel, op, plan);
   if (made.ok()) channel.schedules.add(std::move(key), *made);

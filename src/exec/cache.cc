@@ -25,6 +25,7 @@ constexpr size_t kMaxShared = 2048;
 constexpr uint64_t kIdleCalls = 1024;
 /// Of what may go, this part goes at once.
 constexpr size_t kPart = 8;
+constexpr std::string_view kUnknownCall = "a call that this rank has not made";
 
 std::string param_text(const spec::Params& params, std::string_view name) {
   const auto it = params.find(name);
@@ -146,7 +147,7 @@ base::Result<Program*> Cache::find_or_prepare(const spec::Schedule& schedule, st
                                               const Bodies& bodies) {
   if (const auto found = find(schedule, agreement); found != programs_.end()) {
     programs_.splice(programs_.begin(), programs_, found);
-    pass_by(*programs_.front()->shared);
+    OVERLACE_TRY(pass_by(*programs_.front()->shared));
   } else {
     OVERLACE_TRY(prepare(schedule, agreement, local_param, bindings, bodies));
   }
@@ -189,8 +190,11 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
   program.shared = std::make_shared<Shared>(shared_layout(program));
   if (is_known) {
     if (program.shared->offsets != known->offsets || program.shared->words != known->words) {
-      return base::error(Errc::bad_schedule, "schedule {}: parameter {} changes what the ranks share", schedule.family,
-                         local_param);
+      return base::error(
+          Errc::bad_schedule,
+          "schedule {}: another value of {} makes {} signal words instead of {}, or moves buffers of the "
+          "symmetric heap; wanted: a parameter that only this rank's own buffers depend on",
+          schedule.family, local_param, program.shared->words, known->words);
     }
     program.shared = known;
   } else {
@@ -208,7 +212,7 @@ base::Status Cache::prepare(const spec::Schedule& schedule, std::string_view agr
       give_up_workspace(program);
       return status;
     }
-    pass_by(*program.shared);
+    OVERLACE_TRY(pass_by(*program.shared));
   }
   if (!is_known) {
     if (shared_.size() >= kMaxShared) OVERLACE_TRY(make_room(nullptr, {}));
@@ -237,9 +241,32 @@ std::shared_ptr<Shared> Cache::find_shared(std::string_view agreement, std::stri
 }
 
 /// A call for which this rank needs nobody. Ranks for which it is new learn what they meet in it.
-void Cache::pass_by(const Shared& shared) {
+base::Status Cache::pass_by(const Shared& shared) {
   followed_.reset();
-  channel_.team().runtime().state().control->pass(group_, number_++, shared.key_hash);
+  const runtime::PostedCall call{channel_.pod().barrier_id, number_++, shared.key_hash};
+  channel_.team().runtime().state().control->pass(group_, call.number, call.key);
+  return compare_with_neighbours(call, shared);
+}
+
+/// Where ranks differ, two neighbours do, and the later one sees it before anything of its call moves.
+base::Status Cache::compare_with_neighbours(const runtime::PostedCall& call, const Shared& shared) {
+  const Team& team = channel_.team();
+  runtime::BackendState& backend = *team.runtime().state().backend;
+  runtime::CallBoard* const mine = backend.call_board(team.world_rank(team.rank()));
+  if (mine == nullptr || team.size() == 1) return {};
+  mine->post(call);
+  for (const int step : {1, team.size() - 1}) {
+    const int rank = (team.rank() + step) % team.size();
+    const runtime::CallBoard* const board = backend.call_board(team.world_rank(rank));
+    const std::optional<uint64_t> key = board == nullptr ? std::nullopt : board->other_key(call);
+    if (!key.has_value()) continue;
+    const auto theirs = std::find_if(shared_.begin(), shared_.end(),
+                                     [&](const auto& s) { return runtime::CallBoard::key_bits(s->key_hash) == *key; });
+    return abort_with(base::error(
+        Errc::desync, "ranks of team \"{}\" do not make the same calls: rank {} makes {}; rank {} makes {}",
+        team.name(), team.rank(), shared.key, rank, theirs == shared_.end() ? kUnknownCall : (*theirs)->key));
+  }
+  return {};
 }
 
 /// All ranks that have no program for this call come here. Ok where they have one key, or where those that passed by,
@@ -270,7 +297,7 @@ base::Status Cache::follow(const CallMeeting& meeting, const base::Status& mine,
   const auto first = std::find_if(meeting.passed.begin(), meeting.passed.end(), is_in);
   const auto name = [&](uint64_t hash) {
     const auto found = std::find_if(shared_.begin(), shared_.end(), [&](const auto& s) { return s->key_hash == hash; });
-    return found == shared_.end() ? std::string("a call that this rank has not made") : (*found)->key;
+    return found == shared_.end() ? kUnknownCall : (*found)->key;
   };
   const auto rank = first - meeting.passed.begin();
   if (!mine.ok()) {
@@ -327,7 +354,7 @@ base::Status Cache::prepare_with_peers(Program& program, bool is_known, const Bi
       least = std::max(least, theirs[0]);
       is_one = is_one && theirs[0] == offset;
     }
-    if (outcome.ok() && meeting.has_passed()) pass_by(shared);
+    if (outcome.ok() && meeting.has_passed()) outcome = pass_by(shared);
     if (outcome.ok() && why.ok() && is_one) {
       RuntimeState& runtime = channel_.team().runtime().state();
       if (!is_known && shared.block != nullptr && !shared.block->is_shared)

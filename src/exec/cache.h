@@ -13,6 +13,7 @@
 #include "src/exec/agree.h"
 #include "src/exec/backend.h"
 #include "src/exec/program.h"
+#include "src/runtime/call_board.h"
 
 namespace overlace::exec {
 
@@ -81,7 +82,8 @@ class Cache {
   base::Status meet(const base::Status& mine, const Shared& shared, std::string_view rest, CallMeeting* meeting);
   base::Status follow(const CallMeeting& meeting, const base::Status& mine, const Shared& shared);
   base::Status abort_with(const base::Status& cause);
-  void pass_by(const Shared& shared);
+  base::Status pass_by(const Shared& shared);
+  base::Status compare_with_neighbours(const runtime::PostedCall& call, const Shared& shared);
   bool has_other_plan(const Shared& shared) const;
   std::shared_ptr<Shared> find_shared(std::string_view agreement, std::string_view key) const;
   base::Status make_ready(Program& program, const Bindings& bindings, const Bodies& bodies);

@@ -4,7 +4,6 @@
 #include <functional>
 #include <string_view>
 
-#include "overlace/net_engine.h"
 #include "src/spec/operators.h"
 
 namespace overlace::exec {
@@ -94,7 +93,8 @@ struct Collective {
           "and rows without gaps",
           in.dim(0), in.stride(0), out.dim(0), out.stride(0));
     }
-    return table == nullptr || is_even(*table) ? even_all_to_all() : uneven_all_to_all(*table);
+    return table == nullptr || is_even(*table) ? even_all_to_all()
+                                               : exchange_rows(team, net, in, out, *table, stream, copy_rows);
   }
 
   base::Status even_all_to_all() {
@@ -105,32 +105,32 @@ struct Collective {
   static bool is_even(const std::vector<int64_t>& table) {
     return std::adjacent_find(table.begin(), table.end(), std::not_equal_to<>()) == table.end();
   }
-
-  /// Engines know blocks of equal length alone: a message for each pair of ranks that has rows.
-  base::Status uneven_all_to_all(const std::vector<int64_t>& table) {
-    const int me = team.rank(), ranks = team.size();
-    const auto rows = [&](int from, int to) { return table[static_cast<size_t>(from * ranks + to)]; };
-    int64_t sent = 0, received = 0;
-    TensorView mine, place;
-    net.group_begin();
-    for (int p = 0; p < ranks; ++p) {
-      const TensorView theirs = in.rows(sent, rows(me, p)), from_them = out.rows(received, rows(p, me));
-      sent += rows(me, p);
-      received += rows(p, me);
-      if (p == me) {
-        mine = theirs;
-        place = from_them;
-        continue;
-      }
-      if (theirs.numel() != 0) net.send(theirs.data, bytes_of(theirs), p, stream);
-      if (from_them.numel() != 0) net.recv(from_them.data, bytes_of(from_them), p, stream);
-    }
-    net.group_end();
-    return mine.numel() == 0 ? base::Status() : copy_rows(mine, place);
-  }
 };
 
 }  // namespace
+
+base::Status exchange_rows(Team& team, NetEngine& net, const TensorView& in, const TensorView& out,
+                           const std::vector<int64_t>& table, StreamRef stream, const CopyRows& copy_rows) {
+  const int me = team.rank(), ranks = team.size();
+  const auto rows = [&](int from, int to) { return table[static_cast<size_t>(from * ranks + to)]; };
+  int64_t sent = 0, received = 0;
+  TensorView mine, place;
+  net.group_begin();
+  for (int p = 0; p < ranks; ++p) {
+    const TensorView theirs = in.rows(sent, rows(me, p)), from_them = out.rows(received, rows(p, me));
+    sent += rows(me, p);
+    received += rows(p, me);
+    if (p == me) {
+      mine = theirs;
+      place = from_them;
+      continue;
+    }
+    if (theirs.numel() != 0) net.send(theirs.data, bytes_of(theirs), p, stream);
+    if (from_them.numel() != 0) net.recv(from_them.data, bytes_of(from_them), p, stream);
+  }
+  net.group_end();
+  return mine.numel() == 0 ? base::Status() : copy_rows(mine, place);
+}
 
 base::Status run_collective(const Call& call, Team& team, const spec::Instance& instance, StreamRef stream,
                             const CopyRows& copy_rows) {
@@ -155,15 +155,20 @@ base::Status run_collective(const Call& call, Team& team, const spec::Instance& 
   const std::vector<int64_t>* splits =
       has_splits ? spec::splits_table(call.program.schedule, task, team.size()) : nullptr;
   if (has_splits && splits == nullptr)
-    return base::error(Errc::bad_schedule, "{}: splits name no table of {} entries, 0 or more", task.id,
-                       team.size() * team.size());
+    return base::error(
+        Errc::bad_schedule,
+        "{}: parameter splits names no table of {} entries; wanted: rows from each rank to each, 0 or more", task.id,
+        team.size() * team.size());
   // Empty for all ranks alike: the whole has no element. With splits, a rank may have nothing to send, or to get.
   if (splits == nullptr && (name == "all_gather" ? to.empty() : from.empty())) return {};
   if (splits != nullptr && std::all_of(splits->begin(), splits->end(), [](int64_t rows) { return rows == 0; }))
     return {};
   NetEngine* net = team.net();
   if (net == nullptr) {
-    return base::error(Errc::not_supported, "{}: team \"{}\" has no collectives engine", task.id, team.name());
+    return base::error(
+        Errc::not_supported,
+        "{}: team \"{}\" has no collectives engine; wanted: RuntimeOptions::net_engine auto, nccl, cpu or mpi", task.id,
+        team.name());
   }
   Collective collective{call, team, *net, stream, copy_rows, in, out};
   try {

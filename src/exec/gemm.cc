@@ -80,8 +80,9 @@ base::Status validate(const GemmArgs& g) {
                                   g.c.ndim);
   }
   if (g.a.dim(1) != g.b.dim(0) || g.c.dim(0) != g.a.dim(0) || g.c.dim(1) != g.b.dim(1)) {
-    return base::invalid_argument("gemm: shapes do not fit: a {} times b {} into c {}", g.a.shape(), g.b.shape(),
-                                  g.c.shape());
+    return base::invalid_argument(
+        "gemm: shapes do not fit: a {} times b {} into c {}; wanted: (M, K), (K, N) and (M, N)", g.a.shape(),
+        g.b.shape(), g.c.shape());
   }
   if (!is_float(g.a.dtype) || g.b.dtype != g.a.dtype) {
     return base::invalid_argument("gemm: a and b must have one dtype of fp64 fp32 fp16 bf16, got {} and {}",

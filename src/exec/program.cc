@@ -103,8 +103,10 @@ base::Status check_bindings(const Program& program, const Bindings& bindings) {
     if (buffer.space != spec::Space::argument) continue;
     const auto bound = bindings.find(buffer.name);
     if (bound == bindings.end() || !bound->second.defined()) {
-      return base::invalid_argument("schedule {}: argument buffer {} is not bound", program.schedule.family,
-                                    buffer.name);
+      return base::invalid_argument("schedule {}: argument buffer {} is not bound; wanted: a tensor of {} {}",
+                                    program.schedule.family, buffer.name,
+                                    row_major(nullptr, buffer.dtype, program.expansion.buffer_shapes[b]).shape(),
+                                    dtype_name(buffer.dtype));
     }
     const TensorView& t = bound->second;
     const TensorView want = row_major(nullptr, buffer.dtype, program.expansion.buffer_shapes[b]);
@@ -150,7 +152,10 @@ BodyContext body_context(const Call& call, const Team& team, const spec::Instanc
                       .task = call.program.task(instance),
                       .reads = {},
                       .writes = {},
-                      .stream = stream};
+                      .stream = stream,
+                      .rank = team.rank()};
+  if (!instance.writes.empty() && !instance.writes[0].empty() && instance.writes[0][0].ndim > 0)
+    context.first_row = instance.writes[0][0].begin[0];
   const auto views = [&](const std::vector<std::vector<spec::Box>>& regions,
                          std::vector<std::vector<TensorView>>* out) {
     for (const std::vector<spec::Box>& boxes : regions) {

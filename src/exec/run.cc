@@ -20,8 +20,8 @@ base::Result<Call::Out> resolve(const Call& call, const Team& team, const CopyOu
     box.count[0] = copy.to.dim(0);
     return Call::Out{view_of(call, team, box), copy.to, true};
   }
-  return base::error(Errc::bad_schedule, "schedule {}: no buffer {} to copy from", call.program.schedule.family,
-                     copy.buffer);
+  return base::error(Errc::bad_schedule, "schedule {}: no buffer {} to copy from; wanted: one of its buffers",
+                     call.program.schedule.family, copy.buffer);
 }
 
 }  // namespace

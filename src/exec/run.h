@@ -37,7 +37,9 @@ struct BodyContext {
   const spec::Schedule& schedule;
   const spec::Task& task;
   std::vector<std::vector<TensorView>> reads, writes;
-  StreamRef stream;                  // of the lane
+  StreamRef stream;  // of the lane
+  int rank = 0;
+  int64_t first_row = 0;             // of the first box that it writes, in its buffer
   const PartAccess* part = nullptr;  // of a task with wait_by: kernel on CPU ranks
 };
 using Body = std::function<base::Status(const BodyContext&)>;

@@ -35,21 +35,15 @@ class PacedQueue final : public Queue {
   base::Result<size_t> wait(std::span<QueueResult> results, int64_t timeout_ms) override {
     const Clock::time_point until = Clock::now() + std::chrono::milliseconds(timeout_ms);
     while (true) {
-      // What has arrived is asked for without waiting while results are held: the next one may be due sooner.
-      const Clock::time_point now = Clock::now();
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - now).count();
-      const base::Result<size_t> n = inner_->wait(arrived_, held_.empty() ? std::max<int64_t>(left, 0) : 0);
+      // While results are held whose turn comes next, what has arrived is asked for without waiting.
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+      const bool waits_for_disk = held_.empty() || held_.front().due > earliest_outstanding();
+      const base::Result<size_t> n = inner_->wait(arrived_, waits_for_disk ? std::max<int64_t>(left, 0) : 0);
       if (!n.ok()) return n.status();
       for (size_t i = 0; i < *n; ++i) hold(arrived_[i]);
       if (const size_t given = give(results); given > 0) return given;
       if (Clock::now() >= until) return size_t{0};
-      if (held_.empty()) continue;
-      // NOTE: a short sleep where others may arrive meanwhile whose turn comes first.
-      constexpr auto kLook = std::chrono::microseconds(500);
-      const bool is_next = std::all_of(due_.begin(), due_.end(),
-                                       [this](const auto& other) { return other.second >= held_.front().due; });
-      const Clock::time_point next = std::min(held_.front().due, until);
-      std::this_thread::sleep_until(is_next ? next : std::min(next, Clock::now() + kLook));
+      if (!waits_for_disk) std::this_thread::sleep_until(std::min(held_.front().due, until));
     }
   }
 
@@ -67,9 +61,18 @@ class PacedQueue final : public Queue {
     held_.insert(std::upper_bound(held_.begin(), held_.end(), held, is_sooner), held);
   }
 
+  /// When what the disk below still has is due; it may be late.
+  Clock::time_point earliest_outstanding() const {
+    Clock::time_point earliest = Clock::time_point::max();
+    for (const auto& [id, due] : due_) earliest = std::min(earliest, due);
+    return earliest;
+  }
+
+  /// What is due and has nothing before it that is still to come: requests are served in order.
   size_t give(std::span<QueueResult> results) {
+    const Clock::time_point last = std::min(Clock::now(), earliest_outstanding());
     size_t given = 0;
-    while (given < results.size() && given < held_.size() && held_[given].due <= Clock::now()) {
+    while (given < results.size() && given < held_.size() && held_[given].due <= last) {
       results[given] = held_[given].result;
       ++given;
     }

@@ -38,19 +38,12 @@ int64_t bucket_of(int64_t m) {
   return base::round_up(m, step);
 }
 
-std::string key_of(const OpSpec& op, const PlanOptions& options, int64_t m) {
-  std::string out = base::format(
-      "{} {} {} {} {} {} {} {}{}{}{}{}{}", op.op, m, op.n, op.k, op.ranks, dtype_name(op.dtype),
-      dtype_name(op.out_dtype), op.b_layout == spec::BLayout::nk ? "nk" : "kn", op.bias ? " bias" : "",
-      op.gathered ? " gathered" : "", op.activation == spec::Activation::swiglu ? " swiglu" : "",
-      options.paper_rule ? " paper" : "", options.limit == Tier::recurrence ? "" : " " + to_string(options.limit));
+std::string key_of(OpSpec op, const PlanOptions& options, int64_t m) {
+  op.m = m;
+  std::string out = spec::key_of(op);
+  if (options.paper_rule) out += " paper";
+  if (options.limit != Tier::recurrence) out += " " + to_string(options.limit);
   if (options.heap_bytes != 0) out += base::format(" heap {}", options.heap_bytes);
-  for (const int64_t row : op.row_offsets) out += base::format(" {}", row);
-  if (!op.splits.empty()) out += " splits";
-  for (const int64_t rows : op.splits) out += base::format(" {}", rows);
-  if (op.exchange != spec::Exchange::rows) out += base::format(" {}", spec::name_of(op.exchange));
-  for (const int64_t columns : op.blocks) out += base::format(" {}", columns);
-  for (const auto& [name, value] : op.fields) out += base::format(" {}={}", name, spec::text_of(value));
   return out;
 }
 
@@ -189,7 +182,7 @@ struct Planner::State {
     const size_t left_out = known - out.others.size();
     if (options.limit >= Tier::simulation && simulation != nullptr) simulate(op, options, &out);
     std::string failure;
-    if (is_probed(options)) failure = probe(op, &out);
+    if (is_probed(options)) failure = probe(op, decide(op, {.heap_bytes = options.heap_bytes}).candidate, &out);
     settle(op, figures, &out);
     if (left_out != 0)
       out.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, options.heap_bytes);
@@ -203,12 +196,14 @@ struct Planner::State {
     return out;
   }
 
-  /// Why nothing was measured; empty where it was.
-  std::string probe(const OpSpec& op, Decision* decision) const {
+  /// Why nothing was measured; empty where it was. `usual`, which is taken where nothing is measured, is measured too:
+  /// no choice gets worse by more than noise.
+  std::string probe(const OpSpec& op, const Candidate& usual, Decision* decision) const {
     std::vector<Candidate> list;
     for (const Alternative& other : decision->others)
       if (list.size() < kProbed && other.candidate.family != spec::kLibrary) list.push_back(other.candidate);
-    list.push_back({std::string(spec::kLibrary), 1});
+    for (const Candidate& one : {usual, Candidate{std::string(spec::kLibrary), 1}})
+      if (std::find(list.begin(), list.end(), one) == list.end()) list.push_back(one);
     std::vector<spec::Schedule> schedules;
     for (const Candidate& one : list) schedules.push_back(spec::make_schedule(op, one.family, one.degree));
     const base::Result<std::vector<spec::Estimate>> found = prober->measure(schedules, op);

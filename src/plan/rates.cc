@@ -134,6 +134,7 @@ std::vector<const spec::FamilyDef*> families_of_rule(const spec::OpSpec& op) {
 }  // namespace
 
 std::string too_little_to_hide(const spec::OpSpec& op, const spec::Machine& machine) {
+  if (spec::form_of(op.op, spec::kLibrary) == spec::ClosedForm::none) return {};  // it may compute other than a GEMM
   const Times t = times_of(op, rates_of(machine), kGpu);
   if (!machine.is_gpu || std::min(t.gemm, t.transfer) >= kMinHiddenUs) return {};
   return base::format("GEMM {:.0f} us, transfer {:.0f} us: too little to hide", t.gemm, t.transfer);

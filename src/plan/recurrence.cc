@@ -15,10 +15,6 @@ using spec::Load;
 
 constexpr double kBytesPerUs = 1e3;  // of a GB/s
 constexpr int kPushingCtas = 132;    // of a fused kernel: each has warps that only push
-/// GPUs: copies that all ranks start at once keep in step: each rank gets from one peer at a time. Those behind
-/// products, and several chunks of a shard, do not; with one peer there is nobody else to get from. Fitted like the
-/// machine file (docs/design/planner.md).
-constexpr double kOutOfStep = 1.1;
 /// GPUs: both passes of gemm_ar over the links, of the GEMM. Where they take longer, groups of chunks were slower than
 /// one (M 16384 N 8192 K 2048 on 4x H200: 18 %, bench/results/gemm_ar.jsonl), which the recurrence does not see: copies
 /// of several groups slow each other down. No estimate then. Two H200 (0.9, bench/results/gemm_ar_x2.jsonl) still gain.
@@ -326,7 +322,9 @@ Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
   With out;
   if (product_us > 0) out.gemm = 1 + (gemm - 1) * together / product_us;
   if (sent_us > 0) out.copy = 1 + (copy - 1) * together / sent_us;
-  if (machine_.is_gpu && !is_one && peers_ > 1 && (!is_gather_ || candidate.degree > 1)) out.copy *= kOutOfStep;
+  // With one peer there is nobody else to get from.
+  const bool keeps_step = is_one || peers_ < 2 || (is_gather_ && candidate.degree == 1);
+  if (!keeps_step && machine_.copy.out_of_step.value > 0) out.copy *= machine_.copy.out_of_step.value;
   return out;
 }
 

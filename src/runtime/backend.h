@@ -15,6 +15,7 @@
 #include "overlace/net_engine.h"
 #include "overlace/runtime.h"
 #include "src/base/status.h"
+#include "src/runtime/call_board.h"
 #include "src/runtime/control.h"
 #include "src/runtime/names.h"
 #include "src/runtime/operand_places.h"
@@ -82,6 +83,8 @@ class BackendState {
   virtual Reach reach(int world_rank) const = 0;
   /// My mapping of that rank's heap (control block, slots, user space); null where reach is net.
   virtual char* heap_base(int world_rank) const = 0;
+  /// Where that rank says which call it is in; null where this rank cannot see it.
+  virtual CallBoard* call_board(int) { return nullptr; }
   /// Offset of the user space in every heap (runtime_layout).
   virtual uint64_t user_offset() const = 0;
   virtual uint64_t user_bytes() const = 0;

@@ -54,8 +54,11 @@ class Control {
   /// Ranks are threads of this process.
   virtual bool in_process() const = 0;
   virtual int64_t pid(int peer) const = 0;
-  /// starting, alive, left, aborted, or lost.
+  /// starting, alive, closing, left, aborted, or lost.
   virtual std::string peer_state(int peer) const = 0;
+  /// Whether the peer is in close(): all that it has sent has arrived, and more will not come.
+  virtual bool is_closing(int peer) const = 0;
+  virtual bool is_any_closing() const = 0;  // cheap
   /// Drawn by rank 0 at open; equal on all ranks, different for every open.
   virtual uint64_t generation() const = 0;
 
@@ -95,6 +98,8 @@ class Control {
   virtual void spread(const AbortCause& cause) = 0;
   /// Sets what the peers see as peer_state. From here on any peer's failure is this rank's.
   virtual void set_alive() = 0;
+  /// This rank has nothing on its way any more and waits for the others to close.
+  virtual void set_closing() = 0;
   /// Last call before destruction. clean: the peers expect it; else they get peer_lost (left).
   virtual void leave(bool clean) = 0;
 

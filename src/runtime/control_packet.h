@@ -16,7 +16,7 @@
 namespace overlace::runtime {
 
 /// lifeline: a hello on a connection over which nothing else is said; its end says that the other process has ended.
-enum class PacketType : uint32_t { hello, message, alive, abort, leave, lifeline };
+enum class PacketType : uint32_t { hello, message, alive, abort, leave, lifeline, closing };
 
 /// In front of every packet. A packet is at most Control::kMaxBytes + this.
 struct PacketHeader {

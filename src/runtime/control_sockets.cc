@@ -60,6 +60,8 @@ class SocketControl final : public MailboxControl {
     start_failing();
   }
 
+  void set_closing() override { send_to_all({.type = PacketType::closing}, ""); }
+
   void leave(bool clean) override {
     if (has_left_.exchange(true)) return;
     send_to_all({.type = PacketType::leave, .value = clean ? 1 : 0}, "");
@@ -114,6 +116,9 @@ class SocketControl final : public MailboxControl {
         break;
       case PacketType::alive:
         set_peer(peer, 0, RankState::alive);
+        break;
+      case PacketType::closing:
+        set_peer(peer, 0, RankState::closing);
         break;
       case PacketType::abort:
         peer_aborted(peer, {errc_of(packet.header.value), text});

@@ -56,6 +56,9 @@ class ThreadsControl final : public MailboxControl {
     for_each_peer([&](ThreadsControl& peer) { peer.set_peer(rank(), 0, RankState::alive); });
     start_failing();
   }
+  void set_closing() override {
+    for_each_peer([&](ThreadsControl& peer) { peer.set_peer(rank(), 0, RankState::closing); });
+  }
   void leave(bool clean) override {
     const std::lock_guard lock(hub_->mutex);
     ThreadsControl*& self = hub_->ranks[static_cast<size_t>(rank())];

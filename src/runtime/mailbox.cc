@@ -2,10 +2,19 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
+#include "src/runtime/clock.h"
+#include "src/runtime/interrupt.h"
+
 namespace overlace::runtime {
+namespace {
+
+constexpr int64_t kLastWordNs = 5'000'000'000;  // on a machine that is loaded, too
+
+}  // namespace
 
 MailboxControl::MailboxControl(int rank, int size, uint64_t generation)
     : rank_(rank), generation_(generation), peers_(static_cast<size_t>(size)) {}
@@ -28,9 +37,18 @@ std::string MailboxControl::peer_state(int peer) const {
   return p.is_gone && p.state != RankState::left ? "lost" : rank_state_name(p.state);
 }
 
+bool MailboxControl::is_closing(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peer >= 0 && peer < size() && peers_[static_cast<size_t>(peer)].state == RankState::closing;
+}
+
 void MailboxControl::set_peer(int peer, int64_t pid, RankState state) {
   const std::lock_guard lock(mutex_);
   Peer& p = peers_[static_cast<size_t>(peer)];
+  if (state == RankState::closing) {
+    num_closing_.fetch_add(1, std::memory_order_release);
+    changed_.notify_all();
+  }
   if (pid != 0) p.pid = pid;
   p.state = state;
   p.was_alive = p.was_alive || state == RankState::alive;
@@ -43,7 +61,22 @@ base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t 
     const Peer& peer = peers_[static_cast<size_t>(from)];
     return messages_.contains(key) || cause_.code != Errc::ok || peer.is_gone || peer.failure.code != Errc::ok;
   };
-  changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), has_news);
+  const int64_t start_ns = now_ns();
+  int64_t deadline_ns = start_ns + timeout_ms * 1'000'000;
+  bool comes_no_more = false;
+  InterruptClock interrupts(start_ns);
+  for (int64_t now = start_ns; !has_news() && now < deadline_ns; now = now_ns()) {
+    // What it has passed by it says at once; to a meeting that it has not come to it does not come any more.
+    if (tag.kind == kMeeting && !comes_no_more && peers_[static_cast<size_t>(from)].state == RankState::closing) {
+      comes_no_more = true;
+      deadline_ns = std::min(deadline_ns, now + kLastWordNs);
+    }
+    lock.unlock();
+    if (interrupts.is_interrupted(now)) return base::error(Errc::aborted, "rank {} was interrupted: {}", rank_, what);
+    lock.lock();
+    if (!has_news())
+      changed_.wait_for(lock, std::chrono::nanoseconds(std::min(deadline_ns - now, InterruptClock::kPeriodNs)));
+  }
   if (const auto it = messages_.find(key); it != messages_.end()) {
     Message message = std::move(it->second.front());
     it->second.pop_front();
@@ -58,6 +91,9 @@ base::Result<Message> MailboxControl::receive(int from, const Tag& tag, int64_t 
     const AbortCause cause = lost(from, "it has left");
     return base::Status(cause.code, cause.message);
   }
+  if (comes_no_more)
+    return base::error(Errc::peer_lost, "lost rank {}: it has called close(); rank {} waited for it, {}", from, rank_,
+                       what);
   return base::error(Errc::timeout, "timeout after {:.1f} s: rank {} waited for rank {}, {}; peer state {}",
                      static_cast<double>(timeout_ms) * 1e-3, rank_, from, what, rank_state_name(peer.state));
 }

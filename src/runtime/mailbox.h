@@ -1,6 +1,7 @@
 // What both control planes share: arrived messages, the state of the peers, the first cause of an abort.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -24,6 +25,8 @@ class MailboxControl : public Control {
   uint64_t generation() const override { return generation_; }
   int64_t pid(int peer) const override;
   std::string peer_state(int peer) const override;
+  bool is_closing(int peer) const override;
+  bool is_any_closing() const override { return num_closing_.load(std::memory_order_acquire) != 0; }
   base::Result<Message> receive(int from, const Tag& tag, int64_t timeout_ms, const std::string& what) override;
   bool has_arrived(int from, const Tag& tag) const override;
   void pass(uint64_t group, uint32_t number, uint64_t answer) override;
@@ -64,6 +67,7 @@ class MailboxControl : public Control {
 
   const int rank_;
   const uint64_t generation_;
+  std::atomic<int> num_closing_{0};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Peer> peers_;

@@ -78,16 +78,20 @@ std::string Names::id(uint32_t id) const {
 }
 
 std::string Names::timeout_text(const TimeoutRecord& record, const std::string& peer_state) const {
+  return base::format("timeout after {}: {}", seconds(record.waited_ns), wait_text(record, peer_state));
+}
+
+std::string Names::wait_text(const TimeoutRecord& record, const std::string& peer_state) const {
   std::string name = record.kind == WaitKind::word      ? ""
                      : record.kind == WaitKind::counter ? counters(record.extra)
                                                         : id(record.id);
   const std::string op = name.substr(0, name.find('.'));
   if (!name.empty()) name += ", ";
   std::string text = base::format(
-      "timeout after {}: rank {} waited for rank {}, team \"{}\", {} {} ({}block {}): expected >= {}, seen {}, "
+      "rank {} waited for rank {}, team \"{}\", {} {} ({}block {}): expected >= {}, seen {}, "
       "last change {} ago",
-      seconds(record.waited_ns), record.rank, record.peer, team(record.team), kind_text(record.kind), record.id, name,
-      record.block, record.expected, record.seen, seconds(record.last_change_ns));
+      record.rank, record.peer, team(record.team), kind_text(record.kind), record.id, name, record.block,
+      record.expected, record.seen, seconds(record.last_change_ns));
   if (record.call != 0) text += base::format("; {} call {}", op.empty() ? "channel" : op, record.call);
   return text + "; peer state " + peer_state;
 }

@@ -16,7 +16,8 @@ namespace overlace {
 namespace {
 
 constexpr const char* kAdversaryForm =
-    "seed=N with optional delay_us=0..1000000, pieces=1..64, window=1..1024, late_read=0|1, weak_signal=0|1";
+    "seed=N with optional delay_us=0..1000000, pieces=1..64, window=1..1024, late_read=0|1, weak_signal=0|1, "
+    "workers=1..16";
 constexpr const char* kLinkForm = "RATE,LATENCY such as 2GB/s,20us (B, KB, MB, GB per second; ns, us, ms, s), or none";
 
 [[noreturn]] void bad(const char* what, std::string_view text, const std::string& why, const char* form) {
@@ -94,6 +95,8 @@ AdversaryOptions AdversaryOptions::parse(std::string_view text) {
       options.late_read = number(key, value, 0, 1) == 1;
     else if (key == "weak_signal")
       options.weak_signal = number(key, value, 0, 1) == 1;
+    else if (key == "workers")
+      options.workers = static_cast<int>(number(key, value, 1, 16));
     else
       bad("adversary", text, base::format("\"{}\" is unknown", key), kAdversaryForm);
   }

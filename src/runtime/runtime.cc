@@ -205,7 +205,10 @@ void RuntimeState::close() {
   bool is_aborted = backend->cause().code != Errc::ok;
   if (!is_aborted) {
     base::Status status = backend->synchronize();
-    if (status.ok()) status = meet_to_close();
+    if (status.ok()) {
+      control->set_closing();
+      status = meet_to_close();
+    }
     if (!status.ok()) {
       abort({status.code(), status.message()});
       is_aborted = true;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "src/base/format.h"
 #include "src/runtime/backend/cpu/agent.h"
 #include "src/runtime/backend/cpu/futex.h"
 #include "src/runtime/backend/cpu/observer.h"
@@ -18,6 +19,13 @@ constexpr int64_t kMaxSleepNs = 20000000;  // a lost wake costs this much, never
 constexpr uint32_t kPollsPerCheck = 16;
 
 uint32_t bell_of(const WaitSite& site) { return site.kind == WaitKind::signal ? site.id % kBells : kAnyBell; }
+
+/// This rank and all others; nothing of it is read or sent any more.
+void stop_all(CpuAgent& agent, const AbortCause& cause) {
+  agent.abort(cause);
+  agent.control->spread(cause);
+  if (agent.wire) agent.wire->drop_all();
+}
 
 std::atomic_ref<uint32_t> host_waiting(const ChannelPod& channel) {
   const CpuAgent& agent = agent_of(channel);
@@ -39,8 +47,14 @@ std::optional<Errc> observed_wait(const ChannelPod& channel, const WaitSite& sit
   return observer->wait({.kind = Step::Kind::wait, .rank = agent.rank, .peer = peer, .id = site.id}, site, ready);
 }
 
+std::optional<size_t> observed_pick(const ChannelPod& channel, size_t n) {
+  CpuAgent& agent = agent_of(channel);
+  Observer* observer = agent.observer.load(std::memory_order_acquire);
+  return observer == nullptr ? std::nullopt : observer->pick(agent.rank, n);
+}
+
 Waiter::Waiter(const ChannelPod& channel, const WaitSite& site)
-    : channel_(channel), site_(site), start_ns_(now_ns()), last_change_ns_(start_ns_) {
+    : channel_(channel), site_(site), start_ns_(now_ns()), last_change_ns_(start_ns_), interrupts_(start_ns_) {
   CpuAgent& agent = agent_of(channel);
   agent.waits_for.store(static_cast<int32_t>(site.peer), std::memory_order_relaxed);
   if (site.word != nullptr)
@@ -74,7 +88,7 @@ void Waiter::arm() {
 }
 
 Errc Waiter::pause() {
-  const CpuAgent& agent = agent_of(channel_);
+  CpuAgent& agent = agent_of(channel_);
   if (is_sleeping_) {
     const int64_t left = start_ns_ + static_cast<int64_t>(agent.timeout_ns) - now_ns();
     uint32_t& rings = cpu_control(own_heap(channel_.team)).bells[bell_of(site_)].rings;
@@ -94,14 +108,31 @@ Errc Waiter::pause() {
     if (seen != last_seen_) last_change_ns_ = now;
     last_seen_ = seen;
   }
-  if (now - start_ns_ >= static_cast<int64_t>(agent.timeout_ns)) return Errc::timeout;
+  if (now - start_ns_ >= static_cast<int64_t>(agent.timeout_ns) || comes_no_more()) return Errc::timeout;
+  if (interrupts_.is_interrupted(now)) {
+    stop_all(agent, {Errc::aborted, base::format("rank {} was interrupted while it waited for rank {}", agent.rank,
+                                                 agent.names->world_rank(channel_.team.team_id, site_.peer))});
+    return Errc::aborted;
+  }
   if (!is_sleeping_ && agent.wait != WaitPolicy::spin && now - start_ns_ > kSpinNs) start_sleeping();
   return Errc::ok;
 }
 
+/// Another rank's word, slot or chunk, and that rank has closed.
+bool Waiter::comes_no_more() const {
+  if (site_.may_lag || site_.kind == WaitKind::stream) return false;
+  if (static_cast<int>(site_.peer) == channel_.team.rank) return false;
+  const CpuAgent& agent = agent_of(channel_);
+  return agent.control->is_any_closing() &&
+         agent.control->is_closing(agent.names->world_rank(channel_.team.team_id, site_.peer));
+}
+
 Errc Waiter::time_out() {
   CpuAgent& agent = agent_of(channel_);
-  if (agent.is_claimed.exchange(true, std::memory_order_acq_rel)) return Errc::aborted;
+  if (agent.is_claimed.exchange(true, std::memory_order_acq_rel)) {
+    if (agent.wire) agent.wire->drop_all();
+    return Errc::aborted;
+  }
   const int64_t now = now_ns();
   TimeoutRecord& record = agent.record;
   record.rank = static_cast<uint32_t>(channel_.team.rank);
@@ -118,13 +149,14 @@ Errc Waiter::time_out() {
   record.extra = site_.extra;
   record.magic = TimeoutRecord::kMagic;
   const int peer = agent.names->world_rank(record.team, record.peer);
-  std::string text = agent.names->timeout_text(record, agent.control->peer_state(peer));
+  const bool is_lost = comes_no_more();
+  std::string text = is_lost ? base::format("lost rank {}: it has called close(); {}", peer,
+                                            agent.names->wait_text(record, agent.control->peer_state(peer)))
+                             : agent.names->timeout_text(record, agent.control->peer_state(peer));
   if (agent.more_of_timeout) text += agent.more_of_timeout();
-  const AbortCause cause{Errc::timeout, std::move(text)};
-  agent.abort(cause);
-  agent.control->spread(cause);
-  if (agent.wire) agent.wire->drop_all();
-  return Errc::timeout;
+  const Errc code = is_lost ? Errc::peer_lost : Errc::timeout;
+  stop_all(agent, {code, std::move(text)});
+  return code;
 }
 
 void notify(const ChannelPod& channel) { ring(own_heap(channel.team), kAnyBell); }

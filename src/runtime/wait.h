@@ -9,6 +9,7 @@
 #include "overlace/errc_pod.h"
 #include "overlace/handle_pod.h"
 #include "src/runtime/backend/cpu/futex.h"
+#include "src/runtime/interrupt.h"
 
 namespace overlace::runtime {
 
@@ -24,6 +25,7 @@ struct WaitSite {
   uint64_t expected = 0;           // shown
   const uint64_t* word = nullptr;  // watched for "seen" and "last change"; may be null
   uint64_t extra = 0;
+  bool may_lag = false;  // it may still be on its way when the peer has sent all that it will: not a put, nor a signal
 };
 
 /// State of one wait that was not satisfied at once.
@@ -35,13 +37,15 @@ class Waiter {
   Waiter& operator=(const Waiter&) = delete;
   /// Before each look at the condition: what changes after it wakes pause().
   void arm();
-  /// ok: look again; aborted or forked: leave; timeout: look a last time, then time_out().
+  /// ok: look again; aborted or forked: leave; timeout, also if what is waited for cannot come any more: look a last
+  /// time, then time_out().
   Errc pause();
   /// Writes the record if this is the first wait that failed, and aborts all ranks.
   Errc time_out();
 
  private:
   void start_sleeping();
+  bool comes_no_more() const;
 
   const ChannelPod& channel_;
   const WaitSite& site_;
@@ -50,11 +54,14 @@ class Waiter {
   uint64_t last_seen_ = 0;
   uint32_t armed_ = 0, polls_ = 0;
   bool may_spin_ = true, is_sleeping_ = false;
+  InterruptClock interrupts_;
 };
 
 /// Somebody watches what this rank does (tests, the explorer), and may wait in its place.
 bool is_observed(const ChannelPod& channel);
 std::optional<Errc> observed_wait(const ChannelPod& channel, const WaitSite& site, const std::function<bool()>& ready);
+/// Which of the n > 1 things that it may do this rank does next, if somebody decides that.
+std::optional<size_t> observed_pick(const ChannelPod& channel, size_t n);
 
 /// Waits until `ready()` (any callable without arguments; it makes the acquire loads). Each thread of a rank may wait.
 /// Several conditions at once are fine: give WaitKind::engine, which every arrival wakes.

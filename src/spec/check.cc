@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kMaxGraph = 1'000'000;
 constexpr int64_t kMaxPairs = 10'000'000;
+constexpr int64_t kMaxPartBytes = int64_t{256} << 20;
 constexpr int kMaxRanks = 4096;
 constexpr int64_t kMaxTeamItems = 1'000'000;  // of all ranks together: an instance takes some 500 bytes
 
@@ -34,7 +35,7 @@ void check_names(const Schedule& schedule, Findings* out) {
 
 /// False if somebody waits for himself: nothing that follows would mean anything.
 bool check_circles(const AllRanks& team, Findings* out) {
-  for (const Graph::Edges edges : {Graph::deps_and_signals, Graph::all}) {
+  for (const Graph::Edges edges : {Graph::deps_and_signals, Graph::progress}) {
     const auto circle = Graph(team, 1, edges).circle();
     if (circle.empty()) continue;
     const bool is_s3 = edges == Graph::deps_and_signals;
@@ -71,6 +72,8 @@ void check_team(const Schedule& schedule, int ranks, const Machine& machine, con
   }
   check_machine(team, machine, out);
   const int before = out->num_errors();
+  if (const base::Status listed = team.list_items(); !listed.ok())
+    out->error("S7", schedule.family, 0, listed.message());
   check_extents(team, out);
   check_counts(team, out);
   if (out->num_errors() > before || !check_circles(team, out)) return;
@@ -81,11 +84,16 @@ void check_team(const Schedule& schedule, int ranks, const Machine& machine, con
                      base::format("{} instances of {} ranks in {} epochs: S5 to S10 not checked", team.num_instances(),
                                   ranks, epochs));
   }
+  if (const int64_t bytes = Graph::bytes_of_parts(team, epochs); bytes > kMaxPartBytes) {
+    return out->warn(
+        "S5", schedule.family, 0,
+        base::format("{} bytes for the order of a kernel's parts on {} ranks: S5 to S10 not checked", bytes, ranks));
+  }
   if (const int64_t pairs = num_pairs(team); pairs > kMaxPairs) {
     return out->warn("S5", schedule.family, 0,
                      base::format("{} pairs of accesses to the same rows: S5 to S10 not checked", pairs));
   }
-  const Graph graph(team, epochs, Graph::all);
+  const Graph graph(team, epochs, Graph::happens_before);
   check_residency(team, machine, graph, out);
   check_queues(team, machine, out);
   const int ordered = out->num_errors();

@@ -10,13 +10,13 @@
 namespace overlace {
 
 inline constexpr uint32_t kHeapMagic = 0x0B1ACE5E;
-inline constexpr uint32_t kHeapAbi = 2;
+inline constexpr uint32_t kHeapAbi = 3;
 inline constexpr uint64_t kControlBytes = 64 * 1024;
 inline constexpr uint32_t kSlotPitchCpu = 64;   // a cache line: neighbours never share one
 inline constexpr uint32_t kSlotPitchCuda = 32;  // a sector
 inline constexpr uint64_t kHeapAlign = 256;     // unit of allocation
 
-enum class RankState : uint32_t { starting, alive, left, aborted };
+enum class RankState : uint32_t { starting, alive, left, aborted, closing };
 
 constexpr const char* rank_state_name(RankState state) {
   switch (state) {
@@ -28,6 +28,8 @@ constexpr const char* rank_state_name(RankState state) {
       return "left";
     case RankState::aborted:
       return "aborted";
+    case RankState::closing:
+      return "closing";
   }
   return "unknown";
 }

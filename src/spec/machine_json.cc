@@ -14,7 +14,7 @@ namespace {
 using base::Json;
 
 constexpr int kVersion = 1;
-constexpr double kMostUs = 1e9, kMostRate = 1e7;
+constexpr double kMostUs = 1e9, kMostRate = 1e7, kMostFactor = 100;
 constexpr int64_t kMostInt = int64_t{1} << 50;
 
 /// What the values of a curve do as its sizes grow.
@@ -253,6 +253,7 @@ void visit_costs(V& v, M& m) {
     w.figure("row_us", c.row_us, kMostUs);
     w.figure("trigger_us", c.trigger_us, kMostUs);
     w.figure("post_us", c.post_us, kMostUs);
+    w.figure("out_of_step", c.out_of_step, kMostFactor);
   });
   v.part("transport", m.transport, [](auto& w, auto& t) {
     w.curve("store_GBps", "ctas", t.store_GBps, kMostRate, Growth::any);

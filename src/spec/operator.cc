@@ -53,7 +53,7 @@ std::string missing(const OperatorDef& op) {
   const auto has = [&](Role role) {
     return std::any_of(op.args.begin(), op.args.end(), [role](const Arg& arg) { return arg.role == role; });
   };
-  if (!has(Role::input)) return "an input";
+  if (!has(Role::input) && !has(Role::data)) return "an input";
   if (!has(Role::output)) return "an output";
   if (op.make_alone == nullptr) return "make_alone";
   return op.meaning == nullptr ? "meaning" : "";
@@ -270,7 +270,7 @@ Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family
   }
   out.tables = tables_of(op, def, options);
   for (const Arg& arg : def.args) {
-    if (arg.role == Role::gathered || (arg.role == Role::bias && !op.bias)) continue;
+    if (arg.role == Role::gathered || arg.role == Role::data || (arg.role == Role::bias && !op.bias)) continue;
     const ArgShape shape = shape_of(arg, op.exchange);
     Buffer buffer{
         std::string(arg.name), Space::argument, arg.role == Role::input ? op.dtype : op.out_dtype, {shape.rows}};

@@ -55,6 +55,9 @@ Schedule make_bound(const OpSpec& op, Purpose purpose, const Params& options = {
 inline constexpr std::string_view kPurposeNames[] = {"plan", "compute", "comm", "limit"};
 inline std::string_view name_of(Purpose purpose) { return kPurposeNames[static_cast<size_t>(purpose)]; }
 
+/// Equal for equal problems alone: what plans and schedules are kept under.
+std::string key_of(const OpSpec& op);
+
 /// Parameters, tables "off" and "cut", and the buffers that callers bind.
 Schedule frame(const OpSpec& op, const OperatorDef& def, const FamilyDef& family, const FamilyOptions& options);
 

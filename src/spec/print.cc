@@ -8,13 +8,6 @@
 
 namespace overlace::spec {
 
-std::string text_of(const Param& value) {
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* real = std::get_if<double>(&value)) return base::format("{}", *real);
-  return std::to_string(std::get<int64_t>(value));
-}
-
 namespace {
 
 std::string loops_of(const std::vector<Loop>& loops) {

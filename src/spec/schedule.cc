@@ -139,6 +139,24 @@ std::string OpSpec::to_string() const {
   return out;
 }
 
+std::string key_of(const OpSpec& problem) {
+  // By all members: one that is added does not compile before it is named here.
+  const auto& [op, m, n, k, ranks, dtype, out_dtype, b_layout, bias, gathered, activation, row_offsets, splits,
+               exchange, blocks, fields] = problem;
+  std::string out =
+      base::format("{} {} {} {} {} {} {} {} {} {} {} {}", op, m, n, k, ranks, dtype_name(dtype), dtype_name(out_dtype),
+                   b_layout == BLayout::nk ? "nk" : "kn", bias, gathered, name_of(activation), name_of(exchange));
+  for (const std::vector<int64_t>* list : {&row_offsets, &splits, &blocks}) {
+    out += base::format(" {}:", list->size());
+    for (const int64_t number : *list) out += base::format(" {}", number);
+  }
+  for (const auto& [name, value] : fields) {
+    const std::string text = text_of(value);
+    out += base::format(" {}={}:{}", name, text.size(), text);
+  }
+  return out;
+}
+
 std::vector<int64_t> row_offsets(const OpSpec& op) {
   if (!op.row_offsets.empty()) return op.row_offsets;
   if (op.splits.empty()) return evenly(op.m, op.ranks);

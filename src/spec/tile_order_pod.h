@@ -12,10 +12,10 @@ inline constexpr int kOrderShards = 8;
 inline constexpr int32_t kWhole = 1 << 30;
 inline constexpr int32_t kMaxBands = 16;  // of a kernel that sums between GEMMs
 
-/// linear: as if there were one shard. rotated: shards r, r+1, ... own_last: r+1, ..., r. woven: tiles of the other
+/// linear: as if there were one shard. rotated: shards r, r+1, ... woven: tiles of the other
 /// shards, r+1 first, with those of the local shard spread evenly among them, band by band. grouped: `groups` times one
 /// chunk per owner, the local chunk last in its group; owners take turns, chunk c belongs to c % size.
-enum class TileOrderKind : int32_t { linear, rotated, own_last, woven, grouped };
+enum class TileOrderKind : int32_t { linear, rotated, woven, grouped };
 /// along_n: blocks of `swizzle` row tiles, each swept along N. along_m: blocks of `swizzle` column tiles, swept along
 /// M.
 enum class TileSweep : int32_t { along_n, along_m };
@@ -72,9 +72,9 @@ constexpr TileCoord in_rectangle(const TileOrder& o, int32_t first, int32_t rows
   return along_n ? TileCoord{first + side, step, shard} : TileCoord{first + step, side, shard};
 }
 
-/// Shards rank + first_step, rank + first_step + 1, ... (mod size), whole.
-constexpr TileCoord shard_by_shard(const TileOrder& o, int32_t first_step, int32_t index) {
-  for (int32_t step = first_step;; ++step) {
+/// Shards rank, rank + 1, ... (mod size), whole.
+constexpr TileCoord shard_by_shard(const TileOrder& o, int32_t index) {
+  for (int32_t step = 0;; ++step) {
     const int32_t s = (o.rank + step) % o.size, rows = o.first_tile[s + 1] - o.first_tile[s];
     if (index < rows * o.tiles_n) return in_rectangle(o, o.first_tile[s], rows, s, index);
     index -= rows * o.tiles_n;
@@ -136,9 +136,7 @@ constexpr TileCoord woven_in_band(const TileOrder& o, int32_t band, int32_t inde
 constexpr TileCoord tile_at(const TileOrder& o, int32_t index) {
   switch (o.kind) {
     case TileOrderKind::rotated:
-      return tile_order_detail::shard_by_shard(o, 0, index);
-    case TileOrderKind::own_last:
-      return tile_order_detail::shard_by_shard(o, 1, index);
+      return tile_order_detail::shard_by_shard(o, index);
     case TileOrderKind::woven: {
       int32_t band = 0, tiles = 0;
       for (;; ++band, index -= tiles) {

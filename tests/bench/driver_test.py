@@ -243,11 +243,11 @@ class StepsTest(unittest.TestCase):
         self.assertIn("--backend cpu --link 2GB/s,20us", " ".join(step.command))
 
     def test_gpu_workloads(self) -> None:
-        steps = list(programs.steps(self.plan("runtime", "gemm_core", "run", verify_only=True)))
-        self.assertEqual([s.title for s in steps], ["runtime", "gemm_core", "run"])
-        for step in steps[:2]:
+        steps = list(programs.steps(self.plan("runtime", "gemm_core", "gather_rows", "run", verify_only=True)))
+        self.assertEqual([s.title for s in steps], ["runtime", "gemm_core", "gather_rows", "run"])
+        for step in steps[:3]:
             self.assertIn("--verify-only", step.command)
-        self.assertNotIn("--link", steps[2].command)
+        self.assertNotIn("--link", steps[3].command)
 
     def test_a_foreign_process_on_the_gpus_refuses_the_run(self) -> None:
         with unittest.mock.patch.object(programs, "nvidia_smi", lambda *_: ["4711, python3"]):

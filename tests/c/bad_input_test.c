@@ -82,7 +82,7 @@ static void test_open(fixture* f) {
   INVALID("ovl_runtime_open: runtime is null, wanted an address", ovl_runtime_open(NULL, NULL));
 
   ovl_options options = {0};
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 5)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_open: options.struct_size is 0, wanted 88 (OVL_API_VERSION 8)",
                ovl_runtime_open(&options, &runtime));
   options = (ovl_options)OVL_INIT(ovl_options);
   options.backend = 3;
@@ -155,7 +155,7 @@ static void test_heap(fixture* f) {
            (unsigned long long)buffer.offset + (1 << 20));
   INVALID(wanted, ovl_peer_ptr(f->team, beyond, 0, &address));
   EXPECT_OK(ovl_heap_free(f->runtime, buffer));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 5)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_runtime_info: info.struct_size is 8, wanted 120 (OVL_API_VERSION 8)",
                ovl_runtime_info(f->runtime, &(ovl_info){.struct_size = 8}));
 }
 
@@ -178,7 +178,7 @@ static void test_signals(fixture* f) {
   INVALID("ovl_channel_handle: handle is null, wanted an address", ovl_channel_handle(f->channel, 0, NULL, 176, NULL));
   INVALID("ovl_channel_handle: first is null, wanted an address", ovl_channel_handle(f->channel, 1, pod, 176, NULL));
   INVALID("ovl_channel_handle: channel is null, wanted a channel", ovl_channel_handle(NULL, 0, pod, 176, NULL));
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 5)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_channel_handle: bytes is 256, wanted 176 (OVL_API_VERSION 8)",
                ovl_channel_handle(f->channel, 0, pod, sizeof pod, NULL));
   EXPECT_OK(ovl_channel_handle(f->channel, 0, pod, 176, NULL));
   INVALID("ovl_signal_add: peer is -1, wanted 0 to 0", ovl_signal_add(f->channel, -1, id, 1));
@@ -207,8 +207,10 @@ static void test_schedules(fixture* f) {
   ovl_schedule* made = NULL;
   ovl_op op = small_op();
   op.name = "conv";
-  INVALID("ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm",
-          ovl_schedule_make(&op, "library", 1, &made));
+  INVALID(
+      "ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or "
+      "embedding_a2a",
+      ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.name = NULL;
   INVALID("ovl_schedule_make: op.name is null, wanted an address", ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.m = -4;
@@ -247,7 +249,7 @@ static void test_schedules(fixture* f) {
   INVALID("ovl_schedule_make: op.blocks[1] is 0, wanted a multiple of 1 above 0: as many columns for each rank",
           ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.struct_size -= 8;
-  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 5)",
+  EXPECT_ERROR(OVL_VERSION_MISMATCH, "ovl_schedule_make: op.struct_size is 96, wanted 104 (OVL_API_VERSION 8)",
                ovl_schedule_make(&op, "library", 1, &made));
   op = small_op();
   INVALID("ovl_schedule_make: family is null, wanted an address", ovl_schedule_make(&op, NULL, 1, &made));
@@ -330,7 +332,7 @@ static void test_arguments_by_name(fixture* f) {
   EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, NULL));
   INVALID("ovl_run: op is null, wanted an address", ovl_run(f->channel, NULL, args, 3, ""));
   INVALID("ovl_run: channel is null, wanted a channel", ovl_run(NULL, "ag_gemm", args, 3, ""));
-  INVALID("ovl_run: op is \"gemm\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm",
+  INVALID("ovl_run: op is \"gemm\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a",
           ovl_run(f->channel, "gemm", args, 3, ""));
   INVALID("ag_gemm: count is -1, wanted 0 or more", ovl_run(f->channel, "ag_gemm", args, -1, ""));
   INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got u8; rank 0",
@@ -377,18 +379,19 @@ static void test_arguments_by_name(fixture* f) {
   const ovl_arg gated[] = {ar[0], ar[1], ar[2], ar[4]};
   INVALID("gemm_ar: activation is swiglu, wanted none: gemm_ar has none; rank 0",
           ovl_run(f->channel, "gemm_ar", gated, 4, ""));
-  for (int i = 0; i < 3; ++i) {
-    static const char* const plans[] = {"fastest", "family=", "family=library,degree=two"};
+  for (int i = 0; i < 5; ++i) {
+    static const char* const plans[] = {":2", "library:", "library:0", "family=", "family=library,degree=two"};
     char text[256];
     snprintf(text, sizeof text,
-             "ag_gemm: plan is '%s', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule "
-             "in JSON",
+             "ag_gemm: plan is '%s', wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a schedule in JSON",
              plans[i]);
     INVALID(text, ovl_run(f->channel, "ag_gemm", args, 3, plans[i]));
   }
-  CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "family=fastest") == OVL_BAD_SCHEDULE);
+  INVALID("ag_gemm: plan is 'compute', which measures a part, wanted a family that gives the result",
+          ovl_run(f->channel, "ag_gemm", args, 3, "compute"));
+  CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "fastest") == OVL_BAD_SCHEDULE);
   CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "{}") == OVL_BAD_SCHEDULE);
-  EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, "family=library"));
+  EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, "library"));
 }
 
 static void test_collectives(fixture* f) {

@@ -16,6 +16,7 @@
 #include "cli/sim/sweep.h"
 #include "cli/sim/t3.h"
 #include "cli/trace/trace.h"
+#include "cli/tune/tune.h"
 #include "tests/fuzz/fuzz.h"
 
 int overlace_main(int argc, char** argv);
@@ -34,6 +35,7 @@ base::Status trace_convert(const std::string&, const std::string&) { return {}; 
 int bench(const std::vector<std::string>&) { return 0; }  // it would become another program
 int plan(const PlanWords&) { return 0; }
 int calibrate(const CalibrateWords&) { return 0; }
+int tune(const TuneWords&) { return 0; }
 int sim_run(const SimWords&) { return 0; }
 int sim_compare(const SimWords&) { return 0; }
 int sim_t3(const T3Words&) { return 0; }

@@ -1,8 +1,8 @@
 // Short texts of options: links, adversaries, checks, names of schedules and of data types. The first byte chooses.
-// Sources: src/runtime/options cli/run/schedules
-#include "cli/run/schedules.h"
+// Sources: src/runtime/options src/spec/names
 #include "overlace/runtime.h"
 #include "src/base/half.h"
+#include "src/spec/names.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace overlace::fuzz {
@@ -24,8 +24,8 @@ void run(std::string_view input) {
       FUZZ_REQUIRE(CheckOptions::parse(text).to_string() == text);
     });
   } else if (kind == 's') {
-    const auto name = cli::parse_schedule_name(std::string(input));
-    if (name.ok()) FUZZ_REQUIRE(name->second >= 1);
+    const auto name = spec::parse_family(input);
+    if (name) FUZZ_REQUIRE(name->degree >= 1 && !name->family.empty());
   } else {
     DType dtype{};
     if (base::parse_dtype(std::string(input).c_str(), &dtype)) FUZZ_REQUIRE(dtype_bytes(dtype) > 0);

@@ -297,8 +297,8 @@ TEST_F(GpuOps, FusedKernelsThatAreMissingAreRefused) {
     refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64, .dtype = DType::fp32}, "k_slab", "no kernel for fp32 -> fp32");
     refused({.op = "ag_gemm", .m = 64, .n = 65, .k = 64}, "k_slab", "N 65, K 64");
     refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 60}, "tma_slot", "N 64, K 60; wanted: multiples of 8");
-    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64}, "k_slab", "slabs of other than multiples of 64",
-            Errc::not_supported, {{"align_k", int64_t{8}}});
+    refused({.op = "ag_gemm", .m = 64, .n = 64, .k = 64}, "k_slab", "multiples of 64", Errc::not_supported,
+            {{"align_k", int64_t{8}}});
     refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64, .dtype = DType::fp32, .layout = spec::BLayout::kn}, "tma_slot",
             "no kernel for fp32 -> fp32, b kn");
     refused({.op = "gemm_rs", .m = 64, .n = 64, .k = 64}, "tma_slot", "tiles 64x128", Errc::not_supported,

@@ -84,12 +84,14 @@ def train_alone(run: gnn.Artefact) -> list[float]:
 
 def test_two_ranks_train_as_one_process(run: gnn.Artefact, tmp_path: Path) -> None:
     words = [sys.executable, __file__, str(run.path), str(tmp_path / "meeting")]
+    # NOTE: threads of two ranks on two cores wait for each other by spinning, beside other work for minutes.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         for rank in range(RANKS)
     ]
     try:
-        said = [rank.communicate(timeout=120) for rank in ranks]
+        said = [rank.communicate(timeout=240) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

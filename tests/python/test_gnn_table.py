@@ -62,6 +62,13 @@ def test_tensors_of_any_dtype() -> None:
         gnn.gather_rows(raw.T, ids)
 
 
+def test_a_device_that_is_not_there_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    for device in ("cpu", "meta") if torch.cuda.is_available() else ("cpu", "meta", "cuda", 0):
+        with pytest.raises(overlace.Unsupported, match=r"device is .*, wanted one of the \d+ CUDA devices"):
+            gnn.PinnedTable(np.zeros((4, 4)), device=device)
+
+
 def test_ids_out_of_range_are_named_and_nothing_is_written() -> None:
     table = table_of("f4", (100, 16))
     ids = np.random.default_rng(6).integers(0, 100, 40000)

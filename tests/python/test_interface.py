@@ -10,6 +10,8 @@ import inspect
 import json
 import os
 import re
+import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,8 @@ def _stated() -> dict[str, dict]:
 
 STATED = _stated()
 OPERATORS = sorted(STATED)
+# Those whose problem is sizes alone have a row of the benches.
+SIZED = [name for name in OPERATORS if not STATED[name]["fields"]]
 
 # How PyTorch calls an argument: results are returned, and what may be several is a list.
 TORCH = {
@@ -35,6 +39,7 @@ TORCH = {
     "gemm_ar": {"a": "a", "b": "b", "bias": "bias", "out": None},
     "a2a_gemm": {"a_shard": "a", "b": "b", "bias": "bias", "c": None, "a": None},
     "gemm_a2a": {"a": "a", "b": "b", "bias": "bias", "out": None},
+    "embedding_a2a": {name: name for name in ("weights", "indices", "offsets", "per_sample_weights")} | {"out": None},
 }
 
 
@@ -54,7 +59,8 @@ def others(op: str) -> set[str]:
         splits = {"splits", "exchange", "blocks"}
     elif any("off[" in s for s in sides):
         splits = {"row_offsets"}
-    return splits | ({"activation"} if STATED[op]["takes_activation"] else set())
+    fields = {field["name"] for field in STATED[op]["fields"]}
+    return splits | fields | ({"activation"} if STATED[op]["takes_activation"] else set())
 
 
 def members(text: str, pattern: str) -> dict[str, list[str]]:
@@ -63,7 +69,7 @@ def members(text: str, pattern: str) -> dict[str, list[str]]:
     assert body, pattern
     plain = re.sub(r"/\*.*?\*/|//[^\n]*|\{\}", "", body[1], flags=re.S)
     found: dict[str, list[str]] = {}
-    for kind, listed in re.findall(r"(?m)^\s*([\w:<>* ]+?)[ *]+(\w[\w, ]*)(?: = [\w:]+)?;", plain):
+    for kind, listed in re.findall(r"(?m)^\s*([\w:<>* ]+?)[ *]+(\w[\w, ]*)(?: = [^;]+)?;", plain):
         found.setdefault(kind.strip(), []).extend(name.strip() for name in listed.split(","))
     return found
 
@@ -74,8 +80,8 @@ def test_all_are_mirrored():
 
 def test_benches_speak_of_all():
     listed = {row["name"]: row for row in json.loads((ROOT / "bench/dense/operators.json").read_text())}
-    assert sorted(listed) == OPERATORS
-    for name, op in STATED.items():
+    assert sorted(listed) == SIZED
+    for name, op in ((name, STATED[name]) for name in SIZED):
         first, out = (next(a for a in op["args"] if a["role"] == role) for role in ("input", "output"))
         sides = ["all" if arg["shape"][0] == "M" else "own" for arg in (first, out)]
         wanted = {"gathered": ("own",), "scattered": ("all", "own"), "reduced": ("all", "all"), "exchanged": ("own",)}
@@ -174,10 +180,31 @@ def shapes_of_fakes(group, op, args, draws, exchange):
             assert [list(t.shape) for t in got] == wanted, (op, sizes)
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", SIZED)
 def test_fakes(op):
     _torch()
     from torch_cpu.ranks import run_ranks
 
     for exchange in ("rows", "cols") if any("shape_of_cols" in a for a in STATED[op]["args"]) else ("rows",):
         run_ranks(3, shapes_of_fakes, op, STATED[op]["args"], 50, exchange)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python keeps overloads from 3.11 on")
+@pytest.mark.parametrize("op", ["a2a_gemm", "ag_gemm"])
+def test_overloads_are_of_the_function_and_give_all_that_it_gives(op):
+    overlace, _ = _torch()
+    function = getattr(overlace.ops, op)
+    overloads = [inspect.signature(one) for one in typing.get_overloads(function)]
+    own = inspect.signature(function)
+    for one in overloads:
+        assert list(one.parameters) == list(own.parameters)
+        for name, parameter in one.parameters.items():
+            wanted = own.parameters[name]
+            assert parameter.kind == wanted.kind, name
+            assert wanted.default is inspect.Parameter.empty or parameter.default in (..., inspect.Parameter.empty), (
+                name
+            )
+            if name not in ("bs", "return_a"):  # what they tell apart
+                assert parameter.annotation == wanted.annotation, name
+    assert overloads[-1].return_annotation == own.return_annotation  # where a type checker knows no value
+    assert len({one.return_annotation for one in overloads}) == len(overloads) > 2

@@ -366,7 +366,12 @@ class FailsAt : public AsyncCollective {
   std::string name() const override { return inner_.name(); }
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
-  CollectiveCaps caps() const override { return inner_.caps(); }
+  /// Not what the inner one says: a wait that fails here leaves its ticket on its way.
+  CollectiveCaps caps() const override {
+    CollectiveCaps caps = inner_.caps();
+    caps.frees_on_failure = false;
+    return caps;
+  }
   Ticket all_reduce(const Bucket& bucket, StreamRef stream) override {
     count();
     return inner_.all_reduce(bucket, stream);

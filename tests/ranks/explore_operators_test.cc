@@ -23,8 +23,10 @@ class NoSignal final : public runtime::Observer {
   }
 };
 
-/// Calls 2 and 3 of each path under the explorer; the first call, which allocates and agrees, comes before.
-ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Observer* filter = nullptr) {
+/// Calls 2 and 3 of each path under the explorer; the first call, which allocates and agrees, comes before. Ends with
+/// the first path that fails.
+ExploreReport explore_calls(const Case& c, const Schedule& schedule, int workers, runtime::Observer* filter = nullptr,
+                            uint64_t paths = 10 * static_cast<uint64_t>(seeds().count)) {
   const auto make = [&](Runtime& runtime) -> Protocol {
     Channel* const channel = &runtime.world().channel(StreamRef::cpu());
     const auto operands = std::make_shared<Operands>(c, *channel);
@@ -35,22 +37,40 @@ ExploreReport explore_calls(const Case& c, const Schedule& schedule, runtime::Ob
       const base::Status status = exec::run(*channel, schedule, c.text(), bindings, ops::bodies(*channel));
       return status.ok() ? operands->mismatch() : status.message();
     };
-    EXPECT_EQ(call(1), "");
-    return [call] { return call(2) + call(3); };
+    const std::string first = call(1);
+    return [call, first] { return first + call(2) + call(3); };
   };
-  const uint64_t paths = 10 * static_cast<uint64_t>(seeds().count);
-  return explore(
-      {.ranks = kWholeRanks, .num_seeds = paths, .first_seed = seeds().first, .max_steps = 20000, .filter = filter},
-      make);
+  return explore({.ranks = kWholeRanks,
+                  .workers = workers,
+                  .num_seeds = paths,
+                  .first_seed = seeds().first,
+                  .max_steps = 20000,
+                  .filter = filter},
+                 make);
 }
 
 TEST(ExploreOperators, SoundSchedulesHoldOnPathsOfTheExplorer) {
   for (const std::string& op : test::all_operators())
     for (const Case& c : whole_cases(op)) {
-      const ExploreReport report = explore_calls(c, spec::make_schedule(spec_of(c), c.family, c.degree));
-      EXPECT_EQ(report.failure, "") << c.text();
-      EXPECT_GE(report.paths, 10u);
+      const Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
+      const bool has_items = schedule.params.contains("items");
+      for (int workers = 1; workers <= (has_items ? 3 : 1); ++workers) {
+        const ExploreReport report = explore_calls(c, schedule, workers);
+        EXPECT_EQ(report.failure, "") << c.text() << ", " << workers << " workers";
+        EXPECT_GE(report.paths, 10u);
+      }
     }
+}
+
+/// A sum that does not wait for the own tiles: in the list they stand in front of it, so one worker hides it.
+TEST(ExploreOperators, SeveralWorkersFindWhatTheOrderOfOneHides) {
+  const Case c = case_of("gemm_rs", "tma_slot");
+  Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
+  for (spec::Task& task : schedule.tasks)
+    if (task.id == "sum_own") std::erase(task.deps, "tiles_own");
+  EXPECT_EQ(explore_calls(c, schedule, 1).failure, "");
+  const ExploreReport report = explore_calls(c, schedule, 3, nullptr, 1000);
+  EXPECT_NE(report.failure, "") << report.paths << " paths";
 }
 
 /// What the deadline says after a while, the explorer says at once, with everybody's waits.
@@ -58,9 +78,9 @@ TEST(ExploreOperators, TheExplorerNamesTheDeadlockOfAMissingSignal) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     const Case c = case_of(op, "hetero_fused_1d");
     Schedule schedule = spec::make_schedule(spec_of(c), c.family, c.degree);
-    EXPECT_EQ(explore_calls(c, schedule).failure, "") << op;
+    EXPECT_EQ(explore_calls(c, schedule, 1).failure, "") << op;
     NoSignal no_signal;
-    const ExploreReport report = explore_calls(c, schedule, &no_signal);
+    const ExploreReport report = explore_calls(c, schedule, 1, &no_signal);
     EXPECT_NE(report.failure.find("deadlock: "), std::string::npos) << op << ": " << report.failure;
     EXPECT_NE(report.failure.find(", signal "), std::string::npos) << op << ": " << report.failure;
   }

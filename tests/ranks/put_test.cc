@@ -1,5 +1,7 @@
 // Puts of every size, aligned or not, between all pairs of ranks.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -161,6 +163,38 @@ TEST(PutOnASlowLink, OfNothingTakesNoTime) {
               return quiet(channel);
             }),
             Errc::ok);
+}
+
+/// The wire is in the middle of a piece when the rank is aborted: flush() must not return before the piece is over.
+TEST(PutOfAnAbortedRank, IsNotReadBehindTheFlushThatFails) {
+  constexpr size_t kBytes = size_t{64} << 20;
+  RankOptions options;
+  options.adversary = AdversaryOptions::parse("seed=1,delay_us=0,pieces=1");
+  options.checks_end = false;
+  options.heap_bytes = kBytes + (size_t{8} << 20);
+  std::atomic<bool> is_over{false};
+  run_bootstraps(2, Mode::threads_adversary, [&](Bootstrap& bootstrap) {
+    Runtime runtime = Runtime::open(bootstrap, runtime_options(Mode::threads_adversary, options));
+    Team& team = runtime.world();
+    const ChannelPod& channel = team.channel(StreamRef::cpu()).pod();
+    const SymBuffer inbox = runtime.heap().alloc(kBytes, 256, "inbox");
+    auto* const mine = static_cast<std::byte*>(team.local_ptr(inbox));
+    std::memset(mine, 0, kBytes);
+    team.barrier();
+    if (team.rank() == 1) {
+      while (!is_over) std::this_thread::yield();
+      EXPECT_EQ(std::count(mine, mine + kBytes, std::byte{2}), 0) << "bytes of the source as it was behind flush()";
+      return;
+    }
+    std::vector<std::byte> source(kBytes, std::byte{1});
+    put(channel, 1, inbox.offset, source.data(), kBytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the copy takes more than 10
+    runtime.abort(Errc::aborted, "in the middle");
+    EXPECT_EQ(flush(channel), Errc::aborted);
+    std::memset(source.data(), 2, kBytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    is_over = true;
+  });
 }
 
 }  // namespace

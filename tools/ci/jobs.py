@@ -18,6 +18,7 @@ from pathlib import Path
 import compile_fail
 import coverage
 import device_units
+import docs_site
 import fuzz
 import install_tree
 import mutate
@@ -69,6 +70,7 @@ def job_layers() -> Cases:
     yield tool("check_layers")
     yield tool("check_budgets")
     yield tool("check_spread")
+    yield tool("check_messages")
     yield tool("check_docs")
     yield tool("gen_results", "--check")
     yield tool("gen_reference", "--check")
@@ -319,8 +321,19 @@ def python_tests(name: str, tests: Path, timeout_s: float, more: dict[str, str] 
     yield from cases_of(name, run(words, timeout_s, env), report)
 
 
+def mypy() -> Case:
+    """The package's types, and what programs write of them, with torch as the tests have it."""
+    try:
+        lint, tests = python_env.environment("lint", ["lint.txt"]), python_env.environment("test", ["test.txt"])
+    except python_env.Unavailable as why:
+        return Case("mypy", SKIPPED, str(why))
+    return step("mypy", run([str(lint), "-m", "mypy", "--python-executable", str(tests)], 600))
+
+
 def job_python() -> Cases:
-    """tests/python: the C API by ctypes; the operators of PyTorch over gloo; PyTorch and transformers as oracles."""
+    """tests/python: the C API by ctypes; the operators of PyTorch over gloo; PyTorch and transformers as oracles;
+    mypy."""
+    yield mypy()
     yield from python_tests("python", ROOT / "tests" / "python", 1500)
 
 
@@ -350,6 +363,11 @@ def job_examples() -> Cases:
 def job_docs() -> Cases:
     """The commands of the guides are run; the code that they show and the generated references are current."""
     yield from examples.check_docs(OUT / "docs")
+
+
+def job_site() -> Cases:
+    """The site of the documents: a strict build, a page of each document, the search, nothing from elsewhere."""
+    yield from docs_site.check()
 
 
 def job_compile_fail() -> Cases:
@@ -453,6 +471,7 @@ JOBS: dict[str, Callable[[], Cases]] = {
     "cubin": job_cubin,
     "install": job_install,
     "docs": job_docs,
+    "site": job_site,
     "compile-fail": job_compile_fail,
     "bench": job_bench,
     "fuzz": job_fuzz,

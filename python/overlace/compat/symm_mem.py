@@ -30,8 +30,9 @@ def fused_all_gather_matmul(
     A_shard: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """overlace.ops.ag_gemm: the gathered A, or None, and its products with Bs."""
-    result = ops.ag_gemm(A_shard, list(Bs), group=group_name, gather_dim=gather_dim, return_a=return_A)
-    return result if return_A else (None, result)
+    if return_A:
+        return ops.ag_gemm(A_shard, list(Bs), group=group_name, gather_dim=gather_dim, return_a=True)
+    return None, ops.ag_gemm(A_shard, list(Bs), group=group_name, gather_dim=gather_dim)
 
 
 def fused_matmul_reduce_scatter(
@@ -46,21 +47,21 @@ def fused_matmul_all_reduce(A: torch.Tensor, B: torch.Tensor, reduce_op: str, gr
     return ops.gemm_ar(A, B, group=group_name, reduce_op=reduce_op)
 
 
-def _no_scales(name: str) -> Unsupported:
+def _no_scales(name: str, a: torch.Tensor) -> Unsupported:
     return Unsupported(
-        f"{name}: products of fp8 with scales are not there yet, wanted float32, bfloat16 or float16 without scales "
-        f"({name.replace('scaled_', '')}); torch.ops.symm_mem.{name} has them"
+        f"{name}: A is {a.dtype} with scales, whose products are not there yet, wanted float32, bfloat16 or float16 "
+        f"without scales ({name.replace('scaled_', '')}); torch.ops.symm_mem.{name} has them"
     )
 
 
-def fused_all_gather_scaled_matmul(*_arguments: object, **_options: object) -> None:
+def fused_all_gather_scaled_matmul(A: torch.Tensor, *_arguments: object, **_options: object) -> None:
     """Not there yet: raises Unsupported."""
-    raise _no_scales("fused_all_gather_scaled_matmul")
+    raise _no_scales("fused_all_gather_scaled_matmul", A)
 
 
-def fused_scaled_matmul_reduce_scatter(*_arguments: object, **_options: object) -> None:
+def fused_scaled_matmul_reduce_scatter(A: torch.Tensor, *_arguments: object, **_options: object) -> None:
     """Not there yet: raises Unsupported."""
-    raise _no_scales("fused_scaled_matmul_reduce_scatter")
+    raise _no_scales("fused_scaled_matmul_reduce_scatter", A)
 
 
 for _schema in SCHEMAS:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from overlace.errors import InvalidArgument
 from overlace.planning import Plan
 from overlace.planning import plan as plan_of
 
-__all__ = ["Candidate", "Pass", "Report", "aot_eager", "enable", "report"]
+__all__ = ["Candidate", "Pass", "Report", "aot_eager", "disable", "enable", "report"]
 _SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 _found: list[Candidate] = []
 _WHENS = ("gain", "always")
@@ -55,20 +56,34 @@ def report(*, clear: bool = False) -> Report:
 class Pass(CustomGraphPass):
     """The pass as an object, for pass managers of one's own; arguments as those of `enable`."""
 
-    def __init__(self, groups: object = None, *, when: str = "gain", plan: str = "", before: Any = None) -> None:
+    def __init__(
+        self,
+        groups: object = None,
+        *,
+        when: str = "gain",
+        plan: str = "",
+        names: Mapping[str, object] | None = None,
+        before: Any = None,
+    ) -> None:
         if when not in _WHENS:
             raise InvalidArgument(f"overlace.compile: when is '{when}', wanted one of {', '.join(_WHENS)}")
+        if not isinstance(plan, str):
+            raise InvalidArgument(f"overlace.compile: plan is {plan!r}, wanted a text, as 'hetero_unfused_1d:4'")
         several = groups if isinstance(groups, Sequence) and not isinstance(groups, str) else [groups]
         self.groups = None if groups is None else sorted(group_name(group) for group in several)
         for name in self.groups or []:
             context_of(name)
-        self.when, self.plan, self.before = when, plan, before
+        self.names = {name: group_name(group) for name, group in (names or {}).items()}
+        for name in self.names.values():
+            context_of(name)
+        self.when, self.before = when, before
+        self.plan = "" if plan == "auto" else plan
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         if self.before is not None:
             self.before(graph)
         self._plans: dict[tuple[str, Problem], Plan] = {}
-        _found.extend(rewrite(graph, Rules(self._context, self._decide, self.plan)))
+        _found.extend(rewrite(graph, Rules(self._context, self._decide, self.plan, self.names)))
 
     def _context(self, name: str) -> Context:
         if self.groups is not None and name not in self.groups:
@@ -84,7 +99,7 @@ class Pass(CustomGraphPass):
             return "as asked for"
         chosen = self._plans.get((context.name, problem))
         if chosen is None:  # layers are alike
-            more = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
+            more: dict[str, Any] = {"bias": problem.bias, "return_a": problem.return_a, "dtype": problem.dtype}
             more["b_layout"] = problem.b_layout
             chosen = plan_of(problem.op, problem.m, problem.n, problem.k, group=context.name, **more)
             self._plans[context.name, problem] = chosen
@@ -100,7 +115,8 @@ class Pass(CustomGraphPass):
             if inner is None:
                 return None
         teams = sorted((c.name, c.size, c.is_gpu) for c in open_contexts())
-        own = (get_hash_for_files(_SOURCES), overlace.__version__, torch.__version__, self.groups, self.when, self.plan)
+        options = (self.groups, self.when, self.plan, sorted(self.names.items()))
+        own = (get_hash_for_files(_SOURCES), overlace.__version__, torch.__version__, options)
         return str((own, teams, inner))
 
 
@@ -118,12 +134,26 @@ class _Enabled(contextlib.AbstractContextManager):
         self.disable()
 
 
-def enable(groups: object = None, *, when: str = "gain", plan: str = "") -> _Enabled:
+def _warn_without_team(function: str) -> None:
+    if not open_contexts():
+        warnings.warn(
+            f"overlace.compile.{function}: no group has a team yet, so nothing would be rewritten: "
+            "overlace.init(group) comes before the model is compiled",
+            stacklevel=3,
+        )
+
+
+def enable(
+    groups: object = None, *, when: str = "gain", plan: str = "", names: Mapping[str, object] | None = None
+) -> _Enabled:
     """Puts the pass into Inductor, behind a pass that is already there; before the model is compiled, on all ranks.
 
     groups: those whose collectives may be rewritten, each after overlace.init; None: all that have a team by then.
     when: "gain" rewrites where the planner takes another schedule than the plain collective; "always" wherever it fits.
-    plan: as the operators take it, for all of them; it rewrites wherever it fits.
+    plan: as the operators take it, for all of them; it rewrites wherever it fits. "" or "auto": as `when` says.
+    names: process groups by the names that a serving engine has for them, as in {"tp:0": group}: the collectives of
+        vLLM and SGLang that give a new tensor are operators of their own, and name their groups so. Those that are not
+        rewritten stay what they are.
 
     As a context manager it lasts for the block, in which the first backward must run too: graphs of the gradient are
     compiled then. Nothing is sent at compile time; ranks whose graphs differ end with PlanMismatch or a deadline.
@@ -131,9 +161,18 @@ def enable(groups: object = None, *, when: str = "gain", plan: str = "") -> _Ena
     before = config.post_grad_custom_pre_pass
     if isinstance(before, Pass):
         raise InvalidArgument("overlace.compile.enable: it is enabled already; disable() that first")
-    own = Pass(groups, when=when, plan=plan, before=before)
+    if groups is None:
+        _warn_without_team("enable")
+    own = Pass(groups, when=when, plan=plan, names=names, before=before)
     config.post_grad_custom_pre_pass = own
     return _Enabled(own)
+
+
+def disable() -> None:
+    """Takes the pass of `enable` out of Inductor; a pass that was there before stays. Nothing happens without one."""
+    found = config.post_grad_custom_pre_pass
+    if isinstance(found, Pass):
+        config.post_grad_custom_pre_pass = found.before
 
 
 def aot_eager(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -148,6 +187,8 @@ def aot_eager(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
 
     enabled = config.post_grad_custom_pre_pass
     own = enabled if isinstance(enabled, Pass) else Pass()
+    if own is not enabled:
+        _warn_without_team("aot_eager")
 
     def compile_one(graph_module: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
         own(graph_module.graph)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -32,8 +32,19 @@ class Product:
     bias: Node | None = None
 
 
+def args_of(node: Node) -> Any:
+    """Whatever the target takes: it is for whoever has looked at that to know what they are."""
+    return node.args
+
+
 def shape_of(node: Node) -> torch.Size:
     return node.meta["val"].shape
+
+
+def check_dtypes(dtype: torch.dtype, nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        if node.meta["val"].dtype != dtype:
+            raise Left(f"the dtypes of a product differ: {node.meta['val'].dtype} and {dtype}")
 
 
 def same(a: Any, b: Any) -> bool:
@@ -42,7 +53,7 @@ def same(a: Any, b: Any) -> bool:
 
 def keeps_last(view: Node) -> bool:
     """A view that cuts the rows otherwise, and leaves the columns."""
-    before, after = shape_of(view.args[0]), shape_of(view)
+    before, after = shape_of(args_of(view)[0]), shape_of(view)
     return len(before) > 0 and len(after) > 0 and same(before[-1], after[-1])
 
 
@@ -50,15 +61,15 @@ def is_transpose(node: Node) -> bool:
     if node.target is aten.t.default:
         return True
     if node.target is aten.permute.default:
-        return list(node.args[1]) == [1, 0]
-    return node.target is aten.transpose.int and sorted(d % 2 for d in node.args[1:]) == [0, 1]
+        return list(args_of(node)[1]) == [1, 0]
+    return node.target is aten.transpose.int and sorted(d % 2 for d in args_of(node)[1:]) == [0, 1]
 
 
 def product_of(node: Node) -> Product | None:
     if node.target is aten.mm.default:
-        return Product(node, *node.args)
+        return Product(node, *args_of(node))
     if node.target is aten.addmm.default and all(factor == 1 for factor in node.kwargs.values()):
-        bias, a, b = node.args
+        bias, a, b = args_of(node)
         return Product(node, a, b, bias)
     return None
 
@@ -77,36 +88,51 @@ def what(node: Node) -> str:
 
 def _parts(node: Node) -> list[Node] | None:
     """All parts of a split in order, each used once, if `node` is a cat of just those."""
-    parts = node.args[0] if node.target is aten.cat.default else []
-    split = parts[0].args[0] if parts and parts[0].target is operator.getitem else None
+    parts = args_of(node)[0] if node.target is aten.cat.default else []
+    split = args_of(parts[0])[0] if parts and parts[0].target is operator.getitem else None
     if split is None or split.target is not aten.split.Tensor or len(split.users) != len(parts):
         return None
-    is_in_order = all(p.target is operator.getitem and p.args == (split, i) for i, p in enumerate(parts))
+    is_in_order = all(p.target is operator.getitem and args_of(p) == (split, i) for i, p in enumerate(parts))
     return list(parts) if is_in_order and all(len(p.users) == 1 for p in parts) else None
+
+
+def take_results_themselves(graph: Graph) -> None:
+    """Collectives in place (`dist.all_reduce(y)`) become a copy of their result over all of what was given or of a
+    tensor made for it, and users read that copy: they read the result itself from here on."""
+    for node in list(graph.nodes):
+        if node.target is not aten.copy.default or len(args_of(node)) != 2 or args_of(node)[1].target is not WAIT:
+            continue
+        over, result = (arg.meta["val"] for arg in args_of(node))
+        if over.dtype != result.dtype or over.dim() != result.dim():
+            continue
+        layouts = zip((*over.shape, *over.stride()), (*result.shape, *result.stride()), strict=True)
+        if all(same(p, q) for p, q in layouts):
+            node.replace_all_uses_with(args_of(node)[1])
+            graph.erase_node(node)
 
 
 def end_of_gather(wait: Node, ranks: int) -> tuple[Node, int]:
     """Where all is together, and along which dimension: behind split and cat, or the wait itself."""
     node = next(iter(wait.users)) if len(wait.users) == 1 else wait
-    if node.target is aten.split.Tensor and (len(node.args) < 3 or node.args[2] == 0):
+    if node.target is aten.split.Tensor and (len(args_of(node)) < 3 or args_of(node)[2] == 0):
         cats = {user for part in node.users for user in part.users}
         cat = cats.pop() if len(cats) == 1 else node
         parts = _parts(cat)
         if parts is not None and len(parts) == ranks:
-            return cat, (cat.args[1] if len(cat.args) > 1 else 0) % len(shape_of(cat))
+            return cat, (args_of(cat)[1] if len(args_of(cat)) > 1 else 0) % len(shape_of(cat))
     return wait, 0
 
 
 def start_of_scatter(given: Node, ranks: int) -> tuple[Node, int]:
     """What is scattered, and along which dimension."""
     parts = _parts(given)
-    if parts is None or len(parts) != ranks or (given.args[1] if len(given.args) > 1 else 0) != 0:
+    if parts is None or len(parts) != ranks or (args_of(given)[1] if len(args_of(given)) > 1 else 0) != 0:
         return given, 0
-    split = parts[0].args[0]
+    split = args_of(parts[0])[0]
     if len(given.users) != 1:
         raise Left("what is scattered has other users")
-    source = split.args[0]
-    return source, (split.args[2] if len(split.args) > 2 else 0) % len(shape_of(source))
+    source = args_of(split)[0]
+    return source, (args_of(split)[2] if len(args_of(split)) > 2 else 0) % len(shape_of(source))
 
 
 def summands(root: Node, may_view: Callable[[Node], bool]) -> list[Product]:
@@ -120,9 +146,9 @@ def summands(root: Node, may_view: Callable[[Node], bool]) -> list[Product]:
         if product is not None:
             products.append(product)
         elif node.target in VIEWS and may_view(node):
-            stack.append(node.args[0])
+            stack.append(args_of(node)[0])
         elif node.target is aten.add.Tensor and not node.kwargs and adds_alike(node):
-            stack.extend(reversed(node.args))
+            stack.extend(reversed(args_of(node)))
         else:
             raise Left(f"no product feeds it, but {what(node)}")
     return products
@@ -135,7 +161,7 @@ def adds_alike(add: Node) -> bool:
         and x.meta["val"].dtype == add.meta["val"].dtype
         and len(shape_of(x)) == len(shape_of(add))
         and all(same(p, q) for p, q in zip(shape_of(x), shape_of(add), strict=True))
-        for x in add.args
+        for x in args_of(add)
     )
 
 

@@ -18,12 +18,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
 
+from overlace.compile.engines import give_back, stand_in
 from overlace.compile.match import (
     COLLECTIVES,
     NOT_YET,
@@ -33,8 +34,10 @@ from overlace.compile.match import (
     Left,
     Product,
     adds_alike,
+    args_of,
     aten,
     c10d,
+    check_dtypes,
     consumers_of,
     end_of_gather,
     hint,
@@ -43,6 +46,7 @@ from overlace.compile.match import (
     shape_of,
     start_of_scatter,
     summands,
+    take_results_themselves,
     what,
 )
 from overlace.compile.sizes import free_sizes, written_sizes
@@ -83,19 +87,23 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """context: of a group's name, or raises Left. decide: why to rewrite, or raises Left. plan: for the operators."""
+    """context: of a group's name, or raises Left. decide: why to rewrite, or raises Left. plan: for the operators.
+    names: of process groups, by the names that serving engines use."""
 
     context: Callable[[str], Context]
     decide: Callable[[Context, Problem], str]
     plan: str = ""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
     """Rewrites what it can; one Candidate per collective, in the order of the graph."""
+    stood_in = stand_in(graph, rules.names)
     collectives = [n for n in graph.nodes if n.op == "call_function" and n.target in COLLECTIVES | NOT_YET]
     if not collectives:
         return []
     free_sizes(graph)
+    take_results_themselves(graph)
     rewriter = _Rewriter(graph, rules)
     handlers = {
         c10d.all_gather_into_tensor.default: rewriter.gather,
@@ -103,16 +111,18 @@ def rewrite(graph: Graph, rules: Rules) -> list[Candidate]:
         c10d.all_reduce.default: rewriter.reduce,
         c10d.all_to_all_single.default: rewriter.exchange,
     }
-    found = []
+    found, left = [], set()
     for node in collectives:
-        name, group = node.name, node.args[-1]
+        name, group = node.name, args_of(node)[-1]
         try:
             if node.target in NOT_YET:
                 raise Left("overlace has no operator for it yet")
             became, reason = handlers[node.target](node)
         except Left as why:
             became, reason = "", str(why)
+            left.add(node)
         found.append(Candidate(name, str(group), became, reason))
+    give_back(graph, stood_in, left)
     return found
 
 
@@ -126,7 +136,7 @@ class _Rewriter:
         # Where a node stands; new ones lie between their neighbours.
         self.position: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
         self.nothing: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-        self.last: Node | None = None  # new nodes come behind it
+        self.last: Node = next(iter(graph.nodes))  # new nodes come behind it
         self.like: Node | None = None  # they tell of the same lines of the user's program
 
     def wait_of(self, collective: Node) -> Node:
@@ -137,7 +147,7 @@ class _Rewriter:
             for user in sorted(stack.pop().users, key=self.position.__getitem__):
                 if user.target not in _MERGED:
                     continue
-                same_as = first.setdefault(f"{user.target} {user.args} {user.kwargs}", user)
+                same_as = first.setdefault(f"{user.target} {args_of(user)} {user.kwargs}", user)
                 if same_as is not user:
                     user.replace_all_uses_with(same_as)
                     self.graph.erase_node(user)
@@ -244,7 +254,7 @@ class _Rewriter:
     # ---- all-gather ----
 
     def gather(self, collective: Node) -> tuple[str, str]:
-        _, ranks, name = collective.args
+        _, ranks, name = args_of(collective)
         context = self.rules.context(name)
         wait = self.wait_of(collective)
         full, dim = end_of_gather(wait, ranks)
@@ -287,8 +297,7 @@ class _Rewriter:
         for product in sorted(consumers.products, key=lambda p: self.position[p.node]):
             operands = [product.b] if product.bias is None else [product.b, product.bias]
             try:
-                if any(x.meta["val"].dtype != dtype for x in (product.node, *operands)):
-                    raise Left("the dtypes of a product differ")
+                check_dtypes(dtype, (product.node, *operands))
                 if product.bias is not None and len(shape_of(product.bias)) != 1:
                     raise Left("what is added to the product is no vector")
                 order += [n for n in self.moved(operands, full, {full}) if n not in order]
@@ -298,7 +307,7 @@ class _Rewriter:
         return products, order, why
 
     def _ag_gemm(self, products: list[Product], collective: Node, full: Node, dim: int, needs_full: bool) -> None:
-        shard, _, group = collective.args
+        shard, _, group = args_of(collective)
         a = self.rows_first(shard, dim)
         biases = [p.bias for p in products]
         has_all = all(b is not None for b in biases)
@@ -345,13 +354,12 @@ class _Rewriter:
     def _weight_gradients(
         self, consumers: Consumers, collective: Node, full: Node, dim: int, context: Context
     ) -> tuple[str, str]:
-        shard, _, name = collective.args
+        shard, _, name = args_of(collective)
         dtype = full.meta["val"].dtype
         nodes = [node for node, *_ in consumers.sums]
         first = min(nodes, key=self.position.__getitem__)
         factors = [factor for _, factor, _ in consumers.sums]
-        if any(factor.meta["val"].dtype != dtype for factor in factors):
-            raise Left("the dtypes of a product differ")
+        check_dtypes(dtype, factors)
         rows, k = math.prod(hint(size) for size in shape_of(full)[:-1]), hint(shape_of(full)[-1])
         widest = max(hint(factor.meta["val"].numel()) // max(rows, 1) for factor in factors)
         op = torch.ops.overlace.ag_wgrad.__name__
@@ -386,7 +394,7 @@ class _Rewriter:
         is_scatter = collective.target is c10d.reduce_scatter_tensor.default
         packet = torch.ops.overlace.gemm_rs if is_scatter else torch.ops.overlace.gemm_ar
         op = packet.__name__
-        given, reduce_op, name = collective.args[0], collective.args[1], collective.args[-1]
+        given, reduce_op, name = args_of(collective)[0], args_of(collective)[1], args_of(collective)[-1]
         context = self.rules.context(name)
         wait = self.wait_of(collective)
         if reduce_op not in ("sum", "avg"):
@@ -398,8 +406,7 @@ class _Rewriter:
         if is_scatter and (len(shape) < 2 or dim == len(shape) - 1):
             raise Left("it scatters the columns of the product")
         products = summands(source, keeps_last if is_scatter else lambda view: True)
-        if any(p.node.meta["val"].dtype != dtype or p.a.meta["val"].dtype != dtype for p in products):
-            raise Left("the dtypes of a product differ")
+        check_dtypes(dtype, (x for p in products for x in (p.node, p.a)))
         if any(
             not same(x, y) for p in products for x, y in zip(*map(shape_of, (p.node, products[0].node)), strict=True)
         ):
@@ -433,7 +440,7 @@ class _Rewriter:
     # ---- all-to-all ----
 
     def exchange(self, collective: Node) -> tuple[str, str]:
-        given, received_sizes, sent_sizes, name = collective.args
+        given, received_sizes, sent_sizes, name = args_of(collective)
         context = self.rules.context(name)
         wait = self.wait_of(collective)
         dtype = given.meta["val"].dtype
@@ -454,17 +461,16 @@ class _Rewriter:
         return self._a2a_gemm(collective, wait, consumers, context)
 
     def _gemm_a2a(self, collective: Node, wait: Node, products: list[Product], context: Context) -> tuple[str, str]:
-        dtype, name = collective.args[0].meta["val"].dtype, collective.args[-1]
+        dtype, name = args_of(collective)[0].meta["val"].dtype, args_of(collective)[-1]
         biases = [p.bias for p in products if p.bias is not None]
-        if any(p.node.meta["val"].dtype != dtype or p.a.meta["val"].dtype != dtype for p in products):
-            raise Left("the dtypes of a product differ")
+        check_dtypes(dtype, (x for p in products for x in (p.node, p.a)))
         if len(biases) > 1 or any(len(shape_of(bias)) != 1 for bias in biases):
             raise Left("what is added to the product is no vector")
         bias = biases[0] if biases else None
         op = torch.ops.overlace.gemm_a2a.__name__
         problem = _problem_of(op, products, bias is not None)
         reason = self.rules.decide(context, dataclasses.replace(problem, m=problem.m * context.size))
-        sizes = written_sizes(collective.args[0])
+        sizes = written_sizes(args_of(collective)[0])
         self.begin(collective.prev, [], products[0].node)
         a, b = products[0].a, products[0].b
         if len(products) > 1:
@@ -481,7 +487,7 @@ class _Rewriter:
 
     def _a2a_gemm(self, collective: Node, wait: Node, consumers: Consumers, context: Context) -> tuple[str, str]:
         """The exchange hides behind the widest product; others take what came."""
-        given, name = collective.args[0], collective.args[-1]
+        given, name = args_of(collective)[0], args_of(collective)[-1]
         dtype = given.meta["val"].dtype
         fitting, _, why = self._fitting(consumers, wait, dtype)
         if not fitting:
@@ -518,14 +524,14 @@ class _Rewriter:
     ) -> Node | None:
         """The later reduce-scatter whose result is added to this one, if one call can compute both: it gets the sum."""
         add = next(iter(wait.users)) if len(wait.users) == 1 else wait
-        if add.target is not aten.add.Tensor or add.kwargs or add.args[0] is add.args[1] or not adds_alike(add):
+        if add.target is not aten.add.Tensor or add.kwargs or args_of(add)[0] is args_of(add)[1] or not adds_alike(add):
             return None
-        other = add.args[0] if add.args[1] is wait else add.args[1]
-        late = other.args[0] if other.target is WAIT else other
-        if late.target is not wait.args[0].target or late.args[1:] != wait.args[0].args[1:]:
+        other = args_of(add)[0] if args_of(add)[1] is wait else args_of(add)[1]
+        late = args_of(other)[0] if other.target is WAIT else other
+        if late.target is not args_of(wait)[0].target or args_of(late)[1:] != args_of(args_of(wait)[0])[1:]:
             return None
         try:
-            late_source, late_dim = start_of_scatter(late.args[0], context.size)
+            late_source, late_dim = start_of_scatter(args_of(late)[0], context.size)
             more = summands(late_source, keeps_last)
             if any(p.bias is not None for p in (*products, *more)):
                 return None
@@ -533,7 +539,7 @@ class _Rewriter:
         except Left:
             return None
         is_alike = late_dim == dim and len(shape_of(late_source)) == len(shape_of(source))
-        alone = len(other.users) == 1 and len(late.users) == 1 and len(wait.args[0].users) == 1
+        alone = len(other.users) == 1 and len(late.users) == 1 and len(args_of(wait)[0].users) == 1
         if not (is_alike and alone and self.position[source] < self.position[late_source]):
             return None
         user = next(iter(late_source.users))
@@ -554,11 +560,11 @@ class _Rewriter:
             return None
         bias = biases[0]
         is_part = (
-            bias.target in (aten.div.Tensor, aten.div.Scalar) and bias.args[1] == ranks and len(shape_of(bias)) == 1
+            bias.target in (aten.div.Tensor, aten.div.Scalar) and args_of(bias)[1] == ranks and len(shape_of(bias)) == 1
         )
-        if len(biases) > 1 or not is_part or reduce_op != "sum" or not isinstance(bias.args[0], Node):
+        if len(biases) > 1 or not is_part or reduce_op != "sum" or not isinstance(args_of(bias)[0], Node):
             raise Left("each rank adds a vector of its own")
-        return bias.args[0]
+        return args_of(bias)[0]
 
 
 def _problem_of(op: str, products: list[Product], bias: bool) -> Problem:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from overlace.compile.match import VIEWS, Left, aten, shape_of
+from overlace.compile.match import VIEWS, Left, args_of, aten, shape_of
 
 
 def free_sizes(graph: Graph) -> None:
@@ -24,7 +24,7 @@ def free_sizes(graph: Graph) -> None:
         for d, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
                 origins.setdefault(size.node.expr, (node, d))
-    for node in [n for n in graph.nodes if n.target is aten.sym_size.int and n.args[0].op != "placeholder"]:
+    for node in [n for n in graph.nodes if n.target is aten.sym_size.int and args_of(n)[0].op != "placeholder"]:
         val = node.meta["val"]
         if isinstance(val, int):
             continue
@@ -52,9 +52,11 @@ def written_sizes(source: Node) -> list[int | Node]:
         return [-1, -1]
     node = source
     while node.target is aten.add.Tensor:
-        node = node.args[0]
-    written = list(node.args[1]) if node.target in VIEWS else [-1] * len(shape)
-    sizes = [size if isinstance(size, int) else given for size, given in zip(shape, written, strict=True)]
+        node = args_of(node)[0]
+    written = list(args_of(node)[1]) if node.target in VIEWS else [-1] * len(shape)
+    sizes: list[int | Node] = [
+        size if isinstance(size, int) else given for size, given in zip(shape, written, strict=True)
+    ]
     if sum(isinstance(size, int) and size == -1 for size in sizes) > 0:
         raise Left("a size is known at run time only")
     return sizes

@@ -81,6 +81,27 @@ class Gather(_Sized):
     )
 
 
+class RowSource(c.Structure):
+    _fields_ = (("rows", c.c_void_p), ("num_rows", c.c_int64))
+
+
+class DeviceGather(_Sized):
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        ("sources", c.c_void_p),
+        ("num_sources", c.c_int64),
+        ("row_bytes", c.c_int64),
+        ("ids", c.c_void_p),
+        ("num_ids", c.c_int64),
+        ("id_bytes", c.c_int32),
+        ("device", c.c_int32),
+        ("ctas", c.c_int32),
+        ("out", c.c_void_p),
+        ("first_bad", c.c_void_p),
+        ("stream", c.c_void_p),
+    )
+
+
 class RowsOptions(_Sized):
     _fields_ = (
         ("struct_size", c.c_size_t),
@@ -172,7 +193,8 @@ def call_with_progress(name: str, request: _Sized, progress: Callable[[str, floa
 
     def report(_user: object, what: bytes, share: float) -> int:
         try:
-            progress(what.decode(), share)
+            if progress is not None:
+                progress(what.decode(), share)
         except BaseException as error:
             raised.append(error)
             return 1

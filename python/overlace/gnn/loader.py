@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from overlace import errors
-from overlace.gnn import _native
+from overlace._library import names_of
+from overlace.gnn import _device, _native
 from overlace.gnn.artefact import Artefact, as_artefact
 from overlace.gnn.dlpack import DlpackArray
 
@@ -68,11 +69,13 @@ class PackedLoader(_native.Handle):
     takes its share, and all take as many steps: pack with `ranks` first.
 
     `format`: "numpy" (arrays), "dlpack" (`DlpackArray`, for libraries that take DLPack; needs NumPy only, and bf16 is
-    bf16), "blocks" (tensors), "pyg" (torch_geometric.data.Data). Rows are copied out of the
-    loader's memory unless `copy` is False: then a batch is valid until the next one is taken. `packs`: a name in the
-    manifest, None for the first of `split`. `memory`: limit of what is allocated at open, all of it then. `pace`:
-    bytes per second, "200MiB", of a slower disk to be played, for measurements. One thread uses a loader. IoError where
-    bytes are not what was packed; OutOfMemory lists what is needed.
+    bf16), "blocks" (tensors), "pyg" (torch_geometric.data.Data). Tensors may be on a `device`: a CUDA device gets each
+    batch through pinned memory by one copy on a stream of its own, for which its current stream waits and the host does
+    not. Rows are copied out of the loader's memory unless `copy` is False: then a batch on the CPU is valid until the
+    next one is taken. `packs`: a name in the manifest, None for the first of `split`. `memory`: limit of what is
+    allocated at open, all of it then. `pace`: bytes per second, "200MiB", of a slower disk to be played, for
+    measurements. One thread uses a loader. IoError where bytes are not what was packed; OutOfMemory lists what is
+    needed.
     """
 
     _kind = "loader"
@@ -100,8 +103,9 @@ class PackedLoader(_native.Handle):
                 f"device is {device} with format {format}, wanted cpu, or format blocks or pyg"
             )
         self._format, self._device, self._copy = format, device, copy
-        if format in ("blocks", "pyg"):
-            _torch()
+        self._staging: _device.Staging | None = None
+        if format in ("blocks", "pyg") and _torch().device(device).type == "cuda":
+            self._staging = _device.Staging(_device.checked("device", device))
         if format == "pyg":
             _pyg()
         run = as_artefact(run)
@@ -175,19 +179,25 @@ class PackedLoader(_native.Handle):
         n_id = _array(b.inputs, (b.num_inputs,), np.uint32).astype(np.int64)
         nodes = [int(n) for n in np.diff(reached, prepend=0)]
         edges = [int(n) for n in np.diff(bounds)]
-        fields = {"x": x.copy() if self._copy else x, "y": y, "n_id": n_id, "edge_index": edge_index}
+        fields: dict[str, np.ndarray] = {
+            "x": x.copy() if self._copy and self._staging is None else x,
+            "y": y,
+            "n_id": n_id,
+            "edge_index": edge_index,
+        }
+        given: Mapping[str, Any] = fields
         if self._format == "dlpack":
             is_bf16 = self.dtype == "bf16"
-            fields = {key: DlpackArray(value, key == "x" and is_bf16) for key, value in fields.items()}
+            given = {key: DlpackArray(value, key == "x" and is_bf16) for key, value in fields.items()}
         elif self._format != "numpy":
-            fields = {key: self._tensor(key, value) for key, value in fields.items()}
+            given = self._tensors(fields)
         if self._format == "pyg":
             places = {"sampled_epoch": int(b.sampled_epoch), "is_repeated": bool(b.is_repeated)}
             return _pyg().Data(
-                **fields, **places, batch_size=int(b.num_seeds), num_sampled_nodes=nodes, num_sampled_edges=edges
+                **given, **places, batch_size=int(b.num_seeds), num_sampled_nodes=nodes, num_sampled_edges=edges
             )
         return Batch(
-            **fields,
+            **given,
             num_sampled_nodes=nodes,
             num_sampled_edges=edges,
             number=b.number,
@@ -196,12 +206,15 @@ class PackedLoader(_native.Handle):
             is_repeated=bool(b.is_repeated),
         )
 
-    def _tensor(self, key: str, value: np.ndarray) -> Any:
+    def _tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         torch = _torch()
-        tensor = torch.from_numpy(value)
-        if key == "x" and self.dtype == "bf16":
-            tensor = tensor.view(torch.bfloat16)
-        return tensor if self._device == "cpu" else tensor.to(self._device)
+        if self._staging is not None:
+            tensors = self._staging.send(arrays)
+        else:
+            tensors = {key: torch.from_numpy(array).to(self._device) for key, array in arrays.items()}
+        if self.dtype == "bf16":
+            tensors["x"] = tensors["x"].view(torch.bfloat16)
+        return tensors
 
     def state_dict(self) -> dict[str, int]:
         """Where the loop is: behind the last batch that it was given."""
@@ -222,7 +235,7 @@ class PackedLoader(_native.Handle):
         self._check_open()
         out = _native.StatsStruct()
         _native.call("ovl_gnn_loader_stats", self._handle, c.byref(out))
-        return {name: getattr(out, name) for name, _ in out._fields_ if name != "struct_size"}
+        return {name: getattr(out, name) for name in names_of(type(out))}
 
 
 def _torch() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from overlace import errors
+from overlace._library import names_of
 from overlace.gnn import _native
 from overlace.gnn.dataset import Dataset
 from overlace.gnn.table import _ids
@@ -110,7 +111,7 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
         """Rows asked for, those of them from memory, reads, bytes of pages."""
         out = _native.RowsStats()
         _native.call("ovl_gnn_rows_stats_of", self._handle, c.byref(out))
-        return {name: getattr(out, name) for name, _ in out._fields_ if name != "struct_size"}
+        return {name: getattr(out, name) for name in names_of(type(out))}
 
     def close(self) -> None:
         """Waits for what is under way and gives the memory back; more than once is fine."""
@@ -135,8 +136,9 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
     def _get_tensor(self, attr: Any) -> Any:
         import torch
 
+        labels = self._dataset.labels
         if attr.group_name is not None or self._get_tensor_size(attr) is None:
-            known = [name for name in ("x", "y") if name == "x" or self._dataset.labels is not None]
+            known = [name for name in ("x", "y") if name == "x" or labels is not None]
             raise errors.InvalidArgument(
                 f"group {attr.group_name!r} and attribute {attr.attr_name!r}, wanted None and {' or '.join(known)}"
             )
@@ -147,10 +149,11 @@ class DiskFeatureStore(_native.Handle, FeatureStore):
         wrong = np.flatnonzero((vertices < 0) | (vertices >= len(self)))
         if len(wrong) > 0:
             raise errors.InvalidArgument(f"ids[{wrong[0]}] is {vertices[wrong[0]]}, wanted 0 to {len(self) - 1}")
-        return torch.from_numpy(self._dataset.labels[vertices])
+        assert labels is not None  # as y has a size
+        return torch.from_numpy(labels[vertices])
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...] | None:
-        sizes = {"x": (len(self), self._dim)}
+        sizes: dict[str, tuple[int, ...]] = {"x": (len(self), self._dim)}
         if self._dataset.labels is not None:
             sizes["y"] = (len(self),)
         return sizes.get(attr.attr_name)

@@ -1,4 +1,4 @@
-"""Rows of a table in memory by their numbers, for those who train without packs."""
+"""Rows of a table in memory by their numbers, on CPUs and CUDA devices, for those who train without packs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 
 from overlace import errors
-from overlace.gnn import _native
+from overlace.gnn import _device, _native
+from overlace.gnn._device import is_tensor as _is_tensor
 from overlace.gnn.dataset import Dataset
 from overlace.gnn.dlpack import DlpackArray, array_of
 
 _COPY_BYTES = 64 << 20  # at a time, of a source that may lie on a disk
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether it is one of torch, which is not imported for the question."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_foreign(value: Any) -> bool:
@@ -37,7 +32,7 @@ def _check_rows(name: str, value: Any) -> int:
     """Bytes of a row."""
     if _is_tensor(value):
         if value.device.type != "cpu":
-            raise errors.Unsupported(f"{name} lies on {value.device}, wanted one on the CPU: GPUs are not served yet")
+            raise errors.Unsupported(f"{name} lies on {value.device}, wanted one on the CPU or a CUDA device")
         is_dense, item = value.is_contiguous(), value.element_size()
     elif isinstance(value, np.ndarray):
         is_dense, item = value.flags.c_contiguous, value.itemsize
@@ -45,21 +40,14 @@ def _check_rows(name: str, value: Any) -> int:
             raise errors.InvalidArgument(f"{name} has dtype {value.dtype}, wanted numbers")
     else:
         raise errors.InvalidArgument(f"{name} is {type(value).__name__}, wanted an array or a tensor")
-    if value.ndim < 1 or not is_dense:
-        raise errors.InvalidArgument(f"{name} of shape {tuple(value.shape)} is not rows one behind the other")
-    width = int(np.prod(value.shape[1:], dtype=np.int64)) * item
-    if width < 1:
-        raise errors.InvalidArgument(
-            f"{name} of shape {tuple(value.shape)} has rows of {width} bytes, wanted at least 1"
-        )
-    return width
+    return _device.row_bytes(name, value.shape, is_dense, item)
 
 
 def _ids(ids: Any) -> np.ndarray:
     """As an array of 32 or 64-bit integers."""
     if _is_tensor(ids):
         if ids.device.type != "cpu":
-            raise errors.Unsupported(f"ids lie on {ids.device}, wanted them on the CPU: GPUs are not served yet")
+            raise errors.Unsupported(f"ids lie on {ids.device}, wanted them on the CPU or a CUDA device")
         ids = ids.detach().numpy()
     array = array_of("ids", ids)[0] if _is_foreign(ids) else np.asarray(ids)
     if array.size == 0 and not isinstance(ids, np.ndarray):
@@ -72,16 +60,34 @@ def _ids(ids: Any) -> np.ndarray:
     return np.ascontiguousarray(array, wanted)
 
 
-def gather_rows(table: Any, ids: Any, out: Any = None, threads: int = 0) -> Any:
-    """Row i of the result is row ids[i] of `table`, an array or a CPU tensor of any dtype, copied by `threads` threads.
+def _device_ids(ids: Any) -> Any:
+    """What is on a CUDA device stays there."""
+    return ids if _device.device_among(ids) is not None else _ids(ids)
 
-    (len(ids), *table.shape[1:]), of the table's kind and dtype; `out` takes it where it is given. What is no array or
-    tensor but has `__dlpack__` is taken in place, as table and as ids; rows of such a table are a `DlpackArray` around
-    `out` or a new array. `threads` 0: the cores.
+
+def gather_rows(table: Any, ids: Any, out: Any = None, threads: int = 0, check: bool = True) -> Any:
+    """Row i of the result is row ids[i] of `table`, an array or a tensor of any dtype.
+
+    (len(ids), *table.shape[1:]), of the table's kind and dtype; `out` takes it where it is given.
+
+    On CPUs `threads` threads copy (0: the cores). What is no array or tensor but has `__dlpack__` is taken in place, as
+    table and as ids; rows of such a table are a `DlpackArray` around `out` or a new array.
+
+    Where `out`, `ids` or the table lies on a CUDA device the result does (the first of these that does says which), and
+    a kernel on its current stream copies. The table is then a tensor on that device, on one that it can read, or in
+    pinned memory; or a sequence of such tensors and of PinnedTables, whose rows are numbered one behind the other. Ids
+    on the device are checked there: this waits for it unless `check` is False, which wants ids in range and leaves the
+    rows of others as they are. What is pinned must stay until the stream is past it. Capturable with ids on the device
+    and without `check`.
 
     InvalidArgument, and nothing written, where an id is out of range (the first one is named), the table is not
-    contiguous, or `out` does not fit. Tables on GPUs are Unsupported.
+    contiguous, or `out` does not fit.
     """
+    parts = list(table) if isinstance(table, (tuple, list)) else [table]
+    parts = [part.rows if isinstance(part, PinnedTable) else part for part in parts]
+    device = _device.device_among(out, ids, *parts)
+    if device is not None:
+        return _device.gather(parts, _device_ids(ids), out, device, check)
     if _is_foreign(table):
         shared, is_bf16 = array_of("table", table)
         return DlpackArray(gather_rows(shared, ids, out, threads), is_bf16)
@@ -119,16 +125,18 @@ class PinnedTable:
 
     `source`: an array, which may be a memory map and is then read in sequence; a CPU tensor; or a `Dataset`, whose
     features are taken. `lock`: the memory may not be swapped out; Unsupported, with the limit, where the system does
-    not allow as much. For GPUs, which would read it in place, there is nothing yet: this is for the CPU.
+    not allow as much. `device`: a CUDA device of torch; the memory is pinned, `rows` is a tensor, and `table[ids]` is a
+    tensor on this device, whose kernel reads the rows over the link; Unsupported where the memory cannot be pinned.
     """
 
-    def __init__(self, source: Any, lock: bool = False, threads: int = 0) -> None:
+    def __init__(self, source: Any, lock: bool = False, threads: int = 0, device: Any = None) -> None:
         if isinstance(source, Dataset):
             source = source.features
         width = _check_rows("source", source)
         if threads < 0:
             raise errors.InvalidArgument(f"threads is {threads}, wanted at least 0")
         self._threads = threads
+        self.device = None if device is None else _device.checked("device", device)
         count = len(source)
         self.nbytes = count * width
         self._memory = mmap.mmap(-1, max(self.nbytes, 1))
@@ -144,6 +152,9 @@ class PinnedTable:
         step = max(1, _COPY_BYTES // width)
         for first in range(0, count, step):
             self.rows[first : first + step] = source[first : first + step]
+        if self.device is not None:
+            self.rows = _device.tensor_of("source", self.rows)
+            _device.pin(self, raw)
 
     def _lock(self, raw: np.ndarray) -> None:
         library = c.CDLL(None, use_errno=True)
@@ -165,9 +176,11 @@ class PinnedTable:
     def dtype(self) -> Any:
         return self.rows.dtype
 
-    def gather(self, ids: Any, out: Any = None) -> Any:
-        """As `gather_rows`."""
-        return gather_rows(self.rows, ids, out, self._threads)
+    def gather(self, ids: Any, out: Any = None, check: bool = True) -> Any:
+        """As `gather_rows`, on the table's device if it has one."""
+        if self.device is None:
+            return gather_rows(self.rows, ids, out, self._threads, check)
+        return _device.gather((self.rows,), _device_ids(ids), out, self.device, check)
 
     def __getitem__(self, ids: Any) -> Any:
         return self.gather(ids)

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlace import errors
 
@@ -85,11 +85,11 @@ def evaluate(model: torch.nn.Module, loader: PackedLoader, team: Team) -> float:
             known = batch.y >= 0
             right += int((model(batch).argmax(1)[known] == batch.y[known]).sum())
             seen += int(known.sum())
-    right, seen = team.sums(right, seen)
-    return right / max(seen, 1)
+    of_all, seen_by_all = team.sums(right, seen)
+    return of_all / max(seen_by_all, 1)
 
 
-def open_loaders(options: argparse.Namespace, team: Team) -> tuple[str, dict[str, PackedLoader | None]]:
+def open_loaders(options: argparse.Namespace, team: Team) -> tuple[str | None, dict[str, PackedLoader | None]]:
     """Order of the packs, and a loader of each split that this rank has packs of."""
     from overlace.gnn import Artefact, PackedLoader
 
@@ -131,8 +131,8 @@ def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader
         if not batch.is_repeated:
             total += float(loss.detach()) * batch.batch_size
             seeds += batch.batch_size
-    total, seeds = team.sums(total, seeds)
-    return total / seeds
+    loss_of_all, seeds_of_all = team.sums(total, seeds)
+    return loss_of_all / seeds_of_all
 
 
 def train(options: argparse.Namespace, team: Team) -> dict:
@@ -144,6 +144,7 @@ def train(options: argparse.Namespace, team: Team) -> dict:
     torch.manual_seed(options.seed)
     order, loaders = open_loaders(options, team)
     first = loaders["train"]
+    assert first is not None  # there are packs of it always
     sampled = json.loads((Path(options.artefact) / "manifest.json").read_text())["sampling"]
     model = team.model(
         Model(
@@ -157,13 +158,24 @@ def train(options: argparse.Namespace, team: Team) -> dict:
         )
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    result = {"artefact": options.artefact, "packs": order, "model": options.model, "ranks": team.ranks, "epochs": []}
+    result: dict[str, Any] = {
+        "artefact": options.artefact,
+        "packs": order,
+        "model": options.model,
+        "ranks": team.ranks,
+        "epochs": [],
+    }
     shows = options.json != "-" and team.rank == 0
     best = -1.0
     for epoch in range(options.epochs):
         begin = time.perf_counter()
         loss = train_epoch(model, optimizer, first, team)
-        row = {"epoch": epoch, "loss": loss, "seconds": time.perf_counter() - begin, "stats": first.stats()}
+        row: dict[str, Any] = {
+            "epoch": epoch,
+            "loss": loss,
+            "seconds": time.perf_counter() - begin,
+            "stats": first.stats(),
+        }
         if loaders["valid"]:
             row["valid"] = evaluate(model, loaders["valid"], team)
         if loaders["test"] and row.get("valid", epoch) > best:

@@ -1,5 +1,6 @@
-"""Tensor-parallel layers on overlace's operators. Their state is that of the unsharded model."""
+"""Layers split over ranks, on overlace's operators. Their state is that of the unsharded model."""
 
+from overlace.nn.embedding import ShardedEmbeddingBag
 from overlace.nn.linear import ColumnParallelLinear, RowParallelLinear, interleave_gate_up
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "interleave_gate_up"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "ShardedEmbeddingBag", "interleave_gate_up"]

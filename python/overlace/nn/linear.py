@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,9 +26,9 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _mesh_of(group: object) -> DeviceMesh:
+    found = process_group(group)
     if isinstance(group, DeviceMesh):
         return group
-    found = process_group(group)
     kind = "cuda" if context_of(found).is_gpu else "cpu"
     return DeviceMesh.from_group(found, kind)
 
@@ -92,7 +94,7 @@ class _ParallelLinear(nn.Module):
         return layer
 
     def _local(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight, bias = self.weight, self.bias
+        weight, bias = self.weight, cast("torch.Tensor | None", self.bias)
         return (
             weight.to_local() if isinstance(weight, DTensor) else weight,
             bias.to_local() if isinstance(bias, DTensor) else bias,

@@ -9,6 +9,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,15 +45,15 @@ class Stored:
     bytes: int
 
 
-def _corrupt(text: str) -> errors.Error:
+def _corrupt(text: str) -> BaseException:
     return errors.make("corrupt", text)
 
 
-def _io(path: object, error: OSError) -> errors.Error:
+def _io(path: object, error: OSError) -> BaseException:
     return errors.make("io", f"{path}: {error.strerror or error}")
 
 
-def _stored(path: str, name: str, entry: object, begin: int, end: int) -> Stored:
+def _stored(path: str, name: str, entry: Any, begin: int, end: int) -> Stored:
     try:
         dtype, shape, (first, last) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         whole = all(isinstance(x, int) and x >= 0 for x in (*shape, first, last))

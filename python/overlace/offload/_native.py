@@ -6,6 +6,7 @@ import ctypes as c
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from overlace import errors
 from overlace._library import _Sized, call, handle
@@ -117,7 +118,7 @@ class BlockStream:
         return self._handle
 
 
-def _array(kind: type, values: list) -> c.Array:
+def _array(kind: Any, values: list) -> c.Array:
     return (kind * max(len(values), 1))(*values)
 
 

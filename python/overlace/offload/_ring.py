@@ -7,7 +7,7 @@ import ctypes as c
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -124,11 +124,11 @@ class Lane(Protocol):
     """A queue of copies beside the queue of computation. Events are of one and awaited by the other."""
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None: ...
-    def copied(self) -> object: ...  # an event behind the copies that were queued
-    def used(self) -> object: ...  # an event behind the computation that was queued
-    def copy_after(self, event: object) -> None: ...
-    def use_after(self, event: object) -> None: ...
-    def wait(self, event: object) -> None: ...  # the host does
+    def copied(self) -> Any: ...  # an event behind the copies that were queued
+    def used(self) -> Any: ...  # an event behind the computation that was queued
+    def copy_after(self, event: Any) -> None: ...
+    def use_after(self, event: Any) -> None: ...
+    def wait(self, event: Any) -> None: ...  # the host does
 
 
 class CudaLane:
@@ -213,6 +213,7 @@ class DeviceRing:
     def _let_go(self) -> None:
         block, event = self._held.popleft()
         self._lane.wait(event)
+        assert isinstance(self._source, HostRing)  # nothing else is held
         self._source.release(block)
 
     def _ask(self) -> None:

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 from torch import nn
@@ -83,7 +84,7 @@ class StreamedBlocks:
 
     def __init__(
         self,
-        blocks: Sequence[nn.Module],
+        blocks: nn.ModuleList | Sequence[nn.Module],
         device: torch.device,
         source: str | os.PathLike | list,
         resident: int | str,
@@ -161,7 +162,7 @@ class StreamedBlocks:
 
     def _rest(self, tensor: _Tensor) -> None:
         """Takes the parameter's data to where they rest."""
-        if tensor.stored is not None:
+        if tensor.stored is not None and self._files is not None:
             tensor.rest = self._files.mapped(tensor.stored)
         elif self._device.type == "cuda":
             tensor.rest = tensor.was.to("cpu").pin_memory()
@@ -182,10 +183,12 @@ class StreamedBlocks:
         if order and self._device.type == "cpu":
             self._ring = HostRing(numbered, order, self._slots, self._engine, self._timeout_s)
         elif order:
+            source: HostRing | Callable[[int], list[torch.Tensor]]
             source = [[t.rest for t in b.tensors] for b in self._streamed].__getitem__
             if self._files is not None:
-                source = HostRing(numbered, order, self._slots + 1, self._engine, self._timeout_s, is_fixed=False)
-                _pin(source)
+                ring = HostRing(numbered, order, self._slots + 1, self._engine, self._timeout_s, is_fixed=False)
+                _pin(ring)
+                source = ring
             self._ring = DeviceRing(numbered, order, self._slots, self._device, CudaLane(self._device), source)
         if self._ring is not None and self._backward:
             self._passes = Passes(self._ring, forward, [block.name for block in self._streamed])
@@ -216,7 +219,7 @@ class StreamedBlocks:
             return
         self._check_call(block, args, kwargs)
         if self._passes is not None and is_in_backward():
-            self._begin_again(block)
+            self._begin_again(block, self._passes)
             return
         expected = self._order[self._position]
         if index == self._order[0] and (self._position != 0 or self._in_use):
@@ -233,7 +236,9 @@ class StreamedBlocks:
             self._restart()
         self._check_parameters(block)
         if block.streamed >= 0:
-            self._use(block, (self._passes or self._ring).acquire(block.streamed))
+            ring = self._passes or self._ring
+            assert ring is not None  # a block streams through it
+            self._use(block, ring.acquire(block.streamed))
             self._in_use.append((block, [False]))
         block.depth = 1
         self._position = (self._position + 1) % len(self._order)
@@ -241,11 +246,11 @@ class StreamedBlocks:
     def _begin_pass(self) -> bool:
         return self._passes is None or self._passes.begin()
 
-    def _begin_again(self, block: _Block) -> None:
+    def _begin_again(self, block: _Block, passes: Passes) -> None:
         """Checkpointing calls blocks in backward, from the last to the first."""
         self._check_parameters(block)
         if block.streamed >= 0:
-            self._use(block, self._passes.again(block.streamed))
+            self._use(block, passes.again(block.streamed))
         block.depth, block.is_again = 1, True
 
     def _use(self, block: _Block, views: list[torch.Tensor]) -> None:
@@ -271,7 +276,8 @@ class StreamedBlocks:
         next(state for other, state in self._in_use if other is block)[0] = True
         written = [t for t in block.tensors if _version(t) != t.version]
         self._put_back(block)
-        while self._in_use and self._in_use[0][1][0]:  # a block that ran inside another one waits for it
+        # A block that ran inside another one waits for it.
+        while self._ring is not None and self._in_use and self._in_use[0][1][0]:
             self._ring.release(self._in_use.popleft()[0].streamed)
         if written:
             name = f"{block.name}: {written[0].names[0]}"
@@ -379,7 +385,7 @@ class StreamedBlocks:
             self._ring = self._passes = None
 
     def _give_back(self, tensor: _Tensor) -> None:
-        if tensor.stored is not None:
+        if tensor.stored is not None and self._files is not None:
             _set(tensor, self._files.mapped(tensor.stored))
         elif all(module._parameters.get(name) is tensor.parameter for module, name in tensor.owners):
             if self._device.type == "cuda" and tensor.was.device.type == "cpu":
@@ -393,7 +399,7 @@ class StreamedBlocks:
         self.close()
 
 
-_STREAMED = weakref.WeakSet()  # modules that stream now
+_STREAMED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules that stream now
 
 
 def _pin(ring: HostRing) -> None:
@@ -407,7 +413,7 @@ def _pin(ring: HostRing) -> None:
     ring.before_close = lambda: torch.cuda.cudart().cudaHostUnregister(stats.memory)
 
 
-def _checked(blocks: Sequence[nn.Module], device: torch.device, slots: int, order: Sequence[int] | None) -> list[int]:
+def _checked(blocks: Iterable[nn.Module], device: torch.device, slots: int, order: Sequence[int] | None) -> list[int]:
     modules = list(blocks)
     if not modules or not all(isinstance(m, nn.Module) for m in modules):
         raise errors.InvalidArgument(
@@ -431,7 +437,8 @@ def _checked(blocks: Sequence[nn.Module], device: torch.device, slots: int, orde
 
 def _found(blocks: Iterable[nn.Module], trained_on: torch.device | None, prefix: str | None) -> list[_Block]:
     """Parameters of the blocks, each once. Where some are trained, without those."""
-    found, known = [], {}
+    found: list[_Block] = []
+    known: dict[int, _Tensor] = {}
     for i, module in enumerate(blocks):
         block = _Block(f"{prefix or 'blocks.'}{i}", module)
         here: dict[int, _Tensor] = {}
@@ -525,7 +532,7 @@ def _version(tensor: _Tensor) -> int:
 
 def _is_running(module: nn.Module) -> bool:
     """Whether a call of it is on the stack; one that an interrupt ended has told nobody."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module:
             return True

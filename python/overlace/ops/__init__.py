@@ -15,6 +15,7 @@ peer; its gradient; its function. Of gradients only those that are needed are co
 | Y = A2A(A W) | dA = A2A(dY) back, times W^T: a2a_gemm, which also gives dP = A2A(dY) | dW = A^T dP |
 | Y = A2A(A) W | dA = A2A(dY W^T) back: gemm_a2a | dW = A2A(A)^T dY: kept or exchanged again |
 | dW_i = AG(x)^T dY_i | dx = RS(sum_i dY_i dW_i'^T), dW_i' the gradient of dW_i: one gemm_rs | of dY_i: AG(x) dW_i' |
+| out = A2A(pool of rows of W) | none, they are indices | A2A(dout) back to W's rank, added row by row |
 
 Of the plain collectives: all_gather and reduce_scatter are each other's; that of all_to_all is itself; that of
 all_reduce is local, as of Y = AR(A W).
@@ -35,6 +36,7 @@ from overlace.ops._ag_gemm import ag_gemm
 from overlace.ops._ag_wgrad import ag_wgrad
 from overlace.ops._collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from overlace.ops._common import activation_of, replicated
+from overlace.ops._embedding_a2a import embedding_a2a
 from overlace.ops._gemm_a2a import gemm_a2a
 from overlace.ops._gemm_ar import gemm_ar
 from overlace.ops._gemm_rs import gemm_rs
@@ -47,6 +49,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "embedding_a2a",
     "gemm_a2a",
     "gemm_ar",
     "gemm_rs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -94,6 +94,48 @@ def _backward(ctx, grad_received, grad):
     return grad_a, grad_b, grad_bias, None
 
 
+@overload
+def a2a_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: object,
+    bias: torch.Tensor | None = ...,
+    splits: Sequence[int] | Sequence[Sequence[int]] | None = ...,
+    exchange: str = ...,
+    blocks: Sequence[int] | None = ...,
+    return_a: Literal[False] = ...,
+    out_dtype: torch.dtype | None = ...,
+    plan: str = ...,
+) -> torch.Tensor: ...
+@overload
+def a2a_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: object,
+    bias: torch.Tensor | None = ...,
+    splits: Sequence[int] | Sequence[Sequence[int]] | None = ...,
+    exchange: str = ...,
+    blocks: Sequence[int] | None = ...,
+    return_a: Literal[True],
+    out_dtype: torch.dtype | None = ...,
+    plan: str = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def a2a_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: object,
+    bias: torch.Tensor | None = ...,
+    splits: Sequence[int] | Sequence[Sequence[int]] | None = ...,
+    exchange: str = ...,
+    blocks: Sequence[int] | None = ...,
+    return_a: bool = ...,
+    out_dtype: torch.dtype | None = ...,
+    plan: str = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def a2a_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -121,8 +163,9 @@ def a2a_gemm(
     return_a: give the rows that came, too. They are kept for the gradient of b wherever that is needed.
     out_dtype: that of a (default) or float32.
 
-    Gives (sum over s of splits[s][rank], N), with exchange="cols" (rows of this rank, N); with return_a a tuple of the
-    rows that came and that. The gradient of a is one gemm_a2a. Raises as gemm_a2a. Source: arXiv 2305.06942, section 3.
+    Gives (sum over s of `splits[s][rank]`, N), with exchange="cols" (rows of this rank, N); with return_a a tuple of
+    the rows that came and that. The gradient of a is one gemm_a2a. Raises as gemm_a2a. Source: arXiv 2305.06942,
+    section 3.
     """
     name = group_name(group)
     keeps = return_a or needs_gradient((b,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -100,6 +100,81 @@ def _backward(ctx, grad_a_full, grads):
     return grad_a, grad_bs, grad_biases, None, None
 
 
+@overload
+def ag_gemm(
+    a: torch.Tensor,
+    bs: torch.Tensor,
+    *,
+    group: object,
+    biases: torch.Tensor | Sequence[torch.Tensor] | None = ...,
+    gather_dim: int = ...,
+    return_a: Literal[False] = ...,
+    keep_gathered: bool = ...,
+    out_dtype: torch.dtype | None = ...,
+    activation: str = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> torch.Tensor: ...
+@overload
+def ag_gemm(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    *,
+    group: object,
+    biases: torch.Tensor | Sequence[torch.Tensor] | None = ...,
+    gather_dim: int = ...,
+    return_a: Literal[False] = ...,
+    keep_gathered: bool = ...,
+    out_dtype: torch.dtype | None = ...,
+    activation: str = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> list[torch.Tensor]: ...
+@overload
+def ag_gemm(
+    a: torch.Tensor,
+    bs: torch.Tensor,
+    *,
+    group: object,
+    biases: torch.Tensor | Sequence[torch.Tensor] | None = ...,
+    gather_dim: int = ...,
+    return_a: Literal[True],
+    keep_gathered: bool = ...,
+    out_dtype: torch.dtype | None = ...,
+    activation: str = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def ag_gemm(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    *,
+    group: object,
+    biases: torch.Tensor | Sequence[torch.Tensor] | None = ...,
+    gather_dim: int = ...,
+    return_a: Literal[True],
+    keep_gathered: bool = ...,
+    out_dtype: torch.dtype | None = ...,
+    activation: str = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> tuple[torch.Tensor, list[torch.Tensor]]: ...
+@overload
+def ag_gemm(
+    a: torch.Tensor,
+    bs: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    group: object,
+    biases: torch.Tensor | Sequence[torch.Tensor] | None = ...,
+    gather_dim: int = ...,
+    return_a: bool = ...,
+    keep_gathered: bool = ...,
+    out_dtype: torch.dtype | None = ...,
+    activation: str = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor | list[torch.Tensor]]: ...
 def ag_gemm(
     a: torch.Tensor,
     bs: torch.Tensor | Sequence[torch.Tensor],
@@ -131,14 +206,15 @@ def ag_gemm(
         "swiglu" of one b, where nothing needs a gradient, is the operator's own, in the epilogue where its schedule is
         one kernel; else torch does it behind the operator, since the gradient needs the results before it.
     row_offsets: where each rank's part begins along gather_dim, and the end: ranks + 1 numbers. None: equal parts.
-    plan: "" (overlace decides), "family=NAME[,degree=N]", or a schedule in JSON.
+    plan: "" or "auto" (overlace decides), "FAMILY" or "FAMILY:DEGREE" as `--schedule` of the command line takes it
+        ("hetero_unfused_1d:4": four chunks per shard), or a schedule in JSON.
 
     Gives one tensor for one b, a list for a list; with return_a a tuple of the gathered activation and that.
     Raises InvalidArgument (shapes, dtypes, devices, an unknown group), PlanMismatch (the ranks disagree; on all of
     them), Unsupported, Timeout, PeerLost. Maths: arXiv 2406.06858, section 2.
     """
     is_one = isinstance(bs, torch.Tensor)
-    factors = [bs] if is_one else list(bs)
+    factors = [bs] if isinstance(bs, torch.Tensor) else list(bs)
     vectors = [] if biases is None else [biases] if isinstance(biases, torch.Tensor) else list(biases)
     activate = activation_of("ag_gemm", activation, factors)
     matrix, rows, dim = rows_first("ag_gemm", a, gather_dim, "gather_dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
@@ -51,6 +52,30 @@ def _backward(ctx, grads):
     return grad_x, grad_dys, None, None
 
 
+@overload
+def ag_wgrad(
+    x: torch.Tensor,
+    dys: torch.Tensor,
+    *,
+    group: object,
+    gather_dim: int = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def ag_wgrad(
+    x: torch.Tensor,
+    dys: Sequence[torch.Tensor],
+    *,
+    group: object,
+    gather_dim: int = ...,
+    row_offsets: Sequence[int] | None = ...,
+    plan: str = ...,
+) -> list[torch.Tensor]: ...
+
+
 def ag_wgrad(
     x: torch.Tensor,
     dys: torch.Tensor | Sequence[torch.Tensor],
@@ -71,7 +96,8 @@ def ag_wgrad(
     """
     is_one = isinstance(dys, torch.Tensor)
     matrix, rows, dim = rows_first("ag_wgrad", x, gather_dim, "gather_dim")
-    factors = [rows_first("ag_wgrad", dy, dim, "gather_dim")[0] for dy in ([dys] if is_one else dys)]
+    several = [dys] if isinstance(dys, torch.Tensor) else dys
+    factors = [rows_first("ag_wgrad", dy, dim, "gather_dim")[0] for dy in several]
     arguments = (matrix, factors, 0, group_name(group))
     options = {"row_offsets": offsets_in_rows(row_offsets, rows), "plan": plan} if row_offsets or plan else {}
     outs = run(_op, arguments, options, (matrix, *factors))

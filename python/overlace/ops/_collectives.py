@@ -29,7 +29,9 @@ def _dim_of(op: str, x: torch.Tensor, dim: int) -> int:
 
 def _check_divisible(op: str, x: torch.Tensor, dim: int, size: int) -> None:
     if x.shape[dim] % size != 0:
-        raise InvalidArgument(f"{op}: x is {list(x.shape)}, dim {dim}: {x.shape[dim]} is no multiple of {size} ranks")
+        raise InvalidArgument(
+            f"{op}: x is {list(x.shape)}, dim {dim}: {x.shape[dim]}, wanted a multiple of {size} ranks"
+        )
 
 
 @torch.library.register_fake("overlace::all_gather")

@@ -15,6 +15,7 @@ from overlace.errors import InvalidArgument, of_operator
 
 _ops = torch.ops.overlace
 _ROWS_OF_MATRIX = (-1,)
+_A_PLAN = "hetero_unfused_1d:4"
 
 # Gradients are registered from Python, which costs a call 5 us even where none is needed.
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
@@ -34,6 +35,9 @@ def run(
             return op(*arguments, **options)
     except RuntimeError as error:
         own = of_operator(error)
+        plan = options.get("plan", "")
+        if own is None and not isinstance(plan, str):  # torch's own message has the type, not the value
+            own = InvalidArgument(f"{op.__name__.split('.')[0]}: plan is {plan!r}, wanted a text, as '{_A_PLAN}'")
         if own is None:
             raise
         raise own from None
@@ -113,13 +117,13 @@ def check_factors(op: str, a: torch.Tensor, b: torch.Tensor, name: str, rank: in
         times = f"{parts} x " if parts > 1 else ""
         raise InvalidArgument(
             f"{op}: a is {list(a.shape)} on rank {rank}, {name} is {list(b.shape)}: "
-            f"K {times}{a.shape[1]} != {b.shape[0]}"
+            f"K {times}{a.shape[1]} != {b.shape[0]}, wanted the same"
         )
 
 
 def plan_of_backward(plan: str) -> str:
     """Plans name a family of one operator; only `library` is one of all."""
-    return plan if plan == "family=library" else ""
+    return plan if plan.removeprefix("family=") == "library" else ""
 
 
 class _Replicated(torch.autograd.Function):
@@ -202,7 +206,7 @@ def flat_splits(
     """As the operators take them: row by row."""
     if splits is None:
         return []
-    rows = [list(row) if isinstance(row, (list, tuple)) else [row] for row in splits]
+    rows: list[list[Any]] = [list(row) if isinstance(row, (list, tuple)) else [row] for row in splits]
     flat = [entry for row in rows for entry in row]
     is_matrix = len(rows) == size and all(len(row) == size for row in rows)
     is_list = len(rows) == size * size and all(len(row) == 1 for row in rows)

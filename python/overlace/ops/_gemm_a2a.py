@@ -87,7 +87,7 @@ def gemm_a2a(
     b: (K, N), of the dtype of a; rows or columns contiguous. Each rank has its own; K may differ by rank.
     group, plan: as in ag_gemm.
     bias: (N) or None, added to each row of this rank's product. Its gradient is that of this rank's rows.
-    splits: rows from rank s to rank d as splits[s][d], or at s * ranks + d of a flat list; 0 or more, and the same on
+    splits: rows from rank s to rank d as `splits[s][d]`, or at s * ranks + d of a flat list; 0 or more, and the same on
         all ranks. None: all ranks have as many rows, and cut them as torch.tensor_split does. With exchange="cols": one
         number per rank, its rows; None: all have as many.
     exchange: "rows" or "cols".
@@ -95,7 +95,7 @@ def gemm_a2a(
         is one block. As [heads of q x D, heads of k x D, heads of v x D]: each rank has its heads of q, of k and of v.
     out_dtype: that of a (default) or float32; rows travel in it, rounded once.
 
-    Gives (sum over s of splits[s][rank], N); with exchange="cols" (rows of all ranks, N / ranks). The gradient is one
+    Gives (sum over s of `splits[s][rank]`, N); with exchange="cols" (rows of all ranks, N / ranks). The gradient is one
     a2a_gemm, whose exchange all three are made of. Raises as ag_gemm; PlanMismatch where ranks give other splits or
     blocks. Sources: arXiv 2305.06942, section 3, whose mixture-of-experts operator this is for blocks of any length;
     arXiv 2309.14509 (Ulysses) for the exchange of columns.

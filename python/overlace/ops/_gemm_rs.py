@@ -36,7 +36,7 @@ def _shapes(a, b, bias, reduce_op, scatter_dim, group, *, out_dtype=None, activa
     else:
         if a.shape[0] % size != 0:
             raise InvalidArgument(
-                f"gemm_rs: a is {list(a.shape)}, scatter_dim 0: {a.shape[0]} is no multiple of {size} ranks; "
+                f"gemm_rs: a is {list(a.shape)}, scatter_dim 0: {a.shape[0]}, wanted a multiple of {size} ranks; "
                 "row_offsets split it otherwise"
             )
         m = a.shape[0] // size
@@ -74,7 +74,7 @@ def _check_divisible(a: torch.Tensor, dim: int, name: str) -> None:
     ranks = size_of("gemm_rs", name)[1]
     if a.shape[dim] % ranks != 0:
         raise InvalidArgument(
-            f"gemm_rs: a is {list(a.shape)}, scatter_dim {dim}: {a.shape[dim]} is no multiple of {ranks} ranks; "
+            f"gemm_rs: a is {list(a.shape)}, scatter_dim {dim}: {a.shape[dim]}, wanted a multiple of {ranks} ranks; "
             "row_offsets split it otherwise"
         )
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from overlace import errors
 from overlace.errors import InvalidArgument
+from overlace.optim._structs import CLIPS, DTYPES, GAPS, RULES, Co2Options
 
 FORMAT = 2
 _MAGIC = b"OVLCO2P1"
@@ -57,8 +58,9 @@ def sharded_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def sharded(p: torch.Tensor, value: Any) -> Any:
-        is_shard = isinstance(p, DTensor) and isinstance(value, torch.Tensor) and value.shape == p.to_local().shape
-        if not is_shard or value.dim() == 0:
+        if not isinstance(p, DTensor) or not isinstance(value, torch.Tensor):
+            return value
+        if value.shape != p.to_local().shape or value.dim() == 0:
             return value
         return DTensor.from_local(value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
@@ -66,6 +68,35 @@ def sharded_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
         key: {name: sharded(parameters[int(key)], v) for name, v in one.items()} for key, one in state["state"].items()
     }
     return {**state, "state": inside}
+
+
+def load_inner(outside: torch.optim.Optimizer, stepped: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`stepped`: the optimizer that keeps the state, `outside` or one inside it."""
+    stepped.load_state_dict(sharded_state(stepped, state))
+    # A ZeroRedundancyOptimizer copies learning rates from its own groups to those inside before each step.
+    if stepped is not outside:
+        for own, inside in zip(outside.param_groups, stepped.param_groups, strict=True):
+            own.update({key: value for key, value in inside.items() if key != "params"})
+
+
+def options_about(given: Co2Options, warmup_sync_steps: int, total_steps: int, *, is_auto: bool) -> dict[str, Any]:
+    """What runs that go on from each other have alike. Steps as the program gave them."""
+    names = ["tau", "outer_lr", "outer_momentum", "kappa", "keep", "gap_value", "phi", "warmup_sync_steps"]
+    names += ["fragments", "delay", "mix"]
+    names += ["cooldown_sync_steps", "total_steps", "check_every", "bucket_bytes"]
+    words: dict[str, Mapping[Any, int]] = {"rule": RULES, "gap": GAPS, "clip": CLIPS}
+    options: dict[str, Any] = {
+        name: next(str(word) for word, number in table.items() if number == getattr(given, name))
+        for name, table in words.items()
+    }
+    options |= {name: getattr(given, name) for name in names}
+    options["warmup_sync_steps"], options["total_steps"] = warmup_sync_steps, total_steps
+    if is_auto:
+        options["tau"] = "auto"
+    if given.samples > 0:
+        options |= {"tau": "of each group", "samples": "of each group"}  # what a group's own part is checked by
+    options["wire_dtype"] = next(str(d) for d, number in DTYPES.items() if number == given.wire_dtype)
+    return options
 
 
 def check_about(got: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
@@ -96,7 +127,7 @@ def check_about(got: dict[str, Any], wanted: dict[str, Any], where: str) -> None
                 raise errors.make("stale", f"{where}: {kind} {i} is {' '.join(one)}, wanted: {' '.join(other)}")
 
 
-def about_of(text: object, where: str) -> dict[str, Any]:
+def about_of(text: Any, where: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
     except (TypeError, ValueError) as error:

@@ -46,7 +46,7 @@ class GroupCollective:
         )
 
     def _all_reduce(
-        self, _user: int, data: int, count: int, dtype: int, _what: bytes, ticket: c.POINTER(c.c_uint64)
+        self, _user: int, data: int, count: int, dtype: int, _what: bytes, ticket: c._Pointer[c.c_uint64]
     ) -> int:
         try:
             kind, unit = _DTYPES[dtype]

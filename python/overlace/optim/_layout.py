@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -142,6 +143,7 @@ class Slices(Layout):
     """Every rank of a group has all parameters (DistributedDataParallel in the group): each takes a slice of each."""
 
     def part(self, p: torch.nn.Parameter) -> torch.Tensor:
+        assert self.inner is not None
         begin, end = self._range(p, self.inner.rank())
         return p.data.view(-1)[begin:end]
 
@@ -173,7 +175,7 @@ class Slices(Layout):
 class Zero1(Layout):
     """ZeroRedundancyOptimizer: each rank takes the parameters that it updates."""
 
-    def __init__(self, model: torch.nn.Module, inner: dist.ProcessGroup, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, inner: dist.ProcessGroup, optimizer: Any) -> None:
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise Unsupported("CO2: ZeroRedundancyOptimizer has overlap_with_ddp=True, supported: False")
         theirs = dist.get_process_group_ranks(optimizer.process_group)
@@ -247,7 +249,8 @@ class Sharded(Layout):
                 module.reshard()
 
     def local(self, p: torch.nn.Parameter) -> torch.Tensor:
-        return p.data.to_local() if isinstance(p, DTensor) else p.data
+        values: Any = p.data  # a DTensor's are one
+        return values.to_local() if isinstance(p, DTensor) else values
 
     def gradient(self, p: torch.nn.Parameter) -> torch.Tensor | None:
         return p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from overlace import errors
-from overlace.errors import InvalidArgument, Unsupported
+from overlace.errors import InvalidArgument
 from overlace.optim._structs import DTYPES
 
 _LONGEST_S = 300
@@ -19,14 +19,15 @@ def deadline_of(seconds: object) -> datetime.timedelta:
     """`outer_timeout_s` as given, the longest of "auto"; InvalidArgument where it is none."""
     if seconds == "auto":
         return datetime.timedelta(seconds=_LONGEST_S)
-    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
-    if not is_number or not 1e-3 <= seconds <= 1e9:
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds) or not 1e-3 <= seconds <= 1e9:
         raise InvalidArgument(f"CO2: outer_timeout_s is {seconds!r}, wanted: 0.001 to 1e9 seconds, or 'auto'")
     return datetime.timedelta(seconds=float(seconds))
 
 
-_COUNTS = ("tau", "warmup_sync_steps", "cooldown_sync_steps", "total_steps", "fragments", "delay")
-_COUNTS += ("bucket_bytes", "check_every")
+_COUNTS = (
+    *("tau", "warmup_sync_steps", "cooldown_sync_steps", "total_steps", "fragments", "delay"),
+    *("bucket_bytes", "check_every"),
+)
 
 
 def check_counts(*counts: object) -> None:
@@ -34,13 +35,6 @@ def check_counts(*counts: object) -> None:
     for name, value in zip(_COUNTS, counts, strict=True):
         if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
             raise InvalidArgument(f"CO2: {name} is {value!r}, wanted: an integer")
-
-
-def check_failure(on_failure: object) -> None:
-    if on_failure == "drop_group":
-        raise Unsupported("CO2: on_failure is 'drop_group'; supported so far: 'abort', and going on from a save")
-    if on_failure != "abort":
-        raise InvalidArgument(f"CO2: on_failure is {on_failure!r}, wanted one of 'abort'")
 
 
 def samples_of(samples: object) -> float:

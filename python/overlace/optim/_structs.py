@@ -50,6 +50,7 @@ class Co2Options(_Sized):
         ("reduce_in_group", REDUCE_IN_GROUP),
         ("auto_timeout", c.c_int32),
         ("samples", c.c_double),
+        ("whole_boundaries", c.c_int32),
     )
 
 

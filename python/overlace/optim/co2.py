@@ -6,7 +6,7 @@ import contextlib
 import ctypes as c
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from overlace import errors
-from overlace._library import Options, call, handle
+from overlace._library import Options, call, handle, names_of
 from overlace.context import given_of, process_group
 from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout, Unsupported
 from overlace.optim import _checkpoint
@@ -22,7 +22,6 @@ from overlace.optim._collective import GroupCollective
 from overlace.optim._layout import buffers_of, layout_of, statistics_of
 from overlace.optim._means import (
     check_counts,
-    check_failure,
     complete_states,
     deadline_of,
     mean_over,
@@ -45,6 +44,7 @@ from overlace.optim._structs import (
     Stats,
     choice,
 )
+from overlace.optim._survivors import exchange, survivors_of
 from overlace.optim.groups import check_grid
 from overlace.optim.tau import FIRST_TAU, MEASURED_ROUNDS, chosen_tau, first_tau
 
@@ -67,7 +67,12 @@ class CO2:
     worker thread of overlace; one host; `link` emulates a slow one, such as "20MB/s,50us"), "process_group" (the
     group's own all_reduce), "auto". `wire_dtype`: float32, or bfloat16, or int8 with a scale for 256 elements (over
     "host" alone), where what rounding leaves out is sent with the next round. `outer_timeout_s`: how long a wait for
-    other groups may take; "auto": by what the last 16 rounds were waited for, at least 10 s. Collective."""
+    other groups may take; "auto": by what the last 16 rounds were waited for, at least 10 s. `on_failure`: "abort", or
+    "drop_group" (groups of one rank, over "host"): where a group is lost and at least `min_groups` are left, these go
+    on without it from the last anchor, and `lost_ranks` names it. Collective."""
+
+    _handle: c.c_void_p | None = None
+    _is_anchored = False
 
     def __init__(
         self,
@@ -100,20 +105,19 @@ class CO2:
         bucket_bytes: int = 32 << 20,
         check_every: int = 0,
         on_failure: str = "abort",
+        min_groups: int = 1,
         buffers: str = "average",
     ) -> None:
         self.group = process_group(outer_group)
         self.inner_optimizer = inner_optimizer
         self._hooks: list = []
-        self._handle: c.c_void_p | None = None
-        self._is_anchored = False
         self._deadline = deadline_of(outer_timeout_s)
-        tau, self._is_auto = first_tau(tau, rule, samples)
+        steps, self._is_auto = first_tau(tau, rule, samples)
         self._measured: list | None = [] if self._is_auto else None  # rounds so far, until tau is known
         counts = (warmup_sync_steps, cooldown_sync_steps, total_steps or 0, fragments or 0, delay, bucket_bytes)
-        check_counts(tau, *counts, check_every)
-        check_failure(on_failure)
+        check_counts(steps, *counts, check_every)
         self.inner_group = None if inner_group is None else process_group(inner_group)
+        self._survivors = survivors_of(self, on_failure, min_groups, transport, samples)
         check_grid(self.inner_group, self.group)
         self._layout = layout_of(model, self.inner_group, inner_optimizer)
         self._parts = list(self._layout.parts())
@@ -125,7 +129,7 @@ class CO2:
             gap=choice("gap", gap, GAPS),
             clip=choice("clip", clip, CLIPS),
             wire_dtype=wire_of(wire_dtype),
-            tau=tau,
+            tau=steps,
             warmup_sync_steps=warmup_sync_steps,
             cooldown_sync_steps=cooldown_sync_steps,
             total_steps=total_steps or 0,
@@ -146,6 +150,7 @@ class CO2:
             average_inner=AVERAGE_INNER(self._average_inner),
             shard_degree=self._layout.shards,
             reduce_in_group=REDUCE_IN_GROUP(self._reduce_in_group),
+            whole_boundaries=self._survivors is not None,
         )
         self._given_steps = warmup_sync_steps, total_steps or 0
         self._open(options, transport, link, self._deadline.total_seconds())
@@ -176,6 +181,8 @@ class CO2:
             raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
         if options.wire_dtype == DTYPES[torch.int8] and transport != "host":
             raise Unsupported(f"CO2: wire_dtype is torch.int8 with transport {transport!r}; supported: 'host'")
+        if self._options.whole_boundaries and transport != "host":
+            raise Unsupported(f"CO2: on_failure is 'drop_group' with transport {transport!r}; supported: 'host'")
         if self._is_auto and transport != "host":
             raise Unsupported(
                 f"CO2: tau is 'auto' with transport {transport!r}, which times nothing; supported: 'host'"
@@ -207,7 +214,7 @@ class CO2:
                 named = (
                     f"{error}; ranks 0 to {len(ranks) - 1} of the outer group are ranks {', '.join(map(str, ranks))}"
                 )
-                error = errors.make(error.code, named)
+                raise errors.make(error.code, named) from cause
             raise error from cause
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -227,9 +234,10 @@ class CO2:
     def _mean(self, tensors: list[torch.Tensor], what: str) -> None:
         mean_over(tensors, self.group, self._deadline, what)
 
-    def _reduce_in_group(self, _user: int, values: c.POINTER(c.c_double), count: int) -> int:
+    def _reduce_in_group(self, _user: int, values: c._Pointer[c.c_double], count: int) -> int:
         try:
             memory = (c.c_double * count).from_address(c.addressof(values.contents))
+            assert self.inner_group is not None  # the library sums where the group has shards
             sum_over(torch.frombuffer(memory, dtype=torch.float64), self.inner_group, self._deadline, "sums of a group")
         except BaseException as failure:  # nothing may leave through C
             self._failures.append(failure)
@@ -256,7 +264,8 @@ class CO2:
         return 0
 
     def _before(self, *_: object) -> None:
-        if self.wants_gradient_mean:
+        is_behind = self._survivors is not None and self._survivors.waits()
+        if self.wants_gradient_mean and not is_behind:
             parameters = list(self._layout.parameters.values())
             lacking = missing_in_some([p.grad is not None for p in parameters], self.group, self._deadline)
             for p, is_lacking in zip(parameters, lacking, strict=True):
@@ -270,26 +279,29 @@ class CO2:
             self._check("a step")
             if (self._steps + 1) % self._options.tau == 0:  # as often as a round, which takes a while
                 self._layout.check_same()
-        with torch.no_grad():
-            self._call("ovl_co2_on_inner_step", c.c_double(float(self.inner_optimizer.param_groups[0]["lr"])))
         self._steps += 1
+        if self._survivors is not None and self._survivors.is_behind(self):
+            return
+        lr = c.c_double(float(self.inner_optimizer.param_groups[0]["lr"]))
+        with torch.no_grad():
+            exchange(self, self._survivors, "ovl_co2_on_inner_step", lr)
         self._spread()
         if self._measured is not None:
-            self._measure()
+            self._measure(self._measured)
 
     @property
     def tau(self) -> int:
         """Steps of a round; with "auto" those that it begins with, until three rounds were measured."""
         return self._options.tau
 
-    def _measure(self) -> None:
+    def _measure(self, measured: list) -> None:
         """After a step. All ranks see the same number of rounds, and choose the same tau from what all measured."""
         stats = self.stats()
-        if stats["rounds"] > len(self._measured):
+        if stats["rounds"] > len(measured):
             computed = stats["round_ms"] - stats["exposed_ms"] - stats["pass_ms"]
-            self._measured.append((stats["comm_ms"], computed / stats["steps"]))
-        if len(self._measured) == MEASURED_ROUNDS:
-            tau, self._measured = chosen_tau(self._everybody(self._measured)), None
+            measured.append((stats["comm_ms"], computed / stats["steps"]))
+        if len(measured) == MEASURED_ROUNDS:
+            tau, self._measured = chosen_tau(self._everybody(measured)), None
             if tau != self._options.tau:
                 self._options.tau = tau
                 self._begin_anew(self._steps, {})
@@ -333,7 +345,7 @@ class CO2:
         if self._handle is not None:
             self._check("flush")
             self._layout.check_same()
-        self._call("ovl_co2_flush")
+        exchange(self, self._survivors, "ovl_co2_flush")
         self._spread()
         with torch.no_grad():
             self._mean(self._statistics, "the mean of BatchNorm's statistics")
@@ -372,7 +384,7 @@ class CO2:
         somebody asked."""
         stats = Stats()
         self._call("ovl_co2_stats_last", c.byref(stats))
-        return {name: getattr(stats, name) for name, _ in Stats._fields_[1:]}
+        return {name: getattr(stats, name) for name in names_of(Stats)}
 
     def trace(self, path: str | Path) -> None:
         """The rounds so far of all ranks as a timeline, .json or .pftrace, which the first rank writes; for a viewer,
@@ -394,6 +406,24 @@ class CO2:
         if failure is not None:
             raise failure
 
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Of the groups that were dropped, in the order of their loss."""
+        return [] if self._survivors is None else list(self._survivors.lost)
+
+    def _anchor(self) -> torch.Tensor:
+        anchor = torch.empty(sum(part.values.numel() for part in self._parts), dtype=torch.float32)
+        self._call("ovl_co2_anchor", c.c_void_p(anchor.data_ptr()), c.c_uint64(anchor.numel()))
+        return anchor
+
+    def _put(self, values: torch.Tensor) -> None:
+        """Into the parameters, as _anchor() gives them."""
+        with torch.no_grad():
+            pieces = values.split([part.values.numel() for part in self._parts])
+            for part, piece in zip(self._parts, pieces, strict=True):
+                part.values.copy_(piece)
+        self._layout.spread()
+
     @contextlib.contextmanager
     def anchor_parameters(self) -> Iterator[None]:
         """The model has the values that all groups share, for evaluation and export; afterwards its own again."""
@@ -401,15 +431,8 @@ class CO2:
             yield
             return
         self._layout.settle()
-        count = sum(part.values.numel() for part in self._parts)
-        anchor = torch.empty(count, dtype=torch.float32)
-        self._call("ovl_co2_anchor", c.c_void_p(anchor.data_ptr()), c.c_uint64(count))
         own = {name: values.detach().clone() for name, values in self._layout.kept.items()}
-        with torch.no_grad():
-            pieces = anchor.split([part.values.numel() for part in self._parts])
-            for part, piece in zip(self._parts, pieces, strict=True):
-                part.values.copy_(piece)
-        self._layout.spread()
+        self._put(self._anchor())
         self._is_anchored = True
         try:
             yield
@@ -438,23 +461,9 @@ class CO2:
         return self.group.rank(), 0 if self.inner_group is None else self.inner_group.rank()
 
     def _about(self, consolidated: bool = False) -> dict[str, Any]:
-        names = ("tau", "outer_lr", "outer_momentum", "kappa", "keep", "gap_value", "phi", "warmup_sync_steps")
-        names += ("fragments", "delay", "mix")
-        names += ("cooldown_sync_steps", "total_steps", "check_every", "bucket_bytes")
-        words = {"rule": RULES, "gap": GAPS, "clip": CLIPS}
-        options: dict[str, Any] = {
-            name: next(str(word) for word, number in table.items() if number == getattr(self._options, name))
-            for name, table in words.items()
-        }
-        options |= {name: getattr(self._options, name) for name in names}
-        options["warmup_sync_steps"], options["total_steps"] = self._given_steps
-        if self._is_auto:
-            options["tau"] = "auto"
-        if self._options.samples > 0:
-            options |= {"tau": "of each group", "samples": "of each group"}  # what a group's own part is checked by
-        options["wire_dtype"] = next(str(d) for d, number in DTYPES.items() if number == self._options.wire_dtype)
+        options = _checkpoint.options_about(self._options, *self._given_steps, is_auto=self._is_auto)
 
-        def rows(named: dict[str, torch.Tensor]) -> list[list[str]]:
+        def rows(named: Mapping[str, torch.Tensor]) -> list[list[str]]:
             return [[name, str(t.dtype), "x".join(map(str, t.shape))] for name, t in named.items()]
 
         return {
@@ -484,17 +493,20 @@ class CO2:
         of groups, but for the outer momentum."""
         if self._is_anchored:
             self._check("state_dict, save or load")
-        about = json.dumps(self._about(consolidate))
         inner = self._stepped()
         if consolidate:
+            about = json.dumps(self._about(True))
             self.flush()
             if self._average_inner(0) != 0:
                 raise self._failures.pop()
             kept = {name: values.clone() for name, values in self._layout.kept.items()}
-            data = {"parameters": kept, "inner": _checkpoint.local_state(inner), "buffers": self._buffers()}
+            data: Any = {"parameters": kept, "inner": _checkpoint.local_state(inner), "buffers": self._buffers()}
             return {"about": about, self._key(True): _checkpoint.pack(data)}
         blob, count = c.c_void_p(), c.c_uint64()
-        self._call("ovl_co2_save", c.byref(blob), c.byref(count))
+        save = "ovl_co2_save", c.byref(blob), c.byref(count)
+        if exchange(self, self._survivors, *save):
+            self._call(*save)
+        about = json.dumps(self._about())
         data = {
             "co2": torch.frombuffer(bytearray(c.string_at(blob, count.value)), dtype=torch.uint8),
             "inner": _checkpoint.local_state(inner),
@@ -543,7 +555,7 @@ class CO2:
             for name, buffer in buffers_of(self._model).items():
                 buffer.copy_(data["buffers"][name])
         self._steps = int(about["steps"])
-        self._load_inner(data["inner"])
+        _checkpoint.load_inner(self.inner_optimizer, self._stepped(), data["inner"])
 
     def _begin_anew(self, steps: int, parameters: dict[str, torch.Tensor]) -> None:
         """Round 0 again, with what is left of warm-up and of all steps after `steps` of them; collective."""
@@ -552,20 +564,16 @@ class CO2:
         with torch.no_grad():
             for name, values in parameters.items():
                 self._layout.kept[name].copy_(values)
+        self._restart(steps)
+
+    def _restart(self, steps: int) -> None:
+        """Opens the library's part anew, from the parameters as they are; the one before was closed."""
         warmup, total = self._given_steps
         self._options.warmup_sync_steps = max(0, warmup - steps)
         least = self._options.warmup_sync_steps + self._options.cooldown_sync_steps
         self._options.total_steps = max(least, total - steps) if total > 0 else 0
         self._writes, self._begun = 0, steps
         self._open(self._options, *self._way)
-
-    def _load_inner(self, state: dict[str, Any]) -> None:
-        stepped = self._stepped()
-        stepped.load_state_dict(_checkpoint.sharded_state(stepped, state))
-        # A ZeroRedundancyOptimizer copies learning rates from its own groups to those inside before each step.
-        if stepped is not self.inner_optimizer:
-            for outside, inside in zip(self.inner_optimizer.param_groups, stepped.param_groups, strict=True):
-                outside.update({key: value for key, value in inside.items() if key != "params"})
 
     def save(self, folder: str | Path, *, consolidate: bool = False) -> None:
         """state_dict() of all ranks in `folder`, which all of them see. A rank that is killed meanwhile leaves what was

@@ -4,6 +4,9 @@
 #include <cstdlib>
 #include <deque>
 #include <new>
+#include <optional>
+#include <random>
+#include <utility>
 
 #include "overlace/runtime.h"
 #include "overlace/signal.h"
@@ -12,11 +15,14 @@
 #include "src/exec/collective.h"
 #include "src/exec/cpu/copy.h"
 #include "src/exec/cpu/link_trace.h"
+#include "src/exec/cpu/queues.h"
 #include "src/exec/cpu/scratch.h"
 #include "src/exec/gemm.h"
 #include "src/exec/timeline.h"
 #include "src/runtime/state.h"
 #include "src/runtime/wait.h"
+#include "src/spec/items.h"
+#include "src/spec/names.h"
 
 namespace overlace::exec {
 namespace {
@@ -39,12 +45,14 @@ struct CpuPrepared {
   std::vector<Consumption> consumptions;
   /// Some transfer waits for a peer, so long products look after the lanes in between.
   bool has_waiting_transfers = false;
-  std::vector<char> is_transfer;  // per lane: it copies, so it goes on while a body or a product runs
+  std::vector<spec::Item> items;
+  Queues queues;
 };
 
-/// On an engine of its own, or by a fused kernel's own warps.
-bool is_transfer(const spec::Task& task) {
-  return task.engine != spec::Engine::sm || (is_part(task) && task.kind == spec::Kind::copy);
+/// One without the adversary. It has 1 to 3, by its seed if its options do not say.
+int num_workers(const AdversaryOptions& adversary) {
+  if (!adversary.enabled) return 1;
+  return adversary.workers != 0 ? adversary.workers : 1 + static_cast<int>(adversary.seed % 3);
 }
 
 /// One call. NOTE: a wait is satisfied when its word has grown by at_least since the ticket, which counts the adds of
@@ -59,13 +67,29 @@ class CpuCall {
         pod_(channel.pod()),
         stream_(channel.stream()),
         number_(number),
-        heads_(program_.lanes.size()),
-        blocked_since_(program_.lanes.size()),
+        num_workers_(num_workers(team_.runtime().state().options.adversary)),
+        random_(static_cast<uint32_t>(team_.runtime().state().options.adversary.seed * 31 +
+                                      static_cast<uint64_t>(team_.rank()))),
+        heads_(prepared.queues, num_workers_),
+        blocked_since_(heads_.size()),
         is_done_(program_.expansion.instances.size()),
         is_sent_(program_.expansion.instances.size()),
-        is_unfenced_(static_cast<size_t>(program_.ranks())) {}
+        began_(program_.expansion.instances.size()),
+        is_unfenced_(static_cast<size_t>(program_.ranks())),
+        sums_(heads_.size()) {}
 
+  /// NOTE: of a call that failed nothing is read any more either, whoever reported it: its tensors and what its parts
+  /// have put may be freed.
   base::Status run() {
+    const base::Status status = run_all();
+    if (status.ok()) return status;
+    team_.runtime().abort(status.code(), status.message());
+    (void)flush(pod_);  // is told of the abort
+    return status;
+  }
+
+ private:
+  base::Status run_all() {
     while (num_done_ < is_done_.size()) {
       const int lane = ready_lane(/*transfers_only=*/false);
       if (lane < 0) {
@@ -81,11 +105,10 @@ class CpuCall {
     return {};
   }
 
- private:
   const spec::Instance& instance(int index) const { return program_.expansion.instances[static_cast<size_t>(index)]; }
-  const spec::Instance* head(size_t lane) const {
-    const std::vector<int>& queue = program_.lanes[lane].instances;
-    return heads_[lane] < queue.size() ? &instance(queue[heads_[lane]]) : nullptr;
+  const spec::Instance* head(size_t lane) {
+    const Step* const step = heads_.head(lane);
+    return step == nullptr ? nullptr : &instance(step->instance);
   }
 
   bool deps_done(const spec::Instance& i) const {
@@ -99,28 +122,45 @@ class CpuCall {
     return test_ge(pod_, w.from, program_.id(call_.copy, w.signal, w.slot), expected(w));
   }
   bool waits_hold(const spec::Instance& i) const {
+    // One worker may begin and wait inside. With more of them whoever waited there would hold back the others.
     const spec::Task& task = program_.task(i);
-    if (task.kind == spec::Kind::tiles && is_part(task)) return true;  // waits inside
+    if (num_workers_ == 1 && task.kind == spec::Kind::tiles && is_part(task)) return true;
     return std::all_of(i.waits.begin(), i.waits.end(), [&](const spec::ResolvedWait& w) { return holds(w); });
   }
 
-  /// The first lane, transfers before computation, whose head may start; -1: none.
+  /// Whether the head of `lane` may start.
+  bool is_ready(size_t lane, bool transfers_only) {
+    if (transfers_only && !heads_.is_transfer(lane)) return false;
+    const spec::Instance* i = head(lane);
+    if (i == nullptr || !deps_done(*i)) return false;
+    if (waits_hold(*i)) return true;
+    if (blocked_since_[lane] == 0 && call_.trace != nullptr) blocked_since_[lane] = now_ns();
+    return false;
+  }
+  bool is_any_ready(bool transfers_only) {
+    size_t lane = 0;
+    while (lane < heads_.size() && !is_ready(lane, transfers_only)) ++lane;
+    return lane < heads_.size();
+  }
+
+  /// A queue whose head may start: the first one, or with several workers any; -1: none.
   int ready_lane(bool transfers_only) {
-    for (size_t lane = 0; lane < program_.lanes.size(); ++lane) {
-      if (transfers_only && prepared_.is_transfer[lane] == 0) continue;
-      const spec::Instance* i = head(lane);
-      if (i == nullptr || !deps_done(*i)) continue;
-      if (waits_hold(*i)) return static_cast<int>(lane);
-      if (blocked_since_[lane] == 0 && call_.trace != nullptr) blocked_since_[lane] = now_ns();
+    ready_.clear();
+    for (size_t lane = 0; lane < heads_.size(); ++lane) {
+      if (!is_ready(lane, transfers_only)) continue;
+      if (num_workers_ == 1) return static_cast<int>(lane);
+      ready_.push_back(static_cast<int>(lane));
     }
-    return -1;
+    if (ready_.size() < 2) return ready_.empty() ? -1 : ready_[0];
+    const std::optional<size_t> picked = runtime::observed_pick(pod_, ready_.size());
+    return ready_[picked.has_value() ? *picked : random_() % ready_.size()];
   }
 
   base::Status wait_for_any() {
     const spec::Instance* first = nullptr;
-    for (size_t lane = 0; lane < program_.lanes.size(); ++lane) {
+    for (size_t lane = 0; lane < heads_.size(); ++lane) {
       const spec::Instance* i = head(lane);
-      if (i != nullptr && deps_done(*i) && (first == nullptr || prepared_.is_transfer[lane] == 0)) first = i;
+      if (i != nullptr && deps_done(*i) && (first == nullptr || !heads_.is_transfer(lane))) first = i;
     }
     OVERLACE_ASSERT(first != nullptr);  // expand() gives a topological order, so one exists
     const auto unmet =
@@ -128,7 +168,7 @@ class CpuCall {
     if (unmet == first->waits.end()) return {};
     // Once the named word has come, whatever is still missing is somebody else's: a timeout must name that one.
     const Errc code = runtime::poll_until(pod_, site_of(*unmet),
-                                          [&] { return ready_lane(/*transfers_only=*/false) >= 0 || holds(*unmet); });
+                                          [&] { return is_any_ready(/*transfers_only=*/false) || holds(*unmet); });
     return wait_status(code, describe_wait(*first, *unmet));
   }
 
@@ -165,8 +205,8 @@ class CpuCall {
 
   /// Runs the head of `lane`, which is ready.
   base::Status step(size_t lane) {
-    const std::vector<int>& queue = program_.lanes[lane].instances;
-    const int index = queue[heads_[lane]];
+    const Step now = *heads_.head(lane);
+    const int index = now.instance;
     const spec::Instance& i = instance(index);
     for (int d : i.deps) {
       // A finished dependency promises that its sources may be overwritten.
@@ -174,9 +214,11 @@ class CpuCall {
       OVERLACE_TRY(wait_status(flush(pod_), "flush before " + i.id(program_.schedule)));
       std::fill(is_sent_.begin(), is_sent_.end(), 0);
     }
-    const int64_t begin = call_.trace != nullptr ? trace_wait(lane, i) : 0;
-    ++heads_[lane];  // before the work: products may serve other lanes meanwhile
-    OVERLACE_TRY(execute(i, index));
+    int64_t& begin = began_[static_cast<size_t>(index)];
+    if (call_.trace != nullptr && begin == 0) begin = trace_wait(lane, i);
+    heads_.advance(lane);  // before the work: products may serve other lanes meanwhile
+    OVERLACE_TRY(execute(now.item < 0 ? i : prepared_.items[static_cast<size_t>(now.item)].tile, index, lane));
+    if (!heads_.is_last_of(index)) return {};
     is_done_[static_cast<size_t>(index)] = 1;
     ++num_done_;
     if (call_.trace != nullptr) trace_work(i, begin);
@@ -184,7 +226,7 @@ class CpuCall {
     return {};
   }
 
-  base::Status execute(const spec::Instance& i, int index) {
+  base::Status execute(const spec::Instance& i, int index, size_t lane) {
     const spec::Task& task = program_.task(i);
     switch (task.kind) {
       case spec::Kind::gemm:
@@ -200,24 +242,25 @@ class CpuCall {
         return wait_status(barrier(pod_), "barrier " + i.id(program_.schedule));
       case spec::Kind::tiles:
       case spec::Kind::reduce:
+      case spec::Kind::pool:
       case spec::Kind::host:
         break;
     }
     const auto body = call_.bodies.by_kind.find(task.kind);
     if (body == call_.bodies.by_kind.end()) {
-      return base::error(Errc::not_supported, "{}: operator {} brings no body for tasks of this kind", task.id,
-                         program_.schedule.op);
+      return base::error(Errc::not_supported, "{}: operator {} brings no body for a {}; wanted: tasks that it computes",
+                         task.id, program_.schedule.op, spec::name_of(task.kind));
     }
     BodyContext context = body_context(call_, team_, i, stream_);
-    const PartAccess part = part_access(i, index);
+    const PartAccess part = part_access(i, index, lane);
     if (is_part(task)) context.part = &part;
     return body->second(context);
   }
 
-  PartAccess part_access(const spec::Instance& i, int index) {
+  PartAccess part_access(const spec::Instance& i, int index, size_t lane) {
     PartAccess part;
     if (!is_part(program_.task(i))) return part;
-    part.sums = &sums_;
+    part.sums = &sums_[lane];
     part.wait = [this, &i](bool previous) {
       for (const spec::ResolvedWait& w : i.waits)
         if (w.previous == previous) OVERLACE_TRY(wait_inside(i, w));
@@ -248,7 +291,7 @@ class CpuCall {
         continue;
       }
       const Errc code =
-          runtime::poll_until(pod_, site_of(w), [&] { return holds(w) || ready_lane(/*transfers_only=*/true) >= 0; });
+          runtime::poll_until(pod_, site_of(w), [&] { return holds(w) || is_any_ready(/*transfers_only=*/true); });
       OVERLACE_TRY(wait_status(code, describe_wait(i, w)));
     }
     return {};
@@ -292,7 +335,8 @@ class CpuCall {
 
   base::Status copy(const spec::Instance& i, int index) {
     if (i.reads.size() != 1 || i.writes.size() != 1 || i.reads[0].size() != i.writes[0].size()) {
-      return base::error(Errc::bad_schedule, "{}: a copy reads as many boxes as it writes", i.id(program_.schedule));
+      return base::error(Errc::bad_schedule, "{}: a copy of {} regions to {}; wanted: one to one, with as many boxes",
+                         i.id(program_.schedule), i.reads.size(), i.writes.size());
     }
     for (size_t b = 0; b < i.reads[0].size(); ++b) {
       const spec::Box& from = i.reads[0][b];
@@ -364,13 +408,17 @@ class CpuCall {
   const ChannelPod& pod_;
   StreamRef stream_;
   uint64_t number_;
-  std::vector<size_t> heads_;           // per lane
-  std::vector<int64_t> blocked_since_;  // per lane; 0: its head is not known to wait
+  const int num_workers_;
+  std::minstd_rand random_;  // the adversary's; the explorer picks by its path
+  std::vector<int> ready_;
+  Heads heads_;
+  std::vector<int64_t> blocked_since_;  // per queue; 0: its head is not known to wait
   size_t num_done_ = 0;
   std::vector<char> is_done_, is_sent_;  // per instance; sent: its puts may still read their source
+  std::vector<int64_t> began_;           // per instance, in a trace
   std::vector<char> is_unfenced_;        // per peer
-  // Of parts of a kernel: their body's sums, and what they put elsewhere.
-  std::vector<char> sums_;
+  // Of parts of a kernel: their body's sums, per queue, and what they put elsewhere.
+  std::vector<std::vector<char>> sums_;
   std::deque<std::vector<char>> stored_;
 };
 
@@ -403,10 +451,10 @@ class CpuExecutor final : public Executor {
     for (const spec::Instance& i : program.expansion.instances) {
       prepared->has_waiting_transfers |= is_transfer(program.task(i)) && (!i.waits.empty() || !i.deps.empty());
     }
-    for (const spec::LaneQueue& lane : program.lanes) {
-      const auto& instances = program.expansion.instances;
-      prepared->is_transfer.push_back(is_transfer(program.task(instances[static_cast<size_t>(lane.instances[0])])));
-    }
+    base::Result<std::vector<spec::Item>> items = spec::items_of(program.schedule, program.expansion, {});
+    if (!items.ok()) return items.status();
+    prepared->items = std::move(*items);
+    prepared->queues = Queues(program, prepared->items);
     program.prepared = prepared;
     return {};
   }

@@ -12,6 +12,7 @@
 #include "src/exec/arrows.h"
 #include "src/exec/collective.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
+#include "src/spec/names.h"
 
 namespace overlace::exec {
 
@@ -169,7 +170,7 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
       continue;
     }
     if (g.bias && block.bias.dtype != g.out) {
-      return base::error(Errc::not_supported, "{}: bias {} with output {}; on GPUs both have one dtype",
+      return base::error(Errc::not_supported, "{}: bias is {}, wanted {} as the output, on GPUs",
                          instance.id(call.program.schedule), dtype_name(block.bias.dtype), dtype_name(g.out));
     }
     const void* const bias = g.bias ? block.bias.data : nullptr;
@@ -181,8 +182,8 @@ base::Status CudaExecutor::gemm(const Call& call, const spec::Instance& instance
 base::Status CudaExecutor::copy(const Call& call, const spec::Instance& instance, cudaStream_t stream) {
   if (instance.reads.size() != 1 || instance.writes.size() != 1 ||
       instance.reads[0].size() != instance.writes[0].size()) {
-    return base::error(Errc::bad_schedule, "{}: a copy reads one region and writes another of as many boxes",
-                       instance.id(call.program.schedule));
+    return base::error(Errc::bad_schedule, "{}: a copy of {} regions to {}; wanted: one to one, with as many boxes",
+                       instance.id(call.program.schedule), instance.reads.size(), instance.writes.size());
   }
   for (size_t i = 0; i < instance.reads[0].size(); ++i) {
     const spec::Box &from = instance.reads[0][i], &to = instance.writes[0][i];
@@ -207,8 +208,9 @@ base::Status CudaExecutor::execute(const Call& call, const spec::Instance& insta
   }
   const auto body = call.bodies.by_kind.find(task.kind);
   if (body == call.bodies.by_kind.end()) {
-    return base::error(Errc::not_supported, "{}: the operator brings no body for this kind of task on GPUs",
-                       instance.id(call.program.schedule));
+    return base::error(Errc::not_supported,
+                       "{}: operator {} brings no body for a {} on GPUs; wanted: tasks that it computes there",
+                       instance.id(call.program.schedule), call.program.schedule.op, spec::name_of(task.kind));
   }
   const BodyContext context = body_context(call, team_, instance, StreamRef::cuda(stream));
   if (context.writes.empty() || context.writes[0].empty()) return {};
@@ -362,7 +364,8 @@ base::Status CudaExecutor::run(const Call& call) {
 
 base::Result<std::unique_ptr<Executor>> make_cuda_executor(Channel& channel) {
   if (channel.stream().kind != StreamRef::Kind::cuda) {
-    return base::invalid_argument("channel: the stream of a cuda_peer runtime is a CUDA stream, got a CPU lane");
+    return base::invalid_argument(
+        "channel: the stream is a CPU lane, wanted a CUDA stream, as the runtime is cuda_peer");
   }
   auto blas = CublasLt::open(channel.team().runtime().device());
   if (!blas.ok()) return blas.status();

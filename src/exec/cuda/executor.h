@@ -79,7 +79,7 @@ class CudaExecutor final : public Executor {
     const base::Result<node::Capture> capture = node::capture_of(stream_);
     if (!capture.ok()) return capture.status();
     if (*capture)
-      return base::error(Errc::capture, "first use of these sizes inside graph capture; call it once before");
+      return base::error(Errc::capture, "first use of these sizes inside graph capture, wanted: one call before it");
     return {};
   }
   /// NOTE: loading a kernel may wait for all that runs on the device, with locks of the driver held which peers that

@@ -179,7 +179,7 @@ base::Status Loader::start(int64_t epoch, int64_t position) {
 }
 
 base::Result<std::optional<LoadedBatch>> Loader::next() {
-  if (!epoch_) return base::invalid_argument("loader: next() before start()");
+  if (!epoch_) return base::invalid_argument("loader: next() before start(), wanted: start() first");
   return epoch_->next();
 }
 

@@ -55,8 +55,10 @@ class CudnnAttentionImpl final : public CudnnAttention {
       if (!plan.ok()) return plan.status();
       it = plans_.emplace(s, *plan).first;
     }
-    if (fe::detail::set_stream(handle_, static_cast<cudaStream_t>(cuda_stream)) != CUDNN_STATUS_SUCCESS) {
-      return base::error(Errc::engine, "cudnnSetStream failed");
+    if (cudnnStatus_t code = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(cuda_stream));
+        code != CUDNN_STATUS_SUCCESS) {
+      return base::error(Errc::engine, "cudnnSetStream returned {}, wanted {}", static_cast<int>(code),
+                         static_cast<int>(CUDNN_STATUS_SUCCESS));
     }
     std::unordered_map<int64_t, void*> pack = {
         {kQ, const_cast<void*>(q)}, {kK, const_cast<void*>(k)}, {kV, const_cast<void*>(v)}, {kO, out}};
@@ -114,16 +116,20 @@ class CudnnAttentionImpl final : public CudnnAttention {
 
 base::Result<std::unique_ptr<CudnnAttention>> CudnnAttention::open() {
   static void* const library = fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return base::error(Errc::not_supported, "cuDNN: libcudnn.so.9 cannot be opened");
+  if (library == nullptr)
+    return base::error(Errc::not_supported, "cuDNN: libcudnn.so.9 cannot be opened, wanted where the loader looks");
   cudnnHandle_t handle = nullptr;
   if (cudnnStatus_t s = fe::detail::create_handle(&handle); s != CUDNN_STATUS_SUCCESS) {
-    return base::error(Errc::not_supported, "cudnnCreate returned {}", static_cast<int>(s));
+    return base::error(Errc::not_supported, "cudnnCreate returned {}, wanted {}", static_cast<int>(s),
+                       static_cast<int>(CUDNN_STATUS_SUCCESS));
   }
   return std::unique_ptr<CudnnAttention>(std::make_unique<CudnnAttentionImpl>(handle));
 }
 #else
 base::Result<std::unique_ptr<CudnnAttention>> CudnnAttention::open() {
-  return base::error(Errc::not_supported, "built without cuDNN's frontend headers");
+  return base::error(
+      Errc::not_supported,
+      "cuDNN attention: built without cuDNN's frontend headers, wanted with OVERLACE_CUDNN_FRONTEND_DIR");
 }
 #endif
 

@@ -62,7 +62,7 @@ class Check {
   Check(const Site& site, const OperatorDef& def, const CallArgs& args, const OpSpec& op)
       : site_(site), def_(def), args_(args), op_(op) {
     for (size_t i = def.args.size(); i-- > 0;) {
-      if (def.args[i].role == Role::input) input_ = named(i);
+      if (def.args[i].role == Role::input || def.args[i].role == Role::data) input_ = named(i);
       if (def.args[i].role == Role::output) output_ = named(i);
       if (def.args[i].has_layout) factor_ = named(i);
     }
@@ -71,12 +71,17 @@ class Check {
   base::Status all() {
     OVERLACE_TRY(options());
     for (size_t i = 0; i < def_.args.size(); ++i) OVERLACE_TRY(alone(i));
+    if (def_.check_data != nullptr) {
+      const std::string why = def_.check_data(op_, site_.rank, args_.tensors, site_.looks_at_memory && !site_.is_gpu);
+      if (!why.empty()) return refuse(site_, "{}", why);
+    }
     OVERLACE_TRY(check_offsets(site_, args_.row_offsets, op_.ranks, op_.m));
     if (!args_.splits.empty())
       if (const std::string why = spec::splits_problem(def_, op_); !why.empty()) return refuse(site_, "{}", why);
     off_ = spec::row_offsets(op_);
     for (size_t i = 0; i < def_.args.size(); ++i)
-      if (is_split(shape(def_.args[i])) && def_.args[i].role != Role::gathered) OVERLACE_TRY(matrix(i));
+      if (is_split(shape(def_.args[i])) && def_.args[i].role != Role::gathered && def_.args[i].role != Role::data)
+        OVERLACE_TRY(matrix(i));
     for (size_t i = 0; i < def_.args.size(); ++i)
       if (def_.args[i].role == Role::bias)
         OVERLACE_TRY(check_bias(site_, args_.tensors[i], value(shape(def_.args[i]).rows), output_, input_));
@@ -140,7 +145,7 @@ class Check {
   base::Status results() const {
     std::vector<Named> others;
     for (size_t i = 0; i < def_.args.size(); ++i)
-      if (def_.args[i].role == Role::input || def_.args[i].role == Role::bias) others.push_back(named(i));
+      if (def_.args[i].role != Role::output && def_.args[i].role != Role::gathered) others.push_back(named(i));
     for (size_t i = 0; i < def_.args.size(); ++i) {
       const Arg& arg = def_.args[i];
       const bool is_gathered = arg.role == Role::gathered && args_.tensors[i].defined();
@@ -192,7 +197,8 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
     const TensorView& t = args.tensors[i];
     if (arg.role == Role::bias) op.bias = op.bias || t.defined();
     if (arg.role == Role::gathered) op.gathered = op.gathered || t.defined();
-    if (arg.role == Role::input && !std::exchange(has_input, true)) op.dtype = t.dtype;
+    const bool is_given = arg.role == Role::input || arg.role == Role::data;
+    if (is_given && !std::exchange(has_input, true)) op.dtype = t.dtype;
     if (arg.role == Role::output && !std::exchange(has_output, true)) op.out_dtype = t.dtype;
     if (arg.role != Role::input && arg.role != Role::output) continue;
     if (arg.has_layout && !std::exchange(has_layout, true)) op.b_layout = layout_of(t);
@@ -204,6 +210,7 @@ OpSpec pose(const OperatorDef& def, const CallArgs& args, int ranks) {
       if (!std::exchange(is_known[which], true)) op.*size = t.dim(side);
     }
   }
+  if (def.pose != nullptr) def.pose(&op);
   if (def.flow.exchanges && op.exchange == spec::Exchange::rows) op.m = rows_in_all(op, args.tensors.front());
   return op;
 }

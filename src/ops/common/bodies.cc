@@ -24,16 +24,17 @@ const exec::Bodies& bodies(const Channel& channel) {
   return cpu;
 }
 
-exec::Bodies bodies_of(const spec::OperatorDef& def) {
-  const auto compute = [&def](const exec::BodyContext& context) -> base::Status {
+exec::Bodies bodies_of(const spec::OperatorDef& def, std::span<const TensorView> tensors) {
+  const auto compute = [&def, tensors](const exec::BodyContext& context) -> base::Status {
     try {
-      def.compute({context.schedule, context.task, context.reads, context.writes});
+      def.compute(
+          {context.schedule, context.task, context.reads, context.writes, context.rank, context.first_row, tensors});
     } catch (...) {
       return base::status_of_current_exception();
     }
     return {};
   };
-  return {.by_kind = {{spec::Kind::reduce, compute}}};
+  return {.by_kind = {{spec::Kind::reduce, compute}, {spec::Kind::pool, compute}}};
 }
 
 }  // namespace overlace::ops

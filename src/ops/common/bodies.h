@@ -1,6 +1,8 @@
 // What the dense operators bring to exec.
 #pragma once
 
+#include <span>
+
 #include "overlace/channel.h"
 #include "overlace/operator.h"
 #include "src/exec/run.h"
@@ -9,7 +11,8 @@ namespace overlace::ops {
 
 /// Bodies of `reduce` and `tiles` tasks and the fused kernels, for the backend of the channel.
 const exec::Bodies& bodies(const Channel& channel);
-/// The same for an operator that brings OperatorDef::compute.
-exec::Bodies bodies_of(const spec::OperatorDef& def);
+/// The same for an operator that brings OperatorDef::compute. `tensors`: the arguments of the call, which must outlive
+/// it.
+exec::Bodies bodies_of(const spec::OperatorDef& def, std::span<const TensorView> tensors);
 
 }  // namespace overlace::ops

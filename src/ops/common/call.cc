@@ -47,9 +47,9 @@ base::Status check_call(const Channel& channel, const spec::OperatorDef& def, co
     const spec::Arg& arg = def.args[i];
     const TensorView& t = args.tensors[i];
     if (arg.has_layout) OVERLACE_TRY(check_stored(site, t, schedule));
-    if (arg.role == Role::input && !input.defined()) input = t;
+    if ((arg.role == Role::input || arg.role == Role::data) && !input.defined()) input = t;
     if (arg.role == Role::gathered) gathered = t;
-    if (arg.role != Role::bias && t.defined()) operands.push_back({arg.call, t});
+    if (arg.role != Role::bias && arg.role != Role::data && t.defined()) operands.push_back({arg.call, t});
   }
   OVERLACE_TRY(check_supported(channel, schedule));
   OVERLACE_TRY(check_exchanged(site, def, args, schedule));
@@ -88,12 +88,12 @@ base::Status run_posed(Channel& channel, const spec::OperatorDef& def, const Cal
   exec::Bindings bindings;
   for (size_t i = 0; i < def.args.size(); ++i) {
     const spec::Arg& arg = def.args[i];
-    if (arg.role == Role::gathered) continue;
+    if (arg.role == Role::gathered || arg.role == Role::data) continue;
     bindings.emplace(arg.name, arg.has_layout ? stored_b(args.tensors[i], schedule) : args.tensors[i]);
   }
   const std::string words = agreement(posed.op, dims_of(def, posed.op));
   if (def.compute == nullptr) return exec::run(channel, schedule, words, bindings, bodies(channel), options);
-  return exec::run(channel, schedule, words, bindings, bodies_of(def), options);
+  return exec::run(channel, schedule, words, bindings, bodies_of(def, args.tensors), options);
 }
 
 base::Status call_status(Channel& channel, const spec::OperatorDef& def, const CallArgs& args,

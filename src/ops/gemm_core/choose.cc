@@ -57,7 +57,8 @@ base::Status check_shape(const spec::Schedule& schedule) {
     return missing(schedule, base::format("degree {}; wanted: 1 to {}", pieces, kMaxPieces));
   const auto slab = schedule.tables.find("slab");
   if (is_gather && (slab == schedule.tables.end() || !has_even_slabs(slab->second, k)))
-    return missing(schedule, base::format("slabs of other than multiples of {} columns", kTileDepth));
+    return missing(schedule,
+                   base::format("slabs of other widths; wanted: equal ones, multiples of {} columns", kTileDepth));
   return {};
 }
 
@@ -111,14 +112,15 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
                     out = param<std::string>(schedule, "out_dtype", "");
   const bool is_nk = param<std::string>(schedule, "b_layout", "") == "nk";
   const std::string operands = base::format("{} -> {}, b {}", dtype, out, is_nk ? "nk" : "kn");
-  if (dtype != out || (dtype != "bf16" && dtype != "fp16")) return missing(schedule, operands);
+  if (dtype != out || (dtype != "bf16" && dtype != "fp16"))
+    return missing(schedule, operands + "; wanted: bf16 or fp16, and as much out");
   OVERLACE_TRY(check_shape(schedule));
   const DType type = dtype == "bf16" ? DType::bf16 : DType::fp16;
   const BMajor major = is_nk ? BMajor::k : BMajor::n;
   if (!spec::gathers(schedule.op) && !spec::takes_one_shot(schedule)) {
     const int64_t rows = param<int64_t>(schedule, "tile_m", 0), cols = param<int64_t>(schedule, "tile_n", 0);
     if (const InstanceSpec* found = find_scatter(type, major, rows, cols)) return found;
-    return missing(schedule, base::format("{}, tiles {}x{}", operands, rows, cols));
+    return missing(schedule, base::format("{}, tiles {}x{}; wanted: 256x128 or 256x256", operands, rows, cols));
   }
   const int64_t m = param<int64_t>(schedule, "M", 0), n = param<int64_t>(schedule, "N", 0);
   const InstanceSpec* found = !spec::gathers(schedule.op) ? choose_one_shot(type, major, m)
@@ -126,7 +128,9 @@ base::Result<const InstanceSpec*> choose_instance(const spec::Schedule& schedule
                                   ? choose_gather_one_shot(type, major, m, n, sms)
                                   : choose_gather(type, major, schedule.tables.at("off"), n, sms);
   if (found != nullptr) return found;
-  return missing(schedule, operands);
+  return missing(schedule, is_nk
+                               ? base::format("{}, M {}, N {}; wanted: sizes for which one is compiled", operands, m, n)
+                               : operands + "; wanted: b nk");
 }
 
 bool needs_instance(const spec::Schedule& schedule) {

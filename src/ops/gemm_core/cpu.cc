@@ -39,8 +39,7 @@ class Part {
       : context_(context),
         to_(context.writes[0][0]),
         pair_(spec::columns_per_result(context.task.params)),
-        columns_(to_.dim(1) * pair_),
-        end_of_sources_(context.reads.size() - (has(context.task, "bias", true) ? 1 : 0)) {
+        columns_(to_.dim(1) * pair_) {
     if (!context.reads[0].empty()) {
       const TensorView& b = context.reads[1][0];
       a_ = context.reads[0][0];
@@ -55,8 +54,7 @@ class Part {
   }
 
   base::Status run() {
-    const bool has_sources = end_of_sources_ > 2;
-    if (!has_sources) OVERLACE_TRY(context_.part->wait(false));
+    OVERLACE_TRY(context_.part->wait(false));
     const int64_t offsets[] = {0, to_.dim(0)};
     const TileOrder order = make_tile_order(TileOrderKind::linear, 0, 1, offsets, kTile,
                                             static_cast<int32_t>(base::ceil_div(columns_, kTile)));
@@ -67,7 +65,6 @@ class Part {
                              std::min<int64_t>(kTile, columns_ - col)};
       OVERLACE_TRY(multiply(window));
       if (index == 0) OVERLACE_TRY(context_.part->wait(true));
-      if (index == 0 && has_sources) OVERLACE_TRY(context_.part->wait(false));
       store(window);
     }
     return {};
@@ -84,13 +81,8 @@ class Part {
 
   void store(const Window& at) {
     ReduceOperands r;
-    const auto add = [&](size_t region) {
-      for (const TensorView& source : context_.reads[region]) r.sources.push_back(cut(source, at));
-    };
-    if (end_of_sources_ > 2) add(2);
-    r.sources.push_back(end_of_sources_ > 2 ? rounded_own(at) : cut(sums_, at));
-    if (end_of_sources_ > 3) add(3);
-    if (end_of_sources_ < context_.reads.size() && !context_.reads.back().empty()) {
+    r.sources.push_back(cut(sums_, at));
+    if (has(context_.task, "bias", true) && !context_.reads.back().empty()) {
       r.bias = context_.reads.back()[0];
       r.bias.data = static_cast<char*>(r.bias.data) + at.col * static_cast<int64_t>(dtype_bytes(r.bias.dtype));
       r.bias.sizes[0] = at.cols;
@@ -101,20 +93,11 @@ class Part {
     context_.part->store(r.dst, at.row, at.col / pair_);
   }
 
-  /// As the partials of the others are.
-  TensorView rounded_own(const Window& at) {
-    own_.resize(rounded_.size());
-    const TensorView own = TensorView::contiguous(own_.data(), to_.dtype, {at.rows, at.cols});
-    sum_on_cpu({.sources = {cut(sums_, at)}, .bias = {}, .dst = own});
-    return own;
-  }
-
   const exec::BodyContext& context_;
   TensorView a_, b_, to_;   // a_ is undefined where K is 0
   int64_t pair_, columns_;  // of sums: as many as become one of to_, and all
-  size_t end_of_sources_;
   TensorView sums_;
-  std::vector<char> rounded_, own_;
+  std::vector<char> rounded_;
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 namespace overlace::ops::gemm_core {
 
 /// A part of a fused kernel: c = a b, or with combine: add c += a b, whose sums have not been rounded in between; the
-/// sources of other ranks on both sides of it in rank order; the bias; one rounding. Tiles come in the order of
-/// tile_order_pod.h. What the GEMM reads is awaited before it, sources behind it, credits before the first store.
+/// bias; one rounding. Tiles come in the order of tile_order_pod.h. What the GEMM reads is awaited before it, credits
+/// before the first store.
 base::Status tiles_on_cpu(const exec::BodyContext& context);
 
 }  // namespace overlace::ops::gemm_core

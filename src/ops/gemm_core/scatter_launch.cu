@@ -1,8 +1,10 @@
+#pragma nv_diag_suppress 1679  // nvcc loses the push of overlace/schedule.h, and warns of its pop
 #include <algorithm>
 #include <cstring>
 
 #include "src/ops/gemm_core/host.cuh"
 #include "src/ops/gemm_core/scatter_launch.cuh"
+#include "src/spec/items.h"
 
 namespace overlace::ops::gemm_core {
 namespace {
@@ -80,9 +82,7 @@ base::Status encode_sums(const ConfigSpec& s, const ScatterArgs& g, ScatterGemmP
 base::Status set_items(const ScatterArgs& g, int clusters, ScatterGemmParams* p) {
   TileOrder& order = p->gemm.order;
   ScatterParams& out = p->scatter;
-  out.groups = g.sums_travel ? make_band_groups(longest_row_tiles(order), order.tiles_n, g.groups)
-                             : make_groups(order, g.groups);
-  if (g.sums_travel) order.band = out.groups.rows;
+  out.groups = spec::woven_groups(&order, g.groups, g.sums_travel);
   out.work = make_work_order(order, clusters, g.sums_travel);
   const auto items = g.state.lists->of(order, &out.work);
   if (!items.ok()) return items.status();

@@ -116,8 +116,8 @@ base::Status reduce_on_gpu(const exec::BodyContext& context) {
   if (!r.ok()) return r.status();
   if (!r->dst.defined()) return {};
   if (r->sources.size() > static_cast<size_t>(kMaxReduceSources)) {
-    return base::error(Errc::not_supported, "{}: {} sources, the kernel takes {}", context.task.id, r->sources.size(),
-                       kMaxReduceSources);
+    return base::error(Errc::not_supported, "{}: {} sources, wanted at most {}, as the kernel takes", context.task.id,
+                       r->sources.size(), kMaxReduceSources);
   }
   return launch_reduce({.sources = r->sources.data(),
                         .count = static_cast<int>(r->sources.size()),

@@ -338,7 +338,9 @@ class RelayBootstrap final : public Bootstrap {
       Frame frame;
       OVERLACE_TRY(take(&frame, sizeof frame, deadline_ns));
       if (frame.magic != Frame::kMagic || frame.length > most)
-        return base::error(Errc::bootstrap, "the server speaks another protocol");
+        return base::error(Errc::bootstrap,
+                           "the server speaks another protocol: {:#x} and {} bytes, wanted {:#x} and at most {} bytes",
+                           frame.magic, frame.length, Frame::kMagic, most);
       std::vector<char> payload(frame.length);
       OVERLACE_TRY(take(payload.data(), payload.size(), deadline_ns));
       if (frame.number != number) continue;  // of an all-gather that we gave up

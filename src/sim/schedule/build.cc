@@ -209,6 +209,7 @@ base::Status GraphBuilder::add_rank(int rank) {
   graph_.ends.push_back(end);
   graph_.nodes[end].post_ps = ps_of_us(latency.call_us.value);
   node_of_.assign(list.size(), 0);
+  join_of_.clear();
   std::vector<int> stream_of(list.size(), 0), parts;
   for (size_t i = 0; i < list.size(); ++i) {
     if (is_part(list[i])) parts.push_back(static_cast<int>(i));

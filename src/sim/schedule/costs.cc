@@ -72,15 +72,16 @@ base::Result<Work> copy_work(const spec::Schedule& schedule, const spec::Expansi
   Work work;
   work.load = spec::Load::ce_out;
   if (in.reads.size() != 1 || in.writes.size() != 1 || in.reads[0].size() != in.writes[0].size()) {
-    return base::error(Errc::bad_schedule, "{}: a copy reads one region and writes another of as many boxes",
-                       in.id(schedule));
+    return base::error(Errc::bad_schedule, "{}: a copy of {} regions to {}; wanted: one to one, with as many boxes",
+                       in.id(schedule), in.reads.size(), in.writes.size());
   }
   int64_t boxes = 0, rows = 0;
   for (size_t i = 0; i < in.writes[0].size(); ++i) {
     const Box &to = in.writes[0][i], &from = in.reads[0][i];
     if (to.empty()) continue;
     if (work.to >= 0 && work.to != to.rank) {
-      return base::error(Errc::not_supported, "{}: a copy to ranks {} and {}; one that is simulated goes to one",
+      return base::error(Errc::not_supported,
+                         "{}: a copy to ranks {} and {}; wanted: to one rank, as others are not simulated",
                          in.id(schedule), work.to, to.rank);
     }
     work.to = to.rank;
@@ -118,7 +119,9 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
   const int64_t whole = bytes_of(schedule, name == "all_gather" ? in.writes[0] : in.reads[0]);
   const std::optional<double> us = spec::collective_us(machine, name, static_cast<double>(whole), expansion.ranks);
   if (!us)
-    return base::error(Errc::not_supported, "{}: machine {} has no times of {}", in.id(schedule), machine.name, name);
+    return base::error(Errc::not_supported,
+                       "{}: machine {} has no times of {} for {} ranks; wanted: a curve in its file", in.id(schedule),
+                       machine.name, name, expansion.ranks);
   work.moved_bytes = bytes_of(schedule, in.writes[0]);
   work.amount = static_cast<uint64_t>(whole);
   work.load = spec::Load::sm_copy;
@@ -128,6 +131,22 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
   const int passes = name == "all_reduce" ? 2 : 1;
   work.link_bytes = whole / expansion.ranks * (expansion.ranks - 1) * passes;
   work.memory_bytes = 2 * work.link_bytes;
+  return work;
+}
+
+/// Table rows are read once for each entry of a bag, at the rate of the memory; results are written once.
+Work pool_work(const spec::Schedule& schedule, const Instance& in, const Machine& machine) {
+  Work work;
+  work.moved_bytes = bytes_of(schedule, in.writes[0]);
+  if (work.moved_bytes == 0) return work;
+  const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
+  const auto entries = task.params.find("entries");
+  const int64_t each = entries == task.params.end() ? 1 : std::get<int64_t>(entries->second);
+  work.memory_bytes = (1 + each) * work.moved_bytes;
+  work.amount = static_cast<uint64_t>(work.memory_bytes);
+  work.flow_us = spec::reduce_us(machine, static_cast<double>(work.memory_bytes));
+  work.kernels = 1;
+  work.load = spec::Load::gather;
   return work;
 }
 
@@ -157,8 +176,10 @@ base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion
     work.start_us = kind == Kind::barrier ? machine.latency.barrier_us.value : 0;
     return work;
   }
+  if (kind == Kind::pool) return pool_work(schedule, in, machine);
   if (in.reads.empty() || in.writes.empty()) {
-    return base::error(Errc::bad_schedule, "{}: a {} reads and writes regions", in.id(schedule), spec::name_of(kind));
+    return base::error(Errc::bad_schedule, "{}: a {} with {} regions to read and {} to write; wanted: some of both",
+                       in.id(schedule), spec::name_of(kind), in.reads.size(), in.writes.size());
   }
   if (kind == Kind::collective) return collective_work(schedule, expansion, in, machine);
   Work work;

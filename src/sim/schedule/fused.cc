@@ -90,18 +90,46 @@ base::Status GraphBuilder::add_chain_of_parts(int rank, const std::vector<int>& 
   return {};
 }
 
+/// Parts that move nothing: they pass on that what they depend on is done.
+void GraphBuilder::add_idle(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
+  for (const int index : parts) {
+    const Instance& in = graph_.expansions[static_cast<size_t>(rank)].instances[static_cast<size_t>(index)];
+    const uint32_t node = add_node(rank);
+    graph_.nodes[node].instance = index;
+    connect(enter, node);
+    for (const int dep : in.deps) {
+      if (const auto join = join_of_.find(dep); join != join_of_.end()) connect(join->second, node);
+    }
+    connect(node, leave);
+    add_waits(node, in, Waits::all);
+    add_sets(node, in);
+    if (!in.sets.empty()) graph_.nodes[node].post_ps = ps_of_us(machine_.latency.wait_us.value);
+    join_of_[index] = node;
+  }
+}
+
 base::Status GraphBuilder::add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave) {
   const spec::Expansion& expansion = graph_.expansions[static_cast<size_t>(rank)];
-  std::vector<int> copies, tiles;
+  std::vector<int> copies, tiles, sums, idle;
   if (spec::takes_one_shot(schedule_)) return add_chain_of_parts(rank, parts, enter, leave);
   for (const int index : parts) {
-    const spec::Kind kind = task_of(expansion.instances[static_cast<size_t>(index)]).kind;
-    if (kind == spec::Kind::reduce)
-      return base::error(Errc::bad_schedule, "schedule {}: a part that sums, wanted: of transport one_shot alone",
-                         schedule_.family);
-    (kind == spec::Kind::copy ? copies : tiles).push_back(index);
+    const Instance& in = expansion.instances[static_cast<size_t>(index)];
+    const spec::Kind kind = task_of(in).kind;
+    if (kind == spec::Kind::copy && !spec::gathers(schedule_.op) && bytes_written(schedule_, in) == 0) {
+      idle.push_back(index);
+      continue;
+    }
+    if (kind == spec::Kind::reduce && spec::gathers(schedule_.op))
+      return base::error(Errc::bad_schedule,
+                         "schedule {}: {} sums in the kernel of {}; wanted: parts that copy, and tiles",
+                         schedule_.family, in.id(schedule_), schedule_.op);
+    (kind == spec::Kind::copy ? copies : kind == spec::Kind::reduce ? sums : tiles).push_back(index);
   }
-  if (!spec::gathers(schedule_.op) && !tiles.empty()) return add_scatter(rank, tiles, copies, enter, leave);
+  if (!spec::gathers(schedule_.op) && !tiles.empty()) {
+    OVERLACE_TRY(add_scatter(rank, tiles, sums, copies, enter, leave));
+    add_idle(rank, idle, enter, leave);
+    return {};
+  }
   if (!copies.empty()) add_push(rank, copies, enter, leave);
   return tiles.empty() ? base::Status() : add_tiles(rank, tiles, enter, leave);
 }
@@ -115,13 +143,16 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
   for (const int index : parts) {
     const Instance& in = list[static_cast<size_t>(index)];
     if (in.reads.size() < 2 || in.reads[0].size() != 1 || in.reads[1].size() != 1 || in.writes[0].size() != 1)
-      return base::error(Errc::bad_schedule, "{}: a part of tiles reads and writes one box each", in.id(schedule_));
+      return base::error(Errc::bad_schedule,
+                         "{}: a part of tiles with {} regions to read; wanted: a box of a, one of b, and one to write",
+                         in.id(schedule_), in.reads.size());
     const Rectangle at = rectangle_of(schedule_, in);
     const auto [known, is_new] = numbers.try_emplace({at.row, at.rows, at.col, at.cols}, areas.size());
     if (is_new) areas.push_back({at.row, at.rows, at.col, at.cols});
     Area* area = &areas[known->second];
     const uint32_t join = add_node(rank);
     graph_.nodes[join].instance = index;
+    join_of_[index] = join;
     connect(enter, join);
     connect(join, leave);
     add_sets(join, in);
@@ -205,15 +236,13 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
   base::Result<std::vector<Area>> found = areas_of(rank, parts, enter, leave);
   if (!found.ok()) return found.status();
   std::vector<Area>& areas = *found;
-  const Instance& first = graph_.expansions[static_cast<size_t>(rank)].instances[static_cast<size_t>(parts.front())];
-  const spec::Params& params = task_of(first).params;
-  const auto order = params.find("order");
-  const bool is_rotated = order != params.end() && order->second == spec::Param(std::string("rotated"));
+  const auto items = schedule_.params.find("items");
+  const bool is_rotated = items != schedule_.params.end() && items->second == spec::Param(std::string("rotated"));
   size_t slabs = 1;
   for (const Area& area : areas) slabs = std::max(slabs, area.slabs.size());
   const double nodes = static_cast<double>(slabs) * kGroupsPerWave / grid.slots;
   const base::Result<TileOrder> tile_order =
-      order_of(is_rotated ? TileOrderKind::rotated : TileOrderKind::own_last, rank, grid, nodes);
+      order_of(is_rotated ? TileOrderKind::rotated : TileOrderKind::linear, rank, grid, nodes);
   if (!tile_order.ok()) return tile_order.status();
   const TileOrder& o = *tile_order;
   const int32_t total = count_tiles(o), groups = std::min(kGroupsPerWave, grid.slots);
@@ -233,8 +262,9 @@ base::Status GraphBuilder::add_tiles(int rank, const std::vector<int>& parts, ui
           ++tried;
         }
         if (tried == areas.size()) {
-          return base::error(Errc::bad_schedule, "schedule {}: no part computes row {} column {}", schedule_.family,
-                             row, col);
+          return base::error(Errc::bad_schedule,
+                             "schedule {}: no part computes row {} column {}; wanted: one for each tile",
+                             schedule_.family, row, col);
         }
         ++tiles_in[hint];
       }

@@ -146,14 +146,15 @@ class GraphBuilder {
   base::Status add_instance(int rank, int index, uint32_t node);
   base::Status add_kernel(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   base::Status add_chain_of_parts(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
+  void add_idle(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   base::Result<std::vector<Area>> areas_of(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
   int64_t parameter(const char* name, int64_t otherwise) const;
   base::Result<Grid> grid_of() const;
   base::Result<TileOrder> order_of(TileOrderKind kind, int rank, const Grid& grid, double nodes_per_tile) const;
   uint32_t add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before);
   base::Status add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);
-  base::Status add_scatter(int rank, const std::vector<int>& tiles, const std::vector<int>& copies, uint32_t enter,
-                           uint32_t leave);
+  base::Status add_scatter(int rank, const std::vector<int>& tiles, const std::vector<int>& sums,
+                           const std::vector<int>& copies, uint32_t enter, uint32_t leave);
   void add_push(int rank, const std::vector<int>& copies, uint32_t enter, uint32_t leave);
   std::vector<std::vector<int>> streams_of(int rank) const;
   uint32_t add_node(int rank);
@@ -174,7 +175,8 @@ class GraphBuilder {
   const bool may_fold_;
   Graph graph_;
   std::vector<LooseEdge> edges_;
-  std::vector<uint32_t> node_of_;  // by instance of the rank that is added
+  std::vector<uint32_t> node_of_;    // by instance of the rank that is added
+  std::map<int, uint32_t> join_of_;  // by part of that rank's kernel: the node at which it ends
   std::map<std::pair<int, std::vector<int64_t>>, int> collectives_;
   std::vector<double> flops_, host_;  // by rank
 };

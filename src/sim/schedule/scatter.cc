@@ -8,7 +8,7 @@
 
 #include "src/sim/schedule/graph.h"
 #include "src/spec/costs.h"
-#include "src/spec/fused_pod.h"
+#include "src/spec/items.h"
 #include "src/spec/work_order_pod.h"
 
 namespace overlace::sim {
@@ -22,8 +22,8 @@ class ScatterKernel {
   ScatterKernel(GraphBuilder& builder, int rank, const TileOrder& order, const GraphBuilder::Grid& grid)
       : b_(builder), rank_(rank), order_(order), grid_(grid) {}
 
-  base::Status add(const std::vector<GraphBuilder::Area>& areas, const std::vector<int>& copies, uint32_t enter,
-                   uint32_t leave);
+  base::Status add(const std::vector<GraphBuilder::Area>& areas, const std::vector<int>& sums,
+                   const std::vector<int>& copies, uint32_t enter, uint32_t leave);
 
  private:
   /// What is computed, or carried to or from a peer, as one instance.
@@ -36,6 +36,7 @@ class ScatterKernel {
   struct Rectangle {
     GraphBuilder::Area area;
     std::vector<int32_t> pieces;
+    int32_t sum = -1;  // of own tiles: the piece that adds to them what peers have sent
   };
   /// GB/s, of one cluster and of all together.
   struct Rates {
@@ -51,6 +52,9 @@ class ScatterKernel {
   }
   size_t number(const TileCoord& at) const { return static_cast<size_t>(at.m * order_.tiles_n + at.n); }
   base::Result<std::vector<Rectangle>> carried_of(const std::vector<int>& copies, uint32_t enter, uint32_t leave);
+  base::Status add_areas(const std::vector<GraphBuilder::Area>& areas, const std::vector<int>& sums, uint32_t enter,
+                         uint32_t leave);
+  Piece& add_piece(int index, uint32_t enter, uint32_t leave);
   base::Status lay_out(const std::vector<Rectangle>& list, std::vector<int32_t>* rectangle);
   void set_rates(const std::vector<GraphBuilder::Area>& areas);
   double us_of(overlace::Work kind) const;
@@ -84,6 +88,22 @@ int64_t share_of(int64_t whole, int64_t all, int64_t done) {
 
 }  // namespace
 
+/// A copy or a sum, and the node at which it ends.
+ScatterKernel::Piece& ScatterKernel::add_piece(int index, uint32_t enter, uint32_t leave) {
+  const Instance& in = instance(index);
+  Piece& piece = pieces_.emplace_back();
+  piece.instance = index;
+  piece.join = b_.add_node(rank_);
+  piece.whole.moved_bytes = bytes_of(b_.schedule_, in.writes[0]);
+  b_.graph_.nodes[piece.join].instance = index;
+  b_.graph_.nodes[piece.join].moved_bytes = piece.whole.moved_bytes;
+  b_.join_of_[index] = piece.join;
+  b_.connect(enter, piece.join);
+  b_.connect(piece.join, leave);
+  b_.add_sets(piece.join, in);
+  return piece;
+}
+
 /// Copies by the rectangle of the result that they carry.
 base::Result<std::vector<ScatterKernel::Rectangle>> ScatterKernel::carried_of(const std::vector<int>& copies,
                                                                               uint32_t enter, uint32_t leave) {
@@ -93,23 +113,16 @@ base::Result<std::vector<ScatterKernel::Rectangle>> ScatterKernel::carried_of(co
     const Instance& in = instance(index);
     if (in.reads.size() != 1 || in.reads[0].size() != 1 || in.writes.size() != 1 || in.writes[0].size() != 1 ||
         in.reads[0][0].ndim != 2)
-      return base::error(Errc::bad_schedule, "{}: a part that copies reads and writes one box of rows and columns",
-                         in.id(b_.schedule_));
+      return base::error(Errc::bad_schedule,
+                         "{}: a part that copies {} regions to {}; wanted: one box of rows and columns each",
+                         in.id(b_.schedule_), in.reads.size(), in.writes.size());
     const Box& from = in.reads[0][0];
     const auto [known, is_new] =
         numbers.try_emplace({from.begin[0], from.count[0], from.begin[1], from.count[1]}, out.size());
     if (is_new) out.push_back({{from.begin[0], from.count[0], from.begin[1], from.count[1]}, {}});
     out[known->second].pieces.push_back(static_cast<int32_t>(pieces_.size()));
-    Piece& piece = pieces_.emplace_back();
-    piece.instance = index;
-    piece.join = b_.add_node(rank_);
-    b_.graph_.nodes[piece.join].instance = index;
-    b_.connect(enter, piece.join);
-    b_.connect(piece.join, leave);
-    b_.add_sets(piece.join, in);
-    Work& whole = piece.whole;
+    Work& whole = add_piece(index, enter, leave).whole;
     whole.to = in.writes[0][0].rank;
-    whole.moved_bytes = b_.graph_.nodes[piece.join].moved_bytes = bytes_of(b_.schedule_, in.writes[0]);
     whole.link_bytes = whole.peer_memory_bytes = whole.to == rank_ ? 0 : whole.moved_bytes;
     b_.count_bytes(rank_, whole);
   }
@@ -128,7 +141,8 @@ base::Status ScatterKernel::lay_out(const std::vector<Rectangle>& list, std::vec
         size_t tried = 0;  // neighbours mostly lie in one
         for (; tried < list.size() && !list[hint].area.has(row, col); ++tried) hint = (hint + 1) % list.size();
         if (tried == list.size())
-          return base::error(Errc::bad_schedule, "schedule {}: no part computes or carries row {} column {}",
+          return base::error(Errc::bad_schedule,
+                             "schedule {}: no part computes or carries row {} column {}; wanted: one for each tile",
                              b_.schedule_.family, row, col);
         (*rectangle)[number(at)] = static_cast<int32_t>(hint);
         for (const int32_t piece : list[hint].pieces) {
@@ -214,7 +228,7 @@ void ScatterKernel::add_adding(Piece* piece, int tiles, Cluster* cluster) {
 /// The sum of an own tile, which peers may want too.
 void ScatterKernel::add_sum(const TileCoord& at, Cluster* cluster) {
   const auto rectangle = static_cast<size_t>(computed_at_[number(at)]);
-  add_adding(&pieces_[static_cast<size_t>(computed_[rectangle].pieces.front())], order_.size + 1, cluster);
+  add_adding(&pieces_[static_cast<size_t>(computed_[rectangle].sum)], order_.size + 1, cluster);
   b_.connect(done_[rectangle], cluster->last);
   if (carried_.empty()) return;
   for (const int32_t sent : carried_[static_cast<size_t>(carried_at_[number(at)])].pieces)
@@ -252,16 +266,16 @@ void ScatterKernel::set_rates(const std::vector<GraphBuilder::Area>& areas) {
   if (add_.alone <= 0) add_.alone = add_.all;
 }
 
-base::Status ScatterKernel::add(const std::vector<GraphBuilder::Area>& areas, const std::vector<int>& copies,
-                                uint32_t enter, uint32_t leave) {
-  base::Result<std::vector<Rectangle>> carried = carried_of(copies, enter, leave);
-  if (!carried.ok()) return carried.status();
-  carried_ = std::move(*carried);
+/// Own tiles are stored, then summed by the part that depends on them.
+base::Status ScatterKernel::add_areas(const std::vector<GraphBuilder::Area>& areas, const std::vector<int>& sums,
+                                      uint32_t enter, uint32_t leave) {
+  std::map<int, size_t> computed_by;  // instance -> rectangle
   for (const GraphBuilder::Area& area : areas) {
     if (area.slabs.size() != 1)
       return base::error(Errc::bad_schedule, "{}: a part of tiles that others add to, wanted all columns of A at once",
                          instance(area.slabs.front().instance).id(b_.schedule_));
     const GraphBuilder::Slab& slab = area.slabs.front();
+    computed_by[slab.instance] = computed_.size();
     computed_.push_back({area, {static_cast<int32_t>(pieces_.size())}});
     pieces_.push_back({slab.instance, slab.join, slab.whole});
     depth_ = std::max(depth_, slab.depth);
@@ -270,6 +284,32 @@ base::Status ScatterKernel::add(const std::vector<GraphBuilder::Area>& areas, co
     b_.connect(done, slab.join);
     done_.push_back(done);
   }
+  for (const int index : sums) {
+    const std::vector<int>& deps = instance(index).deps;
+    const auto tiles = deps.size() == 1 ? computed_by.find(deps[0]) : computed_by.end();
+    if (tiles == computed_by.end())
+      return base::error(Errc::bad_schedule, "{}: depends on {} parts, wanted: on the one whose tiles it sums",
+                         instance(index).id(b_.schedule_), deps.size());
+    computed_[tiles->second].sum = static_cast<int32_t>(pieces_.size());
+    add_piece(index, enter, leave);
+  }
+  for (const Rectangle& one : computed_) {
+    const Piece& piece = pieces_[static_cast<size_t>(one.pieces.front())];
+    if (piece.whole.to == rank_ && one.sum < 0)
+      return base::error(
+          Errc::bad_schedule,
+          "{}: own tiles that no part sums; wanted: a part that depends on them and adds what peers send",
+          instance(piece.instance).id(b_.schedule_));
+  }
+  return {};
+}
+
+base::Status ScatterKernel::add(const std::vector<GraphBuilder::Area>& areas, const std::vector<int>& sums,
+                                const std::vector<int>& copies, uint32_t enter, uint32_t leave) {
+  base::Result<std::vector<Rectangle>> carried = carried_of(copies, enter, leave);
+  if (!carried.ok()) return carried.status();
+  carried_ = std::move(*carried);
+  OVERLACE_TRY(add_areas(areas, sums, enter, leave));
   OVERLACE_TRY(lay_out(computed_, &computed_at_));
   if (!carried_.empty()) OVERLACE_TRY(lay_out(carried_, &carried_at_));
 
@@ -302,21 +342,17 @@ base::Status ScatterKernel::add(const std::vector<GraphBuilder::Area>& areas, co
   return {};
 }
 
-/// Bands as the kernel makes them (src/ops/gemm_core/scatter_launch.cu).
-base::Status GraphBuilder::add_scatter(int rank, const std::vector<int>& tiles, const std::vector<int>& copies,
-                                       uint32_t enter, uint32_t leave) {
+base::Status GraphBuilder::add_scatter(int rank, const std::vector<int>& tiles, const std::vector<int>& sums,
+                                       const std::vector<int>& copies, uint32_t enter, uint32_t leave) {
   const base::Result<Grid> grid = grid_of();
   if (!grid.ok()) return grid.status();
   constexpr double kNodesPerTile = 3;  // a product or a sum, its stores, copies
   base::Result<TileOrder> order = order_of(TileOrderKind::woven, rank, *grid, kNodesPerTile);
   if (!order.ok()) return order.status();
-  if (!copies.empty()) {
-    const auto bands = static_cast<int32_t>(std::clamp<int64_t>(parameter("groups", 1), 1, kMaxBands));
-    order->band = make_band_groups(longest_row_tiles(*order), order->tiles_n, bands).rows;
-  }
+  (void)spec::woven_groups(&*order, parameter("groups", 1), !copies.empty());
   const base::Result<std::vector<Area>> areas = areas_of(rank, tiles, enter, leave);
   if (!areas.ok()) return areas.status();
-  return ScatterKernel(*this, rank, *order, *grid).add(*areas, copies, enter, leave);
+  return ScatterKernel(*this, rank, *order, *grid).add(*areas, sums, copies, enter, leave);
 }
 
 }  // namespace overlace::sim

@@ -91,6 +91,7 @@ class Provenance {
     if (task.kind == Kind::gemm || task.kind == Kind::tiles) gemm(in, task);
     if (task.kind == Kind::copy) copy(in);
     if (task.kind == Kind::reduce) reduce(in, task);
+    if (task.kind == Kind::pool) pool(in);
     if (task.kind == Kind::collective) step.is_start ? send(in) : receive(in, task);
   }
 
@@ -238,14 +239,12 @@ class Provenance {
     return product(pieces, a.columns, a.rows, k, n, columns, 0);
   }
 
-  /// Also `tiles`, which add sources to their product.
+  /// Also `tiles`.
   void gemm(const Instance& in, const Task& task) {
     const Rect b = rect_of(in.reads[1][0]);
-    const bool is_nk = is_b_nk(task), is_tiles = task.kind == Kind::tiles;
+    const bool is_nk = is_b_nk(task);
     const int64_t k = is_nk ? b.column : b.row, n = is_nk ? b.row : b.column;
-    const bool has_bias_region = is_tiles ? has_bias(task) : in.reads.size() == 3;
-    const bool adds_bias = has_bias_region && !in.reads.back().empty();
-    const size_t end_of_sources = is_tiles ? in.reads.size() - (has_bias_region ? 1 : 0) : 2;
+    const bool adds_bias = in.reads.size() == 3 && !in.reads.back().empty();
     for (size_t i = 0; i < in.reads[0].size() && ok_; ++i) {
       if (in.writes[0][i].empty()) continue;
       const Rect a = rect_of(in.reads[0][i]), c = rect_of(in.writes[0][i]);
@@ -261,10 +260,6 @@ class Provenance {
         activate(task, &result);  // the sums stay in registers: what is added to the result is added to them
         if (is_add && ok_) result = sum(read(c), result);
       }
-      for (size_t region = 2; region < end_of_sources; ++region) {
-        for (const Box& source : in.reads[region])
-          if (ok_) result = sum(result, read(rect_of(source)));
-      }
       if (ok_) write(c, std::move(result));
     }
   }
@@ -275,6 +270,14 @@ class Provenance {
       Rect from = rect_of(in.reads[0][i]), to = rect_of(in.writes[0][i]);
       for (int64_t layer = 0; layer < from.layers && ok_; ++layer, ++from.layer, ++to.layer) write(to, read(from));
     }
+  }
+
+  /// Rows and columns of its buffer are those of the rank's bags, each summed once and whole.
+  void pool(const Instance& in) {
+    const Box& target = in.writes[0][0];
+    if (target.empty()) return;
+    const Rect to = rect_of(target);
+    write(to, {{0, to.rows, 0, to.columns, to.row, to.column, false, false, 0, {{at_.first, 0, 1}}}});
   }
 
   void reduce(const Instance& in, const Task& task) {

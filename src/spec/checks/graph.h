@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "src/spec/check.h"
 #include "src/spec/expand.h"
+#include "src/spec/items.h"
 
 namespace overlace::spec {
 
@@ -16,6 +18,14 @@ namespace overlace::spec {
 struct AllRanks {
   const Schedule* schedule;
   std::vector<Expansion> ranks;
+  /// Of each rank's instances that are drawn as items: the places of the first and the last one in its list, the ends
+  /// of which lie behind their beginnings. Filled by list_items().
+  std::vector<std::vector<std::optional<std::pair<int64_t, int64_t>>>> drawn = {};
+  base::Status list_items();
+  std::optional<std::pair<int64_t, int64_t>> items_of(int rank, int instance) const {
+    if (drawn.empty()) return std::nullopt;
+    return drawn[static_cast<size_t>(rank)][static_cast<size_t>(instance)];
+  }
   int size() const { return static_cast<int>(ranks.size()); }
   const Instance& at(int rank, int instance) const {
     return ranks[static_cast<size_t>(rank)].instances[static_cast<size_t>(instance)];
@@ -48,12 +58,20 @@ inline constexpr int kMaxFindings = 8;
 
 class Graph {
  public:
-  enum Edges { deps_and_signals, all };
+  /// Every graph has the edges of dependencies, signals and collectives. `progress` also lets instances of a lane
+  /// follow each other, as whoever serves a lane alone takes them, and parts of a list of items as one worker draws
+  /// them. `happens_before` does so too, except among the parts of a fused kernel, which its CTAs run side by side:
+  /// parts begin behind what stands before the kernel in their lane and end before what stands behind it. A part that
+  /// adds to what an earlier one of its lane has written follows it, because a tile's sums stay with the CTA that
+  /// computes it.
+  enum Edges { deps_and_signals, progress, happens_before };
   Graph(const AllRanks& team, int epochs, Edges edges);
   /// Instances that wait for one another, empty if there is no such circle: (rank, instance).
   std::vector<std::pair<int, int>> circle() const;
-  /// Instance a of epoch ea has completed before instance b of epoch eb starts. Precondition: no circle, all edges.
-  bool before(std::pair<int, int> a, int ea, std::pair<int, int> b, int eb) const;
+  /// Instance a of epoch 0 has completed before instance b of `epoch` starts. Precondition: no circle, happens_before.
+  bool before(std::pair<int, int> a, std::pair<int, int> b, int epoch) const;
+  /// Bytes that a graph of happens_before takes to say what is behind each part of a kernel.
+  static int64_t bytes_of_parts(const AllRanks& team, int epochs);
   /// (rank, instance, is_start) of epoch 0 in an order in which they may happen; a collective has a start and an end.
   struct Step {
     int rank, instance;
@@ -62,30 +80,38 @@ class Graph {
   std::vector<Step> steps() const;
 
  private:
+  static constexpr int kNoChain = -1;  // of a part, which has no place in its lane
   struct Node {
-    int rank, instance, epoch;  // instance -1: the end of an epoch on a rank
-    bool is_start;
-    int chain, position;
-    std::vector<int> preds;
+    int rank = 0, instance = 0, epoch = 0;  // instance -1: the end of an epoch on a rank
+    bool is_start = false;
+    int chain = kNoChain, position = 0;
+    int part = -1;  // of epoch 0: its number among the parts of all ranks
+    std::vector<int> preds = {};
   };
+  class Lanes;
+  bool runs_beside_its_lane(int rank, int instance) const;
   int start_of(int rank, int instance, int epoch) const;
   int end_of(int rank, int instance, int epoch) const { return ends_[slot(rank, instance, epoch)]; }
   size_t slot(int rank, int instance, int epoch) const;
-  void add_nodes(Edges edges);
+  void add_nodes();
   void add_signal_edges();
   void add_collective_edges();
   void sort();
   void add_clocks();
+  void add_parts_before();
 
   const AllRanks& team_;
   const int epochs_;
+  const Edges edges_;
   std::vector<size_t> first_;  // index of a rank's first instance
   size_t per_epoch_ = 0;
   std::vector<int> ends_, joins_;
   std::vector<Node> nodes_;
   std::vector<int> order_;
   int num_chains_ = 0;
-  std::vector<int32_t> clocks_;  // [node][chain]
+  std::vector<int32_t> clocks_;         // [node][chain]
+  int num_parts_ = 0;                   // of epoch 0
+  std::vector<uint64_t> parts_before_;  // [node][part / 64]: those of epoch 0 that have completed before, as bits
 };
 
 /// Of two boxes of one buffer of one rank, neither empty.

@@ -15,6 +15,7 @@ bool engine_does(Engine engine, Kind kind) {
     case Kind::gemm:
     case Kind::tiles:
     case Kind::reduce:
+    case Kind::pool:
       return engine == Engine::sm || engine == Engine::cpu;
     case Kind::copy:
       return engine == Engine::ce || engine == Engine::sm;

@@ -108,7 +108,7 @@ void check_races(const AllRanks& team, const Graph& graph, Findings* out) {
     for_conflicts(list, [&](const Access& a, const Access& b) {
       if (a.who == b.who && !(a.is_write && b.is_write)) return;  // in place
       if (a.is_add && b.is_add) return;                           // S10's
-      if (graph.before(a.who, 0, b.who, 0) || graph.before(b.who, 0, a.who, 0)) return;
+      if (graph.before(a.who, b.who, 0) || graph.before(b.who, a.who, 0)) return;
       out->error("S5", team.id(a.who.first, a.who.second), a.who.first,
                  what(team, a) + " and, unordered, " + what(team, b));
     });
@@ -120,7 +120,7 @@ void check_reuse(const AllRanks& team, const Graph& graph, Findings* out) {
     const Buffer& buffer = team.schedule->buffers[static_cast<size_t>(key.first)];
     if (buffer.space != Space::symmetric) continue;  // one rank's own: epochs of a rank follow each other
     auto reused = [&](const Access& early, const Access& late) {
-      if (graph.before(early.who, 0, late.who, buffer.depth)) return;
+      if (graph.before(early.who, late.who, buffer.depth)) return;
       out->error(
           "S6", team.id(late.who.first, late.who.second), late.who.first,
           base::format("{} {} epochs later, perhaps before {}", what(team, late), buffer.depth, what(team, early)));
@@ -141,7 +141,7 @@ void check_order_of_sums(const AllRanks& team, const Graph& graph, Findings* out
     const auto& list = entry.second;
     for_conflicts(list, [&](const Access& a, const Access& b) {
       if (!a.is_add || !b.is_add) return;
-      if (graph.before(a.who, 0, b.who, 0) || graph.before(b.who, 0, a.who, 0)) return;
+      if (graph.before(a.who, b.who, 0) || graph.before(b.who, a.who, 0)) return;
       const auto terms = std::count_if(list.begin(), list.end(), [&](const Access& c) {
         return c.is_write && overlap(c.box, a.box) && overlap(c.box, b.box);
       });
@@ -168,7 +168,7 @@ void check_residency(const AllRanks& team, const Machine& machine, const Graph& 
         if (instances[k].lane == instances[i].lane) priors.push_back(static_cast<int>(k));
       }
       return std::any_of(priors.begin(), priors.end(), [&](int p) {
-        return p == static_cast<int>(j) || graph.before({rank, static_cast<int>(j)}, 0, {rank, p}, 0);
+        return p == static_cast<int>(j) || graph.before({rank, static_cast<int>(j)}, {rank, p}, 0);
       });
     };
     for (size_t i = 0; i < instances.size(); ++i) {
@@ -177,7 +177,7 @@ void check_residency(const AllRanks& team, const Machine& machine, const Graph& 
       for (size_t j = 0; j < instances.size(); ++j) {
         const Task& needed = team.schedule->tasks[static_cast<size_t>(instances[j].task)];
         if (needed.engine != Engine::sm || instances[i].lane == instances[j].lane || i == j) continue;
-        if (!graph.before({rank, static_cast<int>(j)}, 0, {rank, static_cast<int>(i)}, 0)) continue;
+        if (!graph.before({rank, static_cast<int>(j)}, {rank, static_cast<int>(i)}, 0)) continue;
         if (is_done_at_launch(j, i)) continue;
         const int64_t want = sms_of(spins) + sms_of(needed);
         if (want <= machine.sms) continue;
@@ -205,7 +205,7 @@ void check_queues(const AllRanks& team, const Machine& machine, Findings* out) {
     }
   }
   if (machine.max_connections == 1) return;
-  const auto circle = Graph(queues, 1, Graph::all).circle();
+  const auto circle = Graph(queues, 1, Graph::progress).circle();
   if (circle.empty()) return;
   out->error("S8", team.id(circle[0].first, circle[0].second), circle[0].first,
              base::format("waits in one of {} hardware queues before what it needs: {}", machine.max_connections,

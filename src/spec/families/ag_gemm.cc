@@ -93,6 +93,7 @@ void add_k_slab(Schedule* out, const OpSpec& op) {
   push.engine = Engine::sm;
   push.queue = 0;
   push.wait_by = WaitBy::kernel;
+  push.waits = {credit_of("credit", "(r-p)%G")};
   push.sets[0].add = kShares;
 
   const std::string shard = "((r+p)%G)";
@@ -100,7 +101,6 @@ void add_k_slab(Schedule* out, const OpSpec& op) {
   const auto part = [&](const char* id, Expr order, std::vector<Loop> loops, Region a, bool is_own) {
     Task task = tiles(op, id, 1, std::move(order), std::move(a), is_own ? b_operand(op) : b_depth(op, slab_columns()),
                       box("C", {shard_rows(is_own ? "r" : shard), all("N")}));
-    task.params["order"] = std::string("rotated");
     task.loops = std::move(loops);
     if (op.bias) add_bias(&task, all("N"));
     if (is_own) return task;
@@ -119,6 +119,7 @@ void add_k_slab(Schedule* out, const OpSpec& op) {
   more.combine = Combine::add;
   out->tasks.push_back(std::move(more));
   out->params["transport"] = std::string("store_own");
+  out->params["items"] = std::string("rotated");
   keep_gathered(out, op);
 }
 

@@ -165,9 +165,14 @@ Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buf
   return out;
 }
 
-Wait credit_from(const std::string& credit, const std::string& to) {
-  Wait out = wait_each(credit, 0, to, only_if_zero("z", "s"));
+Wait credit_of(const std::string& credit, const std::string& to) {
+  Wait out = wait_for(credit, 0, to);
   out.previous = true;
+  return out;
+}
+Wait credit_from(const std::string& credit, const std::string& to) {
+  Wait out = credit_of(credit, to);
+  out.each = only_if_zero("z", "s");
   return out;
 }
 

@@ -13,7 +13,7 @@ namespace overlace::spec {
 
 /// The library's operators, one line each in all.cc.
 std::span<const OperatorDef* const> built_in_operators();
-extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr, kGemmA2a, kA2aGemm;
+extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr, kGemmA2a, kA2aGemm, kEmbeddingA2a;
 
 /// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last ones, and the end.
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);
@@ -191,15 +191,17 @@ Region b_rows(const OpSpec& op, const Range& m);
 Task gemm(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool with_bias);
 /// c = a^T b, summed over rows of a. With `adds`: c += a^T b.
 Task gemm_of_rows(const OpSpec& op, std::string id, Expr order, Region a, Region b, Region c, bool adds);
-/// A part of the fused kernel, whose tasks all have `wait_by: kernel`: c = a b, plus the sources that are appended to
-/// `reads`, plus the bias behind them. Waits are made inside, before what they cover is read.
+/// A part of the fused kernel, whose tasks all have `wait_by: kernel`: c = a b, plus the bias
+/// where one is appended to `reads`. Waits are made inside, before what they cover is read.
 Task tiles(const OpSpec& op, std::string id, Expr queue, Expr order, Region a, Region b, Region c);
 void add_bias(Task* task, Range columns);
 Task copy(std::string id, Expr queue, Expr order, std::vector<Loop> loops, Region from, Region to);
 /// An instance per chunk that moves nothing: waits for `arrived` of all peers, then gives them their credit.
 Task finish(const OpSpec& op, std::string id, Expr order, const std::string& buffer, const std::string& arrived,
             const std::string& credit);
-/// The first write to `to` in an epoch waits until its rank has read all that this rank sent in the epoch before.
+/// Waits until rank `to` has read all that this rank sent there in the epoch before.
+Wait credit_of(const std::string& credit, const std::string& to);
+/// The same of the first chunk alone, which the others follow in their lane.
 Wait credit_from(const std::string& credit, const std::string& to);
 /// The copy lane of the transfer to distance p.
 Expr lane_of_peer(const FamilyOptions& options);

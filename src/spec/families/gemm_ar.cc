@@ -101,9 +101,9 @@ void slot_sums(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   const std::vector<Range> mine = {chunk_rows("r"), slab_columns("j")}, theirs = {chunk_rows(peer), slab_columns("j")};
   Task broadcast = copy("broadcast", 1, "(" + group + ")*G+p", {chunks(), strips(), peers()}, box("Y", mine),
                         box_at("Z", peer, mine));
-  broadcast.deps = {"tiles_own"};
+  broadcast.deps = {"sum_own"};
   broadcast.sets = {set_at("ready", group, peer)};
-  Task take = copy("copy_out", 0, "G+1", {chunks(), strips(), peers()}, box("Z", theirs), box("Y", theirs));
+  Task take = copy("copy_out", 0, "G+2", {chunks(), strips(), peers()}, box("Z", theirs), box("Y", theirs));
   take.waits = {wait_for("ready", group, peer)};
   for (Task* task : {&broadcast, &take}) {
     task->engine = Engine::sm;

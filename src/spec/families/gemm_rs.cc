@@ -143,6 +143,7 @@ void add_one_shot(Schedule* out, const OpSpec& op) {
   send.sets = {set_at("arrived", 0, kOwner)};
   Task sum = reduce("sum", 1, 1, {}, {boxes("S", slot_of("i", {mine, all("N")}), {"i", 0, "G"})},
                     box("Y", {Range{0, mine.count}, all("N")}));
+  sum.deps = {"tiles"};
   sum.waits = {wait_each("arrived", 0, kOwner, peers())};
   if (op.bias) add_bias(&sum, all("N"));
   for (Task* task : {&send, &sum}) {
@@ -159,30 +160,35 @@ void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options)
   out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G-1", "shard_max", "N"}, 2});
   out->signals = {{"arrived", "q*strips"}, {"credit", 1}};
   out->params["transport"] = std::string("tma_slot");
+  out->params["items"] = std::string("woven");
   const Range strip = slab_columns("j");
   const std::string group = kGroupOfTiles;
 
   Task remote = tiles(op, "tiles_remote", 0, "p", box("A", {chunk_rows(kOwner), all("K")}), b_columns(op, strip),
                       box_at("S", kOwner, {Range{"G-1-p", 1}, chunk_rows_in_shard(kOwner), strip}));
   remote.loops = {peers(), chunks(), strips()};
-  Wait credit = wait_each("credit", 0, kOwner, only_if_zero("z", "(" + group + ")"));
-  credit.previous = true;
-  remote.waits = {std::move(credit)};
+  remote.waits = {credit_of("credit", kOwner)};
   remote.sets = {set_at("arrived", group, kOwner)};
 
-  Task own = tiles(op, "tiles_own", 0, "G", box("A", {chunk_rows("r"), all("K")}), b_columns(op, strip),
-                   box("Y", {returns_to_all(op.op) ? chunk_rows("r") : chunk_rows_in_shard("r"), strip}));
-  const std::vector<Range> slot = slot_of("(i-r-1)%G", {chunk_rows_in_shard("r"), strip});
+  const Region result = box("Y", {returns_to_all(op.op) ? chunk_rows("r") : chunk_rows_in_shard("r"), strip});
+  Task own = tiles(op, "tiles_own", 0, "G", box("A", {chunk_rows("r"), all("K")}), b_columns(op, strip), result);
   own.loops = {chunks(), strips()};
-  own.reads.push_back(boxes("S", slot, {"i", 0, "r"}));
-  own.reads.push_back(boxes("S", slot, {"i", "r+1", "G"}));
-  if (op.bias) add_bias(&own, strip);
-  own.waits = {wait_each("arrived", group, "(r+p)%G", peers())};
-  Set give = set_at("credit", 0, "(r+p)%G");
-  give.each = Loop{"p", 1, "1+(G-1)*max(0," + group + "+2-q*strips)"};
-  own.sets = {std::move(give)};
-  for (Task* task : {&remote, &own}) {
-    task->params["order"] = std::string("own_last");  // of CPU ranks; the GPU's kernel weaves own tiles in
+
+  const std::vector<Range> slot = slot_of("(i-r-1)%G", {chunk_rows_in_shard("r"), strip});
+  Task sum = reduce("sum_own", 0, "G+1", {chunks(), strips()},
+                    {boxes("S", slot, {"i", 0, "r"}), result, boxes("S", slot, {"i", "r+1", "G"})}, result);
+  if (op.bias) add_bias(&sum, strip);
+  sum.deps = {"tiles_own"};
+  sum.waits = {wait_each("arrived", group, "(r+p)%G", peers())};
+
+  const std::vector<Range> nothing = {Range{0, 1}, Range{0, 0}, all("N")};
+  Task release = copy("release", 0, "G+3", {}, box("S", nothing), box("S", nothing));
+  release.deps = {"sum_own"};
+  release.sets = {set_at("credit", 0, "(r+p)%G")};
+  release.sets[0].each = peers();
+  for (Task* task : {&remote, &own, &sum, &release}) {
+    task->engine = Engine::sm;
+    task->wait_by = WaitBy::kernel;
     out->tasks.push_back(std::move(*task));
   }
 }

@@ -30,6 +30,8 @@ uint64_t hash_bytes(const void* data, size_t bytes, uint64_t hash = runtime::kHa
   return hash_text({from, bytes}, hash);
 }
 
+constexpr int64_t kNoRound = -2;
+
 double ms(int64_t ns) { return static_cast<double>(ns) / 1e6; }
 
 std::vector<int64_t> counts_of(const std::vector<Parameter>& parameters) {
@@ -274,6 +276,7 @@ void Replica::run_due() {
   // Bad values are an error once the boundary is whole: then the state is that of the last good round.
   const base::Status failure = std::exchange(failure_, {});
   failure.or_throw();
+  unsent_.or_throw();
 }
 
 void Replica::carry_out(const Action& action) {
@@ -311,10 +314,26 @@ void Replica::launch(int bucket, int64_t round) {
   } else {
     sent = sent_of(bucket, round);
   }
-  tickets_[slot(bucket)] = outer_.all_reduce(sent, StreamRef::cpu()).number;
+  send(bucket, sent, round);
 }
 
-void Replica::wait_for(int bucket, int64_t) {
+/// What cannot be sent does not end a boundary whose anchor has begun to move.
+void Replica::send(int bucket, const Bucket& sent, int64_t round) {
+  if (!unsent_.ok()) return;
+  try {
+    tickets_[slot(bucket)] = outer_.all_reduce(sent, StreamRef::cpu()).number;
+  } catch (...) {
+    if (!options_.is_boundary_whole) throw;
+    unsent_ = base::status_of_current_exception();
+    unsent_round_ = round;
+  }
+}
+
+void Replica::wait_for(int bucket, int64_t round) {
+  if (round == unsent_round_) unsent_.or_throw();
+  // The header is the first that a boundary waits for.
+  if (options_.is_boundary_whole && bucket == Action::kHeader)
+    for (int other = 0; other < static_cast<int>(buckets_.size()); ++other) wait_for(other, round);
   uint64_t& ticket = tickets_[slot(bucket)];
   if (ticket == 0) return;  // settled by save(), or loaded
   const int64_t came_ns = now_ns();
@@ -435,7 +454,8 @@ void Replica::end(const Action& action) {
 void Replica::forget_sums() { std::fill(sums_.begin(), sums_.end(), SumsPod{}); }
 
 void Replica::settle() {
-  for (size_t i = 0; i < tickets_.size(); ++i) wait_for(static_cast<int>(i) - 1, 0);
+  unsent_.or_throw();
+  for (size_t i = 0; i < tickets_.size(); ++i) wait_for(static_cast<int>(i) - 1, kNoRound);
 }
 
 }  // namespace overlace::train

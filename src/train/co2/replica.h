@@ -35,8 +35,11 @@ struct ReplicaOptions {
   int64_t bucket_bytes = kBucketBytes;
   int64_t timeout_ms = 300000;    // of a wait for the other groups
   bool is_deadline_auto = false;  // it becomes shorter by what rounds are waited for, ArrivalDeadline
-  int threads = 0;                // of the pass; 0: chosen
-  int shard_degree = 1;           // ranks of a group
+  /// A boundary waits for all buckets before the first pass, and one whose launch fails is gone through. So a failure
+  /// leaves the anchor of before or after a boundary, never of both.
+  bool is_boundary_whole = false;
+  int threads = 0;       // of the pass; 0: chosen
+  int shard_degree = 1;  // ranks of a group
   /// Adds up over the group; needed where shard_degree > 1.
   std::function<void(std::span<double>)> reduce_in_group;
   /// At the switch to cool-down: the mean over the groups of what the inner optimizer keeps.
@@ -105,6 +108,7 @@ class Replica {
   void carry_out(const Action& action);
   void wait_for(int bucket, int64_t round);
   void launch(int bucket, int64_t round);
+  void send(int bucket, const Bucket& sent, int64_t round);
   void begin(const Action& action);
   void pass(const Action& action);
   void reduce_sums();
@@ -151,6 +155,8 @@ class Replica {
   RoundTrace rounds_;
   bool is_flushing_ = false, has_failed_ = false;  // in a flush; a wait has thrown
   base::Status failure_;                           // thrown once the boundary is whole
+  base::Status unsent_;                            // a launch of unsent_round_ failed, and boundaries are whole
+  int64_t unsent_round_ = -1;
   std::deque<RoundStats> stats_;
   int64_t rounds_taken_in_ = 0, writes_ = 0;
 };

@@ -79,25 +79,52 @@ GpuTraffic::~GpuTraffic() {
 }
 
 void GpuTraffic::step() {
-  const std::pair<int64_t, void (GpuTraffic::*)()> kinds[] = {
-      {28, &GpuTraffic::call_new}, {34, &GpuTraffic::call_known},   {10, &GpuTraffic::capture},
-      {22, &GpuTraffic::replay},   {4, &GpuTraffic::destroy_graph}, {2, &GpuTraffic::refuse},
-  };
+  constexpr std::pair<int64_t, Kind> kKinds[] = {{28, Kind::call_new}, {34, Kind::call_known},   {10, Kind::capture},
+                                                 {22, Kind::replay},   {4, Kind::destroy_graph}, {2, Kind::refuse}};
   if (own_dice_.one_in(6)) {
     const int64_t us = own_dice_.one_in(60) ? 5000 : own_dice_.number(1, 300);
     std::this_thread::sleep_for(std::chrono::microseconds(us));
   }
   const bool has_beside = dice_.one_in(3), first_on_all = dice_.one_in(2), first_here = own_dice_.one_in(2);
   int64_t left = dice_.number(1, 100);
-  auto kind = std::begin(kinds);
-  while ((left -= kind->first) > 0) ++kind;
-  // First calls wait for the stream, load kernels, which may wait for the whole device, and meet on the host. In front
-  // of one a sum is queued by all ranks or by none: else a rank would wait for a sum that its peer queues behind it.
-  const bool may_meet = kind->second == &GpuTraffic::call_new || kind->second == &GpuTraffic::capture;
-  const bool beside_first = may_meet ? first_on_all : first_here;
+  const auto* drawn = std::begin(kKinds);
+  while ((left -= drawn->first) > 0) ++drawn;
+  Road& on = road();
+  const Kind kind = possible(drawn->second, on);
+  // First calls wait for the stream, load kernels, which may wait for the whole device, and meet on the host; memory
+  // that is freed waits for the device, too. In front of these a sum is queued by all ranks or by none: else a rank
+  // would wait for a sum that its peer queues behind it.
+  const bool is_free = kind == Kind::call_known || kind == Kind::replay;
+  const bool beside_first = is_free ? first_here : first_on_all;
   if (has_beside && beside_first) beside();
-  (this->*kind->second)();
+  act(kind, on);
   if (has_beside && !beside_first) beside();
+}
+
+/// What a road that has no known shape, no graph, or room for none can do in its place.
+GpuTraffic::Kind GpuTraffic::possible(Kind kind, const Road& on) {
+  const bool wants_graph = kind == Kind::replay || kind == Kind::destroy_graph;
+  if (wants_graph && on.graphs.empty()) kind = Kind::capture;
+  if (kind == Kind::capture && on.graphs.size() == kGraphs) kind = Kind::destroy_graph;
+  const bool wants_known = kind == Kind::capture || kind == Kind::call_known;
+  return wants_known && on.known.empty() ? Kind::call_new : kind;
+}
+
+void GpuTraffic::act(Kind kind, Road& on) {
+  switch (kind) {
+    case Kind::call_new:
+      return call_new(on);
+    case Kind::call_known:
+      return call_known(on);
+    case Kind::capture:
+      return capture(on);
+    case Kind::replay:
+      return replay(on);
+    case Kind::destroy_graph:
+      return destroy_graph(on);
+    case Kind::refuse:
+      return refuse(on);
+  }
 }
 
 void GpuTraffic::note(std::string what) {
@@ -190,8 +217,7 @@ void GpuTraffic::settle_if_shared() {
   gpu_.team.barrier();
 }
 
-void GpuTraffic::call_new() {
-  Road& on = road();
+void GpuTraffic::call_new(Road& on) {
   settle_if_shared();
   std::shared_ptr<ExactSite> site = make(on);
   note(on, "new", *site);
@@ -205,9 +231,7 @@ void GpuTraffic::call_new() {
   retire(site);
 }
 
-void GpuTraffic::call_known() {
-  Road& on = road();
-  if (on.known.empty()) return call_new();
+void GpuTraffic::call_known(Road& on) {
   ExactSite& site = *on.known[index(on.known.size())];
   const int64_t times = dice_.one_in(4) ? 4 : 1;
   note(on, base::format("{} x known", times), site);
@@ -216,10 +240,7 @@ void GpuTraffic::call_known() {
 }
 
 /// Calls of one to three known shapes, made once before: a first use cannot be captured.
-void GpuTraffic::capture() {
-  Road& on = road();
-  if (on.known.empty()) return call_new();
-  if (on.graphs.size() == kGraphs) return destroy_graph();
+void GpuTraffic::capture(Road& on) {
   Graph graph;
   for (int64_t i = dice_.number(1, 3); i > 0; --i) graph.sites.push_back(on.known[index(on.known.size())]);
   for (const auto& site : graph.sites) note(on, "to be captured", *site);
@@ -241,9 +262,7 @@ void GpuTraffic::capture() {
   if (is_captured) on.graphs.push_back(std::move(graph));
 }
 
-void GpuTraffic::replay() {
-  Road& on = road();
-  if (on.graphs.empty()) return capture();
+void GpuTraffic::replay(Road& on) {
   Graph& graph = on.graphs[index(on.graphs.size())];
   const int64_t times = dice_.number(1, 4);
   for (const auto& site : graph.sites) note(on, base::format("{} replays of", times), *site);
@@ -251,9 +270,7 @@ void GpuTraffic::replay() {
   counts_["graph: replayed"] += times;
 }
 
-void GpuTraffic::destroy_graph() {
-  Road& on = road();
-  if (on.graphs.empty()) return capture();
+void GpuTraffic::destroy_graph(Road& on) {
   const auto gone = on.graphs.begin() + static_cast<int64_t>(index(on.graphs.size()));
   note("a graph is destroyed");
   EXPECT_CUDA(cudaStreamSynchronize(on.stream));
@@ -267,8 +284,7 @@ void GpuTraffic::destroy_graph() {
 }
 
 /// One rank gives a wrong operand to a shape that is new: all ranks refuse it.
-void GpuTraffic::refuse() {
-  Road& on = road();
+void GpuTraffic::refuse(Road& on) {
   settle_if_shared();
   std::shared_ptr<ExactSite> site = make(on);
   note(on, "refused", *site);

@@ -49,12 +49,15 @@ class GpuTraffic {
     std::vector<Graph> graphs{};
   };
 
-  void call_new();
-  void call_known();
-  void capture();
-  void replay();
-  void destroy_graph();
-  void refuse();
+  enum class Kind { call_new, call_known, capture, replay, destroy_graph, refuse };
+  static Kind possible(Kind kind, const Road& on);
+  void act(Kind kind, Road& on);
+  void call_new(Road& on);
+  void call_known(Road& on);
+  void capture(Road& on);
+  void replay(Road& on);
+  void destroy_graph(Road& on);
+  void refuse(Road& on);
   void sum_beside();
   void beside();
   void settle_if_shared();

@@ -22,7 +22,7 @@ def _numbers(rows, columns, seed):
 def _same_as_operators(group):
     rank, size = group.rank(), group.size()
     a, weight, bias = _numbers(12, 6, rank), _numbers(5, 6, 10 + rank), _numbers(1, 5, 99)[0]
-    for plan in ("", "family=hetero_unfused_1d,degree=2"):
+    for plan in ("", "hetero_unfused_1d:2"):
         out = torch.empty(12 // size, 5)
         overlace.call("gemm_rs", {"a": a, "b": weight.t(), "bias": bias, "out": out}, plan=plan, group=group)
         assert torch.equal(out, torch.ops.overlace.gemm_rs(a, weight.t(), bias, "sum", 0, group.group_name, plan=plan))
@@ -67,8 +67,8 @@ def _bad(group):
         "InvalidArgument: gemm_rs: row_offsets must be 3 ascending entries from 0 to M = 4, "
         f"got 3 entries: 0 4 5; rank {rank}"
     )
-    assert "plan is 'fast', wanted ''" in refusal({}, plan="fast")
-    assert refusal({}, plan=None) == "InvalidArgument: overlace.call: op is 'gemm_rs', plan None, wanted two texts"
+    assert "plan is 'serial:', wanted auto, FAMILY, FAMILY:DEGREE" in refusal({}, plan="serial:")
+    assert refusal({}, plan=None) == "InvalidArgument: overlace.call: plan is None, wanted a text"
     assert refusal({}, op="gemm_rx").startswith('InvalidArgument: ovl_run: op is "gemm_rx", wanted ag_gemm')
     with pytest.raises(overlace.InvalidArgument, match="group 'none' has no overlace team"):
         overlace.call("gemm_rs", {}, group="none")
@@ -82,7 +82,7 @@ def test_bad_input():
 def _toy(group):
     ctypes.CDLL(str(PLUGIN))
     rank, rows = group.rank(), [4, 3][group.rank()]
-    for plan in ("", "family=serial", "family=pushed,degree=3"):
+    for plan in ("", "serial", "pushed:3"):
         for call in range(3):
             x, y = torch.arange(rows * 5.0).reshape(rows, 5) + 100 * rank + call, torch.empty(7, 5)
             overlace.call("scale_ag", {"x": x, "y": y}, alpha=2.5, plan=plan, group=group)

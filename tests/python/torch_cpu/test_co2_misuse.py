@@ -248,7 +248,7 @@ def bad_values(group):
         wire_dtype=torch.int8,
         transport="process_group",
     )
-    expect(overlace.Unsupported, "on_failure is 'drop_group'; supported so far: 'abort'", on_failure="drop_group")
+    expect(overlace.Unsupported, "on_failure is 'drop_group' with tau 'auto'", on_failure="drop_group", tau="auto")
 
 
 def test_bad_values_are_refused_with_their_text():

@@ -54,6 +54,14 @@ def scattered(x, dim, group, op="sum"):
     return fc.reduce_scatter_tensor(x, op, dim, group)
 
 
+def summed(x, group):
+    return fc.all_reduce(x, "sum", group)
+
+
+def copy_(over, result):
+    return torch.ops.aten.copy(over, result)
+
+
 def turned(x, group):
     return fc.all_to_all_single(x, None, None, group)
 
@@ -138,6 +146,25 @@ def graphs(group):
     }
 
 
+def in_place(group):
+    """`dist.all_reduce(y)` and its like, as dynamo and functionalisation leave them."""
+    n, cube = group.size(), whole(4 * group.size() * 3, 8, 2).reshape(3, 4 * group.size(), 8)
+    b = whole(5, 8, 9)
+    return {
+        "sum in place": (lambda a, b: copy_(y := a @ b.t(), summed(y, group)) * 2, (cube[0], b)),
+        "sum in place of cube": (
+            lambda a, b: copy_(
+                y := torch.ops.aten._unsafe_view(a.flatten(0, 1) @ b.t(), (3, 4 * n, 5)), summed(y, group)
+            ),
+            (cube, b),
+        ),
+        "gather in place": (
+            lambda x, w: copy_(x.new_empty(4 * n, 8), gathered(x, 0, group)) @ w.t(),
+            (whole(4, 8, 1), b),
+        ),
+    }
+
+
 def exchanges(group):
     """The same where rows go from each rank to each."""
     n, linear = group.size(), torch.nn.functional.linear
@@ -177,6 +204,9 @@ GOLDEN = {
     "row": ["%0 = gemm_rs(a_1, b_1)"],
     "row of cube": ["%0 = gemm_rs(a_1, b_1)"],
     "row along 1": ["%0 = gemm_rs(a_1, b_1)"],
+    "sum in place": ["%0 = gemm_ar(a_1, b_1)"],
+    "sum in place of cube": ["%0 = gemm_ar(a_1, b_1)"],
+    "gather in place": ["%0 = ag_gemm(x_1, w_1)"],
     "row avg": ["%0 = gemm_rs(a_1, b_1)"],
     "row bias": ["%0 = gemm_rs(a_1, b_1, c_1)"],
     "row of sum": ["%0 = gemm_rs(a_1, b_1)"],
@@ -203,7 +233,7 @@ def flat(values):
 
 def all_graphs(group, mode):
     found = {}
-    for name, (function, inputs) in (graphs(group) | exchanges(group)).items():
+    for name, (function, inputs) in (graphs(group) | in_place(group) | exchanges(group)).items():
         if mode == "symbolic" and "along 1" not in name and name != "qkv":
             continue  # without sizes in the graph there is nothing new
         module, candidates = passed(function, inputs, mode=mode)
@@ -330,8 +360,8 @@ def enabled(group):
     finally:
         config.post_grad_custom_pre_pass = None
     uuids = {compile_.Pass(*given).uuid() for given in ((None,), (group,))}
-    uuids |= {compile_.Pass(when="always").uuid(), compile_.Pass(plan="family=library").uuid()}
-    assert len(uuids) == 4 and compile_.Pass().uuid() in uuids
+    uuids |= {compile_.Pass(when="always").uuid(), compile_.Pass(plan="library").uuid()}
+    assert len(uuids) == 4 and {compile_.Pass().uuid(), compile_.Pass(plan="auto").uuid()} <= uuids
     with pytest.raises(overlace.InvalidArgument, match="when is 'often', wanted one of gain, always"):
         compile_.enable(when="often")
     with pytest.raises(overlace.InvalidArgument, match="group 'tp' has no overlace team"):
@@ -460,3 +490,19 @@ def cached(group):
 def test_graphs_of_the_cache_are_those_of_the_same_options():
     for found in run_ranks(2, cached):
         assert found == [4, 0, 4, 0]  # what is taken from the cache calls the operators and is not seen again
+
+
+def test_without_a_team_enable_warns_and_disable_takes_it_back():
+    before = torch._inductor.config.post_grad_custom_pre_pass
+    compile_.disable()  # nothing to take back
+    with pytest.warns(UserWarning, match="compile.enable: no group has a team yet") as found:
+        compile_.enable()
+    assert found[0].filename == __file__
+    assert isinstance(torch._inductor.config.post_grad_custom_pre_pass, compile_.Pass)
+    compile_.disable()
+    assert torch._inductor.config.post_grad_custom_pre_pass is before
+
+
+def test_without_a_team_aot_eager_warns():
+    with pytest.warns(UserWarning, match="compile.aot_eager: no group has a team yet"):
+        torch.compile(lambda x: x + 1, backend=compile_.aot_eager)(torch.ones(2))

@@ -33,8 +33,6 @@ def bad_calls(group):
     return {
         "K": raised(lambda: ops.ag_gemm(a, b[:4], group=group)),
         "K of the second": raised(lambda: ops.ag_gemm(a, [b, b[:2]], group=group)),
-        "dtype": raised(lambda: ops.gemm_ar(a, b.float(), group=group)),
-        "integers": raised(lambda: ops.gemm_ar(a.long(), b.long(), group=group)),
         "rows": raised(lambda: ops.gemm_rs(whole(5, 6, 1), b, group=group)),
         "rows of torch.ops": raised_by_torch(
             lambda: torch.ops.overlace.gemm_rs(whole(5, 6, 1), b, None, "sum", 0, name)
@@ -71,14 +69,18 @@ def bad_calls(group):
         "gate and up": raised(lambda: overlace.nn.interleave_gate_up(a, b)),
         "offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 4])),
         "offsets fall": raised(lambda: ops.gemm_rs(a, b, group=group, row_offsets=[0, 5, 4])),
+        "offsets of other rows": raised(lambda: ops.gemm_rs(a, b, group=group, row_offsets=[0, 2, 6])),
         "my offsets": raised(lambda: ops.ag_gemm(a, b, group=group, row_offsets=[0, 3, 6])),
         "rows of dy": raised(lambda: ops.ag_wgrad(a, b, group=group)),
         "plan of ag_wgrad": raised(lambda: ops.ag_wgrad(a, whole(8, 5, 1), group=group, plan="family=k_slab")),
-        "dtype of dy": raised(lambda: ops.ag_wgrad(a, whole(8, 5, 1).float(), group=group)),
-        "planned": raised(lambda: overlace.plan("ag_gemm", 8, 5, 6, dtype=torch.int8, group=group)),
-        "plan": raised(lambda: ops.gemm_ar(a, b, group=group, plan="fast")),
-        "degree": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=library,degree=many")),
-        "family": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=none_such")),
+        "plan": raised(lambda: ops.gemm_ar(a, b, group=group, plan=":2")),
+        "degree": raised(lambda: ops.gemm_ar(a, b, group=group, plan="library:many")),
+        "degree of before": raised(lambda: ops.gemm_ar(a, b, group=group, plan="family=library,degree=0")),
+        "family": raised(lambda: ops.gemm_ar(a, b, group=group, plan="none_such:4")),
+        "measured": raised(lambda: ops.gemm_ar(a, b, group=group, plan="compute")),
+        "number as a plan": raised(lambda: ops.gemm_ar(a, b, group=group, plan=4)),
+        "number as a plan of the pass": raised(lambda: overlace.compile.Pass(group, plan=4)),
+        "number as a plan of a call": raised(lambda: overlace.call("gemm_ar", {}, group=group, plan=4)),
         "JSON": raised(lambda: ops.gemm_ar(a, b, group=group, plan="{}")),
         "group": raised(lambda: ops.gemm_ar(a, b, group="tp")),
         "group of a collective": raised(lambda: ops.all_reduce(a, group="tp")),
@@ -86,8 +88,6 @@ def bad_calls(group):
         "dim": raised(lambda: ops.all_to_all(a, group=group, dim=2)),
         "parts": raised(lambda: ops.all_to_all(a[:3], group=group)),
         "parts of the last": raised(lambda: ops.reduce_scatter(b, group=group, dim=-1)),
-        "sum of bools": raised(lambda: ops.all_reduce(a > 0, group=group)),
-        "mean of integers": raised(lambda: ops.reduce_scatter(a.long(), group=group, reduce_op="avg")),
         "reduce_op of a collective": raised(lambda: ops.all_reduce(a, group=group, reduce_op="max")),
         **{f"{key} of a shape": raised(lambda call=call: meta(call)) for key, call in bad_shapes(ops, group).items()},
         "again": raised(lambda: overlace.init(group)),
@@ -115,20 +115,18 @@ def raised_by_torch(body):
 
 
 WANTED = {
-    "K": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, bs[0] is [4, 5]: K 6 != 4"),
-    "K of the second": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, bs[1] is [2, 5]: K 6 != 2"),
-    "dtype": (errors.InvalidArgument, "gemm_ar: a is [4, 6] on rank 0, b is [6, 5]: their dtypes differ"),
-    "integers": (
+    "K": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, bs[0] is [4, 5]: K 6 != 4, wanted the same"),
+    "K of the second": (
         errors.InvalidArgument,
-        "gemm_ar: a has a dtype that cannot be multiplied, wanted float32, bfloat16, float16, or float64 on CPUs",
+        "ag_gemm: a is [4, 6] on rank 0, bs[1] is [2, 5]: K 6 != 2, wanted the same",
     ),
     "rows": (
         errors.InvalidArgument,
-        "gemm_rs: a is [5, 6], scatter_dim 0: 5 is no multiple of 2 ranks; row_offsets split it otherwise",
+        "gemm_rs: a is [5, 6], scatter_dim 0: 5, wanted a multiple of 2 ranks; row_offsets split it otherwise",
     ),
     "rows of torch.ops": (
         RuntimeError,
-        "[invalid_argument] gemm_rs: a is [5, 6], scatter_dim 0: 5 is no multiple of 2 ranks; row_offsets split "
+        "[invalid_argument] gemm_rs: a is [5, 6], scatter_dim 0: 5, wanted a multiple of 2 ranks; row_offsets split "
         "it otherwise",
     ),
     "vector": (errors.InvalidArgument, "ag_gemm: a is [6], wanted two dimensions or more"),
@@ -137,7 +135,7 @@ WANTED = {
         "ag_gemm: gather_dim is 1, a is [4, 6]: wanted 0 to 0; the last is that of the sum",
     ),
     "bias": (errors.InvalidArgument, "gemm_rs: bias is [4], wanted [5]"),
-    "biases": (errors.InvalidArgument, "ag_gemm: 2 biases for 1 bs"),
+    "biases": (errors.InvalidArgument, "ag_gemm: 2 biases for 1 bs, wanted as many or none"),
     "no weights": (errors.InvalidArgument, "ag_gemm: bs is empty, wanted one matrix or more"),
     "activation": (
         errors.InvalidArgument,
@@ -192,20 +190,23 @@ WANTED = {
         errors.InvalidArgument,
         "gemm_rs: row_offsets are [0, 5, 4], wanted 3 numbers that begin with 0 and do not fall",
     ),
-    "my offsets": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, row_offsets give it 3 rows"),
+    "offsets of other rows": (errors.InvalidArgument, "gemm_rs: a is [4, 6], row_offsets end with 6, wanted 4"),
+    "my offsets": (errors.InvalidArgument, "ag_gemm: a is [4, 6] on rank 0, row_offsets give it 3 rows, wanted 4"),
     "rows of dy": (errors.InvalidArgument, "ag_wgrad: dys[0] is [6, 5], wanted the 8 rows of all ranks"),
     "plan of ag_wgrad": (errors.ScheduleError, "ag_wgrad: unknown family 'k_slab' (known: library, serial, "),
-    "dtype of dy": (
-        errors.InvalidArgument,
-        "ag_wgrad: x is [4, 6] on rank 0, dys[0] is [8, 5]: their dtypes differ",
-    ),
-    "planned": (errors.InvalidArgument, "plan: dtype is torch.int8, out_dtype None, b_layout 'nk', wanted float64"),
     "plan": (
         errors.InvalidArgument,
-        "gemm_ar: plan is 'fast', wanted '' (overlace decides), 'family=NAME', 'family=NAME,degree=N' or a schedule "
-        "in JSON",
+        "gemm_ar: plan is ':2', wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a schedule in JSON",
     ),
-    "degree": (errors.InvalidArgument, "gemm_ar: plan is 'family=library,degree=many', wanted"),
+    "degree": (errors.InvalidArgument, "gemm_ar: plan is 'library:many', wanted auto, FAMILY"),
+    "degree of before": (errors.InvalidArgument, "gemm_ar: plan is 'family=library,degree=0', wanted auto, FAMILY"),
+    "measured": (
+        errors.InvalidArgument,
+        "gemm_ar: plan is 'compute', which measures a part, wanted a family that gives the result",
+    ),
+    "number as a plan": (errors.InvalidArgument, "gemm_ar: plan is 4, wanted a text, as 'hetero_unfused_1d:4'"),
+    "number as a plan of the pass": (errors.InvalidArgument, "overlace.compile: plan is 4, wanted a text, as"),
+    "number as a plan of a call": (errors.InvalidArgument, "overlace.call: plan is 4, wanted a text"),
     "family": (errors.ScheduleError, "unknown family 'none_such'"),
     "JSON": (errors.ScheduleError, "schedule"),
     "group": (
@@ -218,17 +219,15 @@ WANTED = {
         for key, text in {
             "no dimension": "all_gather: x is [], wanted one dimension or more",
             "dim": "all_to_all: dim is 2, x is [4, 6]: wanted -2 to 1",
-            "parts": "all_to_all: x is [3, 6], dim 0: 3 is no multiple of 2 ranks",
+            "parts": "all_to_all: x is [3, 6], dim 0: 3, wanted a multiple of 2 ranks",
         }.items()
     },
     "group of a shape": (errors.InvalidArgument, "all_reduce: group 'tp' has no overlace team: call overlace.init"),
     "group of a collective": (errors.InvalidArgument, "all_reduce: group 'tp' has no overlace team"),
-    "parts of the last": (errors.InvalidArgument, "reduce_scatter: x is [6, 5], dim 1: 5 is no multiple of 2 ranks"),
-    "sum of bools": (
+    "parts of the last": (
         errors.InvalidArgument,
-        "all_reduce: x has a dtype that cannot be added, wanted float64, float32, bfloat16, float16, int64 or int32",
+        "reduce_scatter: x is [6, 5], dim 1: 5, wanted a multiple of 2 ranks",
     ),
-    "mean of integers": (errors.InvalidArgument, "reduce_scatter: reduce_op is 'avg' of integers, wanted 'sum'"),
     "reduce_op of a collective": (errors.InvalidArgument, "all_reduce: reduce_op is 'max', wanted 'sum' or 'avg'"),
     "again": (errors.InvalidArgument, "has a team already; close() it first"),
     "backend": (errors.InvalidArgument, "overlace.init: backend is 'tpu', wanted one of auto, cpu, cuda_peer"),
@@ -486,3 +485,39 @@ def test_collectives_need_an_engine(tmp_path):
     lines = done.stdout.splitlines()
     assert len(lines) == len(ops), done.stderr
     assert all(line.startswith(wanted.format(op)) for line, op in zip(lines, ops, strict=True)), lines
+
+
+def bad_groups(group):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    named = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    bare = init_device_mesh("cpu", (2, 2))
+    texts = [raised(lambda g=g: overlace.init(g)) for g in (named, bare, 3, [0, 1])]
+    texts += [
+        raised(lambda: overlace.nn.ColumnParallelLinear(4, 4, group=named)),
+        raised(lambda: overlace.parallel.ColwiseParallel(input_layouts=Shard(0))._apply(torch.nn.Linear(4, 4), named)),
+        raised(lambda: overlace.ops.all_reduce(torch.ones(2), group=named)),
+    ]
+    inner = overlace.init(named["tp"], timeout_s=TIMEOUT_S)  # as the text says
+    size = inner.size
+    inner.close()
+    return texts, size
+
+
+def test_what_is_no_group_is_refused_with_what_would_be_one():
+    for texts, size in run_ranks(4, bad_groups):
+        assert [kind for kind, _, _ in texts] == [errors.InvalidArgument] * 7
+        messages = [text for _, _, text in texts]
+        for i in (0, 4, 5, 6):
+            assert messages[i] == "group is a DeviceMesh of 2 dimensions ('dp', 'tp'), wanted one: mesh['tp']"
+        assert messages[1].startswith("group is a DeviceMesh of 2 dimensions, wanted one: mesh['tp'] of one made with")
+        assert messages[2].startswith("group is 3, wanted a ProcessGroup, a DeviceMesh of one dimension")
+        assert messages[3].startswith("group is [0, 1], wanted a ProcessGroup")
+        assert size == 2
+
+
+def test_all_names_of_the_package_are_listed():
+    assert {"compile", "gnn", "nn", "offload", "ops", "optim", "parallel", "trace", "init"} <= set(dir(overlace))
+    for name in dir(overlace):
+        assert getattr(overlace, name) is not None or name.startswith("_"), name

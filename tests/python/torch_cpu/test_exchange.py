@@ -256,7 +256,7 @@ def check_refusals(group):
         ({"splits": [1, 2, 3]}, r"gemm_a2a: splits are \[1, 2, 3\], wanted 2 rows of 2 integers, 0 or more"),
         ({"splits": [[1, 2], [3]]}, "wanted 2 rows of 2 integers"),
         ({"splits": [[4, 0], [-4, 8]]}, "wanted 2 rows of 2 integers, 0 or more"),
-        ({"splits": [[3, 0], [0, 3]]}, rf"a is \[4, 5\] on rank {rank}, splits give it 3 rows"),
+        ({"splits": [[3, 0], [0, 3]]}, rf"a is \[4, 5\] on rank {rank}, splits give it 3 rows, wanted 4"),
         ({"splits": [[4, 0], [0, 2**62]]}, r"gemm_a2a: splits\[3\] is 4611686018427387904, wanted 0 to 2\^40"),
         ({"bias": bias[:3]}, r"gemm_a2a: bias is \[3\], wanted \[8\]"),
     ]
@@ -267,7 +267,7 @@ def check_refusals(group):
         overlace.ops.all_to_all(a, group=group, send_splits=[2, 2])
     with pytest.raises(overlace.errors.InvalidArgument, match=r"send_splits are \[4\], wanted 2 numbers, 0 or more"):
         overlace.ops.all_to_all(a, group=group, send_splits=[4], recv_splits=[4])
-    with pytest.raises(overlace.errors.InvalidArgument, match="send_splits sum to 3"):
+    with pytest.raises(overlace.errors.InvalidArgument, match="send_splits sum to 3, wanted 4"):
         overlace.ops.all_to_all(a, group=group, send_splits=[1, 2], recv_splits=[2, 2])
     with pytest.raises(
         overlace.errors.InvalidArgument, match=rf"a2a_gemm: a is \[4, 5\] on rank {rank}, splits give it 3"

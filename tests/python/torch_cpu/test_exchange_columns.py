@@ -239,7 +239,7 @@ def check_refusals(group):
         ({"blocks": [4, 2]}, "gemm_a2a: blocks sum to 6, wanted N = 8"),
         ({"splits": [4]}, r"gemm_a2a: splits are \[4\], wanted 2 integers, 0 or more: rows of each rank"),
         ({"splits": [[4, 0], [0, 4]]}, "wanted 2 integers, 0 or more: rows of each rank"),
-        ({"splits": [3, 3]}, rf"a is \[4, 5\] on rank {rank}, splits give it 3 rows"),
+        ({"splits": [3, 3]}, rf"a is \[4, 5\] on rank {rank}, splits give it 3 rows, wanted 4"),
         ({"exchange": "rows", "blocks": [8]}, "gemm_a2a: blocks are given, wanted none: no columns travel"),
         ({"exchange": "columns"}, "gemm_a2a: exchange is 'columns', wanted 'rows' or 'cols'"),
     ]

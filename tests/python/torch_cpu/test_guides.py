@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+import test_compile_engines as engines
 from ranks import overlace, run_ranks, torch
 
 nn, dist = torch.nn, torch.distributed
@@ -35,6 +36,23 @@ class Blocks(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return x
+
+
+class Rank(nn.Module):
+    """The part of a Pair that a rank of an engine has; the sum is the engine's own operator."""
+
+    def __init__(self, pair, group):
+        super().__init__()
+        n, rank = group.size(), group.rank()
+        self.up, self.down = (nn.Parameter(w.detach().chunk(n, dim)[rank]) for dim, w in enumerate(weights(pair)))
+
+    def forward(self, x):
+        part = torch.relu(x @ self.up.t()) @ self.down.t()
+        return torch.ops.vllm.all_reduce(part, engines.NAME)
+
+
+def weights(pair):
+    return pair.up.weight, pair.down.weight
 
 
 def names_for(title, group):
@@ -70,6 +88,11 @@ def check(title, whole, names, group):
         full = torch.cat([x] * n)  # all ranks gave the same part
         up, down = (names[name].weight.full_tensor() for name in ("up", "down"))
         torch.testing.assert_close(names["y"], (torch.relu(full @ up.t()) @ down.t()).chunk(n)[rank])
+    elif title.startswith("Modules"):
+        mlp, full = names["mlp"], torch.cat([x] * n)
+        fc1, fc2 = (linear.weight.full_tensor() for linear in (mlp.fc1, mlp.fc2))
+        wanted = nn.functional.gelu(mlp.norm(full) @ fc1.t()) @ fc2.t()
+        torch.testing.assert_close(names["y"], wanted.chunk(n)[rank])
     elif title == "Scripts":
         hidden = torch.cat([x] * n) @ names["w1"].t()
         total = n * (hidden @ names["w2"].t())
@@ -83,6 +106,10 @@ def run_block(_group, title, block):
     group = ranks.spare
     names = names_for(title, group)
     whole, before = copy.deepcopy(names["model"]), torch.compile
+    if title == "Serving engines":
+        engines.define(group)
+        engines.define.groups[engines.NAME] = group
+        names["model"] = Rank(whole, group)
     torch.compile = functools.partial(before, backend=overlace.compile.aot_eager)  # no C++ compiler is waited for
     try:
         exec(block, names)

@@ -6,7 +6,7 @@ from ranks import SIZES, assert_same, overlace, run_ranks, torch, whole
 dist = torch.distributed
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-PLANS = ("", "family=library", "family=hetero_unfused_1d,degree=2", "family=uniform_fused_1d")
+PLANS = ("", "library", "hetero_unfused_1d:2", "uniform_fused_1d")
 
 
 def shard(full, group, dim=0):
@@ -120,7 +120,7 @@ def test_swiglu_of_the_operator(dtype):
         run_ranks(2, swiglu_of_dtype, dtype, is_transposed, "")
 
 
-@pytest.mark.parametrize("plan", [*PLANS, "family=uniform_fused_2d,degree=2"])
+@pytest.mark.parametrize("plan", [*PLANS, "uniform_fused_2d:2"])
 def test_swiglu_by_plan(plan):
     run_ranks(3, swiglu_of_dtype, "float32", True, plan)
 
@@ -166,7 +166,7 @@ def test_rows_split_as_row_offsets_say():
 
 def uneven_weights(group):
     x, w = whole(4 * group.size(), 6, 1), whole(6, 3 + group.rank(), 2)
-    assert_same(overlace.ops.ag_gemm(shard(x, group), w, group=group, plan="family=library"), x @ w)
+    assert_same(overlace.ops.ag_gemm(shard(x, group), w, group=group, plan="library"), x @ w)
     widths = [4, 7, 5][: group.size()]
     a, b = whole(4 * group.size(), sum(widths), 3), whole(sum(widths), 5, 4)
     mine = slice(sum(widths[: group.rank()]), sum(widths[: group.rank() + 1]))
@@ -247,14 +247,14 @@ def test_gemm_ar_gives_the_same_bits_on_all_ranks():
     assert all(other == first for other in others)
 
 
-GRADIENT_PLANS = ("", *(f"family={f}" for f in ("library", "serial", "shard_p2p", "hetero_unfused_1d,degree=2")))
+GRADIENT_PLANS = ("auto", "library", "serial", "shard_p2p", "hetero_unfused_1d:2")
 
 
 def gradients_of_weights(group):
     size = group.size()
     x, dys = whole(6 * size, 8, 1), [whole(6 * size, n, n) for n in (3, 5, 1)]
     dys += [whole(9, 6 * size, 4).t(), whole(1, 9, 5).expand(6 * size, 9), whole(6 * size, 0, 6)]
-    for plan in (*GRADIENT_PLANS, "family=uniform_fused_2d,degree=2"):
+    for plan in (*GRADIENT_PLANS, "uniform_fused_2d:2"):
         for got, dy in zip(overlace.ops.ag_wgrad(shard(x, group), dys, group=group, plan=plan), dys, strict=True):
             assert_same(got, x.t() @ dy)
         for dy in dys:

@@ -27,6 +27,7 @@ class Filtered final : public runtime::Observer {
                            const std::function<bool()>& ready) override {
     return explorer_.wait(step, site, ready);
   }
+  std::optional<size_t> pick(int rank, size_t n) override { return explorer_.pick(rank, n); }
 
  private:
   runtime::Observer* const filter_;
@@ -151,8 +152,8 @@ ExploreReport explore(const ExploreOptions& options, const std::function<Protoco
   rank_options.num_signal_ids = 128;
   rank_options.net_engine = "none";
   rank_options.checks_end = false;
-  rank_options.adversary =
-      AdversaryOptions::parse(base::format("seed=1,delay_us=0,window=1024,pieces={}", options.pieces));
+  rank_options.adversary = AdversaryOptions::parse(
+      base::format("seed=1,delay_us=0,window=1024,pieces={},workers={}", options.pieces, options.workers));
   Walk walk(options);
   run_ranks(
       options.ranks, Mode::threads,

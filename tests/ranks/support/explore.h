@@ -13,6 +13,7 @@ namespace overlace::test {
 struct ExploreOptions {
   int ranks = 2;
   int pieces = 1;          // of a put on the wire; more than one only with seeds
+  int workers = 1;         // that draw the items of a fused kernel
   uint64_t num_seeds = 0;  // 0: every path there is
   uint64_t first_seed = 1;
   uint64_t max_paths = 1000000;  // of an exhaustive walk

@@ -51,7 +51,7 @@ Case adversary(const char* name, const std::string& text, const std::string& why
   return {name, [text] { (void)AdversaryOptions::parse(text); }, Errc::invalid_argument,
           "adversary \"" + text + "\": " + why +
               "; wanted seed=N with optional delay_us=0..1000000, pieces=1..64, window=1..1024, late_read=0|1, "
-              "weak_signal=0|1"};
+              "weak_signal=0|1, workers=1..16"};
 }
 Case link(const char* name, const std::string& text, const std::string& why) {
   return {name, [text] { (void)LinkOptions::parse(text); }, Errc::invalid_argument,
@@ -67,6 +67,7 @@ const Case kTexts[] = {
     adversary("AdversaryNoPieces", "pieces=0", "pieces is \"0\""),
     adversary("AdversaryWindowTooWide", "window=1025", "window is \"1025\""),
     adversary("AdversaryLateReadTwo", "late_read=2", "late_read is \"2\""),
+    adversary("AdversaryNoWorkers", "workers=0", "workers is \"0\""),
     adversary("AdversaryTrailingComma", "seed=1,", "\"\" has no ="),
     link("LinkEmpty", "", "it has 1 parts"),
     link("LinkWithoutLatency", "2GB/s", "it has 1 parts"),

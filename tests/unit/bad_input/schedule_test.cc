@@ -82,7 +82,7 @@ Case making(const char* name, void (*change)(Making&), const std::string& text) 
 const Case kFamilies[] = {
     making(
         "MakeUnknownOperator", [](Making& m) { m.op.op = "gemm"; },
-        "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm"),
+        "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a"),
     making(
         "MakeUnknownFamily", [](Making& m) { m.family = "fastest"; },
         "ag_gemm: unknown family 'fastest' (known: " + known("ag_gemm") + ")"),
@@ -207,11 +207,12 @@ const Case kDocuments[] = {
     json("JsonFlagNumber", R"("deterministic":true)", R"("deterministic":1)",
          "schedule /deterministic: got 1, wanted true or false"),
     json("JsonUnknownKind", R"("kind":"gemm")", R"("kind":"gem")",
-         "schedule /tasks/1/kind: got \"gem\", wanted one of gemm, tiles, copy, reduce, collective, barrier, host"),
+         "schedule /tasks/1/kind: got \"gem\", wanted one of gemm, tiles, copy, reduce, collective, barrier, host, "
+         "pool"),
     json("JsonUnknownEngine", R"("engine":"ce")", R"("engine":"dma")",
          "schedule /tasks/0/engine: got \"dma\", wanted one of sm, ce, nic, io, cpu"),
     json("JsonKindNumber", R"("kind":"gemm")", R"("kind":1)",
-         "schedule /tasks/1/kind: got 1, wanted one of gemm, tiles, copy, reduce, collective, barrier, host"),
+         "schedule /tasks/1/kind: got 1, wanted one of gemm, tiles, copy, reduce, collective, barrier, host, pool"),
     json("JsonUnknownSpace", R"("symmetric")", R"("shared")",
          "schedule /buffers/3/1: got \"shared\", wanted one of argument, local, symmetric"),
     json("JsonUnknownDtype", R"("bf16")", R"("float")",

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
+#include <filesystem>
 #include <fstream>
 
 namespace overlace::base {
@@ -252,6 +254,45 @@ TEST(Env, ReferencePageIsWhatTheCodeSays) {
   const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   EXPECT_NE(page.find(reference_table(true)), std::string::npos) << reference_table(true);
   EXPECT_NE(page.find(reference_table(false)), std::string::npos) << reference_table(false);
+}
+
+/// All C++ of the library and of the command line, less what declares and parses the variables.
+std::string sources_of_readers() {
+  namespace fs = std::filesystem;
+  std::string text;
+  for (const char* folder : {"/src", "/cli"})
+    for (const auto& entry : fs::recursive_directory_iterator(std::string(OVERLACE_SOURCE_DIR) + folder)) {
+      const std::string path = entry.path().string();
+      if (!path.ends_with(".cc") && !path.ends_with(".h")) continue;
+      if (path.find("/src/base/env.") != std::string::npos) continue;
+      std::ifstream file(path);
+      text.append(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    }
+  return text;
+}
+
+/// OVERLACE_TRACE and OVERLACE_EXPLAIN were documented for a while and nothing read them.
+TEST(Env, EachVariableIsReadBySomething) {
+  const std::string sources = sources_of_readers();
+  const auto is_read = [&](const std::string& use) {
+    for (size_t at = sources.find(use); at != std::string::npos; at = sources.find(use, at + 1)) {
+      const char next = sources[at + use.size()];
+      if (std::isalnum(static_cast<unsigned char>(next)) == 0 && next != '_') return true;
+    }
+    return false;
+  };
+  const Env env = Env::parse({}).value();
+  int count = 0;
+  for (const EnvValue& v : env.values()) {
+    if (!v.name.starts_with("OVERLACE_")) continue;
+    std::string member = v.name.substr(std::string("OVERLACE_").size());
+    std::transform(member.begin(), member.end(), member.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (member == "cache_dir") member = "cache_folder";  // which has its default
+    EXPECT_TRUE(is_read("env()." + member) || is_read("env." + member)) << v.name;
+    ++count;
+  }
+  EXPECT_GE(count, 22);
+  EXPECT_FALSE(is_read("env().cache_dirs"));
 }
 
 }  // namespace

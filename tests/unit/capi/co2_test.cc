@@ -284,6 +284,11 @@ TEST(CapiCo2, RefusesBadOptionsBeforeItTalks) {
   options.shard_degree = 2;
   EXPECT_EQ(open(options, parameter, 1), OVL_INVALID_ARGUMENT);
   EXPECT_NE(std::string(ovl_error_text()).find("reduce_in_group is missing"), std::string::npos) << ovl_error_text();
+  options = options_of();
+  options.whole_boundaries = 2;
+  EXPECT_EQ(open(options, parameter, 1), OVL_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ovl_error_text()).find("options.whole_boundaries is 2, wanted 0 to 1"), std::string::npos)
+      << ovl_error_text();
   EXPECT_EQ(open(options_of(), {"x", nullptr, 1, OVL_FP32, 0}, 1), OVL_INVALID_ARGUMENT);
   EXPECT_EQ(open(options_of(), {"x", &x, 1, OVL_I32, 0}, 1), OVL_INVALID_ARGUMENT);
   collective.size = 0;

@@ -359,7 +359,7 @@ TEST(Loader, RefusesWhatDoesNotFit) {
                 .find("no packs segments, there are: fixed, fixed-valid"),
             std::string::npos);
   const auto loader = open("fixed");
-  EXPECT_EQ(loader->next().status().message(), "loader: next() before start()");
+  EXPECT_EQ(loader->next().status().message(), "loader: next() before start(), wanted: start() first");
   EXPECT_EQ(loader->start(-1).code(), Errc::invalid_argument);
   loader->start(0).or_throw();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(loader->next().ok());

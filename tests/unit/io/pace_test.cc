@@ -99,6 +99,39 @@ TEST_P(Pace, ADiskThatIsTooSlowIsATimeout) {
   EXPECT_EQ(engine->poll({&completion, 1}).status().code(), Errc::timeout);
 }
 
+/// A disk that gives the last request first, one at each wait.
+class Backwards final : public Queue {
+ public:
+  const char* name() const override { return "backwards"; }
+  int capacity() const override { return 8; }
+  void push(const QueueRequest& request) override { pushed_.push_back(request); }
+  base::Status submit() override { return {}; }
+  base::Result<size_t> wait(std::span<QueueResult> results, int64_t) override {
+    if (pushed_.empty()) return size_t{0};
+    results[0] = {pushed_.back().id, pushed_.back().bytes};
+    pushed_.pop_back();
+    return size_t{1};
+  }
+
+ private:
+  std::vector<QueueRequest> pushed_;
+};
+
+TEST(PacedQueue, ServesInOrderThoughTheDiskBelowIsLateAndDoesNot) {
+  const auto queue = with_pace({.bytes_per_s = int64_t{1} << 40})(std::make_unique<Backwards>());
+  for (uint64_t id = 0; id < 5; ++id) queue->push({.bytes = 4096, .id = id});
+  const Clock::time_point all_are_due = Clock::now() + std::chrono::milliseconds(2);
+  while (Clock::now() < all_are_due) {
+  }
+  std::vector<uint64_t> ids;
+  QueueResult results[8];
+  while (ids.size() < 5) {
+    const size_t n = queue->wait(results, 1000).value();
+    for (size_t i = 0; i < n; ++i) ids.push_back(results[i].id);
+  }
+  EXPECT_EQ(ids, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
+}
+
 TEST(PaceOptions, ARateBelowZeroIsRefused) {
   EXPECT_EQ(IoEngine::open({.pace_bytes_per_s = -5}).status().message(),
             "engine: pace_bytes_per_s is -5, wanted at least 0");

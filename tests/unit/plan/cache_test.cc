@@ -108,6 +108,34 @@ TEST(PlanCache, TheNextProcessTakesWhatWasSimulated) {
   EXPECT_EQ(std::get<int64_t>(near->schedule.params.at("M")), 8191);
 }
 
+/// A simulator for which one family is the slowest.
+struct Against : spec::CostModel {
+  explicit Against(std::string slow) : family(std::move(slow)) {}
+  const std::string family;
+  base::Result<spec::Estimate> estimate(const spec::Schedule& schedule, const spec::OpSpec&,
+                                        const Machine&) const override {
+    const double us = schedule.family.starts_with(family) ? 1000 : 100;
+    return spec::Estimate{us, us, us, {}};
+  }
+};
+
+/// Else a plan by measurements could be slower than the one without.
+TEST(PlanProbe, MeasuresWhatIsTakenWithoutItToo) {
+  for (const spec::OpSpec& op : {op_of("gemm_rs", 8192, 8192, 2048), op_of("ag_gemm", 8192, 8192, 2048),
+                                 op_of("gemm_rs", 64, 8192, 2048), op_of("gemm_ar", 4096, 8192, 2048)}) {
+    const Candidate usual = Planner(h200()).plan(op)->candidate;
+    const Against model(usual.family);
+    Told ranks;
+    const auto probed = Planner(h200(), {.simulation = &model, .prober = &ranks}).plan(op, kProbed);
+    ASSERT_EQ(probed->tier, Tier::probe);
+    for (const Candidate& wanted : {usual, Candidate{"library", 1}}) {
+      const auto count = std::count_if(probed->others.begin(), probed->others.end(),
+                                       [&](const Alternative& one) { return one.candidate == wanted; });
+      EXPECT_EQ(count, 1) << op.to_string() << ": " << to_string(wanted);
+    }
+  }
+}
+
 TEST(PlanCache, KeptIsWhatTheFileHasAndDecidesNothing) {
   const Folder folder;
   const std::string path = folder / "plans.jsonl";

@@ -294,10 +294,15 @@ TEST(Relay, AnAnswerThatIsNoneIsRefused) {
   EXPECT_EQ(gathered({{{.type = 3, .number = 0}, entry(3, "old") + entry(3, "old")}, {result, good}}), "one;;")
       << "of an all-gather that is over";
   EXPECT_EQ(gathered({{failure, "it rains"}}), "bootstrap: rank 0 of 2: it rains");
-  EXPECT_EQ(gathered({{{.magic = 7, .type = 3, .number = 1}, good}}),
-            "bootstrap: rank 0 of 2: the server speaks another protocol");
+  const auto foreign = [](const char* magic, uint64_t bytes) {
+    return base::format(
+        "bootstrap: rank 0 of 2: the server speaks another protocol: {} and {} bytes, wanted 0xb1ace02 and at most "
+        "134217728 bytes",
+        magic, bytes);
+  };
+  EXPECT_EQ(gathered({{{.magic = 7, .type = 3, .number = 1}, good}}), foreign("0x7", good.size()));
   EXPECT_EQ(gathered({{{.type = 3, .number = 1, .length = (uint64_t{128} << 20) + 1}, ""}}),
-            "bootstrap: rank 0 of 2: the server speaks another protocol")
+            foreign("0xb1ace02", (uint64_t{128} << 20) + 1))
       << "more than 64 MiB of each rank";
   const auto sent = [](int count) { return base::format("bootstrap: the server sent {} entries, wanted 2", count); };
   EXPECT_EQ(gathered({{result, entry(3, "one")}}), sent(1));

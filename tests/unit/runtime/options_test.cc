@@ -62,7 +62,8 @@ TEST(LinkOptions, MayBeBetweenHostsOnly) {
 }
 
 TEST(AdversaryOptions, ReadsKeysInAnyOrder) {
-  const AdversaryOptions a = AdversaryOptions::parse("window=3,seed=7,delay_us=0,pieces=1,late_read=0,weak_signal=0");
+  const AdversaryOptions a =
+      AdversaryOptions::parse("window=3,seed=7,delay_us=0,pieces=1,late_read=0,weak_signal=0,workers=2");
   EXPECT_TRUE(a.enabled);
   EXPECT_EQ(a.seed, 7u);
   EXPECT_EQ(a.max_delay_us, 0);
@@ -70,10 +71,12 @@ TEST(AdversaryOptions, ReadsKeysInAnyOrder) {
   EXPECT_EQ(a.reorder_window, 3);
   EXPECT_FALSE(a.late_read);
   EXPECT_FALSE(a.weak_signal);
+  EXPECT_EQ(a.workers, 2);
   const AdversaryOptions defaults = AdversaryOptions::parse("seed=18446744073709551615");
   EXPECT_EQ(defaults.seed, 18446744073709551615ull);
   EXPECT_EQ(defaults.max_pieces, 4);
   EXPECT_TRUE(defaults.late_read);
+  EXPECT_EQ(defaults.workers, 0);
 }
 
 TEST(AdversaryOptions, RefusesWithValueAndForm) {

@@ -9,6 +9,7 @@
 #include "src/base/json.h"
 #include "src/spec/fusable.h"
 #include "src/spec/operators.h"
+#include "tests/unit/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -59,6 +60,40 @@ TEST(Operator, IsRefusedWhereItLacksSomething) {
   EXPECT_EQ(find_operator("unit_test"), nullptr);
 }
 
+TEST(Problem, KeysAreEqualForEqualProblemsAlone) {
+  const OpSpec base{.op = "ag_gemm", .m = 8, .n = 8, .k = 8, .ranks = 2, .row_offsets = {}};
+  EXPECT_EQ(key_of(base), key_of(OpSpec(base)));
+  std::vector<OpSpec> all = {base};
+  const auto add = [&](auto change) {
+    all.push_back(base);
+    change(all.back());
+  };
+  add([](OpSpec& op) { op.op = "ag_gemm 8"; });
+  add([](OpSpec& op) { op.m = 9; });
+  add([](OpSpec& op) { op.n = 9; });
+  add([](OpSpec& op) { op.k = 9; });
+  add([](OpSpec& op) { op.ranks = 3; });
+  add([](OpSpec& op) { op.dtype = DType::fp16; });
+  add([](OpSpec& op) { op.out_dtype = DType::fp16; });
+  add([](OpSpec& op) { op.b_layout = BLayout::kn; });
+  add([](OpSpec& op) { op.bias = true; });
+  add([](OpSpec& op) { op.gathered = true; });
+  add([](OpSpec& op) { op.activation = Activation::swiglu; });
+  add([](OpSpec& op) { op.exchange = Exchange::cols; });
+  // The same numbers in another list, and lists whose numbers run into each other.
+  add([](OpSpec& op) { op.row_offsets = {0, 4, 8}; });
+  add([](OpSpec& op) { op.splits = {0, 4, 8}; });
+  add([](OpSpec& op) { op.blocks = {0, 4, 8}; });
+  add([](OpSpec& op) { op.splits = {0, 4}, op.blocks = {8}; });
+  add([](OpSpec& op) { op.splits = {0}, op.blocks = {4, 8}; });
+  add([](OpSpec& op) { op.fields = {{"a", int64_t{1}}}; });
+  add([](OpSpec& op) { op.fields = {{"a", std::string("1 b=1:2")}}; });
+  add([](OpSpec& op) { op.fields = {{"a", int64_t{1}}, {"b", int64_t{2}}}; });
+  std::set<std::string> keys;
+  for (const OpSpec& op : all) keys.insert(key_of(op));
+  EXPECT_EQ(keys.size(), all.size());
+}
+
 TEST(Operator, FieldsOfACallAreThoseThatItDeclares) {
   OperatorDef op = kWhole;
   constexpr FieldDef kFields[] = {{"window", FieldType::integer, "rows"}};
@@ -84,7 +119,7 @@ TEST(Operator, SplitsAreATableOfRowsFromRankToRank) {
 }
 
 TEST(Operator, ThoseOfTheLibraryAreWhole) {
-  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a or a2a_gemm");
+  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a");
   EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm, ag_wgrad or a2a_gemm");
   for (const OperatorDef* op : operators()) {
     std::set<std::string_view> names;
@@ -95,7 +130,8 @@ TEST(Operator, ThoseOfTheLibraryAreWhole) {
     }
     for (const Purpose purpose : {Purpose::compute, Purpose::comm, Purpose::limit})
       EXPECT_NE(find_family(op->name, purpose), nullptr) << op->name;
-    EXPECT_FALSE(op->summary.empty() || op->local_param.empty()) << op->name;
+    EXPECT_FALSE(op->summary.empty()) << op->name;
+    EXPECT_EQ(op->local_param.empty(), !op->fields.empty()) << op->name << ": a GEMM has one size of its own";
   }
 }
 
@@ -138,7 +174,7 @@ TEST(Operator, AnswersForSchedulesByNameAndSuffix) {
 }
 
 TEST(Operator, RulesAndTransportsAreAskedForByFunction) {
-  for (const OperatorDef* def : operators()) {
+  for (const OperatorDef* def : test::sized_operators()) {
     const FamilyDef* first = first_by_rule(*def);
     ASSERT_NE(first, nullptr) << def->name;
     EXPECT_EQ(first->rule, 1) << def->name;
@@ -173,7 +209,7 @@ TEST(Operator, AShapeThatKernelsRefuseSaysWhy) {
 }
 
 TEST(Operator, OnlyThoseWithAKernelForThemHaveFewTokens) {
-  for (const OperatorDef* def : operators()) {
+  for (const OperatorDef* def : test::sized_operators()) {
     OpSpec op{.op = std::string(def->name), .m = 16, .n = 1024, .k = 1024, .ranks = 2, .row_offsets = {}};
     EXPECT_EQ(has_few_tokens(op), find_family(def->name, ClosedForm::small_m_kernel) != nullptr) << def->name;
     op.m = 65;

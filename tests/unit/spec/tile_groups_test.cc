@@ -35,7 +35,7 @@ std::vector<GroupCase> all_cases() {
     for (const int tiles_n : {1, 7, 32, 100}) {
       for (const int swizzle : {1, 3, 8}) {
         for (const int most : {1, 5, 64}) {
-          for (const TileOrderKind kind : {TileOrderKind::own_last, TileOrderKind::woven})
+          for (const TileOrderKind kind : {TileOrderKind::rotated, TileOrderKind::woven})
             cases.push_back({rows, tiles_n, swizzle, most, kind});
         }
       }
@@ -97,7 +97,7 @@ TEST(TileGroups, OwnTilesNeverReturnToAGroup) {
 }
 
 TEST(TileGroups, AreAsFineAsTheirNumberAllows) {
-  const GroupCase c{{0, 2048, 4096, 6144, 8192}, 32, 8, 64, TileOrderKind::own_last};
+  const GroupCase c{{0, 2048, 4096, 6144, 8192}, 32, 8, 64, TileOrderKind::woven};
   const TileGroups fine = make_groups(order_of(c, 1), 64), coarse = make_groups(order_of(c, 1), 8);
   EXPECT_EQ(fine.rows, 8);
   EXPECT_EQ(fine.cols, 1);

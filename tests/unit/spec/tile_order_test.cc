@@ -10,7 +10,7 @@ namespace overlace {
 namespace {
 
 using Kind = TileOrderKind;
-constexpr Kind kKinds[] = {Kind::linear, Kind::rotated, Kind::own_last, Kind::woven, Kind::grouped};
+constexpr Kind kKinds[] = {Kind::linear, Kind::rotated, Kind::woven, Kind::grouped};
 
 struct OrderCase {
   Kind kind;
@@ -122,7 +122,6 @@ TEST(TileOrder, ShardsComeInTheOrderThatTheNameSays) {
   };
   EXPECT_EQ(shards(Kind::linear, 4), (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(shards(Kind::rotated, 4), (std::vector<int>{1, 2, 3, 0}));
-  EXPECT_EQ(shards(Kind::own_last, 4), (std::vector<int>{2, 3, 0, 1}));
   EXPECT_EQ(shards(Kind::grouped, 4), (std::vector<int>{2, 3, 0, 1, 2, 3, 0, 1}));
 }
 
@@ -135,10 +134,9 @@ TEST(TileOrder, WovenSpreadsTheOwnTilesEvenlyAndKeepsTheirOrder) {
     for (int i = 0; i < all; ++i) {
       const TileCoord at = tile_at(o, i);
       const bool is_own = at.shard == c.rank;
-      TileOrder last = o;
-      last.kind = Kind::own_last;
-      const TileCoord want =
-          is_own ? own_in_band(o, 0, static_cast<int>(seen)) : tile_at(last, static_cast<int>(others));
+      TileOrder rotated = o;  // own tiles, then those of the others
+      rotated.kind = Kind::rotated;
+      const TileCoord want = tile_at(rotated, static_cast<int>(is_own ? seen : own + others));
       EXPECT_TRUE(at.m == want.m && at.n == want.n && at.shard == want.shard) << "tile " << i;
       (is_own ? seen : others) += 1;
       EXPECT_LE(std::abs(seen * all - (i + 1) * own), all) << "tile " << i << ": not as many as evenly";

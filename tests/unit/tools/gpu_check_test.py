@@ -49,6 +49,33 @@ class Plan(unittest.TestCase):
         self.assertEqual([start for start, _, _ in log], [0, 20, 25, 25, 31])
         self.assertEqual((not_run, end), ([], 35))
 
+    def test_what_may_share_gpus_comes_first_a_few_at_once(self) -> None:
+        shared = [Unit(f"s{seconds}", is_shared=True, seconds=seconds) for seconds in (30, 20, 10, 5)]
+        log, not_run, end = simulated([wide("alone", 40), *shared, narrow("n", 3)], 2, 500)
+        self.assertEqual(
+            [(start, name) for start, name, _ in log],
+            [(0, "s30"), (0, "s20"), (0, "s10"), (10, "s5"), (30, "alone"), (70, "n")],
+        )
+        self.assertEqual({on for _, name, on in log if name.startswith("s")}, {(0, 1)})
+        self.assertEqual((not_run, end), ([], 73))
+        self.assertEqual(gpu_tests.SHARED & gpu_tests.ONE_GPU, frozenset())
+        self.assertLessEqual(gpu_tests.SHARED, set(gpu_tests.expected_names(ROOT)))
+
+    def test_what_failed_beside_others_runs_alone(self) -> None:
+        row = Row("gpu_x", FAILED, passed=4, failed=2, failures=["S.A: got 1", "P/S.B/3: late"], seconds=9, skipped=1)
+        unit = gpu_tests.alone(Unit("gpu_x", ("gpu_x", "--xml"), is_shared=True), row)
+        self.assertEqual((unit.command, unit.is_shared), (("gpu_x", "--xml", "--gtest_filter=S.A:P/S.B/3"), False))
+        failed = Row(PYTHON, FAILED, passed=1, failures=["tests.python.torch_gpu.test_gpu.test_a[x-1.5]: late"])
+        unit = gpu_tests.alone(Unit(PYTHON, ("py", "-v", "tests/python/torch_gpu"), is_shared=True), failed)
+        self.assertEqual(unit.command, ("py", "-v", "tests/python/torch_gpu/test_gpu.py::test_a[x-1.5]"))
+        both = gpu_tests.joined(row, Row("gpu_x", PASSED, passed=2, seconds=3))
+        self.assertEqual((both.outcome, both.passed, both.failed, both.skipped, both.seconds), (PASSED, 6, 0, 1, 12))
+        self.assertIn("2 failed beside others and passed alone: S.A: got 1", both.detail)
+        still = gpu_tests.joined(row, Row("gpu_x", FAILED, passed=1, failed=1, failures=["S.A: got 1"]))
+        self.assertEqual((still.outcome, still.passed, still.failed), (FAILED, 5, 1))
+        late = gpu_tests.joined(row, Row("gpu_x", NOT_RUN))
+        self.assertEqual((late.outcome, late.failed, late.failures), (FAILED, 2, row.failures))
+
     def test_no_gpu_is_used_twice_at_a_time(self) -> None:
         units = [narrow(f"n{i}", 3 + i % 4) for i in range(17)] + [wide(f"w{i}", 2) for i in range(3)]
         log, _, _ = simulated(units, 3, 500)
@@ -234,6 +261,10 @@ echo "$CUDA_VISIBLE_DEVICES" > "$report.seen"
 cat > "$report" <<'X'
 {xml}
 X
+case "$*" in *gtest_filter*) cat > "$report" <<'X'
+{again}
+X
+exit {again_rc};; esac
 exit {rc}
 """
 
@@ -253,9 +284,23 @@ class Run(TreeTest):
         self.write(path, text)
         (self.root / path).chmod(0o755)
 
-    def fake(self, name: str, xml: str, rc: int = 0, before: str = "") -> None:
+    def fake(self, name: str, xml: str, rc: int = 0, before: str = "", again: str | None = None) -> None:
+        """`again`: what it reports with a filter, and then ends with 0; else the same as without."""
         self.write(f"tests/gpu/{name}_test.cc", "")
-        self.program(f"carried/gpu_{name}", FAKE.format(xml=xml, rc=rc, before=before))
+        repeated = (xml, rc) if again is None else (again, 0)
+        text = FAKE.format(xml=xml, rc=rc, before=before, again=repeated[0], again_rc=repeated[1])
+        self.program(f"carried/gpu_{name}", text)
+
+    def test_what_fails_beside_others_and_passes_alone_is_told(self) -> None:
+        passed = '<testsuites><testsuite><testcase name="C" status="run" classname="S"/></testsuite></testsuites>'
+        self.fake("ops", GTEST_XML.format(FAILED_CASE), rc=1, again=passed)
+        self.fake("soak", GTEST_XML.format(""))
+        done = self.check("--git", "abc123")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("gpu_ops: failed beside others in", done.stdout)
+        (row,) = [p for p in self.recorded()["last"]["programs"] if p["name"] == "gpu_ops"]
+        self.assertEqual((row["outcome"], row["passed"], row["failed"], row["skipped"]), (PASSED, 2, 0, 1))
+        self.assertIn("1 failed beside others and passed alone: S.C: got 1, want 2", row["detail"])
 
     def check(self, *arguments: str) -> subprocess.CompletedProcess:
         return self.call("--binaries", str(self.root / "carried"), *arguments)
@@ -344,10 +389,10 @@ class Run(TreeTest):
 
     def test_what_did_not_fit_is_run_by_the_next_command(self) -> None:
         self.fake("ops", GTEST_XML.format(""))
-        self.fake("net", GTEST_XML.format(FAILED_CASE), rc=1)
-        (self.root / "carried/gpu_net").rename(self.root / "later")
+        self.fake("soak", GTEST_XML.format(FAILED_CASE), rc=1)
+        (self.root / "carried/gpu_soak").rename(self.root / "later")
         self.assertEqual(self.check("--git", "abc123").returncode, 2)
-        (self.root / "later").rename(self.root / "carried/gpu_net")
+        (self.root / "later").rename(self.root / "carried/gpu_soak")
         (self.root / "carried/gpu_ops").unlink()  # is not run again
         done = self.check("--git", "abc123", "--continue")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)

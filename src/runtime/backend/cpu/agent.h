@@ -11,6 +11,7 @@
 
 #include "overlace/handle_pod.h"
 #include "overlace/runtime.h"
+#include "src/runtime/call_board.h"
 #include "src/runtime/control.h"
 #include "src/runtime/names.h"
 #include "src/spec/layout_pod.h"
@@ -37,6 +38,7 @@ struct CpuControl {
   Doorbell bells[kBells + 1];
   alignas(64) uint32_t host_waiting;             // the first rank's: threads of all ranks that wait now
   alignas(64) uint64_t link_busy_ns[kMaxRanks];  // by destination: when the emulated link becomes free
+  CallBoard calls;
 };
 inline constexpr uint64_t kCpuControlOffset = 4096;
 static_assert(kCpuControlOffset + sizeof(CpuControl) <= kControlBytes);

@@ -94,6 +94,9 @@ class CpuBackend final : public BackendState {
   char* heap_base(int world_rank) const override {
     return is_far(world_rank) ? nullptr : agent_.bases[static_cast<size_t>(world_rank)];
   }
+  CallBoard* call_board(int world_rank) override {
+    return is_far(world_rank) ? nullptr : &cpu_control(heap_base(world_rank)).calls;
+  }
   uint64_t user_offset() const override { return agent_.layout.user.offset; }
   uint64_t user_bytes() const override { return heaps_.bytes - agent_.layout.user.offset; }
   base::Status grow_heap(uint64_t bytes) override {

@@ -117,6 +117,12 @@ std::optional<Errc> Explorer::wait(const Step& step, const WaitSite& site, const
   return failure_.empty() ? Errc::ok : Errc::aborted;
 }
 
+std::optional<size_t> Explorer::pick(int rank, size_t n) {
+  const std::lock_guard lock(mutex_);
+  if (current_ != rank) return std::nullopt;
+  return choices_.draw(n);
+}
+
 /// Until it is this rank's turn again.
 void Explorer::pass_on(int rank, std::unique_lock<std::mutex>& lock) {
   choose();

@@ -58,6 +58,7 @@ class Explorer final : public Observer {
 
   bool before(const Step& step) override;
   std::optional<Errc> wait(const Step& step, const WaitSite& site, const std::function<bool()>& ready) override;
+  std::optional<size_t> pick(int rank, size_t n) override;
 
  private:
   enum class State { outside, ready, waiting, done };

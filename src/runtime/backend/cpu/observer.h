@@ -1,6 +1,7 @@
 // Whoever stands between a CPU rank and what it does: the explorer, and tests that let a rank fail or leave a step out.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -31,6 +32,11 @@ class Observer {
   virtual std::optional<Errc> wait(const Step& step, const WaitSite& site, const std::function<bool()>& ready) {
     (void)site, (void)ready;
     before(step);
+    return std::nullopt;
+  }
+  /// Which of the n > 1 things that it may do the rank does next; nothing: it draws for itself.
+  virtual std::optional<size_t> pick(int rank, size_t n) {
+    (void)rank, (void)n;
     return std::nullopt;
   }
 };

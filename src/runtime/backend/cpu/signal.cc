@@ -150,7 +150,9 @@ Errc drain(const ChannelPod& channel, bool (*is_drained)(const runtime::Wire::Is
     const Errc code = runtime::poll_until(channel, {.kind = WaitKind::stream}, [&] { return is_drained(mine); });
     if (code != Errc::ok) return code;
   }
-  return runtime::is_aborted(channel) ? Errc::aborted : Errc::ok;
+  if (!runtime::is_aborted(channel)) return Errc::ok;
+  if (agent.wire) agent.wire->drop_all();
+  return Errc::aborted;
 }
 
 }  // namespace

@@ -49,8 +49,10 @@ class IpcHeap final : public DeviceHeap {
   }
   const char* kind() const override { return "ipc"; }
   char* base(int world_rank) const override { return bases[static_cast<size_t>(world_rank)]; }
-  base::Status grow(const HeapRequest&) override {
-    return base::error(Errc::not_supported, "a heap of cudaIpc handles cannot grow; raise heap_bytes");
+  base::Status grow(const HeapRequest& request) override {
+    return base::error(Errc::not_supported,
+                       "symmetric heap: one of cudaIpc handles cannot grow to {} bytes; wanted: a larger heap_bytes",
+                       request.bytes);
   }
 
   std::vector<char*> bases, opened;

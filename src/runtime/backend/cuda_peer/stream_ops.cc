@@ -58,12 +58,13 @@ base::Status stream_post(uint64_t* slot, const uint64_t* epoch_cell, cudaStream_
 
 base::Status stream_write(uint64_t* slot, uint64_t value, const StreamCaps& caps, cudaStream_t stream) {
   if (!caps.write_value)
-    return base::error(Errc::not_supported, "stream_write: the device has no 64-bit stream memory operations");
+    return base::error(Errc::not_supported,
+                       "stream_write: the device has no stream memory operations of 64 bits; wanted: stream_post");
   base::Result<bool> capturing = is_capturing(stream);
   if (!capturing.ok()) return capturing.status();
   if (*capturing)
-    return base::error(Errc::capture, "stream_write: a capture would freeze the value {}; use stream_post or a node",
-                       value);
+    return base::error(Errc::capture,
+                       "stream_write: a capture would freeze the value {}; wanted: stream_post or a node", value);
   const base::Result<const Driver*> api = driver();
   if (!api.ok()) return api.status();
   return (*api)->status(
@@ -74,15 +75,17 @@ base::Status stream_write(uint64_t* slot, uint64_t value, const StreamCaps& caps
 base::Status stream_wait(const uint64_t* word, uint64_t value, bool written_by_peer, const StreamCaps& caps,
                          cudaStream_t stream) {
   if (!caps.wait_value)
-    return base::error(Errc::not_supported,
-                       "stream_wait: off on this device, or CUDA_DEVICE_MAX_CONNECTIONS is 1; use launch_wait");
+    return base::error(
+        Errc::not_supported,
+        "stream_wait: the device has no stream memory operations of 64 bits, or CUDA_DEVICE_MAX_CONNECTIONS "
+        "is 1; wanted: launch_wait");
   if (written_by_peer && !caps.wait_flush)
     return base::error(Errc::not_supported,
-                       "stream_wait: the device cannot order a peer's writes before the wait; use launch_wait");
+                       "stream_wait: the device cannot order a peer's writes before the wait; wanted: launch_wait");
   base::Result<bool> capturing = is_capturing(stream);
   if (!capturing.ok()) return capturing.status();
   if (*capturing && written_by_peer)
-    return base::error(Errc::capture, "stream_wait: a capture would freeze the awaited value {}; use launch_wait",
+    return base::error(Errc::capture, "stream_wait: a capture would freeze the awaited value {}; wanted: launch_wait",
                        value);
   const base::Result<const Driver*> api = driver();
   if (!api.ok()) return api.status();

@@ -123,7 +123,7 @@ class MpiEngine final : public CpuEngine {
 
   /// The next piece of `peer`, `piece` of the `bytes` of the call, checked against what this rank was called with.
   Port::Letter next(const Call& call, size_t peer, size_t bytes, size_t piece) {
-    WaitSite site{.kind = WaitKind::engine, .peer = static_cast<uint32_t>(peer), .id = receive_id_};
+    WaitSite site{.kind = WaitKind::engine, .peer = static_cast<uint32_t>(peer), .id = receive_id_, .may_lag = true};
     site.expected = ++taken_[peer];
     site.word = port_.arrived(peer);
     wait(site, [&] { return port_.has(peer) || !port_.failure().ok(); });
@@ -206,7 +206,8 @@ class MpiEngine final : public CpuEngine {
   /// reached is an error here.
   void settle() {
     for (size_t peer = 0; peer < size_; ++peer) {
-      WaitSite site{.kind = WaitKind::engine, .peer = static_cast<uint32_t>(peer), .id = send_id_};
+      const WaitSite site{
+          .kind = WaitKind::engine, .peer = static_cast<uint32_t>(peer), .id = send_id_, .may_lag = true};
       wait(site, [&] { return port_.unsent(peer) == 0 || !port_.failure().ok(); });
       if (const base::Status why = port_.failure(); !why.ok()) team_.runtime->fail(why);
     }

@@ -4,6 +4,7 @@
 
 #include "cli/problem.h"
 #include "overlace/error.h"
+#include "src/sim/schedule/simulation.h"
 
 namespace overlace::cli {
 namespace {
@@ -45,6 +46,36 @@ TEST(PlanText, ShowsTheChosenBesideTheOthersAndWhy) {
   EXPECT_NE(falls.find("  ideal                                            536.9"), std::string::npos) << falls;
   EXPECT_NE(falls.find("  sum                                              540.6"), std::string::npos) << falls;
   EXPECT_NE(falls.find("no overlap"), std::string::npos) << falls;
+}
+
+/// What an operator has besides sizes, by name.
+TEST(Fields, PoseAProblem) {
+  const spec::Machine machine = plain();
+  const auto posed = [&](const std::vector<std::string>& words) {
+    spec::OpSpec op = op_of("embedding_a2a", 0, 8, 0, 0, "fp32", machine, 64);
+    set_fields(&op, words);
+    return op;
+  };
+  const auto refusal = [&](const char* word) -> std::string {
+    try {
+      (void)posed({word});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal("batch"), "--field is 'batch', wanted NAME=VALUE or NAME=@FILE");
+  EXPECT_EQ(refusal("batch=many"), "--field batch is 'many', wanted an integer");
+  EXPECT_EQ(refusal("depth=3"), "--field: embedding_a2a has no field 'depth'");
+  EXPECT_NE(refusal("placement=@/no/such/file").find("/no/such/file"), std::string::npos);
+  const spec::OpSpec op = posed({"batch=64", "mode=sum", "bounds=error",
+                                 R"(placement={"tables":[{"rows":4,"dim":8}],)"
+                                 R"("features":[{"table":0,"rank":1,"column":0}]})"});
+  EXPECT_EQ(op.m, 64);
+  const sim::Simulation simulation;
+  const auto found = plan::Planner(machine, {.simulation = &simulation}).plan(op, {.limit = plan::Tier::simulation});
+  EXPECT_NE(plan_text(op, *found, machine).find("> "), std::string::npos);
+  EXPECT_EQ(found->tier, plan::Tier::simulation) << found->reason;
 }
 
 /// Columns are as many bytes as rows are, and planned alike.

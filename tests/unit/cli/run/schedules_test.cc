@@ -34,11 +34,11 @@ const spec::OpSpec& problem(const RunPlan& plan, const std::string& name) {
   throw std::runtime_error("no site " + name);
 }
 
-TEST(ScheduleNames, HaveAnOptionalDegree) {
-  EXPECT_EQ(parse_schedule_name("serial").value(), std::pair(std::string("serial"), 1));
-  EXPECT_EQ(parse_schedule_name("hetero_fused_1d:16").value(), std::pair(std::string("hetero_fused_1d"), 16));
-  for (const char* bad : {"a:", "a:0", "a:-1", "a:2x", "a:99999999999"})
-    EXPECT_EQ(parse_schedule_name(bad).status().code(), Errc::invalid_argument) << bad;
+TEST(ScheduleNames, ThatAreNoneSayWhatIsWanted) {
+  const auto request = request_schedules("serial:0", small_plan());
+  EXPECT_EQ(request.status().code(), Errc::invalid_argument);
+  EXPECT_EQ(request.status().message(),
+            "--schedule is serial:0, wanted auto, FAMILY, FAMILY:DEGREE with a degree >= 1, or a file ending in .json");
 }
 
 TEST(ScheduleFile, OfOneServesTheSiteWithItsProblem) {

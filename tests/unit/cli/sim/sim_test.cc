@@ -4,10 +4,14 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <random>
 
 #include "overlace/error.h"
 #include "src/base/file.h"
 #include "src/base/json.h"
+#include "src/ops/gemm_core/choose.h"
+#include "src/spec/machine.h"
+#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -96,6 +100,58 @@ TEST_F(SimCommand, CompareSortsFamiliesAndPutsPartsLast) {
     last = row.find("us")->as_double();
   }
   EXPECT_TRUE(has_library);
+}
+
+/// What would be ranked first if only it could run: kernels of few rows, of two to eight ranks, of multiples of 8.
+TEST_F(SimCommand, CompareRanksNothingThatCannotRun) {
+  std::mt19937 random(7);
+  const auto up_to = [&](int64_t most) { return static_cast<int64_t>(1 + random() % static_cast<uint64_t>(most)); };
+  constexpr const char* kMachines[] = {"h200x2", "h200x4"};
+  int num_refused = 0;
+  for (int i = 0; i < 12; ++i) {
+    for (const char* op : {"ag_gemm", "ag_wgrad", "gemm_rs", "gemm_ar"}) {
+      SimWords w = words();
+      w.op = op;
+      w.m = up_to(4) == 1 ? up_to(64) : up_to(8000);
+      w.n = up_to(4) == 1 ? up_to(9000) : 8 * up_to(1000);
+      w.k = up_to(4) == 1 ? up_to(9000) : 8 * up_to(1000);
+      w.ranks = i % 6 == 0 ? 12 : 0;
+      w.dtype = i % 5 == 0 ? "fp32" : "bf16";
+      w.machine = kMachines[i % 2];
+      testing::internal::CaptureStdout();
+      ASSERT_EQ(sim_compare(w), 0);
+      const std::string text = testing::internal::GetCapturedStdout();
+      const base::Json out = json("out.json");
+      const auto& rows = out.find("families")->as_array();
+      double product_us = 0;
+      for (const base::Json& row : rows) {
+        if (row.find("family")->as_string() == "compute") product_us = row.find("us")->as_double();
+      }
+      ASSERT_GT(product_us, 0) << text;
+      for (const base::Json& row : rows) {
+        const std::string family = row.find("family")->as_string();
+        const spec::OpSpec problem{.op = op,
+                                   .m = w.m,
+                                   .n = w.n,
+                                   .k = w.k,
+                                   .ranks = w.ranks != 0 ? w.ranks : spec::find_machine(w.machine).ranks,
+                                   .dtype = i % 5 == 0 ? DType::fp32 : DType::bf16,
+                                   .out_dtype = i % 5 == 0 ? DType::fp32 : DType::bf16,
+                                   .row_offsets = {}};
+        const auto degree = static_cast<int>(row.find("degree")->as_int());
+        if (row.find("us") == nullptr) {
+          ++num_refused;
+          EXPECT_NE(row.find("problem")->as_string(), "") << text;
+          continue;
+        }
+        EXPECT_EQ(ops::gemm_core::check_instance(spec::make_schedule(problem, family, degree)).message(), "") << text;
+        const bool is_plan = spec::find_family(*spec::find_operator(op), family)->purpose == spec::Purpose::plan;
+        if (!is_plan || w.m <= 64) continue;
+        EXPECT_GE(row.find("us")->as_double(), product_us) << family << "\n" << text;
+      }
+    }
+  }
+  EXPECT_GT(num_refused, 20);
 }
 
 TEST_F(SimCommand, RefusesWhatCannotBeSimulated) {

@@ -228,7 +228,7 @@ TEST(ChooseInstance, OneShotSaysWhatIsMissing) {
   EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for M 65; wanted: at most 64");
   op.m = 1;
   op.b_layout = spec::BLayout::kn;
-  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for bf16 -> bf16, b kn");
+  EXPECT_EQ(message(op), "gemm_ar: schedule one_shot_ar: no kernel for bf16 -> bf16, b kn; wanted: b nk");
   op = op_of("ag_gemm");
   op.m = 16;
   op.bias = true;
@@ -253,7 +253,7 @@ TEST(ChooseInstance, SaysWhatIsMissing) {
   for (const char* name : {"ag_gemm", "gemm_rs"}) {
     spec::OpSpec op = op_of(name);
     op.dtype = op.out_dtype = DType::fp32;
-    expect_missing(op, 2, {}, "no kernel for fp32 -> fp32");
+    expect_missing(op, 2, {}, "no kernel for fp32 -> fp32, b nk; wanted: bf16 or fp16, and as much out");
     op = op_of(name);
     op.out_dtype = DType::fp32;
     expect_missing(op, 2, {}, "no kernel for bf16 -> fp32");
@@ -272,12 +272,13 @@ TEST(ChooseInstance, SaysWhatIsMissing) {
     expect_missing(op, 2, {}, "9 ranks; wanted: 2 to 8");
     expect_missing(op_of(name), 65, {}, "degree 65; wanted: 1 to 64");
   }
-  expect_missing(op_of("ag_gemm"), 3, {{"align_k", int64_t{8}}}, "slabs of other than multiples of 64 columns");
+  expect_missing(op_of("ag_gemm"), 3, {{"align_k", int64_t{8}}},
+                 "slabs of other widths; wanted: equal ones, multiples of 64 columns");
   expect_missing(op_of("gemm_rs"), 2, {{"align", int64_t{128}}}, "tiles 128x128");
   spec::Schedule uneven = spec::make_schedule(op_of("ag_gemm"), "k_slab", 3);
   ASSERT_TRUE(choose_instance(uneven, kSms).ok());
   uneven.tables["slab"] = {0, 64, 192, 8192};
-  EXPECT_NE(choose_instance(uneven, kSms).status().message().find("slabs of other than"), std::string::npos);
+  EXPECT_NE(choose_instance(uneven, kSms).status().message().find("slabs of other widths"), std::string::npos);
 }
 
 }  // namespace

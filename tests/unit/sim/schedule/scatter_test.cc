@@ -135,7 +135,7 @@ TEST(ScatterKernel, RefusesWhatNoKernelDoes) {
   expect_refused(with("gemm_ar", "tma_slot", "broadcast", [](spec::Task* t) { t->writes[0].at = spec::Expr("r"); }),
                  "own sums carried to peers");
   expect_refused(with("gemm_ar", "tma_slot", "broadcast", [](spec::Task* t) { t->writes.push_back(t->writes[0]); }),
-                 "a part that copies reads and writes one box of rows and columns");
+                 "a part that copies 1 regions to 2; wanted: one box of rows and columns each");
 }
 
 }  // namespace

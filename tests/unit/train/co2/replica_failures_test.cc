@@ -87,6 +87,84 @@ TEST(Co2ReplicaFailure, ADeadlineThatIsOverIsNotWaitedForAgain) {
   outer.write_everywhere();
 }
 
+/// One rank, whose launches and waits fail from one of them on.
+class FailsFrom : public AsyncCollective {
+ public:
+  explicit FailsFrom(int call) : call_(call) {}
+  std::string name() const override { return "fails_from"; }
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  CollectiveCaps caps() const override { return {.frees_on_failure = true}; }
+  Ticket all_reduce(const Bucket&, StreamRef) override {
+    count();
+    return {++launched_};
+  }
+  TicketState poll(Ticket) override { return TicketState::complete; }
+  void order_after(Ticket ticket, StreamRef) override { wait(ticket, 1); }
+  void wait(Ticket, int64_t) override { count(); }
+  TicketTimes times(Ticket) override { return {}; }
+  void abort(Errc, std::string_view) override {}
+
+ private:
+  void count() {
+    if (++calls_ >= call_) throw_error(Errc::peer_lost, base::format("call {} fails", call_));
+  }
+  const int call_;
+  int calls_ = 0;
+  uint64_t launched_ = 0;
+};
+
+/// Anchors of a run by the rounds that were taken in, the last one also of a run that failed; true if it did.
+bool run_that_fails(OuterRule rule, int call, bool is_whole, std::vector<std::vector<float>>& anchors) {
+  FailsFrom outer(call);
+  Toy toy(0);
+  ReplicaOptions options = small({.rule = rule, .tau = 4, .outer_momentum = rule == OuterRule::co2 ? 0.2 : -1});
+  options.is_boundary_whole = is_whole;
+  Replica replica(options, toy.parameters(), outer);
+  const auto note = [&] {
+    anchors.resize(static_cast<size_t>(replica.rounds_taken_in()) + 1);
+    anchors.back().assign(replica.anchor().begin(), replica.anchor().end());
+  };
+  note();
+  try {
+    for (int i = 0; i < 16; ++i) {
+      toy.step();
+      replica.on_inner_step(0.1);
+      note();
+    }
+    replica.flush();
+  } catch (const PeerLost&) {
+    note();
+    EXPECT_THROW((void)replica.save(), Error) << "an increment that was not sent is no state to go on from";
+    return true;
+  }
+  note();
+  return false;
+}
+
+TEST(Co2ReplicaFailure, ABoundaryThatIsWholeLeavesTheAnchorOfBeforeOrAfter) {
+  int torn = 0;
+  for (const OuterRule rule : {OuterRule::co2, OuterRule::eager, OuterRule::streaming, OuterRule::local_sgd,
+                               OuterRule::slow_mo, OuterRule::diloco})
+    for (const bool is_whole : {true, false}) {
+      std::vector<std::vector<float>> wanted;
+      ASSERT_FALSE(run_that_fails(rule, 1 << 20, is_whole, wanted));
+      int failed = 0;
+      // Four of them compare the start.
+      for (int call = 5;; ++call, ++failed) {
+        std::vector<std::vector<float>> got;
+        if (!run_that_fails(rule, call, is_whole, got)) break;
+        std::vector<float>& same = wanted[got.size() - 1];
+        if (same.empty()) same = got.back();  // of a flush that takes in two, only failures show the first
+        const bool is_torn = got.back() != same;
+        EXPECT_FALSE(is_whole && is_torn) << kOuterRuleNames[static_cast<int>(rule)] << " at call " << call;
+        torn += is_torn ? 1 : 0;
+      }
+      EXPECT_GT(failed, 16) << kOuterRuleNames[static_cast<int>(rule)];
+    }
+  EXPECT_GT(torn, 0) << "what the test would find";
+}
+
 TEST(Co2Deadline, FollowsWhatRoundsWereWaitedForByHand) {
   ArrivalDeadline deadline(300000);
   for (int i = 0; i < 15; ++i) deadline.add(i % 2 == 0 ? 20000 : 21000);

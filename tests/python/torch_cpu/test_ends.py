@@ -1,0 +1,94 @@
+"""Processes that stop while others wait for them: by Ctrl-C, by another signal, by sys.exit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import overlace  # noqa: F401  (skips where the package cannot be imported)
+
+BODY = """
+import signal, sys, time
+import torch, torch.distributed as dist, overlace
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+overlace.init(timeout_s=120)
+x, w = torch.ones(4, 6), torch.ones(6, 5)
+for _ in range(3):
+    overlace.ops.ag_gemm(x, w, group=dist.group.WORLD)
+def stop(*_):
+    raise SystemExit("told to stop")
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+print("ready", flush=True)
+"""
+CALL = "overlace.ops.ag_gemm(x, w, group=dist.group.WORLD)\n"
+
+
+def start(tmp_path, endings):
+    """Two processes that have made three calls, and then run these lines."""
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", BODY + ending, str(rank), str(tmp_path / "store")],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, ending in enumerate(endings)
+    ]
+
+
+@pytest.mark.parametrize(("number", "wanted"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "told to stop")])
+def test_a_signal_ends_a_wait_and_the_others_are_told(tmp_path, number, wanted):
+    processes = start(tmp_path, [CALL, "time.sleep(8)\n" + CALL])
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+        time.sleep(2)  # rank 0 waits
+        begin = time.monotonic()
+        processes[0].send_signal(number)
+        text = processes[0].communicate(timeout=60)[1]
+        assert time.monotonic() - begin < 10  # it was the deadline, 120 s; alone it takes 0.9 s
+        assert processes[0].returncode != 0
+        assert wanted in text
+        theirs = processes[1].communicate(timeout=60)[1]
+        assert "aborted by rank 0: rank 0 was interrupted while it waited for rank 1" in theirs
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_rank_that_exits_is_named_to_who_waits_for_it(tmp_path):
+    processes = start(tmp_path, [CALL, "sys.exit(0)\n"])
+    try:
+        begin = time.monotonic()
+        text = processes[0].communicate(timeout=100)[1]
+        assert time.monotonic() - begin < 60  # start of torch included; it was the deadline, 120 s
+        assert "PeerLost: lost rank 1: it has called close(); rank 0 waited for rank 1" in text
+        assert processes[1].wait(timeout=60) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_handler_that_raises_nothing_ends_no_wait(tmp_path):
+    quiet = "signal.signal(signal.SIGUSR1, lambda *_: print('seen', flush=True))\nprint('set', flush=True)\n"
+    processes = start(tmp_path, [quiet + CALL + "print('done')\n", "time.sleep(2)\n" + CALL])
+    try:
+        for line in ("ready\n", "set\n"):
+            assert processes[0].stdout.readline() == line
+        time.sleep(0.5)
+        processes[0].send_signal(signal.SIGUSR1)
+        assert processes[0].stdout.readline() == "seen\n"  # while it waits
+        out, err = processes[0].communicate(timeout=60)
+        assert out == "done\n", err
+        assert processes[1].wait(timeout=60) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

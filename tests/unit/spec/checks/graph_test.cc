@@ -1,0 +1,114 @@
+// Parts of a fused kernel run side by side: what the checks say of a schedule that relies on their order in a lane.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "overlace/schedule.h"
+#include "src/spec/check.h"
+#include "src/spec/expand.h"
+
+namespace overlace::spec {
+namespace {
+
+/// Three ranks, several groups of tiles for each owner. `depth`: of all buffers; at 2 the data signals of the call
+/// between stand in for credits.
+Schedule kernel_of(const std::string& op, const std::string& family, int degree, int depth = 1) {
+  OpSpec spec;
+  spec.op = op;
+  spec.m = 3 * 1024;
+  spec.n = 1024;
+  spec.k = 512;
+  spec.ranks = 3;
+  Schedule out = make_schedule(spec, family, degree);
+  for (Buffer& buffer : out.buffers) buffer.depth = depth;
+  return out;
+}
+
+Task& task(Schedule& schedule, const std::string& id) {
+  return *std::find_if(schedule.tasks.begin(), schedule.tasks.end(), [&](const Task& t) { return t.id == id; });
+}
+
+std::set<std::string> errors(const Schedule& schedule) {
+  std::set<std::string> out;
+  for (const Finding& finding : check(schedule, Machine{}).findings)
+    if (finding.is_error) out.insert(finding.code);
+  return out;
+}
+
+using Codes = std::set<std::string>;
+
+TEST(PartsOfAKernel, AreOrderedByWhatTheScheduleSaysOfThem) {
+  for (const int depth : {1, 2}) {
+    EXPECT_EQ(errors(kernel_of("gemm_rs", "tma_slot", 4, depth)), Codes{}) << depth;
+    EXPECT_EQ(errors(kernel_of("ag_gemm", "k_slab", 4, depth)), Codes{}) << depth;
+  }
+  EXPECT_EQ(errors(kernel_of("gemm_ar", "tma_slot", 4)), Codes{});
+  EXPECT_GT(expand(kernel_of("gemm_rs", "tma_slot", 4), 0, 3).value().instances.size(), 3U * 2 + 1)
+      << "one group for each owner has no order to lose";
+}
+
+TEST(PartsOfAKernel, ACreditThatOnlyTheFirstOneAwaitsDoesNotCoverTheOthers) {
+  Schedule s = kernel_of("ag_gemm", "k_slab", 4);
+  task(s, "push").waits[0].each = Loop{"z", 0, "max(0,1-s)"};
+  EXPECT_EQ(errors(s), Codes{"S6"});
+  s = kernel_of("gemm_rs", "tma_slot", 4);
+  task(s, "tiles_remote").waits[0].each = Loop{"z", 0, "max(0,1-s-j)"};
+  EXPECT_EQ(errors(s), Codes{"S6"});
+}
+
+TEST(PartsOfAKernel, ACreditThatOnlyTheLastOneGivesDoesNotCoverTheOthers) {
+  Schedule s = kernel_of("gemm_rs", "tma_slot", 4);
+  Set give = std::move(task(s, "release").sets[0]);
+  give.each = Loop{"p", 1, "1+(G-1)*max(0,s*strips+j+2-q*strips)"};
+  task(s, "release").sets.clear();
+  task(s, "sum_own").sets = {std::move(give)};
+  EXPECT_EQ(errors(s), Codes{"S6"});
+}
+
+TEST(PartsOfAKernel, ASumFollowsItsOwnTilesByADependencyAlone) {
+  for (const char* op : {"gemm_rs", "gemm_ar"}) {
+    Schedule s = kernel_of(op, "one_shot", 1, 2);
+    EXPECT_EQ(errors(s), Codes{}) << op;
+    task(s, "sum").deps.clear();
+    EXPECT_EQ(errors(s), Codes{"S5"}) << op;
+  }
+}
+
+/// Sums of a tile stay with the CTA that began it, so a slab that is added follows the one before.
+TEST(PartsOfAKernel, SlabsThatAreAddedFollowEachOtherAndOthersDoNot) {
+  Schedule s = kernel_of("ag_gemm", "k_slab", 4);
+  task(s, "tiles_add").combine = Combine::none;
+  EXPECT_TRUE(errors(s).contains("S5"));
+}
+
+/// A lane goes on behind the whole kernel, and the kernel begins behind what stands in front of it.
+TEST(PartsOfAKernel, WhatStandsInFrontOfAKernelAndBehindItIsOrdered) {
+  Schedule s = Schedule::from_json(R"({"overlace_schedule":1,"op":"other","family":"lane",
+    "buffers":[["P","local","fp32",[8,4]],["Q","local","fp32",[8,4]],["R","local","fp32",[8,4]]],
+    "tasks":[{"id":"first","kind":"copy","engine":"sm","order":0,"reads":[["P","r",[0,8],[0,4]]],
+      "writes":[["Q","r",[0,8],[0,4]]]},
+      {"id":"part","kind":"copy","engine":"sm","order":1,"loops":[["i",0,2]],"wait_by":"kernel",
+      "reads":[["Q","r",["4*i",4],[0,4]]],"writes":[["R","r",["4*i",4],[0,4]]]},
+      {"id":"last","kind":"copy","engine":"sm","order":2,"reads":[["R","r",[0,8],[0,4]]],
+      "writes":[["P","r",[0,8],[0,4]]]}]})");
+  const auto found = [&] { return check(s, Machine{}, {.ranks = {2}, .coverage = false}).to_string(); };
+  EXPECT_EQ(found(), "");
+  task(s, "part").writes[0].dims[0].begin = "3*i";  // both write a row
+  EXPECT_NE(found().find("S5 error: part[i=0]"), std::string::npos) << found();
+  task(s, "part").wait_by = WaitBy::queue;
+  EXPECT_EQ(found(), "") << "in a queue they follow each other";
+}
+
+/// Either of two parts may be the one that is missing, whatever their order in the lane.
+TEST(PartsOfAKernel, AWaitThatOneOfTwoAddsSatisfiesFollowsNeither) {
+  Schedule s = kernel_of("ag_gemm", "k_slab", 4);
+  task(s, "tiles_first").waits[0].slot = 1;  // of the slab behind
+  task(s, "push").sets[0].slot = "max(1,s)";
+  EXPECT_TRUE(errors(s).contains("S5"));
+}
+
+}  // namespace
+}  // namespace overlace::spec
