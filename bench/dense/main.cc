@@ -1,7 +1,8 @@
 // bench_dense: the operators with all their schedules side by side in one run, on GPUs or CPU ranks.
 // `overlace bench` starts it; by hand, one process per rank:
 //   overlace run -n 4 -- bench_dense --set canonical --out records.jsonl
-// --competitors takes auto, families, and families with degree and options: grouped_unfused_1d:4:ce_queues=3. Schedules
+// --competitors takes auto, families, families with degree and options (grouped_unfused_1d:4:ce_queues=3), and
+// `candidates` for all that the planner considers at a shape. Schedules
 // that do not all fit in --heap-gib (12; CPU ranks 1) make room for each other, which must not be timed: fewer then.
 // `NAME@2` is NAME once more (A against A). `wrong` is `library` with one element changed: it must be refused.
 // --launch graph captures each call and replays it, on GPUs; --launch chain captures many calls at once, one behind the
@@ -136,8 +137,9 @@ class Bench {
     row.set("data", base::format("{}, weights / sqrt(K), seed {}",
                                  options_.data == "normal" ? "normal(0,1)" : options_.data, options_.protocol.seed));
     row.set("method", method).set("schedule", schedule.family).set("reason", x.reason).set("status", x.status);
-    if (const auto tile = schedule.params.find("tile_n"); tile != schedule.params.end())
-      row.set("tile_n", std::get<int64_t>(tile->second));
+    for (const auto& [member, param] : {std::pair{"degree", "q"}, {"tile_n", "tile_n"}})
+      if (const auto found = schedule.params.find(param); found != schedule.params.end())
+        row.set(member, std::get<int64_t>(found->second));
     if (x.has_output && x.before.sampled > 0) {
       base::Json verify = base::Json::object();
       verify.set("oracle", base::format("fp64, {} sampled elements and every element against the first competitor",

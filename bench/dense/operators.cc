@@ -1,16 +1,20 @@
 #include "bench/dense/operators.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "bench/common/arguments.h"
 #include "overlace/error.h"
+#include "overlace/plan.h"
 #include "overlace/team.h"
 #include "src/base/ceil_div_pod.h"
+#include "src/spec/operators.h"
 
 namespace overlace::bench {
 namespace {
 
-constexpr double kLargestRmsError = 0.01;  // of the competitor that the others are compared with
+constexpr const char* kCandidates = "candidates";  // a competitor that stands for all of the planner's
+constexpr double kLargestRmsError = 0.01;          // of the competitor that the others are compared with
 
 double ulp_of(DType dtype) { return std::ldexp(1.0, dtype == DType::bf16 ? -8 : dtype == DType::fp16 ? -11 : -23); }
 
@@ -34,6 +38,12 @@ spec::Schedule schedule_of(const spec::OpSpec& op, const std::string& name) {
 }
 
 std::string without_copy_number(const std::string& name) { return name.substr(0, name.find('@')); }
+
+/// As --competitors takes it.
+std::string spelled(const plan::Candidate& candidate) {
+  return spec::has_degree(candidate.family) ? base::format("{}:{}", candidate.family, candidate.degree)
+                                            : candidate.family;
+}
 
 bool is_part(const std::string& name) { return name == "compute" || name == "comm" || name == "limit"; }
 
@@ -86,7 +96,21 @@ base::Status Operators::resolve(const std::string& name, spec::Schedule* schedul
   return {};
 }
 
+void Operators::expand_candidates() {
+  std::vector<std::string> list;
+  const auto add = [&](const std::string& name) {
+    if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
+  };
+  for (const std::string& name : names_) {
+    if (name != kCandidates) add(name);
+    if (name != kCandidates) continue;
+    for (const plan::Candidate& one : plan::candidates(workload_.op(), context_->machine())) add(spelled(one));
+  }
+  names_ = std::move(list);
+}
+
 std::vector<Entrant> Operators::entrants() {
+  expand_candidates();
   std::vector<Entrant> list;
   schedules_.clear();
   same_bits_.assign(names_.size(), false);

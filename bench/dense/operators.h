@@ -39,6 +39,8 @@ class Operators final : public Subject {
 
  private:
   base::Result<double> measure_flops();
+  /// Puts the planner's candidates where the names say `candidates`, each name once.
+  void expand_candidates();
   base::Status resolve(const std::string& name, spec::Schedule* schedule, std::string* reason);
   base::Status call(size_t which, int turn);
   /// Graphs of a competitor, one per operand set, or one chain. A call before allocates what a capture must not.

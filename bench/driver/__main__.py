@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import compare
+import draws
 import page
 import programs
 import records
@@ -26,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     add("workload", nargs="*", help=f"{', '.join(WORKLOADS)}; default: {', '.join(records.OPERATORS)}")
     add("--list", action="store_true", help="show workloads, case sets and competitors")
     add("--status", action="store_true", help="which committed records are older than what they measure")
-    add("--set", default="", help="cases of the dense operators (default: smoke; on CPU ranks cpu)")
+    add("--set", default="", help="cases of the dense operators (default: smoke; on CPU ranks cpu); random:SEED:COUNT")
     add("--filter", default="", help="only cases of which 'operator name' contains this")
     add("--competitors", help="list by commas; all: also those through torch")
     add("--aa", action="store_true", help="measure auto twice: both must agree, or the run is void")
@@ -35,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
     add("--repetitions", type=int, help="bursts of each competitor (default 15)")
     add("--burst-ms", type=float, help="wanted length of a burst (default 50)")
     add("--warm-s", type=float, help="least time of warming up per case (default 1)")
+    add("--settle-s", type=float, help="most time per case for clocks to settle besides (default 5)")
+    add("--heap-gib", type=int, help="symmetric heap of a rank (default 12; CPU ranks 1)")
     add("--runs", type=int, default=1, help="repeat the whole: a verdict needs two runs")
     add("--seed", type=int, default=1, help="of data and order")
     add("--data", default="normal", help="ramp: data that must be refused for timing")
@@ -74,11 +77,12 @@ def plan_of(o: argparse.Namespace) -> Plan:
         if word not in WORKLOADS:
             raise Refused(f"there is no workload {word}{nearest(word, list(WORKLOADS))}; wanted {', '.join(WORKLOADS)}")
     sets = json.loads(CASES.read_text())
-    if o.set and o.set not in sets:
-        raise Refused(f"--set is {o.set}{nearest(o.set, list(sets))}; wanted {', '.join(sets)}")
-    for option, value, low in (("--ranks", o.ranks, 1), ("--repetitions", o.repetitions, 1), ("--runs", o.runs, 1)):
-        if value is not None and value < low:
-            raise Refused(f"{option} is {value}, wanted at least {low}")
+    if o.set and o.set not in sets and draws.read(o.set) is None:
+        raise Refused(f"--set is {o.set}{nearest(o.set, list(sets))}; wanted {', '.join(sets)} or random:SEED:COUNT")
+    counts = {"--ranks": o.ranks, "--repetitions": o.repetitions, "--runs": o.runs, "--heap-gib": o.heap_gib}
+    for option, value in counts.items():
+        if value is not None and value < 1:
+            raise Refused(f"{option} is {value}, wanted at least 1")
     names = DEFAULT if not o.competitors else tuple(o.competitors.split(","))
     if names == ("all",):
         names = DEFAULT + TORCH
@@ -98,6 +102,8 @@ def plan_of(o: argparse.Namespace) -> Plan:
         o.repetitions,
         o.burst_ms,
         o.warm_s,
+        o.settle_s,
+        o.heap_gib,
         o.seed,
         o.data,
         o.link,
@@ -118,9 +124,11 @@ def show_list() -> None:
     for name, rows in json.loads(CASES.read_text()).items():
         cases = sum(len(row["m"]) for row in rows)
         print(f"  {name:<11} {cases:>3} cases: {', '.join(dict.fromkeys(r['op'] + ' ' + r['name'] for r in rows))}")
+    print(f"  random:SEED:COUNT: {', '.join(draws.OPERATORS)} in turn, of any shape")
     print("\ncompetitors (--competitors)")
     print(f"  {', '.join(DEFAULT)}")
-    print("  FAMILY[:DEGREE[:OPTION=NUMBER]...], NAME@2 (NAME once more), wrong (must be refused)")
+    print("  FAMILY[:DEGREE[:OPTION=NUMBER]...], candidates (all that the planner considers),")
+    print("  NAME@2 (NAME once more), wrong (must be refused)")
     print(f"  through torch: {', '.join(TORCH)}")
 
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import draws
 import records
 import schema
 
@@ -64,6 +65,8 @@ class Plan:
     repetitions: int | None = None
     burst_ms: float | None = None
     warm_s: float | None = None
+    settle_s: float | None = None
+    heap_gib: int | None = None
     seed: int = 1
     data: str = "normal"
     link: str = ""
@@ -118,8 +121,26 @@ def launched(plan: Plan, ranks: int, words: list[str]) -> list[str]:
     return [str(plan.overlace), "run", "-n", str(ranks), "--", *words]
 
 
+def cases_of(plan: Plan) -> Path:
+    """The file of the set: that of the checkout, or beside the records one that is drawn."""
+    if draws.read(plan.set) is None:
+        return CASES
+    path = plan.out.with_name(plan.set.replace(":", "-") + ".json")
+    path.write_text(json.dumps(draws.cases(plan.set), indent=1) + "\n")
+    return path
+
+
 def dense_words(plan: Plan, ops: list[str], names: list[str]) -> list[str]:
-    words = ["--cases", str(CASES), "--ops", ",".join(ops), "--competitors", ",".join(names), "--seed", str(plan.seed)]
+    words = [
+        "--cases",
+        str(cases_of(plan)),
+        "--ops",
+        ",".join(ops),
+        "--competitors",
+        ",".join(names),
+        "--seed",
+        str(plan.seed),
+    ]
     for option, value in (("--set", plan.set), ("--filter", plan.filter)):
         words += [option, value] if value else []
     for option, number in (("--burst-ms", plan.burst_ms), ("--warm-s", plan.warm_s)):
@@ -137,6 +158,8 @@ def steps(plan: Plan) -> Iterator[Step]:
     if ops and own:
         words = [plan.program("bench_dense"), *dense_words(plan, ops, own), "--data", plan.data]
         words += ["--launch", "graph"] if plan.graph else []
+        words += ["--settle-s", f"{plan.settle_s:g}"] if plan.settle_s is not None else []
+        words += ["--heap-gib", str(plan.heap_gib)] if plan.heap_gib is not None else []
         words += ["--backend", "cuda_peer"] if plan.on_gpus() else ["--backend", "cpu", "--link", link(plan)]
         yield Step(", ".join(ops), launched(plan, plan.team(), words))
     foreign = [c for c in plan.competitors if is_foreign(c)]

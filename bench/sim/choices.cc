@@ -1,6 +1,7 @@
 #include "bench/sim/choices.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -29,6 +30,18 @@ const char* name_of(Chooser chooser) {
   constexpr const char* kNames[] = {"auto", "FiCCO's rule", "recurrence", "simulation"};
   return kNames[static_cast<size_t>(chooser)];
 }
+
+constexpr size_t kAutomatic = 0;  // of kChoosers
+
+/// Rows of all ranks for which what hides communication differs.
+struct RowBand {
+  const char* suffix;
+  int64_t least, end;
+};
+constexpr RowBand kRowBands[] = {{", M to 255", 0, 256},
+                                 {", M 256 to 1535", 256, 1536},
+                                 {", M 1536 to 6143", 1536, 6144},
+                                 {", M from 6144", 6144, INT64_MAX}};
 
 using Case = std::vector<const Measured*>;
 
@@ -91,11 +104,13 @@ Row row_of(const Case& members, const spec::Machine& machine) {
   return out;
 }
 
-std::string summary_of(const std::vector<Row>& rows, size_t chooser, bool only_held_out) {
+/// A line of the table; empty if nothing was chosen. `which`: of the rows.
+std::string summary_of(const std::vector<Row>& rows, size_t chooser, const char* suffix,
+                       const std::function<bool(const Measured&)>& which) {
   int cases = 0, right = 0, best = 0, slower = 0, unknown = 0;
   double regret = 0, wrong = 0, most = 0;
   for (const Row& row : rows) {
-    if (only_held_out && !row.best->is_held_out) continue;
+    if (!which(*row.best)) continue;
     const Choice& one = row.choices[chooser];
     if (one.of == nullptr) {
       ++unknown;
@@ -111,9 +126,8 @@ std::string summary_of(const std::vector<Row>& rows, size_t chooser, bool only_h
   }
   if (cases == 0) return "";
   return base::format("| {}{} | {} of {} | {} of {} | {:.2f} % | {:.1f} % | {:.1f} % | {} | {} |\n",
-                      name_of(kChoosers[chooser]), only_held_out ? ", held out" : "", right, cases, best, cases,
-                      100 * regret / cases, 100 * most, cases > best ? 100 * wrong / (cases - best) : 0, slower,
-                      unknown);
+                      name_of(kChoosers[chooser]), suffix, right, cases, best, cases, 100 * regret / cases, 100 * most,
+                      cases > best ? 100 * wrong / (cases - best) : 0, slower, unknown);
 }
 
 /// "k_slab q 4 | 81.5 | 2.1 % | -4.0 %": measured, half of what lies between the 10th and 90th percentile, error.
@@ -140,8 +154,13 @@ std::string choices(const std::vector<Measured>& list, const spec::Machine& mach
   std::string out =
       "| chooser | within 2 % of the best | the best | mean regret | largest | where not the best | slower than "
       "`library` | choice not measured |\n|---|---|---|---|---|---|---|---|\n";
-  for (size_t chooser = 0; chooser < std::size(kChoosers); ++chooser)
-    for (const bool only_held_out : {false, true}) out += summary_of(rows, chooser, only_held_out);
+  for (size_t chooser = 0; chooser < std::size(kChoosers); ++chooser) {
+    out += summary_of(rows, chooser, "", [](const Measured&) { return true; });
+    out += summary_of(rows, chooser, ", held out", [](const Measured& m) { return m.is_held_out; });
+  }
+  for (const RowBand& band : kRowBands)
+    out += summary_of(rows, kAutomatic, band.suffix,
+                      [&](const Measured& m) { return m.op.m >= band.least && m.op.m < band.end; });
   out += "\n| case | held out | measured | best | us |";
   for (const Chooser chooser : kChoosers) out += base::format(" {} | regret |", name_of(chooser));
   out += "\n|---|---|---|---|---|";

@@ -34,9 +34,10 @@ const Json* member(const Json& record, std::string_view outer, std::string_view 
 
 std::string text(const Json* v) { return v != nullptr && v->is_string() ? v->as_string() : ""; }
 
-/// "grouped_unfused_1d:4" or, of `auto`, "...: 4 groups of at least ..."; else 1, or 4 slabs of one kernel (what auto
-/// takes).
+/// What the record says; of older ones "grouped_unfused_1d:4" or, of `auto`, "...: 4 groups of at least ..."; else 1,
+/// or 4 slabs of one kernel (what auto takes).
 int degree_of(const Json& record, std::string_view op, const std::string& family) {
+  if (const Json* degree = record.find("degree"); degree != nullptr) return static_cast<int>(degree->as_int());
   const std::string competitor = text(record.find("competitor")), reason = text(record.find("reason"));
   if (const size_t colon = competitor.find(':'); colon != std::string::npos)
     return std::stoi(competitor.substr(colon + 1));

@@ -39,6 +39,18 @@ class VerifyTest(FolderTest):
         self.assertIn("time_us", rows["serial"])
         self.assertIn("WRONG gemm_rs half wrong", done.stdout)
 
+    def test_candidates_are_all_that_the_planner_considers_each_once(self) -> None:
+        out = self.folder / "r.jsonl"
+        words = ["--set", "verify", "--filter", "uneven", "--competitors", "library,candidates,auto", "--verify-only"]
+        done = bench("ag_gemm", *words, "--out", str(out))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        names = [r["competitor"] for r in records.read(out) if r["case"]["m"] == 131]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual((names[0], names[-1]), ("library", "auto"))
+        self.assertTrue({"serial", "hetero_unfused_1d:1", "hetero_unfused_1d:4"} <= set(names), names)
+        degrees = {r["competitor"]: r.get("degree") for r in records.read(out)}
+        self.assertEqual(degrees["hetero_unfused_1d:4"], 4)
+
     def test_low_entropy_is_refused_for_timing_only(self) -> None:
         words = [
             "ag_gemm",
@@ -117,7 +129,13 @@ class CommandLineTest(FolderTest):
         self.assertIn("nearest is canonical", done.stderr)
 
     def test_bad_numbers(self) -> None:
-        for words in (["--repetitions", "0"], ["--ranks", "0"], ["--repetitions", "x"], ["--burst-ms", "nan"]):
+        for words in (
+            ["--repetitions", "0"],
+            ["--ranks", "0"],
+            ["--heap-gib", "0"],
+            ["--repetitions", "x"],
+            ["--burst-ms", "nan"],
+        ):
             done = bench("ag_gemm", *words, "--out", str(self.folder / "r.jsonl"))
             self.assertEqual(done.returncode, 2, words)
 

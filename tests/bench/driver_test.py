@@ -7,6 +7,7 @@ import math
 import re
 import runpy
 import sys
+import tempfile
 import unittest
 import unittest.mock
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from support import ROOT, FolderTest, bench, case, record
 
 import compare
+import draws
 import page
 import programs
 import protocol
@@ -205,6 +207,31 @@ NORMALS = (-0.5419128606113093, -0.0004434317315156187, -1.472313413907492)
 ORDER = [3, 4, 5, 0, 1, 2]
 
 
+class DrawsTest(unittest.TestCase):
+    def test_shapes_depend_on_seed_and_number_alone(self) -> None:
+        few, many = draws.cases("random:7:12")["random:7:12"], draws.cases("random:7:60")["random:7:60"]
+        self.assertEqual(few, many[:12])
+        self.assertNotEqual(few, draws.cases("random:8:12")["random:8:12"])
+        self.assertEqual({row["op"] for row in few}, set(draws.OPERATORS))
+
+    def test_shapes_cover_their_bounds_evenly_by_logarithm(self) -> None:
+        rows = [draws.draw(1, number) for number in range(3000)]
+        for key, (low, high), step in (("n", draws.COLUMNS, 8), ("k", draws.TERMS, 8)):
+            self.assertTrue(all(low <= row[key] <= high and row[key] % step == 0 for row in rows))
+        ms = [row["m"][0] for row in rows]
+        self.assertTrue(all(draws.ROWS[0] <= m <= draws.ROWS[1] for m in ms))
+        self.assertGreater(sum(m % 2 for m in ms), 1200)  # no multiple of anything
+        middle = math.sqrt(draws.ROWS[0] * draws.ROWS[1])
+        self.assertTrue(0.45 < sum(m < middle for m in ms) / len(ms) < 0.65)  # the largest products are left out
+        self.assertTrue(all(m * row["n"] * row["k"] <= draws.MOST_PRODUCTS for m, row in zip(ms, rows, strict=True)))
+
+    def test_other_names_are_no_draws(self) -> None:
+        for name in ("random", "random:1", "random:1:0", "random:x:3", "canonical"):
+            self.assertIsNone(draws.read(name))
+            with self.assertRaisesRegex(ValueError, "wanted random:SEED:COUNT"):
+                draws.cases(name)
+
+
 class StepsTest(unittest.TestCase):
     """What would be started on a machine with GPUs."""
 
@@ -222,6 +249,17 @@ class StepsTest(unittest.TestCase):
         self.assertIn("--backend cuda_peer", text)
         self.assertIn("--launch graph", text)
         self.assertNotIn("--link", text)
+
+    def test_drawn_shapes_are_a_file_of_cases_for_all_programs(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            names = ("candidates", "torch_library")
+            plan = self.plan("gemm_ar", set="random:7:5", competitors=names, out=Path(folder) / "r.jsonl", heap_gib=40)
+            own, foreign = programs.steps(plan)
+            for step in (own, foreign):
+                cases = Path(step.command[step.command.index("--cases") + 1])
+                self.assertEqual(json.loads(cases.read_text()), draws.cases("random:7:5"))
+                self.assertEqual(step.command[step.command.index("--set") + 1], "random:7:5")
+            self.assertIn("--heap-gib 40", " ".join(own.command))
 
     def test_torch_runs_in_a_process_of_its_own_with_its_variables(self) -> None:
         own, foreign = programs.steps(self.plan("gemm_ar", competitors=("library", "torch_one_shot")))
