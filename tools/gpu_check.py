@@ -37,7 +37,7 @@ import gpu_pack
 import gpu_tests
 import results
 import runner
-from gpu_tests import FAILED, NOT_RUN, PASSED, PYTHON, SKIPPED, Row, Unit
+from gpu_tests import FAILED, NOT_RUN, PASSED, SKIPPED, Row, Unit
 
 ROOT = Path(__file__).resolve().parents[1]
 RESERVE_S = 5  # of the minutes, for what comes behind the last program
@@ -79,16 +79,17 @@ def has_package(packages: Path) -> bool:
     return any((packages / "overlace" / "lib").glob("liboverlace.so*"))
 
 
-def python_unit(python: str, packages: Path, seconds: float | None, report: Path) -> Unit:
-    """The pytest files; missing where the interpreter has no pytest or torch, or nothing was built for it."""
-    words = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/python/torch_gpu"]
+def python_unit(name: str, python: str, packages: Path, seconds: float | None, report: Path) -> Unit:
+    """A pytest file; missing where the interpreter has no pytest or torch, or nothing was built for it."""
+    file = gpu_tests.pytest_file(name)
+    words = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", file]
     modules = runner.run([python, "-c", "import pytest, torch"], 120)
     missing = ""
     if not has_package(packages):
         missing = f"{packages.name} holds no package overlace: build target overlace_python, or carry it along"
     elif modules.rc != 0:
         missing = modules.output.strip().splitlines()[-1] if modules.output.strip() else "no pytest or torch"
-    return Unit(PYTHON, tuple(words), is_shared=True, seconds=seconds, missing=missing)
+    return Unit(name, tuple(words), is_shared=True, seconds=seconds, missing=missing)
 
 
 def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[str, float]) -> list[Unit]:
@@ -104,8 +105,8 @@ def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[
     units = []
     for name in names:
         report = folder / f"{name}.xml"
-        if name == PYTHON:
-            units.append(python_unit(options.python, place / "python", known.get(name), report))
+        if gpu_tests.is_python(name):
+            units.append(python_unit(name, options.python, place / "python", known.get(name), report))
             continue
         program = built.get(name)
         found = tuple(program.command) if program else ()
@@ -153,7 +154,7 @@ def row_of(unit: Unit, done: runner.Done, report: Path, is_cut: bool) -> Row:
             row.passed += 1
         else:
             row.failures.append(f"{case.name}: {results.one_line(case.detail)[:300]}")
-    nothing_ran = done.rc == 5 and unit.name == PYTHON  # pytest: every file was skipped as a whole
+    nothing_ran = done.rc == 5 and gpu_tests.is_python(unit.name)  # pytest: every file was skipped as a whole
     if done.rc != 0 and not row.failures and not nothing_ran:
         row.failures.append(results.one_line(done.why(8)))
     row.failed = len(row.failures)
@@ -167,7 +168,7 @@ def run_unit(unit: Unit, gpus: tuple[int, ...], ids: list[str], limit_s: float, 
     env = {}
     if not unit.is_wide:  # nvidia-smi counts GPUs by their place on the bus
         env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(ids[gpu] for gpu in gpus)}
-    if unit.name == PYTHON:
+    if gpu_tests.is_python(unit.name):
         env["PYTHONPATH"] = os.pathsep.join(x for x in (str(packages), os.environ.get("PYTHONPATH", "")) if x)
     report = folder / f"{unit.name}.xml"
     report.unlink(missing_ok=True)
@@ -211,7 +212,7 @@ def package_of(packages: Path) -> str:
 
 def pack(archive: Path, build: Path, packages: Path) -> int:
     """What is built of the expected programs, and says what is not; 2 if something is missing."""
-    names = [name for name in gpu_tests.expected_names(ROOT) if name != PYTHON]
+    names = [name for name in gpu_tests.expected_names(ROOT) if not gpu_tests.is_python(name)]
     missing = [name for name in names if not (build / "tests" / name).exists()]
     missing += [] if has_package(packages) else ["python/overlace (target overlace_python)"]
     found = [build / "tests" / name for name in names if (build / "tests" / name).exists()]

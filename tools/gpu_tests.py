@@ -1,6 +1,6 @@
 """Units, plan and record of a run of the GPU tests (tools/gpu_check.py runs them). Pure: nothing here starts a program.
 
-A unit is a program of tests/gpu or a folder of pytest files. It needs one GPU or all there are. Of those that need all,
+A unit is a program of tests/gpu or a pytest file. It needs one GPU or all there are. Of those that need all,
 the ones that mostly open, compile and compute on hosts run first, a few side by side; then the others alone, then those
 of one GPU side by side, one on each GPU; longest first each time. What fails beside others runs again alone, and that
 counts.
@@ -14,13 +14,13 @@ from pathlib import Path
 
 SCHEMA = "overlace.gpu_tests/1"
 RECORD = "docs/results/gpu_tests.json"
-PYTHON = "torch_gpu"
+PYTEST_FOLDER = "tests/python/torch_gpu"
+PYTHON = "torch_"  # units of pytest begin so: test_program.py is torch_program
 # Programs none of whose cases does more if there is a second GPU. All others use every GPU that they see.
 ONE_GPU = frozenset({"gpu_co_residency"})
 # They keep GPUs busy for a small part of their time; no case asks how long a GPU takes or how much memory is free.
 SHARED = frozenset(
     {
-        PYTHON,
         "gpu_adopt",
         "gpu_ag_wgrad",
         "gpu_capi",
@@ -38,7 +38,7 @@ SHARED = frozenset(
         "gpu_runtime_processes",
         "gpu_trace",
     }
-)
+)  # and all pytest files
 AT_ONCE = 3
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 
@@ -74,8 +74,17 @@ class Row:
 def expected_names(root: Path) -> list[str]:
     """Every program of tests/gpu by its source, and the pytest files; what was not built is missing, not forgotten."""
     stems = {path.name.split("_test.")[0] for path in (root / "tests" / "gpu").glob("*_test.c*")}
-    names = [f"gpu_{stem}" for stem in sorted(stems)]
-    return [*names, PYTHON] if (root / "tests" / "python" / "torch_gpu").is_dir() else names
+    files = sorted(path.stem.removeprefix("test_") for path in (root / PYTEST_FOLDER).glob("test_*.py"))
+    return [*(f"gpu_{stem}" for stem in sorted(stems)), *(PYTHON + stem for stem in files)]
+
+
+def is_python(name: str) -> bool:
+    return name.startswith(PYTHON)
+
+
+def pytest_file(name: str) -> str:
+    """Of a unit of pytest."""
+    return f"{PYTEST_FOLDER}/test_{name.removeprefix(PYTHON)}.py"
 
 
 def longest_first(units: list[Unit]) -> list[Unit]:
@@ -136,8 +145,8 @@ class Scheduler:
 def alone(unit: Unit, row: Row) -> Unit:
     """The cases of a shared unit that have failed, to be run with nothing beside them."""
     names = [failure.split(": ")[0] for failure in row.failures]
-    command = [word for word in unit.command if not word.endswith("torch_gpu")]
-    if unit.name == PYTHON:
+    command = [word for word in unit.command if not word.startswith(PYTEST_FOLDER)]
+    if is_python(unit.name):
         for name in names:
             module, _, rest = name.partition(".test_")
             file, _, case = rest.partition(".")

@@ -14,7 +14,7 @@ import gpu_check
 import gpu_status
 import gpu_tests
 import runner
-from gpu_tests import FAILED, NOT_RUN, PASSED, PYTHON, SKIPPED, Row, Scheduler, Unit
+from gpu_tests import FAILED, NOT_RUN, PASSED, SKIPPED, Row, Scheduler, Unit
 
 
 def simulated(units: list[Unit], gpus: int, budget_s: float) -> tuple[list[tuple[float, str, tuple]], list[Row], float]:
@@ -65,8 +65,9 @@ class Plan(unittest.TestCase):
         row = Row("gpu_x", FAILED, passed=4, failed=2, failures=["S.A: got 1", "P/S.B/3: late"], seconds=9, skipped=1)
         unit = gpu_tests.alone(Unit("gpu_x", ("gpu_x", "--xml"), is_shared=True), row)
         self.assertEqual((unit.command, unit.is_shared), (("gpu_x", "--xml", "--gtest_filter=S.A:P/S.B/3"), False))
-        failed = Row(PYTHON, FAILED, passed=1, failures=["tests.python.torch_gpu.test_gpu.test_a[x-1.5]: late"])
-        unit = gpu_tests.alone(Unit(PYTHON, ("py", "-v", "tests/python/torch_gpu"), is_shared=True), failed)
+        failed = Row("torch_gpu", FAILED, passed=1, failures=["tests.python.torch_gpu.test_gpu.test_a[x-1.5]: late"])
+        whole = ("py", "-v", "tests/python/torch_gpu/test_gpu.py")
+        unit = gpu_tests.alone(Unit("torch_gpu", whole, is_shared=True), failed)
         self.assertEqual(unit.command, ("py", "-v", "tests/python/torch_gpu/test_gpu.py::test_a[x-1.5]"))
         both = gpu_tests.joined(row, Row("gpu_x", PASSED, passed=2, seconds=3))
         self.assertEqual((both.outcome, both.passed, both.failed, both.skipped, both.seconds), (PASSED, 6, 0, 1, 12))
@@ -126,8 +127,11 @@ class Plan(unittest.TestCase):
 
     def test_every_test_of_the_tree_is_expected(self) -> None:
         names = gpu_tests.expected_names(ROOT)
-        self.assertEqual(len(names), len(list((ROOT / "tests" / "gpu").glob("*_test.c*"))) + 1)
-        self.assertTrue({"gpu_soak", "gpu_ops", PYTHON} <= set(names))
+        self.assertEqual(len(names), len(set(names)))
+        files = [*(ROOT / "tests" / "gpu").glob("*_test.c*"), *(ROOT / gpu_tests.PYTEST_FOLDER).glob("test_*.py")]
+        self.assertEqual(len(names), len(files))
+        self.assertTrue({"gpu_soak", "gpu_ops", "torch_gpu", "torch_program"} <= set(names))
+        self.assertTrue(all((ROOT / gpu_tests.pytest_file(n)).is_file() for n in names if gpu_tests.is_python(n)))
 
 
 GTEST_XML = """<?xml version="1.0"?><testsuites><testsuite name="S">
@@ -178,7 +182,7 @@ class Counts(TreeTest):
 
     def test_all_skipped_is_neither_passed_nor_whole(self) -> None:
         xml = '<testsuite><testcase classname="t" name="a"><skipped message="no GPU"/></testcase></testsuite>'
-        row = self.row(runner.Done(5, "", 1), xml, name=PYTHON)
+        row = self.row(runner.Done(5, "", 1), xml, name="torch_gpu")
         self.assertEqual((row.outcome, row.failed), (SKIPPED, 0))
         self.assertFalse(gpu_tests.whole([Row("a", PASSED, passed=1), row]))
         self.assertEqual(gpu_tests.exit_code([Row("a", PASSED, passed=1), row]), 2)
@@ -195,7 +199,7 @@ class Counts(TreeTest):
         row = self.row(runner.Done(-9, CUT.replace("FAILED  ", "      OK"), 30, timed_out=True), is_cut=True)
         self.assertEqual((row.outcome, row.passed, row.failed), (NOT_RUN, 2, 0))
         self.assertEqual(row.detail, "stopped after 30 s in S/P.D/3, the minutes were over; it never ended")
-        failed = self.row(runner.Done(-9, PYTEST_CUT, 30, timed_out=True), is_cut=True, name=PYTHON)
+        failed = self.row(runner.Done(-9, PYTEST_CUT, 30, timed_out=True), is_cut=True, name="torch_gpu")
         self.assertEqual((failed.passed, failed.failed, failed.skipped), (1, 1, 1))
         self.assertEqual(gpu_tests.exit_code([failed]), 1)
 
