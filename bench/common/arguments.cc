@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "overlace/error.h"
+#include "src/base/env.h"
 #include "src/base/format.h"
 
 namespace overlace::bench {
@@ -106,6 +107,7 @@ std::string utc_now() {
 
 int run_program(const char* name, int argc, char** argv, int (*body)(int argc, char** argv)) {
   constexpr int kExitInternal = 70;
+  base::set_environment_default("NCCL_NVLS_ENABLE", "0");  // as in the competitors through PyTorch
   try {
     return body(argc, argv);
   } catch (const Error& e) {

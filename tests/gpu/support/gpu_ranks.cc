@@ -23,6 +23,9 @@ namespace {
 /// Ranks that share a device keep many streams busy at once: with fewer hardware queues one could wait behind another.
 const bool kManyQueues = (::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0), true);
 
+/// NCCL reads it when it is loaded. Multicast can take other GPUs of a host that is shared down with it.
+const bool kNoMulticast = (::setenv("NCCL_NVLS_ENABLE", "0", 0), true);
+
 struct Count {
   int devices = 0;
   char why[200] = {};

@@ -26,6 +26,23 @@ TEST(NcclWaysOut, AWholeLifeLeavesNothing) {
   }
 }
 
+/// Communicators of other libraries in the process read it too, such as PyTorch's.
+TEST(NcclWaysOut, TheEnvironmentStaysAsItWas) {
+  const auto variables = [] {
+    std::vector<std::string> out;
+    for (char** one = environ; *one != nullptr; ++one) out.emplace_back(*one);
+    return out;
+  };
+  const std::vector<std::string> before = variables();
+  (void)runtime::nccl::library();
+  run(2, [](Rank& rank) {
+    rank.open().or_throw();
+    call_all(rank, *rank.engine, rank.ref());
+    rank.close();
+  });
+  EXPECT_EQ(variables(), before);
+}
+
 struct At {
   const char* call;
   int nth;

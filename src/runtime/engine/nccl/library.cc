@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "src/base/env.h"
+#include "src/base/format.h"
 
 namespace overlace::runtime::nccl {
 namespace {
@@ -36,8 +36,6 @@ base::Status find(void* handle, const char* name, Function* function) {
 }
 
 base::Result<Library> load() {
-  // Multicast stays off: a program that uses it can take the host's other GPUs down with it.
-  base::set_environment_default("NCCL_NVLS_ENABLE", "0");
   base::Result<void*> opened = open_library();
   if (!opened.ok()) return opened.status();
   void* const handle = *opened;

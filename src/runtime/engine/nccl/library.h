@@ -35,8 +35,8 @@ struct Library {
   std::string version_text() const;  // "2.28.9"
 };
 
-/// Opened once. not_supported with the loader's reason, version_mismatch with both versions. Turns NVLink SHARP off
-/// (NCCL_NVLS_ENABLE=0) unless the variable is set.
+/// Opened once. not_supported with the loader's reason, version_mismatch with both versions. The environment, which the
+/// program's other communicators read too, stays as it is.
 base::Result<const Library*> library();
 
 }  // namespace overlace::runtime::nccl
