@@ -42,6 +42,7 @@ PARAMETERS = [
     ("latency/host_call_us", 1.0, 60.0),
     ("latency/host_kernel_us", 1.0, 15.0),
     ("latency/host_copy_us", 1.0, 15.0),
+    ("latency/host_collective_us", 3.0, 60.0),
     ("copy/post_us", 0.3, 10.0),
     ("copy/trigger_us", 3.0, 7.4),
     ("copy/local_GBps", 400.0, 3000.0),
@@ -125,8 +126,8 @@ def middle(path: str, least: float, most: float) -> float:
 class Loss:
     """Over the shapes that are not held out; with a team, over all of that team's instead."""
 
-    def __init__(self, bench: str, records: list[str], machine: dict, team: int = 0):
-        self.bench, self.records, self.machine, self.team = bench, records, machine, team
+    def __init__(self, bench: str, records: list[str], machine: dict, team: int = 0, simulated: int = 4):
+        self.bench, self.records, self.machine, self.team, self.simulated = bench, records, machine, team, simulated
         self.calls = 0
 
     def is_fitted(self, row: dict) -> bool:
@@ -138,13 +139,17 @@ class Loss:
             path = Path(folder) / "m.json"
             path.write_text(json.dumps(with_values(self.machine, values)))
             command = [self.bench, "--machine", str(path), "--records", ",".join(self.records), "--json", "-"]
+            command += ["--calls", str(self.simulated)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(done.stderr)
-        return [row for row in json.loads(done.stdout) if row["predicted_us"]]
+        model = "predicted_us" if self.simulated else "recurrence_us"
+        return [row for row in json.loads(done.stdout) if row[model]]
 
     def of(self, values: dict[str, float]) -> float:
         rows = [row for row in self.rows(values) if self.is_fitted(row)]
+        if not self.simulated:
+            return loss_of(rows, "recurrence_us")
         return sum(share * loss_of(rows, model) for model, share in (("recurrence_us", 0.77), ("predicted_us", 0.23)))
 
 
@@ -275,10 +280,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--team", type=int, default=0)
+    parser.add_argument("--calls", type=int, default=4, help="simulated; 0: the fit is of the recurrence alone")
     parser.add_argument("records", nargs="+")
     options = parser.parse_args(arguments)
     machine = json.loads(options.machine.read_text())
-    loss = Loss(options.bench, options.records, machine, options.team)
+    loss = Loss(options.bench, options.records, machine, options.team, options.calls)
     values = {path: start_of(path, machine) for path, _, _ in PARAMETERS}
     if options.team:
         values = {path: middle(path, least, most) for path, least, most in PARAMETERS}
@@ -291,6 +297,7 @@ def main(arguments: list[str]) -> int:
         print(other_teams(loss.rows(values), loss.rows(guessed), options.team))
     if options.out:
         fitted = with_values(machine, values)
+        loss.simulated = loss.simulated or 4
         rows = loss.rows(values)
         fitted["errors"] = held_out_errors(rows, "predicted_us")
         fitted["recurrence_errors"] = held_out_errors(rows, "recurrence_us")

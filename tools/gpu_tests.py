@@ -16,8 +16,9 @@ SCHEMA = "overlace.gpu_tests/1"
 RECORD = "docs/results/gpu_tests.json"
 PYTEST_FOLDER = "tests/python/torch_gpu"
 PYTHON = "torch_"  # units of pytest begin so: test_program.py is torch_program
-# Programs none of whose cases does more if there is a second GPU. All others use every GPU that they see.
-ONE_GPU = frozenset({"gpu_co_residency"})
+# Programs none of whose cases does more if there is a second GPU, or whose ranks have to share one. All others use
+# every GPU that they see.
+ONE_GPU = frozenset({"gpu_co_residency", "gpu_starved"})
 # They keep GPUs busy for a small part of their time; no case asks how long a GPU takes or how much memory is free.
 SHARED = frozenset(
     {

@@ -1,5 +1,6 @@
 // How good and how fast the simulator is; needs no GPU:
 //   bench_sim [--machine NAME|FILE.json] [--records A.jsonl,B.jsonl] [--calls N] [--json FILE] [--speed] [--choices]
+// --calls: simulated, 4; 0: the recurrence alone.
 // With --records: predictions beside measurements, over shapes that a fit may see and shapes that are held out; with
 // --choices also what the planner would have chosen among the measured schedules, and where that was not the best why.
 #include <cstdio>
@@ -23,7 +24,7 @@ base::Status run(int argc, char** argv) {
   Arguments arguments(&facts);
   arguments.add("--machine", &machine_name);
   arguments.add("--records", &files);
-  arguments.add("--calls", &calls, 1);
+  arguments.add("--calls", &calls, 0);
   arguments.add("--json", &json);
   arguments.add("--speed", &wants_speed);
   arguments.add("--choices", &wants_choices);

@@ -34,13 +34,13 @@ const Json* member(const Json& record, std::string_view outer, std::string_view 
 
 std::string text(const Json* v) { return v != nullptr && v->is_string() ? v->as_string() : ""; }
 
-/// What the record says; of older ones "grouped_unfused_1d:4" or, of `auto`, "...: 4 groups of at least ..."; else 1,
-/// or 4 slabs of one kernel (what auto takes).
+/// "grouped_unfused_1d:4"; else what the record says; of older ones, of `auto`, "...: 4 groups of at least ..."; else
+/// 1, or 4 slabs of one kernel (what auto takes).
 int degree_of(const Json& record, std::string_view op, const std::string& family) {
-  if (const Json* degree = record.find("degree"); degree != nullptr) return static_cast<int>(degree->as_int());
   const std::string competitor = text(record.find("competitor")), reason = text(record.find("reason"));
   if (const size_t colon = competitor.find(':'); colon != std::string::npos)
     return std::stoi(competitor.substr(colon + 1));
+  if (const Json* degree = record.find("degree"); degree != nullptr) return static_cast<int>(degree->as_int());
   if (const size_t groups = reason.find(" groups of"); groups != std::string::npos) {
     const size_t begin = reason.rfind(' ', groups - 1);
     return std::stoi(reason.substr(begin == std::string::npos ? 0 : begin));
@@ -83,6 +83,8 @@ bool is_valid_output(const Measured& m) {
   const spec::FamilyDef* family = op == nullptr ? nullptr : spec::find_family(*op, m.family);
   return family == nullptr || family->purpose == spec::Purpose::plan;
 }
+
+constexpr const char* kNotSimulated = "not simulated";
 
 using Found = std::map<std::tuple<Problem, std::string, int, int64_t>, Measured>;
 
@@ -191,6 +193,10 @@ void predict(std::vector<Measured>& list, const spec::Machine& machine, int call
   for (Measured& m : list) {
     const spec::Machine& on = m.is_replayed ? replaying : machine;
     m.recurrence_us = m.tile_cols == 0 ? plan::Recurrence(m.op, on).us({m.family, m.degree}) : std::nullopt;
+    if (calls == 0) {
+      m.problem = kNotSimulated;
+      continue;
+    }
     try {
       spec::Params options;
       if (m.tile_cols != 0) options["align_n"] = m.tile_cols;
@@ -261,7 +267,8 @@ std::string report(const std::vector<Measured>& list) {
     });
   }
   for (const Measured& m : list) {
-    if (!m.problem.empty()) out += base::format("{} {}: {}\n", m.op.to_string(), m.family, m.problem);
+    if (!m.problem.empty() && m.problem != kNotSimulated)
+      out += base::format("{} {}: {}\n", m.op.to_string(), m.family, m.problem);
   }
   return out;
 }

@@ -89,6 +89,10 @@ struct Machine {
     Figure sustained_TFLOPs;      // rate that the power limit allows; 0: no such limit
     Figure stream_GBps;           // operands and result that no cache holds
     Figure sm_stream_GBps;        // stream rate of one SM
+    // Products of fused-kernel families take unaligned_rows times as long (0: 1) where rows of the operands do not
+    // begin with a sector of memory (32 bytes). A tile takes 1 + empty_rows times the square of its share of empty
+    // rows.
+    Figure unaligned_rows, empty_rows;
     bool operator==(const Gemm&) const = default;
   } gemm = {};
 

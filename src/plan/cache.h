@@ -11,7 +11,7 @@
 namespace overlace::plan {
 
 /// Goes up with every change of candidates, models or rules: older lines no longer count.
-inline constexpr int kPlanVersion = 16;
+inline constexpr int kPlanVersion = 17;
 
 class Cache {
  public:

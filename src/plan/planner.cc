@@ -28,6 +28,7 @@ using spec::OpSpec;
 constexpr size_t kSimulated = 8;  // of the candidates, the best of the recurrence
 constexpr size_t kProbed = 3;     // of these, the best, besides the library
 constexpr size_t kKept = 4096;    // plans
+constexpr double kLeastShortGain = 0.1;
 
 /// Exact up to 256, then eight per octave, upwards.
 int64_t bucket_of(int64_t m) {
@@ -78,6 +79,13 @@ std::string to_string(Tier tier) {
 }
 
 namespace {
+
+/// What does not gain by hiding alone: the library, and what is launched once and waits for nobody's copy.
+bool is_short(const OpSpec& op, const Candidate& candidate) {
+  using enum spec::ClosedForm;
+  const spec::ClosedForm form = spec::form_of(op.op, candidate.family);
+  return form == library || form == slab_kernel || form == tile_kernel;
+}
 
 /// What was measured where GPUs have few rows: one kernel, and the library.
 bool is_for_small_m(const spec::FamilyDef& family) {
@@ -189,11 +197,25 @@ struct Planner::State {
     if (!failure.empty()) out.reason += "; not measured: " + failure;
     if (out.tier != Tier::probe && !spec::has_few_tokens(op)) {
       if (const std::string why = too_little_to_hide(op, machine); !why.empty()) {
-        out.candidate = {std::string(spec::kLibrary), 1};
-        out.reason = why + ": library";
+        settle_short(op, figures, &out);
+        out.reason = why + "; " + out.reason;
       }
     }
     return out;
+  }
+
+  /// Of those that are short alone; all stay considered. `library` where models see less than kLeastShortGain:
+  /// latencies are most of such times, and two H200 lost up to 10 % where the gain was said to be 5 % (mid_x2.jsonl).
+  static void settle_short(const OpSpec& op, const Machine& figures, Decision* decision) {
+    std::vector<Alternative> all = decision->others;
+    double most = 0;  // that is worth it
+    for (const Alternative& a : all)
+      if (a.candidate.family == spec::kLibrary) most = a.us * (1 - kLeastShortGain);
+    std::erase_if(decision->others, [&](const Alternative& a) {
+      return a.candidate.family != spec::kLibrary && (!is_short(op, a.candidate) || a.us > most);
+    });
+    settle(op, figures, decision);
+    decision->others = std::move(all);
   }
 
   /// Why nothing was measured; empty where it was. `usual`, which is taken where nothing is measured, is measured too:

@@ -145,12 +145,15 @@ std::optional<double> Recurrence::library_us(const With& with) const {
                      : is_gather_        ? "all_gather"
                      : is_reduced_twice_ ? "all_reduce"
                                          : "reduce_scatter";
-  const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks);
+  const bool is_scatter = !is_gather_ && !exchanges_ && !is_reduced_twice_;
+  const bool is_apart = is_scatter && rows_ % op_.ranks != 0;
+  const int apart = is_apart ? static_cast<int>(std::min<int64_t>(rows_, op_.ranks)) : 0;
+  const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks, apart);
   if (!sum) return std::nullopt;
   const int kernels = 1 + (activation_us_ > 0 ? 1 : 0);
   const double device =
       gemm_us_ + *sum + activation_us_ + (with.latencies ? l.call_us.value + (1 + kernels) * l.launch_us.value : 0);
-  return with.host ? std::max(device, host_us(kernels, 0, 1)) : device;
+  return with.host ? std::max(device, host_us(kernels, 0, std::max(apart, 1))) : device;
 }
 
 /// Own shard first; then step by step: a product starts when the one before it is done and its rows are there. The
@@ -260,7 +263,9 @@ double Recurrence::k_slab_us(int slabs, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = fused_product(ClosedForm::slab_kernel);
-  const double wave = (whole.us - whole.start_us) / std::max(whole.waves, 1.0), own = own_waves(whole);
+  const double wave =
+      (whole.us - whole.start_us) / std::max(whole.waves, 1.0) * spec::fused_slowdown(machine_, shard_, op_.k);
+  const double own = own_waves(whole);
   const double mine = own * wave + (with.gemm - 1) * whole.us;
   const double slab = store_us(ClosedForm::slab_kernel) * with.copy / slabs + on * l.flag_us.value;
   double computed = mine + wave;
@@ -274,7 +279,9 @@ double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
-  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double slowed =
+      std::max(with.gemm, spec::fused_slowdown(machine_, shard_, op_.k));  // by what is longest, not by both
+  const double compute = (whole.us - whole.start_us) * slowed, waves = std::max(whole.waves, 1.0);
   const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double out = compute / waves + sent + on * l.flag_us.value + sent / groups;
   const double sum = spec::reduce_us(machine_, static_cast<double>(shard_) * row_bytes_ * op_.ranks);
@@ -288,7 +295,9 @@ double Recurrence::bands_us(int bands, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
-  const double compute = (whole.us - whole.start_us) * with.gemm, waves = std::max(whole.waves, 1.0);
+  const double slowed =
+      std::max(with.gemm, spec::fused_slowdown(machine_, shard_, op_.k));  // by what is longest, not by both
+  const double compute = (whole.us - whole.start_us) * slowed, waves = std::max(whole.waves, 1.0);
   const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double last = sent / 2 / static_cast<double>(std::min<int64_t>(bands, base::ceil_div(shard_, kSlotTileRows)));
   const double end = std::max(compute + last, compute / waves + sent);
@@ -330,9 +339,12 @@ Recurrence::With Recurrence::slowed(const Candidate& candidate) const {
 
 double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const With& with) const {
   const ClosedForm form = form_of(candidate);
-  if (form == ClosedForm::slab_kernel) return k_slab_us(candidate.degree, with);
-  if (form == ClosedForm::tile_kernel)
-    return is_reduced_twice_ ? bands_us(candidate.degree, with) : tma_slot_us(candidate.degree, with);
+  if (is_fused(form)) {
+    const double device = form == ClosedForm::slab_kernel ? k_slab_us(candidate.degree, with)
+                          : is_reduced_twice_             ? bands_us(candidate.degree, with)
+                                                          : tma_slot_us(candidate.degree, with);
+    return with.host ? std::max(device, host_us(1, 0, 0)) : device;
+  }
   const bool has_groups = is_grouped(form);
   const double device = is_gather_   ? gather_us(steps, with)
                         : has_groups ? grouped_us(steps, with)

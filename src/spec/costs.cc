@@ -72,17 +72,28 @@ double tile_us(const Machine& machine, int64_t rows, int64_t cols, int64_t k) {
   return us(*largest) * static_cast<double>(rows * cols) / static_cast<double>(largest->rows * largest->cols);
 }
 
+double fused_slowdown(const Machine& machine, int64_t shard, int64_t k) {
+  constexpr int64_t kSectorBytes = 32, kElement = 2;  // other types have no fused kernel
+  if (shard <= 0) return 1;
+  const double rows = static_cast<double>(base::round_up(shard, kFusedTileRows));
+  const double empty = 1 - static_cast<double>(shard) / rows, unaligned = machine.gemm.unaligned_rows.value;
+  const bool is_slowed = unaligned > 0 && k * kElement % kSectorBytes != 0;
+  return (is_slowed ? unaligned : 1) * (1 + machine.gemm.empty_rows.value * empty * empty);
+}
+
 GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
   GemmCost out;
   if (work.shard <= 0 || work.ranks <= 0 || work.n <= 0 || work.k <= 0) return out;
   const int64_t slots = std::max(machine.sms / kFusedTileSms, 1);
-  const int64_t tiles = work.ranks * base::ceil_div(work.shard, kFusedTileRows) * base::ceil_div(work.n, work.cols);
+  const int64_t row_tiles = base::ceil_div(work.shard, kFusedTileRows);
+  const int64_t tiles = work.ranks * row_tiles * base::ceil_div(work.n, work.cols);
   const double flops =
       2.0 * static_cast<double>(tiles) * static_cast<double>(kFusedTileRows * work.cols) * static_cast<double>(work.k);
   out.waves = static_cast<double>(base::ceil_div(tiles, slots));
   out.start_us = machine.gemm.start_us.value;
-  out.us = out.start_us + std::max(out.waves * tile_us(machine, kFusedTileRows / kFusedTileSms, work.cols, work.k),
-                                   at_rate(flops, machine.gemm.sustained_TFLOPs.value * kOpsPerUs));
+  const double us = std::max(out.waves * tile_us(machine, kFusedTileRows / kFusedTileSms, work.cols, work.k),
+                             at_rate(flops, machine.gemm.sustained_TFLOPs.value * kOpsPerUs));
+  out.us = out.start_us + us;
   return out;
 }
 
@@ -162,7 +173,12 @@ double local_copy_us(const Machine& machine, double bytes) {
   return machine.copy.start_us.value + at_rate(bytes, machine.copy.local_GBps.value * kBytesPerUs);
 }
 
-std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks) {
+std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks,
+                                    int shards_apart) {
+  if (shards_apart > 0) {
+    const std::optional<double> each = collective_us(machine, "all_reduce", bytes / shards_apart, ranks);
+    return each ? std::optional(shards_apart * *each) : std::nullopt;
+  }
   const Machine::Collectives& c = machine.collectives;
   const Curve* curve = name == "all_gather"       ? &c.all_gather_us
                        : name == "reduce_scatter" ? &c.reduce_scatter_us

@@ -43,6 +43,9 @@ struct FusedWork {
   int64_t shard = 0, ranks = 1, n = 0, k = 0, cols = 1;  // rows of a shard; columns of a tile
 };
 GemmCost fused_cost(const Machine& machine, const FusedWork& work);
+/// How much longer its tiles take than full ones of aligned operands (Machine::Gemm::unaligned_rows, empty_rows); not
+/// in fused_cost(), since what slows them otherwise may hide it.
+double fused_slowdown(const Machine& machine, int64_t shard, int64_t k);
 
 /// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; in ag_gemm two SMs share
 /// a tile along K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at
@@ -82,8 +85,10 @@ double local_copy_us(const Machine& machine, double bytes);
 
 /// A library collective (all_gather, reduce_scatter, all_reduce, all_to_all) of `ranks`: Machine::Collectives says
 /// which bytes count; its curves are of teams of Machine::ranks, and a rank sends (ranks - 1) / ranks of the bytes.
-/// None: the machine has no times of it.
-std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks);
+/// reduce_scatter of shards of unequal length is an all-reduce of each that has rows, `shards_apart` in number; 0: they
+/// are equal. None: the machine has no times of it.
+std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks,
+                                    int shards_apart = 0);
 
 /// How many times as long `slowed` takes beside `by`; 1 if the machine does not say.
 double contention(const Machine& machine, Load slowed, Load by);

@@ -242,6 +242,8 @@ void visit_costs(V& v, M& m) {
     w.figure("sustained_TFLOPs", g.sustained_TFLOPs, kMostRate);
     w.figure("stream_GBps", g.stream_GBps, kMostRate);
     w.figure("sm_stream_GBps", g.sm_stream_GBps, kMostRate);
+    w.figure("unaligned_rows", g.unaligned_rows, kMostFactor);
+    w.figure("empty_rows", g.empty_rows, kMostFactor);
   });
   v.part("copy", m.copy, [](auto& w, auto& c) {
     w.curve("pair_us", "bytes", c.pair_us, kMostUs, Growth::rises);

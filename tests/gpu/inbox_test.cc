@@ -149,6 +149,7 @@ TEST(GpuCountersTest, AStreamWaitsForTiles) {
       launch_fill_and_count(gpu.stream, data, kBytes, call, counters.pod(), 2);
       EXPECT_CUDA(cudaStreamSynchronize(second));
       gpu.channel.reset(counters);
+      EXPECT_CUDA(cudaStreamSynchronize(gpu.stream));  // else the next wait may see the count of this call
     }
     EXPECT_EQ(gpu.read(wrong), 0u);
     EXPECT_CUDA(cudaStreamDestroy(second));

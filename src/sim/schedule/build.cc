@@ -188,8 +188,8 @@ base::Status GraphBuilder::add_instance(int rank, int index, uint32_t id) {
   }
   count_bytes(rank, work);
   host_[static_cast<size_t>(rank)] +=
-      (task_of(in).kind == spec::Kind::collective ? latency.host_collective_us.value
-                                                  : static_cast<double>(work.kernels) * latency.host_kernel_us.value) +
+      static_cast<double>(work.kernels) *
+          (task_of(in).kind == spec::Kind::collective ? latency.host_collective_us : latency.host_kernel_us).value +
       static_cast<double>(work.copies) * latency.host_copy_us.value +
       (waits_for_peers(in) ? latency.host_kernel_us.value : 0) +
       (in.sets.empty() ? 0

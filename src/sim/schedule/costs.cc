@@ -108,6 +108,20 @@ base::Result<Work> copy_work(const spec::Schedule& schedule, const spec::Expansi
   return work;
 }
 
+/// Shards that have rows, where not all are equally long; else 0.
+int unequal_shards(const spec::Schedule& schedule) {
+  const auto found = schedule.tables.find("off");
+  if (found == schedule.tables.end()) return 0;
+  const std::vector<int64_t>& off = found->second;
+  int filled = 0;
+  bool is_equal = true;
+  for (size_t i = 1; i < off.size(); ++i) {
+    is_equal = is_equal && off[i] - off[i - 1] == off[1] - off[0];
+    filled += off[i] > off[i - 1] ? 1 : 0;
+  }
+  return is_equal ? 0 : filled;
+}
+
 base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
                                    const Machine& machine) {
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
@@ -117,7 +131,9 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
                                : "?";
   Work work;
   const int64_t whole = bytes_of(schedule, name == "all_gather" ? in.writes[0] : in.reads[0]);
-  const std::optional<double> us = spec::collective_us(machine, name, static_cast<double>(whole), expansion.ranks);
+  const int apart = name == "reduce_scatter" ? unequal_shards(schedule) : 0;
+  const std::optional<double> us =
+      spec::collective_us(machine, name, static_cast<double>(whole), expansion.ranks, apart);
   if (!us)
     return base::error(Errc::not_supported,
                        "{}: machine {} has no times of {} for {} ranks; wanted: a curve in its file", in.id(schedule),
@@ -125,7 +141,7 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
   work.moved_bytes = bytes_of(schedule, in.writes[0]);
   work.amount = static_cast<uint64_t>(whole);
   work.load = spec::Load::sm_copy;
-  work.kernels = 1;
+  work.kernels = std::max(apart, 1);
   if (whole == 0) return work;
   work.flow_us = *us;
   const int passes = name == "all_reduce" ? 2 : 1;

@@ -172,6 +172,12 @@ base::Result<std::vector<GraphBuilder::Area>> GraphBuilder::areas_of(int rank, c
   return areas;
 }
 
+double GraphBuilder::tile_us(const Grid& grid, int64_t depth) const {
+  const int64_t shard = base::ceil_div(parameter("M", 1), std::max<int64_t>(graph_.ranks, 1));
+  return spec::tile_us(machine_, grid.rows / spec::kFusedTileSms, grid.cols, depth) *
+         spec::fused_slowdown(machine_, shard, depth);
+}
+
 /// The chain of slabs of `tiles` tiles of an area; `before` is what these SMs did last. Returns the last node.
 uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before) {
   const std::vector<Instance>& list = graph_.expansions[static_cast<size_t>(rank)].instances;
@@ -182,8 +188,8 @@ uint32_t GraphBuilder::add_chain(int rank, Area& area, int32_t tiles, const Grid
     node.part_of = node.jitter = slab.instance;
     Work work;
     work.amount = static_cast<uint64_t>(2 * grid.rows * grid.cols * tiles * slab.depth);
-    work.flow_us = spec::tile_us(machine_, grid.rows / spec::kFusedTileSms, grid.cols, area.depth) *
-                   static_cast<double>(slab.depth) / static_cast<double>(std::max<int64_t>(area.depth, 1));
+    work.flow_us = tile_us(grid, area.depth) * static_cast<double>(slab.depth) /
+                   static_cast<double>(std::max<int64_t>(area.depth, 1));
     set_flow(node, work);
     node.intensity = static_cast<double>(tiles) / grid.slots;
     node.weight = tiles;

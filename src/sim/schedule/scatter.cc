@@ -202,7 +202,7 @@ void ScatterKernel::add_product(const TileCoord& at, Cluster* cluster) {
   Piece* const piece = &pieces_[static_cast<size_t>(computed_[rectangle].pieces.front())];
   Work work;
   work.amount = static_cast<uint64_t>(2 * grid_.rows * grid_.cols * depth_);
-  work.flow_us = spec::tile_us(b_.machine_, grid_.rows / spec::kFusedTileSms, grid_.cols, depth_);
+  work.flow_us = b_.tile_us(grid_, depth_);
   const uint32_t id = add_node(piece, work, cluster);
   if (b_.machine_.gemm.sustained_TFLOPs.value > 0) b_.graph_.nodes[id].demand(resource_of(rank_, Kept::tensor), 1);
   b_.connect(id, done_[rectangle]);
@@ -243,8 +243,7 @@ void ScatterKernel::add_copy(const TileCoord& at, Cluster* cluster) {
 
 /// Of an item by itself.
 double ScatterKernel::us_of(overlace::Work kind) const {
-  if (kind == overlace::Work::product)
-    return spec::tile_us(b_.machine_, grid_.rows / spec::kFusedTileSms, grid_.cols, depth_);
+  if (kind == overlace::Work::product) return b_.tile_us(grid_, depth_);
   const int tiles = kind == overlace::Work::sum ? order_.size + 1 : 2;
   return static_cast<double>(tiles * tile_bytes_) / add_.alone * 1e-3;
 }

@@ -247,6 +247,21 @@ TEST(Choose, TwoGpusHideTransfersOfElevenMicroseconds) {
   }
 }
 
+/// Two H100, bench/results/random_h100x2.jsonl, eager: one kernel takes 37, 23 and 31 us, the library 67, 42 and 67.
+TEST(Choose, WhereLittleCanBeHiddenOneKernelIsTakenForWhatItSaves) {
+  struct Row {
+    int64_t m, n, k;
+  };
+  for (const Row& row : {Row{227, 4928, 936}, {460, 744, 1016}, {107, 2856, 1024}}) {
+    const Plan choice = choose(op_of("gemm_rs", row.m, row.n, row.k, 2), kH200);
+    EXPECT_EQ(choice.schedule.family, "tma_slot_rs") << row.m << ": " << choice.reason;
+    EXPECT_NE(choice.reason.find("too little to hide"), std::string::npos) << choice.reason;
+  }
+  // Copies and their flags take as long as what they hide.
+  const Plan copies = choose(op_of("ag_gemm", 1183, 15224, 1056, 2), kH200);
+  EXPECT_TRUE(copies.schedule.family.starts_with("library")) << copies.reason;
+}
+
 /// Two H200, bench/results/swiglu_x2.jsonl: k_slab 375 to 382 us, hetero_unfused_1d 426 to 439.
 TEST(Choose, TakesOneKernelWhereShardsMakeSlowProducts) {
   const spec::OpSpec op = op_of("ag_gemm", 1024, 14336, 8192, 2);

@@ -112,6 +112,29 @@ TEST(Costs, FusedTilesLieInOneShard) {
     EXPECT_EQ(fused_cost(machine, nothing).us, 0);
 }
 
+TEST(Costs, FusedTilesTakeLongerWhereRowsAreUnalignedOrEmpty) {
+  Machine machine = small();
+  EXPECT_DOUBLE_EQ(fused_slowdown(machine, 64, 1000), 1) << "a machine without these figures";
+  machine.gemm.unaligned_rows = {1.5};
+  machine.gemm.empty_rows = {0.4};
+  EXPECT_DOUBLE_EQ(fused_slowdown(machine, 256, 1000), 1.5) << "rows of 2000 bytes";
+  EXPECT_DOUBLE_EQ(fused_slowdown(machine, 512, 1008), 1) << "rows of 63 sectors";
+  EXPECT_DOUBLE_EQ(fused_slowdown(machine, 128, 1024), 1.1) << "half of a tile";
+  EXPECT_DOUBLE_EQ(fused_slowdown(machine, 384, 1024), 1 + 0.4 / 16) << "a quarter of two";
+  EXPECT_DOUBLE_EQ(fused_slowdown(machine, 0, 1000), 1);
+}
+
+TEST(Costs, UnequalShardsAreReducedOneByOne) {
+  Machine machine = small();
+  machine.ranks = 2;
+  machine.collectives.reduce_scatter_us.points = {{1000, 10}, {4000, 40}};
+  EXPECT_DOUBLE_EQ(collective_us(machine, "reduce_scatter", 4000, 2).value(), 40);
+  EXPECT_FALSE(collective_us(machine, "reduce_scatter", 4000, 2, 2)) << "there is no all-reduce";
+  machine.collectives.all_reduce_us.points = {{1000, 15}, {4000, 60}};
+  EXPECT_DOUBLE_EQ(collective_us(machine, "reduce_scatter", 4000, 2, 2).value(), 2 * 30);
+  EXPECT_DOUBLE_EQ(collective_us(machine, "reduce_scatter", 1000, 2, 1).value(), 15);
+}
+
 TEST(Costs, SizesNearTheLimitsStayPositive) {
   constexpr int64_t kHuge = int64_t{1} << 32;  // products of two of them do not fit 64 bits
   Machine machine = small();
