@@ -87,17 +87,35 @@ int ovl_torch_add_group(const char* name, ovl_runtime* runtime, ovl_channel* cha
   return overlace_torch::table().emplace(name, group).second ? OVL_OK : OVL_INVALID_ARGUMENT;
 }
 
-int ovl_torch_run(const char* group, const char* op, const ovl_arg* args, int count, const char* plan) {
+namespace {
+
+/// What `call` gives of the group's channel, behind what torch's current stream has.
+template <class Call>
+int on_channel(const char* group, const char* op, Call call) {
   try {
     const std::shared_ptr<Group> found = overlace_torch::find_group(op, group);
     const std::lock_guard lock(found->mutex);
     overlace_torch::use_current_stream(*found, op);
-    return ovl_run(found->channel, op, args, count, plan);
+    return call(found->channel);
   } catch (const overlace_torch::Failure& failure) {
-    return failure.code;  // of the C API, whose text says why; that the group is there has overlace.call looked at
+    return failure.code;  // of the C API, whose text says why; that the group is there has Python looked at
   } catch (const std::exception&) {
     return OVL_INTERNAL;  // of torch
   }
+}
+
+}  // namespace
+
+int ovl_torch_run(const char* group, const char* op, const ovl_arg* args, int count, const char* plan) {
+  return on_channel(group, op, [=](ovl_channel* channel) { return ovl_run(channel, op, args, count, plan); });
+}
+
+int ovl_torch_moe_run(const char* group, const ovl_moe* layer, int64_t* load, int64_t* dropped) {
+  return on_channel(group, "moe", [=](ovl_channel* channel) { return ovl_moe_run(channel, layer, load, dropped); });
+}
+
+int ovl_torch_moe_run_grad(const char* group, const ovl_moe* layer, const ovl_moe_grad* grad) {
+  return on_channel(group, "moe_grad", [=](ovl_channel* channel) { return ovl_moe_run_grad(channel, layer, grad); });
 }
 
 int ovl_torch_remove_group(const char* name) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "overlace/capi.h"
+#include "overlace/capi_moe.h"
 #include "python/csrc/tensor_view.h"
 
 namespace overlace_torch {
@@ -53,4 +54,9 @@ __attribute__((visibility("default"))) int ovl_torch_remove_group(const char* na
 /// ovl_run on the channel of a group, behind what torch's current stream has; for overlace.call.
 __attribute__((visibility("default"))) int ovl_torch_run(const char* group, const char* op, const ovl_arg* args,
                                                          int count, const char* plan);
+/// ovl_moe_run and ovl_moe_run_grad likewise, for overlace/ops/_moe.py.
+__attribute__((visibility("default"))) int ovl_torch_moe_run(const char* group, const ovl_moe* layer, int64_t* load,
+                                                             int64_t* dropped);
+__attribute__((visibility("default"))) int ovl_torch_moe_run_grad(const char* group, const ovl_moe* layer,
+                                                                  const ovl_moe_grad* grad);
 }

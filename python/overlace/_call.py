@@ -27,7 +27,7 @@ _DTYPES = {
 _TENSOR, _INTEGER, _REAL, _TEXT, _LIST = range(5)
 
 
-def _tensor_of(op: str, name: str, t: object, device: torch.device) -> Tensor:
+def tensor_of(op: str, name: str, t: object, device: torch.device) -> Tensor:
     if not isinstance(t, torch.Tensor):
         raise InvalidArgument(f"{op}: {name} is a {type(t).__name__}, wanted a torch.Tensor or None")
     if t.device != device:
@@ -78,7 +78,7 @@ def call(
         if not isinstance(text, str):
             raise InvalidArgument(f"overlace.call: {name} is {text!r}, wanted a text")
     args = [
-        Arg(name=name.encode(), kind=_TENSOR, tensor=_tensor_of(op, name, t, context.device))
+        Arg(name=name.encode(), kind=_TENSOR, tensor=tensor_of(op, name, t, context.device))
         for name, t in tensors.items()
         if t is not None
     ]

@@ -16,11 +16,13 @@ peer; its gradient; its function. Of gradients only those that are needed are co
 | Y = A2A(A) W | dA = A2A(dY W^T) back: gemm_a2a | dW = A2A(A)^T dY: kept or exchanged again |
 | dW_i = AG(x)^T dY_i | dx = RS(sum_i dY_i dW_i'^T), dW_i' the gradient of dW_i: one gemm_rs | of dY_i: AG(x) dW_i' |
 | out = A2A(pool of rows of W) | none, they are indices | A2A(dout) back to W's rank, added row by row |
+| y = sum of w expert(x) where experts lie | dx, dw by one moe_grad, which moves rows as the forward does | by it, too |
 
 Of the plain collectives: all_gather and reduce_scatter are each other's; that of all_to_all is itself; that of
 all_reduce is local, as of Y = AR(A W).
 
-Gradients are made of differentiable operators, so they have gradients themselves, of any order. What all ranks hold
+Gradients are made of differentiable operators, so they have gradients themselves, of any order, but for those of moe,
+which have none. What all ranks hold
 alike (dY of AR, a bias of RS and its gradient) counts once: where each rank goes on with it alone, its own gradient is
 the sum over ranks.
 
@@ -40,6 +42,8 @@ from overlace.ops._embedding_a2a import embedding_a2a
 from overlace.ops._gemm_a2a import gemm_a2a
 from overlace.ops._gemm_ar import gemm_ar
 from overlace.ops._gemm_rs import gemm_rs
+from overlace.ops._moe import moe
+from overlace.ops._moe_router import moe_router
 
 __all__ = [
     "a2a_gemm",
@@ -53,6 +57,8 @@ __all__ = [
     "gemm_a2a",
     "gemm_ar",
     "gemm_rs",
+    "moe",
+    "moe_router",
     "reduce_scatter",
     "replicated",
 ]

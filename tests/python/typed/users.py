@@ -28,6 +28,12 @@ def operators(x: torch.Tensor, w: torch.Tensor, group: torch.distributed.Process
     assert_type(ops.a2a_gemm(x, w, group=group), torch.Tensor)
     assert_type(ops.a2a_gemm(x, w, group=group, return_a=True), tuple[torch.Tensor, torch.Tensor])
     assert_type(ops.all_reduce(x, group=group), torch.Tensor)
+    idx, weights = ops.moe_router(x, w, top_k=2)
+    assert_type(ops.moe(x, idx, weights, w, w, num_experts=4), torch.Tensor)
+    assert_type(
+        ops.moe(x, idx, weights, w, w, num_experts=4, return_load=True, group=group),
+        tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    )
 
 
 def around_them(x: torch.Tensor, w: torch.Tensor, model: torch.nn.Module) -> None:

@@ -1,0 +1,311 @@
+"""Mixture of experts: its shapes, gradients and function."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+import torch
+
+from overlace import _library, errors
+from overlace._call import tensor_of
+from overlace._library import Tensor, _Sized
+from overlace.context import context_of, group_name, size_of
+from overlace.errors import Error, InvalidArgument, Unsupported
+from overlace.ops._common import run
+
+_NAME = "moe"
+_OPERANDS = ("x", "idx", "weights", "w1", "w2", "b1", "b2")
+_GRADIENTS = ("dweights", "dw1", "dw2", "db1", "db2")
+_REFUSED = Tensor(None, 0, 1, (0,), (1,))  # (0) fp64, which the library takes nowhere
+
+
+class _Layer(_Sized):
+    """ovl_moe."""
+
+    _fields_ = (
+        ("struct_size", c.c_size_t),
+        *((name, Tensor) for name in (*_OPERANDS, "out")),
+        ("num_experts", c.c_int64),
+        ("activation", c.c_char_p),
+        ("gated", c.c_int32),
+        ("capacity_factor", c.c_double),
+        ("expert_begin", c.POINTER(c.c_int64)),
+    )
+
+
+class _Grad(_Sized):
+    """ovl_moe_grad."""
+
+    _fields_ = (("struct_size", c.c_size_t), *((name, Tensor) for name in ("dy", "dx", *_GRADIENTS)))
+
+
+def refuse_gpus(op: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    for name, t in tensors.items():
+        if t is not None and t.is_cuda:
+            raise Unsupported(f"{op}: {name} is on {t.device}, wanted cpu: experts are on CPU ranks only so far")
+
+
+def _with_rows(t: torch.Tensor) -> torch.Tensor:
+    """Matrices, or stacks of them, with rows as the library takes them; others are copied."""
+    if t.dim() < 2:
+        return t
+    rows_lie = t.stride(-1) == 1 and (t.shape[-2] <= 1 or t.stride(-2) >= t.shape[-1])
+    return t if rows_lie else t.clone(memory_format=torch.contiguous_format)
+
+
+class _Call:
+    """A call of the library by this rank. What cannot be given to the library becomes something that it refuses, so
+    that the other ranks, which meet this one there, refuse the call too."""
+
+    def __init__(self, op: str, group: str) -> None:
+        self.op, self.context = op, context_of(group)
+        self.why: Error | None = None  # this rank refuses the call
+        self._kept: list[torch.Tensor] = []  # the library has their addresses
+        if self.context.is_gpu:
+            raise Unsupported(
+                f"{op}: group '{group}' is on {self.context.device}, wanted CPU ranks, which it needs so far"
+            )
+
+    def view(self, name: str, t: torch.Tensor | None) -> Tensor:
+        if t is None:
+            return Tensor()
+        try:
+            refuse_gpus(self.op, {name: t})
+            self._kept.append(_with_rows(t.detach()))
+            return tensor_of(self.op, name, self._kept[-1], self.context.device)
+        except Error as error:
+            self.why = self.why or error
+            return _REFUSED
+
+    def layer(self, tensors: Mapping[str, torch.Tensor | None], fields: Mapping[str, Any]) -> _Layer:
+        begin, wanted = fields["expert_begin"], self.context.size + 1
+        if begin and len(begin) != wanted:
+            self.why = self.why or InvalidArgument(
+                f"{self.op}: expert_begin has {len(begin)} entries, wanted {wanted}, one more than ranks"
+            )
+            begin = [0] * wanted
+        return _Layer(
+            **{name: self.view(name, t) for name, t in tensors.items()},
+            num_experts=fields["num_experts"],
+            activation=fields["activation"].encode(),
+            gated=fields["gated"],
+            capacity_factor=fields["capacity_factor"],
+            expert_begin=(c.c_int64 * wanted)(*begin) if begin else None,
+        )
+
+    def run(self, function: str, *arguments: object) -> None:
+        code = getattr(_library.operators(), function)(self.context.name.encode(), *arguments)
+        text = _library.LIBRARY.ovl_error_text().decode() if code != 0 else ""
+        if self.why is not None:
+            raise self.why
+        if code != 0:
+            raise errors.make(_library.LIBRARY.ovl_error_name(code).decode(), text)
+
+
+def _fields(options: Mapping[str, Any], num_experts: int) -> dict[str, Any]:
+    given = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": ()} | dict(options)
+    return given | {"num_experts": num_experts}
+
+
+def _forward(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
+    call = _Call(_NAME, group)
+    operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
+    out = torch.empty(x.shape, dtype=x.dtype)
+    load = torch.zeros(w1.shape[:1], dtype=torch.int64)
+    dropped = torch.zeros((), dtype=torch.int64)
+    layer = call.layer({**operands, "out": out}, _fields(options, num_experts))
+    to = [c.c_void_p(t.data_ptr()) for t in (load, dropped)]
+    call.run("ovl_torch_moe_run", c.byref(layer), *to)
+    return out, load, dropped
+
+
+_OPTIONS = 'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[]'
+_TENSORS = "Tensor x, Tensor idx, Tensor weights, Tensor w1, Tensor w2, Tensor? b1, Tensor? b2"
+
+_op = torch.library.custom_op(
+    "overlace::moe",
+    _forward,
+    mutates_args=(),
+    schema=f"({_TENSORS}, int num_experts, str group, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _check(op: str, group: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """For shape functions; the library checks all when it runs."""
+    refuse_gpus(op, tensors)
+    size_of(op, group, tensors)
+    for name, dims in {"x": 2, "idx": 2, "weights": 2, "w1": 3, "w2": 3}.items():
+        t = tensors[name]
+        if t is not None and t.dim() != dims:
+            raise InvalidArgument(f"{op}: {name} is {list(t.shape)}, wanted {dims} dimensions")
+
+
+@_op.register_fake
+def _shapes(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
+    _check(_NAME, group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))
+    load, dropped = (x.new_empty(shape, dtype=torch.int64) for shape in (w1.shape[:1], ()))
+    return x.new_empty(x.shape), load, dropped
+
+
+# ---- gradients ----
+
+
+def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bool]) -> list[torch.Tensor]:
+    """Of x, weights, w1, w2, b1, b2; of what is not needed, or not there, (0)."""
+    wanted = [operands[0], *operands[2:]]
+    return [
+        torch.empty(t.shape if t is not None and need else (0,), dtype=torch.float32 if t is None else t.dtype)
+        for t, need in zip(wanted, (True, *needs), strict=True)
+    ]
+
+
+def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
+    call = _Call("moe_grad", group)
+    operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
+    dx, *others = grads = _empty_gradients(list(operands.values()), needs)
+    layer = call.layer(operands, _fields(options, num_experts))
+    there = [need and t is not None for need, t in zip(needs, (weights, w1, w2, b1, b2), strict=True)]
+    views = {name: call.view(name, grad) for name, grad, given in zip(_GRADIENTS, others, there, strict=True) if given}
+    grad = _Grad(dy=call.view("dy", dy), dx=call.view("dx", dx), **views)
+    call.run("ovl_torch_moe_run_grad", c.byref(layer), c.byref(grad))
+    return tuple(grads)
+
+
+_gradients_op = torch.library.custom_op(
+    "overlace::moe_grad",
+    _gradients,
+    mutates_args=(),
+    schema=(
+        f"(Tensor dy, {_TENSORS}, int num_experts, str group, bool[] needs, *, {_OPTIONS}) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+
+
+@_gradients_op.register_fake
+def _shapes_of_gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
+    _check("moe_grad", group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))
+    return tuple(_empty_gradients((x, idx, weights, w1, w2, b1, b2), needs))
+
+
+def _setup(ctx, inputs, keyword_only_inputs, output) -> None:
+    *operands, ctx.num_experts, ctx.group = inputs
+    ctx.options = keyword_only_inputs
+    ctx.save_for_backward(*operands)
+
+
+def _backward(ctx, dy, _load, _dropped):
+    needs_x, _, *needs = ctx.needs_input_grad[: len(_OPERANDS)]
+    dx, *others = torch.ops.overlace.moe_grad(dy, *ctx.saved_tensors, ctx.num_experts, ctx.group, needs, **ctx.options)
+    of_weights = [grad if need else None for grad, need in zip(others, needs, strict=True)]
+    return dx if needs_x else None, None, *of_weights, None, None
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+
+
+# ---- the function ----
+
+
+@overload
+def moe(
+    x: torch.Tensor,
+    idx: torch.Tensor,
+    weights: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    b1: torch.Tensor | None = ...,
+    b2: torch.Tensor | None = ...,
+    *,
+    num_experts: int,
+    activation: str = ...,
+    gated: bool = ...,
+    capacity_factor: float = ...,
+    expert_begin: Sequence[int] | None = ...,
+    return_load: Literal[False] = ...,
+    group: object = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def moe(
+    x: torch.Tensor,
+    idx: torch.Tensor,
+    weights: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    b1: torch.Tensor | None = ...,
+    b2: torch.Tensor | None = ...,
+    *,
+    num_experts: int,
+    activation: str = ...,
+    gated: bool = ...,
+    capacity_factor: float = ...,
+    expert_begin: Sequence[int] | None = ...,
+    return_load: Literal[True],
+    group: object = ...,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
+def moe(
+    x: torch.Tensor,
+    idx: torch.Tensor,
+    weights: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    b1: torch.Tensor | None = None,
+    b2: torch.Tensor | None = None,
+    *,
+    num_experts: int,
+    activation: str = "silu",
+    gated: bool = True,
+    capacity_factor: float = 0.0,
+    expert_begin: Sequence[int] | None = None,
+    return_load: bool = False,
+    group: object = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mixture of experts that are spread over the ranks: y[t] = sum over j of weights[t, j] expert(idx[t, j])(x[t]).
+
+    expert(v) = act(v w1^T + b1) w2^T + b2, or of gated experts (act(v gate^T) * (v up^T)) w2^T. On CPU ranks only; GPUs
+    are refused. Of E experts this rank owns E_loc; T, its tokens, may differ by rank and be 0.
+
+    x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
+    idx: (..., k), int32 or int64: experts 0 to E - 1, one also twice, or -1 for none; k is 1 to 32.
+    weights: (..., k), float32; bfloat16 and float16 are converted.
+    w1: (E_loc, I, H) of the dtype of x; gated: (E_loc, 2 I, H), the gate's rows, then those of up.
+    w2: (E_loc, H, I); b1: (E_loc, I); b2: (E_loc, H); biases of the dtype of x, or None on all ranks, not with gated. A
+        rank without experts gives tensors with E_loc = 0, which need gradients where the others' do.
+    num_experts: E, at most 8192.
+    activation: "silu", "gelu_tanh", "gelu_erf" or "relu".
+    gated: whether experts multiply by a gate.
+    capacity_factor: 0: every choice is computed; else an expert takes ceil(factor T k / E) choices of each rank, and
+        later ones in the order (token, choice) count as -1.
+    expert_begin: ranks + 1 numbers, the same on all ranks: rank r owns experts [r] to [r + 1]; None: [r] is
+        floor(r E / ranks).
+    return_load: a tuple instead: y; (E_loc) int64, the choices that each expert of this rank computed; () int64, the
+        choices of this rank beyond the capacity.
+    group: as in ag_gemm.
+
+    Gives (..., H) of the dtype of x; tokens without experts get zeros. Gradients, the first only, of x, weights, w1,
+    w2, b1 and b2: those of experts are of the sum over ranks. Nothing but the arguments is kept for them; experts
+    compute their hidden layer again. Equal inputs on as many ranks give equal bits. Raises InvalidArgument or
+    Unsupported, on all ranks where one cannot make the call, before anything moves; PlanMismatch where ranks give
+    other sizes or options.
+    """
+    rows = x.shape[:-1]
+    if x.dim() > 2:
+        x, idx, weights = (t.flatten(0, -2) if t.dim() > 2 else t for t in (x, idx, weights))
+    if idx.dtype == torch.int64:  # what is no expert stays none
+        idx = idx.clamp(-(2**31), 2**31 - 1).to(torch.int32)
+    if weights.dtype in (torch.bfloat16, torch.float16):
+        weights = weights.float()
+    arguments = (x, idx, weights, w1, w2, b1, b2, num_experts, group_name(group))
+    options: dict[str, Any] = {"activation": activation, "gated": gated, "capacity_factor": capacity_factor}
+    options["expert_begin"] = list(expert_begin or ())
+    op: Callable[..., Any] = torch.ops.overlace.moe.default
+    out, load, dropped = run(op, arguments, options, (x, weights, w1, w2, b1, b2))
+    if len(rows) > 1:
+        out = out.reshape(*rows, out.shape[-1])
+    return (out, load, dropped) if return_load else out
