@@ -2,5 +2,6 @@
 
 from overlace.nn.embedding import ShardedEmbeddingBag
 from overlace.nn.linear import ColumnParallelLinear, RowParallelLinear, interleave_gate_up
+from overlace.nn.moe import MoELayer
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "ShardedEmbeddingBag", "interleave_gate_up"]
+__all__ = ["ColumnParallelLinear", "MoELayer", "RowParallelLinear", "ShardedEmbeddingBag", "interleave_gate_up"]

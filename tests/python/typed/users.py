@@ -44,6 +44,10 @@ def around_them(x: torch.Tensor, w: torch.Tensor, model: torch.nn.Module) -> Non
     assert_type(overlace.empty_symmetric((2, 3)), torch.Tensor)
     overlace.call("gemm_ar", {"a": x, "b": w, "out": x}, plan="library")
     assert_type(overlace.nn.ColumnParallelLinear(4, 4, plan="serial").forward(x), torch.Tensor)
+    moe = overlace.nn.MoELayer(4, 8, 6, top_k=2)
+    assert_type(moe.forward(x), torch.Tensor)
+    assert_type(moe.load, torch.Tensor | None)
+    assert_type(moe.expert_parameters(), dict[str, torch.nn.Parameter])
     with overlace.compile.enable(plan="library"):
         assert_type(str(overlace.compile.report()), str)
     optimizer = overlace.optim.CO2(model, torch.optim.SGD(model.parameters(), 0.1), tau="auto")
