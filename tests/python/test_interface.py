@@ -129,9 +129,33 @@ def test_torch_schema_and_function(op):
             and parameters[name].default is not inspect._empty
         ):
             assert parameters[name].default == argument.default_value, name
-    for name in parameters:
-        line = rf"(?m)^ *(?:[\w, ]+, )?{name}(?:, [\w, ]+)?: "
-        assert re.search(line, function.__doc__), f"overlace.ops.{op}: no line of its text says what {name} is"
+    check_text(function)
+
+
+def check_text(function) -> None:
+    for name in inspect.signature(function).parameters:
+        line = rf"(?m)^ *(?:[\w, ]+, )?{name}(?:, [\w, ]+)?: |; {name}: "
+        assert re.search(line, function.__doc__), f"overlace.ops.{function.__name__}: no line says what {name} is"
+
+
+@pytest.mark.parametrize(
+    ("op", "struct", "written", "own"),
+    [("moe", "MoeArgs", {"out"}, {"group"}), ("moe_router", "MoeRouterArgs", {"idx", "weights"}, {"top_k"})],
+)
+def test_what_has_no_schedule_has_the_names_of_cpp(op, struct, written, own):
+    """own: what PyTorch has besides; written: what it returns."""
+    overlace, torch = _torch()
+    text = (ROOT / "include/overlace/ops/moe.h").read_text()
+    found = members(text, rf"struct {struct} \{{(.*?)\n\}};")
+    stated = {name for listed in found.values() for name in listed} - written
+    arguments = {a.name: a for a in getattr(torch.ops.overlace, op).default._schema.arguments}
+    assert set(arguments) == stated | own
+    parameters = inspect.signature(getattr(overlace.ops, op)).parameters
+    assert set(arguments) <= set(parameters)
+    for name, argument in arguments.items():
+        if argument.has_default_value() and name != "expert_begin":
+            assert parameters[name].default == argument.default_value, name
+    check_text(getattr(overlace.ops, op))
 
 
 def evaluated(expression: str, sizes: dict[str, int], offsets: list[int], rank: int) -> int:

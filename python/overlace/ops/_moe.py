@@ -197,10 +197,10 @@ def _setup(ctx, inputs, keyword_only_inputs, output) -> None:
 
 
 def _backward(ctx, dy, _load, _dropped):
-    needs_x, _, *needs = ctx.needs_input_grad[: len(_OPERANDS)]
+    _, _, *needs = ctx.needs_input_grad[: len(_OPERANDS)]
     dx, *others = torch.ops.overlace.moe_grad(dy, *ctx.saved_tensors, ctx.num_experts, ctx.group, needs, **ctx.options)
     of_weights = [grad if need else None for grad, need in zip(others, needs, strict=True)]
-    return dx if needs_x else None, None, *of_weights, None, None
+    return dx, None, *of_weights, None, None
 
 
 _op.register_autograd(_backward, setup_context=_setup)

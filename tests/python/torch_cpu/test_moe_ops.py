@@ -249,6 +249,7 @@ def refusals(group):
         ({"w2": good["w2"][None, None]}, r"w2 is \[1, 1, 3, 12, 10\], wanted one to four dimensions"),
         ({"w2": good["w2"].bfloat16()}, r"w2 must have the dtype of x \(fp32\), got bf16"),
         ({"b1": torch.zeros(3, 20)}, r"b1 is \(3, 20\), wanted none with gated experts"),
+        ({"b1": torch.zeros(3, 20).bool()}, "b1 is torch.bool, wanted one of torch.float64"),
         ({"activation": "tanh"}, "tanh.*silu"),
         ({"num_experts": 0}, "num_experts is 0, wanted 1 to 8192"),
         ({"capacity_factor": -1.0}, "-1"),
