@@ -300,6 +300,33 @@ def test_in_graphs():
     run_ranks(2, in_graphs)
 
 
+def with_nan(group):
+    """A token with a NaN on one rank: zeros for it, no gradient through it, and the bits of all else as before."""
+    layer = layer_of(group, PLAIN | {"shared_size": 0})
+    found = []
+    for value in (0.5, torch.nan):
+        x = tokens_of(group.rank(), 2)
+        if group.rank() == 1:
+            x[2, 3] = value
+        x.requires_grad_()
+        out = layer(x)
+        weight = torch.ones(len(x), 1)
+        weight[2] = float(group.rank() == 0)
+        layer.zero_grad()
+        (out * weight).square().sum().backward()
+        found.append([out.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    if group.rank() == 1:
+        assert (found[1][0][2] == 0).all() and (found[1][1][2] == 0).all()
+        found[0][0][2] = 0
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    for a, b in zip(found[0][2:], found[1][2:], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_token_with_nan_reaches_no_other():
+    run_ranks(2, with_nan)
+
+
 def refusals(group):
     """Rank 1 alone has bad tokens: both ranks raise, and the next call works."""
     rank, layer = group.rank(), layer_of(group, PLAIN)
