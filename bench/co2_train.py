@@ -249,7 +249,7 @@ def simulated(o: argparse.Namespace, rule: str, tau: int, parameters: int, step_
     words += ["--network", f"ring({o.ranks}, 1)"]
     words += ["--parameters", str(parameters), "--step-us", f"{step_us:.3f}", "--period", str(tau), "--json", "-"]
     words += ["--update-us", f"{pass_us:.3f}", "--all-reduce-us", f"{all_reduce_us(o, parameters):.3f}"]
-    (row,) = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout)
+    (row,) = json.loads(subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout)["rows"]
     return {"step_us": row["round_us"] / tau, "exposed": row["exposed_us"] / row["round_us"]}
 
 

@@ -1,5 +1,6 @@
-# Install tree: include/overlace, lib/liboverlace.so, bin/overlace, the files of find_package(overlace) and pkg-config,
-# and the examples. Nothing in it names the prefix: the tree may be moved, and `cpack` packs it.
+# Install tree: include/overlace, lib/liboverlace.so, bin/overlace with its schemas, the files of
+# find_package(overlace) and pkg-config, and the examples. Nothing in it names the prefix: the tree may be moved, and
+# `cpack` packs it.
 # NOTE: `lib` everywhere: programs find the oneDNN provider at ../lib/overlace.
 set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "Folder of libraries below the prefix")
 include(GNUInstallDirs)
@@ -18,6 +19,7 @@ function(overlace_install)
   endif()
   if(TARGET overlace)
     install(TARGETS overlace RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(DIRECTORY docs/reference/schemas DESTINATION ${CMAKE_INSTALL_DATADIR}/overlace)
   endif()
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/overlaceConfig.cmake.in
     ${PROJECT_BINARY_DIR}/overlaceConfig.cmake INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/overlace)

@@ -50,7 +50,7 @@ def simulated(program: Path, **options: object) -> list[dict]:
     words = [str(program), "sim", "graph", "co2", "--json", "-"]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
-    return json.loads(subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout)
+    return json.loads(subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout)["rows"]
 
 
 def pairs(program: Path, **options: object) -> dict[str, str]:

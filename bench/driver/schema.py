@@ -1,4 +1,4 @@
-"""Checks records against bench/record.schema.json: the part of JSON Schema that it uses."""
+"""Checks records against bench/record.schema.json, and other data: the part of JSON Schema that the schemas use."""
 
 from __future__ import annotations
 
@@ -19,34 +19,58 @@ TYPES = {
 }
 
 
+# What is checked, and what only describes.
+KNOWN = {
+    *("$defs", "$ref", "additionalProperties", "const", "enum", "items", "minItems", "minimum", "oneOf", "pattern"),
+    *("properties", "required", "type", "$schema", "description", "title"),
+}
+
+
 def has_type(value: object, name: str) -> bool:
     if isinstance(value, bool) and name != "boolean":
         return False
     return isinstance(value, TYPES[name])
 
 
-def complaints(value: object, schema: dict, place: str = "record") -> list[str]:
+def complaints(value: object, schema: dict, place: str = "record", root: dict | None = None) -> list[str]:
+    """What of `value` is not as `schema` says; ValueError where that says what is not checked here."""
+    if unknown := schema.keys() - KNOWN:
+        raise ValueError(f"{place}: schema has {', '.join(sorted(unknown))}, wanted {', '.join(sorted(KNOWN))}")
+    root = root or schema
+    if "$ref" in schema:
+        return complaints(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], place, root)
     wanted = schema.get("type")
     names = wanted if isinstance(wanted, list) else [wanted]
     if wanted and not any(has_type(value, name) for name in names):
         return [f"{place} is {json.dumps(value)[:60]}, wanted {' or '.join(names)}"]
     found = []
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{place} is {value!r}, wanted {schema['const']!r}")
     if "enum" in schema and value not in schema["enum"]:
         found.append(f"{place} is {value!r}, wanted one of {', '.join(map(str, schema['enum']))}")
     if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
         found.append(f"{place} is {value!r}, wanted {schema['pattern']}")
     if "minimum" in schema and isinstance(value, (int, float)) and value < schema["minimum"]:
         found.append(f"{place} is {value}, wanted at least {schema['minimum']}")
+    if "oneOf" in schema:
+        ways = [complaints(value, way, place, root) for way in schema["oneOf"]]
+        if sum(not way for way in ways) != 1:
+            found.append(f"{place} is as {sum(not way for way in ways)} of {len(ways)} ways, wanted 1")
+            found += min(ways, key=len)
     if isinstance(value, dict):
         found += [f"{place} has no {name}" for name in schema.get("required", []) if name not in value]
-        for name, inner in schema.get("properties", {}).items():
-            if name in value:
-                found += complaints(value[name], inner, f"{place}.{name}")
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        for name, member in value.items():
+            inner = properties.get(name, others)
+            if inner is False:
+                found.append(f"{place} has {name}, wanted {', '.join(properties)} only")
+            elif inner is not True:
+                found += complaints(member, inner, f"{place}.{name}", root)
     if isinstance(value, list):
         if len(value) < schema.get("minItems", 0):
             found.append(f"{place} has {len(value)} items, wanted at least {schema['minItems']}")
         for i, item in enumerate(value):
-            found += complaints(item, schema.get("items", {}), f"{place}[{i}]")
+            found += complaints(item, schema.get("items", {}), f"{place}[{i}]", root)
     return found
 
 

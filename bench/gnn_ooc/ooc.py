@@ -285,7 +285,7 @@ def predicted_us(run: gnn.Artefact, packs: str, pace: int, compute_ms: float) ->
     disk = run.path.parent / "played.json"
     disk.write_text(json.dumps({"storage": {"read_GBps": {"1048576": pace / 1e9, "4096": pace / 1e9}}}))
     words = ["--packs", packs, "--machine", str(disk), "--compute-ms", str(compute_ms)]
-    rows = command(str(run.path), *words, group=("sim", "graph", "gnn"))
+    rows = command(str(run.path), *words, group=("sim", "graph", "gnn"))["rows"]
     return next(row["epoch_s"] for row in rows if row["way"] == "pipelined") * 1e6
 
 

@@ -68,7 +68,7 @@ class Runs:
         words = ["sim", "graph", "offload", "--config", self._checkpoint / "config.json", "--dtype", "fp32"]
         words += ["--device-memory", self._memory, "--host-memory", "0" if source == "disk" else "1TiB", "-n", 1]
         words += ["--tflops", tflops, "--host-gbps", host_gbps, "--disk-gbps", disk_gbps, "--machine", "cpu2"]
-        rows = json.loads(overlace(*words, *self._shape, "--json", "-"))
+        rows = json.loads(overlace(*words, *self._shape, "--json", "-"))["rows"]
         return next(row for row in rows if row["transfers"] == "overlapped")
 
 

@@ -6,6 +6,7 @@
 
 #include "cli/doctor/link.h"
 #include "cli/doctor/machine.h"
+#include "cli/run/outputs.h"
 #include "cli/version.h"
 #include "overlace/runtime.h"
 #include "src/base/env.h"
@@ -238,7 +239,7 @@ void environment_text(const Json& report, Page& page) {
 Json doctor(const DoctorOptions& options) {
   Json::Array problems;
   Json report = Json::object();
-  report.set("schema", "overlace.doctor/1").set("ok", true).set("version", kVersion).set("commit", commit());
+  report.set("ok", true).set("version", kVersion).set("commit", commit());
   std::string why;
   const int num_gpus = runtime::cuda_device_count(&why);
   report.set("cpu", cpu_json()).set("memory", memory_json()).set("gpu", gpu_json(num_gpus, why));
@@ -258,7 +259,7 @@ Json doctor(const DoctorOptions& options) {
       problems.emplace_back(
           base::format("link test on {}: {}", test.find("backend")->as_string(), failure.as_string()));
   report.set("link_tests", std::move(tests)).set("ok", problems.empty()).set("problems", std::move(problems));
-  return report;
+  return with_schema("doctor", std::move(report));
 }
 
 std::string doctor_text(const Json& report) {

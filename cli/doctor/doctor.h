@@ -12,7 +12,7 @@ struct DoctorOptions {
   int64_t timeout_ms = 20000;  // of the link test
 };
 
-/// {"schema": "overlace.doctor/1", "ok", "version", "cpu", "memory", "gpu", "libraries", "use", "environment",
+/// Schema overlace.doctor/1: {"ok", "version", "cpu", "memory", "gpu", "libraries", "use", "environment",
 /// "unknown", "link_tests", "problems"}. Throws nothing: what fails is a problem, and "ok" is false.
 base::Json doctor(const DoctorOptions& options = {});
 

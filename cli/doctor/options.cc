@@ -6,7 +6,6 @@
 
 #include "cli/doctor/doctor.h"
 #include "cli/run/outputs.h"
-#include "src/base/file.h"
 
 namespace overlace::cli {
 
@@ -18,12 +17,10 @@ struct DoctorWords {
 };
 
 int run_doctor(const DoctorWords& words) {
-  const bool as_json = words.json == "-";
   DoctorOptions options;
   options.link_test = !words.no_link_test;
   const base::Json report = doctor(options);
-  print(as_json ? report.dump(2) + "\n" : doctor_text(report)).or_throw();
-  if (!as_json && !words.json.empty()) base::write_file(words.json, report.dump(2) + "\n").or_throw();
+  write_result(report, doctor_text(report), words.json).or_throw();
   const base::Json* ok = report.find("ok");
   return ok != nullptr && ok->is_bool() && ok->as_bool() ? 0 : 1;
 }

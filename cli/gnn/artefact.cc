@@ -13,7 +13,7 @@
 #include "cli/gnn/gnn.h"
 #include "cli/problem.h"
 #include "cli/progress.h"
-#include "src/base/file.h"
+#include "cli/run/outputs.h"
 #include "src/gnn/dataset/dataset.h"
 #include "src/gnn/plan/tune.h"
 
@@ -94,7 +94,9 @@ std::string manifest_text(const std::string& directory, const gnn::Manifest& m) 
 }
 
 int show(const std::string& directory, const gnn::Manifest& manifest, const std::string& target) {
-  return finish(*Json::parse(gnn::manifest_json(manifest)), manifest_text(directory, manifest), target);
+  const Json json = with_schema("gnn_artefact", *Json::parse(gnn::manifest_json(manifest)));
+  write_result(json, manifest_text(directory, manifest), target).or_throw();
+  return 0;
 }
 
 /// Bytes read, of all ranks, and seconds are those of one training epoch of `epochs`.
@@ -170,7 +172,8 @@ int gnn_plan(const GnnPackWords& words) {
                                t.time.us * 1e-6 / static_cast<double>(packs.epochs), t.bound.binds())
                 : base::format("depth {}: {}\n", t.request.options.depth, t.refused);
   }
-  return finish(json, text, words.json);
+  write_result(with_schema("gnn_plan", std::move(json)), text, words.json).or_throw();
+  return 0;
 }
 
 int gnn_pack(const GnnPackWords& words) {
@@ -215,12 +218,13 @@ int gnn_verify(const GnnVerifyWords& words) {
       words.artefact + (words.deep ? ": as made of its dataset\n" : ": whole\n") +
       line("files", base::format("{}, {}", report.files, gigabytes(report.bytes))) +
       line("checked", base::format("{} extents, {} pages of the disk cache", report.extents, report.pages));
-  return finish(Json::Object{{"files", report.files},
-                             {"bytes", report.bytes},
-                             {"extents", report.extents},
-                             {"pages", report.pages},
-                             {"deep", words.deep}},
-                text, words.json);
+  const Json json = Json::Object{{"files", report.files},
+                                 {"bytes", report.bytes},
+                                 {"extents", report.extents},
+                                 {"pages", report.pages},
+                                 {"deep", words.deep}};
+  write_result(with_schema("gnn_verify", json), text, words.json).or_throw();
+  return 0;
 }
 
 int gnn_train(const GnnTrainWords& words) {

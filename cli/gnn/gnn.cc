@@ -6,7 +6,7 @@
 
 #include "cli/problem.h"
 #include "cli/progress.h"
-#include "src/base/file.h"
+#include "cli/run/outputs.h"
 #include "src/base/json.h"
 #include "src/gnn/dataset/import.h"
 #include "src/gnn/generate/generate.h"
@@ -35,7 +35,8 @@ int made(const gnn::Described& described, const std::string& directory, const st
       directory + "\n" + dataset_text(described.description) + line("isolated", base::format("{}", described.isolated));
   if (described.unlabelled > 0) text += line("unlabelled", base::format("{}", described.unlabelled));
   if (described.nan_rows > 0) text += line("rows with NaN", base::format("{}", described.nan_rows));
-  return finish(json, text, target);
+  write_result(with_schema("gnn_made", std::move(json)), text, target).or_throw();
+  return 0;
 }
 
 std::string point_text(const io::StoragePoint& p) {
@@ -129,7 +130,8 @@ int gnn_info(const GnnInfoWords& words) {
     text += line(gnn::split_name(split), base::format("{}", count));
   }
   json.set("splits", std::move(splits));
-  return finish(json, text, words.json);
+  write_result(with_schema("gnn_dataset", std::move(json)), text, words.json).or_throw();
+  return 0;
 }
 
 int gnn_diskbench(const GnnDiskbenchWords& words) {
@@ -148,13 +150,7 @@ int gnn_diskbench(const GnnDiskbenchWords& words) {
   for (const io::StoragePoint& point : figures.in_order) text += point_text(point);
   for (const io::StoragePoint& point : figures.at_random) text += point_text(point);
   text += line("a page alone", base::format("{:.1f} us", figures.start_us));
-  return finish(storage_json(figures), text, words.json);
-}
-
-int finish(const base::Json& json, const std::string& text, const std::string& target) {
-  if (target.empty() || target != "-") std::fputs(text.c_str(), stdout);
-  if (target == "-") std::fputs((json.dump(2) + "\n").c_str(), stdout);
-  if (!target.empty() && target != "-") base::write_file(target, json.dump(2) + "\n").or_throw();
+  write_result(with_schema("gnn_diskbench", storage_json(figures)), text, words.json).or_throw();
   return 0;
 }
 

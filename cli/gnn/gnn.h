@@ -93,8 +93,6 @@ int gnn_train(const GnnTrainWords& words);
 bool is_artefact(const std::string& directory);
 int gnn_artefact_info(const GnnInfoWords& words);
 
-/// Where a result goes: to stdout as text, or as data to a file or stdout ("-"). The exit code.
-int finish(const base::Json& json, const std::string& text, const std::string& target);
 std::string line(std::string_view key, std::string_view value);
 std::string gigabytes(int64_t bytes);
 

@@ -6,7 +6,6 @@
 #include "overlace/error.h"
 #include "overlace/plan.h"
 #include "overlace/runtime.h"
-#include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/json.h"
 #include "src/study/workload/co2.h"
@@ -116,11 +115,10 @@ int plan_co2(const Co2PlanWords& words) {
   }
   text += "> the shortest round that hides the exchange with a tenth to spare; predicted, not measured\n";
   Json out = Json::object();
-  out.set("schema", "overlace.plan_co2/1").set("over", exchange.over).set("groups", exchange.groups);
+  out.set("over", exchange.over).set("groups", exchange.groups);
   out.set("shards", words.shards).set("bytes", bytes).set("all_reduce_us", exchange.all_reduce_us);
   out.set("step_us", step_us).set("tau_min", plan.tau_min).set("taus", std::move(rows));
-  print(words.json == "-" ? out.dump(2) + "\n" : text).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, out.dump(2) + "\n").or_throw();
+  write_result(with_schema("plan_co2", std::move(out)), text, words.json).or_throw();
   return 0;
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cli/problem.h"
+#include "cli/run/outputs.h"
 #include "overlace/machine.h"
-#include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/half.h"
 #include "src/base/status.h"
@@ -71,8 +71,7 @@ std::string offload_text(const model::ModelConfig& config, const model::Problem&
 
 Json offload_json(const model::ModelConfig& config, const model::Problem& problem, int ranks,
                   const model::OffloadPlan& plan, const model::OffloadRates& rates) {
-  return Json(Json::Object{{"schema", "overlace.plan_offload/1"},
-                           {"model", config.name},
+  return Json(Json::Object{{"model", config.name},
                            {"layers", problem.layers},
                            {"tokens", problem.tokens},
                            {"sequence_length", problem.sequence_length},
@@ -118,13 +117,8 @@ PlannedOffload planned_offload(const PlanOffloadWords& words) {
 
 int plan_offload(const PlanOffloadWords& words) {
   const auto [config, problem, ranks, rates, plan] = planned_offload(words);
-  const std::string json = offload_json(config, problem, ranks, plan, rates).dump(2) + "\n";
-  if (words.json == "-") {
-    std::fputs(json.c_str(), stdout);
-  } else {
-    std::fputs(offload_text(config, problem, ranks, plan, rates).c_str(), stdout);
-    if (!words.json.empty()) base::write_file(words.json, json).or_throw();
-  }
+  const Json json = with_schema("plan_offload", offload_json(config, problem, ranks, plan, rates));
+  write_result(json, offload_text(config, problem, ranks, plan, rates), words.json).or_throw();
   return 0;
 }
 

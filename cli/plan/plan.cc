@@ -47,7 +47,7 @@ const Alternative* find(const plan::Plan& plan, std::string_view family) {
 
 Json as_json(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine& machine) {
   Json out = Json::object();
-  out.set("schema", "overlace.plan/1").set("problem", op.to_string()).set("machine", machine.name);
+  out.set("problem", op.to_string()).set("machine", machine.name);
   out.set("machine_digest", spec::digest(machine)).set("tier", to_string(plan.tier)).set("key", plan.key);
   out.set("family", plan.candidate.family).set("degree", plan.candidate.degree).set("reason", plan.reason);
   Json estimate = Json::object();
@@ -206,10 +206,7 @@ int plan(const PlanWords& words) {
     text += waterfall_text(op, *found, machine);
     if (machine.has_costs()) text += timeline_text(found->schedule, machine, kTimelineColumns);
   }
-  if (words.json != "-") print(text).or_throw();
-  const std::string json = words.json.empty() ? "" : as_json(op, *found, machine).dump(2) + "\n";
-  if (words.json == "-") print(json).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json).or_throw();
+  write_result(with_schema("plan", as_json(op, *found, machine)), text, words.json).or_throw();
   return 0;
 }
 

@@ -122,6 +122,21 @@ Status print(std::string_view text) {
   return base::error(Errc::io, "cannot write to stdout: {}", std::generic_category().message(errno));
 }
 
+base::Json with_schema(std::string_view name, base::Json data) {
+  base::Json::Object members = {{"schema", base::format("overlace.{}/1", name)}};
+  if (data.is_array()) return members.emplace_back("rows", std::move(data)), base::Json(std::move(members));
+  for (auto& member : data.as_object()) members.push_back(std::move(member));
+  return members;
+}
+
+Status write_result(const base::Json& data, std::string_view text, const std::string& target) {
+  if (target.empty()) return print(text);
+  const std::string json = data.dump(2) + "\n";
+  if (target == "-") return print(json);
+  OVERLACE_TRY(print(text));
+  return base::write_file(target, json);
+}
+
 Status write_outputs(const RunOptions& o, const RunOutputs& outputs) {
   const HoldSignals until_written;
   const RunResult& result = outputs.result;

@@ -7,6 +7,7 @@
 
 #include "cli/run/options.h"
 #include "cli/run/result.h"
+#include "src/base/json.h"
 #include "src/base/status.h"
 #include "src/base/trace.h"
 
@@ -28,5 +29,10 @@ base::Status check_writable(const char* option, const std::string& path);
 
 /// Writes to stdout and checks that it arrived: a full disk behind a redirection is Errc::io.
 base::Status print(std::string_view text);
+
+/// What a command gives to programs: `data` with "schema": "overlace.NAME/1" in front; a list becomes its "rows".
+base::Json with_schema(std::string_view name, base::Json data);
+/// A command's result: as text on stdout and, where `target` names a file, as data there; "-": as data on stdout only.
+base::Status write_result(const base::Json& data, std::string_view text, const std::string& target);
 
 }  // namespace overlace::cli

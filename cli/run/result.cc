@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/run/outputs.h"
 #include "cli/word_list.h"
 #include "src/base/format.h"
 #include "src/spec/operators.h"
@@ -133,7 +134,6 @@ Json to_json(const RunResult& r) {
   total.set("stack_limit_us", number_or_null(r.stack_limit_us));
   total.set("hidden", hidden ? Json(*hidden) : Json());
   Json out = Json::object();
-  out.set("schema", "overlace.run/1");
   out.set("ok", r.ok);
   out.set("backend", r.backend);
   out.set("emulated", r.is_emulated());
@@ -157,7 +157,7 @@ Json to_json(const RunResult& r) {
   out.set("repetitions", r.repetitions);
   out.set("gemm", r.provider);
   out.set("version", r.version);
-  return out;
+  return with_schema("run", std::move(out));
 }
 
 std::string to_table(const RunResult& r) {

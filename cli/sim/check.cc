@@ -35,16 +35,14 @@ int sim_check(const CheckWords& words) {
     text += "\n" + study::validation_table(rows);
     json.set("validation", study::validation_json(rows));
   }
-  print(words.json == "-" ? json.dump(2) + "\n" : text).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json.dump(2) + "\n").or_throw();
+  write_result(with_schema("sim_check", std::move(json)), text, words.json).or_throw();
   return failures > 0 || misses ? 1 : 0;
 }
 
 int sim_validate(const ValidateWords& words) {
   const std::vector<study::ValidationRow> rows = study::validate(words.golden, words.ids).value();
-  const std::string json = study::validation_json(rows).dump(2) + "\n";
-  print(words.json == "-" ? json : study::validation_table(rows)).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json).or_throw();
+  const base::Json json = with_schema("sim_validate", study::validation_json(rows));
+  write_result(json, study::validation_table(rows), words.json).or_throw();
   if (!words.page.empty()) base::write_file(words.page, study::validation_page(rows)).or_throw();
   return study::has_required_miss(rows) ? 1 : 0;
 }

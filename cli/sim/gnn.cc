@@ -1,6 +1,7 @@
 #include "cli/sim/gnn.h"
 
 #include "cli/gnn/gnn.h"
+#include "cli/run/outputs.h"
 #include "cli/trace/trace.h"
 #include "src/base/format.h"
 #include "src/base/json.h"
@@ -99,7 +100,8 @@ int sim_graph_gnn(const GnnGraphWords& words) {
   text +=
       base::format("of one training epoch; exposed: the trainer waits. Disk {:.3f} GB/s, pages {:.3f}, {} ms a batch\n",
                    rates.extent_GBps, rates.page_GBps, rates.compute_ms);
-  return finish(list, text, words.json);
+  write_result(with_schema("sim_graph_gnn", std::move(list)), text, words.json).or_throw();
+  return 0;
 }
 
 }  // namespace overlace::cli

@@ -52,11 +52,6 @@ Json step_of(const std::string& network, const study::DlrmMachine& machine, cons
   return one;
 }
 
-void finish(const std::string& json, const std::string& text, const Json& list) {
-  print(json == "-" ? list.dump(2) + "\n" : text).or_throw();
-  if (!json.empty() && json != "-") base::write_file(json, list.dump(2) + "\n").or_throw();
-}
-
 /// A timeline is of the last network's overlapped row; it is written where it is complete.
 class Timeline {
  public:
@@ -121,7 +116,8 @@ int sim_graph_dlrm(const DlrmWords& words) {
     machine.all_to_all_GBps = study::dlrm_all_to_all_GBps(network).value();
     list.push_back(is_band ? band_of(network, machine, &text) : step_of(network, machine, words, &text));
   }
-  finish(words.json, text, list);
+  const char* schema = is_band ? "sim_graph_dlrm_bands" : "sim_graph_dlrm";
+  write_result(with_schema(schema, std::move(list)), text, words.json).or_throw();
   return 0;
 }
 
@@ -160,7 +156,7 @@ int sim_graph_transformer(const TransformerWords& words) {
   text += base::format(
       "layer, exposed: of one layer and micro-batch, us; grads: gradients' all-reduces that nothing hides\n{}\n",
       machine_line(machine));
-  finish(words.json, text, list);
+  write_result(with_schema("sim_graph_transformer", std::move(list)), text, words.json).or_throw();
   return 0;
 }
 
@@ -197,7 +193,7 @@ int sim_graph_moe(const MoeWords& words) {
     }
   }
   text += machine_line(machine) + "\n";
-  finish(words.json, text, list);
+  write_result(with_schema("sim_graph_moe", std::move(list)), text, words.json).or_throw();
   return 0;
 }
 
@@ -228,7 +224,7 @@ int sim_graph_co2(const Co2Words& words) {
     }
   }
   text += "efficiency: steps per second over those of a group that exchanges nothing\n" + machine_line(machine) + "\n";
-  finish(words.json, text, list);
+  write_result(with_schema("sim_graph_co2", std::move(list)), text, words.json).or_throw();
   return 0;
 }
 

@@ -206,13 +206,12 @@ int sim_characterise(const LossWords& words) {
     refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names(has_parts)));
   if (op.ranks < 2) refuse(base::format("--ranks is {}, wanted at least 2: one rank sends nothing", op.ranks));
   const Losses losses = losses_of(op, machine, degrees);
-  const std::string table = table_of(op, machine, losses), json = json_of(op, machine, losses).dump(2) + "\n";
+  const std::string table = table_of(op, machine, losses);
   if (!words.plot.empty()) {
     const std::string svg = svg_of(op, machine, losses);
     base::write_file(words.plot, is_html ? plot_html(op.to_string() + ", losses", svg, table) : svg).or_throw();
   }
-  print(words.json == "-" ? json : table).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json).or_throw();
+  write_result(with_schema("sim_characterise", json_of(op, machine, losses)), table, words.json).or_throw();
   return 0;
 }
 

@@ -5,7 +5,6 @@
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "cli/trace/trace.h"
-#include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/model/layer_stream.h"
 #include "src/model/sharding.h"
@@ -86,8 +85,7 @@ int sim_graph_offload(const OffloadGraphWords& words) {
     list.push_back(row_json(way, time));
   }
   text += machine_line(machine) + "\n";
-  print(words.json == "-" ? list.dump(2) + "\n" : text).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, list.dump(2) + "\n").or_throw();
+  write_result(with_schema("sim_graph_offload", std::move(list)), text, words.json).or_throw();
   return 0;
 }
 

@@ -59,14 +59,6 @@ Times simulate_all(const spec::Schedule& schedule, const spec::Machine& machine,
   return out;
 }
 
-void write_json(const std::string& where, const Json& value) {
-  if (where == "-") {
-    print(value.dump(2) + "\n").or_throw();
-  } else if (!where.empty()) {
-    base::write_file(where, value.dump(2) + "\n").or_throw();
-  }
-}
-
 Json bytes_json(const sim::SimResult& result) {
   Json list = Json::array();
   for (const sim::RankBytes& b : result.bytes) {
@@ -108,8 +100,7 @@ int sim_run(const SimWords& words) {
     text += base::format("no GPU runs this: {}\n", runs.message());
     json.set("problem", runs.message());
   }
-  write_json(words.json, json);
-  if (words.json != "-") print(text).or_throw();
+  write_result(with_schema("sim_run", std::move(json)), text, words.json).or_throw();
   return 0;
 }
 
@@ -200,8 +191,7 @@ int sim_compare(const SimWords& words) {
   Json json = Json::object();
   json.set("problem", op.to_string()).set("machine", machine.name).set("machine_digest", spec::digest(machine));
   json.set("share_of_priors", share_of_priors(machine)).set("families", std::move(list));
-  write_json(words.json, json);
-  if (words.json != "-") print(text).or_throw();
+  write_result(with_schema("sim_compare", std::move(json)), text, words.json).or_throw();
   return 0;
 }
 
@@ -215,8 +205,7 @@ int trace_diff(const DiffWords& words) {
   for (base::Trace* trace : {&*first, &*second})
     if (words.rank >= 0) std::erase_if(trace->spans, [&](const base::Span& s) { return s.rank != words.rank; });
   const sim::TraceDiff diff = sim::diff_traces(*first, *second, match).value();
-  write_json(words.json, sim::to_json(diff));
-  if (words.json != "-") print(sim::to_text(diff)).or_throw();
+  write_result(with_schema("trace_diff", sim::to_json(diff)), sim::to_text(diff), words.json).or_throw();
   return words.max_median >= 0 && 100 * diff.median > words.max_median ? 1 : 0;
 }
 

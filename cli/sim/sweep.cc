@@ -212,13 +212,12 @@ int sim_sweep(const SweepWords& words) {
   if (!words.plot.empty() && !is_html && !words.plot.ends_with(".svg"))
     refuse(base::format("--plot is {}, wanted a name that ends in .svg or .html", words.plot));
   const std::vector<Row> rows = sweep(words);
-  const std::string table = table_of(rows), json = json_of(rows).dump(2) + "\n";
+  const std::string table = table_of(rows);
   if (!words.plot.empty()) {
     const std::string svg = svg_of(words, rows);
     base::write_file(words.plot, is_html ? plot_html(words.op + ", simulated", svg, table) : svg).or_throw();
   }
-  print(words.json == "-" ? json : table).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json).or_throw();
+  write_result(with_schema("sim_sweep", json_of(rows)), table, words.json).or_throw();
   return 0;
 }
 

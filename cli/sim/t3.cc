@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "cli/run/outputs.h"
-#include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/study/t3/summary.h"
 
@@ -48,12 +47,6 @@ double positive(const char* option, const std::optional<double>& given, double o
   return given.value_or(otherwise);
 }
 
-int finish(const T3Words& words, const std::string& text, const Json& json) {
-  print(words.json == "-" ? json.dump(2) + "\n" : text).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json.dump(2) + "\n").or_throw();
-  return 0;
-}
-
 int over_grid(const T3Words& words) {
   std::string text = base::format("{:>11} {:>9} {:>9}  {:>14} {:>14} {:>14}   (geomean/largest over sequential)\n",
                                   "update_cost", "comm_cost", "DRAM GB/s", "ideal", "t3", "t3_mca");
@@ -69,7 +62,8 @@ int over_grid(const T3Words& words) {
     for (const auto& [name, value] : t3::figures(s)) one.set(name, value);
     list.push_back(std::move(one));
   }
-  return finish(words, text, list);
+  write_result(with_schema("sim_t3_sensitivity", std::move(list)), text, words.json).or_throw();
+  return 0;
 }
 
 }  // namespace
@@ -113,7 +107,8 @@ int sim_t3(const T3Words& words) {
   for (size_t i = 0; i < configs.size() && words.share > 0; ++i)
     text += base::format("end to end, {} of an iteration: {:<14} {:.3f}\n", words.share, t3::config_name(configs[i]),
                          1 / (1 - words.share + words.share * sums[i] / serial_sum));
-  return finish(words, text, list);
+  write_result(with_schema("sim_t3", std::move(list)), text, words.json).or_throw();
+  return 0;
 }
 
 }  // namespace overlace::cli

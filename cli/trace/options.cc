@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
-#include "cli/run/outputs.h"
 #include "cli/sim/sim.h"
 #include "cli/trace/trace.h"
 
@@ -13,7 +12,7 @@ namespace overlace::cli {
 namespace {
 
 struct TraceWords {
-  std::string from, to;
+  std::string from, to, json;
   DiffWords diff;
 };
 
@@ -23,8 +22,7 @@ int run_trace(const CLI::App& trace, const TraceWords& words) {
     trace_convert(words.from, words.to).or_throw();
     return 0;
   }
-  print(trace_info(words.from).value()).or_throw();
-  return 0;
+  return trace_info(words.from, words.json);
 }
 
 }  // namespace
@@ -33,8 +31,9 @@ Command add_trace(CLI::App& app) {
   const auto words = std::make_shared<TraceWords>();
   CLI::App* trace = app.add_subcommand("trace", "Look at timelines");
   trace->require_subcommand(1);
-  CLI::App* info = trace->add_subcommand("info", "Ranks, duration, and what each lane did");
+  CLI::App* info = trace->add_subcommand("info", "Ranks, duration, what each lane did, and how long each task took");
   info->add_option("file", words->from, "Timeline")->required();
+  info->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   CLI::App* convert = trace->add_subcommand("convert", "Write a timeline in another format");
   convert->add_option("from", words->from, "Timeline")->required();
   convert

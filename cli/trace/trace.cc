@@ -6,6 +6,7 @@
 #include <set>
 
 #include "cli/report/timeline.h"
+#include "cli/run/outputs.h"
 #include "src/base/file.h"
 #include "src/sim/trace/chakra.h"
 #include "src/sim/trace/kineto.h"
@@ -17,18 +18,58 @@ using base::Span;
 using base::Trace;
 
 struct LaneSummary {
-  size_t spans = 0;
-  Intervals busy;  // waits are not work
-  int64_t bytes = 0;
+  int64_t spans = 0, busy_ns = 0, bytes = 0;  // busy: waits are not work
   double flops = 0;
 };
+
+/// All instances of a task: "qkv push[s=0,p=1]" and "qkv push[s=1,p=0]" are "qkv push".
+struct TaskSummary {
+  int64_t spans = 0;
+  double us = 0, longest_us = 0;
+};
+
+struct Summary {
+  std::map<std::pair<int, std::string>, LaneSummary> lanes;                        // of rank and lane
+  std::vector<std::pair<std::pair<std::string, std::string>, TaskSummary>> tasks;  // task and kind; most time first
+  std::map<int, int64_t> exposed_ns;  // communication that nothing hides, by rank
+  int64_t extent_ns = 0;
+};
+
+Summary summary_of(const Trace& trace) {
+  Summary out;
+  out.extent_ns = extent_ns(trace);
+  std::map<std::pair<int, std::string>, Intervals> busy;
+  std::map<std::pair<std::string, std::string>, TaskSummary> tasks;
+  for (const Span& span : trace.spans) {
+    LaneSummary& lane = out.lanes[{span.rank, span.lane}];
+    ++lane.spans;
+    lane.bytes += span.bytes;
+    lane.flops += span.flops;
+    if (span.category != "wait") busy[{span.rank, span.lane}].push_back({span.begin_ns, span.end_ns});
+    TaskSummary& task = tasks[{span.name.substr(0, span.name.find('[')), span.category}];
+    ++task.spans;
+    // NOTE: unsigned, as the ends of a foreign span may lie further apart than an int64_t can say.
+    const uint64_t ns = static_cast<uint64_t>(span.end_ns) - static_cast<uint64_t>(span.begin_ns);
+    task.us += static_cast<double>(ns) * 1e-3;
+    task.longest_us = std::max(task.longest_us, static_cast<double>(ns) * 1e-3);
+    out.exposed_ns[span.rank] = 0;
+  }
+  for (auto& [key, intervals] : busy) out.lanes[key].busy_ns = total_ns(united(std::move(intervals)));
+  for (auto& [rank, ns] : out.exposed_ns) ns = total_ns(exposed_communication(trace, rank));
+  out.tasks.assign(tasks.begin(), tasks.end());
+  std::stable_sort(out.tasks.begin(), out.tasks.end(),
+                   [](const auto& a, const auto& b) { return a.second.us > b.second.us; });
+  return out;
+}
 
 std::string rate_text(double amount, int64_t ns, std::string_view unit) {
   if (amount <= 0 || ns <= 0) return "-";
   return base::format("{:.3g} {}", amount / static_cast<double>(ns), unit);  // per ns: G per s
 }
 
-std::string time_text(int64_t ns) { return duration_text(static_cast<double>(ns) * 1e-3); }
+double us_of(int64_t ns) { return static_cast<double>(ns) * 1e-3; }
+
+std::string time_text(int64_t ns) { return duration_text(us_of(ns)); }
 
 /// 0 to 100 of the whole, by length of the union of spans.
 int percent_of(int64_t part, int64_t whole) {
@@ -36,7 +77,7 @@ int percent_of(int64_t part, int64_t whole) {
 }
 
 constexpr std::string_view kChakra = ".et";
-constexpr size_t kMostEmptyFiles = 256;
+constexpr size_t kMostEmptyFiles = 256, kShownTasks = 20;
 
 /// NAME.et and 3: NAME.3.et
 std::string chakra_path(const std::string& path, size_t rank) {
@@ -91,37 +132,60 @@ base::Status write_chakra(const Trace& trace, const std::string& path) {
 }  // namespace
 
 std::string describe_trace(const Trace& trace) {
-  const int64_t whole = extent_ns(trace);
-  std::map<std::pair<int, std::string>, LaneSummary> lanes;
-  std::set<int> ranks;
-  for (const Span& span : trace.spans) {
-    LaneSummary& lane = lanes[{span.rank, span.lane}];
-    ranks.insert(span.rank);
-    ++lane.spans;
-    lane.bytes += span.bytes;
-    lane.flops += span.flops;
-    if (span.category != "wait") lane.busy.push_back({span.begin_ns, span.end_ns});
-  }
+  const Summary summary = summary_of(trace);
+  const int64_t whole = summary.extent_ns;
   std::string out =
       base::format("{}{}\n", trace.title.empty() ? "(no title)" : trace.title, trace.emulated ? "  [emulated]" : "");
-  out += base::format("{} ranks, {} lanes, {} spans, {} signals, {}\n", ranks.size(), lanes.size(), trace.spans.size(),
-                      trace.arrows.size(), time_text(whole));
+  out += base::format("{} ranks, {} lanes, {} spans, {} signals, {}\n", summary.exposed_ns.size(), summary.lanes.size(),
+                      trace.spans.size(), trace.arrows.size(), time_text(whole));
   if (trace.spans.empty()) return out;
   out += base::format("\n{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", "rank", "lane", "spans", "busy", "busy %",
                       "moved", "computed");
-  for (auto& [key, lane] : lanes) {
-    const int64_t busy = total_ns(united(std::move(lane.busy)));
-    out +=
-        base::format("{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", key.first, key.second, lane.spans,
-                     time_text(busy), percent_of(busy, whole), rate_text(static_cast<double>(lane.bytes), busy, "GB/s"),
-                     rate_text(lane.flops, busy, "GFLOP/s"));
+  for (const auto& [key, lane] : summary.lanes)
+    out += base::format("{:<6} {:<16} {:>7} {:>10} {:>6} {:>14} {:>14}\n", key.first, key.second, lane.spans,
+                        time_text(lane.busy_ns), percent_of(lane.busy_ns, whole),
+                        rate_text(static_cast<double>(lane.bytes), lane.busy_ns, "GB/s"),
+                        rate_text(lane.flops, lane.busy_ns, "GFLOP/s"));
+  out += base::format("\n{:<30} {:<10} {:>7} {:>10} {:>10}\n", "task", "kind", "spans", "all", "longest");
+  for (size_t i = 0; i < std::min(summary.tasks.size(), kShownTasks); ++i) {
+    const auto& [key, task] = summary.tasks[i];
+    out += base::format("{:<30} {:<10} {:>7} {:>10} {:>10}\n", key.first, key.second, task.spans,
+                        duration_text(task.us), duration_text(task.longest_us));
   }
+  if (summary.tasks.size() > kShownTasks) out += base::format("({} more)\n", summary.tasks.size() - kShownTasks);
   out += "\nexposed communication\n";
-  for (int rank : ranks) {
-    const int64_t exposed = total_ns(exposed_communication(trace, rank));
+  for (const auto& [rank, exposed] : summary.exposed_ns)
     out += base::format("{:<6} {:>10} {:>5} %\n", rank, time_text(exposed), percent_of(exposed, whole));
-  }
   return out;
+}
+
+base::Json trace_json(const Trace& trace) {
+  using base::Json;
+  const Summary summary = summary_of(trace);
+  Json ranks = Json::array(), lanes = Json::array(), tasks = Json::array();
+  for (const auto& [rank, exposed_ns] : summary.exposed_ns)
+    ranks.push_back(Json::Object{{"rank", rank}, {"exposed_us", us_of(exposed_ns)}});
+  for (const auto& [key, lane] : summary.lanes)
+    lanes.push_back(Json::Object{{"rank", key.first},
+                                 {"lane", key.second},
+                                 {"spans", lane.spans},
+                                 {"busy_us", us_of(lane.busy_ns)},
+                                 {"bytes", lane.bytes},
+                                 {"flops", lane.flops}});
+  for (const auto& [key, task] : summary.tasks)
+    tasks.push_back(Json::Object{{"task", key.first},
+                                 {"kind", key.second},
+                                 {"spans", task.spans},
+                                 {"us", task.us},
+                                 {"longest_us", task.longest_us}});
+  return with_schema("trace_info", Json::Object{{"title", trace.title},
+                                                {"emulated", trace.emulated},
+                                                {"duration_us", us_of(summary.extent_ns)},
+                                                {"spans", static_cast<int64_t>(trace.spans.size())},
+                                                {"signals", static_cast<int64_t>(trace.arrows.size())},
+                                                {"ranks", std::move(ranks)},
+                                                {"lanes", std::move(lanes)},
+                                                {"tasks", std::move(tasks)}});
 }
 
 base::Result<Trace> load_trace(const std::string& path) {
@@ -149,10 +213,10 @@ base::Status write_timeline(const Trace& trace, const std::string& path) {
   return write_chakra(trace, path);
 }
 
-base::Result<std::string> trace_info(const std::string& path) {
-  base::Result<Trace> trace = load_trace(path);
-  if (!trace.ok()) return trace.status();
-  return path + "\n" + describe_trace(*trace);
+int trace_info(const std::string& path, const std::string& json) {
+  const Trace trace = load_trace(path).value();
+  write_result(trace_json(trace), path + "\n" + describe_trace(trace), json).or_throw();
+  return 0;
 }
 
 base::Status trace_convert(const std::string& from, const std::string& to) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/run/outputs.h"
 #include "cli/tune/tune.h"
 #include "cli/word_list.h"
 #include "src/base/format.h"
@@ -64,10 +65,10 @@ Json tune_json(const TuneResult& result) {
   }
   for (const TuneProblem& one : result.left) left.push_back(one.op.to_string());
   Json out = Json::object();
-  out.set("schema", "overlace.tune/1").set("machine", result.machine).set("origin", result.origin);
+  out.set("machine", result.machine).set("origin", result.origin);
   out.set("cache", result.cache).set("seconds", result.seconds).set("mean_gain", mean_gain(result));
   out.set("tuned", std::move(tuned)).set("left", std::move(left));
-  return out;
+  return with_schema("tune", std::move(out));
 }
 
 }  // namespace overlace::cli

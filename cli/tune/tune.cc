@@ -12,7 +12,6 @@
 #include "overlace/context.h"
 #include "overlace/error.h"
 #include "src/base/env.h"
-#include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/base/half.h"
 #include "src/base/timing.h"
@@ -153,10 +152,7 @@ int tune(const TuneWords& words) {
   work.shows_progress = shows_progress(STDERR_FILENO, words.quiet);
   TuneResult result;
   run_thread_ranks(ranks, [&](Bootstrap& bootstrap) { return tune_rank(bootstrap, work, &result); }).or_throw();
-  if (words.json != "-") print(tune_text(result)).or_throw();
-  const std::string json = tune_json(result).dump(2) + "\n";
-  if (words.json == "-") print(json).or_throw();
-  if (!words.json.empty() && words.json != "-") base::write_file(words.json, json).or_throw();
+  write_result(tune_json(result), tune_text(result), words.json).or_throw();
   return 0;
 }
 

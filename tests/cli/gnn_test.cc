@@ -111,7 +111,7 @@ TEST(Gnn, SamplesPlansPacksAndVerifies) {
   EXPECT_NE(sampled.out.find("valid"), std::string::npos) << sampled.out;
   const Result planned = run(directory, {"plan", "g.ovg", "--gpu-cache", "8MiB", "--cpu-cache", "8MiB", "--json", "-"});
   ASSERT_EQ(planned.exit, 0) << planned.err;
-  const Json first = Json::parse(planned.out)->as_array()[0];
+  const Json first = Json::parse(planned.out)->find("rows")->as_array()[0];
   EXPECT_EQ(first.find("binds")->as_string(), "compute");
 
   const std::vector<std::string> pack = {"pack",    "g.ovg", "--gpu-cache", "16KiB",  "--cpu-cache", "16KiB",
@@ -162,7 +162,7 @@ TEST(Gnn, SamplesEpochsAndPacksForRanks) {
     const Result result = run(
         directory, {"plan", "g.ovg", "--cpu-cache", "1MiB", "--gpu-cache", "1MiB", "--ranks", ranks, "--json", "-"});
     EXPECT_EQ(result.exit, 0) << result.err;
-    return Json::parse(result.out)->as_array()[0];
+    return Json::parse(result.out)->find("rows")->as_array()[0];
   };
   const Json one = planned("1"), two = planned("2");
   // 1 ms a batch binds, and each of two ranks has half of them.
@@ -196,7 +196,7 @@ TEST(Gnn, SimulatesAnEpochFromItsPacks) {
   directory.write("disk.json", R"({"storage": {"read_GBps": {"1048576": 0.05, "4096": 0.01}}})");
   const Result all = simulated({"--machine", "disk.json", "--compute-ms", "0.5", "--trace", "t.json", "--json", "-"});
   ASSERT_EQ(all.exit, 0) << all.err;
-  const Json rows = *Json::parse(all.out);
+  const Json rows = *Json::parse(all.out)->find("rows");
   ASSERT_EQ(rows.as_array().size(), 6u);  // two packs, three ways
   const auto number = [&](size_t row, const char* key) { return rows.as_array()[row].find(key)->as_double(); };
   const Json manifest = *Json::parse(run(directory, {"info", "g.ovg", "--json", "-"}).out);

@@ -160,9 +160,10 @@ def title(path: str) -> str:
 
 
 def navigation() -> list[Any]:
-    """The order of docs/README.md, by folder."""
+    """The order of docs/README.md, whose rows begin with one page or several, by folder."""
     sections: dict[str, list[Any]] = {name: [] for name in SECTIONS.values()}
-    for link in re.findall(r"(?m)^\| \[[^\]]*\]\(([^)]+)\)", text_of("docs/README.md")):
+    rows = re.findall(r"(?m)^\| (\[[^|]*) \|", text_of("docs/README.md"))
+    for link in re.findall(r"\]\(([^)]+)\)", " ".join(rows)):
         path = posixpath.normpath(f"docs/{link}")
         if path.startswith("docs/"):
             folder = path.split("/")[-2]

@@ -159,6 +159,7 @@ def train(options: argparse.Namespace, team: Team) -> dict:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     result: dict[str, Any] = {
+        "schema": "overlace.gnn_train/1",
         "artefact": options.artefact,
         "packs": order,
         "model": options.model,

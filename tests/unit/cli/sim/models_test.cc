@@ -16,19 +16,19 @@
 namespace overlace::cli {
 namespace {
 
-/// What `call` prints, as JSON.
+/// Rows of what `call` prints.
 template <class Call>
-base::Json printed_json(Call call) {
+base::Json printed_rows(Call call) {
   testing::internal::CaptureStdout();
   EXPECT_EQ(call(), 0);
-  return base::Json::parse(testing::internal::GetCapturedStdout()).value();
+  return *base::Json::parse(testing::internal::GetCapturedStdout()).value().find("rows");
 }
 
 TEST(SimT3Command, OneConfigurationOfEverySubLayer) {
   T3Words words;
   words.config = "t3_mca";
   words.json = "-";
-  const base::Json list = printed_json([&] { return sim_t3(words); });
+  const base::Json list = printed_rows([&] { return sim_t3(words); });
   ASSERT_EQ(list.as_array().size(), 4U);
   for (const base::Json& one : list.as_array()) {
     EXPECT_EQ(one.find("config")->as_string(), "t3_mca");
@@ -41,7 +41,7 @@ TEST(SimT3Command, ConstantsReachTheModel) {
   words.config = "t3";
   words.json = "-";
   const auto first_us = [&] {
-    return printed_json([&] { return sim_t3(words); }).as_array()[1].find("total_us")->as_double();
+    return printed_rows([&] { return sim_t3(words); }).as_array()[1].find("total_us")->as_double();
   };
   const double before = first_us();
   words.update_cost = 2;
@@ -68,12 +68,12 @@ TEST(SimT3Command, RefusesUnknownWords) {
 TEST(SimGraphCommand, BandAndOneStep) {
   DlrmWords words;
   words.json = "-";
-  const base::Json band = printed_json([&] { return sim_graph_dlrm(words); });
+  const base::Json band = printed_rows([&] { return sim_graph_dlrm(words); });
   ASSERT_EQ(band.as_array().size(), 3U);
   EXPECT_LT(band.as_array()[0].find("least")->as_double(), band.as_array()[0].find("most")->as_double());
   words.network = "rail";
   words.tables = 4;
-  const base::Json step = printed_json([&] { return sim_graph_dlrm(words); });
+  const base::Json step = printed_rows([&] { return sim_graph_dlrm(words); });
   EXPECT_EQ(step.as_array().at(0).find("tables")->as_int(), 4);
   words.tables = -1;
   EXPECT_THROW(sim_graph_dlrm(words), InvalidArgument);
@@ -89,7 +89,7 @@ TEST(SimGraphCommand, TransformerOnBothNetworks) {
   words.network.gpus = 16;
   words.run.micro_batches = 2;
   words.model.layers = 4;
-  const base::Json list = printed_json([&] { return sim_graph_transformer(words); });
+  const base::Json list = printed_rows([&] { return sim_graph_transformer(words); });
   ASSERT_EQ(list.as_array().size(), 6U);
   EXPECT_EQ(list.as_array()[0].find("network")->as_string(), "torus(4, 4, 100)");
   EXPECT_EQ(list.as_array()[3].find("network")->as_string(), "rail_fat_tree(2, 8, 48.5, 64, 1)");
@@ -98,7 +98,7 @@ TEST(SimGraphCommand, TransformerOnBothNetworks) {
     EXPECT_GT(number(list, row + 1, "step_us"), number(list, row + 2, "step_us"));  // free
   }
   words.straggler = 1.5;
-  const base::Json slow = printed_json([&] { return sim_graph_transformer(words); });
+  const base::Json slow = printed_rows([&] { return sim_graph_transformer(words); });
   EXPECT_GT(number(slow, 5, "step_us"), 1.4 * number(list, 5, "step_us"));
 }
 
@@ -114,7 +114,7 @@ TEST(SimGraphCommand, MoeWithCountsAndATimeline) {
   words.model.tokens = 9000;
   words.counts = folder + "/counts.json";
   words.trace = folder + "/moe.et";
-  const base::Json list = printed_json([&] { return sim_graph_moe(words); });
+  const base::Json list = printed_rows([&] { return sim_graph_moe(words); });
   ASSERT_EQ(list.as_array().size(), 3U);
   EXPECT_EQ(number(list, 0, "imbalance"), 2);
   EXPECT_EQ(number(list, 0, "sent_bytes"), 9000.0 / 2 * 7168 * 2);
@@ -127,12 +127,12 @@ TEST(SimGraphCommand, Co2RulesInOrder) {
   words.json = "-";
   words.network.network = "rail";
   words.run.step_us = 1000;
-  const base::Json list = printed_json([&] { return sim_graph_co2(words); });
+  const base::Json list = printed_rows([&] { return sim_graph_co2(words); });
   ASSERT_EQ(list.as_array().size(), std::size(study::kOuterRules));
   EXPECT_LT(number(list, 0, "efficiency"), number(list, 1, "efficiency"));  // ddp, local_sgd
   EXPECT_LT(number(list, 1, "efficiency"), number(list, 4, "efficiency"));  // co2
   words.rule = "co2";
-  EXPECT_EQ(printed_json([&] { return sim_graph_co2(words); }).as_array().size(), 1U);
+  EXPECT_EQ(printed_rows([&] { return sim_graph_co2(words); }).as_array().size(), 1U);
 }
 
 /// What the planner's closed form says, where nothing slows anything.
@@ -150,7 +150,7 @@ TEST(SimGraphCommand, OffloadIsTheClosedFormOfThePlan) {
     words.tokens = 32768;
     words.json = "-";
     const PlannedOffload planned = planned_offload(words);
-    const base::Json list = printed_json([&] { return sim_graph_offload(words); });
+    const base::Json list = printed_rows([&] { return sim_graph_offload(words); });
     ASSERT_EQ(list.as_array().size(), 3U);
     EXPECT_EQ(list.as_array()[1].find("binds")->as_string(), binds);
     EXPECT_NEAR(number(list, 1, "compute_us"), 1e6 * planned.plan.compute_s, 1);
@@ -189,7 +189,7 @@ TEST(SimGraphCommand, AGraphOfLinksFromAFile) {
   words.network.network = path;
   words.run.per_group = 1;
   words.run.parameters = 1e6;
-  const base::Json list = printed_json([&] { return sim_graph_co2(words); });
+  const base::Json list = printed_rows([&] { return sim_graph_co2(words); });
   EXPECT_EQ(list.as_array().at(0).find("network")->as_string(), "pair");
   EXPECT_NEAR(number(list, 0, "all_reduce_us"), 4e6 / 10e3 + 2, 0.1);
 }
@@ -237,7 +237,7 @@ TEST(SimValidateCommand, ExitCodeSaysWhetherARequiredRowMisses) {
   words.golden = OVERLACE_SOURCE_DIR "/tests/golden";
   words.ids = {"V12"};
   words.json = "-";
-  EXPECT_EQ(printed_json([&] { return sim_validate(words); }).as_array().size(), 1U);
+  EXPECT_EQ(printed_rows([&] { return sim_validate(words); }).as_array().size(), 1U);
   // A table that says what no model gives.
   const std::string folder = testing::TempDir() + "overlace_sim_validate";
   ASSERT_EQ(std::system(("mkdir -p " + folder + "/llmcompass").c_str()), 0);

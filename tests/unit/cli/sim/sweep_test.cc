@@ -29,7 +29,7 @@ base::Json rows_of(SweepWords words) {
   words.json = "-";
   testing::internal::CaptureStdout();
   EXPECT_EQ(sim_sweep(words), 0);
-  return base::Json::parse(testing::internal::GetCapturedStdout()).value();
+  return *base::Json::parse(testing::internal::GetCapturedStdout()).value().find("rows");
 }
 
 TEST(SimSweep, RowsAreTheFastestDegreesOfEachPoint) {

@@ -40,20 +40,25 @@ class TraceCommand : public ::testing::Test {
 
 TEST_F(TraceCommand, InfoSaysWhatIsInIt) {
   ASSERT_TRUE(base::write_trace(sample(), path("a.pftrace")).ok());
-  const base::Result<std::string> info = trace_info(path("a.pftrace"));
-  ASSERT_TRUE(info.ok()) << info.status().message();
-  EXPECT_EQ(*info, path("a.pftrace") +
-                       "\n"
-                       "ag_gemm M 512  [emulated]\n"
-                       "2 ranks, 2 lanes, 4 spans, 1 signals, 10.0 us\n"
-                       "\n"
-                       "rank   lane               spans       busy busy %          moved       computed\n"
-                       "0      cpu 0                  3    8.00 us     80              -      2 GFLOP/s\n"
-                       "1      ce 0                   1    5.00 us     50         4 GB/s              -\n"
-                       "\n"
-                       "exposed communication\n"
-                       "0         2.00 us    20 %\n"
-                       "1         5.00 us    50 %\n");
+  const base::Result<base::Trace> trace = load_trace(path("a.pftrace"));
+  ASSERT_TRUE(trace.ok()) << trace.status().message();
+  EXPECT_EQ(describe_trace(*trace),
+            "ag_gemm M 512  [emulated]\n"
+            "2 ranks, 2 lanes, 4 spans, 1 signals, 10.0 us\n"
+            "\n"
+            "rank   lane               spans       busy busy %          moved       computed\n"
+            "0      cpu 0                  3    8.00 us     80              -      2 GFLOP/s\n"
+            "1      ce 0                   1    5.00 us     50         4 GB/s              -\n"
+            "\n"
+            "task                           kind         spans        all    longest\n"
+            "copy                           copy             1    5.00 us    5.00 us\n"
+            "gemm_local                     gemm             1    4.00 us    4.00 us\n"
+            "gemm_remote                    gemm             1    4.00 us    4.00 us\n"
+            "wait                           wait             1    2.00 us    2.00 us\n"
+            "\n"
+            "exposed communication\n"
+            "0         2.00 us    20 %\n"
+            "1         5.00 us    50 %\n");
 }
 
 TEST_F(TraceCommand, InfoOfAnEmptyTrace) {
@@ -70,10 +75,10 @@ TEST_F(TraceCommand, ConvertsThereAndBack) {
 }
 
 TEST_F(TraceCommand, BadFilesAreTypedErrorsAndLeaveNothing) {
-  EXPECT_EQ(trace_info(path("none.json")).status().code(), Errc::io);
+  EXPECT_EQ(load_trace(path("none.json")).status().code(), Errc::io);
   ASSERT_TRUE(base::write_file(path("bad.json"), "{\"traceEvents\": [").ok());
-  EXPECT_EQ(trace_info(path("bad.json")).status().code(), Errc::corrupt);
-  EXPECT_NE(trace_info(path("bad.json")).status().message().find(path("bad.json") + ": line 1"), std::string::npos);
+  EXPECT_EQ(load_trace(path("bad.json")).status().code(), Errc::corrupt);
+  EXPECT_NE(load_trace(path("bad.json")).status().message().find(path("bad.json") + ": line 1"), std::string::npos);
   EXPECT_EQ(trace_convert(path("bad.json"), path("out.json")).code(), Errc::corrupt);
   ASSERT_TRUE(base::write_trace(sample(), path("good.json")).ok());
   EXPECT_EQ(trace_convert(path("good.json"), path("out.txt")).code(), Errc::invalid_argument);
@@ -113,7 +118,7 @@ TEST_F(TraceCommand, OneHighRankWritesNoThousandFiles) {
 
 TEST_F(TraceCommand, ANameThatNoFileCanHaveIsAnError) {
   const std::string name = path(std::string(400, 'a') + ".et");
-  EXPECT_EQ(trace_info(name).status().code(), Errc::io);
+  EXPECT_EQ(load_trace(name).status().code(), Errc::io);
   EXPECT_EQ(write_timeline(sample(), name).code(), Errc::io);
 }
 
