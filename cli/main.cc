@@ -43,7 +43,22 @@ std::string subcommand_error(const CLI::App& app, const std::string& what, const
     if (one->get_name() == word) return {};
     wanted += (one == known.front() ? "" : one == known.back() ? " or " : ", ") + one->get_name();
   }
-  return what + " " + word + ", wanted " + wanted;
+  return what + " " + word + ", wanted " + (known.empty() ? "none" : wanted);
+}
+
+/// `overlace help WORDS` is `overlace WORDS --help`: makes one of the other, or says what is wrong with a word.
+std::string ask_for_help(const CLI::App& app, std::vector<char*>* words) {
+  static char option[] = "--help";
+  const CLI::App* command = &app;
+  for (size_t i = 2; i < words->size(); ++i) {
+    const std::string word = (*words)[i];
+    if (std::string why = subcommand_error(*command, "unknown subcommand", word); !why.empty()) return why;
+    if (word.rfind('-', 0) == 0) return {};  // an option of `help`, if it is one
+    command = command->get_subcommand(word);
+  }
+  words->erase(words->begin() + 1);
+  words->push_back(option);
+  return {};
 }
 
 }  // namespace
@@ -59,16 +74,22 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", overlace::cli::version_text());
   app.require_subcommand(1);
   using namespace overlace::cli;
-  const Command commands[] = {add_run(app, program), add_doctor(app), add_trace(app),     add_sim(app), add_plan(app),
-                              add_explain(app),      add_tune(app),   add_calibrate(app), add_gnn(app)};
+  const Command commands[] = {add_run(app, program), add_doctor(app),    add_trace(app), add_sim(app),
+                              add_plan(app),         add_explain(app),   add_tune(app),  add_calibrate(app),
+                              add_gnn(app),          add_completion(app)};
   app.add_subcommand("bench", "Measure workloads beside their competitors");
+  std::vector<std::string> asked;
+  app.add_subcommand("help", "Help of a command")->add_option("command", asked, "The command, such as sim graph moe");
+  std::vector<char*> words(argv, argv + own);
   std::string why;
   if (own > 1) why = subcommand_error(app, "unknown subcommand", argv[1]);
+  if (own > 1 && std::strcmp(argv[1], "help") == 0) why = ask_for_help(app, &words);
+  if (own > 1 && std::strcmp(words[1], "bench") == 0) return bench({words.begin() + 2, words.end()});
   if (own > 3 && std::strcmp(argv[1], "sim") == 0 && std::strcmp(argv[2], "graph") == 0)
     why = subcommand_error(*app.get_subcommand("sim")->get_subcommand("graph"), "graph is", argv[3]);
   if (!why.empty()) return fail(Errc::invalid_argument, why);
   try {
-    app.parse(own, argv);
+    app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);
     return fail(Errc::invalid_argument, e.what());

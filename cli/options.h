@@ -30,6 +30,8 @@ Command add_explain(CLI::App& app);
 Command add_calibrate(CLI::App& app);
 Command add_tune(CLI::App& app);
 Command add_gnn(CLI::App& app);
+/// Of all commands that `app` has when it runs.
+Command add_completion(CLI::App& app);
 
 struct GnnRateWords;
 /// Options of `gnn plan` and `sim graph gnn`.

@@ -1,4 +1,4 @@
-# Install tree: include/overlace, lib/liboverlace.so, bin/overlace with its schemas, the files of
+# Install tree: include/overlace, lib/liboverlace.so, bin/overlace with its manual page and schemas, the files of
 # find_package(overlace) and pkg-config, and the examples. Nothing in it names the prefix: the tree may be moved, and
 # `cpack` packs it.
 # NOTE: `lib` everywhere: programs find the oneDNN provider at ../lib/overlace.
@@ -19,6 +19,7 @@ function(overlace_install)
   endif()
   if(TARGET overlace)
     install(TARGETS overlace RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(FILES docs/reference/overlace.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
     install(DIRECTORY docs/reference/schemas DESTINATION ${CMAKE_INSTALL_DATADIR}/overlace)
   endif()
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/overlaceConfig.cmake.in

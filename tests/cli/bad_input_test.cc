@@ -69,7 +69,12 @@ const std::vector<Case>& option_cases() {
       {"unknown_subcommand",
        {"ran"},
        2,
-       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, tune, calibrate, gnn or bench"},
+       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, tune, calibrate, gnn, completion, bench "
+       "or help"},
+      {"help_of_no_command", {"help", "sim", "runs"}, 2, "unknown subcommand runs, wanted run, compare, <any>"},
+      {"help_behind_a_command", {"help", "doctor", "gpu"}, 2, "unknown subcommand gpu, wanted none"},
+      {"completion_without_shell", {"completion"}, 2, "shell is required"},
+      {"completion_shell", {"completion", "tcsh"}, 2, "completion: shell is tcsh, wanted bash, zsh or fish"},
       run_case("unknown_option", {"--rank", "2"}, 2, "The following arguments were not expected: 2 --rank"),
       run_case("stray_word", {"tiny"}, 2, "The following argument was not expected: tiny"),
       run_case("option_without_value", {"--ranks"}, 2, "--ranks: 1 required INT missing"),

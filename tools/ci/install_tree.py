@@ -136,6 +136,7 @@ def uses(prefix: Path, out: Path, suffix: str) -> Iterator[Case]:
     program = prefix / "bin" / "overlace"
     if program.exists():
         yield run_case(program, prefix, f"installed command line{suffix}")
+        yield pages_case(prefix, f"manual page and schemas{suffix}")
     yield c_consumer_case(prefix, out / "c_consumer", f"C consumer by find_package{suffix}")
     yield pkg_config_case(prefix, out / "pkg_config", f"C consumer by pkg-config{suffix}")
 
@@ -149,6 +150,16 @@ def run_case(program: Path, prefix: Path, name: str) -> Case:
     has_onednn = (prefix / "lib" / "overlace" / "liboverlace_onednn.so").exists()
     right = gemm.startswith("onednn" if has_onednn else "reference")
     return Case(name, PASSED) if right else Case(name, FAILED, f"multiplies with {gemm}")
+
+
+def pages_case(prefix: Path, name: str) -> Case:
+    """The manual page of the command line, and the schema of each of its results."""
+    reference = ROOT / "docs" / "reference"
+    wanted = {f"overlace/schemas/{path.name}": path for path in (reference / "schemas").iterdir()}
+    wanted["man/man1/overlace.1"] = reference / "overlace.1"
+    share = prefix / "share"
+    bad = [n for n, p in wanted.items() if not (share / n).exists() or (share / n).read_bytes() != p.read_bytes()]
+    return Case(name, FAILED, f"missing or other: {', '.join(bad)}") if bad else Case(name, PASSED)
 
 
 def c_consumer_case(prefix: Path, folder: Path, name: str) -> Case:

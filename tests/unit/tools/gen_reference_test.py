@@ -55,9 +55,20 @@ class GenReferenceTest(support.TreeTest):
         )
         self.write("program", script)
         (self.root / "program").chmod(0o755)
-        part = gen_reference.cli_part(self.root / "program")
+        part = gen_reference.cli_part(gen_reference.helps(self.root / "program"))
         self.assertIn("$ overlace --help\nUsage: overlace\n", part)
         self.assertIn("$ overlace run --help\nof run\n", part)
+
+    def test_a_manual_page_of_help_texts(self) -> None:
+        page = "## Exit status\n\n| status | meaning |\n|---|---|\n| 0 | ran, see [errors](errors.md) |\n\n## Next\n"
+        first = "overlace: hides\nUsage: overlace [OPTIONS] SUBCOMMAND\n\nSubcommands:\n  run       Runs\n"
+        run = "Runs\nUsage: overlace run [OPTIONS]\n\nOptions:\n  -n,--ranks INT=2   Ranks\n  --much-too-long TEXT\n"
+        text = gen_reference.manual(page, [([], first), (["run"], run + "                     .wide\n")])
+        self.assertIn("overlace \\- hides\n", text)
+        self.assertIn(".SS overlace run\nRuns\n.PP\n.B overlace run [OPTIONS]\n", text)
+        self.assertIn(".TP\n.B \\-n,\\-\\-ranks INT=2\nRanks\n", text)
+        self.assertIn(".TP\n.B \\-\\-much\\-too\\-long TEXT\n\\&.wide\n", text)
+        self.assertIn(".SH EXIT STATUS\n.TP\n.B 0\nran, see errors\n", text)
 
     def test_a_page_without_the_part_is_told(self) -> None:
         with self.assertRaisesRegex(ValueError, "no part schedule"):
