@@ -6,6 +6,7 @@
 
 #include "cli/doctor/link.h"
 #include "cli/doctor/machine.h"
+#include "cli/doctor/python.h"
 #include "cli/run/outputs.h"
 #include "cli/version.h"
 #include "overlace/runtime.h"
@@ -170,6 +171,22 @@ void machine_text(const Json& report, Page& page) {
   }
 }
 
+void python_text(const Json& python, Page& page) {
+  const auto version = [&](const char* name) {
+    const Json& known = *python.find(name);
+    return known.is_null() ? "not there: " + python.find("why")->as_string() : known.as_string();
+  };
+  page.title("Python");
+  page.line("interpreter", python.find("version")->as_string() + " " + python.find("program")->as_string());
+  page.line("torch", version("torch"));
+  if (python.find("torch")->is_null()) return;
+  page.line("overlace", version("overlace"));
+  std::string operators;
+  for (const Json& name : python.find("operators")->as_array())
+    operators += (operators.empty() ? "" : ", ") + name.as_string();
+  page.line("its operators", operators.empty() ? "none: " + python.find("why")->as_string() : operators);
+}
+
 void use_text(const Json& use, int64_t cores, Page& page) {
   page.title("overlace will use");
   page.line("backend", base::format("{}, {} ranks", use.find("backend")->as_string(), use.find("ranks")->as_int()));
@@ -243,7 +260,12 @@ Json doctor(const DoctorOptions& options) {
   std::string why;
   const int num_gpus = runtime::cuda_device_count(&why);
   report.set("cpu", cpu_json()).set("memory", memory_json()).set("gpu", gpu_json(num_gpus, why));
-  report.set("libraries", libraries_json());
+  report.set("libraries", libraries_json()).set("python", Json());
+  if (!options.python.empty()) {
+    base::Result<Json> python = ask_python(options.python, options.python_timeout_ms);
+    if (python.ok()) report.set("python", std::move(*python));
+    if (!python.ok()) problems.emplace_back(python.status().message());
+  }
   report.set("use", Json()).set("environment", Json::array()).set("unknown", Json::array());
   Json tests = Json::array();
   try {
@@ -268,6 +290,7 @@ std::string doctor_text(const Json& report) {
   page.title(
       base::format("overlace {}{}", report.find("version")->as_string(), commit.empty() ? "" : " (" + commit + ")"));
   machine_text(report, page);
+  if (!report.find("python")->is_null()) python_text(*report.find("python"), page);
   if (!report.find("use")->is_null()) use_text(*report.find("use"), report.find("cpu")->find("usable")->as_int(), page);
   for (const Json& test : report.find("link_tests")->as_array()) link_text(test, page);
   if (!report.find("environment")->as_array().empty()) environment_text(report, page);

@@ -10,10 +10,12 @@ namespace overlace::cli {
 struct DoctorOptions {
   bool link_test = true;
   int64_t timeout_ms = 20000;  // of the link test
+  std::string python = {};     // an interpreter to ask; empty: none
+  int64_t python_timeout_ms = 60000;
 };
 
-/// Schema overlace.doctor/1: {"ok", "version", "cpu", "memory", "gpu", "libraries", "use", "environment",
-/// "unknown", "link_tests", "problems"}. Throws nothing: what fails is a problem, and "ok" is false.
+/// Schema overlace.doctor/1: {"ok", "version", "commit", "cpu", "memory", "gpu", "libraries", "python", "use",
+/// "environment", "unknown", "link_tests", "problems"}. Throws nothing: what fails is a problem, and "ok" is false.
 base::Json doctor(const DoctorOptions& options = {});
 
 /// The same for people, ending with a newline.

@@ -12,13 +12,14 @@ namespace overlace::cli {
 namespace {
 
 struct DoctorWords {
-  std::string json;
+  std::string json, python;
   bool no_link_test = false;
 };
 
 int run_doctor(const DoctorWords& words) {
   DoctorOptions options;
   options.link_test = !words.no_link_test;
+  options.python = words.python;
   const base::Json report = doctor(options);
   write_result(report, doctor_text(report), words.json).or_throw();
   const base::Json* ok = report.find("ok");
@@ -32,6 +33,7 @@ Command add_doctor(CLI::App& app) {
   CLI::App* doctor = app.add_subcommand("doctor", "What this machine has and what overlace will use");
   doctor->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   doctor->add_flag("--no-link-test", words->no_link_test, "Start no ranks");
+  doctor->add_option("--python", words->python, "Interpreter to ask for its torch and for overlace's operators there");
   return {doctor, [words] { return run_doctor(*words); }};
 }
 

@@ -397,6 +397,8 @@ const Env& env() {
   return instance.value();
 }
 
+char** environment_block() { return environ; }
+
 void set_environment_default(const char* name, const char* value) { (void)::setenv(name, value, 0); }
 
 }  // namespace overlace::base

@@ -71,6 +71,9 @@ const Env& env();
 /// Of Slurm's way to write hosts: "node[01-04,07],x3" begins with node01.
 std::string first_host(std::string_view list);
 
+/// What programs that this process starts inherit: ends with null.
+char** environment_block();
+
 /// Sets a variable for libraries that read their own, unless it is set. Before they are loaded.
 void set_environment_default(const char* name, const char* value);
 

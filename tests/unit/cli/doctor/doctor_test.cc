@@ -1,11 +1,15 @@
 #include "cli/doctor/doctor.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
 
 #include "cli/doctor/machine.h"
 #include "src/base/env.h"
+#include "src/base/file.h"
 #include "src/io/engine.h"
 
 namespace overlace::cli {
@@ -100,6 +104,70 @@ TEST(Doctor, TextShowsProblemsUnknownNamesAndEmulation) {
             std::string::npos);
   EXPECT_NE(text.find("link test: cpu, 2 ranks  [emulated]\n  FAILED: timeout after 20.0 s\n"), std::string::npos);
   EXPECT_NE(text.find("problems\n  link test on cpu: timeout\n"), std::string::npos);
+}
+
+/// A program that stands for an interpreter, in a folder that goes with the object.
+class Interpreter {
+ public:
+  explicit Interpreter(const std::string& script) {
+    char name[] = "/tmp/overlace_doctor_XXXXXX";
+    folder_ = ::mkdtemp(name);
+    EXPECT_TRUE(base::write_file(path(), "#!/bin/sh\n" + script).ok());
+    EXPECT_EQ(::chmod(path().c_str(), 0700), 0);
+  }
+  ~Interpreter() { std::filesystem::remove_all(folder_); }
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
+  std::string path() const { return folder_ + "/python"; }
+
+ private:
+  std::string folder_;
+};
+
+TEST(DoctorPython, SaysWhatAnInterpreterHas) {
+  const Interpreter python(
+      "echo noise of an import\n"
+      "echo '{\"program\": \"/p\", \"version\": \"3.11\", \"torch\": \"2.11.0\", \"overlace\": \"0.1.0\", "
+      "\"operators\": [\"ag_gemm\", \"gemm_rs\"], \"why\": \"\"}'\n");
+  const Json report = doctor({.link_test = false, .python = python.path()});
+  EXPECT_TRUE(report.find("ok")->as_bool());
+  EXPECT_EQ(report.find("python")->find("torch")->as_string(), "2.11.0");
+  const std::string text = doctor_text(report);
+  for (const char* part : {"Python\n", "3.11 /p\n", "2.11.0\n", "ag_gemm, gemm_rs\n"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  EXPECT_TRUE(doctor({.link_test = false}).find("python")->is_null());
+}
+
+TEST(DoctorPython, SaysWhyTorchIsMissing) {
+  const Interpreter python(
+      "echo '{\"program\": \"/p\", \"version\": \"3.11\", \"torch\": null, \"overlace\": null, \"operators\": [], "
+      "\"why\": \"ModuleNotFoundError: no torch\"}'\n");
+  const Json report = doctor({.link_test = false, .python = python.path()});
+  EXPECT_TRUE(report.find("ok")->as_bool());
+  EXPECT_NE(doctor_text(report).find("not there: ModuleNotFoundError: no torch\n"), std::string::npos);
+}
+
+TEST(DoctorPython, WhatIsNoInterpreterIsAProblemInTime) {
+  const auto problem = [](const std::string& program, int64_t timeout_ms) {
+    const auto begin = std::chrono::steady_clock::now();
+    const Json report = doctor({.link_test = false, .python = program, .python_timeout_ms = timeout_ms});
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    EXPECT_FALSE(report.find("ok")->as_bool());
+    EXPECT_TRUE(report.find("python")->is_null());
+    return report.find("problems")->as_array().at(0).as_string();
+  };
+  EXPECT_EQ(problem("/nowhere/python", 20000),
+            "--python is /nowhere/python: No such file or directory, wanted an interpreter that starts");
+  for (const std::string said : {"", "hello", "{}", "{\"operators\": 3}"}) {
+    const Interpreter other("echo '" + said + "'\n");
+    EXPECT_EQ(problem(other.path(), 20000),
+              "--python is " + other.path() + ": it says \"" + said + "\", wanted a Python interpreter");
+  }
+  const Interpreter hangs("exec sleep 1000\n");
+  EXPECT_EQ(problem(hangs.path(), 200), "--python is " + hangs.path() + ": no answer, wanted one within 0.2 s");
+  const Interpreter endless("exec yes\n");
+  EXPECT_EQ(problem(endless.path(), 20000),
+            "--python is " + endless.path() + ": it says \"y\", wanted a Python interpreter");
 }
 
 /// In a process of its own: the environment is read once.
