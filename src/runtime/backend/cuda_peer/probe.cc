@@ -10,6 +10,7 @@
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/driver.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
+#include "src/runtime/gpu_code.h"
 
 namespace overlace::runtime {
 
@@ -43,7 +44,12 @@ base::Result<int> choose_device(int wanted, int local_rank) {
   if (wanted >= count)
     return base::invalid_argument("options.device is {}, wanted -1 or less than the {} devices of this process", wanted,
                                   count);
-  return wanted >= 0 ? wanted : local_rank % count;
+  const int ordinal = wanted >= 0 ? wanted : local_rank % count;
+  cudaDeviceProp properties{};
+  OVERLACE_TRY(cuda_status(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties"));
+  OVERLACE_TRY(
+      check_code_for(OVERLACE_CUDA_ARCHITECTURES, ordinal, properties.name, properties.major, properties.minor));
+  return ordinal;
 }
 
 base::Result<DeviceFacts> query_device(int ordinal) {

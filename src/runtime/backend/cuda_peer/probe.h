@@ -22,7 +22,8 @@ struct DeviceFacts {
   uint32_t allow_shared = 0;
 };
 
-/// The device of a rank: the one asked for, else its local rank modulo the devices this process sees.
+/// The device of a rank: the one asked for, else its local rank modulo the devices this process sees. not_supported if
+/// the build has no code for it.
 base::Result<int> choose_device(int wanted, int local_rank);
 base::Result<DeviceFacts> query_device(int ordinal);
 
