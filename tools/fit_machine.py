@@ -42,7 +42,6 @@ PARAMETERS = [
     ("latency/host_call_us", 1.0, 60.0),
     ("latency/host_kernel_us", 1.0, 15.0),
     ("latency/host_copy_us", 1.0, 15.0),
-    ("latency/host_collective_us", 3.0, 60.0),
     ("copy/post_us", 0.3, 10.0),
     ("copy/trigger_us", 3.0, 7.4),
     ("copy/local_GBps", 400.0, 3000.0),

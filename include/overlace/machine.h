@@ -113,6 +113,13 @@ struct Machine {
     bool operator==(const Copy&) const = default;
   } copy = {};
 
+  /// The kernels of family `one_shot`, which gather few rows or send sums of few rows: time until weights stream and
+  /// from the last of them on, and the rate at which one SM streams its own. Without rates `library` takes few rows.
+  struct FewRows {
+    Figure gather_start_us, gather_sm_GBps, sum_start_us, sum_sm_GBps;
+    bool operator==(const FewRows&) const = default;
+  } few_rows = {};
+
   /// Rates of stores by SMs to a peer: number of CTAs -> GB/s.
   struct Transport {
     Curve store_GBps, tma_GBps;

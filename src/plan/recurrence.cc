@@ -308,7 +308,9 @@ double Recurrence::bands_us(int bands, const With& with) const {
 /// (sums, of gemm_ar all rows to all peers).
 std::optional<double> Recurrence::one_shot_us() const {
   const spec::Curve& GBps = machine_.transport.store_GBps;
-  if (GBps.empty()) return std::nullopt;
+  const auto& kernel = machine_.few_rows;
+  const double streams = (is_gather_ ? kernel.gather_sm_GBps : kernel.sum_sm_GBps).value;
+  if (GBps.empty() || streams <= 0) return std::nullopt;
   const spec::OneShotCost cost =
       spec::one_shot_cost(machine_, is_gather_, {op_.m, op_.n, op_.k, 1, static_cast<int64_t>(element_)});
   const double rows = static_cast<double>(is_reduced_twice_ ? op_.m : shard_);

@@ -98,10 +98,6 @@ GemmCost fused_cost(const Machine& machine, const FusedWork& work) {
 }
 
 OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& work) {
-  struct Rates {
-    double start_us, sm_GBps;
-  };
-  constexpr Rates kGathers = {7.9, 34}, kSums = {4.4, 42};
   OneShotCost out;
   if (work.n <= 0 || work.k <= 0) return out;
   const int64_t sms = std::max(machine.sms, 2), tiles = base::ceil_div(work.n, kOneShotRows);
@@ -109,9 +105,9 @@ OneShotCost one_shot_cost(const Machine& machine, bool gathers, const GemmWork& 
   const bool is_shared = gathers && shares_one_shot_tiles(tiles, sms);
   const double row = static_cast<double>(work.k * work.in_bytes), tile = static_cast<double>(kOneShotRows) * row;
   const double each = is_shared ? static_cast<double>(shared) * tile / 2 : static_cast<double>(whole) * tile;
-  const Rates& rates = gathers ? kGathers : kSums;
-  out.start_us = rates.start_us;
-  out.stream_us = std::max(at_rate(each, rates.sm_GBps * kBytesPerUs),
+  const Machine::FewRows& kernel = machine.few_rows;
+  out.start_us = (gathers ? kernel.gather_start_us : kernel.sum_start_us).value;
+  out.stream_us = std::max(at_rate(each, (gathers ? kernel.gather_sm_GBps : kernel.sum_sm_GBps).value * kBytesPerUs),
                            at_rate(static_cast<double>(work.n) * row, machine.gemm.stream_GBps.value * kBytesPerUs));
   out.waves = static_cast<double>(is_shared ? shared : whole);
   return out;

@@ -49,8 +49,7 @@ double fused_slowdown(const Machine& machine, int64_t shard, int64_t k);
 
 /// The kernels of `one_shot`: tiles of kOneShotRows rows of the weights (n, k) on one SM each; in ag_gemm two SMs share
 /// a tile along K where that leaves less to each. An SM streams its tiles at a rate of its own, all of them at most at
-/// the machine's. What is sent is not in it. Rates and starts were fitted to two H200 (bench/results/decode_x2.jsonl);
-/// why ag_gemm streams more slowly is not known.
+/// the machine's (Machine::FewRows). What is sent is not in it.
 struct OneShotCost {
   double start_us = 0;   // until weights stream, and from the last of them on
   double stream_us = 0;  // of the weights

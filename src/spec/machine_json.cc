@@ -257,6 +257,12 @@ void visit_costs(V& v, M& m) {
     w.figure("post_us", c.post_us, kMostUs);
     w.figure("out_of_step", c.out_of_step, kMostFactor);
   });
+  v.part("few_rows", m.few_rows, [](auto& w, auto& o) {
+    w.figure("gather_start_us", o.gather_start_us, kMostUs);
+    w.figure("gather_sm_GBps", o.gather_sm_GBps, kMostRate);
+    w.figure("sum_start_us", o.sum_start_us, kMostUs);
+    w.figure("sum_sm_GBps", o.sum_sm_GBps, kMostRate);
+  });
   v.part("transport", m.transport, [](auto& w, auto& t) {
     w.curve("store_GBps", "ctas", t.store_GBps, kMostRate, Growth::any);
     w.curve("tma_GBps", "ctas", t.tma_GBps, kMostRate, Growth::any);

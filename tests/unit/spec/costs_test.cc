@@ -52,6 +52,7 @@ TEST(Costs, OfFewRowsKIsSplit) {
 /// An SM streams its own tiles, whatever the others do.
 TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
   Machine machine = small();  // four SMs
+  machine.few_rows = {{7}, {34}, {4}, {42}};
   const auto stream_us = [&](bool gathers, int64_t n) {
     return one_shot_cost(machine, gathers, {8, n, 1000}).stream_us;
   };
@@ -61,6 +62,9 @@ TEST(Costs, OneShotStreamsTheTilesOfAnSm) {
   EXPECT_DOUBLE_EQ(stream_us(true, 128) * 2, stream_us(true, 256)) << "two SMs share a tile";
   EXPECT_DOUBLE_EQ(stream_us(true, 192), stream_us(true, 256)) << "three tiles of two SMs each are two waves";
   EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 1000}).waves, 1);
+  EXPECT_EQ(one_shot_cost(machine, true, {8, 192, 1000}).start_us, 7);
+  EXPECT_EQ(one_shot_cost(machine, false, {8, 192, 1000}).start_us, 4);
+  EXPECT_DOUBLE_EQ(stream_us(false, 64) * 42, 64 * 1000 * 2 * 1e-3);
   machine.gemm.stream_GBps = {1};
   EXPECT_DOUBLE_EQ(stream_us(false, 256), 4 * tile);
   EXPECT_EQ(one_shot_cost(machine, true, {8, 0, 1000}).stream_us, 0);
