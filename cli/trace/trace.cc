@@ -35,6 +35,21 @@ struct Summary {
   int64_t extent_ns = 0;
 };
 
+/// "gemm[1][2]" is an instance of "gemm"; "[pack]" and "void foo(float [3])" are names.
+std::string task_of(const std::string& name) {
+  size_t end = name.size();
+  while (end > 0 && name[end - 1] == ']') {
+    size_t begin = end - 1;
+    for (int depth = 1; depth > 0 && begin > 0;) {
+      --begin;
+      depth += name[begin] == ']' ? 1 : name[begin] == '[' ? -1 : 0;
+    }
+    if (begin == 0) break;
+    end = begin;
+  }
+  return name.substr(0, end);
+}
+
 Summary summary_of(const Trace& trace) {
   Summary out;
   out.extent_ns = extent_ns(trace);
@@ -46,7 +61,7 @@ Summary summary_of(const Trace& trace) {
     lane.bytes += span.bytes;
     lane.flops += span.flops;
     if (span.category != "wait") busy[{span.rank, span.lane}].push_back({span.begin_ns, span.end_ns});
-    TaskSummary& task = tasks[{span.name.substr(0, span.name.find('[')), span.category}];
+    TaskSummary& task = tasks[{task_of(span.name), span.category}];
     ++task.spans;
     // NOTE: unsigned, as the ends of a foreign span may lie further apart than an int64_t can say.
     const uint64_t ns = static_cast<uint64_t>(span.end_ns) - static_cast<uint64_t>(span.begin_ns);

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include "cli/report/timeline.h"
 #include "src/base/file.h"
@@ -59,6 +61,19 @@ TEST_F(TraceCommand, InfoSaysWhatIsInIt) {
             "exposed communication\n"
             "0         2.00 us    20 %\n"
             "1         5.00 us    50 %\n");
+}
+
+TEST_F(TraceCommand, TasksOfOthersKeepTheirBrackets) {
+  base::Trace trace;
+  int64_t ns = 1000;
+  for (const char* name : {"gemm[1][2]", "gemm[0][a[3]]", "[pack]", "[pack][1]", "void foo(float [3])", "x]", "[2"}) {
+    trace.spans.push_back({0, "cpu 0", name, "gemm", 0, ns, 0, 0});
+    ns *= 2;
+  }
+  std::set<std::string> tasks;
+  const base::Json json = trace_json(trace);
+  for (const base::Json& task : json.find("tasks")->as_array()) tasks.insert(task.find("task")->as_string());
+  EXPECT_EQ(tasks, (std::set<std::string>{"gemm", "[pack]", "void foo(float [3])", "x]", "[2"}));
 }
 
 TEST_F(TraceCommand, InfoOfAnEmptyTrace) {
