@@ -263,8 +263,14 @@ Json doctor(const DoctorOptions& options) {
   report.set("libraries", libraries_json()).set("python", Json());
   if (!options.python.empty()) {
     base::Result<Json> python = ask_python(options.python, options.python_timeout_ms);
-    if (python.ok()) report.set("python", std::move(*python));
-    if (!python.ok()) problems.emplace_back(python.status().message());
+    if (!python.ok()) {
+      problems.emplace_back(python.status().message());
+    } else {
+      if (const std::string& failure = python->find("why")->as_string(); !failure.empty())
+        problems.emplace_back(base::format("--python is {}: {}, wanted an interpreter that imports torch and overlace",
+                                           options.python, failure));
+      report.set("python", std::move(*python));
+    }
   }
   report.set("use", Json()).set("environment", Json::array()).set("unknown", Json::array());
   Json tests = Json::array();

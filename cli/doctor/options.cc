@@ -33,7 +33,10 @@ Command add_doctor(CLI::App& app) {
   CLI::App* doctor = app.add_subcommand("doctor", "What this machine has and what overlace will use");
   doctor->add_option("--json", words->json, "Write the result as JSON to this file; - is stdout");
   doctor->add_flag("--no-link-test", words->no_link_test, "Start no ranks");
-  doctor->add_option("--python", words->python, "Interpreter to ask for its torch and for overlace's operators there");
+  doctor->add_option("--python", words->python, "Interpreter to ask for its torch and for overlace's operators there")
+      ->check([](const std::string& program) {
+        return std::string(program.empty() ? "it is \"\", wanted an interpreter" : "");
+      });
   return {doctor, [words] { return run_doctor(*words); }};
 }
 

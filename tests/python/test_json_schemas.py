@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,10 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+def has_package() -> bool:
+    return bool(importlib.util.find_spec("torch") and importlib.util.find_spec("overlace"))
+
+
 SHAPE = "--m 64 --n 32 --k 32"
 MODEL = {
     **{"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "vocab_size": 32},
@@ -53,7 +58,7 @@ CASES = [
     ),
     Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --link none --config model.json --device-memory 1GiB"),
     Case("doctor", "doctor"),
-    Case("doctor", "doctor --no-link-test --python python3"),
+    Case("doctor", "doctor --no-link-test --python python3", 0 if has_package() else 1),
     Case("doctor", "doctor --no-link-test --python ./nowhere", 1, {"OVERLACE_MACHINE": "nowhere"}),
     Case("trace_info", "trace info first.pftrace"),
     Case("trace_info", "trace info empty.json"),
@@ -100,7 +105,7 @@ CASES = [
 ]
 
 
-def overlace(folder: Path, line: str, status: int = 0, more: dict[str, str] | None = None) -> str:
+def ended(folder: Path, line: str, more: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     program = os.environ.get("OVERLACE_BIN") or shutil.which("overlace")
     if not program:
         pytest.skip("OVERLACE_BIN is not set and overlace is not in PATH")
@@ -110,10 +115,14 @@ def overlace(folder: Path, line: str, status: int = 0, more: dict[str, str] | No
     environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
     if library := os.environ.get("OVERLACE_LIB"):
         environment["OVERLACE_LIB"] = str(Path(library).resolve())
-    command = [str(Path(program).resolve()), *line.split()]
-    done = subprocess.run(
+    command = [str(Path(program).resolve()), *shlex.split(line)]
+    return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def overlace(folder: Path, line: str, status: int = 0, more: dict[str, str] | None = None) -> str:
+    done = ended(folder, line, more)
     assert done.returncode == status, f"{line}: exit {done.returncode}, {done.stderr}"
     return done.stdout
 
@@ -133,10 +142,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     overlace(path, "gnn sample g --out g.ovg --fanouts 3,2 --batch-size 16 --splits train,valid,test --quiet")
     overlace(path, "gnn pack g.ovg --cpu-cache 8KiB --order fixed --quiet")
     return path
-
-
-def has_package() -> bool:
-    return bool(importlib.util.find_spec("torch") and importlib.util.find_spec("overlace"))
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +237,12 @@ def test_every_command_with_json_has_a_case_and_a_line_of_the_page(folder: Path)
         assert len(lines) == 1, f"docs/reference/json.md: {len(lines)} lines of {quoted}, wanted 1"
         linked = set(re.findall(r"\[overlace\.(\w+)/1\]\(schemas/\1\.schema\.json\)", lines[0]))
         assert linked == names, f"docs/reference/json.md: schemas of {quoted}"
+
+
+def test_the_doctor_asks_no_interpreter_without_a_name(folder: Path) -> None:
+    done = ended(folder, "doctor --no-link-test --python ''")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'overlace: error: --python: it is "", wanted an interpreter\n'
 
 
 def test_every_schema_is_of_a_command(folder: Path) -> None:
