@@ -20,17 +20,38 @@ struct Flag {
 struct Place {
   std::string path;                                           // "", " sim", " sim graph"
   std::vector<std::pair<std::string, std::string>> commands;  // name and description
+  std::vector<std::string> choices;                           // of an argument that is one of a few words
   std::vector<Flag> flags;
-  bool takes_files = true;  // not where a subcommand must stand
+  std::string values;       // options behind which a value stands: "--ranks -n"
+  bool takes_files = true;  // not where a subcommand or a choice must stand
 };
 
+/// Of an argument whose type is {bash,zsh,fish}.
+std::vector<std::string> choices_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  if (type.size() < 2 || type.front() != '{' || type.back() != '}') return {};
+  return CLI::detail::split(type.substr(1, type.size() - 2), ',');
+}
+
+void add_option(const CLI::Option& option, Place* place) {
+  const bool takes_value = option.get_items_expected_max() > 0;
+  if (option.get_positional()) {
+    for (std::string& choice : choices_of(option)) place->choices.push_back(std::move(choice));
+    place->takes_files = place->takes_files && place->choices.empty();
+  }
+  if (option.get_lnames().empty() || option.get_group().empty()) return;  // no group: hidden
+  place->flags.push_back({"--" + option.get_lnames().front(), option.get_description(),
+                          option.get_snames().empty() ? "" : option.get_snames().front(), takes_value});
+  if (!takes_value) return;
+  for (const std::string& name : option.get_lnames()) place->values += (place->values.empty() ? "--" : " --") + name;
+  for (const std::string& name : option.get_snames()) place->values += " -" + name;
+}
+
 void add_places(const CLI::App& app, const std::string& path, std::vector<Place>* places) {
-  Place place{path, {}, {}, app.get_require_subcommand_min() == 0};
-  for (const CLI::Option* option : app.get_options())
-    if (!option->get_lnames().empty() && !option->get_group().empty())  // no group: hidden
-      place.flags.push_back({"--" + option->get_lnames().front(), option->get_description(),
-                             option->get_snames().empty() ? "" : option->get_snames().front(),
-                             option->get_items_expected_max() > 0});
+  Place place;
+  place.path = path;
+  place.takes_files = app.get_require_subcommand_min() == 0;
+  for (const CLI::Option* option : app.get_options()) add_option(*option, &place);
   const std::vector<const CLI::App*> commands = app.get_subcommands(nullptr);
   for (const CLI::App* one : commands) place.commands.emplace_back(one->get_name(), one->get_description());
   places->push_back(std::move(place));
@@ -52,40 +73,70 @@ std::string patterns_of(const std::vector<Place>& places, const char* between) {
   return out;
 }
 
-// NOTE: `help` is followed by the words of a command, so it is passed over. What follows -- is of another program.
+// NOTE: `help` is followed by the words of a command, so it is passed over. What follows -- is of another program. A
+// word behind an option that takes a value is no subcommand; there the shell completes files.
 constexpr std::string_view kBash = R"sh(# Completion of overlace in bash: eval "$(overlace completion bash)"
-_overlace() {
-  local at='' words='' i=1
-  [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} == help ]] && i=2
-  for ((; i < COMP_CWORD; ++i)); do
-    [[ ${COMP_WORDS[i]} == -- ]] && return
-    case "$at ${COMP_WORDS[i]}" in
-      @PATTERNS@) at+=" ${COMP_WORDS[i]}" ;;
-    esac
-  done
+_overlace_at() {
+  words='' flags='' values=''
   case "$at" in
 @CASES@  esac
-  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+_overlace() {
+  local at='' words flags values is_value='' i=1 word
+  [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} == help ]] && i=2
+  _overlace_at
+  for ((; i < COMP_CWORD; ++i)); do
+    word=${COMP_WORDS[i]}
+    [[ $word == -- ]] && return
+    if [[ $word == = ]]; then  # bash makes three words of --json=FILE
+      is_value=1
+    elif [[ $is_value ]]; then
+      is_value=''
+    elif [[ " $values " == *" $word "* ]]; then
+      is_value=1
+    else
+      case "$at $word" in
+        @PATTERNS@) at+=" $word" && _overlace_at ;;
+      esac
+    fi
+  done
+  word=${COMP_WORDS[COMP_CWORD]}
+  [[ $is_value || $word == = ]] && return
+  [[ $word == -* ]] && words=$flags
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
 complete -o default -F _overlace overlace
 )sh";
 
 constexpr std::string_view kZsh = R"sh(#compdef overlace
 # Completion of overlace in zsh: overlace completion zsh > _overlace, in a folder of $fpath
-_overlace() {
-  local at='' i=2 files=1 ret=1
-  local -a commands flags
-  (( CURRENT > 2 )) && [[ $words[2] == help ]] && i=3
-  for (( ; i < CURRENT; ++i )); do
-    [[ $words[i] == -- ]] && { _files; return }
-    case "$at $words[i]" in
-      (@PATTERNS@) at+=" $words[i]" ;;
-    esac
-  done
+_overlace_at() {
+  files=1 commands=() flags=() values=()
   case "$at" in
 @CASES@  esac
+}
+_overlace() {
+  local at='' i=2 files is_value='' word ret=1
+  local -a commands flags values
+  (( CURRENT > 2 )) && [[ $words[2] == help ]] && i=3
+  _overlace_at
+  for (( ; i < CURRENT; ++i )); do
+    word=$words[i]
+    [[ $word == -- ]] && { _files; return }
+    if [[ -n $is_value ]]; then
+      is_value=''
+    elif (( ${values[(Ie)$word]} )); then
+      is_value=1
+    else
+      case "$at $word" in
+        (@PATTERNS@) at+=" $word"; _overlace_at ;;
+      esac
+    fi
+  done
+  [[ -n $is_value ]] && { _files; return }
+  [[ $words[CURRENT] == --*=* ]] && { compset -P '*='; _files; return }
+  [[ $words[CURRENT] == -* ]] && { _describe -o option flags; return }
   (( $#commands )) && _describe command commands && ret=0
-  (( $#flags )) && _describe -o option flags && ret=0
   (( files )) && _files && ret=0
   return ret
 }
@@ -93,13 +144,26 @@ if [[ $funcstack[1] == _overlace ]]; then _overlace "$@"; else compdef _overlace
 )sh";
 
 constexpr std::string_view kFish = R"sh(# Completion of overlace in fish: overlace completion fish | source
+function __overlace_values
+    switch "$argv[1]"
+@CASES@    end
+end
 function __overlace_at
     set -l at ''
+    set -l is_value 0
     set -l words (commandline -opc)
     set -e words[1]
     test (count $words) -gt 0; and test $words[1] = help; and set -e words[1]
     for word in $words
-        test $word = --; and return 1
+        test "$word" = --; and return 1
+        if test $is_value = 1
+            set is_value 0
+            continue
+        end
+        if contains -- "$word" (__overlace_values "$at")
+            set is_value 1
+            continue
+        end
         switch "$at $word"
             case @PATTERNS@
                 set at "$at $word"
@@ -117,11 +181,11 @@ std::string replaced(std::string_view text, std::string_view mark, const std::st
 std::string bash_script(const std::vector<Place>& places) {
   std::string cases;
   for (const Place& place : places) {
-    std::string words;
-    for (const auto& [name, description] : place.commands) words += name + " ";
-    for (const Flag& flag : place.flags) words += flag.name + " ";
-    if (!words.empty()) words.pop_back();
-    cases += base::format("    '{}') words='{}' ;;\n", place.path, words);
+    std::string words, flags;
+    for (const auto& [name, description] : place.commands) words += (words.empty() ? "" : " ") + name;
+    for (const std::string& choice : place.choices) words += (words.empty() ? "" : " ") + choice;
+    for (const Flag& flag : place.flags) flags += (flags.empty() ? "" : " ") + flag.name;
+    cases += base::format("    '{}') words='{}' flags='{}' values='{}' ;;\n", place.path, words, flags, place.values);
   }
   return replaced(replaced(kBash, "@PATTERNS@", patterns_of(places, "|")), "@CASES@", cases);
 }
@@ -134,21 +198,27 @@ std::string zsh_script(const std::vector<Place>& places) {
   for (const Place& place : places) {
     std::string commands, flags;
     for (const auto& [name, description] : place.commands) commands += item(name, description);
+    for (const std::string& choice : place.choices) commands += item(choice, "");
     for (const Flag& flag : place.flags) flags += item(flag.name, flag.description);
-    cases += base::format("    ('{}') files={} commands=({}) flags=({}) ;;\n", place.path, place.takes_files ? 1 : 0,
-                          commands, flags);
+    cases += base::format("    ('{}') files={} commands=({}) flags=({}) values=({}) ;;\n", place.path,
+                          place.takes_files ? 1 : 0, commands, flags, place.values);
   }
   return replaced(replaced(kZsh, "@PATTERNS@", patterns_of(places, "|")), "@CASES@", cases);
 }
 
 std::string fish_script(const std::vector<Place>& places) {
-  std::string out = replaced(kFish, "@PATTERNS@", patterns_of(places, " "));
+  std::string values;
+  for (const Place& place : places)
+    if (!place.values.empty())
+      values += base::format("        case '{}'\n            string split ' ' -- '{}'\n", place.path, place.values);
+  std::string out = replaced(replaced(kFish, "@CASES@", values), "@PATTERNS@", patterns_of(places, " "));
   for (const Place& place : places) {
     const std::string head = base::format("complete -c overlace -n \"__overlace_at '{}'\"", place.path);
     const auto text = [](const std::string& description) { return quoted(description, R"(\')"); };
     if (!place.takes_files) out += head + " -f\n";
     for (const auto& [name, description] : place.commands)
       out += base::format("{} -a {} -d {}\n", head, name, text(description));
+    for (const std::string& choice : place.choices) out += base::format("{} -a {}\n", head, choice);
     for (const Flag& flag : place.flags)
       out += base::format("{} -l {}{}{} -d {}\n", head, flag.name.substr(2),
                           flag.letter.empty() ? "" : " -s " + flag.letter, flag.takes_value ? " -r" : "",
@@ -172,7 +242,7 @@ Command add_completion(CLI::App& app) {
   const auto shell = std::make_shared<std::string>();
   CLI::App* completion =
       app.add_subcommand("completion", "Print a script that completes commands and options in a shell");
-  completion->add_option("shell", *shell, "bash, zsh or fish")->required();
+  completion->add_option("shell", *shell, "bash, zsh or fish")->type_name("{bash,zsh,fish}")->required();
   return {completion, [&app, shell] { return run_completion(app, *shell); }};
 }
 

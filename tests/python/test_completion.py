@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import gen_reference  # noqa: E402
 
 SHELLS = ("bash", "zsh", "fish")
+CHOICES = {("completion",): set(SHELLS)}  # of what is no option
 
 
 def output(*words: str) -> str:
@@ -91,14 +92,42 @@ def test_bash_completes_what_was_begun(scripts: dict[str, Path]) -> None:
         "overlace help sim gra": {"graph"},
         "overlace run -n 2 -- --ra": set(),
         "overlace nothing-like-it x": set(),
+        "overlace completion ": set(SHELLS),
+        "overlace completion f": {"fish"},
+        "overlace plan --machine c": set(),
+        "overlace plan --machine co2 ": {"co2", "offload"},
+        "overlace plan --machine co2 --machine-x co": {"co2"},
+        "overlace sim --help run --ops": set(),
+        "overlace run --json ": set(),
+        "overlace run --json -": set(),
+        "overlace run --json x --js": {"--json"},
+        "overlace run --json = ": set(),  # bash makes three words of --json=FILE
+        "overlace run --json = x --js": {"--json"},
+        "overlace run --json =": set(),
+        "overlace run -n ": set(),
+        "overlace run --quiet --js": {"--json"},
+        "overlace run ": set(),
+        "overlace gnn info ": set(),
+        "overlace gnn info x --js": {"--json"},
     }
     assert dict(zip(wanted, completed_by_bash(scripts["bash"], list(wanted)), strict=True)) == wanted
 
 
 def test_bash_knows_every_command_and_option(scripts: dict[str, Path], tree: dict) -> None:
-    lines = [" ".join(["overlace", *words, ""]) for words in tree if words != ("help",)]
-    known = [commands | options for words, (commands, options) in tree.items() if words != ("help",)]
+    places = [words for words in tree if words != ("help",)]
+    lines = [" ".join(["overlace", *words, ""]) for words in places]
+    known = [tree[words][0] | CHOICES.get(words, set()) for words in places]
     assert completed_by_bash(scripts["bash"], lines) == known
+    assert completed_by_bash(scripts["bash"], [line + "-" for line in lines]) == [tree[words][1] for words in places]
+
+
+def test_bash_completes_a_file_behind_every_option_that_takes_a_value(scripts: dict[str, Path], program: str) -> None:
+    lines = []
+    for words, text in gen_reference.helps(Path(program)):
+        for letter, name in re.findall(r"(?m)^  (?:(-\w),)?(--[\w-]+) (?:TEXT|INT|UINT|FLOAT)", text):
+            lines += [" ".join(["overlace", *words, one, "-"]) for one in (letter, name) if one]
+    assert len(lines) > 200
+    assert completed_by_bash(scripts["bash"], lines) == [set()] * len(lines)
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -115,6 +144,9 @@ def test_fish_completes_what_was_begun(scripts: dict[str, Path], tree: dict) -> 
     assert completed("overlace sim graph m") == {"moe"}
     assert completed("overlace help sim gra") == {"graph"}
     assert completed("overlace sim run --") == tree["sim", "run"][1]
+    assert completed("overlace completion ") == set(SHELLS)
+    assert "co2" not in completed("overlace plan --machine ")
+    assert completed("overlace plan --machine co2 off") == {"offload"}
 
 
 def test_zsh_completes_from_every_command_and_option(scripts: dict[str, Path], tree: dict) -> None:
@@ -122,15 +154,21 @@ def test_zsh_completes_from_every_command_and_option(scripts: dict[str, Path], t
     stand_ins = "compdef() {}; _files() { print ++files }; _describe() { print -l -- ${(P)argv[-1]} }; "
 
     def offered(*words: str) -> set[str]:
-        text = f"{stand_ins}source {scripts['zsh']}; words=({' '.join(words)}); CURRENT={len(words) + 1}; _overlace"
+        """By the last word, which is begun."""
+        quoted = " ".join(f"'{word}'" for word in words)
+        text = f"{stand_ins}source {scripts['zsh']}; words=({quoted}); CURRENT={len(words)}; _overlace"
         return {found.partition(":")[0] for found in output(shell("zsh"), "-f", "-c", text).splitlines()}
 
     for words, (commands, options) in tree.items():
         if words != ("help",):
-            files = set() if commands and words != ("plan",) else {"++files"}
-            assert offered("overlace", *words) == commands | options | files, words
-    assert offered("overlace", "help", "sim", "graph") == offered("overlace", "sim", "graph")
-    assert offered("overlace", "run", "--") == {"++files"}
+            choices = CHOICES.get(words, set())
+            files = set() if choices or (commands and words != ("plan",)) else {"++files"}
+            assert offered("overlace", *words, "") == commands | choices | files, words
+            assert offered("overlace", *words, "-") == options, words
+    assert offered("overlace", "help", "sim", "graph", "") == offered("overlace", "sim", "graph", "")
+    assert offered("overlace", "run", "--", "") == {"++files"}
+    assert offered("overlace", "run", "--json", "-") == {"++files"}
+    assert offered("overlace", "plan", "--machine", "co2", "-") == tree["plan",][1]
 
 
 @pytest.mark.parametrize("name", ["zsh", "fish"])
@@ -146,7 +184,7 @@ def test_scripts_name_every_command_and_option(name: str, scripts: dict[str, Pat
             lines = "\n".join(re.findall(rf"(?m)^complete .*__overlace_at '{path}'\"(.*)$", text))
             found = {f"--{long}" for long in re.findall(r"(?m)^ -l (\S+)", lines)}
             found |= set(re.findall(r"(?m)^ -a (\S+)", lines))
-        assert found == commands | options, words
+        assert found == commands | options | CHOICES.get(words, set()), words
 
 
 def test_the_manual_page_has_every_command_and_option(tree: dict) -> None:
