@@ -5,6 +5,7 @@
 
 #include "cli/bench/bench.h"
 #include "cli/options.h"
+#include "cli/run/outputs.h"
 #include "cli/version.h"
 #include "overlace/error.h"
 #include "src/base/env.h"
@@ -61,6 +62,20 @@ std::string ask_for_help(const CLI::App& app, std::vector<char*>* words) {
   return {};
 }
 
+std::string value_of(const CLI::App& command, const char* option) {
+  const CLI::Option* found = command.get_option_no_throw(option);
+  return found == nullptr || found->count() == 0 ? std::string() : found->results().back();
+}
+
+/// Before a command works for a file that cannot be written: --json of the subcommand that was asked for. What lies
+/// within its --out may need a folder that the command makes.
+overlace::base::Status check_json(const CLI::App& command) {
+  for (const CLI::App* inner : command.get_subcommands()) return check_json(*inner);
+  const std::string json = value_of(command, "--json"), out = value_of(command, "--out");
+  if (!out.empty() && json.rfind(out + (out.back() == '/' ? "" : "/"), 0) == 0) return {};
+  return overlace::cli::check_writable("--json", json);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -97,7 +112,11 @@ int main(int argc, char** argv) {
   try {
     log_to_stderr();
     for (const Command& command : commands)
-      if (app.got_subcommand(command.parser)) return command.run();
+      if (app.got_subcommand(command.parser)) {
+        // NOTE: other ranks of `run` may be on hosts that lack the folder; the one that writes looks for itself.
+        if (command.parser->get_name() != "run") check_json(*command.parser).or_throw();
+        return command.run();
+      }
     return 0;
   } catch (...) {
     const auto status = overlace::base::status_of_current_exception();

@@ -51,6 +51,7 @@ int sim_characterise(const LossWords&) { return 0; }
 int sim_check(const CheckWords&) { return 0; }
 int trace_diff(const DiffWords&) { return 0; }
 base::Status print(std::string_view) { return {}; }
+base::Status check_writable(const char*, const std::string&) { return {}; }
 base::Json with_schema(std::string_view, base::Json data) { return data; }
 base::Status write_result(const base::Json&, std::string_view, const std::string&) { return {}; }
 

@@ -239,6 +239,23 @@ def test_every_command_with_json_has_a_case_and_a_line_of_the_page(folder: Path)
         assert linked == names, f"docs/reference/json.md: schemas of {quoted}"
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.words[:60])
+def test_a_file_that_cannot_be_written_is_found_before_the_work(case: Case, folder: Path) -> None:
+    if case.words.startswith(" ".join(TRAIN)):
+        pytest.skip("that is another program")
+    there = sorted(folder.rglob("*"))
+    done = ended(folder, f"{case.words} --json nowhere/x.json", case.environment)
+    assert (done.returncode, done.stdout) == (5, "")
+    why = "--json: nowhere/x.json cannot be written: there is no directory nowhere"
+    assert done.stderr == f"overlace: error: {why}\n"
+    assert sorted(folder.rglob("*")) == there
+
+
+def test_a_file_within_what_a_command_makes_is_no_mistake(folder: Path) -> None:
+    overlace(folder, "gnn generate --out made --vertices 1024 --dim 4 --quiet --json made/made.json")
+    assert json.loads((folder / "made/made.json").read_text())["schema"] == "overlace.gnn_made/1"
+
+
 def test_the_doctor_asks_no_interpreter_without_a_name(folder: Path) -> None:
     done = ended(folder, "doctor --no-link-test --python ''")
     assert (done.returncode, done.stdout) == (2, "")
