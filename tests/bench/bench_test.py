@@ -44,11 +44,12 @@ class VerifyTest(FolderTest):
         words = ["--set", "verify", "--filter", "uneven", "--competitors", "library,candidates,auto", "--verify-only"]
         done = bench("ag_gemm", *words, "--out", str(out))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        names = [r["competitor"] for r in records.read(out) if r["case"]["m"] == 131]
+        rows = [r for r in records.read(out) if r["case"]["m"] == 131 and r["case"]["name"] == "uneven"]
+        names = [r["competitor"] for r in rows]
         self.assertEqual(len(names), len(set(names)))
         self.assertEqual((names[0], names[-1]), ("library", "auto"))
         self.assertTrue({"serial", "hetero_unfused_1d:1", "hetero_unfused_1d:4"} <= set(names), names)
-        degrees = {r["competitor"]: r.get("degree") for r in records.read(out)}
+        degrees = {r["competitor"]: r.get("degree") for r in rows}
         self.assertEqual(degrees["hetero_unfused_1d:4"], 4)
 
     def test_low_entropy_is_refused_for_timing_only(self) -> None:
