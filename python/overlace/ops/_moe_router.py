@@ -84,7 +84,7 @@ def _setup(ctx, inputs, keyword_only_inputs, output) -> None:
     ctx.save_for_backward(x, w_gate, output[1])
 
 
-def _backward(ctx, grad, _):
+def _gradients(ctx, grad):
     """Scores are computed again. What has a logit that is not finite has the score 0, so no part in any gradient."""
     x, w_gate, idx = ctx.saved_tensors
     tokens, gate = x.float(), w_gate.float()
@@ -110,6 +110,11 @@ def _backward(ctx, grad, _):
     of_x = (of_logits @ gate).to(x.dtype) if ctx.needs_input_grad[0] else None
     of_gate = (of_logits.t() @ tokens).to(w_gate.dtype) if ctx.needs_input_grad[1] else None
     return of_x, of_gate, None, None
+
+
+def _backward(ctx, grad, _):
+    with torch.autocast("cpu", enabled=False):  # autograd and graphs run this under the caller's
+        return _gradients(ctx, grad)
 
 
 _op.register_autograd(_backward, setup_context=_setup)

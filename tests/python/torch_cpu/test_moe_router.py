@@ -165,6 +165,35 @@ def test_in_graphs():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("values", CASES[:4], ids=range(4))
+def test_autocast_changes_nothing(values):
+    """Around both passes, around the forward alone, and around the forward of one graph: the bits without it."""
+    case = dict(zip(NAMES, values, strict=True))
+    x, w_gate, bias, upstream = operands(case)
+    given = [t.clone().requires_grad_() for t in (x, w_gate)]
+
+    def routed(x, w_gate):
+        return overlace.ops.moe_router(x, w_gate, bias, **options_of(case))[1]
+
+    torch._dynamo.reset()
+    compiled, results = torch.compile(routed, fullgraph=True, backend="aot_eager"), []
+    for function, in_forward, in_backward in (
+        (routed, False, False),
+        (routed, True, False),
+        (routed, True, True),
+        (compiled, True, False),
+    ):
+        for t in given:
+            t.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_forward):
+            weights = function(*given)
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_backward):
+            weights.backward(upstream)
+        results.append([weights.detach(), *(t.grad for t in given)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 def test_refusals():
     x, w_gate = torch.randn(4, 6), torch.randn(8, 6)
     for bad, text in (
