@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,7 +11,8 @@ from torch import nn
 
 from overlace import ops
 from overlace.context import context_of, group_name
-from overlace.errors import Error, InvalidArgument, Unsupported
+from overlace.errors import InvalidArgument, Unsupported
+from overlace.ops._moe import refuse
 
 _NAME = "MoELayer"
 _STACKS = ("w1", "w2", "b1", "b2")
@@ -266,10 +266,14 @@ class MoELayer(nn.Module):
         x: (..., H) of the parameters' dtype. Gives (..., H). Raises as overlace.ops.moe does, on all ranks.
         """
         weight = self.gate.weight
-        if x.is_cuda or x.dim() < 2 or x.shape[-1] != self.hidden_size or x.dtype != weight.dtype:
+        is_here = x.device == weight.device and not x.is_cuda
+        if not is_here or x.dim() < 2 or x.shape[-1] != self.hidden_size or x.dtype != weight.dtype:
             self._refuse(x)
         bias = None if self.expert_bias is None else self.expert_bias.float()
-        idx, weights = ops.moe_router(x, weight, bias, **self.routing)
+        try:
+            idx, weights = ops.moe_router(x, weight, bias, **self.routing)
+        except Exception as error:  # of this rank alone; the others are in the experts' call
+            refuse(self.group_name, error)
         out, self.load, self.dropped = self._experts(x, idx, weights)
         return out if self.shared is None else out + self.shared(x)
 
@@ -298,12 +302,12 @@ class MoELayer(nn.Module):
 
     def _refuse(self, x: torch.Tensor) -> None:
         """The other ranks are in the call, and must not wait for this one."""
-        with contextlib.suppress(Error):
-            self._experts(x, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1))
-        raise (Unsupported if x.is_cuda else InvalidArgument)(
+        on = "cpu" if x.is_cuda else self.gate.weight.device
+        why = (
             f"{_NAME}: x is {x.dtype} {list(x.shape)} on {x.device}, "
-            f"wanted {self.gate.weight.dtype} (..., {self.hidden_size}) on cpu"
+            f"wanted {self.gate.weight.dtype} (..., {self.hidden_size}) on {on}"
         )
+        refuse(self.group_name, (Unsupported if x.is_cuda else InvalidArgument)(why))
 
     def extra_repr(self) -> str:
         return (

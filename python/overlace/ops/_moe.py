@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 
@@ -61,7 +61,7 @@ class _Call:
 
     def __init__(self, op: str, group: str) -> None:
         self.op, self.context = op, context_of(group)
-        self.why: Error | None = None  # this rank refuses the call
+        self.why: Exception | None = None  # this rank refuses the call
         self._kept: list[torch.Tensor] = []  # the library has their addresses
         if self.context.is_gpu:
             raise Unsupported(
@@ -209,6 +209,36 @@ _op.register_autograd(_backward, setup_context=_setup)
 # ---- the function ----
 
 
+def refuse(group: object, why: Exception) -> NoReturn:
+    """Raises `why`, after the call that the other ranks are in, and which the library refuses for this rank."""
+    call = _Call(_NAME, group_name(group))
+    call.why = why
+    layer = _Layer(x=_REFUSED, out=_REFUSED, activation=b"silu", num_experts=1)
+    to = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    call.run("ovl_torch_moe_run", c.byref(layer), *(c.c_void_p(t.data_ptr()) for t in to))
+    raise why
+
+
+def _check_places(group: object, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """With one on the meta device, torch takes the shape function for all, and the other ranks would wait."""
+    on = {name: t.device.type for name, t in tensors.items() if t is not None}
+    if "meta" in on.values() and len(set(on.values())) > 1:
+        places = ", ".join(f"{name} is on {place}" for name, place in on.items())
+        refuse(group, InvalidArgument(f"{_NAME}: {places}, wanted all on one device"))
+
+
+def _matrices(group: object, x: torch.Tensor, **choices: torch.Tensor) -> list[torch.Tensor]:
+    """Of x (..., H) and of choices (..., k) those with a row for each token."""
+    if x.dim() <= 2:
+        return [x, *choices.values()]
+    rows = list(x.shape[:-1])
+    for name, t in choices.items():
+        if list(t.shape[:-1]) != rows:
+            wanted = f"[{', '.join(map(str, rows))}, k], as x is {list(x.shape)}"
+            refuse(group, InvalidArgument(f"{_NAME}: {name} is {list(t.shape)}, wanted {wanted}"))
+    return [t.flatten(0, -2) for t in (x, *choices.values())]
+
+
 @overload
 def moe(
     x: torch.Tensor,
@@ -272,7 +302,8 @@ def moe(
     are refused. Of E experts this rank owns E_loc; T, its tokens, may differ by rank and be 0.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
-    idx: (..., k), int32 or int64: experts 0 to E - 1, one also twice, or -1 for none; k is 1 to 32.
+    idx: (..., k), with the leading dimensions of x, int32 or int64: experts 0 to E - 1, one also twice, or -1 for
+        none; k is 1 to 32.
     weights: (..., k), float32; bfloat16 and float16 are converted.
     w1: (E_loc, I, H) of the dtype of x; gated: (E_loc, 2 I, H), the gate's rows, then those of up.
     w2: (E_loc, H, I); b1: (E_loc, I); b2: (E_loc, H); biases of the dtype of x, or None on all ranks, not with gated. A
@@ -295,8 +326,8 @@ def moe(
     other sizes or options.
     """
     rows = x.shape[:-1]
-    if x.dim() > 2:
-        x, idx, weights = (t.flatten(0, -2) if t.dim() > 2 else t for t in (x, idx, weights))
+    _check_places(group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))
+    x, idx, weights = _matrices(group, x, idx=idx, weights=weights)
     if idx.dtype == torch.int64:  # what is no expert stays none
         idx = idx.clamp(-(2**31), 2**31 - 1).to(torch.int32)
     if weights.dtype in (torch.bfloat16, torch.float16):

@@ -330,15 +330,27 @@ def test_a_token_with_nan_reaches_no_other():
 def refusals(group):
     """Rank 1 alone has bad tokens: both ranks raise, and the next call works."""
     rank, layer = group.rank(), layer_of(group, PLAIN)
-    x = tokens_of(rank, 2)
+    x, good = tokens_of(rank, 2), layer.routing
     want = layer(x)
     for bad, text in (
         (x[:, 1:], r"x is torch.float32 \[\d, 7\] on cpu, wanted torch.float32 \(..., 8\) on cpu"),
         (x.double(), r"x is torch.float64 \[\d, 8\] on cpu, wanted torch.float32"),
         (x[0], r"x is torch.float32 \[8\] on cpu"),
+        (x.to("meta"), r"x is torch.float32 \[\d, 8\] on meta, wanted torch.float32 \(..., 8\) on cpu"),
     ):
         with pytest.raises(overlace.InvalidArgument, match=text if rank == 1 else "rank 1 refused the call"):
             layer(bad if rank == 1 else x)
+    assert torch.equal(layer(x), want)
+    for bad, text in (
+        ({"top_k": 6}, "top_k is 6, wanted 1 to 5"),
+        ({"score": "tanh"}, 'score is "tanh", wanted softmax or sigmoid'),
+        ({"num_groups": "2"}, "num_groups"),
+    ):
+        layer.routing = good | bad if rank == 1 else good
+        # torch, not the library, finds fault with what has no such type.
+        with pytest.raises((overlace.InvalidArgument, RuntimeError), match=text if rank == 1 else "rank 1 refused"):
+            layer(x)
+    layer.routing = good
     assert torch.equal(layer(x), want)
     for bad, text in (
         ({"num_experts": 0}, "num_experts is 0, wanted 1 or more"),
@@ -352,6 +364,8 @@ def refusals(group):
     ):
         with pytest.raises(overlace.InvalidArgument, match=text):
             layer_of(group, PLAIN, **bad)
+    shapes = layer_of(group, PLAIN, device="meta")  # on all ranks without a call
+    assert shapes(x.to("meta")).is_meta
 
 
 def test_refusals():

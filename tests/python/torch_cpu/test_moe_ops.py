@@ -1,5 +1,7 @@
 """overlace.ops.moe against a dense layer by torch: results, gradients, repeats, graphs, refusals."""
 
+import re
+
 import pytest
 from ranks import SIZES, overlace, run_ranks, torch
 
@@ -168,6 +170,13 @@ def other_forms(group):
     got, _, _ = run_step(others, dy.unflatten(0, (2, -1)), group, **problem.options())
     for name, t in got.items():
         assert torch.equal(t.reshape(want[name].shape), want[name]), name
+    for is_everywhere in (False, True):  # autocast around the forward alone, and around both
+        with torch.autocast("cpu", torch.bfloat16):
+            out = overlace.ops.moe(**operands, group=group, **problem.options())
+            grads = [operands[n] for n in want if n != "out"]
+            found = torch.autograd.grad(out, grads, dy) if is_everywhere else None
+        found = found or torch.autograd.grad(out, grads, dy)
+        assert all(torch.equal(a, b) for a, b in zip([out, *found], want.values(), strict=True))
     half = operands | {"weights": operands["weights"].detach().bfloat16().requires_grad_()}
     run_step(half, dy, group, **problem.options())
     assert half["weights"].grad.dtype == torch.bfloat16
@@ -259,6 +268,20 @@ def refusals(group):
         text = text if rank == 1 else "rank 1 refused the call, so that no rank of team .* makes it"
         with pytest.raises(overlace.InvalidArgument, match=text):
             overlace.ops.moe(**(good | bad if rank == 1 else good))
+    blocks = {"x": good["x"][:4].unflatten(0, (2, 2)), "idx": good["idx"][:4].unflatten(0, (2, 2))}
+    blocks["weights"] = good["weights"][:4].unflatten(0, (2, 2))
+    for name, bad, leads in (
+        ("idx", blocks["idx"].reshape(1, 4, 3), "[1, 4, 3]"),
+        ("idx", good["idx"][:4], "[4, 3]"),
+        ("weights", blocks["weights"].reshape(4, 1, 3), "[4, 1, 3]"),
+    ):
+        text = f"moe: {name} is {leads}, wanted [2, 2, k], as x is [2, 2, 12]" if rank == 1 else "rank 1 refused the"
+        with pytest.raises(overlace.InvalidArgument, match=re.escape(text)):
+            overlace.ops.moe(**good | blocks | ({name: bad} if rank == 1 else {}))
+    for name in ("x", "idx", "w1"):
+        text = rf"moe: .*{name} is on meta, .* on cpu, wanted all on one" if rank == 1 else "rank 1 refused the call"
+        with pytest.raises(overlace.InvalidArgument, match=text):
+            overlace.ops.moe(**good | ({name: good[name].to("meta")} if rank == 1 else {}))
     with pytest.raises(overlace.PlanMismatch, match=r"rank 0 has .*silu.* rank 1 has .*relu"):
         overlace.ops.moe(**good | {"activation": "relu" if rank == 1 else "silu"})
     with pytest.raises(overlace.InvalidArgument, match=r"dy must|rank 1 refused"):  # in a gradient too
