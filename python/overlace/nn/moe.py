@@ -217,8 +217,9 @@ class MoELayer(nn.Module):
         if self.expert_bias is not None:
             destination[f"{prefix}expert_bias"] = self.expert_bias if keep_vars else self.expert_bias.detach()
 
-    @torch.no_grad()
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, metadata, strict, missing, unexpected, errors)
         known = set() if self.expert_bias is None else {f"{prefix}expert_bias"}
         wanted = {key: self.expert_bias.shape for key in known}
         for name, stack in self.expert_parameters().items():
@@ -232,14 +233,20 @@ class MoELayer(nn.Module):
         inside = tuple(f"{prefix}{name}." for name in self._modules)
         unexpected.extend(key for key in state_dict if strict and key not in known and not key.startswith(inside))
         given = {key[len(prefix) :]: state_dict[key] for key in wanted if key in state_dict and key not in bad}
-        self._load_own(given, metadata.get("assign_to_params_buffers", False))
+        router = state_dict.get(f"{prefix}gate.weight")
+        self._load_own(given, metadata.get("assign_to_params_buffers", False), router)
 
-    def _load_own(self, given: dict[str, torch.Tensor], is_assigned: bool) -> None:
+    @torch.no_grad()
+    def _load_own(self, given: dict[str, torch.Tensor], is_assigned: bool, router: torch.Tensor | None) -> None:
         for name, stack in self.expert_parameters().items():
             parts = {e: given[key] for e in self.mine if (key := f"experts.{e}.{name}") in given}
             if is_assigned and len(parts) == len(self.mine):
-                new = torch.stack([*parts.values()]) if parts else torch.empty_like(stack, device="cpu")
-                setattr(self, name, nn.Parameter(new, stack.requires_grad))
+                # A rank without experts has them of the dtype that the others' become.
+                others = (t for key, t in given.items() if key.endswith(f".{name}"))
+                dtype = getattr(next(others, router), "dtype", stack.dtype)
+                new = [*parts.values()]
+                filled = torch.stack(new) if new else torch.empty_like(stack, device="cpu", dtype=dtype)
+                setattr(self, name, nn.Parameter(filled, stack.requires_grad))
                 continue
             for e, part in parts.items():
                 stack[e - self.mine.start].copy_(part)
@@ -251,11 +258,13 @@ class MoELayer(nn.Module):
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """All experts and all else on all ranks, as the unsharded layer has them: copies. Collective."""
-        state = {name: t.clone() for name, t in self.state_dict().items() if not name.startswith("experts.")}
+        own = {name: t for name, t in self.state_dict().items() if not name.startswith("experts.")}
+        # What fully_shard has cut up comes from all ranks, in the same order on each.
+        state = {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).clone() for n, t in own.items()}
         for name, stack in self.expert_parameters().items():
             for owner, (first, end) in enumerate(itertools.pairwise(self.expert_begin)):
                 found = self._of_rank(owner, stack.detach(), end - first)
-                state |= {f"experts.{first + i}.{name}": part for i, part in enumerate(found.unbind())}
+                state |= {f"experts.{first + i}.{name}": part.clone() for i, part in enumerate(found.unbind())}
         return state
 
     # ---- forward ----

@@ -215,6 +215,46 @@ def test_state(size):
     run_ranks(size, states)
 
 
+def assigned(group):
+    """Ranks without experts take the dtype of the state, as the others do, from others' experts or from the router."""
+    options = PLAIN | {"num_experts": 1, "top_k": 1}
+    layer = layer_of(group, options).bfloat16()
+    for state in (layer.full_state_dict(), layer.state_dict()):
+        other = layer_of(group, options, device="meta")
+        other.load_state_dict(state, assign=True)
+        assert {(p.dtype, p.device.type) for p in other.parameters()} == {(torch.bfloat16, "cpu")}
+        x = tokens_of(group.rank(), 2).bfloat16()
+        assert torch.equal(other(x), layer(x))
+    return len(layer.mine)
+
+
+def test_a_rank_without_experts_takes_the_dtype_of_the_state():
+    assert run_ranks(2, assigned) == [0, 1]
+
+
+def hooked(group):
+    """Hooks that are to run before a state is loaded may rename what they find."""
+    layer, seen = layer_of(group, PLAIN), []
+    state = {f"old.{name}" if "experts" in name else name: t + 1 for name, t in layer.state_dict().items()}
+
+    def rename(module, state, prefix, *_):
+        seen.append((module, prefix, torch.is_grad_enabled()))
+        for name in [name for name in state if name.startswith(f"{prefix}old.")]:
+            state[prefix + name.removeprefix(f"{prefix}old.")] = state.pop(name)
+
+    before = layer.w1.detach().clone()
+    handle = layer.register_load_state_dict_pre_hook(rename)
+    layer.load_state_dict(state)
+    assert torch.equal(layer.w1, before + 1) and seen == [(layer, "", True)]
+    handle.remove()
+    with pytest.raises(RuntimeError, match="Unexpected key.*old.experts"):
+        layer.load_state_dict(state)
+
+
+def test_hooks_before_loading():
+    run_ranks(2, hooked)
+
+
 def check_alike(group):
     """Ranks with seeds of their own hold one router and one shared expert, and keep their own experts alone."""
     layer = layer_of(group, PLAIN, seed=group.rank())
@@ -240,6 +280,15 @@ class Model(nn.Module):
         return x + self.moe(self.norm(x))
 
 
+def check_full_state(moe):
+    """Plain tensors, each with memory of its own, though parameters are in parts and experts in stacks."""
+    full, state = moe.full_state_dict(), drawn(PLAIN)
+    assert sorted(full) == sorted(state)
+    for name, t in full.items():
+        assert type(t) is torch.Tensor and torch.equal(t, state[name]), name
+        assert t.untyped_storage().nbytes() == t.numel() * t.element_size(), name
+
+
 def wrapped(group, by):
     """Gradients of DDP and FSDP are of the mean of the ranks' losses; those of experts by reduce_op="avg" too."""
     from overlace.nn import MoELayer
@@ -263,7 +312,9 @@ def wrapped(group, by):
 
         mesh = DeviceMesh.from_group(group, "cpu")
         runs = fully_shard(model, mesh=mesh, ignored_params=set(moe.expert_parameters().values()))
+    check_full_state(moe)
     runs(mine).square().mean().backward()
+    check_full_state(moe)
     assert isinstance(moe, MoELayer)
     grads = {n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in moe.named_parameters()}
     want = shards_of({n: t.grad for n, t in exact.state.items()}, moe)
