@@ -16,6 +16,7 @@ from overlace.ops._moe import refuse
 
 _NAME = "MoELayer"
 _STACKS = ("w1", "w2", "b1", "b2")
+_MOST_EXPERTS, _MOST_CHOICES = 8192, 32
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": nn.functional.silu,
     "gelu_tanh": lambda t: nn.functional.gelu(t, approximate="tanh"),
@@ -62,7 +63,7 @@ class MoELayer(nn.Module):
     num_experts, hidden_size, intermediate_size: E, H and I. activation, gated, capacity_factor, expert_begin: as in
         overlace.ops.moe; bias: experts that are not gated, and the shared one, have biases. Any number of ranks does.
     top_k, score, renormalize, num_groups, kept_groups, route_scale: as in overlace.ops.moe_router; expert_bias: a
-        buffer (E) of zeros, which is its bias and which the caller moves.
+        buffer (E) of float32 zeros, which is its bias and which the caller moves.
     shared_size: I of an expert that every token goes to with weight 1, on its own rank; 0: none. Several shared experts
         are one of the sum of their sizes.
     reduce_op: what becomes of the ranks' parts of the experts' gradients: "sum", of the sum of the ranks' losses, or
@@ -113,20 +114,22 @@ class MoELayer(nn.Module):
         self.routing |= {"num_groups": num_groups, "kept_groups": kept_groups, "route_scale": route_scale}
         given = expert_begin or [rank * num_experts // self.size for rank in range(self.size + 1)]
         self.expert_begin, self.reduce_op = list(given), reduce_op
-        self._check(bias)
+        self._check(bias, shared_size)
+        self._check_routing()
         self.mine = range(self.expert_begin[self.rank], self.expert_begin[self.rank + 1])
         self.load: torch.Tensor | None = None
         self.dropped: torch.Tensor | None = None
 
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.gate = nn.Linear(hidden_size, num_experts, bias=False, **made)
-        biases = torch.zeros(num_experts, device=device) if expert_bias else None
+        biases = torch.zeros(num_experts, device=device, dtype=torch.float32) if expert_bias else None
         self.register_buffer("expert_bias", biases)
-        sizes = (hidden_size, intermediate_size, activation, gated)
-        self._take(_Expert(*sizes, bias=bias, **made) for _ in range(num_experts))
+        self._take(self._drawn(bias=bias, **made))
         shared = (hidden_size, shared_size, activation, gated)
         self.shared = _Expert(*shared, bias=bias, **made) if shared_size else None
         self._make_alike()
+        # Read by DistributedDataParallel of this layer itself, in places with the dot behind a module without a name.
+        self._ddp_params_and_buffers_to_ignore = [dot + name for name in self.expert_parameters() for dot in ("", ".")]
 
     @classmethod
     def from_stacks(
@@ -143,9 +146,12 @@ class MoELayer(nn.Module):
     ) -> MoELayer:
         """Takes this rank's experts of stacks that all ranks hold alike, and the router: copies.
 
-        gate: (E, H). w1: (E, I or, gated, 2 I, H). w2: (E, H, I). b1: (E, I). b2: (E, H). options: as of the
-        constructor, but for what has values of its own: bias, expert_bias, shared_size.
+        gate: (E, H). w1: (E, I or, gated, 2 I, H). w2: (E, H, I). b1: (E, I). b2: (E, H). All of one dtype. options: as
+        of the constructor, but for what has values of its own: bias, expert_bias, shared_size.
         """
+        for name, t in {"gate": gate, "w2": w2, "b1": b1, "b2": b2}.items():
+            if t is not None and t.dtype != w1.dtype:
+                raise InvalidArgument(f"{_NAME}: {name} is {t.dtype}, wanted {w1.dtype}, the dtype of w1")
         experts, hidden, inter = w2.shape
         given: dict[str, Any] = {
             "top_k": top_k,
@@ -160,10 +166,14 @@ class MoELayer(nn.Module):
         layer.load_state_dict({"gate.weight": gate.detach().clone(), **state}, assign=True)
         return layer
 
-    def _check(self, bias: bool) -> None:
+    def _check(self, bias: bool, shared_size: int) -> None:
         begin, ranks = self.expert_begin, self.size
-        if self.num_experts < 1:
-            raise InvalidArgument(f"{_NAME}: num_experts is {self.num_experts}, wanted 1 or more")
+        if not 1 <= self.num_experts <= _MOST_EXPERTS:
+            raise InvalidArgument(f"{_NAME}: num_experts is {self.num_experts}, wanted 1 to {_MOST_EXPERTS}")
+        if shared_size < 0:
+            raise InvalidArgument(f"{_NAME}: shared_size is {shared_size}, wanted 0 or more")
+        if not self.capacity_factor >= 0:
+            raise InvalidArgument(f"{_NAME}: capacity_factor is {self.capacity_factor}, wanted 0 or more")
         if self.activation not in _ACTIVATIONS:
             raise InvalidArgument(
                 f"{_NAME}: activation is '{self.activation}', wanted one of {', '.join(_ACTIVATIONS)}"
@@ -178,12 +188,49 @@ class MoELayer(nn.Module):
                 f"from 0 to the {self.num_experts} experts"
             )
 
+    def _check_routing(self) -> None:
+        """As the router would, in the first call."""
+        top_k, score, groups, kept = (self.routing[n] for n in ("top_k", "score", "num_groups", "kept_groups"))
+        if score not in ("softmax", "sigmoid"):
+            raise InvalidArgument(f"{_NAME}: score is '{score}', wanted 'softmax' or 'sigmoid'")
+        if groups < 1 or self.num_experts % groups != 0:
+            raise InvalidArgument(
+                f"{_NAME}: num_groups is {groups}, wanted a divisor of the {self.num_experts} experts"
+            )
+        if not 1 <= kept <= groups:
+            raise InvalidArgument(f"{_NAME}: kept_groups is {kept}, wanted 1 to the {groups} groups")
+        most = min(_MOST_CHOICES, self.num_experts // groups * kept)
+        if not 1 <= top_k <= most:
+            raise InvalidArgument(
+                f"{_NAME}: top_k is {top_k}, wanted 1 to {most}, "
+                f"at most {_MOST_CHOICES} and the experts of {kept} of {groups} groups"
+            )
+
+    def _drawn(self, **given) -> Iterator[_Expert]:
+        sizes = (self.hidden_size, self.intermediate_size, self.activation, self.gated)
+        return (_Expert(*sizes, **given) for _ in range(self.num_experts))
+
+    def reset_parameters(self) -> None:
+        """Draws this rank's experts as the constructor does, from this rank's seed, and sets `expert_bias` to 0. The
+        router and the linear layers of the shared expert have a `reset_parameters` of their own. Not collective."""
+        self._take(self._drawn(bias=self._parameters["b1"] is not None, device=self.w1.device, dtype=self.w1.dtype))
+        if self.expert_bias is not None:
+            self.expert_bias.zero_()
+
+    def _apply(self, fn, recurse=True):
+        """Leaves the bias of the choice float32: small steps on it must count."""
+        before = self.expert_bias
+        super()._apply(fn, recurse)
+        if before is not None and self.expert_bias.dtype != before.dtype:
+            self.expert_bias = before.to(self.expert_bias.device)
+        return self
+
     @torch.no_grad()
     def _take(self, experts: Iterator[_Expert]) -> None:
         """Draws them one at a time, so that those of other ranks do not stay."""
         for e, expert in enumerate(experts):
             for name, part in expert.stacked():
-                if e == 0:
+                if e == 0 and name not in self._parameters:
                     empty = None if part is None else nn.Parameter(part.new_empty((len(self.mine), *part.shape)))
                     self.register_parameter(name, empty)
                 if part is not None and e in self.mine:

@@ -247,7 +247,7 @@ def hooked(group):
     layer.load_state_dict(state)
     assert torch.equal(layer.w1, before + 1) and seen == [(layer, "", True)]
     handle.remove()
-    with pytest.raises(RuntimeError, match="Unexpected key.*old.experts"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*old\.experts"):
         layer.load_state_dict(state)
 
 
@@ -269,6 +269,66 @@ def check_alike(group):
 
 def test_ranks_hold_one_router():
     run_ranks(2, check_alike)
+
+
+def reset(group, options):
+    """From the meta device each module draws its own: the same as at construction, in the same order."""
+    layer = layer_of(group, options, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for t in (*layer.parameters(), *layer.buffers()):
+            t.fill_(torch.nan)
+    torch.manual_seed(5)
+    layer.gate.reset_parameters()
+    layer.reset_parameters()
+    for module in layer.shared.children() if layer.shared else ():
+        module.reset_parameters()
+    full, state = layer.full_state_dict(), drawn(options)
+    assert sorted(full) == sorted(state) and all(torch.equal(full[name], t) for name, t in state.items())
+    assert all(p.requires_grad for p in layer.parameters())
+
+
+@pytest.mark.parametrize("options", [PLAIN, BIASED, WIDE], ids=["plain", "biased", "wide"])
+def test_reset_parameters(options):
+    run_ranks(3, reset, options)
+
+
+def cast(group):
+    """The bias of the choice stays float32, as small steps on it need."""
+    layer = layer_of(group, WIDE)
+    layer.expert_bias.copy_(torch.linspace(0.5, 0.501, 6))
+    values = layer.expert_bias.clone()
+    for cast in (layer.bfloat16, layer.double, lambda: layer.to(torch.float16)):
+        cast()
+        assert layer.gate.weight.dtype != torch.float32
+        assert torch.equal(layer.expert_bias, values) and layer.expert_bias.dtype == torch.float32
+    assert layer.to("meta").expert_bias.is_meta
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert layer_of(group, WIDE, device="meta").expert_bias.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_bias_of_the_choice_stays_float32():
+    run_ranks(1, cast)
+
+
+def alone_in_ddp(group):
+    """DistributedDataParallel of the layer itself leaves the experts out without being told."""
+    layer = layer_of(group, PLAIN, reduce_op="avg")
+    before = layer.full_state_dict()
+    model = nn.parallel.DistributedDataParallel(layer, process_group=group)
+    assert all(torch.equal(t, before[name]) for name, t in layer.full_state_dict().items())
+    model(tokens_of(group.rank(), 2)).square().mean().backward()
+    gates = of_all(layer.gate.weight.grad[None], group)
+    assert torch.equal(gates[0], gates[1]) and gates.any()
+    plain = layer_of(group, PLAIN, reduce_op="avg")
+    plain(tokens_of(group.rank(), 2)).square().mean().backward()
+    assert all(torch.equal(p.grad, plain.get_parameter(name).grad) for name, p in layer.expert_parameters().items())
+
+
+def test_alone_in_ddp():
+    run_ranks(2, alone_in_ddp)
 
 
 class Model(nn.Module):
@@ -404,7 +464,7 @@ def refusals(group):
     layer.routing = good
     assert torch.equal(layer(x), want)
     for bad, text in (
-        ({"num_experts": 0}, "num_experts is 0, wanted 1 or more"),
+        ({"num_experts": 0}, "num_experts is 0, wanted 1 to 8192"),
         ({"activation": "tanh"}, "activation is 'tanh', wanted one of silu"),
         ({"reduce_op": "max"}, "reduce_op is 'max', wanted 'sum' or 'avg'"),
         ({"bias": True}, "bias is True with gated experts, wanted gated=False"),
@@ -415,6 +475,28 @@ def refusals(group):
     ):
         with pytest.raises(overlace.InvalidArgument, match=text):
             layer_of(group, PLAIN, **bad)
+    for bad, text in (
+        ({"num_experts": 8193}, "num_experts is 8193, wanted 1 to 8192"),
+        ({"top_k": 0}, "top_k is 0, wanted 1 to 6, at most 32 and the experts of 1 of 1 groups"),
+        ({"top_k": 7}, "top_k is 7, wanted 1 to 6"),
+        ({"top_k": 5, "num_groups": 3, "kept_groups": 2}, "top_k is 5, wanted 1 to 4, .* the experts of 2 of 3 groups"),
+        ({"top_k": 33, "num_experts": 64}, "top_k is 33, wanted 1 to 32"),
+        ({"score": "tanh"}, "score is 'tanh', wanted 'softmax' or 'sigmoid'"),
+        ({"num_groups": 4}, "num_groups is 4, wanted a divisor of the 6 experts"),
+        ({"num_groups": 0}, "num_groups is 0, wanted a divisor of the 6 experts"),
+        ({"num_groups": 3, "kept_groups": 4}, "kept_groups is 4, wanted 1 to the 3 groups"),
+        ({"kept_groups": 0}, "kept_groups is 0, wanted 1 to the 1 groups"),
+        ({"capacity_factor": -1.0}, "capacity_factor is -1.0, wanted 0 or more"),
+        ({"capacity_factor": float("nan")}, "capacity_factor is nan, wanted 0 or more"),
+        ({"shared_size": -1}, "shared_size is -1, wanted 0 or more"),
+    ):
+        with pytest.raises(overlace.InvalidArgument, match=f"^MoELayer: {text}"):
+            layer_of(group, {"num_experts": 6, "top_k": 2}, device="meta", **bad)
+    stacks = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((5, 12, 8), (5, 8, 6))]
+    with pytest.raises(
+        overlace.InvalidArgument, match=r"gate is torch.float32, wanted torch.bfloat16, the dtype of w1$"
+    ):
+        type(layer).from_stacks(torch.zeros(5, 8), *stacks, top_k=2, group=group)
     shapes = layer_of(group, PLAIN, device="meta")  # on all ranks without a call
     assert shapes(x.to("meta")).is_meta
 
