@@ -146,8 +146,7 @@ std::optional<double> Recurrence::library_us(const With& with) const {
                      : is_reduced_twice_ ? "all_reduce"
                                          : "reduce_scatter";
   const bool is_scatter = !is_gather_ && !exchanges_ && !is_reduced_twice_;
-  const bool is_apart = is_scatter && rows_ % op_.ranks != 0;
-  const int apart = is_apart ? static_cast<int>(std::min<int64_t>(rows_, op_.ranks)) : 0;
+  const int apart = is_scatter ? spec::unequal_shards(spec::row_offsets(op_)) : 0;
   const std::optional<double> sum = spec::collective_us(machine_, name, bytes, op_.ranks, apart);
   if (!sum) return std::nullopt;
   const int kernels = 1 + (activation_us_ > 0 ? 1 : 0);
@@ -273,15 +272,18 @@ double Recurrence::k_slab_us(int slabs, const With& with) const {
   return whole.start_us + computed + (whole.waves - own - 1) * wave + on * (l.call_us.value + l.launch_us.value);
 }
 
+/// Its tiles, slowed by their stores or by their operands, whichever is more: each hides the other.
+double Recurrence::compute_us(const spec::GemmCost& whole, const With& with) const {
+  return (whole.us - whole.start_us) * std::max(with.gemm, spec::fused_slowdown(machine_, shard_, op_.k));
+}
+
 /// One kernel: tiles of the others' rows leave as they are computed, those of a wave while it is multiplied no more;
 /// tiles of my rows come last and add what has come.
 double Recurrence::tma_slot_us(int groups, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
-  const double slowed =
-      std::max(with.gemm, spec::fused_slowdown(machine_, shard_, op_.k));  // by what is longest, not by both
-  const double compute = (whole.us - whole.start_us) * slowed, waves = std::max(whole.waves, 1.0);
+  const double compute = compute_us(whole, with), waves = std::max(whole.waves, 1.0);
   const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double out = compute / waves + sent + on * l.flag_us.value + sent / groups;
   const double sum = spec::reduce_us(machine_, static_cast<double>(shard_) * row_bytes_ * op_.ranks);
@@ -295,9 +297,7 @@ double Recurrence::bands_us(int bands, const With& with) const {
   const auto& l = machine_.latency;
   const double on = with.latencies ? 1 : 0;
   const spec::GemmCost whole = fused_product(ClosedForm::tile_kernel);
-  const double slowed =
-      std::max(with.gemm, spec::fused_slowdown(machine_, shard_, op_.k));  // by what is longest, not by both
-  const double compute = (whole.us - whole.start_us) * slowed, waves = std::max(whole.waves, 1.0);
+  const double compute = compute_us(whole, with), waves = std::max(whole.waves, 1.0);
   const double sent = store_us(ClosedForm::tile_kernel) * with.copy;
   const double last = sent / 2 / static_cast<double>(std::min<int64_t>(bands, base::ceil_div(shard_, kSlotTileRows)));
   const double end = std::max(compute + last, compute / waves + sent);

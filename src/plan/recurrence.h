@@ -66,6 +66,7 @@ class Recurrence {
   spec::GemmCost fused_product(spec::ClosedForm form) const;
   double store_us(spec::ClosedForm form) const;
   double own_waves(const spec::GemmCost& product) const;
+  double compute_us(const spec::GemmCost& whole, const With& with) const;
   double product_us(int64_t rows, int64_t batch, int64_t n, int64_t k) const;
   /// The product of so many rows of all that travel.
   double part_us(int64_t rows, int64_t batch) const;

@@ -169,6 +169,17 @@ double local_copy_us(const Machine& machine, double bytes) {
   return machine.copy.start_us.value + at_rate(bytes, machine.copy.local_GBps.value * kBytesPerUs);
 }
 
+int unequal_shards(std::span<const int64_t> row_offsets) {
+  int filled = 0;
+  bool is_equal = true;
+  for (size_t i = 1; i < row_offsets.size(); ++i) {
+    const int64_t rows = row_offsets[i] - row_offsets[i - 1];
+    is_equal = is_equal && rows == row_offsets[1] - row_offsets[0];
+    filled += rows > 0 ? 1 : 0;
+  }
+  return is_equal ? 0 : filled;
+}
+
 std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks,
                                     int shards_apart) {
   if (shards_apart > 0) {

@@ -82,6 +82,9 @@ double copy_us(const Machine& machine, double bytes);
 double reduce_us(const Machine& machine, double bytes);
 double local_copy_us(const Machine& machine, double bytes);
 
+/// Shards that have rows, where not all are equally long; else 0. `row_offsets`: of the shards, and the end.
+int unequal_shards(std::span<const int64_t> row_offsets);
+
 /// A library collective (all_gather, reduce_scatter, all_reduce, all_to_all) of `ranks`: Machine::Collectives says
 /// which bytes count; its curves are of teams of Machine::ranks, and a rank sends (ranks - 1) / ranks of the bytes.
 /// reduce_scatter of shards of unequal length is an all-reduce of each that has rows, `shards_apart` in number; 0: they

@@ -108,20 +108,6 @@ base::Result<Work> copy_work(const spec::Schedule& schedule, const spec::Expansi
   return work;
 }
 
-/// Shards that have rows, where not all are equally long; else 0.
-int unequal_shards(const spec::Schedule& schedule) {
-  const auto found = schedule.tables.find("off");
-  if (found == schedule.tables.end()) return 0;
-  const std::vector<int64_t>& off = found->second;
-  int filled = 0;
-  bool is_equal = true;
-  for (size_t i = 1; i < off.size(); ++i) {
-    is_equal = is_equal && off[i] - off[i - 1] == off[1] - off[0];
-    filled += off[i] > off[i - 1] ? 1 : 0;
-  }
-  return is_equal ? 0 : filled;
-}
-
 base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::Expansion& expansion, const Instance& in,
                                    const Machine& machine) {
   const spec::Task& task = schedule.tasks[static_cast<size_t>(in.task)];
@@ -131,7 +117,9 @@ base::Result<Work> collective_work(const spec::Schedule& schedule, const spec::E
                                : "?";
   Work work;
   const int64_t whole = bytes_of(schedule, name == "all_gather" ? in.writes[0] : in.reads[0]);
-  const int apart = name == "reduce_scatter" ? unequal_shards(schedule) : 0;
+  const auto off = schedule.tables.find("off");
+  const bool is_scatter = name == "reduce_scatter" && off != schedule.tables.end();
+  const int apart = is_scatter ? spec::unequal_shards(off->second) : 0;
   const std::optional<double> us =
       spec::collective_us(machine, name, static_cast<double>(whole), expansion.ranks, apart);
   if (!us)

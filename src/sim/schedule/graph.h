@@ -151,7 +151,7 @@ class GraphBuilder {
   int64_t parameter(const char* name, int64_t otherwise) const;
   base::Result<Grid> grid_of() const;
   base::Result<TileOrder> order_of(TileOrderKind kind, int rank, const Grid& grid, double nodes_per_tile) const;
-  /// Of one tile of a kernel of ours.
+  /// How long one tile of a fused kernel takes.
   double tile_us(const Grid& grid, int64_t depth) const;
   uint32_t add_chain(int rank, Area& area, int32_t tiles, const Grid& grid, uint32_t before);
   base::Status add_tiles(int rank, const std::vector<int>& parts, uint32_t enter, uint32_t leave);

@@ -129,6 +129,12 @@ TEST(Costs, FusedTilesTakeLongerWhereRowsAreUnalignedOrEmpty) {
 }
 
 TEST(Costs, UnequalShardsAreReducedOneByOne) {
+  using Offsets = std::vector<int64_t>;
+  EXPECT_EQ(unequal_shards(Offsets{0, 4, 8, 12}), 0);
+  EXPECT_EQ(unequal_shards(Offsets{0, 5, 8, 12}), 3) << "as many rows, though not in equal shards";
+  EXPECT_EQ(unequal_shards(Offsets{0, 1, 1}), 1) << "the other one has no rows";
+  EXPECT_EQ(unequal_shards(Offsets{0, 7}), 0);
+  EXPECT_EQ(unequal_shards(Offsets{0, 0, 0}), 0);
   Machine machine = small();
   machine.ranks = 2;
   machine.collectives.reduce_scatter_us.points = {{1000, 10}, {4000, 40}};
