@@ -33,6 +33,7 @@ MAY = {
     "train": {"base", "spec", "runtime", "exec", "ops"},
     "gnn": {"base", "spec", "io", "runtime"},
     "context": {"base", "spec", "plan", "runtime"},
+    "tuning": {"base", "spec", "plan", "sim", "runtime", "exec", "ops", "context"},
     "offload": {"base", "io"},
     "study": {"base", "spec", "sim"},
 }
@@ -68,6 +69,7 @@ PUBLIC = {
     "symmetric.h": "runtime",
     "team.h": "runtime",
     "timeline.h": "exec",
+    "tune.h": "tuning",
     "async_collective.h": "runtime",
     "co2.h": "train",
     "offload.h": "offload",
@@ -76,6 +78,7 @@ PUBLIC = {
     "capi_gnn.h": "capi",
     "capi_moe.h": "capi",
     "capi_offload.h": "capi",
+    "capi_tune.h": "capi",
 }
 # Who touches the environment: one reads it, the launcher hands it on to its children.
 ENVIRONMENT = ("src/base/env.cc", "src/runtime/bootstrap/launcher.cc")

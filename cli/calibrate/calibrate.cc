@@ -48,13 +48,13 @@ struct Work {
 /// Collective: every point in turn, two bursts each, until the time is over or enough is known.
 Status sample(Rig& rig, std::vector<Point>* points, double seconds) {
   if (points->empty()) return {};
-  std::vector<Competitor> list;
+  std::vector<tuning::Competitor> list;
   for (const Point& p : *points)
     list.push_back({name_of(p.probe), [&rig, &p](int iterations) {
                       return is_push(p.probe) ? rig.push(p.probe, p.ctas, static_cast<int64_t>(p.bytes), iterations)
                                               : rig.run(p.schedule, iterations);
                     }});
-  MeasureOptions options;
+  tuning::MeasureOptions options;
   options.repetitions = 2;
   options.burst_us = rig.is_gpu() ? kGpuBurstUs : kCpuBurstUs;
   options.max_iterations = kMostIterations;
@@ -63,7 +63,7 @@ Status sample(Rig& rig, std::vector<Point>* points, double seconds) {
     const auto past = rig.max_over_ranks({base::steady_s() - begin});
     if (!past.ok()) return past.status();
     if (taken >= kLeastSamples && past->front() > seconds) break;
-    const auto timings = measure(list, rig, options);
+    const auto timings = tuning::measure(list, rig, options);
     if (!timings.ok()) return timings.status();
     for (size_t i = 0; i < points->size(); ++i) {
       const std::vector<double>& more = (*timings)[i].samples_us;

@@ -22,8 +22,6 @@ namespace {
 using base::Result;
 using base::Status;
 
-constexpr size_t kPieceBytes = 32 * 1024;  // of samples, at once
-
 /// Which of the three blocks an argument is bound to.
 size_t place_of(const std::string& name) {
   const char first = name.front();
@@ -231,28 +229,6 @@ Status Rig::synchronize() {
 }
 Status Rig::barrier() {
   return guarded([&] { team().barrier(); });
-}
-
-Result<std::vector<double>> Rig::max_over_ranks(const std::vector<double>& mine) {
-  std::vector<double> out = mine;
-  const Status status = guarded([&] {
-    const size_t at_once = kPieceBytes / sizeof(double);
-    for (size_t first = 0; first < mine.size(); first += at_once) {
-      const size_t count = std::min(at_once, mine.size() - first);
-      const auto* bytes = reinterpret_cast<const std::byte*>(mine.data() + first);
-      for (const Bytes& theirs : team().exchange({bytes, count * sizeof(double)})) {
-        if (theirs.size() != count * sizeof(double))
-          throw_error(Errc::desync, "calibrate: a rank measures other things");
-        for (size_t i = 0; i < count; ++i) {
-          double value = 0;
-          std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
-          out[first + i] = std::max(out[first + i], value);
-        }
-      }
-    }
-  });
-  if (!status.ok()) return status;
-  return out;
 }
 
 }  // namespace overlace::cli

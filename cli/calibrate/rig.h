@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "cli/calibrate/fit.h"
-#include "cli/measure.h"
 #include "overlace/bootstrap.h"
 #include "overlace/runtime.h"
 #include "src/base/status.h"
 #include "src/exec/run.h"
+#include "src/tuning/measure.h"
 
 namespace overlace::cli {
 
 /// Runs on every rank alike; all calls are collective.
-class Rig final : public Crew {
+class Rig final : public tuning::Crew {
  public:
   /// Opens the runtime; `argument_bytes` for each of the operands that a schedule names.
   Rig(Bootstrap& bootstrap, const RuntimeOptions& options, size_t argument_bytes);
@@ -50,7 +50,9 @@ class Rig final : public Crew {
 
   base::Status synchronize() override;
   base::Status barrier() override;
-  base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override;
+  base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override {
+    return tuning::max_over_ranks(team(), mine);
+  }
 
  private:
   base::Result<const exec::Bindings*> bindings(const spec::Schedule& schedule);

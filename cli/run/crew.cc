@@ -30,27 +30,6 @@ Status TeamCrew::barrier() {
   }
 }
 
-Result<std::vector<double>> TeamCrew::max_over_ranks(const std::vector<double>& mine) {
-  const size_t bytes = mine.size() * sizeof(double);
-  std::vector<double> out = mine;
-  for (size_t at = 0; at < bytes; at += kPieceBytes) {
-    const size_t part = std::min(kPieceBytes, bytes - at);
-    const auto all = exchange(team_, reinterpret_cast<const char*>(mine.data()) + at, part);
-    if (!all.ok()) return all.status();
-    for (const Bytes& theirs : *all) {
-      if (theirs.size() != part)
-        return base::error(Errc::desync, "a rank gave {} bytes of samples, another {}", theirs.size(), part);
-      for (size_t i = 0; i < part / sizeof(double); ++i) {
-        double value = 0;
-        std::memcpy(&value, theirs.data() + i * sizeof(double), sizeof value);
-        double& largest = out[at / sizeof(double) + i];
-        largest = std::max(largest, value);
-      }
-    }
-  }
-  return out;
-}
-
 Result<std::vector<std::string>> gather(Team& team, const std::string& mine) {
   const uint64_t length = mine.size();
   const auto lengths = exchange(team, &length, sizeof length);

@@ -4,19 +4,21 @@
 #include <string>
 #include <vector>
 
-#include "cli/measure.h"
 #include "overlace/team.h"
 #include "src/base/status.h"
 #include "src/model/stack.h"
+#include "src/tuning/measure.h"
 
 namespace overlace::cli {
 
-class TeamCrew final : public Crew {
+class TeamCrew final : public tuning::Crew {
  public:
   TeamCrew(Team& team, model::Stack& stack) : team_(team), stack_(stack) {}
   base::Status synchronize() override { return stack_.synchronize(); }
   base::Status barrier() override;
-  base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override;
+  base::Result<std::vector<double>> max_over_ranks(const std::vector<double>& mine) override {
+    return tuning::max_over_ranks(team_, mine);
+  }
 
  private:
   Team& team_;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cli/measure.h"
 #include "cli/progress.h"
 #include "cli/report/timeline.h"
 #include "cli/run/check.h"
@@ -20,6 +19,7 @@
 #include "src/exec/run.h"
 #include "src/model/layer_stream.h"
 #include "src/spec/operators.h"
+#include "src/tuning/measure.h"
 
 namespace overlace::cli {
 namespace {
@@ -131,11 +131,11 @@ Status RankRun::open() {
 
 /// A rough one.
 Result<double> RankRun::measure_us(const model::Site& site, const spec::Schedule& schedule) {
-  MeasureOptions options;
+  tuning::MeasureOptions options;
   options.repetitions = 3;
   options.burst_us = 10000;
   const auto run_it = [&](int iterations) { return stack_->run_site(site.name, schedule, iterations); };
-  const auto timing = measure({{"estimate", run_it}}, *crew_, options);
+  const auto timing = tuning::measure({{"estimate", run_it}}, *crew_, options);
   if (!timing.ok()) return timing.status();
   return timing->front().median_us;
 }
@@ -293,18 +293,18 @@ Status RankRun::time_site(const model::Site& site, SiteResult* result) {
     names.push_back("overlapped");
     schedules.push_back(chosen);
   }
-  std::vector<Competitor> competitors;
+  std::vector<tuning::Competitor> competitors;
   for (size_t i = 0; i < names.size(); ++i) {
     competitors.push_back({names[i], [this, &site, schedule = &schedules[i]](int iterations) {
                              return stack_->run_site(site.name, *schedule, iterations);
                            }});
   }
-  MeasureOptions options;
+  tuning::MeasureOptions options;
   options.repetitions = plan_.repetitions;
   options.burst_us = plan_.backend == Backend::cuda_peer ? 50000 : 20000;
   options.seed = plan_.problem.seed;
-  const auto timings = measure(competitors, *crew_, options,
-                               [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+  const auto timings = tuning::measure(
+      competitors, *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
   if (!timings.ok()) return timings.status();
   const auto us = [&](size_t i) { return (*timings)[i].median_us; };
   SiteTimes& t = result->times;
@@ -321,17 +321,17 @@ Status RankRun::time_site(const model::Site& site, SiteResult* result) {
 
 Status RankRun::time_layers() {
   progress_.begin("timing all layers", kTotalWeight);
-  MeasureOptions options;
+  tuning::MeasureOptions options;
   options.repetitions = plan_.repetitions;
   options.burst_us = plan_.backend == Backend::cuda_peer ? 100000 : 20000;
   options.seed = plan_.problem.seed + 1;
   SiteSchedules without_dependence;
   for (const model::Site& site : plan_.sites) without_dependence[site.name] = make(site, spec::Purpose::limit);
-  const auto timings =
-      measure({{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
-               {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }},
-               {"limit", [&](int iterations) { return stack_->run_layers(without_dependence, iterations); }}},
-              *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
+  const auto timings = tuning::measure(
+      {{"serial", [&](int iterations) { return stack_->run_layers(best_serial_, iterations); }},
+       {"overlapped", [&](int iterations) { return stack_->run_layers(chosen_, iterations); }},
+       {"limit", [&](int iterations) { return stack_->run_layers(without_dependence, iterations); }}},
+      *crew_, options, [&](int done, int total) { progress_.update(static_cast<double>(done) / total); });
   if (!timings.ok()) return timings.status();
   result_.total_serial_us = timings->at(0).median_us;
   result_.total_overlapped_us = timings->at(1).median_us;

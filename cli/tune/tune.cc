@@ -2,10 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
-
-#include "cli/plan/probe.h"
 #include "cli/progress.h"
 #include "cli/run/outputs.h"
 #include "cli/thread_ranks.h"
@@ -15,10 +11,7 @@
 #include "src/base/format.h"
 #include "src/base/half.h"
 #include "src/base/timing.h"
-#include "src/plan/cache.h"
 #include "src/runtime/backend.h"
-#include "src/sim/schedule/simulation.h"
-#include "src/spec/operators.h"
 
 namespace overlace::cli {
 namespace {
@@ -31,7 +24,6 @@ constexpr double kMostSeconds = 1e6;
 struct Work {
   std::vector<TuneProblem> problems;
   RuntimeOptions runtime;
-  size_t operand_bytes = 0;
   std::string machine, cache;
   double seconds = 0;
   bool shows_progress = false;
@@ -64,64 +56,32 @@ DType dtype_of(const std::string& name, bool is_gpu) {
   return out;
 }
 
-/// Of tuned problems; `plan` has times of all that was measured.
-Tuned tuned_of(const TuneProblem& problem, const plan::Candidate& usual, const plan::Plan& plan) {
-  const auto us_of = [&](const plan::Candidate& candidate) {
-    const auto found = std::find_if(plan.others.begin(), plan.others.end(),
-                                    [&](const plan::Alternative& one) { return one.candidate == candidate; });
-    return found == plan.others.end() ? std::nan("") : found->us;
-  };
-  return {problem,
-          false,
-          usual,
-          plan.candidate,
-          us_of(usual),
-          us_of(plan.candidate),
-          us_of({std::string(spec::kLibrary), 1})};
-}
-
-/// Collective: what the first rank's clock says.
-bool is_over(RigProber& prober, double begin, double seconds) {
-  const std::string mine = seconds > 0 && base::steady_s() - begin > seconds ? "over" : "goes on";
-  return prober.from_first(mine).value() == "over";
-}
-
 /// One rank; the first one's result counts.
-Status tune_rank(Bootstrap& bootstrap, const Work& work, TuneResult* out) {
+Status tune_rank(Bootstrap& bootstrap, const Work& work, TuneReport* out) {
   const double begin = base::steady_s();
-  RuntimeOptions runtime = work.runtime;
-  if (runtime.backend == Backend::cuda_peer) runtime.device = bootstrap.rank();
-  Rig rig(bootstrap, runtime, work.operand_bytes);
-  RigProber prober(rig);
-  const Context context = Context::open(rig.runtime(), {.machine = work.machine});
-  const spec::Machine& machine = context.machine();
-  if (!machine.has_costs())
-    return base::error(Errc::not_supported,
-                       "tune: {} ({}), which has no costs to choose candidates by; wanted --machine NAME or FILE.json "
-                       "(overlace calibrate)",
-                       machine.name, context.machine_origin());
-  const sim::Simulation simulation;
-  plan::Planner planner(machine, {.simulation = &simulation, .prober = &prober, .cache = work.cache});
-  plan::Planner untuned(machine);
-  TuneResult result{machine.name, context.machine_origin(), work.cache, 0, {}, {}};
-  Progress progress(stderr, work.shows_progress && prober.is_first(), static_cast<double>(work.problems.size()));
-  for (const TuneProblem& problem : work.problems) {
-    if (!result.left.empty() || is_over(prober, begin, work.seconds)) {
-      result.left.push_back(problem);
-      continue;
-    }
-    progress.begin(problem.op.to_string(), 1);
-    const int before = prober.measured();
-    const auto plan = planner.plan(problem.op, {.limit = plan::Tier::probe});
-    if (plan->tier != plan::Tier::probe)
-      return base::error(Errc::internal, "tune: {} was not measured: {}", problem.op.to_string(), plan->reason);
-    result.tuned.push_back(tuned_of(problem, untuned.plan(problem.op)->candidate, *plan));
-    result.tuned.back().is_kept = prober.measured() == before;
-  }
+  RuntimeOptions options = work.runtime;
+  if (options.backend == Backend::cuda_peer) options.device = bootstrap.rank();
+  Runtime runtime = Runtime::open(bootstrap, options);
+  const bool is_gpu = runtime.backend() == Backend::cuda_peer;
+  if (!is_gpu) pin_to_core(static_cast<size_t>(bootstrap.rank()));
+  Channel& channel = runtime.world().channel(is_gpu ? StreamRef::cuda(nullptr) : StreamRef::cpu());
+  const Context context = Context::open(runtime, {.machine = work.machine});
+  Progress progress(stderr, work.shows_progress && bootstrap.rank() == 0, static_cast<double>(work.problems.size()));
+  std::vector<spec::OpSpec> ops;
+  for (const TuneProblem& problem : work.problems) ops.push_back(problem.op);
+  TuneResult result = overlace::tune(
+      context, channel, ops,
+      {.seconds = work.seconds, .cache = work.cache, .on_problem = [&](const spec::OpSpec& op, size_t, size_t) {
+         progress.begin(op.to_string(), 1);
+       }});
   progress.clear();
-  rig.close();
-  result.seconds = base::steady_s() - begin;
-  if (bootstrap.rank() == 0) *out = std::move(result);
+  runtime.close();
+  for (const Tuned& one : result.tuned)
+    if (!one.failure.empty())
+      return base::error(Errc::internal, "tune: {} was not measured: {}", one.op.to_string(), one.failure);
+  if (bootstrap.rank() == 0)
+    *out = {context.machine().name,   context.machine_origin(), work.cache,
+            base::steady_s() - begin, std::move(result),        work.problems};
   return {};
 }
 
@@ -143,16 +103,14 @@ int tune(const TuneWords& words) {
         .or_throw();
   check_writable("--cache", work.cache).or_throw();
   check_writable("--json", words.json).or_throw();
-  std::vector<spec::OpSpec> ops;
-  for (const TuneProblem& problem : work.problems) ops.push_back(problem.op);
-  work.operand_bytes = operand_bytes(ops);
-  work.runtime = probe_runtime(work.operand_bytes, backend);
+  work.runtime = RuntimeOptions::from_environment();
+  work.runtime.backend = backend;
   work.machine = words.machine;
   work.seconds = words.seconds;
   work.shows_progress = shows_progress(STDERR_FILENO, words.quiet);
-  TuneResult result;
-  run_thread_ranks(ranks, [&](Bootstrap& bootstrap) { return tune_rank(bootstrap, work, &result); }).or_throw();
-  write_result(tune_json(result), tune_text(result), words.json).or_throw();
+  TuneReport report;
+  run_thread_ranks(ranks, [&](Bootstrap& bootstrap) { return tune_rank(bootstrap, work, &report); }).or_throw();
+  write_result(tune_json(report), tune_text(report), words.json).or_throw();
   return 0;
 }
 

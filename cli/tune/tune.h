@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "overlace/plan.h"
+#include "overlace/tune.h"
 #include "src/base/json.h"
 
 namespace overlace::cli {
@@ -29,22 +29,14 @@ struct TuneProblem {
 /// Throws InvalidArgument with the option where there is none, or one that no schedule fits.
 std::vector<TuneProblem> problems_of(const TuneWords& words, int ranks, DType dtype);
 
-/// One problem that was measured, now or before.
-struct Tuned {
-  TuneProblem problem;
-  bool is_kept = false;          // it was in the cache
-  plan::Candidate usual, tuned;  // what `auto` takes without and with it
-  double usual_us = 0, tuned_us = 0, library_us = 0;
-  double gain() const { return usual_us / tuned_us; }
-};
-
-struct TuneResult {
+/// What a run of the command gives.
+struct TuneReport {
   std::string machine, origin, cache;
   double seconds = 0;
-  std::vector<Tuned> tuned;
-  std::vector<TuneProblem> left;  // --seconds were over
+  TuneResult result;
+  std::vector<TuneProblem> problems;  // all that were asked for
 };
-std::string tune_text(const TuneResult& result);
-base::Json tune_json(const TuneResult& result);
+std::string tune_text(const TuneReport& report);
+base::Json tune_json(const TuneReport& report);
 
 }  // namespace overlace::cli

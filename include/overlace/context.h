@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "overlace/machine.h"
 #include "overlace/plan.h"
@@ -43,6 +44,13 @@ class Context {
   /// `heap_bytes` limits what the schedule may take of each rank's symmetric heap; 0: no limit. With OVERLACE_EXPLAIN=1
   /// rank 0 writes the reason to stderr, once per problem. Throws ScheduleError if no schedule fits the problem.
   std::shared_ptr<const plan::Plan> plan(const spec::OpSpec& op, uint64_t heap_bytes = 0) const;
+  /// Returns the problems for which plan() was asked without a limit on the heap, the latest 4096, the latest first.
+  std::vector<spec::OpSpec> met() const;
+  /// Makes plan() return these plans of tier probe for all rows of their buckets (`overlace::tune` calls it). All ranks
+  /// keep the same plans. `kept_in` says in their reasons where they come from.
+  void keep(const std::vector<std::shared_ptr<const plan::Plan>>& plans, const std::string& kept_in) const;
+  /// Counts calls of keep(): what was planned before may have another plan since.
+  uint64_t generation() const;
 
  private:
   struct State;

@@ -91,6 +91,8 @@ class Planner {
   /// Returns what PlannerParts::cache has for the problem on this machine, of tier `probe`, else of tier `simulation`;
   /// null if it has neither. Decides and writes nothing. Throws ScheduleError as plan() does.
   std::shared_ptr<const Plan> kept(const spec::OpSpec& op) const;
+  /// Makes kept() return this plan of tier `probe`, which a planner of the same machine made, for its bucket of rows.
+  void keep(const Plan& plan, const std::string& kept_in);
   const spec::Machine& machine() const;
 
  private:

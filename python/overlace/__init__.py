@@ -36,8 +36,10 @@ _OF_TORCH = [
     "Context",
     "DeviceHandle",
     "Plan",
+    "Problem",
     "Stats",
     "Trace",
+    "Tuned",
     "call",
     "context_of",
     "empty_symmetric",
@@ -45,6 +47,7 @@ _OF_TORCH = [
     "ops",
     "plan",
     "trace",
+    "tune",
 ]
 _WITHOUT_OPERATORS = ["gnn", "offload"]  # the same, whatever overlace was built with
 _MODULES = ["compat", "compile", "nn", "optim", "parallel"]  # imported when they are named
@@ -75,15 +78,17 @@ if not _WHY_NO_TORCH:
     from overlace import ops
     from overlace._call import call
     from overlace.context import Context, DeviceHandle, Stats, context_of, empty_symmetric, init
-    from overlace.planning import Plan, plan
+    from overlace.planning import Plan, Problem, Tuned, plan, tune
     from overlace.tracing import Trace, trace
 
     __all__ += [
         "Context",
         "DeviceHandle",
         "Plan",
+        "Problem",
         "Stats",
         "Trace",
+        "Tuned",
         "call",
         "context_of",
         "empty_symmetric",
@@ -91,6 +96,7 @@ if not _WHY_NO_TORCH:
         "ops",
         "plan",
         "trace",
+        "tune",
     ]
 
 

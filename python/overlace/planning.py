@@ -20,6 +20,52 @@ _EXCHANGES = {"rows": 0, "cols": 1}
 
 
 @dataclasses.dataclass(frozen=True)
+class Problem:
+    """What an operator has to compute.
+
+    op: the name of an operator, as ag_gemm. m: rows of all ranks together; n, k: as this rank has them.
+    dtype: of the operands; out_dtype: of the result, the same where it is None.
+    b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
+    activation: of ag_gemm where the operator does it: "none" or "swiglu".
+    exchange, blocks: of gemm_a2a and a2a_gemm; with "cols", n and k are those of b.
+    """
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype | None = None
+    b_layout: str = "nk"
+    bias: bool = False
+    return_a: bool = False
+    activation: str = "none"
+    exchange: str = "rows"
+    blocks: Sequence[int] = ()
+
+    def _struct(self, call_name: str, ranks: int) -> tuple[Op, object]:
+        """ovl_op, and what it points to."""
+        for name, dtype in (("dtype", self.dtype), ("out_dtype", self.out_dtype or self.dtype)):
+            if dtype not in _DTYPES:
+                raise InvalidArgument(f"{call_name}: {name} is {dtype!r}, wanted one of {', '.join(map(str, _DTYPES))}")
+        for name, given, known in (
+            ("b_layout", self.b_layout, _LAYOUTS),
+            ("activation", self.activation, _ACTIVATIONS),
+            ("exchange", self.exchange, _EXCHANGES),
+        ):
+            if given not in known:
+                raise InvalidArgument(f"{call_name}: {name} is '{given}', wanted one of {', '.join(known)}")
+        out = Op(name=self.op.encode(), m=self.m, n=self.n, k=self.k, ranks=ranks)
+        out.dtype, out.out_dtype = _DTYPES[self.dtype], _DTYPES[self.out_dtype or self.dtype]
+        out.b_layout, out.has_bias, out.has_a = _LAYOUTS[self.b_layout], int(self.bias), int(self.return_a)
+        out.activation = _ACTIVATIONS[self.activation]
+        listed = (c.c_int64 * len(self.blocks))(*self.blocks)
+        out.exchange, out.num_blocks = _EXCHANGES[self.exchange], len(self.blocks)
+        out.blocks = c.addressof(listed) if self.blocks else None
+        return out, listed
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """family: of docs/design/schedules.md. reason: why that one. schedule: JSON, a `plan=` of the operators."""
 
@@ -50,33 +96,88 @@ def plan(
     exchange: str = "rows",
     blocks: Sequence[int] = (),
 ) -> Plan:
-    """What `plan=""` means for a call of `op` on the ranks of `group`.
-
-    op: the name of an operator, as ag_gemm. m: rows of all ranks together; n, k: as this rank has them.
-    b_layout: "nk" where b is `weight.t()`, "kn" where its rows are contiguous, as those of `dys` of ag_wgrad are.
-    activation: of ag_gemm where the operator does it: "none" or "swiglu".
-    exchange, blocks: of gemm_a2a and a2a_gemm; with "cols", n and k are those of b.
-    """
+    """What `plan=""` means for a call of `op` on the ranks of `group`. The other arguments are those of `Problem`."""
     context = context_of(group)
-    for name, given in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
-        if given not in _DTYPES:
-            raise InvalidArgument(f"plan: {name} is {given!r}, wanted one of {', '.join(map(str, _DTYPES))}")
-    if b_layout not in _LAYOUTS:
-        raise InvalidArgument(f"plan: b_layout is '{b_layout}', wanted one of {', '.join(_LAYOUTS)}")
-    if activation not in _ACTIVATIONS:
-        raise InvalidArgument(f"plan: activation is '{activation}', wanted one of {', '.join(_ACTIVATIONS)}")
-    if exchange not in _EXCHANGES:
-        raise InvalidArgument(f"plan: exchange is '{exchange}', wanted one of {', '.join(_EXCHANGES)}")
-    problem = Op(name=op.encode(), m=m, n=n, k=k, ranks=context.size)
-    problem.dtype, problem.out_dtype = _DTYPES[dtype], _DTYPES[out_dtype or dtype]
-    problem.b_layout, problem.has_bias, problem.has_a = _LAYOUTS[b_layout], int(bias), int(return_a)
-    problem.activation = _ACTIVATIONS[activation]
-    listed = (c.c_int64 * len(blocks))(*blocks)
-    problem.exchange, problem.num_blocks = _EXCHANGES[exchange], len(blocks)
-    problem.blocks = c.addressof(listed) if blocks else None
+    problem, _listed = Problem(
+        op, m, n, k, dtype, out_dtype, b_layout, bias, return_a, activation, exchange, blocks
+    )._struct("plan", context.size)
     schedule = handle("ovl_schedule_choose", context._runtime, c.byref(problem))
     try:
         texts = [text(getter, schedule) for getter in ("ovl_schedule_json", "ovl_schedule_reason")]
     finally:
         call("ovl_schedule_free", schedule)
     return Plan(op, json.loads(texts[0])["family"], texts[1], texts[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A problem that `overlace.tune` looked at.
+
+    problem: in words. state: "measured", "measured before" (found in the file that OVERLACE_PLAN_CACHE names),
+    "failed" (why: failure) or "left" (the seconds were over). usual, tuned: what `plan=""` takes without measurements
+    and takes now. Times are medians in microseconds, of the slowest rank; 0 where there are none.
+    """
+
+    problem: str
+    state: str
+    usual: str
+    tuned: str
+    usual_us: float
+    tuned_us: float
+    library_us: float
+    failure: str = ""
+
+    @property
+    def gain(self) -> float:
+        """How many times faster calls have become; 1 where nothing was measured."""
+        return self.usual_us / self.tuned_us if self.tuned_us else 1.0
+
+
+class _Tuned(c.Structure):
+    """ovl_tuned."""
+
+    _fields_ = (
+        ("problem", c.c_char_p),
+        ("usual", c.c_char_p),
+        ("tuned", c.c_char_p),
+        ("failure", c.c_char_p),
+        ("usual_us", c.c_double),
+        ("tuned_us", c.c_double),
+        ("library_us", c.c_double),
+        ("state", c.c_int32),
+    )
+
+
+def tune(problems: Sequence[Problem] | None = None, *, seconds: float = 0.0, group: object = None) -> list[Tuned]:
+    """Measures the planner's best schedules, after which `plan=""` takes the winners in all calls of the group.
+
+    problems: what to measure, the same on all ranks. None: all that the program has called on every rank of `group`,
+    so run a few steps first. seconds: no problem is begun after so many, by rank 0's clock; 0: no limit.
+    Collective, outside captures; earlier calls are waited for. A problem takes some 0.1 s on two GPUs of a host:
+    the three best schedules of the simulator, the choice so far and `library`, in bursts that take turns. Winners count
+    for all rows of a bucket (exact up to 256, then eight to an octave). With OVERLACE_PLAN_CACHE=FILE rank 0 keeps them
+    for the next program, too. Captured graphs keep what they have. Raises InvalidArgument, PlanMismatch (the lists
+    differ), Unsupported (CPU ranks without OVERLACE_MACHINE: nothing says what candidates cost).
+    """
+    context = context_of(group)
+    if not seconds >= 0:
+        raise InvalidArgument(f"tune: seconds is {seconds}, wanted 0 or more")
+    structs = [] if problems is None else [one._struct("tune", context.size) for one in problems]
+    array = (Op * max(len(structs), 1))(*(struct for struct, _listed in structs))
+    found, count = c.POINTER(_Tuned)(), c.c_int()
+    given = None if problems is None else array
+    call("ovl_tune", context._channel, given, len(structs), c.c_double(seconds), c.byref(found), c.byref(count))
+    states = ("measured", "measured before", "failed", "left")
+    return [
+        Tuned(
+            problem=one.problem.decode(),
+            state=states[one.state],
+            usual=one.usual.decode(),
+            tuned=one.tuned.decode(),
+            usual_us=one.usual_us,
+            tuned_us=one.tuned_us,
+            library_us=one.library_us,
+            failure=one.failure.decode(),
+        )
+        for one in found[: count.value]
+    ]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 
 #include "overlace/bootstrap.h"
 #include "overlace/capi.h"
+#include "overlace/capi_tune.h"
 #include "overlace/channel.h"
 #include "overlace/context.h"
 #include "overlace/runtime.h"
@@ -98,9 +100,12 @@ class CachedSchedules {
   /// Null if there is none of this key.
   std::shared_ptr<ScheduleObject> find(const std::string& key);
   void add(std::string key, std::shared_ptr<ScheduleObject> schedule);
+  /// Forgets all that was added before the context's choices became other ones (Context::generation).
+  void follow(uint64_t generation);
 
  private:
   static constexpr size_t kMost = 4096;
+  uint64_t generation_ = 0;
   using List = std::list<std::pair<std::string, std::shared_ptr<ScheduleObject>>>;  // those used last in front
   List list_;
   std::unordered_map<std::string, List::iterator> by_key_;
@@ -108,8 +113,10 @@ class CachedSchedules {
 struct ChannelObject : Child {
   static constexpr std::string_view kName = "channel";
   Channel* channel = nullptr;
-  std::vector<SignalIds> ids;  // given out by ovl_signal_ids
-  CachedSchedules schedules;   // of ovl_run
+  std::vector<SignalIds> ids;           // given out by ovl_signal_ids
+  CachedSchedules schedules;            // of ovl_run
+  std::deque<std::string> tuned_texts;  // what `tuned` points to
+  std::vector<ovl_tuned> tuned;         // given out by ovl_tune
 };
 
 /// Where a call and its handle are named in messages.

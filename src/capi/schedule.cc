@@ -117,8 +117,16 @@ void CachedSchedules::add(std::string key, std::shared_ptr<ScheduleObject> sched
   list_.pop_back();
 }
 
+void CachedSchedules::follow(uint64_t generation) {
+  if (generation == generation_) return;
+  generation_ = generation;
+  by_key_.clear();
+  list_.clear();
+}
+
 base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& runtime, ChannelObject& channel,
                                                           const spec::OpSpec& op, std::string_view plan) {
+  channel.schedules.follow(runtime.context->generation());
   std::string key = base::format("{}\n{}", spec::key_of(op), plan);
   if (std::shared_ptr<ScheduleObject> kept = channel.schedules.find(key); kept != nullptr) return kept;
   base::Result<std::shared_ptr<ScheduleObject>> made = make_object(*runtime.context, *channel.channel, op, plan);

@@ -1,11 +1,11 @@
 #include "overlace/context.h"
 
-#include <algorithm>
+#include <atomic>
 #include <cstdio>
-#include <cstring>
+#include <list>
+#include <map>
 #include <mutex>
 #include <set>
-#include <span>
 #include <utility>
 
 #include "overlace/error.h"
@@ -16,29 +16,15 @@
 #include "src/context/machine.h"
 #include "src/plan/cache.h"
 #include "src/runtime/state.h"
+#include "src/spec/operators.h"
 
 namespace overlace {
 namespace {
 
+constexpr size_t kMostMet = 4096;  // problems
+
 using base::Json;
 using base::Result;
-
-/// The text of rank 0, of any length. Collective.
-std::string text_of_first(Team& team, const std::string& mine) {
-  constexpr size_t kMost = 60 << 10;  // less than an exchange takes
-  const uint64_t size = mine.size();
-  const std::vector<Bytes> sizes = team.exchange(std::as_bytes(std::span(&size, 1)));
-  uint64_t total = 0;
-  std::memcpy(&total, sizes.front().data(), std::min(sizes.front().size(), sizeof total));
-  std::string out;
-  while (out.size() < total) {
-    const std::string part = team.rank() == 0 ? mine.substr(out.size(), kMost) : std::string();
-    const std::vector<Bytes> parts = team.exchange(std::as_bytes(std::span(part)));
-    if (parts.front().empty()) throw_error(Errc::internal, "context: rank 0 sent less than it said");
-    out.append(reinterpret_cast<const char*>(parts.front().data()), parts.front().size());
-  }
-  return out;
-}
 
 /// What rank 0 tells the others, as text: an error, or a machine, where it comes from, and what is kept for it.
 std::string found_by_first(Runtime& runtime, const ContextOptions& options) {
@@ -94,8 +80,25 @@ struct Context::State {
   plan::Planner planner;
   const std::string origin;
   bool explains = false;
+  std::atomic<uint64_t> generation = 0;
   std::mutex mutex;
   std::set<std::string> explained;
+  std::list<spec::OpSpec> met;  // the latest first
+  std::map<std::string, std::list<spec::OpSpec>::iterator> met_by_key;
+
+  void meet(const spec::OpSpec& op) {
+    const std::lock_guard lock(mutex);
+    const auto [known, is_new] = met_by_key.try_emplace(spec::key_of(op), met.end());
+    if (!is_new) {
+      met.splice(met.begin(), met, known->second);
+      return;
+    }
+    met.push_front(op);
+    known->second = met.begin();
+    if (met.size() <= kMostMet) return;
+    met_by_key.erase(spec::key_of(met.back()));
+    met.pop_back();
+  }
 
   void explain(const spec::OpSpec& op, const plan::Plan& plan) {
     const std::string line =
@@ -109,7 +112,7 @@ Context::Context(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 Context Context::open(Runtime& runtime, const ContextOptions& options) {
   Team& team = runtime.world();
-  const std::string text = text_of_first(team, team.rank() == 0 ? found_by_first(runtime, options) : "");
+  const std::string text = runtime::text_of_first(team, team.rank() == 0 ? found_by_first(runtime, options) : "");
   const Json json = Json::parse(text, "context").value();
   if (const Json* error = json.find("error"); error != nullptr)
     throw_error(static_cast<Errc>(json.find("code")->as_int()), error->as_string());
@@ -123,10 +126,23 @@ const spec::Machine& Context::machine() const { return state_->planner.machine()
 const std::string& Context::machine_origin() const { return state_->origin; }
 
 std::shared_ptr<const plan::Plan> Context::plan(const spec::OpSpec& op, uint64_t heap_bytes) const {
+  if (heap_bytes == 0) state_->meet(op);
   std::shared_ptr<const plan::Plan> found = heap_bytes == 0 ? state_->planner.kept(op) : nullptr;
   if (found == nullptr) found = state_->planner.plan(op, {.heap_bytes = heap_bytes});
   if (state_->explains) state_->explain(op, *found);
   return found;
 }
+
+std::vector<spec::OpSpec> Context::met() const {
+  const std::lock_guard lock(state_->mutex);
+  return {state_->met.begin(), state_->met.end()};
+}
+
+void Context::keep(const std::vector<std::shared_ptr<const plan::Plan>>& plans, const std::string& kept_in) const {
+  for (const auto& plan : plans) state_->planner.keep(*plan, kept_in);
+  ++state_->generation;
+}
+
+uint64_t Context::generation() const { return state_->generation.load(std::memory_order_relaxed); }
 
 }  // namespace overlace

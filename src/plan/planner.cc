@@ -25,9 +25,10 @@ namespace {
 using spec::Machine;
 using spec::OpSpec;
 
-constexpr size_t kSimulated = 8;  // of the candidates, the best of the recurrence
-constexpr size_t kProbed = 3;     // of these, the best, besides the library
-constexpr size_t kKept = 4096;    // plans
+constexpr size_t kSimulated = 8;                // of the candidates, the best of the recurrence
+constexpr size_t kProbed = 3;                   // of these, the best, besides the library
+constexpr size_t kKept = 4096;                  // plans
+constexpr std::string_view kKeptKey = "kept ";  // how keys of what kept() has found begin
 constexpr double kLeastShortGain = 0.1;
 
 /// Exact up to 256, then eight per octave, upwards.
@@ -284,6 +285,7 @@ struct Planner::State {
   const Cache cache;
   const std::string kept_in;
   std::mutex mutex;
+  std::map<std::string, std::pair<Decision, std::string>> probed;    // by key: keep(), with where it is kept
   std::map<std::string, std::shared_ptr<const Decision>> decisions;  // by bucket of M
   std::map<std::string, std::shared_ptr<const Plan>> plans;          // by M
 };
@@ -327,10 +329,19 @@ Plan plan_of(const OpSpec& op, const OpSpec& upper, const Decision& decision, co
 
 std::shared_ptr<const Plan> Planner::kept(const OpSpec& op) const {
   const OpSpec upper = upper_of(op);
-  const std::string exact = "kept " + key_of(op, {}, op.m);
+  const std::string exact = std::string(kKeptKey) + key_of(op, {}, op.m);
   const bool stays = !state_->cache.is_on();  // no file, whose lines others may replace
   const std::lock_guard lock(state_->mutex);
   if (const auto found = state_->plans.find(exact); stays && found != state_->plans.end()) return found->second;
+  if (const auto probed = state_->probed.find(key_of(op, {.limit = Tier::probe}, upper.m));
+      probed != state_->probed.end()) {
+    const auto& [decision, kept_in] = probed->second;
+    auto plan = std::make_shared<Plan>(plan_of(op, upper, decision, state_->machine_for(op)));
+    plan->key = probed->first;
+    plan->reason += "; kept in " + kept_in;
+    if (state_->plans.size() < kKept) state_->plans[exact] = plan;
+    return plan;
+  }
   for (const Tier tier : {Tier::probe, Tier::simulation}) {
     const std::string key = key_of(op, {.limit = tier}, upper.m);
     const std::optional<Decision> found = decision_of(state_->cache.find(key), key, state_->machine);
@@ -342,6 +353,12 @@ std::shared_ptr<const Plan> Planner::kept(const OpSpec& op) const {
     return plan;
   }
   return nullptr;
+}
+
+void Planner::keep(const Plan& plan, const std::string& kept_in) {
+  const std::lock_guard lock(state_->mutex);
+  state_->probed[plan.key] = {{plan.candidate, plan.tier, plan.reason, plan.others, plan.options}, kept_in};
+  std::erase_if(state_->plans, [](const auto& one) { return one.first.starts_with(kKeptKey); });
 }
 
 std::shared_ptr<const Plan> Planner::plan(const OpSpec& op, const PlanOptions& options) {

@@ -136,6 +136,9 @@ inline constexpr uint32_t kSubTeamShare = 16;  // of the ids a sub-team gets one
 /// A channel of its own even if the team has one for this stream (engines).
 Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& options);
 
+/// The text of the team's first rank, of any length. Collective.
+std::string text_of_first(Team& team, const std::string& mine);
+
 /// Around each call of an operator. begin: compares `operation()` where CheckOptions::calls is set (desync on all
 /// ranks of the team), and keeps the order of channels that do not fit side by side. end: CheckOptions::sync;
 /// `is_captured`: whether the channel's stream is, from who has asked already.

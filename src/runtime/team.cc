@@ -141,4 +141,20 @@ NetEngine* Team::net() { return state_ ? state_->engine.get() : nullptr; }
 
 Runtime& Team::runtime() const { return *state_->runtime->owner; }
 
+std::string runtime::text_of_first(Team& team, const std::string& mine) {
+  constexpr size_t kMost = 60 << 10;  // less than an exchange takes
+  const uint64_t size = mine.size();
+  const std::vector<Bytes> sizes = team.exchange(std::as_bytes(std::span(&size, 1)));
+  uint64_t total = 0;
+  std::memcpy(&total, sizes.front().data(), std::min(sizes.front().size(), sizeof total));
+  std::string out;
+  while (out.size() < total) {
+    const std::string part = team.rank() == 0 ? mine.substr(out.size(), kMost) : std::string();
+    const std::vector<Bytes> parts = team.exchange(std::as_bytes(std::span(part)));
+    if (parts.front().empty()) throw_error(Errc::internal, "text_of_first: rank 0 sent less than it said");
+    out.append(reinterpret_cast<const char*>(parts.front().data()), parts.front().size());
+  }
+  return out;
+}
+
 }  // namespace overlace

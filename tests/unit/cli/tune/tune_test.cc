@@ -50,13 +50,13 @@ TEST(TuneProblems, BadWordsAreRefusedWithTheOption) {
   EXPECT_EQ(refusal("tiny", "64", "gemm_rs:8x8x8"), "accepted");
 }
 
-TuneResult sample() {
+TuneReport sample() {
   TuneWords words;
   words.shapes = {"gemm_rs:64x8x8", "ag_gemm:64x8x8", "gemm_ar:64x8x8"};
   const std::vector<TuneProblem> list = problems_of(words, 2, DType::fp32);
-  TuneResult out{"here", "here.json, calibrated", "plans.jsonl", 2.5, {}, {list[2]}};
-  out.tuned.push_back({list[0], true, {"library", 1}, {"library", 1}, 30, 30, 30});
-  out.tuned.push_back({list[1], false, {"library", 1}, {"hetero_fused_1d", 2}, 20, 16, 20});
+  TuneReport out{"here", "here.json, calibrated", "plans.jsonl", 2.5, {{}, {list[2].op}}, list};
+  out.result.tuned.push_back({list[0].op, true, {"library", 1}, {"library", 1}, 30, 30, 30});
+  out.result.tuned.push_back({list[1].op, false, {"library", 1}, {"hetero_fused_1d", 2}, 20, 16, 20});
   return out;
 }
 

@@ -1,10 +1,10 @@
-#include "cli/measure.h"
+#include "src/tuning/measure.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-namespace overlace::cli {
+namespace overlace::tuning {
 namespace {
 
 using base::Result;
@@ -137,4 +137,4 @@ TEST(Measure, TellsHowFarItIs) {
 }
 
 }  // namespace
-}  // namespace overlace::cli
+}  // namespace overlace::tuning

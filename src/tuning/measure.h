@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "overlace/team.h"
 #include "src/base/timing.h"
 
-namespace overlace::cli {
+namespace overlace::tuning {
 
 /// Queues `iterations` of itself. Every rank has the same list of competitors.
 struct Competitor {
@@ -29,6 +30,9 @@ class Crew {
   /// Steady clock of this rank.
   virtual double now_us() { return base::steady_us(); }
 };
+
+/// Crew::max_over_ranks of a team.
+base::Result<std::vector<double>> max_over_ranks(Team& team, const std::vector<double>& mine);
 
 struct MeasureOptions {
   int repetitions = 7;
@@ -50,4 +54,4 @@ base::Result<std::vector<Timing>> measure(const std::vector<Competitor>& competi
                                           const MeasureOptions& options,
                                           const std::function<void(int done, int total)>& on_step = {});
 
-}  // namespace overlace::cli
+}  // namespace overlace::tuning

@@ -1,12 +1,14 @@
-#include "cli/measure.h"
+#include "src/tuning/measure.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <span>
 
 #include "src/base/statistics.h"
 #include "src/base/timing.h"
 
-namespace overlace::cli {
+namespace overlace::tuning {
 namespace {
 
 using base::Result;
@@ -57,6 +59,29 @@ Result<std::vector<int>> choose_iterations(const std::vector<Competitor>& compet
 
 }  // namespace
 
+Result<std::vector<double>> max_over_ranks(Team& team, const std::vector<double>& mine) {
+  constexpr size_t kAtOnce = (size_t{32} << 10) / sizeof(double);  // an exchange takes 64 KiB
+  std::vector<double> out = mine;
+  try {
+    for (size_t first = 0; first < mine.size(); first += kAtOnce) {
+      const std::span part(mine.data() + first, std::min(kAtOnce, mine.size() - first));
+      for (const Bytes& theirs : team.exchange(std::as_bytes(part))) {
+        if (theirs.size() != part.size_bytes())
+          return base::error(Errc::desync, "a rank gave {} bytes of samples, another {}", part.size_bytes(),
+                             theirs.size());
+        for (size_t i = 0; i < part.size(); ++i) {
+          double value = 0;
+          std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+          out[first + i] = std::max(out[first + i], value);
+        }
+      }
+    }
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+  return out;
+}
+
 Result<std::vector<Timing>> measure(const std::vector<Competitor>& competitors, Crew& crew,
                                     const MeasureOptions& options,
                                     const std::function<void(int done, int total)>& on_step) {
@@ -88,4 +113,4 @@ Result<std::vector<Timing>> measure(const std::vector<Competitor>& competitors, 
   return out;
 }
 
-}  // namespace overlace::cli
+}  // namespace overlace::tuning

@@ -1,0 +1,60 @@
+// Measuring what will run, of the C API.
+#include "overlace/tune.h"
+
+#include "src/capi/convert.h"
+#include "src/spec/operators.h"
+
+using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
+using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
+
+namespace {
+
+std::string plan_text(const plan::Candidate& candidate) {
+  return spec::has_degree(candidate.family) ? base::format("{}:{}", candidate.family, candidate.degree)
+                                            : candidate.family;
+}
+
+/// Replaces what the channel has of an earlier call.
+void keep(const TuneResult& result, ChannelObject* channel) {
+  channel->tuned.clear();
+  channel->tuned_texts.clear();
+  const auto text = [&](std::string words) { return channel->tuned_texts.emplace_back(std::move(words)).c_str(); };
+  for (const Tuned& one : result.tuned) {
+    const bool has_failed = !one.failure.empty();
+    const int state = has_failed ? OVL_TUNE_FAILED : one.was_kept ? OVL_TUNED_BEFORE : OVL_TUNED_NOW;
+    channel->tuned.push_back({text(one.op.to_string()), text(plan_text(one.usual)), text(plan_text(one.tuned)),
+                              text(one.failure), one.usual_us, one.tuned_us, one.library_us, state});
+  }
+  for (const spec::OpSpec& op : result.left)
+    channel->tuned.push_back({text(op.to_string()), text(""), text(""), text(""), 0, 0, 0, OVL_TUNE_LEFT});
+}
+
+}  // namespace
+
+int ovl_tune(ovl_channel* channel, const ovl_op* problems, int count, double seconds, const ovl_tuned** tuned,
+             int* num_tuned) {
+  return guarded([&]() -> base::Status {
+    constexpr std::string_view kCall = "ovl_tune";
+    Entry entry;
+    std::shared_ptr<ChannelObject> object;
+    OVERLACE_TRY(check_not_null({kCall, "tuned"}, tuned));
+    OVERLACE_TRY(check_not_null({kCall, "num_tuned"}, num_tuned));
+    if (!(seconds >= 0)) return base::invalid_argument("{}: seconds is {}, wanted 0 or more", kCall, seconds);
+    if (count < 0) return base::invalid_argument("{}: count is {}, wanted 0 or more", kCall, count);
+    std::vector<spec::OpSpec> list;
+    for (int i = 0; problems != nullptr && i < count; ++i) {
+      base::Result<spec::OpSpec> problem = op_of({kCall, "problems"}, &problems[i]);
+      if (!problem.ok()) return problem.status();
+      list.push_back(std::move(*problem));
+    }
+    OVERLACE_TRY(enter({kCall, "channel"}, channel, &entry, &object));
+    const Context& context = *entry.shared()->context;
+    const TuneOptions options = {.seconds = seconds};
+    keep(
+        problems == nullptr ? tune(context, *object->channel, options) : tune(context, *object->channel, list, options),
+        object.get());
+    *tuned = object->tuned.data();
+    *num_tuned = static_cast<int>(object->tuned.size());
+    return {};
+  });
+}

@@ -1,0 +1,146 @@
+#include "src/tuning/prober.h"
+
+#include <algorithm>
+#include <map>
+
+#include "src/base/half.h"
+#include "src/base/statistics.h"
+#include "src/ops/common/bodies.h"
+#include "src/runtime/state.h"
+#include "src/spec/expand.h"
+#include "src/spec/operators.h"
+
+namespace overlace::tuning {
+namespace {
+
+using base::Result;
+using base::Status;
+
+constexpr int kRepetitions = 9;
+constexpr double kBurstUs = 1500;
+
+template <class Work>
+Status guarded(Work work) {
+  try {
+    work();
+    return {};
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+/// Arguments of a problem's schedules by name, in memory of this rank that ends with this.
+class Operands {
+ public:
+  Operands(Channel& channel, uint64_t seed)
+      : backend_(*channel.team().runtime().state().backend), stream_(channel.stream()), state_(seed) {}
+  Operands(const Operands&) = delete;
+  Operands& operator=(const Operands&) = delete;
+  ~Operands() {
+    for (const auto& [name, view] : views_) backend_.free_local(view.data);
+  }
+  /// Normal data where there is no such argument yet.
+  Status add(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+    if (views_.contains(name)) return {};
+    if (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16)
+      return base::error(Errc::not_supported, "argument {} is {}, wanted fp32, bf16 or fp16: data are made up", name,
+                         dtype_name(dtype));
+    if (shape.size() != 2)
+      return base::error(Errc::not_supported, "argument {} has {} dimensions, wanted 2: data are made up", name,
+                         shape.size());
+    const size_t bytes = static_cast<size_t>(shape[0] * shape[1]) * dtype_bytes(dtype);
+    const Result<void*> memory = backend_.allocate_local(std::max<size_t>(bytes, 1), stream_);
+    if (!memory.ok()) return memory.status();
+    views_[name] = TensorView::contiguous(*memory, dtype, {shape[0], shape[1]});
+    return fill(static_cast<char*>(*memory), bytes, dtype);
+  }
+  const exec::Bindings& views() const { return views_; }
+
+ private:
+  /// Sums of four uniform numbers: data of low entropy would run faster than real ones.
+  Status fill(char* to, size_t bytes, DType dtype) {
+    constexpr size_t kValues = 64 * 1024;
+    if (pieces_[dtype].empty()) {
+      std::vector<char>& piece = pieces_[dtype];
+      piece.resize(kValues * dtype_bytes(dtype));
+      for (size_t i = 0; i < kValues; ++i) {
+        const float value = uniform() + uniform() + uniform() + uniform();
+        base::store_element(piece.data(), dtype, static_cast<int64_t>(i), value);
+      }
+    }
+    const std::vector<char>& piece = pieces_[dtype];
+    for (size_t at = 0; at < bytes; at += piece.size())
+      OVERLACE_TRY(backend_.copy(to + at, piece.data(), std::min(piece.size(), bytes - at)));
+    return {};
+  }
+  float uniform() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<float>(state_ >> 40) * 0x1p-24f - 0.5f;
+  }
+
+  runtime::BackendState& backend_;
+  StreamRef stream_;
+  uint64_t state_;
+  exec::Bindings views_;
+  std::map<DType, std::vector<char>> pieces_;
+};
+
+/// Of all schedules; expansions say the shapes.
+Status make_operands(const std::vector<spec::Schedule>& schedules, const Team& team, Operands* out) {
+  for (const spec::Schedule& schedule : schedules) {
+    const Result<spec::Expansion> expansion = spec::expand(schedule, team.rank(), team.size());
+    if (!expansion.ok()) return expansion.status();
+    for (size_t i = 0; i < schedule.buffers.size(); ++i) {
+      const spec::Buffer& buffer = schedule.buffers[i];
+      if (buffer.space == spec::Space::argument)
+        OVERLACE_TRY(out->add(buffer.name, buffer.dtype, expansion->buffer_shapes[i]));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::string> ChannelProber::from_first(const std::string& mine) {
+  std::string out;
+  OVERLACE_TRY(guarded([&] { out = runtime::text_of_first(team_, mine); }));
+  return out;
+}
+
+Status ChannelProber::synchronize() {
+  return guarded([&] { team_.runtime().synchronize(); });
+}
+Status ChannelProber::barrier() {
+  return guarded([&] { team_.barrier(); });
+}
+
+Result<std::vector<spec::Estimate>> ChannelProber::measure(const std::vector<spec::Schedule>& schedules,
+                                                           const spec::OpSpec&) {
+  ++measured_;
+  Operands operands(channel_, 0x9E3779B97F4A7C15u * (static_cast<uint64_t>(team_.rank()) + 1));
+  const Status made = make_operands(schedules, team_, &operands);
+  const auto is_missing = max_over_ranks({made.ok() ? 0.0 : 1.0});  // nobody waits for a rank that has none
+  if (!made.ok()) return made;
+  if (!is_missing.ok()) return is_missing.status();
+  if (is_missing->front() > 0) return base::error(Errc::peer_lost, "another rank has no operands");
+  std::vector<Competitor> list;
+  for (const spec::Schedule& schedule : schedules)
+    list.push_back({schedule.family, [&](int iterations) -> Status {
+                      for (int i = 0; i < iterations; ++i)
+                        OVERLACE_TRY(exec::run(channel_, schedule, "tune", operands.views(), ops::bodies(channel_)));
+                      return {};
+                    }});
+  MeasureOptions options;
+  options.repetitions = kRepetitions;
+  options.burst_us = kBurstUs;
+  const auto timings = tuning::measure(list, *this, options);
+  const Status idle = synchronize();  // before the operands go
+  if (!timings.ok()) return timings.status();
+  OVERLACE_TRY(idle);
+  std::vector<spec::Estimate> out;
+  for (const Timing& one : *timings)
+    out.push_back({one.median_us, base::percentile(one.samples_us, 10), base::percentile(one.samples_us, 90), {}});
+  return out;
+}
+
+}  // namespace overlace::tuning

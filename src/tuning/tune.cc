@@ -1,0 +1,136 @@
+#include "overlace/tune.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "overlace/error.h"
+#include "src/base/env.h"
+#include "src/base/format.h"
+#include "src/base/timing.h"
+#include "src/runtime/state.h"
+#include "src/sim/schedule/simulation.h"
+#include "src/spec/operators.h"
+#include "src/tuning/prober.h"
+
+namespace overlace {
+namespace {
+
+using spec::OpSpec;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0, end = 0; (end = text.find('\n', at)) != std::string::npos; at = end + 1)
+    out.push_back(text.substr(at, end - at));
+  return out;
+}
+
+/// Refuses, on all ranks, what cannot be measured on this channel.
+void check(const Context& context, Channel& channel, const std::vector<OpSpec>& problems) {
+  Team& team = channel.team();
+  const int ranks = team.size();
+  RuntimeState& state = team.runtime().state();
+  state.check_no_capture("tune").or_throw();
+  std::string keys;
+  for (const OpSpec& op : problems) {
+    if (op.ranks != ranks)
+      base::invalid_argument("tune: {} is a problem of {} ranks, wanted {} as the team", op.to_string(), op.ranks,
+                             ranks)
+          .or_throw();
+    (void)spec::make_schedule(op, std::string(spec::kLibrary));  // refuses what no schedule fits
+    keys += spec::key_of(op) + "\n";
+  }
+  const spec::Machine& machine = context.machine();
+  if (!machine.has_costs())
+    throw_error(Errc::not_supported,
+                base::format("tune: {} ({}), which has no costs to choose candidates by; wanted --machine NAME or "
+                             "FILE.json (overlace calibrate), or OVERLACE_MACHINE",
+                             machine.name, context.machine_origin()));
+  const std::vector<std::string> first = lines_of(runtime::text_of_first(team, keys)), mine = lines_of(keys);
+  const size_t at =
+      static_cast<size_t>(std::mismatch(first.begin(), first.end(), mine.begin(), mine.end()).second - mine.begin());
+  std::string text = base::format("{} problems", mine.size());
+  if (at < mine.size()) text += base::format(", of which number {} is {}", at + 1, problems[at].to_string());
+  team.agree(text, "tune: the list");
+}
+
+/// Collective: what the first rank's clock says.
+bool is_over(tuning::ChannelProber& prober, double begin, double seconds) {
+  const std::string mine = seconds > 0 && base::steady_s() - begin > seconds ? "over" : "goes on";
+  return prober.from_first(mine).value() == "over";
+}
+
+double us_of(const plan::Plan& plan, const plan::Candidate& candidate) {
+  for (const plan::Alternative& one : plan.others)
+    if (one.candidate == candidate) return one.us;
+  return std::nan("");
+}
+
+}  // namespace
+
+TuneResult tune(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
+                const TuneOptions& options) {
+  Team& team = channel.team();
+  check(context, channel, problems);
+  team.runtime().synchronize();
+  const double begin = base::steady_s();
+  const std::string path = options.cache.empty() ? base::env().plan_cache : options.cache;
+  tuning::ChannelProber prober(channel);
+  const sim::Simulation simulation;
+  plan::Planner planner(context.machine(), {.simulation = &simulation, .prober = &prober, .cache = path});
+  plan::Planner untuned(context.machine());
+  TuneResult out;
+  std::vector<std::shared_ptr<const plan::Plan>> plans;
+  for (const OpSpec& op : problems) {
+    if (!out.left.empty() || is_over(prober, begin, options.seconds)) {
+      out.left.push_back(op);
+      continue;
+    }
+    if (options.on_problem) options.on_problem(op, out.tuned.size(), problems.size());
+    const int before = prober.measured();
+    const std::shared_ptr<const plan::Plan> plan = planner.plan(op, {.limit = plan::Tier::probe});
+    Tuned one;
+    one.op = op;
+    one.was_kept = prober.measured() == before;
+    one.usual = untuned.plan(op)->candidate;
+    if (plan->tier == plan::Tier::probe) {
+      one.tuned = plan->candidate;
+      one.usual_us = us_of(*plan, one.usual);
+      one.tuned_us = us_of(*plan, one.tuned);
+      one.library_us = us_of(*plan, {std::string(spec::kLibrary), 1});
+      plans.push_back(plan);
+    } else {
+      one.tuned = one.usual;
+      one.failure = plan->reason;
+    }
+    out.tuned.push_back(std::move(one));
+  }
+  team.runtime().check();  // a rank that left is no problem that could not be measured
+  context.keep(plans, path.empty() ? "this context" : path);
+  return out;
+}
+
+TuneResult tune(const Context& context, Channel& channel, const TuneOptions& options) {
+  Team& team = channel.team();
+  std::map<std::string, OpSpec> mine;
+  std::string keys;
+  for (const OpSpec& op : context.met()) {
+    if (op.ranks != team.size()) continue;
+    const std::string key = spec::key_of(op);
+    mine.emplace(key, op);
+    keys += key + "\n";
+  }
+  const std::vector<std::string> wanted = lines_of(runtime::text_of_first(team, keys));
+  std::string have;  // a letter for each
+  for (const std::string& key : wanted) have += mine.contains(key) ? 'y' : 'n';
+  for (const Bytes& theirs : team.exchange(std::as_bytes(std::span(have))))
+    for (size_t i = 0; i < have.size() && i < theirs.size(); ++i)
+      if (theirs[i] != std::byte{'y'}) have[i] = 'n';
+  std::vector<OpSpec> problems;
+  for (size_t i = 0; i < wanted.size(); ++i)
+    if (have[i] == 'y') problems.push_back(mine.at(wanted[i]));
+  return tune(context, channel, problems, options);
+}
+
+}  // namespace overlace
