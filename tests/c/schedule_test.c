@@ -1,6 +1,7 @@
 // Schedules through the C API: chosen, shown, written and read again, and asked where they fit.
 #include <stdlib.h>
 
+#include "overlace/capi_tune.h"
 #include "tests/c/threads.h"
 
 static ovl_op op_of(const char* name, int64_t m, int64_t n, int64_t k) {
@@ -135,10 +136,36 @@ static void test_fit(ovl_runtime* runtime, ovl_team* team, int rank) {
   EXPECT_OK_RANK(rank, ovl_schedule_free(library));
 }
 
+/// Of two ranks: what cannot be measured is refused, with a message, before anything runs.
+static void test_tune(ovl_runtime* runtime, ovl_team* team, int rank) {
+  (void)runtime;
+  const ovl_op op = op_of("gemm_rs", 64, 48, 32);
+  ovl_op bad = op;
+  ovl_channel* channel = NULL;
+  const ovl_tuned* tuned = NULL;
+  int count = -1;
+  EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
+  CHECK_RANK(rank, ovl_tune(channel, &op, 1, -1, &tuned, &count) == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(rank, has(ovl_error_text(), "ovl_tune: seconds is -1, wanted 0 or more"));
+  CHECK_RANK(rank, ovl_tune(channel, &op, -1, 0, &tuned, &count) == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(rank, has(ovl_error_text(), "ovl_tune: count is -1, wanted 0 or more"));
+  CHECK_RANK(rank, ovl_tune(channel, &op, 1, 0, NULL, &count) == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(rank, has(ovl_error_text(), "ovl_tune: tuned is null, wanted an address"));
+  CHECK_RANK(rank, ovl_tune(NULL, &op, 1, 0, &tuned, &count) == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(rank, has(ovl_error_text(), "ovl_tune: channel is null, wanted a channel"));
+  bad.ranks = 3;
+  CHECK_RANK(rank, ovl_tune(channel, &bad, 1, 0, &tuned, &count) == OVL_INVALID_ARGUMENT);
+  CHECK_RANK(rank, has(ovl_error_text(), "is a problem of 3 ranks, wanted 2 as the team"));
+  CHECK_RANK(rank, ovl_tune(channel, &op, 1, 0, &tuned, &count) == OVL_NOT_SUPPORTED);
+  CHECK_RANK(rank, has(ovl_error_text(), "which has no costs to choose candidates by"));
+  CHECK_RANK(rank, tuned == NULL && count == -1);
+}
+
 int main(void) {
   test_choice();
   test_bad_machine();
   test_round_trip();
   run_ranks(test_fit);
+  run_ranks(test_tune);
   return finish("schedule_test", 60);
 }

@@ -1,0 +1,67 @@
+// Measuring in a program with GPUs: the winners are right, known calls and graphs stay so, captures are refused.
+#include "overlace/tune.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/gpu/support/gpu_ranks.h"
+#include "tests/gpu/support/ops_site.h"
+
+namespace overlace {
+namespace {
+
+TEST(GpuTune, WinnersAreRightAndWhatWasCapturedBeforeToo) {
+  OVERLACE_NEED_GPUS(2);
+  const std::string failure = on_ranks(2, [](Runtime& runtime, cudaStream_t stream) {
+    Team& team = runtime.world();
+    Channel& channel = team.channel(StreamRef::cuda(stream));
+    const Context context = Context::open(runtime);
+    Site few(Problem{.op = "gemm_ar", .m = 40, .n = 1024, .k = 512}, channel);
+    Site many(Problem{.op = "gemm_rs", .m = 2000, .n = 2048, .k = 1024}, channel);
+    Site gathered(Problem{.op = "ag_gemm", .m = 1024, .n = 1024, .k = 2048}, channel);
+    std::vector<Site*> sites = {&few, &many, &gathered};
+    for (Site* site : sites) site->run(context.plan(site->op())->schedule);
+    runtime.synchronize();
+
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    many.run(context.plan(many.op())->schedule);
+    try {
+      (void)tune(context, channel, {many.op()});
+      require("tuned inside of a capture", "gemm_rs");
+    } catch (const InvalidArgument& error) {
+      if (error.code() != Errc::capture) throw;
+    }
+    cuda_ok(cudaStreamEndCapture(stream, &graph));
+    cuda_ok(cudaGraphInstantiate(&exec, graph, 0));
+
+    const TuneResult result = tune(context, channel);
+    if (result.tuned.size() != sites.size()) require("not all that was called", "tune");
+    for (const Tuned& one : result.tuned) {
+      require(one.failure, one.op.to_string());
+      if (!(one.tuned_us > 0 && one.library_us > 0)) require("no times", one.op.to_string());
+      if (one.tuned_us > one.library_us) require("slower than the library", one.op.to_string());
+    }
+    for (int turn = 0; turn < 3; ++turn) {
+      for (Site* site : sites) {
+        const auto plan = context.plan(site->op());
+        if (plan->tier != plan::Tier::probe) require("not the measured plan", site->op().to_string());
+        site->out().poison();
+        site->run(plan->schedule);
+        runtime.synchronize();
+        require(site->mismatch(), site->op().to_string() + " " + to_string(plan->candidate));
+      }
+      many.out().poison();
+      cuda_ok(cudaGraphLaunch(exec, stream));
+      runtime.synchronize();
+      require(many.mismatch(), "the captured call");
+      team.barrier();
+    }
+    cuda_ok(cudaGraphExecDestroy(exec));
+    cuda_ok(cudaGraphDestroy(graph));
+  });
+  EXPECT_EQ(failure, "");
+}
+
+}  // namespace
+}  // namespace overlace
