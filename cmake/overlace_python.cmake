@@ -79,7 +79,8 @@ function(overlace_python)
   endif()
 endfunction()
 
-# What `pip install .` builds and installs (pyproject.toml).
+# What `pip install .` builds and installs (pyproject.toml): the code once, in liboverlace.so, with the command line;
+# overlace/bin/overlace only calls it, and the script in PATH starts that.
 function(overlace_wheel)
   if(NOT SKBUILD)
     return()
@@ -88,9 +89,23 @@ function(overlace_wheel)
   # NOTE: a wheel holds no links: the file gets the name that the loader looks for.
   set_target_properties(overlace_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
   install(TARGETS overlace_shared LIBRARY DESTINATION overlace/lib COMPONENT python NAMELINK_SKIP)
-  if(TARGET overlace)
+  if(OVERLACE_CLI)
+    add_library(overlace_main OBJECT ${OVERLACE_CLI})
+    set_target_properties(overlace_main PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+    target_compile_definitions(overlace_main PRIVATE "main=__attribute__((visibility(\"default\"))) overlace_main")
+    target_link_libraries(overlace_main PRIVATE overlace_cli_parts CLI11::CLI11)
+    target_link_libraries(overlace_shared PRIVATE overlace_main overlace_cli_parts)
+    set(source ${PROJECT_BINARY_DIR}/cli/program.cc)
+    string(CONCAT text "int overlace_main(int argc, char** argv);\n"
+                       "int main(int argc, char** argv) { return overlace_main(argc, argv); }\n")
+    file(CONFIGURE OUTPUT ${source} CONTENT "${text}")
+    add_executable(overlace ${source})
+    target_link_libraries(overlace PRIVATE overlace_shared)
+    set_target_properties(overlace PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
     add_dependencies(overlace_wheel overlace)
-    install(TARGETS overlace RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+    install(TARGETS overlace RUNTIME DESTINATION overlace/bin COMPONENT python)
+    install(PROGRAMS ${PROJECT_SOURCE_DIR}/python/program.py DESTINATION ${SKBUILD_SCRIPTS_DIR} RENAME overlace
+            COMPONENT python)
   endif()
   if(NOT OVERLACE_TORCH_FOUND)
     message(WARNING "this wheel has no operators for PyTorch: ${OVERLACE_TORCH_TEXT}")

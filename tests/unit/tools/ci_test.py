@@ -9,6 +9,7 @@ import tempfile
 import time
 import unittest
 import unittest.mock
+import zipfile
 from pathlib import Path
 
 import support
@@ -341,11 +342,32 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(install_tree.missing_symbols(hidden), ["not exported: overlace::Runtime::open"])
 
 
-class WheelTest(unittest.TestCase):
-    def test_a_large_wheel_fails(self) -> None:
-        self.assertEqual(wheel.size_case("wheel", wheel.MOST_BYTES).outcome, PASSED)
-        large = wheel.size_case("wheel", wheel.MOST_BYTES + 100_000)
-        self.assertEqual((large.outcome, large.detail), (FAILED, "40.1 MB, wanted at most 40 MB"))
+class WheelTest(support.TreeTest):
+    LIBRARY = "overlace/lib/liboverlace.so.0.1"
+
+    def complaints(self, **files: bytes) -> list[str]:
+        path = self.root / "overlace.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(self.LIBRARY, bytes(2 * wheel.LARGE))
+            for name, data in files.items():
+                archive.writestr(name, data)
+        with contextlib.redirect_stdout(io.StringIO()):
+            return wheel.content_complaints(path)
+
+    def test_content(self) -> None:
+        self.assertEqual(self.complaints(small=bytes(1000)), [])
+        found = f"files above 1 MB are ['{self.LIBRARY}', 'copy'], wanted one: overlace/lib/liboverlace.so.N"
+        self.assertEqual(self.complaints(copy=bytes(2 * wheel.LARGE)), [found])
+        large = self.complaints(rest=bytes(wheel.MOST_BYTES))
+        self.assertEqual(large[0], "27.0 MB unpacked, wanted at most 25 MB")
+        self.assertEqual(self.complaints(lib=b"..debug_info."), ["debug information in ['lib'], wanted none"])
+
+    def test_tag(self) -> None:
+        name = "overlace-0.1.0-py3-none-{}.whl"
+        self.assertEqual(wheel.tag_complaints(name.format("manylinux_2_35_x86_64"), "2.36"), [])
+        newer = wheel.tag_complaints(name.format("manylinux_2_38_x86_64"), "2.36")
+        self.assertEqual(newer, [name.format("manylinux_2_38_x86_64") + "; wanted at most glibc 2.36"])
+        self.assertEqual(len(wheel.tag_complaints(name.format("linux_x86_64"), "2.36")), 1)
 
 
 class ExamplesTest(support.TreeTest):
