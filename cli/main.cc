@@ -6,11 +6,11 @@
 #include "cli/bench/bench.h"
 #include "cli/options.h"
 #include "cli/run/outputs.h"
-#include "cli/version.h"
 #include "overlace/error.h"
 #include "src/base/env.h"
 #include "src/base/log.h"
 #include "src/base/status.h"
+#include "src/base/version.h"
 
 namespace {
 
@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   std::optional<std::vector<std::string>> program;
   if (own < argc) program.emplace(argv + own + 1, argv + argc);
   CLI::App app("overlace: communication hidden behind the computation that depends on it");
-  app.set_version_flag("--version", overlace::cli::version_text());
+  app.set_version_flag("--version", std::string("overlace ") + overlace::base::version());
   app.require_subcommand(1);
   using namespace overlace::cli;
   const Command commands[] = {add_run(app, program), add_doctor(app),    add_trace(app), add_sim(app),

@@ -62,6 +62,12 @@ function(overlace_module name)
     target_include_directories(overlace_io SYSTEM PRIVATE ${OVERLACE_URING_INCLUDE})
   endif()
   if(name STREQUAL "base")
+    set(version_source ${CMAKE_CURRENT_BINARY_DIR}/base/version.cc)
+    add_custom_target(overlace_version BYPRODUCTS ${version_source} VERBATIM
+      COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUT=${version_source}
+              -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/overlace_version.cmake)
+    target_sources(overlace_base PRIVATE ${version_source})
+    add_dependencies(overlace_base overlace_version)
     target_link_libraries(overlace_base PRIVATE fmt::fmt-header-only nlohmann_json::nlohmann_json)
   endif()
 endfunction()
@@ -116,12 +122,7 @@ function(overlace_cli)
     set(page_source ${CMAKE_CURRENT_BINARY_DIR}/cli/page_template.cc)
     add_custom_command(OUTPUT ${page_source} DEPENDS ${page} ${writer}
       COMMAND ${CMAKE_COMMAND} -DIN=${page} -DOUT=${page_source} -P ${writer} VERBATIM)
-    set(commit_source ${CMAKE_CURRENT_BINARY_DIR}/cli/commit.cc)
-    add_custom_target(overlace_commit BYPRODUCTS ${commit_source} VERBATIM
-      COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUT=${commit_source}
-              -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/overlace_commit.cmake)
-    add_library(overlace_cli_parts STATIC ${sources} ${page_source} ${commit_source})
-    add_dependencies(overlace_cli_parts overlace_commit)
+    add_library(overlace_cli_parts STATIC ${sources} ${page_source})
     target_link_libraries(overlace_cli_parts PUBLIC overlace_study overlace_model overlace_core fmt::fmt-header-only)
   endif()
   if(CLI11_FOUND AND sources AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc)

@@ -8,9 +8,9 @@
 #include "cli/doctor/machine.h"
 #include "cli/doctor/python.h"
 #include "cli/run/outputs.h"
-#include "cli/version.h"
 #include "overlace/runtime.h"
 #include "src/base/env.h"
+#include "src/base/version.h"
 #include "src/context/machine.h"
 #include "src/exec/gemm.h"
 #include "src/io/engine.h"
@@ -256,7 +256,7 @@ void environment_text(const Json& report, Page& page) {
 Json doctor(const DoctorOptions& options) {
   Json::Array problems;
   Json report = Json::object();
-  report.set("ok", true).set("version", kVersion).set("commit", commit());
+  report.set("ok", true).set("version", base::version()).set("commit", base::commit());
   std::string why;
   const int num_gpus = runtime::cuda_device_count(&why);
   report.set("cpu", cpu_json()).set("memory", memory_json()).set("gpu", gpu_json(num_gpus, why));

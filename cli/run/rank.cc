@@ -13,8 +13,8 @@
 #include "cli/run/oracle.h"
 #include "cli/run/outputs.h"
 #include "cli/run/result.h"
-#include "cli/version.h"
 #include "overlace/context.h"
+#include "src/base/version.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
 #include "src/model/layer_stream.h"
@@ -111,7 +111,7 @@ Status RankRun::open() {
   OVERLACE_TRY(agree_on(team_, input.ok() ? Status() : input.status()));
   input_ = std::move(*input);
   unfused_ = of_family(has_library() ? spec::kLibrary : spec::kSerial);
-  result_.version = kVersion;
+  result_.version = base::version();
   result_.backend = on_gpus ? "cuda_peer" : "cpu";
   result_.provider = on_gpus ? "cuBLASLt" : exec::cpu_gemm_provider();
   if (plan_.is_emulated()) result_.link = on_gpus ? "NCCL over sockets" : plan_.link.to_string();

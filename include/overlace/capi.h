@@ -60,7 +60,7 @@ enum ovl_code {
 
 /* Returns OVL_API_VERSION of the library that was loaded. */
 int ovl_api_version(void);
-/* Returns the version of the library as text, such as "0.1.0". */
+/* Returns the version of the library as text, such as "0.1.0", or "0.1.0.dev12+g9b9a7870d1f2" between releases. */
 const char* ovl_version(void);
 /* Returns the message of the last call of this thread that failed, or "" if none did. The text is valid until the
  * next call of this thread that fails. */

@@ -99,7 +99,7 @@ using overlace::Errc;
 
 int ovl_api_version(void) { return OVL_API_VERSION; }
 
-const char* ovl_version(void) { return overlace::base::kVersion; }
+const char* ovl_version(void) { return overlace::base::version(); }
 
 const char* ovl_error_text(void) {
   return overlace::capi::last_resort != nullptr ? overlace::capi::last_resort : overlace::capi::last_error.c_str();

@@ -272,8 +272,8 @@ TEST(CommandLine, KnowsItsVersionAndHelp) {
   command.args = {"--version"};
   const Result version = run(command);
   EXPECT_EQ(version.exit, 0);
-  // With the commit, where it was built in a checkout.
-  const std::regex form("overlace \\d+\\.\\d+\\.\\d+( \\([0-9a-f]{12}(-dirty)?\\))?\n");
+  // Of a release, or with the commit, where it was built in a checkout.
+  const std::regex form("overlace \\d+\\.\\d+\\.\\d+(\\.dev\\d+(\\+g[0-9a-f]{12}(\\.dirty)?)?)?\n");
   EXPECT_TRUE(std::regex_match(version.out, form)) << version.out;
   command.args = {"run", "--help"};
   const Result help = run(command);

@@ -172,7 +172,7 @@ def c_consumer_case(prefix: Path, folder: Path, name: str) -> Case:
         ["cmake", "--build", where],
         [f"{where}/consumer"],
     ]
-    return last_prints(name, commands, f"{version()} 0 0")
+    return last_prints(name, commands, f"{built_version()} 0 0")
 
 
 def pkg_config_case(prefix: Path, folder: Path, name: str) -> Case:
@@ -184,7 +184,7 @@ def pkg_config_case(prefix: Path, folder: Path, name: str) -> Case:
     # By the shell, which undoes how pkg-config quotes spaces.
     compiled = f"eval cc {' '.join(C_FLAGS)} -o '{program}' '{folder}/main.c' $(pkg-config --cflags --libs overlace)"
     env = {"PKG_CONFIG_PATH": str(lib / "pkgconfig"), "LD_LIBRARY_PATH": str(lib)}
-    return last_prints(name, [["sh", "-c", compiled], [str(program)]], f"{version()} 0 0", env)
+    return last_prints(name, [["sh", "-c", compiled], [str(program)]], f"{built_version()} 0 0", env)
 
 
 def last_prints(name: str, commands: list[list[str]], wanted: str, env: dict[str, str] | None = None) -> Case:
@@ -215,6 +215,11 @@ def archive_cases(build_dir: Path, out: Path) -> Iterator[Case]:
 def version() -> str:
     found = re.search(r"VERSION (\d+\.\d+\.\d+) ", (ROOT / "CMakeLists.txt").read_text())
     return found[1] if found else "?"
+
+
+def built_version() -> str:
+    """With the commit: what programs print and wheels are called."""
+    return run(["cmake", f"-DSOURCE={ROOT}", "-P", str(ROOT / "cmake" / "overlace_version.cmake")], 60).output.strip()
 
 
 def soname_case(library: Path) -> Case:
