@@ -87,6 +87,23 @@ else()
   endif()
 endif()
 
+# ---- NVTX: headers only; what takes the ranges is loaded by them, where a profiler says so ----
+set(OVERLACE_HAS_NVTX OFF)
+if(OVERLACE_NVTX STREQUAL "OFF")
+  overlace_row(NVTX FALSE "" "OVERLACE_NVTX=OFF: no ranges for profilers")
+else()
+  find_path(OVERLACE_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
+  mark_as_advanced(OVERLACE_NVTX_INCLUDE)
+  if(OVERLACE_NVTX_INCLUDE)
+    set(OVERLACE_HAS_NVTX ON)
+    overlace_row(NVTX TRUE "" "ranges for profilers: ${OVERLACE_NVTX_INCLUDE}")
+  elseif(OVERLACE_NVTX STREQUAL "ON")
+    message(FATAL_ERROR "OVERLACE_NVTX=ON, but nvtx3/nvToolsExt.h (CUDA toolkit) was not found")
+  else()
+    overlace_row(NVTX FALSE "" "no ranges for profilers: nvtx3/nvToolsExt.h (CUDA toolkit) was not found")
+  endif()
+endif()
+
 include(overlace_mpi)
 
 # ---- CUDA: headers and the static runtime; driver, cuBLASLt, cuDNN and NCCL are opened at run time ----

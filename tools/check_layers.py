@@ -99,9 +99,10 @@ THIRD_PARTY = [
     (r"cudnn\w*\.h", r"src/model/cuda/.*|tests/gpu/.*"),
     (r"(cutlass|cute)/", r"bench/.*/cutlass\w*\.cu"),
     (r"liburing\.h", r"src/io/.*"),
+    (r"nvtx3/", r"src/base/nvtx\.cc|tests/support/nvtx_recorder\.cc"),
     (r"(torch|ATen|c10)/", r"python/csrc/.*"),
 ]
-CUDA_HEADER = re.compile(r"(cuda|cooperative_groups|nvtx|nvrtc|cupti|curand|driver_types|vector_types|mma\.h|nv/)")
+CUDA_HEADER = re.compile(r"(cuda|cooperative_groups|nvrtc|cupti|curand|driver_types|vector_types|mma\.h|nv/)")
 CUDA_PLACES = re.compile(
     r"(src|include/overlace)/device/.*|src/.*/cuda/.*|src/runtime/backend/cuda_peer/.*|src/runtime/engine/nccl/.*|"
     r"(src|bench|tests|examples)/.*\.cuh?|cli/calibrate/.*\.cu|tests/gpu/.*|tests/ranks/nccl/.*"

@@ -366,14 +366,15 @@ int ovl_cpu_gemm(const char* provider);
 
 /* ---- timelines: overlace/timeline.h ---- */
 
-/* Records what this rank runs on the channel until the timeline is written or the runtime ends. A channel has one
- * timeline at a time. */
+/* Records what this rank runs on the channel, which has one at a time, until it is written or the runtime ends. */
 int ovl_timeline_begin(ovl_channel* channel, ovl_timeline** timeline);
 /* Puts `label` in front of the names of spans from now on. */
 int ovl_timeline_label(ovl_timeline* timeline, const char* label);
 /* Writes the spans of all ranks. Collective: rank 0 writes the file `path`, whose ending (.json, .pftrace) chooses
  * the format. The handle ends even if the call fails. */
 int ovl_timeline_write(ovl_timeline* timeline, const char* path);
+/* Makes ranges of NVTX of operators and tasks, `on` 1, or no more, 0; `before` takes what held, or is null. */
+int ovl_nvtx(int on, int* before);
 
 /* ---- collectives of the team's engine: overlace/net_engine.h; counts in elements ---- */
 

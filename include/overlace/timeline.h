@@ -11,6 +11,12 @@ namespace overlace {
 
 #pragma GCC visibility push(default)  // exported by liboverlace.so
 
+/// Makes ranges of NVTX, in the domain "overlace", of all operators of this process from now on, and inside of their
+/// tasks while the host queues them (CPU ranks: computes them): a profiler such as Nsight Systems shows them. Gives
+/// what held before, which is what OVERLACE_NVTX says unless this was called. Throws Unsupported where overlace was
+/// built without the header of NVTX.
+bool set_nvtx(bool on);
+
 /// Records the operators that this rank runs on a channel, from construction until write() or destruction. A channel
 /// has one at a time, which must end before the runtime is closed. Captured calls are not recorded.
 class Timeline {

@@ -44,6 +44,7 @@ _OF_TORCH = [
     "context_of",
     "empty_symmetric",
     "init",
+    "nvtx",
     "ops",
     "plan",
     "trace",
@@ -79,7 +80,7 @@ if not _WHY_NO_TORCH:
     from overlace._call import call
     from overlace.context import Context, DeviceHandle, Stats, context_of, empty_symmetric, init
     from overlace.planning import Plan, Problem, Tuned, plan, tune
-    from overlace.tracing import Trace, trace
+    from overlace.tracing import Trace, nvtx, trace
 
     __all__ += [
         "Context",
@@ -93,6 +94,7 @@ if not _WHY_NO_TORCH:
         "context_of",
         "empty_symmetric",
         "init",
+        "nvtx",
         "ops",
         "plan",
         "trace",

@@ -9,7 +9,7 @@ import torch
 
 from overlace import _library, errors
 from overlace._library import Arg, Tensor
-from overlace.context import context_of
+from overlace.context import Context, context_of
 from overlace.errors import InvalidArgument, Unsupported
 
 _DTYPES = {
@@ -73,10 +73,17 @@ def call(
     There is no gradient and no shape function: `overlace.ops` has those. Raises InvalidArgument (argument, value got,
     value wanted), PlanMismatch, Unsupported, ScheduleError.
     """
-    context = context_of(group)
     for name, text in (("op", op), ("plan", plan)):
         if not isinstance(text, str):
             raise InvalidArgument(f"overlace.call: {name} is {text!r}, wanted a text")
+    with torch.profiler.record_function(f"overlace::{op}"):  # as operators of torch.ops are called
+        call_within_op(op, tensors, context_of(group), plan, fields)
+
+
+def call_within_op(
+    op: str, tensors: Mapping[str, torch.Tensor | None], context: Context, plan: str, fields: Mapping[str, object]
+) -> None:
+    """`call` of an operator that torch.profiler knows by its name already."""
     args = [
         Arg(name=name.encode(), kind=_TENSOR, tensor=tensor_of(op, name, t, context.device))
         for name, t in tensors.items()

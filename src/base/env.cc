@@ -170,6 +170,8 @@ const Variable kVariables[] = {
      [](const Env& e) { return flag_text(e.explain); }},
     {"OVERLACE_TRACE", "path ending in .json, .pftrace or .perfetto-trace", "Where a timeline is written.",
      [](Env& e, std::string_view t) { return e.trace = t, true; }, [](const Env& e) { return e.trace; }},
+    {"OVERLACE_NVTX", "0, 1", "Operators and their tasks are ranges of NVTX, for profilers such as Nsight Systems.",
+     [](Env& e, std::string_view t) { return parse_flag(t, e.nvtx); }, [](const Env& e) { return flag_text(e.nvtx); }},
     {"OVERLACE_PLAN_CACHE", "path", "File that keeps chosen schedules between runs.",
      [](Env& e, std::string_view t) { return e.plan_cache = t, true; }, [](const Env& e) { return e.plan_cache; }},
     {"OVERLACE_CACHE_DIR", "path",

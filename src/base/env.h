@@ -38,6 +38,7 @@ struct Env {
   std::string machine;              // OVERLACE_MACHINE: name or file
   bool explain = false;             // OVERLACE_EXPLAIN: 0 | 1
   std::string trace;                // OVERLACE_TRACE: file
+  bool nvtx = false;                // OVERLACE_NVTX: 0 | 1
   std::string plan_cache;           // OVERLACE_PLAN_CACHE: file
   std::string cache_dir;            // OVERLACE_CACHE_DIR, as it is set; cache_folder() has the default
   // Launcher and foreign variables, "" or -1 if not set.

@@ -5,6 +5,8 @@
 
 #include "overlace/net_engine.h"
 #include "overlace/operator.h"
+#include "overlace/timeline.h"
+#include "src/base/nvtx.h"
 #include "src/capi/convert.h"
 #include "src/exec/gemm.h"
 #include "src/exec/run.h"
@@ -90,6 +92,7 @@ struct Collective {
   std::optional<Counts> counts = {};  // instead of count
 };
 
+constexpr std::string_view kPrefix = "ovl_";
 constexpr int64_t kMostElements = int64_t{1} << 40;
 
 /// One side of a collective.
@@ -150,6 +153,7 @@ int run_collective(ovl_channel* channel, const Collective& wanted, Body body) {
         return base::invalid_argument("{}: {} must be aligned to its {} bytes of {}, got an address {} past that",
                                       wanted.name, side.name, dtype_bytes(*dtype), dtype_name(*dtype), past);
     }
+    const base::NvtxRange range("operator", [&] { return std::string(wanted.name).substr(kPrefix.size()); });
     entry.runtime().check();
     NetEngine* const engine = object->channel->team().net();
     if (engine == nullptr)
@@ -234,6 +238,15 @@ int ovl_timeline_write(ovl_timeline* timeline, const char* path) {
     OVERLACE_TRY(enter({"ovl_timeline_write", "timeline"}, timeline, &entry, &object));
     Registry::instance().remove(number_of(timeline));
     object->timeline->write(path);
+    return {};
+  });
+}
+
+int ovl_nvtx(int on, int* before) {
+  return guarded([&]() -> base::Status {
+    if (on != 0 && on != 1) return base::invalid_argument("ovl_nvtx: on is {}, wanted 0 or 1", on);
+    const bool was = set_nvtx(on != 0);
+    if (before != nullptr) *before = was ? 1 : 0;
     return {};
   });
 }

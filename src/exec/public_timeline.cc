@@ -4,6 +4,7 @@
 #include "overlace/runtime.h"
 #include "overlace/team.h"
 #include "overlace/timeline.h"
+#include "src/base/nvtx.h"
 #include "src/base/trace.h"
 #include "src/exec/run.h"
 
@@ -31,6 +32,8 @@ std::vector<std::string> gather(Team& team, const std::string& mine) {
 }
 
 }  // namespace
+
+bool set_nvtx(bool on) { return base::set_nvtx(on).value(); }
 
 struct Timeline::State {
   Channel* channel;

@@ -1,7 +1,9 @@
 #include "src/exec/run.h"
 
 #include "overlace/runtime.h"
+#include "src/base/nvtx.h"
 #include "src/exec/cache.h"
+#include "src/exec/timeline.h"
 #include "src/runtime/state.h"
 
 namespace overlace::exec {
@@ -24,10 +26,17 @@ base::Result<Call::Out> resolve(const Call& call, const Team& team, const CopyOu
                      call.program.schedule.family, copy.buffer);
 }
 
+/// "qkv ag_gemm hetero_unfused_1d".
+std::string call_name(Channel& channel, const spec::Schedule& schedule) {
+  const Cache* const known = Cache::known(channel);
+  return labelled(known == nullptr ? "" : known->label, base::format("{} {}", schedule.op, schedule.family));
+}
+
 }  // namespace
 
 base::Status run(Channel& channel, const spec::Schedule& schedule, std::string_view agreement, const Bindings& bindings,
                  const Bodies& bodies, const RunOptions& options) {
+  const base::NvtxRange range("operator", [&] { return call_name(channel, schedule); });
   if (Cache* known = Cache::known(channel); known != nullptr) known->begin_call();
   OVERLACE_TRY(runtime::begin_call(channel, [&] { return agreement_key(schedule, agreement, options.local_param); }));
   base::Result<Cache*> cache = Cache::of(channel);
@@ -110,6 +119,7 @@ void set_trace_label(Channel& channel, std::string_view label) {
 }
 
 base::Status run_traced(Channel& channel, const char* name, const std::function<base::Status()>& work) {
+  const base::NvtxRange range("other", [&] { return name; });
   Cache* cache = Cache::traced(channel);
   return cache == nullptr ? work() : cache->executor().run_traced(*cache->trace, cache->label, name, work);
 }

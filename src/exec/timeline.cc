@@ -11,6 +11,11 @@ std::string labelled(std::string_view label, std::string_view name) {
   return label.empty() ? std::string(name) : base::format("{} {}", label, name);
 }
 
+base::NvtxRange task_range(const Call& call, const spec::Instance& instance) {
+  const spec::Kind kind = call.program.task(instance).kind;
+  return {spec::category_of(kind), [&] { return labelled(call.label, instance.id(call.program.schedule)); }};
+}
+
 base::Span work_span(const Call& call, const spec::Instance& instance) {
   const spec::Kind kind = call.program.task(instance).kind;
   base::Span span;

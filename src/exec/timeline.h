@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/nvtx.h"
 #include "src/base/trace.h"
 #include "src/exec/program.h"
 
@@ -17,6 +18,8 @@ inline constexpr const char* kCallerLane = "sm 0";
 
 /// "qkv reduce[s=1]", or the name alone without a label.
 std::string labelled(std::string_view label, std::string_view name);
+/// Around what the host does for an instance, while it computes (cpu) or queues (cuda): called as its span is.
+base::NvtxRange task_range(const Call& call, const spec::Instance& instance);
 /// Of an instance's work; begin and end are still missing, as in all below.
 base::Span work_span(const Call& call, const spec::Instance& instance);
 /// Named after the first of its waits.

@@ -9,6 +9,7 @@
 #include "overlace/error.h"
 #include "src/base/env.h"
 #include "src/base/log.h"
+#include "src/base/nvtx.h"
 #include "src/runtime/channel.h"
 #include "src/runtime/hello.h"
 #include "src/runtime/lives.h"
@@ -31,6 +32,7 @@ void check_range(const char* name, int64_t value, int64_t min, int64_t max) {
 
 /// Validates, and fills in what was left open; `backend` stays automatic.
 RuntimeOptions complete(RuntimeOptions options, int world) {
+  base::open_nvtx().or_throw();
   if (options.timeout_ms == 0) options.timeout_ms = base::env().timeout_s * 1000;
   check_range("timeout_ms", options.timeout_ms, 1, kMaxTimeoutMs);
   if (options.num_signal_ids != 0) check_range("num_signal_ids", options.num_signal_ids, 64, 1 << 20);

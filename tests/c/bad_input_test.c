@@ -415,6 +415,10 @@ static void test_collectives(fixture* f) {
           ovl_all_to_allv(f->channel, in, one, out, more, OVL_FP32));
   INVALID("ovl_reduce_scatter: send must be aligned to its 4 bytes of fp32, got an address 1 past that",
           ovl_reduce_scatter(f->channel, (char*)in + 1, out, 1, OVL_FP32));
+  int before = -1;
+  INVALID("ovl_nvtx: on is 2, wanted 0 or 1", ovl_nvtx(2, &before));
+  EXPECT_OK(ovl_nvtx(0, &before));
+  CHECK(before == 0);
   ovl_timeline* timeline = NULL;
   INVALID("ovl_timeline_begin: timeline is null, wanted an address", ovl_timeline_begin(f->channel, NULL));
   INVALID("ovl_timeline_write: timeline is null, wanted a timeline", ovl_timeline_write(NULL, "x.json"));

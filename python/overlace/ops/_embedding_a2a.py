@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from overlace import _call
-from overlace.context import group_name, size_of
+from overlace._call import call_within_op
+from overlace.context import context_of, group_name, size_of
 from overlace.errors import InvalidArgument
 from overlace.ops._common import rows_of_ranks, run
 from overlace.ops._placement import Placement, read_placement
@@ -106,7 +106,7 @@ def _forward(
     fields: dict[str, Any] = {"batch": batch, "mode": mode, "bounds": bounds, "placement": placement}
     if row_offsets:
         fields["row_offsets"] = list(row_offsets)
-    _call.call(_NAME, tensors, group=group, plan=plan, **fields)
+    call_within_op(_NAME, tensors, context_of(group), plan, fields)
     return out
 
 

@@ -216,6 +216,7 @@ class CpuCall {
     }
     int64_t& begin = began_[static_cast<size_t>(index)];
     if (call_.trace != nullptr && begin == 0) begin = trace_wait(lane, i);
+    const base::NvtxRange range = task_range(call_, i);
     heads_.advance(lane);  // before the work: products may serve other lanes meanwhile
     OVERLACE_TRY(execute(now.item < 0 ? i : prepared_.items[static_cast<size_t>(now.item)].tile, index, lane));
     if (!heads_.is_last_of(index)) return {};

@@ -17,6 +17,7 @@
 namespace overlace::exec {
 
 base::Status CudaExecutor::launch_kernel(const Call& call, Prepared& prepared) {
+  const base::NvtxRange range("gemm", [&] { return labelled(call.label, call.program.schedule.family); });
   Marks marks;
   OVERLACE_TRY(mark(stream_, &marks.begin));
   prepared.kernel->bindings = &call.bindings;
@@ -249,6 +250,7 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
   if (is_part(call.program.task(instance))) {
     return index == prepared.first_part ? launch_kernel(call, prepared) : base::Status();
   }
+  const base::NvtxRange range = task_range(call, instance);
   Marks marks;
   const bool has_waits = std::any_of(instance.waits.begin(), instance.waits.end(),
                                      [](const spec::ResolvedWait& wait) { return !wait.previous; });
@@ -271,6 +273,7 @@ base::Status CudaExecutor::issue(const Call& call, Prepared& prepared, int index
 
 /// Once all that is sent in it is ready. What was received is told by my own signals.
 base::Status CudaExecutor::issue_round(const Call& call, Prepared& prepared, int index) {
+  const base::NvtxRange range("copy", [&] { return labelled(call.label, kNetLaneName); });
   const cudaStream_t stream = stream_of(kNetLane);
   const spec::Round& round = prepared.net->rounds()[static_cast<size_t>(index)];
   for (const spec::Message& m : round) {

@@ -8,6 +8,7 @@
 #include "overlace/net_engine.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
+#include "src/base/nvtx.h"
 #include "src/exec/agree.h"
 #include "src/exec/collective.h"
 #include "src/exec/cpu/copy.h"
@@ -28,6 +29,7 @@ TensorView column_of(std::vector<T>& values) {
 /// Rows as exec::exchange_rows; a team of one rank needs no engine.
 base::Status exchange(Channel& channel, const TensorView& in, const TensorView& out,
                       const std::vector<int64_t>& table) {
+  const base::NvtxRange range("copy", [] { return "exchange"; });
   const exec::CopyRows copy = [](const TensorView& from, const TensorView& to) {
     exec::copy_tensor(from, to);
     return base::Status();
@@ -104,6 +106,7 @@ void add_copies(const Arrival& from, size_t q, Rows& y, DType dtype, std::vector
 }  // namespace
 
 base::Result<Traffic> meet(Channel& channel, const base::Status& mine, const std::string& words, const Routes& routes) {
+  const base::NvtxRange range("other", [] { return "meet"; });
   std::vector<int32_t> numbers;  // each at most the choices of a rank
   for (const int64_t count : routes.counts) numbers.push_back(static_cast<int32_t>(count));
   for (const Shipment& to : routes.to) numbers.push_back(static_cast<int32_t>(to.tokens.size()));

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "src/base/half.h"
+#include "src/base/nvtx.h"
 #include "src/exec/gemm.h"
 
 namespace overlace::ops::moe {
@@ -64,6 +65,7 @@ base::Status grouped_gemm(const PoolLayout& pool, const TensorView& a, const Ten
 
 base::Result<Rows> run_experts(const Experts& experts, const PoolLayout& pool, const TensorView& x,
                                std::span<const float> weights) {
+  const base::NvtxRange range("gemm", [] { return "experts"; });
   const int64_t inter = experts.w2.dim(2), hidden = experts.w2.dim(1);
   Rows before(DType::fp32, pool.rows(), experts.w1.dim(1)), inner(x.dtype, pool.rows(), inter);
   OVERLACE_TRY(grouped_gemm(pool, x, experts.w1, before.view()));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "src/base/half.h"
+#include "src/base/nvtx.h"
 #include "src/exec/gemm.h"
 #include "src/ops/moe/experts.h"
 
@@ -95,6 +96,7 @@ float slope(Activation kind, float value) {
 
 base::Result<RowGrads> run_experts_grad(const Experts& experts, const PoolLayout& pool, const TensorView& x,
                                         const TensorView& dy, std::span<const float> weights, const ExpertGrads& to) {
+  const base::NvtxRange range("gemm", [] { return "experts_grad"; });
   const int64_t inter = experts.w2.dim(2), hidden = experts.w2.dim(1), wide = experts.w1.dim(1), rows = pool.rows();
   Rows before(DType::fp32, rows, wide), q(DType::fp32, rows, inter);
   OVERLACE_TRY(grouped_gemm(pool, x, experts.w1, before.view()));

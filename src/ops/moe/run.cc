@@ -3,6 +3,7 @@
 #include "overlace/ops/moe.h"
 #include "overlace/runtime.h"
 #include "overlace/team.h"
+#include "src/base/nvtx.h"
 #include "src/ops/common/check.h"
 #include "src/ops/moe/exchange.h"
 #include "src/ops/moe/experts.h"
@@ -204,6 +205,7 @@ base::Status run_agreed(Channel& channel, const Posed& call, moe::Traffic traffi
 /// What is behind the ranks' meeting: `rest` of a call that all of them can make.
 template <class Rest>
 void run_met(Channel& channel, const char* name, const Posed& call, Rest rest) {
+  const base::NvtxRange range("operator", [name] { return name; });
   runtime::begin_call(channel, [name] { return std::string(name); }).or_throw();
   base::Result<moe::Traffic> traffic = moe::meet(channel, call.status, call.words, call.routes);
   traffic.status().or_throw();

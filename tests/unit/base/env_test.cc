@@ -58,6 +58,7 @@ TEST(Env, ReadsEachVariable) {
                               "OVERLACE_MACHINE=h200x4",
                               "OVERLACE_EXPLAIN=1",
                               "OVERLACE_TRACE=t.pftrace",
+                              "OVERLACE_NVTX=1",
                               "OVERLACE_PLAN_CACHE=p.json",
                               "OVERLACE_LAUNCH_SOCKET=abc",
                               "CUDA_DEVICE_MAX_CONNECTIONS=1",
@@ -81,6 +82,7 @@ TEST(Env, ReadsEachVariable) {
   EXPECT_EQ(env.machine, "h200x4");
   EXPECT_TRUE(env.explain);
   EXPECT_EQ(env.trace, "t.pftrace");
+  EXPECT_TRUE(env.nvtx);
   EXPECT_EQ(env.plan_cache, "p.json");
   EXPECT_EQ(env.launch_socket, "abc");
   EXPECT_EQ(env.cuda_device_max_connections, 1);
@@ -111,6 +113,7 @@ TEST(Env, RefusesBadValuesWithNameValueAndAcceptedSet) {
                               "OVERLACE_ALLOW_SHARED_GPU=yes",
                               "OVERLACE_LOG=trace",
                               "OVERLACE_EXPLAIN=2",
+                              "OVERLACE_NVTX=on",
                               "CUDA_DEVICE_MAX_CONNECTIONS=many"}) {
     const std::string text = refusal(setting), name = std::string(setting).substr(0, std::string(setting).find('='));
     EXPECT_TRUE(text.starts_with(name + " is \"")) << setting << ": " << text;
@@ -291,7 +294,7 @@ TEST(Env, EachVariableIsReadBySomething) {
     EXPECT_TRUE(is_read("env()." + member) || is_read("env." + member)) << v.name;
     ++count;
   }
-  EXPECT_GE(count, 22);
+  EXPECT_GE(count, 23);
   EXPECT_FALSE(is_read("env().cache_dirs"));
 }
 
