@@ -296,7 +296,7 @@ def job_c_api() -> Cases:
 def python_tests(name: str, tests: Path, timeout_s: float, more: dict[str, str] | None = None) -> Cases:
     """A folder or file of tests/python with the libraries and programs that it needs."""
     configured = configure("cpu", "-DOVERLACE_TESTS=ON")
-    parts = ("overlace", "overlace_shared", "toy_scale_ag_plugin")
+    parts = ("overlace", "overlace_shared", "python_test_plugins")
     built = build("cpu", *parts) if configured.rc == 0 else configured
     if built.rc != 0:
         yield step("build cpu", built)
