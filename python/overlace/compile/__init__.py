@@ -152,8 +152,8 @@ def enable(
     when: "gain" rewrites where the planner takes another schedule than the plain collective; "always" wherever it fits.
     plan: as the operators take it, for all of them; it rewrites wherever it fits. "" or "auto": as `when` says.
     names: process groups by the names that a serving engine has for them, as in {"tp:0": group}: the collectives of
-        vLLM and SGLang that give a new tensor are operators of their own, and name their groups so. Those that are not
-        rewritten stay what they are.
+        vLLM and SGLang are operators of their own, and name their groups so. Those that are not rewritten stay what
+        they are.
 
     As a context manager it lasts for the block, in which the first backward must run too: graphs of the gradient are
     compiled then. Nothing is sent at compile time; ranks whose graphs differ end with PlanMismatch or a deadline.

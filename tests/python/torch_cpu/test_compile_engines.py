@@ -35,6 +35,17 @@ def define(group):
     def gathered(tensor, dim, world_size, group_name):
         return torch.cat([tensor] * world_size, dim)
 
+    def inplace_all_reduce(tensor, group_name):
+        dist.all_reduce(tensor, group=groups[group_name])
+
+    def all_gather_into_tensor(output, input, group_name):
+        output.copy_(all_gather(input, 0, groups[group_name].size(), group_name))
+
+    def reduce_scatter_tensor(output, input, group_name):
+        output.copy_(reduce_scatter(input, 0, groups[group_name].size(), group_name))
+
+    into = "(Tensor(a!) output, Tensor input, str group_name) -> ()"
+    nothing = lambda *_: None  # noqa: E731
     for namespace, schema, function, fake in (
         ("vllm", "all_reduce(Tensor tensor, str group_name) -> Tensor", all_reduce, lambda t, *_: torch.empty_like(t)),
         (
@@ -50,6 +61,9 @@ def define(group):
             all_reduce,
             lambda t, *_: torch.empty_like(t),
         ),
+        ("sglang", "inplace_all_reduce(Tensor(a!) tensor, str group_name) -> ()", inplace_all_reduce, nothing),
+        ("sglang", f"reg_all_gather_into_tensor{into}", all_gather_into_tensor, nothing),
+        ("sglang", f"reg_reduce_scatter_tensor{into}", reduce_scatter_tensor, nothing),
     ):
         library = torch.library.Library(namespace, "FRAGMENT")
         library.define(schema)
@@ -100,6 +114,59 @@ def rewritten(group):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_of_engines_are_rewritten_or_stay_their_own(ranks):
     run_ranks(ranks, rewritten)
+
+
+def reduced_in_place(y):
+    torch.ops.sglang.inplace_all_reduce(y, group_name=NAME)
+    return y
+
+
+def gathered_into(x, n, dim=0):
+    """As GroupCoordinator.all_gather of SGLang."""
+    output = torch.empty((n * x.shape[0], *x.shape[1:]), dtype=x.dtype)
+    torch.ops.sglang.reg_all_gather_into_tensor(output, x, group_name=NAME)
+    sizes = (*x.shape[:dim], n * x.shape[dim], *x.shape[dim + 1 :])
+    return output.reshape((n, *x.shape)).movedim(0, dim).reshape(sizes)
+
+
+def scattered_into(y, n):
+    output = torch.empty((y.shape[0] // n, *y.shape[1:]), dtype=y.dtype)
+    torch.ops.sglang.reg_reduce_scatter_tensor(output, y, group_name=NAME)
+    return output
+
+
+def rewritten_in_place(group, dynamic):
+    define(group)
+    define.groups[NAME] = group
+    n, linear = group.size(), torch.nn.functional.linear
+    a, b, shard, w = whole(4 * n, 6, 3), whole(5, 6, 4), whole(4, 8, 1), whole(6, 8, 2)
+    cases = {  # function, inputs, what it becomes; "": left as it is
+        "sum": (lambda a, b: reduced_in_place(linear(a, b)).relu(), (a, b), "gemm_ar"),
+        "sum of a batch": (lambda a, b: reduced_in_place(linear(a, b)), (a.unflatten(0, (n, 4)), b), "gemm_ar"),
+        "scatter": (lambda a, b: scattered_into(linear(a, b), n), (a, b), "gemm_rs"),
+        "gather": (lambda x, w: linear(gathered_into(x, n), w), (shard, w), "ag_gemm"),
+        "no product": (lambda a, b: linear(reduced_in_place(a + 1), b), (a, b), ""),
+        "a part": (lambda a, b: torch.cat([reduced_in_place(linear(a, b)[:2]), a[:, :5]]), (a, b), ""),
+        "columns": (lambda x, w: linear(gathered_into(x, n, 1), w), (shard, whole(6, 8 * n, 2)), ""),
+        "no rows": (lambda x, w: linear(gathered_into(x, n), w), (shard[:0], w), ""),
+    }
+    for name, (function, inputs, wanted) in cases.items():
+        torch._dynamo.reset()
+        compile_.report(clear=True)
+        before = [x.clone() for x in inputs]
+        with torch.no_grad(), compile_.enable(group, when="always", names={NAME: group}):
+            compiled = torch.compile(function, backend=compile_.aot_eager, dynamic=dynamic, fullgraph=True)
+            got = compiled(*inputs)
+        assert_same(got, function(*inputs))
+        for x, was in zip(inputs, before, strict=True):
+            assert_same(x, was)
+        became = [c.became for c in compile_.report().candidates]
+        assert became == [wanted] or (wanted == "" and became == []), (name, became)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_collectives_that_write_what_they_are_given_are_rewritten_or_stay_their_own(dynamic):
+    run_ranks(2, rewritten_in_place, dynamic)
 
 
 def chained(group):
