@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cli/bench/bench.h"
 #include "cli/options.h"
 #include "cli/run/outputs.h"
 #include "overlace/error.h"
@@ -79,7 +78,6 @@ overlace::base::Status check_json(const CLI::App& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::strcmp(argv[1], "bench") == 0) return overlace::cli::bench({argv + 2, argv + argc});
   // NOTE: what follows "--" belongs to the program that `run` starts and is not ours to parse.
   int own = 0;
   while (own < argc && std::strcmp(argv[own], "--") != 0) ++own;
@@ -89,17 +87,15 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("overlace ") + overlace::base::version());
   app.require_subcommand(1);
   using namespace overlace::cli;
-  const Command commands[] = {add_run(app, program), add_doctor(app),    add_trace(app), add_sim(app),
-                              add_plan(app),         add_explain(app),   add_tune(app),  add_calibrate(app),
-                              add_gnn(app),          add_completion(app)};
-  app.add_subcommand("bench", "Measure workloads beside their competitors");
+  const Command commands[] = {add_run(app, program), add_doctor(app),  add_trace(app),     add_sim(app),
+                              add_plan(app),         add_explain(app), add_tune(app),      add_calibrate(app),
+                              add_gnn(app),          add_bench(app),   add_completion(app)};
   std::vector<std::string> asked;
   app.add_subcommand("help", "Help of a command")->add_option("command", asked, "The command, such as sim graph moe");
   std::vector<char*> words(argv, argv + own);
   std::string why;
   if (own > 1) why = subcommand_error(app, "unknown subcommand", argv[1]);
   if (own > 1 && std::strcmp(argv[1], "help") == 0) why = ask_for_help(app, &words);
-  if (own > 1 && std::strcmp(words[1], "bench") == 0) return bench({words.begin() + 2, words.end()});
   if (own > 3 && std::strcmp(argv[1], "sim") == 0 && std::strcmp(argv[2], "graph") == 0)
     why = subcommand_error(*app.get_subcommand("sim")->get_subcommand("graph"), "graph is", argv[3]);
   if (!why.empty()) return fail(Errc::invalid_argument, why);

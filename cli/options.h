@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -30,8 +31,14 @@ Command add_explain(CLI::App& app);
 Command add_calibrate(CLI::App& app);
 Command add_tune(CLI::App& app);
 Command add_gnn(CLI::App& app);
+Command add_bench(CLI::App& app);
 /// Of all commands that `app` has when it runs.
 Command add_completion(CLI::App& app);
+
+/// Options of the program in Python that a command hands over to (cli/python/table.h has the commands).
+void add_python_options(CLI::App* app, std::string_view command);
+/// What was parsed of them, as words for that program.
+std::vector<std::string> python_words(const CLI::App& app);
 
 struct GnnRateWords;
 /// Options of `gnn plan` and `sim graph gnn`.

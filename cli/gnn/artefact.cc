@@ -227,9 +227,9 @@ int gnn_verify(const GnnVerifyWords& words) {
   return 0;
 }
 
-int gnn_train(const GnnTrainWords& words) {
-  std::vector<std::string> args = {"python3", "-m", "overlace.gnn.train", words.artefact};
-  args.insert(args.end(), words.rest.begin(), words.rest.end());
+int gnn_train(const std::vector<std::string>& words) {
+  std::vector<std::string> args = {"python3", "-m", "overlace.gnn.train"};
+  args.insert(args.end(), words.begin(), words.end());
   std::vector<char*> pointers;
   for (std::string& arg : args) pointers.push_back(arg.data());
   pointers.push_back(nullptr);

@@ -62,16 +62,10 @@ struct GnnVerifyWords {
   bool deep = false, quiet = false;
 };
 
-struct GnnTrainWords {
-  std::string artefact;
-  std::vector<std::string> rest;  // for overlace.gnn.train
-};
-
 struct GnnWords {
   GnnSampleWords sample;
   GnnPackWords plan, pack;
   GnnVerifyWords verify;
-  GnnTrainWords train;
   GnnGenerateWords generate;
   GnnImportWords import;
   GnnInfoWords info;
@@ -87,8 +81,8 @@ int gnn_sample(const GnnSampleWords& words);
 int gnn_plan(const GnnPackWords& words);
 int gnn_pack(const GnnPackWords& words);
 int gnn_verify(const GnnVerifyWords& words);
-/// Becomes python3 -m overlace.gnn.train; returns only where there is no python3.
-int gnn_train(const GnnTrainWords& words);
+/// Becomes python3 -m overlace.gnn.train with these words; returns only where there is no python3.
+int gnn_train(const std::vector<std::string>& words);
 /// Whether a directory has a manifest.json, and what it holds then.
 bool is_artefact(const std::string& directory);
 int gnn_artefact_info(const GnnInfoWords& words);

@@ -66,9 +66,7 @@ void add_steps(CLI::App* gnn, GnnWords* words) {
   verify->add_flag("--quiet", v.quiet, "No progress");
   verify->add_option("--json", v.json, "Write the result as JSON to this file; - is stdout");
   CLI::App* train = gnn->add_subcommand("train", "Train a model by PyTorch: python3 -m overlace.gnn.train");
-  train->add_option("artefact", words->train.artefact, "Directory of the artefact")->required();
-  train->prefix_command();
-  train->footer("What follows is for the program: overlace gnn train ARTEFACT --help");
+  add_python_options(train, "gnn train");
 }
 
 int run_gnn(const CLI::App& gnn, const GnnWords& words) {
@@ -79,11 +77,7 @@ int run_gnn(const CLI::App& gnn, const GnnWords& words) {
   if (gnn.got_subcommand("plan")) return gnn_plan(words.plan);
   if (gnn.got_subcommand("pack")) return gnn_pack(words.pack);
   if (gnn.got_subcommand("verify")) return gnn_verify(words.verify);
-  if (gnn.got_subcommand("train")) {
-    GnnTrainWords train = words.train;
-    train.rest = gnn.get_subcommand("train")->remaining();
-    return gnn_train(train);
-  }
+  if (gnn.got_subcommand("train")) return gnn_train(python_words(*gnn.get_subcommand("train")));
   return gnn_diskbench(words.diskbench);
 }
 

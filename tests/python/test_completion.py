@@ -79,7 +79,47 @@ def test_help_is_that_of_the_command(program: str, tree: dict) -> None:
     for words in tree:
         if words[-1:] != ("help",):
             assert output(program, "help", *words) == output(program, *words, "--help"), words
-    assert output(program, "help", "bench").startswith("usage: overlace bench")
+
+
+@pytest.mark.parametrize("command", gen_reference.PYTHON_PROGRAMS)
+def test_options_of_programs_in_python_are_those_of_their_parsers(command: str, tree: dict) -> None:
+    parser = gen_reference.parser_of(ROOT / gen_reference.PYTHON_PROGRAMS[command])
+    shown = {name for a in parser._actions if a.help != gen_reference.argparse.SUPPRESS for name in a.option_strings}
+    assert len(shown) > 10
+    assert tree[tuple(command.split())][1] == {name for name in shown if name.startswith("--")}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("bench", []),
+        (
+            "bench a b -n 4 --aa --link=2GB/s,20us --filter -x",
+            ["--filter=-x", "--aa", "--ranks=4", "--link=2GB/s,20us"],
+        ),
+        ("gnn train g --lr 0.1 --json -", ["--lr=0.1", "--json=-"]),
+        ("gnn train --epochs 2 g", ["--epochs=2"]),
+    ],
+)
+def test_words_reach_a_program_in_python(program: str, tmp_path: Path, line: str, words: list[str]) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [program, *line.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    said = done.stdout.splitlines()
+    if line.startswith("bench"):
+        assert (said[0].endswith("/bench/driver"), said[1:3]) == (True, ["--overlace", program])
+        options, arguments = said[3 : 3 + len(words)], line.split()[1:3]
+    else:
+        assert said[:2] == ["-m", "overlace.gnn.train"]
+        options, arguments = said[2 : 2 + len(words)], ["g"]
+    assert sorted(options) == sorted(words)
+    assert said[len(said) - len(arguments) :] == arguments
+    refused = subprocess.run([*command, "--nothing"], env=environment, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--nothing" in refused.stderr
 
 
 def test_bash_completes_what_was_begun(scripts: dict[str, Path]) -> None:
@@ -109,6 +149,10 @@ def test_bash_completes_what_was_begun(scripts: dict[str, Path]) -> None:
         "overlace run ": set(),
         "overlace gnn info ": set(),
         "overlace gnn info x --js": {"--json"},
+        "overlace bench --comp": {"--competitors", "--compare"},
+        "overlace bench --set verify --verify": {"--verify-only"},
+        "overlace bench --competitors -": set(),
+        "overlace gnn train g --ep": {"--epochs"},
     }
     assert dict(zip(wanted, completed_by_bash(scripts["bash"], list(wanted)), strict=True)) == wanted
 

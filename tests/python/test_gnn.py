@@ -175,6 +175,32 @@ def test_the_program_trains_and_reports(run: gnn.Artefact, tmp_path: Path) -> No
     assert program.main([str(tmp_path)]) == 2
 
 
+def test_the_program_refuses_a_result_that_cannot_be_written_before_it_works(
+    run: gnn.Artefact, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "train", lambda *_: pytest.fail("it works"))
+    nowhere = tmp_path / "nowhere"
+    (tmp_path / "file").write_text("")
+    for path, why in (
+        (nowhere / "x.json", f"{nowhere}/x.json cannot be written: there is no directory {nowhere}"),
+        (tmp_path / "file/x.json", f"{tmp_path}/file/x.json cannot be written: there is no directory {tmp_path}/file"),
+        (tmp_path, f"{tmp_path} is a directory, wanted a file"),
+    ):
+        assert program.main([str(run.path), "--json", str(path)]) == 5
+        assert capsys.readouterr() == ("", f"overlace: error: --json: {why}\n")
+    monkeypatch.setattr(program.os, "access", lambda path, _: False)  # root may write anywhere
+    assert program.main([str(run.path), "--json", str(tmp_path / "x.json")]) == 5
+    assert capsys.readouterr().err == f"overlace: error: --json: {tmp_path}/x.json cannot be written\n"
+
+
+def test_a_disk_that_is_full_by_then_is_told(
+    run: gnn.Artefact, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "train", lambda *_: {})
+    assert program.main([str(run.path), "--json", "/dev/full"]) == 5
+    assert capsys.readouterr().err == "overlace: error: --json: /dev/full cannot be written: No space left on device\n"
+
+
 def test_numpy_batches_need_no_torch(run: gnn.Artefact) -> None:
     text = f"""
 import sys

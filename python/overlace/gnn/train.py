@@ -13,31 +13,32 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlace import errors
-
 if TYPE_CHECKING:
     import torch
 
     from overlace.gnn import PackedLoader
 
-UNSUPPORTED = 3  # the exit code of not_supported, as of the command line
+EXIT = {"invalid_argument": 2, "not_supported": 3, "io": 5}  # of errors, as of the command line
+MODELS = ("sage", "gcn", "gat")
 
 
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="overlace gnn train", description=__doc__.splitlines()[0])
-    parser.add_argument("artefact", help="directory that `overlace gnn pack` has packed")
-    parser.add_argument("--model", choices=("sage", "gcn", "gat"), default="sage")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4, help="of gat")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0, help="of weights and of the sequence of batches")
-    parser.add_argument("--packs", help="order of the packs (default: that of the first of train)")
-    parser.add_argument("--memory", help="limit of each loader")
-    parser.add_argument("--pace", help="bytes per second of a slower disk that is played, such as 200MiB")
-    parser.add_argument("--json", help="results as data; - is stdout")
-    return parser.parse_args(words)
+def parser() -> argparse.ArgumentParser:
+    """The command line has these options too (tools/gen_reference.py)."""
+    p = argparse.ArgumentParser(prog="overlace gnn train", description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = p.add_argument
+    add("artefact", help="directory that `overlace gnn pack` has packed")
+    add("--model", choices=MODELS, default="sage", help=f"{', '.join(MODELS)} (default %(default)s)")
+    add("--epochs", type=int, default=3, help="passes over the training split (default %(default)s)")
+    add("--hidden", type=int, default=128, help="width of hidden layers (default %(default)s)")
+    add("--heads", type=int, default=4, help="attention heads of gat (default %(default)s)")
+    add("--lr", type=float, default=3e-3, help="learning rate of Adam (default %(default)s)")
+    add("--dropout", type=float, default=0.0, help="share of inputs that a layer drops (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of weights and of the sequence of batches (default %(default)s)")
+    add("--packs", help="order of the packs (default: that of the first of train)")
+    add("--memory", help="limit of each loader")
+    add("--pace", help="bytes per second of a slower disk that is played, such as 200MiB")
+    add("--json", help="write the result as JSON to this file; - is stdout")
+    return p
 
 
 class Team:
@@ -194,28 +195,55 @@ def train(options: argparse.Namespace, team: Team) -> dict:
     return result
 
 
+def check_writable(path: str) -> None:
+    """Before the work for a file that cannot be written. "" and - pass."""
+    from overlace.errors import IoError
+
+    if path in ("", "-"):
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise IoError(f"--json: {path} is a directory, wanted a file")
+    if not target.parent.is_dir():
+        raise IoError(f"--json: {path} cannot be written: there is no directory {target.parent}")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise IoError(f"--json: {path} cannot be written")
+
+
 def main(words: list[str] | None = None) -> int:
-    options = parse(words)
+    options = parser().parse_args(words)
+    from overlace import errors
+
     try:
-        import torch  # noqa: F401
-    except ImportError:
-        print("overlace: error: gnn train: torch is not installed; see docs/guides/pytorch.md", file=sys.stderr)
-        return UNSUPPORTED
-    team = Team()
-    try:
-        result = train(options, team)
+        check_writable(options.json or "")
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise errors.Unsupported("gnn train: torch is missing, wanted as in docs/guides/pytorch.md") from None
+        team = Team()
+        try:
+            result = train(options, team)
+        finally:
+            team.close()
+        if team.rank == 0:
+            write(result, options.json)
     except errors.Error as error:
         print(f"overlace: error: {error}", file=sys.stderr)
-        return {"not_supported": UNSUPPORTED, "invalid_argument": 2}.get(error.code, 1)
-    finally:
-        team.close()
-    if team.rank > 0:
-        return 0
-    if options.json == "-":
-        print(json.dumps(result, indent=2))
-    elif options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        return EXIT.get(error.code, 1)
     return 0
+
+
+def write(result: dict, target: str | None) -> None:
+    from overlace.errors import IoError
+
+    text = json.dumps(result, indent=2)
+    if target == "-":
+        print(text)
+    elif target:
+        try:
+            Path(target).write_text(text + "\n")
+        except OSError as error:
+            raise IoError(f"--json: {target} cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

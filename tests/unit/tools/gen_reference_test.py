@@ -22,9 +22,27 @@ NAMES = "".join(
 PAGE = "# T\n<!-- generated: schedule -->\nold\n<!-- end -->\ntail\n"
 
 
+PROGRAM = """
+import argparse
+import beside
+def parser():
+    p = argparse.ArgumentParser(prog="it")
+    p.add_argument("word", nargs="*", help="that --list shows")
+    p.add_argument("--list", action="store_true", help="show words")
+    p.add_argument("-n", "--ranks", type=int, default=3, help="ranks (default %(default)s)")
+    p.add_argument("--share", type=float, help="100%% at most; " + "long " * 25 + "text")
+    p.add_argument("--own", help=argparse.SUPPRESS)
+    return p
+"""
+
+
 class GenReferenceTest(support.TreeTest):
     def setUp(self) -> None:
         super().setUp()
+        self.write("cli/python/table.cc", "")
+        for path in gen_reference.PYTHON_PROGRAMS.values():
+            self.write(path, PROGRAM)
+            self.write(path.rpartition("/")[0] + "/beside.py", "")
         self.write("src/spec/read_json.cc", READER)
         self.write("src/spec/names.h", NAMES)
         self.write("docs/reference/schedule-json.md", PAGE)
@@ -69,6 +87,20 @@ class GenReferenceTest(support.TreeTest):
         self.assertIn(".TP\n.B \\-n,\\-\\-ranks INT=2\nRanks\n", text)
         self.assertIn(".TP\n.B \\-\\-much\\-too\\-long TEXT\n\\&.wide\n", text)
         self.assertIn(".SH EXIT STATUS\n.TP\n.B 0\nran, see errors\n", text)
+
+    def test_options_of_programs_in_python(self) -> None:
+        self.run_tool()
+        text = (self.root / "cli/python/table.cc").read_text()
+        begin = text.index("\nbench:\n")
+        self.assertEqual(
+            text[begin : text.index("gnn train:\n")],
+            "\nbench:\n  word TEXT... That --list shows\n  --list flag Show words\n"
+            "  -n,--ranks INT Ranks (default 3)\n"
+            "  --share FLOAT 100% at most; " + " ".join(["long"] * 16) + "\n    " + " ".join(["long"] * 9) + " text\n",
+        )
+        self.write("bench/driver/__main__.py", PROGRAM.replace(', help="show words"', ""))
+        with self.assertRaisesRegex(ValueError, "it: --list has no help"):
+            self.run_tool()
 
     def test_a_page_without_the_part_is_told(self) -> None:
         with self.assertRaisesRegex(ValueError, "no part schedule"):
