@@ -15,9 +15,9 @@ TEST(GpuTune, WinnersAreRightAndWhatWasCapturedBeforeToo) {
     Team& team = runtime.world();
     Channel& channel = team.channel(StreamRef::cuda(stream));
     const Context context = Context::open(runtime);
-    Site few(Problem{.op = "gemm_ar", .m = 40, .n = 1024, .k = 512}, channel);
-    Site many(Problem{.op = "gemm_rs", .m = 2000, .n = 2048, .k = 1024}, channel);
-    Site gathered(Problem{.op = "ag_gemm", .m = 1024, .n = 1024, .k = 2048}, channel);
+    Site few(Problem{.op = "gemm_ar", .m = 40, .n = 256, .k = 256}, channel);
+    Site many(Problem{.op = "gemm_rs", .m = 1000, .n = 256, .k = 512}, channel);
+    Site gathered(Problem{.op = "ag_gemm", .m = 512, .n = 256, .k = 512}, channel);
     std::vector<Site*> sites = {&few, &many, &gathered};
     for (Site* site : sites) site->run(context.plan(site->op())->schedule);
     runtime.synchronize();
