@@ -14,18 +14,20 @@ from pathlib import Path
 import install_tree
 import python_env
 from results import FAILED, PASSED, SKIPPED, Case
-from runner import run, step
+from runner import ROOT, run, step
 
 # Undefined symbols that would tie the operators to one Python, or to a library of linear algebra.
 FOREIGN = re.compile(r"\bU (Py\w+|_Py\w+|cblas_\w+|[sdcz]gemm_\w*|dnnl_\w+)")
 MOST_BYTES = 25_000_000  # unpacked
+MOST_SOURCE_BYTES = 3_000_000
 LARGE = 1_000_000  # a file of the library's code; the only one
 # Of another package, imported first: not copied into the wheel. What is opened at run time needs no such word.
 EXCLUDED = ("libtorch*", "libc10*")
 PROGRAM = "import overlace; print(overlace.__version__, overlace.{name} is not None)"
+VERSIONS = "import importlib.metadata, overlace; print(importlib.metadata.version('overlace'), overlace.__version__)"
 
 
-def wheel_cases(builder: Path, torch: Path | None, out: Path) -> Iterator[Case]:
+def wheel_cases(builder: Path, torch: Path | None, source: Path, out: Path) -> Iterator[Case]:
     """Built with and without torch's headers; installed where the other is."""
     name = "wheel with torch" if torch else "wheel without torch"
     shutil.rmtree(out, ignore_errors=True)
@@ -42,12 +44,41 @@ def wheel_cases(builder: Path, torch: Path | None, out: Path) -> Iterator[Case]:
         f"cmake.define.CMAKE_C_COMPILER={shutil.which('cc')}",
     ]
     words = [str(builder), "-m", "pip", "wheel", ".", "--quiet", "--no-build-isolation", "--no-deps", "-w", str(out)]
-    built = run([*words, *(x for option in options for x in ("-C", option))], 1200)
+    env = {"CCACHE_BASEDIR": str(source)}
+    built = run([*words, *(x for option in options for x in ("-C", option))], 1200, env, cwd=source)
     yield step(f"{name}: build", built)
+    if built.rc == 0:
+        yield from repaired_cases(name, builder, next(out.glob("*.whl")), torch, out)
+
+
+def source_cases(builder: Path, out: Path) -> Iterator[Case]:
+    """The source distribution, unpacked into out/source: what a build needs, without records."""
+    shutil.rmtree(out, ignore_errors=True)
+    words = [str(builder), "-m", "build", "--sdist", "--no-isolation", "-o", str(out), "."]
+    built = run(words, 300)
+    yield step("source distribution: build", built)
     if built.rc != 0:
         return
-    wheels = list(out.glob("*.whl"))
-    yield from repaired_cases(name, builder, wheels[0], torch, out)
+    archive = next(out.glob("*.tar.gz"))
+    yield twine_case("source distribution", builder, archive)
+    yield step("source distribution: unpack", run(["tar", "-xzf", str(archive), "-C", str(out)], 60))
+    (out / archive.name.removesuffix(".tar.gz")).rename(out / "source")
+    files = [path.relative_to(out / "source") for path in (out / "source").rglob("*") if path.is_file()]
+    yield complaints_case("source distribution: content", source_complaints(files, archive.stat().st_size))
+
+
+def source_complaints(files: list[Path], num_bytes: int) -> list[str]:
+    print(f"source distribution: {num_bytes / 1e6:.1f} MB, {len(files)} files")
+    complaints = [f"{path}: a record" for path in files if path.is_relative_to("bench/results")]
+    complaints += [f"{path}: a record" for path in files if path.is_relative_to("docs/results")]
+    complaints += [f"{path}: wanted no hidden file" for path in files if path.parts[0].startswith(".")]
+    if num_bytes > MOST_SOURCE_BYTES:
+        complaints.append(f"{num_bytes / 1e6:.1f} MB, wanted at most {MOST_SOURCE_BYTES / 1e6:.0f} MB")
+    return complaints
+
+
+def twine_case(name: str, builder: Path, archive: Path) -> Case:
+    return step(f"{name}: twine check", run([str(builder), "-m", "twine", "check", "--strict", str(archive)], 60))
 
 
 def repaired_cases(name: str, builder: Path, built: Path, torch: Path | None, out: Path) -> Iterator[Case]:
@@ -61,6 +92,7 @@ def repaired_cases(name: str, builder: Path, built: Path, torch: Path | None, ou
     wheel = next((out / "repaired").glob("*.whl"))
     yield complaints_case(f"{name}: tag", tag_complaints(wheel.name, platform.libc_ver()[1]))
     yield complaints_case(f"{name}: content", content_complaints(wheel))
+    yield twine_case(name, builder, wheel)
     yield from installed_cases(name, wheel, torch, out / "installed")
 
 
@@ -130,7 +162,12 @@ def installed_cases(name: str, wheel: Path, torch: Path | None, folder: Path) ->
 def program_cases(name: str, folder: Path) -> Iterator[Case]:
     """The command line: says its version, starts ranks, passes exit statuses on."""
     program = str(folder / "bin" / "overlace")
-    yield step(f"{name}: command line", run([program, "--version"], 60, cwd=folder))
+    said = run([program, "--version"], 60, cwd=folder)
+    of_package = run([str(folder / "bin" / "python"), "-c", VERSIONS], 60, cwd=folder)
+    version = said.output.removeprefix("overlace ").strip()
+    right = version != "" and of_package.output.split() == [version, version]
+    details = f"{said.output!r}; metadata and overlace.__version__: {of_package.output!r}"
+    yield Case(f"{name}: version", PASSED) if right else Case(f"{name}: version", FAILED, details)
     yield step(f"{name}: run", run([program, *install_tree.SHORT_RUN], 120, cwd=folder))
     refused = run([program, "frob"], 60, cwd=folder)
     right = refused.rc == 2 and "unknown subcommand frob" in refused.output
@@ -143,11 +180,14 @@ def check(out: Path) -> Iterator[Case]:
     except python_env.Unavailable as why:
         yield Case("wheel", SKIPPED, str(why))
         return
-    yield from wheel_cases(builder, None, out / "without")
+    yield from source_cases(builder, out / "distribution")
+    source = out / "distribution" / "source"
+    if source.exists():
+        yield from wheel_cases(builder, None, source, out / "without")
     try:
         python = python_env.environment("test", ["test.txt"])
     except python_env.Unavailable as why:
         yield Case("wheel with torch", SKIPPED, str(why))
         return
     torch = next(python.parent.parent.glob("lib/python*/site-packages/torch"))
-    yield from wheel_cases(builder, torch, out / "with")
+    yield from wheel_cases(builder, torch, ROOT, out / "with")

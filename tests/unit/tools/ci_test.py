@@ -362,6 +362,15 @@ class WheelTest(support.TreeTest):
         self.assertEqual(large[0], "27.0 MB unpacked, wanted at most 25 MB")
         self.assertEqual(self.complaints(lib=b"..debug_info."), ["debug information in ['lib'], wanted none"])
 
+    def test_source_distribution(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            good = [Path("src/base/env.cc"), Path("bench/results.py")]
+            self.assertEqual(wheel.source_complaints(good, wheel.MOST_SOURCE_BYTES), [])
+            bad = [Path("bench/results/run.json"), Path("docs/results/hosts.md"), Path(".ci/run")]
+            got = wheel.source_complaints(bad, wheel.MOST_SOURCE_BYTES + 1_000_000)
+        wanted = ["bench/results/run.json: a record", "docs/results/hosts.md: a record"]
+        self.assertEqual(got, [*wanted, ".ci/run: wanted no hidden file", "4.0 MB, wanted at most 3 MB"])
+
     def test_tag(self) -> None:
         name = "overlace-0.1.0-py3-none-{}.whl"
         self.assertEqual(wheel.tag_complaints(name.format("manylinux_2_35_x86_64"), "2.36"), [])
