@@ -138,7 +138,7 @@ def _load() -> c.CDLL:
 
 
 LIBRARY = _load()
-# NOTE: oneDNN's symbols clash with those of torch, so CPU tiles take the reference loop beside it.
+# NOTE: oneDNN's symbols clash with those of torch, so CPU tiles take the library's own loop beside it.
 LIBRARY.ovl_cpu_gemm(b"reference")
 
 

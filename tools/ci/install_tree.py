@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 from collections.abc import Iterator
@@ -116,6 +117,7 @@ def check(build_dir: Path, out: Path) -> Iterator[Case]:
     headers = [p for p in public if p.endswith(".h")]
     same = public == got
     yield Case("headers", PASSED) if same else Case("headers", FAILED, f"wanted {public}, got {got}")
+    yield tile_case(build_dir)
     yield soname_case(prefix / "lib" / "liboverlace.so")
     symbols = run(["nm", "-DC", "--defined-only", str(prefix / "lib" / "liboverlace.so")]).output
     bad = symbol_complaints(symbols) + missing_symbols(symbols)
@@ -220,6 +222,22 @@ def version() -> str:
 def built_version() -> str:
     """With the commit: what programs print and wheels are called."""
     return run(["cmake", f"-DSOURCE={ROOT}", "-P", str(ROOT / "cmake" / "overlace_version.cmake")], 60).output.strip()
+
+
+def tile_complaints(listing: str) -> list[str]:
+    """What g++ made of the reference GEMM's innermost loop (objdump -dC): unrolled, its 12 sums in registers."""
+    found = re.search(r"<[^\n]*multiply_tile_avx512<float>\([^\n]*>:\n(.*?)(?:\n\n|\Z)", listing, re.DOTALL)
+    products = len(re.findall(r"\bvfmadd\w+ps\b.*%zmm", found[1])) if found else 0
+    return [] if products >= 12 else [f"multiply_tile_avx512<float> has {products} products of registers, wanted 12"]
+
+
+def tile_case(build_dir: Path) -> Case:
+    name = "reference GEMM: unrolled"
+    if platform.machine() != "x86_64":
+        return Case(name, SKIPPED, f"{platform.machine()}: this loop is of x86_64")
+    unit = build_dir / "CMakeFiles/overlace_exec.dir/src/exec/gemm_reference.cc.o"
+    complaints = tile_complaints(run(["objdump", "-dC", "--no-show-raw-insn", str(unit)], 60).output)
+    return Case(name, FAILED, complaints[0]) if complaints else Case(name, PASSED)
 
 
 def soname_case(library: Path) -> Case:

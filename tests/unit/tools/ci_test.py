@@ -331,6 +331,15 @@ class InstallTreeTest(unittest.TestCase):
         bad = "0000 T overlace::base::format(int)\n0000 W std::vector<int>::push_back(int)\n0000 T main\n"
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
 
+    def test_a_loop_with_its_sums_in_memory_fails(self) -> None:
+        head = "0 <void overlace::multiply_tile_avx512<float>(float const*)>:\n"
+        good = head + 12 * "   0:\tvfmadd231ps %zmm0,%zmm1,%zmm2\n" + "\n1 <other>:\n"
+        self.assertEqual(install_tree.tile_complaints(good), [])
+        wanted = "multiply_tile_avx512<float> has {} products of registers, wanted 12"
+        self.assertEqual(install_tree.tile_complaints(good.replace("231ps", "231pd")), [wanted.format(0)])
+        rolled = head + 3 * "   0:\tvfmadd231ps %zmm0,%zmm1,%zmm2\n" + "\n1 <other>:\n" + good[len(head) :]
+        self.assertEqual(install_tree.tile_complaints(rolled), [wanted.format(3)])
+
     def test_studies_inside(self) -> None:
         line = "0000000000001000 t overlace::study::full_mesh(int, overlace::study::LinkFigures)"
         self.assertEqual(install_tree.studies_inside(line + "\n0000 t overlace::sim::simulate(int)\n"), [line])
