@@ -6,6 +6,16 @@ set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "Folder of libraries below the prefix")
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# What `overlace bench` starts, without programs: it shows and compares records, and names a program that is missing.
+function(overlace_install_driver folder component)
+  set(bench ${PROJECT_SOURCE_DIR}/bench)
+  install(DIRECTORY ${bench}/driver DESTINATION ${folder} COMPONENT ${component}
+          FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
+  install(FILES ${bench}/record.schema.json ${bench}/torch_competitors.py DESTINATION ${folder} COMPONENT ${component})
+  install(FILES ${bench}/dense/cases.json ${bench}/dense/operators.json DESTINATION ${folder}/dense
+          COMPONENT ${component})
+endfunction()
+
 function(overlace_install)
   install(DIRECTORY include/overlace DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING
           PATTERN "*.h" PATTERN "*.cuh" PATTERN "README.md")

@@ -106,6 +106,7 @@ function(overlace_wheel)
     install(TARGETS overlace RUNTIME DESTINATION overlace/bin COMPONENT python)
     install(PROGRAMS ${PROJECT_SOURCE_DIR}/python/program.py DESTINATION ${SKBUILD_SCRIPTS_DIR} RENAME overlace
             COMPONENT python)
+    overlace_install_driver(overlace/share/overlace/bench python)
   endif()
   if(NOT OVERLACE_TORCH_FOUND)
     message(WARNING "this wheel has no operators for PyTorch: ${OVERLACE_TORCH_TEXT}")

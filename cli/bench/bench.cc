@@ -41,7 +41,8 @@ int bench(const std::vector<std::string>& arguments) {
   const std::string driver = find_driver(program);
   if (driver.empty())
     return fail(Errc::not_supported,
-                base::format("bench: its driver is neither above {} nor in share/overlace/bench/driver beside it",
+                base::format("bench: its driver is neither above {} nor in share/overlace/bench/driver beside it; "
+                             "wanted: a checkout or an install tree that was built with OVERLACE_BENCH=ON, or a wheel",
                              parent(program)));
   std::vector<std::string> words = {"python3", driver, "--overlace", program};
   words.insert(words.end(), arguments.begin(), arguments.end());

@@ -169,6 +169,10 @@ def program_cases(name: str, folder: Path) -> Iterator[Case]:
     details = f"{said.output!r}; metadata and overlace.__version__: {of_package.output!r}"
     yield Case(f"{name}: version", PASSED) if right else Case(f"{name}: version", FAILED, details)
     yield step(f"{name}: run", run([program, *install_tree.SHORT_RUN], 120, cwd=folder))
+    yield step(f"{name}: bench --list", run([program, "bench", "--list"], 60, cwd=folder))
+    refused = run([program, "bench"], 60, cwd=folder)
+    said = refused.rc != 0 and "build with OVERLACE_BENCH=ON, or name --programs" in refused.output
+    yield Case(f"{name}: bench", PASSED) if said else Case(f"{name}: bench", FAILED, refused.why())
     refused = run([program, "frob"], 60, cwd=folder)
     right = refused.rc == 2 and "unknown subcommand frob" in refused.output
     yield Case(f"{name}: exit status", PASSED) if right else Case(f"{name}: exit status", FAILED, refused.why())
