@@ -7,24 +7,25 @@ string(REGEX MATCH "VERSION ([0-9]+[.][0-9]+[.][0-9]+)" line "${line}")
 set(release "${CMAKE_MATCH_1}")
 set(described "")  # as by git describe --long
 set(distance 0)
+set(version "")
 find_program(git git)
-if(git)
+if(EXISTS ${SOURCE}/PKG-INFO)  # whatever repository somebody has put it into
+  file(STRINGS ${SOURCE}/PKG-INFO line REGEX "^Version: " LIMIT_COUNT 1)
+  string(REGEX REPLACE "^Version: " "" version "${line}")
+  string(REGEX MATCH "[+]g([0-9a-f]+)([.]dirty)?$" line "${version}")
+  string(REPLACE "." "-" commit "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
+elseif(git)
   execute_process(COMMAND ${git} -C ${SOURCE} rev-parse --show-prefix
     RESULT_VARIABLE failed OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   if(NOT failed AND prefix STREQUAL "")  # and no folder of somebody else's checkout
-    execute_process(COMMAND ${git} -C ${SOURCE} describe --always --long --dirty --abbrev=12 --tags --match=v[0-9]*
+    execute_process(COMMAND ${git} -C ${SOURCE} describe --always --long --dirty --abbrev=12 --tags
+            --match=v[0-9]* --exclude=v*[!0-9.]*
       OUTPUT_VARIABLE described OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     execute_process(COMMAND ${git} -C ${SOURCE} rev-list --count HEAD
       OUTPUT_VARIABLE distance OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
 endif()
-set(version "")
-if(described STREQUAL "" AND EXISTS ${SOURCE}/PKG-INFO)
-  file(STRINGS ${SOURCE}/PKG-INFO line REGEX "^Version: " LIMIT_COUNT 1)
-  string(REGEX REPLACE "^Version: " "" version "${line}")
-  string(REGEX MATCH "[+]g([0-9a-f]+)([.]dirty)?$" line "${version}")
-  string(REPLACE "." "-" commit "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
-elseif(described STREQUAL "" AND EXISTS ${SOURCE}/cmake/archive.txt)
+if(described STREQUAL "" AND EXISTS ${SOURCE}/cmake/archive.txt)
   file(STRINGS ${SOURCE}/cmake/archive.txt line REGEX "^[0-9a-f]+$")
   string(SUBSTRING "${line}" 0 12 described)
   file(STRINGS ${SOURCE}/cmake/archive.txt line REGEX "^v[0-9]")  # 0 commits after the tag are not said

@@ -64,6 +64,8 @@ class PackageVersionTest(support.TreeTest):
 
     def test_an_archive_names_its_commit(self) -> None:
         first = self.checkout()
+        self.git("tag", "v1.2.3-rc1")  # no release
+        self.assertEqual(self.version(), f"1.2.3.dev1+g{first}")
         self.assertEqual(self.archive(), f"1.2.3.dev0+g{first}")
         self.git("tag", "v1.2.3")
         self.assertEqual(self.archive(), "1.2.3")
@@ -74,6 +76,8 @@ class PackageVersionTest(support.TreeTest):
         for version in ("1.2.3", "1.2.3.dev7+g0123456789ab.dirty"):
             self.write("PKG-INFO", f"Metadata-Version: 2.2\nName: overlace\nVersion: {version}\n")
             self.assertEqual(self.version(), version)
+        self.checkout()  # a packager's
+        self.assertEqual(self.version(), version)
 
 
 if __name__ == "__main__":
