@@ -113,8 +113,10 @@ if(OVERLACE_CUDA STREQUAL "OFF")
   overlace_row(CUDA FALSE "" "OVERLACE_CUDA=OFF: CPU ranks only")
 else()
   # NOTE: unset means sm_75, `native` fails without a GPU, and plain -arch=sm_90a adds an sm_90 pass that rejects wgmma.
+  # A100 and L40S (8.x) run code for 80, Hopper that for 90a, B200 that for 100; the driver translates the PTX of 80 and
+  # 100 for others. Fused kernels are for 90a alone (cmake/overlace_module.cmake). Preset cuda: 90a alone.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90a-real 100)
   endif()
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(OVERLACE_NVCC nvcc PATHS /usr/local/cuda/bin)
@@ -129,8 +131,9 @@ else()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(OVERLACE_HAS_CUDA ON)
+    string(REPLACE ";" "," OVERLACE_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
     overlace_row(CUDA TRUE "${CMAKE_CUDA_COMPILER_VERSION}"
-                 "backend cuda_peer, engine nccl, kernels for ${CMAKE_CUDA_ARCHITECTURES}")
+                 "backend cuda_peer, engine nccl, kernels for ${OVERLACE_ARCHITECTURES}")
   elseif(OVERLACE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "OVERLACE_CUDA=ON, but nvcc was not found")
   else()

@@ -4,12 +4,44 @@ set(OVERLACE_OBJECTS "")
 # Folders whose host code needs CUDA headers (docs/design/layers.md).
 set(OVERLACE_CUDA_FOLDERS "/cuda_peer/|/engine/nccl/|/cuda/")
 
+# Folders below src whose kernels need what Hopper GPUs alone have (wgmma, TMA, clusters). Their units are a library of
+# their own, compiled for those GPUs whatever the others are compiled for. On other GPUs nobody asks for such a kernel:
+# the schedules that launch them are refused (check_capability, src/ops/gemm_core/choose.h).
+set(OVERLACE_HOPPER_FOLDERS ops/gemm_core runtime/backend/cuda_peer/hopper)
+set(OVERLACE_HOPPER_ARCHITECTURES 90a-real)
+
 # Flags of a target with CUDA units.
 function(overlace_cuda target)
   target_compile_definitions(${target} PRIVATE OVERLACE_HAS_CUDA=1)
   target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   # NOTE: CMake 3.25 drops CUDA_STANDARD 20 silently, so the flag is spelled out.
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -lineinfo>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr>)
+  # Lines for profilers are half of all device code.
+  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<NOT:$<CONFIG:Release>>>:-lineinfo>)
+endfunction()
+
+# The units of src/<name> that are for Hopper GPUs, as objects of the library; those of the kernels' table are of ops.
+function(overlace_hopper_module name)
+  set(units "")
+  foreach(folder ${OVERLACE_HOPPER_FOLDERS})
+    if(folder MATCHES "^${name}/")
+      file(GLOB found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${folder}/*.cu)
+      list(APPEND units ${found})
+    endif()
+  endforeach()
+  if(name STREQUAL "ops")
+    overlace_instances(instances)
+    list(APPEND units ${instances})
+  endif()
+  if(NOT units)
+    return()
+  endif()
+  add_library(overlace_${name}_hopper OBJECT ${units})
+  target_link_libraries(overlace_${name}_hopper PUBLIC overlace_flags)
+  overlace_cuda(overlace_${name}_hopper)
+  target_compile_definitions(overlace_${name}_hopper PRIVATE OVERLACE_HOPPER_UNIT=1)
+  set_target_properties(overlace_${name}_hopper PROPERTIES CUDA_ARCHITECTURES ${OVERLACE_HOPPER_ARCHITECTURES})
+  set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name}_hopper PARENT_SCOPE)
 endfunction()
 
 function(overlace_module name)
@@ -20,14 +52,13 @@ function(overlace_module name)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cc
          ${CMAKE_CURRENT_SOURCE_DIR}/src/${name}/*.cu)
     list(FILTER cuda_sources INCLUDE REGEX "${OVERLACE_CUDA_FOLDERS}|\\.cu$")
+    foreach(folder ${OVERLACE_HOPPER_FOLDERS})
+      list(FILTER cuda_sources EXCLUDE REGEX "/src/${folder}/[^/]+\\.cu$")
+    endforeach()
     list(APPEND sources ${cuda_sources})
-    string(REPLACE ";" "," architectures "${CMAKE_CUDA_ARCHITECTURES}")
     set_property(SOURCE src/runtime/backend/cuda_peer/probe.cc APPEND PROPERTY COMPILE_DEFINITIONS
-                 OVERLACE_CUDA_ARCHITECTURES="${architectures}")
-    if(name STREQUAL "ops")
-      overlace_instances(instances)
-      list(APPEND sources ${instances})
-    endif()
+                 OVERLACE_CUDA_ARCHITECTURES="${OVERLACE_ARCHITECTURES}")
+    overlace_hopper_module(${name})
   endif()
   if(NOT sources)
     return()
@@ -42,8 +73,9 @@ function(overlace_module name)
   else()
     add_library(overlace_${name} OBJECT ${sources})
     target_link_libraries(overlace_${name} PUBLIC overlace_flags)
-    set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name} PARENT_SCOPE)
+    list(APPEND OVERLACE_OBJECTS overlace_${name})
   endif()
+  set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} PARENT_SCOPE)
   if(name MATCHES "^(sim|study)$")  # the same numbers from every compiler
     target_compile_options(overlace_${name} PRIVATE -ffp-contract=off)
   elseif(name STREQUAL "train")  # and from every processor: groups must hold the same bits

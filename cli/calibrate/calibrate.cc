@@ -21,6 +21,7 @@
 #include "src/context/machine.h"
 #include "src/exec/gemm.h"
 #include "src/runtime/backend.h"
+#include "src/spec/fusable.h"
 
 namespace overlace::cli {
 namespace {
@@ -214,6 +215,8 @@ spec::Machine described(const CalibrateWords& words, const PointOptions& options
     out.topology = base::format("nvswitch({})", options.ranks);
     const runtime::CudaDevice gpu = runtime::cuda_device(0);
     out.sms = gpu.sms;
+    out.compute_capability = gpu.compute_capability;
+    if (!spec::has_fused_kernels(out)) out.transport.tma_GBps = {};
     out.memory.l2_bytes = gpu.l2_bytes;
     out.cuda = base::format("{}.{}", gpu.version / 1000, gpu.version % 1000 / 10);
     out.driver = driver_version();
@@ -253,6 +256,7 @@ Work work_of(const CalibrateWords& words) {
                 "OVERLACE_LINK or OVERLACE_ADVERSARY is set, wanted neither: an emulated machine is not measured");
   out.other = described(words, out.points);
   out.points.sms = out.other.sms;
+  out.points.has_tma = spec::has_fused_kernels(out.other);
   out.runtime.heap_bytes = 3 * argument_bytes(out.points.is_gpu) + symmetric_bytes(out.points, out.other);
   return out;
 }

@@ -161,7 +161,7 @@ void add_pushes(const PointOptions& o, std::vector<Point>* out) {
   std::erase_if(ctas, [&](int n) { return n >= o.sms; });
   ctas.push_back(std::max(o.sms, 1));
   sweep(Probe::store, ctas);
-  sweep(Probe::tma, ctas);
+  if (o.has_tma) sweep(Probe::tma, ctas);
   sweep(Probe::memory, {o.sms, 2 * o.sms});
 }
 

@@ -13,6 +13,7 @@ struct PointOptions {
   DType dtype = DType::fp32;  // of GEMMs
   bool has_collectives = true;
   int sms = 1;  // of a GPU
+  bool has_tma = true;
 };
 
 /// Largest argument of any point, in bytes.

@@ -16,6 +16,7 @@
 #include "src/io/engine.h"
 #include "src/runtime/backend.h"
 #include "src/runtime/state.h"
+#include "src/spec/fusable.h"
 
 namespace overlace::cli {
 namespace {
@@ -45,7 +46,8 @@ Json memory_json() {
 Json gpu_json(int num_usable, const std::string& why) {
   Json devices = Json::array();
   for (const GpuFacts& gpu : gpu_facts())
-    devices.push_back(Json::Object{{"name", gpu.name}, {"memory_bytes", gpu.memory_bytes}});
+    devices.push_back(Json::Object{
+        {"name", gpu.name}, {"memory_bytes", gpu.memory_bytes}, {"compute_capability", gpu.compute_capability}});
   return Json::Object{
       {"usable", num_usable}, {"why", why}, {"driver", driver_version()}, {"devices", std::move(devices)}};
 }
@@ -73,7 +75,12 @@ Json machine_json(const RuntimeOptions& options, int ranks, bool on_gpus) {
   context::Site site;
   site.is_gpu = on_gpus;
   site.ranks = ranks;
-  if (const std::vector<GpuFacts> gpus = gpu_facts(); on_gpus && !gpus.empty()) site.device = gpus.front().name;
+  if (const std::vector<GpuFacts> gpus = gpu_facts(); on_gpus && !gpus.empty()) {
+    site.device = gpus.front().name;
+    std::vector<int> capabilities;
+    for (const GpuFacts& gpu : gpus) capabilities.push_back(gpu.compute_capability);
+    site.compute_capability = spec::capability_of_team(capabilities);
+  }
   site.emulated_bytes_per_s = options.link.enabled ? options.link.bytes_per_s : 0;
   const base::Result<context::Found> found =
       context::find_machine(site, {.variable = base::env().machine, .folder = context::machines_folder()});
@@ -161,7 +168,8 @@ void machine_text(const Json& report, Page& page) {
   int64_t index = 0;
   for (const Json& device : gpu.find("devices")->as_array())
     page.line(base::format("GPU {}", index++),
-              base::format("{}, {}", device.find("name")->as_string(), bytes_text(*device.find("memory_bytes"))));
+              base::format("{}, {}, {}", device.find("name")->as_string(), bytes_text(*device.find("memory_bytes")),
+                           spec::capability_text(static_cast<int>(device.find("compute_capability")->as_int()))));
   page.title("libraries");
   for (const Json& library : report.find("libraries")->as_array()) {
     const Json& path = *library.find("path");

@@ -179,14 +179,18 @@ std::vector<GpuFacts> gpu_facts() {
   const auto count = symbol<int(int*)>(driver, "cuDeviceGetCount");
   const auto name = symbol<int(char*, int, int)>(driver, "cuDeviceGetName");
   const auto memory = symbol<int(size_t*, int)>(driver, "cuDeviceTotalMem_v2");
+  const auto attribute = symbol<int(int*, int, int)>(driver, "cuDeviceGetAttribute");
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
   int num_devices = 0;
-  if (init == nullptr || count == nullptr || name == nullptr || memory == nullptr) return gpus;
+  if (init == nullptr || count == nullptr || name == nullptr || memory == nullptr || attribute == nullptr) return gpus;
   if (init(0) != 0 || count(&num_devices) != 0) return gpus;
   for (int device = 0; device < num_devices; ++device) {
     char text[128] = {};
     size_t bytes = 0;
     if (name(text, sizeof text - 1, device) != 0 || memory(&bytes, device) != 0) continue;
-    gpus.push_back({text, static_cast<int64_t>(bytes)});
+    int major = 0, minor = 0;
+    if (attribute(&major, kMajor, device) != 0 || attribute(&minor, kMinor, device) != 0) major = minor = 0;
+    gpus.push_back({text, static_cast<int64_t>(bytes), 10 * major + minor});
   }
   return gpus;
 }

@@ -25,6 +25,7 @@ struct MemoryFacts {
 struct GpuFacts {
   std::string name;
   int64_t memory_bytes = 0;
+  int compute_capability = 0;  // 90: 9.0
 };
 struct LibraryFacts {
   std::string name, purpose;  // "libnccl.so.2", "collectives between GPUs"
@@ -35,7 +36,7 @@ CpuFacts cpu_facts();
 MemoryFacts memory_facts();
 /// "580.65.06", empty without a driver.
 std::string driver_version();
-/// Names and memory from the driver; empty without one.
+/// From the driver; empty without one.
 std::vector<GpuFacts> gpu_facts();
 std::vector<LibraryFacts> library_facts();
 

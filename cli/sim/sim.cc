@@ -155,7 +155,9 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
 }  // namespace
 
 base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& schedule) {
-  return machine.is_gpu ? ops::gemm_core::check_instance(schedule) : base::Status();
+  if (!machine.is_gpu) return {};
+  OVERLACE_TRY(ops::gemm_core::check_capability(schedule, machine));
+  return ops::gemm_core::check_instance(schedule);
 }
 
 int sim_compare(const SimWords& words) {

@@ -66,6 +66,7 @@ struct Machine {
   std::string name = "cpu2";
   bool is_gpu = false;
   int ranks = 2;                // GPUs, or CPU ranks
+  int compute_capability = 90;  // 10 * major + minor of its GPUs: 90 is 9.0 (Hopper), which alone has fused kernels
   int hosts = 1;                // hosts of equal size, set for a team and not by a file
   int sms = 1;                  // SMs of a GPU; on CPU ranks cores of a rank
   bool has_copy_engine = true;  // on CPU ranks the rank's own agent or its wire thread

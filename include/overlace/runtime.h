@@ -84,6 +84,7 @@ struct Caps {
   bool copy_engine = false;
   bool stream_wait = false;
   bool collectives = false;
+  int compute_capability = 0;  // 10 * major + minor of the GPU of that rank: 90 is 9.0; 0 on CPU ranks
 };
 
 /// Counters of what this rank did since its runtime was opened.

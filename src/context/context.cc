@@ -16,6 +16,7 @@
 #include "src/context/machine.h"
 #include "src/plan/cache.h"
 #include "src/runtime/state.h"
+#include "src/spec/fusable.h"
 #include "src/spec/operators.h"
 
 namespace overlace {
@@ -33,6 +34,9 @@ std::string found_by_first(Runtime& runtime, const ContextOptions& options) {
   context::Site site;
   site.is_gpu = runtime.backend() == Backend::cuda_peer;
   site.device = state.backend->device_name();
+  std::vector<int> capabilities;
+  for (int rank = 0; rank < state.world; ++rank) capabilities.push_back(state.backend->caps(rank).compute_capability);
+  site.compute_capability = spec::capability_of_team(capabilities);
   site.ranks = state.world;
   site.hosts = state.num_hosts;
   site.emulated_bytes_per_s = link.enabled ? link.bytes_per_s : 0;
@@ -50,6 +54,7 @@ std::string found_by_first(Runtime& runtime, const ContextOptions& options) {
   } else {
     out.set("link_GBps", machine.copy.all_GBps.value).set("TFLOPs", machine.gemm.sustained_TFLOPs.value);
     out.set("is_gpu", machine.is_gpu).set("hosts", machine.hosts);
+    out.set("compute_capability", machine.compute_capability);
   }
   return out.set("origin", found->origin).dump();
 }
@@ -61,6 +66,7 @@ spec::Machine machine_of(const Json& json) {
   rates.hosts = static_cast<int>(json.find("hosts")->as_int());
   spec::Machine out = spec::rated_machine(rates);
   out.copy.all_GBps = {json.find("link_GBps")->as_double()};  // bit for bit those of rank 0
+  out.compute_capability = static_cast<int>(json.find("compute_capability")->as_int());
   out.gemm.sustained_TFLOPs = {json.find("TFLOPs")->as_double()};
   return out;
 }

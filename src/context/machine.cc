@@ -121,13 +121,7 @@ Found unknown(const Site& site, const std::optional<spec::MachineRates>& rates) 
   return {spec::rated_machine(known), "no machine file for " + why};
 }
 
-}  // namespace
-
-bool is_same_device(const Machine& machine, const std::string& device) {
-  return !device.empty() && machine.device.substr(0, machine.device.find(',')) == device;
-}
-
-base::Result<Found> find_machine(const Site& site, const Wanted& wanted) {
+base::Result<Found> find_figures(const Site& site, const Wanted& wanted) {
   const std::pair<const std::string&, std::string_view> names[] = {{wanted.argument, "the argument machine"},
                                                                    {wanted.variable, "OVERLACE_MACHINE"}};
   for (const auto& [name, from] : names) {
@@ -139,6 +133,18 @@ base::Result<Found> find_machine(const Site& site, const Wanted& wanted) {
   if (!site.is_gpu || !has_files(site)) return unknown(site, wanted.rates);
   if (std::optional<Found> found = calibrated(site, wanted.folder)) return std::move(*found);
   return shipped(site);
+}
+
+}  // namespace
+
+bool is_same_device(const Machine& machine, const std::string& device) {
+  return !device.empty() && machine.device.substr(0, machine.device.find(',')) == device;
+}
+
+base::Result<Found> find_machine(const Site& site, const Wanted& wanted) {
+  Result<Found> found = find_figures(site, wanted);
+  if (found.ok() && site.is_gpu) found->machine.compute_capability = site.compute_capability;
+  return found;
 }
 
 std::string machines_folder() {

@@ -13,7 +13,8 @@ namespace overlace::context {
 /// What is known of the ranks without measuring.
 struct Site {
   bool is_gpu = false;
-  std::string device = {};  // of a GPU: "NVIDIA H200"
+  std::string device = {};      // of a GPU: "NVIDIA H200"
+  int compute_capability = 90;  // of GPUs, of all ranks together (spec::capability_of_team)
   int ranks = 1, hosts = 1;
   double emulated_bytes_per_s = 0;  // of the emulated link; 0: there is none
 };
@@ -30,7 +31,8 @@ struct Wanted {
   std::optional<spec::MachineRates> rates = {};
 };
 
-/// In the order of Context::open. invalid_argument where what was asked for cannot be read.
+/// In the order of Context::open. Figures of whatever machine, but of GPUs the capability of the site.
+/// invalid_argument where what was asked for cannot be read.
 base::Result<Found> find_machine(const Site& site, const Wanted& wanted);
 
 /// "NVIDIA H200, bf16" and "NVIDIA H200" are the same device.

@@ -107,6 +107,27 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   return out;
 }
 
+namespace {
+
+/// The families that the GPUs' capability keeps out of the candidates, and why; empty if it keeps out none.
+std::string without_kernels(const OpSpec& op, const Machine& machine) {
+  if (!machine.is_gpu || spec::has_fused_kernels(machine)) return {};
+  Machine other = machine;
+  other.compute_capability = spec::kFusedCapability;
+  const std::vector<Candidate> here = candidates(op, machine);
+  std::vector<std::string> names;
+  for (const Candidate& one : candidates(op, other))
+    if (std::find(here.begin(), here.end(), one) == here.end() && (names.empty() || names.back() != one.family))
+      names.push_back(one.family);
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  if (out.empty()) return {};
+  return base::format("no {}, for {} alone; here: {}", out, spec::capability_text(spec::kFusedCapability),
+                      spec::capability_text(machine.compute_capability));
+}
+
+}  // namespace
+
 Candidate paper_rule(const OpSpec& op, const Machine& machine) {
   using enum spec::ClosedForm;
   const spec::OperatorDef* def = spec::find_operator(op.op);
@@ -132,12 +153,19 @@ Candidate paper_rule(const OpSpec& op, const Machine& machine) {
 struct Planner::State {
   State(Machine given, const PlannerParts& with)
       : machine(std::move(given)),
-        small_m(machine.small_m_machine.empty() ? std::nullopt
-                                                : std::optional(spec::find_machine(machine.small_m_machine))),
+        small_m(small_m_of(machine)),
         simulation(with.simulation),
         prober(with.prober),
         cache(with.kept.empty() ? Cache(with.cache, machine) : Cache::of_text(with.kept, machine)),
         kept_in(with.kept_in) {}
+
+  /// Of the same GPUs.
+  static std::optional<Machine> small_m_of(const Machine& machine) {
+    if (machine.small_m_machine.empty()) return std::nullopt;
+    Machine out = spec::find_machine(machine.small_m_machine);
+    out.compute_capability = machine.compute_capability;
+    return out;
+  }
 
   bool is_probed(const PlanOptions& options) const { return options.limit == Tier::probe && prober != nullptr; }
   bool is_kept(const OpSpec& op, const PlanOptions& options) const {
@@ -172,6 +200,7 @@ struct Planner::State {
       if (std::optional<Decision> found = kept(op, key, options)) return *found;
     }
     Decision out = decide(op, options);
+    if (const std::string why = without_kernels(op, machine); !why.empty() && op.ranks > 1) out.reason += "; " + why;
     // What was found by less than what was asked for is tried again.
     if (keeps && out.tier == options.limit && (prober == nullptr || prober->is_first())) cache.put(key, out);
     return out;

@@ -144,7 +144,8 @@ int cuda_device_count(std::string* why);
 struct CudaDevice {
   int sms = 0;
   int64_t l2_bytes = 0;
-  int version = 0;  // 13000: 13.0
+  int version = 0;             // 13000: 13.0
+  int compute_capability = 0;  // 90: 9.0
 };
 CudaDevice cuda_device(int ordinal);
 

@@ -1,11 +1,28 @@
 // Which problems have a kernel that computes and communicates in one.
 #pragma once
 
+#include <span>
 #include <string>
 
+#include "overlace/machine.h"
 #include "overlace/schedule.h"
 
 namespace overlace::spec {
+
+/// The compute capability, as 10 * major + minor, of the GPUs that have these kernels: Hopper. Others take all
+/// schedules without one.
+inline constexpr int kFusedCapability = 90;
+
+inline bool has_fused_kernels(const Machine& machine) {
+  return machine.is_gpu && machine.compute_capability == kFusedCapability;
+}
+
+/// "compute capability 8.0"
+std::string capability_text(int compute_capability);
+
+/// What GPUs with these capabilities are to a planner: as the first that has no such kernels, for a kernel needs all of
+/// them. Zeros, which nobody found out, and an empty list count as GPUs that do.
+int capability_of_team(std::span<const int> capabilities);
 
 /// What decides whether there is a kernel besides types and layouts.
 struct FusedShape {

@@ -6,6 +6,7 @@
 #include "src/base/file.h"
 #include "src/base/json.h"
 #include "src/spec/digest.h"
+#include "src/spec/fusable.h"
 #include "src/spec/machine.h"
 
 namespace overlace::spec {
@@ -37,6 +38,10 @@ class Writer {
   template <class Int>
   void integer(const char* key, Int v, int64_t) {
     if (v != 0) out.set(key, static_cast<int64_t>(v));
+  }
+  template <class Int>
+  void integer_or(const char* key, Int usual, Int v, int64_t) {
+    if (v != usual) out.set(key, static_cast<int64_t>(v));
   }
   template <class Int>
   void needed(const char* key, Int v, int64_t) {
@@ -112,6 +117,11 @@ class Reader {
         refuse(key, *v, base::format("an integer from 1 to {}", most));
       out = static_cast<Int>(v->as_int());
     }
+  }
+  template <class Int>
+  void integer_or(const char* key, Int usual, Int& out, int64_t most) {
+    out = usual;
+    integer(key, out, most);
   }
   template <class Int>
   void needed(const char* key, Int& out, int64_t most) {
@@ -298,10 +308,12 @@ void visit_costs(V& v, M& m) {
   });
 }
 
+/// Files that name no capability are of Hopper GPUs, or of CPU ranks.
 template <class V, class M>
 void visit(V& v, M& m) {
   v.text("name", m.name);
   v.flag("is_gpu", m.is_gpu);
+  v.integer_or("compute_capability", kFusedCapability, m.compute_capability, 999);
   v.integer("ranks", m.ranks, 65536);
   v.integer("sms", m.sms, 65536);
   v.flag("has_copy_engine", m.has_copy_engine);

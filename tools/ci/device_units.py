@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,13 @@ REGISTERS = "Used 168 registers"
 SERIALISED = re.compile(r"\bC75\d\d\b|serializ|warning", re.IGNORECASE)
 TILE = re.compile(r"_(\d+)x(\d+)_c\d")
 STEPS_OF_K = 4  # in a stage
+
+# The code of a unit, in nvcc's words: PTX for compute_, programs for sm_. Of kernels that need Hopper: for it alone.
+CODE = {"compute_80", "compute_100", "sm_80", "sm_90a", "sm_100"}
+HOPPER_CODE = {"sm_90a"}
+HOPPER_FOLDERS = ("src/ops/gemm_core/", "src/runtime/backend/cuda_peer/hopper/", INSTANCES)
+PTX, PROGRAM = 1, 2  # kinds of images in a fatbin
+FATBIN = 0xBA55ED50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +67,42 @@ def flag_complaints(arguments: list[str]) -> list[str]:
         found.append("relocatable device code")
     if re.search(r"-arch[= ]sm_90a", text):
         found.append("-arch=sm_90a also builds a plain sm_90 pass: use -gencode arch=compute_90a,code=sm_90a")
+    return found
+
+
+def images(data: bytes) -> set[str]:
+    """The code in an object (ELF), "sm_90", "compute_80": headers of the images of its sections .nv_fatbin."""
+    (table,), (size, count, names_at) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HHH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
+    names = data[sections[names_at][4] :]
+    found = set()
+    for name, _, _, _, offset, length in sections:
+        if not names[name:].startswith(b".nv_fatbin\0"):
+            continue
+        at, end = offset, offset + length
+        while at < end:
+            magic, _, header, bytes_of_images = struct.unpack_from("<IHHQ", data, at)
+            if magic != FATBIN:
+                raise ValueError(f"no fatbin at {at - offset} of .nv_fatbin")
+            image, last = at + header, at + header + bytes_of_images
+            while image < last:
+                kind, _, image_header, image_bytes = struct.unpack_from("<HHIQ", data, image)
+                (architecture,) = struct.unpack_from("<I", data, image + 28)
+                found.add(f"{'compute' if kind == PTX else 'sm' if kind == PROGRAM else kind}_{architecture}")
+                image += image_header + image_bytes
+            at = (last + 7) // 8 * 8
+    return found
+
+
+def code_complaints(file: str, arguments: list[str], data: bytes) -> list[str]:
+    """Code for other GPUs than those that a unit is for, asked for (the letter of 90a) or found in its object."""
+    wanted = HOPPER_CODE if file.startswith(HOPPER_FOLDERS) else CODE
+    asked = set(re.findall(r"(?:sm|compute)_\w+", " ".join(re.findall(r"code=\[([^\]]*)\]", " ".join(arguments)))))
+    found = []
+    if asked != wanted:
+        found.append(f"nvcc is asked for {sorted(asked)}; wanted: {sorted(wanted)}")
+    if (there := images(data)) != {word.removesuffix("a") for word in wanted}:
+        found.append(f"the object has {sorted(there)}; wanted: {sorted(wanted)}")
     return found
 
 
@@ -141,4 +185,6 @@ def check(folder: Path, build: Callable[[], Done]) -> Iterator[Case]:
         bad = complaints_of(unit, printed.get(unit.output, ""))
         if tool and unit.file.startswith(INSTANCES):
             bad += sass_complaints(unit.file, run([tool, "-sass", str(folder / unit.output)], 120).output)
+        if (folder / unit.output).exists():
+            bad += code_complaints(unit.file, unit.command, (folder / unit.output).read_bytes())
         yield Case(f"cubin {unit.file}", FAILED, "\n".join(bad)) if bad else Case(f"cubin {unit.file}", PASSED)

@@ -142,6 +142,29 @@ base::Status check_instance(const spec::Schedule& schedule) {
   return choose_instance(schedule, /*sms=*/1).status();  // whether there is one does not depend on how many SMs
 }
 
+namespace {
+
+base::Status refuse_capability(const spec::Schedule& schedule, std::string_view whose, int capability) {
+  return base::error(Errc::not_supported, "{}: schedule {}: its kernel is not for {}, which has {}; wanted: {}",
+                     schedule.op, schedule.family, whose, spec::capability_text(capability),
+                     spec::capability_text(spec::kFusedCapability));
+}
+
+}  // namespace
+
+base::Status check_capability(const spec::Schedule& schedule, std::span<const Caps> caps) {
+  if (!needs_instance(schedule)) return {};
+  for (size_t rank = 0; rank < caps.size(); ++rank)
+    if (const int found = caps[rank].compute_capability; found != spec::kFusedCapability)
+      return refuse_capability(schedule, base::format("the GPU of rank {}", rank), found);
+  return {};
+}
+
+base::Status check_capability(const spec::Schedule& schedule, const spec::Machine& machine) {
+  if (!machine.is_gpu || spec::has_fused_kernels(machine) || !needs_instance(schedule)) return {};
+  return refuse_capability(schedule, "machine " + machine.name, machine.compute_capability);
+}
+
 base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> caps, int rank) {
   const auto refuse = [&](size_t peer, std::string_view why) {
     return base::error(Errc::not_supported, "{}: schedule {}: one kernel cannot work with rank {}{}; rank {}",
@@ -160,12 +183,10 @@ base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> c
 
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule) {
   if (channel.team().runtime().backend() != Backend::cuda_peer) return {};
-#if defined(OVERLACE_HAS_CUDA)
-  OVERLACE_TRY(check_device(channel));
-#endif
   const Team& team = channel.team();
   std::vector<Caps> caps;
   for (int peer = 0; peer < team.size(); ++peer) caps.push_back(team.runtime().caps(team.world_rank(peer)));
+  OVERLACE_TRY(check_capability(schedule, caps));
   OVERLACE_TRY(check_peers(schedule, caps, team.rank()));
   return check_instance(schedule);
 }

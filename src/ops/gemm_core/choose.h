@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "overlace/channel.h"
+#include "overlace/machine.h"
 #include "overlace/runtime.h"
 #include "overlace/schedule.h"
 #include "src/base/status.h"
@@ -35,11 +36,17 @@ bool needs_instance(const spec::Schedule& schedule);
 /// not_supported with what is missing. This is the one answer to which shapes a family takes; nothing runs.
 base::Status check_instance(const spec::Schedule& schedule);
 
+/// Whether GPUs of these capabilities have the schedule's kernel, if it has one: all must be of kFusedCapability.
+/// not_supported names the family and the first rank of the team (`caps`, by rank) whose GPU is another.
+base::Status check_capability(const spec::Schedule& schedule, std::span<const Caps> caps);
+/// The same of a machine, for whoever has no team: the simulator.
+base::Status check_capability(const spec::Schedule& schedule, const spec::Machine& machine);
+
 /// What a kernel whose ranks wait for each other needs of rank `rank` towards all members of its team (`caps`, by rank
 /// of the team): not_supported with the first fact that is missing. It adds to signals of peers from many CTAs.
 base::Status check_peers(const spec::Schedule& schedule, std::span<const Caps> caps, int rank);
 
-/// CPU ranks run every schedule; a GPU needs an instance, tensor memory units of its kind, and peers as above.
+/// CPU ranks run every schedule; GPUs need the capability, peers as above and an instance.
 base::Status check_fused(const Channel& channel, const spec::Schedule& schedule);
 
 }  // namespace overlace::ops::gemm_core

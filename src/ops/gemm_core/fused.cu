@@ -310,15 +310,6 @@ base::Status check_family(const spec::Schedule& schedule) {
 
 }  // namespace
 
-base::Status check_device(const Channel& channel) {
-  const int device = channel.team().runtime().device();
-  int major = 0;
-  OVERLACE_TRY(
-      cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute"));
-  if (major == 9) return {};
-  return base::error(Errc::not_supported, "fused kernels: GPU {} has compute capability {}; wanted: 9", device, major);
-}
-
 bool keeps_memory(const spec::Schedule& schedule) { return has_telling_words(schedule); }
 
 bool is_loaded(const Channel& channel, const spec::Schedule& schedule) {

@@ -19,7 +19,4 @@ bool keeps_memory(const spec::Schedule& schedule);
 /// Whether the current device has had a call of this schedule's kernel.
 bool is_loaded(const Channel& channel, const spec::Schedule& schedule);
 
-/// not_supported unless the channel's GPU can run them.
-base::Status check_device(const Channel& channel);
-
 }  // namespace overlace::ops::gemm_core

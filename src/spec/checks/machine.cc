@@ -4,8 +4,10 @@
 
 #include "src/base/format.h"
 #include "src/spec/checks/graph.h"
+#include "src/spec/fusable.h"
 #include "src/spec/heap_layout.h"
 #include "src/spec/names.h"
+#include "src/spec/operators.h"
 
 namespace overlace::spec {
 namespace {
@@ -36,6 +38,11 @@ void check_engine(const Task& task, const Machine& machine, Findings* out) {
   }
   if (task.engine == Engine::ce && !machine.has_copy_engine) {
     out->error("S11", task.id, 0, base::format("machine {} has no copy engine", machine.name));
+  }
+  if (machine.is_gpu && is_part(task) && !has_fused_kernels(machine)) {
+    out->error("S11", task.id, 0,
+               base::format("machine {} has {}, its kernel is for {} alone", machine.name,
+                            capability_text(machine.compute_capability), capability_text(kFusedCapability)));
   }
   if (task.kind == Kind::collective && !machine.has_net_engine) {
     out->error("S11", task.id, 0, base::format("machine {} has no engine for collectives", machine.name));

@@ -39,7 +39,7 @@ std::vector<int> degrees_of(const OpSpec& op, const Machine& machine, int64_t cu
 }
 
 std::vector<int> kernel_degrees(const OpSpec& op, const Machine& machine, std::span<const int> degrees) {
-  if (!machine.is_gpu || !is_fusable(op)) return {};
+  if (!has_fused_kernels(machine) || !is_fusable(op)) return {};
   return {degrees.begin(), degrees.end()};
 }
 
@@ -76,7 +76,7 @@ std::vector<int> band_kernel_degrees(const OpSpec& op, const Machine& machine) {
 }
 
 std::vector<int> small_m_degrees(const OpSpec& op, const Machine& machine) {
-  return machine.is_gpu && has_few_tokens(op) ? std::vector<int>{1} : std::vector<int>{};
+  return has_fused_kernels(machine) && has_few_tokens(op) ? std::vector<int>{1} : std::vector<int>{};
 }
 
 void align_to_slabs(const OpSpec&, FamilyOptions* options) { options->align_columns = kTileDepth; }
@@ -84,6 +84,16 @@ void align_to_slabs(const OpSpec&, FamilyOptions* options) { options->align_colu
 void align_to_tiles(const OpSpec& op, FamilyOptions* options) {
   options->align = kSlotTileRows;
   options->align_columns = slot_tile_cols(op);
+}
+
+std::string capability_text(int compute_capability) {
+  return base::format("compute capability {}.{}", compute_capability / 10, compute_capability % 10);
+}
+
+int capability_of_team(std::span<const int> capabilities) {
+  for (const int one : capabilities)
+    if (one != 0 && one != kFusedCapability) return one;
+  return kFusedCapability;
 }
 
 std::string fused_problem(const FusedShape& shape) {

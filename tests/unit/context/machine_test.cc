@@ -54,6 +54,16 @@ TEST(FindMachine, TakesTheShippedFileOfTheDevice) {
   EXPECT_EQ(other.origin, "h200x4, shipped for NVIDIA H200 x 4; there is none for NVIDIA B200");
 }
 
+/// Figures may be another GPU's, capabilities never.
+TEST(FindMachine, HasTheCapabilityOfTheGpusThatAreThere) {
+  const Site a100 = {.is_gpu = true, .device = "NVIDIA A100-SXM4-80GB", .compute_capability = 80, .ranks = 2};
+  EXPECT_EQ(found(a100).machine.compute_capability, 80);
+  EXPECT_EQ(found(a100, {.argument = "h200x2"}).machine.compute_capability, 80);
+  EXPECT_EQ(found(a100, {.argument = "50GB/s,2TFLOP/s"}).machine.compute_capability, 80);
+  EXPECT_EQ(found(kGpus).machine.compute_capability, 90);
+  EXPECT_EQ(found(kCpus).machine, spec::rated_machine({.hosts = 1}));
+}
+
 TEST(FindMachine, KnowsNothingOfCpuRanksLinksThatAreEmulatedAndSeveralHosts) {
   EXPECT_FALSE(found(kCpus).machine.has_costs());
   EXPECT_EQ(found(kCpus).origin, "no machine file for CPU ranks");

@@ -8,10 +8,12 @@
 
 #include "overlace/error.h"
 #include "overlace/plan.h"
+#include "src/base/format.h"
 #include "src/plan/recurrence.h"
 #include "src/spec/check.h"
 #include "src/spec/cost_model.h"
 #include "src/spec/fusable.h"
+#include "src/spec/operators.h"
 #include "tests/unit/plan/problem.h"
 #include "tests/unit/spec/operators.h"
 
@@ -213,6 +215,44 @@ TEST(Planner, TakesOneShotForFewTokensOnGpus) {
   EXPECT_FALSE(has_one_shot(op_of("gemm_ar", 65, 8192, 2048), h200()));
   EXPECT_FALSE(has_one_shot(op_of("gemm_rs", 65, 8192, 2048), h200()));
   EXPECT_FALSE(has_one_shot(op_of("gemm_ar", 8, 8192, 2048), spec::find_machine("cpu2")));
+}
+
+/// Whatever the tier, the figures and the number of tokens; and the reason says so.
+TEST(Planner, TakesNoKernelWhereTheGpusHaveNone) {
+  const auto is_kernel = [](const OpSpec& op, const std::string& family) {
+    using enum spec::ClosedForm;
+    const spec::ClosedForm form = spec::form_of(op.op, family);
+    return form == slab_kernel || form == tile_kernel || form == small_m_kernel;
+  };
+  for (const auto& [capability, text] : {std::pair{80, "8.0"}, {89, "8.9"}, {100, "10.0"}, {120, "12.0"}}) {
+    Machine machine = h200();
+    machine.compute_capability = capability;
+    Planner planner(machine), hopper(h200());
+    for (const auto& [name, kernels] :
+         {std::pair{"ag_gemm", "k_slab"}, {"gemm_rs", "tma_slot"}, {"gemm_ar", "tma_slot"}}) {
+      for (const int64_t m : {16, 8192}) {
+        const OpSpec op = op_of(name, m, 8192, 2048);
+        bool hopper_has = false;
+        for (const Candidate& one : candidates(op, h200())) hopper_has = hopper_has || is_kernel(op, one.family);
+        EXPECT_TRUE(hopper_has) << op.to_string();
+        for (const Candidate& one : candidates(op, machine)) EXPECT_FALSE(is_kernel(op, one.family)) << one.family;
+        for (const Tier tier : {Tier::rule, Tier::recurrence}) {
+          const auto plan = planner.plan(op, {.limit = tier});
+          EXPECT_FALSE(is_kernel(op, plan->candidate.family)) << plan->reason;
+          for (const Alternative& other : plan->others) EXPECT_FALSE(is_kernel(op, other.candidate.family));
+          const std::string why = base::format("; no {}, for compute capability 9.0 alone; here: compute capability {}",
+                                               m == 16 ? "one_shot" : kernels, text);
+          EXPECT_NE(plan->reason.find(why), std::string::npos) << plan->reason;
+          const std::string there = hopper.plan(op, {.limit = tier})->reason;
+          EXPECT_EQ(there.find("compute capability"), std::string::npos) << there;
+        }
+      }
+    }
+    OpSpec wide = op_of("ag_gemm", 8192, 8192, 2048);
+    wide.dtype = wide.out_dtype = DType::fp32;
+    const std::string reason = planner.plan(wide)->reason;
+    EXPECT_EQ(reason.find("compute capability"), std::string::npos) << "nobody has kernels for it: " << reason;
+  }
 }
 
 TEST(Planner, CandidatesFitTheShape) {

@@ -32,6 +32,15 @@ TEST(GpuCode, AnyWordOfTheListIsEnough) {
   EXPECT_FALSE(has_code_for("", 9, 0));
 }
 
+/// What is built where nobody asks for anything else (cmake/overlace_dependencies.cmake).
+TEST(GpuCode, OfTheUsualBuildRunsOnEachGpuSinceAmpere) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {9, 0}, {10, 0}, {10, 3}, {12, 0}})
+    EXPECT_TRUE(check_code_for("80,90a-real,100", 0, "GPU", major, minor).ok()) << major << "." << minor;
+  const base::Status refused = check_code_for("80,90a-real,100", 0, "Tesla V100", 7, 0);
+  EXPECT_EQ(refused.message(),
+            "GPU 0 (Tesla V100) has compute capability 7.0, wanted one that this build has code for: 80,90a-real,100");
+}
+
 TEST(GpuCode, ARefusalNamesTheGpuAndBothCapabilities) {
   EXPECT_TRUE(check_code_for("90a-real", 0, "NVIDIA H200", 9, 0).ok());
   const base::Status refused = check_code_for("90a-real", 3, "NVIDIA A100-SXM4-80GB", 8, 0);

@@ -144,5 +144,24 @@ TEST(CheckFindings, EnginesForCollectivesAndFilesDoNotCopy) {
   }
 }
 
+TEST(CheckFindings, KernelsOfHopperAreForNoOtherGpu) {
+  OpSpec op{.op = "ag_gemm", .m = 1024, .n = 1024, .k = 1024, .ranks = 2, .row_offsets = {}};
+  op.dtype = op.out_dtype = DType::bf16;
+  const Schedule fused = make_schedule(op, "k_slab", 4), unfused = make_schedule(op, "serial");
+  Machine machine;
+  machine.is_gpu = true;
+  machine.name = "x";
+  machine.sms = 132;
+  EXPECT_TRUE(check(fused, machine).ok()) << check(fused, machine).to_string();
+  machine.compute_capability = 80;
+  const std::string found = check(fused, machine).to_string();
+  EXPECT_NE(found.find("machine x has compute capability 8.0, its kernel is for compute capability 9.0 alone"),
+            std::string::npos)
+      << found;
+  EXPECT_TRUE(check(unfused, machine).ok());
+  machine.is_gpu = false;
+  EXPECT_TRUE(check(fused, machine).ok()) << "CPU ranks run every schedule";
+}
+
 }  // namespace
 }  // namespace overlace::spec

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "overlace/error.h"
+#include "src/spec/fusable.h"
 
 namespace overlace::spec {
 namespace {
@@ -41,6 +43,32 @@ TEST(Machine, LimitsAloneAreAMachine) {
   EXPECT_EQ(machine.sms, 7);
   EXPECT_EQ(machine.max_connections, Machine{}.max_connections);
   EXPECT_FALSE(machine.has_costs());
+}
+
+/// As of files from before there was a choice: their digests, which measurements name, stay.
+TEST(Machine, IsOfHopperUnlessItSaysOtherwise) {
+  Machine machine = find_machine("h200x4");
+  EXPECT_EQ(machine.compute_capability, 90);
+  EXPECT_TRUE(has_fused_kernels(machine));
+  EXPECT_EQ(to_json(machine).find("compute_capability"), std::string::npos);
+  const std::string before = digest(machine);
+  machine.compute_capability = 80;
+  EXPECT_FALSE(has_fused_kernels(machine));
+  EXPECT_EQ(machine_from_json(to_json(machine)).compute_capability, 80);
+  EXPECT_NE(digest(machine), before);
+  EXPECT_FALSE(has_fused_kernels(find_machine("cpu2")));
+  EXPECT_EQ(refusal(with(R"("compute_capability":"8.0")")),
+            "m.json: /compute_capability: got \"8.0\", wanted an integer from 1 to 999");
+}
+
+TEST(Machine, ATeamIsAsItsFirstGpuWithoutKernels) {
+  EXPECT_EQ(capability_of_team(std::vector<int>{90, 90}), 90);
+  EXPECT_EQ(capability_of_team(std::vector<int>{90, 100, 80}), 100);
+  EXPECT_EQ(capability_of_team(std::vector<int>{80, 90}), 80);
+  EXPECT_EQ(capability_of_team(std::vector<int>{0, 90}), 90) << "CPU ranks say nothing";
+  EXPECT_EQ(capability_of_team({}), 90);
+  EXPECT_EQ(capability_text(89), "compute capability 8.9");
+  EXPECT_EQ(capability_text(120), "compute capability 12.0");
 }
 
 TEST(Machine, DigestChangesWithNumbersNotWithTheDate) {

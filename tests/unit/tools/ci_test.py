@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import struct
 import sys
 import tempfile
 import time
@@ -243,6 +244,20 @@ class JobsTest(support.TreeTest):
         self.assertEqual(shown, ["ranks_litmus 1000@1", "ranks_signal 250@1", "ranks_model 50@1"])
 
 
+def object_with(images: list[tuple[int, int]]) -> bytes:
+    """An ELF with a section .nv_fatbin of one fatbin with these images: (kind, architecture)."""
+    body = b"".join(struct.pack("<HHIQQIIQ", kind, 257, 64, 8, 0, 0, sm, 0).ljust(64 + 8, b"\0") for kind, sm in images)
+    fatbin = struct.pack("<IHHQ", device_units.FATBIN, 1, 16, len(body)) + body
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    at, size = 64, 64
+    table = [(0, 0, 0), (1, at, len(fatbin)), (12, at + len(fatbin), len(names))]
+    sections = b"".join(struct.pack("<IIQQQQ", name, 1, 0, 0, *place).ljust(size, b"\0") for name, *place in table)
+    header = bytearray(64)
+    struct.pack_into("<Q", header, 40, at + len(fatbin) + len(names))
+    struct.pack_into("<HHH", header, 58, size, len(table), 2)
+    return bytes(header) + fatbin + names + sections
+
+
 class DeviceUnitsTest(unittest.TestCase):
     def test_spills_and_ignored_registers(self) -> None:
         title = "ptxas info    : Function properties for _Z1k\n"
@@ -284,6 +299,25 @@ class DeviceUnitsTest(unittest.TestCase):
         self.assertEqual(len(device_units.flag_complaints(["nvcc", "-arch=sm_90a", "-std=c++20"])), 1)
         self.assertEqual(len(device_units.flag_complaints(["nvcc", "-std=c++20", "-rdc=true"])), 1)
         self.assertEqual(len(device_units.flag_complaints(["nvcc"])), 1)
+
+    def test_units_have_code_for_the_gpus_that_they_are_for(self) -> None:
+        def words(*code: str) -> list[str]:
+            return ["nvcc", *(f"--generate-code=arch=compute_{c.split('_')[1]},code=[{c}]" for c in code)]
+
+        everywhere = [(1, 80), (2, 80), (2, 90), (1, 100), (2, 100)]
+        asked = words("compute_80,sm_80", "sm_90a", "compute_100,sm_100")
+        generic, hopper = "src/ops/reduce/launch.cu", "src/ops/gemm_core/fused.cu"
+        wanted = {"compute_80", "sm_80", "sm_90", "compute_100", "sm_100"}
+        self.assertEqual(device_units.images(object_with(everywhere)), wanted)
+        self.assertEqual(device_units.code_complaints(generic, asked, object_with(everywhere)), [])
+        for unit in (hopper, "instances/plain_a.cu", "src/runtime/backend/cuda_peer/hopper/bulk_pushes.cu"):
+            self.assertEqual(device_units.code_complaints(unit, words("sm_90a"), object_with([(2, 90)])), [])
+        missing = device_units.code_complaints(generic, asked, object_with(everywhere[:-1]))
+        self.assertEqual(len(missing), 1)
+        self.assertIn("the object has ['compute_100', 'compute_80', 'sm_80', 'sm_90']", missing[0])
+        self.assertEqual(len(device_units.code_complaints(hopper, asked, object_with(everywhere))), 2)
+        plain = device_units.code_complaints(hopper, words("sm_90"), object_with([(2, 90)]))
+        self.assertEqual(plain, ["nvcc is asked for ['sm_90']; wanted: ['sm_90a']"])
 
     def test_each_unit_gets_what_its_compilation_printed(self) -> None:
         report = "ptxas info    : 0 bytes gmem\nptxas info    : Function properties for _Z1k\n"

@@ -184,7 +184,7 @@ base::Status CudaPeerState::open_memory() {
   block.state = static_cast<uint32_t>(RankState::alive);
   OVERLACE_TRY(cuda_status(cudaMemcpy(heap_->base(rank_), &block, sizeof block, cudaMemcpyHostToDevice),
                            "cudaMemcpy (control block)"));
-  OVERLACE_TRY(load_registered_kernels());
+  OVERLACE_TRY(load_registered_kernels(facts_[static_cast<size_t>(rank_)].compute_capability));
   return cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 

@@ -4,13 +4,18 @@
 #include <vector>
 
 #include "src/runtime/backend/cuda_peer/check.h"
+#include "src/spec/fusable.h"
 
 namespace overlace::runtime::cuda_peer {
 namespace {
 
+struct Registered {
+  const void* kernel;
+  CodeFor code;
+};
 struct Registry {
   std::mutex mutex;
-  std::vector<const void*> kernels;
+  std::vector<Registered> kernels;
 };
 // Never destroyed: units register from their own static initialisers, in any order.
 Registry& registry() {
@@ -20,14 +25,16 @@ Registry& registry() {
 
 }  // namespace
 
-void register_kernel(const void* kernel) {
+void register_kernel(const void* kernel, CodeFor code) {
   std::lock_guard lock(registry().mutex);
-  registry().kernels.push_back(kernel);
+  registry().kernels.push_back({kernel, code});
 }
 
-base::Status load_registered_kernels() {
+base::Status load_registered_kernels(int compute_capability) {
+  const bool is_hopper = compute_capability == spec::kFusedCapability;
   std::lock_guard lock(registry().mutex);
-  for (const void* kernel : registry().kernels) {
+  for (const auto& [kernel, code] : registry().kernels) {
+    if (code == CodeFor::hopper && !is_hopper) continue;
     cudaFuncAttributes attributes{};
     OVERLACE_TRY(cuda_status(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
   }

@@ -32,6 +32,10 @@ CudaDevice cuda_device(int ordinal) {
   if (cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, ordinal) == cudaSuccess) out.l2_bytes = l2_bytes;
   if (cudaRuntimeGetVersion(&out.version) != cudaSuccess) out.version = 0;
   out.sms = cuda_peer::count_sms(ordinal);
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess)
+    out.compute_capability = 10 * major + minor;
   return out;
 }
 
@@ -58,6 +62,7 @@ base::Result<DeviceFacts> query_device(int ordinal) {
   DeviceFacts facts;
   std::memcpy(facts.uuid, properties.uuid.bytes, sizeof(facts.uuid));
   facts.ordinal = ordinal;
+  facts.compute_capability = 10 * properties.major + properties.minor;
   facts.pci_domain = properties.pciDomainID;
   facts.pci_bus = properties.pciBusID;
   facts.pci_device = properties.pciDeviceID;

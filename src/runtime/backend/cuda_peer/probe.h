@@ -13,7 +13,8 @@ namespace overlace::runtime::cuda_peer {
 /// What a rank tells the others about its device. Trivially copyable: exchanged as bytes.
 struct DeviceFacts {
   char uuid[16] = {};
-  int32_t ordinal = -1;  // in the process of that rank
+  int32_t ordinal = -1;            // in the process of that rank
+  int32_t compute_capability = 0;  // 90: 9.0
   int32_t pci_domain = 0, pci_bus = 0, pci_device = 0;
   int64_t pid = 0;
   uint32_t vmm = 0;         // virtual memory management with descriptors as handles

@@ -1,4 +1,4 @@
-#include "overlace/device/tma.cuh"
+#include "overlace/device/put.cuh"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/preload.h"
 #include "src/runtime/backend/cuda_peer/pushes.h"
@@ -7,7 +7,7 @@ namespace overlace::runtime::cuda_peer {
 namespace {
 
 constexpr uint64_t kPiece = 256 * 1024;
-constexpr int kStoreThreads = 1024, kBulkThreads = 128, kMostInFlight = 8;
+constexpr int kStoreThreads = 1024;
 
 __global__ __launch_bounds__(kStoreThreads) void store(const __grid_constant__ ChannelPod channel,
                                                        const __grid_constant__ Push push) {
@@ -21,41 +21,15 @@ __global__ __launch_bounds__(kStoreThreads) void store(const __grid_constant__ C
   }
 }
 
-__global__ __launch_bounds__(kBulkThreads) void bulk(const __grid_constant__ ChannelPod channel,
-                                                     const __grid_constant__ Push push) {
-  __shared__ alignas(128) uint4 stage[kBulkBytes / sizeof(uint4)];
-  const TeamPod& team = channel.team;
-  for (uint32_t i = threadIdx.x; i < kBulkBytes / sizeof(uint4); i += blockDim.x)
-    stage[i] = static_cast<const uint4*>(push.src)[i];
-  device::ptx::fence_shared_to_bulk();
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  const int to = (team.rank + push.first) % team.size;
-  const uint64_t base = push.offset + static_cast<uint64_t>(team.rank) * push.stride;
-  for (uint64_t at = uint64_t{blockIdx.x} * kBulkBytes; at < push.bytes; at += uint64_t{gridDim.x} * kBulkBytes) {
-    if (push.by == Push::By::bulk_add) {
-      device::add_tma(channel, to, base + at, reinterpret_cast<const __nv_bfloat16*>(stage), kBulkBytes);
-    } else {
-      device::put_tma(channel, to, base + at, stage, kBulkBytes);
-    }
-    device::ptx::bulk_wait_read<kMostInFlight>();
-  }
-  device::fence();
-}
-
-const RegisteredKernel kLoadStore{reinterpret_cast<const void*>(&store)};
-const RegisteredKernel kLoadBulk{reinterpret_cast<const void*>(&bulk)};
+const RegisteredKernel kLoad{reinterpret_cast<const void*>(&store)};
 
 }  // namespace
 
 base::Status launch_push(int device, StreamRef stream, const ChannelPod& channel, const Push& push) {
   const DeviceGuard guard(device);
   auto* const on = static_cast<cudaStream_t>(stream.cuda_stream);
-  if (push.by == Push::By::store) {
-    store<<<push.ctas, kStoreThreads, 0, on>>>(channel, push);
-  } else {
-    bulk<<<push.ctas, kBulkThreads, 0, on>>>(channel, push);
-  }
+  if (push.by != Push::By::store) return launch_bulk_push(device, on, channel, push);
+  store<<<push.ctas, kStoreThreads, 0, on>>>(channel, push);
   return cuda_status(cudaGetLastError(), "launch of a push");
 }
 

@@ -24,6 +24,7 @@ Caps CudaPeerState::caps(int world_rank) const {
   caps.copy_engine = is_near;
   caps.stream_wait = is_near && stream_caps_.wait_value;
   caps.collectives = options_.net_engine != "none" && !sharing_.any && nccl::is_available();
+  caps.compute_capability = facts_[static_cast<size_t>(world_rank)].compute_capability;
   return caps;
 }
 

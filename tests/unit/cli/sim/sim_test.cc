@@ -154,6 +154,16 @@ TEST_F(SimCommand, CompareRanksNothingThatCannotRun) {
   EXPECT_GT(num_refused, 20);
 }
 
+TEST(SimCheckRunsOn, RefusesKernelsOfHopperOnOtherGpus) {
+  spec::OpSpec op{.op = "gemm_rs", .m = 8192, .n = 8192, .k = 2048, .ranks = 2, .row_offsets = {}};
+  const spec::Schedule fused = spec::make_schedule(op, "tma_slot", 64), unfused = spec::make_schedule(op, "serial");
+  spec::Machine machine = spec::find_machine("h200x2");
+  EXPECT_TRUE(check_runs_on(machine, fused).ok());
+  machine.compute_capability = 100;
+  EXPECT_EQ(check_runs_on(machine, fused).code(), Errc::not_supported);
+  EXPECT_TRUE(check_runs_on(machine, unfused).ok());
+}
+
 TEST_F(SimCommand, RefusesWhatCannotBeSimulated) {
   const auto refusal = [](const SimWords& w) -> std::string {
     try {

@@ -74,6 +74,41 @@ TEST(CheckPeers, RefusesWithTheFirstFactThatIsMissing) {
   }
 }
 
+/// One GPU of another capability, older or newer, is enough; all ranks say so alike.
+TEST(CheckCapability, KernelsAreForHopperAloneAndEveryRankMustHaveIt) {
+  spec::OpSpec op{.op = "ag_gemm", .m = 1024, .n = 1024, .k = 1024, .ranks = 3, .row_offsets = {}};
+  op.dtype = op.out_dtype = DType::bf16;
+  op.b_layout = spec::BLayout::nk;
+  const spec::Schedule fused = spec::make_schedule(op, "k_slab", 4), unfused = spec::make_schedule(op, "serial");
+  const auto caps = [](int first, int second, int third) {
+    std::vector<Caps> list(3);
+    list[0].compute_capability = first, list[1].compute_capability = second, list[2].compute_capability = third;
+    return list;
+  };
+  EXPECT_TRUE(check_capability(fused, caps(90, 90, 90)).ok());
+  EXPECT_TRUE(check_capability(unfused, caps(80, 90, 100)).ok());
+  const base::Status older = check_capability(fused, caps(90, 80, 90)),
+                     newer = check_capability(fused, caps(90, 90, 100));
+  EXPECT_EQ(older.code(), Errc::not_supported);
+  EXPECT_EQ(
+      older.message(),
+      "ag_gemm: schedule k_slab: its kernel is not for the GPU of rank 1, which has compute capability 8.0; wanted: "
+      "compute capability 9.0");
+  EXPECT_NE(newer.message().find("the GPU of rank 2, which has compute capability 10.0; wanted"), std::string::npos)
+      << newer.message();
+
+  spec::Machine machine;
+  machine.name = "x";
+  machine.compute_capability = 89;
+  EXPECT_TRUE(check_capability(fused, machine).ok()) << "CPU ranks run every schedule";
+  machine.is_gpu = true;
+  EXPECT_NE(check_capability(fused, machine).message().find("machine x, which has compute capability 8.9"),
+            std::string::npos);
+  EXPECT_TRUE(check_capability(unfused, machine).ok());
+  machine.compute_capability = 90;
+  EXPECT_TRUE(check_capability(fused, machine).ok());
+}
+
 TEST(ChooseInstance, ModelsKnowTheTile) {
   for (const int64_t m : {1024, 1536, 3072, 4096, 6144, 12288}) {
     for (int64_t n = 8; n <= 28672; n += 632) {
