@@ -26,6 +26,8 @@ cudaGraph_t end_capture(cudaStream_t stream);
 void destroy(cudaGraph_t graph);
 /// Streams, events and memory that nobody has given back.
 int alive();
+/// Whose attributes were asked for; of the one thread that does.
+std::vector<const void*>& asked_kernels();
 }  // namespace cuda
 
 struct Fault {

@@ -1,6 +1,6 @@
-// What engine/nccl uses of CUDA's runtime, for machines without it: tests/ranks/nccl/cuda.cc plays it. That names and
-// types are CUDA's own is checked where its headers are: there the same sources are compiled with those (target
-// nccl_stand_ins).
+// What engine/nccl and the loading of kernels use of CUDA's runtime, for machines without it: tests/ranks/nccl/cuda.cc
+// plays it. That names and types are CUDA's own is checked where its headers are: there the same sources are compiled
+// with those (target nccl_stand_ins).
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,8 @@ enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureM
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 constexpr unsigned cudaUserObjectNoDestructorSync = 1, cudaGraphUserObjectMove = 1;
 
+struct cudaFuncAttributes {};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetLastError();
