@@ -156,6 +156,11 @@ def seconds_of(unit: str) -> float:
     return DEVICE_SECONDS if unit.removesuffix(".o").endswith(".cu") else UNIT_SECONDS
 
 
+def architectures_of(command: str) -> int:
+    """For how many kinds of GPUs nvcc makes programs: it compiles a unit once for each."""
+    return max(1, len(set(re.findall(r"\bsm_\w+", " ".join(re.findall(r"code=\[?([\w,]+)", command))))))
+
+
 def slow_outputs(log: str) -> list[str]:
     """Outputs of ninja's log that took longer than a unit may, furthest beyond it first; the last entry counts."""
     seconds = {}
@@ -217,12 +222,13 @@ def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
         path = name_of(Path(unit["file"]), root)
         if f"compile: {path}" in waived:
             continue
-        used, limit = measured(unit, seconds_of(path) * TOLERANCE)
+        budget = seconds_of(path) * architectures_of(unit["command"])
+        used, limit = measured(unit, budget * TOLERANCE)
         if used.rc != 0:
             problems.append(f"{path}: did not compile a second time:\n{used.output[-2000:]}")
         elif used.seconds > limit or used.mib > UNIT_MIB * TOLERANCE:
             problems.append(
-                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB; budget: {seconds_of(path):.0f} s, here "
+                f"{path}: {used.seconds:.1f} s, {used.mib:.0f} MiB; budget: {budget:.0f} s, here "
                 f"{limit / TOLERANCE:.1f} s, {UNIT_MIB} MiB"
             )
     return problems

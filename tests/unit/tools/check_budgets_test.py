@@ -129,6 +129,24 @@ class CheckBudgetsTest(support.TreeTest):
             found = check_budgets.time_problems(self.root, self.root / "build", {})
             self.assertEqual(len(found), wanted, found)
 
+    def test_the_budget_of_a_device_unit_is_for_each_architecture(self) -> None:
+        limit = unittest.mock.patch.object(check_budgets, "DEVICE_SECONDS", 0.3)
+        limit.start()
+        self.addCleanup(limit.stop)
+        burn = "import time; [0 for _ in iter(lambda: time.process_time() < 0.6, False)]"
+        one = "--generate-code=arch=compute_90a,code=[sm_90a]"
+        three = f"--generate-code=arch=compute_80,code=[compute_80,sm_80] {one} --generate-code=arch=a,code=[sm_100]"
+        for code, number, wanted in ((one, 1, 1), (three, 3, 0)):
+            self.assertEqual(check_budgets.architectures_of(f"nvcc {code} -c a.cu"), number)
+            self.write("build/.ninja_log", "# ninja log v5\n0\t9000\t1\ta.cu.o\tabc\n")
+            command = f"{sys.executable} -c '{burn}' {code} -o a.cu.o"
+            unit = {"directory": str(self.root), "command": command, "file": str(self.root / "src/a.cu")}
+            self.write("build/compile_commands.json", json.dumps([unit]))
+            with unittest.mock.patch.object(check_budgets, "slowness", return_value=1.0):
+                found = check_budgets.time_problems(self.root, self.root / "build", {})
+            self.assertEqual(len(found), wanted, found)
+        self.assertEqual(check_budgets.architectures_of("g++ -c a.cc"), 1)
+
     def test_a_yardstick_is_compiled(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.assertGreaterEqual(measure.slowness(Path(folder)), 1.0)
