@@ -137,7 +137,7 @@ def row_of(unit: Unit, done: runner.Done, report: Path, is_cut: bool) -> Row:
         if is_cut:
             row.outcome, row.detail = NOT_RUN, where + ", the minutes were over; it never ended"
         else:
-            row.outcome = FAILED
+            row.outcome, row.cut_short = FAILED, True
             row.failures.append(where)
         row.failed = len(row.failures)
         return row
@@ -156,6 +156,7 @@ def row_of(unit: Unit, done: runner.Done, report: Path, is_cut: bool) -> Row:
             row.failures.append(f"{case.name}: {results.one_line(case.detail)[:300]}")
     nothing_ran = done.rc == 5 and gpu_tests.is_python(unit.name)  # pytest: every file was skipped as a whole
     if done.rc != 0 and not row.failures and not nothing_ran:
+        row.cut_short = True
         row.failures.append(results.one_line(done.why(8)))
     row.failed = len(row.failures)
     row.outcome = FAILED if row.failed else PASSED if row.passed else SKIPPED

@@ -20,7 +20,6 @@ PYTHON = "torch_"  # units of pytest begin so: test_program.py is torch_program
 # every GPU that they see.
 ONE_GPU = frozenset({"gpu_co_residency", "gpu_starved"})
 # They keep GPUs busy for a small part of their time; no case asks how long a GPU takes or how much memory is free.
-# gpu_fault allows survivors ten seconds more where the machine is loaded.
 SHARED = frozenset(
     {
         "gpu_adopt",
@@ -29,7 +28,6 @@ SHARED = frozenset(
         "gpu_co2_pass",
         "gpu_cublaslt",
         "gpu_exchange",
-        "gpu_fault",
         "gpu_gather_one_shot",
         "gpu_gather_rows",
         "gpu_inbox",
@@ -73,6 +71,7 @@ class Row:
     detail: str = ""
     reasons: dict[str, int] = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
+    cut_short: bool = False  # it was stopped, or ended with a status, so its cases do not say all
 
 
 def expected_names(root: Path) -> list[str]:
@@ -147,7 +146,9 @@ class Scheduler:
 
 
 def alone(unit: Unit, row: Row) -> Unit:
-    """The cases of a shared unit that have failed, to be run with nothing beside them."""
+    """The cases of a shared unit that have failed, to be run with nothing beside them; all where it was cut short."""
+    if row.cut_short:
+        return dataclasses.replace(unit, is_shared=False, seconds=None)
     names = [failure.split(": ")[0] for failure in row.failures]
     command = [word for word in unit.command if not word.startswith(PYTEST_FOLDER)]
     if is_python(unit.name):
@@ -162,6 +163,9 @@ def alone(unit: Unit, row: Row) -> Unit:
 
 def joined(beside: Row, repeated: Row) -> Row:
     """One row of a unit whose failed cases ran again alone; those that then passed are named."""
+    if beside.cut_short and repeated.outcome != NOT_RUN:
+        seen = "beside others: " + "; ".join(beside.failures)[:300]
+        return dataclasses.replace(repeated, seconds=beside.seconds + repeated.seconds, detail=seen)
     out = dataclasses.replace(repeated, passed=beside.passed + repeated.passed, skipped=beside.skipped)
     out.reasons = beside.reasons
     out.seconds = beside.seconds + repeated.seconds

@@ -69,7 +69,7 @@ const std::vector<Case>& option_cases() {
       {"unknown_subcommand",
        {"ran"},
        2,
-       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, tune, calibrate, gnn, completion, bench "
+       "unknown subcommand ran, wanted run, doctor, trace, sim, plan, explain, tune, calibrate, gnn, bench, completion "
        "or help"},
       {"help_of_no_command", {"help", "sim", "runs"}, 2, "unknown subcommand runs, wanted run, compare, <any>"},
       {"help_behind_a_command", {"help", "doctor", "gpu"}, 2, "unknown subcommand gpu, wanted none"},

@@ -77,6 +77,18 @@ class Plan(unittest.TestCase):
         late = gpu_tests.joined(row, Row("gpu_x", NOT_RUN))
         self.assertEqual((late.outcome, late.failed, late.failures), (FAILED, 2, row.failures))
 
+    def test_what_was_cut_short_beside_others_runs_whole_alone(self) -> None:
+        row = Row("gpu_x", FAILED, passed=53, failed=2, failures=["S.A: late", "stopped after 601 s in S.B"])
+        row.seconds, row.cut_short = 601, True
+        unit = gpu_tests.alone(Unit("gpu_x", ("gpu_x",), is_shared=True), row)
+        self.assertEqual((unit.command, unit.is_shared), (("gpu_x",), False))
+        both = gpu_tests.joined(row, Row("gpu_x", PASSED, passed=80, seconds=500))
+        self.assertEqual((both.outcome, both.passed, both.failed, both.seconds), (PASSED, 80, 0, 1101))
+        self.assertEqual(both.detail, "beside others: S.A: late; stopped after 601 s in S.B")
+        self.assertFalse(both.cut_short)
+        late = gpu_tests.joined(row, Row("gpu_x", NOT_RUN))
+        self.assertEqual((late.outcome, late.passed, late.failed), (FAILED, 53, 2))
+
     def test_no_gpu_is_used_twice_at_a_time(self) -> None:
         units = [narrow(f"n{i}", 3 + i % 4) for i in range(17)] + [wide(f"w{i}", 2) for i in range(3)]
         log, _, _ = simulated(units, 3, 500)
