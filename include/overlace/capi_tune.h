@@ -24,7 +24,8 @@ typedef struct ovl_tuned {
  * calls keep what they have. Collective, outside captures. `problems` is an array of `count`, the same on all ranks;
  * null: all for which the runtime has chosen schedules on every rank. No problem is begun after `seconds`; 0: no limit.
  * `*tuned` has `*num_tuned` entries, which live until the next call for this channel. Winners are kept in the file that
- * OVERLACE_PLAN_CACHE names, too. */
+ * OVERLACE_PLAN_CACHE names, too. A problem that cannot be read is refused on this rank alone, and its peers wait until
+ * their deadline; all else is refused on all ranks. */
 int ovl_tune(ovl_channel* channel, const ovl_op* problems, int count, double seconds, const ovl_tuned** tuned,
              int* num_tuned);
 

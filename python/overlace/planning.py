@@ -45,6 +45,9 @@ class Problem:
 
     def _struct(self, call_name: str, ranks: int) -> tuple[Op, object]:
         """ovl_op, and what it points to."""
+        for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
+            if not isinstance(size, int):
+                raise InvalidArgument(f"{call_name}: {name} is {size!r}, wanted an integer")
         for name, dtype in (("dtype", self.dtype), ("out_dtype", self.out_dtype or self.dtype)):
             if dtype not in _DTYPES:
                 raise InvalidArgument(f"{call_name}: {name} is {dtype!r}, wanted one of {', '.join(map(str, _DTYPES))}")
@@ -151,17 +154,22 @@ class _Tuned(c.Structure):
 def tune(problems: Sequence[Problem] | None = None, *, seconds: float = 0.0, group: object = None) -> list[Tuned]:
     """Measures the planner's best schedules, after which `plan=""` takes the winners in all calls of the group.
 
-    problems: what to measure, the same on all ranks. None: all that the program has called on every rank of `group`,
-    so run a few steps first. seconds: no problem is begun after so many, by rank 0's clock; 0: no limit.
-    Collective, outside captures; earlier calls are waited for. A problem takes some 0.1 s on two GPUs of a host:
-    the three best schedules of the simulator, the choice so far and `library`, in bursts that take turns. Winners count
-    for all rows of a bucket (exact up to 256, then eight to an octave). With OVERLACE_PLAN_CACHE=FILE rank 0 keeps them
-    for the next program, too. Captured graphs keep what they have. Raises InvalidArgument, PlanMismatch (the lists
-    differ), Unsupported (CPU ranks without OVERLACE_MACHINE: nothing says what candidates cost).
+    problems: what to measure, the same on all ranks. None: all for which the program has called an operator, or
+    `overlace.plan`, on every rank of `group`, so run a few steps first.
+    seconds: no problem is begun after so many, by rank 0's clock; 0: no limit.
+    Collective, outside captures; earlier calls are waited for. A problem takes some 0.2 s on two GPUs of a host: the
+    three best schedules of the simulator, the choice so far and `library`, in bursts that take turns. Winners count for
+    all rows of a bucket (exact up to 256, then eight to an octave) and for this group's context alone. With
+    OVERLACE_PLAN_CACHE=FILE rank 0 keeps them for the next program, too. Captured graphs keep what they have. Schedules
+    that lost keep their memory of the symmetric heap until other calls need it. Raises on all ranks: InvalidArgument,
+    PlanMismatch (the lists differ), Unsupported (CPU ranks without OVERLACE_MACHINE: nothing says what candidates
+    cost); what a rank cannot read at all (a dtype) it refuses alone.
     """
     context = context_of(group)
-    if not seconds >= 0:
-        raise InvalidArgument(f"tune: seconds is {seconds}, wanted 0 or more")
+    if not isinstance(seconds, (int, float)):
+        raise InvalidArgument(f"tune: seconds is {seconds!r}, wanted a number")
+    if isinstance(problems, Problem) or not all(isinstance(one, Problem) for one in problems or ()):
+        raise InvalidArgument(f"tune: problems is {problems!r}, wanted a list of overlace.Problem, or None")
     structs = [] if problems is None else [one._struct("tune", context.size) for one in problems]
     array = (Op * max(len(structs), 1))(*(struct for struct, _listed in structs))
     found, count = c.POINTER(_Tuned)(), c.c_int()

@@ -39,7 +39,6 @@ int ovl_tune(ovl_channel* channel, const ovl_op* problems, int count, double sec
     std::shared_ptr<ChannelObject> object;
     OVERLACE_TRY(check_not_null({kCall, "tuned"}, tuned));
     OVERLACE_TRY(check_not_null({kCall, "num_tuned"}, num_tuned));
-    if (!(seconds >= 0)) return base::invalid_argument("{}: seconds is {}, wanted 0 or more", kCall, seconds);
     if (count < 0) return base::invalid_argument("{}: count is {}, wanted 0 or more", kCall, count);
     std::vector<spec::OpSpec> list;
     for (int i = 0; problems != nullptr && i < count; ++i) {

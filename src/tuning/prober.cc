@@ -49,14 +49,25 @@ class Operands {
       return base::error(Errc::not_supported, "argument {} has {} dimensions, wanted 2: data are made up", name,
                          shape.size());
     const size_t bytes = static_cast<size_t>(shape[0] * shape[1]) * dtype_bytes(dtype);
-    const Result<void*> memory = backend_.allocate_local(std::max<size_t>(bytes, 1), stream_);
-    if (!memory.ok()) return memory.status();
-    views_[name] = TensorView::contiguous(*memory, dtype, {shape[0], shape[1]});
-    return fill(static_cast<char*>(*memory), bytes, dtype);
+    void* memory = nullptr;
+    if (const Status got = allocate(bytes, &memory); !got.ok())
+      return base::error(Errc::out_of_memory, "no {} bytes for argument {}: {}", bytes, name, got.message());
+    views_[name] = TensorView::contiguous(memory, dtype, {shape[0], shape[1]});
+    return fill(static_cast<char*>(memory), bytes, dtype);
   }
   const exec::Bindings& views() const { return views_; }
 
  private:
+  /// CPU ranks throw where there is no memory.
+  Status allocate(size_t bytes, void** memory) {
+    try {
+      const Result<void*> got = backend_.allocate_local(std::max<size_t>(bytes, 1), stream_);
+      if (got.ok()) *memory = *got;
+      return got.status();
+    } catch (...) {
+      return base::status_of_current_exception();
+    }
+  }
   /// Sums of four uniform numbers: data of low entropy would run faster than real ones.
   Status fill(char* to, size_t bytes, DType dtype) {
     constexpr size_t kValues = 64 * 1024;

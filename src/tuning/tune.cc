@@ -1,9 +1,10 @@
 #include "overlace/tune.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "overlace/error.h"
 #include "src/base/env.h"
@@ -26,28 +27,53 @@ std::vector<std::string> lines_of(const std::string& text) {
   return out;
 }
 
-/// Refuses, on all ranks, what cannot be measured on this channel.
-void check(const Context& context, Channel& channel, const std::vector<OpSpec>& problems) {
-  Team& team = channel.team();
-  const int ranks = team.size();
-  RuntimeState& state = team.runtime().state();
-  state.check_no_capture("tune").or_throw();
-  std::string keys;
+/// What this rank alone sees of the arguments.
+base::Status check(const Context& context, Channel& channel, const std::vector<OpSpec>& problems, double seconds) {
+  const int ranks = channel.team().size();
+  if (!(seconds >= 0)) return base::invalid_argument("tune: seconds is {}, wanted 0 or more", seconds);
+  OVERLACE_TRY(channel.team().runtime().state().check_no_capture("tune"));
   for (const OpSpec& op : problems) {
     if (op.ranks != ranks)
-      base::invalid_argument("tune: {} is a problem of {} ranks, wanted {} as the team", op.to_string(), op.ranks,
-                             ranks)
-          .or_throw();
-    (void)spec::make_schedule(op, std::string(spec::kLibrary));  // refuses what no schedule fits
-    keys += spec::key_of(op) + "\n";
+      return base::invalid_argument("tune: {} is a problem of {} ranks, wanted {} as the team", op.to_string(),
+                                    op.ranks, ranks);
+    try {
+      (void)spec::make_schedule(op, std::string(spec::kLibrary));  // refuses what no schedule fits
+    } catch (...) {
+      return base::status_of_current_exception();
+    }
   }
   const spec::Machine& machine = context.machine();
   if (!machine.has_costs())
-    throw_error(Errc::not_supported,
-                base::format("tune: {} ({}), which has no costs to choose candidates by; wanted --machine NAME or "
-                             "FILE.json (overlace calibrate), or OVERLACE_MACHINE",
-                             machine.name, context.machine_origin()));
-  const std::vector<std::string> first = lines_of(runtime::text_of_first(team, keys)), mine = lines_of(keys);
+    return base::error(Errc::not_supported,
+                       "tune: {} ({}), which has no costs to choose candidates by; wanted --machine NAME or FILE.json "
+                       "(overlace calibrate), or OVERLACE_MACHINE",
+                       machine.name, context.machine_origin());
+  return {};
+}
+
+/// Collective: all ranks go on, with the same `form` of the call, or all throw: their own error, else a peer's.
+void meet(Team& team, const std::string& form, const base::Status& mine) {
+  constexpr size_t kMostText = 4000;
+  const std::string text = static_cast<char>(mine.code()) + (mine.ok() ? form : mine.message().substr(0, kMostText));
+  const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(text)));
+  mine.or_throw();
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto code = static_cast<Errc>(all[rank].empty() ? 0 : std::to_integer<int>(all[rank].front()));
+    const std::string theirs(reinterpret_cast<const char*>(all[rank].data()) + 1, all[rank].size() - 1);
+    if (code != Errc::ok) throw_error(code, base::format("rank {}: {}", rank, theirs));
+  }
+  team.agree(form, "tune: the call");
+}
+
+/// Collective: throws PlanMismatch on all ranks where the lists differ.
+void agree_on(Team& team, const std::vector<OpSpec>& problems) {
+  std::vector<std::string> mine;
+  std::string keys;
+  for (const OpSpec& op : problems) {
+    mine.push_back(spec::key_of(op));
+    keys += mine.back() + "\n";
+  }
+  const std::vector<std::string> first = lines_of(runtime::text_of_first(team, keys));
   const size_t at =
       static_cast<size_t>(std::mismatch(first.begin(), first.end(), mine.begin(), mine.end()).second - mine.begin());
   std::string text = base::format("{} problems", mine.size());
@@ -64,15 +90,20 @@ bool is_over(tuning::ChannelProber& prober, double begin, double seconds) {
 double us_of(const plan::Plan& plan, const plan::Candidate& candidate) {
   for (const plan::Alternative& one : plan.others)
     if (one.candidate == candidate) return one.us;
-  return std::nan("");
+  return 0;
 }
 
-}  // namespace
+/// Of a plan that was to be measured and was not.
+std::string failure_of(const plan::Plan& plan) {
+  constexpr std::string_view kMark = "not measured: ";
+  const size_t at = plan.reason.find(kMark);
+  return at == std::string::npos ? plan.reason : plan.reason.substr(at + kMark.size());
+}
 
-TuneResult tune(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
-                const TuneOptions& options) {
+/// All ranks have the same problems, which have been checked.
+TuneResult measure(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
+                   const TuneOptions& options) {
   Team& team = channel.team();
-  check(context, channel, problems);
   team.runtime().synchronize();
   const double begin = base::steady_s();
   const std::string path = options.cache.empty() ? base::env().plan_cache : options.cache;
@@ -102,7 +133,7 @@ TuneResult tune(const Context& context, Channel& channel, const std::vector<OpSp
       plans.push_back(plan);
     } else {
       one.tuned = one.usual;
-      one.failure = plan->reason;
+      one.failure = failure_of(*plan);
     }
     out.tuned.push_back(std::move(one));
   }
@@ -111,8 +142,18 @@ TuneResult tune(const Context& context, Channel& channel, const std::vector<OpSp
   return out;
 }
 
+}  // namespace
+
+TuneResult tune(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
+                const TuneOptions& options) {
+  meet(channel.team(), "with a list", check(context, channel, problems, options.seconds));
+  agree_on(channel.team(), problems);
+  return measure(context, channel, problems, options);
+}
+
 TuneResult tune(const Context& context, Channel& channel, const TuneOptions& options) {
   Team& team = channel.team();
+  meet(team, "without a list", check(context, channel, {}, options.seconds));
   std::map<std::string, OpSpec> mine;
   std::string keys;
   for (const OpSpec& op : context.met()) {
@@ -130,7 +171,7 @@ TuneResult tune(const Context& context, Channel& channel, const TuneOptions& opt
   std::vector<OpSpec> problems;
   for (size_t i = 0; i < wanted.size(); ++i)
     if (have[i] == 'y') problems.push_back(mine.at(wanted[i]));
-  return tune(context, channel, problems, options);
+  return measure(context, channel, problems, options);
 }
 
 }  // namespace overlace

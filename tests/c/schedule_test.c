@@ -146,7 +146,7 @@ static void test_tune(ovl_runtime* runtime, ovl_team* team, int rank) {
   int count = -1;
   EXPECT_OK_RANK(rank, ovl_channel_open(team, NULL, 0, &channel));
   CHECK_RANK(rank, ovl_tune(channel, &op, 1, -1, &tuned, &count) == OVL_INVALID_ARGUMENT);
-  CHECK_RANK(rank, has(ovl_error_text(), "ovl_tune: seconds is -1, wanted 0 or more"));
+  CHECK_RANK(rank, has(ovl_error_text(), "tune: seconds is -1, wanted 0 or more"));
   CHECK_RANK(rank, ovl_tune(channel, &op, -1, 0, &tuned, &count) == OVL_INVALID_ARGUMENT);
   CHECK_RANK(rank, has(ovl_error_text(), "ovl_tune: count is -1, wanted 0 or more"));
   CHECK_RANK(rank, ovl_tune(channel, &op, 1, 0, NULL, &count) == OVL_INVALID_ARGUMENT);

@@ -1,6 +1,7 @@
 // Measuring on the ranks of a team: what is kept, and what is refused.
 #include "overlace/tune.h"
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <mutex>
@@ -136,6 +137,53 @@ TEST(Tune, WhatCannotBeMeasuredIsSaidAndTheTeamGoesOn) {
     EXPECT_NE(differs.find("of which number 1 is "), std::string::npos) << differs;
     EXPECT_NE(differs.find("M 65"), std::string::npos) << differs;
     EXPECT_EQ(tune(context, channel, {problem("gemm_rs", 64, 2)}).tuned.size(), 1u);
+  });
+}
+
+TEST(Tune, WhatOneRankRefusesAllRefuse) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Team& team = runtime.world();
+    Channel& channel = team.channel(StreamRef::cpu());
+    const Context context = opened(runtime);
+    const bool is_bad = team.rank() == 1;
+    const std::string who = is_bad ? "" : "rank 1: ";
+    EXPECT_EQ(refusal([&] { (void)tune(context, channel, {problem("gemm_rs", 64, is_bad ? 3 : 2)}); }),
+              who + "tune: gemm_rs M 64 N 64 K 64 G 3 fp32 is a problem of 3 ranks, wanted 2 as the team");
+    EXPECT_EQ(refusal([&] { (void)tune(context, channel, TuneOptions{.seconds = is_bad ? std::nan("") : 0}); }),
+              who + "tune: seconds is nan, wanted 0 or more");
+    EXPECT_NE(refusal([&] { (void)tune(context, channel, {problem("gemm_rs", is_bad ? -1 : 64, 2)}); }), "accepted");
+    const std::string form = refusal([&] {
+      if (is_bad) {
+        (void)tune(context, channel);
+      } else {
+        (void)tune(context, channel, {problem("gemm_rs", 64, 2)});
+      }
+    });
+    EXPECT_NE(form.find("rank 0 has with a list, rank 1 has without a list"), std::string::npos) << form;
+    EXPECT_EQ(tune(context, channel, {problem("gemm_rs", 64, 2)}).tuned.size(), 1u) << "the ranks go on";
+  });
+}
+
+TEST(Tune, WhatCannotBeMeasuredDoesNotKeepTheRestFromBeingTaken) {
+  run_ranks(2, Mode::threads, [](Runtime& runtime) {
+    Channel& channel = runtime.world().channel(StreamRef::cpu());
+    const Context context = opened(runtime);
+    spec::OpSpec fp64 = problem("gemm_rs", 64, 2);
+    fp64.dtype = fp64.out_dtype = DType::fp64;
+    std::vector<spec::OpSpec> problems = {problem("gemm_rs", 96, 2), fp64};
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they end the process where memory runs out
+    problems.push_back(problem("ag_gemm", int64_t{1} << 40, 2));
+#endif
+    const TuneResult result = tune(context, channel, problems);
+    ASSERT_EQ(result.tuned.size(), problems.size());
+    EXPECT_EQ(result.tuned[0].failure, "");
+    EXPECT_EQ(context.plan(problems[0])->tier, plan::Tier::probe);
+    EXPECT_EQ(result.tuned[1].failure, "argument A is fp64, wanted fp32, bf16 or fp16: data are made up");
+    EXPECT_EQ(result.tuned[1].gain(), 1);
+    for (size_t i = 2; i < problems.size(); ++i) {
+      EXPECT_EQ(result.tuned[i].failure.find("no "), 0u) << result.tuned[i].failure;
+      EXPECT_NE(result.tuned[i].failure.find(" bytes for argument "), std::string::npos) << result.tuned[i].failure;
+    }
   });
 }
 

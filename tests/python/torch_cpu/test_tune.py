@@ -81,6 +81,13 @@ def refused(group):
         overlace.tune([overlace.Problem("gemm_rs", 64, 16, 8, **FP32)], group=group)
     with pytest.raises(overlace.InvalidArgument, match="tune: seconds is -1, wanted 0 or more"):
         overlace.tune(seconds=-1, group=group)
+    with pytest.raises(overlace.InvalidArgument, match="tune: seconds is '5', wanted a number"):
+        overlace.tune(seconds="5", group=group)
+    for problems in ([("gemm_rs", 64, 16, 8)], overlace.Problem("gemm_rs", 64, 16, 8, **FP32)):
+        with pytest.raises(overlace.InvalidArgument, match=r"wanted a list of overlace\.Problem, or None"):
+            overlace.tune(problems, group=group)
+    with pytest.raises(overlace.InvalidArgument, match="tune: m is '64', wanted an integer"):
+        overlace.tune([overlace.Problem("gemm_rs", "64", 16, 8, **FP32)], group=group)
     with pytest.raises(overlace.InvalidArgument, match="tune: b_layout is 'kk', wanted one of nk, kn"):
         overlace.tune([overlace.Problem("gemm_rs", 64, 16, 8, b_layout="kk", **FP32)], group=group)
     with pytest.raises(overlace.InvalidArgument, match=r"tune: dtype is torch\.int8"):
