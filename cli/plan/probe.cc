@@ -4,6 +4,7 @@
 #include "overlace/error.h"
 #include "overlace/sim.h"
 #include "src/base/format.h"
+#include "src/context/machine.h"
 #include "src/runtime/backend.h"
 #include "src/sim/schedule/simulation.h"
 #include "src/tuning/prober.h"
@@ -39,7 +40,9 @@ std::shared_ptr<const plan::Plan> plan_by_probe(const spec::OpSpec& op, const sp
     if (!machine.is_gpu) pin_to_core(static_cast<size_t>(bootstrap.rank()));
     tuning::ChannelProber prober(runtime.world().channel(machine.is_gpu ? StreamRef::cuda(nullptr) : StreamRef::cpu()));
     const sim::Simulation simulation;
-    plan::Planner planner(machine, {.simulation = &simulation, .prober = &prober, .cache = cache});
+    spec::Machine here = machine;
+    if (here.is_gpu) here.compute_capability = context::capability_of_team(runtime);
+    plan::Planner planner(here, {.simulation = &simulation, .prober = &prober, .cache = cache});
     const auto plan = planner.plan(op, options);
     runtime.world().agree(plan->schedule.to_json(), "the plan");
     runtime.close();

@@ -16,7 +16,6 @@
 #include "src/context/machine.h"
 #include "src/plan/cache.h"
 #include "src/runtime/state.h"
-#include "src/spec/fusable.h"
 #include "src/spec/operators.h"
 
 namespace overlace {
@@ -34,9 +33,7 @@ std::string found_by_first(Runtime& runtime, const ContextOptions& options) {
   context::Site site;
   site.is_gpu = runtime.backend() == Backend::cuda_peer;
   site.device = state.backend->device_name();
-  std::vector<int> capabilities;
-  for (int rank = 0; rank < state.world; ++rank) capabilities.push_back(state.backend->caps(rank).compute_capability);
-  site.compute_capability = spec::capability_of_team(capabilities);
+  site.compute_capability = context::capability_of_team(runtime);
   site.ranks = state.world;
   site.hosts = state.num_hosts;
   site.emulated_bytes_per_s = link.enabled ? link.bytes_per_s : 0;

@@ -7,10 +7,10 @@
 #include <system_error>
 #include <utility>
 
-#include "overlace/runtime.h"
 #include "src/base/env.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
+#include "src/spec/fusable.h"
 #include "src/spec/machine.h"
 
 namespace overlace::context {
@@ -136,6 +136,13 @@ base::Result<Found> find_figures(const Site& site, const Wanted& wanted) {
 }
 
 }  // namespace
+
+int capability_of_team(Runtime& runtime) {
+  std::vector<int> capabilities;
+  for (int rank = 0; rank < runtime.world().size(); ++rank)
+    capabilities.push_back(runtime.caps(rank).compute_capability);
+  return spec::capability_of_team(capabilities);
+}
 
 bool is_same_device(const Machine& machine, const std::string& device) {
   return !device.empty() && machine.device.substr(0, machine.device.find(',')) == device;

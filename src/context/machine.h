@@ -6,9 +6,13 @@
 #include <vector>
 
 #include "overlace/machine.h"
+#include "overlace/runtime.h"
 #include "src/base/status.h"
 
 namespace overlace::context {
+
+/// spec::capability_of_team of the GPUs of all ranks.
+int capability_of_team(Runtime& runtime);
 
 /// What is known of the ranks without measuring.
 struct Site {

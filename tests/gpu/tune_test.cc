@@ -1,8 +1,12 @@
-// Measuring in a program with GPUs: the winners are right, known calls and graphs stay so, captures are refused.
+// Measuring with GPUs. In a program: the winners are right, known calls and graphs stay so, captures are refused. On
+// the command line: with the kernels of the GPUs that are here.
 #include "overlace/tune.h"
 
 #include <gtest/gtest.h>
 
+#include "cli/plan/probe.h"
+#include "src/runtime/backend.h"
+#include "src/spec/fusable.h"
 #include "tests/gpu/support/gpu_ranks.h"
 #include "tests/gpu/support/ops_site.h"
 
@@ -61,6 +65,20 @@ TEST(GpuTune, WinnersAreRightAndWhatWasCapturedBeforeToo) {
     cuda_ok(cudaGraphDestroy(graph));
   });
   EXPECT_EQ(failure, "");
+}
+
+TEST(GpuPlanProbe, TakesKernelsByTheGpusThatAreHereWhateverTheMachineFileSays) {
+  OVERLACE_NEED_GPUS(2);
+  const bool has_kernels = runtime::cuda_device(0).compute_capability == spec::kFusedCapability;
+  spec::Machine machine = spec::find_machine("h200x2");
+  machine.compute_capability = has_kernels ? 80 : spec::kFusedCapability;
+  spec::OpSpec op;
+  op.op = "gemm_ar";
+  op.m = 40, op.n = op.k = 256, op.ranks = 2;
+  op.dtype = op.out_dtype = DType::bf16;
+  const auto plan = cli::plan_by_probe(op, machine, {.limit = plan::Tier::probe}, "");
+  EXPECT_EQ(plan->tier, plan::Tier::probe) << plan->reason;
+  EXPECT_EQ(plan->reason.find("compute capability") == std::string::npos, has_kernels) << plan->reason;
 }
 
 }  // namespace
