@@ -88,7 +88,12 @@ bool is_short(const OpSpec& op, const Candidate& candidate) {
   return form == library || form == slab_kernel || form == tile_kernel;
 }
 
-/// What was measured where GPUs have few rows: one kernel, and the library.
+/// Whether the few rows have a kernel of their own here. GPUs without it take them as others.
+bool has_small_m_kernel(const OpSpec& op, const Machine& machine) {
+  return spec::has_fused_kernels(machine) && spec::has_few_tokens(op);
+}
+
+/// What was measured where that kernel is: it, and the library.
 bool is_for_small_m(const spec::FamilyDef& family) {
   return family.form == spec::ClosedForm::small_m_kernel || family.form == spec::ClosedForm::library;
 }
@@ -99,7 +104,7 @@ std::vector<Candidate> candidates(const OpSpec& op, const Machine& machine) {
   std::vector<Candidate> out;
   const spec::OperatorDef* def = spec::find_operator(op.op);
   if (def == nullptr) return out;
-  const bool is_small = machine.is_gpu && spec::has_few_tokens(op);
+  const bool is_small = has_small_m_kernel(op, machine);
   for (const spec::FamilyDef& family : def->families) {
     if (family.degrees == nullptr || (is_small && !is_for_small_m(family))) continue;
     for (const int degree : family.degrees(op, machine)) out.push_back({std::string(family.name), degree});
@@ -225,7 +230,7 @@ struct Planner::State {
     if (left_out != 0)
       out.reason += base::format("; {} schedules need more than {} bytes of heap", left_out, options.heap_bytes);
     if (!failure.empty()) out.reason += "; not measured: " + failure;
-    if (out.tier != Tier::probe && !spec::has_few_tokens(op)) {
+    if (out.tier != Tier::probe && !has_small_m_kernel(op, machine)) {
       if (const std::string why = too_little_to_hide(op, machine); !why.empty()) {
         settle_short(op, figures, &out);
         out.reason = why + "; " + out.reason;

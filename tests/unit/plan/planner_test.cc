@@ -255,6 +255,31 @@ TEST(Planner, TakesNoKernelWhereTheGpusHaveNone) {
   }
 }
 
+TEST(Planner, FewTokensHaveTheKernelAndTheLibraryOnHopperAndElsewhereWhatOthersHave) {
+  const auto families = [](const OpSpec& op, const Machine& machine) {
+    std::set<std::string> out;
+    for (const Candidate& one : candidates(op, machine)) out.insert(one.family);
+    return out;
+  };
+  Machine other = h200();
+  other.compute_capability = 80;
+  for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+    const OpSpec few = op_of(name, 16, 8192, 2048);
+    ASSERT_TRUE(spec::has_few_tokens(few));
+    EXPECT_EQ(families(few, h200()), (std::set<std::string>{"library", "one_shot"})) << name;
+    const std::set<std::string> here = families(few, other);
+    EXPECT_EQ(here.count("library") + here.count("serial"), 2u) << name;
+    EXPECT_GT(here.size(), 2u) << name << ": schedules of copies, too";
+    OpSpec wide = few;
+    wide.dtype = wide.out_dtype = DType::fp16;
+    ASSERT_FALSE(spec::has_few_tokens(wide));
+    EXPECT_EQ(here, families(wide, other)) << name;
+    const auto plan = Planner(other).plan(few);
+    EXPECT_EQ(plan->candidate.family, "library") << plan->reason;
+    EXPECT_NE(plan->reason.find("too little to hide"), std::string::npos) << plan->reason;
+  }
+}
+
 TEST(Planner, CandidatesFitTheShape) {
   for (const std::string& name : test::all_operators()) {
     for (const int64_t m : {1, 7, 300, 8192}) {
