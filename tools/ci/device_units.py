@@ -33,6 +33,7 @@ STEPS_OF_K = 4  # in a stage
 # The code of a unit, in nvcc's words: PTX for compute_, programs for sm_. Of kernels that need Hopper: for it alone.
 CODE = {"compute_80", "compute_100", "sm_80", "sm_90a", "sm_100"}
 HOPPER_CODE = {"sm_90a"}
+HOPPER_FLAG = "-DOVERLACE_HOPPER_UNIT=1"  # what a unit goes by that registers its kernels
 HOPPER_FOLDERS = ("src/ops/gemm_core/", "src/runtime/backend/cuda_peer/hopper/", INSTANCES)
 PTX, PROGRAM = 1, 2  # kinds of images in a fatbin
 FATBIN = 0xBA55ED50
@@ -95,12 +96,15 @@ def images(data: bytes) -> set[str]:
 
 
 def code_complaints(file: str, arguments: list[str], data: bytes) -> list[str]:
-    """Code for other GPUs than those that a unit is for, asked for (the letter of 90a) or found in its object."""
-    wanted = HOPPER_CODE if file.startswith(HOPPER_FOLDERS) else CODE
+    """Code for other GPUs than those that a unit is for, in its flags (the letter of 90a) or in its object."""
+    is_hopper = file.startswith(HOPPER_FOLDERS)
+    wanted = HOPPER_CODE if is_hopper else CODE
     asked = set(re.findall(r"(?:sm|compute)_\w+", " ".join(re.findall(r"code=\[([^\]]*)\]", " ".join(arguments)))))
     found = []
     if asked != wanted:
         found.append(f"nvcc is asked for {sorted(asked)}; wanted: {sorted(wanted)}")
+    if (HOPPER_FLAG in arguments) != is_hopper:
+        found.append(f"{HOPPER_FLAG} is {'missing' if is_hopper else 'there'}; wanted: for Hopper's units alone")
     if (there := images(data)) != {word.removesuffix("a") for word in wanted}:
         found.append(f"the object has {sorted(there)}; wanted: {sorted(wanted)}")
     return found

@@ -304,6 +304,7 @@ class DeviceUnitsTest(unittest.TestCase):
         def words(*code: str) -> list[str]:
             return ["nvcc", *(f"--generate-code=arch=compute_{c.split('_')[1]},code=[{c}]" for c in code)]
 
+        flag = "-DOVERLACE_HOPPER_UNIT=1"
         everywhere = [(1, 80), (2, 80), (2, 90), (1, 100), (2, 100)]
         asked = words("compute_80,sm_80", "sm_90a", "compute_100,sm_100")
         generic, hopper = "src/ops/reduce/launch.cu", "src/ops/gemm_core/fused.cu"
@@ -311,13 +312,17 @@ class DeviceUnitsTest(unittest.TestCase):
         self.assertEqual(device_units.images(object_with(everywhere)), wanted)
         self.assertEqual(device_units.code_complaints(generic, asked, object_with(everywhere)), [])
         for unit in (hopper, "instances/plain_a.cu", "src/runtime/backend/cuda_peer/hopper/bulk_pushes.cu"):
-            self.assertEqual(device_units.code_complaints(unit, words("sm_90a"), object_with([(2, 90)])), [])
+            self.assertEqual(device_units.code_complaints(unit, [*words("sm_90a"), flag], object_with([(2, 90)])), [])
         missing = device_units.code_complaints(generic, asked, object_with(everywhere[:-1]))
         self.assertEqual(len(missing), 1)
         self.assertIn("the object has ['compute_100', 'compute_80', 'sm_80', 'sm_90']", missing[0])
-        self.assertEqual(len(device_units.code_complaints(hopper, asked, object_with(everywhere))), 2)
-        plain = device_units.code_complaints(hopper, words("sm_90"), object_with([(2, 90)]))
+        self.assertEqual(len(device_units.code_complaints(hopper, [*asked, flag], object_with(everywhere))), 2)
+        plain = device_units.code_complaints(hopper, [*words("sm_90"), flag], object_with([(2, 90)]))
         self.assertEqual(plain, ["nvcc is asked for ['sm_90']; wanted: ['sm_90a']"])
+        unknown = device_units.code_complaints(hopper, words("sm_90a"), object_with([(2, 90)]))
+        self.assertEqual(unknown, [f"{flag} is missing; wanted: for Hopper's units alone"])
+        known = device_units.code_complaints(generic, [*asked, flag], object_with(everywhere))
+        self.assertEqual(known, [f"{flag} is there; wanted: for Hopper's units alone"])
 
     def test_each_unit_gets_what_its_compilation_printed(self) -> None:
         report = "ptxas info    : 0 bytes gmem\nptxas info    : Function properties for _Z1k\n"
