@@ -213,12 +213,7 @@ spec::Machine described(const CalibrateWords& words, const PointOptions& options
     const std::vector<GpuFacts> gpus = gpu_facts();
     out.device = base::format("{}, {}", gpus.empty() ? "GPU" : gpus.front().name, dtype_name(options.dtype));
     out.topology = base::format("nvswitch({})", options.ranks);
-    const runtime::CudaDevice gpu = runtime::cuda_device(0);
-    out.sms = gpu.sms;
-    out.compute_capability = gpu.compute_capability;
-    if (!spec::has_fused_kernels(out)) out.transport.tma_GBps = {};
-    out.memory.l2_bytes = gpu.l2_bytes;
-    out.cuda = base::format("{}.{}", gpu.version / 1000, gpu.version % 1000 / 10);
+    describe_gpu(runtime::cuda_device(0), &out).or_throw();
     out.driver = driver_version();
     out.nccl.clear();
     for (const LibraryFacts& library : library_facts())

@@ -4,8 +4,10 @@
 #include <cstdlib>
 
 #include "src/base/file.h"
+#include "src/base/format.h"
 #include "src/base/json.h"
 #include "src/base/statistics.h"
+#include "src/spec/fusable.h"
 
 namespace overlace::cli {
 namespace {
@@ -99,6 +101,18 @@ void write(const Json& value, int levels, int indent, std::string* out) {
 }
 
 }  // namespace
+
+base::Status describe_gpu(const runtime::CudaDevice& gpu, spec::Machine* machine) {
+  if (gpu.compute_capability <= 0)
+    return base::error(Errc::not_supported, "GPU 0: CUDA says compute capability {}, wanted that of a GPU, as 90",
+                       gpu.compute_capability);
+  machine->sms = gpu.sms;
+  machine->compute_capability = gpu.compute_capability;
+  if (!spec::has_fused_kernels(*machine)) machine->transport.tma_GBps = {};
+  machine->memory.l2_bytes = gpu.l2_bytes;
+  machine->cuda = base::format("{}.{}", gpu.version / 1000, gpu.version % 1000 / 10);
+  return {};
+}
 
 double load_average() {
   double last_minute = 0;

@@ -6,6 +6,9 @@
 
 #include "cli/calibrate/fit.h"
 #include "cli/calibrate/links.h"
+#include "overlace/machine.h"
+#include "src/base/status.h"
+#include "src/runtime/backend.h"
 
 namespace overlace::cli {
 
@@ -18,6 +21,9 @@ struct Circumstances {
   std::string dtype = {}, gemm = {};       // of the GEMMs, and who computed them
   std::vector<RankLinks> links = {};       // by rank; empty on CPU ranks
 };
+/// What stands in the file of a GPU without measuring. Unsupported where CUDA did not say its compute capability, with
+/// which the file could not be read.
+base::Status describe_gpu(const runtime::CudaDevice& gpu, spec::Machine* machine);
 double load_average();
 double core_mhz();
 

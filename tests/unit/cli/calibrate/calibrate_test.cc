@@ -396,5 +396,22 @@ TEST(Calibrate, AThirdOfASweepIsHeldOut) {
   EXPECT_FALSE(sweep.back().is_held_out);
 }
 
+TEST(Calibrate, AFileSaysWhatCudaSaysOfAGpuAndNoneIsWrittenThatCouldNotBeRead) {
+  Machine machine = spec::find_machine("h200x2");
+  machine.ranks = 2;
+  const runtime::CudaDevice a100 = {.sms = 108, .l2_bytes = 40 << 20, .version = 12060, .compute_capability = 80};
+  ASSERT_TRUE(describe_gpu(a100, &machine).ok());
+  const Machine read = spec::machine_from_json(spec::to_json(machine));
+  EXPECT_EQ(read.compute_capability, 80);
+  EXPECT_EQ(read.sms, 108);
+  EXPECT_EQ(read.memory.l2_bytes, 40 << 20);
+  EXPECT_EQ(read.cuda, "12.6");
+  EXPECT_TRUE(read.transport.tma_GBps.points.empty()) << "no kernel of it stores by TMA";
+  const base::Status unknown = describe_gpu({.sms = 108}, &machine);
+  EXPECT_EQ(unknown.code(), Errc::not_supported);
+  EXPECT_EQ(unknown.message(), "GPU 0: CUDA says compute capability 0, wanted that of a GPU, as 90");
+  EXPECT_EQ(machine.compute_capability, 80) << "as it was";
+}
+
 }  // namespace
 }  // namespace overlace::cli
