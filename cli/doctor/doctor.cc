@@ -16,7 +16,6 @@
 #include "src/io/engine.h"
 #include "src/runtime/backend.h"
 #include "src/runtime/state.h"
-#include "src/spec/fusable.h"
 
 namespace overlace::cli {
 namespace {
@@ -69,17 +68,14 @@ Json io_json() {
                       {"why", choice.ok() ? choice->reason : choice.status().message()}};
 }
 
-/// What overlace takes without arguments, here and now.
-/// What schedules are chosen for, as a team of all GPUs of this host, or of CPU ranks, would find it.
+/// What schedules are chosen for, as a team of so many ranks would find it.
 Json machine_json(const RuntimeOptions& options, int ranks, bool on_gpus) {
   context::Site site;
   site.is_gpu = on_gpus;
   site.ranks = ranks;
   if (const std::vector<GpuFacts> gpus = gpu_facts(); on_gpus && !gpus.empty()) {
     site.device = gpus.front().name;
-    std::vector<int> capabilities;
-    for (const GpuFacts& gpu : gpus) capabilities.push_back(gpu.compute_capability);
-    site.compute_capability = spec::capability_of_team(capabilities);
+    site.compute_capability = capability_of_ranks(gpus, ranks);
   }
   site.emulated_bytes_per_s = options.link.enabled ? options.link.bytes_per_s : 0;
   const base::Result<context::Found> found =
@@ -90,6 +86,7 @@ Json machine_json(const RuntimeOptions& options, int ranks, bool on_gpus) {
                       {"date", found->machine.date}};
 }
 
+/// What overlace takes without arguments, here and now.
 Json use_json(const RuntimeOptions& options, int num_gpus) {
   const bool on_gpus = options.backend == Backend::cuda_peer || (options.backend == Backend::automatic && num_gpus > 0);
   const auto default_bytes = int64_t{1} << (on_gpus ? 30 : 26);
@@ -169,7 +166,7 @@ void machine_text(const Json& report, Page& page) {
   for (const Json& device : gpu.find("devices")->as_array())
     page.line(base::format("GPU {}", index++),
               base::format("{}, {}, {}", device.find("name")->as_string(), bytes_text(*device.find("memory_bytes")),
-                           spec::capability_text(static_cast<int>(device.find("compute_capability")->as_int()))));
+                           capability_text(static_cast<int>(device.find("compute_capability")->as_int()))));
   page.title("libraries");
   for (const Json& library : report.find("libraries")->as_array()) {
     const Json& path = *library.find("path");

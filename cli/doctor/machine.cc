@@ -13,6 +13,7 @@
 #include "src/base/file.h"
 #include "src/base/format.h"
 #include "src/runtime/engine/mpi/service.h"
+#include "src/spec/fusable.h"
 
 namespace overlace::cli {
 namespace {
@@ -193,6 +194,17 @@ std::vector<GpuFacts> gpu_facts() {
     gpus.push_back({text, static_cast<int64_t>(bytes), 10 * major + minor});
   }
   return gpus;
+}
+
+int capability_of_ranks(const std::vector<GpuFacts>& gpus, int ranks) {
+  std::vector<int> capabilities;
+  for (size_t i = 0; i < gpus.size() && i < static_cast<size_t>(ranks); ++i)
+    capabilities.push_back(gpus[i].compute_capability);
+  return spec::capability_of_team(capabilities);
+}
+
+std::string capability_text(int compute_capability) {
+  return compute_capability == 0 ? "compute capability not known" : spec::capability_text(compute_capability);
 }
 
 std::vector<LibraryFacts> library_facts() {

@@ -108,6 +108,27 @@ TEST(Doctor, TextShowsProblemsUnknownNamesAndEmulation) {
   EXPECT_NE(text.find("problems\n  link test on cpu: timeout\n"), std::string::npos);
 }
 
+TEST(Doctor, JudgesByTheGpusThatRanksUse) {
+  const auto gpu = [](int capability) { return GpuFacts{"GPU", 1 << 30, capability}; };
+  const std::vector<GpuFacts> gpus = {gpu(90), gpu(90), gpu(80)};
+  EXPECT_EQ(capability_of_ranks(gpus, 2), 90) << "the third has no rank";
+  EXPECT_EQ(capability_of_ranks(gpus, 3), 80);
+  EXPECT_EQ(capability_of_ranks(gpus, 8), 80);
+}
+
+TEST(Doctor, TextSaysWhichCapabilityIsNotKnown) {
+  Json report = doctor({.link_test = false});
+  Json gpu = *report.find("gpu");
+  Json devices = Json::array();
+  for (const int capability : {80, 0})
+    devices.push_back(
+        Json::Object{{"name", "GPU"}, {"memory_bytes", int64_t{1} << 30}, {"compute_capability", capability}});
+  report.set("gpu", gpu.set("devices", std::move(devices)));
+  const std::string text = doctor_text(report);
+  EXPECT_NE(text.find("GPU, 1.0 GiB, compute capability 8.0\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("GPU, 1.0 GiB, compute capability not known\n"), std::string::npos) << text;
+}
+
 /// A program that stands for an interpreter, in a folder that goes with the object.
 class Interpreter {
  public:
