@@ -1,5 +1,5 @@
 # The version, from one place: X.Y.Z of project() on the tag vX.Y.Z, else X.Y.Z.devN+gCOMMIT (PEP 440): N commits after
-# the last tag, without tags after the first commit; ".dirty" where files were changed. Known in the checkout SOURCE, in
+# the last tag, without tags all commits; ".dirty" where files were changed. Known in the checkout SOURCE, in
 # a source distribution (PKG-INFO) and in a `git archive`, which fills in archive.txt; elsewhere X.Y.Z.dev0.
 # Printed, or at each build written into OUT as C++; that file stays as it is where nothing has changed.
 file(STRINGS ${SOURCE}/CMakeLists.txt line REGEX "^project\\(")
