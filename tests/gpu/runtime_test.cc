@@ -41,6 +41,10 @@ TEST_P(GpuRuntimeTest, OpensWithCapsReachAndMappedHeaps) {
       const Caps caps = gpu.runtime.caps(peer);
       EXPECT_TRUE(caps.load_store && caps.device_initiated && caps.copy_engine);
       EXPECT_TRUE(caps.multi_writer_signals);
+      int major = 0, minor = 0;
+      EXPECT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, peer % gpu_count()));
+      EXPECT_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, peer % gpu_count()));
+      EXPECT_EQ(caps.compute_capability, 10 * major + minor);
       places.insert(gpu.team.peer_ptr(buffer, peer));
     }
     EXPECT_EQ(places.size(), static_cast<size_t>(gpu.size));
