@@ -90,19 +90,6 @@ class Kept(RowParallel):
         return output, super().reduce(output)
 
 
-class Stored(nn.Module):
-    """A product and gathered rows are kept on the side, and nothing is done with them."""
-
-    def __init__(self, group):
-        super().__init__()
-        self.weight, self.tp_size = nn.Parameter(whole(5, 4, 3)), group.size()
-
-    def forward(self, x):
-        self.product, self.rows = linear(x, self.weight), torch.zeros(self.tp_size * x.shape[0], 4, dtype=x.dtype)
-        torch.ops.sglang.reg_all_gather_into_tensor(self.rows, x, group_name=NAME)
-        return x
-
-
 class Everywhere(RowParallel):
     """Every rank adds its bias."""
 
@@ -167,19 +154,6 @@ def replaced(group):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_layers_give_what_they_gave_before(ranks):
     run_ranks(ranks, replaced)
-
-
-def stored(group):
-    n = start(group)
-    layer, x = Stored(group), whole(2, 4, group.rank())
-    with torch.no_grad(), enable(layer, Stored, names={NAME: group}):
-        layer(x)
-    assert_same(layer.product, (x @ layer.weight.t()).detach())
-    assert_same(layer.rows, torch.ops.vllm.all_gather(x, 0, n, NAME))
-
-
-def test_what_a_layer_keeps_on_the_side_has_its_elements():
-    run_ranks(2, stored)
 
 
 class Model(nn.Module):
