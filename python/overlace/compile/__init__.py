@@ -19,7 +19,6 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 import overlace
-from overlace import _engines
 from overlace.compile.match import Left
 from overlace.compile.rewrite import Candidate, Problem, Rules, rewrite
 from overlace.context import Context, context_of, group_name, open_contexts
@@ -28,7 +27,7 @@ from overlace.planning import Plan
 from overlace.planning import plan as plan_of
 
 __all__ = ["Candidate", "Pass", "Report", "aot_eager", "disable", "enable", "report"]
-_SOURCES = (*map(str, sorted(Path(__file__).parent.glob("*.py"))), _engines.__file__)
+_SOURCES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 _found: list[Candidate] = []
 _WHENS = ("gain", "always")
 

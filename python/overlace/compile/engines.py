@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch.fx import Graph, Node
 
-from overlace._engines import ENGINE_COLLECTIVES, EngineCollective, arguments_by_name
 from overlace.compile.match import WAIT, Left, aten, c10d, hint, shape_of
+
+# torch's collective, its arguments without the group, and the engine's name of the group.
+_Form = tuple[torch._ops.OpOverload, tuple, str]
+
+
+def _all_reduce(given: Mapping[str, Any]) -> _Form:
+    return c10d.all_reduce.default, (given["tensor"], "sum"), given["group_name"]
+
+
+def _reduce_scatter(given: Mapping[str, Any]) -> _Form | None:
+    if given["dim"] % len(shape_of(given["tensor"])) != 0:
+        return None
+    args = (given["tensor"], "sum", given["world_size"])
+    return c10d.reduce_scatter_tensor.default, args, given["group_name"]
+
+
+def _all_gather(given: Mapping[str, Any]) -> _Form | None:
+    if given["dim"] % len(shape_of(given["tensor"])) != 0:
+        return None
+    return c10d.all_gather_into_tensor.default, (given["tensor"], given["world_size"]), given["group_name"]
 
 
 def _ratio(whole: Node, part: Node) -> int | None:
@@ -24,25 +43,32 @@ def _ratio(whole: Node, part: Node) -> int | None:
         return None
 
 
-def _collective_of(form: EngineCollective, given: Mapping[str, Any]) -> tuple[torch._ops.OpOverload, tuple] | None:
-    """torch's, and its arguments but for the group. None: it has none along another dimension than the first."""
-    sent = given[form.sent]
-    if not form.is_along_rows(given, len(shape_of(sent))):
-        return None
-    if form.kind == "all_reduce":
-        return c10d.all_reduce.default, (sent, "sum")
-    is_gather = form.kind == "all_gather"
-    ranks = given.get("world_size")
-    if ranks is None:
-        written = given[form.written]
-        ranks = _ratio(written, sent) if is_gather else _ratio(sent, written)
+def _all_gather_into(given: Mapping[str, Any]) -> _Form | None:
+    ranks = _ratio(given["output"], given["input"])
     if ranks is None:
         return None
-    return (
-        (c10d.all_gather_into_tensor.default, (sent, ranks))
-        if is_gather
-        else (c10d.reduce_scatter_tensor.default, (sent, "sum", ranks))
-    )
+    return c10d.all_gather_into_tensor.default, (given["input"], ranks), given["group_name"]
+
+
+def _reduce_scatter_into(given: Mapping[str, Any]) -> _Form | None:
+    ranks = _ratio(given["input"], given["output"])
+    if ranks is None:
+        return None
+    return c10d.reduce_scatter_tensor.default, (given["input"], "sum", ranks), given["group_name"]
+
+
+# By name of the engine's operator; of its arguments by name. None: torch has no such collective, as it is along another
+# dimension than the first. Those that write one of their arguments are functional in a graph: what it held is given,
+# and what it holds then is a result.
+_FORMS: dict[str, Callable[[Mapping[str, Any]], _Form | None]] = {
+    "vllm::all_reduce": _all_reduce,
+    "vllm::reduce_scatter": _reduce_scatter,
+    "vllm::all_gather": _all_gather,
+    "sglang::outplace_all_reduce": _all_reduce,
+    "sglang::inplace_all_reduce": _all_reduce,
+    "sglang::reg_all_gather_into_tensor": _all_gather_into,
+    "sglang::reg_reduce_scatter_tensor": _reduce_scatter_into,
+}
 
 
 @dataclasses.dataclass
@@ -83,8 +109,7 @@ class StandIn:
 
 
 def _arguments(node: Node) -> tuple[str, dict[str, Any]]:
-    """Name and arguments by name of the operator that a node calls, itself or made functional by torch: what it writes
-    is given then, and what that holds afterwards is a result."""
+    """Name and arguments by name of the operator that a node calls, itself or made functional by torch."""
     own: Any = node.target
     given: dict[str, Any] = dict(node.kwargs)
     if own in (auto_functionalized, auto_functionalized_v2):
@@ -102,7 +127,8 @@ def _arguments(node: Node) -> tuple[str, dict[str, Any]]:
     schema = getattr(own, "_schema", None)
     if node.op != "call_function" or schema is None:
         return "", given
-    return schema.name, arguments_by_name([argument.name for argument in schema.arguments], node.args, node.kwargs)
+    given |= {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
+    return schema.name, given
 
 
 def _result_of(node: Node) -> Node | None:
@@ -126,13 +152,11 @@ def stand_in(graph: Graph, names: Mapping[str, str]) -> list[StandIn]:
     found = []
     for node in list(graph.nodes):
         name, given = _arguments(node)
-        form = ENGINE_COLLECTIVES.get(name)
-        result = None if form is None else _result_of(node)
-        made = None if form is None or result is None else _collective_of(form, given)
+        result = _result_of(node) if name in _FORMS else None
+        made = _FORMS[name](given) if result is not None else None
         if result is None or made is None:
             continue
-        target, args = made
-        group = given["group_name"]
+        target, args, group = made
         with graph.inserting_before(node):
             collective = graph.call_function(target, (*args, names.get(group, group)))
             wait = graph.call_function(WAIT, (collective,))
