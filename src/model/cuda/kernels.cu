@@ -118,8 +118,9 @@ __global__ void __launch_bounds__(128) rope_heads(const RopeLaunch p) {
 
 // ---- plain causal attention: one warp per (query, head), online softmax ----
 
+// Four CTAs on an SM leave enough registers for fp64, which ptxas would spill on 10.0 otherwise.
 template <class T>
-__global__ void __launch_bounds__(128) attention_rows(const PlainAttentionLaunch p) {
+__global__ void __launch_bounds__(128, 4) attention_rows(const PlainAttentionLaunch p) {
   using A = Acc<T>;
   constexpr int kPerLane = 8;  // head_dim <= 256
   const int64_t unit = blockIdx.x * int64_t{4} + threadIdx.x / 32;
