@@ -21,21 +21,12 @@ namespace {
 
 using base::Result;
 using base::Status;
+using tuning::guarded;
 
 /// Which of the three blocks an argument is bound to.
 size_t place_of(const std::string& name) {
   const char first = name.front();
   return first == 'A' || first == 'X' ? 0 : first == 'B' || first == 'Z' || first == 'W' ? 1 : 2;
-}
-
-template <class Work>
-Status guarded(Work work) {
-  try {
-    work();
-    return {};
-  } catch (...) {
-    return base::status_of_current_exception();
-  }
 }
 
 }  // namespace

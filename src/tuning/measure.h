@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "overlace/team.h"
+#include "src/base/status.h"
 #include "src/base/timing.h"
 
 namespace overlace::tuning {
@@ -30,6 +31,17 @@ class Crew {
   /// Steady clock of this rank.
   virtual double now_us() { return base::steady_us(); }
 };
+
+/// What `work` throws, as a status.
+template <class Work>
+base::Status guarded(Work work) {
+  try {
+    work();
+    return {};
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
 
 /// Crew::max_over_ranks of a team.
 base::Result<std::vector<double>> max_over_ranks(Team& team, const std::vector<double>& mine);

@@ -19,16 +19,6 @@ using base::Status;
 constexpr int kRepetitions = 9;
 constexpr double kBurstUs = 1500;
 
-template <class Work>
-Status guarded(Work work) {
-  try {
-    work();
-    return {};
-  } catch (...) {
-    return base::status_of_current_exception();
-  }
-}
-
 /// Arguments of a problem's schedules by name, in memory of this rank that ends with this.
 class Operands {
  public:

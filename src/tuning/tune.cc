@@ -58,9 +58,9 @@ void meet(Team& team, const std::string& form, const base::Status& mine) {
   const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(text)));
   mine.or_throw();
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const auto code = static_cast<Errc>(all[rank].empty() ? 0 : std::to_integer<int>(all[rank].front()));
-    const std::string theirs(reinterpret_cast<const char*>(all[rank].data()) + 1, all[rank].size() - 1);
-    if (code != Errc::ok) throw_error(code, base::format("rank {}: {}", rank, theirs));
+    const std::string theirs(reinterpret_cast<const char*>(all[rank].data()), all[rank].size());
+    const auto code = static_cast<Errc>(theirs.empty() ? 0 : theirs.front());
+    if (code != Errc::ok) throw_error(code, base::format("rank {}: {}", rank, theirs.substr(1)));
   }
   team.agree(form, "tune: the call");
 }
@@ -123,9 +123,9 @@ TuneResult measure(const Context& context, Channel& channel, const std::vector<O
     const std::shared_ptr<const plan::Plan> plan = planner.plan(op, {.limit = plan::Tier::probe});
     Tuned one;
     one.op = op;
-    one.was_kept = prober.measured() == before;
     one.usual = untuned.plan(op)->candidate;
     if (plan->tier == plan::Tier::probe) {
+      one.was_kept = prober.measured() == before;
       one.tuned = plan->candidate;
       one.usual_us = us_of(*plan, one.usual);
       one.tuned_us = us_of(*plan, one.tuned);

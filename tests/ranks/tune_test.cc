@@ -180,6 +180,7 @@ TEST(Tune, WhatCannotBeMeasuredDoesNotKeepTheRestFromBeingTaken) {
     EXPECT_EQ(context.plan(problems[0])->tier, plan::Tier::probe);
     EXPECT_EQ(result.tuned[1].failure, "argument A is fp64, wanted fp32, bf16 or fp16: data are made up");
     EXPECT_EQ(result.tuned[1].gain(), 1);
+    EXPECT_FALSE(result.tuned[1].was_kept);
     for (size_t i = 2; i < problems.size(); ++i) {
       EXPECT_EQ(result.tuned[i].failure.find("no "), 0u) << result.tuned[i].failure;
       EXPECT_NE(result.tuned[i].failure.find(" bytes for argument "), std::string::npos) << result.tuned[i].failure;
