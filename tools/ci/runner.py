@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "ci"
 
 
-FIRST_ERROR = re.compile(r"\berror: |\bfatal: |^FAILED: |No space left", re.IGNORECASE)
+# What says most comes first: ninja names the target, and its long command, before the compiler's words.
+FIRST_ERROR = (re.compile(r"\berror: |\bfatal: |undefined reference|No space left", re.I), re.compile("^FAILED: "))
 
 
 @dataclasses.dataclass
@@ -30,12 +31,14 @@ class Done:
     timed_out: bool = False
 
     def why(self, lines: int = 40) -> str:
-        """How it ended and its last lines; before them the first error, where that lies further back."""
+        """How it ended, the first error with what follows it, and the last lines where those lie behind that."""
         cause = f"stopped after {self.seconds:.0f} s" if self.timed_out else f"exit code {self.rc}"
         printed = self.output.splitlines()
-        rest = printed[:-lines]
-        error = next((n for n, line in enumerate(rest) if FIRST_ERROR.search(line)), len(rest))
-        return "\n".join([cause, *rest[error : error + 10], *printed[-lines:]])
+        errors = (n for pattern in FIRST_ERROR for n, line in enumerate(printed) if pattern.search(line))
+        first = next(errors, None)
+        shown = [] if first is None else printed[first : first + 10]
+        end = max(len(printed) - lines, 0 if first is None else first + len(shown))
+        return "\n".join([cause, *shown, *printed[end:]])
 
 
 def run(command: list[str], timeout_s: float = 1200, env: dict[str, str] | None = None, cwd: Path = ROOT) -> Done:

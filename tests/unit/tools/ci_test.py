@@ -165,6 +165,13 @@ class RunnerTest(support.TreeTest):
         self.assertEqual(why.splitlines()[-1], "[99/9] b")
         self.assertNotIn("[50/9]", why)
 
+    def test_the_compilers_words_come_before_all_that_ran_beside(self) -> None:
+        lines = ["[1/9] a", "FAILED: b.o ", "c++ -c " + 500 * "x", "b.cc:1:2: error: empty struct", "[2/9] c"]
+        why = runner.Done(1, "\n".join(lines), 1).why()
+        self.assertEqual(why.splitlines(), ["exit code 1", "b.cc:1:2: error: empty struct", "[2/9] c"])
+        self.assertEqual(runner.Done(1, "a\nb", 1).why(lines=1), "exit code 1\nb")
+        self.assertEqual(runner.Done(1, "FAILED: b.o\nc++", 1).why().splitlines()[1], "FAILED: b.o")
+
     def test_folders_of_finished_jobs_go_where_space_is_little(self) -> None:
         for name in ("cpu", "tsan"):
             self.write(f"build/{name}/x.o", "")

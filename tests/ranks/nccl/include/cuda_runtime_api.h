@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+struct cudaFuncAttributes {};  // empty, so not of C
+
 extern "C" {
 
 struct CUstream_st;
@@ -25,7 +27,6 @@ enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureM
 constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 constexpr unsigned cudaUserObjectNoDestructorSync = 1, cudaGraphUserObjectMove = 1;
 
-struct cudaFuncAttributes {};
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
