@@ -32,7 +32,8 @@ class Context {
   /// OVERLACE_MACHINE; the newest calibrated file of these GPUs in the folder of machines (`overlace calibrate`); the
   /// file shipped for these GPUs, or for others; `options.rates`; nothing, and then every plan is `library`. Files do
   /// not apply to a team on several hosts or to an emulated link, and files of GPUs do not apply to CPU ranks; they are
-  /// skipped there. Throws InvalidArgument on all ranks if the machine that was asked for cannot be read. Keeps no
+  /// skipped there. Throws InvalidArgument on all ranks if the machine that was asked for cannot be read, and
+  /// Unsupported if OVERLACE_TUNE is first_use on rank 0 and the machine has no costs to choose candidates by. Keeps no
   /// reference to the runtime.
   static Context open(Runtime& runtime, const ContextOptions& options = {});
 
@@ -51,6 +52,9 @@ class Context {
   void keep(const std::vector<std::shared_ptr<const plan::Plan>>& plans, const std::string& kept_in) const;
   /// Counts calls of keep(): what was planned before may have another plan since.
   uint64_t generation() const;
+  /// Says that calls for which plan() chooses measure what they meet for the first time: OVERLACE_TUNE is first_use on
+  /// rank 0.
+  bool tunes_at_first_use() const;
 
  private:
   struct State;

@@ -17,6 +17,9 @@ namespace overlace {
 
 struct TuneOptions {
   double seconds = 0;  // begins no problem after so many seconds, by rank 0's clock; 0: no limit
+  /// Measures each problem for about so long, besides what its schedules take to be made and run once; 0: as long as
+  /// medians need to be steady, nine bursts of 1.5 ms of each schedule.
+  double problem_ms = 0;
   /// File in which rank 0 keeps what was measured for other programs (PlannerParts::cache). Empty: OVERLACE_PLAN_CACHE,
   /// and if that is empty too, only this context keeps it.
   std::string cache = {};

@@ -174,6 +174,12 @@ const Variable kVariables[] = {
      [](Env& e, std::string_view t) { return parse_flag(t, e.nvtx); }, [](const Env& e) { return flag_text(e.nvtx); }},
     {"OVERLACE_PLAN_CACHE", "path", "File that keeps chosen schedules between runs.",
      [](Env& e, std::string_view t) { return e.plan_cache = t, true; }, [](const Env& e) { return e.plan_cache; }},
+    {"OVERLACE_TUNE", "off, first_use",
+     "first_use: what a call meets for the first time is measured behind it, and later calls take the winner.",
+     [](Env& e, std::string_view t) {
+       return parse_choice(t, {"off", "first_use"}, e.tune);
+     },
+     [](const Env& e) { return e.tune; }},
     {"OVERLACE_CACHE_DIR", "path",
      "Folder of calibrated machines; without it overlace in XDG_CACHE_HOME, else in .cache of the home folder.",
      [](Env& e, std::string_view t) { return e.cache_dir = t, true; }, [](const Env& e) { return e.cache_dir; }},

@@ -40,6 +40,7 @@ struct Env {
   std::string trace;                // OVERLACE_TRACE: file
   bool nvtx = false;                // OVERLACE_NVTX: 0 | 1
   std::string plan_cache;           // OVERLACE_PLAN_CACHE: file
+  std::string tune = "off";         // OVERLACE_TUNE: off | first_use
   std::string cache_dir;            // OVERLACE_CACHE_DIR, as it is set; cache_folder() has the default
   // Launcher and foreign variables, "" or -1 if not set.
   std::string launch_socket;                        // OVERLACE_LAUNCH_SOCKET: set by `overlace run` for its children

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -115,6 +116,7 @@ struct ChannelObject : Child {
   Channel* channel = nullptr;
   std::vector<SignalIds> ids;           // given out by ovl_signal_ids
   CachedSchedules schedules;            // of ovl_run
+  std::set<std::string> met;            // by ovl_run, where first uses are measured
   std::deque<std::string> tuned_texts;  // what `tuned` points to
   std::vector<ovl_tuned> tuned;         // given out by ovl_tune
 };
@@ -217,6 +219,11 @@ inline base::Status check_activation(const Argument& argument, int32_t value) {
 /// The schedule of `plan`, as ovl_run takes it, for a problem; kept by the channel.
 base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& runtime, ChannelObject& channel,
                                                           const spec::OpSpec& op, std::string_view plan);
+
+/// Behind a call that all ranks have made, with OVERLACE_TUNE=first_use: measures what the channel has not met before.
+/// Where a parameter that may differ between ranks does, and in teams of some of the ranks, nothing is measured, nor
+/// while a stream is being captured. Collective; throws as overlace::tune does.
+void tune_first_use(const Context& context, ChannelObject& channel, const spec::OpSpec& op);
 
 /// Keeps the message for ovl_error_text and gives the code.
 int fail(const base::Status& status) noexcept;

@@ -181,7 +181,11 @@ int ovl_run(ovl_channel* channel, const char* op, const ovl_arg* args, int count
     if (!posed.fits) return posed.status;
     const base::Result<std::shared_ptr<ScheduleObject>> schedule =
         schedule_of(call.entry.object(), *call.object, posed.op, plan == nullptr ? "" : plan);
-    return schedule.ok() ? run(call, posed, **schedule) : schedule.status();
+    if (!schedule.ok()) return schedule.status();
+    OVERLACE_TRY(run(call, posed, **schedule));
+    const Context& context = *call.entry.object().context;
+    if ((*schedule)->chosen && context.tunes_at_first_use()) tune_first_use(context, *call.object, posed.op);
+    return {};
   });
 }
 

@@ -1,7 +1,11 @@
 // Measuring what will run, of the C API.
 #include "overlace/tune.h"
 
+#include <algorithm>
+#include <span>
+
 #include "src/capi/convert.h"
+#include "src/runtime/state.h"
 #include "src/spec/operators.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
@@ -29,7 +33,31 @@ void keep(const TuneResult& result, ChannelObject* channel) {
     channel->tuned.push_back({text(op.to_string()), text(""), text(""), text(""), 0, 0, 0, OVL_TUNE_LEFT});
 }
 
+/// A call of few milliseconds may not become one of seconds: a third of what a shape takes without a limit.
+constexpr double kFirstUseMs = 20;
+constexpr size_t kMostMet = 4096;
+
 }  // namespace
+
+void capi::tune_first_use(const Context& context, ChannelObject& object, const spec::OpSpec& op) {
+  Channel& channel = *object.channel;
+  Team& team = channel.team();
+  const RuntimeState& state = team.runtime().state();
+  // The planner's winners are the context's, which all of its ranks share: teams of some of them would differ.
+  if (team.size() == 1 || team.size() != state.world || !state.check_no_capture("").ok()) return;
+  // All ranks have made the same calls but for a parameter that may differ: with the same call all are here.
+  spec::OpSpec shared = op;
+  const std::string_view local_param = spec::find_operator(op.op)->local_param;
+  if (local_param == "N") shared.n = 0;
+  if (local_param == "K") shared.k = 0;
+  if (object.met.size() >= kMostMet) object.met.clear();
+  if (!object.met.insert(spec::key_of(shared)).second) return;
+  const bool is_kept = context.plan(op)->tier == plan::Tier::probe;
+  const std::string mine = spec::key_of(op) + (is_kept ? " kept" : "");
+  const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(mine)));
+  const bool differ = std::any_of(all.begin(), all.end(), [&](const Bytes& theirs) { return theirs != all.front(); });
+  if (!is_kept && !differ) tune(context, channel, {op}, {.problem_ms = kFirstUseMs});
+}
 
 int ovl_tune(ovl_channel* channel, const ovl_op* problems, int count, double seconds, const ovl_tuned** tuned,
              int* num_tuned) {

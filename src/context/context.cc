@@ -45,6 +45,16 @@ std::string found_by_first(Runtime& runtime, const ContextOptions& options) {
     return out.dump();
   }
   const spec::Machine& machine = found->machine;
+  const bool tunes = base::env().tune == "first_use";
+  if (tunes && !machine.has_costs()) {
+    out.set("code", static_cast<int64_t>(Errc::not_supported));
+    out.set("error",
+            base::format("OVERLACE_TUNE is first_use, but {} ({}) has no costs to choose candidates by; wanted "
+                         "a machine file: OVERLACE_MACHINE, or overlace calibrate",
+                         machine.name, found->origin));
+    return out.dump();
+  }
+  out.set("tunes", tunes);
   if (machine.has_costs()) {
     out.set("machine", Json::parse(spec::to_json(machine), "machine").value());
     out.set("kept", plan::Cache(base::env().plan_cache, machine).text()).set("kept_in", base::env().plan_cache);
@@ -78,10 +88,12 @@ std::string text_of(const Json& json, std::string_view key) {
 struct Context::State {
   State(const spec::Machine& machine, const Json& json)
       : planner(machine, {.kept = text_of(json, "kept"), .kept_in = text_of(json, "kept_in")}),
-        origin(text_of(json, "origin")) {}
+        origin(text_of(json, "origin")),
+        tunes(json.find("tunes")->as_bool()) {}
 
   plan::Planner planner;
   const std::string origin;
+  const bool tunes;
   bool explains = false;
   std::atomic<uint64_t> generation = 0;
   std::mutex mutex;
@@ -145,6 +157,8 @@ void Context::keep(const std::vector<std::shared_ptr<const plan::Plan>>& plans, 
   for (const auto& plan : plans) state_->planner.keep(*plan, kept_in);
   ++state_->generation;
 }
+
+bool Context::tunes_at_first_use() const { return state_->tunes; }
 
 uint64_t Context::generation() const { return state_->generation.load(std::memory_order_relaxed); }
 

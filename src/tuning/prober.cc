@@ -16,7 +16,7 @@ namespace {
 using base::Result;
 using base::Status;
 
-constexpr int kRepetitions = 9;
+constexpr int kRepetitions = 9, kFewRepetitions = 5;
 constexpr double kBurstUs = 1500;
 
 /// Arguments of a problem's schedules by name, in memory of this rank that ends with this.
@@ -132,8 +132,9 @@ Result<std::vector<spec::Estimate>> ChannelProber::measure(const std::vector<spe
                       return {};
                     }});
   MeasureOptions options;
-  options.repetitions = kRepetitions;
-  options.burst_us = kBurstUs;
+  options.repetitions = problem_ms_ > 0 ? kFewRepetitions : kRepetitions;
+  const double bursts = static_cast<double>(options.repetitions) * static_cast<double>(list.size());
+  options.burst_us = problem_ms_ > 0 ? problem_ms_ * 1000 / bursts : kBurstUs;
   const auto timings = tuning::measure(list, *this, options);
   const Status idle = synchronize();  // before the operands go
   if (!timings.ok()) return timings.status();

@@ -14,7 +14,9 @@ namespace overlace::tuning {
 /// One rank's; all calls are collective on the channel's team.
 class ChannelProber final : public spec::Prober, private Crew {
  public:
-  explicit ChannelProber(Channel& channel) : channel_(channel), team_(channel.team()) {}
+  /// `problem_ms`: TuneOptions::problem_ms.
+  explicit ChannelProber(Channel& channel, double problem_ms = 0)
+      : channel_(channel), team_(channel.team()), problem_ms_(problem_ms) {}
   bool is_first() const override { return team_.rank() == 0; }
   base::Result<std::string> from_first(const std::string& mine) override;
   /// not_supported where an argument holds integers: such data cannot be made up.
@@ -32,6 +34,7 @@ class ChannelProber final : public spec::Prober, private Crew {
 
   Channel& channel_;
   Team team_;
+  double problem_ms_;
   int measured_ = 0;
 };
 

@@ -28,9 +28,12 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 /// What this rank alone sees of the arguments.
-base::Status check(const Context& context, Channel& channel, const std::vector<OpSpec>& problems, double seconds) {
+base::Status check(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
+                   const TuneOptions& options) {
   const int ranks = channel.team().size();
-  if (!(seconds >= 0)) return base::invalid_argument("tune: seconds is {}, wanted 0 or more", seconds);
+  if (!(options.seconds >= 0)) return base::invalid_argument("tune: seconds is {}, wanted 0 or more", options.seconds);
+  if (!(options.problem_ms >= 0))
+    return base::invalid_argument("tune: problem_ms is {}, wanted 0 or more", options.problem_ms);
   OVERLACE_TRY(channel.team().runtime().state().check_no_capture("tune"));
   for (const OpSpec& op : problems) {
     if (op.ranks != ranks)
@@ -63,6 +66,10 @@ void meet(Team& team, const std::string& form, const base::Status& mine) {
     if (code != Errc::ok) throw_error(code, base::format("rank {}: {}", rank, theirs.substr(1)));
   }
   team.agree(form, "tune: the call");
+}
+
+std::string form_of(std::string_view list, const TuneOptions& options) {
+  return base::format("{}, {} ms for each problem", list, options.problem_ms);
 }
 
 /// Collective: throws PlanMismatch on all ranks where the lists differ.
@@ -107,7 +114,7 @@ TuneResult measure(const Context& context, Channel& channel, const std::vector<O
   team.runtime().synchronize();
   const double begin = base::steady_s();
   const std::string path = options.cache.empty() ? base::env().plan_cache : options.cache;
-  tuning::ChannelProber prober(channel);
+  tuning::ChannelProber prober(channel, options.problem_ms);
   const sim::Simulation simulation;
   plan::Planner planner(context.machine(), {.simulation = &simulation, .prober = &prober, .cache = path});
   plan::Planner untuned(context.machine());
@@ -146,14 +153,14 @@ TuneResult measure(const Context& context, Channel& channel, const std::vector<O
 
 TuneResult tune(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
                 const TuneOptions& options) {
-  meet(channel.team(), "with a list", check(context, channel, problems, options.seconds));
+  meet(channel.team(), form_of("with a list", options), check(context, channel, problems, options));
   agree_on(channel.team(), problems);
   return measure(context, channel, problems, options);
 }
 
 TuneResult tune(const Context& context, Channel& channel, const TuneOptions& options) {
   Team& team = channel.team();
-  meet(team, "without a list", check(context, channel, {}, options.seconds));
+  meet(team, form_of("without a list", options), check(context, channel, {}, options));
   std::map<std::string, OpSpec> mine;
   std::string keys;
   for (const OpSpec& op : context.met()) {

@@ -159,7 +159,13 @@ TEST(Tune, WhatOneRankRefusesAllRefuse) {
         (void)tune(context, channel, {problem("gemm_rs", 64, 2)});
       }
     });
-    EXPECT_NE(form.find("rank 0 has with a list, rank 1 has without a list"), std::string::npos) << form;
+    EXPECT_NE(form.find("rank 0 has with a list, 0 ms for each problem, rank 1 has without a list"), std::string::npos)
+        << form;
+    const TuneOptions unlike = {.problem_ms = is_bad ? 2.5 : 2};
+    const std::string ms = refusal([&] { (void)tune(context, channel, {problem("gemm_rs", 64, 2)}, unlike); });
+    EXPECT_NE(ms.find("with a list, 2.5 ms for each problem"), std::string::npos) << ms;
+    EXPECT_EQ(refusal([&] { (void)tune(context, channel, TuneOptions{.problem_ms = is_bad ? -1.0 : 0}); }),
+              who + "tune: problem_ms is -1, wanted 0 or more");
     EXPECT_EQ(tune(context, channel, {problem("gemm_rs", 64, 2)}).tuned.size(), 1u) << "the ranks go on";
   });
 }

@@ -76,6 +76,47 @@ def test_winners_are_kept_for_the_next_context(tmp_path, monkeypatch):
         pool.end()
 
 
+def tuned_at_first_use(group):
+    rank, size = group.rank(), group.size()
+    with overlace.init(ranks.spare, machine="cpu2"):
+
+        def gathered(m, n=24, plan=""):
+            a = torch.arange(m * 32.0).reshape(m, 32)[rank * m // size : (rank + 1) * m // size] / 64
+            return overlace.ops.ag_gemm(a, torch.ones(32, n), group=ranks.spare, plan=plan)
+
+        def is_measured(m, n=24):
+            plan = overlace.plan("ag_gemm", m, n, 32, b_layout="kn", group=ranks.spare, **FP32)
+            return plan.reason.endswith("; kept in this context")
+
+        with pytest.raises(overlace.InvalidArgument):  # of one rank, which the other learns
+            gathered(96 if rank == 0 else 94, n=24)
+        assert not is_measured(96)
+        first = gathered(96)
+        assert is_measured(96)
+        assert torch.equal(gathered(96), first)
+        gathered(48, plan="library")  # whose schedule the caller names
+        assert not is_measured(48)
+        gathered(80, n=24 + 8 * rank)  # where they differ nobody has the others' problem
+        assert not is_measured(80, n=24 + 8 * rank)
+        gathered(80, n=40)  # as before but for what may differ
+        assert not is_measured(80, n=40)
+        assert torch.equal(gathered(96, n=40), gathered(96, n=40, plan="library"))
+        left = overlace.tune([overlace.Problem("ag_gemm", 96, 24, 32, b_layout="kn", **FP32)], group=ranks.spare)
+        assert [one.state for one in left] == ["measured"], "a file keeps what is measured, and there is none"
+    with pytest.raises(overlace.Unsupported, match=r"OVERLACE_TUNE is first_use, but .* has no costs"):
+        overlace.init(ranks.spare, machine="50GB/s,2TFLOP/s")
+
+
+def test_first_uses_are_measured(monkeypatch):
+    monkeypatch.setenv("OVERLACE_TUNE", "first_use")
+    monkeypatch.setenv("OVERLACE_MACHINE", "cpu2")
+    pool = ranks.Pool()  # processes that see it
+    try:
+        pool.run(2, tuned_at_first_use, ())
+    finally:
+        pool.end()
+
+
 def refused(group):
     with pytest.raises(overlace.Unsupported, match="which has no costs to choose candidates by"):
         overlace.tune([overlace.Problem("gemm_rs", 64, 16, 8, **FP32)], group=group)
