@@ -108,6 +108,10 @@ int ovl_co2_abort(ovl_co2* co2, const char* why);
 int ovl_co2_close(ovl_co2* co2);
 /* Gives 1 if the program must average gradients over the groups before the next inner step, else 0. */
 int ovl_co2_wants_gradient_mean(ovl_co2* co2, int32_t* wants);
+/* Gives 1 if the next ovl_co2_on_inner_step reads or writes parameters, else 0: a program whose parameters are
+ * elsewhere brings them to the memory that it named at opening before that call, and takes them from there after it.
+ * Opening, ovl_co2_flush and ovl_co2_save read them too, ovl_co2_load writes them. */
+int ovl_co2_needs_parameters(ovl_co2* co2, int32_t* needs);
 /* Counts an inner step; call it after each attempted one. `lr` is the learning rate of that step. At the end of a
  * round the call does the exchange that is due. */
 int ovl_co2_on_inner_step(ovl_co2* co2, double lr);

@@ -259,6 +259,14 @@ int ovl_co2_wants_gradient_mean(ovl_co2* co2, int32_t* wants) {
   });
 }
 
+int ovl_co2_needs_parameters(ovl_co2* co2, int32_t* needs) {
+  return with_co2("ovl_co2_needs_parameters", co2, [&](Co2Object& object) -> base::Status {
+    OVERLACE_TRY(check_not_null({"ovl_co2_needs_parameters", "needs"}, needs));
+    *needs = object.replica->needs_parameters() ? 1 : 0;
+    return {};
+  });
+}
+
 int ovl_co2_on_inner_step(ovl_co2* co2, double lr) {
   return with_co2("ovl_co2_on_inner_step", co2, [&](Co2Object& object) -> base::Status {
     if (!std::isfinite(lr) || lr < 0)

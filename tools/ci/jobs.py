@@ -319,10 +319,7 @@ def python_tests(name: str, tests: Path, timeout_s: float, more: dict[str, str] 
     env["PYTHONPATH"] = str(ROOT / "build/cpu/python")
     report = OUT / f"{name}.xml"
     report.unlink(missing_ok=True)
-    # Each file's tests one after the other, files side by side: most wait for ranks, which are processes.
-    side_by_side = ["-n", str(jobs()), "--dist", "loadfile"]
-    words = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *side_by_side, f"--junitxml={report}"]
-    words.append(str(tests))
+    words = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tests)]
     yield from cases_of(name, run(words, timeout_s, env), report)
 
 

@@ -39,7 +39,7 @@ def unpack(data: bytes, where: str) -> dict[str, Any]:
     wanted, body = int.from_bytes(data[at : at + 4], "little"), data[at + 4 :]
     if zlib.crc32(body) != wanted:
         raise errors.make("corrupt", f"{where}: its checksum is {zlib.crc32(body)}, wanted: {wanted}")
-    return torch.load(io.BytesIO(body), weights_only=True)
+    return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
 
 
 def local_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

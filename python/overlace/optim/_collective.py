@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes as c
 import datetime
+import socket
 
 import torch
 import torch.distributed as dist
 
 from overlace._library import _Sized
+from overlace.errors import InvalidArgument, Unsupported
+from overlace.optim._means import takes
+from overlace.optim._structs import DTYPES, Co2Options, choice
 
 _TIMEOUT, _PEER_LOST, _OK = 11, 12, 0  # enum ovl_code
 _DTYPES = {0: (torch.float64, 8), 1: (torch.float32, 4), 3: (torch.bfloat16, 2)}  # enum ovl_dtype
@@ -27,6 +31,36 @@ class Collective(_Sized):
         ("abort", _ABORT),
         ("user", c.c_void_p),
     )
+
+
+def transport_of(
+    transport: str, group: dist.ProcessGroup, link: str | None, options: Co2Options, *, is_auto: bool
+) -> str:
+    """ "host" or "process_group". InvalidArgument, Unsupported where it cannot be what was asked for, of which some is
+    for "host" alone. Collective where it is "auto"."""
+    choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
+    if transport == "auto":
+        hosts: list = [None] * group.size()
+        dist.all_gather_object(hosts, socket.gethostname(), group=group)
+        transport = "host" if len(set(hosts)) == 1 else "process_group"
+    if transport == "host":
+        return transport
+    if link is not None:
+        raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
+    for is_asked, what in (
+        (options.wire_dtype == DTYPES[torch.int8], "wire_dtype is torch.int8"),
+        (options.whole_boundaries, "on_failure is 'drop_group'"),
+    ):
+        if is_asked:
+            raise Unsupported(f"CO2: {what} with transport {transport!r}; supported: 'host'")
+    if is_auto:
+        raise Unsupported(f"CO2: tau is 'auto' with transport {transport!r}, which times nothing; supported: 'host'")
+    if not takes(group, "cpu"):
+        raise Unsupported(
+            f"CO2: transport is {transport!r} with an outer_group whose backend has no CPU tensors; supported: "
+            "init_process_group('cpu:gloo,cuda:nccl'), or transport 'host' on one host"
+        )
+    return transport
 
 
 class GroupCollective:

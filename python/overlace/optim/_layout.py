@@ -131,8 +131,8 @@ class Layout:
 
 
 def _check(name: str, p: torch.nn.Parameter) -> None:
-    if p.device.type != "cpu":
-        raise Unsupported(f"CO2: parameter {name} is on {p.device}; supported so far: CPU tensors")
+    if p.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"CO2: parameter {name} is on {p.device}; supported: CPU and CUDA tensors")
     if p.dtype not in _SUPPORTED:
         raise InvalidArgument(f"CO2: parameter {name} is {p.dtype}, wanted float32, bfloat16 or float16")
     if not isinstance(p, DTensor) and not p.is_contiguous():
@@ -157,7 +157,7 @@ class Slices(Layout):
         for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
             whole = [p for p in self.parameters.values() if p.dtype == dtype]
             cuts = [-(-p.numel() // self.shards) for p in whole]
-            mine, at = torch.zeros(sum(cuts), dtype=dtype), 0
+            mine, at = torch.zeros(sum(cuts), dtype=dtype, device=whole[0].device), 0
             for p, cut in zip(whole, cuts, strict=True):
                 values = self.part(p)
                 mine[at : at + values.numel()] = values

@@ -51,11 +51,19 @@ def wire_of(dtype: object) -> int:
     return DTYPES[dtype]
 
 
+def takes(group: dist.ProcessGroup, device: str) -> bool:
+    """The group has a backend for tensors of this type of device: nccl alone has none for "cpu"."""
+    return any(known.type == device for known in group._device_types)
+
+
 def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup, deadline: datetime.timedelta, what: str) -> None:
     """In place. Timeout or PeerLost where ranks of the group do not come; torch does not say which."""
     ranks = dist.get_process_group_ranks(group)
+    sent = tensor if takes(group, tensor.device.type) else tensor.to(group._device_types[0].type)
     try:
-        dist.all_reduce(tensor, group=group, async_op=True).wait(deadline)
+        dist.all_reduce(sent, group=group, async_op=True).wait(deadline)
+        if sent is not tensor:
+            tensor.copy_(sent)
     except RuntimeError as failure:
         code = "timeout" if "timed out" in str(failure).lower() else "peer_lost"
         text = f"CO2: {what} over ranks {', '.join(map(str, ranks))}: {failure}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes as c
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ import torch.distributed as dist
 from overlace import errors
 from overlace._library import Options, call, handle, names_of
 from overlace.context import given_of, process_group
-from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout, Unsupported
+from overlace.errors import Desync, Error, InvalidArgument, PeerLost, Timeout
 from overlace.optim import _checkpoint
-from overlace.optim._collective import GroupCollective
+from overlace.optim._collective import GroupCollective, transport_of
 from overlace.optim._layout import buffers_of, layout_of, statistics_of
 from overlace.optim._means import (
     check_counts,
@@ -30,6 +29,7 @@ from overlace.optim._means import (
     sum_over,
     wire_of,
 )
+from overlace.optim._staging import Staging
 from overlace.optim._structs import (
     AVERAGE_INNER,
     CLIPS,
@@ -50,7 +50,8 @@ from overlace.optim.tau import FIRST_TAU, MEASURED_ROUNDS, chosen_tau, first_tau
 
 
 class CO2:
-    """Around an inner optimizer of a model whose replicas are in different groups of ranks, on CPU tensors.
+    """Around an inner optimizer of a model whose replicas are in different groups of ranks. Parameters are CPU or CUDA
+    tensors; what belongs to the groups (anchor, increments) is host memory, through which those of GPUs go.
 
     `outer_group`: a rank of each group, the same place in all of them (default: all ranks); `inner_group`: the ranks of
     this one's group, None where that is this rank alone. make_groups() makes both. Inside a group: a
@@ -120,7 +121,7 @@ class CO2:
         self._survivors = survivors_of(self, on_failure, min_groups, transport, samples)
         check_grid(self.inner_group, self.group)
         self._layout = layout_of(model, self.inner_group, inner_optimizer)
-        self._parts = list(self._layout.parts())
+        self._staging = Staging(list(self._layout.parts()))
         self._model = model
         self._statistics = statistics_of(model) if choice("buffers", buffers, {"average": 1, "keep": 0}) else []
         self._writes = self._steps = self._begun = 0
@@ -160,33 +161,14 @@ class CO2:
     def _open(self, options: Co2Options, transport: str, link: str | None, timeout_s: float) -> None:
         self._options = options  # holds the callbacks
         self._way = transport, link, timeout_s
-        table = (Parameter * len(self._parts))(
+        self._staging.fetch()
+        table = (Parameter * len(self._staging.parts))(
             *(
-                Parameter(
-                    part.name.encode(),
-                    part.values.data_ptr(),
-                    part.values.numel(),
-                    DTYPES[part.values.dtype],
-                    part.group_count,
-                )
-                for part in self._parts
+                Parameter(part.name.encode(), host.data_ptr(), host.numel(), DTYPES[host.dtype], part.group_count)
+                for part, host in zip(self._staging.parts, self._staging.hosts, strict=True)
             )
         )
-        choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
-        if transport == "auto":
-            hosts: list = [None] * self.group.size()
-            dist.all_gather_object(hosts, socket.gethostname(), group=self.group)
-            transport = "host" if len(set(hosts)) == 1 else "process_group"
-        if link is not None and transport != "host":
-            raise InvalidArgument(f"CO2: link is {link!r} with transport {transport!r}, wanted transport 'host'")
-        if options.wire_dtype == DTYPES[torch.int8] and transport != "host":
-            raise Unsupported(f"CO2: wire_dtype is torch.int8 with transport {transport!r}; supported: 'host'")
-        if self._options.whole_boundaries and transport != "host":
-            raise Unsupported(f"CO2: on_failure is 'drop_group' with transport {transport!r}; supported: 'host'")
-        if self._is_auto and transport != "host":
-            raise Unsupported(
-                f"CO2: tau is 'auto' with transport {transport!r}, which times nothing; supported: 'host'"
-            )
+        transport = transport_of(transport, self.group, link, options, is_auto=self._is_auto)
         self.transport = transport
         arguments = [c.byref(options), table, c.c_uint64(len(table))]
         if transport == "host":
@@ -283,6 +265,10 @@ class CO2:
         if self._survivors is not None and self._survivors.is_behind(self):
             return
         lr = c.c_double(float(self.inner_optimizer.param_groups[0]["lr"]))
+        needs = c.c_int32()
+        self._call("ovl_co2_needs_parameters", c.byref(needs))
+        if needs.value:
+            self._staging.fetch()
         with torch.no_grad():
             exchange(self, self._survivors, "ovl_co2_on_inner_step", lr)
         self._spread()
@@ -320,6 +306,7 @@ class CO2:
         self._call("ovl_co2_writes", c.byref(writes))
         if writes.value != self._writes:
             self._writes = writes.value
+            self._staging.store()
             self._layout.spread()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -345,6 +332,7 @@ class CO2:
         if self._handle is not None:
             self._check("flush")
             self._layout.check_same()
+        self._staging.fetch()
         exchange(self, self._survivors, "ovl_co2_flush")
         self._spread()
         with torch.no_grad():
@@ -412,15 +400,17 @@ class CO2:
         return [] if self._survivors is None else list(self._survivors.lost)
 
     def _anchor(self) -> torch.Tensor:
-        anchor = torch.empty(sum(part.values.numel() for part in self._parts), dtype=torch.float32)
+        anchor = torch.empty(
+            sum(part.values.numel() for part in self._staging.parts), dtype=torch.float32, device="cpu"
+        )
         self._call("ovl_co2_anchor", c.c_void_p(anchor.data_ptr()), c.c_uint64(anchor.numel()))
         return anchor
 
     def _put(self, values: torch.Tensor) -> None:
         """Into the parameters, as _anchor() gives them."""
         with torch.no_grad():
-            pieces = values.split([part.values.numel() for part in self._parts])
-            for part, piece in zip(self._parts, pieces, strict=True):
+            pieces = values.split([part.values.numel() for part in self._staging.parts])
+            for part, piece in zip(self._staging.parts, pieces, strict=True):
                 part.values.copy_(piece)
         self._layout.spread()
 
@@ -486,8 +476,9 @@ class CO2:
 
     def state_dict(self, *, consolidate: bool = False) -> dict[str, Any]:
         """Everything that a run goes on from with the same bits: parameters, buffers (BatchNorm's statistics), anchor,
-        what is on its way, the inner optimizer, the random numbers of the CPU. Waits for what is on its way; nothing
-        else changes. For torch.save of each rank, and for torch.distributed.checkpoint. Collective.
+        what is on its way, the inner optimizer, the random numbers of the CPU and of the GPUs with parameters. Waits
+        for what is on its way; nothing else changes. For torch.save of each rank, and for torch.distributed.checkpoint.
+        Collective.
 
         `consolidate`: flush() comes first, the inner optimizer's state is averaged, and what comes out fits any number
         of groups, but for the outer momentum."""
@@ -503,6 +494,7 @@ class CO2:
             data: Any = {"parameters": kept, "inner": _checkpoint.local_state(inner), "buffers": self._buffers()}
             return {"about": about, self._key(True): _checkpoint.pack(data)}
         blob, count = c.c_void_p(), c.c_uint64()
+        self._staging.fetch()
         save = "ovl_co2_save", c.byref(blob), c.byref(count)
         if exchange(self, self._survivors, *save):
             self._call(*save)
@@ -511,6 +503,7 @@ class CO2:
             "co2": torch.frombuffer(bytearray(c.string_at(blob, count.value)), dtype=torch.uint8),
             "inner": _checkpoint.local_state(inner),
             "rng": torch.get_rng_state(),
+            "cuda_rng": [torch.cuda.get_rng_state(device) for device in self._staging.devices()],
             "buffers": self._buffers(),
         }
         return {"about": about, self._key(False): _checkpoint.pack(data)}
@@ -551,6 +544,9 @@ class CO2:
                 self._call("ovl_co2_load", c.c_void_p(blob.data_ptr()), c.c_uint64(blob.numel()))
             self._spread()
             torch.set_rng_state(data["rng"])
+            # A run on the CPU has none for GPUs, and the other way round.
+            for device, numbers in zip(self._staging.devices(), data.get("cuda_rng", ()), strict=False):
+                torch.cuda.set_rng_state(numbers, device)
         with torch.no_grad():
             for name, buffer in buffers_of(self._model).items():
                 buffer.copy_(data["buffers"][name])

@@ -74,6 +74,11 @@ Status Engine::on_inner_step() {
   return Status::success();
 }
 
+bool Engine::next_step_has_actions() const {
+  Engine next = *this;
+  return next.on_inner_step().ok() && next.next().kind != Action::Kind::none;
+}
+
 Status Engine::flush() {
   OVERLACE_TRY(check_idle("flush"));
   after_ = state_;

@@ -59,6 +59,8 @@ class Engine {
   bool wants_gradient_mean() const { return phase() != Phase::rounds; }
   /// After it. Errc::invalid_argument while actions are due.
   base::Status on_inner_step();
+  /// The next inner step will be one behind which something is due.
+  bool next_step_has_actions() const;
   /// The pipeline is emptied: a partial round ends, what is on its way goes in. Errc as above.
   base::Status flush();
 

@@ -73,6 +73,8 @@ class Replica {
 
   /// Gradients are averaged over the groups before the next inner step.
   bool wants_gradient_mean() const { return engine_.wants_gradient_mean(); }
+  /// The next on_inner_step reads or writes parameters.
+  bool needs_parameters() const { return engine_.next_step_has_actions(); }
   /// After each attempted inner step, skipped ones included; `lr`: of the inner optimizer. Does the boundary where one
   /// is due. Throws Timeout, PeerLost, Desync, NonFinite.
   void on_inner_step(double lr);

@@ -57,6 +57,22 @@ TEST(Co2Engine, OrderOfStaleBoundaries) {
   EXPECT_TRUE(all_due(engine).empty());
 }
 
+TEST(Co2Engine, SaysBeforeAStepWhetherSomethingWillBeDueBehindIt) {
+  for (const OuterRule rule : {OuterRule::co2, OuterRule::slow_mo, OuterRule::streaming}) {
+    Engine engine(options(rule, 4), 3, 2, 1, {0, 1});
+    (void)all_due(engine);
+    for (int step = 0; step < 12; ++step) {
+      const EngineState before = engine.state();
+      const bool said = engine.next_step_has_actions();
+      EXPECT_EQ(engine.state(), before);
+      ASSERT_TRUE(engine.on_inner_step().ok());
+      EXPECT_EQ(said, !all_due(engine).empty()) << step;
+    }
+    ASSERT_TRUE(engine.flush().ok());
+    EXPECT_FALSE(engine.next_step_has_actions()) << "a flush is under way";
+  }
+}
+
 TEST(Co2Engine, OrderOfABlockingBoundary) {
   Engine engine(options(OuterRule::slow_mo, 1), 3, 1, 2);
   (void)all_due(engine);
