@@ -63,17 +63,19 @@ struct Collective {
 
   base::Status reduce_scatter() {
     const TensorView mine = own(in);
+    void* to = is_contiguous(out) ? out.data : mine.data;
     if (is_ragged()) {
+      net.group_begin("reduce_scatter");
       for (int p = 0; p < team.size(); ++p) {
         const TensorView rows = shard(in, p);
-        if (rows.numel() != 0) {
-          net.all_reduce(rows.data, rows.data, static_cast<size_t>(rows.numel()), in.dtype, stream);
-        }
+        if (rows.numel() == 0) continue;
+        void* sum = p == team.rank() ? to : rows.data;
+        net.reduce(rows.data, sum, static_cast<size_t>(rows.numel()), in.dtype, p, stream);
       }
-      return copy_rows(mine, out);
+      net.group_end();
+    } else {
+      net.reduce_scatter(in.data, to, static_cast<size_t>(mine.numel()), in.dtype, stream);
     }
-    void* to = is_contiguous(out) ? out.data : mine.data;
-    net.reduce_scatter(in.data, to, static_cast<size_t>(mine.numel()), in.dtype, stream);
     return to == out.data ? base::Status() : copy_rows(mine, out);
   }
 

@@ -87,8 +87,8 @@ int unequal_shards(std::span<const int64_t> row_offsets);
 
 /// A library collective (all_gather, reduce_scatter, all_reduce, all_to_all) of `ranks`: Machine::Collectives says
 /// which bytes count; its curves are of teams of Machine::ranks, and a rank sends (ranks - 1) / ranks of the bytes.
-/// reduce_scatter of shards of unequal length is an all-reduce of each that has rows, `shards_apart` in number; 0: they
-/// are equal. None: the machine has no times of it.
+/// reduce_scatter of shards of unequal length takes as long as an all-reduce of each that has rows, `shards_apart` in
+/// number, which it was when that was measured; 0: they are equal. None: the machine has no times of it.
 std::optional<double> collective_us(const Machine& machine, std::string_view name, double bytes, int ranks,
                                     int shards_apart = 0);
 

@@ -34,7 +34,7 @@ constexpr TileGroups make_groups(int32_t longest, int32_t tiles_n, int32_t swizz
   TileGroups g{};
   g.tiles_n = tiles_n;
   g.rows = swizzle * base::ceil_div(base::ceil_div(longest, swizzle), most);
-  g.cols = base::ceil_div(tiles_n, most / base::ceil_div(longest, g.rows));
+  g.cols = tiles_n > 0 ? base::ceil_div(tiles_n, most / base::ceil_div(longest, g.rows)) : 1;
   g.groups_n = base::ceil_div(tiles_n, g.cols);
   return g;
 }
@@ -57,7 +57,7 @@ constexpr TileGroups make_band_groups(int32_t longest, int32_t tiles_n, int32_t 
   TileGroups g{};
   g.tiles_n = tiles_n;
   g.rows = base::ceil_div(longest, bands < kMaxBands ? bands : kMaxBands);
-  g.cols = base::ceil_div(tiles_n, kMaxGroups / base::ceil_div(longest, g.rows));
+  g.cols = tiles_n > 0 ? base::ceil_div(tiles_n, kMaxGroups / base::ceil_div(longest, g.rows)) : 1;
   g.groups_n = base::ceil_div(tiles_n, g.cols);
   return g;
 }

@@ -14,6 +14,19 @@ TEST_P(GemmArRanks, EveryScheduleGivesTheExactResultInEachOfRepeatedCalls) {
   });
 }
 
+/// Every schedule of the dense operators, with one size of 0.
+void run_without(int64_t Case::*size) {
+  run_ranks(3, Mode::threads, [&](Runtime& runtime) {
+    for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
+      std::vector<Case> cases = cases_of(op, 3);
+      for (Case& one : cases) one.*size = 0;
+      run_cases(runtime, runtime.world().channel(StreamRef::cpu()), cases);
+    }
+  });
+}
+TEST(EmptyOperands, EveryScheduleRunsWithoutColumns) { run_without(&Case::n); }
+TEST(EmptyOperands, EveryScheduleGivesZerosWithoutDepth) { run_without(&Case::k); }
+
 INSTANTIATE_TEST_SUITE_P(Teams, GemmArRanks, all_teams(), mode_test_name);
 
 }  // namespace

@@ -15,7 +15,7 @@ std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align) {
 }
 
 void cut_slabs(Schedule* schedule, int64_t extent, const FamilyOptions& options) {
-  if (extent > 0) schedule->tables["slab"] = cut_evenly(extent, options.degree, options.align_columns);
+  schedule->tables["slab"] = cut_evenly(extent, options.degree, options.align_columns);
 }
 
 Meaning dense_meaning(const Schedule& schedule, int rank, int ranks) {

@@ -32,8 +32,7 @@ def test_the_command_shows_loss_exposed_and_predicted_share():
         assert all_reduce_ms == 57.5
         assert 0 <= exposed <= 100
         assert 0 <= predicted <= 100
-    # Not more than that: on a loaded machine ranks wait for each other too.
-    assert rows[0][4] > rows[-1][4], done.stdout
+    # Not of what was measured: on a loaded machine ranks wait for each other too.
     assert rows[0][5] > rows[-1][5], done.stdout
 
 
