@@ -114,6 +114,8 @@ struct Held {
   std::vector<Term> terms = {};  // an output: the partial sums in it, in the order of `source`
   int num_biases = 0;
   bool is_activated = false;
+  int num_residuals = 0;   // how often the residual is in it; an input with one is the residual
+  bool is_normed = false;  // an output: whole rows were normalized
 };
 
 /// The meaning of a call for one rank: what its arguments hold before and after it. Check S9 compares schedules with
@@ -128,6 +130,7 @@ struct Dataflow {
   bool exchanges = false;  // rows or columns travel from each rank to each; nothing is summed across ranks
   bool sums_rows = false;  // the sum is over the rows that travel
   int passes = 1;          // how often each row passes the links: 2 if sums come back to all ranks
+  bool norms = false;      // behind that all ranks add a residual to each row and normalize it
 };
 
 /// An instance of a task on a CPU rank. It has a view for each box of its regions, in their order; empty boxes are left
@@ -162,8 +165,8 @@ struct OperatorDef {
   Meaning (*meaning)(const Schedule& schedule, int rank, int ranks) = nullptr;
   /// Completes the problem of a call with sizes that no shape of an argument says, but fields do. May be null.
   void (*pose)(OpSpec* op) = nullptr;
-  /// Says why the arguments of role data are refused on this rank, before anything moves; an empty text accepts them.
-  /// It reads their elements where `reads_memory`. `tensors` are in the order of `args`. Null if there are none.
+  /// Says why values of fields or the arguments of role data are refused on this rank, before anything moves; an empty
+  /// text accepts them. It reads elements where `reads_memory`. `tensors` are in the order of `args`. May be null.
   std::string (*check_data)(const OpSpec& op, int rank, std::span<const TensorView> tensors,
                             bool reads_memory) = nullptr;
   /// Computes what tasks of kinds reduce and pool write, on CPU ranks; may throw. If null tasks of kind reduce sum what

@@ -1,5 +1,8 @@
-// GEMM + ReduceScatter and GEMM + AllReduce: my rows, or all, of the sum over ranks of a b.
+// GEMM + ReduceScatter and GEMM + AllReduce: my rows, or all, of the sum over ranks of a b; of all with residual and
+// norm.
 #include <torch/csrc/stable/library.h>
+
+#include <tuple>
 
 #include "python/csrc/operands.h"
 
@@ -79,15 +82,53 @@ Tensor gemm_ar(const Tensor& a, const Tensor& b, const std::optional<Tensor>& bi
   return out;
 }
 
+void check_norm(const Group& group, const Tensor& a, const Tensor& b, const Tensor& residual, const Tensor& weight) {
+  const Argument of_residual{"gemm_ar_norm", "residual"}, of_weight{"gemm_ar_norm", "norm_weight"};
+  check_device(group, of_residual, residual);
+  check_device(group, of_weight, weight);
+  if (residual.dim() != 2 || residual.size(0) != a.size(0) || residual.size(1) != b.size(1))
+    refuse(of_residual.of_op() + " is " + shape_of(residual) + " on rank " + std::to_string(group.rank) + ", wanted [" +
+           std::to_string(a.size(0)) + ", " + std::to_string(b.size(1)) + "] as the sum");
+  check_alike(group, a, "a", of_residual, residual);
+  check_bias(of_weight, weight, b.size(1));
+  check_alike(group, a, "a", of_weight, weight);
+}
+
+/// The sum with the residual, and its rows normalized.
+std::tuple<Tensor, Tensor> gemm_ar_norm(const Tensor& a, const Tensor& b, const Tensor& residual, const Tensor& weight,
+                                        const std::optional<Tensor>& bias, double eps, StringHandle given_group,
+                                        StringHandle given_plan) {
+  const Text name(given_group), plan(given_plan);
+  constexpr std::string_view op = "gemm_ar_norm";
+  const std::shared_ptr<Group> group = find_group(op, name.view());
+  const std::lock_guard lock(group->mutex);
+  const Operands x = read(*group, op, a, b, bias, "sum");
+  check_norm(*group, a, b, residual, weight);
+  const Tensor added = with_contiguous_rows(residual);
+  Tensor out = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
+  Tensor normed = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
+  if (b.size(1) == 0) return {out, normed};
+
+  std::vector<ovl_arg> args = args_of(op, x, view_of({op, "a"}, out));
+  args.push_back(ovl_tensor_arg("residual", view_of({op, "residual"}, added)));
+  args.push_back(ovl_tensor_arg("norm_weight", vector_of({op, "norm_weight"}, weight)));
+  args.push_back(ovl_tensor_arg("normed", view_of({op, "a"}, normed)));
+  args.push_back(ovl_real_arg("eps", eps));
+  run(*group, op.data(), std::move(args), {{}, plan.c_str()});
+  return {out, normed};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(overlace, CPU, m) {
   m.impl("gemm_rs", TORCH_BOX(&gemm_rs));
   m.impl("gemm_ar", TORCH_BOX(&gemm_ar));
+  m.impl("gemm_ar_norm", TORCH_BOX(&gemm_ar_norm));
 }
 STABLE_TORCH_LIBRARY_IMPL(overlace, CUDA, m) {
   m.impl("gemm_rs", TORCH_BOX(&gemm_rs));
   m.impl("gemm_ar", TORCH_BOX(&gemm_ar));
+  m.impl("gemm_ar_norm", TORCH_BOX(&gemm_ar_norm));
 }
 
 }  // namespace overlace_torch

@@ -14,6 +14,9 @@ STABLE_TORCH_LIBRARY(overlace, m) {
       "ScalarType? out_dtype=None, str activation=\"none\", int[] row_offsets=[], str plan=\"\") -> Tensor");
   m.def("gemm_ar(Tensor a, Tensor b, Tensor? bias, str reduce_op, str group, *, str plan=\"\") -> Tensor");
   m.def(
+      "gemm_ar_norm(Tensor a, Tensor b, Tensor residual, Tensor norm_weight, Tensor? bias, float eps, str group, *, "
+      "str plan=\"\") -> (Tensor, Tensor)");
+  m.def(
       "gemm_a2a(Tensor a, Tensor b, Tensor? bias, str group, *, ScalarType? out_dtype=None, int[] splits=[], "
       "str exchange=\"rows\", int[] blocks=[], str plan=\"\") -> Tensor");
   m.def(

@@ -178,7 +178,8 @@ Decision by_rates(const spec::OpSpec& op, const spec::Machine& known, uint64_t h
       if (family->form != spec::ClosedForm::hosts)
         consider(candidate, recurrence.us(candidate));
       else if (may_cross_once)
-        consider(candidate, hierarchical_us(op, t, costs, q, hosts) + recurrence.activation_us());
+        consider(candidate,
+                 hierarchical_us(op, t, costs, q, hosts) + recurrence.activation_us() + recurrence.norm_us());
     }
   }
   const std::string parts = base::format("GEMM {:.0f} us, transfer {:.0f} us", t.gemm, t.transfer);

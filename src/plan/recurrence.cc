@@ -43,6 +43,10 @@ Recurrence::Recurrence(const spec::OpSpec& op, const spec::Machine& machine)
     const double sums = static_cast<double>(op.m * op.n) * static_cast<double>(dtype_bytes(op.out_dtype));
     activation_us_ = spec::reduce_us(machine, sums + sums / 2);
   }
+  if (spec::flow_of(op.op).norms) {  // the sums and the residual, the results and their norm
+    const double elements = static_cast<double>(op.m) * static_cast<double>(op.n);
+    norm_us_ = machine.latency.launch_us.value + spec::reduce_us(machine, 4 * elements * element_);
+  }
   const double passes = is_reduced_twice_ ? 2 : 1;
   transfer_us_ = passes * peers_ * spec::copy_us(machine, static_cast<double>(shard_) * row_bytes_);
 }
@@ -361,6 +365,11 @@ double Recurrence::us_with(const Candidate& candidate, const Steps& steps, const
 }
 
 std::optional<double> Recurrence::us(const Candidate& candidate) const {
+  const std::optional<double> sums = sums_us(candidate);
+  return sums ? std::optional(*sums + norm_us_) : std::nullopt;
+}
+
+std::optional<double> Recurrence::sums_us(const Candidate& candidate) const {
   const ClosedForm form = form_of(candidate);
   if (form == ClosedForm::none) return std::nullopt;
   if (form == ClosedForm::library) return library_us({});
@@ -378,10 +387,14 @@ std::optional<double> Recurrence::us(const Candidate& candidate) const {
 }
 
 spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
-  const std::optional<double> whole = us(candidate);
+  const std::optional<double> whole = sums_us(candidate);
   if (!whole) return {};
   spec::Waterfall out;
   double before = 0;
+  const auto with_norm = [&] {
+    if (norm_us_ > 0) out.emplace_back("norm", norm_us_);
+    return out;
+  };
   const auto add = [&](const char* name, double until) {
     out.emplace_back(name, until - before);
     before = until;
@@ -390,13 +403,13 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
   const ClosedForm form = form_of(candidate);
   if (form == ClosedForm::small_m_kernel) {
     add("launches", *whole);
-    return out;
+    return with_norm();
   }
   if (form == ClosedForm::library) {
     add("no overlap", *library_us({.latencies = false, .host = false}));
     add("launches", *library_us({.host = false}));
     add("host", *whole);
-    return out;
+    return with_norm();
   }
   const With with = form == ClosedForm::serial ? With{} : slowed(candidate);
   add("contention", std::max(gemm_us_ * with.gemm, transfer_us_ * with.copy));
@@ -415,7 +428,7 @@ spec::Waterfall Recurrence::waterfall(const Candidate& candidate) const {
   bare.latencies = true;
   add("launches, signals, triggers", us_with(candidate, steps, bare));
   add("host", *whole);
-  return out;
+  return with_norm();
 }
 
 }  // namespace overlace::plan

@@ -26,6 +26,8 @@ class Recurrence {
   std::optional<double> us(const Candidate& candidate) const;
   /// Of the results' activation by one task, or nothing.
   double activation_us() const { return activation_us_ > 0 ? machine_.latency.launch_us.value + activation_us_ : 0; }
+  /// Of the norm of all results behind the sums, or nothing.
+  double norm_us() const { return norm_us_; }
   /// Empty where us() has none. "ideal" is the longer of GEMM and transfer.
   spec::Waterfall waterfall(const Candidate& candidate) const;
 
@@ -48,6 +50,8 @@ class Recurrence {
   };
 
   spec::ClosedForm form_of(const Candidate& candidate) const;
+  /// As us(), up to the sums.
+  std::optional<double> sums_us(const Candidate& candidate) const;
   std::optional<Steps> steps_of(const Candidate& candidate) const;
   double us_with(const Candidate& candidate, const Steps& steps, const With& with) const;
   std::optional<double> library_us(const With& with) const;
@@ -79,6 +83,7 @@ class Recurrence {
   int64_t rows_, shard_;          // of one rank's product, and what of them goes to one peer
   double element_, row_bytes_;    // bytes; of a row that travels
   double gemm_us_, transfer_us_;  // the whole, undivided
+  double norm_us_ = 0;            // with its launch
   double activation_us_ = 0;      // of all results, by tasks behind the products, besides their launches
 };
 

@@ -100,6 +100,11 @@ inline Activation activation_of(const Params& params) {
   const auto it = params.find("activation");
   return it != params.end() && it->second == Param(std::string("swiglu")) ? Activation::swiglu : Activation::none;
 }
+/// Whether a task of kind reduce also normalizes the rows that it makes: parameter "norm".
+inline bool has_norm(const Task& task) {
+  const auto it = task.params.find("norm");
+  return it != task.params.end() && it->second == Param(true);
+}
 /// Parameter "exchange" of a schedule.
 inline Exchange exchange_of(const Params& params) {
   const auto it = params.find("exchange");

@@ -208,8 +208,8 @@ static void test_schedules(fixture* f) {
   ovl_op op = small_op();
   op.name = "conv";
   INVALID(
-      "ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or "
-      "embedding_a2a",
+      "ovl_schedule_make: op.name is \"conv\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, "
+      "a2a_gemm or embedding_a2a",
       ovl_schedule_make(&op, "library", 1, &made));
   op = small_op(), op.name = NULL;
   INVALID("ovl_schedule_make: op.name is null, wanted an address", ovl_schedule_make(&op, "library", 1, &made));
@@ -332,8 +332,10 @@ static void test_arguments_by_name(fixture* f) {
   EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, NULL));
   INVALID("ovl_run: op is null, wanted an address", ovl_run(f->channel, NULL, args, 3, ""));
   INVALID("ovl_run: channel is null, wanted a channel", ovl_run(NULL, "ag_gemm", args, 3, ""));
-  INVALID("ovl_run: op is \"gemm\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a",
-          ovl_run(f->channel, "gemm", args, 3, ""));
+  INVALID(
+      "ovl_run: op is \"gemm\", wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, a2a_gemm or "
+      "embedding_a2a",
+      ovl_run(f->channel, "gemm", args, 3, ""));
   INVALID("ag_gemm: count is -1, wanted 0 or more", ovl_run(f->channel, "ag_gemm", args, -1, ""));
   INVALID("ag_gemm: a_shard must be fp32, bf16, fp16 or fp64, got u8; rank 0",
           ovl_run(f->channel, "ag_gemm", (args[0].tensor.dtype = OVL_U8, args), 3, ""));
@@ -392,6 +394,53 @@ static void test_arguments_by_name(fixture* f) {
   CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "fastest") == OVL_BAD_SCHEDULE);
   CHECK(ovl_run(f->channel, "ag_gemm", args, 3, "{}") == OVL_BAD_SCHEDULE);
   EXPECT_OK(ovl_run(f->channel, "ag_gemm", args, 3, "library"));
+}
+
+static void test_norm(fixture* f) {
+  float residual[12], weight[3] = {1, 2, 3}, normed[12];
+  for (int i = 0; i < 12; ++i) residual[i] = (float)(i - 5);
+  ovl_tensor residual_view, out, normed_view, weight_view = {weight, OVL_FP32, 1, {3}, {1}};
+  EXPECT_OK(ovl_matrix(residual, OVL_FP32, 4, 3, &residual_view));
+  EXPECT_OK(ovl_matrix(f->c, OVL_FP32, 4, 3, &out));
+  EXPECT_OK(ovl_matrix(normed, OVL_FP32, 4, 3, &normed_view));
+  ovl_arg args[] = {ovl_tensor_arg("a", f->args.a_shard),
+                    ovl_tensor_arg("b", f->args.b),
+                    ovl_tensor_arg("residual", residual_view),
+                    ovl_tensor_arg("norm_weight", weight_view),
+                    ovl_tensor_arg("out", out),
+                    ovl_tensor_arg("normed", normed_view),
+                    ovl_real_arg("eps", 0.5)};
+  for (int i = 0; i < 8; ++i) f->a[i] = (float)i;
+  for (int i = 0; i < 6; ++i) f->b[i] = (float)(i % 3);
+  EXPECT_OK(ovl_run(f->channel, "gemm_ar_norm", args, 7, "serial"));
+  for (int row = 0; row < 4; ++row) {
+    double squares = 0;
+    for (int j = 0; j < 3; ++j) {
+      const float sum = (f->a[2 * row] + f->a[2 * row + 1]) * (float)j + (float)(3 * row + j - 5);
+      CHECK(f->c[3 * row + j] == sum);
+      squares += (double)sum * sum;
+    }
+    const double mean = squares / 3 + 0.5;
+    for (int j = 0; j < 3; ++j) {
+      const double root_free = normed[3 * row + j] / (double)weight[j];  // x / sqrt(mean), whose square needs no root
+      const double x = f->c[3 * row + j], error = root_free * root_free * mean - x * x;
+      CHECK(error < 1e-4 && error > -1e-4 && root_free * x >= 0);
+    }
+  }
+  args[6].real = 0;
+  INVALID("gemm_ar_norm: eps is 0, wanted a finite number above 0; rank 0",
+          ovl_run(f->channel, "gemm_ar_norm", args, 7, ""));
+  INVALID("gemm_ar_norm: field 'eps' is missing, wanted a number; rank 0",
+          ovl_run(f->channel, "gemm_ar_norm", args, 6, ""));
+  args[6].real = 1e-6;
+  INVALID("gemm_ar_norm: residual must be (4, 3) as the sum, got (3, 3); rank 0",
+          ovl_run(f->channel, "gemm_ar_norm", (args[2].tensor.sizes[0] = 3, args), 7, ""));
+  args[2].tensor.sizes[0] = 4;
+  INVALID("gemm_ar_norm: norm_weight must be (3) to take N of b, got (2); rank 0",
+          ovl_run(f->channel, "gemm_ar_norm", (args[3].tensor.sizes[0] = 2, args), 7, ""));
+  args[3].tensor.sizes[0] = 3;
+  INVALID("gemm_ar_norm: out (4, 3) must not share memory with residual (4, 3); rank 0",
+          ovl_run(f->channel, "gemm_ar_norm", (args[4].tensor.data = residual, args), 7, ""));
 }
 
 static void test_collectives(fixture* f) {
@@ -596,6 +645,7 @@ int main(void) {
   test_schedules(&f);
   test_tensors(&f);
   test_arguments_by_name(&f);
+  test_norm(&f);
   test_collectives(&f);
   EXPECT_OK(call_ag(f.channel, &f.args, f.schedule));  // after all that
   test_fork(&f);

@@ -154,7 +154,8 @@ const std::vector<Case>& plan_cases() {
       {"plan_operator",
        {"plan", "gemm", "--m", "8", "--n", "8", "--k", "8"},
        2,
-       "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a"},
+       "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, a2a_gemm or "
+       "embedding_a2a"},
       {"plan_machine",
        {"explain", "--m", "8", "--n", "8", "--k", "8", "--machine", "nowhere"},
        2,

@@ -37,6 +37,8 @@ TORCH = {
     "ag_wgrad": {"a_shard": "x", "b": "dys", "c": None, "a": None},
     "gemm_rs": {"a": "a", "b": "b", "bias": "bias", "out": None},
     "gemm_ar": {"a": "a", "b": "b", "bias": "bias", "out": None},
+    "gemm_ar_norm": {"out": None, "normed": None}
+    | {name: name for name in ("a", "b", "residual", "norm_weight", "bias")},
     "a2a_gemm": {"a_shard": "a", "b": "b", "bias": "bias", "c": None, "a": None},
     "gemm_a2a": {"a": "a", "b": "b", "bias": "bias", "out": None},
     "embedding_a2a": {name: name for name in ("weights", "indices", "offsets", "per_sample_weights")} | {"out": None},

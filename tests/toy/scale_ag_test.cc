@@ -85,7 +85,7 @@ TEST(ScaleAg, IsKnownByItsValueAlone) {
   EXPECT_EQ(spec::find_operator("scale_ag"), &kScaleAg);
   EXPECT_EQ(spec::families("scale_ag"), (std::vector<std::string>{"library", "serial", "pushed"}));
   EXPECT_EQ(spec::operator_names(),
-            "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm, embedding_a2a or scale_ag");
+            "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, a2a_gemm, embedding_a2a or scale_ag");
   EXPECT_EQ(problem(3).to_string(), "scale_ag M 24 N 5 K 0 G 3 fp32 alpha 3");
   const Schedule schedule = spec::make_schedule(problem(3), "pushed", 2);
   EXPECT_EQ(spec::family_of(schedule), &kScaleAg.families[2]);

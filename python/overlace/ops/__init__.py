@@ -12,6 +12,7 @@ peer; its gradient; its function. Of gradients only those that are needed are co
 | Y_i = AG(x) W_i | dx = RS(sum_i dY_i W_i^T): one gemm_rs | dW_i = AG(x)^T dY_i: of AG(x), kept or gathered again |
 | y = RS(A W) | dA = AG(dy) W^T: ag_gemm, which also gives AG(dy) | dW = A^T AG(dy) |
 | Y = AR(A W) | dA = dY W^T, local: dY is the same on all ranks | dW = A^T dY |
+| y = AR(A W) + r, and norm(y) w | dA = dY W^T, dr = dY: dY with what comes through the norm | dW = A^T dY; dw, local |
 | Y = A2A(A W) | dA = A2A(dY) back, times W^T: a2a_gemm, which also gives dP = A2A(dY) | dW = A^T dP |
 | Y = A2A(A) W | dA = A2A(dY W^T) back: gemm_a2a | dW = A2A(A)^T dY: kept or exchanged again |
 | dW_i = AG(x)^T dY_i | dx = RS(sum_i dY_i dW_i'^T), dW_i' the gradient of dW_i: one gemm_rs | of dY_i: AG(x) dW_i' |
@@ -41,6 +42,7 @@ from overlace.ops._common import activation_of, replicated
 from overlace.ops._embedding_a2a import embedding_a2a
 from overlace.ops._gemm_a2a import gemm_a2a
 from overlace.ops._gemm_ar import gemm_ar
+from overlace.ops._gemm_ar_norm import gemm_ar_norm
 from overlace.ops._gemm_rs import gemm_rs
 from overlace.ops._moe import moe
 from overlace.ops._moe_router import moe_router
@@ -56,6 +58,7 @@ __all__ = [
     "embedding_a2a",
     "gemm_a2a",
     "gemm_ar",
+    "gemm_ar_norm",
     "gemm_rs",
     "moe",
     "moe_router",

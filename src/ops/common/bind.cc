@@ -112,6 +112,7 @@ class Check {
     const Named t = named(i);
     if (arg.role == Role::output) {
       OVERLACE_TRY(check_output_dtype(site_, t, input_));
+      if (t.name != output_.name) OVERLACE_TRY(check_same_dtype(site_, t, output_));
       if (is_swiglu()) OVERLACE_TRY(check_pairs(site_, factor_));
       return is_split(wanted) ? base::Status() : matrix(i);
     }

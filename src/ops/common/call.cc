@@ -8,6 +8,7 @@
 #include "src/ops/common/bind.h"
 #include "src/ops/common/bodies.h"
 #include "src/ops/common/gathered.h"
+#include "src/spec/operators.h"
 
 namespace overlace::ops {
 namespace {
@@ -34,6 +35,18 @@ base::Status check_exchanged(const Site& site, const spec::OperatorDef& def, con
   return {};
 }
 
+/// What the schedule's fused kernel loads or stores by its copy engines; a bias it does not, and gathered rows are
+/// copied behind it.
+bool is_kernel_operand(const spec::Schedule& schedule, const spec::Arg& arg) {
+  if (arg.role == Role::gathered) return true;
+  if (arg.role == Role::bias || arg.role == Role::data) return false;
+  const auto is_arg = [&](const spec::Region& region) { return region.buffer == arg.name; };
+  return std::any_of(schedule.tasks.begin(), schedule.tasks.end(), [&](const spec::Task& task) {
+    return spec::is_part(task) && (std::any_of(task.reads.begin(), task.reads.end(), is_arg) ||
+                                   std::any_of(task.writes.begin(), task.writes.end(), is_arg));
+  });
+}
+
 base::Status check_call(const Channel& channel, const spec::OperatorDef& def, const spec::OpSpec& op,
                         const CallArgs& args, const spec::Schedule& schedule, exec::RunOptions* options) {
   const Site site = site_of(channel, def.name);
@@ -49,7 +62,7 @@ base::Status check_call(const Channel& channel, const spec::OperatorDef& def, co
     if (arg.has_layout) OVERLACE_TRY(check_stored(site, t, schedule));
     if ((arg.role == Role::input || arg.role == Role::data) && !input.defined()) input = t;
     if (arg.role == Role::gathered) gathered = t;
-    if (arg.role != Role::bias && arg.role != Role::data && t.defined()) operands.push_back({arg.call, t});
+    if (t.defined() && is_kernel_operand(schedule, arg)) operands.push_back({arg.call, t});
   }
   OVERLACE_TRY(check_supported(channel, schedule));
   OVERLACE_TRY(check_exchanged(site, def, args, schedule));

@@ -67,4 +67,16 @@ std::vector<double> gemm_sum_reference(const std::vector<TensorView>& a, const s
   return sum;
 }
 
+std::vector<double> rms_norm_reference(const std::vector<double>& x, const TensorView& weight, double eps) {
+  const auto columns = static_cast<size_t>(weight.numel());
+  std::vector<double> out(x);
+  for (size_t row = 0; columns > 0 && row < x.size() / columns; ++row) {
+    double squares = 0;
+    for (size_t j = 0; j < columns; ++j) squares += x[row * columns + j] * x[row * columns + j];
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(columns) + eps);
+    for (size_t j = 0; j < columns; ++j) out[row * columns + j] *= scale * element(weight, 0, static_cast<int64_t>(j));
+  }
+  return out;
+}
+
 }  // namespace overlace::ops

@@ -24,5 +24,7 @@ std::vector<double> ag_wgrad_reference(const std::vector<TensorView>& shards, co
 /// of them.
 std::vector<double> gemm_sum_reference(const std::vector<TensorView>& a, const std::vector<TensorView>& b,
                                        const TensorView& bias);
+/// Rows of x (rows, columns of weight), each divided by the root of the mean of its squares plus eps, times weight.
+std::vector<double> rms_norm_reference(const std::vector<double>& x, const TensorView& weight, double eps);
 
 }  // namespace overlace::ops

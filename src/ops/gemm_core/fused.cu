@@ -296,6 +296,8 @@ base::Status check_family(const spec::Schedule& schedule) {
   op.bias = is(schedule, "bias", true);
   op.activation = spec::activation_of(schedule.params);
   op.row_offsets = schedule.tables.at("off");
+  for (const spec::FieldDef& field : spec::find_operator(schedule.op)->fields)
+    if (const auto value = schedule.params.find(field.name); value != schedule.params.end()) op.fields.insert(*value);
   const bool is_slot = !is_gather(schedule) && !is_one_shot(schedule);
   const auto degree = static_cast<int>(number(schedule, is_slot ? "groups" : "q"));
   spec::Params options;

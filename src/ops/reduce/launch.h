@@ -1,4 +1,5 @@
-// The reduction of GEMM+RS and GEMM+AR on GPUs: sum of sources in source order, bias once, one rounding.
+// The reduction of GEMM+RS and GEMM+AR on GPUs: sum of sources in source order, bias once, one rounding; and the norm
+// behind it.
 #pragma once
 
 #include "overlace/tensor.h"
@@ -20,5 +21,15 @@ struct ReduceLaunch {
   void* cuda_stream = nullptr;
 };
 base::Status launch_reduce(const ReduceLaunch& args);
+
+/// out (rows, cols) = sum + residual, rounded; normed = out / sqrt(mean of the row's out^2 + eps) * weight (cols), in
+/// fp32 (fp64 for fp64), rounded once. All of one dtype, fp64 | fp32 | fp16 | bf16; rows are contiguous in themselves,
+/// pitches are free. out may be sum. Queued on `cuda_stream`; nothing is allocated.
+struct NormLaunch {
+  TensorView sum, residual, weight, out, normed;
+  double eps = 0;
+  void* cuda_stream = nullptr;
+};
+base::Status launch_norm(const NormLaunch& args);
 
 }  // namespace overlace::ops

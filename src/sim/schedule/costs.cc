@@ -189,7 +189,7 @@ base::Result<Work> work_of(const spec::Schedule& schedule, const spec::Expansion
   Work work;
   if (kind == Kind::reduce) {
     for (const std::vector<Box>& boxes : in.reads) work.memory_bytes += bytes_of(schedule, boxes);
-    work.moved_bytes = bytes_of(schedule, in.writes[0]);
+    for (const std::vector<Box>& boxes : in.writes) work.moved_bytes += bytes_of(schedule, boxes);
     if (work.moved_bytes == 0) return Work{};
     work.memory_bytes += work.moved_bytes;
     work.amount = static_cast<uint64_t>(work.memory_bytes);

@@ -26,6 +26,8 @@ struct Piece {
   bool is_activated = false;
   int num_biases = 0;
   std::vector<Term> terms = {};  // sorted; touching ranges of a source are one
+  int num_residuals = 0;
+  bool is_normed = false;
 
   /// The part inside the window, moved so that the window's corner becomes (0, 0).
   bool cut(int64_t r, int64_t nr, int64_t c, int64_t nc, Piece* out) const {
@@ -131,8 +133,17 @@ class Provenance {
     if (find(input.buffer) < 0) return;
     const Rect at = rect(rank, input);
     if (at.rows * at.columns == 0) return;
-    store_[{at.buffer, rank, 0}].push_back(
-        {at.row, at.rows, at.column, at.columns, input.origin_row, input.origin_column, true, false, 0, {}});
+    store_[{at.buffer, rank, 0}].push_back({at.row,
+                                            at.rows,
+                                            at.column,
+                                            at.columns,
+                                            input.origin_row,
+                                            input.origin_column,
+                                            input.is_operand,
+                                            false,
+                                            0,
+                                            {},
+                                            input.num_residuals});
   }
 
   Pieces read(const Rect& rect) {
@@ -199,6 +210,7 @@ class Provenance {
         }
         if (part.is_activated != other.is_activated) fail("adds what an activation made to what none made");
         part.num_biases += other.num_biases;
+        part.num_residuals += other.num_residuals;
         add_terms(&part.terms, other.terms);
         out.push_back(std::move(part));
       }
@@ -285,21 +297,35 @@ class Provenance {
     if (target.empty()) return;
     Pieces total;
     bool is_first = true;
-    const size_t num_sources = in.reads.size() - (has_bias(task) ? 1 : 0);
+    const size_t num_sources = in.reads.size() - (has_bias(task) ? 1 : 0) - (has_norm(task) ? 1 : 0);
     for (size_t i = 0; i < num_sources && ok_; ++i) {
       for (const Box& box : in.reads[i]) {
         Pieces next = read(rect_of(box));
         for (const Piece& piece : next)
-          if (piece.is_activated) fail("adds what an activation made");
+          if (piece.is_activated || piece.is_normed)
+            fail(base::format("adds what {} made", piece.is_normed ? "a norm" : "an activation"));
         total = is_first ? std::move(next) : sum(total, next);
         is_first = false;
         if (!ok_) return;
       }
     }
-    if (has_bias(task)) add_bias(&total, rect_of(in.reads.back()[0]).column);
+    if (has_bias(task)) add_bias(&total, rect_of(in.reads[num_sources][0]).column);
     activate(task, &total);
     if (task.combine == Combine::add && ok_) total = sum(read(rect_of(target)), total);
-    if (ok_) write(rect_of(target), std::move(total));
+    if (!ok_) return;
+    if (has_norm(task)) norm(in, total);
+    write(rect_of(target), std::move(total));
+  }
+  /// A row of the result needs all of its columns.
+  void norm(const Instance& in, Pieces pieces) {
+    const Box& weight = in.reads.back()[0];
+    const auto& columns = team_.ranks[static_cast<size_t>(at_.first)].buffer_shapes[static_cast<size_t>(weight.buffer)];
+    if (rect_of(weight).columns != columns.back()) fail("normalizes a part of each row");
+    for (Piece& piece : pieces) {
+      if (piece.origin_column != piece.column) fail("normalizes rows whose columns are not in their place");
+      piece.is_normed = true;
+    }
+    if (ok_) write(rect_of(in.writes[1][0]), std::move(pieces));
   }
   /// Of `columns_per_result` columns each becomes one.
   void activate(const Task& task, Pieces* pieces) {
@@ -398,6 +424,12 @@ class Provenance {
     }
     if (piece.is_activated != want.is_activated)
       return fail(base::format("{} have passed {} activation", where, piece.is_activated ? "an" : "no"));
+    if (piece.is_normed != want.is_normed)
+      return fail(base::format("{} have passed {} norm", where, piece.is_normed ? "a" : "no"));
+    if (piece.num_residuals != want.num_residuals) {
+      return fail(
+          base::format("{} hold the residual {} times, wanted {}", where, piece.num_residuals, want.num_residuals));
+    }
     if (piece.num_biases != want.num_biases) {
       fail(base::format("{} hold the bias {} times, wanted {}", where, piece.num_biases, want.num_biases));
     }

@@ -91,20 +91,29 @@ class ExtentCheck {
     }
   }
   void reduce(const Task& task) {
-    const size_t num_sources = in_.reads.size() - (has_bias(task) && !in_.reads.empty() ? 1 : 0);
-    if (num_sources < 1 || in_.writes.size() != 1 || in_.writes[0].size() != 1) {
-      return fail("a reduce reads sources, perhaps a bias, and writes one box");
+    const size_t num_norm = has_norm(task) ? 1 : 0, num_behind = num_norm + (has_bias(task) ? 1 : 0);
+    const auto is_one = [](const std::vector<Box>& boxes) { return boxes.size() == 1; };
+    if (in_.reads.size() <= num_behind || in_.writes.size() != 1 + num_norm ||
+        !std::all_of(in_.writes.begin(), in_.writes.end(), is_one)) {
+      return fail("a reduce reads sources, perhaps a bias, and writes one box; with a norm a weight and one box more");
     }
     const Rect to = sums_of(task, in_.writes[0][0]);
+    const size_t num_sources = in_.reads.size() - num_behind;
     for (size_t i = 0; i < num_sources; ++i) {
       for (const Box& from : in_.reads[i]) {
         if ((from.empty() && to.rows * to.columns == 0) || same_extent(rect_of(from), to)) continue;
         return fail(base::format("adds {} to {} of another extent", text(from), text(in_.writes[0][0])));
       }
     }
-    if (num_sources < in_.reads.size() && (in_.reads.back().size() != 1 || in_.reads.back()[0].numel() != to.columns)) {
-      fail(base::format("the bias has not the {} columns of the result", to.columns));
+    for (size_t i = num_sources; i < in_.reads.size(); ++i) {
+      const bool is_weight = num_norm == 1 && i + 1 == in_.reads.size();
+      if (!is_one(in_.reads[i]) || in_.reads[i][0].numel() != to.columns)
+        fail(base::format("the {} has not the {} columns of the result", is_weight ? "weight" : "bias", to.columns));
     }
+    if (num_norm == 0) return;
+    if (columns_per_result(task.params) != 1) return fail("a norm has no activation before it");
+    if (!same_extent(rect_of(in_.writes[1][0]), to))
+      fail(base::format("normalizes {} to {} of another extent", text(in_.writes[0][0]), text(in_.writes[1][0])));
   }
   void collective(const Task& task) {
     const std::string name = collective_of(task);

@@ -4,8 +4,8 @@
 namespace overlace::spec {
 
 std::span<const OperatorDef* const> built_in_operators() {
-  static constexpr const OperatorDef* kAll[] = {&kAgGemm,  &kAgWgrad, &kGemmRs,      &kGemmAr,
-                                                &kGemmA2a, &kA2aGemm, &kEmbeddingA2a};
+  static constexpr const OperatorDef* kAll[] = {&kAgGemm,     &kAgWgrad, &kGemmRs,  &kGemmAr,
+                                                &kGemmArNorm, &kGemmA2a, &kA2aGemm, &kEmbeddingA2a};
   return kAll;
 }
 

@@ -13,7 +13,7 @@ namespace overlace::spec {
 
 /// The library's operators, one line each in all.cc.
 std::span<const OperatorDef* const> built_in_operators();
-extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr, kGemmA2a, kA2aGemm, kEmbeddingA2a;
+extern const OperatorDef kAgGemm, kAgWgrad, kGemmRs, kGemmAr, kGemmArNorm, kGemmA2a, kA2aGemm, kEmbeddingA2a;
 
 /// Begins of `parts` parts of [0, extent), each a multiple of `align` long but the last ones, and the end.
 std::vector<int64_t> cut_evenly(int64_t extent, int64_t parts, int64_t align);

@@ -1,6 +1,9 @@
+// gemm_ar, and gemm_ar_norm, which is the same up to the sums and has a task more.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "src/base/format.h"
 #include "src/spec/families/families.h"
 
 namespace overlace::spec {
@@ -149,6 +152,79 @@ constexpr Arg kArgs[] = {
      .doc = "sum over all ranks"},
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
+constexpr Arg kNormArgs[] = {
+    kArgs[0],
+    kArgs[1],
+    {.name = "residual",
+     .call = "residual",
+     .rows = "M",
+     .columns = "N",
+     .why = "as the sum",
+     .doc = "added to the rounded sum; the same on all ranks"},
+    {.name = "weight",
+     .call = "norm_weight",
+     .rows = "N",
+     .why = "to take N of b",
+     .doc = "factors of the normalized columns"},
+    {.name = "Y",
+     .call = "out",
+     .role = Role::output,
+     .rows = "M",
+     .columns = "N",
+     .why = "to take a b",
+     .doc = "sum over all ranks, plus bias and residual"},
+    {.name = "normed",
+     .call = "normed",
+     .role = Role::output,
+     .rows = "M",
+     .columns = "N",
+     .why = "as out",
+     .doc = "rows of out, each divided by the root of the mean of its squares plus eps, times norm_weight"},
+    kArgs[3]};
+constexpr FieldDef kNormFields[] = {{"eps", FieldType::real, "added to the mean of squares; above 0"}};
+
+/// Behind the sums, which are in Y: rows need all columns, and what peers get is read from Y before it changes.
+void add_norm(Schedule* out, const OpSpec&) {
+  const std::vector<Range> whole = {all("M"), all("N")};
+  Task norm =
+      reduce("norm", 2, 0, {}, {box("Y", whole), box("residual", whole), box("weight", {all("N")})}, box("Y", whole));
+  norm.writes.push_back(box("normed", whole));
+  norm.params["norm"] = true;
+  const auto is_y = [](const Region& region) { return region.buffer == "Y"; };
+  for (const Task& task : out->tasks) {
+    const bool touches = std::any_of(task.reads.begin(), task.reads.end(), is_y) ||
+                         std::any_of(task.writes.begin(), task.writes.end(), is_y);
+    if (touches) norm.deps.push_back(task.id);
+  }
+  if (norm.deps.empty())  // what is measured has no sums: behind the products, or not at all
+    for (const Task& task : out->tasks)
+      if (task.kind == Kind::gemm) norm.deps.push_back(task.id);
+  if (!norm.deps.empty()) out->tasks.push_back(std::move(norm));
+}
+
+std::string eps_problem(const OpSpec& op, int, std::span<const TensorView>, bool) {
+  const double eps = std::get<double>(op.fields.at("eps"));
+  return eps > 0 && std::isfinite(eps) ? "" : base::format("eps is {}, wanted a finite number above 0", eps);
+}
+std::string refuse_norm(const OpSpec& op) {
+  if (op.dtype != op.out_dtype)
+    return base::format("out is {}, wanted {} as A: residual and results have one type", dtype_name(op.out_dtype),
+                        dtype_name(op.dtype));
+  return eps_problem(op, 0, {}, false);
+}
+
+Meaning norm_meaning(const Schedule& schedule, int rank, int ranks) {
+  Meaning out = dense_meaning(schedule, rank, ranks);
+  out.inputs.push_back({.buffer = "residual", .num_residuals = 1});
+  Held& sum = out.outputs.front();
+  sum.num_residuals = 1;
+  Held normed = sum;
+  normed.buffer = "normed";
+  normed.is_normed = true;
+  out.outputs.push_back(std::move(normed));
+  return out;
+}
+
 using enum ClosedForm;
 constexpr FamilyDef kFamilies[] = {
     whole("library", library, degree_of_one, make_scatter_library),
@@ -181,5 +257,21 @@ constinit const OperatorDef kGemmAr = {.name = "gemm_ar",
                                        .knows_hosts = true,
                                        .make_alone = make_dense_alone,
                                        .meaning = dense_meaning};
+constinit const OperatorDef kGemmArNorm = {
+    .name = "gemm_ar_norm",
+    .summary =
+        "Y = sum of A B over all ranks, + bias, + residual, and its rows normalized: GEMM, AllReduce, then RMSNorm",
+    .suffix = "_ar_norm",
+    .args = kNormArgs,
+    .fields = kNormFields,
+    .families = kFamilies,
+    .flow = {.passes = 2, .norms = true},
+    .local_param = "K",
+    .knows_hosts = true,
+    .make_alone = make_dense_alone,
+    .complete = add_norm,
+    .refuse = refuse_norm,
+    .meaning = norm_meaning,
+    .check_data = eps_problem};
 
 }  // namespace overlace::spec

@@ -82,7 +82,8 @@ Case making(const char* name, void (*change)(Making&), const std::string& text) 
 const Case kFamilies[] = {
     making(
         "MakeUnknownOperator", [](Making& m) { m.op.op = "gemm"; },
-        "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a"),
+        "operator is 'gemm', wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, a2a_gemm or "
+        "embedding_a2a"),
     making(
         "MakeUnknownFamily", [](Making& m) { m.family = "fastest"; },
         "ag_gemm: unknown family 'fastest' (known: " + known("ag_gemm") + ")"),

@@ -46,6 +46,12 @@ TEST(Reference, SumsRowsOfAllShards) {
   EXPECT_EQ(ag_wgrad_reference(shards, matrix(b, 3, 2, 2, 1)), (std::vector<double>{22, 220, 28, 280}));
 }
 
+TEST(Reference, NormalizesEachRow) {
+  float weight[] = {1, 2};
+  const std::vector<double> got = rms_norm_reference({6, 8, 0, 0}, vector(weight, 2), 14);  // mean of squares 50
+  EXPECT_EQ(got, (std::vector<double>{0.75, 2, 0, 0}));
+}
+
 TEST(Reference, TakesAnyStrides) {
   float a[] = {1, -9, 3, -9, 2, -9, 4, -9};  // by columns, every other element: {{1, 2}, {3, 4}}
   float b[] = {5, 7, 6, 8};                  // by columns: {{5, 6}, {7, 8}}

@@ -119,7 +119,7 @@ TEST(Operator, SplitsAreATableOfRowsFromRankToRank) {
 }
 
 TEST(Operator, ThoseOfTheLibraryAreWhole) {
-  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a");
+  EXPECT_EQ(operator_names(), "ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, a2a_gemm or embedding_a2a");
   EXPECT_EQ(operator_names([](const OperatorDef& op) { return op.flow.gathers; }), "ag_gemm, ag_wgrad or a2a_gemm");
   for (const OperatorDef* op : operators()) {
     std::set<std::string_view> names;
@@ -131,7 +131,9 @@ TEST(Operator, ThoseOfTheLibraryAreWhole) {
     for (const Purpose purpose : {Purpose::compute, Purpose::comm, Purpose::limit})
       EXPECT_NE(find_family(op->name, purpose), nullptr) << op->name;
     EXPECT_FALSE(op->summary.empty()) << op->name;
-    EXPECT_EQ(op->local_param.empty(), !op->fields.empty()) << op->name << ": a GEMM has one size of its own";
+    const bool multiplies =
+        std::any_of(op->args.begin(), op->args.end(), [](const Arg& arg) { return arg.has_layout; });
+    EXPECT_EQ(op->local_param.empty(), !multiplies) << op->name << ": a GEMM has one size of its own";
   }
 }
 

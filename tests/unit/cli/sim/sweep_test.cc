@@ -103,7 +103,8 @@ TEST(SimSweep, RefusesBadLists) {
   EXPECT_EQ(message([](W* w) { w->degrees = "1;2"; }), "--degrees is 1;2" + wanted);
   EXPECT_EQ(message([](W* w) { w->degrees = "4,5000"; }), "--degrees has 5000, wanted at most 1024");
   EXPECT_EQ(message([](W* w) { w->op = "gemm"; }),
-            "operator is gemm, wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_a2a, a2a_gemm or embedding_a2a");
+            "operator is gemm, wanted ag_gemm, ag_wgrad, gemm_rs, gemm_ar, gemm_ar_norm, gemm_a2a, a2a_gemm or "
+            "embedding_a2a");
   EXPECT_EQ(message([](W* w) { w->families = "library,x"; }).rfind("--families has x, wanted all or of library", 0),
             0U);
   EXPECT_EQ(message([](W* w) { w->plot = "x.png"; }), "--plot is x.png, wanted a name that ends in .svg or .html");
