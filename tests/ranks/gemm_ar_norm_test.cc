@@ -321,6 +321,13 @@ TEST(GemmArNorm, RefusesArgumentsThatDoNotFit) {
     says("norm_weight must be contiguous, got stride 2", [](auto& a) { a.norm_weight.strides[0] = 2; });
     says("normed must be (6, 5) as out, got (6, 4)", [](auto& a) { a.normed.sizes[1] = 4; });
     says("normed must have the dtype of a (fp32) or fp32, got fp16", [](auto& a) { a.normed.dtype = DType::fp16; });
+    says("normed must have the dtype of out (bf16), got fp32", [](auto& a) {
+      for (TensorView* t : {&a.a, &a.b, &a.residual, &a.norm_weight, &a.out}) t->dtype = DType::bf16;
+    });
+    says("invalid_argument: gemm_ar_norm: out is fp32, wanted bf16 as a: residual and results have one type",
+         [](auto& a) {
+           for (TensorView* t : {&a.a, &a.b, &a.residual, &a.norm_weight}) t->dtype = DType::bf16;
+         });
     says("normed (6, 5) must not share memory with out (6, 5)", [](auto& a) { a.normed = a.out; });
     says("out (6, 5) must not share memory with residual (6, 5)", [](auto& a) { a.out = a.residual; });
     says("invalid_argument: gemm_ar_norm: eps is 0, wanted a finite number above 0", [](auto& a) { a.eps = 0; });
@@ -346,7 +353,8 @@ TEST(GemmArNorm, RefusesProblemsWithoutANorm) {
             std::string::npos);
   EXPECT_NE(said([](OpSpec& op) { op.fields["eps"] = 0.0; }).find("eps is 0, wanted a finite number above 0"),
             std::string::npos);
-  EXPECT_NE(said([](OpSpec& op) { op.dtype = DType::bf16; }).find("out is fp32, wanted bf16 as A"), std::string::npos);
+  EXPECT_NE(said([](OpSpec& op) { op.dtype = DType::bf16; }).find("out is fp32, wanted bf16 as a: residual"),
+            std::string::npos);
   EXPECT_EQ(said([](OpSpec&) {}), "ok");
 }
 

@@ -62,7 +62,7 @@ base::Status check_call(const Channel& channel, const spec::OperatorDef& def, co
     if (arg.has_layout) OVERLACE_TRY(check_stored(site, t, schedule));
     if ((arg.role == Role::input || arg.role == Role::data) && !input.defined()) input = t;
     if (arg.role == Role::gathered) gathered = t;
-    if (t.defined() && is_kernel_operand(schedule, arg)) operands.push_back({arg.call, t});
+    if (site.is_gpu && t.defined() && is_kernel_operand(schedule, arg)) operands.push_back({arg.call, t});
   }
   OVERLACE_TRY(check_supported(channel, schedule));
   OVERLACE_TRY(check_exchanged(site, def, args, schedule));

@@ -202,16 +202,14 @@ void add_norm(Schedule* out, const OpSpec&) {
   if (!norm.deps.empty()) out->tasks.push_back(std::move(norm));
 }
 
-std::string eps_problem(const OpSpec& op, int, std::span<const TensorView>, bool) {
+std::string refuse_norm(const OpSpec& op) {
+  if (op.dtype != op.out_dtype)
+    return base::format("out is {}, wanted {} as a: residual and results have one type", dtype_name(op.out_dtype),
+                        dtype_name(op.dtype));
   const double eps = std::get<double>(op.fields.at("eps"));
   return eps > 0 && std::isfinite(eps) ? "" : base::format("eps is {}, wanted a finite number above 0", eps);
 }
-std::string refuse_norm(const OpSpec& op) {
-  if (op.dtype != op.out_dtype)
-    return base::format("out is {}, wanted {} as A: residual and results have one type", dtype_name(op.out_dtype),
-                        dtype_name(op.dtype));
-  return eps_problem(op, 0, {}, false);
-}
+std::string refuse_call(const OpSpec& op, int, std::span<const TensorView>, bool) { return refuse_norm(op); }
 
 Meaning norm_meaning(const Schedule& schedule, int rank, int ranks) {
   Meaning out = dense_meaning(schedule, rank, ranks);
@@ -272,6 +270,6 @@ constinit const OperatorDef kGemmArNorm = {
     .complete = add_norm,
     .refuse = refuse_norm,
     .meaning = norm_meaning,
-    .check_data = eps_problem};
+    .check_data = refuse_call};
 
 }  // namespace overlace::spec
