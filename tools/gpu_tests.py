@@ -30,6 +30,7 @@ SHARED = frozenset(
         "gpu_exchange",
         "gpu_gather_one_shot",
         "gpu_gather_rows",
+        "gpu_gemm_ar_norm",
         "gpu_inbox",
         "gpu_memory_processes",
         "gpu_nccl",
