@@ -242,7 +242,6 @@ TEST_P(GemmArNormRanks, EveryFamilyGivesTheExactSumAndTheSameBits) {
         const Schedule schedule = spec::make_schedule(problem(shape, channel.team().size(), channel.team().rank()),
                                                       family, 2, options_of(family, channel.team().size()));
         if (!spec::gives_result(schedule)) continue;
-        if (shape.n == 0 && (family == "uniform_fused_2d" || family == "tma_slot")) continue;  // they cut columns
         Call call(channel, shape, schedule);
         for (int64_t i = 1; i <= 3; ++i) {
           call.fill(i);
