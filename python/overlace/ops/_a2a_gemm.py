@@ -16,6 +16,7 @@ from overlace.ops._common import (
     grad_of_weight,
     needs_gradient,
     plan_of_backward,
+    register_gradient,
     rows_of_my_columns,
     rows_of_ranks,
     run,
@@ -183,4 +184,4 @@ def a2a_gemm(
     return (received, out) if return_a else out
 
 
-torch.library.register_autograd("overlace::a2a_gemm", _backward, setup_context=_setup)
+register_gradient("a2a_gemm", _backward, _setup)

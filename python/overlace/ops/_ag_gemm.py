@@ -20,6 +20,7 @@ from overlace.ops._common import (
     numbered,
     offsets_in_rows,
     plan_of_backward,
+    register_gradient,
     rows_first,
     run,
 )
@@ -236,4 +237,4 @@ def ag_gemm(
     return (as_before(a_full, rows, dim), result) if return_a else result
 
 
-torch.library.register_autograd("overlace::ag_gemm", _backward, setup_context=_setup)
+register_gradient("ag_gemm", _backward, _setup)

@@ -9,7 +9,15 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import grad_of_gathered, numbered, offsets_in_rows, plan_of_backward, rows_first, run
+from overlace.ops._common import (
+    grad_of_gathered,
+    numbered,
+    offsets_in_rows,
+    plan_of_backward,
+    register_gradient,
+    rows_first,
+    run,
+)
 
 _ops = torch.ops.overlace
 # NOTE: an overload, not the name above it: that looks for one that fits at each call.
@@ -104,4 +112,4 @@ def ag_wgrad(
     return outs[0] if is_one else outs
 
 
-torch.library.register_autograd("overlace::ag_wgrad", _backward, setup_context=_setup)
+register_gradient("ag_wgrad", _backward, _setup)

@@ -8,7 +8,7 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import replicated, run, scale_of
+from overlace.ops._common import register_gradient, replicated, run, scale_of
 
 _ops = torch.ops.overlace
 # NOTE: overloads, not the names above them: those look for one that fits at each call.
@@ -161,7 +161,7 @@ def all_to_all(
     return run(_OP["all_to_all"], (x, dim, group_name(group)), splits, (x,))
 
 
-torch.library.register_autograd("overlace::all_gather", _backward_all_gather, setup_context=_setup_collective)
-torch.library.register_autograd("overlace::reduce_scatter", _backward_reduce_scatter, setup_context=_setup_collective)
-torch.library.register_autograd("overlace::all_reduce", _backward_all_reduce, setup_context=_setup_collective)
-torch.library.register_autograd("overlace::all_to_all", _backward_all_to_all, setup_context=_setup_all_to_all)
+register_gradient("all_gather", _backward_all_gather, _setup_collective)
+register_gradient("reduce_scatter", _backward_reduce_scatter, _setup_collective)
+register_gradient("all_reduce", _backward_all_reduce, _setup_collective)
+register_gradient("all_to_all", _backward_all_to_all, _setup_all_to_all)

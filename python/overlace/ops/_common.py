@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from overlace.context import size_of
-from overlace.errors import InvalidArgument, of_operator
+from overlace.errors import InvalidArgument, Unsupported, of_operator
 
 _ops = torch.ops.overlace
 _ROWS_OF_MATRIX = (-1,)
@@ -26,6 +27,8 @@ def run(
 ) -> Any:
     """What the operators raise comes as the class it belongs to. tensors: all that could need a gradient. options: none
     where all are the default; each costs a call a microsecond."""
+    if forward_ad._current_level >= 0:  # of torch.func.jvp, too; torch itself would give tangents of 0
+        refuse_tangents(op, tensors)
     if torch.compiler.is_compiling():
         return op(*arguments, **options)
     try:
@@ -41,6 +44,28 @@ def run(
         if own is None:
             raise
         raise own from None
+
+
+def refuse_tangents(op: Callable[..., Any], tensors: Sequence[torch.Tensor | None]) -> None:
+    for t in tensors:
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            name = op.__name__.split(".")[0]
+            raise Unsupported(
+                f"{name}: a tensor of {list(t.shape)} has a tangent of forward-mode AD (torch.func.jvp, "
+                "torch.autograd.forward_ad), wanted none: operators have reverse-mode gradients alone"
+            )
+
+
+def register_gradient(op: str, backward: Callable[..., Any], setup: Callable[..., None]) -> None:
+    """torch.library.register_autograd of an operator of overlace whose gradient has operators in it."""
+
+    def refusing(ctx: Any, *grads: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            flat = [g for grad in grads for g in (grad if isinstance(grad, (list, tuple)) else (grad,))]
+            refuse_tangents(getattr(_ops, op), flat)
+        return backward(ctx, *grads)
+
+    torch.library.register_autograd(f"overlace::{op}", refusing, setup_context=setup)
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from overlace._call import call_within_op
 from overlace.context import context_of, group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import rows_of_ranks, run
+from overlace.ops._common import register_gradient, rows_of_ranks, run
 from overlace.ops._placement import Placement, read_placement
 from overlace.ops._pooling import Pooling, gradients_of_pooling
 
@@ -212,7 +212,7 @@ def _second(ctx, upstream_of_slices, upstream_of_factors):
     return first, found, None, None, last, None, None, None
 
 
-_gradients_op.register_autograd(_second, setup_context=_setup_second)
+register_gradient("embedding_a2a_backward", _second, _setup_second)
 
 
 def _setup(ctx, inputs, keyword_only_inputs, output) -> None:
@@ -235,7 +235,7 @@ def _backward(ctx, grad):
     return of_weights, None, None, of_factors if needs_factors else None, None, None, None
 
 
-_op.register_autograd(_backward, setup_context=_setup)
+register_gradient("embedding_a2a", _backward, _setup)
 
 
 def embedding_a2a(

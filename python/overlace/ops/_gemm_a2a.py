@@ -14,6 +14,7 @@ from overlace.ops._common import (
     flat_splits,
     grad_of_weight,
     plan_of_backward,
+    register_gradient,
     run,
     sent_and_received,
     splits_back,
@@ -113,4 +114,4 @@ def gemm_a2a(
     return run(_op, (a, b, bias, name), options, (a, b, bias))
 
 
-torch.library.register_autograd("overlace::gemm_a2a", _backward, setup_context=_setup)
+register_gradient("gemm_a2a", _backward, _setup)

@@ -6,7 +6,15 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import check_factors, grad_of_weight, replicated, run, scale_of, setup_reduced
+from overlace.ops._common import (
+    check_factors,
+    grad_of_weight,
+    register_gradient,
+    replicated,
+    run,
+    scale_of,
+    setup_reduced,
+)
 
 # NOTE: an overload, not the name above it: that looks for one that fits at each call.
 _op = torch.ops.overlace.gemm_ar.default
@@ -55,4 +63,4 @@ def gemm_ar(
     return out.unflatten(0, a.shape[:-1]) if a.dim() > 2 else out
 
 
-torch.library.register_autograd("overlace::gemm_ar", _backward, setup_context=setup_reduced)
+register_gradient("gemm_ar", _backward, setup_reduced)

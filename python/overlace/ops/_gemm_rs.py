@@ -16,6 +16,7 @@ from overlace.ops._common import (
     grad_of_weight,
     offsets_in_rows,
     plan_of_backward,
+    register_gradient,
     rows_first,
     run,
     scale_of,
@@ -116,4 +117,4 @@ def gemm_rs(
     return as_before(out if activate is None else activate(out), rows, dim)
 
 
-torch.library.register_autograd("overlace::gemm_rs", _backward, setup_context=setup_reduced)
+register_gradient("gemm_rs", _backward, setup_reduced)

@@ -13,7 +13,7 @@ from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized
 from overlace.context import context_of, group_name, size_of
 from overlace.errors import Error, InvalidArgument, Unsupported
-from overlace.ops._common import run
+from overlace.ops._common import register_gradient, run
 
 _NAME = "moe"
 _OPERANDS = ("x", "idx", "weights", "w1", "w2", "b1", "b2")
@@ -203,7 +203,7 @@ def _backward(ctx, dy, _load, _dropped):
     return dx, None, *of_weights, None, None
 
 
-_op.register_autograd(_backward, setup_context=_setup)
+register_gradient("moe", _backward, _setup)
 
 
 # ---- the function ----

@@ -10,7 +10,7 @@ import torch
 from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized, call
 from overlace.errors import InvalidArgument
-from overlace.ops._common import run
+from overlace.ops._common import register_gradient, run
 from overlace.ops._moe import refuse_gpus
 
 _NAME = "moe_router"
@@ -117,7 +117,7 @@ def _backward(ctx, grad, _):
         return _gradients(ctx, grad)
 
 
-_op.register_autograd(_backward, setup_context=_setup)
+register_gradient("moe_router", _backward, _setup)
 
 
 def moe_router(
