@@ -1,6 +1,8 @@
-"""Row-parallel layers of Hugging Face models under their own `tp_plan`: `gemm_ar` in place of a GEMM and an all-reduce.
+"""Hugging Face models under their own plans: `gemm_ar` in row-parallel layers of a `tp_plan`, in place of a GEMM and an
+all-reduce, and `overlace.ops.moe` under an `ep_plan`, in place of two all-to-alls with the experts between them.
 
-Written against transformers 5.23, whose styles of tensor parallelism are objects in a registry.
+Written against transformers 5.23, whose styles of tensor parallelism and ways of expert parallelism are in registries;
+with a version that has none, importing this module raises Unsupported.
 """
 
 from __future__ import annotations
@@ -9,14 +11,26 @@ import warnings
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel
+from transformers.activations import ACT2FN
 
 from overlace import ops
-from overlace.context import open_contexts
+from overlace.context import init, open_contexts
+from overlace.errors import Unsupported
 
-__all__ = ["OverlaceRowwiseParallel", "disable", "enable"]
+_NAME = "overlace.compat.transformers"
+try:
+    from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
+    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel
+except ImportError as error:
+    raise Unsupported(
+        f"{_NAME}: transformers is {transformers.__version__}, without registries of styles of tensor parallelism and "
+        "of expert parallelism (EPImplementationInterface), wanted 5.23"
+    ) from error
+
+__all__ = ["OverlaceExpertParallel", "OverlaceRowwiseParallel", "disable", "enable", "register"]
 
 _STYLE = "rowwise"
 
@@ -37,7 +51,7 @@ class OverlaceRowwiseParallel(RowwiseParallel):
                 return plain(*args, **kwargs)
             if all(context.name != group.group_name for context in open_contexts()):
                 warnings.warn(
-                    f"overlace.compat.transformers: group '{group.group_name}' of the mesh has no team; "
+                    f"{_NAME}: group '{group.group_name}' of the mesh has no team; "
                     "overlace.init(group) comes before the model is called",
                     stacklevel=2,
                 )
@@ -50,6 +64,91 @@ class OverlaceRowwiseParallel(RowwiseParallel):
 
         module.forward = forward  # type: ignore[method-assign]  # as transformers' styles do
         return module
+
+
+# By the class of a module, as configurations name activations by different fields.
+_ACTIVATIONS = {
+    type(ACT2FN[name]): own
+    for name, own in (("silu", "silu"), ("gelu", "gelu_erf"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu"))
+}
+_LAYOUT = {
+    "has_gate": True,
+    "has_bias": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+    "has_post_expert_norm": False,
+}
+
+
+def _activation_of(experts: nn.Module) -> str:
+    """As overlace.ops.moe names it; experts that it cannot compute are refused."""
+    name = type(experts).__name__
+    for field, wanted in _LAYOUT.items():
+        got = getattr(experts, field, None)
+        if got is not wanted:
+            raise Unsupported(f"{_NAME}: {field} of {name} is {got}, wanted {wanted}")
+    gate: Any = getattr(experts, "_apply_gate", None)
+    if getattr(gate, "__name__", "") != "_default_apply_gate":
+        raise Unsupported(f"{_NAME}: {name} has a gate of its own (_apply_gate), wanted act_fn(gate) * up")
+    activation = type(getattr(experts, "act_fn", None))
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(sorted(kind.__name__ for kind in _ACTIVATIONS))
+        raise Unsupported(f"{_NAME}: act_fn of {name} is {activation.__name__}, wanted one of {known}")
+    return _ACTIVATIONS[activation]
+
+
+class OverlaceExpertParallel(EPImplementation):
+    """The experts of one layer by one `overlace.ops.moe`. The expert group's team is made where it has none."""
+
+    def __init__(self, experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        self.experts: Any = experts
+        self.activation = _activation_of(experts)
+        self.num_experts: int = self.experts.num_experts * ep_mesh.size()  # there it is this rank's alone
+        self.group = ep_mesh.get_group()
+        if all(context.name != self.group.group_name for context in open_contexts()):
+            init(self.group)
+
+    def __call__(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Collective over the expert group. Ranks of a tensor-parallel group, which hold the same tokens, take a part
+        of them each.
+
+        hidden_states: (T, H). top_k_index: (T, k), of all experts. top_k_weights: (T, k). Gives (T, H).
+        """
+        rows = [hidden_states, top_k_index, top_k_weights]
+        is_shared = self.tp_mesh.size() > 1
+        if is_shared:
+            for i, t in enumerate(rows):
+                whole = DTensor.from_local(t, self.tp_mesh, [Replicate()], run_check=False)
+                rows[i] = whole.redistribute(self.tp_mesh, [Shard(0)]).to_local()
+        x, idx, weights = rows
+        out = ops.moe(
+            x,
+            idx,
+            weights,
+            self.experts.gate_up_proj,  # this rank's alone: transformers has put local tensors there for the call
+            self.experts.down_proj,
+            num_experts=self.num_experts,
+            activation=self.activation,
+            group=self.group,
+        )
+        if not is_shared:
+            return out
+        shape = hidden_states.shape
+        return DTensor.from_local(out, self.tp_mesh, [Shard(0)], shape=shape, stride=(shape[1], 1)).full_tensor()
+
+
+def register() -> None:
+    """`DistributedConfig(ep_size=..., ep_implementation="overlace")` is known to transformers from here on.
+
+    The experts of models that are loaded with it run by `overlace.ops.moe`, forward and backward, on CPU ranks of one
+    host; each rank loads and holds its own experts alone. Loading is collective and makes the team of the expert group
+    where it has none (`overlace.init` with defaults). Experts with biases, with transposed or interleaved weights, with
+    a gate of their own or another activation than silu, gelu and relu raise Unsupported when the model is loaded.
+    """
+    EPImplementationInterface.register("overlace", OverlaceExpertParallel)
 
 
 _before: list[Any] = []

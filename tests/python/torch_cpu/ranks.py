@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing as mp
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -105,6 +109,39 @@ def run_ranks(size: int, body: Callable, *arguments: Any) -> list:
     if _pool is None:
         _pool = Pool()
     return _pool.run(size, body, arguments)
+
+
+def said_by_programs(script: str, size: int, *words: str) -> Iterator[Any]:
+    """What `size` processes that run `script` in the environment of torchrun say: JSON, in their last lines."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, *words],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=WAIT_S)
+            assert process.returncode == 0, err
+            yield json.loads(out.splitlines()[-1])
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def whole(rows: int, columns: int, seed: int, dtype: Any = None) -> Any:

@@ -2,14 +2,9 @@
 gemm_ar of its layers' all-reduces, which are in place, and a style of overlace.compat.transformers does so in eager."""
 
 import itertools
-import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
-from ranks import overlace, torch  # noqa: F401  (skips where one of them cannot be imported)
+from ranks import said_by_programs, torch
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="transformers shards a model with it")
@@ -87,35 +82,7 @@ def said_by_ranks(script, tmp_path):
             max_position_embeddings=64,
         )
     ).save_pretrained(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": str(RANKS),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path)],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=240)
-            assert process.returncode == 0, err
-            yield json.loads(out.splitlines()[-1])
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    yield from said_by_programs(script, RANKS, str(tmp_path))
 
 
 def test_all_collectives_of_a_llamas_layers_are_rewritten(tmp_path):
