@@ -1,8 +1,8 @@
 """Hugging Face models under their own plans: `gemm_ar` in row-parallel layers of a `tp_plan`, in place of a GEMM and an
 all-reduce, and `overlace.ops.moe` under an `ep_plan`, in place of two all-to-alls with the experts between them.
 
-Written against transformers 5.23, whose styles of tensor parallelism and ways of expert parallelism are in registries;
-with a version that has none, importing this module raises Unsupported.
+Written against transformers 5.23, whose styles of tensor parallelism and ways of expert parallelism are in registries.
+Without the former, importing this module raises ImportError; without the latter, register() raises Unsupported.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.activations import ACT2FN
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel
 
 from overlace import ops
 from overlace.context import init, open_contexts
 from overlace.errors import Unsupported
 
-_NAME = "overlace.compat.transformers"
 try:
     from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
-    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel
-except ImportError as error:
-    raise Unsupported(
-        f"{_NAME}: transformers is {transformers.__version__}, without registries of styles of tensor parallelism and "
-        "of expert parallelism (EPImplementationInterface), wanted 5.23"
-    ) from error
+except ImportError:  # of an older version
+    EPImplementation, EPImplementationInterface = object, None  # type: ignore[assignment,misc]
 
+_NAME = "overlace.compat.transformers"
 __all__ = ["OverlaceExpertParallel", "OverlaceRowwiseParallel", "disable", "enable", "register"]
 
 _STYLE = "rowwise"
@@ -69,7 +66,10 @@ class OverlaceRowwiseParallel(RowwiseParallel):
 # By the class of a module, as configurations name activations by different fields.
 _ACTIVATIONS = {
     type(ACT2FN[name]): own
-    for name, own in (("silu", "silu"), ("gelu", "gelu_erf"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu"))
+    for name, own in (
+        *(("silu", "silu"), ("swish", "silu"), ("relu", "relu")),
+        *(("gelu", "gelu_erf"), ("gelu_pytorch_tanh", "gelu_tanh")),
+    )
 }
 _LAYOUT = {
     "has_gate": True,
@@ -105,6 +105,8 @@ class OverlaceExpertParallel(EPImplementation):
         self.experts: Any = experts
         self.activation = _activation_of(experts)
         self.num_experts: int = self.experts.num_experts * ep_mesh.size()  # there it is this rank's alone
+        if ep_mesh.device_type != "cpu":
+            raise Unsupported(f"{_NAME}: the mesh of the experts is of {ep_mesh.device_type}, wanted cpu: CPU ranks")
         self.group = ep_mesh.get_group()
         if all(context.name != self.group.group_name for context in open_contexts()):
             init(self.group)
@@ -148,6 +150,11 @@ def register() -> None:
     where it has none (`overlace.init` with defaults). Experts with biases, with transposed or interleaved weights, with
     a gate of their own or another activation than silu, gelu and relu raise Unsupported when the model is loaded.
     """
+    if EPImplementationInterface is None:
+        raise Unsupported(
+            f"{_NAME}: transformers is {transformers.__version__}, without a registry of ways of expert parallelism "
+            "(EPImplementationInterface), wanted 5.23"
+        )
     EPImplementationInterface.register("overlace", OverlaceExpertParallel)
 
 

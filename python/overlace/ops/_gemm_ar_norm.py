@@ -8,7 +8,7 @@ import torch
 
 from overlace.context import group_name, size_of
 from overlace.errors import InvalidArgument
-from overlace.ops._common import check_factors, grad_of_weight, replicated, run
+from overlace.ops._common import check_factors, grad_of_weight, register_gradient, replicated, run
 
 _NAME = "gemm_ar_norm"
 # NOTE: an overload, not the name above it: that looks for one that fits at each call.
@@ -112,4 +112,4 @@ def gemm_ar_norm(
     return out, normed
 
 
-torch.library.register_autograd("overlace::gemm_ar_norm", _backward, setup_context=_setup)
+register_gradient(_NAME, _backward, _setup)

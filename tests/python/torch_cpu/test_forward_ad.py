@@ -29,6 +29,7 @@ def calls_of(group):
         "embedding_a2a": (lambda t: ops.embedding_a2a([t], bags, starts, **of_all), tables),
         "gemm_a2a": (lambda t: ops.gemm_a2a(t, b, group=group), a),
         "gemm_ar": (lambda t: ops.gemm_ar(t, b, group=group), a),
+        "gemm_ar_norm": (lambda t: ops.gemm_ar_norm(t, b, a, a[0].clone(), group=group)[1], a),
         "gemm_rs": (lambda t: ops.gemm_rs(t, b, group=group), a),
         "moe": (lambda t: ops.moe(t, idx, weights, *experts, num_experts=2 * size, group=group), tokens),
         "moe_router": (lambda t: ops.moe_router(t, gate, top_k=1)[1], tokens),
