@@ -58,4 +58,13 @@ Verdict judge(double error, double baseline_error, DType dtype, int64_t layers, 
   return out;
 }
 
+void judge_choices(double gap, double baseline_error, DType dtype, Verdict* verdict) {
+  const double limit = 4 * (baseline_error + dtype_ulp(dtype));
+  if (!verdict->ok || gap <= limit) return;
+  verdict->ok = false;
+  verdict->why_not = base::format(
+      "a token's choice of experts misses the largest logits by {:.3g}, more than rounding explains ({:.3g})", gap,
+      limit);
+}
+
 }  // namespace overlace::cli

@@ -24,4 +24,8 @@ struct Verdict {
 /// unfused run itself may not err more than rounding explains: depth_k is the longest sum of a layer.
 Verdict judge(double error, double baseline_error, DType dtype, int64_t layers, int64_t depth_k);
 
+/// Chosen experts may miss the largest logits by what rounding moves two logits: the unfused run's error and an ulp,
+/// four times. Keeps a verdict that is not ok.
+void judge_choices(double gap, double baseline_error, DType dtype, Verdict* verdict);
+
 }  // namespace overlace::cli

@@ -98,6 +98,10 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
     weights += real(site.op.n) * real(site.op.k) * ranks;
     columns += (spec::gathers(site.op.op) ? real(site.op.n) : real(site.op.k)) * ranks;
   }
+  const model::Experts& experts = plan.config.experts;
+  const double of_expert = 3 * hidden * real(experts.intermediate);
+  weights += real(experts.count) * (of_expert + hidden);
+  columns += real(experts.per_token) * (3 * real(experts.intermediate) + 2 * hidden);  // of a token's copies
   const double activations = (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element;
   const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
   const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);

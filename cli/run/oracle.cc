@@ -14,7 +14,7 @@ using base::Result;
 using base::Status;
 
 Result<std::vector<double>> oracle_in_background(const RunPlan& plan, const std::vector<float>& input, Runtime& runtime,
-                                                 TeamCrew& crew) {
+                                                 TeamCrew& crew, model::ExpertChoices* choices) {
   Team& team = runtime.world();
   const bool is_first = team.rank() == 0;
   std::stop_source stop;
@@ -22,7 +22,7 @@ Result<std::vector<double>> oracle_in_background(const RunPlan& plan, const std:
   if (is_first) {
     const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     work = std::async(std::launch::async, [&, threads, token = stop.get_token()] {
-      return model::oracle(plan.config, plan.problem, input, runtime.device(), threads, token);
+      return model::oracle(plan.config, plan.problem, input, runtime.device(), threads, token, choices);
     });
   }
   constexpr auto kBeat = std::chrono::milliseconds(250);

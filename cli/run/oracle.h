@@ -10,9 +10,9 @@
 
 namespace overlace::cli {
 
-/// Collective; the result is rank 0's, tokens x hidden. The other ranks wait in short exchanges, so that neither a long
-/// oracle reaches their deadline nor a lost rank stays unseen.
+/// Collective; `choices` is rank 0's, as model::oracle() takes it. The result is rank 0's, tokens x hidden. The other
+/// ranks wait in short exchanges, so that neither a long oracle reaches their deadline nor a lost rank stays unseen.
 base::Result<std::vector<double>> oracle_in_background(const RunPlan& plan, const std::vector<float>& input,
-                                                       Runtime& runtime, TeamCrew& crew);
+                                                       Runtime& runtime, TeamCrew& crew, model::ExpertChoices* choices);
 
 }  // namespace overlace::cli

@@ -59,6 +59,9 @@ class RankRun {
   Status choose();
   Status check();
   Result<std::vector<float>> whole_output(const SiteSchedules& schedules, std::vector<float>* mine);
+  Result<std::vector<int32_t>> whole_choices();
+  template <class T>
+  Result<std::vector<T>> whole_rows(const T* mine, int64_t width);
   Status time_site(const model::Site& site, SiteResult* result);
   Status time_layers();
   Status time_weights();
@@ -221,22 +224,42 @@ Result<std::vector<float>> RankRun::whole_output(const SiteSchedules& schedules,
   }
   mine->assign(input.size(), 0.0f);
   OVERLACE_TRY(stack_->forward(input.data(), schedules, mine->data()));
-  const auto parts =
-      gather(team_, std::string(reinterpret_cast<const char*>(mine->data()), mine->size() * sizeof(float)));
+  return whole_rows(mine->data(), hidden);
+}
+
+/// The experts that the tokens of all ranks chose in the last pass, on rank 0: (layers, tokens, experts of a token).
+Result<std::vector<int32_t>> RankRun::whole_choices() {
+  std::vector<int32_t> out;
+  const std::vector<int32_t>& mine = stack_->expert_choices();
+  const int64_t layers = plan_.problem.layers, k = plan_.config.experts.per_token;
+  for (int64_t layer = 0; k > 0 && layer < layers; ++layer) {
+    const auto whole = whole_rows(mine.data() + static_cast<int64_t>(mine.size()) / layers * layer, k);
+    if (!whole.ok()) return whole.status();
+    out.insert(out.end(), whole->begin(), whole->end());
+  }
+  return out;
+}
+
+/// Collective: rows of `width` elements, one for each of my tokens, put together on rank 0 in the order of tokens.
+template <class T>
+Result<std::vector<T>> RankRun::whole_rows(const T* mine, int64_t width) {
+  const auto last = model::micro_batches(plan_.problem, team_.rank(), team_.size()).back();
+  const size_t my_bytes = static_cast<size_t>((last.at + last.rows) * width) * sizeof(T);
+  const auto parts = gather(team_, std::string(reinterpret_cast<const char*>(mine), my_bytes));
   if (!parts.ok()) return parts.status();
-  std::vector<float> whole(is_first() ? input_.size() : 0);
+  std::vector<T> whole(is_first() ? static_cast<size_t>(plan_.problem.tokens * width) : 0);
   for (size_t rank = 0; rank < parts->size(); ++rank) {
     const std::vector<model::MicroBatch> batches =
         model::micro_batches(plan_.problem, static_cast<int>(rank), team_.size());
-    const size_t wanted = static_cast<size_t>((batches.back().at + batches.back().rows) * hidden) * sizeof(float);
+    const size_t wanted = static_cast<size_t>((batches.back().at + batches.back().rows) * width) * sizeof(T);
     const std::string& part = parts->at(rank);
     if (is_first() && part.size() != wanted)
       return base::error(Errc::internal, "rank {}'s rows are {} bytes, wanted {}", rank, part.size(), wanted);
     for (const model::MicroBatch& batch : batches) {
       if (!is_first()) break;
-      std::memcpy(whole.data() + batch.first_row * hidden,
-                  part.data() + static_cast<size_t>(batch.at * hidden) * sizeof(float),
-                  static_cast<size_t>(batch.rows * hidden) * sizeof(float));
+      std::memcpy(whole.data() + batch.first_row * width,
+                  part.data() + static_cast<size_t>(batch.at * width) * sizeof(T),
+                  static_cast<size_t>(batch.rows * width) * sizeof(T));
     }
   }
   return whole;
@@ -248,20 +271,35 @@ Status RankRun::check() {
   auto baseline = whole_output(unfused_, &unused);
   if (!baseline.ok()) return baseline.status();
   baseline_ = std::move(*baseline);
+  const auto baseline_choices = whole_choices();
+  if (!baseline_choices.ok()) return baseline_choices.status();
   auto output = whole_output(chosen_, &my_output_);
   if (!output.ok()) return output.status();
   output_ = std::move(*output);
+  auto output_choices = whole_choices();
+  if (!output_choices.ok()) return output_choices.status();
   progress_.begin("computing the fp64 oracle", kCheckWeight * 2 / 3);
-  const auto oracle = oracle_in_background(plan_, input_, runtime_, *crew_);
+  model::ExpertChoices choices{std::move(*output_choices)};
+  const auto oracle = oracle_in_background(plan_, input_, runtime_, *crew_, &choices);
   if (!oracle.ok()) return oracle.status();
+  // Each run is compared along its own choice of experts; they rarely differ.
+  const auto differ = crew_->max_over_ranks({choices.experts != *baseline_choices ? 1.0 : 0.0});
+  if (!differ.ok()) return differ.status();
+  Result<std::vector<double>> of_baseline = std::vector<double>{};
+  if (differ->front() > 0) {
+    model::ExpertChoices other{*baseline_choices};
+    of_baseline = oracle_in_background(plan_, input_, runtime_, *crew_, &other);
+    if (!of_baseline.ok()) return of_baseline.status();
+  }
   if (is_first()) {
     int64_t depth = 0;
     for (const model::Site& site : plan_.sites)
       depth = std::max(depth, spec::gathers(site.op.op) ? site.op.k : site.op.k * site.op.ranks);
     result_.error = relative_error(output_, *oracle);
-    result_.baseline_error = relative_error(baseline_, *oracle);
-    const Verdict verdict =
-        judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
+    result_.baseline_error = relative_error(baseline_, of_baseline->empty() ? *oracle : *of_baseline);
+    depth = std::max(depth, plan_.config.experts.intermediate);
+    Verdict verdict = judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
+    judge_choices(choices.gap, result_.baseline_error, plan_.problem.dtype, &verdict);
     result_.ok = verdict.ok;
     result_.error_limit = verdict.limit;
     result_.why_not = verdict.why_not;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "src/base/json.h"
 #include "src/model/shipped.h"
@@ -23,9 +24,12 @@ constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxHeads = 65536;
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
+constexpr int64_t kMaxExperts = 8192;
+constexpr int64_t kMaxChoices = 32;
 constexpr int64_t kMaxPosition = int64_t{1} << 40;
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr size_t kMaxShownBytes = 64;
+constexpr std::string_view kModelTypes = "llama, qwen2, qwen3, mistral, mixtral, gpt2, gpt3";
 
 std::string shown(const Json& value) {
   std::string text = value.dump();
@@ -182,6 +186,16 @@ void parse_window(Keys& keys, bool window_by_default, ModelConfig& config) {
   config.sliding_window = window;
 }
 
+/// Mixtral's keys: every layer has experts, and intermediate_size is that of one.
+void parse_experts(Keys& keys, ModelConfig& config) {
+  Experts& experts = config.experts;
+  experts.count = keys.integer("num_local_experts", kMaxExperts);
+  experts.per_token = keys.integer("num_experts_per_tok", kMaxChoices);
+  if (experts.per_token > experts.count)
+    keys.fail_value("num_experts_per_tok", base::format("at most num_local_experts {}", experts.count));
+  experts.intermediate = std::exchange(config.intermediate, 0);
+}
+
 void parse_llama_like(Keys& keys, ModelConfig& config) {
   config.hidden = keys.integer("hidden_size", kMaxHidden);
   config.layers = keys.integer("num_hidden_layers", kMaxLayers);
@@ -205,7 +219,8 @@ void parse_llama_like(Keys& keys, ModelConfig& config) {
   config.o_bias = attention_bias;
   config.mlp_bias = type == "llama" && keys.boolean("mlp_bias", false);
   config.qk_norm = type == "qwen3";
-  if (type != "llama") parse_window(keys, type == "mistral", config);
+  if (type == "mixtral") parse_experts(keys, config);
+  if (type != "llama") parse_window(keys, type == "mistral" || type == "mixtral", config);
   parse_rope(keys, config);
   if (config.head_dim % 2 != 0)
     keys.fail(invalid_argument("{}: the head dimension is {}, wanted an even number for RoPE", keys.source(),
@@ -272,16 +287,16 @@ Result<ModelConfig> parse_config(std::string_view json, std::string_view source)
   ModelConfig config;
   config.name = source;
   config.model_type = keys.text("model_type", "");
-  if (config.model_type.empty()) keys.fail_value("model_type", "one of llama, qwen2, qwen3, mistral, gpt2, gpt3");
+  if (config.model_type.empty()) keys.fail_value("model_type", "one of " + std::string(kModelTypes));
   if (keys.value("quantization_config") != nullptr) keys.unsupported("quantization_config", "none");
   if (!keys.status().ok()) return keys.status();
   const std::string& type = config.model_type;
-  if (type == "llama" || type == "qwen2" || type == "qwen3" || type == "mistral") {
+  if (type == "llama" || type == "qwen2" || type == "qwen3" || type == "mistral" || type == "mixtral") {
     parse_llama_like(keys, config);
   } else if (type == "gpt2" || type == "gpt3") {
     parse_gpt2(keys, config);
   } else {
-    keys.unsupported("model_type", "llama, qwen2, qwen3, mistral, gpt2, gpt3");
+    keys.unsupported("model_type", kModelTypes);
   }
   if (!keys.status().ok()) return keys.status();
   OVERLACE_TRY(check_heads(config, source));

@@ -20,11 +20,20 @@ struct RopeScaling {
   int64_t original_max_position = 8192;
 };
 
+/// The feed-forward block of a mixture of experts: gated experts without biases, in place of the dense block.
+struct Experts {
+  int64_t count = 0;         // 0: the block is dense
+  int64_t per_token = 0;     // experts that a token goes to
+  int64_t intermediate = 0;  // of one expert
+  bool renormalize = true;   // weights of the chosen experts sum to 1
+};
+
 /// One decoder layer's shape; all layers are alike.
 struct ModelConfig {
   std::string name;        // "Llama-3.1-70B" or the file's path
-  std::string model_type;  // llama qwen2 qwen3 mistral gpt2 gpt3
+  std::string model_type;  // llama qwen2 qwen3 mistral mixtral gpt2 gpt3
   int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+  Experts experts;  // where there are some, intermediate is 0
   Norm norm = Norm::rms;
   double norm_eps = 1e-5;
   Activation activation = Activation::swiglu;
@@ -35,6 +44,7 @@ struct ModelConfig {
   bool qk_norm = false;         // Qwen3: RMS norm of each q and k head before RoPE
   int64_t sliding_window = 0;   // Mistral: keys further back are masked; 0: none
   bool conv1d_weights = false;  // GPT-2 checkpoints store (in, out)
+  bool has_experts() const { return experts.count > 0; }
   bool gated() const { return activation == Activation::swiglu; }
 };
 

@@ -24,6 +24,9 @@ LayerLayout::LayerLayout(const ModelConfig& config, const Shard& shard, DType dt
   place(&LayerWeights::up_bias, {Weight::gate_bias, Weight::up_bias});
   place(&LayerWeights::down, {Weight::down});
   place(&LayerWeights::down_bias, {Weight::down_bias});
+  place(&LayerWeights::router, {Weight::router});
+  place(&LayerWeights::expert_up, {Weight::expert_up});
+  place(&LayerWeights::expert_down, {Weight::expert_down});
 }
 
 /// The parts one below the other (vectors: one beside the other) in one tensor.

@@ -22,6 +22,7 @@ struct LayerWeights {
   TensorView o, o_bias;                             // (hidden, my heads), (1, hidden)
   TensorView up, up_bias;                           // (up columns, hidden): gate rows, then up rows
   TensorView down, down_bias;                       // (hidden, my intermediate), (1, hidden)
+  TensorView router, expert_up, expert_down;        // as Weight has them, but my experts'; undefined without any
 };
 
 /// The same in every layer.

@@ -1,6 +1,11 @@
 // The stack in fp64 on whole matrices, without shards, operators or devices: what Stack is compared with.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
+#include <numeric>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "src/base/half.h"
@@ -36,8 +41,14 @@ double activate(Activation kind, double x) {
 class Oracle {
  public:
   Oracle(const ModelConfig& config, const Problem& problem, Weights& weights, OracleMath& math, int threads,
-         std::stop_token stop)
-      : config_(config), problem_(problem), weights_(weights), math_(math), threads_(threads), stop_(std::move(stop)) {}
+         std::stop_token stop, const std::vector<int32_t>& given)
+      : config_(config),
+        problem_(problem),
+        weights_(weights),
+        math_(math),
+        threads_(threads),
+        stop_(std::move(stop)),
+        given_(given) {}
 
   Status layer(int64_t index, Matrix& x) {
     layer_ = index;
@@ -55,6 +66,15 @@ class Oracle {
     OVERLACE_TRY(project(h, Weight::o, Weight::o_bias, o));
     for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
     OVERLACE_TRY(norm(x, Weight::norm2, Weight::norm2_bias, h));
+    OVERLACE_TRY(config_.has_experts() ? expert_block(h, o) : dense_block(h, up, o));
+    for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
+    return {};
+  }
+
+  double gap() const { return gap_; }
+
+ private:
+  Status dense_block(const Matrix& h, Matrix& up, Matrix& o) {
     OVERLACE_TRY(project(h, Weight::up, Weight::up_bias, up));
     if (config_.gated()) {
       Matrix gate;
@@ -63,18 +83,83 @@ class Oracle {
     } else {
       for (double& value : up) value = activate(config_.activation, value);
     }
-    OVERLACE_TRY(project(up, Weight::down, Weight::down_bias, o));
-    for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
+    return project(up, Weight::down, Weight::down_bias, o);
+  }
+
+  /// One expert after the other, on its tokens only.
+  Status expert_block(const Matrix& h, Matrix& out) {
+    const int64_t count = config_.experts.count, inner = config_.experts.intermediate, hidden = config_.hidden;
+    Matrix shares, w1, w2;  // shares: (tokens, experts), 0 where a token does not go
+    OVERLACE_TRY(route(h, shares));
+    out.assign(h.size(), 0.0);
+    for (int64_t e = 0; e < count; ++e) {
+      std::vector<int64_t> rows;
+      for (int64_t t = 0; t < problem_.tokens; ++t)
+        if (shares[size(t * count + e)] != 0) rows.push_back(t);
+      if (rows.empty()) continue;
+      const auto n = static_cast<int64_t>(rows.size());
+      OVERLACE_TRY(weight(Weight::expert_up, {e * 2 * inner, 2 * inner, 0, hidden}, w1));
+      OVERLACE_TRY(weight(Weight::expert_down, {e * hidden, hidden, 0, inner}, w2));
+      Matrix in, both(size(n * 2 * inner)), act(size(n * inner)), y(size(n * hidden));
+      for (const int64_t t : rows) in.insert(in.end(), h.begin() + t * hidden, h.begin() + (t + 1) * hidden);
+      OVERLACE_TRY(math_.gemm(in.data(), w1.data(), both.data(), n, 2 * inner, hidden));
+      for (int64_t i = 0; i < n * inner; ++i) {
+        const double* row = both.data() + i / inner * 2 * inner;
+        act[size(i)] = activate(config_.activation, row[i % inner]) * row[inner + i % inner];
+      }
+      OVERLACE_TRY(math_.gemm(act.data(), w2.data(), y.data(), n, hidden, inner));
+      for (int64_t i = 0; i < n * hidden; ++i) {
+        const int64_t t = rows[size(i / hidden)];
+        out[size(t * hidden + i % hidden)] += shares[size(t * count + e)] * y[size(i)];
+      }
+    }
     return {};
   }
 
- private:
+  /// Weights of the experts of each token: of those given, else of those with the largest logits.
+  Status route(const Matrix& h, Matrix& shares) {
+    const auto count = size(config_.experts.count), k = size(config_.experts.per_token);
+    Matrix logits;
+    OVERLACE_TRY(project(h, Weight::router, {}, logits));
+    double squares = 0;
+    for (const double value : logits) squares += value * value;
+    const double rms = std::sqrt(squares / static_cast<double>(logits.size()));
+    shares.assign(logits.size(), 0.0);
+    const auto tokens = size(problem_.tokens);
+    for (size_t t = 0; t < tokens; ++t) {
+      const double* of = logits.data() + t * count;
+      std::vector<int32_t> order(count);
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return of[a] > of[b]; });
+      std::vector<int32_t> chosen(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k));
+      if (!given_.empty()) {
+        const auto first = given_.begin() + static_cast<std::ptrdiff_t>((size(layer_) * tokens + t) * k);
+        chosen.assign(first, first + static_cast<std::ptrdiff_t>(k));
+      }
+      const std::set<int32_t> different(chosen.begin(), chosen.end());
+      if (different.size() != k || *different.begin() < 0 || size(*different.rbegin()) >= count) {
+        gap_ = std::numeric_limits<double>::infinity();
+        continue;
+      }
+      double least = of[*different.begin()], sum = 0;
+      for (const int32_t e : chosen) least = std::min(least, of[e]);
+      for (size_t i = 0; i < k; ++i)
+        if (!different.contains(order[i])) gap_ = std::max(gap_, (of[order[i]] - least) / rms);
+      for (size_t e = 0; e < count; ++e)
+        if (!config_.experts.renormalize || different.contains(static_cast<int32_t>(e)))
+          sum += std::exp(of[e] - of[order[0]]);
+      for (const int32_t e : chosen) shares[t * count + size(e)] = std::exp(of[e] - of[order[0]]) / sum;
+    }
+    return {};
+  }
+
   /// The whole weight after its rounding to the problem's dtype; empty if the model has none.
-  Status weight(Weight which, Matrix& out) {
+  Status weight(Weight which, Matrix& out) { return weight(which, weight_shape(config_, which), out); }
+
+  Status weight(Weight which, const WeightBox& shape, Matrix& out) {
     out.clear();
     if (stop_.stop_requested()) return base::error(Errc::aborted, "oracle: stopped by its caller");
     if (!has_weight(config_, which)) return {};
-    const WeightBox shape = weight_shape(config_, which);
     out.resize(size(shape.rows * shape.cols));
     std::vector<char> stored(out.size() * dtype_bytes(problem_.dtype));
     if (weights_.is_seeded()) {
@@ -93,11 +178,11 @@ class Oracle {
     return {};
   }
 
-  Status project(const Matrix& in, Weight which, Weight which_bias, Matrix& out) {
+  Status project(const Matrix& in, Weight which, std::optional<Weight> which_bias, Matrix& out) {
     const WeightBox shape = weight_shape(config_, which);
     Matrix w, bias;
     OVERLACE_TRY(weight(which, w));
-    OVERLACE_TRY(weight(which_bias, bias));
+    if (which_bias) OVERLACE_TRY(weight(*which_bias, bias));
     out.assign(size(problem_.tokens * shape.rows), 0.0);
     OVERLACE_TRY(math_.gemm(in.data(), w.data(), out.data(), problem_.tokens, shape.rows, shape.cols));
     for (size_t i = 0; i < out.size() && !bias.empty(); ++i) out[i] += bias[i % bias.size()];
@@ -156,6 +241,8 @@ class Oracle {
   int threads_;
   std::stop_token stop_;
   int64_t layer_ = 0;
+  const std::vector<int32_t>& given_;
+  double gap_ = 0;
 };
 
 Result<std::unique_ptr<OracleMath>> make_math(int device, int threads, const std::stop_token& stop) {
@@ -170,12 +257,17 @@ Result<std::unique_ptr<OracleMath>> make_math(int device, int threads, const std
 }  // namespace
 
 Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem, const std::vector<float>& input,
-                                   int device, int threads, std::stop_token stop) {
+                                   int device, int threads, std::stop_token stop, ExpertChoices* choices) {
   const auto whole = make_shard(config, problem, 0, 1);
   if (!whole.ok()) return whole.status();
   if (static_cast<int64_t>(input.size()) != problem.tokens * config.hidden)
     return base::invalid_argument("oracle: the input has {} elements, wanted {} tokens x {}", input.size(),
                                   problem.tokens, config.hidden);
+  const std::vector<int32_t> none;
+  const std::vector<int32_t>& given = choices == nullptr ? none : choices->experts;
+  const int64_t wanted = problem.layers * problem.tokens * config.experts.per_token;
+  if (!given.empty() && static_cast<int64_t>(given.size()) != wanted)
+    return base::invalid_argument("oracle: there are {} choices of experts, wanted {}", given.size(), wanted);
   auto math = make_math(device, threads, stop);
   if (!math.ok()) return math.status();
   auto weights = Weights::open(config, problem);
@@ -187,8 +279,9 @@ Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& pro
       base::store_element(rounded, problem.dtype, 0, static_cast<double>(input[i]));
       x[i] = base::load_element(rounded, problem.dtype, 0);
     }
-    Oracle run(config, problem, *weights, **math, threads, stop);
+    Oracle run(config, problem, *weights, **math, threads, stop, given);
     for (int64_t layer = 0; layer < problem.layers; ++layer) OVERLACE_TRY(run.layer(layer, x));
+    if (choices != nullptr) choices->gap = run.gap();
     return x;
   } catch (...) {
     return base::status_of_current_exception();

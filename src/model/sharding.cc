@@ -26,6 +26,12 @@ Status check_problem(const ModelConfig& config, const Problem& problem) {
     return invalid_argument("micro_batch is {}, wanted 0 or a multiple of sequence_length {}", problem.micro_batch,
                             problem.sequence_length);
   if (problem.device_bytes < 0) return invalid_argument("device_bytes is {}, wanted 0 or more", problem.device_bytes);
+  if (config.has_experts() && problem.device_bytes > 0)
+    return base::error(Errc::not_supported, "device_bytes is {}, wanted 0: {} has experts, and those do not stream",
+                       problem.device_bytes, config.name);
+  if (config.has_experts() && !problem.checkpoint.empty())
+    return base::error(Errc::not_supported, "checkpoint is {}, wanted none: {} has experts, which are made from a seed",
+                       problem.checkpoint, config.name);
   if (problem.from_disk && problem.checkpoint.empty())
     return invalid_argument("weights stream from disk, but there is no checkpoint, wanted one or host memory");
   if (problem.dtype != DType::fp32 && problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
@@ -63,6 +69,8 @@ Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int 
   shard.first_kv_head = shard.first_head / (config.heads / config.kv_heads);
   shard.intermediate = config.intermediate / ranks;
   shard.first_intermediate = shard.intermediate * rank;
+  shard.first_expert = config.experts.count * rank / ranks;
+  shard.experts = config.experts.count * (rank + 1) / ranks - shard.first_expert;
   return shard;
 }
 
@@ -90,6 +98,11 @@ WeightBox shard_box(const ModelConfig& config, const Shard& shard, Weight weight
       return {0, 1, shard.first_intermediate, shard.intermediate};
     case Weight::down:
       return {0, box.rows, shard.first_intermediate, shard.intermediate};
+    case Weight::expert_up:
+    case Weight::expert_down: {
+      const int64_t rows = box.rows / config.experts.count;  // of one
+      return {shard.first_expert * rows, shard.experts * rows, 0, box.cols};
+    }
     default:
       return box;
   }
@@ -112,12 +125,15 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
     return s;
   };
   const bool gated = config.gated();
-  return std::vector<Site>{
+  std::vector<Site> out = {
       site("qkv", spec::kAgGemm, shard.qkv_columns(config), config.hidden, config.qkv_bias),
       site("o_proj", spec::kGemmRs, config.hidden, shard.heads * config.head_dim, config.o_bias),
-      site(gated ? "gate_up" : "fc1", spec::kAgGemm, shard.up_columns(config), config.hidden, config.mlp_bias),
-      site(gated ? "down" : "fc2", spec::kGemmRs, config.hidden, shard.intermediate, config.mlp_bias),
   };
+  if (config.has_experts()) return out;
+  out.push_back(
+      site(gated ? "gate_up" : "fc1", spec::kAgGemm, shard.up_columns(config), config.hidden, config.mlp_bias));
+  out.push_back(site(gated ? "down" : "fc2", spec::kGemmRs, config.hidden, shard.intermediate, config.mlp_bias));
+  return out;
 }
 
 }  // namespace overlace::model

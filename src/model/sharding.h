@@ -16,6 +16,7 @@ struct Shard {
   int64_t first_head = 0, heads = 0;        // query heads
   int64_t first_kv_head = 0, kv_heads = 0;  // replicated where there are more ranks than KV heads
   int64_t first_intermediate = 0, intermediate = 0;
+  int64_t first_expert = 0, experts = 0;  // whole ones; a rank may have none
   int64_t qkv_columns(const ModelConfig& c) const { return (heads + 2 * kv_heads) * c.head_dim; }
   int64_t up_columns(const ModelConfig& c) const { return (c.gated() ? 2 : 1) * intermediate; }
 };

@@ -12,6 +12,14 @@ constexpr std::string_view kTiny = R"({
   "mlp_bias": false
 })";
 
+// Ten experts split evenly over 1, 2 or 5 ranks, twelve heads over 1, 2, 3, 4, 6 or 12.
+constexpr std::string_view kTinyMoe = R"({
+  "model_type": "mixtral", "hidden_size": 384, "intermediate_size": 256, "num_hidden_layers": 2,
+  "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 32, "hidden_act": "silu",
+  "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": null,
+  "num_local_experts": 10, "num_experts_per_tok": 2
+})";
+
 constexpr std::string_view kLlama31_8B = R"({
   "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
   "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131072,
@@ -56,6 +64,7 @@ constexpr std::string_view kGpt3_175B = R"({
 
 constexpr ShippedConfig kShipped[] = {
     {"tiny", kTiny},
+    {"tiny-moe", kTinyMoe},
     {"Llama-3.1-8B", kLlama31_8B},
     {"Llama-3.1-70B", kLlama31_70B},
     {"Qwen3-8B", kQwen3_8B},

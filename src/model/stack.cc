@@ -7,6 +7,7 @@
 
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/gemm_rs.h"
+#include "overlace/ops/moe.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
 #include "src/exec/run.h"
@@ -29,11 +30,18 @@ enum SiteIndex : size_t { kQkv, kOProj, kUp, kDown, kNumSites };
 
 /// Of one micro-batch; what all share is overwritten by the next.
 struct Activations {
+  int64_t first_row = 0;                   // of mine
   TensorView x, down_out;                  // (its rows of mine, hidden): residual stream, and what it still lacks
   TensorView norm1_out, norm2_out, o_out;  // (its rows of mine, hidden)
   TensorView qkv, heads_out;               // (its tokens, qkv columns), (its tokens, my heads * head_dim)
   TensorView up, activated;                // (its tokens, up columns), (its tokens, my intermediate)
 };
+
+std::string names_of(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
 
 TensorView as_vector(const TensorView& row) {
   if (!row.defined()) return {};
@@ -92,6 +100,7 @@ class StackImpl final : public Stack {
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
   WeightStats weight_stats() const override;
+  const std::vector<int32_t>& expert_choices() const override { return choices_; }
   std::vector<base::Span> take_transfers() override {
     return stream_ == nullptr ? std::vector<base::Span>() : stream_->take_transfers();
   }
@@ -110,7 +119,9 @@ class StackImpl final : public Stack {
   /// The weights of a layer, which a stream may have to bring first.
   Result<LayerWeights> acquire(int64_t layer);
   Status release(int64_t layer);
-  Status one_layer(const LayerWeights& w, const Schedules& schedules, const Activations& a, const TensorView& pending);
+  Status one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a);
+  /// Router and experts in place of the dense block: norm2_out to down_out.
+  Status expert_block(const LayerWeights& w, const Activations& a, int64_t layer);
   Status all_layers(const Schedules& schedules, const Schedules& of_last);
   Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
@@ -134,6 +145,7 @@ class StackImpl final : public Stack {
   int64_t held_ = -1;                    // layer that run_site() uses and the next pass begins with
   LayerWeights held_weights_;
   int64_t passes_ = 0, made_bytes_ = 0;
+  std::vector<int32_t> choices_;     // (layers, my rows, experts of a token)
   TensorView input_, x_, down_out_;  // (my rows, hidden)
   TensorView cosine_, sine_;         // (sequence_length, head_dim / 2) fp32
 };
@@ -177,10 +189,12 @@ Status StackImpl::make_activations() {
     OVERLACE_TRY(make(view, first.rows, hidden, "hidden states"));
   OVERLACE_TRY(make(&all.qkv, first.tokens, shard_.qkv_columns(config_), "qkv"));
   OVERLACE_TRY(make(&all.heads_out, first.tokens, shard_.heads * config_.head_dim, "attention"));
+  choices_.resize(static_cast<size_t>(problem_.layers * rows * config_.experts.per_token));
   OVERLACE_TRY(make(&all.up, first.tokens, shard_.up_columns(config_), "MLP"));
   OVERLACE_TRY(make(&all.activated, first.tokens, shard_.intermediate, "MLP"));
   for (const MicroBatch& batch : batches_) {
     Activations a;
+    a.first_row = batch.at;
     a.x = x_.rows(batch.at, batch.rows);
     a.down_out = down_out_.rows(batch.at, batch.rows);
     for (TensorView Activations::*view : {&Activations::norm1_out, &Activations::norm2_out, &Activations::o_out})
@@ -250,11 +264,11 @@ Status StackImpl::load(const std::vector<Site>& sites) {
 
 Result<StackImpl::Schedules> StackImpl::choose(const SiteSchedules& schedules) const {
   Schedules chosen{};
-  for (size_t i = 0; i < kNumSites; ++i) {
+  for (size_t i = 0; i < site_names_.size(); ++i) {
     const auto found = schedules.find(site_names_[i]);
     if (found == schedules.end())
-      return base::invalid_argument("schedules: none for site \"{}\", wanted one for each of {}, {}, {}, {}",
-                                    site_names_[i], site_names_[0], site_names_[1], site_names_[2], site_names_[3]);
+      return base::invalid_argument("schedules: none for site \"{}\", wanted one for each of {}", site_names_[i],
+                                    names_of(site_names_));
     chosen[i] = &found->second;
   }
   return chosen;
@@ -298,9 +312,38 @@ Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const Ac
   }
 }
 
-/// `pending`: what the residual stream still lacks, added with the first norm.
-Status StackImpl::one_layer(const LayerWeights& w, const Schedules& schedules, const Activations& a,
-                            const TensorView& pending) {
+Status StackImpl::expert_block(const LayerWeights& w, const Activations& a, int64_t layer) {
+  const Experts& experts = config_.experts;
+  const int64_t rows = a.x.dim(0), k = experts.per_token;
+  std::vector<float> weights(static_cast<size_t>(rows * k));
+  int32_t* chosen = choices_.data() + (layer * x_.dim(0) + a.first_row) * k;
+  try {
+    ops::MoeRouterArgs router;
+    router.x = a.norm2_out;
+    router.w_gate = w.router;
+    router.idx = TensorView::contiguous(chosen, DType::i32, {rows, k});
+    router.weights = TensorView::contiguous(weights.data(), DType::fp32, {rows, k});
+    router.renormalize = experts.renormalize;
+    ops::choose_experts(router);
+    ops::MoeArgs args;
+    args.x = a.norm2_out;
+    args.idx = router.idx;
+    args.weights = router.weights;
+    args.w1 = TensorView::contiguous(w.expert_up.data, problem_.dtype,
+                                     {shard_.experts, 2 * experts.intermediate, config_.hidden});
+    args.w2 = TensorView::contiguous(w.expert_down.data, problem_.dtype,
+                                     {shard_.experts, config_.hidden, experts.intermediate});
+    args.out = a.down_out;
+    args.num_experts = experts.count;
+    ops::run(channel_, args);
+    return {};
+  } catch (...) {
+    return base::status_of_current_exception();
+  }
+}
+
+Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a) {
+  const TensorView pending = layer == 0 ? TensorView() : a.down_out;  // what the residual stream still lacks
   AddNormArgs norm{
       a.x, pending, a.norm1_out, config_.norm, config_.norm_eps, as_vector(w.norm1), as_vector(w.norm1_bias)};
   OVERLACE_TRY(device_->add_norm(norm));
@@ -315,6 +358,7 @@ Status StackImpl::one_layer(const LayerWeights& w, const Schedules& schedules, c
   norm.weight = as_vector(w.norm2);
   norm.bias = as_vector(w.norm2_bias);
   OVERLACE_TRY(device_->add_norm(norm));
+  if (config_.has_experts()) return exec::run_traced(channel_, "experts", [&] { return expert_block(w, a, layer); });
   OVERLACE_TRY(site(kUp, w, a, *schedules[kUp]));
   OVERLACE_TRY(device_->activation({config_.activation, a.up, a.activated}));
   return site(kDown, w, a, *schedules[kDown]);
@@ -347,7 +391,7 @@ Status StackImpl::all_layers(const Schedules& schedules, const Schedules& of_las
     for (size_t b = 0; b < batches_.size(); ++b) {
       const bool is_last = b + 1 == batches_.size();
       const Activations& a = activations_[b];
-      OVERLACE_TRY(one_layer(*weights, is_last ? of_last : schedules, a, layer == 0 ? TensorView() : a.down_out));
+      OVERLACE_TRY(one_layer(layer, *weights, is_last ? of_last : schedules, a));
     }
     OVERLACE_TRY(release(layer));
   }
@@ -362,7 +406,7 @@ Status StackImpl::make_last(const Schedules& chosen, std::array<spec::Schedule, 
   *out = chosen;
   const int64_t tokens = batches_.back().tokens;
   if (tokens == batches_.front().tokens) return {};
-  for (size_t i = 0; i < kNumSites; ++i) {
+  for (size_t i = 0; i < site_names_.size(); ++i) {
     const spec::Schedule& given = *chosen[i];
     spec::OpSpec op = site_ops_[i];
     const auto number = [&](const char* name) {
@@ -407,10 +451,9 @@ Status StackImpl::forward(const float* input, const SiteSchedules& schedules, fl
 
 Status StackImpl::run_site(const std::string& name, const spec::Schedule& schedule, int iterations) {
   size_t index = 0;
-  while (index < kNumSites && site_names_[index] != name) ++index;
-  if (index == kNumSites)
-    return base::invalid_argument("site is \"{}\", wanted {}, {}, {} or {}", name, site_names_[0], site_names_[1],
-                                  site_names_[2], site_names_[3]);
+  while (index < site_names_.size() && site_names_[index] != name) ++index;
+  if (index == site_names_.size())
+    return base::invalid_argument("site is \"{}\", wanted one of {}", name, names_of(site_names_));
   const auto weights = acquire(0);
   if (!weights.ok()) return weights.status();
   if (stream_ != nullptr && !placement_.is_resident.front()) {  // the next pass begins with it
@@ -446,6 +489,9 @@ Status make_stack(const ModelConfig& config, const Problem& problem, Channel& ch
   const int ranks = channel.team().size();
   const auto shard = make_shard(config, problem, channel.team().rank(), ranks);
   if (!shard.ok()) return shard.status();
+  if (config.has_experts() && channel.stream().kind != StreamRef::Kind::cpu)
+    return base::error(Errc::not_supported, "{} has experts, which run on CPU ranks only, wanted --backend cpu",
+                       config.name);
   const auto all_sites = sites(config, problem, ranks);
   if (!all_sites.ok()) return all_sites.status();
   auto device = make_device(channel);

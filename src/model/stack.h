@@ -29,7 +29,8 @@ struct Problem {
   bool from_disk = false;    // what does not fit streams from the checkpoint's files, not from host memory
 };
 
-/// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer.
+/// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer. A
+/// layer with experts has the first two.
 struct Site {
   std::string name;
   spec::OpSpec op;  // as this rank sees it
@@ -68,14 +69,26 @@ class Stack {
   virtual base::Status synchronize() = 0;
   /// Since the stack was made.
   virtual WeightStats weight_stats() const = 0;
+  /// The experts that my tokens chose in the last pass, (layers, my rows, experts of a token); rows are those of
+  /// forward(). Empty without experts.
+  virtual const std::vector<int32_t>& expert_choices() const = 0;
   /// Spans of layers that were brought into slots since the last call; for timelines.
   virtual std::vector<base::Span> take_transfers() = 0;
+};
+
+/// Choices of experts. Rounding may change a choice where two experts are nearly alike, so that values are compared
+/// along the choice of a run, and that choice apart.
+struct ExpertChoices {
+  std::vector<int32_t> experts{};  // (layers, tokens, experts of a token) that a run chose; empty: the oracle chooses
+  /// What the oracle finds: by how much a choice misses the largest logits, at most, in units of the logits' rms.
+  /// Infinite where it is no choice of different experts.
+  double gap = 0;
 };
 
 /// fp64 oracle of the whole stack from the same (dtype-rounded) weights and input: tokens x hidden. On `device` >= 0
 /// with CUDA, else on the CPU with `threads` threads. `aborted` soon after `stop` is requested.
 base::Result<std::vector<double>> oracle(const ModelConfig& config, const Problem& problem,
                                          const std::vector<float>& input, int device, int threads,
-                                         std::stop_token stop = {});
+                                         std::stop_token stop = {}, ExpertChoices* choices = nullptr);
 
 }  // namespace overlace::model

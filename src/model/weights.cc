@@ -117,6 +117,9 @@ bool is_matrix(Weight w) {
     case Weight::gate:
     case Weight::up:
     case Weight::down:
+    case Weight::router:
+    case Weight::expert_up:
+    case Weight::expert_down:
       return true;
     default:
       return false;
@@ -149,6 +152,12 @@ WeightBox weight_shape(const ModelConfig& c, Weight weight) {
       return {0, 1, 0, c.intermediate};
     case Weight::down:
       return {0, c.hidden, 0, c.intermediate};
+    case Weight::router:
+      return {0, c.experts.count, 0, c.hidden};
+    case Weight::expert_up:
+      return {0, c.experts.count * 2 * c.experts.intermediate, 0, c.hidden};
+    case Weight::expert_down:
+      return {0, c.experts.count * c.hidden, 0, c.experts.intermediate};
     default:  // norms and the biases of o and down
       return {0, 1, 0, c.hidden};
   }
@@ -169,12 +178,19 @@ bool has_weight(const ModelConfig& c, Weight weight) {
     case Weight::o_bias:
       return c.o_bias;
     case Weight::gate:
-      return c.gated();
+      return c.gated() && !c.has_experts();
+    case Weight::up:
+    case Weight::down:
+      return !c.has_experts();
     case Weight::gate_bias:
       return c.gated() && c.mlp_bias;
     case Weight::up_bias:
     case Weight::down_bias:
       return c.mlp_bias;
+    case Weight::router:
+    case Weight::expert_up:
+    case Weight::expert_down:
+      return c.has_experts();
     default:
       return true;
   }

@@ -36,6 +36,9 @@ enum class Weight {
   up_bias,
   down,
   down_bias,
+  router,       // (experts, hidden)
+  expert_up,    // of each expert its gate rows, then its up rows
+  expert_down,  // of each expert (hidden, its intermediate)
 };
 
 /// Rows and columns of a weight, from a first row and column on.

@@ -86,6 +86,25 @@ TEST(Run, GivesATrueResultOverTwoProcesses) {
   EXPECT_EQ(npy_values(directory.read("y.npy")).size(), 24u * 16);
 }
 
+TEST(Run, RunsExpertsThatRanksCannotShareEqually) {
+  for (const char* ranks : {"1", "2", "3"}) {
+    Directory directory;
+    Command command;
+    command.args = {"run", "--config", "tiny-moe", "-n",     ranks,  "--tokens", "50",     "--sequence-length",
+                    "10",  "--repeat", "1",        "--link", "none", "--json",   "r.json", "--micro-batch",
+                    "20"};
+    command.env = kNoGpu;
+    command.directory = directory.path();
+    const Result result = run(command);
+    ASSERT_EQ(result.exit, 0) << ranks << " ranks: " << result.out << result.err;
+    const Json json = Json::parse(directory.read("r.json")).value();
+    EXPECT_TRUE(json.find("ok")->as_bool());
+    EXPECT_GT(json.find("error")->as_double(), 0);
+    EXPECT_LT(json.find("error")->as_double(), 1e-4);
+    EXPECT_EQ(json.find("sites")->as_array().size(), 2u);
+  }
+}
+
 TEST(Run, TakesWhatThePlanCacheKeeps) {
   Directory directory;
   const auto reasons = [&](std::map<std::string, std::string> env, const char* link = "none") {

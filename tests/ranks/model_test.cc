@@ -179,7 +179,8 @@ TEST(StackCallsTest, TimingCallsLeaveForwardAsItWas) {
     expect_ok(stack->synchronize());
     const base::Status unknown = stack->run_site("attention", schedules.at("qkv"), 1);
     EXPECT_EQ(unknown.code(), Errc::invalid_argument);
-    EXPECT_NE(unknown.message().find("wanted qkv, o_proj, gate_up or down"), std::string::npos) << unknown.message();
+    EXPECT_NE(unknown.message().find("wanted one of qkv, o_proj, gate_up, down"), std::string::npos)
+        << unknown.message();
     SiteSchedules fewer = schedules;
     fewer.erase("down");
     const base::Status missing = stack->run_layers(fewer, 1);

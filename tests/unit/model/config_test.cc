@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "tests/unit/model/scratch_dir.h"
@@ -107,6 +108,28 @@ TEST(ConfigTest, ReadsGpt2) {
   EXPECT_EQ(parsed(object(kGpt2, R"("activation_function": "relu")")).activation, Activation::relu);
 }
 
+TEST(ConfigTest, ReadsMixtralsExperts) {
+  const char* keys = R"("num_local_experts": 6, "num_experts_per_tok": 2)";
+  const ModelConfig c = parsed(of_type("mixtral", keys));
+  EXPECT_TRUE(c.has_experts());
+  EXPECT_EQ(c.experts.count, 6);
+  EXPECT_EQ(c.experts.per_token, 2);
+  EXPECT_EQ(c.experts.intermediate, 96);
+  EXPECT_EQ(c.intermediate, 0);
+  EXPECT_TRUE(c.experts.renormalize);
+  EXPECT_FALSE(parsed(object(kLlama, keys)).has_experts());
+  for (const auto& [bad, message] : std::map<std::string, std::string>{
+           {R"("num_experts_per_tok": 2)", "num_local_experts\" is missing, wanted an integer from 1 to 8192"},
+           {R"("num_local_experts": 6, "num_experts_per_tok": 7)", "is 7, wanted at most num_local_experts 6"},
+           {R"("num_local_experts": 6, "num_experts_per_tok": 33)", "is 33, wanted an integer from 1 to 32"},
+       }) {
+    const auto got = parse_config(of_type("mixtral", bad), "test.json");
+    ASSERT_FALSE(got.ok()) << bad;
+    EXPECT_EQ(got.status().code(), Errc::invalid_argument);
+    EXPECT_NE(got.status().message().find(message), std::string::npos) << got.status().message();
+  }
+}
+
 TEST(ConfigTest, ShippedOnesHaveTheirPublishedShapes) {
   const std::vector<std::string> names = shipped_configs();
   ASSERT_GE(names.size(), 7u);
@@ -171,7 +194,7 @@ const BadConfig kBadConfigs[] = {
     {"KeyTwice", object(kLlama, R"("hidden_size": 128)"), Errc::corrupt, "occurs twice"},
     {"NoType", R"({"hidden_size": 64})", Errc::invalid_argument, "\"model_type\" is missing"},
     {"TypeNumber", R"({"model_type": 5})", Errc::invalid_argument, "\"model_type\" is 5, wanted a string"},
-    {"OtherModel", of_type("mixtral"), Errc::not_supported, "\"model_type\" is \"mixtral\"; supported: llama"},
+    {"OtherModel", of_type("mamba"), Errc::not_supported, "\"model_type\" is \"mamba\"; supported: llama"},
     {"HiddenMissing", R"({"model_type": "llama"})", Errc::invalid_argument, "\"hidden_size\" is missing"},
     {"HiddenZero", replaced("hidden_size", "0"), Errc::invalid_argument,
      "\"hidden_size\" is 0, wanted an integer from 1"},

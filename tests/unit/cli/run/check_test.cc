@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace overlace::cli {
@@ -30,6 +31,22 @@ TEST(Judge, AllowsTwiceTheUnfusedErrorAndAnUlp) {
   EXPECT_NE(bad.why_not.find("overlapped run's error"), std::string::npos);
   EXPECT_TRUE(judge(0.004, 0, DType::bf16, 1, 512).ok);
   EXPECT_FALSE(judge(0.004, 0, DType::fp16, 1, 512).ok);
+}
+
+TEST(JudgeChoices, RefusesAChoiceThatRoundingDoesNotExplain) {
+  const auto verdict_of = [](double gap) {
+    Verdict verdict{true, 0, ""};
+    judge_choices(gap, 1e-6, DType::fp32, &verdict);
+    return verdict;
+  };
+  EXPECT_TRUE(verdict_of(0).ok);
+  EXPECT_TRUE(verdict_of(4e-6).ok);
+  EXPECT_FALSE(verdict_of(5e-6).ok);
+  EXPECT_FALSE(verdict_of(std::numeric_limits<double>::infinity()).ok);
+  EXPECT_NE(verdict_of(0.5).why_not.find("misses the largest logits by 0.5"), std::string::npos);
+  Verdict earlier{false, 0, "first"};
+  judge_choices(1, 1e-6, DType::fp32, &earlier);
+  EXPECT_EQ(earlier.why_not, "first");
 }
 
 TEST(Judge, RefusesABaselineThatIsItselfWrong) {

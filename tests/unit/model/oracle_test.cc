@@ -1,0 +1,61 @@
+// What the fp64 oracle makes of choices of experts.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/model/stack.h"
+
+namespace overlace::model {
+namespace {
+
+constexpr int64_t kTokens = 32, kExperts = 4;
+
+ModelConfig config() {
+  return parse_config(R"({"model_type": "mixtral", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
+                          "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 1})",
+                      "test")
+      .value();
+}
+
+base::Result<std::vector<double>> run(ExpertChoices* choices) {
+  Problem problem;
+  problem.tokens = problem.sequence_length = kTokens;
+  std::vector<float> input(static_cast<size_t>(kTokens * config().hidden));
+  seeded_input(3, 0, kTokens, config().hidden, input.data());
+  return oracle(config(), problem, input, -1, 1, {}, choices);
+}
+
+TEST(ExpertChoices, OnlyTheLargestLogitsHaveNoGapAndGiveTheOraclesOwnValues) {
+  const std::vector<double> own = run(nullptr).value();
+  std::vector<int32_t> best;  // found by trying each expert for all tokens
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int32_t e = 0; e < kExperts; ++e) {
+      ExpertChoices choices{std::vector<int32_t>(kTokens, e)};
+      const std::vector<double> values = run(&choices).value();
+      EXPECT_GT(choices.gap, 0.01) << "no expert is the best of all tokens";
+      const auto at = static_cast<size_t>(t * config().hidden);
+      if (std::equal(values.begin() + t * config().hidden, values.begin() + (t + 1) * config().hidden, &own[at]))
+        best.push_back(e);
+    }
+  }
+  ASSERT_EQ(best.size(), static_cast<size_t>(kTokens)) << "experts differ in what they give";
+  ExpertChoices choices{best};
+  EXPECT_EQ(run(&choices).value(), own);
+  EXPECT_EQ(choices.gap, 0);
+}
+
+TEST(ExpertChoices, RefusesWhatIsNoChoice) {
+  for (const int32_t expert : {-1, 4}) {
+    ExpertChoices choices{std::vector<int32_t>(kTokens, expert)};
+    ASSERT_TRUE(run(&choices).ok());
+    EXPECT_TRUE(std::isinf(choices.gap)) << expert;
+  }
+  ExpertChoices few{{0, 1}};
+  const auto got = run(&few);
+  ASSERT_FALSE(got.ok());
+  EXPECT_EQ(got.status().message(), "oracle: there are 2 choices of experts, wanted 32");
+}
+
+}  // namespace
+}  // namespace overlace::model
