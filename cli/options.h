@@ -43,6 +43,8 @@ std::vector<std::string> python_words(const CLI::App& app);
 struct GnnRateWords;
 /// Options of `gnn plan` and `sim graph gnn`.
 void add_gnn_rates(CLI::App* app, GnnRateWords* words);
+/// --field of the commands that pose a problem of any operator; set_fields() reads the words.
+void add_fields(CLI::App* parser, std::vector<std::string>* words);
 struct PlanOffloadWords;
 /// What `overlace plan offload` and `overlace sim graph offload` have in common.
 void add_offload_words(CLI::App* parser, PlanOffloadWords* words);

@@ -73,7 +73,7 @@ spec::OpSpec op_of(const std::string& op, int64_t m, int64_t n, int64_t k, int r
   out.ranks = ranks == 0 ? machine.ranks : ranks;
   out.dtype = out.out_dtype = dtype_of(dtype);
   const spec::OperatorDef* def = spec::find_operator(op);
-  const int64_t least = def == nullptr || def->fields.empty() ? 1 : 0;  // fields may say what a size does elsewhere
+  const int64_t least = def == nullptr || def->pose == nullptr ? 1 : 0;  // fields may say what a size does elsewhere
   for (const auto& [name, value] : {std::pair{"--m", m}, {"--n", n}, {"--k", k}}) {
     if (value < least)
       throw_error(Errc::invalid_argument, base::format("{} is {}, wanted at least {}", name, value, least));

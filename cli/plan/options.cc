@@ -11,6 +11,11 @@
 
 namespace overlace::cli {
 
+void add_fields(CLI::App* parser, std::vector<std::string>* words) {
+  parser->add_option("--field", *words, "A field of the operator, NAME=VALUE or NAME=@FILE; may be repeated")
+      ->take_all();
+}
+
 namespace {
 
 /// Returns the parser of `overlace plan co2`.
@@ -48,8 +53,7 @@ Command add_planner(CLI::App& app, const char* name, const char* what, bool expl
   plan->add_option("--exchange", words->exchange, "Exchange of gemm_a2a and a2a_gemm: rows or cols")
       ->capture_default_str();
   plan->add_option("--blocks", words->blocks, "Columns that travel with cols, in blocks: 4096,1024,1024");
-  plan->add_option("--field", words->fields, "A field of the operator, NAME=VALUE or NAME=@FILE; may be repeated")
-      ->take_all();
+  add_fields(plan, &words->fields);
   plan->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
   plan->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
   plan->add_option("--tier", words->tier, "rule, recurrence, simulation or probe")->capture_default_str();

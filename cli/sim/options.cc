@@ -37,6 +37,7 @@ CLI::App* add_schedules(CLI::App& app, SimWords* words) {
     one->add_option("--n", words->n, "Columns, of one rank in ag_gemm");
     one->add_option("--k", words->k, "Depth, of one rank in gemm_rs and gemm_ar");
     one->add_option("--dtype", words->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+    add_fields(one, &words->fields);
     one->add_option("-n,--ranks", words->ranks, "Ranks (default: the machine's)");
     one->add_option("--machine", words->machine, "A shipped machine or FILE.json")->capture_default_str();
     one->add_option("--calls", words->calls, "Calls in a row; their later half is timed")->capture_default_str();
@@ -221,6 +222,7 @@ void add_sweep_and_check(CLI::App& sim, SimModelWords* words) {
   sweep->add_option("--degrees", w->degrees, "Chunks per shard; the fastest counts")->capture_default_str();
   sweep->add_option("--machines", w->machines, "Shipped machines or FILE.json")->capture_default_str();
   sweep->add_option("--dtype", w->dtype, "fp64, fp32, fp16 or bf16")->capture_default_str();
+  add_fields(sweep, &w->fields);
   sweep->add_option("--calls", w->calls, "Calls in a row; their later half is timed")
       ->capture_default_str()
       ->check(number_error<int64_t>);

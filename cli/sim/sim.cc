@@ -29,9 +29,11 @@ constexpr int kMaxRanks = 65536;
 [[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
 
 spec::Schedule schedule_of(const SimWords& words, const spec::Machine& machine) {
-  if (words.schedule.empty())
-    return spec::make_schedule(op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks),
-                               words.family, words.degree);
+  if (words.schedule.empty()) {
+    spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+    set_fields(&op, words.fields);
+    return spec::make_schedule(op, words.family, words.degree);
+  }
   base::Result<std::string> text = base::read_file(words.schedule);
   text.status().or_throw();
   spec::Schedule schedule = spec::Schedule::from_json(*text);
@@ -163,7 +165,8 @@ base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& s
 int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
   const spec::Machine machine = spec::find_machine(words.machine);
-  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  set_fields(&op, words.fields);
   if (spec::families(op.op).empty()) refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names()));
   const std::vector<Row> rows = compare(op, machine, words.calls);
   double library_us = 0, slowest_us = 0;

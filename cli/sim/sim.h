@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "overlace/schedule.h"
 #include "src/base/status.h"
@@ -20,6 +21,7 @@ struct SimWords {
   int degree = 1, seeds = 0, calls = 1;
   bool parts = false;
   std::string trace, json;
+  std::vector<std::string> fields;
 };
 
 /// Not_supported with what is missing if the machine's GPUs have no kernel for the schedule. CPU ranks run each one.

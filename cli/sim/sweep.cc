@@ -124,7 +124,8 @@ std::vector<Row> sweep(const SweepWords& words) {
           for (const int64_t m : ms) {
             if (ranks > kMaxRanks) refuse(base::format("--ranks has {}, wanted at most {}", ranks, kMaxRanks));
             const Point point{machine.name, ranks, m, n, k};
-            const spec::OpSpec op = op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMaxRanks);
+            spec::OpSpec op = op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMaxRanks);
+            set_fields(&op, words.fields);
             const double library_us = row_of(point, op, machine, std::string(spec::kLibrary), {1}, words.calls).us;
             for (const std::string& family : families) {
               rows.push_back(row_of(point, op, machine, family, degrees, words.calls));

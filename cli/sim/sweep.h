@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "src/spec/families/families.h"
 
@@ -13,6 +14,7 @@ struct SweepWords {
   std::string ranks, families = "all", degrees = "1,2,4,8", machines = "h200x4", dtype = "bf16";
   int calls = 1;
   std::string json, plot;  // plot: .svg or .html
+  std::vector<std::string> fields;
 };
 
 /// A row per machine, team and shape and family (its fastest degree), beside `library` and the bound; exit code.

@@ -107,11 +107,10 @@ std::tuple<Tensor, Tensor> gemm_ar_norm(const Tensor& a, const Tensor& b, const 
   const Tensor added = with_contiguous_rows(residual);
   Tensor out = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
   Tensor normed = new_matrix(a, a.size(0), b.size(1), a.scalar_type());
-  if (b.size(1) == 0) return {out, normed};
 
   std::vector<ovl_arg> args = args_of(op, x, view_of({op, "a"}, out));
   args.push_back(ovl_tensor_arg("residual", view_of({op, "residual"}, added)));
-  args.push_back(ovl_tensor_arg("norm_weight", vector_of({op, "norm_weight"}, weight)));
+  args.push_back(ovl_tensor_arg("norm_weight", given_vector_of({op, "norm_weight"}, weight)));
   args.push_back(ovl_tensor_arg("normed", view_of({op, "a"}, normed)));
   args.push_back(ovl_real_arg("eps", eps));
   run(*group, op.data(), std::move(args), {{}, plan.c_str()});

@@ -114,8 +114,11 @@ ovl_tensor view_of(const Argument& argument, const Tensor& t) {
 }
 
 ovl_tensor vector_of(const Argument& argument, const Tensor& t) {
+  return t.numel() == 0 ? ovl_tensor{} : given_vector_of(argument, t);
+}
+
+ovl_tensor given_vector_of(const Argument& argument, const Tensor& t) {
   ovl_tensor view{};
-  if (t.numel() == 0) return view;
   view.data = t.data_ptr();
   view.dtype = dtype_of(argument, t.scalar_type());
   view.ndim = 1;

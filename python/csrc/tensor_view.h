@@ -86,5 +86,7 @@ Tensor with_either_contiguous(const Tensor& t);
 ovl_tensor view_of(const Argument& argument, const Tensor& t);
 /// A vector; not there without elements.
 ovl_tensor vector_of(const Argument& argument, const Tensor& t);
+/// A vector that may have no elements.
+ovl_tensor given_vector_of(const Argument& argument, const Tensor& t);
 
 }  // namespace overlace_torch

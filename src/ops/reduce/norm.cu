@@ -33,44 +33,67 @@ __device__ Acc block_sum(Acc value) {
   return total;
 }
 
+/// The elements of a group of columns; `is_wide`: by one load or store, else one by one, none behind the end of the
+/// row.
+template <bool is_wide, class T, int kGroup>
+__device__ Pack<T, kGroup> load_group(const T* row, int64_t col, int64_t cols) {
+  if constexpr (is_wide) return *reinterpret_cast<const Pack<T, kGroup>*>(row + col);
+  Pack<T, kGroup> out{};
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j)
+    if (col + j < cols) out.v[j] = row[col + j];
+  return out;
+}
+template <bool is_wide, class T, int kGroup>
+__device__ void store_group(T* row, int64_t col, int64_t cols, const Pack<T, kGroup>& values) {
+  if constexpr (is_wide) {
+    *reinterpret_cast<Pack<T, kGroup>*>(row + col) = values;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j)
+      if (col + j < cols) row[col + j] = values.v[j];
+  }
+}
+
+/// A thread has the same columns whether loads are wide or not, so that sums have the same bits wherever arguments lie.
 /// NOTE: plain loads, as out is written and read again here, by the same thread.
-template <class Acc, class T, int kVector>
+template <class Acc, class T, int kGroup, bool is_wide>
 __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ NormParams<T> p) {
-  using Elements = Pack<T, kVector>;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
     Acc squares = 0;
-    for (int64_t col = threadIdx.x * kVector; col < p.cols; col += kThreads * kVector) {
-      const auto sum = *reinterpret_cast<const Elements*>(p.sum + row * p.sum_pitch + col);
-      const auto residual = *reinterpret_cast<const Elements*>(p.residual + row * p.residual_pitch + col);
-      Elements out;
+    for (int64_t col = threadIdx.x * kGroup; col < p.cols; col += kThreads * kGroup) {
+      const auto sum = load_group<is_wide, T, kGroup>(p.sum + row * p.sum_pitch, col, p.cols);
+      const auto residual = load_group<is_wide, T, kGroup>(p.residual + row * p.residual_pitch, col, p.cols);
+      Pack<T, kGroup> out;
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
+      for (int j = 0; j < kGroup; ++j) {
         out.v[j] = device::narrow<T>(device::widen(sum.v[j]) + device::widen(residual.v[j]));
         const Acc x = device::widen(out.v[j]);
         squares += x * x;
       }
-      *reinterpret_cast<Elements*>(p.out + row * p.out_pitch + col) = out;
+      store_group<is_wide>(p.out + row * p.out_pitch, col, p.cols, out);
     }
     const Acc mean = block_sum(squares) / static_cast<Acc>(p.cols);
     const Acc scale = 1 / sqrt(mean + static_cast<Acc>(p.eps));
-    for (int64_t col = threadIdx.x * kVector; col < p.cols; col += kThreads * kVector) {
-      const auto out = *reinterpret_cast<const Elements*>(p.out + row * p.out_pitch + col);
-      const auto weight = *reinterpret_cast<const Elements*>(p.weight + col);
-      Elements normed;
+    for (int64_t col = threadIdx.x * kGroup; col < p.cols; col += kThreads * kGroup) {
+      const auto out = load_group<is_wide, T, kGroup>(p.out + row * p.out_pitch, col, p.cols);
+      const auto weight = load_group<is_wide, T, kGroup>(p.weight, col, p.cols);
+      Pack<T, kGroup> normed;
 #pragma unroll
-      for (int j = 0; j < kVector; ++j)
+      for (int j = 0; j < kGroup; ++j)
         normed.v[j] = device::narrow<T>(device::widen(out.v[j]) * scale * device::widen(weight.v[j]));
-      *reinterpret_cast<Elements*>(p.normed + row * p.normed_pitch + col) = normed;
+      store_group<is_wide>(p.normed + row * p.normed_pitch, col, p.cols, normed);
     }
   }
 }
 
 template <class Acc, class T>
 cudaError_t launch_typed(const NormLaunch& a) {
-  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-  bool is_vector = a.out.dim(1) % kVector == 0 && reinterpret_cast<uintptr_t>(a.weight.data) % 16 == 0;
+  constexpr int kGroup = 16 / static_cast<int>(sizeof(T));
+  bool is_wide = a.out.dim(1) % kGroup == 0 && reinterpret_cast<uintptr_t>(a.weight.data) % 16 == 0;
   for (const TensorView* t : {&a.sum, &a.residual, &a.out, &a.normed})
-    is_vector = is_vector && reinterpret_cast<uintptr_t>(t->data) % 16 == 0 && t->stride(0) % kVector == 0;
+    is_wide =
+        is_wide && reinterpret_cast<uintptr_t>(t->data) % 16 == 0 && (a.out.dim(0) == 1 || t->stride(0) % kGroup == 0);
   const NormParams<T> p = {.sum = static_cast<const T*>(a.sum.data),
                            .residual = static_cast<const T*>(a.residual.data),
                            .weight = static_cast<const T*>(a.weight.data),
@@ -85,10 +108,10 @@ cudaError_t launch_typed(const NormLaunch& a) {
                            .eps = a.eps};
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.rows, 132 * 8));
   auto* stream = static_cast<cudaStream_t>(a.cuda_stream);
-  if (is_vector) {
-    norm_rows<Acc, T, kVector><<<blocks, kThreads, 0, stream>>>(p);
+  if (is_wide) {
+    norm_rows<Acc, T, kGroup, true><<<blocks, kThreads, 0, stream>>>(p);
   } else {
-    norm_rows<Acc, T, 1><<<blocks, kThreads, 0, stream>>>(p);
+    norm_rows<Acc, T, kGroup, false><<<blocks, kThreads, 0, stream>>>(p);
   }
   return cudaGetLastError();
 }

@@ -139,7 +139,7 @@ class Provenance {
                                             at.columns,
                                             input.origin_row,
                                             input.origin_column,
-                                            input.is_operand,
+                                            input.num_residuals == 0,
                                             false,
                                             0,
                                             {},

@@ -207,7 +207,8 @@ std::string refuse_norm(const OpSpec& op) {
     return base::format("out is {}, wanted {} as a: residual and results have one type", dtype_name(op.out_dtype),
                         dtype_name(op.dtype));
   const double eps = std::get<double>(op.fields.at("eps"));
-  return eps > 0 && std::isfinite(eps) ? "" : base::format("eps is {}, wanted a finite number above 0", eps);
+  const double used = op.dtype == DType::fp64 ? eps : static_cast<float>(eps);
+  return used > 0 && std::isfinite(used) ? "" : base::format("eps is {}, wanted a finite number above 0", eps);
 }
 std::string refuse_call(const OpSpec& op, int, std::span<const TensorView>, bool) { return refuse_norm(op); }
 

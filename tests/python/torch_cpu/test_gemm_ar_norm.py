@@ -1,6 +1,7 @@
 """overlace.ops.gemm_ar_norm: values beside its parts, gradients, opcheck, torch.compile, what is refused."""
 
 import pytest
+import ranks
 from ranks import SIZES, overlace, run_ranks, torch
 from test_autograd import Split, check_twice, random
 
@@ -209,3 +210,24 @@ def test_refusals():
             assert text in got[name], (name, got[name])
             assert got[name].startswith("gemm_ar_norm: "), got[name]
         assert got["good"] == "ok"
+
+
+def differ(group):
+    rank, call = group.rank(), overlace.ops.gemm_ar_norm
+    a, b, residual, weight, _ = operands(rank)
+    empty = (a, b[:, :0], residual[:, :0], weight[:0])
+    for arguments, options in (
+        ((a, b, residual, weight), {"eps": 1e-5 * (rank + 1)}),
+        ((a, b, residual, weight) if rank else empty, {}),
+    ):
+        with overlace.init(ranks.spare), pytest.raises(overlace.PlanMismatch):  # their first call
+            call(*arguments, group=ranks.spare, **options)
+    for arguments, eps in ((empty, 0.0), ((a, b, residual, weight), 1e-60)):
+        with pytest.raises(overlace.InvalidArgument, match=f"eps is {eps:g}, wanted a finite number above 0"):
+            call(*arguments, group=group, eps=eps)
+    out, normed = call(*empty, group=group)
+    assert out.shape == normed.shape == (6, 0)
+
+
+def test_calls_that_differ_are_told_on_both_ranks():
+    run_ranks(2, differ)

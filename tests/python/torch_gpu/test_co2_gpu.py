@@ -1,6 +1,6 @@
 """overlace.optim.CO2 with parameters on GPUs: as on the CPU, a GPU a rank or both ranks on one, and checkpoints.
 
-By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/test_co2.py`.
+By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/test_co2_gpu.py`.
 """
 
 import pytest
