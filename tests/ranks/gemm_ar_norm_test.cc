@@ -171,18 +171,18 @@ spec::Params options_of(const std::string& family, int ranks) {
 
 TEST(GemmArNorm, HoldsAllChecks) {
   for (const std::string& family : spec::families("gemm_ar_norm"))
-    for (const int ranks : {1, 2, 3, 4, 5, 8})
+    for (const int ranks : {1, 2, 3, 5})
       for (const int64_t m : {0, 3, 24})
-        for (const int degree : {1, 3})
-          for (const bool bias : {false, true}) {
-            const Shape shape{.m = m, .n = 100, .bias = bias};
-            const Schedule schedule =
-                spec::make_schedule(problem(shape, ranks), family, degree, options_of(family, ranks));
-            const spec::CheckReport report =
-                spec::check(schedule, spec::Machine{}, {.ranks = {}, .coverage = spec::gives_result(schedule)});
-            EXPECT_EQ(report.to_string(), "") << family << " G " << ranks << " M " << m << " q " << degree;
-            EXPECT_EQ(Schedule::from_json(schedule.to_json()), schedule);
-          }
+        for (const bool bias : {false, true}) {
+          const int degree = bias ? 3 : 1;
+          const Shape shape{.m = m, .n = 100, .bias = bias};
+          const Schedule schedule =
+              spec::make_schedule(problem(shape, ranks), family, degree, options_of(family, ranks));
+          const spec::CheckReport report =
+              spec::check(schedule, spec::Machine{}, {.ranks = {}, .coverage = spec::gives_result(schedule)});
+          EXPECT_EQ(report.to_string(), "") << family << " G " << ranks << " M " << m << " q " << degree;
+          EXPECT_EQ(Schedule::from_json(schedule.to_json()), schedule);
+        }
 }
 
 TEST(GemmArNorm, IsNotProvenWhereItIsWrong) {
@@ -228,7 +228,7 @@ TEST_P(GemmArNormRanks, EveryFamilyGivesTheExactSumAndTheSameBits) {
   if (mode == Mode::processes && !kHasProcesses) GTEST_SKIP() << "ranks are threads under ThreadSanitizer";
   std::mutex mutex;
   std::map<std::string, std::vector<char>> bits;  // of a shape and a call, whatever family and rank
-  run_ranks(ranks, mode, [&](Runtime& runtime) {
+  run_ranks(ranks, mode, [&, mode = mode, ranks = ranks](Runtime& runtime) {
     Channel& channel = runtime.world().channel(StreamRef::cpu());
     const Shape shapes[] = {{.m = 13, .bias = true},
                             {.m = 8, .n = 1100, .k = 3, .dtype = DType::bf16},
@@ -239,6 +239,8 @@ TEST_P(GemmArNormRanks, EveryFamilyGivesTheExactSumAndTheSameBits) {
                             {.m = 3, .n = 0}};
     for (const Shape& shape : shapes)
       for (const std::string& family : spec::families("gemm_ar_norm")) {
+        // Every second shape where ranks are not plain threads, the others with one rank more.
+        if (mode != Mode::threads && (&shape - shapes + ranks) % 2 != 0) continue;
         const Schedule schedule = spec::make_schedule(problem(shape, channel.team().size(), channel.team().rank()),
                                                       family, 2, options_of(family, channel.team().size()));
         if (!spec::gives_result(schedule)) continue;
