@@ -286,10 +286,12 @@ Status RankRun::check() {
   const auto differ = crew_->max_over_ranks({choices.experts != *baseline_choices ? 1.0 : 0.0});
   if (!differ.ok()) return differ.status();
   Result<std::vector<double>> of_baseline = std::vector<double>{};
+  double gap = choices.gap;
   if (differ->front() > 0) {
     model::ExpertChoices other{*baseline_choices};
     of_baseline = oracle_in_background(plan_, input_, runtime_, *crew_, &other);
     if (!of_baseline.ok()) return of_baseline.status();
+    gap = std::max(gap, other.gap);
   }
   if (is_first()) {
     int64_t depth = 0;
@@ -299,7 +301,7 @@ Status RankRun::check() {
     result_.baseline_error = relative_error(baseline_, of_baseline->empty() ? *oracle : *of_baseline);
     depth = std::max(depth, plan_.config.experts.intermediate);
     Verdict verdict = judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
-    judge_choices(choices.gap, result_.baseline_error, plan_.problem.dtype, &verdict);
+    judge_choices(gap, result_.baseline_error, plan_.problem.dtype, &verdict);
     result_.ok = verdict.ok;
     result_.error_limit = verdict.limit;
     result_.why_not = verdict.why_not;

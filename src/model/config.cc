@@ -194,6 +194,15 @@ void parse_experts(Keys& keys, ModelConfig& config) {
   if (experts.per_token > experts.count)
     keys.fail_value("num_experts_per_tok", base::format("at most num_local_experts {}", experts.count));
   experts.intermediate = std::exchange(config.intermediate, 0);
+  keys.only("norm_topk_prob", true);
+  for (const char* key : {"n_shared_experts", "moe_intermediate_size", "first_k_dense_replace"})
+    if (keys.value(key) != nullptr) keys.unsupported(key, "none: all layers have the same experts");
+}
+
+/// Of types whose layers are dense.
+void refuse_experts(Keys& keys) {
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
+    if (keys.value(key) != nullptr) keys.unsupported(key, "none with this model_type; mixtral has experts");
 }
 
 void parse_llama_like(Keys& keys, ModelConfig& config) {
@@ -219,7 +228,10 @@ void parse_llama_like(Keys& keys, ModelConfig& config) {
   config.o_bias = attention_bias;
   config.mlp_bias = type == "llama" && keys.boolean("mlp_bias", false);
   config.qk_norm = type == "qwen3";
-  if (type == "mixtral") parse_experts(keys, config);
+  if (type == "mixtral")
+    parse_experts(keys, config);
+  else
+    refuse_experts(keys);
   if (type != "llama") parse_window(keys, type == "mistral" || type == "mixtral", config);
   parse_rope(keys, config);
   if (config.head_dim % 2 != 0)

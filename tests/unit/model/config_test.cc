@@ -117,7 +117,18 @@ TEST(ConfigTest, ReadsMixtralsExperts) {
   EXPECT_EQ(c.experts.intermediate, 96);
   EXPECT_EQ(c.intermediate, 0);
   EXPECT_TRUE(c.experts.renormalize);
-  EXPECT_FALSE(parsed(object(kLlama, keys)).has_experts());
+  EXPECT_TRUE(parsed(of_type("mixtral", std::string(keys) + R"(, "norm_topk_prob": true)")).has_experts());
+  for (const auto& [text, key] : std::map<std::string, std::string>{
+           {object(kLlama, keys), "num_local_experts"},
+           {object(kLlama, R"("num_experts": 8)"), "num_experts"},
+           {of_type("mixtral", std::string(keys) + R"(, "norm_topk_prob": false)"), "norm_topk_prob"},
+           {of_type("mixtral", std::string(keys) + R"(, "n_shared_experts": 1)"), "n_shared_experts"},
+           {of_type("mixtral", std::string(keys) + R"(, "moe_intermediate_size": 8)"), "moe_intermediate_size"}}) {
+    const auto got = parse_config(text, "test.json");
+    ASSERT_FALSE(got.ok()) << text;
+    EXPECT_EQ(got.status().code(), Errc::not_supported);
+    EXPECT_NE(got.status().message().find("key \"" + key + "\" is "), std::string::npos) << got.status().message();
+  }
   for (const auto& [bad, message] : std::map<std::string, std::string>{
            {R"("num_experts_per_tok": 2)", "num_local_experts\" is missing, wanted an integer from 1 to 8192"},
            {R"("num_local_experts": 6, "num_experts_per_tok": 7)", "is 7, wanted at most num_local_experts 6"},
