@@ -50,7 +50,7 @@ class Context {
   /// Makes plan() return these plans of tier probe for all rows of their buckets (`overlace::tune` calls it). All ranks
   /// keep the same plans. `kept_in` says in their reasons where they come from.
   void keep(const std::vector<std::shared_ptr<const plan::Plan>>& plans, const std::string& kept_in) const;
-  /// Counts calls of keep(): what was planned before may have another plan since.
+  /// Counts calls of keep() with plans: what was planned before may have another plan since.
   uint64_t generation() const;
   /// Says that calls for which plan() chooses measure what they meet for the first time: OVERLACE_TUNE is first_use on
   /// rank 0.

@@ -221,9 +221,10 @@ base::Result<std::shared_ptr<ScheduleObject>> schedule_of(const RuntimeObject& r
                                                           const spec::OpSpec& op, std::string_view plan);
 
 /// Behind a call that all ranks have made, with OVERLACE_TUNE=first_use: measures what the channel has not met before.
-/// Where a parameter that may differ between ranks does, and in teams of some of the ranks, nothing is measured, nor
-/// while a stream is being captured. Collective; throws as overlace::tune does.
-void tune_first_use(const Context& context, ChannelObject& channel, const spec::OpSpec& op);
+/// `is_chosen`: this rank named no schedule. Where ranks differ in that or in a parameter that may differ, in teams of
+/// some of the ranks and with splits nothing is measured, nor while a stream is being captured. Collective; throws as
+/// overlace::tune does.
+void tune_first_use(const Context& context, ChannelObject& channel, const spec::OpSpec& op, bool is_chosen);
 
 /// Keeps the message for ovl_error_text and gives the code.
 int fail(const base::Status& status) noexcept;

@@ -184,7 +184,7 @@ int ovl_run(ovl_channel* channel, const char* op, const ovl_arg* args, int count
     if (!schedule.ok()) return schedule.status();
     OVERLACE_TRY(run(call, posed, **schedule));
     const Context& context = *call.entry.object().context;
-    if ((*schedule)->chosen && context.tunes_at_first_use()) tune_first_use(context, *call.object, posed.op);
+    if (context.tunes_at_first_use()) tune_first_use(context, *call.object, posed.op, (*schedule)->chosen.has_value());
     return {};
   });
 }

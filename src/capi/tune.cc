@@ -5,6 +5,7 @@
 #include <span>
 
 #include "src/capi/convert.h"
+#include "src/runtime/hash.h"
 #include "src/runtime/state.h"
 #include "src/spec/operators.h"
 
@@ -39,24 +40,25 @@ constexpr size_t kMostMet = 4096;
 
 }  // namespace
 
-void capi::tune_first_use(const Context& context, ChannelObject& object, const spec::OpSpec& op) {
+void capi::tune_first_use(const Context& context, ChannelObject& object, const spec::OpSpec& op, bool is_chosen) {
   Channel& channel = *object.channel;
   Team& team = channel.team();
   const RuntimeState& state = team.runtime().state();
-  // The planner's winners are the context's, which all of its ranks share: teams of some of them would differ.
-  if (team.size() == 1 || team.size() != state.world || !state.check_no_capture("").ok()) return;
-  // All ranks have made the same calls but for a parameter that may differ: with the same call all are here.
+  // The planner's winners are the context's, which all of its ranks share: teams of some of them would differ. Splits
+  // change from call to call.
+  if (team.size() == 1 || team.size() != state.world || !op.splits.empty()) return;
+  // NOTE: whether to meet is decided by what all ranks have alike; what a rank alone knows goes into the meeting.
   spec::OpSpec shared = op;
   const std::string_view local_param = spec::find_operator(op.op)->local_param;
   if (local_param == "N") shared.n = 0;
   if (local_param == "K") shared.k = 0;
   if (object.met.size() >= kMostMet) object.met.clear();
   if (!object.met.insert(spec::key_of(shared)).second) return;
-  const bool is_kept = context.plan(op)->tier == plan::Tier::probe;
-  const std::string mine = spec::key_of(op) + (is_kept ? " kept" : "");
+  const bool is_new = is_chosen && state.check_no_capture("").ok() && context.plan(op)->tier != plan::Tier::probe;
+  const uint64_t mine[] = {runtime::hash_text(spec::key_of(op)), is_new ? 1u : 0u};
   const std::vector<Bytes> all = team.exchange(std::as_bytes(std::span(mine)));
   const bool differ = std::any_of(all.begin(), all.end(), [&](const Bytes& theirs) { return theirs != all.front(); });
-  if (!is_kept && !differ) tune(context, channel, {op}, {.problem_ms = kFirstUseMs});
+  if (is_new && !differ) tune(context, channel, {op}, {.problem_ms = kFirstUseMs});
 }
 
 int ovl_tune(ovl_channel* channel, const ovl_op* problems, int count, double seconds, const ovl_tuned** tuned,

@@ -154,6 +154,7 @@ std::vector<spec::OpSpec> Context::met() const {
 }
 
 void Context::keep(const std::vector<std::shared_ptr<const plan::Plan>>& plans, const std::string& kept_in) const {
+  if (plans.empty()) return;  // what was chosen stays
   for (const auto& plan : plans) state_->planner.keep(*plan, kept_in);
   ++state_->generation;
 }

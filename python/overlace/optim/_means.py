@@ -92,7 +92,9 @@ def complete_states(
     everywhere and what follows of it is the same."""
 
     def about(value: object) -> object:
-        return None if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        return None if value.dim() > 0 else value.detach().cpu()  # others may not see this GPU
 
     mine = [{key: about(value) for key, value in optimizer.state.get(p, {}).items()} for p in parameters]
     everybody: list = [None] * group.size()

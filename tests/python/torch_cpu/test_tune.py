@@ -96,6 +96,9 @@ def tuned_at_first_use(group):
         assert torch.equal(gathered(96), first)
         gathered(48, plan="library")  # whose schedule the caller names
         assert not is_measured(48)
+        usual = overlace.plan("ag_gemm", 64, 24, 32, b_layout="kn", group=ranks.spare, **FP32).family
+        gathered(64, plan=usual if rank else "")  # one rank alone names it
+        assert not is_measured(64)
         gathered(80, n=24 + 8 * rank)  # where they differ nobody has the others' problem
         assert not is_measured(80, n=24 + 8 * rank)
         gathered(80, n=40)  # as before but for what may differ
