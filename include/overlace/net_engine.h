@@ -33,7 +33,8 @@ class NetEngine {
   virtual void all_to_all(const void* send, void* recv, size_t count, DType dtype, StreamRef stream) = 0;
   /// Broadcasts: buffer (count) of rank `root` goes to all.
   virtual void broadcast(void* buffer, size_t count, DType dtype, int root, StreamRef stream) = 0;
-  /// Reduces to one: recv (count; used on `root` only) <- sum over ranks of send.
+  /// Reduces to one: recv (count; used on `root` only) <- sum over ranks of send. Several may stand in a group, which
+  /// NCCL queues as one; other engines do them in turn.
   virtual void reduce(const void* send, void* recv, size_t count, DType dtype, int root, StreamRef stream) = 0;
   /// Sends bytes that recv on `peer` matches; pairs of one rank go between group_begin and group_end.
   virtual void send(const void* data, size_t bytes, int peer, StreamRef stream) = 0;

@@ -36,8 +36,8 @@ class Collective(_Sized):
 def transport_of(
     transport: str, group: dist.ProcessGroup, link: str | None, options: Co2Options, *, is_auto: bool
 ) -> str:
-    """ "host" or "process_group". InvalidArgument, Unsupported where it cannot be what was asked for, of which some is
-    for "host" alone. Collective where it is "auto"."""
+    """Gives "host" or "process_group". InvalidArgument, Unsupported where it cannot be what was asked for, of which
+    some is for "host" alone. Collective where it is "auto"."""
     choice("transport", transport, {"auto": 0, "host": 1, "process_group": 2})
     if transport == "auto":
         hosts: list = [None] * group.size()

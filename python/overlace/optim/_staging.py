@@ -43,6 +43,6 @@ class Staging:
 
     @torch.no_grad()
     def store(self) -> None:
-        """The parts have what the host has; the host's memory is read until the next fetch() at the latest."""
+        """The parts have what the host has; the host's memory is read until the next fetch() has returned."""
         for values, host in self._pairs:
             values.copy_(host, non_blocking=True)

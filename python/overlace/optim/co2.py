@@ -540,6 +540,7 @@ class CO2:
                 self._begin_anew(int(about["begun"]), {})
             blob = data["co2"].contiguous()
             self._layout.settle()
+            self._staging.fetch()  # what store() has queued reads the memory that is written now
             with torch.no_grad():
                 self._call("ovl_co2_load", c.c_void_p(blob.data_ptr()), c.c_uint64(blob.numel()))
             self._spread()
