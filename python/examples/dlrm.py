@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 ROWS = [1000, 40, 300, 7, 120]  # of the tables
 WIDTH, DENSE, BATCH, STEPS = 16, 13, 251, 25
-RATE = 0.1
+RATE, TABLE_RATE = 0.1, 0.1  # of SGD for the MLPs, of row-wise AdaGrad for the tables
 TOLERANCE = 2e-5  # of a loss, in fp32
 
 
@@ -93,12 +93,17 @@ def loss_of(model: Model, dense, indices, lengths, clicks) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(model(dense, indices, lengths), clicks, reduction="sum") / BATCH
 
 
+def optimizers_of(model: Model) -> tuple[torch.optim.Optimizer, ...]:
+    tables = overlace.optim.RowwiseAdagrad(model.tables.parameters(), lr=TABLE_RATE)  # each rank those that it has
+    return torch.optim.SGD(model.mlps(), lr=RATE), tables
+
+
 def train(group: dist.ProcessGroup) -> None:
     torch.manual_seed(0)
     plain = Model(Tables)
     torch.manual_seed(0)
     sharded = Model(lambda *shapes, **options: overlace.nn.ShardedEmbeddingBag(*shapes, group=group, **options))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=RATE) for model in (plain, sharded)]
+    optimizers = [*optimizers_of(plain), *optimizers_of(sharded)]
     clicks, history = Clicks(), []
     for step in range(STEPS):
         batch = clicks.batch(step)
@@ -119,7 +124,7 @@ def train(group: dist.ProcessGroup) -> None:
         assert abs(total - whole.item()) <= TOLERANCE * whole.item(), (step, total, whole.item())
         history.append(total)
     first, last = sum(history[:5]), sum(history[-5:])
-    assert last < 0.9 * first, f"the model learned nothing: {first / 5} to {last / 5}"
+    assert last < 0.85 * first, f"the model learned nothing: {first / 5} to {last / 5}"
 
     for mine, want in zip(sharded.mlps(), plain.mlps(), strict=True):
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
