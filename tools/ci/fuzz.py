@@ -13,7 +13,7 @@ from results import FAILED, PASSED, SKIPPED, Case
 from runner import OUT, ROOT, build, configure, run, step
 
 AT_ONCE = 2
-CHANGED_S, UNCHANGED_S, LAST_COMMITS = 30, 10, 10
+CHANGED_S, UNCHANGED_S, LAST_COMMITS = 15, 5, 10
 INPUT_S, MEMORY_MIB = 60, 2048  # of one input; a schedule as large as S1 allows takes some seconds on a busy machine
 WEEKLY_RUNS, WEEKLY_S = 1_000_000, 7200
 

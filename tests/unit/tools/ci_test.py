@@ -1,9 +1,11 @@
 """The counts, outcomes and deadlines of CI, and what it reads out of ptxas and nm."""
 
 import contextlib
+import fnmatch
 import io
 import json
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -233,6 +235,15 @@ class JobsTest(support.TreeTest):
         for name in runner.LONGEST:
             kind, _, stem = name.partition("_")
             self.assertTrue((tests / "unit" / stem).is_dir() or (tests / kind / f"{stem}_test.cc").exists(), name)
+
+    def test_what_sanitizers_leave_out_is_there(self) -> None:
+        """A name that no test has would leave nothing out."""
+        text = "".join(p.read_text() for p in sorted((support.ROOT / "tests").rglob("*_test.cc")))
+        there = {f"{m[1]}.{m[2]}" for m in re.finditer(r"TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", text)}
+        patterns = [re.sub(r"^\w+/|/\*$", "", name) for name in jobs.SWEEPS]
+        self.assertEqual([p for p in patterns if not fnmatch.filter(there, p)], [])
+        for name in jobs.LOST_PROCESSES:
+            self.assertTrue((support.ROOT / f"tests/ranks/{name.removeprefix('ranks_')}_test.cc").exists(), name)
 
     def test_rank_tests_get_their_seeds(self) -> None:
         text = "import os, sys\nprint(sys.argv[1], os.environ['OVERLACE_TEST_SEEDS'])\nsys.exit(1)\n"
