@@ -95,7 +95,7 @@ THIRD_PARTY = [
     (r"(oneapi/dnnl/)?dnnl\w*\.h(pp)?", r"src/exec/onednn/.*\.cc"),
     (r"mpi\.h", r"src/runtime/engine/mpi/.*"),
     (r"nccl\w*\.h", r"src/runtime/engine/nccl/.*|bench/.*\.cu|tests/gpu/.*|tests/ranks/nccl/.*"),
-    (r"cublas\w*\.h", r"src/exec/cuda/.*|bench/.*\.cu|tests/gpu/.*"),
+    (r"cublas\w*\.h", r"src/exec/cuda/.*|bench/gemm_core/library\.cc|tests/gpu/.*"),
     (r"cudnn\w*\.h", r"src/model/cuda/.*|tests/gpu/.*"),
     (r"(cutlass|cute)/", r"bench/.*/cutlass\w*\.cu"),
     (r"liburing\.h", r"src/io/.*"),

@@ -32,6 +32,16 @@ __global__ void fill(T* data, int64_t pitch, int64_t rows, int64_t cols, Normal 
   }
 }
 
+constexpr int kSide = 32;  // of a tile
+__global__ void swap_dimensions(const uint16_t* from, uint16_t* to, int64_t rows, int64_t cols) {
+  __shared__ uint16_t tile[kSide][kSide + 1];
+  const int64_t row = blockIdx.y * int64_t{kSide} + threadIdx.y, col = blockIdx.x * int64_t{kSide} + threadIdx.x;
+  if (row < rows && col < cols) tile[threadIdx.y][threadIdx.x] = from[row * cols + col];
+  __syncthreads();
+  const int64_t row_to = blockIdx.x * int64_t{kSide} + threadIdx.y, col_to = blockIdx.y * int64_t{kSide} + threadIdx.x;
+  if (row_to < cols && col_to < rows) to[row_to * rows + col_to] = tile[threadIdx.x][threadIdx.y];
+}
+
 struct Sums {
   double max_error, sum_error2, sum_want2;
   int finite;
@@ -168,6 +178,14 @@ base::Status fill_normal(const TensorView& m, const Normal& n, void* stream) {
     fill<T><<<1056, 256, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<T*>(m.data), pitch, rows, cols, n);
   }));
   return cuda_status(cudaGetLastError(), "fill kernel");
+}
+
+base::Status transpose(const TensorView& m, void* to, void* stream) {
+  OVERLACE_ASSERT(m.ndim == 2 && dtype_bytes(m.dtype) == 2);
+  const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + kSide - 1) / kSide); };
+  swap_dimensions<<<dim3(tiles(m.dim(1)), tiles(m.dim(0))), dim3(kSide, kSide), 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<const uint16_t*>(m.data), static_cast<uint16_t*>(to), m.dim(0), m.dim(1));
+  return cuda_status(cudaGetLastError(), "transpose kernel");
 }
 
 base::Result<Check> check_product(const TensorView& out, const Factor* factors, int count, int64_t first_row,

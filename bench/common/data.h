@@ -8,6 +8,9 @@ namespace overlace::bench {
 
 base::Status fill_normal(const TensorView& matrix, const Normal& values, void* cuda_stream);
 
+/// `matrix`: dense, elements of 16 bits. `to`: the same with its dimensions swapped.
+base::Status transpose(const TensorView& matrix, void* to, void* cuda_stream);
+
 base::Result<Check> check_product(const TensorView& out, const Factor* factors, int count, int64_t first_row,
                                   DType operand, int64_t samples, uint64_t seed, void* cuda_stream);
 

@@ -4,6 +4,7 @@
 
 #ifdef OVERLACE_HAS_CUDNN_FRONTEND
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING  // cuDNN is opened at run time
+#define CUDNN_FRONTEND_SKIP_JSON_LIB           // graphs are not written to files
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 // Many calls of every schedule on GPUs that start each call at random times: every call must give the bits of the
 // first, eager and replayed. OVERLACE_TEST_CALLS (default 300) says how many of each.
-#include <cuda_bf16.h>
+#include "tests/gpu/support/soak.h"
 
 #include <cstdlib>
 #include <string>
@@ -25,37 +25,6 @@ int calls() {
   EXPECT_GT(count, 0) << "OVERLACE_TEST_CALLS is \"" << (text == nullptr ? "" : text) << "\", wanted a count >= 1";
   return count;
 }
-
-__host__ __device__ uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
-/// Sum of four uniform values: about normal, variance 1/3.
-__global__ void fill_values(__nv_bfloat16* data, int64_t count, uint64_t seed) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= count) return;
-  const uint64_t bits = mixed(seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i) + 1);
-  float sum = -2;
-  for (int part = 0; part < 4; ++part) sum += static_cast<float>(bits >> (16 * part) & 0xffff) / 65536.0f;
-  data[i] = __float2bfloat16_rn(sum);
-}
-
-__global__ void count_differences(const uint16_t* data, const uint16_t* wanted, int64_t count, uint64_t* wrong) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count && data[i] != wanted[i]) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), 1ull);
-}
-
-__global__ void wait_ns(uint64_t ns) {
-  uint64_t begin = 0, now = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < ns);
-}
-
-unsigned blocks_of(int64_t count) { return static_cast<unsigned>((count + 255) / 256); }
 
 struct Soaked {
   std::string op, family;
@@ -93,15 +62,15 @@ class Site {
   }
   void keep_first() { EXPECT_CUDA(cudaMemcpyAsync(first_, out_, bytes(), cudaMemcpyDeviceToDevice, rank_.stream)); }
   void compare() {
-    count_differences<<<blocks_of(out_count_), 256, 0, rank_.stream>>>(
-        reinterpret_cast<const uint16_t*>(out_), reinterpret_cast<const uint16_t*>(first_), out_count_, wrong_);
+    count_differences(rank_.stream, reinterpret_cast<const uint16_t*>(out_), reinterpret_cast<const uint16_t*>(first_),
+                      out_count_, wrong_);
     EXPECT_CUDA(cudaGetLastError());
     EXPECT_CUDA(cudaMemsetAsync(out_, 0xff, bytes(), rank_.stream));
   }
   /// Ranks draw apart by up to kMostDelayNs a call, and now and then by much more than a call takes.
   void delay(int call) {
     const uint64_t drawn = mixed(static_cast<uint64_t>(call) * 64 + static_cast<uint64_t>(rank_.rank) + 7);
-    wait_ns<<<1, 1, 0, rank_.stream>>>(drawn % kLongEvery == 0 ? kLongDelayNs : drawn / kLongEvery % kMostDelayNs);
+    wait_ns(rank_.stream, drawn % kLongEvery == 0 ? kLongDelayNs : drawn / kLongEvery % kMostDelayNs);
     EXPECT_CUDA(cudaGetLastError());
   }
   uint64_t wrong() { return rank_.read(wrong_); }
@@ -127,8 +96,7 @@ class Site {
   size_t bytes() const { return static_cast<size_t>(out_count_) * 2; }
   __nv_bfloat16* filled(int64_t count, uint64_t tensor) {
     auto* data = rank_.device_array<__nv_bfloat16>(static_cast<size_t>(count));
-    fill_values<<<blocks_of(count), 256, 0, rank_.stream>>>(data, count,
-                                                            tensor * 64 + static_cast<uint64_t>(rank_.rank));
+    fill_values(rank_.stream, data, count, tensor * 64 + static_cast<uint64_t>(rank_.rank));
     EXPECT_CUDA(cudaGetLastError());
     return data;
   }

@@ -1,8 +1,11 @@
-#include <cuda_runtime.h>
-
-#include <array>
-
 #include "bench/gather_rows/ways.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+#include "bench/gather_rows/kernels.h"
 #include "src/gnn/gather/gather_rows.h"
 #include "src/runtime/backend/cuda_peer/check.h"
 
@@ -14,32 +17,6 @@ using runtime::cuda_peer::DeviceGuard;
 
 constexpr int kSets = 4;     // of ids
 constexpr int kOutputs = 2;  // and of staging memory
-constexpr int kThreads = 256, kCtas = 1024;
-
-__host__ __device__ uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
-  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
-  return x ^ (x >> 33);
-}
-__device__ uint32_t word_of(uint64_t place) { return static_cast<uint32_t>(mixed(place + 1)); }
-__device__ int64_t first_of_thread() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
-__device__ int64_t step_of_grid() { return int64_t{gridDim.x} * kThreads; }
-
-__global__ void fill_words(uint32_t* to, int64_t first, int64_t count) {
-  for (int64_t i = first_of_thread(); i < count; i += step_of_grid()) to[i] = word_of(static_cast<uint64_t>(first + i));
-}
-__global__ void draw_ids(int64_t* to, int64_t count, uint64_t num_rows, uint64_t seed) {
-  for (int64_t i = first_of_thread(); i < count; i += step_of_grid())
-    to[i] = static_cast<int64_t>(mixed(seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i)) % num_rows);
-}
-/// Without ids the words are those of the table from `first` on.
-__global__ void count_wrong(const uint32_t* out, int64_t count, const int64_t* ids, int64_t row_words, int64_t first,
-                            unsigned long long* wrong) {
-  for (int64_t i = first_of_thread(); i < count; i += step_of_grid()) {
-    const int64_t place = ids == nullptr ? first + i : ids[i / row_words] * row_words + i % row_words;
-    if (out[i] != word_of(static_cast<uint64_t>(place))) atomicAdd(wrong, 1ull);
-  }
-}
 
 class CudaTables final : public Tables {
  public:
@@ -61,7 +38,7 @@ class CudaTables final : public Tables {
   }
 
   base::Status init() {
-    OVERLACE_TRY(cuda_status(cudaMalloc(&wrong_, sizeof *wrong_), "cudaMalloc"));
+    OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(&wrong_), sizeof *wrong_), "cudaMalloc"));
     for (int i = 0; i < kOutputs; ++i) {
       OVERLACE_TRY(cuda_status(cudaMalloc(&out_[i], static_cast<size_t>(out_bytes_)), "cudaMalloc of an output"));
       if (where_ != RowsOn::pinned) continue;
@@ -82,7 +59,7 @@ class CudaTables final : public Tables {
     // By pieces through an output, whatever memory the table lies in.
     for (int64_t at = 0; at < bytes_; at += out_bytes_) {
       const int64_t piece = std::min(out_bytes_, bytes_ - at);
-      fill_words<<<kCtas, kThreads, 0, stream_>>>(static_cast<uint32_t*>(out_[0]), at / 4, piece / 4);
+      launch_fill_words(static_cast<uint32_t*>(out_[0]), at / 4, piece / 4, stream_);
       OVERLACE_TRY(cuda_status(cudaGetLastError(), "fill_words"));
       OVERLACE_TRY(cuda_status(cudaMemcpyAsync(static_cast<char*>(table_) + at, out_[0], static_cast<size_t>(piece),
                                                cudaMemcpyDefault, stream_),
@@ -99,9 +76,9 @@ class CudaTables final : public Tables {
       (void)cudaFree(ids_[i]);
       ids_[i] = nullptr;
       const size_t bytes = static_cast<size_t>(count_) * sizeof(int64_t);
-      OVERLACE_TRY(cuda_status(cudaMalloc(&ids_[i], bytes), "cudaMalloc of ids"));
-      draw_ids<<<kCtas, kThreads, 0, stream_>>>(ids_[i], count_, static_cast<uint64_t>(bytes_ / row_bytes),
-                                                static_cast<uint64_t>(i) + 1);
+      OVERLACE_TRY(cuda_status(cudaMalloc(reinterpret_cast<void**>(&ids_[i]), bytes), "cudaMalloc of ids"));
+      launch_draw_ids(ids_[i], count_, static_cast<uint64_t>(bytes_ / row_bytes), static_cast<uint64_t>(i) + 1,
+                      stream_);
       OVERLACE_TRY(cuda_status(cudaGetLastError(), "draw_ids"));
       host_ids_[i].resize(static_cast<size_t>(where_ == RowsOn::pinned ? count_ : 0));
       if (host_ids_[i].empty()) continue;
@@ -138,8 +115,8 @@ class CudaTables final : public Tables {
           cuda_status(cudaMemsetAsync(out, 0xff, static_cast<size_t>(moved_bytes_), stream_), "cudaMemsetAsync"));
       OVERLACE_TRY(cuda_status(cudaMemsetAsync(wrong_, 0, sizeof *wrong_, stream_), "cudaMemsetAsync"));
       OVERLACE_TRY(enqueue(way, turn));
-      count_wrong<<<kCtas, kThreads, 0, stream_>>>(out, moved_bytes_ / 4, way == Way::plain ? nullptr : ids_[turn],
-                                                   row_bytes_ / 4, first_byte(turn) / 4, wrong_);
+      launch_count_wrong(out, moved_bytes_ / 4, way == Way::plain ? nullptr : ids_[turn], row_bytes_ / 4,
+                         first_byte(turn) / 4, wrong_, stream_);
       OVERLACE_TRY(cuda_status(cudaGetLastError(), "count_wrong"));
       unsigned long long wrong = 0;
       OVERLACE_TRY(cuda_status(cudaMemcpyAsync(&wrong, wrong_, sizeof wrong, cudaMemcpyDeviceToHost, stream_),

@@ -1,22 +1,11 @@
-#include <cuda_runtime.h>
+#include "bench/gemm_core/problem.h"
 
 #include <cmath>
 
-#include "bench/gemm_core/problem.h"
 #include "src/ops/gemm_core/launch.cuh"
 
 namespace overlace::bench {
 namespace {
-
-/// (rows, cols) -> (cols, rows), 16-bit elements.
-__global__ void transpose(const uint16_t* from, uint16_t* to, int64_t rows, int64_t cols) {
-  __shared__ uint16_t tile[32][33];
-  const int64_t row = blockIdx.y * int64_t{32} + threadIdx.y, col = blockIdx.x * int64_t{32} + threadIdx.x;
-  if (row < rows && col < cols) tile[threadIdx.y][threadIdx.x] = from[row * cols + col];
-  __syncthreads();
-  const int64_t row_to = blockIdx.x * int64_t{32} + threadIdx.y, col_to = blockIdx.y * int64_t{32} + threadIdx.x;
-  if (row_to < cols && col_to < rows) to[row_to * rows + col_to] = tile[threadIdx.x][threadIdx.y];
-}
 
 constexpr uint64_t kStreamA = 1, kStreamB = 1000;
 Normal left(uint64_t seed) { return Normal{seed, kStreamA, 1.0, 0, 0}; }
@@ -44,14 +33,10 @@ base::Result<Problem> Problem::create(const Shape& shape, DType dtype, bool b_is
       if (!block.ok()) return block.status();
       parts[i] = *block;
     }
+    const auto weights = TensorView::contiguous(parts[1], dtype, {shape.n, shape.k});
     OVERLACE_TRY(fill_normal(TensorView::contiguous(parts[0], dtype, {shape.m, shape.k}), left(seed + set), stream));
-    OVERLACE_TRY(
-        fill_normal(TensorView::contiguous(parts[1], dtype, {shape.n, shape.k}), right(seed + set, shape.k), stream));
-    if (b_is_kn) {
-      const dim3 grid(static_cast<unsigned>((shape.k + 31) / 32), static_cast<unsigned>((shape.n + 31) / 32));
-      transpose<<<grid, dim3(32, 32), 0, static_cast<cudaStream_t>(stream)>>>(
-          static_cast<const uint16_t*>(parts[1]), static_cast<uint16_t*>(parts[3]), shape.n, shape.k);
-    }
+    OVERLACE_TRY(fill_normal(weights, right(seed + set, shape.k), stream));
+    if (b_is_kn) OVERLACE_TRY(transpose(weights, parts[3], stream));
     p.a_.push_back(parts[0]);
     p.b_.push_back(b_is_kn ? parts[3] : parts[1]);
     p.c_.push_back(parts[2]);

@@ -109,7 +109,7 @@ base::Result<LibraryGemm> library_competitors(const Problem& problem, int count,
   auto call = std::make_shared<Call>(*made);
   call->workspace = *workspace;
   cublasLtMatmulPreference_t preference = nullptr;
-  cublasLtMatmulHeuristicResult_t found[kMaxAlgorithms] = {};  // of an unnamed type: nvcc cannot put it into a vector
+  cublasLtMatmulHeuristicResult_t found[kMaxAlgorithms] = {};
   int returned = 0;
   const bool ok = lib.preference_create(&preference) == CUBLAS_STATUS_SUCCESS &&
                   lib.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,

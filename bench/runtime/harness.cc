@@ -1,6 +1,7 @@
+#include "bench/runtime/harness.cuh"
+
 #include <algorithm>
 
-#include "bench/runtime/harness.cuh"
 #include "overlace/error.h"
 
 namespace overlace::bench {
