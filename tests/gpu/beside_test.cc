@@ -58,9 +58,9 @@ class AllReduce {
   explicit AllReduce(GpuRank& gpu)
       : gpu_(gpu), side_(gpu), data_(gpu.device_array<float>(kCount)), team_(gpu.team.sub(members(gpu.size))) {}
   void queue(int round) {
-    launch_addends(side_.stream, data_, kCount, gpu_.rank, static_cast<uint32_t>(round));
+    EXPECT_CUDA(launch_addends(side_.stream, data_, kCount, gpu_.rank, static_cast<uint32_t>(round)));
     team_.net()->all_reduce(data_, data_, kCount, DType::fp32, StreamRef::cuda(side_.stream));
-    launch_look_at_sum(side_.stream, data_, kCount, gpu_.size, static_cast<uint32_t>(round), side_.wrong);
+    EXPECT_CUDA(launch_look_at_sum(side_.stream, data_, kCount, gpu_.size, static_cast<uint32_t>(round), side_.wrong));
   }
   void expect_exact() {
     EXPECT_CUDA(cudaStreamSynchronize(side_.stream));

@@ -1,7 +1,5 @@
 // Many calls of every schedule on GPUs that start each call at random times: every call must give the bits of the
 // first, eager and replayed. OVERLACE_TEST_CALLS (default 300) says how many of each.
-#include "tests/gpu/support/soak.h"
-
 #include <cstdlib>
 #include <string>
 
@@ -10,6 +8,7 @@
 #include "overlace/ops/gemm_rs.h"
 #include "src/base/format.h"
 #include "tests/gpu/support/gpu_ranks.h"
+#include "tests/gpu/support/operands.h"
 #include "tests/unit/ops/shapes.h"
 
 namespace overlace::test {
@@ -62,16 +61,15 @@ class Site {
   }
   void keep_first() { EXPECT_CUDA(cudaMemcpyAsync(first_, out_, bytes(), cudaMemcpyDeviceToDevice, rank_.stream)); }
   void compare() {
-    count_differences(rank_.stream, reinterpret_cast<const uint16_t*>(out_), reinterpret_cast<const uint16_t*>(first_),
-                      out_count_, wrong_);
-    EXPECT_CUDA(cudaGetLastError());
+    EXPECT_CUDA(launch_count_differences(rank_.stream, reinterpret_cast<const uint16_t*>(out_),
+                                         reinterpret_cast<const uint16_t*>(first_), out_count_, wrong_));
     EXPECT_CUDA(cudaMemsetAsync(out_, 0xff, bytes(), rank_.stream));
   }
   /// Ranks draw apart by up to kMostDelayNs a call, and now and then by much more than a call takes.
   void delay(int call) {
     const uint64_t drawn = mixed(static_cast<uint64_t>(call) * 64 + static_cast<uint64_t>(rank_.rank) + 7);
-    wait_ns(rank_.stream, drawn % kLongEvery == 0 ? kLongDelayNs : drawn / kLongEvery % kMostDelayNs);
-    EXPECT_CUDA(cudaGetLastError());
+    const uint64_t ns = drawn % kLongEvery == 0 ? kLongDelayNs : drawn / kLongEvery % kMostDelayNs;
+    EXPECT_CUDA(launch_delay(rank_.stream, ns));
   }
   uint64_t wrong() { return rank_.read(wrong_); }
 
@@ -96,8 +94,7 @@ class Site {
   size_t bytes() const { return static_cast<size_t>(out_count_) * 2; }
   __nv_bfloat16* filled(int64_t count, uint64_t tensor) {
     auto* data = rank_.device_array<__nv_bfloat16>(static_cast<size_t>(count));
-    fill_values(rank_.stream, data, count, tensor * 64 + static_cast<uint64_t>(rank_.rank));
-    EXPECT_CUDA(cudaGetLastError());
+    EXPECT_CUDA(launch_values(rank_.stream, data, count, tensor * 64 + static_cast<uint64_t>(rank_.rank)));
     return data;
   }
 

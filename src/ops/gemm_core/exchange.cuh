@@ -9,20 +9,6 @@
 
 namespace overlace::ops::gemm_core {
 
-/// Words of a kernel's counters: warps of this call that are done, numbers drawn of items, or of places where items are
-/// dealt, and of parts that are pushed.
-enum class Count : uint32_t { arrivals, items, parts };
-inline constexpr uint32_t kCounts = 3;
-
-struct ExchangeParams {
-  static constexpr bool kHasCredit = true;
-  ChannelPod channel;
-  InboxPod inbox;        // two buffers
-  CountersPod counters;  // words by Count, all 0 between calls
-  uint32_t arrivals_per_call;
-  const uint4* items;  // the list, in device memory
-};
-
 __device__ __forceinline__ uint64_t* counter_of(const ExchangeParams& x, Count which) {
   return device::counter_word(x.counters, static_cast<uint32_t>(which));
 }
@@ -78,6 +64,54 @@ __device__ __forceinline__ void arrive(const Params& p) {
   } else {
     open_next_call(p, lane);
   }
+}
+
+// ---- AllGather in front of the mainloop ----
+
+/// All lanes of a warp.
+__device__ __forceinline__ Errc consume_signals(const GatherParams& g, uint32_t lane) {
+  const TeamPod& team = g.channel.team;
+  const auto rank = static_cast<uint32_t>(team.rank), size = static_cast<uint32_t>(team.size);
+  Errc code = Errc::ok;
+  if (g.totals != nullptr && lane == 0) {
+    // NOTE: the copy stream's last flag goes to my own slot: behind it no flag copy reads `totals` any more.
+    code =
+        device::wait_ge(g.channel, team.rank, g.ready_id, device::ticket(g.channel, team.rank, g.ready_id) + kShares);
+    device::consume(g.channel, team.rank, g.ready_id, kShares);
+  }
+  __syncwarp();
+  for (uint32_t i = lane; i < static_cast<uint32_t>(count_pieces(g)) * size; i += 32) {
+    const uint32_t sender = i % size, piece = i / size;
+    if (sender != rank) device::consume(g.channel, static_cast<int>(sender), g.ready_id + piece, kShares);
+    if (g.totals != nullptr) g.totals[i] += kShares;
+  }
+  return code;
+}
+
+// ---- ReduceScatter and AllReduce around the mainloop ----
+
+inline constexpr uint32_t kBegunBarrier = 7, kBegunThreads = 96;  // load warp and store warps
+
+/// What is added for a group of an owner's tiles: by each sender, and by the owner once they are summed.
+__device__ __forceinline__ uint32_t adds_of_group(const ScatterParams& s, int32_t owner, int32_t group) {
+  return static_cast<uint32_t>(tiles_of_group(s.groups, s.row_tiles[owner], group) * s.adds_per_tile);
+}
+
+/// All lanes of a warp.
+__device__ __forceinline__ Errc consume_signals(const ScatterParams& s, uint32_t lane) {
+  const TeamPod& team = s.channel.team;
+  const int32_t groups = count_groups(s.groups, s.row_tiles[team.rank]);
+  for (auto i = static_cast<int32_t>(lane); i < groups * team.size; i += 32) {
+    const int32_t group = i / team.size;
+    device::consume(s.channel, i % team.size, s.arrive_id + static_cast<uint32_t>(group),
+                    adds_of_group(s, team.rank, group));
+  }
+  for (int32_t owner = 0; s.sums_travel && owner < team.size; ++owner) {
+    const int32_t theirs = owner == team.rank ? 0 : count_groups(s.groups, s.row_tiles[owner]);
+    for (auto group = static_cast<int32_t>(lane); group < theirs; group += 32)
+      device::consume(s.channel, owner, s.ready_id + static_cast<uint32_t>(group), adds_of_group(s, owner, group));
+  }
+  return Errc::ok;
 }
 
 }  // namespace overlace::ops::gemm_core

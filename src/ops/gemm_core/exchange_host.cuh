@@ -9,11 +9,9 @@
 
 #include "overlace/channel.h"
 #include "src/base/status.h"
-#include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/instances.h"
+#include "src/ops/gemm_core/params.cuh"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
-#include "src/spec/fused_pod.h"
-#include "src/spec/work_order_pod.h"
 
 namespace overlace::ops::gemm_core {
 

@@ -8,7 +8,6 @@
 
 #include "src/base/status.h"
 #include "src/ops/gemm_core/exchange_host.cuh"
-#include "src/ops/gemm_core/gather.cuh"
 #include "src/ops/gemm_core/instances.h"
 
 namespace overlace::ops::gemm_core {

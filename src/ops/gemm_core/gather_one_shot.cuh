@@ -1,7 +1,7 @@
 // AllGather in front of the mainloop, for few tokens: all rows go through the inbox, so that one tensor map has them.
 #pragma once
 
-#include "src/ops/gemm_core/gather.cuh"
+#include "src/ops/gemm_core/exchange.cuh"
 
 namespace overlace::ops::gemm_core {
 

@@ -10,7 +10,6 @@
 #include "src/base/status.h"
 #include "src/ops/gemm_core/exchange_host.cuh"
 #include "src/ops/gemm_core/instances.h"
-#include "src/ops/gemm_core/scatter.cuh"
 
 namespace overlace::ops::gemm_core {
 

@@ -13,6 +13,7 @@
 #include "overlace/channel.h"
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
+#include "tests/gpu/support/operands.h"
 
 namespace overlace::test {
 
@@ -30,19 +31,6 @@ struct ExactProblem {
 };
 
 spec::OpSpec op_spec_of(const ExactProblem& problem, int ranks);
-
-/// What the kernels get.
-struct ExactPod {
-  enum class Op { ag_gemm, gemm_rs, gemm_ar, ag_wgrad } op;
-  int rank, ranks;
-  int64_t m, n, k;
-  int64_t first, mine;  // this rank's rows of M
-  int64_t rows;         // of the result; it has n columns
-  DType dtype;
-  bool is_nk, has_bias;
-  uint32_t sparse;  // of so many values one is -1 or 1 and the others 0: sums stay below 256, where bf16 is exact
-  int64_t look_every;
-};
 
 /// Device memory of one rank for the operands of a problem, or of any smaller one.
 class ExactMemory {
@@ -114,14 +102,5 @@ class Replay {
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t exec_ = nullptr;
 };
-
-/// fp32 values of a rank for an all-reduce, and a look at their sum: *wrong += elements that differ.
-void launch_addends(cudaStream_t stream, float* data, int64_t count, int rank, uint32_t round);
-void launch_look_at_sum(cudaStream_t stream, const float* data, int64_t count, int ranks, uint32_t round,
-                        uint64_t* wrong);
-/// Copies of `bytes` by a kernel that fills the GPU; a multiple of 16.
-void launch_heavy_copy(cudaStream_t stream, void* to, const void* from, uint64_t bytes);
-/// Loads these kernels on the current device: loading one beside a spinning kernel can wedge.
-cudaError_t load_exact_kernels();
 
 }  // namespace overlace::test

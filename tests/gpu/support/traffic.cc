@@ -148,9 +148,9 @@ void GpuTraffic::sum_beside() {
   if (net == nullptr) return;
   const uint32_t round = ++sum_rounds_;
   const int64_t count = round % 7 == 0 ? kMostAddends : 1 + round % 5000;  // the same on all ranks
-  launch_addends(sums_, addends_, count, gpu_.rank, round);
+  EXPECT_CUDA(launch_addends(sums_, addends_, count, gpu_.rank, round));
   net->all_reduce(addends_, addends_, static_cast<size_t>(count), DType::fp32, StreamRef::cuda(sums_));
-  launch_look_at_sum(sums_, addends_, count, gpu_.size, round, wrong_);
+  EXPECT_CUDA(launch_look_at_sum(sums_, addends_, count, gpu_.size, round, wrong_));
   note("beside: a sum");
   ++counts_["beside: sums"];
 }
@@ -161,7 +161,7 @@ void GpuTraffic::beside() {
   if (own_dice_.one_in(2)) {
     const uint32_t seed = ++copy_rounds_;
     launch_fill(copies_, from_, kCopyBytes, seed);
-    launch_heavy_copy(copies_, to_, from_, kCopyBytes);
+    EXPECT_CUDA(launch_heavy_copy(copies_, to_, from_, kCopyBytes));
     launch_compare(copies_, to_, kCopyBytes, seed, wrong_ + 1);
     note("beside: a copy");
     ++counts_["beside: copies"];

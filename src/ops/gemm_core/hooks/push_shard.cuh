@@ -2,7 +2,7 @@
 #pragma once
 
 #include "src/device/ptx/barrier.cuh"
-#include "src/ops/gemm_core/gather.cuh"
+#include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/mainloop.cuh"
 
 namespace overlace::ops::gemm_core {

@@ -3,8 +3,8 @@
 
 #include "src/device/ptx/barrier.cuh"
 #include "src/ops/gemm_core/epilogue.cuh"
+#include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/hooks/add_bias.cuh"
-#include "src/ops/gemm_core/scatter.cuh"
 
 namespace overlace::ops::gemm_core {
 

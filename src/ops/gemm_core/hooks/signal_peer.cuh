@@ -2,8 +2,8 @@
 // result; of a sum, all peers.
 #pragma once
 
+#include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/mainloop.cuh"
-#include "src/ops/gemm_core/scatter.cuh"
 
 namespace overlace::ops::gemm_core {
 

@@ -4,8 +4,8 @@
 
 #include "src/device/ptx/barrier.cuh"
 #include "src/device/ptx/tensor.cuh"
+#include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/mainloop.cuh"
-#include "src/ops/gemm_core/scatter.cuh"
 
 namespace overlace::ops::gemm_core {
 

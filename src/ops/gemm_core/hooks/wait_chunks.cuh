@@ -1,7 +1,7 @@
 // Waits for what peers send, piece by piece, and finds A: own rows in the caller's tensor, others in the inbox.
 #pragma once
 
-#include "src/ops/gemm_core/gather.cuh"
+#include "src/ops/gemm_core/exchange.cuh"
 #include "src/ops/gemm_core/mainloop.cuh"
 
 namespace overlace::ops::gemm_core {

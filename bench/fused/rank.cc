@@ -1,10 +1,11 @@
+#include "bench/fused/rank.cuh"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <numeric>
 #include <random>
 
-#include "bench/fused/rank.cuh"
 #include "overlace/error.h"
 #include "overlace/net_engine.h"
 #include "src/base/statistics.h"

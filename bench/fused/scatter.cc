@@ -1,34 +1,11 @@
-#include <cuda_bf16.h>
-
 #include "bench/fused/rank.cuh"
+#include "bench/fused/sums.cuh"
 #include "overlace/error.h"
 #include "src/runtime/backend/cuda_peer/stream_ops.h"
 
 namespace overlace::bench {
-namespace {
 
 namespace core = ops::gemm_core;
-
-constexpr float kAlpha = 0.75F;  // of the variant with a bias
-
-struct Partials {
-  const __nv_bfloat16* own;    // (rows, N)
-  const __nv_bfloat16* slots;  // (ranks, slot_rows, N), of the others
-  int64_t slot_elements, count, n;
-  int rank, size;
-  const __nv_bfloat16* bias;
-};
-/// In fp32 and rank order, rounded once.
-__global__ void sum_partials(const Partials p, __nv_bfloat16* rounded, __nv_bfloat16* biased) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= p.count) return;
-  float sum = -0.0f;
-  for (int r = 0; r < p.size; ++r) sum += static_cast<float>(r == p.rank ? p.own[i] : p.slots[r * p.slot_elements + i]);
-  rounded[i] = __float2bfloat16_rn(sum);
-  biased[i] = __float2bfloat16_rn(__fadd_rn(__fmul_rn(sum, kAlpha), static_cast<float>(p.bias[i % p.n])));
-}
-
-}  // namespace
 
 void FusedRank::open_scatter() {
   const int64_t slot = core::longest_rows(offsets_) * case_.n * 2;
@@ -64,12 +41,8 @@ void FusedRank::make_sums() {
     p.rank = rank_;
     p.size = size_;
     p.bias = static_cast<const __nv_bfloat16*>(bias_);
-    constexpr unsigned kBlock = 256;
-    if (p.count > 0) {
-      sum_partials<<<static_cast<unsigned>((p.count + kBlock - 1) / kBlock), kBlock, 0, stream_>>>(
-          p, static_cast<__nv_bfloat16*>(s.rounded), static_cast<__nv_bfloat16*>(s.biased));
-      BENCH_CUDA(cudaGetLastError());
-    }
+    BENCH_CUDA(
+        launch_sum_partials(stream_, p, static_cast<__nv_bfloat16*>(s.rounded), static_cast<__nv_bfloat16*>(s.biased)));
     BENCH_CUDA(cudaStreamSynchronize(stream_));
   }
 }
