@@ -44,8 +44,8 @@ function(overlace_hopper_module name)
   set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name}_hopper PARENT_SCOPE)
 endfunction()
 
-# With sanitizers, whose builds nobody waits for to change one file: the units of a folder as one, which takes two fifths
-# of the time. Those apart have a name of their own that a neighbour has too.
+# With sanitizers, whose builds nobody waits for to change one file: the units of a folder as one, which takes two
+# fifths of the time. Those apart have a name of their own that a neighbour has too.
 set(OVERLACE_APART "src/gnn/(pack|store)/|src/ops/moe/|src/sim/trace/|src/spec/families/|src/study/workload/|/mpi/"
     "|cli/(calibrate|plan|sim)/|src/base/(env|mapped_file|trace_perfetto)\\.cc|src/exec/program\\.cc"
     "|src/gnn/dataset/import\\.cc|src/runtime/(inbox|team)\\.cc|src/spec/read_json\\.cc|cli/run/(run|outputs)\\.cc")
@@ -66,6 +66,9 @@ function(overlace_unity target)
     endif()
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # which takes the included files for headers
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  endif()
 endfunction()
 
 function(overlace_module name)

@@ -124,7 +124,7 @@ def train(group: dist.ProcessGroup) -> None:
         assert abs(total - whole.item()) <= TOLERANCE * whole.item(), (step, total, whole.item())
         history.append(total)
     first, last = sum(history[:5]), sum(history[-5:])
-    assert last < 0.85 * first, f"the model learned nothing: {first / 5} to {last / 5}"
+    assert last < 0.8 * first, f"the model learned nothing: {first / 5} to {last / 5}"
 
     for mine, want in zip(sharded.mlps(), plain.mlps(), strict=True):
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ from overlace.errors import InvalidArgument
 _NAME = "RowwiseAdagrad"
 # Numbers of a parameter group, each finite and at least this. With a smaller eps fp32 would divide zero by zero.
 _LEAST = {"lr": 0.0, "eps": torch.finfo(torch.float32).tiny, "initial_accumulator_value": 0.0}
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -26,15 +27,16 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
         s += (g_0^2 + ... + g_(n-1)^2) / n;  w -= lr * g / (sqrt(s) + eps)
 
-    params: parameters (rows, columns) of a floating type, or groups of them as in torch.optim; those without elements
-        are left as they are. lr: 0 or more; eps: 1.2e-38 or more; initial_accumulator_value: s before the first step,
-        0 or more. All may differ by group.
+    params: parameters (rows, columns) of float16, bfloat16, float32 or float64, or groups of them as in torch.optim;
+        those without elements are left as they are. lr: 0 or more; eps: 1.2e-38 or more (in float32 the square of a
+        gradient below 1e-23 is 0, so that eps alone divides it); initial_accumulator_value: s before the first step, 0
+        or more. All may differ by group.
 
     Gradients are dense, or sparse of whole rows, as nn.EmbeddingBag and overlace.nn.ShardedEmbeddingBag make them with
     sparse=True: then only their rows are read and written, and entries of one row are added up first. Equal gradients
     give the same bits in both forms. Tables are updated in place, in float32 (float64 where they are that), and rounded
-    once; s has that dtype, and keeps it in `load_state_dict`. `state[parameter]["sum"]` is s (rows), from the first
-    step on. A dense gradient takes temporary memory of a few times the table.
+    once; s is `state[parameter]["sum"]` (rows), has that dtype, and keeps it in `load_state_dict`. A dense gradient
+    takes temporary memory of a few times the table.
 
     Each rank updates the tables that it has: nothing is sent. Raises InvalidArgument for other numbers and parameters,
     for gradients of other layouts before any table changes, and for a state of another optimizer or of other tables
@@ -53,6 +55,10 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         except InvalidArgument:
             self.param_groups.pop()
             raise
+        group = self.param_groups[-1]
+        for p in group["params"]:
+            first = group["initial_accumulator_value"]
+            self.state[p]["sum"] = p.new_full(p.shape[:1], first, dtype=_wide(p.dtype), requires_grad=False)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -69,40 +75,49 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         ]
         for _, p, grad in updates:
             _check_gradient(p, grad)
+            _check_state(p, self.state[p])
         for group, p, grad in updates:
-            state = self.state[p]
-            if not state:
-                state["sum"] = p.new_full(p.shape[:1], group["initial_accumulator_value"], dtype=_wide(p.dtype))
-            _update(p, grad.to(_wide(p.dtype)), state["sum"], group["lr"], group["eps"])
+            _update(p, grad.to(_wide(p.dtype)), self.state[p]["sum"], group["lr"], group["eps"])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict()` of the same tables gave."""
-        named = [name for group in state_dict["param_groups"] for name in group["params"]]
-        own = [p for group in self.param_groups for p in group["params"]]
-        states = {
-            p: state_dict["state"][name] for name, p in zip(named, own, strict=False) if name in state_dict["state"]
-        }
-        for p, state in states.items():
-            got = {key: list(value.shape) if isinstance(value, torch.Tensor) else value for key, value in state.items()}
-            if got != {"sum": [len(p)]}:
-                raise InvalidArgument(f"{_NAME}: the state of a table {list(p.shape)} has {got}, wanted sum [{len(p)}]")
+        groups, own = state_dict["param_groups"], [group["params"] for group in self.param_groups]
+        got, wanted = [len(group["params"]) for group in groups], [len(params) for params in own]
+        if got != wanted:
+            raise InvalidArgument(f"{_NAME}: the state is of groups of {got} parameters, wanted {wanted}")
+        states = {}
+        for group, params in zip(groups, own, strict=True):
+            _check_numbers(group)
+            for name, p in zip(group["params"], params, strict=True):
+                states[p] = state_dict["state"].get(name, {})
+                _check_state(p, states[p])
         super().load_state_dict(state_dict)  # in which sums get the parameters' dtype
         for p, state in states.items():
             self.state[p]["sum"] = state["sum"].to(p.device, _wide(p.dtype), copy=True)
 
 
-def _check_group(group: dict[str, Any]) -> None:
+def _check_numbers(group: dict[str, Any]) -> None:
     for name, least in _LEAST.items():
-        value = group[name]
+        value = group.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
             raise InvalidArgument(f"{_NAME}: {name} is {value!r}, wanted a finite number of {least:.3g} or more")
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    _check_numbers(group)
     for i, p in enumerate(group["params"]):
-        if p.numel() > 0 and (p.dim() != 2 or not p.is_floating_point()):
+        if p.dim() == 0 or (p.numel() > 0 and (p.dim() != 2 or p.dtype not in _DTYPES)):
             raise InvalidArgument(
-                f"{_NAME}: parameter {i} of its group is {p.dtype} {list(p.shape)}, wanted (rows, columns) of a "
-                "floating type"
+                f"{_NAME}: parameter {i} of its group is {p.dtype} {list(p.shape)}, wanted (rows, columns) of float16, "
+                "bfloat16, float32 or float64"
             )
+
+
+def _check_state(p: torch.Tensor, state: dict[str, Any]) -> None:
+    got = {key: list(value.shape) if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    if got != {"sum": [len(p)]}:
+        raise InvalidArgument(f"{_NAME}: the state of a table {list(p.shape)} has {got}, wanted sum [{len(p)}]")
 
 
 def _check_gradient(p: torch.Tensor, grad: torch.Tensor) -> None:
@@ -120,6 +135,7 @@ def _update(p: torch.Tensor, grad: torch.Tensor, sums: torch.Tensor, lr: float, 
     if grad.is_sparse:
         grad = grad.coalesce()
         rows, grad = grad.indices()[0], grad.values()
+    grad = grad.contiguous()  # so that numbers of a row are added in one order
     sums[rows] += grad.square().mean(1)
     divisor = sums[rows].sqrt().add_(eps)
     p[rows] = torch.addcdiv(p[rows].to(grad.dtype), grad, divisor[:, None], value=-lr).to(p.dtype)

@@ -81,8 +81,41 @@ def test_dense_and_sparse_gradients_give_the_same_bits(dtype):
     assert torch.equal(*(optimizer.state[table]["sum"] for table in tables))
 
 
+def test_the_order_of_a_dense_gradient_in_memory_makes_no_difference():
+    tables = [nn.Parameter(torch.zeros(1000, 64)) for _ in range(2)]
+    tables[0].grad = torch.randn(1000, 64, generator=torch.Generator().manual_seed(1))
+    tables[1].grad = tables[0].grad.t().contiguous().t()
+    optimizer = RowwiseAdagrad(tables)
+    optimizer.step()
+    assert torch.equal(*tables) and torch.equal(*(optimizer.state[table]["sum"] for table in tables))
+
+
+class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    """The most elements that a dense result has, other than what is there already."""
+
+    def __init__(self, there):
+        super().__init__()
+        self.elements, self.there = 0, {tensor.data_ptr() for tensor in there}
+
+    def __torch_dispatch__(self, call, types, args=(), kwargs=None):
+        result = call(*args, **(kwargs or {}))
+        for each in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(each, torch.Tensor) and each.layout == torch.strided and each.data_ptr() not in self.there:
+                self.elements = max(self.elements, each.numel())
+        return result
+
+
+def test_of_a_sparse_gradient_only_its_rows_are_read_and_written():
+    table = nn.Parameter(torch.zeros(1000, 4))
+    table.grad = torch.sparse_coo_tensor([[3, 900, 3]], torch.ones(3, 4), (1000, 4))
+    optimizer = RowwiseAdagrad([table])
+    with Largest([table, optimizer.state[table]["sum"]]) as largest:
+        optimizer.step()
+    assert 0 < largest.elements <= 12 and table.count_nonzero() == 8
+
+
 def test_the_first_step_of_a_row_has_no_other_size_than_lr():
-    """Without a first value a row of equal numbers moves by lr, whatever its gradient; one with none stays."""
+    """Without a first value a row of equal numbers moves by lr, of small and large ones; one of zeros stays."""
     table = nn.Parameter(torch.zeros(3, 4))
     table.grad = torch.tensor([1e-3, -50.0, 0.0])[:, None].expand(3, 4).clone()
     RowwiseAdagrad([table], 0.5, eps=torch.finfo(torch.float32).tiny).step()
@@ -109,8 +142,11 @@ def test_groups_closure_and_schedulers():
     """Each group has its numbers; a table without a gradient and an empty parameter stay; a scheduler changes lr."""
     one, two, idle = (nn.Parameter(table_of(torch.float64)) for _ in range(3))
     empty = nn.Parameter(torch.empty(0))
-    groups = [{"params": [one, empty, idle]}, {"params": [two], "lr": 2 * LR}]
+    groups = [{"params": [one, empty, idle]}, {"params": [two], "lr": 2 * LR, "initial_accumulator_value": FIRST}]
     optimizer = RowwiseAdagrad(groups, LR, eps=EPS, initial_accumulator_value=FIRST)
+    last = nn.Parameter(table_of(torch.float32))
+    optimizer.add_param_group({"params": [last], "initial_accumulator_value": 3.0})
+    assert optimizer.state[last]["sum"].tolist() == [3.0] * ROWS and optimizer.state[empty]["sum"].shape == (0,)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.0)
 
     def closure():
@@ -124,7 +160,7 @@ def test_groups_closure_and_schedulers():
     want, _ = oracle(table_of(torch.float64), [gradient_of(0, torch.float64, False)], torch.float64)
     torch.testing.assert_close(moved[0], want - table_of(torch.float64))
     torch.testing.assert_close(moved[1], 2 * moved[0])
-    assert torch.equal(idle, table_of(torch.float64)) and set(optimizer.state) == {one, two}
+    assert torch.equal(idle, table_of(torch.float64)) and optimizer.state[idle]["sum"].tolist() == [FIRST] * ROWS
     scheduler.step()
     before = one.detach().clone()
     optimizer.step()
@@ -159,6 +195,7 @@ def test_parameters_are_refused():
         (torch.zeros(4), r"torch.float32 \[4\]"),
         (torch.zeros(2, 3, 4), r"torch.float32 \[2, 3, 4\]"),
         (torch.zeros(2, 3, dtype=torch.complex64), r"torch.complex64 \[2, 3\]"),
+        (torch.zeros(2, 3).to(torch.float8_e4m3fn), r"torch.float8_e4m3fn \[2, 3\]"),
     ):
         with pytest.raises(overlace.InvalidArgument, match=rf"parameter 1 of its group is {text}, wanted \(rows"):
             RowwiseAdagrad([nn.Parameter(torch.zeros(2, 2)), nn.Parameter(bad)])
@@ -173,23 +210,55 @@ def test_gradients_are_refused_before_a_table_changes():
         overlace.InvalidArgument, match=r"\[9, 5\] is torch.sparse_coo with 2 sparse dimensions, wanted"
     ):
         optimizer.step()
-    assert torch.equal(good, table_of(torch.float32)) and not optimizer.state
+    assert torch.equal(good, table_of(torch.float32)) and not optimizer.state[good]["sum"].any()
+    bad.grad, bad.data = None, torch.zeros(ROWS + 1, COLUMNS)
+    bad.grad = torch.ones_like(bad)
+    with pytest.raises(overlace.InvalidArgument, match=r"table \[10, 5\] has {'sum': \[9\]}, wanted sum \[10\]"):
+        optimizer.step()
+    assert torch.equal(good, table_of(torch.float32))
 
 
-def test_states_are_refused():
-    """Of another optimizer, and of a table with another number of rows; nothing is taken."""
-    table = nn.Parameter(table_of(torch.float32))
-    optimizer = RowwiseAdagrad([table], LR)
-    for other, wide, text in (
-        (torch.optim.Adagrad, nn.Parameter(table_of(torch.float32)), r"{'step': \[\], 'sum': \[9, 5\]}"),
-        (RowwiseAdagrad, nn.Parameter(torch.zeros(4, COLUMNS)), r"{'sum': \[4\]}"),
-    ):
-        strange = other([wide], 5.0)
-        wide.grad = torch.ones_like(wide)
-        strange.step()
-        with pytest.raises(overlace.InvalidArgument, match=rf"table \[9, 5\] has {text}, wanted sum \[9\]"):
-            optimizer.load_state_dict(strange.state_dict())
-        assert not optimizer.state and optimizer.param_groups[0]["lr"] == LR
+def made_of(kind, *shapes, stepped=True, **options):
+    tables = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    optimizer = kind(tables, 5.0, **options)
+    for table in tables:
+        table.grad = torch.ones_like(table)
+    if stepped:
+        optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (lambda: made_of(torch.optim.Adagrad, (ROWS, COLUMNS), (4, 3)), "eps is 1e-10|{'step': "),
+        (lambda: made_of(torch.optim.SGD, (ROWS, COLUMNS), (4, 3)), "eps is None, wanted"),
+        (
+            lambda: made_of(torch.optim.Adam, (ROWS, COLUMNS), (4, 3), stepped=False),
+            "initial_accumulator_value is None",
+        ),
+        (lambda: made_of(RowwiseAdagrad, (ROWS, COLUMNS)), r"groups of \[1\] parameters, wanted \[2\]"),
+        (lambda: made_of(RowwiseAdagrad, (ROWS, COLUMNS), (5, 3)), r"\[4, 3\] has {'sum': \[5\]}, wanted sum \[4\]"),
+        (
+            lambda: {**made_of(RowwiseAdagrad, (ROWS, COLUMNS), (4, 3)), "state": {}},
+            r"\[9, 5\] has {}, wanted sum \[9\]",
+        ),
+    ],
+)
+def test_states_are_refused(state, text):
+    """Of another optimizer, of other tables, without some; nothing is taken."""
+    optimizer = RowwiseAdagrad([nn.Parameter(torch.zeros(ROWS, COLUMNS)), nn.Parameter(torch.zeros(4, 3))], LR)
+    with pytest.raises(overlace.InvalidArgument, match=f"RowwiseAdagrad: .*({text})"):
+        optimizer.load_state_dict(state())
+    assert not any(own["sum"].any() for own in optimizer.state.values()) and optimizer.param_groups[0]["lr"] == LR
+
+
+def test_numbers_of_a_state_are_checked():
+    optimizer = RowwiseAdagrad([nn.Parameter(torch.zeros(ROWS, COLUMNS))], LR)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = math.nan
+    with pytest.raises(overlace.InvalidArgument, match="lr is nan"):
+        optimizer.load_state_dict(state)
 
 
 TABLES = [(12, 4), (30, 8), (7, 6)]
@@ -218,7 +287,7 @@ def check_sharded(group, owners, is_sparse):
     for name, table in layer.full_state_dict().items():
         torch.testing.assert_close(table, plain.state_dict()[name], rtol=1e-11, atol=1e-12)
     assert [p.data_ptr() for p in layer.parameters()] == places
-    assert len(mine.state) == owners.count(group.rank())
+    assert len(mine.state) == max(1, owners.count(group.rank()))  # without tables the empty parameter
 
 
 @pytest.mark.parametrize(("owners", "is_sparse"), [([1, 0, 1], False), ([0, 0, 0], True)])
