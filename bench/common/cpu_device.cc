@@ -91,9 +91,11 @@ class CpuDevice final : public Device {
       const auto col = static_cast<int64_t>((h & 0xffffffffu) % static_cast<uint64_t>(out.dim(1)));
       const auto sum_at = [&](int64_t of_col) {
         double sum = 0;
-        for (const Factor& f : factors)
+        for (const Factor& f : factors) {
+          if (f.is_addend) sum += rounded(f.left, first_row + row, of_col, operand);
           for (int64_t k = 0; k < f.k; ++k)
             sum += rounded(f.left, first_row + row, k, operand) * rounded(f.right, of_col, k, operand);
+        }
         return sum;
       };
       const auto swiglu = [](double gate, double up) { return gate / (1 + std::exp(-gate)) * up; };

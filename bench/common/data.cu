@@ -65,6 +65,10 @@ __device__ double sum_at(const Factors& factors, int64_t row, int64_t col) {
   double sum = 0;
   for (int s = 0; s < factors.count; ++s) {
     const Factor& f = factors.f[s];
+    if (f.is_addend) {
+      sum += wide(device::narrow<Operand>(value_at(f.left, row, col)));
+      continue;
+    }
     double dot = 0;
     for (int64_t k = threadIdx.x; k < f.k; k += blockDim.x) {
       dot += wide(device::narrow<Operand>(value_at(f.left, row, k))) *

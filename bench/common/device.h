@@ -18,11 +18,12 @@ class Json;  // no CUDA unit includes it
 
 namespace overlace::bench {
 
-/// One product of the sum that an output element is: sum over k of left(row, k) right(col, k).
+/// One term of the sum that an output element is: sum over k of left(row, k) right(col, k), or left(row, col) itself.
 struct Factor {
   Normal left, right;  // (rows, K) and (N, K)
   int64_t k = 0;
-  bool is_gated = false;  // of a sum alone: the element is swiglu of those of rows 2 col and 2 col + 1 of right
+  bool is_gated = false;   // of a sum alone: the element is swiglu of those of rows 2 col and 2 col + 1 of right
+  bool is_addend = false;  // left(row, col), a matrix (rows, N)
 };
 
 struct Check {

@@ -17,6 +17,16 @@ namespace {
 constexpr int64_t kRotatedBytes = int64_t{2} * 60 * 1000 * 1000;  // twice the L2 of an H200
 constexpr int64_t kSamplesGpu = 2048, kSamplesCpu = 256;          // of the check against fp64
 constexpr int64_t kEntropySample = 4096;
+constexpr int64_t kNormRows = 4;  // that are checked against fp64
+constexpr double kEps = 1e-5;
+
+size_t bytes_of(const TensorView& t) { return static_cast<size_t>(t.numel()) * dtype_bytes(t.dtype); }
+
+/// Of two checks of one call.
+Check worse(const Check& a, const Check& b) {
+  return {std::max(a.max_error, b.max_error), std::max(a.rms_error, b.rms_error), a.sampled + b.sampled,
+          a.finite && b.finite};
+}
 
 }  // namespace
 
@@ -70,7 +80,8 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
     for (size_t i = rank; i < w.splits_.size(); i += off.size() - 1) rows_out += w.splits_[i];
   }
   const int64_t element = static_cast<int64_t>(dtype_bytes(c.dtype));
-  const int64_t bytes = (rows_a * c.k + rows_b * cols_b + rows_out * c.columns()) * element;
+  const bool norms = spec::flow_of(c.op).norms;
+  const int64_t bytes = (rows_a * c.k + rows_b * cols_b + (norms ? 3 : 1) * rows_out * c.columns()) * element;
   const int64_t sets = std::clamp<int64_t>(base::ceil_div(kRotatedBytes, std::max<int64_t>(bytes, 1)) + 1, 2, 24);
   w.bytes_rotated_ = bytes * sets;
   for (int64_t i = 0; i <= sets; ++i) {  // the last output is the reference
@@ -81,10 +92,18 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
       return {};
     };
     TensorView a, b, out;
+    Norm norm;
     OVERLACE_TRY(make(rows_out, c.columns(), &out));
+    if (norms) OVERLACE_TRY(make(rows_out, c.columns(), &norm.out));
     if (i == sets) {
       w.reference_ = out;
+      w.norm_reference_ = norm.out;
       break;
+    }
+    if (norms) {
+      OVERLACE_TRY(make(rows_out, c.columns(), &norm.residual));
+      OVERLACE_TRY(make(1, c.columns(), &norm.weight));
+      w.norms_.push_back(norm);
     }
     OVERLACE_TRY(make(rows_a, c.k, &a));
     OVERLACE_TRY(make(rows_b, cols_b, &b));
@@ -106,6 +125,7 @@ spec::OpSpec Workload::op() const {
   op.dtype = op.out_dtype = case_.dtype;
   op.b_layout = spec::flow_of(case_.op).sums_rows ? spec::BLayout::kn : spec::BLayout::nk;
   op.activation = case_.activation;
+  if (spec::flow_of(case_.op).norms) op.fields["eps"] = kEps;
   return op;
 }
 
@@ -136,6 +156,10 @@ base::Status Workload::fill() {
         device_->fill(a_[i], left(rank, spec::gathers(case_.op) || spec::exchanges(case_.op) ? first_row() : 0)));
     OVERLACE_TRY(device_->fill(b_[i], right(rank)));
   }
+  for (const Norm& norm : norms_) {
+    OVERLACE_TRY(device_->fill(norm.residual, residual()));
+    OVERLACE_TRY(device_->fill(norm.weight, Normal{data_.seed, 2001, 1.0, 0, 0, data_.is_ramp}));
+  }
   return device_->synchronize();
 }
 
@@ -143,14 +167,20 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
   const size_t i = static_cast<size_t>(iteration) % out_.size();
   try {
     const spec::OperatorDef& def = *spec::find_operator(case_.op);
-    ops::CallArgs args{.splits = splits_, .activation = case_.activation};
-    const TensorView* next = &a_[i];  // the first input; the other one is b
+    ops::CallArgs args{.fields = op().fields, .splits = splits_, .activation = case_.activation};
+    std::vector<TensorView> inputs = {a_[i], b_[i]}, outputs = {out_[i]};  // in the order of the table
+    if (!norms_.empty()) {
+      const TensorView weight = TensorView::contiguous(norms_[i].weight.data, case_.dtype, {case_.columns()});
+      inputs.insert(inputs.end(), {norms_[i].residual, weight});
+      outputs.push_back(norms_[i].out);
+    }
+    size_t in = 0, out = 0;
     for (const spec::Arg& arg : def.args) {
       TensorView& t = args.tensors.emplace_back();
-      if (arg.role == spec::Role::output) t = out_[i];
+      if (arg.role == spec::Role::output) t = outputs[out++];
       if (arg.role != spec::Role::input) continue;
-      t = arg.has_layout && !def.flow.sums_rows ? next->transposed() : *next;
-      next = &b_[i];
+      t = arg.has_layout && !def.flow.sums_rows ? inputs[in].transposed() : inputs[in];
+      ++in;
     }
     ops::call(*channel_, def, args, schedule);
   } catch (...) {
@@ -161,7 +191,8 @@ base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
 
 base::Result<Check> Workload::verify(const std::function<base::Status()>& call) {
   const TensorView& out = output(0);
-  OVERLACE_TRY(device_->memset(out.data, 0xff, static_cast<size_t>(out.numel()) * dtype_bytes(out.dtype)));
+  OVERLACE_TRY(device_->memset(out.data, 0xff, bytes_of(out)));
+  if (!norms_.empty()) OVERLACE_TRY(device_->memset(norms_[0].out.data, 0xff, bytes_of(norms_[0].out)));
   OVERLACE_TRY(call());
   OVERLACE_TRY(device_->synchronize());
   std::vector<Factor> factors;
@@ -175,8 +206,40 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
   } else {
     for (int r = 0; r < size; ++r) factors.push_back({left(r, 0), right(r), case_.k});
   }
-  return device_->check(out, factors, spec::stays_with_owner(case_.op) ? first_row() : 0, case_.dtype,
-                        device_->is_gpu() ? kSamplesGpu : kSamplesCpu, data_.seed + 17);
+  if (!norms_.empty()) factors.push_back({residual(), {}, 0, false, true});
+  base::Result<Check> sums =
+      device_->check(out, factors, spec::stays_with_owner(case_.op) ? first_row() : 0, case_.dtype,
+                     device_->is_gpu() ? kSamplesGpu : kSamplesCpu, data_.seed + 17);
+  if (!sums.ok() || norms_.empty()) return sums;
+  const base::Result<Check> norm = check_norm();
+  if (!norm.ok()) return norm;
+  return worse(*sums, *norm);
+}
+
+base::Result<Check> Workload::check_norm() {
+  const int64_t n = case_.columns(), rows = std::min(case_.m, kNormRows);
+  const auto sums = device_->first_values(out_[0], rows * n);
+  if (!sums.ok()) return sums.status();
+  const auto got = device_->first_values(norms_[0].out, rows * n);
+  if (!got.ok()) return got.status();
+  const auto weight = device_->first_values(norms_[0].weight, n);
+  if (!weight.ok()) return weight.status();
+  Check check{.sampled = rows * n};
+  double error2 = 0, want2 = 0;
+  for (int64_t i = 0; i < rows * n; ++i) {
+    const auto row = sums->begin() + i / n * n;
+    const double mean = std::inner_product(row, row + n, row, 0.0) / static_cast<double>(n);
+    const auto at = static_cast<size_t>(i);
+    const double want = (*sums)[at] / std::sqrt(mean + kEps) * (*weight)[static_cast<size_t>(i % n)];
+    const double error = std::abs((*got)[at] - want);
+    check.finite = check.finite && std::isfinite((*got)[at]);
+    check.max_error = std::max(check.max_error, std::isfinite(error) ? error : 1e300);
+    error2 += error * error;
+    want2 += want * want;
+  }
+  check.rms_error = std::sqrt(error2 / want2);
+  check.max_error /= std::sqrt(want2 / static_cast<double>(check.sampled));
+  return check;
 }
 
 base::Result<Check> Workload::check_blocks(const TensorView& out) {
@@ -193,10 +256,7 @@ base::Result<Check> Workload::check_blocks(const TensorView& out) {
         device_->check(out.rows(place, rows), {{left(0, 0), right(spec::gathers(case_.op) ? rank : source), case_.k}},
                        first, case_.dtype, (device_->is_gpu() ? kSamplesGpu : kSamplesCpu) / size, data_.seed + 17);
     if (!one.ok()) return one;
-    all.max_error = std::max(all.max_error, one->max_error);
-    all.rms_error = std::max(all.rms_error, one->rms_error);
-    all.sampled += one->sampled;
-    all.finite = all.finite && one->finite;
+    all = worse(all, *one);
     place += rows;
   }
   return all;
@@ -211,10 +271,20 @@ double Workload::bytes_sent() const {
 
 base::Status Workload::keep_reference() {
   const TensorView& out = output(0);
-  return device_->copy(reference_.data, out.data, static_cast<size_t>(out.numel()) * dtype_bytes(out.dtype));
+  if (!norms_.empty()) OVERLACE_TRY(device_->copy(norm_reference_.data, norms_[0].out.data, bytes_of(norms_[0].out)));
+  return device_->copy(reference_.data, out.data, bytes_of(out));
 }
 
-base::Result<Difference> Workload::difference() { return device_->compare(reference_, output(0)); }
+base::Result<Difference> Workload::difference() {
+  base::Result<Difference> sums = device_->compare(reference_, output(0));
+  if (!sums.ok() || norms_.empty()) return sums;
+  const base::Result<Difference> norm = device_->compare(norm_reference_, norms_[0].out);
+  if (!norm.ok()) return norm;
+  sums->max_abs = std::max(sums->max_abs, norm->max_abs);
+  sums->rms = std::min(sums->rms, norm->rms);
+  sums->same_bits = sums->same_bits && norm->same_bits;
+  return sums;
+}
 
 base::Status Workload::damage(int iteration) {
   const TensorView& out = output(iteration);
@@ -225,7 +295,9 @@ base::Status Workload::damage(int iteration) {
 }
 
 base::Result<std::string> Workload::refusal() {
-  for (const TensorView& operand : {a_[0], b_[0]}) {
+  std::vector<TensorView> operands = {a_[0], b_[0]};
+  if (!norms_.empty()) operands.push_back(norms_[0].residual);
+  for (const TensorView& operand : operands) {
     const auto values = device_->first_values(operand, kEntropySample);
     if (!values.ok()) return values.status();
     if (std::string why = low_entropy(*values); !why.empty()) return why;

@@ -64,15 +64,24 @@ class Workload {
   int64_t first_row() const;  // of my output, of gemm_a2a of my rows
   /// gemm_a2a: block by block, whose rows come from other ranks.
   base::Result<Check> check_blocks(const TensorView& out);
+  /// The first rows of the norm of set 0 against fp64, of the sums that the call gave.
+  base::Result<Check> check_norm();
   Normal left(int rank, int64_t row) const;
   Normal right(int rank) const;
+  Normal residual() const { return Normal{data_.seed, 2000, 1.0, 0, 0, data_.is_ramp}; }  // the same on all ranks
 
   Case case_;
   Channel* channel_;
   Device* device_;
   Normal data_;
+  /// Of an operator that normalizes its sums.
+  struct Norm {
+    TensorView residual, weight, out;
+  };
+
   std::vector<TensorView> a_, b_, out_;
-  TensorView reference_;
+  std::vector<Norm> norms_;  // one per set, or none
+  TensorView reference_, norm_reference_;
   std::vector<int64_t> splits_;  // gemm_a2a
   int64_t bytes_rotated_ = 0;
 };
