@@ -47,8 +47,8 @@ endfunction()
 # With sanitizers, whose builds nobody waits for to change one file: the units of a folder as one, which takes two
 # fifths of the time. Those apart have a name of their own that a neighbour has too.
 set(OVERLACE_APART "src/gnn/(pack|store)/|src/ops/moe/|src/sim/trace/|src/spec/families/|src/study/workload/|/mpi/"
-    "|cli/(calibrate|plan|sim)/|src/base/(env|mapped_file|trace_perfetto)\\.cc|src/exec/program\\.cc"
-    "|src/gnn/dataset/import\\.cc|src/runtime/(inbox|team)\\.cc|src/spec/read_json\\.cc|cli/run/(run|outputs)\\.cc")
+    "|src/base/(env|mapped_file|trace_perfetto)\\.cc|src/exec/program\\.cc|src/gnn/dataset/import\\.cc"
+    "|src/runtime/(inbox|team)\\.cc|src/spec/read_json\\.cc")
 string(REPLACE ";" "" OVERLACE_APART "${OVERLACE_APART}")
 function(overlace_unity target)
   if(NOT OVERLACE_SANITIZE)
@@ -189,7 +189,6 @@ function(overlace_cli)
       COMMAND ${CMAKE_COMMAND} -DIN=${page} -DOUT=${page_source} -P ${writer} VERBATIM)
     add_library(overlace_cli_parts STATIC ${sources} ${page_source})
     target_link_libraries(overlace_cli_parts PUBLIC overlace_study overlace_model overlace_core fmt::fmt-header-only)
-    overlace_unity(overlace_cli_parts)
   endif()
   if(CLI11_FOUND AND sources AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc)
     set(OVERLACE_CLI ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc ${options} PARENT_SCOPE)
