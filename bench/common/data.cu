@@ -47,7 +47,7 @@ struct Sums {
   int finite;
 };
 
-constexpr int kMaxFactors = 8;
+constexpr int kMaxFactors = 9;  // a product of each of 8 ranks, and an addend
 struct Factors {
   Factor f[kMaxFactors];
   int count;

@@ -217,25 +217,27 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
 }
 
 base::Result<Check> Workload::check_norm() {
-  const int64_t n = case_.columns(), rows = std::min(case_.m, kNormRows);
-  const auto sums = device_->first_values(out_[0], rows * n);
-  if (!sums.ok()) return sums.status();
-  const auto got = device_->first_values(norms_[0].out, rows * n);
-  if (!got.ok()) return got.status();
+  const int64_t n = case_.columns();
   const auto weight = device_->first_values(norms_[0].weight, n);
   if (!weight.ok()) return weight.status();
-  Check check{.sampled = rows * n};
+  Check check{.sampled = kNormRows * n};
   double error2 = 0, want2 = 0;
-  for (int64_t i = 0; i < rows * n; ++i) {
-    const auto row = sums->begin() + i / n * n;
-    const double mean = std::inner_product(row, row + n, row, 0.0) / static_cast<double>(n);
-    const auto at = static_cast<size_t>(i);
-    const double want = (*sums)[at] / std::sqrt(mean + kEps) * (*weight)[static_cast<size_t>(i % n)];
-    const double error = std::abs((*got)[at] - want);
-    check.finite = check.finite && std::isfinite((*got)[at]);
-    check.max_error = std::max(check.max_error, std::isfinite(error) ? error : 1e300);
-    error2 += error * error;
-    want2 += want * want;
+  for (int64_t i = 0; i < kNormRows; ++i) {
+    const uint64_t drawn = mix(data_.seed + 31 + static_cast<uint64_t>(i) * kGoldenRatio);
+    const auto row = static_cast<int64_t>(drawn % static_cast<uint64_t>(case_.m));
+    const auto sums = device_->first_values(out_[0].rows(row, 1), n);
+    if (!sums.ok()) return sums.status();
+    const auto got = device_->first_values(norms_[0].out.rows(row, 1), n);
+    if (!got.ok()) return got.status();
+    const double squares = std::inner_product(sums->begin(), sums->end(), sums->begin(), 0.0);
+    const double divisor = std::sqrt(squares / static_cast<double>(n) + kEps);
+    for (size_t j = 0; j < got->size(); ++j) {
+      const double want = (*sums)[j] / divisor * (*weight)[j], error = std::abs((*got)[j] - want);
+      check.finite = check.finite && std::isfinite(error);
+      check.max_error = std::max(check.max_error, std::isfinite(error) ? error : 1e300);
+      error2 += error * error;
+      want2 += want * want;
+    }
   }
   check.rms_error = std::sqrt(error2 / want2);
   check.max_error /= std::sqrt(want2 / static_cast<double>(check.sampled));
@@ -287,7 +289,8 @@ base::Result<Difference> Workload::difference() {
 }
 
 base::Status Workload::damage(int iteration) {
-  const TensorView& out = output(iteration);
+  const TensorView& out =
+      norms_.empty() ? output(iteration) : norms_[static_cast<size_t>(iteration) % norms_.size()].out;
   if (out.numel() == 0) return {};
   const size_t bytes = dtype_bytes(out.dtype);
   // As a number of any floating type 0x42... is finite and far from a sum of normal products.

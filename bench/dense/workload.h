@@ -47,7 +47,7 @@ class Workload {
   /// Copies the last verified output to where `difference` compares with it.
   base::Status keep_reference();
   base::Result<Difference> difference();
-  /// Changes one element of the output of set `iteration % sets`.
+  /// Changes one element of the output of set `iteration % sets`, of the norm where there is one.
   base::Status damage(int iteration);
   /// Why my operands must not be timed; empty if they may.
   base::Result<std::string> refusal();
@@ -64,7 +64,7 @@ class Workload {
   int64_t first_row() const;  // of my output, of gemm_a2a of my rows
   /// gemm_a2a: block by block, whose rows come from other ranks.
   base::Result<Check> check_blocks(const TensorView& out);
-  /// The first rows of the norm of set 0 against fp64, of the sums that the call gave.
+  /// Drawn rows of the norm of set 0 against fp64, of the sums that the call gave.
   base::Result<Check> check_norm();
   Normal left(int rank, int64_t row) const;
   Normal right(int rank) const;

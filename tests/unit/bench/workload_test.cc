@@ -45,5 +45,37 @@ TEST(Workload, OutputsStayWhereCapturedCallsWrite) {
   runtime.close();
 }
 
+/// Of an operator that normalizes its sums both results are looked at, whatever the other one is.
+TEST(Workload, ANormIsCheckedAndComparedToo) {
+  auto bootstraps = thread_bootstraps(1);
+  RuntimeOptions options;
+  options.backend = Backend::cpu;
+  options.heap_bytes = size_t{1} << 24;
+  Runtime runtime = Runtime::open(*bootstraps[0], options);
+  Channel& channel = runtime.world().channel(StreamRef::cpu());
+  const std::unique_ptr<Device> device = cpu_device();
+  const Case one{.name = "one row", .op = "gemm_ar_norm", .m = 1, .n = 16, .k = 64, .dtype = DType::fp32};
+  Workload workload = Workload::create(one, channel, *device, Normal{.seed = 1, .scale = 1}).value();
+  const spec::Schedule schedule = spec::make_schedule(workload.op(), "serial");
+  const auto call = [&] { return workload.enqueue(schedule, 0); };
+  const auto spoilt = [&](int byte) {
+    return workload.verify([&] {
+      OVERLACE_TRY(call());
+      return byte < 0 ? workload.damage(0) : device->memset(workload.output(0).data, byte, 4);
+    });
+  };
+  const Check good = workload.verify(call).value();
+  EXPECT_TRUE(good.finite);
+  EXPECT_LT(good.max_error, 1e-5);
+  ASSERT_TRUE(workload.keep_reference().ok());
+  EXPECT_TRUE(workload.difference()->same_bits);
+
+  EXPECT_GT(spoilt(-1)->max_error, 1.0) << "an element of the norm";
+  EXPECT_FALSE(workload.difference()->same_bits);
+  EXPECT_GT(spoilt(0)->max_error, 0.01) << "an element of the sums";
+  EXPECT_FALSE(spoilt(0xff)->finite) << "a NaN among the sums";
+  runtime.close();
+}
+
 }  // namespace
 }  // namespace overlace::bench

@@ -242,8 +242,10 @@ class JobsTest(support.TreeTest):
         there = {f"{m[1]}.{m[2]}" for m in re.finditer(r"TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", text)}
         patterns = [re.sub(r"^\w+/|/\*$", "", name) for name in jobs.SWEEPS]
         self.assertEqual([p for p in patterns if not fnmatch.filter(there, p)], [])
-        for name in jobs.LOST_PROCESSES:
-            self.assertTrue((support.ROOT / f"tests/ranks/{name.removeprefix('ranks_')}_test.cc").exists(), name)
+        self.assertEqual([p for p in jobs.SWEEPS if p.endswith(".*")], [], "a whole suite")
+        for name in jobs.NOT_SANITIZED:
+            folder, _, stem = name.partition("_")
+            self.assertTrue((support.ROOT / f"tests/{folder}/{stem}_test.cc").exists(), name)
 
     def test_rank_tests_get_their_seeds(self) -> None:
         text = "import os, sys\nprint(sys.argv[1], os.environ['OVERLACE_TEST_SEEDS'])\nsys.exit(1)\n"
