@@ -208,7 +208,17 @@ class JobsTest(support.TreeTest):
 
     def test_weekly_is_everything_and_the_default_is_not(self) -> None:
         self.assertEqual(main.chosen(["weekly"]), list(jobs.JOBS))
-        weekly = {"clang-test", "asan-gcc", "seeds", "fuzz-long", "faults", "gnn-large", "coverage", "mutate"}
+        weekly = {
+            "clang-test",
+            "asan-gcc",
+            "tsan-all",
+            "seeds",
+            "fuzz-long",
+            "faults",
+            "gnn-large",
+            "coverage",
+            "mutate",
+        }
         self.assertEqual(set(jobs.JOBS) - set(main.chosen([])), weekly)
         self.assertEqual(main.chosen(["seeds"]), ["seeds"])
 
