@@ -94,7 +94,7 @@ THIRD_PARTY = [
     (r"benchmark/", r"bench/.*\.cc"),
     (r"(oneapi/dnnl/)?dnnl\w*\.h(pp)?", r"src/exec/onednn/.*\.cc"),
     (r"mpi\.h", r"src/runtime/engine/mpi/.*"),
-    (r"nccl\w*\.h", r"src/runtime/engine/nccl/.*|bench/.*\.cu|tests/gpu/.*|tests/ranks/nccl/.*"),
+    (r"nccl\w*\.h", r"src/runtime/engine/nccl/.*|tests/gpu/.*|tests/ranks/nccl/.*"),
     (r"cublas\w*\.h", r"src/exec/cuda/.*|bench/gemm_core/library\.cc|tests/gpu/.*"),
     (r"cudnn\w*\.h", r"src/model/cuda/.*|tests/gpu/.*"),
     (r"(cutlass|cute)/", r"bench/.*/cutlass\w*\.cu"),

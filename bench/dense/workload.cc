@@ -4,11 +4,11 @@
 #include <cmath>
 #include <numeric>
 
-#include "overlace/ops/call.h"
 #include "overlace/team.h"
 #include "src/base/ceil_div_pod.h"
 #include "src/base/file.h"
 #include "src/base/half.h"
+#include "src/ops/common/reference.h"
 #include "src/spec/operators.h"
 
 namespace overlace::bench {
@@ -111,6 +111,7 @@ base::Result<Workload> Workload::create(const Case& c, Channel& channel, Device&
     w.b_.push_back(b);
     w.out_.push_back(out);
   }
+  for (size_t set = 0; set < w.out_.size(); ++set) w.args_.push_back(w.args_of(set));
   OVERLACE_TRY(w.fill());
   return w;
 }
@@ -163,26 +164,30 @@ base::Status Workload::fill() {
   return device_->synchronize();
 }
 
+ops::CallArgs Workload::args_of(size_t set) const {
+  const spec::OperatorDef& def = *spec::find_operator(case_.op);
+  ops::CallArgs args{.fields = op().fields, .splits = splits_, .activation = case_.activation};
+  std::vector<TensorView> inputs = {a_[set], b_[set]}, outputs = {out_[set]};  // in the order of the table
+  if (!norms_.empty()) {
+    const TensorView weight = TensorView::contiguous(norms_[set].weight.data, case_.dtype, {case_.columns()});
+    inputs.insert(inputs.end(), {norms_[set].residual, weight});
+    outputs.push_back(norms_[set].out);
+  }
+  size_t in = 0, out = 0;
+  for (const spec::Arg& arg : def.args) {
+    TensorView& t = args.tensors.emplace_back();
+    if (arg.role == spec::Role::output) t = outputs[out++];
+    if (arg.role != spec::Role::input) continue;
+    t = arg.has_layout && !def.flow.sums_rows ? inputs[in].transposed() : inputs[in];
+    ++in;
+  }
+  return args;
+}
+
 base::Status Workload::enqueue(const spec::Schedule& schedule, int iteration) {
-  const size_t i = static_cast<size_t>(iteration) % out_.size();
   try {
-    const spec::OperatorDef& def = *spec::find_operator(case_.op);
-    ops::CallArgs args{.fields = op().fields, .splits = splits_, .activation = case_.activation};
-    std::vector<TensorView> inputs = {a_[i], b_[i]}, outputs = {out_[i]};  // in the order of the table
-    if (!norms_.empty()) {
-      const TensorView weight = TensorView::contiguous(norms_[i].weight.data, case_.dtype, {case_.columns()});
-      inputs.insert(inputs.end(), {norms_[i].residual, weight});
-      outputs.push_back(norms_[i].out);
-    }
-    size_t in = 0, out = 0;
-    for (const spec::Arg& arg : def.args) {
-      TensorView& t = args.tensors.emplace_back();
-      if (arg.role == spec::Role::output) t = outputs[out++];
-      if (arg.role != spec::Role::input) continue;
-      t = arg.has_layout && !def.flow.sums_rows ? inputs[in].transposed() : inputs[in];
-      ++in;
-    }
-    ops::call(*channel_, def, args, schedule);
+    const size_t set = static_cast<size_t>(iteration) % args_.size();
+    ops::call(*channel_, *spec::find_operator(case_.op), args_[set], schedule);
   } catch (...) {
     return base::status_of_current_exception();
   }
@@ -218,7 +223,7 @@ base::Result<Check> Workload::verify(const std::function<base::Status()>& call) 
 
 base::Result<Check> Workload::check_norm() {
   const int64_t n = case_.columns();
-  const auto weight = device_->first_values(norms_[0].weight, n);
+  auto weight = device_->first_values(norms_[0].weight, n);
   if (!weight.ok()) return weight.status();
   Check check{.sampled = kNormRows * n};
   double error2 = 0, want2 = 0;
@@ -229,14 +234,14 @@ base::Result<Check> Workload::check_norm() {
     if (!sums.ok()) return sums.status();
     const auto got = device_->first_values(norms_[0].out.rows(row, 1), n);
     if (!got.ok()) return got.status();
-    const double squares = std::inner_product(sums->begin(), sums->end(), sums->begin(), 0.0);
-    const double divisor = std::sqrt(squares / static_cast<double>(n) + kEps);
-    for (size_t j = 0; j < got->size(); ++j) {
-      const double want = (*sums)[j] / divisor * (*weight)[j], error = std::abs((*got)[j] - want);
+    const std::vector<double> want = ops::rms_norm_reference(
+        {sums->begin(), sums->end()}, TensorView::contiguous(weight->data(), DType::fp32, {n}), kEps);
+    for (size_t j = 0; j < want.size(); ++j) {
+      const double error = std::abs((*got)[j] - want[j]);
       check.finite = check.finite && std::isfinite(error);
       check.max_error = std::max(check.max_error, std::isfinite(error) ? error : 1e300);
       error2 += error * error;
-      want2 += want * want;
+      want2 += want[j] * want[j];
     }
   }
   check.rms_error = std::sqrt(error2 / want2);

@@ -8,6 +8,7 @@
 
 #include "bench/common/device.h"
 #include "overlace/channel.h"
+#include "overlace/ops/call.h"
 #include "overlace/schedule.h"
 #include "overlace/tensor.h"
 #include "src/base/json.h"
@@ -61,6 +62,7 @@ class Workload {
   Workload(const Case& c, Channel& channel, Device& device, const Normal& data)
       : case_(c), channel_(&channel), device_(&device), data_(data) {}
   base::Status fill();
+  ops::CallArgs args_of(size_t set) const;
   int64_t first_row() const;  // of my output, of gemm_a2a of my rows
   /// gemm_a2a: block by block, whose rows come from other ranks.
   base::Result<Check> check_blocks(const TensorView& out);
@@ -80,7 +82,8 @@ class Workload {
   };
 
   std::vector<TensorView> a_, b_, out_;
-  std::vector<Norm> norms_;  // one per set, or none
+  std::vector<Norm> norms_;          // one per set, or none
+  std::vector<ops::CallArgs> args_;  // one per set
   TensorView reference_, norm_reference_;
   std::vector<int64_t> splits_;  // gemm_a2a
   int64_t bytes_rotated_ = 0;

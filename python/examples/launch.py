@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +28,12 @@ def _work(rank: int, run: Run, ranks: int, device: str, store: str) -> None:
 
 
 def launch(run: Run, text: str, ranks: int = 2) -> None:
-    """run(group, device) on each rank; it raises where something is wrong. `ranks`: of them by default."""
+    """run(group, device) on each rank; it raises where something is wrong. `ranks`: of them by default. `text`: what
+    the example is, with its usage, which names the devices that it runs on."""
+    devices = re.search(r"--device ([\w|]+)", text)
     parser = argparse.ArgumentParser(description=text.partition("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=ranks)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=devices[1].split("|") if devices else ["cpu"], default="cpu")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")

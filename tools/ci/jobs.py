@@ -226,9 +226,9 @@ SANITIZER_ENV = {
 }
 
 
-# What takes two thirds of the time of all tests under a sanitizer and shows it little that other cases do not: long
-# sweeps, large teams, launchers, programs that lose processes or break schedules. Jobs test and long have them; under
-# sanitizers asan-gcc and tsan-all, weekly.
+# What takes long under a sanitizer and shows it little that other cases do not: long sweeps, large teams, launchers,
+# programs that lose processes or break schedules. Jobs test and long have them; under sanitizers asan-gcc and tsan-all,
+# weekly.
 SWEEPS = (
     *("Expand.EveryFamilyResolvesOnEveryRank", "Rounds.EveryFamilyEndsEvenIfAllStreamsOfARankAreOne"),
     *("WorkOrder.AnyResidentWorkersComeToTheEnd", "WorkOrder.EachProductSumAndCopyIsDoneOnce"),

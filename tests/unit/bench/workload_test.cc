@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "overlace/bootstrap.h"
 #include "overlace/runtime.h"
@@ -13,17 +15,24 @@
 namespace overlace::bench {
 namespace {
 
+class WorkloadTest : public testing::Test {
+ protected:
+  WorkloadTest() : runtime_(Runtime::open(*bootstraps_[0], {.backend = Backend::cpu, .heap_bytes = size_t{1} << 24})) {}
+  ~WorkloadTest() override { runtime_.close(); }
+  Workload made(const Case& c) {
+    return Workload::create(c, channel_, *device_, Normal{.seed = 1, .scale = 1}).value();
+  }
+
+  std::vector<std::unique_ptr<Bootstrap>> bootstraps_ = thread_bootstraps(1);
+  Runtime runtime_;
+  Channel& channel_ = runtime_.world().channel(StreamRef::cpu());
+  std::unique_ptr<Device> device_ = cpu_device();
+};
+
 /// A replayed graph writes where the call was when it was captured.
-TEST(Workload, OutputsStayWhereCapturedCallsWrite) {
-  auto bootstraps = thread_bootstraps(1);
-  RuntimeOptions options;
-  options.backend = Backend::cpu;
-  options.heap_bytes = size_t{1} << 24;
-  Runtime runtime = Runtime::open(*bootstraps[0], options);
-  Channel& channel = runtime.world().channel(StreamRef::cpu());
-  const std::unique_ptr<Device> device = cpu_device();
+TEST_F(WorkloadTest, OutputsStayWhereCapturedCallsWrite) {
   const Case one{.name = "few", .op = "gemm_ar", .m = 4, .n = 16, .k = 2048, .dtype = DType::bf16};
-  Workload workload = Workload::create(one, channel, *device, Normal{.seed = 1, .scale = 1}).value();
+  Workload workload = made(one);
   const spec::Schedule schedule = spec::make_schedule(workload.op(), "compute");
 
   const TensorView captured = workload.output(0);
@@ -42,26 +51,18 @@ TEST(Workload, OutputsStayWhereCapturedCallsWrite) {
   EXPECT_TRUE(workload.difference()->same_bits);
   ASSERT_TRUE(workload.damage(0).ok());
   EXPECT_FALSE(workload.difference()->same_bits) << "what is compared with is a copy";
-  runtime.close();
 }
 
 /// Of an operator that normalizes its sums both results are looked at, whatever the other one is.
-TEST(Workload, ANormIsCheckedAndComparedToo) {
-  auto bootstraps = thread_bootstraps(1);
-  RuntimeOptions options;
-  options.backend = Backend::cpu;
-  options.heap_bytes = size_t{1} << 24;
-  Runtime runtime = Runtime::open(*bootstraps[0], options);
-  Channel& channel = runtime.world().channel(StreamRef::cpu());
-  const std::unique_ptr<Device> device = cpu_device();
+TEST_F(WorkloadTest, ANormIsCheckedAndComparedToo) {
   const Case one{.name = "one row", .op = "gemm_ar_norm", .m = 1, .n = 16, .k = 64, .dtype = DType::fp32};
-  Workload workload = Workload::create(one, channel, *device, Normal{.seed = 1, .scale = 1}).value();
+  Workload workload = made(one);
   const spec::Schedule schedule = spec::make_schedule(workload.op(), "serial");
   const auto call = [&] { return workload.enqueue(schedule, 0); };
   const auto spoilt = [&](int byte) {
     return workload.verify([&] {
       OVERLACE_TRY(call());
-      return byte < 0 ? workload.damage(0) : device->memset(workload.output(0).data, byte, 4);
+      return byte < 0 ? workload.damage(0) : device_->memset(workload.output(0).data, byte, 4);
     });
   };
   const Check good = workload.verify(call).value();
@@ -74,7 +75,6 @@ TEST(Workload, ANormIsCheckedAndComparedToo) {
   EXPECT_FALSE(workload.difference()->same_bits);
   EXPECT_GT(spoilt(0)->max_error, 0.01) << "an element of the sums";
   EXPECT_FALSE(spoilt(0xff)->finite) << "a NaN among the sums";
-  runtime.close();
 }
 
 }  // namespace
