@@ -44,8 +44,8 @@ function(overlace_hopper_module name)
   set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name}_hopper PARENT_SCOPE)
 endfunction()
 
-# With sanitizers, whose builds nobody waits for to change one file: the units of a folder as one, which takes two
-# fifths of the time. Those apart have a name of their own that a neighbour has too.
+# With sanitizers, whose builds nobody waits for to change one file: the units of a folder as one, which takes less than
+# half of the time. Those apart have a name of their own that a neighbour has too.
 set(OVERLACE_APART "src/gnn/(pack|store)/|src/ops/moe/|src/sim/trace/|src/spec/families/|src/study/workload/|/mpi/"
     "|src/base/(env|mapped_file|trace_perfetto)\\.cc|src/exec/program\\.cc|src/gnn/dataset/import\\.cc"
     "|src/runtime/(inbox|team)\\.cc|src/spec/read_json\\.cc")
