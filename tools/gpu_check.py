@@ -11,7 +11,7 @@ overlace) or in an archive that --pack wrote where they were built, and the pyte
 names the wheel.
 With --git, which names the commit, no .git is needed. Programs that keep GPUs busy for a part of their time run side
 by side; what fails so runs again alone. Others that need all GPUs run alone, longest first, then what needs one GPU
-side by side. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
+side by side; a program whose cases mostly wait runs as several shards. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
 this machine did not, and the record is of both.
 Exit code: 0 all ran and passed, 1 something failed, 2 something was not run.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import datetime
 import json
 import os
@@ -104,8 +105,8 @@ def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[
         names += sorted(set(built) - set(names))
     units = []
     for name in names:
-        report = folder / f"{name}.xml"
         if gpu_tests.is_python(name):
+            report = folder / f"{name}.xml"
             units.append(python_unit(name, options.python, place / "python", known.get(name), report))
             continue
         program = built.get(name)
@@ -113,17 +114,18 @@ def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[
         if options.binaries and os.access(place / name, os.X_OK):
             found = (str(place / name),)
         is_there = bool(found) and Path(found[0]).exists()
-        units.append(
-            Unit(
-                name,
-                (*found, f"--gtest_output=xml:{report}"),
-                is_wide=name not in gpu_tests.ONE_GPU,
-                is_shared=name in gpu_tests.SHARED,
-                seconds=known.get(name),
-                timeout_s=program.timeout_s if program else 600,
-                missing="" if is_there else "was not built" if not options.binaries else f"not in {place.name}",
-            )
+        unit = Unit(
+            name,
+            found,
+            is_wide=name not in gpu_tests.ONE_GPU,
+            is_shared=name in gpu_tests.SHARED,
+            seconds=known.get(name),
+            timeout_s=program.timeout_s if program else 600,
+            missing="" if is_there else "was not built" if not options.binaries else f"not in {place.name}",
         )
+        for part in gpu_tests.shards_of(unit):
+            report = f"--gtest_output=xml:{folder / f'{part.name}.xml'}"
+            units.append(dataclasses.replace(part, command=(*found, report)))
     return units
 
 
@@ -169,6 +171,8 @@ def run_unit(unit: Unit, gpus: tuple[int, ...], ids: list[str], limit_s: float, 
     env = {}
     if not unit.is_wide:  # nvidia-smi counts GPUs by their place on the bus
         env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(ids[gpu] for gpu in gpus)}
+    if unit.shards > 1:
+        env |= {"GTEST_TOTAL_SHARDS": str(unit.shards), "GTEST_SHARD_INDEX": str(unit.shard)}
     if gpu_tests.is_python(unit.name):
         env["PYTHONPATH"] = os.pathsep.join(x for x in (str(packages), os.environ.get("PYTHONPATH", "")) if x)
     report = folder / f"{unit.name}.xml"
@@ -202,7 +206,8 @@ def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packa
                     row = gpu_tests.joined(beside.pop(row.name), row)
                 rows.append(row)
                 print(f"{row.name}: {row.outcome} in {row.seconds:.1f} s", flush=True)
-    return rows + [gpu_tests.joined(beside[row.name], row) if row.name in beside else row for row in plan.not_run]
+    rows += [gpu_tests.joined(beside[row.name], row) if row.name in beside else row for row in plan.not_run]
+    return gpu_tests.merged(rows)
 
 
 def package_of(packages: Path) -> str:
@@ -264,7 +269,7 @@ def main(arguments: list[str]) -> int:
         except ValueError as error:
             raise SystemExit(f"gpu_check: --continue: {error}") from error
         commands, minutes = [old["last"]["command"]], minutes + old["last"]["minutes"]
-        units = [unit for unit in units if unit.name not in {row.name for row in done}]
+        units = [unit for unit in units if unit.program not in {row.name for row in done}]
     packages = (options.binaries or ROOT / "build" / options.preset) / "python"
     print(f"{len(units)} units, {about['gpus']}, {options.minutes:g} minutes, commit {commit}", flush=True)
     budget_s = options.minutes * 60 - RESERVE_S - (time.monotonic() - begin)

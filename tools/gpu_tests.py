@@ -3,7 +3,7 @@
 A unit is a program of tests/gpu or a pytest file. It needs one GPU or all there are. Of those that need all,
 the ones that mostly open, compile and compute on hosts run first, a few side by side; then the others alone, then those
 of one GPU side by side, one on each GPU; longest first each time. What fails beside others runs again alone, and that
-counts.
+counts. A program whose cases mostly wait is several units, its shards, which run side by side and are one row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ SHARED = frozenset(
         "gpu_gather_rows",
         "gpu_gemm_ar_norm",
         "gpu_inbox",
+        "gpu_grouped_gemm",
         "gpu_memory_processes",
+        "gpu_moe",
         "gpu_nccl",
         "gpu_net",
         "gpu_operand_places",
@@ -43,6 +45,9 @@ SHARED = frozenset(
     }
 )  # and all pytest files
 AT_ONCE = 4
+# Programs that run alone, in so many shards side by side: their cases wait for CUDA to open and to close, and for
+# deadlines. Cases come in fours (kill, exit, stop, fail), of which one takes a deadline: three shards get as many each.
+SHARDS = {"gpu_fault": 3}
 PASSED, FAILED, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"
 
 
@@ -57,6 +62,12 @@ class Unit:
     seconds: float | None = None
     timeout_s: float = 600
     missing: str = ""
+    shard: int = 0  # of `shards`
+    shards: int = 1
+
+    @property
+    def program(self) -> str:
+        return program_of(self.name)
 
 
 @dataclasses.dataclass
@@ -80,6 +91,20 @@ def expected_names(root: Path) -> list[str]:
     stems = {path.name.split("_test.")[0] for path in (root / "tests" / "gpu").glob("*_test.c*")}
     files = sorted(path.stem.removeprefix("test_") for path in (root / PYTEST_FOLDER).glob("test_*.py"))
     return [*(f"gpu_{stem}" for stem in sorted(stems)), *(PYTHON + stem for stem in files)]
+
+
+def shards_of(unit: Unit) -> list[Unit]:
+    """The units that a program is run as: NAME, or NAME.1of3 to NAME.3of3."""
+    count = SHARDS.get(unit.name, 1)
+    if count == 1:
+        return [unit]
+    names = [f"{unit.name}.{i + 1}of{count}" for i in range(count)]
+    return [dataclasses.replace(unit, name=name, shard=i, shards=count) for i, name in enumerate(names)]
+
+
+def program_of(name: str) -> str:
+    """Of a unit."""
+    return name.split(".")[0]
 
 
 def is_python(name: str) -> bool:
@@ -131,7 +156,7 @@ class Scheduler:
             return shared[0] if len(self.busy) < AT_ONCE else None
         wide = [u for u in self.waiting if u.is_wide]
         if wide:
-            return wide[0] if not self.busy else None
+            return wide[0] if all(program_of(name) == wide[0].program for name in self.busy) else None
         in_use = sum(len(gpus) for gpus in self.busy.values())
         return self.waiting[0] if self.waiting and in_use < self.gpus else None
 
@@ -176,6 +201,31 @@ def joined(beside: Row, repeated: Row) -> Row:
     if mended > 0:
         out.detail = f"{mended} failed beside others and passed alone: " + "; ".join(beside.failures)[:300]
     return out
+
+
+def merged(rows: list[Row]) -> list[Row]:
+    """One row per program: the sums of its shards, and the seconds of the longest."""
+    out: dict[str, Row] = {}
+    for row in rows:
+        name = program_of(row.name)
+        row = dataclasses.replace(row, name=name)
+        so_far = out.setdefault(name, row)
+        if so_far is row:
+            continue
+        outcomes = {so_far.outcome, row.outcome}
+        out[name] = Row(
+            name,
+            next(outcome for outcome in (NOT_RUN, FAILED, PASSED, SKIPPED) if outcome in outcomes),
+            so_far.passed + row.passed,
+            so_far.failed + row.failed,
+            so_far.skipped + row.skipped,
+            max(so_far.seconds, row.seconds),
+            "; ".join(dict.fromkeys(x.detail for x in (so_far, row) if x.detail)),
+            {key: so_far.reasons.get(key, 0) + row.reasons.get(key, 0) for key in {**so_far.reasons, **row.reasons}},
+            so_far.failures + row.failures,
+            so_far.cut_short or row.cut_short,
+        )
+    return list(out.values())
 
 
 GTEST_LINE = re.compile(r"(?m)^\[ *(RUN|OK|FAILED|SKIPPED) *\] ([\w/.]+)(?:, where .*)?(?: \(\d+ ms\))?$")

@@ -19,6 +19,7 @@
 #include "overlace/capi_tune.h"
 #include "overlace/channel.h"
 #include "overlace/context.h"
+#include "overlace/ops/moe.h"
 #include "overlace/runtime.h"
 #include "overlace/schedule.h"
 #include "overlace/symmetric.h"
@@ -119,6 +120,7 @@ struct ChannelObject : Child {
   std::set<std::string> met;            // by ovl_run, where first uses are measured
   std::deque<std::string> tuned_texts;  // what `tuned` points to
   std::vector<ovl_tuned> tuned;         // given out by ovl_tune
+  std::deque<ops::MoeContext> moe_contexts;
 };
 
 /// Where a call and its handle are named in messages.

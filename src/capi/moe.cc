@@ -52,6 +52,22 @@ base::Status read_layer(std::string_view call, const ovl_moe* from, int ranks, o
   return {};
 }
 
+/// That of the channel for calls of this size. Collective where there is none yet.
+ops::MoeContext& context_for(ChannelObject& object, const ops::MoeArgs& args, int64_t max_tokens) {
+  const auto extent = [](const TensorView& t, int ndim, int dim) { return t.ndim == ndim ? t.dim(dim) : 0; };
+  const ops::MoeSpec spec{.max_tokens = max_tokens,
+                          .hidden = extent(args.x, 2, 1),
+                          .inter = extent(args.w2, 3, 2),
+                          .num_experts = args.num_experts,
+                          .top_k = static_cast<int>(extent(args.idx, 2, 1)),
+                          .dtype = args.x.dtype,
+                          .expert_begin = args.expert_begin};
+  const auto known = std::find_if(object.moe_contexts.begin(), object.moe_contexts.end(),
+                                  [&](const ops::MoeContext& one) { return one.spec() == spec; });
+  if (known != object.moe_contexts.end()) return *known;
+  return object.moe_contexts.emplace_back(ops::MoeContext::open(*object.channel, spec));
+}
+
 }  // namespace
 
 int ovl_moe_run(ovl_channel* channel, const ovl_moe* layer, int64_t* load, int64_t* dropped) {
@@ -61,6 +77,10 @@ int ovl_moe_run(ovl_channel* channel, const ovl_moe* layer, int64_t* load, int64
     OVERLACE_TRY(enter({"ovl_moe_run", "channel"}, channel, &entry, &object));
     ops::MoeArgs args;
     OVERLACE_TRY(read_layer("ovl_moe_run", layer, object->channel->team().size(), &args));
+    if (object->owner->runtime->backend() == Backend::cuda_peer) {
+      ops::run(context_for(*object, args, layer->max_tokens), args, {.load = load, .dropped = dropped});
+      return {};
+    }
     const ops::MoeReport report = ops::run(*object->channel, args);
     if (load != nullptr) std::copy(report.load.begin(), report.load.end(), load);
     if (dropped != nullptr) *dropped = report.dropped;

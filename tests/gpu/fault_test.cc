@@ -93,11 +93,8 @@ struct Op {
   const char *op, *family;
   int degree;
   int64_t rows = 2048;
-  /// One kernel asks no engine for anything; opening NCCL is most of what such a case would take.
-  const char* net_engine() const {
-    const std::string name = family;
-    return name == "one_shot" || name == "tma_slot" ? "none" : "auto";
-  }
+  /// Copies and kernels ask no engine for anything; opening NCCL is most of what such a case would take.
+  const char* net_engine() const { return std::string(family) == "library" ? "auto" : "none"; }
 };
 
 class GpuFaultCallTest : public testing::TestWithParam<std::tuple<Op, When, Fault>> {};

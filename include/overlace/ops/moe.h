@@ -1,7 +1,9 @@
 // Mixture of experts whose experts are spread over the ranks: dispatch, experts, combine; and the router before them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,13 +39,69 @@ struct MoeReport {
   int64_t dropped = 0;          // copies of this rank's tokens beyond the capacity
 };
 
-/// Runs the layer. Collective; on CPU ranks the call is complete on return, and GPUs are not supported yet. It works as
+/// Runs the layer. Collective; on CPU ranks the call is complete on return, GPUs need a MoeContext. It works as
 /// users of a library of collectives do: counts are read on the host, rows go by grouped sends and receives of the
 /// team's engine, nothing overlaps. A token goes once to each rank that owns experts of it. Sums are taken in fp32: of
 /// one rank in the order of choices, rounded to the dtype of x for the wire, then in rank order. Equal inputs on as
 /// many ranks give equal bits. Throws InvalidArgument (argument, value got, value wanted), PlanMismatch or Unsupported
 /// before anything moves, on all ranks.
 MoeReport run(Channel& channel, const MoeArgs& args);
+
+/// Where a call of a MoeContext writes what it did, in stream order, each if it is not null: memory of the device that
+/// runs it, on CPU ranks of the host.
+struct MoeCounts {
+  int64_t* load = nullptr;     // (E_loc), as MoeReport has it
+  int64_t* dropped = nullptr;  // (1)
+};
+
+/// The sizes of a layer for which a MoeContext holds memory, equal on all ranks.
+struct MoeSpec {
+  int64_t max_tokens = 0;   // of one rank in a call
+  int64_t hidden = 0;       // H
+  int64_t inter = 0;        // I
+  int64_t num_experts = 0;  // E
+  int top_k = 0;            // k
+  DType dtype = DType::bf16;
+  std::vector<int64_t> expert_begin{};  // as MoeArgs has it
+
+  friend bool operator==(const MoeSpec&, const MoeSpec&) = default;
+};
+
+/// What calls of one layer share. On GPUs it has the memory of tokens, pool and sums: of the symmetric heap
+/// (R + 1) max_tokens H elements, of the device room for all copies that can come, R max_tokens k rows of H + I
+/// elements. Counts stay on the device: a call waits for nothing on the host, and may be captured. Calls of a context
+/// are in one order on all ranks, on one stream.
+class MoeContext {
+ public:
+  /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too), outside captures. Throws
+  /// InvalidArgument (field, value got, value wanted), PlanMismatch where ranks differ, OutOfMemory. Unsupported: GPUs
+  /// that are not of Hopper, more than 8 ranks or ranks that loads and stores do not reach.
+  static MoeContext open(Channel& channel, const MoeSpec& spec);
+  MoeContext(MoeContext&&) noexcept;
+  MoeContext& operator=(MoeContext&&) noexcept;
+  /// Gives the memory back, behind the last call: the ranks do so in the same order, before the runtime is closed.
+  ~MoeContext();
+
+  const MoeSpec& spec() const;
+  /// Bytes of the symmetric heap and of memory of this rank's device alone; 0 on CPU ranks.
+  size_t heap_bytes() const;
+  size_t device_bytes() const;
+  /// Of the last call, which is waited for. On GPUs InvalidArgument with token, choice and value where idx named an
+  /// expert that does not exist, which that call took for -1.
+  MoeReport report();
+
+ private:
+  friend void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts);
+  struct State;
+  explicit MoeContext(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+/// Runs the layer in stream order. Collective. On CPU ranks it is run(channel, args). On GPUs: bf16 or fp16, H and I
+/// multiples of 8, gated by silu, no biases; nothing overlaps yet. Rounded where run(channel, args) rounds, but that the
+/// weight of a copy multiplies what is gated before the gate does. Throws InvalidArgument or Unsupported before
+/// anything of this rank moves.
+void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts = {});
 
 /// The gradients of that forward, of which nothing was kept: experts compute their hidden layer again. Shapes of the
 /// letters of MoeArgs. What is undefined is not computed, but for dx.

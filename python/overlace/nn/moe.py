@@ -11,7 +11,7 @@ from torch import nn
 
 from overlace import ops
 from overlace.context import context_of, group_name
-from overlace.errors import InvalidArgument, Unsupported
+from overlace.errors import InvalidArgument
 from overlace.ops._moe import refuse
 
 _NAME = "MoELayer"
@@ -60,8 +60,8 @@ class _Scaled(torch.autograd.Function):
 class MoELayer(nn.Module):
     """A router and E experts that are spread over the ranks of a group; each rank gives the tokens that it has.
 
-    num_experts, hidden_size, intermediate_size: E, H and I. activation, gated, capacity_factor, expert_begin: as in
-        overlace.ops.moe; bias: experts that are not gated, and the shared one, have biases. Any number of ranks does.
+    num_experts, hidden_size, intermediate_size: E, H and I. activation, gated, capacity_factor, expert_begin,
+        max_tokens, which GPUs need: as in overlace.ops.moe; bias: experts that are not gated, and the shared one, have biases. Any number of ranks does.
     top_k, score, renormalize, num_groups, kept_groups, route_scale: as in overlace.ops.moe_router; expert_bias: a
         buffer (E) of float32 zeros, which is its bias and which the caller moves.
     shared_size: I of an expert that every token goes to with weight 1, on its own rank; 0: none. Several shared experts
@@ -78,7 +78,7 @@ class MoELayer(nn.Module):
 
     `state_dict` has gate.weight, shared.up.weight, ... and this rank's experts as experts.3.w1, ..., so that the union
     over ranks is the state of the unsharded layer; `full_state_dict()` gathers it; `load_state_dict` takes either.
-    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them. On CPU ranks only.
+    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them. On GPUs forward only.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class MoELayer(nn.Module):
         expert_bias: bool = False,
         shared_size: int = 0,
         expert_begin: Sequence[int] | None = None,
+        max_tokens: int = 0,
         reduce_op: str = "sum",
         group: object = None,
         device: torch.device | str | None = None,
@@ -113,7 +114,7 @@ class MoELayer(nn.Module):
         self.routing: dict[str, Any] = {"top_k": top_k, "score": score, "renormalize": renormalize}
         self.routing |= {"num_groups": num_groups, "kept_groups": kept_groups, "route_scale": route_scale}
         given = expert_begin or [rank * num_experts // self.size for rank in range(self.size + 1)]
-        self.expert_begin, self.reduce_op = list(given), reduce_op
+        self.expert_begin, self.reduce_op, self.max_tokens = list(given), reduce_op, max_tokens
         self._check(bias, shared_size)
         self._check_routing()
         self.mine = range(self.expert_begin[self.rank], self.expert_begin[self.rank + 1])
@@ -322,7 +323,7 @@ class MoELayer(nn.Module):
         x: (..., H) of the parameters' dtype. Gives (..., H). Raises as overlace.ops.moe does, on all ranks.
         """
         weight = self.gate.weight
-        is_here = x.device == weight.device and not x.is_cuda
+        is_here = x.device == weight.device
         if not is_here or x.dim() < 2 or x.shape[-1] != self.hidden_size or x.dtype != weight.dtype:
             self._refuse(x)
         bias = None if self.expert_bias is None else self.expert_bias.float()
@@ -348,6 +349,7 @@ class MoELayer(nn.Module):
             gated=self.gated,
             capacity_factor=self.capacity_factor,
             expert_begin=self.expert_begin,
+            max_tokens=self.max_tokens,
             return_load=True,
             group=self.group_name,
         )
@@ -358,12 +360,12 @@ class MoELayer(nn.Module):
 
     def _refuse(self, x: torch.Tensor) -> None:
         """The other ranks are in the call, and must not wait for this one."""
-        on = "cpu" if x.is_cuda else self.gate.weight.device
+        weight = self.gate.weight
         why = (
             f"{_NAME}: x is {x.dtype} {list(x.shape)} on {x.device}, "
-            f"wanted {self.gate.weight.dtype} (..., {self.hidden_size}) on {on}"
+            f"wanted {weight.dtype} (..., {self.hidden_size}) on {weight.device}"
         )
-        refuse(self.group_name, (Unsupported if x.is_cuda else InvalidArgument)(why))
+        refuse(self.group_name, InvalidArgument(why))
 
     def extra_repr(self) -> str:
         return (

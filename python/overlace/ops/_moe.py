@@ -32,6 +32,7 @@ class _Layer(_Sized):
         ("gated", c.c_int32),
         ("capacity_factor", c.c_double),
         ("expert_begin", c.POINTER(c.c_int64)),
+        ("max_tokens", c.c_int64),
     )
 
 
@@ -39,12 +40,6 @@ class _Grad(_Sized):
     """ovl_moe_grad."""
 
     _fields_ = (("struct_size", c.c_size_t), *((name, Tensor) for name in ("dy", "dx", *_GRADIENTS)))
-
-
-def refuse_gpus(op: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
-    for name, t in tensors.items():
-        if t is not None and t.is_cuda:
-            raise Unsupported(f"{op}: {name} is on {t.device}, wanted cpu: experts are on CPU ranks only so far")
 
 
 def _with_rows(t: torch.Tensor) -> torch.Tensor:
@@ -63,16 +58,11 @@ class _Call:
         self.op, self.context = op, context_of(group)
         self.why: Exception | None = None  # this rank refuses the call
         self._kept: list[torch.Tensor] = []  # the library has their addresses
-        if self.context.is_gpu:
-            raise Unsupported(
-                f"{op}: group '{group}' is on {self.context.device}, wanted CPU ranks, which it needs so far"
-            )
 
     def view(self, name: str, t: torch.Tensor | None) -> Tensor:
         if t is None:
             return Tensor()
         try:
-            refuse_gpus(self.op, {name: t})
             self._kept.append(_with_rows(t.detach()))
             return tensor_of(self.op, name, self._kept[-1], self.context.device)
         except Error as error:
@@ -93,9 +83,12 @@ class _Call:
             gated=fields["gated"],
             capacity_factor=fields["capacity_factor"],
             expert_begin=(c.c_int64 * wanted)(*begin) if begin else None,
+            max_tokens=fields["max_tokens"],
         )
 
     def run(self, function: str, *arguments: object) -> None:
+        if self.why is not None and self.context.is_gpu:
+            raise self.why  # nobody meets there
         code = getattr(_library.operators(), function)(self.context.name.encode(), *arguments)
         text = _library.LIBRARY.ovl_error_text().decode() if code != 0 else ""
         if self.why is not None:
@@ -105,23 +98,26 @@ class _Call:
 
 
 def _fields(options: Mapping[str, Any], num_experts: int) -> dict[str, Any]:
-    given = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": ()} | dict(options)
+    given = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": (), "max_tokens": 0} | dict(options)
     return given | {"num_experts": num_experts}
 
 
 def _forward(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
     call = _Call(_NAME, group)
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
-    out = torch.empty(x.shape, dtype=x.dtype)
-    load = torch.zeros(w1.shape[:1], dtype=torch.int64)
-    dropped = torch.zeros((), dtype=torch.int64)
+    on = call.context.device
+    out = torch.empty(x.shape, dtype=x.dtype, device=on)
+    load = torch.zeros(w1.shape[:1], dtype=torch.int64, device=on)
+    dropped = torch.zeros((), dtype=torch.int64, device=on)
     layer = call.layer({**operands, "out": out}, _fields(options, num_experts))
     to = [c.c_void_p(t.data_ptr()) for t in (load, dropped)]
     call.run("ovl_torch_moe_run", c.byref(layer), *to)
     return out, load, dropped
 
 
-_OPTIONS = 'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[]'
+_OPTIONS = (
+    'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[], int max_tokens=0'
+)
 _TENSORS = "Tensor x, Tensor idx, Tensor weights, Tensor w1, Tensor w2, Tensor? b1, Tensor? b2"
 
 _op = torch.library.custom_op(
@@ -134,7 +130,6 @@ _op = torch.library.custom_op(
 
 def _check(op: str, group: str, tensors: Mapping[str, torch.Tensor | None]) -> None:
     """For shape functions; the library checks all when it runs."""
-    refuse_gpus(op, tensors)
     size_of(op, group, tensors)
     for name, dims in {"x": 2, "idx": 2, "weights": 2, "w1": 3, "w2": 3}.items():
         t = tensors[name]
@@ -163,6 +158,8 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
     call = _Call("moe_grad", group)
+    if call.context.is_gpu:
+        raise Unsupported(f"moe_grad: group '{group}' is on {call.context.device}, wanted CPU ranks, which it needs so far")
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
     layer = call.layer(operands, _fields(options, num_experts))
@@ -212,6 +209,8 @@ register_gradient("moe", _backward, _setup)
 def refuse(group: object, why: Exception) -> NoReturn:
     """Raises `why`, after the call that the other ranks are in, and which the library refuses for this rank."""
     call = _Call(_NAME, group_name(group))
+    if call.context.is_gpu:
+        raise why
     call.why = why
     layer = _Layer(x=_REFUSED, out=_REFUSED, activation=b"silu", num_experts=1)
     to = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
@@ -254,6 +253,7 @@ def moe(
     gated: bool = ...,
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
+    max_tokens: int = ...,
     return_load: Literal[False] = ...,
     group: object = ...,
 ) -> torch.Tensor: ...
@@ -274,6 +274,7 @@ def moe(
     gated: bool = ...,
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
+    max_tokens: int = ...,
     return_load: Literal[True],
     group: object = ...,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
@@ -293,13 +294,19 @@ def moe(
     gated: bool = True,
     capacity_factor: float = 0.0,
     expert_begin: Sequence[int] | None = None,
+    max_tokens: int = 0,
     return_load: bool = False,
     group: object = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mixture of experts that are spread over the ranks: y[t] = sum over j of weights[t, j] expert(idx[t, j])(x[t]).
 
-    expert(v) = act(v w1^T + b1) w2^T + b2, or of gated experts (act(v gate^T) * (v up^T)) w2^T. On CPU ranks only; GPUs
-    are refused. Of E experts this rank owns E_loc; T, its tokens, may differ by rank and be 0.
+    expert(v) = act(v w1^T + b1) w2^T + b2, or of gated experts (act(v gate^T) * (v up^T)) w2^T. Of E experts this rank
+    owns E_loc; T, its tokens, may differ by rank and be 0.
+
+    On GPUs (Hopper, at most 8 of one host that reach each other's memory): forward only, gated by "silu", bfloat16 or
+    float16, H and I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may
+    be captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on
+    the device and (R + 1) max_tokens rows of H in the symmetric heap. Expert numbers that do not exist count as -1.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
     idx: (..., k), with the leading dimensions of x, int32 or int64: experts 0 to E - 1, one also twice, or -1 for
@@ -315,6 +322,7 @@ def moe(
         later ones in the order (token, choice) count as -1.
     expert_begin: ranks + 1 numbers, the same on all ranks: rank r owns experts [r] to [r + 1]; None: [r] is
         floor(r E / ranks).
+    max_tokens: GPUs: the most tokens of a rank in any call, the same on all ranks; CPU ranks take any number.
     return_load: a tuple instead: y; (E_loc) int64, the choices that each expert of this rank computed; () int64, the
         choices of this rank beyond the capacity.
     group: as in ag_gemm.
@@ -334,7 +342,7 @@ def moe(
         weights = weights.float()
     arguments = (x, idx, weights, w1, w2, b1, b2, num_experts, group_name(group))
     options: dict[str, Any] = {"activation": activation, "gated": gated, "capacity_factor": capacity_factor}
-    options["expert_begin"] = list(expert_begin or ())
+    options |= {"expert_begin": list(expert_begin or ()), "max_tokens": max_tokens}
     op: Callable[..., Any] = torch.ops.overlace.moe.default
     out, load, dropped = run(op, arguments, options, (x, weights, w1, w2, b1, b2))
     if len(rows) > 1:

@@ -11,7 +11,6 @@ from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized, call
 from overlace.errors import InvalidArgument
 from overlace.ops._common import register_gradient, run
-from overlace.ops._moe import refuse_gpus
 
 _NAME = "moe_router"
 _MOST_CHOICES = 32
@@ -33,7 +32,6 @@ class _Router(_Sized):
 
 def _outputs(x, w_gate, bias, top_k):
     """Weights and experts; in this order, as torch's own check of operators wants a float first."""
-    refuse_gpus(_NAME, {"x": x, "w_gate": w_gate, "bias": bias})
     if x.dim() != 2 or not 1 <= top_k <= _MOST_CHOICES:
         raise InvalidArgument(
             f"{_NAME}: x is {list(x.shape)}, top_k is {top_k}, wanted two dimensions and 1 to {_MOST_CHOICES}"
@@ -42,23 +40,59 @@ def _outputs(x, w_gate, bias, top_k):
     return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
 
 
+def _choose_by_torch(x, w_gate, bias, top_k, score, renormalize, num_groups, kept_groups, route_scale):
+    """What the library chooses on the host, on whatever device the tensors are: weights, then experts."""
+    logits = x.float() @ w_gate.float().t()
+    finite = logits.isfinite()
+    scores = torch.softmax(logits.masked_fill(~finite, -math.inf), 1) if score == "softmax" else torch.sigmoid(logits)
+    scores = torch.where(finite, scores, 0)
+    keys = scores if bias is None else scores + bias
+    keys = torch.where(finite & keys.isfinite(), keys, -math.inf)
+    if kept_groups < num_groups:
+        groups = keys.unflatten(1, (num_groups, -1))
+        best = groups.sort(dim=2, descending=True).values[:, :, :2]
+        # A second one that is none adds nothing.
+        sums = best[:, :, 0] + torch.where(best[:, :, 1:] > -math.inf, best[:, :, 1:], 0).sum(2)
+        kept = sums.sort(dim=1, descending=True, stable=True).indices[:, :kept_groups]
+        is_kept = torch.zeros_like(sums, dtype=torch.bool).scatter_(1, kept, True)
+        keys = torch.where(is_kept.unsqueeze(2), groups, -math.inf).flatten(1)
+    ids = keys.sort(dim=1, descending=True, stable=True).indices[:, :top_k]  # equal keys by ascending expert
+    chosen = keys.gather(1, ids) > -math.inf
+    weights = torch.where(chosen, scores.gather(1, ids), 0)
+    if renormalize:
+        weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    return weights * route_scale, torch.where(chosen, ids, -1).to(torch.int32)
+
+
+def _check_options(w_gate, bias, top_k, options) -> None:
+    """As the library does, without tokens."""
+    on_host = {"x": torch.empty(0, 1), "w_gate": torch.empty(len(w_gate), 1)}
+    on_host |= {} if bias is None else {"bias": torch.empty(bias.shape, dtype=bias.dtype)}
+    _choose(on_host | {"idx": torch.empty(0, top_k, dtype=torch.int32), "weights": torch.empty(0, top_k)}, options)
+
+
 def _forward(
     x, w_gate, bias, top_k, *, score="softmax", renormalize=False, num_groups=1, kept_groups=1, route_scale=1.0
 ):
     weights, idx = _outputs(x, w_gate, bias, top_k)
+    options = {"score": score, "renormalize": renormalize, "num_groups": num_groups, "kept_groups": kept_groups}
+    options["route_scale"] = route_scale
+    if x.is_cuda:
+        for name, t in {"w_gate": w_gate, "bias": bias}.items():
+            if t is not None and t.device != x.device:
+                raise InvalidArgument(f"{_NAME}: {name} is on {t.device}, wanted {x.device}, where x is")
+        _check_options(w_gate, bias, top_k, options)
+        return _choose_by_torch(x, w_gate, bias, top_k, **options)
     given = {"x": x, "w_gate": w_gate, "bias": bias, "idx": idx, "weights": weights}
     dense = {name: t.detach().contiguous() for name, t in given.items() if t is not None}
-    tensors = {name: tensor_of(_NAME, name, t, torch.device("cpu")) for name, t in dense.items()}
-    router = _Router(
-        **tensors,
-        score=score.encode(),
-        renormalize=renormalize,
-        num_groups=num_groups,
-        kept_groups=kept_groups,
-        route_scale=route_scale,
-    )
-    call("ovl_moe_choose_experts", c.byref(router), None)
+    _choose(dense, options)
     return weights, idx
+
+
+def _choose(dense: dict[str, torch.Tensor], options: dict) -> None:
+    tensors = {name: tensor_of(_NAME, name, t, torch.device("cpu")) for name, t in dense.items()}
+    router = _Router(**tensors, **options | {"score": options["score"].encode()})
+    call("ovl_moe_choose_experts", c.byref(router), None)
 
 
 _op = torch.library.custom_op(
@@ -113,7 +147,7 @@ def _gradients(ctx, grad):
 
 
 def _backward(ctx, grad, _):
-    with torch.autocast("cpu", enabled=False):  # autograd and graphs run this under the caller's
+    with torch.autocast(grad.device.type, enabled=False):  # autograd and graphs run this under the caller's
         return _gradients(ctx, grad)
 
 
@@ -132,7 +166,8 @@ def moe_router(
     kept_groups: int = 1,
     route_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts that each token goes to, and their weights: what overlace.ops.moe takes. Local; on CPU tensors only.
+    """The experts that each token goes to, and their weights: what overlace.ops.moe takes. Local; on CPUs by
+    the library, on GPUs by torch.
 
     x: (..., H), T rows of float32, bfloat16 or float16.
     w_gate: (E, H) of the dtype of x. Logits are x w_gate^T in float32.
@@ -147,7 +182,7 @@ def moe_router(
     Gives idx (..., top_k) int32, by descending score, equal ones by ascending expert, and weights (..., top_k) float32.
     An expert whose logit is not finite is never chosen; where fewer than top_k are left, idx is -1 and the weight 0.
     Gradients of weights go to x and w_gate, through the chosen scores; the choice itself has none. Raises
-    InvalidArgument, Unsupported (GPUs).
+    InvalidArgument.
     """
     matrix = x.flatten(0, -2) if x.dim() > 2 else x
     options = {"score": score, "renormalize": renormalize, "num_groups": num_groups, "kept_groups": kept_groups}

@@ -1,5 +1,6 @@
-// Boxes of two-dimensional tensors between global and shared memory, addressed through tensor maps. x counts elements
-// of the contiguous dimension. What lies outside of the tensor is read as zero and not written.
+// Boxes of tensors, of two dimensions where nothing else is said, between global and shared memory, addressed through
+// tensor maps. x counts elements of the contiguous dimension. What lies outside of the tensor is read as zero and not
+// written.
 #pragma once
 
 #include <cuda.h>
@@ -18,6 +19,15 @@ __device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap* map
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
           "r"(shared),
       "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+/// The same of a tensor of four dimensions.
+__device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap* map, int32_t x, int32_t y, int32_t z,
+                                         int32_t w, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
       : "memory");
 }
 /// The box goes to the same place of every CTA of `ctas` (a bit per CTA of the cluster), as do the bytes' arrivals.

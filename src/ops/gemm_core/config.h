@@ -21,13 +21,16 @@ inline constexpr uint32_t kTicketSlots = 16, kPushSlots = 8;
 /// `split_k` 2: the two CTAs of a cluster multiply half of K each, for one tile. `groups_per_tile` 1: consumer
 /// warpgroups take tiles in ping-pong, so that one multiplies while the other ends its tile; else they share each.
 /// `is_swapped`: for small M. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are
-/// stored transposed, as (M, N): no row of a GEMM is wasted, and weights are read once.
+/// stored transposed, as (M, N): no row of a GEMM is wasted, and weights are read once. `halves` not 0: B is a stack of
+/// matrices, of which a tile takes the one of its shard; of 2 each matrix is two halves, a gate's rows and those of what
+/// it is for, which a tile takes in turn, so that gated.cuh finds them beside each other.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;
   int tile_m = 128, tile_n = 256, cluster_m = 1, cluster_n = 1;
   int stages = 4, store_buffers = 2, split_k = 1, groups_per_tile = kConsumerGroups;
   bool is_swapped = false;
+  int halves = 0;
 
   constexpr int turns() const { return kConsumerGroups / groups_per_tile; }
   constexpr int cluster() const { return cluster_m * cluster_n * split_k; }
@@ -90,7 +93,8 @@ constexpr bool is_valid(const ConfigSpec& c) {
   const bool cluster = c.cluster_m >= 1 && c.cluster_n >= 1 && c.split_k >= 1 && c.cluster() <= 2;
   const bool split = c.split_k == 1 || c.tile_m == 64 * c.groups_per_tile;  // each CTA keeps a warpgroup's rows
   const bool major = c.b_major == BMajor::k || (c.tile_n % 64 == 0 && !c.is_swapped);
-  return tile && fits && cluster && split && major && (c.dtype == DType::bf16 || c.dtype == DType::fp16) &&
+  const bool stack = c.halves == 0 || (c.halves <= 2 && c.b_major == BMajor::k && c.cluster_m == 1 && !c.is_swapped);
+  return tile && fits && cluster && split && major && stack && (c.dtype == DType::bf16 || c.dtype == DType::fp16) &&
          c.stages >= 2 && c.store_buffers >= 1 && dynamic_shared_bytes(c) <= kSharedLimit;
 }
 

@@ -41,6 +41,10 @@ cudaLaunchConfig_t launch_config(const ConfigSpec& spec, int clusters, cudaLaunc
 std::mutex counted_mutex;
 std::map<std::pair<const void*, int>, int> counted;  // clusters that run at once, by kernel and device
 
+CUtensorMapDataType type_of(DType dtype) {
+  return dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
 }  // namespace
 
 base::Status cuda_status(cudaError_t e, const char* call) {
@@ -59,12 +63,31 @@ base::Status encode(const Matrix& x, DType dtype, CUtensorMap* map) {
                                      : x.box_cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                         : CU_TENSOR_MAP_SWIZZLE_32B;
   const CUresult e =
-      (*function)(map, dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                  const_cast<void*>(x.data), sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      (*function)(map, type_of(dtype), 2, const_cast<void*>(x.data), sizes, pitches, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (e == CUDA_SUCCESS) return {};
   return base::error(Errc::cuda, "gemm_core: cuTensorMapEncodeTiled returned {} for {} ({}, {}), pitch {}",
                      static_cast<int>(e), x.name, x.rows, x.cols, x.pitch);
+}
+
+base::Status encode_stack(const Stack& x, DType dtype, CUtensorMap* map) {
+  const auto function = encode_function();
+  if (!function.ok()) return function.status();
+  const auto halves = static_cast<cuuint64_t>(x.halves);
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(x.cols), halves, static_cast<cuuint64_t>(x.rows),
+                              static_cast<cuuint64_t>(x.matrices)};
+  const cuuint64_t pitches[] = {static_cast<cuuint64_t>(x.rows * x.pitch) * 2, static_cast<cuuint64_t>(x.pitch) * 2,
+                                static_cast<cuuint64_t>(x.matrix_pitch) * 2};
+  const cuuint32_t box[] = {kTileK, static_cast<cuuint32_t>(x.halves), static_cast<cuuint32_t>(x.box_rows / x.halves),
+                            1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUresult e = (*function)(map, type_of(dtype), 4, const_cast<void*>(x.data), sizes, pitches, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (e == CUDA_SUCCESS) return {};
+  return base::error(Errc::cuda, "gemm_core: cuTensorMapEncodeTiled returned {} for b ({}, {}, {}, {}), pitch {}",
+                     static_cast<int>(e), x.matrices, x.rows, x.halves, x.cols, x.pitch);
 }
 
 base::Status validate_operand(const Operand& x) {

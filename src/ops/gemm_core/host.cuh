@@ -23,6 +23,14 @@ struct Matrix {
 };
 base::Status encode(const Matrix& x, DType dtype, CUtensorMap* map);
 
+/// Matrices (rows * halves, cols) as boxes of one matrix: as many rows of each half in turn as make `box_rows`.
+struct Stack {
+  const void* data;
+  int64_t matrices, rows, cols, matrix_pitch, pitch;
+  int halves, box_rows;
+};
+base::Status encode_stack(const Stack& x, DType dtype, CUtensorMap* map);
+
 /// Operand as validate_operand wants it: 16-byte aligned, rows a multiple of 8 elements apart and at least `cols`.
 struct Operand {
   const char* name;

@@ -79,6 +79,13 @@ __device__ __forceinline__ void load_b(const CUtensorMap* map, const Place<Confi
   }
 }
 
+/// The same of a stack, (matrices, rows, halves, K).
+template <class Config>
+__device__ __forceinline__ void load_b_of_stack(const CUtensorMap* map, const Place<Config>& place, uint32_t stage,
+                                                const Tile& tile, int32_t k) {
+  ptx::load_box(place.b(stage), map, k, 0, tile.col / Config::kSpec.halves, tile.at.shard, place.full(stage));
+}
+
 /// Where a tile finds its rows of activations: of A, with swapped operands of B.
 struct Source {
   const CUtensorMap* map;
@@ -93,6 +100,8 @@ __device__ __forceinline__ void open_stage(const GemmParams& p, const Place<Conf
   ptx::mbarrier_arrive_expect(place.full(stage), Config::kSpec.is_swapped ? p.stage_bytes : kFull);
   if constexpr (Config::kSpec.is_swapped) {
     load_a(&p.a, place, stage, tile.row, k * kTileK);
+  } else if constexpr (Config::kSpec.halves != 0) {
+    load_b_of_stack(&p.b, place, stage, tile, k * kTileK);
   } else {
     load_b(&p.b, place, stage, tile.col, k * kTileK);
   }

@@ -5,6 +5,7 @@
 #include "overlace/team.h"
 #include "src/base/nvtx.h"
 #include "src/ops/common/check.h"
+#include "src/ops/moe/check.h"
 #include "src/ops/moe/exchange.h"
 #include "src/ops/moe/experts.h"
 #include "src/ops/moe/route.h"
@@ -16,8 +17,6 @@ namespace {
 using moe::Placement;
 using moe::Routes;
 
-constexpr int64_t kMostExperts = 8192;  // their counts fit in one message of Team::exchange
-
 /// A call as this rank sees it, or why it refuses it.
 struct Posed {
   base::Status status{};
@@ -26,57 +25,6 @@ struct Posed {
   Routes routes{};
   std::string words{};  // what must be equal on all ranks
 };
-
-base::Status check_dtype(const Site& site, const Named& t, DType want) {
-  if (t.view.dtype == want) return {};
-  return refuse(site, "{} must be {}, got {}", t.name, dtype_name(want), dtype_name(t.view.dtype));
-}
-
-/// (experts, rows, cols): each matrix as check_matrix, any stride between them.
-base::Status check_stack(const Site& site, const Named& t, int64_t experts, int64_t rows, int64_t cols) {
-  if (t.view.ndim != 3 || t.view.dim(0) != experts || t.view.dim(1) != rows || t.view.dim(2) != cols)
-    return refuse(site, "{} must be ({}, {}, {}), of the {} experts of this rank, got {}", t.name, experts, rows, cols,
-                  experts, t.view.shape());
-  for (int64_t e = 0; e < experts; ++e)
-    OVERLACE_TRY(check_matrix(site, {t.name, moe::matrix_of(t.view, e)}, rows, cols, "for each expert"));
-  return {};
-}
-
-base::Status check_weights(const Site& site, const MoeArgs& args, int64_t local) {
-  if (args.w2.ndim != 3) return refuse(site, "w2 must have 3 dimensions (E_loc, H, I), got {}", args.w2.shape());
-  const int64_t hidden = args.x.dim(1), inter = args.w2.dim(2);
-  if (inter < 1) return refuse(site, "w2 must have columns (E_loc, H, I), got {}", args.w2.shape());
-  OVERLACE_TRY(check_same_dtype(site, {"w1", args.w1}, {"x", args.x}));
-  OVERLACE_TRY(check_same_dtype(site, {"w2", args.w2}, {"x", args.x}));
-  OVERLACE_TRY(check_stack(site, {"w2", args.w2}, local, hidden, inter));
-  OVERLACE_TRY(check_stack(site, {"w1", args.w1}, local, args.gated ? 2 * inter : inter, hidden));
-  for (const auto& [bias, columns] :
-       {std::pair{Named{"b1", args.b1}, inter}, std::pair{Named{"b2", args.b2}, hidden}}) {
-    if (!bias.view.defined()) continue;
-    if (args.gated) return refuse(site, "{} is {}, wanted none with gated experts", bias.name, bias.view.shape());
-    OVERLACE_TRY(check_same_dtype(site, bias, {"x", args.x}));
-    OVERLACE_TRY(check_matrix(site, bias, local, columns, "for the experts of this rank"));
-  }
-  return {};
-}
-
-base::Status check_tokens(const Site& site, const MoeArgs& args, const Named& out) {
-  const Named x{"x", args.x}, idx{"idx", args.idx}, weights{"weights", args.weights};
-  OVERLACE_TRY(check_matrix(site, x, args.x.dim(0), args.x.dim(1), ""));
-  if (args.x.dtype != DType::fp32 && args.x.dtype != DType::bf16 && args.x.dtype != DType::fp16)
-    return refuse(site, "x must be fp32, bf16 or fp16, got {}", dtype_name(args.x.dtype));
-  if (args.x.dim(1) < 1) return refuse(site, "x must have columns, got {}", args.x.shape());
-  if (args.idx.ndim == 2 && (args.idx.dim(1) < 1 || args.idx.dim(1) > moe::kMostChoices))
-    return refuse(site, "idx must have 1 to {} choices of a token, got {}", moe::kMostChoices, args.idx.shape());
-  OVERLACE_TRY(check_dtype(site, idx, DType::i32));
-  OVERLACE_TRY(check_dtype(site, weights, DType::fp32));
-  OVERLACE_TRY(check_matrix(site, idx, args.x.dim(0), args.idx.dim(1), "as x has rows"));
-  OVERLACE_TRY(check_matrix(site, weights, args.x.dim(0), args.idx.dim(1), "as idx is"));
-  OVERLACE_TRY(check_matrix(site, out, args.x.dim(0), args.x.dim(1), "as x is"));
-  OVERLACE_TRY(check_output_dtype(site, out, x));
-  return check_disjoint(site, out,
-                        {x, idx, weights, {"w1", args.w1}, {"w2", args.w2}, {"b1", args.b1}, {"b2", args.b2}});
-}
 
 /// Rows without gaps.
 template <class T>
@@ -91,7 +39,8 @@ std::vector<T> values_of(const TensorView& t) {
 
 base::Status check_team(const Site& site, Team& team) {
   if (site.is_gpu)
-    return base::error(Errc::not_supported, "{}: it computes on CPU ranks only, wanted backend cpu; rank {}", site.op,
+    return base::error(Errc::not_supported,
+                       "{}: it computes on CPU ranks only, wanted backend cpu, or a MoeContext; rank {}", site.op,
                        site.rank);
   if (team.size() > 1 && team.net() == nullptr)
     return base::error(Errc::not_supported,
@@ -102,37 +51,15 @@ base::Status check_team(const Site& site, Team& team) {
 
 /// `result`: what is written, with a row for each token.
 base::Status pose(Channel& channel, const Site& site, const MoeArgs& args, const Named& result, Posed* out) {
-  const int ranks = channel.team().size();
   OVERLACE_TRY(check_team(site, channel.team()));
-  if (args.num_experts < 1 || args.num_experts > kMostExperts)
-    return refuse(site, "num_experts is {}, wanted 1 to {}", args.num_experts, kMostExperts);
-  out->placement = args.expert_begin.empty() ? Placement::even(args.num_experts, ranks) : Placement{args.expert_begin};
-  if (const base::Status status = out->placement.check(); !status.ok()) return refuse(site, "{}", status.message());
-  if (out->placement.ranks() != ranks || out->placement.num_experts() != args.num_experts)
-    return refuse(site, "expert_begin has {} entries up to {}, wanted {} up to the {} experts",
-                  args.expert_begin.size(), args.expert_begin.back(), ranks + 1, args.num_experts);
-  const base::Result<moe::Activation> activation = moe::activation_of(args.activation);
-  if (!activation.ok()) return refuse(site, "{}", activation.status().message());
-  OVERLACE_TRY(check_tokens(site, args, result));
-  OVERLACE_TRY(check_weights(site, args, out->placement.local(site.rank)));
-  out->experts = {.w1 = args.w1,
-                  .w2 = args.w2,
-                  .b1 = args.b1,
-                  .b2 = args.b2,
-                  .activation = activation.value(),
-                  .is_gated = args.gated};
+  OVERLACE_TRY(moe::check_call(site, args, channel.team().size(), result, &out->placement, &out->experts));
   base::Result<Routes> routes = moe::make_routes({.top_k = static_cast<int>(args.idx.dim(1)),
                                                   .experts = values_of<int32_t>(args.idx),
                                                   .weights = values_of<float>(args.weights)},
                                                  out->placement, args.capacity_factor);
   if (!routes.ok()) return refuse(site, "{}", routes.status().message());
   out->routes = std::move(routes).value();
-  std::string begin;
-  for (const int64_t first : out->placement.begin) begin += base::format(" {}", first);
-  out->words = base::format("H {} I {} E {} top {} {} {}{}{}{} capacity {} experts from{}", args.x.dim(1),
-                            args.w2.dim(2), args.num_experts, args.idx.dim(1), dtype_name(args.x.dtype),
-                            args.gated ? "gated " : "", args.activation, args.b1.defined() ? " b1" : "",
-                            args.b2.defined() ? " b2" : "", args.capacity_factor, begin);
+  out->words = moe::words_of(args, out->placement);
   return {};
 }
 
@@ -144,7 +71,7 @@ base::Status pose_grad(Channel& channel, const MoeGradArgs& args, Posed* out) {
   OVERLACE_TRY(check_matrix(site, dy, layer.x.dim(0), layer.x.dim(1), "as x is"));
   OVERLACE_TRY(check_same_dtype(site, dy, like));
   if (args.dweights.defined()) {
-    OVERLACE_TRY(check_dtype(site, dweights, DType::fp32));
+    OVERLACE_TRY(moe::check_dtype(site, dweights, DType::fp32));
     OVERLACE_TRY(check_matrix(site, dweights, layer.idx.dim(0), layer.idx.dim(1), "as idx is"));
   }
   const std::vector<Named> given{dy,
@@ -164,7 +91,7 @@ base::Status pose_grad(Channel& channel, const MoeGradArgs& args, Posed* out) {
     if (!weight.defined()) return refuse(site, "{} is {}, wanted none without its bias", grad.name, grad.view.shape());
     OVERLACE_TRY(check_same_dtype(site, grad, like));
     if (weight.ndim == 3)
-      OVERLACE_TRY(check_stack(site, grad, local, weight.dim(1), weight.dim(2)));
+      OVERLACE_TRY(moe::check_stack(site, grad, local, weight.dim(1), weight.dim(2)));
     else
       OVERLACE_TRY(check_matrix(site, grad, local, weight.dim(1), "for the experts of this rank"));
     written.push_back(grad);
@@ -204,7 +131,7 @@ base::Status run_agreed(Channel& channel, const Posed& call, moe::Traffic traffi
 
 /// What is behind the ranks' meeting: `rest` of a call that all of them can make.
 template <class Rest>
-void run_met(Channel& channel, const char* name, const Posed& call, Rest rest) {
+void run_rest(Channel& channel, const char* name, const Posed& call, Rest rest) {
   const base::NvtxRange range("operator", [name] { return name; });
   runtime::begin_call(channel, [name] { return std::string(name); }).or_throw();
   base::Result<moe::Traffic> traffic = moe::meet(channel, call.status, call.words, call.routes);
@@ -224,20 +151,22 @@ void run_met(Channel& channel, const char* name, const Posed& call, Rest rest) {
 
 }  // namespace
 
-MoeReport run(Channel& channel, const MoeArgs& args) {
+MoeReport moe::run_met(Channel& channel, const MoeArgs& args, const base::Status& mine) {
   Posed call;
-  call.status = pose(channel, site_of(channel, "moe"), args, {"out", args.out}, &call);
+  call.status = mine.ok() ? pose(channel, site_of(channel, "moe"), args, {"out", args.out}, &call) : mine;
   MoeReport report;
-  run_met(channel, "moe", call,
+  run_rest(channel, "moe", call,
           [&](moe::Traffic traffic) { return run_agreed(channel, call, std::move(traffic), args, &report.load); });
   report.dropped = call.routes.dropped;
   return report;
 }
 
+MoeReport run(Channel& channel, const MoeArgs& args) { return moe::run_met(channel, args, {}); }
+
 void run(Channel& channel, const MoeGradArgs& args) {
   Posed call;
   call.status = pose_grad(channel, args, &call);
-  run_met(channel, "moe_grad", call,
+  run_rest(channel, "moe_grad", call,
           [&](moe::Traffic traffic) { return run_grad_agreed(channel, call, std::move(traffic), args); });
 }
 

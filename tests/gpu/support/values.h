@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "overlace/tensor.h"
 #include "src/base/half.h"
 #include "tests/gpu/support/gpu_ranks.h"
 

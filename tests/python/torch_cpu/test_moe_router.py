@@ -5,6 +5,8 @@ import itertools
 import pytest
 from ranks import overlace, torch
 
+from overlace.ops._moe_router import _check_options, _choose_by_torch
+
 TOKENS, HIDDEN, EXPERTS = 9, 10, 12
 NAMES = ("score", "renormalize", "has_bias", "kept_groups", "top_k", "route_scale", "dtype")
 CASES = [
@@ -209,9 +211,46 @@ def test_refusals():
     ):
         with pytest.raises(overlace.InvalidArgument, match=text):
             overlace.ops.moe_router(**{"x": x, "w_gate": w_gate, "top_k": 2} | bad)
-    with (
-        torch._subclasses.fake_tensor.FakeTensorMode(),
-        pytest.raises(overlace.Unsupported, match="x is on cuda:0, wanted cpu"),
+
+
+def test_shapes_on_a_gpu():
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        x, w_gate = torch.empty(4, 6, device="cuda"), torch.empty(8, 6, device="cuda")
+        weights, idx = torch.ops.overlace.moe_router(x, w_gate, None, 2)
+    assert (weights.device, idx.device) == (x.device, x.device)
+    assert (weights.shape, weights.dtype, idx.dtype) == ((4, 2), torch.float32, torch.int32)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_torch_chooses_as_the_library(score, kept):
+    """What GPUs take; equal and infinite scores, biases that rule out, tokens without a finite logit."""
+    generator = torch.Generator().manual_seed(kept)
+    x, w_gate = (torch.randint(-2, 3, (n, HIDDEN), generator=generator).float() for n in (200, EXPERTS))
+    w_gate[5], w_gate[7, 0] = w_gate[4], torch.inf
+    x[3], x[9, 2], x[11, 0] = 0, torch.nan, 0  # 0 times infinity
+    bias = torch.randint(-1, 2, (EXPERTS,), generator=generator) / 4
+    bias[8], bias[2] = -torch.inf, torch.nan
+    top_k = min(5, EXPERTS // 4 * kept)
+    for given, renormalize in itertools.product((None, bias), (False, True)):
+        options = {"score": score, "renormalize": renormalize, "num_groups": 4, "kept_groups": kept}
+        options["route_scale"] = 1.5
+        idx, weights = overlace.ops.moe_router(x, w_gate, given, top_k=top_k, **options)
+        of_torch = _choose_by_torch(x, w_gate, given, top_k, **options)
+        assert torch.equal(of_torch[1], idx)
+        torch.testing.assert_close(of_torch[0], weights, rtol=1e-5, atol=1e-7)
+        assert -1 in idx
+
+
+def test_options_are_checked_as_by_the_library():
+    w_gate = torch.randn(8, 6)
+    good = {"score": "softmax", "renormalize": False, "num_groups": 1, "kept_groups": 1, "route_scale": 1.0}
+    _check_options(w_gate, torch.zeros(8), 2, good)
+    for top_k, bias, bad, text in (
+        (9, None, {}, "top_k is 9, wanted 1 to 8"),
+        (2, torch.zeros(7), {}, r"bias is fp32 \(7\), wanted fp32 \(8\)"),
+        (2, None, {"score": "tanh"}, 'score is "tanh", wanted softmax or sigmoid'),
+        (2, None, {"num_groups": 3}, "num_groups is 3, wanted a divisor of the 8 experts"),
     ):
-        fake = torch.empty(4, 6, device="cuda")
-        torch.ops.overlace.moe_router(fake, torch.empty(8, 6), None, 2)
+        with pytest.raises(overlace.InvalidArgument, match=text):
+            _check_options(w_gate, bias, top_k, good | bad)

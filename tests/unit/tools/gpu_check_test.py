@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import unittest
+from pathlib import Path
 
 from support import ROOT, TreeTest
 
@@ -99,6 +101,35 @@ class Plan(unittest.TestCase):
                 if name != name2 and set(on) & set(on2):
                     apart = start + seconds[name] <= start2 or start2 + seconds[name2] <= start
                     self.assertTrue(apart, f"{name} and {name2} share a GPU")
+
+    def test_shards_of_a_program_run_side_by_side_and_beside_nothing_else(self) -> None:
+        shards = gpu_tests.shards_of(Unit("gpu_fault", ("gpu_fault",), seconds=50))
+        self.assertEqual([u.name for u in shards], ["gpu_fault.1of3", "gpu_fault.2of3", "gpu_fault.3of3"])
+        self.assertEqual([(u.shard, u.shards, u.program) for u in shards], [(i, 3, "gpu_fault") for i in range(3)])
+        log, _, _ = simulated([wide("first", 90), *shards, wide("last", 8)], 2, 1000)
+        self.assertEqual([start for start, name, _ in log if name.startswith("gpu_fault")], [90, 90, 90])
+        self.assertEqual([start for start, name, _ in log if name == "last"], [140])
+        self.assertEqual([u.name for u in gpu_tests.shards_of(Unit("gpu_ops"))], ["gpu_ops"])
+
+    def test_shards_are_one_row(self) -> None:
+        first = Row("gpu_fault.1of3", PASSED, passed=2, skipped=1, seconds=40, reasons={"x": 1})
+        second = Row("gpu_fault.2of3", FAILED, passed=1, failed=1, seconds=50, failures=["S.A: got 1"])
+        third = Row("gpu_fault.3of3", PASSED, passed=3, skipped=1, seconds=45, reasons={"x": 1})
+        other = Row("gpu_ops", PASSED, passed=1)
+        both, same = gpu_tests.merged([first, second, other, third])[:2]
+        self.assertEqual((both.name, both.outcome, both.seconds, same), ("gpu_fault", FAILED, 50, other))
+        self.assertEqual((both.passed, both.failed, both.skipped, both.reasons), (6, 1, 2, {"x": 2}))
+        self.assertEqual(both.failures, ["S.A: got 1"])
+        gone = gpu_tests.merged([first, Row("gpu_fault.2of3", NOT_RUN, detail="10 s were left")])
+        self.assertEqual([(r.outcome, r.passed, r.detail) for r in gone], [(NOT_RUN, 2, "10 s were left")])
+
+    def test_shards_are_told_which_they_are(self) -> None:
+        told = [sys.executable, "-c", "import os; print(os.environ['GTEST_SHARD_INDEX'], os.environ['GTEST_TOTAL_SHARDS'])"]
+        with tempfile.TemporaryDirectory() as folder:
+            for unit in gpu_tests.shards_of(Unit("gpu_fault", tuple(told))):
+                gpu_check.run_unit(unit, (), [], 60, Path(folder), Path(folder))
+                log = (Path(folder) / f"{unit.name}.log").read_text()
+                self.assertEqual(log.split(), [str(unit.shard), "3"])
 
     def test_what_does_not_fit_is_listed_and_shorter_ones_still_run(self) -> None:
         log, not_run, _ = simulated([wide("long", 90), wide("mid", 50), wide("short", 8)], 2, 100)

@@ -1,0 +1,376 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "src/base/ceil_div_pod.h"
+#include "src/ops/moe/cuda/kernels.h"
+#include "src/runtime/backend/cuda_peer/check.h"
+#include "src/runtime/backend/cuda_peer/preload.h"
+#include "src/spec/work_order_pod.h"
+
+namespace overlace::ops::moe {
+namespace {
+
+using runtime::cuda_peer::cuda_status;
+using runtime::cuda_peer::RegisteredKernel;
+
+constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kFlight = 4;  // loads of a lane that are under way at a time
+constexpr uint32_t kAll = 0xffffffffu;
+
+template <class T>
+__device__ __forceinline__ T* at(const LayerPod& p, int rank, uint64_t offset) {
+  return reinterpret_cast<T*>(p.heap[rank] + offset);
+}
+__device__ __forceinline__ int32_t lane_of() { return static_cast<int32_t>(threadIdx.x % 32); }
+__device__ __forceinline__ int64_t warp_of_grid() { return int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; }
+__device__ __forceinline__ int64_t warps_of_grid() { return int64_t{gridDim.x} * kWarps; }
+
+// ---- numbering ----
+
+/// One warp a block: `slots` counts earlier copies for the same expert in this block, `hist` all of this block's.
+__global__ __launch_bounds__(32) void moe_number(const __grid_constant__ LayerPod p,
+                                                 const __grid_constant__ TokensPod call) {
+  extern __shared__ int32_t count[];  // (E)
+  const int32_t lane = lane_of();
+  for (int32_t e = lane; e < p.num_experts; e += 32) count[e] = 0;
+  __syncwarp();
+  const int64_t end = call.tokens * p.top_k, first = int64_t{blockIdx.x} * kEntriesPerBlock;
+  for (int64_t begin = first; begin < first + kEntriesPerBlock && begin < end; begin += 32) {
+    const int64_t number = begin + lane, token = number / p.top_k;
+    const auto choice = static_cast<int32_t>(number - token * p.top_k);
+    int32_t expert = -1;
+    if (number < end) {
+      expert = call.idx[token * call.idx_pitch + choice];
+      if (expert < -1 || expert >= p.num_experts) {
+        if (atomicCAS(&p.account->bad_token, 0, static_cast<int32_t>(token) + 1) == 0) {
+          p.account->bad_choice = choice + 1;
+          p.account->bad_expert = expert;
+        }
+        expert = -1;
+      }
+    }
+    const uint32_t alike = __match_any_sync(kAll, expert);
+    const int32_t before = expert < 0 ? 0 : count[expert];
+    __syncwarp();
+    if (expert >= 0) {
+      p.slots[number] = before + __popc(alike & ((1u << lane) - 1));
+      if (lane == 31 - __clz(static_cast<int>(alike))) count[expert] = before + __popc(alike);
+    }
+    __syncwarp();
+  }
+  for (int32_t e = lane; e < p.num_experts; e += 32) p.hist[int64_t{blockIdx.x} * p.num_experts + e] = count[e];
+}
+
+/// A thread for each expert: what is before each block, and all there are, of which peers hear.
+__global__ __launch_bounds__(kThreads) void moe_scan(const __grid_constant__ LayerPod p, int32_t blocks,
+                                                     int64_t tokens, int64_t capacity) {
+  const auto e = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (e == 0) *at<int64_t>(p, p.rank, p.tokens) = tokens;
+  if (e >= p.num_experts) return;
+  constexpr int kAtOnce = 16;
+  int32_t sum = 0;
+  for (int32_t first = 0; first < blocks; first += kAtOnce) {
+    int32_t of_block[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      of_block[i] = first + i < blocks ? p.hist[int64_t{first + i} * p.num_experts + e] : 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i < blocks) p.hist[int64_t{first + i} * p.num_experts + e] = sum;
+      sum += of_block[i];
+    }
+  }
+  at<int32_t>(p, p.rank, p.counts)[e] = sum < capacity ? sum : static_cast<int32_t>(capacity);
+}
+
+/// A warp for each token.
+__global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ LayerPod p,
+                                                        const __grid_constant__ TokensPod call) {
+  const int32_t lane = lane_of();
+  uint4* const rows = at<uint4>(p, p.rank, p.rows);
+  for (int64_t token = warp_of_grid(); token < call.tokens; token += warps_of_grid()) {
+    if (lane < p.top_k) {
+      const int64_t number = token * p.top_k + lane;
+      Entry entry{call.idx[token * call.idx_pitch + lane], 0, call.weights[token * call.weights_pitch + lane], 0};
+      if (entry.expert < 0 || entry.expert >= p.num_experts) {
+        entry.expert = -1;
+      } else {
+        entry.slot = p.slots[number] + p.hist[number / kEntriesPerBlock * p.num_experts + entry.expert];
+        if (entry.slot >= call.capacity) {
+          entry.expert = -1;
+          atomicAdd(&p.account->dropped, 1);
+        }
+      }
+      at<Entry>(p, p.rank, p.entries)[number] = entry;
+    }
+    for (int32_t unit = lane; unit < p.row_units; unit += 32)
+      rows[token * p.row_units + unit] = call.x[token * call.x_pitch + unit];
+  }
+}
+
+// ---- the pool ----
+
+/// Rows of the experts of this rank, from all ranks: expert by expert, from this rank first, then from those behind it
+/// in turn; and the tiles of both products: of an expert those of the same columns follow each other, as they take the
+/// same weights. One block.
+__global__ __launch_bounds__(kThreads) void moe_plan(const __grid_constant__ LayerPod p, int64_t* load,
+                                                     int64_t* dropped) {
+  const int32_t local = local_experts(p), mine = p.begin[p.rank];
+  for (auto e = static_cast<int32_t>(threadIdx.x); e < local; e += kThreads) {
+    int32_t sum = 0;
+    for (int step = 0; step < p.size; ++step) {
+      const int source = (p.rank + step) % p.size;
+      p.first[int64_t{source} * local + e] = sum;  // in the expert
+      sum += at<int32_t>(p, source, p.counts)[mine + e];
+    }
+    p.load[e] = sum;
+    if (load != nullptr) load[e] = sum;
+  }
+  if (threadIdx.x == 0 && dropped != nullptr) *dropped = p.account->dropped;
+  __syncthreads();
+  int32_t tiles_before = 0;
+  for (int32_t e = 0; e < local; ++e) {
+    const int32_t tiles = (p.load[e] + kPoolTile - 1) / kPoolTile;
+    if (threadIdx.x < static_cast<uint32_t>(p.size))
+      p.first[int64_t{threadIdx.x} * local + e] += int64_t{tiles_before} * kPoolTile;
+#pragma unroll
+    for (int product = 0; product < 2; ++product) {
+      uint4* const to = p.items[product] + int64_t{tiles_before} * p.columns[product];
+      for (auto i = static_cast<int32_t>(threadIdx.x); i < tiles * p.columns[product]; i += kThreads) {
+        const int32_t column = i / tiles, row = i - column * tiles;
+        to[i] = {static_cast<uint32_t>(Work::product), static_cast<uint32_t>(tiles_before + row),
+                 static_cast<uint32_t>(column), static_cast<uint32_t>(e)};
+      }
+    }
+    tiles_before += tiles;
+  }
+  if (threadIdx.x < 2) {
+    const int32_t count = tiles_before * p.columns[threadIdx.x];
+    p.items[threadIdx.x][count] = {kWorks, 0, 0, 0};
+    p.num_items[threadIdx.x] = count;
+  }
+}
+
+/// The copies of a token of `source` that this rank computes, called by a whole warp: a bit for each choice, whose row
+/// of the pool its lane has.
+struct Copies {
+  uint32_t choices;
+  int64_t row;
+  float weight;
+};
+__device__ __forceinline__ Copies copies_of(const LayerPod& p, int source, int64_t token) {
+  const int32_t lane = lane_of(), mine = p.begin[p.rank], local = local_experts(p);
+  Entry entry{-1, 0, 0, 0};
+  if (lane < p.top_k) entry = at<Entry>(p, source, p.entries)[token * p.top_k + lane];
+  const bool is_mine = entry.expert >= mine && entry.expert < mine + local;
+  Copies out{__ballot_sync(kAll, is_mine), 0, entry.weight};
+  if (is_mine) out.row = p.first[int64_t{source} * local + entry.expert - mine] + entry.slot;
+  return out;
+}
+
+/// The tokens of all ranks, a warp at a time: this rank's first, then those of the ranks behind it in turn.
+template <class Body>
+__device__ __forceinline__ void for_tokens(const LayerPod& p, int first_step, Body body) {
+  for (int step = first_step; step < p.size; ++step) {
+    const int source = (p.rank + step) % p.size;
+    const int64_t tokens = *at<int64_t>(p, source, p.tokens);
+    for (int64_t token = warp_of_grid(); token < tokens; token += warps_of_grid()) body(source, token);
+  }
+}
+
+__global__ __launch_bounds__(kThreads) void moe_expand(const __grid_constant__ LayerPod p) {
+  const int32_t lane = lane_of();
+  for_tokens(p, 0, [&](int source, int64_t token) {
+    const Copies copies = copies_of(p, source, token);
+    if (copies.choices == 0) return;
+    if ((copies.choices >> lane & 1) != 0) p.row_weights[copies.row] = copies.weight;
+    const uint4* const from = at<uint4>(p, source, p.rows) + token * p.row_units;
+    for (int32_t first = 0; first < p.row_units; first += 32 * kFlight) {
+      uint4 held[kFlight];
+#pragma unroll
+      for (int i = 0; i < kFlight; ++i) {
+        const int32_t unit = first + i * 32 + lane;
+        if (unit < p.row_units) held[i] = from[unit];
+      }
+      for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
+        const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
+        uint4* const to = p.pool + row * p.row_units;
+#pragma unroll
+        for (int i = 0; i < kFlight; ++i) {
+          const int32_t unit = first + i * 32 + lane;
+          if (unit < p.row_units) to[unit] = held[i];
+        }
+      }
+    }
+  });
+}
+
+// ---- sums ----
+
+constexpr int kPerUnit = 8;
+
+__device__ __forceinline__ float2 widen(uint32_t pair, __nv_bfloat16) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+}
+__device__ __forceinline__ float2 widen(uint32_t pair, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+__device__ __forceinline__ uint32_t narrow(float low, float high, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ uint32_t narrow(float low, float high, __half) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+template <class Element>
+__device__ __forceinline__ void add(const uint4& unit, float (&sum)[kPerUnit]) {
+  const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = widen(words[i], Element{});
+    sum[2 * i] += pair.x;
+    sum[2 * i + 1] += pair.y;
+  }
+}
+template <class Element>
+__device__ __forceinline__ uint4 rounded(const float (&sum)[kPerUnit]) {
+  return {narrow(sum[0], sum[1], Element{}), narrow(sum[2], sum[3], Element{}), narrow(sum[4], sum[5], Element{}),
+          narrow(sum[6], sum[7], Element{})};
+}
+
+/// The copies of `unit`, in the order of choices.
+template <class Element>
+__device__ __forceinline__ void add_copies(const LayerPod& p, const Copies& copies, int32_t unit,
+                                           float (&sum)[kPerUnit]) {
+  for (uint32_t left = copies.choices; left != 0; left &= left - 1) {
+    const int64_t row = __shfl_sync(kAll, copies.row, __ffs(static_cast<int>(left)) - 1);
+    if (unit < p.row_units) add<Element>(p.pool[row * p.row_units + unit], sum);
+  }
+}
+
+/// Of peers' tokens, into the peers' heaps.
+template <class Element>
+__global__ __launch_bounds__(kThreads) void moe_return(const __grid_constant__ LayerPod p) {
+  for_tokens(p, 1, [&](int source, int64_t token) {
+    const Copies copies = copies_of(p, source, token);
+    if (copies.choices == 0) return;
+    uint4* const to = at<uint4>(p, source, p.sums) + (p.rank * p.max_tokens + token) * p.row_units;
+    for (int32_t first = 0; first < p.row_units; first += 32) {
+      const int32_t unit = first + lane_of();
+      float sum[kPerUnit] = {};
+      add_copies<Element>(p, copies, unit, sum);
+      if (unit < p.row_units) to[unit] = rounded<Element>(sum);
+    }
+  });
+}
+
+template <class Element>
+__global__ __launch_bounds__(kThreads) void moe_sum(const __grid_constant__ LayerPod p,
+                                                    const __grid_constant__ TokensPod call) {
+  const int32_t lane = lane_of();
+  const uint4* const sums = at<uint4>(p, p.rank, p.sums);
+  for (int64_t token = warp_of_grid(); token < call.tokens; token += warps_of_grid()) {
+    const Copies own = copies_of(p, p.rank, token);
+    int32_t owner = -1;
+    if (lane < p.top_k) {
+      const int32_t expert = at<Entry>(p, p.rank, p.entries)[token * p.top_k + lane].expert;
+      for (int rank = 0; rank < p.size; ++rank)
+        if (expert >= p.begin[rank] && expert < p.begin[rank + 1]) owner = rank;
+    }
+    uint32_t ranks = 0;  // that have computed copies
+    for (int rank = 0; rank < p.size; ++rank)
+      if (__any_sync(kAll, owner == rank)) ranks |= 1u << rank;
+    for (int32_t first = 0; first < p.row_units; first += 32) {
+      const int32_t unit = first + lane;
+      float sum[kPerUnit] = {};
+      for (int rank = 0; rank < p.size; ++rank) {
+        if ((ranks >> rank & 1) == 0) continue;
+        if (rank != p.rank) {
+          if (unit < p.row_units) add<Element>(sums[(rank * p.max_tokens + token) * p.row_units + unit], sum);
+          continue;
+        }
+        float part[kPerUnit] = {};
+        add_copies<Element>(p, own, unit, part);
+#pragma unroll
+        for (int i = 0; i < kPerUnit; ++i) sum[i] += part[i];
+      }
+      if (unit >= p.row_units) continue;
+      if (call.is_out_fp32 != 0) {
+        auto* const to = reinterpret_cast<float4*>(static_cast<float*>(call.out) + token * call.out_pitch);
+        to[unit * 2] = {sum[0], sum[1], sum[2], sum[3]};
+        to[unit * 2 + 1] = {sum[4], sum[5], sum[6], sum[7]};
+      } else {
+        auto* const to = reinterpret_cast<uint4*>(static_cast<Element*>(call.out) + token * call.out_pitch);
+        to[unit] = rounded<Element>(sum);
+      }
+    }
+  }
+}
+
+// ---- launches ----
+
+template <class Kernel>
+const void* address(Kernel* kernel) {
+  return reinterpret_cast<const void*>(kernel);
+}
+const RegisteredKernel kLoaded[] = {
+    RegisteredKernel(address(&moe_number)),           RegisteredKernel(address(&moe_scan)),
+    RegisteredKernel(address(&moe_publish)),          RegisteredKernel(address(&moe_plan)),
+    RegisteredKernel(address(&moe_expand)),           RegisteredKernel(address(&moe_return<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_return<__half>)),   RegisteredKernel(address(&moe_sum<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_sum<__half>)),
+};
+
+/// Blocks of a grid whose warps take tokens in turn.
+unsigned blocks_for(int64_t tokens, int sms) {
+  constexpr int kBlocksPerSm = 4;
+  const int64_t wanted = base::ceil_div(tokens, int64_t{kWarps}), most = int64_t{sms} * kBlocksPerSm;
+  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+}  // namespace
+
+base::Status launch_publish(const LayerPod& p, const TokensPod& call, cudaStream_t stream) {
+  const auto blocks = static_cast<int32_t>(base::ceil_div(call.tokens * p.top_k, int64_t{kEntriesPerBlock}));
+  const auto shared = static_cast<size_t>(p.num_experts) * sizeof(int32_t);
+  if (blocks > 0) moe_number<<<static_cast<unsigned>(blocks), 32, shared, stream>>>(p, call);
+  OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_number"));
+  moe_scan<<<static_cast<unsigned>(base::ceil_div(p.num_experts, kThreads)), kThreads, 0, stream>>>(
+      p, blocks, call.tokens, call.capacity);
+  OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_scan"));
+  if (call.tokens == 0) return {};
+  moe_publish<<<static_cast<unsigned>(base::ceil_div(call.tokens, int64_t{kWarps})), kThreads, 0, stream>>>(p, call);
+  return cuda_status(cudaGetLastError(), "moe_publish");
+}
+
+base::Status launch_expand(const LayerPod& p, int64_t* load, int64_t* dropped, int sms, cudaStream_t stream) {
+  moe_plan<<<1, kThreads, 0, stream>>>(p, load, dropped);
+  OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_plan"));
+  moe_expand<<<blocks_for(p.max_tokens, sms), kThreads, 0, stream>>>(p);
+  return cuda_status(cudaGetLastError(), "moe_expand");
+}
+
+base::Status launch_return(const LayerPod& p, int sms, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(p.max_tokens, sms);
+  if (p.dtype == DType::bf16) {
+    moe_return<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(p);
+  } else {
+    moe_return<__half><<<blocks, kThreads, 0, stream>>>(p);
+  }
+  return cuda_status(cudaGetLastError(), "moe_return");
+}
+
+base::Status launch_sum(const LayerPod& p, const TokensPod& call, int sms, cudaStream_t stream) {
+  if (call.tokens == 0) return {};
+  const unsigned blocks = blocks_for(call.tokens, sms);
+  if (p.dtype == DType::bf16) {
+    moe_sum<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(p, call);
+  } else {
+    moe_sum<__half><<<blocks, kThreads, 0, stream>>>(p, call);
+  }
+  return cuda_status(cudaGetLastError(), "moe_sum");
+}
+
+}  // namespace overlace::ops::moe

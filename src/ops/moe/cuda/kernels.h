@@ -1,0 +1,84 @@
+// Dispatch and combine on GPUs: what each kernel reads and writes, and in which order they run on a stream. Counts stay
+// on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <vector_types.h>
+
+#include <cstdint>
+
+#include "overlace/dtype_pod.h"
+#include "overlace/handle_pod.h"
+#include "src/base/status.h"
+
+namespace overlace::ops::moe {
+
+inline constexpr int kPoolTile = 128;        // rows: experts begin at multiples of it
+inline constexpr int kEntriesPerBlock = 1024;  // choices that one warp numbers
+
+/// One choice of a token, as all ranks read it. `slot`: which of the source's copies for that expert it is, in the
+/// order (token, choice).
+struct alignas(16) Entry {
+  int32_t expert;  // -1: no copy
+  int32_t slot;
+  float weight;
+  int32_t unused;
+};
+
+/// What a call did, in device memory; zeros before it.
+struct Account {
+  int32_t dropped;                 // copies of this rank's tokens beyond the capacity
+  int32_t bad_token, bad_choice;   // 1 + those of one choice of an expert that does not exist; 0: none
+  int32_t bad_expert;
+};
+
+/// Where things lie. In every rank's heap, at equal offsets, written by that rank: the number of its tokens, its copies
+/// for each expert, its choices and its rows; and written by peers: sums of its tokens, by the rank that computed them.
+struct LayerPod {
+  int32_t rank, size;
+  char* heap[kPodPeers];
+  uint64_t tokens, counts, entries, rows, sums;  // offsets
+  int64_t max_tokens;
+  int32_t num_experts, top_k;
+  int32_t row_units;               // of 16 bytes
+  int32_t begin[kPodPeers + 1];    // experts of rank r: [begin[r], begin[r + 1])
+  DType dtype;                     // bf16 | fp16, of rows, pool and sums
+  // Of this rank alone:
+  int32_t* hist;         // (blocks, E): copies for an expert before this block of choices
+  int32_t* slots;        // (max_tokens, k)
+  int64_t* first;        // (R, E_loc): row of the pool of the first copy from a rank
+  int32_t* load;         // (E_loc)
+  uint4* items[2];       // of the two products
+  int32_t* num_items;    // (2)
+  int32_t columns[2];    // tiles of a cluster in a row of the two products
+  float* row_weights;    // (P)
+  uint4* pool;           // (P, H): rows that come in, then what the experts made of them
+  Account* account;
+};
+constexpr int32_t local_experts(const LayerPod& p) { return p.begin[p.rank + 1] - p.begin[p.rank]; }
+
+/// The tokens of a call.
+struct TokensPod {
+  const uint4* x;
+  int64_t x_pitch;  // in units of 16 bytes
+  const int32_t* idx;
+  int64_t idx_pitch;
+  const float* weights;
+  int64_t weights_pitch;
+  int64_t tokens, capacity;
+  void* out;
+  int64_t out_pitch;  // in elements
+  int32_t is_out_fp32;
+};
+
+/// Numbers the copies and publishes this rank's tokens in its heap. Then the ranks meet.
+base::Status launch_publish(const LayerPod& layer, const TokensPod& call, cudaStream_t stream);
+/// From the counts of all ranks to the pool: its rows, their weights and the items of both products. `load` (E_loc) and
+/// `dropped` are for the caller, or null.
+base::Status launch_expand(const LayerPod& layer, int64_t* load, int64_t* dropped, int sms, cudaStream_t stream);
+/// Sums of the copies of peers' tokens, to the peers. Then the ranks meet.
+base::Status launch_return(const LayerPod& layer, int sms, cudaStream_t stream);
+/// The result: own copies and what peers summed, in rank order.
+base::Status launch_sum(const LayerPod& layer, const TokensPod& call, int sms, cudaStream_t stream);
+
+}  // namespace overlace::ops::moe

@@ -1,0 +1,26 @@
+// The layer on GPUs, declared without CUDA; builds without it have what refuses.
+#pragma once
+
+#include <memory>
+
+#include "overlace/ops/moe.h"
+#include "src/base/status.h"
+
+namespace overlace::ops::moe {
+
+class GpuLayer {
+ public:
+  virtual ~GpuLayer() = default;
+  /// Queues a call whose arguments were checked.
+  virtual base::Status run(const MoeArgs& args, const MoeCounts& counts) = 0;
+  virtual base::Result<MoeReport> report() = 0;
+  virtual size_t heap_bytes() const = 0;
+  virtual size_t device_bytes() const = 0;
+};
+
+/// Whether this rank's GPU and team can run such a layer: not_supported, or invalid_argument with field and values.
+base::Status check_gpu_layer(Channel& channel, const MoeSpec& spec);
+/// Collective, after all ranks could.
+base::Result<std::unique_ptr<GpuLayer>> open_gpu_layer(Channel& channel, const MoeSpec& spec);
+
+}  // namespace overlace::ops::moe

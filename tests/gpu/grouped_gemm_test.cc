@@ -1,0 +1,224 @@
+// The grouped GEMM on its own: exact sums at all places of tiles, gated ones, empty groups, no items at all, and a
+// measurement that is asked for by name.
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "src/base/ceil_div_pod.h"
+#include "src/ops/gemm_core/grouped_launch.cuh"
+#include "src/spec/work_order_pod.h"
+#include "tests/gpu/support/values.h"
+
+namespace overlace::test {
+namespace {
+
+namespace core = ops::gemm_core;
+
+/// Groups of rows and their matrices in device memory. Values are -1, 0 and 1, those of the pool's gaps NaN.
+class Grouped {
+ public:
+  Grouped(const core::Instance& instance, std::vector<int64_t> rows, int64_t n, int64_t k, bool is_filled = true)
+      : instance_(instance), rows_(std::move(rows)), n_(n), k_(k), halves_(instance.spec.halves) {
+    std::vector<uint4> items;
+    const auto columns = base::ceil_div(n, int64_t{instance.spec.tile_n} * instance.spec.cluster_n / halves_);
+    int64_t tiles = 0;
+    for (size_t group = 0; group < rows_.size(); ++group) {
+      first_.push_back(tiles * 128);
+      const int64_t own = base::ceil_div(rows_[group], int64_t{128});
+      for (int64_t column = 0; column < columns; ++column)
+        for (int64_t row = 0; row < own; ++row)
+          items.push_back({static_cast<uint32_t>(Work::product), static_cast<uint32_t>(tiles + row),
+                           static_cast<uint32_t>(column), static_cast<uint32_t>(group)});
+      tiles += own;
+    }
+    const auto count = static_cast<int32_t>(items.size());
+    items.push_back({kWorks, 0, 0, 0});
+    m_ = std::max<int64_t>(tiles, 1) * 128;
+    const auto matrices = static_cast<int64_t>(rows_.size());
+    std::vector<char> a(static_cast<size_t>(m_ * k) * 2), b(static_cast<size_t>(matrices * halves_ * n * k) * 2);
+    const DType dtype = instance.spec.dtype;
+    if (is_filled) {
+      for (int64_t i = 0; i < m_ * k; ++i) base::store_element(a.data(), dtype, i, NAN);
+      for (size_t group = 0; group < rows_.size(); ++group)
+        for (int64_t i = 0; i < rows_[group]; ++i)
+          for (int64_t j = 0; j < k; ++j) base::store_element(a.data(), dtype, (first_[group] + i) * k + j, value_a(first_[group] + i, j));
+      for (int64_t i = 0; i < matrices * halves_ * n; ++i)
+        for (int64_t j = 0; j < k; ++j) base::store_element(b.data(), dtype, i * k + j, value_b(i, j));
+    }
+    if (!is_filled) {
+      repeat_normal(a);
+      repeat_normal(b);
+    }
+    std::vector<float> weights;
+    for (int64_t i = 0; i < m_; ++i) weights.push_back(weight(i));
+    a_ = upload(a.data(), a.size());
+    b_ = upload(b.data(), b.size());
+    weights_ = upload(weights.data(), weights.size() * 4);
+    items_ = upload(items.data(), items.size() * sizeof(uint4));
+    num_items_ = upload(&count, 4);
+    const std::vector<char> zeros(1024);
+    counter_ = upload(zeros.data(), 512);
+    error_ = upload(zeros.data(), 512);
+    EXPECT_CUDA(cudaMalloc(&c_, static_cast<size_t>(m_ * n) * 2));
+    EXPECT_CUDA(cudaMemset(c_, 0xff, static_cast<size_t>(m_ * n) * 2));
+  }
+  ~Grouped() {
+    for (void* p : {a_, b_, c_, weights_, items_, num_items_, counter_, error_}) EXPECT_CUDA(cudaFree(p));
+  }
+  Grouped(const Grouped&) = delete;
+  Grouped& operator=(const Grouped&) = delete;
+
+  core::PreparedGrouped prepare() const {
+    core::GroupedArgs g;
+    g.a = a_;
+    g.b = b_;
+    g.c = c_;
+    g.m = m_;
+    g.n = g.ldc = n_;
+    g.k = g.lda = g.ldb = k_;
+    g.matrices = static_cast<int64_t>(rows_.size());
+    g.matrix_pitch = halves_ * n_ * k_;
+    g.items = static_cast<const uint4*>(items_);
+    g.num_items = static_cast<const int32_t*>(num_items_);
+    g.counter = static_cast<uint32_t*>(counter_);
+    g.row_weights = static_cast<const float*>(weights_);
+    g.error = static_cast<uint32_t*>(error_);
+    const base::Result<core::PreparedGrouped> prepared = core::prepare_grouped(instance_, g);
+    EXPECT_TRUE(prepared.ok()) << prepared.status().message();
+    return *prepared;
+  }
+
+  /// "" or the first element that is wrong, of as many as it takes a second to compute.
+  std::string mismatch() const {
+    std::vector<char> c(static_cast<size_t>(m_ * n_) * 2);
+    EXPECT_CUDA(cudaMemcpy(c.data(), c_, c.size(), cudaMemcpyDefault));
+    const DType dtype = instance_.spec.dtype;
+    for (size_t group = 0; group < rows_.size(); ++group)
+      for (int64_t i = 0; i < rows_[group]; ++i)
+        for (int64_t j = (i * 7) % 5; j < n_; j += 5) {
+          const int64_t row = first_[group] + i, first = static_cast<int64_t>(group) * halves_ * n_;
+          const double gate = sum(row, first + j);
+          const double want =
+              halves_ == 1 ? gate : gate / (1 + std::exp(-gate)) * sum(row, first + n_ + j) * weight(row);
+          const double got = base::load_element(c.data(), dtype, row * n_ + j);
+          const double most = halves_ == 1 ? std::abs(want) / 256 : std::abs(want) / 100 + 1e-4;
+          if (!(std::abs(got - want) <= most))
+            return base::format("group {}, row {}, column {}: {}, wanted {}", group, i, j, got, want);
+        }
+    return "";
+  }
+  uint32_t error() const {
+    uint32_t out = 0;
+    EXPECT_CUDA(cudaMemcpy(&out, error_, 4, cudaMemcpyDefault));
+    return out;
+  }
+  double flops() const {
+    const int64_t rows = std::accumulate(rows_.begin(), rows_.end(), int64_t{0});
+    return 2.0 * static_cast<double>(rows) * static_cast<double>(n_ * halves_) * static_cast<double>(k_);
+  }
+
+ private:
+  /// Normal numbers, the same ones over and over.
+  static void repeat_normal(std::vector<char>& to) {
+    std::mt19937 random(7);
+    std::normal_distribution<double> normal;
+    const size_t some = std::min<size_t>(to.size(), size_t{1} << 20);
+    for (size_t i = 0; i < some / 2; ++i)
+      base::store_element(to.data(), DType::bf16, static_cast<int64_t>(i), normal(random));
+    for (size_t i = some; i < to.size(); i += some)
+      std::memcpy(to.data() + i, to.data(), std::min(some, to.size() - i));
+  }
+  static double value_a(int64_t i, int64_t j) { return value_of(1, i, j); }
+  static double value_b(int64_t i, int64_t j) { return value_of(2, i, j); }
+  static float weight(int64_t i) { return static_cast<float>(i % 5 + 1) / 4; }
+  double sum(int64_t row, int64_t weights) const {
+    double out = 0;
+    for (int64_t j = 0; j < k_; ++j) out += value_a(row, j) * value_b(weights, j);
+    return out;
+  }
+  static void* upload(const void* from, size_t bytes) {
+    void* out = nullptr;
+    EXPECT_CUDA(cudaMalloc(&out, std::max<size_t>(bytes, 1)));
+    EXPECT_CUDA(cudaMemcpy(out, from, bytes, cudaMemcpyDefault));
+    return out;
+  }
+
+  const core::Instance& instance_;
+  std::vector<int64_t> rows_, first_;
+  int64_t n_, k_, m_ = 0;
+  int halves_;
+  void *a_ = nullptr, *b_ = nullptr, *c_ = nullptr, *weights_ = nullptr, *items_ = nullptr, *num_items_ = nullptr,
+       *counter_ = nullptr, *error_ = nullptr;
+};
+
+TEST(GpuGroupedGemm, GivesTheSumsOfEachGroup) {
+  OVERLACE_NEED_GPUS(1);
+  EXPECT_CUDA(cudaSetDevice(0));
+  for (const core::Instance& instance : core::instances(core::Kernel::grouped))
+    for (const auto& [rows, n, k] :
+         {std::tuple{std::vector<int64_t>{300, 0, 77, 1}, int64_t{520}, int64_t{1032}},
+          {std::vector<int64_t>{5}, int64_t{8}, int64_t{8}},
+          {std::vector<int64_t>{128, 256}, int64_t{256}, int64_t{64}},
+          {std::vector<int64_t>{0, 0}, int64_t{40}, int64_t{72}}}) {
+      const Grouped problem(instance, rows, n, k);
+      const core::PreparedGrouped prepared = problem.prepare();
+      for (int repetition = 0; repetition < 2; ++repetition)
+        ASSERT_TRUE(core::launch_grouped(prepared, nullptr).ok());
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      EXPECT_EQ(problem.mismatch(), "") << instance.name << ", " << rows.size() << " groups, N " << n << ", K " << k;
+      EXPECT_EQ(problem.error(), 0u);
+    }
+}
+
+TEST(GpuGroupedGemm, RefusesWhatItCannotTake) {
+  OVERLACE_NEED_GPUS(1);
+  core::GroupedArgs g;
+  const core::Instance& instance = core::instances(core::Kernel::grouped)[0];
+  EXPECT_EQ(core::prepare_grouped(instance, g).status().message(),
+            "gemm_core: m 0, n 0, k 0, matrices 0; wanted: all >= 1");
+  const core::Instance& plain = core::instances(core::Kernel::plain)[0];
+  EXPECT_EQ(core::prepare_grouped(plain, g).status().message(),
+            base::format("gemm_core: instance {}; wanted: one for a stack of matrices", plain.name));
+}
+
+/// --gtest_also_run_disabled_tests --gtest_filter=*Takes*
+TEST(GpuGroupedGemm, DISABLED_Takes) {
+  OVERLACE_NEED_GPUS(1);
+  EXPECT_CUDA(cudaSetDevice(0));
+  cudaEvent_t begin = nullptr, end = nullptr;
+  EXPECT_CUDA(cudaEventCreate(&begin));
+  EXPECT_CUDA(cudaEventCreate(&end));
+  for (const core::Instance& instance : core::instances(core::Kernel::grouped)) {
+    const bool gates = instance.spec.halves == 2;
+    for (const auto& [rows, n, k] : {std::tuple{std::vector<int64_t>(64, 1024), int64_t{768}, int64_t{2048}},
+                                     {std::vector<int64_t>(64, 1000), int64_t{768}, int64_t{2048}},
+                                     {std::vector<int64_t>(4, 4096), int64_t{14336}, int64_t{4096}},
+                                     {std::vector<int64_t>(8, 512), int64_t{4096}, int64_t{4096}}}) {
+      const Grouped problem(instance, rows, gates ? n : k, gates ? k : n, /*is_filled=*/false);
+      const core::PreparedGrouped prepared = problem.prepare();
+      float best = 1e9f;
+      for (int burst = 0; burst < 5; ++burst) {
+        constexpr int kCalls = 20;
+        EXPECT_CUDA(cudaEventRecord(begin));
+        for (int call = 0; call < kCalls; ++call) ASSERT_TRUE(core::launch_grouped(prepared, nullptr).ok());
+        EXPECT_CUDA(cudaEventRecord(end));
+        EXPECT_CUDA(cudaEventSynchronize(end));
+        float ms = 0;
+        EXPECT_CUDA(cudaEventElapsedTime(&ms, begin, end));
+        best = std::min(best, ms / kCalls);
+      }
+      std::printf("%s: %zu groups of %lld rows, N %lld, K %lld%s: %.1f us, %.0f TFLOP/s\n", instance.name,
+                  rows.size(), static_cast<long long>(rows[0]), static_cast<long long>(gates ? 2 * n : k),
+                  static_cast<long long>(gates ? k : n), gates ? ", gated" : "", static_cast<double>(best) * 1e3,
+                  problem.flops() / static_cast<double>(best) / 1e9);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace overlace::test

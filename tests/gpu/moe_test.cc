@@ -1,0 +1,222 @@
+// The mixture-of-experts layer on GPUs: against a dense oracle in fp64 and the layer on CPU ranks, repeated, captured,
+// with bad choices. With one GPU ranks share it (virtual ranks).
+#include "overlace/ops/moe.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "src/ops/gemm_core/grouped_launch.cuh"
+#include "src/ops/gemm_core/host.cuh"
+#include "tests/gpu/support/values.h"
+#include "tests/ranks/support/moe_layer.h"
+
+namespace overlace::test {
+namespace {
+
+std::vector<int64_t> on_the_last(int64_t experts, int ranks) {
+  std::vector<int64_t> out(static_cast<size_t>(ranks) + 1);
+  out.back() = experts;
+  return out;
+}
+
+const std::vector<MoeCase> kCases = {
+    {.experts = 1, .top_k = 1, .dtype = DType::bf16, .out_dtype = DType::bf16},
+    {.experts = 8, .top_k = 6, .dtype = DType::bf16, .out_dtype = DType::fp32},
+    {.experts = 33, .top_k = 8, .hidden = 8, .inter = 8, .dtype = DType::bf16, .out_dtype = DType::bf16},
+    {.experts = 8, .top_k = 2, .hidden = 136, .inter = 72, .dtype = DType::bf16, .out_dtype = DType::bf16},
+    {.experts = 7, .top_k = 10, .dtype = DType::bf16, .capacity_factor = 1.0, .begin = on_the_last},
+    {.experts = 6, .top_k = 3, .hidden = 264, .inter = 328, .dtype = DType::fp16, .out_dtype = DType::fp16},
+    {.experts = 5, .top_k = 32, .dtype = DType::fp16, .out_dtype = DType::fp32, .capacity_factor = 0.5},
+    {.experts = 4, .top_k = 2, .dtype = DType::bf16, .out_dtype = DType::bf16, .most_tokens = 0},
+    {.experts = 3, .top_k = 2, .hidden = 64, .inter = 64, .dtype = DType::bf16, .out_dtype = DType::bf16,
+     .most_tokens = 150},
+};
+
+TensorView on_gpu(GpuRank& gpu, const TensorView& host) {
+  const size_t bytes = static_cast<size_t>(host.numel()) * dtype_bytes(host.dtype);
+  char* out = gpu.device_array<char>(bytes + 16);
+  if (bytes > 0) gpu.store(out, host.data, bytes);
+  TensorView view = host;
+  view.data = out;
+  return view;
+}
+
+ops::MoeArgs on_gpu(GpuRank& gpu, const ops::MoeArgs& host) {
+  ops::MoeArgs out = host;
+  for (TensorView* t : {&out.x, &out.idx, &out.weights, &out.w1, &out.w2, &out.out}) *t = on_gpu(gpu, *t);
+  return out;
+}
+
+ops::MoeSpec spec_of(const MoeCase& c, int ranks) {
+  return {.max_tokens = c.most_tokens + 3,
+          .hidden = c.hidden,
+          .inter = c.inter,
+          .num_experts = c.experts,
+          .top_k = static_cast<int>(c.top_k),
+          .dtype = c.dtype,
+          .expert_begin = c.begin == nullptr ? std::vector<int64_t>{} : c.begin(c.experts, ranks)};
+}
+
+void fetch_out(GpuRank& gpu, const TensorView& out, MoeLayer& layer) {
+  gpu.wait();
+  if (!layer.out().empty()) gpu.fetch(layer.out().data(), out.data, layer.out().size());
+}
+
+class GpuMoeTest : public testing::TestWithParam<int> {};
+
+TEST_P(GpuMoeTest, GivesWhatADenseLayerGives) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(GetParam(), [](GpuRank& gpu) {
+    for (size_t i = 0; i < kCases.size(); ++i) {
+      MoeLayer layer(kCases[i], gpu.size, gpu.rank, i + 1);
+      ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(kCases[i], gpu.size));
+      const ops::MoeArgs args = on_gpu(gpu, layer.args());
+      std::vector<char> first;
+      for (int repetition = 0; repetition < 3; ++repetition) {
+        std::fill(layer.out().begin(), layer.out().end(), '\x7f');
+        if (!layer.out().empty()) gpu.store(args.out.data, layer.out().data(), layer.out().size());
+        ops::run(context, args);
+        fetch_out(gpu, args.out, layer);
+        ASSERT_EQ(layer.mismatch(), "") << "case " << i << ", repetition " << repetition;
+        if (repetition == 0) first = layer.out();
+        ASSERT_EQ(layer.out(), first) << "case " << i << ", repetition " << repetition;
+      }
+      const ops::MoeReport report = context.report();
+      EXPECT_EQ(report.dropped, layer.dropped()) << "case " << i;
+      ASSERT_EQ(report.load.size(), static_cast<size_t>(layer.local())) << "case " << i;
+      gpu.team.barrier();
+    }
+  });
+}
+
+/// Other tokens, of another number, in the same context; and those before once more.
+TEST_P(GpuMoeTest, TakesOtherTokensInTheSameContext) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(GetParam(), [](GpuRank& gpu) {
+    MoeCase large = kCases[8], small = large;
+    small.most_tokens = 11;
+    ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(large, gpu.size));
+    for (const auto& [c, seed] : {std::pair{large, 1}, {small, 2}, {large, 3}, {small, 4}, {large, 1}}) {
+      MoeLayer layer(c, gpu.size, gpu.rank, static_cast<uint64_t>(seed));
+      const ops::MoeArgs args = on_gpu(gpu, layer.args());
+      ops::run(context, args);
+      fetch_out(gpu, args.out, layer);
+      ASSERT_EQ(layer.mismatch(), "") << "seed " << seed;
+    }
+    gpu.team.barrier();
+  });
+}
+
+TEST_P(GpuMoeTest, IsReplayed) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(GetParam(), [](GpuRank& gpu) {
+    const MoeCase& c = kCases[3];
+    MoeLayer layer(c, gpu.size, gpu.rank, 5);
+    ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
+    const ops::MoeArgs args = on_gpu(gpu, layer.args());
+    check_replays(
+        gpu, [&] { ops::run(context, args); },
+        [&] { EXPECT_CUDA(cudaMemsetAsync(args.out.data, 0xff, layer.out().size(), gpu.stream)); },
+        [&] {
+          fetch_out(gpu, args.out, layer);
+          EXPECT_EQ(layer.mismatch(), "");
+        });
+    gpu.team.barrier();
+  });
+}
+
+TEST_P(GpuMoeTest, TellsOfAnExpertThatDoesNotExistAndGoesOn) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(GetParam(), [](GpuRank& gpu) {
+    const MoeCase& c = kCases[3];
+    MoeLayer layer(c, gpu.size, gpu.rank, 6);
+    ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
+    ops::MoeArgs args = on_gpu(gpu, layer.args());
+    const int32_t bad = 8;
+    const TensorView good = args.idx;
+    args.idx = on_gpu(gpu, layer.args().idx);
+    ASSERT_GT(layer.tokens(), 1);
+    gpu.store(static_cast<int32_t*>(args.idx.data) + 3, &bad, sizeof bad);
+    ops::run(context, args);
+    try {
+      (void)context.report();
+      ADD_FAILURE() << "wanted a refusal";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(std::string(error.what()),
+                base::format("moe: idx[1, 1] is 8, wanted -1 to 7; rank {}", gpu.rank));
+    }
+    args.idx = good;
+    ops::run(context, args);
+    fetch_out(gpu, args.out, layer);
+    EXPECT_EQ(layer.mismatch(), "");
+    EXPECT_EQ(context.report().dropped, 0);
+    gpu.team.barrier();
+  });
+}
+
+TEST_P(GpuMoeTest, KeepsWhatIsNotANumberToItsToken) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(GetParam(), [](GpuRank& gpu) {
+    const MoeCase& c = kCases[3];
+    MoeLayer clean(c, gpu.size, gpu.rank, 7), dirty(c, gpu.size, gpu.rank, 7);
+    const int64_t last = dirty.tokens() - 1;
+    ASSERT_GT(last, 0);
+    for (int64_t h = 0; h < c.hidden; ++h) base::store_element(dirty.x().data(), c.dtype, last * c.hidden + h, NAN);
+    ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
+    for (MoeLayer* layer : {&clean, &dirty}) {
+      const ops::MoeArgs args = on_gpu(gpu, layer->args());
+      ops::run(context, args);
+      fetch_out(gpu, args.out, *layer);
+    }
+    const size_t before = static_cast<size_t>(last * c.hidden) * dtype_bytes(c.dtype);
+    EXPECT_EQ(std::memcmp(clean.out().data(), dirty.out().data(), before), 0);
+    gpu.team.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuMoeTest, testing::Values(1, 2, 4),
+                         [](const auto& test) { return base::format("on{}", test.param); });
+
+TEST(GpuMoe, RefusesWhatItCannotDo) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(2, [](GpuRank& gpu) {
+    const MoeCase& c = kCases[3];
+    const auto said = [&](const ops::MoeSpec& spec) -> std::string {
+      try {
+        ops::MoeContext::open(gpu.channel, spec);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    ops::MoeSpec spec = spec_of(c, gpu.size);
+    spec.hidden = 12;
+    EXPECT_NE(said(spec).find("hidden is 12, wanted a multiple of 8"), std::string::npos) << said(spec);
+    spec = spec_of(c, gpu.size);
+    spec.dtype = DType::fp32;
+    EXPECT_NE(said(spec).find("dtype is fp32, wanted bf16 or fp16 on GPUs"), std::string::npos) << said(spec);
+    MoeLayer layer(c, gpu.size, gpu.rank, 8);
+    ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
+    ops::MoeArgs args = on_gpu(gpu, layer.args());
+    args.activation = "relu";
+    try {
+      ops::run(context, args);
+      ADD_FAILURE() << "wanted a refusal";
+    } catch (const Unsupported& error) {
+      EXPECT_EQ(std::string(error.what()),
+                base::format("moe: gated relu experts on GPUs, wanted experts gated by silu; rank {}", gpu.rank));
+    }
+    args.activation = "silu";
+    ops::run(context, args);
+    fetch_out(gpu, args.out, layer);
+    EXPECT_EQ(layer.mismatch(), "");
+    gpu.team.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace overlace::test

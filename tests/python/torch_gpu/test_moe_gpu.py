@@ -1,0 +1,152 @@
+"""The mixture of experts on GPUs: against a dense layer, router and module, padded graphs, what is refused. With one GPU a
+team of one. Skipped without.
+
+By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/test_moe_gpu.py`.
+"""
+
+import pytest
+from gpu_ranks import FEW, SIZES, dist, overlace, run_ranks, torch
+from overlace.ops._moe_router import _choose_by_torch
+
+
+def drawn(rank, tokens, hidden, inter, experts, top_k, dtype):
+    """Weights that are the same on all ranks, tokens and choices of one."""
+    torch.manual_seed(1)
+    w1 = torch.randn(experts, 2 * inter, hidden, dtype=dtype) * hidden**-0.5
+    w2 = torch.randn(experts, hidden, inter, dtype=dtype) * inter**-0.5
+    torch.manual_seed(10 + rank)
+    x = torch.randn(tokens, hidden, dtype=dtype)
+    idx = torch.rand(tokens, experts).sort(1).indices[:, :top_k].to(torch.int32)
+    idx[::7, 0] = -1
+    return x, idx, torch.rand(tokens, top_k), w1, w2
+
+
+def dense(x, idx, weights, w1, w2):
+    """Of rounded operands, in fp32."""
+    x, w1, w2 = x.float(), w1.float(), w2.float()
+    out = torch.zeros_like(x)
+    for e in range(len(w1)):
+        gate, up = (x @ w1[e].t()).chunk(2, 1)
+        y = (torch.nn.functional.silu(gate) * up) @ w2[e].t()
+        out += y * torch.where(idx == e, weights, 0).sum(1, keepdim=True)
+    return out
+
+
+def mine(group, experts, *stacks):
+    begin = [r * experts // group.size() for r in range(group.size() + 1)]
+    return [t[begin[group.rank()] : begin[group.rank() + 1]] for t in stacks]
+
+
+def close(got, want, dtype):
+    bound = 8 * torch.finfo(dtype).eps * want.abs().max().clamp(min=1)
+    return got.dtype == dtype and got.shape == want.shape and bool(((got.float() - want).abs() <= bound).all())
+
+
+def layer(group, dtype):
+    dtype = getattr(torch, dtype)
+    for hidden, inter, experts, top_k, tokens in ((256, 136, 7, 2, 300), (2048, 768, 32, 8, 1000), (64, 8, 3, 3, 1)):
+        x, idx, weights, w1, w2 = drawn(group.rank(), tokens + 5 * group.rank(), hidden, inter, experts, top_k, dtype)
+        options = {"num_experts": experts, "max_tokens": 1024, "group": group}
+        y, load, dropped = overlace.ops.moe(
+            x, idx, weights, *mine(group, experts, w1, w2), return_load=True, **options
+        )
+        assert close(y, dense(x, idx, weights, w1, w2), dtype)
+        total = torch.stack([(idx == e).sum() for e in range(experts)])
+        dist.all_reduce(total)
+        assert torch.equal(load, mine(group, experts, total)[0]) and load.is_cuda and dropped.item() == 0
+        again = overlace.ops.moe(x, idx.long(), weights, *mine(group, experts, w1, w2), **options)
+        assert torch.equal(again, y)
+        none = overlace.ops.moe(x[:0], idx[:0], weights[:0], *mine(group, experts, w1, w2), **options)
+        assert none.shape == (0, hidden)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dense_layer_gives_the_same(size, dtype):
+    run_ranks(size, layer, dtype)
+
+
+def captured(group):
+    x, idx, weights, w1, w2 = drawn(group.rank(), 128, 256, 128, 8, 2, torch.bfloat16)
+    w1, w2 = mine(group, 8, w1, w2)
+    options = {"num_experts": 8, "max_tokens": 128, "group": group}
+    want = [overlace.ops.moe(t, idx, weights, w1, w2, **options) for t in (x, x.flip(0))]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = overlace.ops.moe(x, idx, weights, w1, w2, **options)
+    for turn in range(6):
+        graph.replay()
+        assert torch.equal(y, want[turn % 2])
+        x.copy_(x.flip(0))
+    torch.cuda.synchronize()
+    dist.barrier()
+
+
+def test_a_graph_is_replayed_with_other_tokens():
+    run_ranks(FEW, captured)
+
+
+def test_the_router_of_gpus_chooses_as_that_of_hosts():
+    torch.manual_seed(3)
+    for experts, options in (
+        (64, {"top_k": 6, "score": "softmax", "renormalize": True}),
+        (32, {"top_k": 8, "score": "sigmoid", "num_groups": 8, "kept_groups": 3, "route_scale": 2.5}),
+        (5, {"top_k": 5, "num_groups": 5, "kept_groups": 5}),
+    ):
+        x, gate = torch.randn(500, 128), torch.randn(experts, 128)
+        gate[3] = gate[1]  # equal scores
+        x[7, 3] = torch.nan
+        bias = torch.randn(experts) * 0.1
+        bias[2] = -torch.inf
+        idx, weights = overlace.ops.moe_router(x, gate, bias, **options)
+        there = overlace.ops.moe_router(x.cuda(), gate.cuda(), bias.cuda(), **options)
+        assert all(t.is_cuda for t in there)
+        same = (there[0].cpu() == idx).all(1)
+        assert same.float().mean() > 0.99  # sums of other order may swap neighbours
+        assert torch.allclose(there[1].cpu()[same], weights[same], rtol=1e-4, atol=1e-6)
+    with pytest.raises(overlace.InvalidArgument, match="top_k"):
+        overlace.ops.moe_router(x.cuda(), gate.cuda(), top_k=6)
+
+
+def module(group):
+    experts, hidden = 8, 256
+    torch.manual_seed(5)
+    gate = torch.randn(experts, hidden, dtype=torch.bfloat16)
+    _, _, _, w1, w2 = drawn(0, 1, hidden, 128, experts, 2, torch.bfloat16)
+    options = {"top_k": 2, "renormalize": True, "group": group}
+    moe = overlace.nn.MoELayer.from_stacks(gate, w1, w2, max_tokens=512, **options)
+    x = torch.randn(2, 150 + group.rank(), hidden, dtype=torch.bfloat16)
+    y = moe(x)
+    rows = x.flatten(0, 1)
+    weights, idx = _choose_by_torch(rows, gate, None, 2, "softmax", True, 1, 1, 1.0)
+    assert close(y.flatten(0, 1), dense(rows, idx, weights, w1, w2), torch.bfloat16)
+    assert moe.load.is_cuda and moe.dropped.item() == 0
+    with pytest.raises(overlace.Unsupported, match="wanted CPU ranks"):
+        y.sum().backward()
+
+
+def test_a_module():
+    run_ranks(FEW, module)
+
+
+def refused(group):
+    x, idx, weights, w1, w2 = drawn(group.rank(), 64, 256, 128, 8, 2, torch.bfloat16)
+    stacks = mine(group, 8, w1, w2)
+
+    def says(text, *tensors, error=overlace.InvalidArgument, **options):
+        given = {"num_experts": 8, "max_tokens": 64, "group": group}
+        with pytest.raises(error, match=text):
+            overlace.ops.moe(*tensors, **given | options)
+
+    says("max_tokens is 0, wanted at least 1", x, idx, weights, *stacks, max_tokens=0)
+    says("dtype is fp32, wanted bf16 or fp16", x.float(), idx, weights, *(t.float() for t in stacks))
+    says("gated relu experts on GPUs", x, idx, weights, *stacks, error=overlace.Unsupported, activation="relu")
+    says("x has 64 rows, wanted at most the 32 tokens", x, idx, weights, *stacks, max_tokens=32)
+    says("is on cpu", x.cpu(), idx, weights, *stacks)
+    y = overlace.ops.moe(x, idx, weights, *stacks, num_experts=8, max_tokens=64, group=group)
+    assert close(y, dense(x, idx, weights, w1, w2), torch.bfloat16)
+
+
+def test_what_is_refused_leaves_the_team_working():
+    run_ranks(FEW, refused)
