@@ -172,6 +172,9 @@ struct OperatorDef {
   /// Computes what tasks of kinds reduce and pool write, on CPU ranks; may throw. If null tasks of kind reduce sum what
   /// they read, as those of the library's own operators do, and there are none of kind pool.
   void (*compute)(const HostTask& task) = nullptr;
+  /// True if the library's kernel computes its tasks of kind pool on GPUs: its arguments of role data and the tables of
+  /// its schedules are those of embedding_a2a. Others with `compute` run on CPU ranks only.
+  bool pools_on_gpus = false;
 };
 
 /// Names of the families that every operator has. `library` runs the library's collective and computation one after the

@@ -122,7 +122,8 @@ class Runtime {
   /// must say so.
   bool is_emulated() const;
 
-  /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout.
+  /// Throws the first cause if this runtime was aborted by a rank, a dead peer or a timeout; InvalidArgument, once,
+  /// what a kernel of this rank that has ended found wrong with its arguments.
   void check();
   /// Waits until all work that this rank issued is complete, then calls check().
   void synchronize();

@@ -90,7 +90,8 @@ class Context:
         return text("ovl_runtime_machine", self._runtime)
 
     def check(self) -> None:
-        """Raises the first cause if this team was aborted by a rank, a dead peer or a deadline."""
+        """Raises the first cause if this team was aborted by a rank, a dead peer or a deadline; InvalidArgument, once,
+        what a kernel of this rank that has ended found wrong with its arguments."""
         call("ovl_runtime_check", self._runtime)
 
     def synchronize(self) -> None:

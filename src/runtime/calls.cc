@@ -97,9 +97,12 @@ base::Status begin_call(Channel& channel, const std::function<std::string()>& op
 base::Status end_call(Channel& channel, std::optional<bool> is_captured) {
   RuntimeState& state = *channel.team().state().runtime;
   OVERLACE_TRY(state.backend->end_call(site_of(channel, channel.pod()), is_captured));
-  if (!state.options.checks.sync) return {};
-  OVERLACE_TRY(state.backend->drain(channel.stream()));
-  return guarded([&] { state.enter(); });
+  if (state.options.checks.sync) {
+    OVERLACE_TRY(state.backend->drain(channel.stream()));
+    OVERLACE_TRY(guarded([&] { state.enter(); }));
+  }
+  const bool tells = !state.findings.empty() && !is_captured.value_or(false);
+  return tells ? state.take_finding() : base::Status();
 }
 
 }  // namespace overlace::runtime

@@ -133,6 +133,11 @@ void RuntimeState::enter() {
   if (const AbortCause cause = backend->cause(); cause.code != Errc::ok) throw_cause(cause);
 }
 
+base::Status RuntimeState::take_finding() {
+  for (const auto& [channel, of_channel] : findings) OVERLACE_TRY(of_channel->take());
+  return {};
+}
+
 void RuntimeState::throw_cause(const AbortCause& cause) {
   has_thrown_cause = true;
   throw_error(cause.code, cause.message);
@@ -249,6 +254,7 @@ void RuntimeState::release(bool clean) {
     if (!clean && team->engine) team->engine->abort();
     team->engine.reset();
   }
+  findings.clear();  // the channels' executors have waited for their kernels
   {
     const std::lock_guard lock(abort_mutex);
     can_abort = false;
@@ -344,12 +350,15 @@ Stats Runtime::stats() const { return state_->stats; }
 
 bool Runtime::is_emulated() const { return state_->options.link.enabled || state_->has_emulated_hosts; }
 
-void Runtime::check() { state_->enter(); }
+void Runtime::check() {
+  state_->enter();
+  state_->take_finding().or_throw();
+}
 
 void Runtime::synchronize() {
   state_->enter();
   if (const base::Status status = state_->backend->synchronize(); !status.ok()) state_->fail(status);
-  state_->enter();
+  check();
 }
 
 void Runtime::check_quiescent() {

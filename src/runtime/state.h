@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,6 +39,19 @@ struct TeamState {
   TeamState();
   ~TeamState();
 };
+
+namespace runtime {
+
+/// What the kernels of one channel found wrong with arguments whose elements only the device could look at. Nobody
+/// waits for them: it is asked at check(), and behind each call of an operator.
+class Findings {
+ public:
+  virtual ~Findings() = default;
+  /// What was found since the last time and has come to the host by now; each is given once.
+  virtual base::Status take() = 0;
+};
+
+}  // namespace runtime
 
 struct RegionState {
   std::string name;
@@ -80,7 +94,8 @@ struct RuntimeState {
   std::vector<std::unique_ptr<StripeState>> stripes;
   uint64_t next_stripe = 0;
   Stats stats;
-  std::deque<std::shared_ptr<TeamState>> teams;  // [0]: the world
+  std::map<uint32_t, std::unique_ptr<runtime::Findings>> findings;  // by channel
+  std::deque<std::shared_ptr<TeamState>> teams;                     // [0]: the world
   Team world_team;
   uint32_t next_team_id = 1, next_team_ids = 0;  // first id of the next sub-team
   uint32_t next_channel_id = 0;
@@ -90,6 +105,8 @@ struct RuntimeState {
   base::Result<int> place_of(const void* address);
   /// At the entry of every call: forked, closed, or the first cause of an abort.
   void enter();
+  /// The first of all findings that nobody was told of.
+  base::Status take_finding();
   /// A failed host operation: aborts all ranks unless that has happened, and throws the first cause.
   [[noreturn]] void fail(const base::Status& status);
   /// Any thread; nothing once the runtime is closed, or was before the call could begin.
@@ -140,7 +157,8 @@ Channel& make_channel(TeamState& team, StreamRef stream, const ChannelOptions& o
 std::string text_of_first(Team& team, const std::string& mine);
 
 /// Around each call of an operator. begin: compares `operation()` where CheckOptions::calls is set (desync on all
-/// ranks of the team), and keeps the order of channels that do not fit side by side. end: CheckOptions::sync;
+/// ranks of the team), and keeps the order of channels that do not fit side by side. end: CheckOptions::sync,
+/// and what kernels found in arguments, which is told behind a call that has been made, so that no peer waits for it;
 /// `is_captured`: whether the channel's stream is, from who has asked already.
 base::Status begin_call(Channel& channel, const std::function<std::string()>& operation);
 base::Status end_call(Channel& channel, std::optional<bool> is_captured = {});

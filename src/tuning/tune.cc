@@ -144,7 +144,7 @@ TuneResult measure(const Context& context, Channel& channel, const std::vector<O
     }
     out.tuned.push_back(std::move(one));
   }
-  team.runtime().check();  // a rank that left is no problem that could not be measured
+  team.runtime().state().enter();  // a rank that left is no problem that could not be measured
   context.keep(plans, path.empty() ? "this context" : path);
   return out;
 }

@@ -36,7 +36,8 @@ class ShardedEmbeddingBag(nn.Module):
 
     Parameters are this rank's tables, under the names that nn.ModuleList([nn.EmbeddingBag(...), ...]) has: "0.weight".
     `state_dict` has those, so that the union over ranks is the state of the unsharded list; `full_state_dict()`
-    gathers it. `load_state_dict` takes either. Their gradients are of the sum over ranks. On CPU ranks only.
+    gathers it. `load_state_dict` takes either. Their gradients are of the sum over ranks. On GPUs it is moved as any
+    module is; forward waits for the device there, as counts of bags are exchanged on the host.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class ShardedEmbeddingBag(nn.Module):
         self.mine = [t for t, owner in enumerate(owners) if owner == self.rank]
         paddings = []
         for t, bag in enumerate(bags):
-            self.dtype = bag.weight.dtype
+            self.dtype, self.device = bag.weight.dtype, bag.weight.device
             paddings.append(-1 if bag.padding_idx is None else bag.padding_idx)
             if owners[t] != self.rank:
                 continue
@@ -109,7 +110,7 @@ class ShardedEmbeddingBag(nn.Module):
             table.register_parameter("weight", nn.Parameter(bag.weight.detach().clone()))
             self.add_module(str(t), table)
         if not self.mine:  # what takes part in backward, and what an optimizer has
-            self.anchor = nn.Parameter(torch.empty(0, dtype=self.dtype))
+            self.anchor = nn.Parameter(torch.empty(0, dtype=self.dtype, device=self.device))
         self._pack()
         features, column = [], 0
         for t, (_, dim) in enumerate(shapes):
@@ -131,13 +132,16 @@ class ShardedEmbeddingBag(nn.Module):
     def _pack(self) -> None:
         """One behind the other in one memory, where the operator reads them without a copy."""
         tables = self._tables()
-        flat = torch.cat([torch.empty(0, dtype=self.dtype), *(p.detach().reshape(-1) for p in tables)])
-        for p, part in zip(tables, flat.split([p.numel() for p in tables]) if tables else (), strict=True):
+        if not tables:
+            return
+        flat = torch.cat([p.detach().reshape(-1) for p in tables])
+        for p, part in zip(tables, flat.split([p.numel() for p in tables]), strict=True):
             p.data = part.view(p.shape)
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        self.dtype, self.device = moved.dtype, moved.device
         self._pack()
         return self
 
@@ -160,7 +164,7 @@ class ShardedEmbeddingBag(nn.Module):
         own = dict(zip(self.mine, self._tables(), strict=True))
         state = {}
         for t, (rows, dim) in enumerate(self.shapes):
-            sent = own[t].detach() if t in own else torch.empty(0, dim, dtype=self.dtype)
+            sent = own[t].detach() if t in own else torch.empty(0, dim, dtype=self.dtype, device=self.device)
             sends, comes = [len(sent)] * self.size, [0] * self.size
             comes[self.owners[t]] = rows
             state[f"{t}.weight"] = ops.all_to_all(
@@ -196,7 +200,8 @@ class ShardedEmbeddingBag(nn.Module):
             bags, why = indices.new_zeros(len(self.shapes), 0, dtype=torch.int64), error
         counts = bags.sum(1).tolist()
         sent = [sum(counts[t] for t in self._order if self.owners[t] == rank) for rank in range(self.size)]
-        header = torch.tensor([bags.shape[1] if why is None else -1, per_sample_weights is not None, *sent])
+        samples = bags.shape[1] if why is None else -1
+        header = torch.tensor([samples, per_sample_weights is not None, *sent], device=bags.device)
         rows, has_factors, *entries = self._gather(header, why)
         if len(set(has_factors)) > 1:
             raise InvalidArgument(f"{_NAME}: per_sample_weights of ranks are {has_factors}, wanted all or none")
@@ -273,7 +278,8 @@ class ShardedEmbeddingBag(nn.Module):
         return bags
 
     def _check_indices(self, indices: torch.Tensor, bags: torch.Tensor) -> None:
-        limit = torch.repeat_interleave(torch.tensor([rows for rows, _ in self.shapes]), bags.sum(1))
+        rows_of_tables = torch.tensor([rows for rows, _ in self.shapes], device=bags.device)
+        limit = torch.repeat_interleave(rows_of_tables, bags.sum(1))
         bad = ((indices < 0) | (indices >= limit)).nonzero()
         if len(bad) == 0:
             return
@@ -305,4 +311,4 @@ def _by_table(came: torch.Tensor, rows: list[int], tables: int) -> tuple[torch.T
 
     lengths, begins = turned(came), turned(came.cumsum(0) - came)
     place = torch.repeat_interleave(begins - lengths.cumsum(0) + lengths, lengths)
-    return place + torch.arange(len(place)), lengths
+    return place + torch.arange(len(place), device=place.device), lengths

@@ -138,7 +138,7 @@ def _shapes(weights, indices, offsets, per_sample_weights, batch, placement, gro
 def _to_owners(grad, placement: Placement, rows: Sequence[int], rank: int, group: str):
     """(my samples, all columns) of each rank to (all samples, my columns): each feature's to the rank that pools it."""
     order, widths = placement.packed_columns(len(rows))
-    sent = torch.cat([block.reshape(-1) for block in grad[:, order].split(widths, 1)])
+    sent = torch.cat([block.reshape(-1) for block in grad[:, order.to(grad.device)].split(widths, 1)])
     sends, comes = [rows[rank] * width for width in widths], [n * widths[rank] for n in rows]
     came = _ops.all_to_all(sent, 0, group, send_splits=sends, recv_splits=comes)
     return came.view(sum(rows), widths[rank])
@@ -257,7 +257,8 @@ def embedding_a2a(
 ) -> torch.Tensor:
     """Bags of embeddings pooled where their tables lie, then All-to-All: all features of this rank's samples.
 
-    Rank r pools its features for the samples of all ranks. On CPU ranks only; GPUs are refused.
+    Rank r pools its features for the samples of all ranks. On CUDA tensors the forward pass is queued and waits for
+    nothing; gradients are torch's operators, of which some wait, so that they cannot be captured.
 
     weights: the slices of tables that this rank's features name, each once, in the order of the placement: (rows,
         width) each, of one dtype, float32, bfloat16, float16 or float64, the same on all ranks. Not copied where they
@@ -277,7 +278,8 @@ def embedding_a2a(
     mode: "sum", "mean" or "max". An empty bag gives zeros.
     bounds: what becomes of an index outside its table: "error"; "ignore", it is left out; "clamp", the nearest row;
         "zero_row", row 0; "none", it is not looked at. But for "error", bags whose offsets fall are empty.
-    out_dtype: that of weights (default) or float32; rows travel in it. Sums are made in float64 and rounded once.
+    out_dtype: that of weights (default) or float32; rows travel in it. Sums are made in float64 and rounded once; on
+        GPUs in float32 (float64 for float64), in the same order.
     sparse: gradients of weights are sparse tensors of the rows that are looked up, coalesced; not in torch.compile.
     row_offsets: ranks + 1 numbers, samples of rank r are [r] to [r + 1]; None: as torch.tensor_split deals them.
 
@@ -286,7 +288,9 @@ def embedding_a2a(
     tables' ranks by one all_to_all, and is added entry by entry in their order, in float32 for 16-bit tables: equal
     calls give equal bits. That of max goes to the first of equal rows. Raises InvalidArgument before anything moves, of
     a bad index with rank, feature, bag, position, value and rows; the first call of a shape on all ranks, later ones on
-    that rank alone. PlanMismatch where ranks give other placements, modes or bounds; Unsupported on GPUs.
+    that rank alone. On GPUs a bad index or offset is left out, and the rank that pools it raises behind its next call
+    of an operator, which is made, at `Context.check()`, or with OVERLACE_CHECK=sync behind the call itself.
+    PlanMismatch where ranks give other placements, modes or bounds.
     Source: arXiv 2305.06942, section 3.
     """
     if (offsets is None) == (lengths is None):

@@ -30,12 +30,12 @@ def _entries(indices: torch.Tensor, offsets: torch.Tensor, rows: int, padding: i
     fits = (begins >= 0) & (begins <= ends) & (ends <= len(indices))
     lengths = torch.where(fits, ends - begins, 0)
     bag = torch.repeat_interleave(lengths)
-    at = torch.arange(len(bag)) + (begins - lengths.cumsum(0) + lengths)[bag]
+    at = torch.arange(len(bag), device=bag.device) + (begins - lengths.cumsum(0) + lengths)[bag]
     row = indices[at].long()
     counts, is_inside = row != padding, (row >= 0) & (row < rows)
     if padding < 0:
         counts = torch.ones_like(counts)
-    if bounds == "ignore":
+    if bounds in ("error", "ignore"):  # with error GPUs leave out what they will tell of
         counts &= is_inside
     elif bounds == "clamp":
         row = row.clamp(0, rows - 1)
@@ -48,19 +48,26 @@ def _is_largest(values: torch.Tensor, bag: torch.Tensor, bags: int) -> torch.Ten
     """Which value of each bag and column is the maximum: the first of equal ones, the first NaN."""
     where = bag[:, None].expand_as(values)
     top = values.new_full((bags, values.shape[1]), -torch.inf).scatter_reduce(0, where, values, "amax")
-    place = torch.arange(len(bag))[:, None].expand_as(values)
+    place = torch.arange(len(bag), device=bag.device)[:, None].expand_as(values)
     place = torch.where((values == top[bag]) | values.isnan(), place, len(bag))
     first = place.new_full(top.shape, len(bag)).scatter_reduce(0, where, place, "amin")
     return place == first[bag]
+
+
+def _added(shape: tuple[int, int], place: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Zeros with each row of values added at its place, in their order: on GPUs index_add has none, index_put sorts."""
+    if values.is_cuda:
+        return values.new_zeros(shape).index_put((place,), values, accumulate=True)
+    return values.new_zeros(shape).index_add(0, place, values)
 
 
 def _sum_of_rows(shape: tuple[int, int], parts: list[tuple[torch.Tensor, torch.Tensor]], pooling: Pooling):
     """(rows, width): the values of each row added in the order of the entries, feature by feature, rounded once."""
     row, values = torch.cat([row for row, _ in parts]), torch.cat([values for _, values in parts])
     if not pooling.sparse:
-        return values.new_zeros(shape).index_add(0, row, values).to(pooling.dtype)
+        return _added(shape, row, values).to(pooling.dtype)
     kept, place = torch.unique(row, return_inverse=True)  # sorted
-    sums = values.new_zeros((len(kept), shape[1])).index_add(0, place, values).to(pooling.dtype)
+    sums = _added((len(kept), shape[1]), place, values).to(pooling.dtype)
     return torch.sparse_coo_tensor(kept[None], sums, shape, is_coalesced=True, check_invariants=False)
 
 
@@ -87,7 +94,7 @@ def gradients_of_pooling(
     parts: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in shapes]
     # Also on a rank without tables all gradients are of the exchange, so that each takes part in that of second ones.
     nothing = upstream.reshape(-1)[:0].to(precise)
-    of_factors = torch.zeros(len(indices) if needs_factors else 0, dtype=precise) + nothing.sum()
+    of_factors = nothing.new_zeros(len(indices) if needs_factors else 0) + nothing.sum()
     column = 0
     for i, (f, at) in enumerate(zip(placement.of(rank), slices, strict=True)):
         own = offsets[i * batch : (i + 1) * batch + 1]

@@ -75,6 +75,8 @@ class Check {
       const std::string why = def_.check_data(op_, site_.rank, args_.tensors, site_.looks_at_memory && !site_.is_gpu);
       if (!why.empty()) return refuse(site_, "{}", why);
     }
+    for (size_t i = 0; i < def_.args.size(); ++i)
+      if (def_.args[i].role == Role::data && args_.tensors[i].defined()) OVERLACE_TRY(check_memory(site_, named(i)));
     OVERLACE_TRY(check_offsets(site_, args_.row_offsets, op_.ranks, op_.m));
     if (!args_.splits.empty())
       if (const std::string why = spec::splits_problem(def_, op_); !why.empty()) return refuse(site_, "{}", why);

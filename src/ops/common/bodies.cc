@@ -5,6 +5,7 @@
 #include "src/ops/gemm_core/cpu.h"
 #include "src/ops/reduce/bodies.h"
 #if defined(OVERLACE_HAS_CUDA)
+#include "src/ops/embedding_a2a/pool.h"
 #include "src/ops/gemm_core/fused.h"
 #endif
 
@@ -24,7 +25,14 @@ const exec::Bodies& bodies(const Channel& channel) {
   return cpu;
 }
 
-exec::Bodies bodies_of(const spec::OperatorDef& def, std::span<const TensorView> tensors) {
+base::Result<exec::Bodies> bodies_of([[maybe_unused]] Channel& channel, const spec::OperatorDef& def,
+                                     std::span<const TensorView> tensors) {
+#if defined(OVERLACE_HAS_CUDA)
+  if (channel.team().runtime().backend() == Backend::cuda_peer) {
+    OVERLACE_TRY(prepare_pool(channel));
+    return exec::Bodies{.by_kind = {{spec::Kind::pool, pool_on_gpu(channel, tensors)}}};
+  }
+#endif
   const auto compute = [&def, tensors](const exec::BodyContext& context) -> base::Status {
     try {
       def.compute(
@@ -34,7 +42,7 @@ exec::Bodies bodies_of(const spec::OperatorDef& def, std::span<const TensorView>
     }
     return {};
   };
-  return {.by_kind = {{spec::Kind::reduce, compute}, {spec::Kind::pool, compute}}};
+  return exec::Bodies{.by_kind = {{spec::Kind::reduce, compute}, {spec::Kind::pool, compute}}};
 }
 
 }  // namespace overlace::ops

@@ -50,7 +50,7 @@ bool is_kernel_operand(const spec::Schedule& schedule, const spec::Arg& arg) {
 base::Status check_call(const Channel& channel, const spec::OperatorDef& def, const spec::OpSpec& op,
                         const CallArgs& args, const spec::Schedule& schedule, exec::RunOptions* options) {
   const Site site = site_of(channel, def.name);
-  if (site.is_gpu && def.compute != nullptr)
+  if (site.is_gpu && def.compute != nullptr && !def.pools_on_gpus)
     return base::error(Errc::not_supported, "{}: the operator computes on CPU ranks only; rank {}", def.name,
                        site.rank);
   OVERLACE_TRY(check_problem(site, op, schedule));
@@ -106,7 +106,9 @@ base::Status run_posed(Channel& channel, const spec::OperatorDef& def, const Cal
   }
   const std::string words = agreement(posed.op, dims_of(def, posed.op));
   if (def.compute == nullptr) return exec::run(channel, schedule, words, bindings, bodies(channel), options);
-  return exec::run(channel, schedule, words, bindings, bodies_of(def, args.tensors), options);
+  const base::Result<exec::Bodies> computes = bodies_of(channel, def, args.tensors);
+  if (!computes.ok()) return exec::refuse(channel, schedule, options.local_param, computes.status());
+  return exec::run(channel, schedule, words, bindings, *computes, options);
 }
 
 base::Status call_status(Channel& channel, const spec::OperatorDef& def, const CallArgs& args,

@@ -52,18 +52,6 @@ std::string strides_of(const TensorView& t) {
   return text + ")";
 }
 
-base::Status check_memory(const Site& site, const Named& t) {
-  if (t.view.numel() == 0 || !site.looks_at_memory) return {};
-  if (t.view.data == nullptr) return refuse(site, "{} {} has no memory (null)", t.name, t.view.shape());
-  const uintptr_t address = reinterpret_cast<uintptr_t>(t.view.data);
-  if (address % dtype_bytes(t.view.dtype) != 0) {
-    return refuse(site, "{} must be aligned to its {} bytes of {}, got an address {} past that", t.name,
-                  dtype_bytes(t.view.dtype), dtype_name(t.view.dtype), address % dtype_bytes(t.view.dtype));
-  }
-  if (site.places != nullptr) return site.places->check(site.op, t.name, t.view.data, site.rank);
-  return {};
-}
-
 base::Status check_param(const Site& site, const spec::Schedule& schedule, std::string_view name, spec::Param want) {
   const auto found = schedule.params.find(name);
   if (found != schedule.params.end() && found->second == want) return {};
@@ -97,6 +85,18 @@ Site site_of(const Channel& channel, std::string_view op) {
   Team& team = channel.team();
   Runtime& runtime = team.runtime();
   return {op, team.rank(), runtime.backend() == Backend::cuda_peer, &runtime.state().places};
+}
+
+base::Status check_memory(const Site& site, const Named& t) {
+  if (t.view.numel() == 0 || !site.looks_at_memory) return {};
+  if (t.view.data == nullptr) return refuse(site, "{} {} has no memory (null)", t.name, t.view.shape());
+  const uintptr_t address = reinterpret_cast<uintptr_t>(t.view.data);
+  if (address % dtype_bytes(t.view.dtype) != 0) {
+    return refuse(site, "{} must be aligned to its {} bytes of {}, got an address {} past that", t.name,
+                  dtype_bytes(t.view.dtype), dtype_name(t.view.dtype), address % dtype_bytes(t.view.dtype));
+  }
+  if (site.places != nullptr) return site.places->check(site.op, t.name, t.view.data, site.rank);
+  return {};
 }
 
 base::Status check_input_dtype(const Site& site, const Named& t) {

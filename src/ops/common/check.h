@@ -34,6 +34,8 @@ base::Status refuse(const Site& site, std::string_view text, const Args&... args
   return base::error(Errc::invalid_argument, "{}: {}; rank {}", site.op, base::format(text, args...), site.rank);
 }
 
+/// Memory is there, aligned to its elements, and where the rank computes; an empty tensor passes.
+base::Status check_memory(const Site& site, const Named& t);
 /// fp64 (cpu only), fp32, bf16, fp16.
 base::Status check_input_dtype(const Site& site, const Named& t);
 /// dtype of `like`, or fp32 where that is 16 bits wide.

@@ -27,14 +27,20 @@ Placement placement_of(const OpSpec& op) {
 }
 
 /// Tables of the features: "feature", offsets of the ranks' features; "local", "column" and "width", of each feature in
-/// "P" and in the result; "packed", offsets of the ranks' columns.
+/// "P" and in the result; "packed", offsets of the ranks' columns. What kernels read instead of the placement: "slice",
+/// where in the weights of its rank a feature's slice begins, "table_rows" and "padding", of its table.
 void add_features(Schedule* out, const OpSpec& op) {
   const Placement placement = placement_of(op);
-  std::vector<int64_t> first = {0}, packed = {0}, local, column, width;
+  std::vector<int64_t> first = {0}, packed = {0}, local, column, width, slice, rows, padding;
   for (int rank = 0; rank < op.ranks; ++rank) {
     const auto [begin, end] = placement.features_of(rank);
-    int64_t columns = 0;
+    int64_t columns = 0, elements = 0;
+    const std::vector<int64_t> slices = placement.slices(rank, &elements);
+    slice.insert(slice.end(), slices.begin(), slices.end());
     for (size_t f = begin; f < end; ++f) {
+      const EmbeddingTable& table = placement.tables[static_cast<size_t>(placement.features[f].table)];
+      rows.push_back(table.rows);
+      padding.push_back(table.padding);
       local.push_back(columns);
       column.push_back(placement.features[f].column);
       width.push_back(placement.features[f].width);
@@ -47,7 +53,10 @@ void add_features(Schedule* out, const OpSpec& op) {
                       {"packed", std::move(packed)},
                       {"local", std::move(local)},
                       {"column", std::move(column)},
-                      {"width", std::move(width)}});
+                      {"width", std::move(width)},
+                      {"slice", std::move(slice)},
+                      {"table_rows", std::move(rows)},
+                      {"padding", std::move(padding)}});
 }
 
 Range local_columns() { return {"local[f]", "width[f]"}; }
@@ -277,6 +286,7 @@ constinit const OperatorDef kEmbeddingA2a = {
     .meaning = meaning,
     .pose = pose,
     .check_data = check_bags,
-    .compute = pool_bags};
+    .compute = pool_bags,
+    .pools_on_gpus = true};
 
 }  // namespace overlace::spec

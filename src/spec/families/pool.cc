@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -66,26 +67,28 @@ std::string check_shapes(const OpSpec& op, int rank, const Placement& placement,
 }
 
 /// The first offset or index that is none.
-std::string check_elements(const OpSpec& op, int rank, const Placement& placement, const Bags& bags) {
+std::optional<BadBag> find_bad_bag(const OpSpec& op, int rank, const Placement& placement, const Bags& bags) {
   const auto [first, last] = placement.features_of(rank);
   const int64_t num_bags = length_of(bags.offsets) - 1, length = length_of(bags.indices);
   if (const int64_t begin = integer_at(bags.offsets, 0); begin != 0)
-    return base::format("offsets[0] is {}, wanted 0", begin);
+    return BadBag{.kind = BadBagKind::first_offset, .value = begin};
   if (const int64_t end = integer_at(bags.offsets, num_bags); end != length)
-    return base::format("offsets[{}] is {}, wanted {}: the length of indices", num_bags, end, length);
+    return BadBag{.kind = BadBagKind::last_offset, .position = num_bags, .value = end, .most = length};
   for (int64_t bag = 0; bag < num_bags; ++bag) {
     const int64_t begin = integer_at(bags.offsets, bag), end = integer_at(bags.offsets, bag + 1);
     if (begin > end || end > length)
-      return base::format("offsets[{}] is {}, wanted {} to {}", bag + 1, end, begin, length);
+      return BadBag{.kind = BadBagKind::offset, .position = bag + 1, .value = end, .least = begin, .most = length};
     const size_t feature = first + static_cast<size_t>(bag / op.m);
     const int64_t rows = placement.tables[static_cast<size_t>(placement.features[feature].table)].rows;
     for (int64_t i = begin; i < end; ++i)
       if (const int64_t row = integer_at(bags.indices, i); row < 0 || row >= rows)
-        return base::format(
-            "rank {}, feature {}, bag {}, position {}: index is {}, wanted 0 to {}: the table has {} rows", rank,
-            feature, bag % op.m, i - begin, row, rows - 1, rows);
+        return BadBag{.feature = static_cast<int64_t>(feature),
+                      .bag = bag % op.m,
+                      .position = i - begin,
+                      .value = row,
+                      .most = rows - 1};
   }
-  return "";
+  return {};
 }
 
 /// How a bag becomes a row.
@@ -133,6 +136,21 @@ bool is_bounds(std::string_view name) {
   return std::find(std::begin(kBounds), std::end(kBounds), name) != std::end(kBounds);
 }
 
+std::string text_of(const BadBag& bad, int rank) {
+  switch (bad.kind) {
+    case BadBagKind::first_offset:
+      return base::format("offsets[0] is {}, wanted 0", bad.value);
+    case BadBagKind::last_offset:
+      return base::format("offsets[{}] is {}, wanted {}: the length of indices", bad.position, bad.value, bad.most);
+    case BadBagKind::offset:
+      return base::format("offsets[{}] is {}, wanted {} to {}", bad.position, bad.value, bad.least, bad.most);
+    case BadBagKind::index:
+      break;
+  }
+  return base::format("rank {}, feature {}, bag {}, position {}: index is {}, wanted {} to {}: the table has {} rows",
+                      rank, bad.feature, bad.bag, bad.position, bad.value, bad.least, bad.most, bad.most + 1);
+}
+
 std::string check_bags(const OpSpec& op, int rank, std::span<const TensorView> tensors, bool reads_memory) {
   const std::string& mode = text_at(op.fields, "mode");
   if (mode != "sum" && mode != "mean" && mode != "max")
@@ -143,7 +161,9 @@ std::string check_bags(const OpSpec& op, int rank, std::span<const TensorView> t
   if (!placement.ok()) return std::string(placement.status().message());
   const Bags bags(tensors);
   if (std::string why = check_shapes(op, rank, *placement, bags); !why.empty()) return why;
-  return reads_memory && bounds == "error" ? check_elements(op, rank, *placement, bags) : "";
+  if (!reads_memory || bounds != "error") return "";
+  const std::optional<BadBag> bad = find_bad_bag(op, rank, *placement, bags);
+  return bad ? text_of(*bad, rank) : "";
 }
 
 void pool_bags(const HostTask& task) {
