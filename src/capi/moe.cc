@@ -8,6 +8,7 @@
 #include "overlace/team.h"
 #include "src/capi/convert.h"
 #include "src/capi/handles.h"
+#include "src/ops/moe/check.h"
 
 using namespace overlace;        // NOLINT(google-build-using-namespace): this file is the edge of it
 using namespace overlace::capi;  // NOLINT(google-build-using-namespace)
@@ -61,7 +62,8 @@ ops::MoeContext& context_for(ChannelObject& object, const ops::MoeArgs& args, in
                           .num_experts = args.num_experts,
                           .top_k = static_cast<int>(extent(args.idx, 2, 1)),
                           .dtype = args.x.dtype,
-                          .expert_begin = args.expert_begin};
+                          .expert_begin = ops::moe::begin_of(args.expert_begin, args.num_experts,
+                                                             object.channel->team().size())};
   const auto known = std::find_if(object.moe_contexts.begin(), object.moe_contexts.end(),
                                   [&](const ops::MoeContext& one) { return one.spec() == spec; });
   if (known != object.moe_contexts.end()) return *known;

@@ -2,15 +2,14 @@
 // with bad choices. With one GPU ranks share it (virtual ranks).
 #include "overlace/ops/moe.h"
 
+#include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
-#include "src/ops/gemm_core/grouped_launch.cuh"
-#include "src/ops/gemm_core/host.cuh"
 #include "tests/gpu/support/values.h"
 #include "tests/ranks/support/moe_layer.h"
 
@@ -202,20 +201,63 @@ TEST(GpuMoe, RefusesWhatItCannotDo) {
     MoeLayer layer(c, gpu.size, gpu.rank, 8);
     ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
     ops::MoeArgs args = on_gpu(gpu, layer.args());
-    args.activation = "relu";
-    try {
-      ops::run(context, args);
-      ADD_FAILURE() << "wanted a refusal";
-    } catch (const Unsupported& error) {
-      EXPECT_EQ(std::string(error.what()),
-                base::format("moe: gated relu experts on GPUs, wanted experts gated by silu; rank {}", gpu.rank));
-    }
-    args.activation = "silu";
+    const auto told = [&](const ops::MoeArgs& bad) -> std::string {
+      try {
+        ops::run(context, bad);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const auto after = [&](const std::function<void(ops::MoeArgs&)>& change) {
+      ops::MoeArgs bad = args;
+      change(bad);
+      return told(bad);
+    };
+    EXPECT_EQ(after([](ops::MoeArgs& bad) { bad.activation = "relu"; }),
+              base::format("moe: gated relu experts on GPUs, wanted experts gated by silu; rank {}", gpu.rank));
+    for (const double factor : {-1.0, static_cast<double>(NAN), std::numeric_limits<double>::infinity()})
+      EXPECT_EQ(after([&](ops::MoeArgs& bad) { bad.capacity_factor = factor; }),
+                base::format("moe: capacity_factor is {}, wanted 0 (dropless) or more; rank {}", factor, gpu.rank));
+    EXPECT_EQ(after([](ops::MoeArgs& bad) { bad.w1.strides[0] = 0; }).find("moe: w1 "), 0u);
+    EXPECT_EQ(after([](ops::MoeArgs& bad) { bad.w2.strides[0] = bad.w2.dim(2); }).find("moe: w2 "), 0u);
+    EXPECT_EQ(after([](ops::MoeArgs& bad) { bad.x.data = static_cast<char*>(bad.x.data) + 2; }).find("moe: x "), 0u);
+    EXPECT_EQ(after([](ops::MoeArgs& bad) { bad.x.strides[0] += 4; }).find("moe: x "), 0u);
     ops::run(context, args);
     fetch_out(gpu, args.out, layer);
     EXPECT_EQ(layer.mismatch(), "");
     gpu.team.barrier();
   });
+}
+
+/// Of the first call, when a peer's part of the heap holds what was there before.
+TEST(GpuMoe, ARankThatDoesNotComeIsNamedAndNothingIsReadOutOfRange) {
+  OVERLACE_NEED_GPUS(1);
+  run_gpu_threads(
+      2,
+      [](GpuRank& gpu) {
+        const MoeCase& c = kCases[3];
+        char* const heap = gpu.pod().team.heap[gpu.rank];
+        EXPECT_CUDA(cudaMemsetAsync(heap + 4096, 0x7f, size_t{32} << 20, gpu.stream));
+        gpu.wait();
+        MoeLayer layer(c, gpu.size, gpu.rank, 9);
+        ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
+        const ops::MoeArgs args = on_gpu(gpu, layer.args());
+        std::string said;
+        try {
+          if (gpu.rank == 0) ops::run(context, args);
+          gpu.wait();
+          for (int look = 0; look < 100; ++look) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            gpu.runtime.check();
+          }
+        } catch (const Error& error) {
+          said = error.what();
+        }
+        EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+        EXPECT_EQ(cudaStreamSynchronize(gpu.stream), cudaSuccess);
+      },
+      {.timeout_ms = 1500, .checks_end = false});
 }
 
 }  // namespace

@@ -73,21 +73,23 @@ struct MoeSpec {
 /// are in one order on all ranks, on one stream.
 class MoeContext {
  public:
-  /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too), outside captures. Throws
-  /// InvalidArgument (field, value got, value wanted), PlanMismatch where ranks differ, OutOfMemory. Unsupported: GPUs
-  /// that are not of Hopper, more than 8 ranks or ranks that loads and stores do not reach.
+  /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too; the heap does not grow for it),
+  /// outside captures. Throws on all ranks InvalidArgument (field, value got, value wanted; on GPUs H and I are
+  /// multiples of 8 up to 2^20, R max_tokens k at most 2^30), PlanMismatch where ranks differ, OutOfMemory, `capture`.
+  /// Unsupported: GPUs that are not of Hopper, more than 8 ranks or ranks that loads and stores do not reach.
   static MoeContext open(Channel& channel, const MoeSpec& spec);
   MoeContext(MoeContext&&) noexcept;
   MoeContext& operator=(MoeContext&&) noexcept;
-  /// Gives the memory back, behind the last call: the ranks do so in the same order, before the runtime is closed.
+  /// Gives the memory back: the ranks do so in the same order, behind the last call and replay, when graphs that hold
+  /// calls are gone, and before the runtime is closed.
   ~MoeContext();
 
   const MoeSpec& spec() const;
   /// Bytes of the symmetric heap and of memory of this rank's device alone; 0 on CPU ranks.
   size_t heap_bytes() const;
   size_t device_bytes() const;
-  /// Of the last call, which is waited for. On GPUs InvalidArgument with token, choice and value where idx named an
-  /// expert that does not exist, which that call took for -1.
+  /// Of the last call, which is waited for, outside captures. On GPUs InvalidArgument with token, choice and value where
+  /// idx named an expert that does not exist, which that call took for -1.
   MoeReport report();
 
  private:
@@ -99,8 +101,9 @@ class MoeContext {
 
 /// Runs the layer in stream order. Collective. On CPU ranks it is run(channel, args). On GPUs: bf16 or fp16, H and I
 /// multiples of 8, gated by silu, no biases; nothing overlaps yet. Rounded where run(channel, args) rounds, but that the
-/// weight of a copy multiplies what is gated before the gate does. Throws InvalidArgument or Unsupported before
-/// anything of this rank moves.
+/// weight of a copy multiplies what is gated before the gate does. On GPUs a rank that throws InvalidArgument or
+/// Unsupported has queued nothing, and its peers wait for it up to the deadline; and that ranks give the same
+/// capacity_factor is not checked.
 void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts = {});
 
 /// The gradients of that forward, of which nothing was kept: experts compute their hidden layer again. Shapes of the

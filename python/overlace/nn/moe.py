@@ -320,7 +320,7 @@ class MoELayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Routes this rank's tokens and runs the experts. Collective; the number of tokens may differ by rank and be 0.
 
-        x: (..., H) of the parameters' dtype. Gives (..., H). Raises as overlace.ops.moe does, on all ranks.
+        x: (..., H) of the parameters' dtype. Gives (..., H). Raises as overlace.ops.moe does.
         """
         weight = self.gate.weight
         is_here = x.device == weight.device

@@ -47,6 +47,11 @@ def _with_rows(t: torch.Tensor) -> torch.Tensor:
     if t.dim() < 2:
         return t
     rows_lie = t.stride(-1) == 1 and (t.shape[-2] <= 1 or t.stride(-2) >= t.shape[-1])
+    if t.is_cuda and t.is_floating_point():  # which kernels load and store 16 bytes at a time
+        unit = 16 // t.element_size()
+        strides = (stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1)
+        apart = t.dim() < 3 or t.shape[0] <= 1 or t.stride(0) >= t.shape[1] * t.stride(1)
+        rows_lie = rows_lie and apart and t.data_ptr() % 16 == 0 and all(stride % unit == 0 for stride in strides)
     return t if rows_lie else t.clone(memory_format=torch.contiguous_format)
 
 
@@ -98,8 +103,8 @@ class _Call:
 
 
 def _fields(options: Mapping[str, Any], num_experts: int) -> dict[str, Any]:
-    given = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": (), "max_tokens": 0} | dict(options)
-    return given | {"num_experts": num_experts}
+    given = {"activation": "silu", "gated": True, "capacity_factor": 0.0, "expert_begin": (), "max_tokens": 0}
+    return given | dict(options) | {"num_experts": num_experts}
 
 
 def _forward(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
@@ -151,7 +156,11 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
     """Of x, weights, w1, w2, b1, b2; of what is not needed, or not there, (0)."""
     wanted = [operands[0], *operands[2:]]
     return [
-        torch.empty(t.shape if t is not None and need else (0,), dtype=torch.float32 if t is None else t.dtype)
+        torch.empty(
+            t.shape if t is not None and need else (0,),
+            dtype=torch.float32 if t is None else t.dtype,
+            device=(operands[0] if t is None else t).device,
+        )
         for t, need in zip(wanted, (True, *needs), strict=True)
     ]
 
@@ -159,7 +168,8 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
     call = _Call("moe_grad", group)
     if call.context.is_gpu:
-        raise Unsupported(f"moe_grad: group '{group}' is on {call.context.device}, wanted CPU ranks, which it needs so far")
+        on = call.context.device
+        raise Unsupported(f"moe_grad: group '{group}' is on {on}, wanted CPU ranks, which it needs so far")
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
     layer = call.layer(operands, _fields(options, num_experts))
@@ -306,7 +316,8 @@ def moe(
     On GPUs (Hopper, at most 8 of one host that reach each other's memory): forward only, gated by "silu", bfloat16 or
     float16, H and I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may
     be captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on
-    the device and (R + 1) max_tokens rows of H in the symmetric heap. Expert numbers that do not exist count as -1.
+    the device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
+    not exist count as -1. A rank that raises has queued nothing, and the others wait for it up to the deadline.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
     idx: (..., k), with the leading dimensions of x, int32 or int64: experts 0 to E - 1, one also twice, or -1 for
@@ -330,8 +341,8 @@ def moe(
     Gives (..., H) of the dtype of x; tokens without experts get zeros. Gradients, the first only, of x, weights, w1,
     w2, b1 and b2: those of experts are of the sum over ranks. Nothing but the arguments is kept for them; experts
     compute their hidden layer again. Equal inputs on as many ranks give equal bits. Raises InvalidArgument or
-    Unsupported, on all ranks where one cannot make the call, before anything moves; PlanMismatch where ranks give
-    other sizes or options.
+    Unsupported, on CPU ranks on all where one cannot make the call, before anything moves; PlanMismatch where ranks
+    give other sizes or options, which GPUs look at in the first call of a size.
     """
     rows = x.shape[:-1]
     _check_places(group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))

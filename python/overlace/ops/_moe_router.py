@@ -42,7 +42,8 @@ def _outputs(x, w_gate, bias, top_k):
 
 def _choose_by_torch(x, w_gate, bias, top_k, score, renormalize, num_groups, kept_groups, route_scale):
     """What the library chooses on the host, on whatever device the tensors are: weights, then experts."""
-    logits = x.float() @ w_gate.float().t()
+    with torch.autocast(x.device.type, enabled=False):
+        logits = x.float() @ w_gate.float().t()
     finite = logits.isfinite()
     scores = torch.softmax(logits.masked_fill(~finite, -math.inf), 1) if score == "softmax" else torch.sigmoid(logits)
     scores = torch.where(finite, scores, 0)
@@ -64,8 +65,14 @@ def _choose_by_torch(x, w_gate, bias, top_k, score, renormalize, num_groups, kep
     return weights * route_scale, torch.where(chosen, ids, -1).to(torch.int32)
 
 
-def _check_options(w_gate, bias, top_k, options) -> None:
+def _check_options(x, w_gate, bias, top_k, options) -> None:
     """As the library does, without tokens."""
+    fits = w_gate.dim() == 2 and x.shape[1] == w_gate.shape[1] and x.dtype == w_gate.dtype
+    if not fits or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise InvalidArgument(
+            f"{_NAME}: x is {x.dtype} {list(x.shape)} and w_gate {w_gate.dtype} {list(w_gate.shape)}, wanted (T, H) and "
+            "(E, H), both float32, bfloat16 or float16"
+        )
     on_host = {"x": torch.empty(0, 1), "w_gate": torch.empty(len(w_gate), 1)}
     on_host |= {} if bias is None else {"bias": torch.empty(bias.shape, dtype=bias.dtype)}
     _choose(on_host | {"idx": torch.empty(0, top_k, dtype=torch.int32), "weights": torch.empty(0, top_k)}, options)
@@ -81,7 +88,7 @@ def _forward(
         for name, t in {"w_gate": w_gate, "bias": bias}.items():
             if t is not None and t.device != x.device:
                 raise InvalidArgument(f"{_NAME}: {name} is on {t.device}, wanted {x.device}, where x is")
-        _check_options(w_gate, bias, top_k, options)
+        _check_options(x, w_gate, bias, top_k, options)
         return _choose_by_torch(x, w_gate, bias, top_k, **options)
     given = {"x": x, "w_gate": w_gate, "bias": bias, "idx": idx, "weights": weights}
     dense = {name: t.detach().contiguous() for name, t in given.items() if t is not None}
@@ -170,7 +177,8 @@ def moe_router(
     the library, on GPUs by torch.
 
     x: (..., H), T rows of float32, bfloat16 or float16.
-    w_gate: (E, H) of the dtype of x. Logits are x w_gate^T in float32.
+    w_gate: (E, H) of the dtype of x. Logits are x w_gate^T in float32, whatever autocast says; on GPUs by torch, with
+        TF32 where torch.set_float32_matmul_precision asks for it.
     bias: (E) float32 or None: added to the scores for the choice alone, so it has no gradient.
     top_k: experts of a token, 1 to 32 and at most those of the kept groups.
     score: of a logit: "softmax", over all experts, or "sigmoid".

@@ -67,14 +67,6 @@ base::Status encode_maps(const ConfigSpec& s, const GatherArgs& g, GatherGemmPar
   return {};
 }
 
-/// Of a slab: one for each CTA, so that all of them send the first slab, for which every remote tile waits, before any
-/// sends the next one; fewer where there is too little for the warps of each.
-int32_t parts_of(const GatherParams& g, int32_t ctas) {
-  constexpr int32_t kUnitBytes = 512, kUnitsOfPart = 12;  // a unit for each load that three warps have under way
-  const int64_t units = g.shard_rows * base::ceil_div(int64_t{g.slab_blocks} * kTileK * 2, int64_t{kUnitBytes});
-  return static_cast<int32_t>(std::clamp<int64_t>(base::ceil_div(units, int64_t{kUnitsOfPart}), 1, ctas));
-}
-
 void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherGemmParams* p) {
   const TeamPod& team = g.state.channel->team;
   GatherParams& out = p->gather;
@@ -95,10 +87,12 @@ void fill_gather(const ConfigSpec& s, const GatherArgs& g, int clusters, GatherG
   out.bias = g.bias;
   out.n = static_cast<int32_t>(g.n);
   out.is_gated = g.is_gated;
+  const int32_t own =
+      (p->gemm.order.first_tile[team.rank + 1] - p->gemm.order.first_tile[team.rank]) * p->gemm.order.tiles_n;
   const int ctas = clusters * s.cluster();
   // A rank without rows has nothing to push, but its peers wait for the signals.
   const bool pushes = g.transport == GatherTransport::store_own;
-  out.push_parts = pushes ? parts_of(out, ctas) : 0;
+  out.push_parts = pushes ? std::max(1, std::min(clusters, own)) * s.cluster() : 0;
   fill_exchange(g.state, pushes ? 2 * ctas : ctas, &out);
 }
 

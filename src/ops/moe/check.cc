@@ -1,5 +1,7 @@
 #include "src/ops/moe/check.h"
 
+#include <cmath>
+
 namespace overlace::ops::moe {
 
 base::Status check_dtype(const Site& site, const Named& t, DType want) {
@@ -58,11 +60,15 @@ base::Status check_tokens(const Site& site, const MoeArgs& args, const Named& ou
 
 }  // namespace
 
+std::vector<int64_t> begin_of(const std::vector<int64_t>& given, int64_t num_experts, int ranks) {
+  return given.empty() ? Placement::even(num_experts, ranks).begin : given;
+}
+
 base::Status check_experts(const Site& site, int64_t num_experts, const std::vector<int64_t>& expert_begin, int ranks,
                            Placement* placement) {
   if (num_experts < 1 || num_experts > kMostExperts)
     return refuse(site, "num_experts is {}, wanted 1 to {}", num_experts, kMostExperts);
-  *placement = expert_begin.empty() ? Placement::even(num_experts, ranks) : Placement{expert_begin};
+  *placement = Placement{begin_of(expert_begin, num_experts, ranks)};
   if (const base::Status status = placement->check(); !status.ok()) return refuse(site, "{}", status.message());
   if (placement->ranks() != ranks || placement->num_experts() != num_experts)
     return refuse(site, "expert_begin has {} entries up to {}, wanted {} up to the {} experts",
@@ -75,6 +81,8 @@ base::Status check_call(const Site& site, const MoeArgs& args, int ranks, const 
   OVERLACE_TRY(check_experts(site, args.num_experts, args.expert_begin, ranks, placement));
   const base::Result<Activation> activation = activation_of(args.activation);
   if (!activation.ok()) return refuse(site, "{}", activation.status().message());
+  if (!(args.capacity_factor >= 0) || !std::isfinite(args.capacity_factor))
+    return refuse(site, "capacity_factor is {}, wanted 0 (dropless) or more", args.capacity_factor);
   OVERLACE_TRY(check_tokens(site, args, result));
   OVERLACE_TRY(check_weights(site, args, placement->local(site.rank)));
   *experts = {.w1 = args.w1,

@@ -57,8 +57,12 @@ base::Status check_fits(const Site& site, const MoeSpec& spec, const MoeArgs& ar
   if (args.idx.ndim == 2) OVERLACE_TRY(equal("the number of columns of idx", args.idx.dim(1), spec.top_k));
   if (args.w2.ndim == 3) OVERLACE_TRY(equal("the last extent of w2", args.w2.dim(2), spec.inter));
   OVERLACE_TRY(equal("num_experts", args.num_experts, spec.num_experts));
-  if (args.expert_begin != spec.expert_begin)
-    return refuse(site, "expert_begin has {} entries, wanted those of the context", args.expert_begin.size());
+  const std::vector<int64_t> begin =
+      moe::begin_of(args.expert_begin, args.num_experts, static_cast<int>(spec.expert_begin.size()) - 1);
+  for (size_t r = 0; r < std::max(begin.size(), spec.expert_begin.size()); ++r)
+    if (r >= begin.size() || begin[r] != spec.expert_begin[r])
+      return refuse(site, "expert_begin[{}] is {}, wanted {}, as the context was opened", r,
+                    r < begin.size() ? base::format("{}", begin[r]) : "missing", spec.expert_begin[r]);
   return moe::check_dtype(site, {"x", args.x}, spec.dtype);
 }
 
@@ -75,12 +79,15 @@ MoeContext MoeContext::open(Channel& channel, const MoeSpec& spec) {
   state->spec = spec;
   const Site site = site_of(channel, "moe_open");
   base::Status mine = check_spec(site, spec, channel.team().size());
+  if (mine.ok()) state->spec.expert_begin = moe::begin_of(spec.expert_begin, spec.num_experts, channel.team().size());
   if (mine.ok() && site.is_gpu) mine = moe::check_gpu_layer(channel, spec);
-  agree_to_open(channel, mine, spec).or_throw();
+  agree_to_open(channel, mine, state->spec).or_throw();
   if (site.is_gpu) {
-    base::Result<std::unique_ptr<moe::GpuLayer>> layer = moe::open_gpu_layer(channel, spec);
-    layer.status().or_throw();
+    base::Result<std::unique_ptr<moe::GpuLayer>> layer = moe::open_gpu_layer(channel, state->spec);
+    // Blocks of the heap are at equal offsets only if all ranks take them.
+    exec::agree_texts(channel.team(), layer.status(), "").status.or_throw();
     state->layer = std::move(layer).value();
+    state->layer->take_heap();
   }
   return MoeContext(std::move(state));
 }

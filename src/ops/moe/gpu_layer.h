@@ -11,6 +11,8 @@ namespace overlace::ops::moe {
 class GpuLayer {
  public:
   virtual ~GpuLayer() = default;
+  /// Takes the block of the symmetric heap, once all ranks have opened theirs; throws as SymmetricHeap::alloc.
+  virtual void take_heap() = 0;
   /// Queues a call whose arguments were checked.
   virtual base::Status run(const MoeArgs& args, const MoeCounts& counts) = 0;
   virtual base::Result<MoeReport> report() = 0;
@@ -20,7 +22,7 @@ class GpuLayer {
 
 /// Whether this rank's GPU and team can run such a layer: not_supported, or invalid_argument with field and values.
 base::Status check_gpu_layer(Channel& channel, const MoeSpec& spec);
-/// Collective, after all ranks could.
+/// This rank's memory and kernels.
 base::Result<std::unique_ptr<GpuLayer>> open_gpu_layer(Channel& channel, const MoeSpec& spec);
 
 }  // namespace overlace::ops::moe

@@ -243,9 +243,9 @@ def test_torch_chooses_as_the_library(score, kept):
 
 
 def test_options_are_checked_as_by_the_library():
-    w_gate = torch.randn(8, 6)
+    x, w_gate = torch.randn(4, 6), torch.randn(8, 6)
     good = {"score": "softmax", "renormalize": False, "num_groups": 1, "kept_groups": 1, "route_scale": 1.0}
-    _check_options(w_gate, torch.zeros(8), 2, good)
+    _check_options(x, w_gate, torch.zeros(8), 2, good)
     for top_k, bias, bad, text in (
         (9, None, {}, "top_k is 9, wanted 1 to 8"),
         (2, torch.zeros(7), {}, r"bias is fp32 \(7\), wanted fp32 \(8\)"),
@@ -253,4 +253,7 @@ def test_options_are_checked_as_by_the_library():
         (2, None, {"num_groups": 3}, "num_groups is 3, wanted a divisor of the 8 experts"),
     ):
         with pytest.raises(overlace.InvalidArgument, match=text):
-            _check_options(w_gate, bias, top_k, good | bad)
+            _check_options(x, w_gate, bias, top_k, good | bad)
+    for other in (w_gate[:, 1:], w_gate.bfloat16(), w_gate[0]):
+        with pytest.raises(overlace.InvalidArgument, match=r"w_gate .*, wanted \(T, H\) and \(E, H\)"):
+            _check_options(x, other, None, 2, good)

@@ -107,6 +107,27 @@ def test_the_router_of_gpus_chooses_as_that_of_hosts():
         assert torch.allclose(there[1].cpu()[same], weights[same], rtol=1e-4, atol=1e-6)
     with pytest.raises(overlace.InvalidArgument, match="top_k"):
         overlace.ops.moe_router(x.cuda(), gate.cuda(), top_k=6)
+    want = overlace.ops.moe_router(x.cuda(), gate.cuda(), top_k=3)
+    with torch.autocast("cuda", torch.bfloat16):
+        got = overlace.ops.moe_router(x.cuda(), gate.cuda(), top_k=3)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def copied(group):
+    """Views that kernels could not take are copied."""
+    x, idx, weights, w1, w2 = drawn(group.rank(), 65, 256, 128, 8, 2, torch.bfloat16)
+    w1, w2 = mine(group, 8, w1, w2)
+    options = {"num_experts": 8, "max_tokens": 96, "group": group}
+    want = overlace.ops.moe(x, idx, weights, w1, w2, **options)
+    odd = torch.empty(65 * 256 + 1, dtype=torch.bfloat16)[1:].view(65, 256).copy_(x)
+    woven = w1.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(overlace.ops.moe(odd, idx, weights, woven, w2, **options), want)
+    wide = torch.zeros(65, 260, dtype=torch.bfloat16)[:, :256].copy_(x)
+    assert torch.equal(overlace.ops.moe(wide, idx, weights, w1, w2, **options), want)
+
+
+def test_views_are_copied():
+    run_ranks(FEW, copied)
 
 
 def module(group):
@@ -144,6 +165,7 @@ def refused(group):
     says("gated relu experts on GPUs", x, idx, weights, *stacks, error=overlace.Unsupported, activation="relu")
     says("x has 64 rows, wanted at most the 32 tokens", x, idx, weights, *stacks, max_tokens=32)
     says("is on cpu", x.cpu(), idx, weights, *stacks)
+    says("capacity_factor is -1, wanted 0", x, idx, weights, *stacks, capacity_factor=-1.0)
     y = overlace.ops.moe(x, idx, weights, *stacks, num_experts=8, max_tokens=64, group=group)
     assert close(y, dense(x, idx, weights, w1, w2), torch.bfloat16)
 

@@ -115,16 +115,20 @@ class MoeLayer {
     return out;
   }
 
-  /// What an element may be off by: twice the largest error of the baseline on any rank, and a step of the output.
+  /// What an element may be off by: twice the largest error of the baseline on any rank, on one rank or on all, and a
+  /// step of the output.
   double allowed() const {
     if (c_.is_exact) return 0;
     double error = 0, largest = 0;
     for (int r = 0; r < ranks_; ++r) {
       const MoeLayer other(c_, ranks_, r, seed_);
-      const std::vector<double> want = other.wanted(MoePrecision::fp64), baseline = other.wanted(MoePrecision::one_rank);
-      for (size_t i = 0; i < want.size(); ++i) {
-        error = std::max(error, std::abs(baseline[i] - want[i]));
-        largest = std::max(largest, std::abs(want[i]));
+      const std::vector<double> want = other.wanted(MoePrecision::fp64);
+      for (const MoePrecision precision : {MoePrecision::one_rank, MoePrecision::layer}) {
+        const std::vector<double> baseline = other.wanted(precision);
+        for (size_t i = 0; i < want.size(); ++i) {
+          error = std::max(error, std::abs(baseline[i] - want[i]));
+          largest = std::max(largest, std::abs(want[i]));
+        }
       }
     }
     const int digits = c_.out_dtype == DType::fp32 ? 23 : c_.out_dtype == DType::bf16 ? 7 : 10;

@@ -35,28 +35,35 @@ __global__ __launch_bounds__(32) void moe_number(const __grid_constant__ LayerPo
   for (int32_t e = lane; e < p.num_experts; e += 32) count[e] = 0;
   __syncwarp();
   const int64_t end = call.tokens * p.top_k, first = int64_t{blockIdx.x} * kEntriesPerBlock;
-  for (int64_t begin = first; begin < first + kEntriesPerBlock && begin < end; begin += 32) {
-    const int64_t number = begin + lane, token = number / p.top_k;
-    const auto choice = static_cast<int32_t>(number - token * p.top_k);
-    int32_t expert = -1;
-    if (number < end) {
-      expert = call.idx[token * call.idx_pitch + choice];
+  constexpr int kAtOnce = 8;  // loads that are under way
+  for (int64_t some = first; some < first + kEntriesPerBlock && some < end; some += 32 * kAtOnce) {
+    int32_t experts[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t number = some + i * 32 + lane, token = number / p.top_k;
+      experts[i] = number < end ? call.idx[token * call.idx_pitch + (number - token * p.top_k)] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t number = some + i * 32 + lane;
+      int32_t expert = experts[i];
       if (expert < -1 || expert >= p.num_experts) {
-        if (atomicCAS(&p.account->bad_token, 0, static_cast<int32_t>(token) + 1) == 0) {
-          p.account->bad_choice = choice + 1;
+        const auto token = static_cast<int32_t>(number / p.top_k);
+        if (atomicCAS(&p.account->bad_token, 0, token + 1) == 0) {
+          p.account->bad_choice = static_cast<int32_t>(number % p.top_k) + 1;
           p.account->bad_expert = expert;
         }
         expert = -1;
       }
+      const uint32_t alike = __match_any_sync(kAll, expert);
+      const int32_t before = expert < 0 ? 0 : count[expert];
+      __syncwarp();
+      if (expert >= 0) {
+        p.slots[number] = before + __popc(alike & ((1u << lane) - 1));
+        if (lane == 31 - __clz(static_cast<int>(alike))) count[expert] = before + __popc(alike);
+      }
+      __syncwarp();
     }
-    const uint32_t alike = __match_any_sync(kAll, expert);
-    const int32_t before = expert < 0 ? 0 : count[expert];
-    __syncwarp();
-    if (expert >= 0) {
-      p.slots[number] = before + __popc(alike & ((1u << lane) - 1));
-      if (lane == 31 - __clz(static_cast<int>(alike))) count[expert] = before + __popc(alike);
-    }
-    __syncwarp();
   }
   for (int32_t e = lane; e < p.num_experts; e += 32) p.hist[int64_t{blockIdx.x} * p.num_experts + e] = count[e];
 }
@@ -109,43 +116,62 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
 }
 
 // ---- the pool ----
+// Where the ranks did not meet, as one of them has failed, kernels run on until the host is told, and a peer's heap holds
+// anything: so what peers say is held within bounds before it becomes an address.
 
 /// Rows of the experts of this rank, from all ranks: expert by expert, from this rank first, then from those behind it
 /// in turn; and the tiles of both products: of an expert those of the same columns follow each other, as they take the
 /// same weights. One block.
-__global__ __launch_bounds__(kThreads) void moe_plan(const __grid_constant__ LayerPod p, int64_t* load,
+__global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ LayerPod p, int64_t* load,
                                                      int64_t* dropped) {
   const int32_t local = local_experts(p), mine = p.begin[p.rank];
+  const auto most = static_cast<int32_t>(p.pool_rows), most_tiles = most / kPoolTile;
   for (auto e = static_cast<int32_t>(threadIdx.x); e < local; e += kThreads) {
     int32_t sum = 0;
     for (int step = 0; step < p.size; ++step) {
       const int source = (p.rank + step) % p.size;
       p.first[int64_t{source} * local + e] = sum;  // in the expert
-      sum += at<int32_t>(p, source, p.counts)[mine + e];
+      sum += min(max(at<int32_t>(p, source, p.counts)[mine + e], 0), most - sum);
     }
     p.load[e] = sum;
     if (load != nullptr) load[e] = sum;
   }
   if (threadIdx.x == 0 && dropped != nullptr) *dropped = p.account->dropped;
   __syncthreads();
-  int32_t tiles_before = 0;
-  for (int32_t e = 0; e < local; ++e) {
-    const int32_t tiles = (p.load[e] + kPoolTile - 1) / kPoolTile;
-    if (threadIdx.x < static_cast<uint32_t>(p.size))
-      p.first[int64_t{threadIdx.x} * local + e] += int64_t{tiles_before} * kPoolTile;
+  extern __shared__ int32_t begin[];  // (E_loc + 1): tiles of rows before those of an expert
+  if (threadIdx.x < 32) {
+    const int32_t lane = lane_of();
+    int32_t before = 0;
+    for (int32_t first = 0; first < local; first += 32) {
+      const int32_t e = first + lane;
+      int32_t sum = e < local ? (p.load[e] + kPoolTile - 1) / kPoolTile : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int32_t left = __shfl_up_sync(kAll, sum, step);
+        if (lane >= step) sum = min(sum + left, most_tiles);
+      }
+      if (e < local) begin[e + 1] = min(before + sum, most_tiles);
+      before = min(before + __shfl_sync(kAll, sum, 31), most_tiles);
+    }
+    if (lane == 0) begin[0] = 0;
+  }
+  __syncthreads();
+  for (int32_t e = static_cast<int32_t>(threadIdx.x / 32); e < local; e += kWarps) {
+    const int32_t tiles_before = begin[e], tiles = begin[e + 1] - tiles_before;
+    for (int source = lane_of(); source < p.size; source += 32)
+      p.first[int64_t{source} * local + e] += int64_t{tiles_before} * kPoolTile;
 #pragma unroll
     for (int product = 0; product < 2; ++product) {
       uint4* const to = p.items[product] + int64_t{tiles_before} * p.columns[product];
-      for (auto i = static_cast<int32_t>(threadIdx.x); i < tiles * p.columns[product]; i += kThreads) {
+      for (int32_t i = lane_of(); i < tiles * p.columns[product]; i += 32) {
         const int32_t column = i / tiles, row = i - column * tiles;
         to[i] = {static_cast<uint32_t>(Work::product), static_cast<uint32_t>(tiles_before + row),
                  static_cast<uint32_t>(column), static_cast<uint32_t>(e)};
       }
     }
-    tiles_before += tiles;
   }
   if (threadIdx.x < 2) {
-    const int32_t count = tiles_before * p.columns[threadIdx.x];
+    const int32_t count = begin[local] * p.columns[threadIdx.x];
     p.items[threadIdx.x][count] = {kWorks, 0, 0, 0};
     p.num_items[threadIdx.x] = count;
   }
@@ -162,9 +188,11 @@ __device__ __forceinline__ Copies copies_of(const LayerPod& p, int source, int64
   const int32_t lane = lane_of(), mine = p.begin[p.rank], local = local_experts(p);
   Entry entry{-1, 0, 0, 0};
   if (lane < p.top_k) entry = at<Entry>(p, source, p.entries)[token * p.top_k + lane];
-  const bool is_mine = entry.expert >= mine && entry.expert < mine + local;
-  Copies out{__ballot_sync(kAll, is_mine), 0, entry.weight};
+  bool is_mine = entry.expert >= mine && entry.expert < mine + local;
+  Copies out{0, 0, entry.weight};
   if (is_mine) out.row = p.first[int64_t{source} * local + entry.expert - mine] + entry.slot;
+  is_mine = is_mine && out.row >= 0 && out.row < p.pool_rows;
+  out.choices = __ballot_sync(kAll, is_mine);
   return out;
 }
 
@@ -173,7 +201,7 @@ template <class Body>
 __device__ __forceinline__ void for_tokens(const LayerPod& p, int first_step, Body body) {
   for (int step = first_step; step < p.size; ++step) {
     const int source = (p.rank + step) % p.size;
-    const int64_t tokens = *at<int64_t>(p, source, p.tokens);
+    const int64_t said = *at<int64_t>(p, source, p.tokens), tokens = said < p.max_tokens ? said : p.max_tokens;
     for (int64_t token = warp_of_grid(); token < tokens; token += warps_of_grid()) body(source, token);
   }
 }
@@ -346,7 +374,8 @@ base::Status launch_publish(const LayerPod& p, const TokensPod& call, cudaStream
 }
 
 base::Status launch_expand(const LayerPod& p, int64_t* load, int64_t* dropped, int sms, cudaStream_t stream) {
-  moe_plan<<<1, kThreads, 0, stream>>>(p, load, dropped);
+  const auto shared = (static_cast<size_t>(local_experts(p)) + 1) * sizeof(int32_t);
+  moe_plan<<<1, kThreads, shared, stream>>>(p, load, dropped);
   OVERLACE_TRY(cuda_status(cudaGetLastError(), "moe_plan"));
   moe_expand<<<blocks_for(p.max_tokens, sms), kThreads, 0, stream>>>(p);
   return cuda_status(cudaGetLastError(), "moe_expand");

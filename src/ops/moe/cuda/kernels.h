@@ -26,7 +26,7 @@ struct alignas(16) Entry {
 };
 
 /// What a call did, in device memory; zeros before it.
-struct Account {
+struct alignas(16) Account {
   int32_t dropped;                 // copies of this rank's tokens beyond the capacity
   int32_t bad_token, bad_choice;   // 1 + those of one choice of an expert that does not exist; 0: none
   int32_t bad_expert;
@@ -53,6 +53,7 @@ struct LayerPod {
   int32_t columns[2];    // tiles of a cluster in a row of the two products
   float* row_weights;    // (P)
   uint4* pool;           // (P, H): rows that come in, then what the experts made of them
+  int64_t pool_rows;     // P, a multiple of kPoolTile
   Account* account;
 };
 constexpr int32_t local_experts(const LayerPod& p) { return p.begin[p.rank + 1] - p.begin[p.rank]; }

@@ -1,5 +1,7 @@
 // The layer on GPUs: memory of a context, and the kernels of a call in their order.
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "overlace/runtime.h"
 #include "overlace/team.h"
@@ -45,11 +47,20 @@ class Parts {
   int64_t end_ = 0;
 };
 
+/// Zeros before each call.
+struct Control {
+  Account account;
+  alignas(kCounterPitch) uint32_t error;  // of the products' pipelines
+  struct alignas(kCounterPitch) {
+    uint32_t drawn;
+  } counters[2];
+};
+
 /// Parts of the heap's block, and of memory of this device alone.
 struct Layout {
   uint64_t tokens, counts, entries, rows, sums;
   size_t heap_bytes;
-  uint64_t hist, slots, first, load, items[2], num_items, row_weights, pool, hidden, account, counters, error;
+  uint64_t hist, slots, first, load, items[2], num_items, row_weights, pool, hidden, control;
   size_t device_bytes;
   int64_t pool_rows;
   int32_t columns[2];
@@ -90,9 +101,7 @@ Layout layout_of(const MoeSpec& spec, const Placement& placement, int rank) {
   out.row_weights = device.add(out.pool_rows * 4);
   out.pool = device.add(out.pool_rows * row_bytes);
   out.hidden = device.add(out.pool_rows * spec.inter * 2);
-  out.account = device.add(sizeof(Account));
-  out.counters = device.add(2 * kCounterPitch);
-  out.error = device.add(4);
+  out.control = device.add(sizeof(Control));
   out.device_bytes = device.bytes();
   return out;
 }
@@ -112,9 +121,17 @@ class Layer final : public GpuLayer {
     pod_.dtype = spec.dtype;
   }
   ~Layer() override {
-    const DeviceGuard guard(channel_.team().runtime().device());
+    RuntimeState& state = *channel_.team().state().runtime;
+    if (state.is_forked()) {
+      memory_.release();  // the parent's
+      return;
+    }
+    const DeviceGuard guard(state.backend->device());
     (void)cudaStreamSynchronize(stream());  // calls use what is given back
-    if (heap_ && !channel_.team().state().runtime->is_closed) channel_.team().runtime().heap().free(heap_);
+    try {
+      if (heap_ && !state.is_closed) state.heap.free(heap_);
+    } catch (const std::exception&) {  // an abort, behind which nobody asks for memory
+    }
   }
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -129,6 +146,10 @@ class Layer final : public GpuLayer {
       const base::Result<int> clusters = core::count_clusters(one.kernel, one.spec, one.name);  // loads it
       if (!clusters.ok()) return clusters.status();
     }
+    return {};
+  }
+
+  void take_heap() override {
     heap_ = channel_.team().runtime().heap().alloc(layout_.heap_bytes, kAlign, "moe layer");
     const TeamPod& team = channel_.pod().team;
     for (int r = 0; r < team.size; ++r) pod_.heap[r] = team.heap[r] + heap_.offset;
@@ -148,15 +169,23 @@ class Layer final : public GpuLayer {
     pod_.num_items = local<int32_t>(layout_.num_items);
     pod_.row_weights = local<float>(layout_.row_weights);
     pod_.pool = local<uint4>(layout_.pool);
-    pod_.account = local<Account>(layout_.account);
-    return {};
+    pod_.pool_rows = layout_.pool_rows;
+    control_ = local<Control>(layout_.control);
+    pod_.account = &control_->account;
   }
 
   base::Status run(const MoeArgs& args, const MoeCounts& counts) override {
     OVERLACE_TRY(check(args));
+    const DeviceGuard guard(channel_.team().runtime().device());
+    std::array<core::PreparedGrouped, 2> products{};  // before anything is queued
+    for (int product = 0; product < 2 && local_experts(pod_) > 0; ++product) {
+      const base::Result<core::PreparedGrouped> prepared = prepare(product, args);
+      if (!prepared.ok()) return prepared.status();
+      products[static_cast<size_t>(product)] = *prepared;
+    }
     const base::NvtxRange range("operator", [] { return "moe"; });
     OVERLACE_TRY(runtime::begin_call(channel_, [] { return std::string("moe"); }));
-    const base::Status status = queue(args, counts);
+    const base::Status status = queue(args, counts, products);
     // What is queued cannot be taken back, and the peers wait for the rest.
     if (!status.ok()) channel_.team().runtime().abort(status.code(), status.message());
     const base::Status ended = runtime::end_call(channel_);
@@ -166,9 +195,13 @@ class Layer final : public GpuLayer {
   base::Result<MoeReport> report() override {
     const DeviceGuard guard(channel_.team().runtime().device());
     OVERLACE_TRY(cuda_status(cudaStreamSynchronize(stream()), "cudaStreamSynchronize"));
-    Account account{};
-    OVERLACE_TRY(runtime::cuda_peer::download(&account, pod_.account, sizeof account));
+    Control control{};
+    OVERLACE_TRY(runtime::cuda_peer::download(&control, control_, sizeof control));
+    const Account& account = control.account;
     const Site site = site_of(channel_, "moe");
+    if (control.error != 0)
+      return base::error(Errc::timeout, "{}: a stage of a product did not come within {} ms; rank {}", site.op,
+                         product_timeout_ns() / 1000000, site.rank);
     if (account.bad_token != 0)
       return refuse(site, "idx[{}, {}] is {}, wanted -1 to {}", account.bad_token - 1, account.bad_choice - 1,
                     account.bad_expert, spec_.num_experts - 1);
@@ -196,39 +229,46 @@ class Layer final : public GpuLayer {
     if (!args.gated || args.activation != "silu")
       return base::error(Errc::not_supported, "{}: {}{} experts on GPUs, wanted experts gated by silu; rank {}", site.op,
                          args.gated ? "gated " : "", args.activation, site.rank);
-    const auto fits = [&](const char* name, const TensorView& t) {
-      const bool aligned = reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
-      bool apart = true;
-      for (int d = 0; d + 1 < t.ndim; ++d) apart = apart && (t.dim(d) <= 1 || t.stride(d) % kPerUnit == 0);
-      if (t.numel() == 0 || (aligned && apart)) return base::Status();
-      return refuse(site, "{} {} is at {}, wanted 16-byte aligned memory and strides that are multiples of {}", name,
-                    t.shape(), reinterpret_cast<uintptr_t>(t.data), kPerUnit);
-    };
-    OVERLACE_TRY(fits("x", args.x));
-    OVERLACE_TRY(fits("w1", args.w1));
-    OVERLACE_TRY(fits("w2", args.w2));
-    return fits("out", args.out);
+    for (const Named& t : {Named{"x", args.x}, {"w1", args.w1}, {"w2", args.w2}, {"out", args.out}}) {
+      if (t.view.numel() == 0) continue;
+      const auto address = reinterpret_cast<uintptr_t>(t.view.data);
+      if (address % 16 != 0)
+        return refuse(site, "{} {} is at {}, wanted a multiple of 16 bytes", t.name, t.view.shape(), address);
+      const auto unit = static_cast<int64_t>(16 / dtype_bytes(t.view.dtype));
+      for (int d = 0; d + 1 < t.view.ndim; ++d)
+        if (t.view.dim(d) > 1 && t.view.stride(d) % unit != 0)
+          return refuse(site, "{} {} has stride {} in dimension {}, wanted a multiple of {}", t.name, t.view.shape(),
+                        t.view.stride(d), d, unit);
+      if (t.view.ndim == 3 && t.view.dim(0) > 1 && t.view.stride(0) < t.view.dim(1) * pitch_of(t.view))
+        return refuse(site, "{} {} has experts {} elements apart, wanted at least {}: none inside another", t.name,
+                      t.view.shape(), t.view.stride(0), t.view.dim(1) * pitch_of(t.view));
+    }
+    return {};
   }
+  /// Elements from a row to the next.
+  static int64_t pitch_of(const TensorView& t) {
+    return t.dim(t.ndim - 2) <= 1 ? t.dim(t.ndim - 1) : t.stride(t.ndim - 2);
+  }
+  uint64_t product_timeout_ns() const { return 2 * channel_.pod().team.timeout_ns + 2000000000; }
 
   TokensPod tokens_of(const MoeArgs& args) const {
-    const auto pitch = [](const TensorView& t) { return t.dim(0) <= 1 ? t.dim(1) : t.stride(0); };
     TokensPod call{};
     call.x = static_cast<const uint4*>(args.x.data);
-    call.x_pitch = pitch(args.x) / kPerUnit;
+    call.x_pitch = pitch_of(args.x) / kPerUnit;
     call.idx = static_cast<const int32_t*>(args.idx.data);
-    call.idx_pitch = pitch(args.idx);
+    call.idx_pitch = pitch_of(args.idx);
     call.weights = static_cast<const float*>(args.weights.data);
-    call.weights_pitch = pitch(args.weights);
+    call.weights_pitch = pitch_of(args.weights);
     call.tokens = args.x.dim(0);
     call.capacity = capacity_of(args.capacity_factor, call.tokens, spec_.top_k, spec_.num_experts);
     call.out = args.out.data;
-    call.out_pitch = pitch(args.out);
+    call.out_pitch = pitch_of(args.out);
     call.is_out_fp32 = args.out.dtype == DType::fp32 ? 1 : 0;
     return call;
   }
 
   /// 0: x times gate and up; 1: that times down.
-  base::Status multiply(int product, const MoeArgs& args) {
+  base::Result<core::PreparedGrouped> prepare(int product, const MoeArgs& args) const {
     const core::Instance& instance = instance_of(spec_.dtype, 2 - product);
     const TensorView& b = product == 0 ? args.w1 : args.w2;
     core::GroupedArgs g;
@@ -240,17 +280,16 @@ class Layer final : public GpuLayer {
     g.k = g.lda = product == 0 ? spec_.hidden : spec_.inter;
     g.ldc = g.n;
     g.matrices = b.dim(0);
-    g.ldb = b.dim(1) <= 1 ? b.dim(2) : b.stride(1);
+    g.ldb = pitch_of(b);
     g.matrix_pitch = b.dim(0) <= 1 ? b.dim(1) * g.ldb : b.stride(0);
     g.items = pod_.items[product];
     g.num_items = pod_.num_items + product;
-    g.counter = local<uint32_t>(layout_.counters + static_cast<uint64_t>(product) * kCounterPitch);
+    g.counter = &control_->counters[product].drawn;
     g.row_weights = pod_.row_weights;
-    g.error = local<uint32_t>(layout_.error);
+    g.error = &control_->error;
+    g.timeout_ns = product_timeout_ns();
     g.most_clusters = std::max(1, sms() / instance.spec.cluster());
-    const base::Result<core::PreparedGrouped> prepared = core::prepare_grouped(instance, g);
-    if (!prepared.ok()) return prepared.status();
-    return core::launch_grouped(*prepared, stream());
+    return core::prepare_grouped(instance, g);
   }
 
   base::Status meet() {
@@ -258,17 +297,15 @@ class Layer final : public GpuLayer {
     return runtime::cuda_peer::launch_barrier(stream(), channel_.pod().team, channel_.pod().barrier_id);
   }
 
-  base::Status queue(const MoeArgs& args, const MoeCounts& counts) {
-    const DeviceGuard guard(channel_.team().runtime().device());
+  base::Status queue(const MoeArgs& args, const MoeCounts& counts,
+                     std::span<const core::PreparedGrouped, 2> products) {
     const TokensPod call = tokens_of(args);
-    OVERLACE_TRY(cuda_status(cudaMemsetAsync(pod_.account, 0, sizeof(Account), stream()), "cudaMemsetAsync"));
+    OVERLACE_TRY(cuda_status(cudaMemsetAsync(control_, 0, sizeof(Control), stream()), "cudaMemsetAsync"));
     OVERLACE_TRY(launch_publish(pod_, call, stream()));
     OVERLACE_TRY(meet());
     OVERLACE_TRY(launch_expand(pod_, counts.load, counts.dropped, sms(), stream()));
-    if (local_experts(pod_) > 0) {
-      OVERLACE_TRY(multiply(0, args));
-      OVERLACE_TRY(multiply(1, args));
-    }
+    for (const core::PreparedGrouped& product : products)
+      if (product.instance != nullptr) OVERLACE_TRY(core::launch_grouped(product, stream()));
     if (pod_.size > 1) OVERLACE_TRY(launch_return(pod_, sms(), stream()));
     OVERLACE_TRY(meet());
     return launch_sum(pod_, call, sms(), stream());
@@ -278,6 +315,7 @@ class Layer final : public GpuLayer {
   MoeSpec spec_;
   Layout layout_;
   LayerPod pod_{};
+  Control* control_ = nullptr;
   LocalMemory memory_;
   SymBuffer heap_;
 };
@@ -286,6 +324,7 @@ class Layer final : public GpuLayer {
 
 base::Status check_gpu_layer(Channel& channel, const MoeSpec& spec) {
   const Site site = site_of(channel, "moe_open");
+  OVERLACE_TRY(channel.team().state().runtime->check_no_capture("moe_open"));
   const TeamPod& team = channel.pod().team;
   if (team.size > kPodPeers)
     return base::error(Errc::not_supported, "{}: a team of {} ranks, wanted at most {} on GPUs; rank {}", site.op,
@@ -301,8 +340,10 @@ base::Status check_gpu_layer(Channel& channel, const MoeSpec& spec) {
                        spec::capability_text(capability), spec::capability_text(spec::kFusedCapability), site.rank);
   if (spec.dtype != DType::bf16 && spec.dtype != DType::fp16)
     return refuse(site, "dtype is {}, wanted bf16 or fp16 on GPUs", dtype_name(spec.dtype));
-  if (spec.hidden % kPerUnit != 0) return refuse(site, "hidden is {}, wanted a multiple of {}", spec.hidden, kPerUnit);
-  if (spec.inter % kPerUnit != 0) return refuse(site, "inter is {}, wanted a multiple of {}", spec.inter, kPerUnit);
+  constexpr int64_t kMostColumns = 1 << 20;
+  for (const auto& [name, columns] : {std::pair{"hidden", spec.hidden}, std::pair{"inter", spec.inter}})
+    if (columns % kPerUnit != 0 || columns > kMostColumns)
+      return refuse(site, "{} is {}, wanted a multiple of {}, at most {}", name, columns, kPerUnit, kMostColumns);
   constexpr int64_t kMostChoicesOfAll = int64_t{1} << 30;  // rows of the pool are numbered by 32 bits
   if (spec.max_tokens > kMostChoicesOfAll / spec.top_k / team.size)
     return refuse(site, "max_tokens is {}, wanted at most {} of {} choices on {} ranks", spec.max_tokens,

@@ -35,6 +35,8 @@ class LocalMemory {
   static base::Result<LocalMemory> allocate(size_t bytes, const char* what);
   static base::Result<LocalMemory> filled(int byte, size_t bytes, const char* what);
   static base::Result<LocalMemory> copy_of(const void* host, size_t bytes, const char* what);
+  /// Left to whom it belongs to: in a forked child, the parent.
+  void release() { data_ = nullptr; }
   void* data() const { return data_; }
   template <class T>
   T* as() const {
