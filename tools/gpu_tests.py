@@ -27,7 +27,6 @@ SHARED = frozenset(
         "gpu_capi",
         "gpu_co2_pass",
         "gpu_cublaslt",
-        "gpu_embedding",
         "gpu_exchange",
         "gpu_gather_one_shot",
         "gpu_gather_rows",

@@ -190,10 +190,12 @@ def given_of(group: dist.ProcessGroup) -> tuple[Given, list[BaseException]]:
     """Ranks that find each other over `group`, for functions of the C API; what went wrong in there. Collective."""
     size = group.size()
     failures: list[BaseException] = []
+    device = -1  # NCCL's tensors are on the current GPU, which is another one in a thread of the library
 
     def gather(mine: object) -> list:
         everything: list = [None] * size
-        dist.all_gather_object(everything, mine, group=group)
+        with torch.cuda.device(device):
+            dist.all_gather_object(everything, mine, group=group)
         return everything
 
     @_library.ALLGATHER
@@ -207,6 +209,8 @@ def given_of(group: dist.ProcessGroup) -> tuple[Given, list[BaseException]]:
         return 0
 
     token = gather(secrets.token_hex(8))[0]
+    if torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
     return Given(rank=group.rank(), size=size, token=token.encode(), allgather=allgather), failures
 
 

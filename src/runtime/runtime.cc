@@ -133,6 +133,12 @@ void RuntimeState::enter() {
   if (const AbortCause cause = backend->cause(); cause.code != Errc::ok) throw_cause(cause);
 }
 
+void RuntimeState::synchronize() {
+  enter();
+  if (const base::Status status = backend->synchronize(); !status.ok()) fail(status);
+  enter();
+}
+
 base::Status RuntimeState::take_finding() {
   for (const auto& [channel, of_channel] : findings) OVERLACE_TRY(of_channel->take());
   return {};
@@ -356,9 +362,8 @@ void Runtime::check() {
 }
 
 void Runtime::synchronize() {
-  state_->enter();
-  if (const base::Status status = state_->backend->synchronize(); !status.ok()) state_->fail(status);
-  check();
+  state_->synchronize();
+  state_->take_finding().or_throw();
 }
 
 void Runtime::check_quiescent() {

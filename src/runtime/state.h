@@ -105,6 +105,8 @@ struct RuntimeState {
   base::Result<int> place_of(const void* address);
   /// At the entry of every call: forked, closed, or the first cause of an abort.
   void enter();
+  /// Waits for all that this rank has issued.
+  void synchronize();
   /// The first of all findings that nobody was told of.
   base::Status take_finding();
   /// A failed host operation: aborts all ranks unless that has happened, and throws the first cause.

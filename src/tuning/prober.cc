@@ -89,6 +89,10 @@ class Operands {
 /// Of all schedules; expansions say the shapes.
 Status make_operands(const std::vector<spec::Schedule>& schedules, const Team& team, Operands* out) {
   for (const spec::Schedule& schedule : schedules) {
+    const auto pools = [](const spec::Task& task) { return task.kind == spec::Kind::pool; };
+    if (std::any_of(schedule.tasks.begin(), schedule.tasks.end(), pools))
+      return base::error(Errc::not_supported, "operator {} pools bags of its arguments, wanted none: data are made up",
+                         schedule.op);
     const Result<spec::Expansion> expansion = spec::expand(schedule, team.rank(), team.size());
     if (!expansion.ok()) return expansion.status();
     for (size_t i = 0; i < schedule.buffers.size(); ++i) {
@@ -109,7 +113,7 @@ Result<std::string> ChannelProber::from_first(const std::string& mine) {
 }
 
 Status ChannelProber::synchronize() {
-  return guarded([&] { team_.runtime().synchronize(); });
+  return guarded([&] { team_.runtime().state().synchronize(); });  // findings are for the caller
 }
 Status ChannelProber::barrier() {
   return guarded([&] { team_.barrier(); });

@@ -237,9 +237,9 @@ TEST(GpuMoe, ARankThatDoesNotComeIsNamedAndNothingIsReadOutOfRange) {
       2,
       [](GpuRank& gpu) {
         const MoeCase& c = kCases[3];
-        char* const heap = gpu.pod().team.heap[gpu.rank];
-        EXPECT_CUDA(cudaMemsetAsync(heap + 4096, 0x7f, size_t{32} << 20, gpu.stream));
-        gpu.wait();
+        const SymBuffer before = gpu.runtime.heap().alloc(size_t{32} << 20);
+        EXPECT_CUDA(cudaMemset(gpu.team.peer_ptr(before, gpu.rank), 0x7f, before.bytes));
+        gpu.runtime.heap().free(before);
         MoeLayer layer(c, gpu.size, gpu.rank, 9);
         ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
         const ops::MoeArgs args = on_gpu(gpu, layer.args());

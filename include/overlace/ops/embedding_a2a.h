@@ -36,10 +36,12 @@ struct EmbeddingA2aArgs {
   std::vector<int64_t> row_offsets{};  // G + 1 entries, equal on all ranks: samples of rank g are [g], [g + 1]
 };
 
-/// Runs the operator. Collective; on CPU ranks the call is complete on return. On GPUs it is not supported yet. Calls
-/// with equal inputs, schedules and team sizes give equal bits, and so do all families. Throws InvalidArgument
-/// (argument, value got, value wanted; of a bad index: rank, feature, bag, position, value, rows), PlanMismatch or
-/// Unsupported before anything moves, on all ranks.
+/// Runs the operator. Collective; on CPU ranks the call is complete on return, on GPUs it is queued, and can be
+/// captured once a call like it was made. Calls with equal inputs, schedules and team sizes give equal bits on one
+/// backend, and so do all families. Throws InvalidArgument (argument, value got, value wanted; of a bad index: rank,
+/// feature, bag, position, value, rows), PlanMismatch or Unsupported before anything moves, on all ranks. On GPUs bad
+/// indices and offsets are left out, and told on the rank that pools them by Runtime::check(), behind the next call of
+/// an operator, which is made, or with CheckOptions::sync behind this one.
 void run(Channel& channel, const EmbeddingA2aArgs& args, const spec::Schedule& schedule);
 /// Returns the problem that these arguments pose to this team.
 spec::OpSpec op_spec(const Channel& channel, const EmbeddingA2aArgs& args);

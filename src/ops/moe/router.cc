@@ -7,7 +7,7 @@
 
 #include "overlace/ops/moe.h"
 #include "src/base/half.h"
-#include "src/exec/gemm.h"
+#include "src/exec/gemm_reference.h"
 
 namespace overlace::ops::moe {
 namespace {
@@ -132,15 +132,16 @@ base::Result<std::vector<float>> router_logits(const TensorView& x, const Tensor
     return base::invalid_argument(
         "choose_experts: x is {} {} and w_gate {} {}, wanted (T, H) and (E, H), contiguous, both fp32, bf16 or fp16",
         dtype_name(x.dtype), x.shape(), dtype_name(w_gate.dtype), w_gate.shape());
-  // In fp32 a row of the product has the same bits whatever rows stand beside it.
+  // By the provider of which a row has the same bits whatever rows stand beside it: with oneDNN one row alone has others
+  // on some processors.
   std::vector<float> rows(at(x.numel())), gate(at(w_gate.numel())), logits(at(x.dim(0) * w_gate.dim(0)));
   base::convert_to_float(x.data, x.dtype, rows.data(), x.numel());
   base::convert_to_float(w_gate.data, w_gate.dtype, gate.data(), w_gate.numel());
   if (logits.empty()) return logits;
-  OVERLACE_TRY(exec::cpu_gemm(
+  exec::reference_gemm(
       {.a = TensorView::contiguous(rows.data(), DType::fp32, {x.dim(0), x.dim(1)}),
        .b = TensorView::contiguous(gate.data(), DType::fp32, {w_gate.dim(0), w_gate.dim(1)}).transposed(),
-       .c = TensorView::contiguous(logits.data(), DType::fp32, {x.dim(0), w_gate.dim(0)})}));
+       .c = TensorView::contiguous(logits.data(), DType::fp32, {x.dim(0), w_gate.dim(0)})});
   return logits;
 }
 
