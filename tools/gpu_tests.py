@@ -44,7 +44,7 @@ SHARED = frozenset(
         "gpu_tune",
     }
 )  # and all pytest files
-AT_ONCE = 4
+AT_ONCE = 6
 # Programs that run alone, in so many shards side by side: their cases wait for CUDA to open and to close, and for
 # deadlines. Cases come in fours (kill, exit, stop, fail), of which one takes a deadline: three shards get as many each.
 SHARDS = {"gpu_fault": 3}
