@@ -11,8 +11,8 @@ overlace) or in an archive that --pack wrote where they were built, and the pyte
 names the wheel.
 With --git, which names the commit, no .git is needed. Programs that keep GPUs busy for a part of their time run side
 by side; what fails so runs again alone. Others that need all GPUs run alone, longest first, then what needs one GPU
-side by side; a program whose cases mostly wait runs as several shards. What does not fit into the minutes is listed; --continue runs what the last run at this commit on
-this machine did not, and the record is of both.
+side by side; a program whose cases mostly wait runs as several shards. What does not fit into the minutes is listed;
+--continue runs what the last run at this commit on this machine did not, and the record is of both.
 Exit code: 0 all ran and passed, 1 something failed, 2 something was not run.
 """
 

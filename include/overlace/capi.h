@@ -124,8 +124,7 @@ int ovl_runtime_open_given(const ovl_given* given, const ovl_options* options, o
 /* Closes the runtime. Collective unless the runtime was aborted. The handle ends even if the call fails. Returns the
  * first cause of an abort if no earlier call has returned it. */
 int ovl_runtime_close(ovl_runtime* runtime);
-/* Returns the first cause if the runtime was aborted; once, what a kernel of this rank that has ended found wrong with its
- * arguments; else OVL_OK. Does not block. */
+/* Returns without a wait the first cause of an abort, or once what kernels found wrong in arguments, else OVL_OK. */
 int ovl_runtime_check(ovl_runtime* runtime);
 /* Waits until all work that this rank issued is complete, then returns what ovl_runtime_check returns. */
 int ovl_runtime_synchronize(ovl_runtime* runtime);

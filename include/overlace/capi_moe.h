@@ -50,11 +50,11 @@ typedef struct ovl_moe_router {
   double route_scale;              /* 0 stands for 1 */
 } ovl_moe_router;
 
-/* Runs the layer. Collective. `load` takes, for each expert of this rank, the copies that it computed, and `dropped` the
- * copies of this rank's tokens beyond the capacity; both may be null. On CPU ranks it is complete on return, and a rank
- * that cannot make the call gives all ranks the error. On GPUs it is queued, `load` and `dropped` are memory of the
- * device, and the first call of each size (H, I, E, k, dtype, expert_begin, max_tokens) makes an overlace::ops::MoeContext
- * that the channel keeps: outside captures, in the same order on all ranks. */
+/* Runs the layer. Collective. `load` takes, for each expert of this rank, the copies that it computed, and `dropped`
+ * the copies of this rank's tokens beyond the capacity; both may be null. On CPU ranks it is complete on return, and a
+ * rank that cannot make the call gives all ranks the error. On GPUs it is queued, `load` and `dropped` are memory of
+ * the device, and the first call of each size (H, I, E, k, dtype, expert_begin, max_tokens) makes an
+ * overlace::ops::MoeContext that the channel keeps: outside captures, in the same order on all ranks. */
 int ovl_moe_run(ovl_channel* channel, const ovl_moe* layer, int64_t* load, int64_t* dropped);
 /* Computes the gradients of a layer that was run; layer->out is not looked at. Collective, as ovl_moe_run. */
 int ovl_moe_run_grad(ovl_channel* channel, const ovl_moe* layer, const ovl_moe_grad* grad);

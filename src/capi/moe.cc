@@ -56,14 +56,14 @@ base::Status read_layer(std::string_view call, const ovl_moe* from, int ranks, o
 /// That of the channel for calls of this size. Collective where there is none yet.
 ops::MoeContext& context_for(ChannelObject& object, const ops::MoeArgs& args, int64_t max_tokens) {
   const auto extent = [](const TensorView& t, int ndim, int dim) { return t.ndim == ndim ? t.dim(dim) : 0; };
-  const ops::MoeSpec spec{.max_tokens = max_tokens,
-                          .hidden = extent(args.x, 2, 1),
-                          .inter = extent(args.w2, 3, 2),
-                          .num_experts = args.num_experts,
-                          .top_k = static_cast<int>(extent(args.idx, 2, 1)),
-                          .dtype = args.x.dtype,
-                          .expert_begin = ops::moe::begin_of(args.expert_begin, args.num_experts,
-                                                             object.channel->team().size())};
+  const ops::MoeSpec spec{
+      .max_tokens = max_tokens,
+      .hidden = extent(args.x, 2, 1),
+      .inter = extent(args.w2, 3, 2),
+      .num_experts = args.num_experts,
+      .top_k = static_cast<int>(extent(args.idx, 2, 1)),
+      .dtype = args.x.dtype,
+      .expert_begin = ops::moe::begin_of(args.expert_begin, args.num_experts, object.channel->team().size())};
   const auto known = std::find_if(object.moe_contexts.begin(), object.moe_contexts.end(),
                                   [&](const ops::MoeContext& one) { return one.spec() == spec; });
   if (known != object.moe_contexts.end()) return *known;

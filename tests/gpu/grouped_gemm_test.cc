@@ -46,7 +46,8 @@ class Grouped {
       for (int64_t i = 0; i < m_ * k; ++i) base::store_element(a.data(), dtype, i, NAN);
       for (size_t group = 0; group < rows_.size(); ++group)
         for (int64_t i = 0; i < rows_[group]; ++i)
-          for (int64_t j = 0; j < k; ++j) base::store_element(a.data(), dtype, (first_[group] + i) * k + j, value_a(first_[group] + i, j));
+          for (int64_t j = 0; j < k; ++j)
+            base::store_element(a.data(), dtype, (first_[group] + i) * k + j, value_a(first_[group] + i, j));
       for (int64_t i = 0; i < matrices * halves_ * n; ++i)
         for (int64_t j = 0; j < k; ++j) base::store_element(b.data(), dtype, i * k + j, value_b(i, j));
     }
@@ -160,15 +161,13 @@ TEST(GpuGroupedGemm, GivesTheSumsOfEachGroup) {
   OVERLACE_NEED_GPUS(1);
   EXPECT_CUDA(cudaSetDevice(0));
   for (const core::Instance& instance : core::instances(core::Kernel::grouped))
-    for (const auto& [rows, n, k] :
-         {std::tuple{std::vector<int64_t>{300, 0, 77, 1}, int64_t{520}, int64_t{1032}},
-          {std::vector<int64_t>{5}, int64_t{8}, int64_t{8}},
-          {std::vector<int64_t>{128, 256}, int64_t{256}, int64_t{64}},
-          {std::vector<int64_t>{0, 0}, int64_t{40}, int64_t{72}}}) {
+    for (const auto& [rows, n, k] : {std::tuple{std::vector<int64_t>{300, 0, 77, 1}, int64_t{520}, int64_t{1032}},
+                                     {std::vector<int64_t>{5}, int64_t{8}, int64_t{8}},
+                                     {std::vector<int64_t>{128, 256}, int64_t{256}, int64_t{64}},
+                                     {std::vector<int64_t>{0, 0}, int64_t{40}, int64_t{72}}}) {
       const Grouped problem(instance, rows, n, k);
       const core::PreparedGrouped prepared = problem.prepare();
-      for (int repetition = 0; repetition < 2; ++repetition)
-        ASSERT_TRUE(core::launch_grouped(prepared, nullptr).ok());
+      for (int repetition = 0; repetition < 2; ++repetition) ASSERT_TRUE(core::launch_grouped(prepared, nullptr).ok());
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       EXPECT_EQ(problem.mismatch(), "") << instance.name << ", " << rows.size() << " groups, N " << n << ", K " << k;
       EXPECT_EQ(problem.error(), 0u);
@@ -212,8 +211,8 @@ TEST(GpuGroupedGemm, DISABLED_Takes) {
         EXPECT_CUDA(cudaEventElapsedTime(&ms, begin, end));
         best = std::min(best, ms / kCalls);
       }
-      std::printf("%s: %zu groups of %lld rows, N %lld, K %lld%s: %.1f us, %.0f TFLOP/s\n", instance.name,
-                  rows.size(), static_cast<long long>(rows[0]), static_cast<long long>(gates ? 2 * n : k),
+      std::printf("%s: %zu groups of %lld rows, N %lld, K %lld%s: %.1f us, %.0f TFLOP/s\n", instance.name, rows.size(),
+                  static_cast<long long>(rows[0]), static_cast<long long>(gates ? 2 * n : k),
                   static_cast<long long>(gates ? k : n), gates ? ", gated" : "", static_cast<double>(best) * 1e3,
                   problem.flops() / static_cast<double>(best) / 1e9);
     }

@@ -31,7 +31,12 @@ const std::vector<MoeCase> kCases = {
     {.experts = 6, .top_k = 3, .hidden = 264, .inter = 328, .dtype = DType::fp16, .out_dtype = DType::fp16},
     {.experts = 5, .top_k = 32, .dtype = DType::fp16, .out_dtype = DType::fp32, .capacity_factor = 0.5},
     {.experts = 4, .top_k = 2, .dtype = DType::bf16, .out_dtype = DType::bf16, .most_tokens = 0},
-    {.experts = 3, .top_k = 2, .hidden = 64, .inter = 64, .dtype = DType::bf16, .out_dtype = DType::bf16,
+    {.experts = 3,
+     .top_k = 2,
+     .hidden = 64,
+     .inter = 64,
+     .dtype = DType::bf16,
+     .out_dtype = DType::bf16,
      .most_tokens = 150},
 };
 
@@ -145,8 +150,7 @@ TEST_P(GpuMoeTest, TellsOfAnExpertThatDoesNotExistAndGoesOn) {
       (void)context.report();
       ADD_FAILURE() << "wanted a refusal";
     } catch (const InvalidArgument& error) {
-      EXPECT_EQ(std::string(error.what()),
-                base::format("moe: idx[1, 1] is 8, wanted -1 to 7; rank {}", gpu.rank));
+      EXPECT_EQ(std::string(error.what()), base::format("moe: idx[1, 1] is 8, wanted -1 to 7; rank {}", gpu.rank));
     }
     args.idx = good;
     ops::run(context, args);
@@ -233,31 +237,30 @@ TEST(GpuMoe, RefusesWhatItCannotDo) {
 /// Of the first call, when a peer's part of the heap holds what was there before.
 TEST(GpuMoe, ARankThatDoesNotComeIsNamedAndNothingIsReadOutOfRange) {
   OVERLACE_NEED_GPUS(1);
-  run_gpu_threads(
-      2,
-      [](GpuRank& gpu) {
-        const MoeCase& c = kCases[3];
-        const SymBuffer before = gpu.runtime.heap().alloc(size_t{32} << 20);
-        EXPECT_CUDA(cudaMemset(gpu.team.peer_ptr(before, gpu.rank), 0x7f, before.bytes));
-        gpu.runtime.heap().free(before);
-        MoeLayer layer(c, gpu.size, gpu.rank, 9);
-        ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
-        const ops::MoeArgs args = on_gpu(gpu, layer.args());
-        std::string said;
-        try {
-          if (gpu.rank == 0) ops::run(context, args);
-          gpu.wait();
-          for (int look = 0; look < 100; ++look) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            gpu.runtime.check();
-          }
-        } catch (const Error& error) {
-          said = error.what();
-        }
-        EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
-        EXPECT_EQ(cudaStreamSynchronize(gpu.stream), cudaSuccess);
-      },
-      {.timeout_ms = 1500, .checks_end = false});
+  run_gpu_threads(2,
+                  [](GpuRank& gpu) {
+                    const MoeCase& c = kCases[3];
+                    const SymBuffer before = gpu.runtime.heap().alloc(size_t{32} << 20);
+                    EXPECT_CUDA(cudaMemset(gpu.team.peer_ptr(before, gpu.rank), 0x7f, before.bytes));
+                    gpu.runtime.heap().free(before);
+                    MoeLayer layer(c, gpu.size, gpu.rank, 9);
+                    ops::MoeContext context = ops::MoeContext::open(gpu.channel, spec_of(c, gpu.size));
+                    const ops::MoeArgs args = on_gpu(gpu, layer.args());
+                    std::string said;
+                    try {
+                      if (gpu.rank == 0) ops::run(context, args);
+                      gpu.wait();
+                      for (int look = 0; look < 100; ++look) {
+                        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                        gpu.runtime.check();
+                      }
+                    } catch (const Error& error) {
+                      said = error.what();
+                    }
+                    EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+                    EXPECT_EQ(cudaStreamSynchronize(gpu.stream), cudaSuccess);
+                  },
+                  {.timeout_ms = 1500, .checks_end = false});
 }
 
 }  // namespace

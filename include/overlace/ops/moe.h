@@ -56,7 +56,7 @@ struct MoeCounts {
 
 /// The sizes of a layer for which a MoeContext holds memory, equal on all ranks.
 struct MoeSpec {
-  int64_t max_tokens = 0;   // of one rank in a call
+  int64_t max_tokens = 0;   // T of a rank in a call, at most
   int64_t hidden = 0;       // H
   int64_t inter = 0;        // I
   int64_t num_experts = 0;  // E
@@ -73,8 +73,8 @@ struct MoeSpec {
 /// are in one order on all ranks, on one stream.
 class MoeContext {
  public:
-  /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too; the heap does not grow for it),
-  /// outside captures. Throws on all ranks InvalidArgument (field, value got, value wanted; on GPUs H and I are
+  /// Collective, a heap allocation (SymmetricHeap: the ranks of other teams make it too; the heap does not grow for
+  /// it), outside captures. Throws on all ranks InvalidArgument (field, value got, value wanted; on GPUs H and I are
   /// multiples of 8 up to 2^20, R max_tokens k at most 2^30), PlanMismatch where ranks differ, OutOfMemory, `capture`.
   /// Unsupported: GPUs that are not of Hopper, more than 8 ranks or ranks that loads and stores do not reach.
   static MoeContext open(Channel& channel, const MoeSpec& spec);
@@ -88,8 +88,8 @@ class MoeContext {
   /// Bytes of the symmetric heap and of memory of this rank's device alone; 0 on CPU ranks.
   size_t heap_bytes() const;
   size_t device_bytes() const;
-  /// Of the last call, which is waited for, outside captures. On GPUs InvalidArgument with token, choice and value where
-  /// idx named an expert that does not exist, which that call took for -1.
+  /// Returns what the last call did, which is waited for, outside captures. Throws InvalidArgument on GPUs, with token,
+  /// choice and value, where idx named an expert that does not exist, which that call took for -1.
   MoeReport report();
 
  private:
@@ -100,8 +100,8 @@ class MoeContext {
 };
 
 /// Runs the layer in stream order. Collective. On CPU ranks it is run(channel, args). On GPUs: bf16 or fp16, H and I
-/// multiples of 8, gated by silu, no biases; nothing overlaps yet. Rounded where run(channel, args) rounds, but that the
-/// weight of a copy multiplies what is gated before the gate does. On GPUs a rank that throws InvalidArgument or
+/// multiples of 8, gated by silu, no biases; nothing overlaps yet. Rounded where run(channel, args) rounds, but that
+/// the weight of a copy multiplies what is gated before the gate does. On GPUs a rank that throws InvalidArgument or
 /// Unsupported has queued nothing, and its peers wait for it up to the deadline; and that ranks give the same
 /// capacity_factor is not checked.
 void run(MoeContext& context, const MoeArgs& args, const MoeCounts& counts = {});

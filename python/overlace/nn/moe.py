@@ -61,7 +61,8 @@ class MoELayer(nn.Module):
     """A router and E experts that are spread over the ranks of a group; each rank gives the tokens that it has.
 
     num_experts, hidden_size, intermediate_size: E, H and I. activation, gated, capacity_factor, expert_begin,
-        max_tokens, which GPUs need: as in overlace.ops.moe; bias: experts that are not gated, and the shared one, have biases. Any number of ranks does.
+        max_tokens, which GPUs need: as in overlace.ops.moe; bias: experts that are not gated, and the shared one, have
+        biases. Any number of ranks does.
     top_k, score, renormalize, num_groups, kept_groups, route_scale: as in overlace.ops.moe_router; expert_bias: a
         buffer (E) of float32 zeros, which is its bias and which the caller moves.
     shared_size: I of an expert that every token goes to with weight 1, on its own rank; 0: none. Several shared experts
@@ -78,7 +79,7 @@ class MoELayer(nn.Module):
 
     `state_dict` has gate.weight, shared.up.weight, ... and this rank's experts as experts.3.w1, ..., so that the union
     over ranks is the state of the unsharded layer; `full_state_dict()` gathers it; `load_state_dict` takes either.
-    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them. On GPUs forward only.
+    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them. GPUs: forward only.
     """
 
     def __init__(

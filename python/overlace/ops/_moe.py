@@ -120,9 +120,7 @@ def _forward(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
     return out, load, dropped
 
 
-_OPTIONS = (
-    'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[], int max_tokens=0'
-)
+_OPTIONS = 'str activation="silu", bool gated=True, float capacity_factor=0.0, int[] expert_begin=[], int max_tokens=0'
 _TENSORS = "Tensor x, Tensor idx, Tensor weights, Tensor w1, Tensor w2, Tensor? b1, Tensor? b2"
 
 _op = torch.library.custom_op(

@@ -70,8 +70,8 @@ def _check_options(x, w_gate, bias, top_k, options) -> None:
     fits = w_gate.dim() == 2 and x.shape[1] == w_gate.shape[1] and x.dtype == w_gate.dtype
     if not fits or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise InvalidArgument(
-            f"{_NAME}: x is {x.dtype} {list(x.shape)} and w_gate {w_gate.dtype} {list(w_gate.shape)}, wanted (T, H) and "
-            "(E, H), both float32, bfloat16 or float16"
+            f"{_NAME}: x is {x.dtype} {list(x.shape)} and w_gate {w_gate.dtype} {list(w_gate.shape)}, wanted (T, H) "
+            "and (E, H), both float32, bfloat16 or float16"
         )
     on_host = {"x": torch.empty(0, 1), "w_gate": torch.empty(len(w_gate), 1)}
     on_host |= {} if bias is None else {"bias": torch.empty(bias.shape, dtype=bias.dtype)}
@@ -173,8 +173,8 @@ def moe_router(
     kept_groups: int = 1,
     route_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts that each token goes to, and their weights: what overlace.ops.moe takes. Local; on CPUs by
-    the library, on GPUs by torch.
+    """The experts that each token goes to, and their weights: what overlace.ops.moe takes. Local; on
+    CPUs by the library, on GPUs by torch.
 
     x: (..., H), T rows of float32, bfloat16 or float16.
     w_gate: (E, H) of the dtype of x. Logits are x w_gate^T in float32, whatever autocast says; on GPUs by torch, with

@@ -22,8 +22,8 @@ inline constexpr uint32_t kTicketSlots = 16, kPushSlots = 8;
 /// warpgroups take tiles in ping-pong, so that one multiplies while the other ends its tile; else they share each.
 /// `is_swapped`: for small M. A is the weights (N, K), B the tokens (M, K), and the tiles of N rows by M columns are
 /// stored transposed, as (M, N): no row of a GEMM is wasted, and weights are read once. `halves` not 0: B is a stack of
-/// matrices, of which a tile takes the one of its shard; of 2 each matrix is two halves, a gate's rows and those of what
-/// it is for, which a tile takes in turn, so that gated.cuh finds them beside each other.
+/// matrices, of which a tile takes the one of its shard; of 2 each matrix is two halves, a gate's rows and those of
+/// what it is for, which a tile takes in turn, so that gated.cuh finds them beside each other.
 struct ConfigSpec {
   DType dtype = DType::bf16;
   BMajor b_major = BMajor::k;

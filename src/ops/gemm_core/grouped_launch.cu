@@ -43,8 +43,8 @@ base::Result<PreparedGrouped> prepare_grouped(const Instance& instance, const Gr
   // Items say which rows they are; the order only has the rows of a tile.
   const int64_t rows[] = {0, g.m};
   const auto columns = int64_t{s.tile_n} * s.cluster_n / s.halves;
-  gemm.order = make_tile_order(TileOrderKind::grouped, 0, 1, rows, s.tile_m,
-                               static_cast<int32_t>(base::ceil_div(g.n, columns)));
+  gemm.order =
+      make_tile_order(TileOrderKind::grouped, 0, 1, rows, s.tile_m, static_cast<int32_t>(base::ceil_div(g.n, columns)));
   gemm.num_tiles = count_tiles(gemm.order);  // at most
   gemm.k_blocks = static_cast<int32_t>(base::ceil_div(g.k, kTileK));
   gemm.error = g.error;

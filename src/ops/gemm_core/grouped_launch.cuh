@@ -1,5 +1,5 @@
-// Grouped GEMM from the host: rows of A in groups, each times its own matrix, row-major, 16-bit operands, fp32 sums, one
-// rounding. Which rows are whose stands in device memory, so the host need not know.
+// Grouped GEMM from the host: rows of A in groups, each times its own matrix, row-major, 16-bit operands, fp32 sums,
+// one rounding. Which rows are whose stands in device memory, so the host need not know.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -62,10 +62,9 @@ base::Status encode(const Matrix& x, DType dtype, CUtensorMap* map) {
   const CUtensorMapSwizzle swizzle = x.box_cols == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : x.box_cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                         : CU_TENSOR_MAP_SWIZZLE_32B;
-  const CUresult e =
-      (*function)(map, type_of(dtype), 2, const_cast<void*>(x.data), sizes, pitches, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult e = (*function)(map, type_of(dtype), 2, const_cast<void*>(x.data), sizes, pitches, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (e == CUDA_SUCCESS) return {};
   return base::error(Errc::cuda, "gemm_core: cuTensorMapEncodeTiled returned {} for {} ({}, {}), pitch {}",
                      static_cast<int>(e), x.name, x.rows, x.cols, x.pitch);

@@ -71,8 +71,8 @@ base::Status check_experts(const Site& site, int64_t num_experts, const std::vec
   *placement = Placement{begin_of(expert_begin, num_experts, ranks)};
   if (const base::Status status = placement->check(); !status.ok()) return refuse(site, "{}", status.message());
   if (placement->ranks() != ranks || placement->num_experts() != num_experts)
-    return refuse(site, "expert_begin has {} entries up to {}, wanted {} up to the {} experts",
-                  expert_begin.size(), expert_begin.back(), ranks + 1, num_experts);
+    return refuse(site, "expert_begin has {} entries up to {}, wanted {} up to the {} experts", expert_begin.size(),
+                  expert_begin.back(), ranks + 1, num_experts);
   return {};
 }
 

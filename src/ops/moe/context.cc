@@ -1,4 +1,6 @@
 // What calls of one layer share, on whatever backend.
+#include "src/ops/moe/context.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +9,17 @@
 #include "overlace/team.h"
 #include "src/exec/agree.h"
 #include "src/ops/moe/check.h"
-#include "src/ops/moe/gpu_layer.h"
+
+#if !defined(OVERLACE_HAS_CUDA)  // no channel has a GPU
+namespace overlace::ops::moe {
+base::Status check_gpu_layer(Channel&, const MoeSpec&) {
+  return base::error(Errc::not_supported, "moe_open: this build has no CUDA, wanted OVERLACE_CUDA=ON");
+}
+base::Result<std::unique_ptr<GpuLayer>> open_gpu_layer(Channel& channel, const MoeSpec& spec) {
+  return check_gpu_layer(channel, spec);
+}
+}  // namespace overlace::ops::moe
+#endif
 
 namespace overlace::ops {
 

@@ -132,8 +132,8 @@ base::Result<std::vector<float>> router_logits(const TensorView& x, const Tensor
     return base::invalid_argument(
         "choose_experts: x is {} {} and w_gate {} {}, wanted (T, H) and (E, H), contiguous, both fp32, bf16 or fp16",
         dtype_name(x.dtype), x.shape(), dtype_name(w_gate.dtype), w_gate.shape());
-  // By the provider of which a row has the same bits whatever rows stand beside it: with oneDNN one row alone has others
-  // on some processors.
+  // By the provider of which a row has the same bits whatever rows stand beside it: with oneDNN one row alone has
+  // others on some processors.
   std::vector<float> rows(at(x.numel())), gate(at(w_gate.numel())), logits(at(x.dim(0) * w_gate.dim(0)));
   base::convert_to_float(x.data, x.dtype, rows.data(), x.numel());
   base::convert_to_float(w_gate.data, w_gate.dtype, gate.data(), w_gate.numel());

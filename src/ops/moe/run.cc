@@ -156,7 +156,7 @@ MoeReport moe::run_met(Channel& channel, const MoeArgs& args, const base::Status
   call.status = mine.ok() ? pose(channel, site_of(channel, "moe"), args, {"out", args.out}, &call) : mine;
   MoeReport report;
   run_rest(channel, "moe", call,
-          [&](moe::Traffic traffic) { return run_agreed(channel, call, std::move(traffic), args, &report.load); });
+           [&](moe::Traffic traffic) { return run_agreed(channel, call, std::move(traffic), args, &report.load); });
   report.dropped = call.routes.dropped;
   return report;
 }
@@ -167,7 +167,7 @@ void run(Channel& channel, const MoeGradArgs& args) {
   Posed call;
   call.status = pose_grad(channel, args, &call);
   run_rest(channel, "moe_grad", call,
-          [&](moe::Traffic traffic) { return run_grad_agreed(channel, call, std::move(traffic), args); });
+           [&](moe::Traffic traffic) { return run_grad_agreed(channel, call, std::move(traffic), args); });
 }
 
 }  // namespace overlace::ops

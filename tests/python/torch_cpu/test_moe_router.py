@@ -3,9 +3,8 @@
 import itertools
 
 import pytest
-from ranks import overlace, torch
-
 from overlace.ops._moe_router import _check_options, _choose_by_torch
+from ranks import overlace, torch
 
 TOKENS, HIDDEN, EXPERTS = 9, 10, 12
 NAMES = ("score", "renormalize", "has_bias", "kept_groups", "top_k", "route_scale", "dtype")

@@ -1,5 +1,5 @@
-"""The mixture of experts on GPUs: against a dense layer, router and module, padded graphs, what is refused. With one GPU a
-team of one. Skipped without.
+"""The mixture of experts on GPUs: a dense layer beside it, router, module, graphs, refusals. With one GPU a team of one.
+Skipped without.
 
 By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/test_moe_gpu.py`.
 """
@@ -47,9 +47,7 @@ def layer(group, dtype):
     for hidden, inter, experts, top_k, tokens in ((256, 136, 7, 2, 300), (2048, 768, 32, 8, 1000), (64, 8, 3, 3, 1)):
         x, idx, weights, w1, w2 = drawn(group.rank(), tokens + 5 * group.rank(), hidden, inter, experts, top_k, dtype)
         options = {"num_experts": experts, "max_tokens": 1024, "group": group}
-        y, load, dropped = overlace.ops.moe(
-            x, idx, weights, *mine(group, experts, w1, w2), return_load=True, **options
-        )
+        y, load, dropped = overlace.ops.moe(x, idx, weights, *mine(group, experts, w1, w2), return_load=True, **options)
         assert close(y, dense(x, idx, weights, w1, w2), dtype)
         total = torch.stack([(idx == e).sum() for e in range(experts)])
         dist.all_reduce(total)

@@ -124,7 +124,8 @@ class Plan(unittest.TestCase):
         self.assertEqual([(r.outcome, r.passed, r.detail) for r in gone], [(NOT_RUN, 2, "10 s were left")])
 
     def test_shards_are_told_which_they_are(self) -> None:
-        told = [sys.executable, "-c", "import os; print(os.environ['GTEST_SHARD_INDEX'], os.environ['GTEST_TOTAL_SHARDS'])"]
+        shown = "import os; print(os.environ['GTEST_SHARD_INDEX'], os.environ['GTEST_TOTAL_SHARDS'])"
+        told = [sys.executable, "-c", shown]
         with tempfile.TemporaryDirectory() as folder:
             for unit in gpu_tests.shards_of(Unit("gpu_fault", tuple(told))):
                 gpu_check.run_unit(unit, (), [], 60, Path(folder), Path(folder))

@@ -69,8 +69,8 @@ __global__ __launch_bounds__(32) void moe_number(const __grid_constant__ LayerPo
 }
 
 /// A thread for each expert: what is before each block, and all there are, of which peers hear.
-__global__ __launch_bounds__(kThreads) void moe_scan(const __grid_constant__ LayerPod p, int32_t blocks,
-                                                     int64_t tokens, int64_t capacity) {
+__global__ __launch_bounds__(kThreads) void moe_scan(const __grid_constant__ LayerPod p, int32_t blocks, int64_t tokens,
+                                                     int64_t capacity) {
   const auto e = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (e == 0) *at<int64_t>(p, p.rank, p.tokens) = tokens;
   if (e >= p.num_experts) return;
@@ -116,14 +116,14 @@ __global__ __launch_bounds__(kThreads) void moe_publish(const __grid_constant__ 
 }
 
 // ---- the pool ----
-// Where the ranks did not meet, as one of them has failed, kernels run on until the host is told, and a peer's heap holds
-// anything: so what peers say is held within bounds before it becomes an address.
+// Where the ranks did not meet, as one of them has failed, kernels run on until the host is told, and a peer's heap
+// holds anything: so what peers say is held within bounds before it becomes an address.
 
 /// Rows of the experts of this rank, from all ranks: expert by expert, from this rank first, then from those behind it
 /// in turn; and the tiles of both products: of an expert those of the same columns follow each other, as they take the
 /// same weights. One block.
 __global__ __launch_bounds__(kThreads, 1) void moe_plan(const __grid_constant__ LayerPod p, int64_t* load,
-                                                     int64_t* dropped) {
+                                                        int64_t* dropped) {
   const int32_t local = local_experts(p), mine = p.begin[p.rank];
   const auto most = static_cast<int32_t>(p.pool_rows), most_tiles = most / kPoolTile;
   for (auto e = static_cast<int32_t>(threadIdx.x); e < local; e += kThreads) {
@@ -344,10 +344,10 @@ const void* address(Kernel* kernel) {
   return reinterpret_cast<const void*>(kernel);
 }
 const RegisteredKernel kLoaded[] = {
-    RegisteredKernel(address(&moe_number)),           RegisteredKernel(address(&moe_scan)),
-    RegisteredKernel(address(&moe_publish)),          RegisteredKernel(address(&moe_plan)),
-    RegisteredKernel(address(&moe_expand)),           RegisteredKernel(address(&moe_return<__nv_bfloat16>)),
-    RegisteredKernel(address(&moe_return<__half>)),   RegisteredKernel(address(&moe_sum<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_number)),         RegisteredKernel(address(&moe_scan)),
+    RegisteredKernel(address(&moe_publish)),        RegisteredKernel(address(&moe_plan)),
+    RegisteredKernel(address(&moe_expand)),         RegisteredKernel(address(&moe_return<__nv_bfloat16>)),
+    RegisteredKernel(address(&moe_return<__half>)), RegisteredKernel(address(&moe_sum<__nv_bfloat16>)),
     RegisteredKernel(address(&moe_sum<__half>)),
 };
 

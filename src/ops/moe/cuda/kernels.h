@@ -13,7 +13,7 @@
 
 namespace overlace::ops::moe {
 
-inline constexpr int kPoolTile = 128;        // rows: experts begin at multiples of it
+inline constexpr int kPoolTile = 128;          // rows: experts begin at multiples of it
 inline constexpr int kEntriesPerBlock = 1024;  // choices that one warp numbers
 
 /// One choice of a token, as all ranks read it. `slot`: which of the source's copies for that expert it is, in the
@@ -27,8 +27,8 @@ struct alignas(16) Entry {
 
 /// What a call did, in device memory; zeros before it.
 struct alignas(16) Account {
-  int32_t dropped;                 // copies of this rank's tokens beyond the capacity
-  int32_t bad_token, bad_choice;   // 1 + those of one choice of an expert that does not exist; 0: none
+  int32_t dropped;                // copies of this rank's tokens beyond the capacity
+  int32_t bad_token, bad_choice;  // 1 + those of one choice of an expert that does not exist; 0: none
   int32_t bad_expert;
 };
 
@@ -40,20 +40,20 @@ struct LayerPod {
   uint64_t tokens, counts, entries, rows, sums;  // offsets
   int64_t max_tokens;
   int32_t num_experts, top_k;
-  int32_t row_units;               // of 16 bytes
-  int32_t begin[kPodPeers + 1];    // experts of rank r: [begin[r], begin[r + 1])
-  DType dtype;                     // bf16 | fp16, of rows, pool and sums
+  int32_t row_units;             // of 16 bytes
+  int32_t begin[kPodPeers + 1];  // experts of rank r: [begin[r], begin[r + 1])
+  DType dtype;                   // bf16 | fp16, of rows, pool and sums
   // Of this rank alone:
-  int32_t* hist;         // (blocks, E): copies for an expert before this block of choices
-  int32_t* slots;        // (max_tokens, k)
-  int64_t* first;        // (R, E_loc): row of the pool of the first copy from a rank
-  int32_t* load;         // (E_loc)
-  uint4* items[2];       // of the two products
-  int32_t* num_items;    // (2)
-  int32_t columns[2];    // tiles of a cluster in a row of the two products
-  float* row_weights;    // (P)
-  uint4* pool;           // (P, H): rows that come in, then what the experts made of them
-  int64_t pool_rows;     // P, a multiple of kPoolTile
+  int32_t* hist;       // (blocks, E): copies for an expert before this block of choices
+  int32_t* slots;      // (max_tokens, k)
+  int64_t* first;      // (R, E_loc): row of the pool of the first copy from a rank
+  int32_t* load;       // (E_loc)
+  uint4* items[2];     // of the two products
+  int32_t* num_items;  // (2)
+  int32_t columns[2];  // tiles of a cluster in a row of the two products
+  float* row_weights;  // (P)
+  uint4* pool;         // (P, H): rows that come in, then what the experts made of them
+  int64_t pool_rows;   // P, a multiple of kPoolTile
   Account* account;
 };
 constexpr int32_t local_experts(const LayerPod& p) { return p.begin[p.rank + 1] - p.begin[p.rank]; }

@@ -10,8 +10,8 @@
 #include "src/ops/common/check.h"
 #include "src/ops/gemm_core/grouped_launch.cuh"
 #include "src/ops/gemm_core/host.cuh"
+#include "src/ops/moe/context.h"
 #include "src/ops/moe/cuda/kernels.h"
-#include "src/ops/moe/gpu_layer.h"
 #include "src/ops/moe/route.h"
 #include "src/runtime/backend/cuda_peer/check.h"
 #include "src/runtime/backend/cuda_peer/local_memory.h"
@@ -200,8 +200,8 @@ class Layer final : public GpuLayer {
     const Account& account = control.account;
     const Site site = site_of(channel_, "moe");
     if (control.error != 0)
-      return base::error(Errc::timeout, "{}: a stage of a product did not come within {} ms; rank {}", site.op,
-                         product_timeout_ns() / 1000000, site.rank);
+      return base::error(Errc::timeout, "{}: a stage of a product has not come after {} ms, wanted at once; rank {}",
+                         site.op, product_timeout_ns() / 1000000, site.rank);
     if (account.bad_token != 0)
       return refuse(site, "idx[{}, {}] is {}, wanted -1 to {}", account.bad_token - 1, account.bad_choice - 1,
                     account.bad_expert, spec_.num_experts - 1);
@@ -227,8 +227,8 @@ class Layer final : public GpuLayer {
   base::Status check(const MoeArgs& args) const {
     const Site site = site_of(channel_, "moe");
     if (!args.gated || args.activation != "silu")
-      return base::error(Errc::not_supported, "{}: {}{} experts on GPUs, wanted experts gated by silu; rank {}", site.op,
-                         args.gated ? "gated " : "", args.activation, site.rank);
+      return base::error(Errc::not_supported, "{}: {}{} experts on GPUs, wanted experts gated by silu; rank {}",
+                         site.op, args.gated ? "gated " : "", args.activation, site.rank);
     for (const Named& t : {Named{"x", args.x}, {"w1", args.w1}, {"w2", args.w2}, {"out", args.out}}) {
       if (t.view.numel() == 0) continue;
       const auto address = reinterpret_cast<uintptr_t>(t.view.data);
@@ -297,8 +297,7 @@ class Layer final : public GpuLayer {
     return runtime::cuda_peer::launch_barrier(stream(), channel_.pod().team, channel_.pod().barrier_id);
   }
 
-  base::Status queue(const MoeArgs& args, const MoeCounts& counts,
-                     std::span<const core::PreparedGrouped, 2> products) {
+  base::Status queue(const MoeArgs& args, const MoeCounts& counts, std::span<const core::PreparedGrouped, 2> products) {
     const TokensPod call = tokens_of(args);
     OVERLACE_TRY(cuda_status(cudaMemsetAsync(control_, 0, sizeof(Control), stream()), "cudaMemsetAsync"));
     OVERLACE_TRY(launch_publish(pod_, call, stream()));
@@ -331,7 +330,8 @@ base::Status check_gpu_layer(Channel& channel, const MoeSpec& spec) {
                        team.size, kPodPeers, site.rank);
   for (int r = 0; r < team.size; ++r)
     if (team.heap[r] == nullptr)
-      return base::error(Errc::not_supported, "{}: loads and stores do not reach rank {} of the team; rank {}", site.op,
+      return base::error(Errc::not_supported,
+                         "{}: loads and stores do not reach rank {} of the team, wanted GPUs that do; rank {}", site.op,
                          r, site.rank);
   const Runtime& runtime = channel.team().runtime();
   const int capability = runtime.caps(channel.team().world_rank(site.rank)).compute_capability;

@@ -1,4 +1,4 @@
-// The layer on GPUs, declared without CUDA; builds without it have what refuses.
+// What a context holds on GPUs, declared without CUDA; builds without it have what refuses.
 #pragma once
 
 #include <memory>
