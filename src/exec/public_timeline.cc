@@ -7,6 +7,7 @@
 #include "src/base/nvtx.h"
 #include "src/base/trace.h"
 #include "src/exec/run.h"
+#include "src/runtime/state.h"
 
 namespace overlace {
 namespace {
@@ -60,7 +61,7 @@ void Timeline::write(const std::string& path) {
   State& state = *state_;
   if (!state.is_recording) base::invalid_argument("timeline.write: it was written before, wanted once").or_throw();
   Team& team = state.channel->team();
-  team.runtime().synchronize();
+  team.runtime().state().synchronize();
   state.trace.merge(std::move(exec::collect_trace(*state.channel).value()));
   exec::set_trace(*state.channel, nullptr);
   state.is_recording = false;

@@ -1,6 +1,7 @@
 // What surrounds each call of an operator: OVERLACE_CHECK, and the order of channels that share a GPU.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "overlace/error.h"
 #include "src/runtime/channel.h"
@@ -89,6 +90,7 @@ base::Status begin_call(Channel& channel, const std::function<std::string()>& op
     state.enter();
     if (state.options.checks.calls) compare_calls(state, team, operation());
   }));
+  if (!state.findings.empty()) state.found = state.take_finding();
   OVERLACE_TRY(state.backend->begin_call(site_of(channel, channel.pod()), state.stats));
   ++state.stats.calls;
   return {};
@@ -100,9 +102,9 @@ base::Status end_call(Channel& channel, std::optional<bool> is_captured) {
   if (state.options.checks.sync) {
     OVERLACE_TRY(state.backend->drain(channel.stream()));
     OVERLACE_TRY(guarded([&] { state.enter(); }));
+    if (!is_captured.value_or(false)) return state.take_finding();
   }
-  const bool tells = !state.findings.empty() && !is_captured.value_or(false);
-  return tells ? state.take_finding() : base::Status();
+  return is_captured.value_or(false) ? base::Status() : std::exchange(state.found, base::Status());
 }
 
 }  // namespace overlace::runtime

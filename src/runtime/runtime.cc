@@ -140,6 +140,7 @@ void RuntimeState::synchronize() {
 }
 
 base::Status RuntimeState::take_finding() {
+  if (!found.ok()) return std::exchange(found, base::Status());
   for (const auto& [channel, of_channel] : findings) OVERLACE_TRY(of_channel->take());
   return {};
 }

@@ -109,6 +109,7 @@ struct RuntimeState {
   void synchronize();
   /// The first of all findings that nobody was told of.
   base::Status take_finding();
+  base::Status found;  // at the begin of a call, which tells it behind its work
   /// A failed host operation: aborts all ranks unless that has happened, and throws the first cause.
   [[noreturn]] void fail(const base::Status& status);
   /// Any thread; nothing once the runtime is closed, or was before the call could begin.

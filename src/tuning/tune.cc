@@ -111,7 +111,7 @@ std::string failure_of(const plan::Plan& plan) {
 TuneResult measure(const Context& context, Channel& channel, const std::vector<OpSpec>& problems,
                    const TuneOptions& options) {
   Team& team = channel.team();
-  team.runtime().synchronize();
+  team.runtime().state().synchronize();
   const double begin = base::steady_s();
   const std::string path = options.cache.empty() ? base::env().plan_cache : options.cache;
   tuning::ChannelProber prober(channel, options.problem_ms);

@@ -1,4 +1,4 @@
-"""The mixture of experts on GPUs: a dense layer beside it, router, module, graphs, refusals. With one GPU a team of one.
+"""The mixture of experts on GPUs: a dense layer beside it, router, module, graphs, refusals. With one GPU a team of 1.
 Skipped without.
 
 By hand: `PYTHONPATH=build/cuda/python python3 -m pytest tests/python/torch_gpu/test_moe_gpu.py`.
