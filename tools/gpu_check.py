@@ -90,7 +90,7 @@ def python_unit(name: str, python: str, packages: Path, seconds: float | None, r
         missing = f"{packages.name} holds no package overlace: build target overlace_python, or carry it along"
     elif modules.rc != 0:
         missing = modules.output.strip().splitlines()[-1] if modules.output.strip() else "no pytest or torch"
-    return Unit(name, tuple(words), is_shared=True, seconds=seconds, missing=missing)
+    return Unit(name, tuple(words), is_shared=name not in gpu_tests.ALONE, seconds=seconds, missing=missing)
 
 
 def units_of(root: Path, options: argparse.Namespace, folder: Path, known: dict[str, float]) -> list[Unit]:

@@ -43,8 +43,9 @@ SHARED = frozenset(
         "gpu_trace",
         "gpu_tune",
     }
-)  # and all pytest files
-AT_ONCE = 6
+)  # and all pytest files but these, which ask how much memory of a device is taken
+ALONE = frozenset({"torch_program"})
+AT_ONCE = 4
 # Programs that run alone, in so many shards side by side: their cases wait for CUDA to open and to close, and for
 # deadlines. Cases come in fours (kill, exit, stop, fail), of which one takes a deadline: three shards get as many each.
 SHARDS = {"gpu_fault": 3}

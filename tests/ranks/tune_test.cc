@@ -230,8 +230,8 @@ TEST(TuneProber, DataThatCannotBeMadeUpFailOnAllRanksBeforeAnyRuns) {
     EXPECT_EQ(status.code(), Errc::not_supported);
     EXPECT_EQ(status.message(), "argument A is i64, wanted fp32, bf16 or fp16: data are made up");
     const std::string placement = R"({"tables":[{"rows":4,"dim":8}],"features":[{"table":0,"rank":0,"column":0}]})";
-    spec::OpSpec bags{.op = "embedding_a2a", .m = 6, .n = 8, .ranks = 2, .dtype = DType::fp32};
-    bags.out_dtype = DType::fp32;
+    spec::OpSpec bags{.op = "embedding_a2a", .m = 6, .n = 8, .ranks = 2, .row_offsets = {}};
+    bags.dtype = bags.out_dtype = DType::fp32;
     bags.fields = {{"batch", bags.m}, {"bounds", "error"}, {"mode", "sum"}, {"placement", placement}};
     EXPECT_EQ(prober.measure({spec::make_schedule(bags, "serial")}, bags).status().message(),
               "operator embedding_a2a pools bags of its arguments, wanted none: data are made up");

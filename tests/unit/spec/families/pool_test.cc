@@ -18,7 +18,7 @@ constexpr const char* kPlacement =
     R"({"table":1,"rank":0,"column":5},{"table":1,"rank":1,"column":8},{"table":0,"rank":1,"width":2,"column":11}]})";
 
 OpSpec problem(const char* bounds) {
-  OpSpec op{.op = "embedding_a2a", .m = 2, .n = 13, .ranks = 2};
+  OpSpec op{.op = "embedding_a2a", .m = 2, .n = 13, .ranks = 2, .row_offsets = {}};
   op.fields = {{"batch", op.m}, {"bounds", bounds}, {"mode", "sum"}, {"placement", kPlacement}};
   return op;
 }
