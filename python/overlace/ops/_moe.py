@@ -153,11 +153,12 @@ def _shapes(x, idx, weights, w1, w2, b1, b2, num_experts, group, **options):
 def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bool]) -> list[torch.Tensor]:
     """Of x, weights, w1, w2, b1, b2; of what is not needed, or not there, (0)."""
     wanted = [operands[0], *operands[2:]]
+    device = next(t.device for t in operands if t is not None)
     return [
         torch.empty(
             t.shape if t is not None and need else (0,),
             dtype=torch.float32 if t is None else t.dtype,
-            device=(operands[0] if t is None else t).device,
+            device=device if t is None else t.device,
         )
         for t, need in zip(wanted, (True, *needs), strict=True)
     ]
