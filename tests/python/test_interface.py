@@ -142,7 +142,10 @@ def check_text(function) -> None:
 
 @pytest.mark.parametrize(
     ("op", "struct", "written", "own"),
-    [("moe", "MoeArgs", {"out"}, {"group"}), ("moe_router", "MoeRouterArgs", {"idx", "weights"}, {"top_k"})],
+    [
+        ("moe", "MoeArgs", {"out"}, {"group", "max_tokens"}),
+        ("moe_router", "MoeRouterArgs", {"idx", "weights"}, {"top_k"}),
+    ],
 )
 def test_what_has_no_schedule_has_the_names_of_cpp(op, struct, written, own):
     """own: what PyTorch has besides; written: what it returns."""
