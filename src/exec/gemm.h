@@ -14,8 +14,9 @@ namespace overlace::exec {
 /// alone.
 ///
 /// The result of a row block equals the same rows of the whole product bit for bit: always with the reference provider
-/// (column blocks and accumulated K slabs too), with oneDNN in fp32 (its bf16 products of few rows add in another
-/// order). Either gives the same bits for the same shapes and data.
+/// (column blocks and accumulated K slabs too), with oneDNN in fp32 where rows are many (its bf16 products of few rows
+/// add in another order, on an AMD EPYC also those of one row in fp32). Either gives the same bits for the same shapes
+/// and data.
 struct GemmArgs {
   TensorView a{}, b{}, c{}, bias{};
   bool accumulate = false;  // c += a b; c is fp32 or fp64; bias is added last
