@@ -55,15 +55,8 @@ ops::MoeArgs on_gpu(GpuRank& gpu, const ops::MoeArgs& host) {
   return out;
 }
 
-ops::MoeSpec spec_of(const MoeCase& c, int ranks) {
-  return {.max_tokens = c.most_tokens + 3,
-          .hidden = c.hidden,
-          .inter = c.inter,
-          .num_experts = c.experts,
-          .top_k = static_cast<int>(c.top_k),
-          .dtype = c.dtype,
-          .expert_begin = c.begin == nullptr ? std::vector<int64_t>{} : c.begin(c.experts, ranks)};
-}
+/// With more room than there are tokens.
+ops::MoeSpec spec_of(const MoeCase& c, int ranks) { return moe_spec(c, ranks, 3); }
 
 void fetch_out(GpuRank& gpu, const TensorView& out, MoeLayer& layer) {
   gpu.wait();

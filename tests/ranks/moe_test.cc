@@ -212,23 +212,13 @@ TEST(Moe, RefusesOnAllRanksBeforeAnythingMoves) {
   });
 }
 
-ops::MoeSpec spec_of(const Case& c, int ranks) {
-  return {.max_tokens = std::max<int64_t>(c.most_tokens, 1),
-          .hidden = c.hidden,
-          .inter = c.inter,
-          .num_experts = c.experts,
-          .top_k = static_cast<int>(c.top_k),
-          .dtype = c.dtype,
-          .expert_begin = c.begin == nullptr ? std::vector<int64_t>{} : c.begin(c.experts, ranks)};
-}
-
 TEST(MoeContexts, RunTheLayerOnCpuRanks) {
   for (const int ranks : {1, 3})
     run_ranks(ranks, Mode::threads, [](Runtime& runtime) {
       const int size = runtime.world().size(), rank = runtime.world().rank();
       for (size_t i = 0; i < kCases.size(); ++i) {
         Layer layer(kCases[i], size, rank, i + 1), other(kCases[i], size, rank, i + 1);
-        ops::MoeContext context = ops::MoeContext::open(channel_of(runtime), spec_of(kCases[i], size));
+        ops::MoeContext context = ops::MoeContext::open(channel_of(runtime), moe_spec(kCases[i], size));
         EXPECT_EQ(context.heap_bytes() + context.device_bytes(), 0u);
         std::vector<int64_t> load(static_cast<size_t>(layer.local()), -1);
         int64_t dropped = -1;
@@ -266,14 +256,14 @@ TEST(MoeContexts, RefuseOnAllRanksWhatTheyCannotHold) {
          "moe_open: expert_begin has 2 entries up to 4, wanted 3 up to the 4 experts; rank 1"},
     };
     for (const auto& [change, want] : cases) {
-      ops::MoeSpec spec = spec_of({}, 2);
+      ops::MoeSpec spec = moe_spec({}, 2);
       if (rank == 1) change(spec);
       EXPECT_EQ(opened(spec), rank == 1 ? "invalid_argument: " + want
                                         : "invalid_argument: rank 1 refused the call, so that no rank of team "
                                           "\"world\" makes it: " +
                                               want);
     }
-    ops::MoeSpec spec = spec_of({}, 2);
+    ops::MoeSpec spec = moe_spec({}, 2);
     spec.max_tokens += rank;
     EXPECT_EQ(opened(spec).rfind("plan_mismatch: the context of a moe layer differs between ranks", 0), 0u)
         << opened(spec);
@@ -283,7 +273,7 @@ TEST(MoeContexts, RefuseOnAllRanksWhatTheyCannotHold) {
 TEST(MoeContexts, RefuseCallsOfAnotherSize) {
   run_ranks(2, Mode::threads, [&](Runtime& runtime) {
     const int rank = runtime.world().rank();
-    ops::MoeContext context = ops::MoeContext::open(channel_of(runtime), spec_of({.most_tokens = 7}, 2));
+    ops::MoeContext context = ops::MoeContext::open(channel_of(runtime), moe_spec({.most_tokens = 7}, 2));
     using Change = std::function<void(ops::MoeArgs&)>;
     const std::vector<std::pair<Change, std::string>> cases = {
         {[](ops::MoeArgs& args) { args.x.sizes[0] = 8; },

@@ -25,7 +25,4 @@ base::Status check_call(const Site& site, const MoeArgs& args, int ranks, const 
 /// What must be equal on all ranks.
 std::string words_of(const MoeArgs& args, const Placement& placement);
 
-/// The layer on CPU ranks. `mine`: why this rank refuses the call, or ok.
-MoeReport run_met(Channel& channel, const MoeArgs& args, const base::Status& mine);
-
 }  // namespace overlace::ops::moe

@@ -1,4 +1,5 @@
-// What a context holds on GPUs, declared without CUDA; builds without it have what refuses.
+// What a context runs: the layer on CPU ranks, and on GPUs one that holds memory, declared without CUDA; builds without
+// it have what refuses.
 #pragma once
 
 #include <memory>
@@ -7,6 +8,9 @@
 #include "src/base/status.h"
 
 namespace overlace::ops::moe {
+
+/// The layer on CPU ranks. `mine`: why this rank refuses the call, or ok.
+MoeReport run_met(Channel& channel, const MoeArgs& args, const base::Status& mine);
 
 class GpuLayer {
  public:

@@ -6,6 +6,7 @@
 #include "src/base/nvtx.h"
 #include "src/ops/common/check.h"
 #include "src/ops/moe/check.h"
+#include "src/ops/moe/context.h"
 #include "src/ops/moe/exchange.h"
 #include "src/ops/moe/experts.h"
 #include "src/ops/moe/route.h"

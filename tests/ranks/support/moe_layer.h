@@ -29,6 +29,17 @@ inline uint64_t mixed(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
   return (((a * 131 + b) * 137 + c) * 139 + d) * 0x9e3779b97f4a7c15U >> 33;
 }
 
+/// A context that holds such layers, with room for `more` tokens than any of its ranks has.
+inline ops::MoeSpec moe_spec(const MoeCase& c, int ranks, int64_t more = 0) {
+  return {.max_tokens = std::max<int64_t>(c.most_tokens + more, 1),
+          .hidden = c.hidden,
+          .inter = c.inter,
+          .num_experts = c.experts,
+          .top_k = static_cast<int>(c.top_k),
+          .dtype = c.dtype,
+          .expert_begin = c.begin == nullptr ? std::vector<int64_t>{} : c.begin(c.experts, ranks)};
+}
+
 /// What the oracle computes in: fp64; fp32 with the roundings of an unfused layer on one rank, of w h and of the row
 /// that an expert gives; and those of the layer on all ranks, where the sum of the copies on another rank is rounded
 /// too.
