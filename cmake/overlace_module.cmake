@@ -44,22 +44,17 @@ function(overlace_hopper_module name)
   set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name}_hopper PARENT_SCOPE)
 endfunction()
 
-# With sanitizers, whose builds nobody waits for to change one file: the units of a folder as one, which takes less than
-# half of the time. Those apart have a name of their own that a neighbour has too.
-set(OVERLACE_APART "src/gnn/(pack|store)/|src/ops/moe/|src/sim/trace/|src/spec/families/|src/study/workload/|/mpi/"
-    "|src/base/(env|mapped_file|trace_perfetto)\\.cc|src/exec/program\\.cc|src/gnn/dataset/import\\.cc"
-    "|src/runtime/(inbox|team)\\.cc|src/spec/read_json\\.cc")
-string(REPLACE ";" "" OVERLACE_APART "${OVERLACE_APART}")
+# With OVERLACE_UNITY: the units of a folder as one, which takes less than half of the time (docs/design/testing.md).
+# What is local to a file is then seen by those behind it: tools/check_names.py.
 function(overlace_unity target)
-  if(NOT OVERLACE_SANITIZE)
+  if(NOT OVERLACE_HAS_UNITY)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
   foreach(source ${sources})
     get_filename_component(folder ${source} DIRECTORY)
-    if(source MATCHES "${OVERLACE_APART}")
-      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-    else()
+    # NOTE: host code of CUDA folders and device units stay alone: nobody has tried them so.
+    if(source MATCHES "\\.cc$" AND NOT source MATCHES "${OVERLACE_CUDA_FOLDERS}")
       file(RELATIVE_PATH group ${PROJECT_SOURCE_DIR} ${folder})
       string(MAKE_C_IDENTIFIER "${group}" group)
       set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
@@ -188,6 +183,7 @@ function(overlace_cli)
     add_custom_command(OUTPUT ${page_source} DEPENDS ${page} ${writer}
       COMMAND ${CMAKE_COMMAND} -DIN=${page} -DOUT=${page_source} -P ${writer} VERBATIM)
     add_library(overlace_cli_parts STATIC ${sources} ${page_source})
+    overlace_unity(overlace_cli_parts)
     target_link_libraries(overlace_cli_parts PUBLIC overlace_study overlace_model overlace_core fmt::fmt-header-only)
   endif()
   if(CLI11_FOUND AND sources AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/cli/main.cc)

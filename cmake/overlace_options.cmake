@@ -1,5 +1,5 @@
 # Options and compilers' flags. AUTO: use it where it is found.
-foreach(option CUDA CUDNN ONEDNN TESTS URING WERROR)
+foreach(option CUDA CUDNN ONEDNN TESTS UNITY URING WERROR)
   set(OVERLACE_${option} AUTO CACHE STRING "ON, OFF or AUTO")
   set_property(CACHE OVERLACE_${option} PROPERTY STRINGS ON OFF AUTO)
   if(NOT OVERLACE_${option} MATCHES "^(ON|OFF|AUTO)$")

@@ -24,6 +24,9 @@ FILE_LINES, HEADER_LINES, FUNCTION_LINES, README_LINES = 600, 400, 80, 80
 SMALL_LINES, SMALL_FOLDERS = 50, ("src/", "cli/", "bench/")
 TEMPLATE_PARAMETERS, SHARED_LINES = 8, 0.40
 UNIT_SECONDS, DEVICE_SECONDS, UNIT_MIB, TOLERANCE = 5.0, 4.0, 700, 1.2
+# Of each further file where CMake compiles several as one: the headers, half of a unit's time, are read once. The
+# memory is that of one unit, which keeps folders from growing without end.
+FURTHER_SECONDS = 2.5
 AGAIN = 10  # units compiled again at most
 WAIVERS, SMALL_FILES = "tools/budget_waivers.txt", "tools/small_files.txt"
 # Contracts between host and device, and the tables of options.
@@ -161,28 +164,54 @@ def architectures_of(command: str) -> int:
     return max(1, len(set(re.findall(r"\bsm_\w+", " ".join(re.findall(r"code=\[?([\w,]+)", command))))))
 
 
-def slow_outputs(log: str) -> list[str]:
-    """Outputs of ninja's log that took longer than a unit may, furthest beyond it first; the last entry counts."""
+def files_of(unit: Path) -> list[Path]:
+    """The sources that CMake joined into this unit, else the unit itself."""
+    if "Unity" not in unit.parts or not unit.exists():
+        return [unit]
+    return [Path(name) for name in re.findall(r'(?m)^#include "(.+)"$', unit.read_text())] or [unit]
+
+
+def budget_of(unit: Path) -> float:
+    """Of a source for one architecture, or of several as one."""
+    return seconds_of(str(unit)) + FURTHER_SECONDS * (len(files_of(unit)) - 1)
+
+
+def slow_outputs(log: str, budgets: dict[str, float]) -> list[str]:
+    """Outputs of ninja's log that took longer than their budget, furthest beyond it first; the last entry counts."""
     seconds = {}
     for line in log.splitlines():
         fields = line.split("\t")
-        if len(fields) == 5:
+        if len(fields) == 5 and fields[3] in budgets:
             seconds[fields[3]] = (int(fields[1]) - int(fields[0])) / 1000
-    slow = [output for output, s in seconds.items() if s > seconds_of(output) * TOLERANCE]
-    return sorted(slow, key=lambda output: -seconds[output] / seconds_of(output))
+    slow = [output for output, s in seconds.items() if s > budgets[output] * TOLERANCE]
+    return sorted(slow, key=lambda output: -seconds[output] / budgets[output])
 
 
 def name_of(file: Path, root: Path) -> str:
-    """A unit's path, or for what CMake joins from all sources of a target into one: `target NAME`."""
-    joined = re.search(r"/(\w+)\.dir/Unity/", str(file))
-    return f"target {joined[1]}" if joined else str(file.relative_to(root))
+    """A unit's path; of several as one `folder PATH`, or of one target `target NAME` where they lie in several."""
+    target = re.search(r"/(\w+)\.dir/Unity/", str(file))
+    if not target:
+        return str(file.relative_to(root))
+    folders = {joined.parent for joined in files_of(file)}
+    in_one = len(folders) == 1 and file.parent not in folders and min(folders).is_relative_to(root)
+    return f"folder {min(folders).relative_to(root)}" if in_one else f"target {target[1]}"
+
+
+def without_launchers(arguments: list[str]) -> list[str]:
+    """The compiler's own words: no `cmake -E env NAME=VALUE`, no ccache, which would answer from its cache."""
+    while arguments:
+        if arguments[1:3] == ["-E", "env"]:
+            arguments = arguments[3:]
+        elif re.match(r"\w+=", arguments[0]) or Path(arguments[0]).name == "ccache":
+            arguments = arguments[1:]
+        else:
+            break
+    return arguments
 
 
 def compile_alone(command: str, folder: Path) -> Measured:
     """One compilation, without a cache."""
-    arguments = shlex.split(command)
-    if Path(arguments[0]).name == "ccache":
-        arguments = arguments[1:]
+    arguments = without_launchers(shlex.split(command))
     arguments[arguments.index("-o") + 1] = "/dev/null"
     arguments = [a for a in arguments if a != "-MD"]
     for option in ("-MT", "-MF"):
@@ -216,13 +245,14 @@ def time_problems(root: Path, build: Path, waived: dict[str, str]) -> list[str]:
         if "-o" in arguments and is_counted:
             units[arguments[arguments.index("-o") + 1]] = unit
     # On a busy machine all are slow; those beyond their budget are among the slowest.
-    candidates = [units[output] for output in slow_outputs((build / ".ninja_log").read_text()) if output in units]
+    budgets = {output: budget_of(Path(unit["file"])) for output, unit in units.items()}
+    candidates = [units[output] for output in slow_outputs((build / ".ninja_log").read_text(), budgets)]
     problems: list[str] = []
     for unit in candidates[:AGAIN]:
         path = name_of(Path(unit["file"]), root)
         if f"compile: {path}" in waived:
             continue
-        budget = seconds_of(path) * architectures_of(unit["command"])
+        budget = budget_of(Path(unit["file"])) * architectures_of(unit["command"])
         used, limit = measured(unit, budget * TOLERANCE)
         if used.rc != 0:
             problems.append(f"{path}: did not compile a second time:\n{used.output[-2000:]}")

@@ -28,7 +28,7 @@ constexpr double kMostFactor = 1000;    // that a machine file may have: on a ma
 constexpr double kMostSeen = 0.3;       // off, of kinds of a point or two: 2 us of 9, of bursts of 400
 constexpr double kMostUnknown = 0.2;    // off, of points that are not known well
 constexpr int kCalls = 4;               // of a simulated burst
-constexpr size_t kLeastSamples = 3, kLeastPoints = 4;
+constexpr size_t kLeastSamplesOfFit = 3, kLeastPoints = 4;
 // Spread, from the fast side of the samples: the slow side has what else ran. Sigmas between the two percentiles.
 constexpr double kSpreads = 2;
 // A median of n samples of a normal distribution: its standard error, times sqrt(n), of the distance of the quartiles.
@@ -97,9 +97,9 @@ class Fitter {
   Status check() const {
     std::map<Probe, size_t> fitted;
     for (const Point& p : points_) {
-      if (p.samples_us.size() < kLeastSamples)
+      if (p.samples_us.size() < kLeastSamplesOfFit)
         return base::invalid_argument("calibrate: {} has {} samples at {} bytes, wanted at least {}", name_of(p.probe),
-                                      p.samples_us.size(), p.bytes, kLeastSamples);
+                                      p.samples_us.size(), p.bytes, kLeastSamplesOfFit);
       for (const double us : p.samples_us)
         if (!(us > 0) || !std::isfinite(us))
           return base::invalid_argument("calibrate: {} took {} us at {} bytes, wanted a positive time",

@@ -91,7 +91,7 @@ Point led(const PointOptions& o, Point p, int sums = kLeadSums) {
   return p;
 }
 
-spec::GemmWork work_of(const Shape& shape, DType dtype) {
+spec::GemmWork gemm_of_shape(const Shape& shape, DType dtype) {
   const auto element = static_cast<int64_t>(dtype_bytes(dtype));
   return {shape.m, shape.n, shape.k, 1, element, element};
 }
@@ -129,8 +129,8 @@ void add_copies(const PointOptions& o, std::vector<Point>* out) {
 
 /// Between every two of a few ranks.
 void add_links(const PointOptions& o, std::vector<Point>* out) {
-  constexpr int kMostRanks = 8;
-  if (o.ranks > kMostRanks) return;
+  constexpr int kMostLinkedRanks = 8;
+  if (o.ranks > kMostLinkedRanks) return;
   const int64_t bytes = o.is_gpu ? 16 * kMi : 256 * kKi;
   const int count = o.is_gpu ? 4 : kFewItems;
   for (int from = 0; from < o.ranks; ++from) {
@@ -184,7 +184,7 @@ void add_collectives(const PointOptions& o, std::vector<Point>* out) {
   }
 }
 
-const Point* find(const std::vector<Point>& list, Probe probe, const Shape& shape) {
+const Point* find_point(const std::vector<Point>& list, Probe probe, const Shape& shape) {
   const auto found = std::find_if(list.begin(), list.end(), [&](const Point& p) {
     return p.probe == probe &&
            (probe != Probe::gemm || (p.gemm.m == shape.m && p.gemm.n == shape.n && p.gemm.k == shape.k));
@@ -192,7 +192,7 @@ const Point* find(const std::vector<Point>& list, Probe probe, const Shape& shap
   return found == list.end() ? nullptr : &*found;
 }
 
-const Point* find(const std::vector<Point>& list, Probe probe, int64_t bytes) {
+const Point* find_point(const std::vector<Point>& list, Probe probe, int64_t bytes) {
   const auto found = std::find_if(list.begin(), list.end(), [&](const Point& p) {
     return p.probe == probe && p.bytes == static_cast<double>(bytes);
   });
@@ -241,7 +241,7 @@ std::vector<Point> basic_points(const PointOptions& o) {
   append(&out, std::move(sums));
   std::vector<Point> products;
   const auto add = [&](const Shape& shape) {
-    const spec::GemmWork work = work_of(shape, o.dtype);
+    const spec::GemmWork work = gemm_of_shape(shape, o.dtype);
     const int count = o.is_gpu ? 4 : 1;
     products.push_back(together(o, point(o, Probe::gemm, count, gemm_probe(o.ranks, o.dtype, work, count))));
     products.back().gemm = work;
@@ -273,7 +273,7 @@ std::vector<Point> duty_points(const PointOptions& o) {
   const Shape shape = o.is_gpu ? kGpuBeside : kCpuBeside;
   constexpr int kProducts = 4;
   for (const double share : {0.25, 0.5, 0.75, 1.0}) {
-    const spec::GemmWork work = work_of(shape, o.dtype);
+    const spec::GemmWork work = gemm_of_shape(shape, o.dtype);
     out.push_back(point(o, Probe::duty, kProducts, gemm_probe(o.ranks, o.dtype, work, kProducts)));
     out.back().gemm = work;
     out.back().share = share;
@@ -303,10 +303,10 @@ std::vector<Point> contention_points(const PointOptions& o, const std::vector<Po
   if (o.ranks < 2) return out;
   const Shape shape = o.is_gpu ? kGpuBeside : kCpuBeside;
   const int64_t bytes = o.is_gpu ? 16 * kMi : 256 * kKi;
-  const Point *gemm = find(basic, Probe::gemm, shape), *pair = find(basic, Probe::pair, bytes);
-  const Point *all = find(basic, Probe::all, bytes), *sum = find(basic, Probe::reduce, 3 * bytes);
+  const Point *gemm = find_point(basic, Probe::gemm, shape), *pair = find_point(basic, Probe::pair, bytes);
+  const Point *all = find_point(basic, Probe::all, bytes), *sum = find_point(basic, Probe::reduce, 3 * bytes);
   if (gemm == nullptr || pair == nullptr || all == nullptr || sum == nullptr) return out;
-  const Point* lead = o.is_gpu ? find(basic, Probe::lead, Shape{}) : nullptr;
+  const Point* lead = o.is_gpu ? find_point(basic, Probe::lead, Shape{}) : nullptr;
   const auto item_us = [&](const Point* p) {
     return std::max(p->us() - (p->lead > 0 && lead != nullptr ? lead->us() : 0), 1e-3) / p->count;
   };

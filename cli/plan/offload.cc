@@ -15,7 +15,7 @@ namespace {
 using base::Json;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-constexpr int64_t kMaxTokens = 1 << 24, kMaxRanks = 1024;
+constexpr int64_t kMaxTokens = 1 << 24, kMaxOffloadRanks = 1024;
 
 int64_t checked(const char* option, int64_t value, int64_t high) {
   if (value < 1 || value > high) base::invalid_argument("{} is {}, wanted 1 to {}", option, value, high).or_throw();
@@ -99,7 +99,7 @@ PlannedOffload planned_offload(const PlanOffloadWords& words) {
   const auto loaded = model::load_config(words.config);
   loaded.status().or_throw();
   PlannedOffload out{*loaded, problem_of(words, *loaded), 1, {}, {}};
-  out.ranks = static_cast<int>(checked("--ranks", words.ranks, kMaxRanks));
+  out.ranks = static_cast<int>(checked("--ranks", words.ranks, kMaxOffloadRanks));
   const spec::Machine machine = spec::find_machine(words.machine);
   const double tflops = words.tflops != 0 ? words.tflops : machine.gemm.sustained_TFLOPs.value;
   out.rates.flops_per_s = checked_rate("--tflops", tflops, 1e12);

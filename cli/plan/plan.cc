@@ -68,7 +68,7 @@ Json as_json(const spec::OpSpec& op, const plan::Plan& plan, const spec::Machine
   return out;
 }
 
-int check(const std::string& file, const spec::Machine& machine) {
+int check_schedule(const std::string& file, const spec::Machine& machine) {
   const base::Result<std::string> text = base::read_file(file);
   text.status().or_throw();
   const spec::Schedule schedule = spec::Schedule::from_json(*text);
@@ -188,7 +188,7 @@ std::string paper_text(const spec::OpSpec& op, const plan::Plan& plan, const spe
 
 int plan(const PlanWords& words) {
   const spec::Machine machine = spec::find_machine(words.machine);
-  if (!words.check.empty()) return check(words.check, machine);
+  if (!words.check.empty()) return check_schedule(words.check, machine);
   spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
   set_fields(&op, words.fields);
   op.activation = activation_of(words.activation);

@@ -10,6 +10,8 @@
 
 namespace overlace::cli {
 
+inline constexpr int kExitWrong = 1;  // ran, result wrong (docs/reference/errors.md)
+
 struct RankFailure {
   int rank = 0;
   base::Status status;

@@ -19,8 +19,6 @@ namespace {
 using base::Result;
 using base::Status;
 
-constexpr int kExitWrong = 1;  // ran, result wrong (docs/reference/errors.md)
-
 int exit_of(const Status& status) {
   std::fprintf(stderr, "overlace: error: %s\n", status.message().c_str());
   return exit_code(status.code());

@@ -19,10 +19,9 @@ namespace {
 using base::Result;
 using base::Status;
 
-constexpr int kExitWrong = 1;           // ran, result wrong (docs/reference/errors.md)
 constexpr int64_t kLastWordsMs = 2000;  // of ranks that failed: some may be gone
 
-Result<std::vector<Bytes>> exchange(Bootstrap& bootstrap, const void* data, size_t bytes, int64_t timeout_ms) {
+Result<std::vector<Bytes>> exchange_before(Bootstrap& bootstrap, const void* data, size_t bytes, int64_t timeout_ms) {
   try {
     return bootstrap.allgather({static_cast<const std::byte*>(data), bytes}, timeout_ms);
   } catch (...) {
@@ -32,7 +31,7 @@ Result<std::vector<Bytes>> exchange(Bootstrap& bootstrap, const void* data, size
 
 Result<Placement> find_hosts(Bootstrap& bootstrap, int64_t timeout_ms) {
   const HostMark mine{runtime::host_id(), runtime::machine_id()};
-  const auto all = exchange(bootstrap, &mine, sizeof mine, timeout_ms);
+  const auto all = exchange_before(bootstrap, &mine, sizeof mine, timeout_ms);
   if (!all.ok()) return all.status();
   std::vector<HostMark> marks(all->size());
   for (size_t rank = 0; rank < marks.size(); ++rank) {
@@ -47,7 +46,7 @@ Result<Placement> find_hosts(Bootstrap& bootstrap, int64_t timeout_ms) {
 /// What all ranks know then: the failures of those that have one. An error where not all came.
 Result<std::vector<RankFailure>> gather_failures(Bootstrap& bootstrap, const Status& mine, int64_t timeout_ms) {
   const std::string record = mine.ok() ? std::string() : encode_failure({bootstrap.rank(), mine});
-  const auto all = exchange(bootstrap, record.data(), record.size(), timeout_ms);
+  const auto all = exchange_before(bootstrap, record.data(), record.size(), timeout_ms);
   if (!all.ok()) return all.status();
   std::string records;
   for (const Bytes& theirs : *all) records.append(reinterpret_cast<const char*>(theirs.data()), theirs.size());
@@ -64,7 +63,7 @@ int print_failure(const RankFailure& cause, const std::vector<RankFailure>& fail
 int exit_together(Bootstrap& bootstrap, const std::vector<RankFailure>& failures) {
   const RankFailure cause = first_cause(failures).value();
   if (bootstrap.rank() == 0) print_failure(cause, failures);
-  (void)exchange(bootstrap, nullptr, 0, kLastWordsMs);
+  (void)exchange_before(bootstrap, nullptr, 0, kLastWordsMs);
   return exit_code(cause.status.code());
 }
 

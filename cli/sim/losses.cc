@@ -7,6 +7,7 @@
 #include "cli/problem.h"
 #include "cli/run/outputs.h"
 #include "cli/sim/plot.h"
+#include "cli/sim/sim.h"
 #include "cli/word_list.h"
 #include "overlace/error.h"
 #include "overlace/machine.h"
@@ -22,13 +23,10 @@ namespace {
 
 using base::Json;
 
-constexpr int kMaxRanks = 1024;
-constexpr int64_t kMostDegree = 1024;  // of make_schedule
+constexpr int kMaxLossRanks = 1024;
 constexpr const char* kTransports[] = {"ce", "sm", "epilogue"};
 
-[[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
-
-struct Row {
+struct LossRow {
   std::string family;
   int64_t degree = 1;
   study::PartTimes parts;
@@ -38,7 +36,7 @@ struct Row {
 struct Losses {
   study::PartTimes whole;  // one GEMM, one transfer to each peer
   double whole_store_us = 0;
-  std::vector<Row> rows;
+  std::vector<LossRow> rows;
 };
 
 /// Its GEMMs are cut into parts that are rows or columns of a result.
@@ -102,7 +100,7 @@ std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const
                                  losses.whole_store_us > 0 ? base::format("{:.1f} us", losses.whole_store_us) : "-");
   out += base::format("{:<22}{:>3}{:>10}{:>11}{:>10}{:>8}{:>11}{:>10}{:>11}\n", "in parts, one by one", "q", "GEMMs",
                       "us", "DIL", "copies", "us", "DIL", "stores DIL");
-  for (const Row& row : losses.rows) {
+  for (const LossRow& row : losses.rows) {
     const study::PartTimes& p = row.parts;
     out += base::format("{:<22}{:>3}{:>10}{:>11.1f}{:>10}{:>8}{:>11.1f}{:>10}{:>11}\n", row.family, row.degree,
                         p.products, p.product_us, percent(p.product_us, whole.product_us), p.transfers, p.transfer_us,
@@ -126,7 +124,7 @@ std::string table_of(const spec::OpSpec& op, const spec::Machine& machine, const
 Json json_of(const spec::OpSpec& op, const spec::Machine& machine, const Losses& losses) {
   Json rows = Json::array(), mutual = Json::array();
   const study::PartTimes& whole = losses.whole;
-  for (const Row& row : losses.rows) {
+  for (const LossRow& row : losses.rows) {
     Json one = Json::object();
     one.set("family", row.family).set("degree", row.degree);
     one.set("products", row.parts.products).set("product_us", row.parts.product_us);
@@ -165,7 +163,7 @@ std::string svg_of(const spec::OpSpec& op, const spec::Machine& machine, const L
     line->x.push_back(x);
     line->y.push_back(y);
   };
-  for (const Row& row : losses.rows) {
+  for (const LossRow& row : losses.rows) {
     const auto q = static_cast<double>(row.degree);
     add(panels[0], row.family, q, 1 + loss(row.parts.product_us, losses.whole.product_us));
     if (row.parts.transfers == 0) continue;
@@ -200,7 +198,7 @@ int sim_characterise(const LossWords& words) {
   if (!machine.has_costs())
     throw_error(Errc::not_supported,
                 base::format("sim: machine {} has limits only, wanted costs of gemm, copy and link", machine.name));
-  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  const spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxLossRanks);
   const spec::OperatorDef* def = spec::find_operator(op.op);
   if (def == nullptr || !has_parts(*def))
     refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names(has_parts)));

@@ -20,17 +20,17 @@
 #include "src/spec/operators.h"
 
 namespace overlace::cli {
+
+void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
+
 namespace {
 
 using base::Json;
 
-constexpr int kMaxRanks = 65536;
-
-[[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, "sim: " + why); }
-
 spec::Schedule schedule_of(const SimWords& words, const spec::Machine& machine) {
   if (words.schedule.empty()) {
-    spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+    spec::OpSpec op =
+        op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMostSimulatedRanks);
     set_fields(&op, words.fields);
     return spec::make_schedule(op, words.family, words.degree);
   }
@@ -113,21 +113,21 @@ bool is_reference(const spec::OpSpec& op, const std::string& family) {
   return spec::find_family(*spec::find_operator(op.op), family)->purpose != spec::Purpose::plan;
 }
 
-struct Row {
+struct FamilyRow {
   std::string family;
   int degree = 1;
   double us = 0, bound_us = 0, host_us = 0;
   std::string problem = {};
 };
 
-std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, int calls) {
-  std::vector<Row> rows;
+std::vector<FamilyRow> compare(const spec::OpSpec& op, const spec::Machine& machine, int calls) {
+  std::vector<FamilyRow> rows;
   sim::SimOptions options;
   options.calls = calls;
   for (const std::string& family : spec::families(op.op)) {
     std::string last;
     for (const int degree : {1, 2, 4, 8}) {
-      Row row{family, degree};
+      FamilyRow row{family, degree};
       try {
         const spec::Schedule schedule = spec::make_schedule(op, family, degree);
         const std::string digest = spec::digest(schedule);
@@ -147,8 +147,10 @@ std::vector<Row> compare(const spec::OpSpec& op, const spec::Machine& machine, i
       if (!row.problem.empty()) break;
     }
   }
-  std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
-    const auto key = [&](const Row& r) { return std::tuple(is_reference(op, r.family), !r.problem.empty(), r.us); };
+  std::stable_sort(rows.begin(), rows.end(), [&](const FamilyRow& a, const FamilyRow& b) {
+    const auto key = [&](const FamilyRow& r) {
+      return std::tuple(is_reference(op, r.family), !r.problem.empty(), r.us);
+    };
     return key(a) < key(b);
   });
   return rows;
@@ -165,19 +167,19 @@ base::Status check_runs_on(const spec::Machine& machine, const spec::Schedule& s
 int sim_compare(const SimWords& words) {
   if (words.calls < 1 || words.calls > 10000) refuse(base::format("--calls is {}, wanted 1 to 10000", words.calls));
   const spec::Machine machine = spec::find_machine(words.machine);
-  spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMaxRanks);
+  spec::OpSpec op = op_of(words.op, words.m, words.n, words.k, words.ranks, words.dtype, machine, kMostSimulatedRanks);
   set_fields(&op, words.fields);
   if (spec::families(op.op).empty()) refuse(base::format("operator is {}, wanted {}", op.op, spec::operator_names()));
-  const std::vector<Row> rows = compare(op, machine, words.calls);
+  const std::vector<FamilyRow> rows = compare(op, machine, words.calls);
   double library_us = 0, slowest_us = 0;
-  for (const Row& row : rows) {
+  for (const FamilyRow& row : rows) {
     if (row.family == spec::kLibrary) library_us = row.us;
     slowest_us = std::max(slowest_us, row.us);
   }
   std::string text = base::format("{} | {}\n  {:<22}{:>3}{:>10}{:>10}{:>12}\n", op.to_string(), machine_line(machine),
                                   "family", "q", "us", "bound us", "vs library");
   Json list = Json::array();
-  for (const Row& row : rows) {
+  for (const FamilyRow& row : rows) {
     Json one = Json::object();
     one.set("family", row.family).set("degree", row.degree);
     if (!row.problem.empty()) {

@@ -12,6 +12,12 @@
 
 namespace overlace::cli {
 
+inline constexpr int kMostSimulatedRanks = 65536;
+inline constexpr int64_t kMostDegree = 1024;  // of make_schedule
+
+/// InvalidArgument of `overlace sim`.
+[[noreturn]] void refuse(const std::string& why);
+
 struct SimWords {
   std::string schedule;  // FILE.json; else family of op
   std::string op{spec::kAgGemm.name}, family{spec::first_by_rule(spec::kAgGemm)->name}, dtype = "bf16",

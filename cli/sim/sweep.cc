@@ -23,11 +23,9 @@ namespace {
 
 using base::Json;
 
-constexpr int kMaxRanks = 65536;
-constexpr int64_t kMostDegree = 1024;  // of make_schedule
 constexpr size_t kMostSimulations = 20000;
 
-[[noreturn]] void refuse(const std::string& why) { throw_error(Errc::invalid_argument, why); }
+[[noreturn]] void refuse_sweep(const std::string& why) { throw_error(Errc::invalid_argument, why); }
 
 struct Point {
   std::string machine;
@@ -40,7 +38,7 @@ struct Axis {
 };
 constexpr Axis kAxes[] = {{"m", &Point::m}, {"n", &Point::n}, {"k", &Point::k}, {"ranks", &Point::ranks}};
 
-struct Row {
+struct SweepRow {
   Point point;
   std::string family, problem;
   int64_t degree = 1;
@@ -57,9 +55,9 @@ std::string plain_digest(const spec::OpSpec& op, const std::string& family) {
 }
 
 /// The fastest degree of a family, or why there is none; 1 for a family without degrees.
-Row row_of(const Point& point, const spec::OpSpec& op, const spec::Machine& machine, const std::string& family,
-           const std::vector<int64_t>& degrees, int calls) {
-  Row best{.point = point, .family = family, .problem = "no degree"};
+SweepRow fastest_row(const Point& point, const spec::OpSpec& op, const spec::Machine& machine,
+                     const std::string& family, const std::vector<int64_t>& degrees, int calls) {
+  SweepRow best{.point = point, .family = family, .problem = "no degree"};
   sim::SimOptions options;
   options.calls = calls;
   const std::string plain = plain_digest(op, family);
@@ -84,7 +82,7 @@ Row row_of(const Point& point, const spec::OpSpec& op, const spec::Machine& mach
 
 std::vector<std::string> families_of(const SweepWords& words) {
   const std::vector<std::string> known = spec::families(words.op);
-  if (known.empty()) refuse(base::format("operator is {}, wanted {}", words.op, spec::operator_names()));
+  if (known.empty()) refuse_sweep(base::format("operator is {}, wanted {}", words.op, spec::operator_names()));
   std::vector<std::string> out;
   if (words.families == "all") {
     for (const spec::FamilyDef& family : spec::find_operator(words.op)->families)
@@ -96,20 +94,20 @@ std::vector<std::string> families_of(const SweepWords& words) {
     if (std::find(known.begin(), known.end(), family) == known.end()) {
       std::string list;
       for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-      refuse(base::format("--families has {}, wanted all or of {}", family, list));
+      refuse_sweep(base::format("--families has {}, wanted all or of {}", family, list));
     }
     if (std::find(out.begin(), out.end(), family) == out.end()) out.push_back(family);
   }
   return out;
 }
 
-std::vector<Row> sweep(const SweepWords& words) {
+std::vector<SweepRow> sweep(const SweepWords& words) {
   const std::vector<std::string> families = families_of(words);
   const std::vector<int64_t> ms = numbers_of("--m", words.m), ns = numbers_of("--n", words.n),
                              ks = numbers_of("--k", words.k),
                              degrees = numbers_of("--degrees", words.degrees, kMostDegree);
   const std::vector<std::string> machines = words_of(words.machines);
-  std::vector<Row> rows;
+  std::vector<SweepRow> rows;
   size_t count = 0;
   for (const std::string& name : machines) {
     const spec::Machine machine = spec::find_machine(name);
@@ -117,18 +115,20 @@ std::vector<Row> sweep(const SweepWords& words) {
     if (!words.ranks.empty()) teams = numbers_of("--ranks", words.ranks);
     count += teams.size() * ms.size() * ns.size() * ks.size() * families.size() * degrees.size();
     if (count > kMostSimulations)
-      refuse(base::format("sim sweep: {} simulations, wanted at most {}", count, kMostSimulations));
+      refuse_sweep(base::format("sim sweep: {} simulations, wanted at most {}", count, kMostSimulations));
     for (const int64_t ranks : teams)
       for (const int64_t n : ns)
         for (const int64_t k : ks)
           for (const int64_t m : ms) {
-            if (ranks > kMaxRanks) refuse(base::format("--ranks has {}, wanted at most {}", ranks, kMaxRanks));
+            if (ranks > kMostSimulatedRanks)
+              refuse_sweep(base::format("--ranks has {}, wanted at most {}", ranks, kMostSimulatedRanks));
             const Point point{machine.name, ranks, m, n, k};
-            spec::OpSpec op = op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMaxRanks);
+            spec::OpSpec op =
+                op_of(words.op, m, n, k, static_cast<int>(ranks), words.dtype, machine, kMostSimulatedRanks);
             set_fields(&op, words.fields);
-            const double library_us = row_of(point, op, machine, std::string(spec::kLibrary), {1}, words.calls).us;
+            const double library_us = fastest_row(point, op, machine, std::string(spec::kLibrary), {1}, words.calls).us;
             for (const std::string& family : families) {
-              rows.push_back(row_of(point, op, machine, family, degrees, words.calls));
+              rows.push_back(fastest_row(point, op, machine, family, degrees, words.calls));
               rows.back().library_us = library_us;
             }
           }
@@ -136,10 +136,10 @@ std::vector<Row> sweep(const SweepWords& words) {
   return rows;
 }
 
-std::string table_of(const std::vector<Row>& rows) {
+std::string sweep_table(const std::vector<SweepRow>& rows) {
   std::string text = base::format("{:<10}{:>6}{:>8}{:>8}{:>8}  {:<24}{:>3}{:>11}{:>11}{:>12}\n", "machine", "ranks",
                                   "M", "N", "K", "family", "q", "us", "bound us", "vs library");
-  for (const Row& row : rows) {
+  for (const SweepRow& row : rows) {
     text += base::format("{:<10}{:>6}{:>8}{:>8}{:>8}  {:<24}", row.point.machine, row.point.ranks, row.point.m,
                          row.point.n, row.point.k, row.family);
     text += row.problem.empty() ? base::format("{:>3}{:>11.1f}{:>11.1f}{:>11.2f}x\n", row.degree, row.us, row.bound_us,
@@ -149,9 +149,9 @@ std::string table_of(const std::vector<Row>& rows) {
   return text;
 }
 
-Json json_of(const std::vector<Row>& rows) {
+Json sweep_json(const std::vector<SweepRow>& rows) {
   Json list = Json::array();
-  for (const Row& row : rows) {
+  for (const SweepRow& row : rows) {
     Json one = Json::object();
     one.set("machine", row.point.machine).set("ranks", row.point.ranks);
     one.set("m", row.point.m).set("n", row.point.n).set("k", row.point.k).set("family", row.family);
@@ -167,18 +167,18 @@ Json json_of(const std::vector<Row>& rows) {
 }
 
 /// Over the first number that varies; a panel for each combination of all others.
-std::string svg_of(const SweepWords& words, const std::vector<Row>& rows) {
+std::string sweep_svg(const SweepWords& words, const std::vector<SweepRow>& rows) {
   const Axis* axis = &kAxes[0];
   for (const Axis& candidate : kAxes) {
     std::set<int64_t> values;
-    for (const Row& row : rows) values.insert(row.point.*candidate.value);
+    for (const SweepRow& row : rows) values.insert(row.point.*candidate.value);
     if (values.size() < 2) continue;
     axis = &candidate;
     break;
   }
   std::vector<PlotPanel> panels;
   std::map<std::string, size_t> known;
-  for (const Row& row : rows) {
+  for (const SweepRow& row : rows) {
     std::string title = row.point.machine;
     for (const Axis& other : kAxes)
       if (other.value != axis->value) title += base::format(", {} {}", other.name, row.point.*other.value);
@@ -208,17 +208,17 @@ std::string svg_of(const SweepWords& words, const std::vector<Row>& rows) {
 
 int sim_sweep(const SweepWords& words) {
   if (words.calls < 1 || words.calls > 10000)
-    refuse(base::format("sim: --calls is {}, wanted 1 to 10000", words.calls));
+    refuse_sweep(base::format("sim: --calls is {}, wanted 1 to 10000", words.calls));
   const bool is_html = words.plot.ends_with(".html");
   if (!words.plot.empty() && !is_html && !words.plot.ends_with(".svg"))
-    refuse(base::format("--plot is {}, wanted a name that ends in .svg or .html", words.plot));
-  const std::vector<Row> rows = sweep(words);
-  const std::string table = table_of(rows);
+    refuse_sweep(base::format("--plot is {}, wanted a name that ends in .svg or .html", words.plot));
+  const std::vector<SweepRow> rows = sweep(words);
+  const std::string table = sweep_table(rows);
   if (!words.plot.empty()) {
-    const std::string svg = svg_of(words, rows);
+    const std::string svg = sweep_svg(words, rows);
     base::write_file(words.plot, is_html ? plot_html(words.op + ", simulated", svg, table) : svg).or_throw();
   }
-  write_result(with_schema("sim_sweep", json_of(rows)), table, words.json).or_throw();
+  write_result(with_schema("sim_sweep", sweep_json(rows)), table, words.json).or_throw();
   return 0;
 }
 

@@ -1,13 +1,13 @@
 #include "src/base/env.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <optional>
-
-extern char** environ;
 
 namespace overlace::base {
 namespace {

@@ -11,13 +11,13 @@
 namespace overlace::base {
 namespace {
 
-Status io_error(const std::string& path, const char* step) {
+Status map_error(const std::string& path, const char* step) {
   return error(Errc::io, "{}: {}: {}", path, step, std::strerror(errno));
 }
 
-struct Descriptor {
+struct OpenFile {
   int fd = -1;
-  ~Descriptor() {
+  ~OpenFile() {
     if (fd >= 0) ::close(fd);
   }
 };
@@ -25,16 +25,16 @@ struct Descriptor {
 }  // namespace
 
 Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path) {
-  Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) return io_error(path, "open for reading");
+  OpenFile file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (file.fd < 0) return map_error(path, "open for reading");
   struct stat info {};
-  if (::fstat(file.fd, &info) != 0) return io_error(path, "stat");
+  if (::fstat(file.fd, &info) != 0) return map_error(path, "stat");
   if (!S_ISREG(info.st_mode)) return error(Errc::io, "{}: not a regular file, wanted one", path);
   const auto size = static_cast<size_t>(info.st_size);
   const char* data = nullptr;
   if (size > 0) {
     void* mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-    if (mapped == MAP_FAILED) return io_error(path, "mmap");
+    if (mapped == MAP_FAILED) return map_error(path, "mmap");
     data = static_cast<const char*>(mapped);
   }
   return std::shared_ptr<MappedFile>(new MappedFile(path, data, size));

@@ -35,7 +35,7 @@ Json flow_end(const Arrow& arrow, size_t id, const Anchor& anchor, int64_t ns, b
   return event;
 }
 
-struct Reader {
+struct ChromeReader {
   std::string_view source;
   std::map<int64_t, int> ranks;          // by process id
   std::map<int64_t, std::string> lanes;  // by thread id
@@ -158,7 +158,7 @@ struct Reader {
 Result<Trace> parse_chrome(const Json& root, std::string_view source) {
   const Json* events = root.is_array() ? &root : root.find("traceEvents");
   if (events == nullptr || !events->is_array()) return error(Errc::corrupt, "{}: traceEvents: wanted an array", source);
-  Reader reader{.source = source, .ranks = {}, .lanes = {}, .open_arrows = {}, .trace = {}};
+  ChromeReader reader{.source = source, .ranks = {}, .lanes = {}, .open_arrows = {}, .trace = {}};
   if (const Json* other = root.find("otherData"); other != nullptr) {
     if (const Json* title = other->find("title"); title != nullptr && title->is_string())
       reader.trace.title = title->as_string();

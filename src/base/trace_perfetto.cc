@@ -35,7 +35,7 @@ constexpr uint32_t kAnnotationBool = 2, kAnnotationInt = 4, kAnnotationDouble = 
 constexpr uint64_t kSliceBegin = 1, kSliceEnd = 2, kInstant = 3;
 constexpr uint64_t kSequence = 1, kIncrementalStateCleared = 1;
 constexpr uint64_t kTitleTrack = 1;
-constexpr std::string_view kSchema = "overlace.trace/1";
+constexpr std::string_view kPerfettoSchema = "overlace.trace/1";
 
 uint64_t process_track(int rank) { return 0x1000 + static_cast<uint64_t>(rank); }
 uint64_t row_track(size_t row) { return 0x1000000 + static_cast<uint64_t>(row); }
@@ -104,7 +104,7 @@ class Writer {
     // The counts let a reader notice a file that was cut between two packets.
     Event header = event_on(0, kInstant, kTitleTrack);
     header.message.bytes(field::kEventName, title)
-        .message(field::kEventAnnotation, annotation("schema").bytes(field::kAnnotationString, kSchema))
+        .message(field::kEventAnnotation, annotation("schema").bytes(field::kAnnotationString, kPerfettoSchema))
         .message(field::kEventAnnotation, annotation("title").bytes(field::kAnnotationString, trace_.title))
         .message(field::kEventAnnotation, annotation("emulated").varint(field::kAnnotationBool, trace_.emulated))
         .message(field::kEventAnnotation, annotation("spans").varint(field::kAnnotationInt, trace_.spans.size()))
@@ -209,9 +209,9 @@ struct Flow {
   bool has_source = false, has_target = false;
 };
 
-class Reader {
+class PerfettoReader {
  public:
-  explicit Reader(std::string_view source) : source_(source) {}
+  explicit PerfettoReader(std::string_view source) : source_(source) {}
 
   Result<Trace> read(std::string_view bytes) {
     OVERLACE_TRY(each_field(bytes, [this](const Cursor& c) {
@@ -358,8 +358,8 @@ class Reader {
 
   Status read_header(const TrackEvent& event) {
     const Annotation* schema = event.find("schema");
-    if (schema == nullptr || schema->text != kSchema)
-      return fail(format("schema is \"{}\", wanted \"{}\"", schema == nullptr ? "" : schema->text, kSchema));
+    if (schema == nullptr || schema->text != kPerfettoSchema)
+      return fail(format("schema is \"{}\", wanted \"{}\"", schema == nullptr ? "" : schema->text, kPerfettoSchema));
     if (has_header_) return fail("two headers");
     has_header_ = true;
     if (const Annotation* a = event.find("title")) trace_.title = a->text;
@@ -379,7 +379,9 @@ class Reader {
 
 }  // namespace
 
-Result<Trace> parse_perfetto(std::string_view bytes, std::string_view source) { return Reader(source).read(bytes); }
+Result<Trace> parse_perfetto(std::string_view bytes, std::string_view source) {
+  return PerfettoReader(source).read(bytes);
+}
 
 }  // namespace trace_formats
 

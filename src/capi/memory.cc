@@ -18,7 +18,7 @@ base::Status check_peer(std::string_view call, std::string_view name, const Team
 }
 
 /// Inside the part of the heap that belongs to users.
-base::Status check_range(std::string_view call, Runtime& runtime, uint64_t offset, uint64_t bytes) {
+base::Status check_heap_range(std::string_view call, Runtime& runtime, uint64_t offset, uint64_t bytes) {
   const runtime::BackendState& backend = *runtime.state().backend;
   const uint64_t begin = backend.user_offset(), end = begin + backend.user_bytes();
   if (offset >= begin && offset <= end && bytes <= end - offset) return {};
@@ -73,7 +73,7 @@ base::Status check_put(std::string_view call, Agent& agent, int peer, uint64_t o
                        uint64_t bytes) {
   OVERLACE_TRY(check_peer(call, "peer", agent.team(), peer));
   OVERLACE_TRY(check_source(call, src, bytes));
-  return check_range(call, agent.entry.runtime(), offset, bytes);
+  return check_heap_range(call, agent.entry.runtime(), offset, bytes);
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ int ovl_peer_ptr(ovl_team* team, ovl_buffer buffer, int peer, void** address) {
     OVERLACE_TRY(check_not_null({"ovl_peer_ptr", "address"}, address));
     OVERLACE_TRY(enter({"ovl_peer_ptr", "team"}, team, &entry, &object));
     OVERLACE_TRY(check_peer("ovl_peer_ptr", "peer", object->team, peer));
-    if (buffer.bytes != 0) OVERLACE_TRY(check_range("ovl_peer_ptr", entry.runtime(), buffer.offset, buffer.bytes));
+    if (buffer.bytes != 0) OVERLACE_TRY(check_heap_range("ovl_peer_ptr", entry.runtime(), buffer.offset, buffer.bytes));
     *address = object->team.peer_ptr({buffer.offset, buffer.bytes}, peer);
     return {};
   });

@@ -101,7 +101,7 @@ Status acquire(BlockStreamObject& object, int32_t block, const void** pieces, in
   return {};
 }
 
-Status stats_of(const BlockStream& stream, ovl_block_stream_stats* out) {
+Status stream_stats(const BlockStream& stream, ovl_block_stream_stats* out) {
   OVERLACE_TRY(check_struct({"ovl_block_stream_stats_of", "out"}, out));
   const BlockStreamStats s = stream.stats();
   const std::span<const std::byte> memory = stream.memory();
@@ -137,7 +137,7 @@ int ovl_block_stream_restart(ovl_block_stream* stream) {
 }
 int ovl_block_stream_stats_of(ovl_block_stream* stream, ovl_block_stream_stats* out) {
   return with_stream("ovl_block_stream_stats_of", stream,
-                     [&](BlockStreamObject& o) { return stats_of(o.stream, out); });
+                     [&](BlockStreamObject& o) { return stream_stats(o.stream, out); });
 }
 int ovl_block_stream_close(ovl_block_stream* stream) {
   return guarded([&]() -> Status {

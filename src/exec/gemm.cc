@@ -69,8 +69,6 @@ const Onednn& onednn() {
 
 std::atomic<bool> use_reference{false};
 
-bool is_float(DType t) { return t == DType::fp64 || t == DType::fp32 || t == DType::fp16 || t == DType::bf16; }
-
 /// A dimension of at most one element may have any stride.
 bool is_unit(const TensorView& t, int i) { return t.stride(i) == 1 || t.dim(i) <= 1; }
 

@@ -9,6 +9,9 @@
 
 namespace overlace::exec {
 
+/// What GEMMs multiply, and what a bias may be.
+inline bool is_float(DType t) { return t == DType::fp64 || t == DType::fp32 || t == DType::fp16 || t == DType::bf16; }
+
 /// a (M, K) with K or M contiguous; b (K, N) with K or N contiguous; c (M, N) N contiguous; bias (N) or undefined, of
 /// any floating dtype. a and b have one dtype (fp64 fp32 bf16 fp16); c that dtype or fp32. Uses the calling thread
 /// alone.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/ceil_div_pod.h"
+#include "src/exec/gemm.h"
 #include "src/spec/heap_layout.h"
 
 namespace overlace::exec {
@@ -48,8 +49,6 @@ TensorView sub_box(const TensorView& whole, const spec::Box& box) {
   }
   return t;
 }
-
-bool is_float(DType t) { return t == DType::fp64 || t == DType::fp32 || t == DType::fp16 || t == DType::bf16; }
 
 }  // namespace
 

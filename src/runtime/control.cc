@@ -62,10 +62,6 @@ base::Result<Meeting> meet_at(Bootstrap& bootstrap, int64_t timeout_ms) {
   return meeting;
 }
 
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
 }  // namespace
 
 base::Result<std::unique_ptr<Control>> Control::open(Bootstrap& bootstrap, int64_t timeout_ms) {

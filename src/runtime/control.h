@@ -29,6 +29,11 @@ struct Tag {
   auto operator<=>(const Tag&) const = default;
 };
 
+/// As the messages of an exchange are given.
+inline std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
 struct Message {
   Bytes bytes;
   int fd = -1;  // owned by whoever received it

@@ -5,6 +5,7 @@
 
 #include "overlace/error.h"
 #include "src/runtime/channel.h"
+#include "src/runtime/state.h"
 
 namespace overlace {
 namespace {
@@ -12,15 +13,11 @@ namespace {
 constexpr int kMaxBuffers = 64;
 constexpr uint32_t kMaxCounters = 1 << 24;
 
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
 /// All ranks of the team said the same, or PlanMismatch on all of them with the first that did not. What a rank cannot
 /// do it says instead, so that nobody waits for it.
 void agree_on_inbox(RuntimeState& state, const TeamState& team, const std::string& mine, const char* name) {
   const std::string what = base::format("channel.inbox \"{}\"", name);
-  const std::vector<Bytes> all = state.exchange(team, bytes_of(mine), what);
+  const std::vector<Bytes> all = state.exchange(team, runtime::bytes_of(mine), what);
   std::vector<std::string> texts;
   for (const Bytes& entry : all) texts.emplace_back(reinterpret_cast<const char*>(entry.data()), entry.size());
   for (size_t r = 1; r < texts.size(); ++r)

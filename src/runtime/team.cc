@@ -10,11 +10,7 @@
 namespace overlace {
 namespace {
 
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-std::string text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string text_of_bytes(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 char* heap_of(const TeamPod& pod, int peer) { return pod.heap_more == nullptr ? pod.heap[peer] : pod.heap_more[peer]; }
 
@@ -120,10 +116,10 @@ std::vector<Bytes> Team::exchange(std::span<const std::byte> mine) {
 }
 
 void Team::agree(std::string_view text, std::string_view what) {
-  const std::vector<Bytes> all = exchange(bytes_of(std::string(text)));
-  const std::string first = text_of(all[0]);
+  const std::vector<Bytes> all = exchange(runtime::bytes_of(std::string(text)));
+  const std::string first = text_of_bytes(all[0]);
   for (size_t r = 1; r < all.size(); ++r)
-    if (const std::string other = text_of(all[r]); other != first)
+    if (const std::string other = text_of_bytes(all[r]); other != first)
       throw PlanMismatch(Errc::plan_mismatch, base::format("{} differs between ranks of team \"{}\": rank 0 has {}, "
                                                            "rank {} has {}",
                                                            what, state_->name, first, r, other));

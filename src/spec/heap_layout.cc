@@ -11,19 +11,19 @@ namespace {
 constexpr uint64_t kAlign = 256;
 constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
 
-uint64_t product(uint64_t a, uint64_t b) {
+uint64_t capped_product(uint64_t a, uint64_t b) {
   uint64_t out = 0;
   return __builtin_mul_overflow(a, b, &out) ? kMost : out;
 }
 
-uint64_t sum(uint64_t a, uint64_t b) {
+uint64_t capped_sum(uint64_t a, uint64_t b) {
   uint64_t out = 0;
   return __builtin_add_overflow(a, b, &out) ? kMost : out;
 }
 
 }  // namespace
 
-uint64_t HeapLayout::bytes() const { return product(copy_bytes, static_cast<uint64_t>(copies)); }
+uint64_t HeapLayout::bytes() const { return capped_product(copy_bytes, static_cast<uint64_t>(copies)); }
 
 HeapLayout heap_layout(const Schedule& schedule, const Expansion& expansion) {
   HeapLayout out;
@@ -32,9 +32,10 @@ HeapLayout heap_layout(const Schedule& schedule, const Expansion& expansion) {
     const Buffer& buffer = schedule.buffers[b];
     if (buffer.space != Space::symmetric) continue;
     uint64_t bytes = dtype_bytes(buffer.dtype);
-    for (const int64_t extent : expansion.buffer_shapes[b]) bytes = product(bytes, static_cast<uint64_t>(extent));
+    for (const int64_t extent : expansion.buffer_shapes[b])
+      bytes = capped_product(bytes, static_cast<uint64_t>(extent));
     out.offsets[b] = out.copy_bytes;
-    const uint64_t end = sum(out.copy_bytes, bytes);
+    const uint64_t end = capped_sum(out.copy_bytes, bytes);
     out.copy_bytes = end > kMost - kAlign ? kMost : base::round_up(end, kAlign);
     out.copies = std::max(out.copies, buffer.depth);
   }

@@ -21,7 +21,7 @@ struct Window {
 };
 
 /// Of a matrix, or of a list of them; a vector has columns alone.
-void cut(std::vector<Box>* boxes, const Window& rows_of, const Window& cols_of, bool is_turned = false) {
+void cut_windows(std::vector<Box>* boxes, const Window& rows_of, const Window& cols_of, bool is_turned = false) {
   for (Box& box : *boxes) {
     if (box.empty()) continue;
     const int col = is_turned ? box.ndim - 2 : box.ndim - 1, row = is_turned ? box.ndim - 1 : box.ndim - 2;
@@ -44,15 +44,15 @@ Instance tile_of(const Schedule& schedule, const Instance& whole, const Window& 
   for (size_t i = 0; i < out.reads.size(); ++i) {
     const bool is_product = task.kind == Kind::tiles;
     if (is_product && i == 0) {
-      cut(&out.reads[i], at, {});
+      cut_windows(&out.reads[i], at, {});
     } else if (is_product && i == 1) {
       const auto layout = task.params.find("b_layout");
-      cut(&out.reads[i], {}, at, layout != task.params.end() && layout->second == Param(std::string("nk")));
+      cut_windows(&out.reads[i], {}, at, layout != task.params.end() && layout->second == Param(std::string("nk")));
     } else {
-      cut(&out.reads[i], at, at);
+      cut_windows(&out.reads[i], at, at);
     }
   }
-  for (std::vector<Box>& boxes : out.writes) cut(&boxes, result, result);
+  for (std::vector<Box>& boxes : out.writes) cut_windows(&boxes, result, result);
   return out;
 }
 

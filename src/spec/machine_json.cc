@@ -14,7 +14,7 @@ namespace {
 
 using base::Json;
 
-constexpr int kVersion = 1;
+constexpr int kMachineVersion = 1;
 constexpr double kMostUs = 1e9, kMostRate = 1e7, kMostFactor = 100;
 constexpr int64_t kMostInt = int64_t{1} << 50;
 
@@ -22,7 +22,7 @@ constexpr int64_t kMostInt = int64_t{1} << 50;
 enum class Growth { rises, any };
 
 template <class Range, class Text>
-std::string joined(const Range& range, Text text) {
+std::string joined_texts(const Range& range, Text text) {
   std::string out;
   for (const auto& x : range) out += (out.empty() ? "" : ", ") + std::string(text(x));
   return out;
@@ -171,7 +171,7 @@ class Reader {
   }
   void load(const char* key, Load& out) {
     const Json* v = take(key);
-    const std::string wanted = "one of " + joined(kLoadNames, [](std::string_view n) { return n; });
+    const std::string wanted = "one of " + joined_texts(kLoadNames, [](std::string_view n) { return n; });
     const auto it = v != nullptr && v->is_string() ? std::find(kLoadNames.begin(), kLoadNames.end(), v->as_string())
                                                    : kLoadNames.end();
     if (it == kLoadNames.end()) refuse(key, v == nullptr ? Json() : *v, wanted);
@@ -199,7 +199,7 @@ class Reader {
       for (const std::string& known : known_) {
         if (known.starts_with(key + "_")) refuse(key, value, "a key with its unit: " + known);
       }
-      refuse(key, value, "no such key (known: " + joined(known_, [](const std::string& k) { return k; }) + ")");
+      refuse(key, value, "no such key (known: " + joined_texts(known_, [](const std::string& k) { return k; }) + ")");
     }
   }
   const Json* take(const char* key) {
@@ -365,7 +365,7 @@ Machine rated_machine(const MachineRates& rates) {
 
 std::string to_json(const Machine& machine, int indent) {
   Writer writer;
-  writer.out.set("overlace_machine", kVersion);
+  writer.out.set("overlace_machine", kMachineVersion);
   visit(writer, machine);
   return writer.out.dump(indent);
 }
@@ -375,8 +375,8 @@ Machine machine_from_json(std::string_view text, std::string_view source) {
   if (!json.ok()) throw_error(Errc::invalid_argument, json.status().message());
   Reader reader(*json, std::string(source) + ": ");
   const Json* version = reader.take("overlace_machine");
-  if (version == nullptr || !version->is_int() || version->as_int() != kVersion)
-    reader.refuse("overlace_machine", version == nullptr ? Json() : *version, base::format("{}", kVersion));
+  if (version == nullptr || !version->is_int() || version->as_int() != kMachineVersion)
+    reader.refuse("overlace_machine", version == nullptr ? Json() : *version, base::format("{}", kMachineVersion));
   Machine out;
   visit(reader, out);
   reader.finish();
@@ -407,7 +407,7 @@ Machine find_machine(std::string_view name) {
   }
   throw_error(Errc::invalid_argument,
               base::format("machine: got {}, wanted a file that ends in .json or one of {}", name,
-                           joined(shipped_machines(), [](const std::string& n) { return n; })));
+                           joined_texts(shipped_machines(), [](const std::string& n) { return n; })));
 }
 
 }  // namespace overlace::spec

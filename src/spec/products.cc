@@ -10,7 +10,7 @@ namespace {
 int row_dim(const Box& box) { return box.ndim - 2; }
 
 /// Rows of a box, of the buffer as one matrix: those of leading dimensions follow each other.
-int64_t first_row(const Expansion& expansion, const Box& box) {
+int64_t first_row_of_box(const Expansion& expansion, const Box& box) {
   int64_t row = 0;
   for (int d = 0; d <= row_dim(box); ++d)
     row = row * expansion.buffer_shapes[static_cast<size_t>(box.buffer)][static_cast<size_t>(d)] + box.begin[d];
@@ -40,8 +40,8 @@ Distance distance(const Expansion& expansion, const ProductRows& block, const Bo
   const bool are_matrices = is_matrix(block.a) && is_matrix(block.c) && is_matrix(a) && is_matrix(c);
   if (!are_matrices || rows_of(block.a) != rows_of(block.c) || rows_of(a) != rows_of(c)) return {};
   if (!share_columns(block.a, a) || !share_columns(block.c, c)) return {};
-  return {first_row(expansion, a) - first_row(expansion, block.a),
-          first_row(expansion, c) - first_row(expansion, block.c)};
+  return {first_row_of_box(expansion, a) - first_row_of_box(expansion, block.a),
+          first_row_of_box(expansion, c) - first_row_of_box(expansion, block.c)};
 }
 
 /// Whether `next` became a part of `last`.

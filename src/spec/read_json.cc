@@ -16,7 +16,7 @@ namespace {
 
 using base::Json;
 
-constexpr int kVersion = 1;
+constexpr int kScheduleVersion = 1;
 
 /// A value and where it stands: "/tasks/1/reads/0".
 class Place {
@@ -230,7 +230,7 @@ Schedule Schedule::from_json(std::string_view text) {
                "tasks"},
               {"overlace_schedule", "op", "family"});
   Schedule out;
-  out.version = static_cast<int>(root.at("overlace_schedule").integer(1, kVersion));
+  out.version = static_cast<int>(root.at("overlace_schedule").integer(1, kScheduleVersion));
   out.op = root.at("op").name();
   out.family = root.at("family").name();
   if (root.has("params")) out.params = params_of(root.at("params"));

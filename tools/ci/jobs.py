@@ -69,6 +69,7 @@ def job_layers() -> Cases:
     """Who may include whom, budgets, documentation."""
     yield tool("check_layers")
     yield tool("check_budgets")
+    yield tool("check_names")
     yield tool("check_spread")
     yield tool("check_messages")
     yield tool("check_docs")
@@ -450,7 +451,7 @@ def job_bench() -> Cases:
 
 
 def job_clang_test() -> Cases:
-    """Weekly: the tests built by the second compiler."""
+    """Weekly: the tests built by the second compiler, each file of the library by itself."""
     yield from build_cases("cpu-clang", ["-DOVERLACE_TESTS=ON"])
     yield from all_tests("cpu-clang", COMMIT_SEEDS)
 

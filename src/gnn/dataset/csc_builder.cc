@@ -15,7 +15,6 @@
 namespace overlace::gnn {
 namespace {
 
-constexpr size_t kDataOffset = 4096;  // of files that we write: data begin with a page
 constexpr int64_t kVerticesPerBlock = 1 << 14;
 
 /// Calls fn(owner, neighbour) for each stored direction of each edge.

@@ -1,6 +1,7 @@
 // Edges in any order become indptr.npy and indices.npy, in bounded memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -9,6 +10,8 @@
 #include "src/base/status.h"
 
 namespace overlace::gnn {
+
+inline constexpr size_t kDataOffset = 4096;  // of .npy files that we write: data begin with a page
 
 struct Edge {
   int64_t source = 0, destination = 0;

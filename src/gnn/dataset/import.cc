@@ -18,7 +18,6 @@ namespace {
 
 using base::NpyFile;
 
-constexpr size_t kDataOffset = 4096;
 constexpr int64_t kEdgesPerBlock = 1 << 16;
 
 struct Sources {
@@ -62,7 +61,7 @@ base::Result<Sources> find_sources(const std::string& folder, std::string layout
   return base::invalid_argument("import: layout is \"{}\", wanted auto, pyg or igb", layout);
 }
 
-base::Result<NpyFile> open_array(const std::string& path) {
+base::Result<NpyFile> open_foreign_array(const std::string& path) {
   auto file = NpyFile::open(path);
   if (!file.ok()) return base::invalid_argument("{}", file.status().message());
   return file;
@@ -157,7 +156,7 @@ base::Result<EdgeBlocks> edges_of(const NpyFile& file) {
 
 /// Vertices of a split: ids as they are, a mask by its places.
 base::Result<std::vector<int64_t>> seeds_of(const std::string& path, int64_t num_vertices) {
-  const auto file = open_array(path);
+  const auto file = open_foreign_array(path);
   if (!file.ok()) return file.status();
   const bool is_mask = path.ends_with("_mask.npy");
   OVERLACE_TRY(check_length(*file, is_mask ? num_vertices : -1));
@@ -207,7 +206,7 @@ struct Loaded {
 
 base::Result<Loaded> load(const Sources& sources) {
   Loaded loaded;
-  auto features = open_array(sources.features);
+  auto features = open_foreign_array(sources.features);
   if (!features.ok()) return features.status();
   if (features->array().shape.size() != 2)
     return base::invalid_argument("{}: shape is {}, wanted (vertices, dim)", features->path(),
@@ -215,7 +214,7 @@ base::Result<Loaded> load(const Sources& sources) {
   loaded.num_vertices = features->array().shape[0];
   loaded.features = std::move(*features);
   if (!sources.labels.empty()) {
-    const auto file = open_array(sources.labels);
+    const auto file = open_foreign_array(sources.labels);
     if (!file.ok()) return file.status();
     OVERLACE_TRY(check_length(*file, loaded.num_vertices));
     auto labels = integers(*file);
@@ -283,7 +282,7 @@ base::Result<Described> import_dataset(const std::string& source, const std::str
   const auto loaded = load(*sources);
   if (!loaded.ok()) return loaded.status();
   OVERLACE_TRY(check_leftovers(*loaded, directory));
-  const auto edge_file = open_array(sources->edges);
+  const auto edge_file = open_foreign_array(sources->edges);
   if (!edge_file.ok()) return edge_file.status();
   const auto blocks = edges_of(*edge_file);
   if (!blocks.ok()) return blocks.status();

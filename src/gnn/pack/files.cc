@@ -52,9 +52,9 @@ base::Status FeatureFile::read(int64_t first, int64_t count, std::span<std::byte
 }
 
 std::string PackFiles::path(const std::string& directory, PackFile file, const std::string& name) {
-  constexpr std::array<const char*, 3> kNames = {"packs", "dcache", "hot"}, kEnds = {"ovk", "ovd", "ovh"};
+  constexpr std::array<const char*, 3> kFileNames = {"packs", "dcache", "hot"}, kEnds = {"ovk", "ovd", "ovh"};
   const auto i = static_cast<size_t>(file);
-  return base::format("{}/{}-{}.{}", directory, kNames[i], name, kEnds[i]);
+  return base::format("{}/{}-{}.{}", directory, kFileNames[i], name, kEnds[i]);
 }
 
 base::Result<std::unique_ptr<PackFiles>> PackFiles::create(const std::string& directory, const std::string& name,

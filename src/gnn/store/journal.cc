@@ -14,10 +14,10 @@
 namespace overlace::gnn {
 namespace {
 
-constexpr std::array<char, 8> kMagic = {'O', 'V', 'L', 'J', 'R', 'N', 'L', '1'};
+constexpr std::array<char, 8> kJournalMagic = {'O', 'V', 'L', 'J', 'R', 'N', 'L', '1'};
 
-struct Head {
-  std::array<char, 8> magic = kMagic;
+struct JournalHead {
+  std::array<char, 8> magic = kJournalMagic;
   std::array<uint8_t, 16> digest{};
 };
 struct RecordHead {
@@ -30,7 +30,7 @@ uint32_t crc_of(const RecordHead& head, std::span<const std::byte> payload) {
 }
 
 template <class T>
-std::span<const std::byte> bytes_of(const T& value) {
+std::span<const std::byte> raw_bytes(const T& value) {
   return std::as_bytes(std::span<const T, 1>(&value, 1));
 }
 
@@ -38,12 +38,12 @@ std::span<const std::byte> bytes_of(const T& value) {
 
 JournalContent parse_journal(std::span<const std::byte> bytes, const std::array<uint8_t, 16>& digest) {
   JournalContent out;
-  Head head;
-  if (bytes.size() < sizeof(Head)) return out;
-  std::memcpy(&head, bytes.data(), sizeof(Head));
-  if (head.magic != kMagic || head.digest != digest) return out;
+  JournalHead head;
+  if (bytes.size() < sizeof(JournalHead)) return out;
+  std::memcpy(&head, bytes.data(), sizeof(JournalHead));
+  if (head.magic != kJournalMagic || head.digest != digest) return out;
   out.is_ours = true;
-  out.whole_bytes = sizeof(Head);
+  out.whole_bytes = sizeof(JournalHead);
   while (bytes.size() - out.whole_bytes >= sizeof(RecordHead)) {
     RecordHead record;
     std::memcpy(&record, bytes.data() + out.whole_bytes, sizeof(record));
@@ -70,9 +70,9 @@ base::Result<std::unique_ptr<Journal>> Journal::open(const std::string& path, co
   if (::ftruncate(fd, journal->end_) != 0)
     return base::error(Errc::io, "{}: resize: {}", path, std::generic_category().message(errno));
   if (!content.is_ours) {
-    Head head;
+    JournalHead head;
     head.digest = digest;
-    OVERLACE_TRY(journal->write_at_end(bytes_of(head)));
+    OVERLACE_TRY(journal->write_at_end(raw_bytes(head)));
     const size_t slash = path.rfind('/');
     OVERLACE_TRY(base::sync_directory(slash == std::string::npos ? "." : path.substr(0, slash)));
   }
@@ -84,7 +84,7 @@ Journal::~Journal() { ::close(fd_); }
 base::Status Journal::append(uint32_t kind, std::span<const std::byte> payload) {
   RecordHead head{static_cast<uint32_t>(payload.size()), next_, kind, 0};
   head.crc = crc_of(head, payload);
-  std::vector<std::byte> bytes(bytes_of(head).begin(), bytes_of(head).end());
+  std::vector<std::byte> bytes(raw_bytes(head).begin(), raw_bytes(head).end());
   bytes.insert(bytes.end(), payload.begin(), payload.end());
   OVERLACE_TRY(write_at_end(bytes));
   ++next_;
@@ -93,9 +93,9 @@ base::Status Journal::append(uint32_t kind, std::span<const std::byte> payload) 
 
 base::Status Journal::forget() {
   if (next_ == 0) return {};
-  if (::ftruncate(fd_, sizeof(Head)) != 0 || ::fdatasync(fd_) != 0)
+  if (::ftruncate(fd_, sizeof(JournalHead)) != 0 || ::fdatasync(fd_) != 0)
     return base::error(Errc::io, "{}: resize: {}", path_, std::generic_category().message(errno));
-  end_ = sizeof(Head);
+  end_ = sizeof(JournalHead);
   next_ = 0;
   records_.clear();
   return {};

@@ -9,12 +9,12 @@
 namespace overlace::gnn {
 namespace {
 
-constexpr std::array<char, 8> kMagic = {'O', 'V', 'L', 'P', 'L', 'A', 'N', 'S'};
+constexpr std::array<char, 8> kPlanMagic = {'O', 'V', 'L', 'P', 'L', 'A', 'N', 'S'};
 constexpr uint32_t kVersion = 1;
 constexpr size_t kArrays = 6;
 
-struct Head {
-  std::array<char, 8> magic = kMagic;
+struct PlanHead {
+  std::array<char, 8> magic = kPlanMagic;
   uint32_t version = kVersion, crc = 0;  // of all that follows
   Generation generation{};
   int64_t num_vertices = 0, row_bytes = 0, depth = 0, policy = 0, order = 0, order_batches = 0;
@@ -25,7 +25,7 @@ struct Head {
   std::array<int64_t, kArrays> counts{};  // gpu, cpu, extents, restores, first pages, page sums
   int64_t epoch_batches = 0;              // 0: all batches are of one sampled epoch
 };
-static_assert(sizeof(Head) == 32 + 8 * 18 + 8 * (kArrays + 1));
+static_assert(sizeof(PlanHead) == 32 + 8 * 18 + 8 * (kArrays + 1));
 constexpr size_t kSummed = 16;  // what stands before the checksum's bytes
 
 template <class T>
@@ -161,7 +161,7 @@ PackPlan plan_of(const PackRequest& request, const PackResult& packed, int64_t n
 }
 
 std::vector<std::byte> encode_plan(const PackPlan& p) {
-  Head head;
+  PlanHead head;
   head.generation = p.generation;
   head.num_vertices = p.num_vertices;
   head.row_bytes = p.row_bytes;
@@ -182,25 +182,25 @@ std::vector<std::byte> encode_plan(const PackPlan& p) {
   head.counts = {std::ssize(p.start.gpu), std::ssize(p.start.cpu),  std::ssize(p.extents),
                  std::ssize(p.restores),  std::ssize(p.first_page), std::ssize(p.page_sums)};
   head.epoch_batches = p.epoch_batches == p.num_batches() ? 0 : p.epoch_batches;
-  std::vector<std::byte> out(sizeof(Head));
+  std::vector<std::byte> out(sizeof(PlanHead));
   put(&out, p.start.gpu);
   put(&out, p.start.cpu);
   put(&out, p.extents);
   put(&out, p.restores);
   put(&out, p.first_page);
   put(&out, p.page_sums);
-  std::memcpy(out.data(), &head, sizeof(Head));
+  std::memcpy(out.data(), &head, sizeof(PlanHead));
   head.crc = base::crc32c(std::span(out).subspan(kSummed));
-  std::memcpy(out.data(), &head, sizeof(Head));
+  std::memcpy(out.data(), &head, sizeof(PlanHead));
   return out;
 }
 
 base::Result<PackPlan> parse_plan(std::span<const std::byte> bytes, const std::string& name) {
   const auto corrupt = [&](const std::string& why) { return base::error(Errc::corrupt, "{}: {}", name, why); };
-  Head head;
-  if (bytes.size() < sizeof(Head)) return corrupt(base::format("{} bytes, no header fits", bytes.size()));
-  std::memcpy(&head, bytes.data(), sizeof(Head));
-  if (head.magic != kMagic) return corrupt("this is no plan of packs");
+  PlanHead head;
+  if (bytes.size() < sizeof(PlanHead)) return corrupt(base::format("{} bytes, no header fits", bytes.size()));
+  std::memcpy(&head, bytes.data(), sizeof(PlanHead));
+  if (head.magic != kPlanMagic) return corrupt("this is no plan of packs");
   if (head.version != kVersion)
     return base::error(Errc::version_mismatch, "{}: format {}, wanted {}", name, head.version, kVersion);
   const uint32_t seen = base::crc32c(bytes.subspan(kSummed));
@@ -222,7 +222,7 @@ base::Result<PackPlan> parse_plan(std::span<const std::byte> bytes, const std::s
   p.most_block_bytes = head.most_block_bytes;
   std::copy_n(head.file_bytes.begin(), 3, p.file_bytes);
   p.hot_sum = static_cast<uint32_t>(head.hot_sum);
-  std::span<const std::byte> rest = bytes.subspan(sizeof(Head));
+  std::span<const std::byte> rest = bytes.subspan(sizeof(PlanHead));
   if (!take(&rest, head.counts[0], &p.start.gpu) || !take(&rest, head.counts[1], &p.start.cpu) ||
       !take(&rest, head.counts[2], &p.extents) || !take(&rest, head.counts[3], &p.restores) ||
       !take(&rest, head.counts[4], &p.first_page) || !take(&rest, head.counts[5], &p.page_sums) || !rest.empty())

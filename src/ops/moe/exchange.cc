@@ -18,8 +18,6 @@ namespace {
 
 constexpr char kEndOfWords = '\n';
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 template <class T>
 TensorView column_of(std::vector<T>& values) {
   static_assert(sizeof(T) == 4);

@@ -8,11 +8,6 @@
 #include "src/exec/gemm.h"
 
 namespace overlace::ops::moe {
-namespace {
-
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
-/// Row e of a matrix (E_loc, n) as floats; zeros if it is not defined.
 std::vector<float> bias_of(const TensorView& biases, int64_t e, int64_t n) {
   std::vector<float> out(at(n));
   if (!biases.defined()) return out;
@@ -20,8 +15,6 @@ std::vector<float> bias_of(const TensorView& biases, int64_t e, int64_t n) {
   base::convert_to_float(row.data, row.dtype, out.data(), n);
   return out;
 }
-
-}  // namespace
 
 base::Result<Activation> activation_of(std::string_view name) {
   if (name == "silu") return Activation::silu;

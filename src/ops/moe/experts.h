@@ -44,6 +44,9 @@ struct Experts {
 /// Matrix e of a stack of matrices (E, rows, cols).
 TensorView matrix_of(const TensorView& stack, int64_t e);
 
+/// Row e of a matrix (E_loc, n) as floats; zeros if it is not defined.
+std::vector<float> bias_of(const TensorView& biases, int64_t e, int64_t n);
+
 /// c (P, N) of a (P, K) and b (E_loc, N, K): rows of expert e are multiplied by b[e]^T. Padding rows are not written.
 base::Status grouped_gemm(const PoolLayout& pool, const TensorView& a, const TensorView& b, const TensorView& c);
 

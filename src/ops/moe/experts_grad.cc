@@ -10,16 +10,10 @@
 namespace overlace::ops::moe {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 std::vector<float> floats_of(const TensorView& row, int64_t n) {
   std::vector<float> out(at(n));
   base::convert_to_float(row.data, row.dtype, out.data(), n);
   return out;
-}
-/// Row e of (E_loc, n); zeros if there are no biases.
-std::vector<float> bias_of(const TensorView& biases, int64_t e, int64_t n) {
-  return biases.defined() ? floats_of(biases.rows(e, 1), n) : std::vector<float>(at(n));
 }
 
 /// One row of the elementwise part. before (I or 2 I), q (I), bias (I), h (I); `dbefore`, as `before`, and h take the

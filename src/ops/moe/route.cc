@@ -9,8 +9,6 @@
 namespace overlace::ops::moe {
 namespace {
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
 /// A token with experts of one rank.
 struct Need {
   int32_t token = 0, first = 0, last = 0;  // the least and the greatest of those experts

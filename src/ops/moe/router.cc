@@ -14,10 +14,8 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-size_t at(int64_t i) { return static_cast<size_t>(i); }
-
-base::Status check(std::span<const float> logits, int64_t num_experts, std::span<const float> bias,
-                   const RouterOptions& o) {
+base::Status check_choice(std::span<const float> logits, int64_t num_experts, std::span<const float> bias,
+                          const RouterOptions& o) {
   if (num_experts < 1) return base::invalid_argument("choose_experts: {} experts, wanted 1 or more", num_experts);
   if (logits.size() % at(num_experts) != 0)
     return base::invalid_argument("choose_experts: {} logits, wanted a multiple of the {} experts", logits.size(),
@@ -90,7 +88,7 @@ void limit_groups(std::span<float> keys, const RouterOptions& o) {
 
 base::Result<Choices> choose_experts(std::span<const float> logits, int64_t num_experts, std::span<const float> bias,
                                      const RouterOptions& options) {
-  OVERLACE_TRY(check(logits, num_experts, bias, options));
+  OVERLACE_TRY(check_choice(logits, num_experts, bias, options));
   const size_t experts = at(num_experts), k = at(options.top_k);
   Choices out{.top_k = options.top_k};
   std::vector<float> scores(experts), keys(experts);

@@ -12,6 +12,9 @@ namespace overlace::ops::moe {
 
 inline constexpr int kMostChoices = 32;  // of a token
 
+/// An offset as an index.
+constexpr size_t at(int64_t i) { return static_cast<size_t>(i); }
+
 enum class Score { softmax, sigmoid };
 
 struct RouterOptions {

@@ -63,19 +63,19 @@ int64_t bytes_of(const Json& args) {
   return size > 0 && elements < (int64_t{1} << 59) ? elements * size : 0;
 }
 
-struct Event {
+struct KinetoEvent {
   const Json* json;
   std::string category;
   double begin_us, us;
 };
 
-Status read_event(const Json& event, size_t index, std::string_view source, std::vector<Event>* out) {
+Status read_event(const Json& event, size_t index, std::string_view source, std::vector<KinetoEvent>* out) {
   const auto fail = [&](std::string_view why) {
     return base::error(Errc::corrupt, "{}: trace event {}: {}", source, index, why);
   };
   if (!event.is_object()) return fail("wanted an object");
   if (text_of(event, "ph") != "X") return {};
-  Event read{&event, text_of(event, "cat"), 0, 0};
+  KinetoEvent read{&event, text_of(event, "cat"), 0, 0};
   for (const bool is_begin : {true, false}) {
     const char* const key = is_begin ? "ts" : "dur";
     const Json* value = event.find(key);
@@ -115,16 +115,16 @@ base::Result<base::Trace> parse_kineto(const Json& root, std::string_view source
     OVERLACE_TRY(base::trace_formats::check_rank(value->as_int(), source, "distributedInfo"));
     rank = static_cast<int>(value->as_int());
   }
-  std::vector<Event> events;
+  std::vector<KinetoEvent> events;
   for (size_t i = 0; i < list->as_array().size(); ++i)
     OVERLACE_TRY(read_event(list->as_array()[i], i, source, &events));
   const bool has_device =
-      std::any_of(events.begin(), events.end(), [](const Event& e) { return is_device(e.category); });
-  std::erase_if(events, [&](const Event& e) { return has_device && !is_device(e.category); });
+      std::any_of(events.begin(), events.end(), [](const KinetoEvent& e) { return is_device(e.category); });
+  std::erase_if(events, [&](const KinetoEvent& e) { return has_device && !is_device(e.category); });
   if (events.empty()) return base::error(Errc::corrupt, "{}: no complete event, wanted kernels or slices", source);
   double first_us = events[0].begin_us;
-  for (const Event& e : events) first_us = std::min(first_us, e.begin_us);
-  for (const Event& e : events) {
+  for (const KinetoEvent& e : events) first_us = std::min(first_us, e.begin_us);
+  for (const KinetoEvent& e : events) {
     const double begin = e.begin_us - first_us;
     if (!(begin + e.us <= kMostExtentUs))
       return base::error(Errc::corrupt, "{}: {} ends {} us after the first event, wanted at most {}", source,

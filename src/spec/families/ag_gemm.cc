@@ -154,30 +154,31 @@ void gathered(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   kAdd(out, op);
 }
 
-constexpr Arg kArgs[] = {{.name = "A",
-                          .call = "a_shard",
-                          .rows = "off[r+1]-off[r]",
-                          .columns = "K",
-                          .why = "as c's rows are split",
-                          .doc = "rows of this rank of the left factor"},
-                         {.name = "B",
-                          .call = "b",
-                          .rows = "K",
-                          .columns = "N",
-                          .has_layout = true,
-                          .doc = "right factor, columns of this rank"},
-                         {.name = "C",
-                          .call = "c",
-                          .role = Role::output,
-                          .rows = "M",
-                          .columns = "N",
-                          .why = "to take N of b",
-                          .doc = "result for all ranks' rows; with SwiGLU (M, N / 2)"},
-                         {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
-                         kGathered};
+constexpr Arg kAgGemmArgs[] = {
+    {.name = "A",
+     .call = "a_shard",
+     .rows = "off[r+1]-off[r]",
+     .columns = "K",
+     .why = "as c's rows are split",
+     .doc = "rows of this rank of the left factor"},
+    {.name = "B",
+     .call = "b",
+     .rows = "K",
+     .columns = "N",
+     .has_layout = true,
+     .doc = "right factor, columns of this rank"},
+    {.name = "C",
+     .call = "c",
+     .role = Role::output,
+     .rows = "M",
+     .columns = "N",
+     .why = "to take N of b",
+     .doc = "result for all ranks' rows; with SwiGLU (M, N / 2)"},
+    {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added to each row"},
+    kGathered};
 
 using enum ClosedForm;
-constexpr FamilyDef kFamilies[] = {
+constexpr FamilyDef kAgGemmFamilies[] = {
     kGatherLibrary,
     kGatherSerial,
     whole("shard_p2p", per_shard, nullptr, gathered<add_hetero_unfused>),
@@ -197,8 +198,8 @@ constexpr FamilyDef kFamilies[] = {
 
 constinit const OperatorDef kAgGemm = {.name = "ag_gemm",
                                        .summary = "C = act(gathered A times B + bias): AllGather, then GEMM",
-                                       .args = kArgs,
-                                       .families = kFamilies,
+                                       .args = kAgGemmArgs,
+                                       .families = kAgGemmFamilies,
                                        .flow = {.gathers = true},
                                        .local_param = "N",
                                        .knows_hosts = true,

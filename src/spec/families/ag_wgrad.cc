@@ -15,7 +15,7 @@ std::string sums_of(Schedule* out, const OpSpec& op) {
   return "acc";
 }
 
-Region whole(const std::string& buffer) { return box(buffer, {all("K"), all("N")}); }
+Region whole_gradient(const std::string& buffer) { return box(buffer, {all("K"), all("N")}); }
 
 /// Own rows from A at once; then the others' chunk by chunk in the order of arrival, r+1 first, which no timing
 /// changes.
@@ -23,10 +23,10 @@ void row_blocks(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_gather(out, op, options, /*is_slab=*/false);
   const std::string sums = sums_of(out, op);
   out->tasks.push_back(gemm_of_rows(op, "gemm_own", 0, box("A", {kWholeShard, all("K")}), b_rows(op, shard_rows("r")),
-                                    whole(sums), /*adds=*/false));
+                                    whole_gradient(sums), /*adds=*/false));
   const std::string shard = "((r+p)%G)";
   Task remote = gemm_of_rows(op, "gemm_remote", "1+s", box("X", {chunk_rows(shard), all("K")}),
-                             b_rows(op, chunk_rows(shard)), whole(sums), /*adds=*/true);
+                             b_rows(op, chunk_rows(shard)), whole_gradient(sums), /*adds=*/true);
   remote.loops = {chunks(), peers()};
   remote.waits = {wait_for("arrived", "s", shard)};
   Set credit = set_at("credit", 0, shard);
@@ -34,7 +34,7 @@ void row_blocks(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   remote.sets = {credit};
   out->tasks.push_back(std::move(remote));
   if (sums == "C") return;
-  out->tasks.push_back(reduce("convert", 0, "q+1", {}, {whole(sums)}, whole("C")));
+  out->tasks.push_back(reduce("convert", 0, "q+1", {}, {whole_gradient(sums)}, whole_gradient("C")));
 }
 
 /// Step s takes slab s of the columns of all rows: rows slab s of C, whole sums that are rounded once.
@@ -50,29 +50,29 @@ void column_slabs(Schedule* out, const OpSpec& op, const FamilyOptions& options)
   out->tasks.push_back(std::move(step));
 }
 
-constexpr Arg kArgs[] = {{.name = "A",
-                          .call = "a_shard",
-                          .rows = "off[r+1]-off[r]",
-                          .columns = "K",
-                          .why = "as b's rows are split",
-                          .doc = "rows of this rank, as ag_gemm took them"},
-                         {.name = "B",
-                          .call = "b",
-                          .rows = "M",
-                          .columns = "N",
-                          .has_layout = true,
-                          .doc = "gradient of ag_gemm's result, columns of this rank"},
-                         {.name = "C",
-                          .call = "c",
-                          .role = Role::output,
-                          .rows = "K",
-                          .columns = "N",
-                          .why = "to take K of a_shard and N of b",
-                          .doc = "gradient of the right factor"},
-                         kGathered};
+constexpr Arg kAgWgradArgs[] = {{.name = "A",
+                                 .call = "a_shard",
+                                 .rows = "off[r+1]-off[r]",
+                                 .columns = "K",
+                                 .why = "as b's rows are split",
+                                 .doc = "rows of this rank, as ag_gemm took them"},
+                                {.name = "B",
+                                 .call = "b",
+                                 .rows = "M",
+                                 .columns = "N",
+                                 .has_layout = true,
+                                 .doc = "gradient of ag_gemm's result, columns of this rank"},
+                                {.name = "C",
+                                 .call = "c",
+                                 .role = Role::output,
+                                 .rows = "K",
+                                 .columns = "N",
+                                 .why = "to take K of a_shard and N of b",
+                                 .doc = "gradient of the right factor"},
+                                kGathered};
 
 using enum ClosedForm;
-constexpr FamilyDef kFamilies[] = {
+constexpr FamilyDef kAgWgradFamilies[] = {
     kGatherLibrary,
     kGatherSerial,
     whole("shard_p2p", per_shard, nullptr, row_blocks),
@@ -87,8 +87,8 @@ constexpr FamilyDef kFamilies[] = {
 
 constinit const OperatorDef kAgWgrad = {.name = "ag_wgrad",
                                         .summary = "C = gathered A, transposed, times B: AllGather, then GEMM",
-                                        .args = kArgs,
-                                        .families = kFamilies,
+                                        .args = kAgWgradArgs,
+                                        .families = kAgWgradFamilies,
                                         .flow = {.gathers = true, .sums_rows = true},
                                         .local_param = "N",
                                         .make_alone = make_dense_alone,

@@ -176,6 +176,12 @@ Wait credit_from(const std::string& credit, const std::string& to) {
   return out;
 }
 
+Set credit_to(const std::string& source, const std::string& is_last) {
+  Set out = set_at("credit", 0, source);
+  out.each = Loop{"z", 0, is_last};
+  return out;
+}
+
 Expr lane_of_peer(const FamilyOptions& options) { return options.ce_queues == 1 ? Expr(0) : Expr("(p-1)%ce_queues"); }
 
 Task reduce(std::string id, Expr queue, Expr order, std::vector<Loop> loops, std::vector<Region> sources, Region to) {

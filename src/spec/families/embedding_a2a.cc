@@ -12,9 +12,6 @@
 namespace overlace::spec {
 namespace {
 
-const char* const kTo = "((r+p)%G)";
-const char* const kFrom = "((r+G-p)%G)";
-constexpr const char* kMyRows = "off[r+1]-off[r]";
 constexpr const char* kMyColumns = "packed[r+1]-packed[r]";
 
 const std::string& text_of_field(const Params& fields, std::string_view name) {
@@ -87,7 +84,7 @@ void add_pool(Schedule* out, const OpSpec& op, const char* id, Expr order, std::
 
 /// Rows of "P" to "S" at the samples' owners behind the task `after`, nearest rank first, and from there into the
 /// result, which no peer may write.
-void add_sends(Schedule* out, const OpSpec& op, const FamilyOptions& options, const char* after) {
+void add_sends_of_sums(Schedule* out, const OpSpec& op, const FamilyOptions& options, const char* after) {
   out->consts["shard_max"] = longest_shard(*out);
   out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"shard_max", "N"}, 2});
   out->signals = {{"arrived", "q"}, {"credit", 1}};
@@ -115,7 +112,7 @@ void add_take_own(Schedule* out, const char* after) {
 }
 
 /// Blocks of one width, that of the rank with most columns: what the library's exchange takes.
-void make_library(Schedule* out, const OpSpec& op, const FamilyOptions&) {
+void make_embedding_library(Schedule* out, const OpSpec& op, const FamilyOptions&) {
   add_features(out, op);
   const std::vector<int64_t>&packed = out->tables.at("packed"), &off = out->tables.at("off");
   int64_t widest = 0;
@@ -144,11 +141,11 @@ void make_library(Schedule* out, const OpSpec& op, const FamilyOptions&) {
   out->tasks.push_back(std::move(unpack));
 }
 
-void make_serial(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+void make_embedding_serial(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_features(out, op);
   add_pooled(out, op, "P");
   add_pool(out, op, "pool", 0, {}, all("M"));
-  add_sends(out, op, options, "pool");
+  add_sends_of_sums(out, op, options, "pool");
   add_take_own(out, "pool");
 }
 
@@ -158,11 +155,11 @@ void make_chunked(Schedule* out, const OpSpec& op, const FamilyOptions& options)
   add_pooled(out, op, "P");
   add_pool(out, op, "pool_remote", "s", {chunks(), peers()}, chunk_rows(kTo));
   add_pool(out, op, "pool_own", "q", {}, shard_rows("r"));
-  add_sends(out, op, options, "pool_remote");
+  add_sends_of_sums(out, op, options, "pool_remote");
   add_take_own(out, "pool_own");
 }
 
-void make_compute(Schedule* out, const OpSpec& op, const FamilyOptions&) {
+void make_embedding_compute(Schedule* out, const OpSpec& op, const FamilyOptions&) {
   add_features(out, op);
   add_pooled(out, op, "P");
   add_pool(out, op, "pool", 0, {}, all("M"));
@@ -170,7 +167,7 @@ void make_compute(Schedule* out, const OpSpec& op, const FamilyOptions&) {
 void make_comm(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_features(out, op);
   add_pooled(out, op, "P");
-  add_sends(out, op, options, nullptr);
+  add_sends_of_sums(out, op, options, nullptr);
 }
 void make_limit(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   make_comm(out, op, options);
@@ -178,7 +175,7 @@ void make_limit(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_pool(out, op, "pool", 0, {}, all("M"), "P0");
 }
 
-void make_alone(Schedule* out, const OpSpec& op, Purpose purpose) {
+void make_embedding_alone(Schedule* out, const OpSpec& op, Purpose purpose) {
   add_features(out, op);
   if (purpose == Purpose::comm) return;
   add_pooled(out, op, "P");
@@ -223,14 +220,14 @@ void pose(OpSpec* op) {
   if (const auto* number = std::get_if<int64_t>(&batch->second)) op->m = *number;
 }
 
-std::vector<int> chunk_degrees(const OpSpec& op, const Machine&) {
+std::vector<int> row_chunk_degrees(const OpSpec& op, const Machine&) {
   std::vector<int> out;
   for (const int q : {1, 2, 4, 8, 16})
     if (op.m / op.ranks >= q) out.push_back(q);
   return out;
 }
 
-constexpr Arg kArgs[] = {
+constexpr Arg kEmbeddingArgs[] = {
     {.name = {},
      .call = "weights",
      .role = Role::data,
@@ -262,11 +259,11 @@ constexpr FieldDef kFields[] = {{"batch", FieldType::integer, "samples of all ra
                                 {"bounds", FieldType::text, "error, ignore, clamp, zero_row or none"},
                                 {"mode", FieldType::text, "sum, mean or max"},
                                 {"placement", FieldType::text, "tables and features as JSON"}};
-constexpr FamilyDef kFamilies[] = {
-    whole("library", ClosedForm::none, degree_of_one, make_library),
-    whole("serial", ClosedForm::none, degree_of_one, make_serial),
-    cut("hetero_unfused_1d", ClosedForm::none, 1, chunk_degrees, make_chunked),
-    bound("compute", Purpose::compute, make_compute),
+constexpr FamilyDef kEmbeddingFamilies[] = {
+    whole("library", ClosedForm::none, degree_of_one, make_embedding_library),
+    whole("serial", ClosedForm::none, degree_of_one, make_embedding_serial),
+    cut("hetero_unfused_1d", ClosedForm::none, 1, row_chunk_degrees, make_chunked),
+    bound("compute", Purpose::compute, make_embedding_compute),
     bound("comm", Purpose::comm, make_comm),
     bound("limit", Purpose::limit, make_limit),
 };
@@ -277,11 +274,11 @@ constinit const OperatorDef kEmbeddingA2a = {
     .name = "embedding_a2a",
     .summary = "out = all features of this rank's samples, pooled where their tables lie: embedding, then All-to-All",
     .suffix = "_embedding",
-    .args = kArgs,
+    .args = kEmbeddingArgs,
     .fields = kFields,
-    .families = kFamilies,
+    .families = kEmbeddingFamilies,
     .local_param = {},
-    .make_alone = make_alone,
+    .make_alone = make_embedding_alone,
     .refuse = refuse,
     .meaning = meaning,
     .pose = pose,

@@ -10,9 +10,6 @@
 namespace overlace::spec {
 namespace {
 
-const char* const kTo = "((r+p)%G)";      // whom my p-th block goes to
-const char* const kFrom = "((r+G-p)%G)";  // whose p-th block comes to me
-constexpr const char* kMyRows = "off[r+1]-off[r]";
 constexpr const char* kGot = "got[r+1]-got[r]";
 
 std::string chunk_of(const std::string& from, const std::string& to, const std::string& s) {
@@ -77,8 +74,8 @@ void add_takes(Schedule* out) {
 }
 
 /// My own block to its place, where it is not multiplied out of, or into, its place.
-void add_take_own(Schedule* out, const std::string& from, const std::string& to, const std::string& columns,
-                  std::vector<std::string> deps) {
+void add_take_own_rows(Schedule* out, const std::string& from, const std::string& to, const std::string& columns,
+                       std::vector<std::string> deps) {
   Task own = copy("take_own", "ce_queues", "s*G", {chunks()}, box(from, {sent_rows("r"), all(columns)}),
                   box(to, {placed_rows("r", "r"), all(columns)}));
   own.deps = std::move(deps);
@@ -118,7 +115,7 @@ void make_serial(Schedule* out, const OpSpec& op, const FamilyOptions& options) 
   add_products_buffer(out, op, "P");
   add_whole(out, op, "P");
   add_sends_of_products(out, op, options, "gemm");
-  add_take_own(out, "P", "Y", "N", {"gemm"});
+  add_take_own_rows(out, "P", "Y", "N", {"gemm"});
   add_takes(out);
 }
 
@@ -131,7 +128,7 @@ void make_all_blocks(Schedule* out, const OpSpec& op, const FamilyOptions& optio
   step.loops = {chunks()};
   out->tasks.push_back(std::move(step));
   add_sends_of_products(out, op, options, "gemm");
-  add_take_own(out, "P", "Y", "N", {"gemm"});
+  add_take_own_rows(out, "P", "Y", "N", {"gemm"});
   add_takes(out);
 }
 
@@ -159,7 +156,7 @@ void make_compute(Schedule* out, const OpSpec& op, const FamilyOptions&) {
 
 /// The transfers alone, or beside a product that nothing waits for.
 template <bool kWithProduct>
-void make_comm(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+void make_exchange_comm(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_products_buffer(out, op, "P");
   if (kWithProduct) {
     add_products_buffer(out, op, "P0");
@@ -176,7 +173,7 @@ void make_alone(Schedule* out, const OpSpec& op, Purpose purpose) {
 /// The result of a rank is, in the order of the sources, of the block that each of them has for it the product with
 /// their own factor or, where rows travel first, with that of the rank.
 template <bool kIsBefore>
-Meaning meaning(const Schedule& schedule, int rank, int ranks) {
+Meaning exchange_meaning(const Schedule& schedule, int rank, int ranks) {
   if (exchange_of(schedule.params) == Exchange::cols) return columns_meaning(schedule, rank, ranks, kIsBefore);
   const auto table = [&](const char* name, int index) { return schedule.tables.at(name)[static_cast<size_t>(index)]; };
   const int64_t k = std::get<int64_t>(schedule.params.at("K"));
@@ -200,7 +197,7 @@ Meaning meaning(const Schedule& schedule, int rank, int ranks) {
   return out;
 }
 
-constexpr Arg kArgs[] = {
+constexpr Arg kGemmA2aArgs[] = {
     {.name = "A", .call = "a", .rows = kMyRows, .columns = "K", .why = "as splits say", .doc = "rows of this rank"},
     {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor of this rank"},
     {.name = "Y",
@@ -218,15 +215,15 @@ constexpr Arg kArgs[] = {
      .doc = "added to each row of this rank's product"}};
 
 using enum ClosedForm;
-constexpr FamilyDef kFamilies[] = {
+constexpr FamilyDef kGemmA2aFamilies[] = {
     whole("library", library, degree_of_one, behind<make_library, Columns::library>),
     whole("serial", serial, degree_of_one, behind<make_serial, Columns::serial>),
     cut("uniform_fused_1d", all_shards, 3, chunk_degrees, behind<make_all_blocks, Columns::all_ranks>),
     cut("hetero_fused_1d", other_shards, 2, batch_degrees, behind<make_other_blocks<true>, Columns::other_ranks>),
     cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, behind<make_other_blocks<false>, Columns::per_rank>),
     bound("compute", Purpose::compute, behind<make_compute, Columns::compute>),
-    bound("comm", Purpose::comm, behind<make_comm<false>, Columns::comm>),
-    bound("limit", Purpose::limit, behind<make_comm<true>, Columns::limit>),
+    bound("comm", Purpose::comm, behind<make_exchange_comm<false>, Columns::comm>),
+    bound("limit", Purpose::limit, behind<make_exchange_comm<true>, Columns::limit>),
 };
 
 // ---- a2a_gemm ----
@@ -242,12 +239,6 @@ void add_sends_of_rows(Schedule* out, const OpSpec& op, const FamilyOptions& opt
 Task product_of(const OpSpec& op, std::string id, Expr order, const Range& rows) {
   return product(op, std::move(id), std::move(order), box("X", {rows, all("K")}), box("Y", {rows, all("N")}));
 }
-/// The sources may send again once I have multiplied all that they sent.
-Set credit_to(const std::string& source, const std::string& is_last) {
-  Set out = set_at("credit", 0, source);
-  out.each = Loop{"z", 0, is_last};
-  return out;
-}
 
 void make_library_before(Schedule* out, const OpSpec& op, const FamilyOptions&) {
   out->buffers.push_back({"X", Space::local, op.dtype, {kGot, "K"}});
@@ -260,7 +251,7 @@ void make_library_before(Schedule* out, const OpSpec& op, const FamilyOptions&) 
 template <bool kIsSerial>
 void make_all_blocks_before(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_sends_of_rows(out, op, options);
-  add_take_own(out, "A", "X", "K", {});
+  add_take_own_rows(out, "A", "X", "K", {});
   const Loop ranks = {"p", 0, "G"};
   const std::vector<Range> rows = {placed_rows("p", "r"), all("K")}, results = {rows[0], all("N")};
   Task step = kIsSerial ? product_of(op, "gemm", 0, all(kGot))
@@ -304,7 +295,7 @@ void make_comm_before(Schedule* out, const OpSpec& op, const FamilyOptions& opti
   out->tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
 }
 
-constexpr Arg kArgsBefore[] = {
+constexpr Arg kA2aGemmArgs[] = {
     {.name = "A",
      .call = "a_shard",
      .rows = kMyRows,
@@ -331,7 +322,7 @@ constexpr Arg kArgsBefore[] = {
      .why = "to take the rows that come",
      .doc = "this rank's block of each rank's a_shard, in the order of the ranks"}};
 
-constexpr FamilyDef kFamiliesBefore[] = {
+constexpr FamilyDef kA2aGemmFamilies[] = {
     whole("library", library, degree_of_one, before<make_library_before, Columns::library>),
     whole("serial", serial, degree_of_one, before<make_all_blocks_before<true>, Columns::serial>),
     cut("uniform_fused_1d", all_shards, 0, chunk_degrees, before<make_all_blocks_before<false>, Columns::all_ranks>),
@@ -349,21 +340,21 @@ constinit const OperatorDef kGemmA2a = {
     .name = "gemm_a2a",
     .summary = "Y = blocks for this rank of all ranks' A B + bias: GEMM, then All-to-All",
     .suffix = "_a2a",
-    .args = kArgs,
-    .families = kFamilies,
+    .args = kGemmA2aArgs,
+    .families = kGemmA2aFamilies,
     .flow = {.exchanges = true},
     .local_param = "K",
     .make_alone = make_alone,
-    .meaning = meaning<false>};
+    .meaning = exchange_meaning<false>};
 
 constinit const OperatorDef kA2aGemm = {
     .name = "a2a_gemm",
     .summary = "Y = blocks for this rank of all ranks' A, times B + bias: All-to-All, then GEMM",
-    .args = kArgsBefore,
-    .families = kFamiliesBefore,
+    .args = kA2aGemmArgs,
+    .families = kA2aGemmFamilies,
     .flow = {.gathers = true, .exchanges = true},
     .local_param = "N",
     .make_alone = make_alone,
-    .meaning = meaning<true>};
+    .meaning = exchange_meaning<true>};
 
 }  // namespace overlace::spec

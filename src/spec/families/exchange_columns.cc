@@ -10,9 +10,6 @@
 namespace overlace::spec {
 namespace {
 
-const char* const kTo = "((r+p)%G)";
-const char* const kFrom = "((r+G-p)%G)";
-constexpr const char* kMyRows = "off[r+1]-off[r]";
 const std::string kWidth = "((block[j+1]-block[j])/G)";  // of block j at each rank
 
 Loop blocks() { return {"j", 0, "blocks"}; }
@@ -35,12 +32,6 @@ Region all_columns(const std::string& buffer, const char* columns, Range rows = 
   return box(buffer, {std::move(rows), all(columns)});
 }
 
-Set credit_to(const std::string& source, const std::string& is_last) {
-  Set out = set_at("credit", 0, source);
-  out.each = Loop{"z", 0, is_last};
-  return out;
-}
-
 /// Copies of chunk s to its place at the rank at distance p, nearest first.
 Task push(const FamilyOptions& options, Region from, Region to) {
   Task out = copy("push", lane_of_peer(options), "s*G+p", {chunks(), peers()}, std::move(from), std::move(to));
@@ -60,7 +51,7 @@ const char* const kRowsOfAll = "G*(off[r+1]-off[r])";
 Range rows_for_rank() { return {"d*(off[r+1]-off[r])", kMyRows}; }
 
 /// The exchange by the team's engine, of rows: `is_behind`, each rank's go to all, else each rank gets its own.
-Task by_library(Schedule* out, bool is_behind, Expr order, Region from, Region to) {
+Task columns_by_library(Schedule* out, bool is_behind, Expr order, Region from, Region to) {
   const std::vector<int64_t> off = out->tables.at("off");
   const size_t ranks = off.size() - 1;
   std::vector<int64_t>& splits = out->tables["splits"];
@@ -82,19 +73,19 @@ Task by_library(Schedule* out, bool is_behind, Expr order, Region from, Region t
 // ---- gemm_a2a ----
 
 /// Some columns of the product of some of my rows.
-Task product(const OpSpec& op, std::string id, Expr order, Range rows, const Range& columns, Region to) {
+Task column_product(const OpSpec& op, std::string id, Expr order, Range rows, const Range& columns, Region to) {
   Task out = gemm(op, std::move(id), std::move(order), box("A", {std::move(rows), all("K")}), b_columns(op, columns),
                   std::move(to), /*with_bias=*/false);
   if (op.bias) out.reads.push_back(box("bias", {columns}));
   return out;
 }
-void add_whole(Schedule* out, const OpSpec& op, const char* to) {
+void add_whole_product(Schedule* out, const OpSpec& op, const char* to) {
   out->buffers.push_back({to, Space::local, op.out_dtype, {kMyRows, "N"}});
-  out->tasks.push_back(product(op, "gemm", 0, all(kMyRows), all("N"), all_columns(to, "N")));
+  out->tasks.push_back(column_product(op, "gemm", 0, all(kMyRows), all("N"), all_columns(to, "N")));
 }
 
 /// Products to "S", where they lie as in the result, behind the task `after`; what has come goes from there into it.
-void add_sends(Schedule* out, const OpSpec& op, const FamilyOptions& options, const char* after) {
+void add_column_sends(Schedule* out, const OpSpec& op, const FamilyOptions& options, const char* after) {
   out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"M", "N/G"}, 2});
   add_signals(out);
   Task send = push(options, each_block("P", chunk_here(), columns_of(kTo)),
@@ -107,30 +98,30 @@ void add_sends(Schedule* out, const OpSpec& op, const FamilyOptions& options, co
   take.sets = {credit_to(kFrom, "max(0,s-q+2)")};
   out->tasks.push_back(std::move(take));
 }
-void add_take_own(Schedule* out) {
+void add_take_own_columns(Schedule* out) {
   Task own = copy("take_own", "ce_queues", "s*G", {chunks()}, each_block("P", chunk_here(), columns_of("r")),
                   each_block("Y", chunk_rows("r"), columns_at_owner()));
   own.deps = {"gemm"};
   out->tasks.push_back(std::move(own));
 }
 
-void make_library(Schedule* out, const OpSpec& op) {
-  add_whole(out, op, "P");
+void make_columns_library(Schedule* out, const OpSpec& op) {
+  add_whole_product(out, op, "P");
   out->buffers.push_back({"Z", Space::local, op.out_dtype, {kRowsOfAll, "N/G"}});
   out->tasks.push_back(rearrange("pack", 1, each_block("P", all(kMyRows), columns_of("d")),
                                  each_block("Z", rows_for_rank(), columns_at_owner())));
   out->tasks.push_back(
-      by_library(out, true, 2, all_columns("Z", "N/G", all(kRowsOfAll)), all_columns("Y", "N/G", all("M"))));
+      columns_by_library(out, true, 2, all_columns("Z", "N/G", all(kRowsOfAll)), all_columns("Y", "N/G", all("M"))));
 }
 
 /// Step s multiplies chunk s of my rows by all columns.
 void make_all_ranks(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
-  add_whole(out, op, "P");
+  add_whole_product(out, op, "P");
   Task& step = out->tasks.back();
-  step = product(op, "gemm", "s", chunk_here(), all("N"), all_columns("P", "N", chunk_here()));
+  step = column_product(op, "gemm", "s", chunk_here(), all("N"), all_columns("P", "N", chunk_here()));
   step.loops = {chunks()};
-  add_sends(out, op, options, "gemm");
-  add_take_own(out);
+  add_column_sends(out, op, options, "gemm");
+  add_take_own_columns(out);
 }
 
 /// Others' columns first, those of the ranks on one side together or of each rank by itself; my own last, into their
@@ -138,20 +129,20 @@ void make_all_ranks(Schedule* out, const OpSpec& op, const FamilyOptions& option
 void make_other_ranks(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_together) {
   out->buffers.push_back({"P", Space::local, op.out_dtype, {kMyRows, "N"}});
   const Range columns = is_together ? columns_beside() : columns_of(kTo);
-  Task remote = product(op, "gemm_remote", "s", chunk_here(), columns, box("P", {chunk_here(), columns}));
+  Task remote = column_product(op, "gemm_remote", "s", chunk_here(), columns, box("P", {chunk_here(), columns}));
   remote.loops = {chunks(), is_together ? sides() : peers(), blocks()};
-  Task own =
-      product(op, "gemm_own", "q", all(kMyRows), columns_of("r"), box("Y", {shard_rows("r"), columns_at_owner()}));
+  Task own = column_product(op, "gemm_own", "q", all(kMyRows), columns_of("r"),
+                            box("Y", {shard_rows("r"), columns_at_owner()}));
   own.loops = {blocks()};
   out->tasks.push_back(std::move(remote));
   out->tasks.push_back(std::move(own));
-  add_sends(out, op, options, "gemm_remote");
+  add_column_sends(out, op, options, "gemm_remote");
 }
 
 // ---- a2a_gemm ----
 
 /// All columns of my rows come together in "X", mine among them.
-void add_sends_before(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+void add_column_sends_before(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   out->consts["shard_max"] = longest_shard(*out);
   out->buffers.push_back({"X", Space::symmetric, op.dtype, {"shard_max", "K"}, 2});
   out->params["gathered"] = std::string("X");
@@ -163,26 +154,26 @@ void add_own_before(Schedule* out) {
   out->tasks.push_back(copy("take_own", "ce_queues", 0, {}, each_block("A", shard_rows("r"), columns_at_owner()),
                             each_block("X", all(kMyRows), columns_of("r"))));
 }
-Task product_of(const OpSpec& op, const char* x, Expr order, const Range& rows) {
+Task column_product_of(const OpSpec& op, const char* x, Expr order, const Range& rows) {
   return gemm(op, "gemm", std::move(order), box(x, {rows, all("K")}), b_operand(op), box("Y", {rows, all("N")}), true);
 }
 
-void make_library_before(Schedule* out, const OpSpec& op) {
+void make_columns_library_before(Schedule* out, const OpSpec& op) {
   out->buffers.push_back({"Z", Space::local, op.dtype, {kRowsOfAll, "K/G"}});
   out->buffers.push_back({"X", Space::local, op.dtype, {kMyRows, "K"}});
   out->params["gathered"] = std::string("X");
   out->tasks.push_back(
-      by_library(out, false, 0, all_columns("A", "K/G", all("M")), all_columns("Z", "K/G", all(kRowsOfAll))));
+      columns_by_library(out, false, 0, all_columns("A", "K/G", all("M")), all_columns("Z", "K/G", all(kRowsOfAll))));
   out->tasks.push_back(rearrange("unpack", 1, each_block("Z", rows_for_rank(), columns_at_owner()),
                                  each_block("X", all(kMyRows), columns_of("d"))));
-  out->tasks.push_back(product_of(op, "X", 2, all(kMyRows)));
+  out->tasks.push_back(column_product_of(op, "X", 2, all(kMyRows)));
 }
 
 /// One product of all my rows, or one of chunk s a step, once all columns of them are there.
 void make_all_ranks_before(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_serial) {
-  add_sends_before(out, op, options);
+  add_column_sends_before(out, op, options);
   add_own_before(out);
-  Task step = is_serial ? product_of(op, "X", 0, all(kMyRows)) : product_of(op, "X", "s", chunk_here());
+  Task step = is_serial ? column_product_of(op, "X", 0, all(kMyRows)) : column_product_of(op, "X", "s", chunk_here());
   if (!is_serial) step.loops = {chunks()};
   step.deps = {"take_own"};
   step.waits = {wait_each("arrived", is_serial ? "0" : "s", "(r+p)%G", peers())};
@@ -195,7 +186,7 @@ void make_all_ranks_before(Schedule* out, const OpSpec& op, const FamilyOptions&
 /// itself. Sums stay wide until the last.
 void make_other_ranks_before(Schedule* out, const OpSpec& op, const FamilyOptions& options, bool is_together) {
   out->buffers.push_back({"acc", Space::local, accumulator(op), {kMyRows, "N"}});
-  add_sends_before(out, op, options);
+  add_column_sends_before(out, op, options);
   add_own_before(out);
   const auto part = [&](const char* id, Expr order, std::vector<Loop> loops, const Range& rows, const Range& columns) {
     Task task = gemm(op, id, std::move(order), box("X", {rows, columns}), b_depth(op, columns),
@@ -247,7 +238,7 @@ void for_each_block(const Schedule& schedule, int rank, int ranks,
 void make_columns_behind(Schedule* out, const OpSpec& op, const FamilyOptions& options, Columns how) {
   switch (how) {
     case Columns::library:
-      return make_library(out, op);
+      return make_columns_library(out, op);
     case Columns::serial:
     case Columns::all_ranks:
       return make_all_ranks(out, op, options);
@@ -256,21 +247,21 @@ void make_columns_behind(Schedule* out, const OpSpec& op, const FamilyOptions& o
     case Columns::per_rank:
       return make_other_ranks(out, op, options, /*is_together=*/false);
     case Columns::compute:
-      return add_whole(out, op, "P");
+      return add_whole_product(out, op, "P");
     case Columns::comm:
       out->buffers.push_back({"P", Space::local, op.out_dtype, {kMyRows, "N"}});
-      return add_sends(out, op, options, nullptr);
+      return add_column_sends(out, op, options, nullptr);
     case Columns::limit:
-      add_whole(out, op, "P0");
+      add_whole_product(out, op, "P0");
       out->buffers.push_back({"P", Space::local, op.out_dtype, {kMyRows, "N"}});
-      return add_sends(out, op, options, nullptr);
+      return add_column_sends(out, op, options, nullptr);
   }
 }
 
 void make_columns_before(Schedule* out, const OpSpec& op, const FamilyOptions& options, Columns how) {
   switch (how) {
     case Columns::library:
-      return make_library_before(out, op);
+      return make_columns_library_before(out, op);
     case Columns::serial:
     case Columns::all_ranks:
       return make_all_ranks_before(out, op, options, how == Columns::serial);
@@ -281,12 +272,12 @@ void make_columns_before(Schedule* out, const OpSpec& op, const FamilyOptions& o
     case Columns::compute:
     case Columns::limit:
       out->buffers.push_back({"X0", Space::local, op.dtype, {kMyRows, "K"}});
-      if (how == Columns::limit) add_sends_before(out, op, options);
-      out->tasks.push_back(product_of(op, "X0", 0, all(kMyRows)));
+      if (how == Columns::limit) add_column_sends_before(out, op, options);
+      out->tasks.push_back(column_product_of(op, "X0", 0, all(kMyRows)));
       if (how == Columns::limit) out->tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
       return;
     case Columns::comm:
-      add_sends_before(out, op, options);
+      add_column_sends_before(out, op, options);
       out->tasks.push_back(finish(op, "finish", "1+s", "X", "arrived", "credit"));
       return;
   }

@@ -165,6 +165,10 @@ Loop peers_at_last(const std::string& s);
 /// p-th of the other ranks in ascending order (p = 0 .. G-2).
 inline constexpr std::string_view kOther = "(p+min(1,max(0,p-r+1)))";
 Loop others();
+/// Exchanges: whom my p-th block goes to, whose p-th block comes to me, and how many rows I have.
+inline constexpr const char* kTo = "((r+p)%G)";
+inline constexpr const char* kFrom = "((r+G-p)%G)";
+inline constexpr const char* kMyRows = "off[r+1]-off[r]";
 
 /// Rows of chunk s of shard `shard` in a buffer of M rows.
 Range chunk_rows(const std::string& shard, const std::string& s = "s");
@@ -209,6 +213,8 @@ Task reduce(std::string id, Expr queue, Expr order, std::vector<Loop> loops, std
 Wait wait_for(std::string signal, Expr slot, Expr from);
 Wait wait_each(std::string signal, Expr slot, Expr from, Loop each);
 Set set_at(std::string signal, Expr slot, Expr at);
+/// The source may send again: `is_last` is 1 where I have read all that it sent, else 0.
+Set credit_to(const std::string& source, const std::string& is_last);
 
 /// fp64 for fp64 operands, else fp32.
 DType accumulator(const OpSpec& op);

@@ -140,7 +140,7 @@ void measured(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
 }
 void one_shot(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
 
-constexpr Arg kArgs[] = {
+constexpr Arg kGemmArArgs[] = {
     {.name = "A", .call = "a", .rows = "M", .columns = "K", .doc = "left factor, K of this rank"},
     {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor, K of this rank"},
     {.name = "Y",
@@ -153,8 +153,8 @@ constexpr Arg kArgs[] = {
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
 constexpr Arg kNormArgs[] = {
-    kArgs[0],
-    kArgs[1],
+    kGemmArArgs[0],
+    kGemmArArgs[1],
     {.name = "residual",
      .call = "residual",
      .rows = "M",
@@ -180,7 +180,7 @@ constexpr Arg kNormArgs[] = {
      .columns = "N",
      .why = "as out",
      .doc = "rows of out, each divided by the root of the mean of its squares plus eps, times norm_weight"},
-    kArgs[3]};
+    kGemmArArgs[3]};
 constexpr FieldDef kNormFields[] = {{"eps", FieldType::real, "added to the mean of squares; above 0"}};
 
 /// Behind the sums, which are in Y: rows need all columns, and what peers get is read from Y before it changes.
@@ -225,7 +225,7 @@ Meaning norm_meaning(const Schedule& schedule, int rank, int ranks) {
 }
 
 using enum ClosedForm;
-constexpr FamilyDef kFamilies[] = {
+constexpr FamilyDef kGemmArFamilies[] = {
     whole("library", library, degree_of_one, make_scatter_library),
     whole("serial", serial, degree_of_one, measured<Scatter::serial, Hosts::serial>),
     whole("shard_p2p", per_shard, nullptr, scattered<Scatter::per_shard>),
@@ -249,8 +249,8 @@ constexpr FamilyDef kFamilies[] = {
 constinit const OperatorDef kGemmAr = {.name = "gemm_ar",
                                        .summary = "Y = sum of A B over all ranks, + bias: GEMM, then AllReduce",
                                        .suffix = "_ar",
-                                       .args = kArgs,
-                                       .families = kFamilies,
+                                       .args = kGemmArArgs,
+                                       .families = kGemmArFamilies,
                                        .flow = {.passes = 2},
                                        .local_param = "K",
                                        .knows_hosts = true,
@@ -263,7 +263,7 @@ constinit const OperatorDef kGemmArNorm = {
     .suffix = "_ar_norm",
     .args = kNormArgs,
     .fields = kNormFields,
-    .families = kFamilies,
+    .families = kGemmArFamilies,
     .flow = {.passes = 2, .norms = true},
     .local_param = "K",
     .knows_hosts = true,

@@ -17,7 +17,7 @@ std::vector<Range> slot_of(const std::string& source, std::vector<Range> rows_an
 }
 
 /// Groups of tiles as the kernel makes them: bands "cut" of rows, column groups "slab" of columns; q counts the bands.
-void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
+void add_groups_of_tiles(Schedule* out, const OpSpec& op, const FamilyOptions& options, int64_t shard_max) {
   const std::vector<int64_t>& off = out->tables.at("off");
   const auto pieces = [](int64_t extent, int64_t piece) { return std::max<int64_t>(base::ceil_div(extent, piece), 1); };
   const auto tile_rows = static_cast<int32_t>(pieces(shard_max, options.align));
@@ -41,7 +41,7 @@ void add_groups(Schedule* out, const OpSpec& op, const FamilyOptions& options, i
 }
 
 /// Step s computes chunk s of every shard in one GEMM.
-void add_uniform_1d(Schedule* out, const OpSpec& op) {
+void add_uniform_rows(Schedule* out, const OpSpec& op) {
   const Loop owners = {"p", 0, "G"};
   Task step = gemm(op, "gemm", "s", boxes("A", {chunk_rows("p"), all("K")}, owners), b_operand(op),
                    boxes("P", {chunk_rows("p"), all("N")}, owners), false);
@@ -50,7 +50,7 @@ void add_uniform_1d(Schedule* out, const OpSpec& op) {
 }
 
 /// Step s computes columns slab s of all rows.
-void add_uniform_2d(Schedule* out, const OpSpec& op) {
+void add_uniform_columns(Schedule* out, const OpSpec& op) {
   Task step = gemm(op, "gemm", "s", box("A", {all("M"), all("K")}), b_columns(op, slab_columns()),
                    box("P", {all("M"), slab_columns()}), false);
   step.loops = {chunks()};
@@ -78,17 +78,17 @@ void add_hetero(Schedule* out, const OpSpec& op, const FamilyOptions& options, b
 }
 
 template <Scatter kHow>
-void scattered(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+void scatter_only(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   add_scatter(out, op, options, kHow);
 }
 /// What is measured beside families for hosts, too.
 template <Scatter kHow, Hosts kOverHosts>
-void measured(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
-  options.hosts > 1 ? make_hierarchical<kOverHosts>(out, op, options) : scattered<kHow>(out, op, options);
+void measured_scatter(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
+  options.hosts > 1 ? make_hierarchical<kOverHosts>(out, op, options) : scatter_only<kHow>(out, op, options);
 }
-void one_shot(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
+void make_one_shot_scatter(Schedule* out, const OpSpec& op, const FamilyOptions&) { add_one_shot(out, op); }
 
-constexpr Arg kArgs[] = {
+constexpr Arg kGemmRsArgs[] = {
     {.name = "A", .call = "a", .rows = "M", .columns = "K", .doc = "left factor, K of this rank"},
     {.name = "B", .call = "b", .rows = "K", .columns = "N", .has_layout = true, .doc = "right factor, K of this rank"},
     {.name = "Y",
@@ -101,20 +101,20 @@ constexpr Arg kArgs[] = {
     {.name = "bias", .call = "bias", .role = Role::bias, .rows = "N", .doc = "added once, to each row of the sum"}};
 
 using enum ClosedForm;
-constexpr FamilyDef kFamilies[] = {
+constexpr FamilyDef kGemmRsFamilies[] = {
     whole("library", library, degree_of_one, make_scatter_library),
-    whole("serial", serial, degree_of_one, measured<Scatter::serial, Hosts::serial>),
-    whole("shard_p2p", per_shard, nullptr, scattered<Scatter::per_shard>),
-    cut("uniform_fused_1d", all_shards, 3, chunk_degrees, scattered<Scatter::all_shards>),
-    cut("hetero_fused_1d", other_shards, 2, batch_degrees, scattered<Scatter::other_shards>),
-    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, scattered<Scatter::per_shard>),
-    cut("uniform_fused_2d", slabs, 0, slab_degrees, scattered<Scatter::slabs>),
-    whole("one_shot", small_m_kernel, small_m_degrees, one_shot),
+    whole("serial", serial, degree_of_one, measured_scatter<Scatter::serial, Hosts::serial>),
+    whole("shard_p2p", per_shard, nullptr, scatter_only<Scatter::per_shard>),
+    cut("uniform_fused_1d", all_shards, 3, chunk_degrees, scatter_only<Scatter::all_shards>),
+    cut("hetero_fused_1d", other_shards, 2, batch_degrees, scatter_only<Scatter::other_shards>),
+    cut("hetero_unfused_1d", per_shard, 1, chunk_degrees, scatter_only<Scatter::per_shard>),
+    cut("uniform_fused_2d", slabs, 0, slab_degrees, scatter_only<Scatter::slabs>),
+    whole("one_shot", small_m_kernel, small_m_degrees, make_one_shot_scatter),
     with_defaults(cut("tma_slot", tile_kernel, 0, tile_kernel_degrees, add_tma_slot), align_to_tiles),
     cut("hierarchical", ClosedForm::hosts, 5, nullptr, make_hierarchical<Hosts::overlapped>),
     bound("compute", Purpose::compute, make_scatter_compute),
-    bound("comm", Purpose::comm, measured<Scatter::comm, Hosts::comm>),
-    bound("limit", Purpose::limit, measured<Scatter::limit, Hosts::limit>),
+    bound("comm", Purpose::comm, measured_scatter<Scatter::comm, Hosts::comm>),
+    bound("limit", Purpose::limit, measured_scatter<Scatter::limit, Hosts::limit>),
 };
 
 }  // namespace
@@ -155,7 +155,7 @@ void add_one_shot(Schedule* out, const OpSpec& op) {
 
 void add_tma_slot(Schedule* out, const OpSpec& op, const FamilyOptions& options) {
   const int64_t shard_max = longest_shard(*out);
-  add_groups(out, op, options, shard_max);
+  add_groups_of_tiles(out, op, options, shard_max);
   out->consts["shard_max"] = shard_max;
   out->buffers.push_back({"S", Space::symmetric, op.out_dtype, {"G-1", "shard_max", "N"}, 2});
   out->signals = {{"arrived", "q*strips"}, {"credit", 1}};
@@ -256,9 +256,9 @@ Reduction add_scatter(Schedule* schedule, const OpSpec& op, const FamilyOptions&
     add_plain_gemm(schedule, op, "A", "P");
     schedule->tasks.back().reads.resize(2);
   } else if (how == Scatter::all_shards) {
-    add_uniform_1d(schedule, op);
+    add_uniform_rows(schedule, op);
   } else if (how == Scatter::slabs) {
-    add_uniform_2d(schedule, op);
+    add_uniform_columns(schedule, op);
   } else {
     add_hetero(schedule, op, options, how == Scatter::other_shards);
     own = "gemm_own";
@@ -308,8 +308,8 @@ constinit const OperatorDef kGemmRs = {.name = "gemm_rs",
                                            "Y = this rank's rows of the sum of A B over all ranks, + bias: GEMM, then "
                                            "ReduceScatter",
                                        .suffix = "_rs",
-                                       .args = kArgs,
-                                       .families = kFamilies,
+                                       .args = kGemmRsArgs,
+                                       .families = kGemmRsFamilies,
                                        .local_param = "K",
                                        .knows_hosts = true,
                                        .make_alone = make_dense_alone,

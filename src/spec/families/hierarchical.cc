@@ -17,7 +17,7 @@ const char* const kNear = "(first+(local+p)%L)";                     // in turn
 const char* const kOtherNear = "(first+p+min(1,max(0,p-local+1)))";  // p-th of the others, ascending
 const char* const kFar = "(((host+d)%hosts)*L+i)";
 
-Loop hosts() { return {"d", 1, "hosts"}; }
+Loop other_hosts() { return {"d", 1, "hosts"}; }
 Loop near_peers() { return {"p", 1, "L"}; }
 Loop other_near() { return {"p", 0, "L-1"}; }
 Loop ranks_of_host() { return {"i", 0, "L"}; }
@@ -107,7 +107,7 @@ void Builder::spread(const Region& from, const std::string& inbox, const std::st
     out_->tasks.push_back(std::move(task));
   };
   if (has_far_) {
-    add(copy("send", lane, "s*hosts+d", {chunks(), hosts()}, from,
+    add(copy("send", lane, "s*hosts+d", {chunks(), other_hosts()}, from,
              box_at(inbox, kTarget, {chunk_rows("r"), all(columns)})),
         kTarget, "s", signal);
   }
@@ -118,8 +118,8 @@ void Builder::spread(const Region& from, const std::string& inbox, const std::st
       "(first+(local-p)%L)", "s", signal);
   if (!has_far_) return;
   const std::vector<Range> rows = {chunk_rows(kGateway), all(columns)};
-  Task forward = copy("forward", lane + 1 + options_.ce_queues, step() + "*L+p", {chunks(), hosts(), near_peers()},
-                      box(inbox, rows), box_at(inbox, kNear, rows));
+  Task forward = copy("forward", lane + 1 + options_.ce_queues, step() + "*L+p",
+                      {chunks(), other_hosts(), near_peers()}, box(inbox, rows), box_at(inbox, kNear, rows));
   forward.waits = {wait_for(signal, "s", kGateway)};
   add(std::move(forward), kNear, "(d-1)*q+s", "forwarded");
 }
@@ -137,7 +137,7 @@ std::vector<Wait> Builder::far_waits(const std::string& signal) const {
 std::vector<Wait> Builder::all_waits(const std::string& signal, const std::string& s) const {
   std::vector<Wait> out;
   if (has_near_) out.push_back(wait_each(signal, s, kOtherNear, other_near()));
-  if (has_far_) out.push_back(wait_each(signal, s, kGateway, hosts()));
+  if (has_far_) out.push_back(wait_each(signal, s, kGateway, other_hosts()));
   for (int64_t d = 1; has_near_ && d < options_.hosts; ++d)
     out.push_back(wait_each("forwarded", std::to_string(d - 1) + "*q+" + s, kOtherNear, other_near()));
   return out;
@@ -171,7 +171,7 @@ void Builder::gather_products() {
   }
   if (has_far_) {
     Task far = use("gemm_far", "1+q+" + step(), kFar, ranks_of_host());
-    far.loops = {chunks(), hosts()};
+    far.loops = {chunks(), other_hosts()};
     far.waits = far_waits("arrived");
     out_->tasks.push_back(std::move(far));
   }
@@ -229,12 +229,12 @@ void Builder::sum_of_host(const std::string& n) {
                      : reduce("combine", 0, "2*" + n + "+3", {},
                               {slots("0", "local"), box("P", {chunk_rows(owner), all("N")}), slots("local+1", "L")},
                               box("U", sum));
-  combine.loops = {chunks(), hosts()};
+  combine.loops = {chunks(), other_hosts()};
   combine.deps = behind("gemm_far");
   if (has_near_) combine.waits = {wait_each("arrived", "d*q+s", kOtherNear, other_near())};
   out_->tasks.push_back(std::move(combine));
 
-  Task send = copy("send_sum", 0, n, {chunks(), hosts()}, box("U", sum),
+  Task send = copy("send_sum", 0, n, {chunks(), other_hosts()}, box("U", sum),
                    box_at("H", owner, {Range{"host", 1}, chunk_rows_in_shard(owner), all("N")}));
   send.deps = {"combine"};
   send.waits = {credit_from("credit", owner)};
@@ -246,7 +246,7 @@ void Builder::sum_of_host(const std::string& n) {
 void Builder::sum_of_all() {
   const auto wait_and_free = [&](Task task) {
     if (has_near_) task.waits = near_waits("arrived");
-    if (has_far_) task.waits.push_back(wait_each("summed", "s", kGateway, hosts()));
+    if (has_far_) task.waits.push_back(wait_each("summed", "s", kGateway, other_hosts()));
     task.sets = credits("s");
     out_->tasks.push_back(std::move(task));
   };
@@ -280,7 +280,7 @@ void Builder::scatter_products() {
   };
   if (has_far_) {
     rows("gemm_far", "2*" + step(), kFar, ranks_of_host());
-    out_->tasks.back().loops.push_back(hosts());
+    out_->tasks.back().loops.push_back(other_hosts());
   }
   if (has_near_) rows("gemm_near", "2*(q*(hosts-1)+s)", kOtherNear, other_near());
   out_->tasks.push_back(
@@ -302,7 +302,7 @@ void Builder::scatter() {
   if (!is_serial_ && !is_measuring_) scatter_products();
   if (has_far_ && has_near_) {
     Task push_far = push("push_far", kHost, "d*q+s", "gemm_far");
-    push_far.loops = {chunks(), hosts(), near_peers()};
+    push_far.loops = {chunks(), other_hosts(), near_peers()};
     push_far.order = step() + "*L+p";
     out_->tasks.push_back(std::move(push_far));
   }
@@ -342,7 +342,7 @@ void Builder::gather_sums() {
     out_->tasks.push_back(std::move(near));
   }
   if (has_far_) {
-    Task far = take("copy_far", "2*q+" + step(), {chunks(), hosts()}, kFar, ranks_of_host());
+    Task far = take("copy_far", "2*q+" + step(), {chunks(), other_hosts()}, kFar, ranks_of_host());
     far.waits = far_waits("ready");
     out_->tasks.push_back(std::move(far));
   }

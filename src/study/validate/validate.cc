@@ -36,7 +36,7 @@ struct Cells {
   std::string figure, published, ours, error, accepted, baseline, verdict;
 };
 
-Cells cells_of(const ValidationRow& row) {
+Cells cells_of_row(const ValidationRow& row) {
   return {
       row.figure + (row.unit.empty() ? "" : ", " + row.unit), number(row.published), number(row.ours), error_text(row),
       base::format("{:.4g} to {:.4g}", row.least, row.most),  number(row.baseline),  verdict(row)};
@@ -89,7 +89,7 @@ std::string validation_table(const std::vector<ValidationRow>& rows) {
   constexpr const char* kLine = "{:<4} {:<74} {:>9} {:>9} {:>13} {:>17} {:>10}  {}\n";
   std::string table = base::format(kLine, "id", "figure", "published", "ours", "error", "accepted", "do nothing", "");
   for (const ValidationRow& row : rows) {
-    const Cells cells = cells_of(row);
+    const Cells cells = cells_of_row(row);
     table += base::format(kLine, row.id, cells.figure, cells.published, cells.ours, cells.error, cells.accepted,
                           cells.baseline, cells.verdict);
   }
@@ -107,7 +107,7 @@ std::string validation_page(const std::vector<ValidationRow>& rows) {
       "that must pass does not, `miss`: one that should.\n\n"
       "| id | figure | published | ours | error | accepted | do nothing | |\n|---|---|---|---|---|---|---|---|\n";
   for (const ValidationRow& row : rows) {
-    const Cells cells = cells_of(row);
+    const Cells cells = cells_of_row(row);
     page += base::format("| {} | {} | {} | {} | {} | {} | {} | {} |\n", row.id, cells.figure, cells.published,
                          cells.ours, cells.error, cells.accepted, cells.baseline, cells.verdict);
   }

@@ -12,7 +12,7 @@ namespace {
 enum GnnLane { kTrain, kDisk, kLink, kCheck, kGather, kAdmit };
 constexpr int kTasksPerItem = 8;
 
-base::Status check(std::span<const GnnItem> items, const GnnRun& run) {
+base::Status check_gnn_run(std::span<const GnnItem> items, const GnnRun& run) {
   if (items.empty()) return base::invalid_argument("gnn: no items, wanted at least one");
   if (run.depth < 0 || run.depth > 64) return base::invalid_argument("gnn: depth is {}, wanted 0 to 64", run.depth);
   if (run.outputs < 1) return base::invalid_argument("gnn: {} outputs, wanted at least 1", run.outputs);
@@ -97,7 +97,7 @@ class Pipeline {
 }  // namespace
 
 base::Result<GnnTime> gnn_epoch(std::span<const GnnItem> items, const GnnRun& run, base::Trace* timeline) {
-  OVERLACE_TRY(check(items, run));
+  OVERLACE_TRY(check_gnn_run(items, run));
   const Pipeline pipeline(items, run);
   const base::Result<StepTime> time = pipeline.step().run();
   if (!time.ok()) return time.status();

@@ -4,13 +4,13 @@ namespace overlace::study {
 namespace {
 
 constexpr double kPipelineLatencyUs = 5;
-constexpr double kOptimizerBytes =
+constexpr double kGptOptimizerBytes =
     28;  // per parameter: fp32 master, momentum, variance read and written, fp16 gradient
 
 /// One layer and micro-batch on one rank.
-class Layer {
+class GptLayer {
  public:
-  Layer(const GptModel& model, const GptRun& run, const TrainingMachine& machine)
+  GptLayer(const GptModel& model, const GptRun& run, const TrainingMachine& machine)
       : model_(model), machine_(machine), ranks_(run.tensor_ranks), is_split_(!run.recomputes_all) {
     tokens_ = model.sequence * run.micro_batch;
     products_ = static_cast<int64_t>(model.heads) / ranks_ * run.micro_batch;
@@ -65,7 +65,7 @@ class Layer {
   int64_t tokens_ = 0, products_ = 0;
 };
 
-base::Status check(const GptModel& model, const GptRun& run) {
+base::Status check_gpt_run(const GptModel& model, const GptRun& run) {
   if (model.hidden < 1 || model.heads < 1 || model.sequence < 1 || run.tensor_ranks < 1 || run.micro_batch < 1 ||
       run.pipeline_ranks < 1 || run.interleave < 1 || run.batch < 1)
     return base::invalid_argument(
@@ -83,10 +83,10 @@ base::Status check(const GptModel& model, const GptRun& run) {
 }  // namespace
 
 base::Result<IterationTime> gpt_iteration(const GptModel& model, const GptRun& run, const TrainingMachine& machine) {
-  OVERLACE_TRY(check(model, run));
+  OVERLACE_TRY(check_gpt_run(model, run));
   const base::Result<GemmTime> probe = best_gemm_time({1, 1, 1}, machine.gemm, machine.constants);
   if (!probe.ok()) return probe.status();
-  const Layer layer(model, run, machine);
+  const GptLayer layer(model, run, machine);
   const double linear = layer.linear_us(), core = layer.core_gemm_us(), core_memory = layer.core_memory_us();
   IterationTime time;
   // Forward once, backward with two GEMMs for each; then what is computed again.
@@ -102,7 +102,7 @@ base::Result<IterationTime> gpt_iteration(const GptModel& model, const GptRun& r
       12.0 * model.layers * static_cast<double>(model.hidden * model.hidden) / (run.tensor_ranks * stages);
   const double bubble = (stages - 1) / run.interleave;
   time.total_s = ((micro_batches + bubble) * stage_us + micro_batches * layer.head_us() +
-                  layer.memory_us(kOptimizerBytes * parameters)) *
+                  layer.memory_us(kGptOptimizerBytes * parameters)) *
                  1e-6;
   return time;
 }

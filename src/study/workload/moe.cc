@@ -11,8 +11,8 @@
 namespace overlace::study {
 namespace {
 
-base::Status check(const MoeModel& model, const MoeRun& run, const spec::Machine& machine, const Network& network,
-                   int group) {
+base::Status check_moe_run(const MoeModel& model, const MoeRun& run, const spec::Machine& machine,
+                           const Network& network, int group) {
   if (!machine.has_costs())
     return base::error(Errc::not_supported, "machine {}: it has limits only, wanted costs of gemm, copy and link",
                        machine.name);
@@ -50,9 +50,9 @@ base::Status check(const MoeModel& model, const MoeRun& run, const spec::Machine
 }
 
 /// A layer of one group; other groups do the same.
-class Layer {
+class MoeLayer {
  public:
-  Layer(const MoeModel& model, const MoeRun& run, const spec::Machine& machine, const Network& network, int group)
+  MoeLayer(const MoeModel& model, const MoeRun& run, const spec::Machine& machine, const Network& network, int group)
       : model_(model), run_(run), machine_(machine), network_(network), group_(group) {
     counts_ = run.counts.empty() ? moe_counts(model, group, run.zipf, run.seed) : run.counts;
     const auto n = static_cast<size_t>(group), experts = static_cast<size_t>(model.experts), own = experts / n;
@@ -266,8 +266,8 @@ base::Result<std::vector<int64_t>> moe_counts_from_json(const base::Json& json, 
 base::Result<MoeTime> moe_layer(const MoeModel& model, const MoeRun& run, const spec::Machine& machine,
                                 const Network& network, base::Trace* timeline) {
   const int group = run.group == 0 ? network.ranks : run.group;
-  OVERLACE_TRY(check(model, run, machine, network, group));
-  return Layer(model, run, machine, network, group).time(timeline);
+  OVERLACE_TRY(check_moe_run(model, run, machine, network, group));
+  return MoeLayer(model, run, machine, network, group).time(timeline);
 }
 
 }  // namespace overlace::study

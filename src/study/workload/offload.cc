@@ -8,11 +8,11 @@ namespace {
 constexpr int kMostSlots = 1024;
 
 /// Computation, the link to the host's memory, the host's disk.
-enum OffloadLane { kCompute, kHost, kDisk };
+enum OffloadLane { kOffloadCompute, kOffloadHost, kOffloadDisk };
 
 double real(int64_t value) { return static_cast<double>(value); }
 
-base::Status check(const OffloadRun& run) {
+base::Status check_offload_run(const OffloadRun& run) {
   for (const double us : {run.compute_us, run.host_us, run.disk_us})
     if (!(us >= 0) || !(us <= 1e12))
       return base::invalid_argument("offload: a layer takes {} us, wanted 0 to 1e12", us);
@@ -61,7 +61,7 @@ class Passes {
     int read = -1;
     if (run_.layers[layer] == Resting::disk) {
       read = step_.add({.name = base::format("read layer {}", layer),
-                        .lane = kDisk,
+                        .lane = kOffloadDisk,
                         .us = run_.disk_us,
                         .bytes = run_.layer_bytes,
                         .is_apart = true,
@@ -69,7 +69,7 @@ class Passes {
                        {run_.is_ahead ? before(read_, run_.disk_slots) : last_});
     }
     const int brought = step_.add({.name = base::format("weights of layer {}", layer),
-                                   .lane = kHost,
+                                   .lane = kOffloadHost,
                                    .us = run_.host_us,
                                    .load = spec::Load::ce_in,
                                    .bytes = run_.layer_bytes,
@@ -102,7 +102,7 @@ std::string OffloadTime::binds() const {
 
 base::Result<OffloadTime> offload_passes(const OffloadRun& run, std::span<const spec::Contention> contention,
                                          base::Trace* timeline) {
-  OVERLACE_TRY(check(run));
+  OVERLACE_TRY(check_offload_run(run));
   const Passes passes(run);
   const base::Result<StepTime> time = passes.step().run(contention);
   if (!time.ok()) return time.status();

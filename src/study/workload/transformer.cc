@@ -13,8 +13,8 @@ constexpr double kGradientBytes = 2, kElementBytes = 2;
 /// GEMMs with tensor-parallel transfers are marked for contention like this.
 constexpr spec::Load kGemm = spec::Load::gemm_tensor, kMemory = spec::Load::reduce, kTransfer = spec::Load::ce_out;
 
-base::Status check(const TransformerModel& model, const TransformerRun& run, const spec::Machine& machine,
-                   const Network& network) {
+base::Status check_transformer_run(const TransformerModel& model, const TransformerRun& run,
+                                   const spec::Machine& machine, const Network& network) {
   if (!machine.has_costs())
     return base::error(Errc::not_supported, "machine {}: it has limits only, wanted costs of gemm, copy and link",
                        machine.name);
@@ -354,7 +354,7 @@ double TransformerModel::parameters() const {
 base::Result<TransformerTime> transformer_step(const TransformerModel& model, const TransformerRun& run,
                                                const spec::Machine& machine, const Network& network,
                                                base::Trace* timeline) {
-  OVERLACE_TRY(check(model, run, machine, network));
+  OVERLACE_TRY(check_transformer_run(model, run, machine, network));
   TransformerTime out;
   out.replicas = network.ranks / (run.tensor * run.pipeline);
   LayerSteps layer(model, run, machine, network);
