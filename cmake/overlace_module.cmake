@@ -47,7 +47,7 @@ endfunction()
 # With OVERLACE_UNITY: the units of a folder as one, which takes less than half of the time (docs/design/testing.md).
 # What is local to a file is then seen by those behind it: tools/check_names.py.
 function(overlace_unity target)
-  if(NOT OVERLACE_HAS_UNITY)
+  if(NOT OVERLACE_UNITY)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)

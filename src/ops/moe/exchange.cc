@@ -39,7 +39,7 @@ base::Status exchange(Channel& channel, const TensorView& in, const TensorView& 
 }
 
 /// 32-bit words of a Shipment on the wire: row and weight of each copy, sum_begin, sum_copies.
-int64_t words_of(int64_t copies, int64_t rows) { return copies == 0 ? 0 : 3 * copies + rows + 1; }
+int64_t shipment_words(int64_t copies, int64_t rows) { return copies == 0 ? 0 : 3 * copies + rows + 1; }
 
 void append_words(const Shipment& to, std::vector<int32_t>& out) {
   if (to.copies.empty()) return;
@@ -66,7 +66,7 @@ base::Result<std::vector<int32_t>> exchange_lists(Channel& channel, const Placem
   int64_t received = 0;
   for (int s = 0; s < ranks; ++s)
     for (int d = 0; d < ranks; ++d) {
-      table[at(s * ranks + d)] = words_of(copies_of(traffic, placement, s, d), traffic.rows[at(s * ranks + d)]);
+      table[at(s * ranks + d)] = shipment_words(copies_of(traffic, placement, s, d), traffic.rows[at(s * ranks + d)]);
       if (d == me) received += table[at(s * ranks + d)];
     }
   std::vector<int32_t> sent, out(at(received));
