@@ -155,7 +155,10 @@ def row_of(unit: Unit, done: runner.Done, report: Path, is_cut: bool) -> Row:
         elif case.outcome == PASSED:
             row.passed += 1
         else:
-            row.failures.append(f"{case.name}: {results.one_line(case.detail)[:300]}")
+            said = gpu_tests.said_in(done.output, case.name)
+            row.failures.append(
+                f"{case.name}: {results.one_line(case.detail)[:300]}" + (f" | {said[:700]}" if said else "")
+            )
     nothing_ran = done.rc == 5 and gpu_tests.is_python(unit.name)  # pytest: every file was skipped as a whole
     if done.rc != 0 and not row.failures and not nothing_ran:
         row.cut_short = True
@@ -200,6 +203,7 @@ def run_all(units: list[Unit], about: dict, budget_s: float, folder: Path, packa
                 if unit.is_shared and row.outcome == FAILED and row.passed:
                     beside[unit.name] = row
                     plan.again(gpu_tests.alone(unit, row))
+                    (folder / f"{unit.name}.log").rename(folder / f"{unit.name}.beside.log")
                     print(f"{row.name}: failed beside others in {row.seconds:.1f} s", flush=True)
                     continue
                 if row.name in beside:

@@ -250,6 +250,17 @@ def counts_of_output(output: str) -> tuple[int, list[str], int, str]:
     )
 
 
+def said_in(output: str, case: str) -> str:
+    """What a GoogleTest program printed while the case ran: ranks that are processes of their own say there what they
+    expected, and the report has but their status."""
+    lines = output.splitlines()
+    begin = next((at for at, line in enumerate(lines) if re.fullmatch(rf"\[ RUN +\] {re.escape(case)}", line)), None)
+    if begin is None:
+        return ""
+    end = next((at for at in range(begin + 1, len(lines)) if re.match(r"\[ +(OK|FAILED|SKIPPED) +\]", lines[at])), None)
+    return " ".join(" ".join(lines[begin + 1 : end]).split())
+
+
 def whole(rows: list[Row]) -> bool:
     """Every unit ran, with at least one case that was not skipped."""
     return bool(rows) and all(row.outcome in (PASSED, FAILED) for row in rows)

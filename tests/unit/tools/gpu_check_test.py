@@ -218,6 +218,12 @@ class Counts(TreeTest):
         self.assertEqual((row.outcome, row.passed, row.failed), (FAILED, 1, 1))
         self.assertEqual(row.failures, ["S.C: got 1, want 2"])
 
+    def test_what_ranks_said_stands_with_their_case(self) -> None:
+        before = "[ RUN      ] S.B\nof another\n[  SKIPPED ] S.B (0 ms)\n"
+        said = "[ RUN      ] S.C\nnet.cc:7: Failure\n  rank 0: late\n[  FAILED  ] S.C (3 ms)\nbehind it\n"
+        row = self.row(runner.Done(1, before + said, 1), GTEST_XML.format(FAILED_CASE))
+        self.assertEqual(row.failures, ["S.C: got 1, want 2 | net.cc:7: Failure rank 0: late"])
+
     def test_a_program_that_dies_has_failed(self) -> None:
         self.assertEqual(self.row(runner.Done(-11, "", 1), GTEST_XML.format("")).failed, 1)
         row = gpu_check.row_of(Unit("gpu_x"), runner.Done(-6, "boom", 1), self.root / "none.xml", False)
