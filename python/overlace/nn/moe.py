@@ -79,7 +79,8 @@ class MoELayer(nn.Module):
 
     `state_dict` has gate.weight, shared.up.weight, ... and this rank's experts as experts.3.w1, ..., so that the union
     over ranks is the state of the unsharded layer; `full_state_dict()` gathers it; `load_state_dict` takes either.
-    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them. GPUs: forward only.
+    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them, whose limits
+    on GPUs are those of the layer.
     """
 
     def __init__(

@@ -12,8 +12,9 @@ from overlace import _library, errors
 from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized
 from overlace.context import context_of, group_name, size_of
-from overlace.errors import Error, InvalidArgument, Unsupported
+from overlace.errors import Error, InvalidArgument
 from overlace.ops._common import register_gradient, run
+from overlace.ops._moe_gradients import gradients
 
 _NAME = "moe"
 _OPERANDS = ("x", "idx", "weights", "w1", "w2", "b1", "b2")
@@ -167,8 +168,7 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
     call = _Call("moe_grad", group)
     if call.context.is_gpu:
-        on = call.context.device
-        raise Unsupported(f"moe_grad: group '{group}' is on {on}, wanted CPU ranks, which it needs so far")
+        return _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, _fields(options, num_experts))
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
     layer = call.layer(operands, _fields(options, num_experts))
@@ -177,6 +177,15 @@ def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, *
     grad = _Grad(dy=call.view("dy", dy), dx=call.view("dx", dx), **views)
     call.run("ovl_torch_moe_run_grad", c.byref(layer), c.byref(grad))
     return tuple(grads)
+
+
+def _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, fields):
+    """Of what runs forward on GPUs, so of experts gated by silu without biases."""
+    only = {name: fields[name] for name in ("capacity_factor", "expert_begin")}
+    dx, *found = gradients(dy, x, idx, weights, w1, w2, num_experts, call.context.group, **only)
+    none = (x.new_empty(0, dtype=torch.float32) for _ in range(2))  # biases
+    wanted = zip(found, needs[:3], strict=True)
+    return (dx, *(grad if need else grad.new_empty(0) for grad, need in wanted), *none)
 
 
 _gradients_op = torch.library.custom_op(
@@ -312,10 +321,11 @@ def moe(
     expert(v) = act(v w1^T + b1) w2^T + b2, or of gated experts (act(v gate^T) * (v up^T)) w2^T. Of E experts this rank
     owns E_loc; T, its tokens, may differ by rank and be 0.
 
-    On GPUs (Hopper, at most 8 of one host that reach each other's memory): forward only, gated by "silu", bfloat16 or
-    float16, H and I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may
-    be captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on
-    the device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
+    On GPUs (Hopper, at most 8 of one host that reach each other's memory): gated by "silu", bfloat16 or float16, H and
+    I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may be captured.
+    Backward is made of torch's products and collectives of `group`: it waits for counts on the host and cannot be
+    captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on the
+    device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
     not exist count as -1. A rank that raises has queued nothing, and the others wait for it up to the deadline.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
