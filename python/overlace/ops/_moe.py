@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, overload
 
@@ -256,6 +257,21 @@ def _matrices(group: object, x: torch.Tensor, **choices: torch.Tensor) -> list[t
     return [t.flatten(0, -2) for t in (x, *choices.values())]
 
 
+def real_rows(group: object, x: torch.Tensor, num_tokens: torch.Tensor | int) -> torch.Tensor:
+    """(..., 1) bool, with the leading dimensions of x: which rows are in front of the padding."""
+    rows = math.prod(x.shape[:-1])
+    if isinstance(num_tokens, torch.Tensor):
+        is_integer = num_tokens.dtype in (torch.int32, torch.int64)
+        if not is_integer or num_tokens.numel() != 1 or num_tokens.device != x.device:
+            got = f"{num_tokens.dtype} {list(num_tokens.shape)} on {num_tokens.device}"
+            why = f"num_tokens is {got}, wanted one int32 or int64 on {x.device}, where x is, or an int"
+            refuse(group, InvalidArgument(f"{_NAME}: {why}"))
+        num_tokens = num_tokens.reshape(())
+    elif not 0 <= num_tokens <= rows:
+        refuse(group, InvalidArgument(f"{_NAME}: num_tokens is {num_tokens}, wanted 0 to {rows}, the rows of x"))
+    return (torch.arange(rows, device=x.device) < num_tokens).view(*x.shape[:-1], 1)
+
+
 @overload
 def moe(
     x: torch.Tensor,
@@ -272,6 +288,7 @@ def moe(
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
     max_tokens: int = ...,
+    num_tokens: torch.Tensor | int | None = ...,
     return_load: Literal[False] = ...,
     group: object = ...,
 ) -> torch.Tensor: ...
@@ -293,6 +310,7 @@ def moe(
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
     max_tokens: int = ...,
+    num_tokens: torch.Tensor | int | None = ...,
     return_load: Literal[True],
     group: object = ...,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
@@ -313,6 +331,7 @@ def moe(
     capacity_factor: float = 0.0,
     expert_begin: Sequence[int] | None = None,
     max_tokens: int = 0,
+    num_tokens: torch.Tensor | int | None = None,
     return_load: bool = False,
     group: object = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -343,6 +362,9 @@ def moe(
     expert_begin: ranks + 1 numbers, the same on all ranks: rank r owns experts [r] to [r + 1]; None: [r] is
         floor(r E / ranks).
     max_tokens: GPUs: the most tokens of a rank in any call, the same on all ranks; CPU ranks take any number.
+    num_tokens: how many rows of x are tokens, an int or an integer tensor on the device of x, which a captured call
+        reads at each replay; the rows behind them are padding, whatever they hold: they get zeros, and have no
+        gradients. None: all. The capacity is that of all rows.
     return_load: a tuple instead: y; (E_loc) int64, the choices that each expert of this rank computed; () int64, the
         choices of this rank beyond the capacity.
     group: as in ag_gemm.
@@ -355,7 +377,10 @@ def moe(
     """
     rows = x.shape[:-1]
     _check_places(group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))
+    is_real = None if num_tokens is None else real_rows(group, x, num_tokens)
     x, idx, weights = _matrices(group, x, idx=idx, weights=weights)
+    if is_real is not None and idx.dim() == 2 and len(idx) == len(x):  # else the library refuses
+        idx = torch.where(is_real.view(-1, 1), idx, -1)
     if idx.dtype == torch.int64:  # what is no expert stays none
         idx = idx.clamp(-(2**31), 2**31 - 1).to(torch.int32)
     if weights.dtype in (torch.bfloat16, torch.float16):

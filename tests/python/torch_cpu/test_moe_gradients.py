@@ -2,7 +2,7 @@
 
 import pytest
 from overlace.ops._moe_gradients import gradients
-from ranks import SIZES, run_ranks, torch
+from ranks import SIZES, overlace, run_ranks, torch
 from test_moe_ops import CASE, Problem, run_step
 
 NAMES = ("x", "weights", "w1", "w2")
@@ -63,21 +63,22 @@ def test_experts_that_do_not_exist_have_no_part():
     run_ranks(2, strangers)
 
 
-def test_the_operator_gives_what_its_shape_function_says():
-    run_ranks(2, as_the_operator)
-
-
-def as_the_operator(group):
-    from overlace.ops import _moe
-
+def as_an_operator(group):
+    """Autograd takes them where a context is one of GPUs; of what is not needed there are none."""
     problem = Problem(CASE, group.size())
     operands, dy = problem.operands(group.rank()), problem.part(problem.dy, group.rank())
-    call = _moe._Call("moe_grad", group.group_name)
-    tensors = [operands[name].detach() for name in ("x", "idx", "weights", "w1", "w2")]
-    fields = _moe._fields(problem.options(), CASE["experts"])
-    got = _moe._gradients_by_torch(call, dy, *tensors, CASE["experts"], [True, False, True, True, False], fields)
-    needs = (True, False, True)
-    wanted = _moe._shapes_of_gradients(
-        dy, *tensors, None, None, CASE["experts"], group.group_name, [*needs, False, False]
-    )
-    assert [(t.shape, t.dtype) for t in got] == [(t.shape, t.dtype) for t in wanted]
+    want = dict(zip(NAMES, by_torch(operands, dy, group, problem.options()), strict=True))
+    context = overlace.context_of(group)
+    context.is_gpu = True
+    try:
+        found, _, _ = run_step(operands, dy, group, **problem.options())
+        assert all(torch.equal(found[name], t) for name, t in want.items())
+        frozen = {name: t.detach().requires_grad_(name in ("x", "w2")) for name, t in operands.items()}
+        found, _, _ = run_step(frozen, dy, group, **problem.options())
+        assert torch.equal(found["w2"], want["w2"]) and found["w1"] is None and found["weights"] is None
+    finally:
+        context.is_gpu = False
+
+
+def test_autograd_takes_them_on_gpus():
+    run_ranks(2, as_an_operator)

@@ -111,6 +111,15 @@ def captured(group):
         graph.replay()
         assert torch.equal(y, want[turn % 2])
         x.copy_(x.flip(0))
+    real = torch.tensor(128)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = overlace.ops.moe(x, idx, weights, w1, w2, num_tokens=real, **options)
+    for count in (128, 50, 0):
+        real.fill_(count)
+        graph.replay()
+        assert torch.equal(y[:count], want[0][:count]) and (y[count:] == 0).all()
     torch.cuda.synchronize()
     dist.barrier()
 
