@@ -35,9 +35,9 @@ from torch_entrants import (  # noqa: E402
     Call,
     Entrant,
     Missing,
-    add_arguments,
     enter,
     one_line,
+    parsed,
     relative,
     without_torch,
 )
@@ -81,8 +81,7 @@ def arguments() -> argparse.Namespace:
     add = p.add_argument
     add("--cases", type=Path, default=programs.CASES)
     add("--ops", default=",".join(records.OPERATORS))
-    add_arguments(p, NAMES)
-    return p.parse_args()
+    return parsed(p, NAMES, COMPETITORS)
 
 
 def chosen(o: argparse.Namespace, on_gpus: bool) -> list[Case]:

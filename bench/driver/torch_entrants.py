@@ -88,8 +88,8 @@ class Entrant:
     clocks: list[dict | None] = dataclasses.field(default_factory=list)
 
 
-def add_arguments(p: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Those that every such program takes."""
+def parsed(p: argparse.ArgumentParser, names: tuple[str, ...], known: Mapping[str, object]) -> argparse.Namespace:
+    """With the arguments that every such program takes; competitors are some of `known`, by default `names`."""
     add = p.add_argument
     add("--set", default="")
     add("--filter", default="")
@@ -103,6 +103,11 @@ def add_arguments(p: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
     add("--git", default="unknown")
     add("--run", default=programs.now())
     add("--out", type=Path)
+    o = p.parse_args()
+    for name in o.competitors.split(","):
+        if name not in known:
+            p.error(f"there is no competitor {name}; wanted some of {', '.join(known)}")
+    return o
 
 
 def head(o: argparse.Namespace, case: Case, x: Entrant, machine: dict, size: int) -> dict:
@@ -132,8 +137,6 @@ def one_line(error: BaseException) -> str:
 
 def enter(name: str, ways: Mapping[str, Callable[[Any], Call]], workload: Any) -> Entrant:
     """The competitor, prepared; or why it cannot run."""
-    if name not in ways:
-        raise SystemExit(f"there is no competitor {name}; wanted some of {', '.join(ways)}")
     try:
         return Entrant(name, ways[name](workload))
     except Missing as why:
