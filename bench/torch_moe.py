@@ -2,10 +2,10 @@
 
 `overlace bench moe` starts it; by hand, with torchrun's variables and the package in PYTHONPATH:
     torchrun --nproc-per-node 2 bench/torch_moe.py --set canonical --out records.jsonl
-torch: all_to_all_single with splits that are known before the call, grouped_mm, index operations; torch_exchanged: the
-same, but the splits are exchanged and brought to the host in every call; overlace: eager; overlace_graph: replayed from
-a CUDA graph; compute: the grouped GEMMs of the same rows, which already lie with their experts. What is missing is a
-record with the reason.
+torch: all_to_all_single with splits that are known before the call, grouped_mm, index operations; torch_graph: the same
+replayed from a CUDA graph; torch_exchanged: the splits are exchanged and brought to the host in every call; overlace:
+eager; overlace_graph: replayed from a CUDA graph; compute: the grouped GEMMs of the same rows, which already lie with
+their experts. What is missing is a record with the reason.
 """
 
 from __future__ import annotations
@@ -53,6 +53,29 @@ def by_torch(w: Layer) -> Call:
     return lambda i: w.by_torch(i, splits)
 
 
+def captured(w: Layer, make: Callable[[Layer], Call]) -> Call:
+    """A graph for each operand set."""
+    if not w.rank.on_gpus:
+        raise Missing("CPU ranks have no CUDA graphs")
+    call = make(w)
+    call(0)  # first calls are not captured
+    w.rank.synchronize()
+    graphs, outs = [torch.cuda.CUDAGraph() for _ in range(w.sets)], []
+    for i, graph in enumerate(graphs):
+        with torch.cuda.graph(graph):
+            outs.append(call(i))
+
+    def replay(i: int) -> torch.Tensor:
+        graphs[i].replay()
+        return outs[i]
+
+    return replay
+
+
+def by_torch_graph(w: Layer) -> Call:
+    return captured(w, by_torch)
+
+
 def by_torch_exchanged(w: Layer) -> Call:
     grouped()
     return lambda i: w.by_torch(i, w.splits(w.exchanged_counts()))
@@ -95,20 +118,7 @@ def by_overlace(w: Layer) -> Call:
 
 
 def by_overlace_graph(w: Layer) -> Call:
-    if not w.rank.on_gpus:
-        raise Missing("CPU ranks have no CUDA graphs")
-    call = by_overlace(w)
-    w.rank.synchronize()
-    graphs, outs = [torch.cuda.CUDAGraph() for _ in range(w.sets)], []
-    for i, graph in enumerate(graphs):
-        with torch.cuda.graph(graph):
-            outs.append(call(i))
-
-    def replay(i: int) -> torch.Tensor:
-        graphs[i].replay()
-        return outs[i]
-
-    return replay
+    return captured(w, by_overlace)
 
 
 def torch_wrong(w: Layer) -> Call:
@@ -124,6 +134,7 @@ def torch_wrong(w: Layer) -> Call:
 
 COMPETITORS: dict[str, Callable[[Layer], Call]] = {
     "torch": by_torch,
+    "torch_graph": by_torch_graph,
     "torch_exchanged": by_torch_exchanged,
     "overlace": by_overlace,
     "overlace_graph": by_overlace_graph,
@@ -134,7 +145,7 @@ COMPETITORS: dict[str, Callable[[Layer], Call]] = {
 
 def entrant(name: str, w: Layer) -> Entrant:
     x = enter(name, COMPETITORS, w)
-    x.launch = "graph" if name == "overlace_graph" else x.launch
+    x.launch = "graph" if name.endswith("_graph") else x.launch
     return x
 
 

@@ -44,7 +44,7 @@ function(overlace_hopper_module name)
   set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name}_hopper PARENT_SCOPE)
 endfunction()
 
-# With OVERLACE_UNITY: the units of a folder as one, which takes less than half of the time (docs/design/testing.md);
+# With OVERLACE_UNITY: the units of a folder as one, which takes about half of the time (docs/design/testing.md);
 # with `most`, all units of the target in their order, in groups of at most so many. What is local to a file is then
 # seen by those behind it: tools/check_names.py.
 function(overlace_unity target)

@@ -9,7 +9,8 @@ import random
 
 import draws
 
-NAMES = ("torch", "torch_exchanged", "overlace", "overlace_graph", "compute")  # competitors, of bench/torch_moe.py
+# Competitors, of bench/torch_moe.py.
+NAMES = ("torch", "torch_graph", "torch_exchanged", "overlace", "overlace_graph", "compute")
 ROUTINGS = ("uniform", "zipf")
 ZIPF = 1.2  # of the experts in an order of chance: the i-th is wanted as 1 / i^1.2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import multiprocessing as mp
 import os
 import tempfile
@@ -25,12 +25,12 @@ def serve(pipe: Any, run: Callable) -> None:
 
 
 class Pool:
-    """`work(rank, ranks, store, pipe)` in a process each; `store` is a file for init_process_group. Ranks answer within
-    `wait_s`, and within `grace_s` of the first that failed. After a failure the pool has ended."""
+    """`work(rank, ranks, store, pipe)` in a process each; `store` is a file for init_process_group. After a failure the
+    pool has ended."""
 
-    def __init__(self, ranks: int, work: Callable, wait_s: float, grace_s: float) -> None:
+    def __init__(self, ranks: int, work: Callable) -> None:
         context = mp.get_context("spawn")
-        self.ranks, self.wait_s, self.grace_s, self.has_ended = ranks, wait_s, grace_s, False
+        self.ranks, self.has_ended = ranks, False
         self.folder = tempfile.TemporaryDirectory(prefix="overlace-")
         store = os.path.join(self.folder.name, "store")
         self.pipes, self.processes = [], []
@@ -41,40 +41,60 @@ class Pool:
             theirs.close()
             self.pipes.append(mine)
             self.processes.append(process)
-        atexit.register(self.end)
+        _open.append(self)
 
-    def run(self, size: int, *job: Any) -> list:
-        """The job on the first `size` ranks; what each gave, in rank order. Fails with what any raised."""
-        for pipe in self.pipes[:size]:
-            pipe.send(job)
-        waiting = {pipe: rank for rank, pipe in enumerate(self.pipes[:size])}
+    def run(self, size: int, *job: Any, wait_s: float, grace_s: float) -> list:
+        """The job on the first `size` ranks; what each gave, in rank order. Fails with what any raised. Ranks answer
+        within `wait_s`, and within `grace_s` of the first that failed."""
         answers: list[tuple[bool, Any]] = [(False, "did not answer")] * size
-        end = time.monotonic() + self.wait_s
+        waiting = {pipe: rank for rank, pipe in enumerate(self.pipes[:size])}
+        for pipe in waiting:
+            with contextlib.suppress(OSError):  # of a rank that has ended: so says what is read from it
+                pipe.send(job)
+        end = time.monotonic() + wait_s
         while waiting and (ready := wait(list(waiting), max(end - time.monotonic(), 0))):
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:
                     answers[rank] = pipe.recv()
-                except EOFError:
-                    answers[rank] = (False, "ended")
+                except (EOFError, OSError):
+                    self.processes[rank].join(5)
+                    answers[rank] = (False, f"ended with status {self.processes[rank].exitcode}")
                 if not answers[rank][0]:
-                    end = min(end, time.monotonic() + self.grace_s)
+                    end = min(end, time.monotonic() + grace_s)
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
         if failures:
-            self.end(kindly=False)
+            self.kill()
             pytest.fail("\n".join(failures), pytrace=False)
         return [value for _, value in answers]
 
-    def end(self, kindly: bool = True) -> None:
+    def end(self) -> list[str]:
+        """Lets the ranks leave; which of them did not in 30 s, or with another status than 0."""
+        for pipe in self.pipes if not self.has_ended else []:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        end = time.monotonic() + 30
+        for process in self.processes if not self.has_ended else []:
+            process.join(max(end - time.monotonic(), 0))
+        codes = [] if self.has_ended else [process.exitcode for process in self.processes]
+        self.kill()
+        told = ("did not end" if code is None else f"ended with status {code}" for code in codes)
+        return [f"rank {rank} {text}" for rank, (code, text) in enumerate(zip(codes, told, strict=True)) if code != 0]
+
+    def kill(self) -> None:
         if self.has_ended:
             return
         self.has_ended = True
-        atexit.unregister(self.end)
-        for pipe in self.pipes if kindly else []:
-            pipe.send(None)
+        _open.remove(self)
         for process in self.processes:
-            process.join(30 if kindly else 0)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
         self.folder.cleanup()
+
+
+_open: list[Pool] = []
+
+
+def end_all() -> list[str]:
+    """All pools; what their ranks did wrong then."""
+    return [text for pool in [*_open] for text in pool.end()]

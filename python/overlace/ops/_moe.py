@@ -197,6 +197,7 @@ _gradients_op = torch.library.custom_op(
         f"(Tensor dy, {_TENSORS}, int num_experts, str group, bool[] needs, *, {_OPTIONS}) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
+    tags=(torch.Tag.cudagraph_unsafe,),  # on GPUs the host waits for counts
 )
 
 
@@ -345,7 +346,8 @@ def moe(
     Backward is made of torch's products and collectives of `group`: it waits for counts on the host and cannot be
     captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on the
     device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
-    not exist count as -1. A rank that raises has queued nothing, and the others wait for it up to the deadline.
+    not exist count as -1. A rank that raises in the forward has queued nothing, and the others wait for it up to the
+    deadline; in backward up to that of `group`'s collectives.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
     idx: (..., k), with the leading dimensions of x, int32 or int64: experts 0 to E - 1, one also twice, or -1 for

@@ -32,13 +32,13 @@ class _Copies:
         nth[order] = torch.arange(len(order), device=idx.device) - (counts.cumsum(0) - counts)[experts[order]]
         most = self.choices
         if capacity_factor > 0:
-            most = min(math.ceil(capacity_factor * most / num_experts), most)
+            most = math.ceil(min(capacity_factor * most / num_experts, most))
         is_kept = (experts < num_experts) & (nth < most)
         self.order = order[is_kept[order]]
         flat = counts.new_empty(ranks * num_experts)
         dist.all_gather_into_tensor(flat, counts[:num_experts].clamp(max=most), group=group)
         table = flat.view(ranks, num_experts)
-        counted = table.tolist()  # here the host waits
+        counted = table.tolist()
         self.sent = [sum(counted[rank][begin[r] : begin[r + 1]]) for r in range(ranks)]
         self.received = [sum(row[begin[rank] : begin[rank + 1]]) for row in counted]
         mine = table[:, begin[rank] : begin[rank + 1]]
@@ -62,6 +62,8 @@ class _Copies:
         return out
 
 
+@torch.autocast("cuda", enabled=False)  # as the forward
+@torch.autocast("cpu", enabled=False)
 def gradients(
     dy: torch.Tensor,
     x: torch.Tensor,
@@ -87,7 +89,8 @@ def gradients(
     tokens = copies.order // idx.shape[1]
     rows, upstream = copies.to_experts(x[tokens]), copies.to_experts(dy[tokens])
     factors = copies.to_experts(weights.flatten()[copies.order].float())
-    dw1, dw2, dx, dfactors = torch.empty_like(w1), torch.empty_like(w2), [rows[:0]], [factors[:0]]
+    dw1, dw2 = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (w1, w2))
+    dx, dfactors = [rows[:0]], [factors[:0]]
     parts = (t.split(copies.rows) for t in (rows, upstream, factors[:, None]))
     for e, (row, up, factor) in enumerate(zip(*parts, strict=True)):
         before, linear = F.linear(row, w1[e]).float().chunk(2, 1)

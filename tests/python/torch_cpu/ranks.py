@@ -50,8 +50,8 @@ def run_ranks(size: int, body: Callable, *arguments: Any) -> list:
     """`body(group, *arguments)` on `size` ranks; what each gave, in rank order. Fails with what any raised."""
     global _pool
     if _pool is None or _pool.has_ended:
-        _pool = Pool(RANKS, _work, WAIT_S, grace_s=2 * TIMEOUT_S)
-    return _pool.run(size, size, body, arguments)
+        _pool = Pool(RANKS, _work)
+    return _pool.run(size, size, body, arguments, wait_s=WAIT_S, grace_s=2 * TIMEOUT_S)
 
 
 def said_by_programs(script: str, size: int, *words: str) -> Iterator[Any]:

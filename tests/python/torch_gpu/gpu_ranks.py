@@ -4,7 +4,7 @@ import gc
 import os
 
 import pytest
-from rank_pool import Pool, serve
+from rank_pool import Pool, end_all, serve
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
@@ -32,18 +32,19 @@ def _work(rank, ranks, store, pipe):
     dist.destroy_process_group()
 
 
-_pool = None
+_pools = {}
 
 
-def run_ranks(size, body, *arguments, fresh=False):
+def run_ranks(size, body, *arguments, fresh=False, wait_s=300):
     """`body(group, *arguments)` on `size` ranks in a team of its own. `fresh`: in processes of its own, too."""
-    global _pool
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    if _pool is not None and (fresh or _pool.ranks != size):
-        _pool.end()
-    if _pool is None or _pool.has_ended:
-        _pool = Pool(size, _work, wait_s=300, grace_s=5)
-    _pool.run(size, body, arguments)
+    if fresh:
+        assert end_all() == []
+    if size not in _pools or _pools[size].has_ended:
+        _pools[size] = Pool(size, _work)
+    _pools[size].run(size, body, arguments, wait_s=wait_s, grace_s=5)
+    if fresh:
+        assert end_all() == []
 
 
 def whole(rows, columns, seed, dtype):
