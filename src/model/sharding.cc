@@ -29,9 +29,6 @@ Status check_problem(const ModelConfig& config, const Problem& problem) {
   if (config.has_experts() && problem.device_bytes > 0)
     return base::error(Errc::not_supported, "device_bytes is {}, wanted 0: {} has experts, and those do not stream",
                        problem.device_bytes, config.name);
-  if (config.has_experts() && !problem.checkpoint.empty())
-    return base::error(Errc::not_supported, "checkpoint is {}, wanted none: {} has experts, which are made from a seed",
-                       problem.checkpoint, config.name);
   if (problem.from_disk && problem.checkpoint.empty())
     return invalid_argument("weights stream from disk, but there is no checkpoint, wanted one or host memory");
   if (problem.dtype != DType::fp32 && problem.dtype != DType::bf16 && problem.dtype != DType::fp16)

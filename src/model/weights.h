@@ -52,6 +52,8 @@ bool is_matrix(Weight weight);
 WeightBox weight_shape(const ModelConfig& config, Weight weight);
 bool has_weight(const ModelConfig& config, Weight weight);
 
+struct StoredPart;  // src/model/weight_names.h
+
 class Weights {
  public:
   static base::Result<Weights> open(const ModelConfig& config, const Problem& problem);
@@ -61,18 +63,12 @@ class Weights {
   /// Part `box` in the problem's dtype into `out`, contiguous.
   /// `stored`: the bytes of range(), already read; null: the file is looked into.
   base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* stored = nullptr);
-  /// What of the files the part needs. Only of a checkpoint.
+  /// What of the files the part needs. Only of a checkpoint, and not_supported of experts, which are many tensors.
   base::Result<StoredRange> range(int64_t layer, Weight weight, const WeightBox& box);
 
  private:
   Weights(const ModelConfig& config, const Problem& problem) : config_(config), problem_(problem) {}
-  /// The part as the checkpoint has it.
-  struct Stored {
-    std::string name;
-    std::vector<int64_t> shape;
-    StoredBox box;
-  };
-  Stored stored(int64_t layer, Weight weight, const WeightBox& box) const;
+  std::string full_name(int64_t layer, const StoredPart& part) const;
 
   ModelConfig config_;
   Problem problem_;

@@ -262,5 +262,45 @@ TEST(StackCallsTest, OneRankWithBadWeightsFailsAllRanks) {
   });
 }
 
+TEST(StackCallsTest, OnlyTheRankThatHasAnExpertReadsIt) {
+  const ScratchDir dir;
+  const ModelConfig config = parse_config(R"({"model_type": "mixtral", "hidden_size": 8, "intermediate_size": 4,
+      "num_hidden_layers": 1, "num_attention_heads": 3, "head_dim": 2, "num_local_experts": 5,
+      "num_experts_per_tok": 2})",
+                                          "test")
+                                 .value();
+  std::vector<TestTensor> tensors;
+  const auto add = [&](const std::string& name, int64_t rows, int64_t cols) {
+    std::vector<int64_t> shape = rows == 0 ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
+    tensors.push_back({"model.layers.0." + name, "F32", std::move(shape),
+                       fp32_bytes(std::vector<float>(static_cast<size_t>(std::max<int64_t>(rows, 1) * cols), 0.5f))});
+  };
+  for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"}) add(norm, 0, 8);
+  for (const char* name : {"q", "k", "v"}) add(base::format("self_attn.{}_proj.weight", name), 6, 8);
+  add("self_attn.o_proj.weight", 8, 6);
+  add("block_sparse_moe.gate.weight", 5, 8);
+  for (int e = 0; e < 5; ++e)
+    for (const char* matrix : {"w1", "w2", "w3"}) {
+      const bool is_down = matrix[1] == '2', is_bad = e == 2 && is_down;  // rank 1 has experts 1 and 2
+      add(base::format("block_sparse_moe.experts.{}.{}.weight", e, matrix), is_down ? 8 : 4,
+          is_down ? (is_bad ? 5 : 4) : 8);
+    }
+  dir.write("model.safetensors", safetensors(tensors));
+  Problem problem;
+  problem.layers = 1;
+  problem.tokens = problem.sequence_length = 4;
+  problem.checkpoint = dir.path();
+  test::run_ranks(3, test::Mode::threads, [&](Runtime& runtime) {
+    const int rank = runtime.world().rank();
+    const auto stack = Stack::create(config, problem, runtime.world().channel(StreamRef::cpu()));
+    ASSERT_FALSE(stack.ok()) << "rank " << rank;
+    EXPECT_EQ(stack.status().code(), Errc::corrupt);
+    const std::string message = dir / "model.safetensors" +
+                                ": tensor \"model.layers.0.block_sparse_moe.experts.2.w2.weight\" has shape (8, 5), "
+                                "wanted (8, 4)";
+    EXPECT_EQ(stack.status().message(), rank == 1 ? message : "rank 1: " + message);
+  });
+}
+
 }  // namespace
 }  // namespace overlace::model
