@@ -195,6 +195,7 @@ Status RankRun::choose() {
     SiteResult result;
     result.name = site.name;
     result.op = site.op;
+    result.layers = site.layers;
     const auto asked = plan_.request.by_site.find(site.name);
     if (asked != plan_.request.by_site.end()) {
       chosen_[site.name] = asked->second;
@@ -299,7 +300,7 @@ Status RankRun::check() {
       depth = std::max(depth, spec::gathers(site.op.op) ? site.op.k : site.op.k * site.op.ranks);
     result_.error = relative_error(output_, *oracle);
     result_.baseline_error = relative_error(baseline_, of_baseline->empty() ? *oracle : *of_baseline);
-    depth = std::max(depth, plan_.config.experts.intermediate);
+    depth = std::max({depth, plan_.config.experts.intermediate, plan_.config.experts.shared});
     Verdict verdict = judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
     judge_choices(gap, result_.baseline_error, plan_.problem.dtype, &verdict);
     result_.ok = verdict.ok;

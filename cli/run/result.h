@@ -27,6 +27,7 @@ struct SiteTimes {
 struct SiteResult {
   std::string name;    // "qkv"
   spec::OpSpec op;     // as one rank sees it
+  int64_t layers = 1;  // that have it
   std::string chosen;  // "hetero_fused_1d:4"
   std::string reason;
   SiteTimes times;

@@ -113,8 +113,11 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
   base_spec.m = problem.micro_batch > 0 ? std::min(problem.micro_batch, problem.tokens) : problem.tokens;
   base_spec.ranks = ranks;
   base_spec.dtype = base_spec.out_dtype = problem.dtype;
+  const int64_t dense = problem.layers - config.expert_layers(problem.layers);
+  int64_t first_dense = 0;
+  while (dense > 0 && config.has_experts(first_dense)) ++first_dense;
   const auto site = [&](const char* name, const spec::OperatorDef& op, int64_t n, int64_t k, bool bias) {
-    Site s{name, base_spec};
+    Site s{name, base_spec, 0, problem.layers};
     s.op.op = op.name;
     s.op.n = n;
     s.op.k = k;
@@ -126,10 +129,14 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
       site("qkv", spec::kAgGemm, shard.qkv_columns(config), config.hidden, config.qkv_bias),
       site("o_proj", spec::kGemmRs, config.hidden, shard.heads * config.head_dim, config.o_bias),
   };
-  if (config.has_experts()) return out;
+  if (dense == 0) return out;
   out.push_back(
       site(gated ? "gate_up" : "fc1", spec::kAgGemm, shard.up_columns(config), config.hidden, config.mlp_bias));
   out.push_back(site(gated ? "down" : "fc2", spec::kGemmRs, config.hidden, shard.intermediate, config.mlp_bias));
+  for (size_t i = 2; i < out.size(); ++i) {
+    out[i].first_layer = first_dense;
+    out[i].layers = dense;
+  }
   return out;
 }
 

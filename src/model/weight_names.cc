@@ -33,6 +33,10 @@ constexpr WeightNames kWeightNames[] = {
     {Weight::up_bias, "mlp.up_proj.bias", "mlp.c_fc.bias"},
     {Weight::down, "mlp.down_proj.weight", "mlp.c_proj.weight"},
     {Weight::down_bias, "mlp.down_proj.bias", "mlp.c_proj.bias"},
+    {Weight::shared_gate, "mlp.shared_expert.gate_proj.weight", ""},
+    {Weight::shared_up, "mlp.shared_expert.up_proj.weight", ""},
+    {Weight::shared_down, "mlp.shared_expert.down_proj.weight", ""},
+    {Weight::shared_router, "mlp.shared_expert_gate.weight", ""},
 };
 
 /// Of a layer with experts: the block, and what the matrices of one of its experts are called.
@@ -43,6 +47,8 @@ struct ExpertNames {
 
 constexpr ExpertNames kExpertNames[] = {
     {"mixtral", "block_sparse_moe", "w1", "w3", "w2"},
+    {"qwen2_moe", "mlp", "gate_proj", "up_proj", "down_proj"},
+    {"qwen3_moe", "mlp", "gate_proj", "up_proj", "down_proj"},
 };
 
 const ExpertNames& expert_names(const ModelConfig& config) {

@@ -34,6 +34,10 @@ bool is_matrix(Weight w) {
     case Weight::router:
     case Weight::expert_up:
     case Weight::expert_down:
+    case Weight::shared_gate:
+    case Weight::shared_up:
+    case Weight::shared_down:
+    case Weight::shared_router:
       return true;
     default:
       return false;
@@ -72,12 +76,17 @@ WeightBox weight_shape(const ModelConfig& c, Weight weight) {
       return {0, c.experts.count * 2 * c.experts.intermediate, 0, c.hidden};
     case Weight::expert_down:
       return {0, c.experts.count * c.hidden, 0, c.experts.intermediate};
-    default:  // norms and the biases of o and down
+    case Weight::shared_gate:
+    case Weight::shared_up:
+      return {0, c.experts.shared, 0, c.hidden};
+    case Weight::shared_down:
+      return {0, c.hidden, 0, c.experts.shared};
+    default:  // norms, the biases of o and down, and shared_router
       return {0, 1, 0, c.hidden};
   }
 }
 
-bool has_weight(const ModelConfig& c, Weight weight) {
+bool has_weight(const ModelConfig& c, Weight weight, int64_t layer) {
   switch (weight) {
     case Weight::norm1_bias:
     case Weight::norm2_bias:
@@ -92,19 +101,24 @@ bool has_weight(const ModelConfig& c, Weight weight) {
     case Weight::o_bias:
       return c.o_bias;
     case Weight::gate:
-      return c.gated() && !c.has_experts();
+      return c.gated() && !c.has_experts(layer);
     case Weight::up:
     case Weight::down:
-      return !c.has_experts();
+      return !c.has_experts(layer);
     case Weight::gate_bias:
-      return c.gated() && c.mlp_bias;
+      return c.gated() && c.mlp_bias && !c.has_experts(layer);
     case Weight::up_bias:
     case Weight::down_bias:
-      return c.mlp_bias;
+      return c.mlp_bias && !c.has_experts(layer);
     case Weight::router:
     case Weight::expert_up:
     case Weight::expert_down:
-      return c.has_experts();
+      return c.has_experts(layer);
+    case Weight::shared_gate:
+    case Weight::shared_up:
+    case Weight::shared_down:
+    case Weight::shared_router:
+      return c.has_experts(layer) && c.experts.shared > 0;
     default:
       return true;
   }

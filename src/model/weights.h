@@ -39,6 +39,10 @@ enum class Weight {
   router,       // (experts, hidden)
   expert_up,    // of each expert its gate rows, then its up rows
   expert_down,  // of each expert (hidden, its intermediate)
+  shared_gate,  // of the shared expert, as gate, up and down
+  shared_up,
+  shared_down,
+  shared_router,  // (1, hidden): the sigmoid of its product with a token is the shared expert's weight
 };
 
 /// Rows and columns of a weight, from a first row and column on.
@@ -50,7 +54,7 @@ struct WeightBox {
 bool is_matrix(Weight weight);
 /// The whole weight.
 WeightBox weight_shape(const ModelConfig& config, Weight weight);
-bool has_weight(const ModelConfig& config, Weight weight);
+bool has_weight(const ModelConfig& config, Weight weight, int64_t layer = 0);
 
 struct StoredPart;  // src/model/weight_names.h
 

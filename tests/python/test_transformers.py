@@ -39,6 +39,7 @@ LLAMA3_ROPE = {
 
 # Heads for three ranks, too; with five experts no two ranks have equally many.
 OF_EXPERTS = {**SHAPE, "num_attention_heads": 6, "head_dim": 16, "experts_implementation": "eager"}
+OF_QWENS_EXPERTS = {"num_key_value_heads": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 def config_of(family):
@@ -61,6 +62,14 @@ def config_of(family):
         return transformers.MixtralConfig(
             **OF_EXPERTS, num_key_value_heads=6, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
         )
+    if family == "qwen2_moe":  # the second of three layers is dense
+        return transformers.Qwen2MoeConfig(
+            **OF_EXPERTS, **OF_QWENS_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[1]
+        )
+    if family == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(**OF_EXPERTS, **OF_QWENS_EXPERTS, norm_topk_prob=True)
+    if family == "qwen3_moe_sparse":  # only the second of three layers has experts
+        return transformers.Qwen3MoeConfig(**OF_EXPERTS, **OF_QWENS_EXPERTS, attention_bias=True, decoder_sparse_step=2)
     assert family == "gpt2"
     return transformers.GPT2Config(
         n_embd=HIDDEN, n_layer=LAYERS, n_head=4, vocab_size=32, n_positions=128, bos_token_id=0, eos_token_id=0
@@ -68,7 +77,7 @@ def config_of(family):
 
 
 FAMILIES = ["llama", "llama_biased", "qwen2", "qwen3", "mistral", "mistral_full", "gpt2"]
-FAMILIES_OF_EXPERTS = ["mixtral"]
+FAMILIES_OF_EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_moe_sparse"]
 
 
 def randomise(model):

@@ -22,6 +22,10 @@ const Family kMixtral{R"({"model_type": "mixtral", "hidden_size": 4, "intermedia
   "num_attention_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2})",
                       "block_sparse_moe", "w1", "w3", "w2"};
 
+const Family kQwen{R"({"model_type": "qwen3_moe", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1,
+  "num_attention_heads": 2, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 3})",
+                   "mlp", "gate_proj", "up_proj", "down_proj"};
+
 std::vector<float> counted(float first, int64_t n) {
   std::vector<float> out;
   for (int64_t i = 0; i < n; ++i) out.push_back(first + static_cast<float>(i));
@@ -144,7 +148,7 @@ TEST_P(ExpertWeights, HaveNoRangeInAFile) {
   EXPECT_EQ(range.status().message(), "a weight of layer 0 lies in 6 tensors, wanted one: experts have no range");
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, ExpertWeights, testing::Values(kMixtral));
+INSTANTIATE_TEST_SUITE_P(Families, ExpertWeights, testing::Values(kMixtral, kQwen));
 
 }  // namespace
 }  // namespace overlace::model

@@ -43,6 +43,16 @@ TEST(Memory, GrowsWithLayersAndTokens) {
   EXPECT_EQ(host_bytes(one, 1000) - host_bytes(one, 0), 2000);
 }
 
+TEST(Memory, CountsExpertsInTheLayersThatHaveThem) {
+  const RunPlan one = plan_of("Qwen3-30B-A3B", 1, 64), three = plan_of("Qwen3-30B-A3B", 3, 64);
+  // 128 experts of 3 x 2048 x 768, their router, and attention: q and o of 2048 x 4096, k and v of 2048 x 512.
+  const double layer = (host_bytes(three, 0) - host_bytes(one, 0)) / 2;
+  EXPECT_NEAR(layer, (128 * (3 * 2048.0 * 768 + 2048) + 2 * 2048.0 * (4096 + 512)) * 4, 0.01 * layer);
+  RunPlan mixed = three;
+  mixed.config.experts.layers[1] = false;
+  EXPECT_NEAR(host_bytes(three, 0) - host_bytes(mixed, 0), 128 * 3 * 2048.0 * 768 * (4 + 8 / 3.0), 0.01 * layer);
+}
+
 TEST(Memory, RefusesWhatDoesNotFitWithBothNumbers) {
   const RunPlan plan = plan_of("tiny", 2, 1024);
   EXPECT_TRUE(check_memory(plan, 16e9).ok());
