@@ -42,6 +42,11 @@ Json site_json(const SiteResult& site) {
   out.set("n", site.op.n);
   out.set("k", site.op.k);
   out.set("layers", site.layers);
+  if (site.experts) {
+    out.set("experts", site.experts->count);
+    out.set("top_k", site.experts->per_token);
+    out.set("load", number_or_null(site.experts->load));
+  }
   out.set("schedule", site.chosen);
   out.set("serial_us", number_or_null(t.serial_us));
   out.set("overlapped_us", number_or_null(t.overlapped_us));
@@ -103,7 +108,7 @@ std::optional<double> SiteTimes::hidden() const {
 double RunResult::sites_limit_us() const {
   double room_us = 0;
   for (const SiteResult& site : sites)
-    room_us += static_cast<double>(site.layers) * (site.times.serial_us - site.times.limit_us);
+    if (!site.experts) room_us += static_cast<double>(site.layers) * (site.times.serial_us - site.times.limit_us);
   return total_serial_us - room_us;
 }
 

@@ -1,11 +1,13 @@
 #include "src/model/expert_block.h"
 
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "overlace/ops/moe.h"
 #include "src/base/half.h"
 #include "src/exec/gemm.h"
+#include "src/exec/run.h"
 #include "src/ops/moe/experts.h"
 
 namespace overlace::model {
@@ -43,37 +45,50 @@ Status add_shared_expert(const LayerWeights& w, const TensorView& x, Rows& sums,
   return {};
 }
 
+/// What `work` throws becomes a status.
+Status traced(Channel& channel, const char* name, const std::function<void()>& work) {
+  return exec::run_traced(channel, name, [&] {
+    try {
+      work();
+      return Status();
+    } catch (...) {
+      return base::status_of_current_exception();
+    }
+  });
+}
+
 }  // namespace
 
-Status run_expert_block(Channel& channel, const ModelConfig& config, const Shard& shard, const LayerWeights& w,
-                        const ExpertBlockArgs& args) {
+base::Result<int64_t> run_expert_block(Channel& channel, const ModelConfig& config, const Shard& shard,
+                                       const LayerWeights& w, const ExpertBlockArgs& args) {
   const Experts& experts = config.experts;
   const int64_t rows = args.x.dim(0), k = experts.per_token;
+  const DType dtype = args.x.dtype;
   std::vector<float> weights(static_cast<size_t>(rows * k));
   Rows sums(DType::fp32, experts.shared > 0 ? rows : 0, config.hidden);
-  try {
-    ops::MoeRouterArgs router;
-    router.x = args.x;
-    router.w_gate = w.router;
-    router.idx = TensorView::contiguous(args.chosen, DType::i32, {rows, k});
-    router.weights = TensorView::contiguous(weights.data(), DType::fp32, {rows, k});
-    router.renormalize = experts.renormalize;
-    ops::choose_experts(router);
-    ops::MoeArgs moe;
-    moe.x = args.x;
-    moe.idx = router.idx;
-    moe.weights = router.weights;
-    moe.w1 = TensorView::contiguous(w.expert_up.data, args.x.dtype,
-                                    {shard.experts, 2 * experts.intermediate, config.hidden});
-    moe.w2 =
-        TensorView::contiguous(w.expert_down.data, args.x.dtype, {shard.experts, config.hidden, experts.intermediate});
-    moe.out = experts.shared > 0 ? sums.view() : args.out;
-    moe.num_experts = experts.count;
-    ops::run(channel, moe);
-  } catch (...) {
-    return base::status_of_current_exception();
-  }
-  return experts.shared > 0 ? add_shared_expert(w, args.x, sums, args.out) : Status();
+  ops::MoeRouterArgs router;
+  router.x = args.x;
+  router.w_gate = w.router;
+  router.idx = TensorView::contiguous(args.chosen, DType::i32, {rows, k});
+  router.weights = TensorView::contiguous(weights.data(), DType::fp32, {rows, k});
+  router.renormalize = experts.renormalize;
+  OVERLACE_TRY(traced(channel, "router", [&] { ops::choose_experts(router); }));
+  ops::MoeArgs moe;
+  moe.x = args.x;
+  moe.idx = router.idx;
+  moe.weights = router.weights;
+  moe.w1 = TensorView::contiguous(w.expert_up.data, dtype, {shard.experts, 2 * experts.intermediate, config.hidden});
+  moe.w2 = TensorView::contiguous(w.expert_down.data, dtype, {shard.experts, config.hidden, experts.intermediate});
+  moe.out = experts.shared > 0 ? sums.view() : args.out;
+  moe.num_experts = experts.count;
+  int64_t copies = 0;
+  OVERLACE_TRY(traced(channel, "experts and exchange", [&] {
+    for (const int64_t load : ops::run(channel, moe).load) copies += load;
+  }));
+  if (experts.shared > 0)
+    OVERLACE_TRY(
+        exec::run_traced(channel, "shared expert", [&] { return add_shared_expert(w, args.x, sums, args.out); }));
+  return copies;
 }
 
 }  // namespace overlace::model

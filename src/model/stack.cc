@@ -98,6 +98,7 @@ class StackImpl final : public Stack {
   Status load(const std::vector<Site>& sites);
   Status forward(const float* input, const SiteSchedules& schedules, float* output) override;
   Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) override;
+  Result<int64_t> run_experts(int iterations) override;
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
   WeightStats weight_stats() const override;
@@ -121,6 +122,8 @@ class StackImpl final : public Stack {
   Result<LayerWeights> acquire(int64_t layer);
   Status release(int64_t layer);
   Status one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a);
+  /// The block of experts: norm2_out to down_out. Returns the copies of tokens that my experts computed.
+  Result<int64_t> experts(const LayerWeights& w, const Activations& a, int32_t* chosen);
   Status all_layers(const Schedules& schedules, const Schedules& of_last);
   Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
@@ -314,6 +317,13 @@ Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const Ac
   }
 }
 
+Result<int64_t> StackImpl::experts(const LayerWeights& w, const Activations& a, int32_t* chosen) {
+  exec::set_trace_label(channel_, "moe");
+  auto load = run_expert_block(channel_, config_, shard_, w, {a.norm2_out, a.down_out, chosen});
+  exec::set_trace_label(channel_, "");
+  return load;
+}
+
 Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a) {
   const TensorView pending = layer == 0 ? TensorView() : a.down_out;  // what the residual stream still lacks
   AddNormArgs norm{
@@ -331,10 +341,8 @@ Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedule
   norm.bias = as_vector(w.norm2_bias);
   OVERLACE_TRY(device_->add_norm(norm));
   if (config_.has_experts(layer)) {
-    int32_t* const chosen = choices_.data() + (layer * x_.dim(0) + a.first_row) * config_.experts.per_token;
-    return exec::run_traced(channel_, "experts", [&] {
-      return run_expert_block(channel_, config_, shard_, w, {a.norm2_out, a.down_out, chosen});
-    });
+    const auto load = experts(w, a, choices_.data() + (layer * x_.dim(0) + a.first_row) * config_.experts.per_token);
+    return load.ok() ? Status() : load.status();
   }
   OVERLACE_TRY(site(kUp, w, a, *schedules[kUp]));
   OVERLACE_TRY(device_->activation({config_.activation, a.up, a.activated}));
@@ -441,6 +449,23 @@ Status StackImpl::run_site(const std::string& name, const spec::Schedule& schedu
   for (int i = 0; i < iterations; ++i)
     OVERLACE_TRY(site(static_cast<SiteIndex>(index), *weights, activations_.front(), schedule));
   return {};
+}
+
+Result<int64_t> StackImpl::run_experts(int iterations) {
+  int64_t layer = 0;
+  while (layer < problem_.layers && !config_.has_experts(layer)) ++layer;
+  if (layer == problem_.layers)
+    return base::invalid_argument("none of {} layers has experts, wanted one", problem_.layers);
+  const auto weights = acquire(layer);
+  if (!weights.ok()) return weights.status();
+  const Activations& a = activations_.front();
+  std::vector<int32_t> chosen(static_cast<size_t>(a.x.dim(0) * config_.experts.per_token));  // those of a pass stay
+  Result<int64_t> load = int64_t{0};
+  for (int i = 0; i < iterations; ++i) {
+    load = experts(*weights, a, chosen.data());
+    if (!load.ok()) break;
+  }
+  return load;
 }
 
 Status StackImpl::run_layers(const SiteSchedules& schedules, int iterations) {

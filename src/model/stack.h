@@ -64,6 +64,9 @@ class Stack {
   /// Only that site's operator of the first layer that has it, on inputs as they were in the last forward (normal data
   /// before the first), queued `iterations` times; for timing. Does not wait for completion on GPUs.
   virtual base::Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) = 0;
+  /// Only the block of experts of the first layer that has them, router and exchange too, on such inputs, `iterations`
+  /// times; for timing. Returns the copies of tokens that my experts computed in one. Collective.
+  virtual base::Result<int64_t> run_experts(int iterations) = 0;
   /// Forward without host transfers, queued `iterations` times on resident input; for timing.
   virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
   /// Waits for all queued work of this rank.

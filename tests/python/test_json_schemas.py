@@ -52,6 +52,7 @@ MODEL = {
 }
 CASES = [
     Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none"),
+    Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none --config tiny-moe"),
     Case(
         "run",
         "run --backend cpu -n 2 --tokens 32 --repeat 1 --link 1GB/s,20us --config model.json --device-memory 160000",

@@ -81,6 +81,25 @@ TEST(RunResult, ASiteCountsAsOftenAsThereAreLayersThatHaveIt) {
   EXPECT_EQ(to_json(r).find("sites")->as_array()[1].find("layers")->as_int(), 1);
 }
 
+TEST(RunResult, ExpertsHaveATimeAndNothingToHide) {
+  RunResult r = example();
+  const RunResult without = r;
+  SiteResult moe = site("moe", "moe", 256, 384, {.serial_us = 7000, .overlapped_us = 7000});
+  moe.experts = ExpertsResult{10, 2, 1.25};
+  r.sites.push_back(moe);
+  EXPECT_EQ(r.sites_limit_us(), without.sites_limit_us());
+  EXPECT_EQ(r.total_hidden(), without.total_hidden());
+  const base::Json json = to_json(r);
+  const base::Json& last = json.find("sites")->as_array().back();
+  EXPECT_EQ(last.find("experts")->as_int(), 10);
+  EXPECT_EQ(last.find("top_k")->as_int(), 2);
+  EXPECT_EQ(last.find("load")->as_double(), 1.25);
+  EXPECT_EQ(last.find("serial_us")->as_double(), 7000);
+  EXPECT_TRUE(last.find("limit_us")->is_null());
+  EXPECT_TRUE(last.find("hidden")->is_null());
+  EXPECT_EQ(json.find("sites")->as_array().front().find("experts"), nullptr);
+}
+
 TEST(RunResult, LimitsOfSitesAreNoLimitOfAllLayers) {
   const RunResult r = example();
   EXPECT_DOUBLE_EQ(r.sites_limit_us(), 80000 - 2 * ((14000.0 - 9500) + (18000.0 - 12500)));
