@@ -58,8 +58,8 @@ const ExpertNames& expert_names(const ModelConfig& config) {
   return *found;
 }
 
-std::string stored_name(const ModelConfig& config, Weight weight) {
-  if (weight == Weight::router) return base::format("{}.gate.weight", expert_names(config).block);
+std::string stored_name(const ModelConfig& config, Weight weight, bool are_fused) {
+  if (weight == Weight::router) return base::format("{}.gate.weight", are_fused ? "mlp" : expert_names(config).block);
   const auto* const found = std::find_if(std::begin(kWeightNames), std::end(kWeightNames),
                                          [&](const WeightNames& n) { return n.weight == weight; });
   OVERLACE_ASSERT(found != std::end(kWeightNames));
@@ -94,10 +94,19 @@ std::vector<StoredPart> parts_of_experts(const ModelConfig& config, Weight weigh
   return out;
 }
 
+/// All experts one below the other.
+std::vector<StoredPart> part_of_fused(const ModelConfig& config, Weight weight, const WeightBox& box) {
+  const WeightBox whole = weight_shape(config, weight);
+  const int64_t count = config.experts.count;
+  const char* name = weight == Weight::expert_up ? kFusedExperts : "mlp.experts.down_proj";
+  return {{name, {count, whole.rows / count, whole.cols}, {box.row, box.rows, box.col, box.cols}}};
+}
+
 }  // namespace
 
-std::vector<StoredPart> stored_parts(const ModelConfig& config, Weight weight, const WeightBox& box) {
-  if (weight == Weight::expert_up || weight == Weight::expert_down) return parts_of_experts(config, weight, box);
+std::vector<StoredPart> stored_parts(const ModelConfig& config, Weight weight, const WeightBox& box, bool are_fused) {
+  const bool of_experts = weight == Weight::expert_up || weight == Weight::expert_down;
+  if (of_experts) return are_fused ? part_of_fused(config, weight, box) : parts_of_experts(config, weight, box);
   const bool gpt2 = config.conv1d_weights, is_vector = !is_matrix(weight);
   const WeightBox whole = weight_shape(config, weight);
   int64_t rows = whole.rows, cols = whole.cols;  // as stored
@@ -111,7 +120,7 @@ std::vector<StoredPart> stored_parts(const ModelConfig& config, Weight weight, c
     stored.col += fused_offset(config, weight);
   }
   std::vector<int64_t> shape = is_vector ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
-  return {{stored_name(config, weight), std::move(shape), stored}};
+  return {{stored_name(config, weight, are_fused), std::move(shape), stored}};
 }
 
 }  // namespace overlace::model

@@ -19,7 +19,12 @@ struct StoredPart {
   int64_t offset = 0;  // elements of the weight's box before these
 };
 
-/// In the order of the box: one part, but of experts two or one for each of them, and none for none.
-std::vector<StoredPart> stored_parts(const ModelConfig& config, Weight weight, const WeightBox& box);
+/// In the order of the box: one part, but of experts two or one for each of them, and none for none. `are_fused`: a
+/// layer's experts lie in two tensors of three dimensions, as a Weight is.
+std::vector<StoredPart> stored_parts(const ModelConfig& config, Weight weight, const WeightBox& box,
+                                     bool are_fused = false);
+
+/// A tensor that a layer whose experts are fused has, and another has not.
+inline constexpr const char* kFusedExperts = "mlp.experts.gate_up_proj";
 
 }  // namespace overlace::model

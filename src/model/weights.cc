@@ -1,5 +1,6 @@
 #include "src/model/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -141,6 +142,9 @@ Result<Weights> Weights::open(const ModelConfig& config, const Problem& problem)
     return error(Errc::corrupt, "checkpoint {}: neither tensor \"{}{}\" nor \"{}{}\" is there, wanted a {} model",
                  problem.checkpoint, first, name, second, name, config.model_type);
   }
+  const auto& with_experts = config.experts.layers;
+  const auto layer = std::find(with_experts.begin(), with_experts.end(), true) - with_experts.begin();
+  weights.has_fused_experts_ = checkpoint->has(base::format("{}{}.{}", weights.prefix_, layer, kFusedExperts));
   weights.checkpoint_ = std::move(*checkpoint);
   return weights;
 }
@@ -166,7 +170,7 @@ Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* o
     return {};
   }
   const auto element = static_cast<int64_t>(dtype_bytes(problem_.dtype));
-  for (const StoredPart& part : stored_parts(config_, weight, box)) {
+  for (const StoredPart& part : stored_parts(config_, weight, box, has_fused_experts_)) {
     char* const to = static_cast<char*>(out) + part.offset * element;
     OVERLACE_TRY(checkpoint_->read(full_name(layer, part), part.shape, part.box, problem_.dtype, to, range));
   }
@@ -175,7 +179,7 @@ Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* o
 
 Result<StoredRange> Weights::range(int64_t layer, Weight weight, const WeightBox& box) {
   if (is_seeded()) return base::invalid_argument("weights are made from a seed, wanted a checkpoint");
-  const std::vector<StoredPart> parts = stored_parts(config_, weight, box);
+  const std::vector<StoredPart> parts = stored_parts(config_, weight, box, has_fused_experts_);
   if (parts.size() != 1)
     return error(Errc::not_supported, "a weight of layer {} lies in {} tensors, wanted one: experts have no range",
                  layer, parts.size());

@@ -67,7 +67,7 @@ class Weights {
   /// Part `box` in the problem's dtype into `out`, contiguous.
   /// `stored`: the bytes of range(), already read; null: the file is looked into.
   base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* stored = nullptr);
-  /// What of the files the part needs. Only of a checkpoint, and not_supported of experts, which are many tensors.
+  /// What of the files the part needs. Only of a checkpoint, and not_supported of experts in tensors of their own.
   base::Result<StoredRange> range(int64_t layer, Weight weight, const WeightBox& box);
 
  private:
@@ -78,6 +78,7 @@ class Weights {
   Problem problem_;
   std::optional<Checkpoint> checkpoint_;
   std::string prefix_;  // "model.layers." or "layers.", "transformer.h." or "h."
+  bool has_fused_experts_ = false;
 };
 
 /// Part of a made matrix on the host, contiguous rows x cols of `dtype`.

@@ -180,6 +180,11 @@ def test_experts_agree_with_transformers(program, cases, family, ranks):
     check(program, cases(family), ranks)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_reads_fused_experts(program, cases, family):
+    check(program, cases(family, save_original_format=False), 2)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", *FAMILIES_OF_EXPERTS])
 def test_reads_sharded_checkpoints(program, cases, family):
     case = cases(family, max_shard_size="60KB")

@@ -136,6 +136,44 @@ TEST_P(ExpertWeights, OneThatIsMissingOrOfAnotherShapeIsNamed) {
   expect_refused_by_owner(f, tensors, name + "\" is missing");
 }
 
+/// Tensors as newer versions of transformers hold them: of each expert its gate rows, then its up rows.
+TEST_P(ExpertWeights, AreReadFromFusedTensors) {
+  const Family& f = GetParam();
+  const auto fused = [&](int64_t rows) {
+    const std::string layer = "model.layers.0.";
+    return std::vector<TestTensor>{
+        {layer + "input_layernorm.weight", "F32", {kHidden}, fp32_bytes(counted(1, kHidden))},
+        {layer + "mlp.gate.weight", "F32", {kExperts, kHidden}, fp32_bytes(counted(1000, kExperts * kHidden))},
+        {layer + "mlp.experts.gate_up_proj",
+         "F32",
+         {kExperts, rows, kHidden},
+         fp32_bytes(counted(0, kExperts * rows * kHidden))},
+        {layer + "mlp.experts.down_proj",
+         "F32",
+         {kExperts, kHidden, kInner},
+         fp32_bytes(counted(500, kExperts * kHidden * kInner))}};
+  };
+  const ScratchDir dir;
+  dir.write("model.safetensors", safetensors(fused(2 * kInner)));
+  const ModelConfig config = parse_config(f.config, "test.json").value();
+  Weights weights = Weights::open(config, problem_of(dir)).value();
+  const WeightBox router = weight_shape(config, Weight::router);
+  EXPECT_EQ(read_box(weights, Weight::router, router), counted(1000, kExperts * kHidden));
+  const Shard shard = make_shard(config, problem_of(dir), 1, 2).value();  // experts 1 and 2
+  EXPECT_EQ(read_box(weights, Weight::expert_up, shard_box(config, shard, Weight::expert_up)),
+            counted(2 * kInner * kHidden, 4 * kInner * kHidden));
+  EXPECT_EQ(read_box(weights, Weight::expert_down, shard_box(config, shard, Weight::expert_down)),
+            counted(500 + kInner * kHidden, 2 * kInner * kHidden));
+  dir.write("model.safetensors", safetensors(fused(kInner)));
+  Weights bad = Weights::open(config, problem_of(dir)).value();
+  std::vector<float> out(2 * kInner * kHidden);
+  const base::Status status = bad.read(0, Weight::expert_up, {0, 2 * kInner, 0, kHidden}, out.data());
+  EXPECT_EQ(status.code(), Errc::corrupt);
+  EXPECT_EQ(status.message(), dir / "model.safetensors" +
+                                  ": tensor \"model.layers.0.mlp.experts.gate_up_proj\" has shape (3, 3, 4), wanted "
+                                  "(3, 6, 4)");
+}
+
 TEST_P(ExpertWeights, HaveNoRangeInAFile) {
   const Family& f = GetParam();
   const ScratchDir dir;
