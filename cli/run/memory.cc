@@ -101,13 +101,15 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
   }
   const model::Experts& experts = plan.config.experts;
   const double with_experts = real(plan.config.expert_layers(plan.problem.layers));
+  const double without_experts = weights;
   const double of_expert = 3 * hidden * real(experts.intermediate), of_shared = 3 * hidden * real(experts.shared);
   weights += (real(experts.count) * (of_expert + hidden) + of_shared * ranks) * with_experts / layers;
   columns += real(experts.per_token) * (3 * real(experts.intermediate) + 2 * hidden);  // of a token's copies
   columns += 3 * real(experts.shared) + (experts.shared > 0 ? 3 * hidden : 0);
   const double activations = (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element;
-  const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
-  const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);
+  const double states = tokens * hidden * sizeof(float) * (here + 3);              // every rank holds the input
+  const double one_by_one = of_expert + of_shared + real(experts.count) * hidden;  // experts, and the whole router
+  const double oracle = (tokens * (columns + 4 * hidden) + without_experts + one_by_one) * sizeof(double);
   return (weights * layers_in_memory(plan) * element + activations) * here / ranks + states + oracle +
          real(static_cast<int64_t>(heap)) * here;
 }
