@@ -17,7 +17,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,22 +28,29 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "driver"))
 
 import programs  # noqa: E402
-import protocol  # noqa: E402
 import records  # noqa: E402
-import schema  # noqa: E402
+from torch_entrants import (  # noqa: E402
+    ROTATED_BYTES,
+    Bench,
+    Call,
+    Entrant,
+    Missing,
+    enter,
+    one_line,
+    parsed,
+    relative,
+    without_torch,
+)
 
 try:
     import torch
     import torch.distributed as dist
-    from torch_rank import Bursts, Clock, Rank, clocks_of, normal
+    from torch_rank import Clock, Rank, normal
 except ImportError:
     torch = None  # type: ignore[assignment]
 
 NAMES = programs.TORCH
-ROTATED_BYTES = 2 * 60_000_000  # twice the L2 of an H200
 SAMPLED = 64  # rows, and columns, of the check against fp64
-ULP = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23}
-LARGEST_RMS_ERROR = 0.01
 QUACK_TILES = ((128, 256, 2, 1), (128, 192, 2, 1), (128, 128, 2, 1))  # tile and cluster, M and N: those for Hopper
 
 
@@ -61,25 +67,21 @@ class Case:
     def rows(self) -> str:
         return records.DENSE_OPERATORS[self.op].rows
 
+    def fields(self) -> dict:
+        case = {"name": self.name, "m": self.m, "n": self.n, "k": self.k}
+        # Its own process: what is measured here and by bench_dense is interleaved with itself only.
+        return {"workload": self.op, "case": case, "dtype": self.dtype, "flags": ["other_process"]}
+
+    def title(self) -> str:
+        return f"{self.op} {self.name}  M {self.m}  N {self.n}  K {self.k}"
+
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = p.add_argument
     add("--cases", type=Path, default=programs.CASES)
-    add("--set", default="")
-    add("--filter", default="")
     add("--ops", default=",".join(records.OPERATORS))
-    add("--competitors", default=",".join(NAMES))
-    add("--repetitions", type=int, default=15)
-    add("--burst-ms", type=float, default=50)
-    add("--warm-s", type=float, default=1)
-    add("--settle-s", type=float, default=5)
-    add("--seed", type=int, default=1)
-    add("--verify-only", action="store_true")
-    add("--git", default="unknown")
-    add("--run", default=programs.now())
-    add("--out", type=Path)
-    return p.parse_args()
+    return parsed(p, NAMES, COMPETITORS)
 
 
 def chosen(o: argparse.Namespace, on_gpus: bool) -> list[Case]:
@@ -94,6 +96,8 @@ def chosen(o: argparse.Namespace, on_gpus: bool) -> list[Case]:
 
 class Workload:
     """Operands of one case in as many sets as it takes to touch twice the L2 between two uses."""
+
+    oracle = f"fp64, {SAMPLED} rows x {SAMPLED} columns, and every element against {NAMES[0]}"
 
     def __init__(self, case: Case, rank: Rank, seed: int) -> None:
         self.case, self.rank, self.seed = case, rank, seed
@@ -125,16 +129,11 @@ class Workload:
         total_k = self.case.k * (1 if self.is_ag else self.rank.size)
         return self.filled(1000 + rank, first, rows, 1 / math.sqrt(total_k))
 
-    def refusal(self) -> str:
-        for operand in (self.a[0], self.b[0].t()):
-            values = operand.reshape(-1)[:4096].float().cpu()
-            bits = [x.view(torch.int32).bitwise_right_shift(16).tolist() for x in (values, values.diff())]
-            if why := protocol.low_entropy(*bits):
-                return why
-        return ""
+    def operands(self) -> list[torch.Tensor]:
+        return [self.a[0], self.b[0].t()]
 
-    def errors(self, out: torch.Tensor) -> tuple[float, float]:
-        """Largest and root-mean-square error of sampled rows and columns, of the rms of what is wanted."""
+    def errors(self, out: torch.Tensor, _name: str) -> tuple[float, float]:
+        """Of sampled rows and columns."""
         if out.numel() == 0:
             return 0.0, 0.0
         # Rows and columns of their own generator: the same on each run, others on each rank.
@@ -148,26 +147,10 @@ class Workload:
             left = normal(self.seed, 1 if self.is_ag else 1 + r, rows + first, self.case.k, 1.0)
             right = normal(self.seed, 1000 + r, cols, self.case.k, scale)
             want += left.to(self.dtype).double() @ right.to(self.dtype).double().t()
-        error = out[rows][:, cols].double() - want
-        rms = want.square().mean().sqrt()
-        largest = error.abs().max() / rms
-        if not bool(torch.isfinite(largest)):
-            return math.inf, math.inf
-        return float(largest), float(error.square().mean().sqrt() / rms)
+        return relative(out[rows][:, cols], want)
 
-    def flops(self) -> float:
-        return 2.0 * self.case.m * self.case.n * self.case.k
-
-
-Call = Callable[[int], "torch.Tensor"]
-
-
-class Missing(Exception):
-    """Why a competitor cannot run here; `status` as in records."""
-
-    def __init__(self, why: str, status: str = "unsupported") -> None:
-        super().__init__(why)
-        self.status = status
+    def facts(self) -> dict:
+        return {"flops": 2.0 * self.case.m * self.case.n * self.case.k}
 
 
 def torch_library(w: Workload) -> Call:
@@ -306,215 +289,24 @@ COMPETITORS: dict[str, Callable[[Workload], Call]] = {
 }
 
 
-@dataclasses.dataclass
-class Entrant:
-    name: str
-    call: Call | None = None
-    status: str = "ok"
-    reason: str = ""
-    max_error: float = 0.0
-    rms_error: float = 0.0
-    rms_error_after: float = 0.0
-    same_bits: bool = False
-    calls: int = 20
-    samples: list[float] = dataclasses.field(default_factory=list)
-    host: list[float] = dataclasses.field(default_factory=list)
-    clocks: list[dict | None] = dataclasses.field(default_factory=list)
-
-
-class Bench:
-    def __init__(self, o: argparse.Namespace, rank: Rank) -> None:
-        self.o, self.rank, self.bursts = o, rank, Bursts(rank)
-        self.least_calls = 20 if rank.on_gpus else 3
-        self.unsettled = False
-
-    def run(self, case: Case) -> int:
-        workload = Workload(case, self.rank, self.o.seed)
-        if not self.o.verify_only:
-            why = workload.refusal()
-            if self.rank.worst(float(bool(why)))[0] > 0:
-                raise SystemExit(f"refused for timing: {why or 'the data of another rank'}")
-        entrants = [self.enter(name, workload) for name in self.o.competitors.split(",")]
-        self.verify(entrants, workload, is_after=False)
-        if not self.o.verify_only:
-            self.warm_up(entrants, workload)
-            self.measure(entrants, workload)
-            self.verify(entrants, workload, is_after=True)
-        self.report(case, workload, entrants)
-        return sum(x.status == "wrong" for x in entrants)
-
-    def enter(self, name: str, workload: Workload) -> Entrant:
-        if name not in COMPETITORS:
-            raise SystemExit(f"there is no competitor {name}; wanted some of {', '.join(COMPETITORS)}")
-        if workload.case.m % self.rank.size and workload.case.rows != "reduced":
-            return Entrant(name, None, "unsupported", f"M is {workload.case.m}, not a multiple of {self.rank.size}")
-        try:
-            return Entrant(name, COMPETITORS[name](workload))
-        except Missing as why:
-            return Entrant(name, None, why.status, str(why))
-        except (RuntimeError, AttributeError, NotImplementedError, ImportError) as why:
-            return Entrant(name, None, "unsupported", one_line(why))
-
-    def verify(self, entrants: list[Entrant], w: Workload, is_after: bool) -> None:
-        """Twice: what the first call left is overwritten, so that the second cannot pass with old results."""
-        base: Entrant | None = None
-        reference = None
-        for x in entrants:
-            if x.status != "ok" or x.call is None:
-                continue
-            why, out = "", None
-            try:
-                x.call(0).fill_(math.nan)
-                self.rank.synchronize()
-                out = x.call(0)
-                self.rank.synchronize()
-            except (RuntimeError, NotImplementedError) as error:
-                why = one_line(error)
-            if self.rank.worst(float(bool(why)))[0] > 0:
-                x.status, x.reason = "unsupported", why or "another rank could not run it"
-                continue
-            assert out is not None
-            largest, rms = w.errors(out)
-            base = base or x
-            if base is x:
-                reference = out.clone()
-            base_rms, base_largest = (rms, largest) if base is x else (base.rms_error, base.max_error)
-            ulp = ULP[w.case.dtype]
-            good = rms <= 2 * base_rms + ulp / 16 and largest <= 2 * base_largest + 4 * ulp and rms < LARGEST_RMS_ERROR
-            assert reference is not None
-            difference = (out.float() - reference.float()).abs().max().item() if out.numel() else 0.0
-            scale = reference.float().square().mean().sqrt().item() if out.numel() else 0.0
-            # NaN fails every comparison, so a good difference is asked for.
-            good = good and difference <= max(16 * ulp, 8 * base_largest) * scale
-            if not is_after:
-                x.max_error, x.rms_error = largest, rms
-                x.same_bits = base is not x and bool(torch.equal(out, reference))
-            x.rms_error_after = rms if is_after else 0.0
-            if self.rank.worst(float(not good))[0] > 0:
-                x.status, x.samples = "wrong", []
-                x.reason = f"rms error {rms:.3g}, that of {base.name} {base_rms:.3g}; differs by {difference:.3g}"
-
-    def burst(self, x: Entrant, w: Workload, calls: int) -> tuple[float, float]:
-        assert x.call is not None
-        call = x.call
-        return self.bursts.burst(lambda i: call(i % w.sets), calls)
-
-    def warm_up(self, entrants: list[Entrant], w: Workload) -> None:
-        begin = time.monotonic()
-        mhz: list[float] = []
-        while True:
-            for x in entrants:
-                if x.status == "ok":
-                    sample, _ = self.burst(x, w, self.least_calls)
-                    x.calls = protocol.burst_calls(self.o.burst_ms * 1e3, sample, self.least_calls, 2000)
-            clocks = self.sample()
-            mhz.append(clocks["sm_mhz"] if clocks else 0.0)
-            settled = clocks is None or protocol.is_settled(mhz)
-            spent = time.monotonic() - begin
-            is_late = spent > self.o.warm_s + self.o.settle_s
-            more, unsettled = self.rank.worst(
-                float(spent < self.o.warm_s or (not settled and not is_late)), float(not settled)
-            )
-            if not more:
-                self.unsettled = bool(unsettled)
-                return
-
-    def measure(self, entrants: list[Entrant], w: Workload) -> None:
-        for _, x in protocol.interleaved(entrants, self.o.repetitions, self.o.seed):
-            if x.status != "ok":
-                continue
-            sample, host = self.burst(x, w, x.calls)
-            x.samples.append(sample)
-            x.host.append(host)
-            x.clocks.append(self.sample())
-
-    def sample(self) -> dict | None:
-        return self.rank.nvml.sample() if self.rank.nvml else None
-
-    def report(self, case: Case, w: Workload, entrants: list[Entrant]) -> None:
-        lines = []
-        for x in entrants:
-            clocks = self.rank.gather(clocks_of(x.clocks)) if x.samples else []
-            lines.append(schema.with_id(self.record(case, w, x, clocks)) + "\n")
-        if self.rank.rank != 0:
-            return
-        if self.o.out:
-            with self.o.out.open("a") as file:
-                file.writelines(lines)
-        print(f"{case.op} {case.name}  M {case.m}  N {case.n}  K {case.k}  {case.dtype}  {self.rank.size} ranks")
-        for x in entrants:
-            shown = (
-                f"{protocol.median(x.samples):.1f} us" if x.samples else "verified" if x.status == "ok" else x.status
-            )
-            print(f"  {x.name:<26} {shown}  {x.reason}", flush=True)
-
-    def record(self, case: Case, w: Workload, x: Entrant, clocks: list[dict]) -> dict:
-        row = head(self.o, case, x, self.rank.machine(), self.rank.size)
-        row["method"].update(n=x.calls, bytes_rotated=w.bytes_rotated)
-        row["flops"] = w.flops()
-        if x.rms_error > 0:
-            row["verify"] = {
-                "ok": x.status == "ok",
-                "oracle": f"fp64, {SAMPLED} rows x {SAMPLED} columns, and every element against {NAMES[0]}",
-                "rms_error": x.rms_error,
-                "max_error": x.max_error,
-                "rms_error_after": x.rms_error_after,
-            }
-        if x.samples:
-            row["time_us"] = protocol.time_fields(x.samples)
-            row["host_us"] = protocol.median(x.host)
-            row["clocks"] = clocks
-            if not all(clocks):
-                row["flags"].append("unattested")
-            if self.unsettled:
-                row["flags"].append("unsettled")
-            if self.rank.on_gpus and row["host_us"] > 0.9 * row["time_us"]["median"]:
-                row["flags"].append("host_bound")
-        return row
-
-
-def head(o: argparse.Namespace, case: Case, x: Entrant, machine: dict, size: int) -> dict:
-    command = " ".join(["torch_competitors.py", *sys.argv[1:]])
-    return {
-        **programs.torch_head(o, x, machine, size, command),
-        "workload": case.op,
-        "case": {"name": case.name, "m": case.m, "n": case.n, "k": case.k},
-        "dtype": case.dtype,
-        # Its own process: what is measured here and by bench_dense is interleaved with itself only.
-        "flags": ["other_process"],
-    }
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def without_torch(o: argparse.Namespace) -> int:
-    """Rows that say why nothing was measured."""
-    if int(os.environ.get("RANK", 0)) != 0:
-        return 0
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    for case in chosen(o, on_gpus=False):
-        for name in o.competitors.split(","):
-            row = head(o, case, Entrant(name, None, "absent", "PyTorch is not installed"), {"name": "unknown"}, size)
-            if o.out:
-                with o.out.open("a") as file:
-                    file.write(schema.with_id(row) + "\n")
-    print("PyTorch is not installed: its competitors are absent")
-    return 0
+def entrant(name: str, w: Workload) -> Entrant:
+    if w.case.m % w.rank.size and w.case.rows != "reduced":
+        return Entrant(name, None, "unsupported", f"M is {w.case.m}, not a multiple of {w.rank.size}")
+    return enter(name, COMPETITORS, w)
 
 
 def main() -> int:
     o = arguments()
     if torch is None:
-        return without_torch(o)
+        return without_torch(o, chosen(o, on_gpus=False))
     rank = Rank()
     wrong = 0
     try:
         o.run = rank.gather(o.run)[0]
         bench = Bench(o, rank)
         for case in chosen(o, rank.on_gpus):
-            wrong += bench.run(case)
+            workload = Workload(case, rank, o.seed)
+            wrong += bench.run(workload, [entrant(name, workload) for name in o.competitors.split(",")])
             if rank.on_gpus:
                 torch.cuda.empty_cache()
     finally:

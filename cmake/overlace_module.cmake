@@ -44,21 +44,29 @@ function(overlace_hopper_module name)
   set(OVERLACE_OBJECTS ${OVERLACE_OBJECTS} overlace_${name}_hopper PARENT_SCOPE)
 endfunction()
 
-# With OVERLACE_UNITY: the units of a folder as one, which takes less than half of the time (docs/design/testing.md).
-# What is local to a file is then seen by those behind it: tools/check_names.py.
+# With OVERLACE_UNITY: the units of a folder as one, which takes less than half of the time (docs/design/testing.md);
+# with `most`, all units of the target in their order, in groups of at most so many. What is local to a file is then
+# seen by those behind it: tools/check_names.py.
 function(overlace_unity target)
   if(NOT OVERLACE_UNITY)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
+  # NOTE: host code of CUDA folders and device units stay alone: nobody has tried them so.
+  list(FILTER sources INCLUDE REGEX "\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "${OVERLACE_CUDA_FOLDERS}")
+  list(LENGTH sources count)
+  set(at 0)
   foreach(source ${sources})
     get_filename_component(folder ${source} DIRECTORY)
-    # NOTE: host code of CUDA folders and device units stay alone: nobody has tried them so.
-    if(source MATCHES "\\.cc$" AND NOT source MATCHES "${OVERLACE_CUDA_FOLDERS}")
-      file(RELATIVE_PATH group ${PROJECT_SOURCE_DIR} ${folder})
-      string(MAKE_C_IDENTIFIER "${group}" group)
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    file(RELATIVE_PATH group ${PROJECT_SOURCE_DIR} ${folder})
+    if(ARGC GREATER 1)
+      math(EXPR group "${at} * ((${count} + ${ARGV1} - 1) / ${ARGV1}) / ${count}")
+      set(group ${target}_${group})
     endif()
+    string(MAKE_C_IDENTIFIER "${group}" group)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    math(EXPR at "${at} + 1")
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # which takes the included files for headers

@@ -1,8 +1,8 @@
-"""Names that are local to a file of src or cli, where all files of a folder are compiled as one (OVERLACE_UNITY).
+"""Names that are local to a file of src, cli or tests/unit, where files are compiled as one (OVERLACE_UNITY).
 
-What one file has in an unnamed namespace, or static, the files behind it see, too. So within a folder a local name
-belongs to one file; and it is not that of a header's declaration which a neighbour means: it would get the local one,
-without a word of the compiler.
+What one file has in an unnamed namespace, or static, the files behind it see, too. So a local name belongs to one file
+of its folder, of tests/unit to one of its program; and it is not that of a header's declaration which a neighbour
+means: it would get the local one, without a word of the compiler.
 
 usage: check_names.py [--root DIR]
 """
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from files import ROOT, finish, listed, read, without_comments
 
-JOINED, HEADERS = ("src/", "cli/"), ("src/", "cli/", "include/")
+JOINED, HEADERS = ("src/", "cli/", "tests/unit/"), ("src/", "cli/", "include/", "tests/")
 # Not joined (cmake/overlace_module.cmake): CUDA folders, shared objects of their own, tables of options.
 APART = re.compile(r"/(cuda|cuda_peer|nccl|onednn)/|/engine/mpi/plugin\.cc$|^cli/main\.cc$|/options\.cc$")
 
@@ -37,12 +37,15 @@ class Declared:
 
 
 def names_of(statement: str) -> list[str]:
-    """What a declaration declares, up to its body or semicolon. Members, operators and specialisations are nobody's."""
+    """What a declaration declares, up to its body or semicolon. Members, operators, specialisations and what macros
+    (TEST) write are nobody's."""
     text = re.sub(r"\[\[[^\]]*\]\]|\balignas\s*\([^)]*\)", " ", statement)
     while (shorter := re.sub(r"<[^<>()]*>", " ", text)) != text:
         text = shorter
     text = re.sub(r"^\s*template\b", " ", text).strip()
     if not text or re.match(r"(namespace|friend|static_assert|extern\s*$|return)\b", text) or "operator" in text:
+        return []
+    if re.match(r"[A-Z][A-Z0-9_]+\s*\(", text):
         return []
     if match := re.match(r"using\s+(?!namespace)(\w+)\s*=", text):
         return [match[1]]
@@ -108,6 +111,12 @@ def is_within(namespace: str, outer: str) -> bool:
     return outer != "" and (namespace + "::").startswith(outer + "::")
 
 
+def joined(path: str) -> str:
+    """The files that may be of one unit: those of a folder; in tests/unit of a program, with the folders below."""
+    parts = path.split("/")
+    return "/".join(parts[:3] if path.startswith("tests/unit/") else parts[:-1])
+
+
 def check(root: Path) -> tuple[list[str], int]:
     paths = listed(root)
     in_headers: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)  # name -> namespaces and headers
@@ -120,7 +129,7 @@ def check(root: Path) -> tuple[list[str], int]:
     for path in paths:
         if path.startswith(JOINED) and path.endswith(".cc") and not APART.search(path):
             text = read(root, path)
-            folders[path.rsplit("/", 1)[0]][path] = [d for d in declarations(text) if d.is_local]
+            folders[joined(path)][path] = [d for d in declarations(text) if d.is_local]
             words[path] = set(re.findall(r"(?<![.\w>])\w+", without_comments(text, keep_strings=False)))
     problems = []
     for files in folders.values():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import compare
 import draws
+import moe_cases
 import page
 import programs
 import records
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     add("workload", nargs="*", help="those that --list shows; default: the dense operators")
     add("--list", action="store_true", help="show workloads, case sets and competitors")
     add("--status", action="store_true", help="which committed records are older than what they measure")
-    add("--set", default="", help="cases of the dense operators (default: smoke; on CPU ranks cpu); random:SEED:COUNT")
+    add("--set", default="", help="cases of dense operators, moe (default: smoke; on CPU ranks cpu); random:SEED:COUNT")
     add("--filter", default="", help="only cases of which 'operator name' contains this")
     add("--competitors", help="list by commas; all: also those through torch")
     add("--aa", action="store_true", help="measure auto twice: both must agree, or the run is void")
@@ -124,12 +125,16 @@ def show_list() -> None:
     for name, rows in json.loads(CASES.read_text()).items():
         cases = sum(len(row["m"]) for row in rows)
         print(f"  {name:<11} {cases:>3} cases: {', '.join(dict.fromkeys(r['op'] + ' ' + r['name'] for r in rows))}")
-    print(f"  random:SEED:COUNT: {', '.join(draws.OPERATORS)} in turn, of any shape")
+    print(f"  random:SEED:COUNT: {', '.join(draws.OPERATORS)} in turn, of any shape; layers of moe likewise")
+    print("\nsets of cases of moe (--set)")
+    for name, cases in moe_cases.SETS.items():
+        print(f"  {name:<11} {len(cases):>3} cases: {', '.join(dict.fromkeys(case.name for case in cases))}")
     print("\ncompetitors (--competitors)")
     print(f"  {', '.join(DEFAULT)}")
     print("  FAMILY[:DEGREE[:OPTION=NUMBER]...], candidates (all that the planner considers),")
     print("  NAME@2 (NAME once more), wrong (must be refused)")
     print(f"  through torch: {', '.join(TORCH)}")
+    print(f"  of moe: {', '.join(moe_cases.NAMES)}; torch_wrong (must be refused)")
 
 
 # What dense operators, primitives and layers are made of.

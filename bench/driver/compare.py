@@ -63,6 +63,7 @@ def findings(old: list[dict], new: list[dict]) -> list[Finding]:
             band = max(SLOWER_SHORT if was < SHORT_US else SLOWER, 2 * spread(before.rows[name], after.rows[name]))
             plain_before, plain_after = before.us("plain"), after.us("plain")
             anchors = [(a.serial, b.serial), (a.limit, b.limit), (plain_before, plain_after)]
+            anchors.append((before.us("torch"), after.us("torch")))
             moves = [(now / y) / (was / x) - 1 for x, y in anchors if not math.isnan(x) and not math.isnan(y)]
             if not moves:
                 continue

@@ -38,7 +38,7 @@ def data(rows: list[dict]) -> dict:
         mine = [g for g in groups if g.workload == workload]
         if mine:
             blocks.append(primitives(workload, mine))
-    blocks += [gemm(g) for g in groups if g.workload == "gemm_core"]
+    blocks += [ranking(g) for g in groups if g.workload in table.ANCHORS]
     blocks.append(sources(rows))
     return {
         "title": "overlace bench",
@@ -258,11 +258,11 @@ def primitives(workload: str, groups: list[Group]) -> dict:
     return section(workload, f"{teams} ranks", [grid(columns, [primitive(g) for g in groups])])
 
 
-def kind_of_gemm(name: str) -> str:
-    return "plain" if name.startswith("cublas") else "auto"
+def kind_of_ranked(name: str, workload: str) -> str:
+    return "plain" if name.startswith(table.ANCHORS[workload][0]) else "part" if name in PARTS else "auto"
 
 
-def gemm(group: Group) -> dict | None:
+def ranking(group: Group) -> dict | None:
     timed = sorted((r for r in group.rows.values() if "time_us" in r), key=lambda r: r["time_us"]["median"])
     if not timed:
         return None
@@ -272,15 +272,15 @@ def gemm(group: Group) -> dict | None:
         {
             "name": r["competitor"],
             "cells": [
-                bar(records.derive(r, none), none, kind_of_gemm(r["competitor"]), longest),
+                bar(records.derive(r, none), none, kind_of_ranked(r["competitor"], group.workload), longest),
                 table.us(r["time_us"]["median"]),
                 f"{r['flops'] / r['time_us']['median'] * 1e-6:.0f}",
             ],
         }
         for r in timed
     ]
-    columns = {"kernel": "", "": "bars long", "us": "number", "TFLOP/s": "number"}
-    return section("gemm_core", group.title(), [grid(columns, lines)])
+    columns = {"competitor": "", "": "bars long", "us": "number", "TFLOP/s": "number"}
+    return section(group.workload, group.title(), [grid(columns, lines)])
 
 
 def sources(rows: list[dict]) -> dict:

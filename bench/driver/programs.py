@@ -38,6 +38,7 @@ WORKLOADS = {
     "gemm_core": "the plain GEMM beside cuBLASLt (needs a GPU)",
     "gather_rows": "random rows from a GPU's memory, pinned memory and a peer, beside one copy (needs a GPU)",
     "run": "the decoder layers of `overlace run`, site by site",
+    "moe": "the mixture-of-experts layer through PyTorch, forward, beside all_to_all_single and grouped_mm",
     "block": "a decoder block through PyTorch, forward and training step, beside NCCL and async-TP",
     "co2": "training of two CPU ranks over an emulated slow link, through PyTorch: CO2, DDP, local SGD, ...",
 }
@@ -131,16 +132,12 @@ def cases_of(plan: Plan) -> Path:
 
 
 def dense_words(plan: Plan, ops: list[str], names: list[str]) -> list[str]:
-    words = [
-        "--cases",
-        str(cases_of(plan)),
-        "--ops",
-        ",".join(ops),
-        "--competitors",
-        ",".join(names),
-        "--seed",
-        str(plan.seed),
-    ]
+    words = ["--cases", str(cases_of(plan)), "--ops", ",".join(ops), "--competitors", ",".join(names)]
+    return words + measured_words(plan)
+
+
+def measured_words(plan: Plan) -> list[str]:
+    words = ["--seed", str(plan.seed)]
     for option, value in (("--set", plan.set), ("--filter", plan.filter)):
         words += [option, value] if value else []
     for option, number in (("--burst-ms", plan.burst_ms), ("--warm-s", plan.warm_s)):
@@ -166,8 +163,7 @@ def steps(plan: Plan) -> Iterator[Step]:
     of_torch = [op for op in ops if op in records.OPERATORS]
     if of_torch and foreign:
         words = [plan.python, str(BENCH / "torch_competitors.py"), *dense_words(plan, of_torch, foreign)]
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        yield Step("competitors through torch", launched(plan, plan.team(), words), env=env)
+        yield Step("competitors through torch", launched(plan, plan.team(), words), env=torch_variables())
     if "cpu" in plan.workloads:
         program = plan.program("bench_cpu")
         yield Step("cpu, 2 ranks", launched(plan, 2, [program, *common(plan), "--pin"]))
@@ -182,6 +178,12 @@ def steps(plan: Plan) -> Iterator[Step]:
         yield Step("gather_rows", [plan.program("bench_gather_rows"), *common(plan)])
     if "run" in plan.workloads:
         yield run_step(plan)
+    if "moe" in plan.workloads:
+        words = [plan.python, str(BENCH / "torch_moe.py"), *measured_words(plan)]
+        if plan.competitors[: len(DEFAULT)] != DEFAULT:  # which are those of the dense operators
+            words += ["--competitors", ",".join(plan.competitors)]
+        words += ["--settle-s", f"{plan.settle_s:g}"] if plan.settle_s is not None else []
+        yield Step("moe", launched(plan, plan.team(), words), env=torch_variables())
     if "block" in plan.workloads:
         words = [plan.python, str(BENCH / "torch_block.py"), "--ranks", str(plan.team()), "--seed", str(plan.seed)]
         words += [] if plan.on_gpus() else ["--shape", "tiny", "--tokens", "64", "--sequence", "32"]
@@ -196,6 +198,11 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+def torch_variables() -> dict[str, str]:
+    """What ranks of PyTorch that `overlace run` starts need besides."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
 
 
 def link(plan: Plan) -> str:

@@ -50,10 +50,14 @@ def machine_name(row: dict) -> str:
     return machine.get("name") or machine.get("gpus") or f"{machine.get('cpu')}, {machine.get('cores')} cores"
 
 
+MIXED_LAUNCHES = ("moe",)  # workloads of which one case has competitors that are launched in different ways
+
+
 def case_key(row: dict) -> tuple:
     """What two records must share to be about the same work."""
     case = tuple(sorted((k, v) for k, v in row["case"].items()))
-    return (row["workload"], case, row.get("dtype"), row.get("team"), row.get("launch"), row["machine"].get("link"))
+    launch = None if row["workload"] in MIXED_LAUNCHES else row.get("launch")
+    return (row["workload"], case, row.get("dtype"), row.get("team"), launch, row["machine"].get("link"))
 
 
 @dataclasses.dataclass

@@ -117,15 +117,21 @@ def primitive_table(groups: list[Group]) -> list[str]:
     return lines
 
 
-def gemm_table(group: Group) -> list[str]:
-    lines = [f"gemm_core  {group.title()}"]
+ANCHORS = {"gemm_core": ("cublas", "cuBLAS"), "moe": ("torch", "torch")}  # first letters of competitors; in words
+
+
+def ranking(group: Group) -> list[str]:
+    """All that was timed, the fastest first, beside the fastest of what users have without overlace."""
+    prefix, anchor = ANCHORS[group.workload]
+    lines = [f"{group.workload}  {group.title()}"]
     timed = sorted((r for r in group.rows.values() if "time_us" in r), key=lambda r: r["time_us"]["median"])
-    best = min((r["time_us"]["median"] for r in timed if r["competitor"].startswith("cublas")), default=math.nan)
+    best = min((r["time_us"]["median"] for r in timed if r["competitor"].startswith(prefix)), default=math.nan)
     for row in timed:
         t = row["time_us"]
+        tflops = row["flops"] / t["median"] * 1e-6
         lines.append(
             f"{row['competitor']:<34} {us(t['median']):>8} {us(t['p10']) + '..' + us(t['p90']):>17} us"
-            f" {row['flops'] / t['median'] * 1e-6:>7.0f} TFLOP/s  {number(best / t['median'])} x cuBLAS"
+            f" {number(tflops, 0 if tflops >= 10 else 3):>7} TFLOP/s  {number(best / t['median'])} x {anchor}"
         )
     lines += [f"{r['competitor']:<34} {verdict(r)} {r['reason']}" for r in group.rows.values() if r["status"] != "ok"]
     if not timed:
@@ -140,8 +146,8 @@ def text(groups: list[Group]) -> str:
         blocks.append([f"== {workload}   {head(mine[0].first)}"])
         if workload in ("cpu", "runtime", "gather_rows"):
             blocks.append(primitive_table(mine))
-        elif workload == "gemm_core":
-            blocks += [gemm_table(g) for g in mine]
+        elif workload in ANCHORS:
+            blocks += [ranking(g) for g in mine]
         else:
             blocks += [operator_table(g) for g in mine]
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"

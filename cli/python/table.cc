@@ -8,7 +8,7 @@ bench:
   workload TEXT... Those that --list shows; default: the dense operators
   --list flag Show workloads, case sets and competitors
   --status flag Which committed records are older than what they measure
-  --set TEXT Cases of the dense operators (default: smoke; on CPU ranks cpu); random:SEED:COUNT
+  --set TEXT Cases of dense operators, moe (default: smoke; on CPU ranks cpu); random:SEED:COUNT
   --filter TEXT Only cases of which 'operator name' contains this
   --competitors TEXT List by commas; all: also those through torch
   --aa flag Measure auto twice: both must agree, or the run is void

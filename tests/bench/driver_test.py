@@ -4,8 +4,10 @@ import contextlib
 import io
 import json
 import math
+import os
 import re
 import runpy
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -16,6 +18,7 @@ from support import ROOT, FolderTest, bench, case, record
 
 import compare
 import draws
+import moe_cases
 import page
 import programs
 import protocol
@@ -225,6 +228,21 @@ class DrawsTest(unittest.TestCase):
         self.assertTrue(0.45 < sum(m < middle for m in ms) / len(ms) < 0.65)  # the largest products are left out
         self.assertTrue(all(m * row["n"] * row["k"] <= draws.MOST_PRODUCTS for m, row in zip(ms, rows, strict=True)))
 
+    def test_layers_of_experts_are_drawn_within_their_bounds(self) -> None:
+        cases = [moe_cases.draw(1, number) for number in range(2000)]
+        self.assertEqual(cases[:9], [moe_cases.draw(1, number) for number in range(9)])
+        self.assertNotEqual(cases[0], moe_cases.draw(2, 0))
+        low, high = moe_cases.DRAWN_TOKENS
+        self.assertTrue(all(low <= c.tokens <= high and 1 <= c.top_k <= min(8, c.experts) for c in cases))
+        self.assertTrue(all(c.hidden % 8 == 0 and c.intermediate % 8 == 0 for c in cases))
+        self.assertTrue(all(2 <= c.experts <= 256 for c in cases))
+        self.assertGreater(sum(c.experts % 2 for c in cases), 800)  # which two ranks do not divide
+        self.assertEqual({c.top_k for c in cases}, set(range(1, 9)))
+        products = [c.tokens * c.top_k * c.hidden * c.intermediate for c in cases]
+        self.assertTrue(all(p <= 2**40 for p in products))
+        self.assertTrue(all(3 * c.experts * c.hidden * c.intermediate <= 2**32 for c in cases))
+        self.assertEqual([c.routing for c in cases[:4]], ["uniform", "zipf"] * 2)
+
     def test_other_names_are_no_draws(self) -> None:
         for name in ("random", "random:1", "random:1:0", "random:x:3", "canonical"):
             self.assertIsNone(draws.read(name))
@@ -276,6 +294,18 @@ class StepsTest(unittest.TestCase):
         (own,) = programs.steps(self.plan("ag_wgrad", competitors=("library", "torch_library")))
         self.assertIn("/x/bench_dense", own.command)
 
+    def test_layers_of_experts_are_ranks_of_torch(self) -> None:
+        (step,) = programs.steps(self.plan("moe", set="random:3:2", filter="draw", python="py", verify_only=True))
+        text = " ".join(step.command)
+        self.assertRegex(
+            text, "/x/overlace run -n 4 -- py .*/bench/torch_moe.py --seed 1 --set random:3:2 --filter draw"
+        )
+        self.assertIn("--verify-only", step.command)
+        self.assertNotIn("--competitors", step.command)  # those that are default are the dense operators'
+        self.assertEqual(step.env["MASTER_ADDR"], "127.0.0.1")
+        (step,) = programs.steps(self.plan("moe", competitors=("overlace", "torch"), settle_s=0))
+        self.assertIn("--competitors overlace,torch --settle-s 0", " ".join(step.command))
+
     def test_a_link_asks_for_cpu_ranks(self) -> None:
         (step,) = programs.steps(self.plan("ag_gemm", link="2GB/s,20us"))
         self.assertIn("--backend cpu --link 2GB/s,20us", " ".join(step.command))
@@ -322,6 +352,46 @@ class ShownTest(unittest.TestCase):
         self.assertRegex(text, r"far +absent")
         self.assertRegex(text, r"auto +560 +554\.\.566 +1\.61 +1\.57 +1\.08")
         self.assertIn("^ limit", text)
+
+    def layer(self, run: str = DAYS[0], **us: float) -> list[dict]:
+        """A case of the mixture-of-experts layer, one competitor replayed from a graph."""
+        fields = moe_cases.SETS["verify"][0].fields()
+        return [
+            {**row, **fields, "launch": "graph" if "graph" in row["competitor"] else "stream"}
+            for row in case(run, **us)
+        ]
+
+    def test_layers_of_experts_are_ranked_beside_the_fastest_of_torch(self) -> None:
+        us = {"torch": 400.0, "torch_exchanged": 500.0, "overlace": 210.0, "overlace_graph": 200.0, "compute": 160.0}
+        rows = self.layer(**us)
+        text = table.text(records.groups(rows))
+        self.assertEqual(text.count("moe  even  48 tokens of a rank, H 64, I 40, E 8, k 2, uniform"), 1)
+        self.assertRegex(text, r"overlace_graph +200 .* 2\.00 x torch\n *overlace +210 .* 1\.90 x torch")
+        (section,) = [b for b in page.data(rows)["blocks"] if b.get("title", [""])[0] == "moe "]
+        names = [row["name"] for row in section["parts"][0]["rows"]]
+        self.assertEqual(names, ["compute", "overlace_graph", "overlace", "torch", "torch_exchanged"])
+
+    def test_layers_of_experts_are_compared_by_their_ratio_to_torch(self) -> None:
+        old = self.layer(torch=400.0, overlace=200.0)
+        later = [row for day in DAYS[1:] for row in self.layer(day, torch=200.0, overlace=104.5)]
+        lines, slower = compare.regressions(old, later)
+        self.assertTrue(slower)
+        self.assertRegex("\n".join(lines), r"slower +moe .*overlace: \+4\.5 %")
+        later = [row for day in DAYS[1:] for row in self.layer(day, torch=200.0, overlace=101.0)]
+        self.assertFalse(compare.regressions(old, later)[1])
+
+    def test_without_torch_all_are_absent(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "torch.py").write_text("raise ImportError('not here')\n")
+            out = Path(folder) / "r.jsonl"
+            words = [str(ROOT / "bench/torch_moe.py"), "--set", "verify", "--filter", "lone", "--out", str(out)]
+            env = {**os.environ, "PYTHONPATH": folder}
+            done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=env, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(schema.check_file(out), [])
+            rows = records.read(out)
+        self.assertEqual([r["competitor"] for r in rows][:3], ["torch", "torch_exchanged", "overlace"])
+        self.assertEqual({(r["status"], r["reason"]) for r in rows}, {("absent", "PyTorch is not installed")})
 
     def test_the_page_is_self_contained_and_escapes(self) -> None:
         rows = [*case(**TIMES), record("x</script><y>", [10.0])]

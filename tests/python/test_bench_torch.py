@@ -1,5 +1,7 @@
 """Competitors through PyTorch: the data of the other benches, and wrong ones refused, on CPU ranks with gloo."""
 
+import argparse
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import protocol  # noqa: E402
 import records  # noqa: E402
 import schema  # noqa: E402
 import torch_competitors  # noqa: E402
+import torch_entrants  # noqa: E402
 import torch_rank  # noqa: E402
 
 OVERLACE = os.environ.get("OVERLACE_BIN", str(ROOT / "build/cpu/overlace"))
@@ -29,13 +32,55 @@ def test_data_are_those_of_the_twin() -> None:
         assert torch.allclose(got[i], torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
+class FakeRank:
+    """Alone, or beside one that says that it cannot."""
+
+    on_gpus = False
+
+    def __init__(self, others: float = 0.0) -> None:
+        self.others = others
+
+    def worst(self, *mine: float) -> list[float]:
+        return [max(one, self.others) for one in mine]
+
+    def synchronize(self) -> None:
+        pass
+
+
+class FakeLayer:
+    """Wants ones; the part `compute` twos."""
+
+    def __init__(self) -> None:
+        self.case = argparse.Namespace(dtype="fp32")
+
+    def errors(self, out: torch.Tensor, name: str) -> tuple[float, float]:
+        return torch_entrants.relative(out, torch.full((8,), 2.0 if name == "compute" else 1.0, dtype=torch.float64))
+
+
+def verified(rank: FakeRank, is_after: bool = False, **values: float) -> dict[str, torch_entrants.Entrant]:
+    """Entrants that give 8 of their value, as bursts left them."""
+    entrants = {
+        name: torch_entrants.Entrant(name, lambda _, value=value: torch.full((8,), value), samples=[1.0])
+        for name, value in values.items()
+    }
+    torch_entrants.Bench(argparse.Namespace(), rank).verify(list(entrants.values()), FakeLayer(), is_after)
+    return entrants
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_what_is_wrong_loses_its_times(is_after: bool) -> None:
+    found = verified(FakeRank(), is_after, right=1.0, wrong=1.5, missing=math.nan, compute=2.0)
+    status = {name: (x.status, len(x.samples)) for name, x in found.items()}
+    assert status == {"right": ("ok", 1), "wrong": ("wrong", 0), "missing": ("wrong", 0), "compute": ("ok", 1)}
+    assert verified(FakeRank(), is_after, right=1.0, compute=2.1)["compute"].status == "wrong"
+
+
+def test_what_another_rank_lacks_is_called_by_none() -> None:
+    found = verified(FakeRank(others=1.0), right=1.0)["right"]
+    assert (found.status, found.reason) == ("unsupported", "another rank could not run it")
+
+
 def test_the_fastest_configuration_that_runs_is_taken() -> None:
-    class FakeRank:
-        on_gpus = False
-
-        def worst(self, mine: float) -> list[float]:
-            return [mine]
-
     class FakeWorkload:
         rank, sets = FakeRank(), 2
 

@@ -12,7 +12,7 @@ from torch import nn
 from overlace import ops
 from overlace.context import context_of, group_name
 from overlace.errors import InvalidArgument
-from overlace.ops._moe import refuse
+from overlace.ops._moe import real_rows, refuse
 
 _NAME = "MoELayer"
 _STACKS = ("w1", "w2", "b1", "b2")
@@ -79,7 +79,8 @@ class MoELayer(nn.Module):
 
     `state_dict` has gate.weight, shared.up.weight, ... and this rank's experts as experts.3.w1, ..., so that the union
     over ranks is the state of the unsharded layer; `full_state_dict()` gathers it; `load_state_dict` takes either.
-    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them. GPUs: forward only.
+    `load` (E_loc) and `dropped`, int64, are those of the last call, as overlace.ops.moe gives them, whose limits
+    on GPUs are those of the layer.
     """
 
     def __init__(
@@ -318,22 +319,31 @@ class MoELayer(nn.Module):
 
     # ---- forward ----
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, num_tokens: torch.Tensor | int | None = None) -> torch.Tensor:
         """Routes this rank's tokens and runs the experts. Collective; the number of tokens may differ by rank and be 0.
 
-        x: (..., H) of the parameters' dtype. Gives (..., H). Raises as overlace.ops.moe does.
+        x: (..., H) of the parameters' dtype. num_tokens: how many rows of x, all but the last dimension counted as one,
+        are tokens; the others are padding and get zeros, as in overlace.ops.moe. Gives (..., H). Raises as that does.
         """
         weight = self.gate.weight
         is_here = x.device == weight.device
         if not is_here or x.dim() < 2 or x.shape[-1] != self.hidden_size or x.dtype != weight.dtype:
             self._refuse(x)
+        is_real = None if num_tokens is None else real_rows(self.group_name, x, num_tokens)
+        if is_real is not None:  # before anything multiplies what the padding holds
+            x = torch.where(is_real, x, 0)
         bias = None if self.expert_bias is None else self.expert_bias.float()
         try:
             idx, weights = ops.moe_router(x, weight, bias, **self.routing)
         except Exception as error:  # of this rank alone; the others are in the experts' call
             refuse(self.group_name, error)
+        if is_real is not None:
+            idx = torch.where(is_real, idx, -1)
         out, self.load, self.dropped = self._experts(x, idx, weights)
-        return out if self.shared is None else out + self.shared(x)
+        if self.shared is None:
+            return out
+        of_all = self.shared(x)
+        return out + (of_all if is_real is None else torch.where(is_real, of_all, 0))
 
     def _experts(self, x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         w1, w2, b1, b2 = (self._reduced(getattr(self, name)) for name in _STACKS)

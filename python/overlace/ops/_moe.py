@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, overload
 
@@ -12,8 +13,9 @@ from overlace import _library, errors
 from overlace._call import tensor_of
 from overlace._library import Tensor, _Sized
 from overlace.context import context_of, group_name, size_of
-from overlace.errors import Error, InvalidArgument, Unsupported
+from overlace.errors import Error, InvalidArgument
 from overlace.ops._common import register_gradient, run
+from overlace.ops._moe_gradients import gradients
 
 _NAME = "moe"
 _OPERANDS = ("x", "idx", "weights", "w1", "w2", "b1", "b2")
@@ -167,8 +169,7 @@ def _empty_gradients(operands: Sequence[torch.Tensor | None], needs: Sequence[bo
 def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, **options):
     call = _Call("moe_grad", group)
     if call.context.is_gpu:
-        on = call.context.device
-        raise Unsupported(f"moe_grad: group '{group}' is on {on}, wanted CPU ranks, which it needs so far")
+        return _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, _fields(options, num_experts))
     operands = dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True))
     dx, *others = grads = _empty_gradients(list(operands.values()), needs)
     layer = call.layer(operands, _fields(options, num_experts))
@@ -177,6 +178,15 @@ def _gradients(dy, x, idx, weights, w1, w2, b1, b2, num_experts, group, needs, *
     grad = _Grad(dy=call.view("dy", dy), dx=call.view("dx", dx), **views)
     call.run("ovl_torch_moe_run_grad", c.byref(layer), c.byref(grad))
     return tuple(grads)
+
+
+def _gradients_by_torch(call, dy, x, idx, weights, w1, w2, num_experts, needs, fields):
+    """Of what runs forward on GPUs, so of experts gated by silu without biases."""
+    only = {name: fields[name] for name in ("capacity_factor", "expert_begin")}
+    dx, *found = gradients(dy, x, idx, weights, w1, w2, num_experts, call.context.group, **only)
+    none = (x.new_empty(0, dtype=torch.float32) for _ in range(2))  # biases
+    wanted = zip(found, needs[:3], strict=True)
+    return (dx, *(grad if need else grad.new_empty(0) for grad, need in wanted), *none)
 
 
 _gradients_op = torch.library.custom_op(
@@ -247,6 +257,21 @@ def _matrices(group: object, x: torch.Tensor, **choices: torch.Tensor) -> list[t
     return [t.flatten(0, -2) for t in (x, *choices.values())]
 
 
+def real_rows(group: object, x: torch.Tensor, num_tokens: torch.Tensor | int) -> torch.Tensor:
+    """(..., 1) bool, with the leading dimensions of x: which rows are in front of the padding."""
+    rows = math.prod(x.shape[:-1])
+    if isinstance(num_tokens, torch.Tensor):
+        is_integer = num_tokens.dtype in (torch.int32, torch.int64)
+        if not is_integer or num_tokens.numel() != 1 or num_tokens.device != x.device:
+            got = f"{num_tokens.dtype} {list(num_tokens.shape)} on {num_tokens.device}"
+            why = f"num_tokens is {got}, wanted one int32 or int64 on {x.device}, where x is, or an int"
+            refuse(group, InvalidArgument(f"{_NAME}: {why}"))
+        num_tokens = num_tokens.reshape(())
+    elif not 0 <= num_tokens <= rows:
+        refuse(group, InvalidArgument(f"{_NAME}: num_tokens is {num_tokens}, wanted 0 to {rows}, the rows of x"))
+    return (torch.arange(rows, device=x.device) < num_tokens).view(*x.shape[:-1], 1)
+
+
 @overload
 def moe(
     x: torch.Tensor,
@@ -263,6 +288,7 @@ def moe(
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
     max_tokens: int = ...,
+    num_tokens: torch.Tensor | int | None = ...,
     return_load: Literal[False] = ...,
     group: object = ...,
 ) -> torch.Tensor: ...
@@ -284,6 +310,7 @@ def moe(
     capacity_factor: float = ...,
     expert_begin: Sequence[int] | None = ...,
     max_tokens: int = ...,
+    num_tokens: torch.Tensor | int | None = ...,
     return_load: Literal[True],
     group: object = ...,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
@@ -304,6 +331,7 @@ def moe(
     capacity_factor: float = 0.0,
     expert_begin: Sequence[int] | None = None,
     max_tokens: int = 0,
+    num_tokens: torch.Tensor | int | None = None,
     return_load: bool = False,
     group: object = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -312,10 +340,11 @@ def moe(
     expert(v) = act(v w1^T + b1) w2^T + b2, or of gated experts (act(v gate^T) * (v up^T)) w2^T. Of E experts this rank
     owns E_loc; T, its tokens, may differ by rank and be 0.
 
-    On GPUs (Hopper, at most 8 of one host that reach each other's memory): forward only, gated by "silu", bfloat16 or
-    float16, H and I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may
-    be captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on
-    the device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
+    On GPUs (Hopper, at most 8 of one host that reach each other's memory): gated by "silu", bfloat16 or float16, H and
+    I multiples of 8, no biases. Counts stay on the device; a call waits for nothing on the host and may be captured.
+    Backward is made of torch's products and collectives of `group`: it waits for counts on the host and cannot be
+    captured. The first call of each size is collective and takes memory: R max_tokens k rows of H + I elements on the
+    device and (R + 1) max_tokens rows of H in the symmetric heap, until the group is closed. Expert numbers that do
     not exist count as -1. A rank that raises has queued nothing, and the others wait for it up to the deadline.
 
     x: (..., H), T rows of float32, bfloat16 or float16, the same dtype on all ranks.
@@ -333,6 +362,9 @@ def moe(
     expert_begin: ranks + 1 numbers, the same on all ranks: rank r owns experts [r] to [r + 1]; None: [r] is
         floor(r E / ranks).
     max_tokens: GPUs: the most tokens of a rank in any call, the same on all ranks; CPU ranks take any number.
+    num_tokens: how many rows of x are tokens, an int or an integer tensor on the device of x, which a captured call
+        reads at each replay; the rows behind them are padding, whatever they hold: they get zeros, and have no
+        gradients. None: all. The capacity is that of all rows.
     return_load: a tuple instead: y; (E_loc) int64, the choices that each expert of this rank computed; () int64, the
         choices of this rank beyond the capacity.
     group: as in ag_gemm.
@@ -345,7 +377,10 @@ def moe(
     """
     rows = x.shape[:-1]
     _check_places(group, dict(zip(_OPERANDS, (x, idx, weights, w1, w2, b1, b2), strict=True)))
+    is_real = None if num_tokens is None else real_rows(group, x, num_tokens)
     x, idx, weights = _matrices(group, x, idx=idx, weights=weights)
+    if is_real is not None and idx.dim() == 2 and len(idx) == len(x):  # else the library refuses
+        idx = torch.where(is_real.view(-1, 1), idx, -1)
     if idx.dtype == torch.int64:  # what is no expert stays none
         idx = idx.clamp(-(2**31), 2**31 - 1).to(torch.int32)
     if weights.dtype in (torch.bfloat16, torch.float16):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import multiprocessing as mp
 import os
 import socket
 import subprocess
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rank_pool import Pool, serve
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
@@ -28,87 +25,33 @@ TIMEOUT_S = 20
 spare: Any = None  # on ranks 0 and 1: a group of both without a team
 
 
-def _work(rank: int, store: str, pipe: Any) -> None:
+def _work(rank: int, ranks: int, store: str, pipe: Any) -> None:
     global spare
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     groups = {size: dist.new_group(list(range(size))) for size in SIZES} | {RANKS: dist.group.WORLD}
     spare = dist.new_group([0, 1])
     for size in SIZES:
         if rank < size:
             overlace.init(groups[size], timeout_s=TIMEOUT_S)
-    while (job := pipe.recv()) is not None:
-        size, body, arguments = job
-        try:
-            pipe.send((True, body(groups[size], *arguments)))
-        except BaseException:
-            pipe.send((False, traceback.format_exc()))
+    serve(pipe, lambda size, body, arguments: body(groups[size], *arguments))
     for size in SIZES:
         if rank < size:
             overlace.context_of(groups[size]).close()
     dist.destroy_process_group()
 
 
-class Pool:
-    def __init__(self) -> None:
-        context = mp.get_context("spawn")
-        self.folder = tempfile.TemporaryDirectory(prefix="overlace-")
-        store = os.path.join(self.folder.name, "store")
-        self.pipes, self.processes = [], []
-        for rank in range(RANKS):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, store, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(mine)
-            self.processes.append(process)
-
-    def run(self, size: int, body: Callable, arguments: tuple) -> list:
-        for pipe in self.pipes[:size]:
-            pipe.send((size, body, arguments))
-        answers = []
-        for rank, pipe in enumerate(self.pipes[:size]):
-            try:
-                answers.append(pipe.recv() if pipe.poll(WAIT_S) else (False, f"rank {rank} did not answer"))
-            except EOFError:
-                answers.append((False, f"rank {rank} ended"))
-        failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
-        if failures:
-            self.end(kindly=False)
-            pytest.fail("\n".join(failures), pytrace=False)
-        return [value for _, value in answers]
-
-    def end(self, kindly: bool = True) -> None:
-        global _pool
-        if _pool is self:
-            _pool = None
-        for pipe in self.pipes if kindly else []:
-            pipe.send(None)
-        for process in self.processes:
-            process.join(30 if kindly else 0)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        self.folder.cleanup()
-
-
 _pool: Pool | None = None
-
-
-@atexit.register
-def _end() -> None:
-    if _pool is not None:
-        _pool.end()
 
 
 def run_ranks(size: int, body: Callable, *arguments: Any) -> list:
     """`body(group, *arguments)` on `size` ranks; what each gave, in rank order. Fails with what any raised."""
     global _pool
-    if _pool is None:
-        _pool = Pool()
-    return _pool.run(size, body, arguments)
+    if _pool is None or _pool.has_ended:
+        _pool = Pool(RANKS, _work, WAIT_S, grace_s=2 * TIMEOUT_S)
+    return _pool.run(size, size, body, arguments)
 
 
 def said_by_programs(script: str, size: int, *words: str) -> Iterator[Any]:

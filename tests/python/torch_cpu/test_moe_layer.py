@@ -438,6 +438,26 @@ def test_a_token_with_nan_reaches_no_other():
     run_ranks(2, with_nan)
 
 
+def padded(group):
+    """With a shared expert and NaN behind the tokens: zeros there, and the bits of the tokens alone."""
+    layer, real = layer_of(group, PLAIN), 2 + group.rank()
+    x = tokens_of(group.rank(), 2)[:real]
+    found = []
+    for rows, num_tokens in ((x, None), (torch.cat([x, torch.full((3, 8), torch.nan)]), torch.tensor(real))):
+        rows.requires_grad_()
+        layer.zero_grad()
+        out = layer(rows, num_tokens)
+        out.square().sum().backward()
+        assert (out[real:] == 0).all() and (rows.grad[real:] == 0).all()
+        found.append([out[:real].detach(), rows.grad[:real], *(p.grad for p in layer.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_padding_has_no_part():
+    run_ranks(2, padded)
+
+
 def refusals(group):
     """Rank 1 alone has bad tokens: both ranks raise, and the next call works."""
     rank, layer = group.rank(), layer_of(group, PLAIN)

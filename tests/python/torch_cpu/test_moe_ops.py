@@ -152,6 +152,31 @@ def test_without_any_tokens():
     run_ranks(2, no_tokens)
 
 
+def padded(group):
+    """Rows behind num_tokens, whatever they hold: zeros, no gradients, and the bits of all else as without them."""
+    rank = group.rank()
+    problem = Problem(CASE, 2, [6, 8])
+    operands, dy = problem.operands(rank), problem.part(problem.dy, rank)
+    real = 4 + rank
+    tokens = ("x", "idx", "weights")
+    cut = {n: (t[:real] if n in tokens else t).detach() for n, t in operands.items()}
+    cut = {n: t.requires_grad_(n != "idx") for n, t in cut.items()}
+    want, load, _ = run_step(cut, dy[:real], group, **problem.options())
+    with torch.no_grad():
+        operands["x"][real:] = torch.nan
+        operands["weights"][real:] = torch.inf
+    for num_tokens in (real, torch.tensor(real), torch.tensor([real], dtype=torch.int32)):
+        got, again, _ = run_step(operands, dy, group, num_tokens=num_tokens, **problem.options())
+        assert torch.equal(again, load)
+        for name, t in got.items():
+            rows = real if name in ("out", *tokens) else len(t)
+            assert torch.equal(t[:rows], want[name]) and (t[rows:] == 0).all(), name
+
+
+def test_padding_has_no_part():
+    run_ranks(2, padded)
+
+
 def other_forms(group):
     """More dimensions, other dtypes of choices, other strides: the same bits."""
     rank = group.rank()
@@ -289,14 +314,17 @@ def refusals(group):
         tensors = [good[n] for n in ("x", "idx", "weights", "w1", "w2")]
         dy = torch.zeros(1 if rank == 1 else 4, HIDDEN)
         torch.ops.overlace.moe_grad(dy, *tensors, None, None, experts, name, [True] * 5)
-    context = overlace.context_of(group)
-    context.is_gpu = True
-    try:
-        given = good | {"x": good["x"].clone().requires_grad_()}
-        with pytest.raises(overlace.Unsupported, match=r"moe_grad: group '.*' is on cpu, wanted CPU ranks"):
-            overlace.ops.moe(**given).sum().backward()
-    finally:
-        context.is_gpu = False
+    wide, lead = torch.tensor([4, 4]), "moe: num_tokens is "
+    for bad, text in (
+        (6, "6, wanted 0 to 5, the rows of x"),
+        (-1, "-1, wanted 0 to 5, the rows of x"),
+        (wide, "torch.int64 [2] on cpu, wanted one int32 or int64 on cpu, where x is, or an int"),
+        (torch.tensor(4.0), "torch.float32 [] on cpu, wanted one int32 or int64"),
+    ):
+        with pytest.raises(
+            overlace.InvalidArgument, match=re.escape(lead + text) if rank == 1 else "rank 1 refused the"
+        ):
+            overlace.ops.moe(**good, num_tokens=bad if rank == 1 else None)
     assert torch.equal(overlace.ops.moe(**good), want)
 
 

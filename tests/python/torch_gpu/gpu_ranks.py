@@ -1,9 +1,10 @@
-"""Ranks for the tests on GPUs: processes over NCCL, one per GPU, each with a team of overlace; exact operands."""
+"""Ranks for the tests on GPUs: processes over NCCL, one per GPU, that stay between tests; exact operands."""
 
+import gc
 import os
-import tempfile
 
 import pytest
+from rank_pool import Pool, serve
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 overlace = pytest.importorskip("overlace", reason="PYTHONPATH does not name the package that the build makes")
@@ -15,19 +16,34 @@ FEW = min(GPUS, 2)
 SIZES = [n for n in (2, 4) if n <= GPUS] or [1]
 
 
-def work(rank, size, store, body, arguments):
+def _work(rank, ranks, store, pipe):
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
-    with overlace.init(timeout_s=60), torch.device("cuda"):
-        body(dist.group.WORLD, *arguments)
-        torch.cuda.synchronize()
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=ranks)
+
+    def run(body, arguments):
+        torch.manual_seed(1)
+        with overlace.init(timeout_s=60), torch.device("cuda"):
+            body(dist.group.WORLD, *arguments)
+            torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    serve(pipe, run)
     dist.destroy_process_group()
 
 
-def run_ranks(size, body, *arguments):
+_pool = None
+
+
+def run_ranks(size, body, *arguments, fresh=False):
+    """`body(group, *arguments)` on `size` ranks in a team of its own. `fresh`: in processes of its own, too."""
+    global _pool
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (size, os.path.join(folder, "store"), body, arguments), size)
+    if _pool is not None and (fresh or _pool.ranks != size):
+        _pool.end()
+    if _pool is None or _pool.has_ended:
+        _pool = Pool(size, _work, wait_s=300, grace_s=5)
+    _pool.run(size, body, arguments)
 
 
 def whole(rows, columns, seed, dtype):

@@ -340,4 +340,4 @@ def traffic(group, seed, seconds):
 
 def test_traffic():
     seed = int(os.environ.get("OVERLACE_TEST_SEED", random.randrange(1_000_000)))
-    run_ranks(FEW, traffic, seed, float(os.environ.get("OVERLACE_TEST_TRAFFIC_S", "20")))
+    run_ranks(FEW, traffic, seed, float(os.environ.get("OVERLACE_TEST_TRAFFIC_S", "20")), fresh=True)

@@ -159,7 +159,7 @@ const Case kFamilies[] = {
 };
 
 /// The JSON of a small schedule with one thing replaced.
-Case json(const char* name, const std::string& from, const std::string& to, const char* text) {
+Case edited_json(const char* name, const std::string& from, const std::string& to, const char* text) {
   return {name,
           [from, to] {
             std::string json = make_schedule(Making().op, "hetero_fused_1d", 2).to_json();
@@ -198,44 +198,48 @@ const Case kDocuments[] = {
              "schedule /params/M: got [8], wanted a number, a string, true or false"),
     document("JsonConstNull", R"({"op": "a", "family": "x", "overlace_schedule": 1, "consts": {"c": null}})",
              "schedule /consts/c: got null, wanted an integer or an expression"),
-    json("JsonVersion2", R"("overlace_schedule":1)", R"("overlace_schedule":2)",
-         "schedule /overlace_schedule: got 2, wanted an integer from 1 to 1"),
-    json("JsonOpWithBlank", R"("op":"ag_gemm")", R"("op":"ag gemm")",
-         "schedule /op: got \"ag gemm\", wanted a name of letters, digits and underscores"),
-    json("JsonUnknownKey", R"("deterministic")", R"("determined")",
-         "schedule /determined: got true, wanted no such key (known: buffers, consts, deterministic, family, op, "
-         "overlace_schedule, params, signals, tables, tasks)"),
-    json("JsonFlagNumber", R"("deterministic":true)", R"("deterministic":1)",
-         "schedule /deterministic: got 1, wanted true or false"),
-    json("JsonUnknownKind", R"("kind":"gemm")", R"("kind":"gem")",
-         "schedule /tasks/1/kind: got \"gem\", wanted one of gemm, tiles, copy, reduce, collective, barrier, host, "
-         "pool"),
-    json("JsonUnknownEngine", R"("engine":"ce")", R"("engine":"dma")",
-         "schedule /tasks/0/engine: got \"dma\", wanted one of sm, ce, nic, io, cpu"),
-    json("JsonKindNumber", R"("kind":"gemm")", R"("kind":1)",
-         "schedule /tasks/1/kind: got 1, wanted one of gemm, tiles, copy, reduce, collective, barrier, host, pool"),
-    json("JsonUnknownSpace", R"("symmetric")", R"("shared")",
-         "schedule /buffers/3/1: got \"shared\", wanted one of argument, local, symmetric"),
-    json("JsonUnknownDtype", R"("bf16")", R"("float")",
-         "schedule /buffers/0/2: got \"float\", wanted one of fp64, fp32, fp16, bf16, e4m3, e5m2, i64, i32, i8, u8"),
-    json("JsonUnknownScope", R"(["credit",1,"system"])", R"(["credit",1,"galaxy"])",
-         "schedule /signals/1/2: got \"galaxy\", wanted one of device, system"),
-    json("JsonDepthZero", R"(["M","K"],2])", R"(["M","K"],0])",
-         "schedule /buffers/3/4: got 0, wanted an integer from 1 to 1024"),
-    json("JsonLoopOfTwo", R"(["p",1,"G"])", R"(["p",1])",
-         "schedule /tasks/0/loops/1: got [\"p\",1], wanted [variable, begin, end]"),
-    json("JsonLoopVariableDigit", R"(["p",1,"G"])", R"(["1p",1,"G"])",
-         "schedule /tasks/0/loops/1/0: got \"1p\", wanted a name of letters, digits and underscores"),
-    json("JsonOrderFraction", R"("order":"s*G+p")", R"("order":1.5)",
-         "schedule /tasks/0/order: got 1.5, wanted an integer or an expression"),
-    json("JsonOrderCut", R"("order":"s*G+p")", R"("order":"s*G+")",
-         "schedule /tasks/0/order: expression \"s*G+\", column 5: wanted a number, a name or '(', got the end"),
-    json("JsonTableFraction", R"("off":[0,)", R"("off":[0.5,)",
-         "schedule /tables/off/0: got 0.5, wanted an integer from -9223372036854775808 to 9223372036854775807"),
-    json("JsonUnknownWaitKey", R"("previous":true)", R"("previus":true)",
-         "schedule /tasks/0/waits/0/4/previus: got true, wanted no such key (known: each, previous)"),
-    json("JsonPreviousNumber", R"("previous":true)", R"("previous":1)",
-         "schedule /tasks/0/waits/0/4/previous: got 1, wanted true or false"),
+    edited_json("JsonVersion2", R"("overlace_schedule":1)", R"("overlace_schedule":2)",
+                "schedule /overlace_schedule: got 2, wanted an integer from 1 to 1"),
+    edited_json("JsonOpWithBlank", R"("op":"ag_gemm")", R"("op":"ag gemm")",
+                "schedule /op: got \"ag gemm\", wanted a name of letters, digits and underscores"),
+    edited_json(
+        "JsonUnknownKey", R"("deterministic")", R"("determined")",
+        "schedule /determined: got true, wanted no such key (known: buffers, consts, deterministic, family, op, "
+        "overlace_schedule, params, signals, tables, tasks)"),
+    edited_json("JsonFlagNumber", R"("deterministic":true)", R"("deterministic":1)",
+                "schedule /deterministic: got 1, wanted true or false"),
+    edited_json(
+        "JsonUnknownKind", R"("kind":"gemm")", R"("kind":"gem")",
+        "schedule /tasks/1/kind: got \"gem\", wanted one of gemm, tiles, copy, reduce, collective, barrier, host, "
+        "pool"),
+    edited_json("JsonUnknownEngine", R"("engine":"ce")", R"("engine":"dma")",
+                "schedule /tasks/0/engine: got \"dma\", wanted one of sm, ce, nic, io, cpu"),
+    edited_json(
+        "JsonKindNumber", R"("kind":"gemm")", R"("kind":1)",
+        "schedule /tasks/1/kind: got 1, wanted one of gemm, tiles, copy, reduce, collective, barrier, host, pool"),
+    edited_json("JsonUnknownSpace", R"("symmetric")", R"("shared")",
+                "schedule /buffers/3/1: got \"shared\", wanted one of argument, local, symmetric"),
+    edited_json(
+        "JsonUnknownDtype", R"("bf16")", R"("float")",
+        "schedule /buffers/0/2: got \"float\", wanted one of fp64, fp32, fp16, bf16, e4m3, e5m2, i64, i32, i8, u8"),
+    edited_json("JsonUnknownScope", R"(["credit",1,"system"])", R"(["credit",1,"galaxy"])",
+                "schedule /signals/1/2: got \"galaxy\", wanted one of device, system"),
+    edited_json("JsonDepthZero", R"(["M","K"],2])", R"(["M","K"],0])",
+                "schedule /buffers/3/4: got 0, wanted an integer from 1 to 1024"),
+    edited_json("JsonLoopOfTwo", R"(["p",1,"G"])", R"(["p",1])",
+                "schedule /tasks/0/loops/1: got [\"p\",1], wanted [variable, begin, end]"),
+    edited_json("JsonLoopVariableDigit", R"(["p",1,"G"])", R"(["1p",1,"G"])",
+                "schedule /tasks/0/loops/1/0: got \"1p\", wanted a name of letters, digits and underscores"),
+    edited_json("JsonOrderFraction", R"("order":"s*G+p")", R"("order":1.5)",
+                "schedule /tasks/0/order: got 1.5, wanted an integer or an expression"),
+    edited_json("JsonOrderCut", R"("order":"s*G+p")", R"("order":"s*G+")",
+                "schedule /tasks/0/order: expression \"s*G+\", column 5: wanted a number, a name or '(', got the end"),
+    edited_json("JsonTableFraction", R"("off":[0,)", R"("off":[0.5,)",
+                "schedule /tables/off/0: got 0.5, wanted an integer from -9223372036854775808 to 9223372036854775807"),
+    edited_json("JsonUnknownWaitKey", R"("previous":true)", R"("previus":true)",
+                "schedule /tasks/0/waits/0/4/previus: got true, wanted no such key (known: each, previous)"),
+    edited_json("JsonPreviousNumber", R"("previous":true)", R"("previous":1)",
+                "schedule /tasks/0/waits/0/4/previous: got 1, wanted true or false"),
 };
 
 INSTANTIATE_TEST_SUITE_P(Expressions, BadSchedule, testing::ValuesIn(kExpressions), case_name);

@@ -171,7 +171,7 @@ TEST(Trace, MergeKeepsAllAndTheLabel) {
   expect_same(empty, b);
 }
 
-std::string refusal(std::string_view bytes) {
+std::string parse_refusal(std::string_view bytes) {
   const Result<Trace> result = parse_trace(bytes, "t.json");
   if (result.ok()) return "parsed";
   EXPECT_EQ(result.status().code(), Errc::corrupt);
@@ -183,7 +183,8 @@ TEST(Trace, EveryPrefixIsCorrupt) {
   for (const auto& [name, write] : kWriters) {
     const std::string whole = write(sample());
     for (size_t n = 0; n < whole.size(); ++n)
-      ASSERT_NE(refusal(std::string_view(whole).substr(0, n)), "parsed") << name << " " << n << " of " << whole.size();
+      ASSERT_NE(parse_refusal(std::string_view(whole).substr(0, n)), "parsed")
+          << name << " " << n << " of " << whole.size();
   }
 }
 
@@ -215,55 +216,58 @@ TEST(Trace, RefusesLyingRows) {
   const auto with_span = [](const std::string& span) {
     return R"({"schema":"overlace.trace/1","title":"","emulated":false,"spans":[)" + span + R"(],"arrows":[]})";
   };
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",0,1,0,0])")), "parsed");
-  EXPECT_EQ(refusal(with_span(R"([-1,"sm 0","a","gemm",0,1,0,0])")), "t.json: span: rank is -1, wanted 0 to 65535");
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",5,1,0,0])")), "t.json: span \"a\" goes from 5 to 1 ns");
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",-4611686018427387904,4611686018427387904,0,0])")), "parsed");
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",-4611686018427387905,0,0,0])")),
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0","a","gemm",0,1,0,0])")), "parsed");
+  EXPECT_EQ(parse_refusal(with_span(R"([-1,"sm 0","a","gemm",0,1,0,0])")),
+            "t.json: span: rank is -1, wanted 0 to 65535");
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0","a","gemm",5,1,0,0])")), "t.json: span \"a\" goes from 5 to 1 ns");
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0","a","gemm",-4611686018427387904,4611686018427387904,0,0])")),
+            "parsed");
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0","a","gemm",-4611686018427387905,0,0,0])")),
             "t.json: span \"a\" goes from -4611686018427387905 to 0 ns");
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a","gemm",0,4611686018427387905,0,0])")),
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0","a","gemm",0,4611686018427387905,0,0])")),
             "t.json: span \"a\" goes from 0 to 4611686018427387905 ns");
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0","a",3,0,1,0,0])")),
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0","a",3,0,1,0,0])")),
             "t.json: span 0: value 3 is an integer, wanted a string");
-  EXPECT_EQ(refusal(with_span(R"([0,"sm 0"])")), "t.json: span 0: wanted an array of 8 values");
-  EXPECT_EQ(refusal(with_span("{}")), "t.json: span 0: wanted an array of 8 values");
-  EXPECT_NE(refusal(with_span(R"([0,"l","a","c",-9223372036854775808,9223372036854775807,0,0])")), "parsed");
-  EXPECT_NE(refusal(R"({"schema":"overlace.trace/1"})"), "parsed");
-  EXPECT_NE(refusal(R"({"schema":"overlace.trace/1","title":1,"emulated":false,"spans":[],"arrows":[]})"), "parsed");
+  EXPECT_EQ(parse_refusal(with_span(R"([0,"sm 0"])")), "t.json: span 0: wanted an array of 8 values");
+  EXPECT_EQ(parse_refusal(with_span("{}")), "t.json: span 0: wanted an array of 8 values");
+  EXPECT_NE(parse_refusal(with_span(R"([0,"l","a","c",-9223372036854775808,9223372036854775807,0,0])")), "parsed");
+  EXPECT_NE(parse_refusal(R"({"schema":"overlace.trace/1"})"), "parsed");
+  EXPECT_NE(parse_refusal(R"({"schema":"overlace.trace/1","title":1,"emulated":false,"spans":[],"arrows":[]})"),
+            "parsed");
 }
 
 TEST(Trace, RefusesLyingChromeEvents) {
   const std::string names = R"({"ph":"M","name":"process_name","pid":1,"tid":1,"args":{"name":"rank 0"}},)"
                             R"({"ph":"M","name":"thread_name","pid":1,"tid":1,"args":{"name":"sm 0"}})";
   const auto with = [&](const std::string& events) { return "{\"traceEvents\":[" + names + "," + events + "]}"; };
-  EXPECT_EQ(refusal(with(R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":2})")), "parsed");
-  EXPECT_EQ(refusal(with(R"({"ph":"X","name":"a","pid":2,"tid":1,"ts":1,"dur":2})")),
+  EXPECT_EQ(parse_refusal(with(R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":2})")), "parsed");
+  EXPECT_EQ(parse_refusal(with(R"({"ph":"X","name":"a","pid":2,"tid":1,"ts":1,"dur":2})")),
             "t.json: trace event 2: pid 2 has no name before it");
-  EXPECT_EQ(refusal(with(R"({"ph":"B","name":"a","pid":1,"tid":1,"ts":1})")),
+  EXPECT_EQ(parse_refusal(with(R"({"ph":"B","name":"a","pid":1,"tid":1,"ts":1})")),
             "t.json: trace event 2: phase \"B\", wanted M, X, s or f");
-  EXPECT_EQ(refusal(with(R"({"ph":"f","id":3,"name":"a","pid":1,"tid":1,"ts":1})")),
+  EXPECT_EQ(parse_refusal(with(R"({"ph":"f","id":3,"name":"a","pid":1,"tid":1,"ts":1})")),
             "t.json: trace event 2: flow 3 ends before its start");
-  EXPECT_EQ(refusal(with(R"({"ph":"s","id":3,"name":"a","pid":1,"tid":1,"ts":1})")), "t.json: flow 3 never ends");
+  EXPECT_EQ(parse_refusal(with(R"({"ph":"s","id":3,"name":"a","pid":1,"tid":1,"ts":1})")), "t.json: flow 3 never ends");
   for (const char* event :
        {"7", R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1e300,"dur":2})",
         R"({"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":-2})", R"({"ph":"X","name":4,"pid":1,"tid":1,"ts":1})",
         R"({"ph":"M","name":"process_name","pid":-9223372036854775808,"args":{"name":"x"}})",
         R"({"ph":"M","name":"process_name","pid":3,"args":[]})", R"({"ph":"M"})"})
-    EXPECT_NE(refusal(with(event)), "parsed") << event;
-  EXPECT_NE(refusal(R"({"traceEvents":{}})"), "parsed");
-  EXPECT_NE(refusal("[" + std::string(200, '[')), "parsed");
+    EXPECT_NE(parse_refusal(with(event)), "parsed") << event;
+  EXPECT_NE(parse_refusal(R"({"traceEvents":{}})"), "parsed");
+  EXPECT_NE(parse_refusal("[" + std::string(200, '[')), "parsed");
 }
 
 TEST(Trace, RefusesLyingPackets) {
-  EXPECT_EQ(refusal("not a trace"), "t.json: neither a Perfetto nor a Chrome JSON trace");
-  EXPECT_EQ(refusal(""), "t.json: neither a Perfetto nor a Chrome JSON trace");
-  EXPECT_EQ(refusal("\n\x7F"), "t.json: Perfetto packet 0: length goes beyond the end");
-  EXPECT_EQ(refusal(std::string("\n\x00", 2)), "t.json: Perfetto packet 1: no header of overlace");
-  EXPECT_EQ(refusal("\n\x02\x58\x80"), "t.json: Perfetto packet 1: bad varint");
-  EXPECT_EQ(refusal("\n\x01\x5B"), "t.json: Perfetto packet 1: unknown wire type");
-  EXPECT_NE(refusal(std::string("\n\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11)), "parsed");
+  EXPECT_EQ(parse_refusal("not a trace"), "t.json: neither a Perfetto nor a Chrome JSON trace");
+  EXPECT_EQ(parse_refusal(""), "t.json: neither a Perfetto nor a Chrome JSON trace");
+  EXPECT_EQ(parse_refusal("\n\x7F"), "t.json: Perfetto packet 0: length goes beyond the end");
+  EXPECT_EQ(parse_refusal(std::string("\n\x00", 2)), "t.json: Perfetto packet 1: no header of overlace");
+  EXPECT_EQ(parse_refusal("\n\x02\x58\x80"), "t.json: Perfetto packet 1: bad varint");
+  EXPECT_EQ(parse_refusal("\n\x01\x5B"), "t.json: Perfetto packet 1: unknown wire type");
+  EXPECT_NE(parse_refusal(std::string("\n\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11)), "parsed");
   // An event on a track that nobody described: packet { track_event { type: 1 track_uuid: 9 } }.
-  EXPECT_EQ(refusal("\n\x06\x5A\x04\x48\x01\x58\x09"), "t.json: Perfetto packet 1: track 9 was not described");
+  EXPECT_EQ(parse_refusal("\n\x06\x5A\x04\x48\x01\x58\x09"), "t.json: Perfetto packet 1: track 9 was not described");
 }
 
 TEST(Trace, RefusesPacketsOfAnotherSchema) {
@@ -271,8 +275,9 @@ TEST(Trace, RefusesPacketsOfAnotherSchema) {
   const size_t at = packets.find("overlace.trace/1");
   ASSERT_NE(at, std::string::npos);
   packets[at + 15] = '2';
-  EXPECT_NE(refusal(packets).find("schema is \"overlace.trace/2\", wanted \"overlace.trace/1\""), std::string::npos)
-      << refusal(packets);
+  EXPECT_NE(parse_refusal(packets).find("schema is \"overlace.trace/2\", wanted \"overlace.trace/1\""),
+            std::string::npos)
+      << parse_refusal(packets);
 }
 
 TEST(Trace, JsonMayStartWithANewLine) { expect_same(*parse_trace("\n " + sample().to_json(), "t"), sample()); }

@@ -19,13 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::map<std::string, std::string> files_of(const std::string& directory) {
-  std::map<std::string, std::string> out;
-  for (const auto& entry : fs::directory_iterator(directory))
-    if (entry.path().filename() != "lock") out[entry.path().filename()] = *base::read_file(entry.path());
-  return out;
-}
-
 void flip(const std::string& path, int64_t at) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(at);
@@ -70,7 +63,7 @@ TEST_F(Artefact, IsTheSameHoweverOftenThePackerIsKilled) {
   }
   EXPECT_GE(killed, 3);
   pack_artefact(dataset_, scratch_.path("killed"), request()).status().or_throw();
-  const auto whole = files_of(scratch_.path("whole")), again = files_of(scratch_.path("killed"));
+  const auto whole = test::files_of(scratch_.path("whole")), again = test::files_of(scratch_.path("killed"));
   EXPECT_FALSE(whole.at("dcache-segments.ovd").empty());
   EXPECT_EQ(whole.size(), 11u);  // a manifest, two traces, four files for each of them
   ASSERT_EQ(again.size(), whole.size());
@@ -100,7 +93,7 @@ TEST_F(Artefact, GoesOnBehindTheLastPass) {
     }
   }
   pack_artefact(dataset_, scratch_.path("ended"), request()).status().or_throw();
-  EXPECT_EQ(files_of(scratch_.path("ended")), files_of(scratch_.path("whole")));
+  EXPECT_EQ(test::files_of(scratch_.path("ended")), test::files_of(scratch_.path("whole")));
 }
 
 /// Caches of a split begin as those of its order's train packs, whatever was packed in between.
@@ -124,18 +117,18 @@ TEST_F(Artefact, KeepsWhatIsThereAndTakesAnotherOrder) {
   sample("a");
   ArtefactPackRequest dry = request(false);
   dry.is_dry = true;
-  const auto sampled = files_of(scratch_.path("a"));
+  const auto sampled = test::files_of(scratch_.path("a"));
   const Manifest counted = *pack_artefact(dataset_, scratch_.path("a"), dry);
-  EXPECT_EQ(files_of(scratch_.path("a")), sampled);
+  EXPECT_EQ(test::files_of(scratch_.path("a")), sampled);
   const Manifest first = *pack_artefact(dataset_, scratch_.path("a"), request(false));
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(counted.packs[i].bytes_read, first.packs[i].bytes_read);
     EXPECT_EQ(counted.packs[i].packs_bytes,
               static_cast<int64_t>(fs::file_size(scratch_.path("a/packs-" + first.packs[i].name + ".ovk"))));
   }
-  const auto before = files_of(scratch_.path("a"));
+  const auto before = test::files_of(scratch_.path("a"));
   EXPECT_EQ(manifest_json(*pack_artefact(dataset_, scratch_.path("a"), request(false))), manifest_json(first));
-  EXPECT_EQ(files_of(scratch_.path("a")), before);
+  EXPECT_EQ(test::files_of(scratch_.path("a")), before);
   const Manifest both =
       *pack_artefact(dataset_, scratch_.path("a"), test::small_pack(dataset_, {BatchOrder::fixed, 0}));
   ASSERT_EQ(both.packs.size(), 4u);
@@ -179,7 +172,7 @@ TEST_F(Artefact, VerifyFindsDamageInEveryFile) {
   const Manifest manifest = *pack_artefact(dataset_, scratch_.path("a"), request());
   EXPECT_GT(manifest.packs[0].disk_cache_bytes, 0);
   ASSERT_TRUE(verify_artefact(scratch_.path("a"), &dataset_).ok());
-  for (const auto& [name, bytes] : files_of(scratch_.path("a"))) {
+  for (const auto& [name, bytes] : test::files_of(scratch_.path("a"))) {
     if (name == "manifest.json" || bytes.empty()) continue;
     const std::string path = scratch_.path("a/" + name);
     // The first byte of a file and one of its last row or table; padding behind rows is not checked.
@@ -208,9 +201,9 @@ TEST_F(Artefact, RefusesBeforeTheFirstByte) {
   sample("a");
   ArtefactPackRequest bad = request();
   bad.disk_bytes = 4096;
-  const auto before = files_of(scratch_.path("a"));
+  const auto before = test::files_of(scratch_.path("a"));
   EXPECT_EQ(pack_artefact(dataset_, scratch_.path("a"), bad).status().code(), Errc::invalid_argument);
-  EXPECT_EQ(files_of(scratch_.path("a")), before);
+  EXPECT_EQ(test::files_of(scratch_.path("a")), before);
 }
 
 TEST(Journal, DropsATornRecordAndGoesOn) {

@@ -6,6 +6,7 @@
 
 #include "src/gnn/gather/gather_rows.h"
 #include "src/gnn/sample/random.h"
+#include "tests/unit/gnn/support/graphs.h"
 
 namespace overlace::gnn {
 namespace {
@@ -19,18 +20,11 @@ struct Table {
   RowTable table;
 };
 
-std::vector<int64_t> draw(int64_t count, int64_t num_rows) {
-  std::vector<int64_t> ids(static_cast<size_t>(count));
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = static_cast<int64_t>(random_below(random_word(3, i), static_cast<uint64_t>(num_rows)));
-  return ids;
-}
-
 TEST(GatherRows, GivesTheRowsOfEveryWidth) {
   for (const int64_t width : {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 64, 100, 127, 128, 512, 1000, 4096, 4097, 6144}) {
     const Table t(97, width);
     for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{1000}, (int64_t{1} << 20) / width + 3}) {
-      const std::vector<int64_t> ids = draw(count, 97);
+      const std::vector<int64_t> ids = test::drawn_rows(count, 97);
       const std::vector<int32_t> narrow(ids.begin(), ids.end());
       std::vector<std::byte> wanted;
       for (const int64_t id : ids)
@@ -49,7 +43,7 @@ TEST(GatherRows, GivesTheRowsOfEveryWidth) {
 
 TEST(GatherRows, NamesTheFirstIdOutOfRangeAndWritesNothing) {
   const Table t(100, 48);
-  std::vector<int64_t> ids = draw(50000, 100);
+  std::vector<int64_t> ids = test::drawn_rows(50000, 100);
   std::vector<std::byte> out(ids.size() * 48, std::byte{0xA5});
   const std::vector<std::byte> before = out;
   for (const auto& [at, id] : {std::pair<size_t, int64_t>{49999, 100}, {30000, -1}, {7, int64_t{1} << 40}, {0, -100}}) {

@@ -46,7 +46,7 @@ const World& world() {
 }
 
 /// The batch is what the trace says, with the rows of the dataset.
-void check(const LoadedBatch& batch, const TraceFile& trace) {
+void check_loaded(const LoadedBatch& batch, const TraceFile& trace) {
   const BatchView wanted = trace.batch(batch.number);
   const auto same = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
   ASSERT_TRUE(same(batch.blocks.inputs, wanted.inputs)) << batch.number;
@@ -74,7 +74,7 @@ std::vector<int64_t> run(Loader* loader, const TraceFile& trace, int64_t most = 
     const auto batch = loader->next();
     EXPECT_TRUE(batch.ok()) << batch.status().message();
     if (!batch.ok() || !batch->has_value()) break;
-    check(**batch, trace);
+    check_loaded(**batch, trace);
     if (::testing::Test::HasFatalFailure()) break;
     seen.push_back((*batch)->number);
     loader->release();
@@ -198,7 +198,7 @@ struct BadDisk {
         break;
       }
       if (!batch->has_value()) break;
-      check(**batch, trace);
+      check_loaded(**batch, trace);
       if (::testing::Test::HasFatalFailure()) return;
       ++delivered;
       loader->release();
@@ -266,7 +266,7 @@ TEST(Loader, NamesADamagedExtentAndGoesOnElsewhere) {
       ASSERT_LE(i, 3);
       const auto batch = loader->next();
       status = batch.status();
-      if (status.ok()) check(**batch, trace.trace());
+      if (status.ok()) check_loaded(**batch, trace.trace());
       loader->release();
     }
     EXPECT_EQ(status.code(), Errc::corrupt);
@@ -334,7 +334,7 @@ TEST(Loader, LeavesNoReadBehindWhereTheDiskStalls) {
         ++ended;
         break;
       }
-      check(**batch, trace.trace());
+      check_loaded(**batch, trace.trace());
       ASSERT_FALSE(HasFatalFailure()) << i;
       ++delivered;
       loader->release();

@@ -70,10 +70,10 @@ bool is_row(std::span<const std::byte> bytes, int64_t vertex) {
 }
 
 /// A loader without threads: gathers batches from the bytes of an artefact.
-class Loader {
+class BatchReader {
  public:
-  Loader(const InputTrace& trace, const PackRequest& request, const PackResult& packed,
-         const std::array<std::span<const std::byte>, 3>& files, IsRow is_right = is_row)
+  BatchReader(const InputTrace& trace, const PackRequest& request, const PackResult& packed,
+              const std::array<std::span<const std::byte>, 3>& files, IsRow is_right = is_row)
       : trace_(trace),
         request_(request),
         packed_(packed),
@@ -217,7 +217,7 @@ TEST(Packer, DeliversTheMatrixForAnyWidthAndOrder) {
                      has_disk_cache ? (1 << 10) * 3 / 2 : 0);
       const Packed packed = pack(request);
       EXPECT_EQ(packed.result.first_page.back() > 0, has_disk_cache);
-      Loader loader(trace(), request, packed.result, packed.files.spans());
+      BatchReader loader(trace(), request, packed.result, packed.files.spans());
       for (uint64_t epoch = 0; epoch < 2; ++epoch) {
         loader.run_epoch(epoch);
         ASSERT_FALSE(HasFatalFailure()) << dim << " elements of " << element << " bytes";
@@ -332,7 +332,7 @@ TEST(Chain, DeliversTheRowsOfADatasetFromItsFiles) {
     EXPECT_FALSE(std::filesystem::exists(path + ".part"));
   }
   const auto matrix = std::move(base::MappedFile::open(dataset.feature_path())).value();
-  Loader loader(read_back, request, packed, spans, [&](std::span<const std::byte> row, int64_t vertex) {
+  BatchReader loader(read_back, request, packed, spans, [&](std::span<const std::byte> row, int64_t vertex) {
     const auto wanted =
         bytes_of(*matrix, static_cast<size_t>(features.data_offset + vertex * features.row_bytes)).first(row.size());
     return std::equal(row.begin(), row.end(), wanted.begin());

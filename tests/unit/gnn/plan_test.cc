@@ -13,7 +13,7 @@
 namespace overlace::gnn {
 namespace {
 
-const MemoryTrace& trace() {
+const MemoryTrace& planned_trace() {
   static const MemoryTrace made = test::sampled_trace(1 << 14, 4, 4);
   return made;
 }
@@ -46,11 +46,11 @@ TEST(Predict, CountsEveryByte) {
     LevelOptions options{.gpu_rows = 200, .cpu_rows = 600, .row_bytes = 260};
     options.order = {BatchOrder::segments, 20};
     options.disk.max_rows = cap;
-    const Prediction seen = std::move(predict(trace(), options)).value();
+    const Prediction seen = std::move(predict(planned_trace(), options)).value();
 
     int64_t extents = 0, pages = 0, largest = 0, slots = 0;
-    const LevelPlan plan = std::move(plan_levels(trace(), options, [&](int64_t b, const BatchPlan& batch) {
-                             const BatchView view = trace().batch(b);
+    const LevelPlan plan = std::move(plan_levels(planned_trace(), options, [&](int64_t b, const BatchPlan& batch) {
+                             const BatchView view = planned_trace().batch(b);
                              const auto whole = [](int64_t words) { return (4 * words + 63) / 64 * 64; };
                              const int64_t n = std::ssize(batch.program);
                              int64_t bytes = whole(std::ssize(view.reached)) + whole(std::ssize(view.indptr)) +
@@ -89,7 +89,7 @@ TEST(Fit, FillsTheMemoryThatThereIs) {
   for (const int64_t mib : {6, 8, 10}) {
     FitRequest request{.gpu_bytes = mib << 20, .cpu_bytes = mib << 20};
     request.options.row_bytes = 1024;
-    const Prediction fitted = std::move(fit(trace(), request)).value();
+    const Prediction fitted = std::move(fit(planned_trace(), request)).value();
     EXPECT_LE(fitted.memory.gpu(), request.gpu_bytes);
     EXPECT_LE(fitted.memory.cpu(), request.cpu_bytes);
     EXPECT_GT(static_cast<double>(fitted.memory.gpu()), 0.95 * static_cast<double>(request.gpu_bytes));
@@ -103,16 +103,16 @@ TEST(Fit, FillsTheMemoryThatThereIs) {
 TEST(Fit, TakesAllRowsWhereThereIsMemoryAndSaysWhereThereIsNone) {
   FitRequest request{.gpu_bytes = int64_t{1} << 32, .cpu_bytes = int64_t{1} << 32};
   request.options.row_bytes = 1024;
-  const Prediction all = std::move(fit(trace(), request)).value();
+  const Prediction all = std::move(fit(planned_trace(), request)).value();
   EXPECT_EQ(all.plan.start.gpu.size(), size_t{1} << 14);
   EXPECT_EQ(all.plan.bytes.total(), 0);
   request.gpu_bytes = 1 << 20;
-  const base::Status status = fit(trace(), request).status();
+  const base::Status status = fit(planned_trace(), request).status();
   EXPECT_EQ(status.code(), Errc::out_of_memory);
   EXPECT_NE(status.message().find("gpu_bytes is 1048576 and cpu_bytes 4294967296, wanted at least "), std::string::npos)
       << status.message();
   request.disk_bytes = 100;
-  EXPECT_EQ(fit(trace(), request).status().message(), "disk_bytes is 100, wanted at least one row of 1024");
+  EXPECT_EQ(fit(planned_trace(), request).status().message(), "disk_bytes is 100, wanted at least one row of 1024");
 }
 
 TEST(Tune, RanksByWhatBindsAndKeepsReasons) {
@@ -124,8 +124,8 @@ TEST(Tune, RanksByWhatBindsAndKeepsReasons) {
   candidates.push_back(base);
   candidates.back().gpu_bytes = 1000;
   const EpochRates rates{.extent_GBps = 1.7, .page_GBps = 0.44, .link_GBps = 50, .compute_ms = 0.01};
-  const auto one = std::move(tune(trace(), candidates, rates, 1)).value();
-  const auto two = std::move(tune(trace(), candidates, rates, 2)).value();
+  const auto one = std::move(tune(planned_trace(), candidates, rates, 1)).value();
+  const auto two = std::move(tune(planned_trace(), candidates, rates, 2)).value();
   ASSERT_EQ(one.size(), 4u);
   for (size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(one[i].prediction.bytes_read, two[i].prediction.bytes_read);
@@ -146,18 +146,18 @@ TEST(Tune, RanksByWhatBindsAndKeepsReasons) {
 
   EpochRates slow = rates;
   slow.compute_ms = 100;
-  EXPECT_STREQ(tune(trace(), candidates, slow, 1)->front().bound.binds(), "compute");
+  EXPECT_STREQ(tune(planned_trace(), candidates, slow, 1)->front().bound.binds(), "compute");
   slow = rates;
   slow.link_GBps = 0.1;
-  EXPECT_STREQ(tune(trace(), candidates, slow, 1)->front().bound.binds(), "link");
+  EXPECT_STREQ(tune(planned_trace(), candidates, slow, 1)->front().bound.binds(), "link");
   slow.page_GBps = 0;
-  EXPECT_EQ(tune(trace(), candidates, slow, 1).status().message(), "page_GBps is 0, wanted more than 0");
-  EXPECT_EQ(tune(trace(), {}, rates, 1).status().message(), "tune: no candidates, wanted at least one");
+  EXPECT_EQ(tune(planned_trace(), candidates, slow, 1).status().message(), "page_GBps is 0, wanted more than 0");
+  EXPECT_EQ(tune(planned_trace(), {}, rates, 1).status().message(), "tune: no candidates, wanted at least one");
 }
 
 TEST(Tune, TakesTheSlowestRankAndTheBytesOfAll) {
-  const TraceSelection even = TraceSelection::of_rank(trace(), 0, 2).value();
-  const TraceSelection odd = TraceSelection::of_rank(trace(), 1, 2).value();
+  const TraceSelection even = TraceSelection::of_rank(planned_trace(), 0, 2).value();
+  const TraceSelection odd = TraceSelection::of_rank(planned_trace(), 1, 2).value();
   FitRequest base{.gpu_bytes = 8 << 20, .cpu_bytes = 8 << 20};
   base.options.row_bytes = 1024;
   const EpochRates rates{.extent_GBps = 1.7, .page_GBps = 0.44, .compute_ms = 0.01};

@@ -9,16 +9,10 @@
 #include "src/gnn/sample/random.h"
 #include "src/io/faults.h"
 #include "tests/unit/gnn/support/artefacts.h"
+#include "tests/unit/gnn/support/graphs.h"
 
 namespace overlace::gnn {
 namespace {
-
-std::vector<int64_t> draw(int64_t count, int64_t num_rows, uint64_t key = 3) {
-  std::vector<int64_t> ids(static_cast<size_t>(count));
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = static_cast<int64_t>(random_below(random_word(key, i), static_cast<uint64_t>(num_rows)));
-  return ids;
-}
 
 bool is_right(const test::Matrix& matrix, std::span<const int64_t> ids, std::span<const std::byte> out) {
   const size_t row = ids.empty() ? 0 : out.size() / ids.size();
@@ -36,7 +30,7 @@ TEST(RowStore, GivesTheRowsOfEveryWidth) {
       const auto store = std::move(RowStore::open(dataset, {.io = {.engine = engine}})).value();
       ASSERT_EQ(store->row_bytes(), 4 * dim);
       for (const int64_t count : {0, 1, 77, 3000}) {
-        std::vector<int64_t> ids = draw(count, 1 << 10);
+        std::vector<int64_t> ids = test::drawn_rows(count, 1 << 10);
         if (count > 1) ids[0] = 0, ids[1] = (1 << 10) - 1;
         std::vector<std::byte> out(ids.size() * static_cast<size_t>(4 * dim));
         store->read(ids, out).or_throw();
@@ -53,7 +47,7 @@ TEST(RowStore, ReadsEachPageOnceAndCachedRowsNever) {
   const std::vector<int64_t> cached = {5, 2047, 0, 1024};
   const auto store = std::move(RowStore::open(dataset, {.cached = cached})).value();
   EXPECT_EQ(store->stats().bytes_read, 0);
-  std::vector<int64_t> ids = draw(600, 1 << 11);
+  std::vector<int64_t> ids = test::drawn_rows(600, 1 << 11);
   ids.insert(ids.end(), cached.begin(), cached.end());
   std::vector<std::byte> out(ids.size() * 512);
   store->read(ids, out).or_throw();
@@ -94,7 +88,7 @@ TEST(RowStore, GivesRightRowsOrAnErrorThroughABadDisk) {
   const auto store = std::move(RowStore::open(dataset, options)).value();
   int64_t failed = 0, right = 0;
   for (uint64_t i = 0; i < 60; ++i) {
-    const std::vector<int64_t> ids = draw(100, 1 << 11, i);
+    const std::vector<int64_t> ids = test::drawn_rows(100, 1 << 11, i);
     std::vector<std::byte> out(ids.size() * 400);
     const base::Status status = store->read(ids, out);
     if (status.ok()) {
@@ -120,7 +114,7 @@ TEST(RowStore, ServesSeveralThreads) {
   for (uint64_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       for (uint64_t i = 0; i < 20; ++i) {
-        const std::vector<int64_t> ids = draw(50, 1 << 11, 100 * t + i);
+        const std::vector<int64_t> ids = test::drawn_rows(50, 1 << 11, 100 * t + i);
         std::vector<std::byte> out(ids.size() * 132);
         store->read(ids, out).or_throw();
         EXPECT_TRUE(is_right(matrix, ids, out));

@@ -13,7 +13,7 @@
 namespace overlace::io {
 namespace {
 
-constexpr int64_t kFileBytes = 300000;
+constexpr int64_t kEndingBytes = 300000;
 
 /// Works until `broken` is set; then nothing can be asked of it any more.
 class BreakableQueue final : public Queue {
@@ -39,7 +39,7 @@ class Ending : public testing::TestWithParam<const char*> {
   void SetUp() override {
     const auto choice = choose_engine(GetParam());
     if (!choice.ok()) GTEST_SKIP() << choice.status().message();
-    write_pattern(scratch_.path("data"), kFileBytes);
+    write_pattern(scratch_.path("data"), kEndingBytes);
   }
   std::unique_ptr<IoEngine> open(const FaultOptions& faults, int64_t timeout_ms = 60000) {
     EngineOptions options;
@@ -140,10 +140,10 @@ TEST_P(Ending, AWriterThatHasFailedNeverSucceedsAfterwards) {
 TEST_P(Ending, AReaderThatHasFailedStaysAtTheHole) {
   auto engine = open({.seed = 3, .eio = 0.5});
   auto file = engine->open_file(scratch_.path("data"), FileMode::read).value();
-  auto reader = StreamReader::open(engine.get(), file, 0, kFileBytes, {.chunk_bytes = 4096, .ahead = 2}).value();
+  auto reader = StreamReader::open(engine.get(), file, 0, kEndingBytes, {.chunk_bytes = 4096, .ahead = 2}).value();
   int64_t at = 0;
   base::Status status;
-  while (status.ok() && at < kFileBytes) {
+  while (status.ok() && at < kEndingBytes) {
     const auto chunk = reader->next();
     status = chunk.status();
     if (!chunk.ok()) break;

@@ -14,14 +14,14 @@ namespace {
 
 using base::Status;
 
-constexpr int64_t kFileBytes = (1 << 20) + 999;
+constexpr int64_t kFaultyBytes = (1 << 20) + 999;
 
 class Faults : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const auto choice = choose_engine(GetParam());
     if (!choice.ok()) GTEST_SKIP() << choice.status().message();
-    write_pattern(scratch_.path("data"), kFileBytes);
+    write_pattern(scratch_.path("data"), kFaultyBytes);
   }
   std::unique_ptr<IoEngine> open(const FaultOptions& faults, int64_t timeout_ms = 60000, int64_t request_bytes = 8192) {
     EngineOptions options;
@@ -46,7 +46,7 @@ std::pair<int64_t, int64_t> read_randomly(IoEngine& engine, const std::shared_pt
   constexpr size_t kSlots = 24;
   constexpr int64_t kMost = 20000;
   AlignedBuffer memory = AlignedBuffer::allocate(kSlots * 24576).value();
-  const std::vector<std::byte> right = pattern(0, kFileBytes);
+  const std::vector<std::byte> right = pattern(0, kFaultyBytes);
   struct Range {
     int64_t offset = 0, bytes = 0;
   };
@@ -56,7 +56,7 @@ std::pair<int64_t, int64_t> read_randomly(IoEngine& engine, const std::shared_pt
   const auto begin = [&](size_t slot) {
     Range& range = ranges[slot];
     range.bytes = 1 + static_cast<int64_t>(random() % kMost);
-    range.offset = static_cast<int64_t>(random() % static_cast<uint64_t>(kFileBytes - range.bytes));
+    range.offset = static_cast<int64_t>(random() % static_cast<uint64_t>(kFaultyBytes - range.bytes));
     if (begun % 2 == 0) range.offset &= ~int64_t{4095};
     ++begun;
     EXPECT_TRUE(engine.read(file, range.offset, range.bytes, {memory.data() + slot * 24576, 24576}, slot).ok());
@@ -117,18 +117,18 @@ TEST_P(Faults, AFlippedBitIsDeliveredAsTheDiskWould) {
 TEST_P(Faults, WritesAreContinued) {
   auto engine = open({.seed = 5, .short_moves = 0.3, .eagain = 0.3, .late = 0.2, .reorder = true}, 60000, 16384);
   auto file = engine->open_file(scratch_.path("out"), FileMode::create).value();
-  AlignedBuffer data = AlignedBuffer::allocate(kFileBytes).value();
-  std::memcpy(data.data(), pattern(0, kFileBytes).data(), kFileBytes);
+  AlignedBuffer data = AlignedBuffer::allocate(kFaultyBytes).value();
+  std::memcpy(data.data(), pattern(0, kFaultyBytes).data(), kFaultyBytes);
   ASSERT_TRUE(engine->write(file, 0, {data.data(), data.size()}, 0).ok());
   const Status done = engine->drain();
   ASSERT_TRUE(done.ok()) << done.message();
   EXPECT_GT(counts_.short_moves, 3);
-  EXPECT_EQ(file->size().value(), kFileBytes);
+  EXPECT_EQ(file->size().value(), kFaultyBytes);
   auto plain = IoEngine::open({.engine = "pread"}).value();
-  AlignedBuffer back = AlignedBuffer::allocate(kFileBytes).value();
-  ASSERT_TRUE(plain->read(file, 0, kFileBytes, {back.data(), back.size()}, 0).ok());
+  AlignedBuffer back = AlignedBuffer::allocate(kFaultyBytes).value();
+  ASSERT_TRUE(plain->read(file, 0, kFaultyBytes, {back.data(), back.size()}, 0).ok());
   ASSERT_TRUE(plain->drain().ok());
-  EXPECT_EQ(std::memcmp(back.data(), data.data(), kFileBytes), 0);
+  EXPECT_EQ(std::memcmp(back.data(), data.data(), kFaultyBytes), 0);
 }
 
 TEST_P(Faults, AFullDiskIsNamed) {

@@ -10,7 +10,7 @@
 namespace overlace::io {
 namespace {
 
-constexpr int64_t kFileBytes = 700001;
+constexpr int64_t kStreamBytes = 700001;
 
 std::unique_ptr<IoEngine> engine_with(const FaultOptions& faults) {
   EngineOptions options;
@@ -41,9 +41,12 @@ TEST(Ring, RefusesMemoryThatDoesNotFit) {
 
 TEST(Stream, ReadsAnyRangeInOrderThroughFaults) {
   Scratch scratch;
-  write_pattern(scratch.path("data"), kFileBytes);
-  for (const auto& [offset, bytes] :
-       {std::pair<int64_t, int64_t>{0, kFileBytes}, {128, kFileBytes - 128}, {5000, 3}, {65536, 0}, {300000, 262144}}) {
+  write_pattern(scratch.path("data"), kStreamBytes);
+  for (const auto& [offset, bytes] : {std::pair<int64_t, int64_t>{0, kStreamBytes},
+                                      {128, kStreamBytes - 128},
+                                      {5000, 3},
+                                      {65536, 0},
+                                      {300000, 262144}}) {
     auto engine = engine_with({.seed = 11, .short_moves = 0.2, .eagain = 0.2, .late = 0.3, .reorder = true});
     auto file = engine->open_file(scratch.path("data"), FileMode::read).value();
     auto reader = StreamReader::open(engine.get(), file, offset, bytes, {.chunk_bytes = 16384, .ahead = 3});
@@ -61,10 +64,10 @@ TEST(Stream, ReadsAnyRangeInOrderThroughFaults) {
 
 TEST(Stream, AReaderNamesWhatFailed) {
   Scratch scratch;
-  write_pattern(scratch.path("data"), kFileBytes);
+  write_pattern(scratch.path("data"), kStreamBytes);
   auto engine = engine_with({});
   auto file = engine->open_file(scratch.path("data"), FileMode::read).value();
-  auto reader = StreamReader::open(engine.get(), file, 0, kFileBytes + 1, {.chunk_bytes = 16384}).value();
+  auto reader = StreamReader::open(engine.get(), file, 0, kStreamBytes + 1, {.chunk_bytes = 16384}).value();
   base::Status last;
   for (int i = 0; i < 100 && last.ok(); ++i) {
     const auto chunk = reader->next();
@@ -72,17 +75,17 @@ TEST(Stream, AReaderNamesWhatFailed) {
     if (chunk.ok() && chunk->empty()) break;
   }
   EXPECT_EQ(last.code(), Errc::io);
-  EXPECT_NE(last.message().find(base::format("the file has {} bytes", kFileBytes)), std::string::npos)
+  EXPECT_NE(last.message().find(base::format("the file has {} bytes", kStreamBytes)), std::string::npos)
       << last.message();
 }
 
 TEST(Stream, AReaderMayLeaveEarly) {
   Scratch scratch;
-  write_pattern(scratch.path("data"), kFileBytes);
+  write_pattern(scratch.path("data"), kStreamBytes);
   auto engine = engine_with({.seed = 2, .late = 0.5});
   auto file = engine->open_file(scratch.path("data"), FileMode::read).value();
   for (int i = 0; i < 10; ++i) {
-    auto reader = StreamReader::open(engine.get(), file, 0, kFileBytes, {.chunk_bytes = 8192, .ahead = 8}).value();
+    auto reader = StreamReader::open(engine.get(), file, 0, kStreamBytes, {.chunk_bytes = 8192, .ahead = 8}).value();
     ASSERT_TRUE(reader->next().ok());
     reader.reset();
     EXPECT_EQ(engine->pending(), 0);
@@ -91,7 +94,7 @@ TEST(Stream, AReaderMayLeaveEarly) {
 
 TEST(Stream, WritesWhatIsAppended) {
   Scratch scratch;
-  const std::vector<std::byte> all = pattern(0, kFileBytes);
+  const std::vector<std::byte> all = pattern(0, kStreamBytes);
   auto engine = engine_with({.seed = 12, .short_moves = 0.2, .eagain = 0.2, .late = 0.3, .reorder = true});
   auto file = engine->open_file(scratch.path("out"), FileMode::create).value();
   auto writer = StreamWriter::open(engine.get(), file, {.chunk_bytes = 16384, .ahead = 3}).value();
@@ -99,7 +102,7 @@ TEST(Stream, WritesWhatIsAppended) {
     ASSERT_TRUE(writer->append(std::span(all).subspan(at, std::min(n, all.size() - at))).ok());
   const base::Status done = writer->finish();
   ASSERT_TRUE(done.ok()) << done.message();
-  EXPECT_EQ(writer->bytes(), kFileBytes);
+  EXPECT_EQ(writer->bytes(), kStreamBytes);
   std::ifstream in(scratch.path("out"), std::ios::binary);
   std::vector<char> got((std::istreambuf_iterator<char>(in)), {});
   ASSERT_EQ(got.size(), all.size());

@@ -10,7 +10,7 @@
 namespace overlace::model {
 namespace {
 
-Problem problem_of(int64_t layers, int64_t tokens, int64_t length, int64_t micro_batch) {
+Problem streamed_problem(int64_t layers, int64_t tokens, int64_t length, int64_t micro_batch) {
   Problem problem;
   problem.layers = layers;
   problem.tokens = tokens;
@@ -27,7 +27,7 @@ TEST(MicroBatches, GiveEachRowToOneRankOnce) {
       std::vector<int> seen(static_cast<size_t>(tokens));
       for (int rank = 0; rank < ranks; ++rank) {
         int64_t at = 0, all = 0;
-        for (const MicroBatch& batch : micro_batches(problem_of(1, tokens, length, micro_batch), rank, ranks)) {
+        for (const MicroBatch& batch : micro_batches(streamed_problem(1, tokens, length, micro_batch), rank, ranks)) {
           EXPECT_EQ(batch.at, at);
           for (int64_t row = 0; row < batch.rows; ++row) {
             const int64_t token = batch.first_row + row;
@@ -50,7 +50,7 @@ TEST(Placement, IsTheMostThatFits) {
   ModelConfig config = load_config("tiny").value();
   config.layers = 7;
   for (const int64_t layers : {1, 2, 3, 7}) {
-    Problem problem = problem_of(layers, 32, 8, 16);
+    Problem problem = streamed_problem(layers, 32, 8, 16);
     const Shard shard = make_shard(config, problem, 0, 2).value();
     const int64_t layer = LayerLayout(config, shard, problem.dtype).bytes();
     const int64_t activations = activation_bytes(config, problem, shard);
@@ -88,7 +88,7 @@ TEST(Placement, IsTheMostThatFits) {
 TEST(LayerLayout, HasEachWeightOnce) {
   for (const char* name : {"tiny", "Llama-3.1-8B", "Qwen3-32B", "GPT-3-175B"}) {
     const ModelConfig config = load_config(name).value();
-    const Problem problem = problem_of(1, 16, 16, 0);
+    const Problem problem = streamed_problem(1, 16, 16, 0);
     for (const int ranks : {1, 2}) {
       const Shard shard = make_shard(config, problem, ranks - 1, ranks).value();
       const LayerLayout layout(config, shard, DType::bf16);

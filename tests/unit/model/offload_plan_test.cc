@@ -14,7 +14,7 @@ namespace {
 
 constexpr OffloadRates kRates = {700e12, 55e9, 1.7e9};
 
-Problem problem_of(const ModelConfig& config, int64_t tokens, int64_t length, int64_t device_bytes) {
+Problem offloaded_problem(const ModelConfig& config, int64_t tokens, int64_t length, int64_t device_bytes) {
   Problem problem;
   problem.layers = config.layers;
   problem.tokens = tokens;
@@ -31,7 +31,7 @@ TEST(OffloadPlan, IsAsGoodAsTheBestOfAllSettings) {
     for (const int64_t device_gib : {1, 2, 4, 8, 12, 24}) {
       for (const int64_t host_gib : {0, 5, 64}) {
         for (const int64_t tokens : {512, 4096, 65536}) {
-          const Problem problem = problem_of(config, tokens, 512, device_gib << 30);
+          const Problem problem = offloaded_problem(config, tokens, 512, device_gib << 30);
           const auto plan = plan_offload(config, problem, ranks, host_gib << 30, kRates);
           double best_s = std::numeric_limits<double>::infinity();
           for (int64_t batch = 512; batch <= tokens; batch += 512) {
@@ -74,26 +74,28 @@ TEST(OffloadPlan, IsAsGoodAsTheBestOfAllSettings) {
 TEST(OffloadPlan, SaysFromHowManyTokensOnTransfersAreHidden) {
   // 2 T E operations of E elements, 2 E bytes of them: T = 700e12 / 55e9 = 12,727; attention makes it a little less.
   const ModelConfig config = load_config("Llama-3.1-70B").value();
-  const auto plan = plan_offload(config, problem_of(config, 16384, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
+  const auto plan =
+      plan_offload(config, offloaded_problem(config, 16384, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_EQ(plan->disk, 0);
   EXPECT_EQ(plan->binds(), "compute");
   const double all = static_cast<double>(config.layers) / static_cast<double>(plan->host);
   EXPECT_NEAR(static_cast<double>(plan->hiding_tokens) * all, 700e12 / 55e9, 0.01 * 700e12 / 55e9);
-  const auto from_disk = plan_offload(config, problem_of(config, 16384, 128, int64_t{8} << 30), 1, 0, kRates);
+  const auto from_disk = plan_offload(config, offloaded_problem(config, 16384, 128, int64_t{8} << 30), 1, 0, kRates);
   ASSERT_TRUE(from_disk.ok());
   EXPECT_EQ(from_disk->host, 0);
   EXPECT_EQ(from_disk->binds(), "disk");
   const double from_there = static_cast<double>(config.layers) / static_cast<double>(from_disk->disk);
   EXPECT_NEAR(static_cast<double>(from_disk->hiding_tokens) * from_there, 700e12 / 1.7e9, 0.01 * 700e12 / 1.7e9);
-  const auto few = plan_offload(config, problem_of(config, 1024, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
+  const auto few =
+      plan_offload(config, offloaded_problem(config, 1024, 128, int64_t{8} << 30), 1, int64_t{1} << 40, kRates);
   ASSERT_TRUE(few.ok());
   EXPECT_EQ(few->binds(), "host link");
 }
 
 TEST(OffloadPlan, RefusesWhatCannotBe) {
   const ModelConfig config = load_config("tiny").value();
-  Problem problem = problem_of(config, 32, 32, int64_t{1} << 30);
+  Problem problem = offloaded_problem(config, 32, 32, int64_t{1} << 30);
   EXPECT_EQ(plan_offload(config, problem, 2, -1, kRates).status().message(), "host memory is -1, wanted 0 or more");
   EXPECT_EQ(plan_offload(config, problem, 2, 0, {0, 1, 1}).status().message(), "a rate is 0, wanted more than 0");
   EXPECT_EQ(plan_offload(config, problem, 3, 0, kRates).status().code(), Errc::invalid_argument) << "heads";

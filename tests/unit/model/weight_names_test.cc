@@ -15,7 +15,7 @@ struct Named {
   const char* name;
 };
 
-const char kLlama[] = R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1,
+const char kLlamaConfig[] = R"({"model_type": "llama", "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1,
   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "attention_bias": true, "mlp_bias": true})";
 const Named kLlamaNames[] = {
     {Weight::norm1, "input_layernorm.weight"}, {Weight::q, "self_attn.q_proj.weight"},
@@ -45,7 +45,7 @@ const Named kQwen2Shared[] = {{Weight::norm1, "input_layernorm.weight"},
                               {Weight::shared_router, "mlp.shared_expert_gate.weight"}};
 
 /// Apart from q, k and v, which share a tensor.
-const char kGpt2[] = R"({"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2, "n_inner": 6})";
+const char kGpt2Config[] = R"({"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2, "n_inner": 6})";
 const Named kGpt2Names[] = {{Weight::norm1, "ln_1.weight"},      {Weight::norm1_bias, "ln_1.bias"},
                             {Weight::o, "attn.c_proj.weight"},   {Weight::o_bias, "attn.c_proj.bias"},
                             {Weight::norm2, "ln_2.weight"},      {Weight::norm2_bias, "ln_2.bias"},
@@ -90,16 +90,17 @@ void expect_read_by_name(const char* json, const Named (&names)[N], const std::s
   }
 }
 
-TEST(WeightNames, OfLlamaWithBiases) { expect_read_by_name(kLlama, kLlamaNames, "model.layers.0.", false); }
+TEST(WeightNames, OfLlamaWithBiases) { expect_read_by_name(kLlamaConfig, kLlamaNames, "model.layers.0.", false); }
 
 TEST(WeightNames, OfQwensNormsOfHeads) { expect_read_by_name(kQwen3, kQwen3Norms, "layers.0.", false); }
 
 TEST(WeightNames, OfQwensSharedExpert) { expect_read_by_name(kQwen2Moe, kQwen2Shared, "model.layers.0.", false); }
 
-TEST(WeightNames, OfGpt2) { expect_read_by_name(kGpt2, kGpt2Names, "transformer.h.0.", true); }
+TEST(WeightNames, OfGpt2) { expect_read_by_name(kGpt2Config, kGpt2Names, "transformer.h.0.", true); }
 
 TEST(WeightNames, AModelHasOnlyItsOwn) {
-  const ModelConfig llama = parse_config(kLlama, "test.json").value(), gpt2 = parse_config(kGpt2, "test.json").value();
+  const ModelConfig llama = parse_config(kLlamaConfig, "test.json").value(),
+                    gpt2 = parse_config(kGpt2Config, "test.json").value();
   for (const Weight weight : {Weight::norm1_bias, Weight::norm2_bias, Weight::q_norm, Weight::k_norm})
     EXPECT_FALSE(has_weight(llama, weight));
   for (const Weight weight : {Weight::gate, Weight::gate_bias, Weight::q_norm, Weight::k_norm})

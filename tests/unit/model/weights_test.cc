@@ -12,7 +12,7 @@
 namespace overlace::model {
 namespace {
 
-ModelConfig config_of(const char* json) { return parse_config(json, "test.json").value(); }
+ModelConfig config_from(const char* json) { return parse_config(json, "test.json").value(); }
 const char kQwen[] = R"({"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6})";
 const char kGpt[] = R"({"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2, "n_inner": 6})";
@@ -56,7 +56,7 @@ TEST(SeededTest, SeedTensorRowAndColumnAllMatter) {
 }
 
 TEST(WeightsTest, AnyPartEqualsThatPartOfTheWhole) {
-  const ModelConfig c = config_of(kQwen);
+  const ModelConfig c = config_from(kQwen);
   Problem p;
   p.seed = 9;
   auto weights = Weights::open(c, p).value();
@@ -69,7 +69,7 @@ TEST(WeightsTest, AnyPartEqualsThatPartOfTheWhole) {
 }
 
 TEST(WeightsTest, ScalesAreThoseOfTheirKind) {
-  const ModelConfig c = config_of(kQwen);
+  const ModelConfig c = config_from(kQwen);
   auto weights = Weights::open(c, Problem{}).value();
   EXPECT_FLOAT_EQ(weights.seeded(0, Weight::q, {}).scale, 1 / std::sqrt(32.0f));
   EXPECT_FLOAT_EQ(weights.seeded(0, Weight::down, {}).scale, 1 / std::sqrt(24.0f));
@@ -83,7 +83,7 @@ TEST(WeightsTest, ScalesAreThoseOfTheirKind) {
 TEST(WeightsTest, SixteenBitPartsAreTheRoundedOnes) {
   Problem p;
   p.dtype = DType::bf16;
-  const ModelConfig c = config_of(kQwen);
+  const ModelConfig c = config_from(kQwen);
   auto weights = Weights::open(c, p).value();
   std::vector<uint16_t> rounded(24 * 32);
   std::vector<float> plain(24 * 32);
@@ -102,7 +102,7 @@ TEST(WeightsTest, SeededInputDoesNotDependOnTheSplit) {
 
 std::string zeros(size_t n) { return std::string(n * 4, '\0'); }
 /// Element i of the stored tensor is i.
-std::string counting(int64_t n) {
+std::string counting_bytes(int64_t n) {
   std::vector<float> values;
   for (int64_t i = 0; i < n; ++i) values.push_back(static_cast<float>(i));
   return fp32_bytes(values);
@@ -111,10 +111,10 @@ std::string counting(int64_t n) {
 TEST(WeightsTest, Gpt2TransposesAndSplitsTheFusedProjection) {
   const ScratchDir dir;
   dir.write("model.safetensors", safetensors({{"h.0.ln_1.weight", "F32", {4}, zeros(4)},
-                                              {"h.0.attn.c_attn.weight", "F32", {4, 12}, counting(48)},
-                                              {"h.0.attn.c_attn.bias", "F32", {12}, counting(12)},
-                                              {"h.0.mlp.c_proj.weight", "F32", {6, 4}, counting(24)}}));
-  const ModelConfig c = config_of(kGpt);
+                                              {"h.0.attn.c_attn.weight", "F32", {4, 12}, counting_bytes(48)},
+                                              {"h.0.attn.c_attn.bias", "F32", {12}, counting_bytes(12)},
+                                              {"h.0.mlp.c_proj.weight", "F32", {6, 4}, counting_bytes(24)}}));
+  const ModelConfig c = config_from(kGpt);
   Problem p;
   p.checkpoint = dir.path();
   auto weights = Weights::open(c, p);
@@ -134,12 +134,12 @@ TEST(WeightsTest, Gpt2TransposesAndSplitsTheFusedProjection) {
 }
 
 TEST(WeightsTest, ReadsBothPrefixesAndRefusesOtherModels) {
-  const ModelConfig c = config_of(kQwen);
+  const ModelConfig c = config_from(kQwen);
   for (const char* prefix : {"model.layers.0.", "layers.0."}) {
     const ScratchDir dir;
     dir.write("model.safetensors",
               safetensors({{std::string(prefix) + "input_layernorm.weight", "F32", {32}, zeros(32)},
-                           {std::string(prefix) + "self_attn.q_norm.weight", "F32", {6}, counting(6)}}));
+                           {std::string(prefix) + "self_attn.q_norm.weight", "F32", {6}, counting_bytes(6)}}));
     Problem p;
     p.checkpoint = dir.path();
     auto weights = Weights::open(c, p);
@@ -150,7 +150,7 @@ TEST(WeightsTest, ReadsBothPrefixesAndRefusesOtherModels) {
     const auto missing = weights->read(0, Weight::q, {0, 24, 0, 32}, out.data());
     EXPECT_EQ(missing.code(), Errc::corrupt);
     EXPECT_NE(missing.message().find(std::string(prefix) + "self_attn.q_proj.weight"), std::string::npos);
-    const auto other = Weights::open(config_of(kGpt), p);
+    const auto other = Weights::open(config_from(kGpt), p);
     ASSERT_FALSE(other.ok());
     EXPECT_EQ(other.status().code(), Errc::corrupt);
     EXPECT_NE(other.status().message().find("wanted a gpt2 model"), std::string::npos) << other.status().message();

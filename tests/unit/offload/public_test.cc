@@ -17,13 +17,13 @@ namespace {
 
 using io::pattern;
 
-constexpr int64_t kFileBytes = 100'000;
+constexpr int64_t kSmallFileBytes = 100'000;
 
 class PublicBlockStreams : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(scratch_.is_there());
-    io::write_pattern(scratch_.path("data"), kFileBytes);
+    io::write_pattern(scratch_.path("data"), kSmallFileBytes);
   }
   StreamPiece of_file(int64_t offset, int64_t bytes) const {
     return {.bytes = bytes, .path = scratch_.path("data"), .offset = offset};

@@ -7,7 +7,7 @@
 namespace overlace::ops {
 namespace {
 
-spec::OpSpec op_of(const std::string& name) {
+spec::OpSpec small_op(const std::string& name) {
   spec::OpSpec op;
   op.op = name;
   op.m = 33, op.n = 24, op.k = 40;
@@ -18,7 +18,7 @@ spec::OpSpec op_of(const std::string& name) {
 TEST(WorkspaceBytes, AreThoseOfTheScheduleOnThatRank) {
   for (const char* name : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     for (const std::string& family : spec::families(name)) {
-      const spec::OpSpec op = op_of(name);
+      const spec::OpSpec op = small_op(name);
       const spec::Schedule schedule = spec::make_schedule(op, family, 2);
       for (int rank : {0, 3}) {
         const exec::Footprint want = exec::footprint(schedule, rank, op.ranks).value();
@@ -30,7 +30,7 @@ TEST(WorkspaceBytes, AreThoseOfTheScheduleOnThatRank) {
 }
 
 TEST(WorkspaceBytes, CountBuffersByTheirShapes) {
-  const spec::OpSpec gather = op_of("ag_gemm"), scatter = op_of("gemm_rs");
+  const spec::OpSpec gather = small_op("ag_gemm"), scatter = small_op("gemm_rs");
   const spec::Schedule own_first = spec::make_schedule(gather, "hetero_fused_1d");
   EXPECT_EQ(workspace_bytes(gather, own_first, 0), 0u);
   EXPECT_EQ(heap_bytes(gather, own_first), 2 * 2816u);  // X: 33 x 40 x 2 bytes, to the next 256, twice
@@ -40,7 +40,7 @@ TEST(WorkspaceBytes, CountBuffersByTheirShapes) {
 }
 
 TEST(WorkspaceBytes, RefuseAScheduleOfAnotherProblemAndARankThatIsNone) {
-  const spec::OpSpec op = op_of("gemm_rs");
+  const spec::OpSpec op = small_op("gemm_rs");
   spec::OpSpec other = op;
   other.m = 34;
   const spec::Schedule schedule = spec::make_schedule(other, "serial");

@@ -21,11 +21,6 @@ namespace {
 
 using spec::Machine;
 
-const Machine& h200() {
-  static const Machine machine = spec::find_machine("h200x4");
-  return machine;
-}
-
 /// A folder that goes with the object.
 class Folder {
  public:

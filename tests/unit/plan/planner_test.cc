@@ -23,11 +23,6 @@ namespace {
 using spec::Machine;
 using spec::OpSpec;
 
-const Machine& h200() {
-  static const Machine machine = spec::find_machine("h200x4");
-  return machine;
-}
-
 bool has(const Plan& plan, const std::string& family) {
   for (const Alternative& other : plan.others)
     if (other.candidate.family == family) return true;
@@ -147,7 +142,7 @@ TEST(Planner, TakesThePapersRuleWhenAsked) {
 }
 
 /// Says what it is told, by family.
-struct Told final : spec::CostModel {
+struct ToldCosts final : spec::CostModel {
   std::map<std::string, double> us;
   mutable int calls = 0;
   base::Result<spec::Estimate> estimate(const spec::Schedule& schedule, const OpSpec&, const Machine&) const override {
@@ -160,7 +155,7 @@ struct Told final : spec::CostModel {
 };
 
 TEST(Planner, LetsASimulatorDecideAndDropsWhatItCannotSay) {
-  Told told;
+  ToldCosts told;
   told.us = {
       {"library", 500}, {"hetero_fused_1d", 300}, {"k_slab", std::numeric_limits<double>::quiet_NaN()}, {"serial", -1}};
   Planner planner(h200(), {.simulation = &told});
@@ -182,7 +177,7 @@ TEST(Planner, BandsAreThoseOfTheModelThatEstimates) {
   Machine machine = h200();
   machine.errors["ag_gemm"]["library"] = {0.01, 0.5};
   machine.recurrence_errors["ag_gemm"]["library"] = {0.01, 0.25};
-  const Told told;
+  const ToldCosts told;
   Planner planner(machine, {.simulation = &told});
   const OpSpec op = op_of("ag_gemm", 8192, 2560, 8192);
   for (const auto& [tier, error] : {std::pair{Tier::recurrence, 0.25}, {Tier::simulation, 0.5}}) {

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "overlace/machine.h"
 #include "overlace/schedule.h"
 
 namespace overlace::plan {
@@ -15,6 +16,11 @@ inline spec::OpSpec op_of(const std::string& name, int64_t m, int64_t n, int64_t
   op.k = k;
   op.ranks = ranks;
   return op;
+}
+
+inline const spec::Machine& h200() {
+  static const spec::Machine machine = spec::find_machine("h200x4");
+  return machine;
 }
 
 }  // namespace overlace::plan

@@ -17,13 +17,10 @@
 #include "src/runtime/bootstrap/secret.h"
 #include "src/runtime/bootstrap/socket.h"
 #include "src/runtime/clock.h"
+#include "src/runtime/control.h"
 
 namespace overlace::runtime {
 namespace {
-
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 std::string text_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 

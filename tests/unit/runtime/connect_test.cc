@@ -14,7 +14,7 @@
 namespace overlace::runtime {
 namespace {
 
-constexpr int64_t kTimeoutMs = 20000;
+constexpr int64_t kConnectTimeoutMs = 20000;
 
 /// As ranks send it: number of a process, doors, address and port of the first door.
 constexpr size_t kNumDoors = 8, kAddress = 12, kPort = 28;
@@ -46,13 +46,13 @@ Two connect_two(const Meeting& meeting, const Between& between) {
   Two two;
   const auto rank_body = [&](int rank) {
     const auto gather = [&](std::span<const std::byte> mine) {
-      std::vector<Bytes> places = all[static_cast<size_t>(rank)]->allgather(mine, kTimeoutMs);
+      std::vector<Bytes> places = all[static_cast<size_t>(rank)]->allgather(mine, kConnectTimeoutMs);
       if (rank == 1) between(places);
       return places;
     };
     const auto bootstrap = callback_bootstrap(rank, 2, "", gather);
     try {
-      two.ends[rank] = connect_ranks(*bootstrap, meeting, kTimeoutMs);
+      two.ends[rank] = connect_ranks(*bootstrap, meeting, kConnectTimeoutMs);
     } catch (...) {
       two.ends[rank] = base::status_of_current_exception();
     }
@@ -130,17 +130,17 @@ TEST(Connect, ARankThatCannotBeWhereItSaysIsNamed) {
     // Rank 0 only says where it is: it goes before anybody connects.
     std::thread rank_0([&] {
       const auto bootstrap = callback_bootstrap(0, 2, "", [&](std::span<const std::byte> mine) {
-        (void)both[0]->allgather(mine, kTimeoutMs);
+        (void)both[0]->allgather(mine, kConnectTimeoutMs);
         return std::vector<Bytes>(2);
       });
-      EXPECT_FALSE(connect_ranks(*bootstrap, meeting, kTimeoutMs).ok());
+      EXPECT_FALSE(connect_ranks(*bootstrap, meeting, kConnectTimeoutMs).ok());
     });
     const auto bootstrap = callback_bootstrap(1, 2, "", [&](std::span<const std::byte> mine) {
-      std::vector<Bytes> places = both[1]->allgather(mine, kTimeoutMs);
+      std::vector<Bytes> places = both[1]->allgather(mine, kConnectTimeoutMs);
       lie.tell(places[0]);
       return places;
     });
-    const base::Result<Connections> end = connect_ranks(*bootstrap, meeting, kTimeoutMs);
+    const base::Result<Connections> end = connect_ranks(*bootstrap, meeting, kConnectTimeoutMs);
     rank_0.join();
     ASSERT_FALSE(end.ok()) << lie.words;
     EXPECT_EQ(end.status().code(), Errc::bootstrap);

@@ -27,7 +27,7 @@ struct Pair {
 int64_t in_ms(int64_t ms) { return now_ns() + ms * 1000000; }
 
 /// Different at every place.
-Bytes bytes_of(size_t count, unsigned seed) {
+Bytes patterned(size_t count, unsigned seed) {
   Bytes out(count);
   for (size_t i = 0; i < count; ++i) out[i] = static_cast<std::byte>((i * 131 + seed * 17 + i / 256) % 251);
   return out;
@@ -47,13 +47,13 @@ TEST_P(Packets, ArriveWholeAndInOrder) {
   Packet packet;
   EXPECT_EQ(receive_packet(pair.far.get(), buffer, packet), Received::nothing);
   for (uint32_t i = 0; i < 3; ++i)
-    ASSERT_TRUE(send_packet(pair.near.get(), header_of(i), bytes_of(i * 1000, i), -1, in_ms(1000)).ok());
+    ASSERT_TRUE(send_packet(pair.near.get(), header_of(i), patterned(i * 1000, i), -1, in_ms(1000)).ok());
   ASSERT_EQ(peek_packet(pair.far.get(), buffer, packet), Received::packet);
   EXPECT_EQ(packet.header.tag.number, 0u);
   for (uint32_t i = 0; i < 3; ++i) {
     ASSERT_EQ(receive_packet(pair.far.get(), buffer, packet), Received::packet);
     EXPECT_EQ(packet.header.tag, (Tag{7, 3, i}));
-    EXPECT_EQ(packet.message.bytes, bytes_of(i * 1000, i));
+    EXPECT_EQ(packet.message.bytes, patterned(i * 1000, i));
     EXPECT_EQ(packet.message.fd, -1);
   }
   EXPECT_EQ(receive_packet(pair.far.get(), buffer, packet), Received::nothing);
@@ -66,12 +66,12 @@ TEST_P(Packets, AReaderThatTakesNothingIsATimeout) {
   base::Status status;
   const int64_t begin = now_ns();
   for (uint32_t i = 0; i < 1000 && status.ok(); ++i)
-    status = send_packet(pair.near.get(), header_of(i), bytes_of(Control::kMaxBytes, i), -1, in_ms(50));
+    status = send_packet(pair.near.get(), header_of(i), patterned(Control::kMaxBytes, i), -1, in_ms(50));
   EXPECT_EQ(status.code(), Errc::timeout);
   EXPECT_EQ(status.message(), "it takes nothing");
   EXPECT_GE(now_ns() - begin, 50000000);
   // Without a deadline it is not waited for at all.
-  EXPECT_EQ(send_packet(pair.near.get(), header_of(0), bytes_of(Control::kMaxBytes, 0), -1, 0).code(),
+  EXPECT_EQ(send_packet(pair.near.get(), header_of(0), patterned(Control::kMaxBytes, 0), -1, 0).code(),
             GetParam() == SOCK_STREAM ? Errc::peer_lost : Errc::timeout);
 }
 
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Packets, testing::Values(SOCK_STREAM, SOCK_SEQPA
 TEST(PacketsOfAStream, AreTakenWhenTheyAreComplete) {
   Pair pair(SOCK_STREAM);
   PacketHeader header = header_of(5);
-  const Bytes body = bytes_of(300, 5);
+  const Bytes body = patterned(300, 5);
   header.length = static_cast<uint32_t>(body.size());
   std::string wire(sizeof header + body.size(), '\0');
   std::memcpy(wire.data(), &header, sizeof header);
@@ -135,7 +135,7 @@ TEST(PacketsOfAStream, AreNotMixedByThreads) {
   for (uint32_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       for (uint32_t i = 0; i < kEach; ++i)
-        EXPECT_TRUE(send_packet(pair.near.get(), header_of(t), bytes_of(40000 + t, t), -1, in_ms(20000)).ok());
+        EXPECT_TRUE(send_packet(pair.near.get(), header_of(t), patterned(40000 + t, t), -1, in_ms(20000)).ok());
     });
   }
   std::vector<std::byte> buffer;
@@ -153,7 +153,7 @@ TEST(PacketsOfAStream, AreNotMixedByThreads) {
     const uint32_t t = packet.header.tag.number;
     ASSERT_LT(t, kThreads);
     ++count[t];
-    ASSERT_EQ(packet.message.bytes, bytes_of(40000 + t, t));
+    ASSERT_EQ(packet.message.bytes, patterned(40000 + t, t));
   }
   for (std::thread& thread : threads) thread.join();
   for (const uint32_t n : count) EXPECT_EQ(n, kEach);
@@ -164,7 +164,7 @@ TEST(PacketsOfOneHost, CarryADescriptor) {
   int pipe[2] = {-1, -1};
   ASSERT_EQ(::pipe(pipe), 0);
   UniqueFd read_end(pipe[0]), write_end(pipe[1]);
-  ASSERT_TRUE(send_packet(pair.near.get(), header_of(1), bytes_of(8, 1), read_end.get(), in_ms(1000)).ok());
+  ASSERT_TRUE(send_packet(pair.near.get(), header_of(1), patterned(8, 1), read_end.get(), in_ms(1000)).ok());
   read_end.reset();
   std::vector<std::byte> buffer;
   Packet packet;
@@ -187,15 +187,15 @@ TEST(PacketsOfOneHost, OfStrangersAreDropped) {
   header.length = 5;  // and nothing comes
   ASSERT_EQ(::write(pair.near.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
   constexpr size_t kMost = 8;
-  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), bytes_of(kMost + 1, 1), -1, in_ms(1000)).ok());
-  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), bytes_of(kMost, 2), -1, in_ms(1000)).ok());
+  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), patterned(kMost + 1, 1), -1, in_ms(1000)).ok());
+  ASSERT_TRUE(send_packet(pair.near.get(), header_of(9), patterned(kMost, 2), -1, in_ms(1000)).ok());
   std::vector<std::byte> buffer;
   Packet packet;
   for (const char* what : {"short", "magic", "shorter than it says", "longer than wanted"})
     EXPECT_EQ(receive_packet(pair.far.get(), buffer, packet, kMost), Received::nothing) << what;
   ASSERT_EQ(receive_packet(pair.far.get(), buffer, packet, kMost), Received::packet);
   EXPECT_EQ(packet.header.tag.number, 9u);
-  EXPECT_EQ(packet.message.bytes, bytes_of(kMost, 2));
+  EXPECT_EQ(packet.message.bytes, patterned(kMost, 2));
 }
 
 TEST(PacketText, IsCutToWhatAPacketCarries) {

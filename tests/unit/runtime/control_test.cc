@@ -40,7 +40,7 @@ void run_two(bool are_processes, const std::function<void(Control&)>& rank_0,
   other.join();
 }
 
-Bytes bytes_of(const Hello& hello, size_t count) {
+Bytes hello_bytes(const Hello& hello, size_t count) {
   Bytes bytes(count);
   std::memcpy(bytes.data(), &hello, std::min(count, sizeof hello));
   return bytes;
@@ -62,11 +62,12 @@ TEST(Hello, OfARankThatCannotBeIsRefused) {
   Hello hello;
   hello.rank = 1;
   const std::string size = std::to_string(sizeof hello);
-  EXPECT_EQ(refusal(bytes_of(hello, 3)), "version_mismatch: rank 1 sent a hello of 3 bytes, wanted at least " + size);
-  EXPECT_EQ(refusal(bytes_of(hello, sizeof hello)).find("layout_mismatch: ranks 0 and 1 disagree: rank 0 has "), 0u)
+  EXPECT_EQ(refusal(hello_bytes(hello, 3)),
+            "version_mismatch: rank 1 sent a hello of 3 bytes, wanted at least " + size);
+  EXPECT_EQ(refusal(hello_bytes(hello, sizeof hello)).find("layout_mismatch: ranks 0 and 1 disagree: rank 0 has "), 0u)
       << "it names no options";
   hello.rank = 0;
-  EXPECT_EQ(refusal(bytes_of(hello, sizeof hello + 1)), "layout_mismatch: rank 1 says that it is rank 0");
+  EXPECT_EQ(refusal(hello_bytes(hello, sizeof hello + 1)), "layout_mismatch: rank 1 says that it is rank 0");
 }
 
 TEST(Control, RefusesMoreThanAMessageCarries) {

@@ -44,28 +44,28 @@ mpi::Head good_word() {
   return head;
 }
 
-base::Status check(const mpi::Head& head, size_t bytes) {
+base::Status check_head(const mpi::Head& head, size_t bytes) {
   const std::vector<char> data(1 << 10, 'x');
   return check_claims({.head = head, .data = data.data(), .bytes = bytes}, kLayout, kHeap);
 }
 
 TEST(NetPacket, WhatRanksSendIsAccepted) {
-  EXPECT_TRUE(check(good(), kGoodBytes).ok()) << check(good(), kGoodBytes).message();
-  EXPECT_TRUE(check(good_word(), 0).ok()) << check(good_word(), 0).message();
-  EXPECT_TRUE(check(head_of(Arrival::Kind::none), 0).ok());
+  EXPECT_TRUE(check_head(good(), kGoodBytes).ok()) << check_head(good(), kGoodBytes).message();
+  EXPECT_TRUE(check_head(good_word(), 0).ok()) << check_head(good_word(), 0).message();
+  EXPECT_TRUE(check_head(head_of(Arrival::Kind::none), 0).ok());
   mpi::Head last = good();
   last.words[offset] = kHeap - 400;
-  EXPECT_TRUE(check(last, kGoodBytes).ok()) << "up to the last byte";
+  EXPECT_TRUE(check_head(last, kGoodBytes).ok()) << "up to the last byte";
   mpi::Head part = good();  // one row of it, beyond which nothing is written
   part.words[offset] = kHeap - 90;
   part.words[end_byte] = 90;
-  EXPECT_TRUE(check(part, 50).ok()) << check(part, 50).message();
+  EXPECT_TRUE(check_head(part, 50).ok()) << check_head(part, 50).message();
   mpi::Head staged = good();
   staged.words[offset] = kLayout.staging.offset;
-  EXPECT_TRUE(check(staged, kGoodBytes).ok());
+  EXPECT_TRUE(check_head(staged, kGoodBytes).ok());
   mpi::Head question;
   question.kind = kAsk;
-  EXPECT_TRUE(check(question, 0).ok());
+  EXPECT_TRUE(check_head(question, 0).ok());
 }
 
 struct Lie {
@@ -103,7 +103,7 @@ TEST(NetPacket, EveryLieIsRefusedWithTheClaim) {
   for (const Lie& lie : lies) {
     mpi::Head head = good();
     lie.tell(head);
-    const base::Status status = check(head, lie.bytes);
+    const base::Status status = check_head(head, lie.bytes);
     EXPECT_EQ(status.code(), Errc::engine) << lie.name;
     EXPECT_NE(status.message().find(lie.words), std::string::npos) << lie.name << ": " << status.message();
   }
@@ -123,11 +123,11 @@ TEST(NetPacket, WordsLieInUserSpace) {
        {uint64_t{0}, kLayout.slots.offset, kLayout.user.offset + 4, kHeap - 4, kHeap, ~uint64_t{7}}) {
     mpi::Head head = good_word();
     head.words[target] = at;
-    EXPECT_EQ(check(head, 0).code(), Errc::engine) << at;
+    EXPECT_EQ(check_head(head, 0).code(), Errc::engine) << at;
   }
   mpi::Head with_bytes;
   with_bytes.kind = kAnswer;
-  EXPECT_EQ(check(with_bytes, 8).code(), Errc::engine);
+  EXPECT_EQ(check_head(with_bytes, 8).code(), Errc::engine);
 }
 
 }  // namespace

@@ -7,9 +7,12 @@
 
 #include "overlace/schedule.h"
 #include "src/spec/check.h"
+#include "tests/unit/spec/support/findings.h"
 
 namespace overlace::spec {
 namespace {
+
+using test::task;
 
 Schedule gather() {
   OpSpec op;
@@ -19,10 +22,6 @@ Schedule gather() {
   op.k = 40;
   op.ranks = 4;
   return make_schedule(op, "hetero_fused_1d", 2);
-}
-
-Task& task(Schedule& schedule, const std::string& id) {
-  return *std::find_if(schedule.tasks.begin(), schedule.tasks.end(), [&](const Task& t) { return t.id == id; });
 }
 
 std::string findings(const Schedule& schedule) { return check(schedule, Machine{}).to_string(); }

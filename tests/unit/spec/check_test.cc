@@ -5,15 +5,19 @@
 #include <functional>
 #include <map>
 #include <set>
-#include <stdexcept>
 #include <string>
 
 #include "overlace/error.h"
 #include "overlace/schedule.h"
 #include "tests/unit/spec/operators.h"
+#include "tests/unit/spec/support/findings.h"
 
 namespace overlace::spec {
 namespace {
+
+using test::Codes;
+using test::errors;
+using test::task;
 
 const std::vector<std::string> kOps = test::all_operators();
 const char* const kOpsOfHosts[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
@@ -158,19 +162,12 @@ TEST(Check, SwigluIsOfAgGemmWithPairsOfColumns) {
 /// The sum is over the rows that travel: each of them must be in it once.
 TEST(Check, GradientsOfWeightsMustSumAllRows) {
   const OpSpec op = op_of("ag_wgrad", 64, 4);
-  const auto codes = [](const Schedule& schedule) {
-    std::set<std::string> out;
-    for (const Finding& finding : check(schedule, Machine{}).findings)
-      if (finding.is_error) out.insert(finding.code);
-    return out;
-  };
   const auto spoilt = [&](const char* family, const char* id, const std::function<void(Task&)>& spoil) {
     Schedule schedule = make_schedule(op, family, 2, {{"credits", false}});  // which a product less would not give
     for (Task& task : schedule.tasks)
       if (task.id == id) spoil(task);
-    return codes(schedule);
+    return errors(schedule);
   };
-  using Codes = std::set<std::string>;
   EXPECT_EQ(spoilt("hetero_unfused_1d", "gemm_own", [](Task&) {}), Codes());
   // Rows of A by other rows of B; the last chunk is left out; a product that replaces what was there.
   EXPECT_EQ(spoilt("hetero_unfused_1d", "gemm_own", [](Task& t) { t.reads[1].dims[1].begin = "off[(r+1)%G]"; }),
@@ -199,25 +196,6 @@ TEST(Check, GradientsOfWeightsHaveNoBiasAndNoHosts) {
 }
 
 // ---- one mutant per check: exactly its code ----
-
-Task& task(Schedule& schedule, const std::string& id) {
-  for (Task& t : schedule.tasks) {
-    if (t.id == id) return t;
-  }
-  throw std::out_of_range(id);
-}
-
-std::set<std::string> errors(const Schedule& schedule, const Machine& machine = {}) {
-  std::set<std::string> out;
-  const CheckReport report = check(schedule, machine);
-  for (const Finding& finding : report.findings) {
-    if (finding.is_error) out.insert(finding.code);
-  }
-  EXPECT_EQ(report.ok(), out.empty());
-  return out;
-}
-
-using Codes = std::set<std::string>;
 
 Schedule sample(const std::string& family, const std::string& op = "ag_gemm", int degree = 2) {
   return make_schedule(op_of(op, 48, 4), family, degree);

@@ -17,7 +17,7 @@
 namespace overlace::spec {
 namespace {
 
-OpSpec op_of(const std::string& name, int64_t m, int ranks, bool bias = false) {
+OpSpec expanded_op(const std::string& name, int64_t m, int ranks, bool bias = false) {
   OpSpec op;
   op.op = name;
   op.m = m;
@@ -34,7 +34,7 @@ TEST(Expand, EveryFamilyResolvesOnEveryRank) {
       for (int ranks = 1; ranks <= 9; ++ranks) {
         for (int64_t m : {0, 1, 7, 64, 101}) {
           for (int degree : {1, 2, 3, 16}) {
-            const Schedule schedule = make_schedule(op_of(name, m, ranks, degree == 2), family, degree);
+            const Schedule schedule = make_schedule(expanded_op(name, m, ranks, degree == 2), family, degree);
             const base::Result<std::vector<Expansion>> out = expand_all(schedule, ranks);
             ASSERT_TRUE(out.ok()) << name << " " << family << " G " << ranks << " M " << m << " q " << degree << ": "
                                   << out.status().message();
@@ -133,7 +133,7 @@ TEST(Expand, EveryExpressionIsWhatItIsByItself) {
     for (const std::string& family : families(name)) {
       for (const int degree : {1, 3}) {
         SCOPED_TRACE(std::string(name) + " " + family + " " + std::to_string(degree));
-        const Schedule schedule = make_schedule(op_of(name, 101, 4, degree == 3), family, degree);
+        const Schedule schedule = make_schedule(expanded_op(name, 101, 4, degree == 3), family, degree);
         const std::vector<Expansion> all = expand_all(schedule, 4).value();
         for (const Expansion& one : all) {
           Slow slow(schedule, one.rank, 4);
@@ -146,7 +146,7 @@ TEST(Expand, EveryExpressionIsWhatItIsByItself) {
 
 /// Rank 0 stands for all where each sums what all others sent it: those below and those above are one fewer together.
 TEST(Expand, RanksThatSumTheLastOneOrNotAreNotAlike) {
-  const OpSpec op = op_of("gemm_rs", 48, 4);
+  const OpSpec op = expanded_op("gemm_rs", 48, 4);
   Schedule schedule = make_schedule(op, "uniform_fused_1d", 2);
   const auto expanded = [&] { return expand_alike(schedule, op.ranks).value().size(); };
   EXPECT_EQ(expanded(), 1u);
@@ -159,7 +159,7 @@ TEST(Expand, RanksThatSumTheLastOneOrNotAreNotAlike) {
 TEST(Expand, AllRanksAtOnceAreTheSame) {
   for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
-      const Schedule schedule = make_schedule(op_of(name, 101, 3), family, 2);
+      const Schedule schedule = make_schedule(expanded_op(name, 101, 3), family, 2);
       const std::vector<Expansion> all = expand_all(schedule, 3).value();
       ASSERT_EQ(all.size(), 3u);
       for (int rank = 0; rank < 3; ++rank) {
@@ -176,7 +176,7 @@ TEST(Expand, AllRanksAtOnceAreTheSame) {
 }
 
 TEST(Expand, AllRanksAtOnceRefuseWhatNoMemoryHolds) {
-  Schedule schedule = make_schedule(op_of("ag_gemm", 100, 10), "hetero_unfused_1d", 1);
+  Schedule schedule = make_schedule(expanded_op("ag_gemm", 100, 10), "hetero_unfused_1d", 1);
   schedule.signals[0].slots = 90000;
   ASSERT_TRUE(expand(schedule, 0, 10).ok());
   const base::Status status = expand_all(schedule, 10).status();
@@ -187,7 +187,7 @@ TEST(Expand, AllRanksAtOnceRefuseWhatNoMemoryHolds) {
 
 /// A sender with more slots than the receiver.
 TEST(Expand, AllRanksAtOnceFindSlotsThatTheReceiverLacks) {
-  Schedule schedule = make_schedule(op_of("ag_gemm", 12, 2), "hetero_unfused_1d", 1);
+  Schedule schedule = make_schedule(expanded_op("ag_gemm", 12, 2), "hetero_unfused_1d", 1);
   schedule.signals[0].slots = "3-r";
   for (Task& task : schedule.tasks) {
     if (task.id == "push") task.sets[0].slot = "2-2*r";
@@ -197,7 +197,7 @@ TEST(Expand, AllRanksAtOnceFindSlotsThatTheReceiverLacks) {
 }
 
 TEST(Expand, OrdersDepsAndLanePredecessorsFirst) {
-  const Schedule schedule = make_schedule(op_of("gemm_ar", 64, 4), "hetero_fused_1d", 4);
+  const Schedule schedule = make_schedule(expanded_op("gemm_ar", 64, 4), "hetero_fused_1d", 4);
   const Expansion out = expand(schedule, 2, 4).value();
   std::map<Lane, std::pair<int64_t, std::vector<int64_t>>> last;
   for (size_t i = 0; i < out.instances.size(); ++i) {
@@ -212,7 +212,7 @@ TEST(Expand, OrdersDepsAndLanePredecessorsFirst) {
 }
 
 TEST(Expand, IssuesWhatPeersNeedBeforeWhatWaitsForPeers) {
-  const Schedule schedule = make_schedule(op_of("ag_gemm", 64, 4), "hetero_fused_1d", 4);
+  const Schedule schedule = make_schedule(expanded_op("ag_gemm", 64, 4), "hetero_fused_1d", 4);
   const Expansion out = expand(schedule, 1, 4).value();
   bool has_waited = false;
   for (const Instance& in : out.instances) {
@@ -228,7 +228,7 @@ TEST(Expand, IssuesWhatPeersNeedBeforeWhatWaitsForPeers) {
 
 TEST(Expand, GroupedChunksTakeTurnsAmongTheOwnersAndCoverAllRowsOnce) {
   for (const int64_t m : {0, 1, 7, 24, 45, 48}) {
-    const Schedule schedule = make_schedule(op_of("gemm_ar", m, 3), "grouped_unfused_1d", 4);
+    const Schedule schedule = make_schedule(expanded_op("gemm_ar", m, 3), "grouped_unfused_1d", 4);
     std::vector<int> owners(static_cast<size_t>(m));
     for (int rank = 0; rank < 3; ++rank) {
       int64_t end_of_slot = 0, group = -1;
@@ -257,7 +257,7 @@ TEST(Expand, GroupedChunksTakeTurnsAmongTheOwnersAndCoverAllRowsOnce) {
 
 TEST(Expand, AGroupIsSummedAndSentBeforeTheGemmOfTheGroupAfterTheNext) {
   for (const char* family : {"grouped_fused_1d", "grouped_unfused_1d"}) {
-    const Schedule schedule = make_schedule(op_of("gemm_ar", 64, 4), family, 4);
+    const Schedule schedule = make_schedule(expanded_op("gemm_ar", 64, 4), family, 4);
     const Expansion out = expand(schedule, 2, 4).value();
     std::vector<std::string> lane;  // what one stream runs
     for (const Instance& in : out.instances) {
@@ -310,7 +310,7 @@ TEST(Expand, HierarchicalPiecesCrossToAnotherHostOnce) {
   const char* const names[] = {"ag_gemm", "gemm_rs", "gemm_ar"};
   for (size_t i = 0; i < 3; ++i) {
     for (const int hosts : {2, 3}) {
-      const OpSpec op = op_of(names[i], kRows, 6);
+      const OpSpec op = expanded_op(names[i], kRows, 6);
       const int64_t passes = i == 2 ? 2 : 1, once = passes * kRows * kColumns[i] * (hosts - 1);
       const int64_t width = 6 / hosts;
       EXPECT_EQ(crossing(make_schedule(op, "hierarchical", 2, {{"hosts", int64_t{hosts}}}), 6, hosts), once);
@@ -320,7 +320,7 @@ TEST(Expand, HierarchicalPiecesCrossToAnotherHostOnce) {
 }
 
 TEST(Expand, HierarchicalGathersUseOwnRowsThenThoseOfTheHostThenTheRest) {
-  const Schedule schedule = make_schedule(op_of("ag_gemm", 64, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  const Schedule schedule = make_schedule(expanded_op("ag_gemm", 64, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
   const Expansion out = expand(schedule, 2, 4).value();
   std::vector<std::string> products;
   for (const Instance& in : out.instances)
@@ -333,7 +333,7 @@ TEST(Expand, CountsOneAddPerWordAndEpoch) {
   for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
       if (family == "library" || family == "compute") continue;  // no signals
-      const Schedule schedule = make_schedule(op_of(name, 30, 3), family, 2);
+      const Schedule schedule = make_schedule(expanded_op(name, 30, 3), family, 2);
       const Expansion out = expand(schedule, 1, 3).value();
       for (size_t signal = 0; signal < schedule.signals.size(); ++signal) {
         for (int64_t slot = 0; slot < out.signal_slots[signal]; ++slot) {
@@ -352,7 +352,7 @@ TEST(Expand, CountsOneAddPerWordAndEpoch) {
 
 TEST(Expand, TakesMicroseconds) {
   for (const char* family : {"hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_1d"}) {
-    const Schedule schedule = make_schedule(op_of("ag_gemm", 8192, 8), family, 16);
+    const Schedule schedule = make_schedule(expanded_op("ag_gemm", 8192, 8), family, 16);
     double best_us = 1e9;
     for (int i = 0; i < 20; ++i) {
       const auto begin = std::chrono::steady_clock::now();

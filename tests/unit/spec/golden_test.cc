@@ -26,7 +26,7 @@ void expect_golden(const std::string& name, const std::string& got) {
 }
 
 /// The JSON, or why there is none.
-std::string text_of(const OpSpec& op, const std::string& family, int degree, const Params& options) {
+std::string golden_text(const OpSpec& op, const std::string& family, int degree, const Params& options) {
   try {
     return make_schedule(op, family, degree, options).to_json();
   } catch (const Error& error) {
@@ -38,9 +38,10 @@ std::string text_of(const OpSpec& op, const std::string& family, int degree, con
 std::string texts_of(const std::string& name, const std::string& family, int ranks) {
   OpSpec plain{.op = name, .m = 1536, .n = 1024, .k = 768, .ranks = ranks, .row_offsets = {}};
   std::string all;
-  for (const int degree : {1, 2, 4}) all += text_of(plain, family, degree, {}) + "\n";
-  all += text_of(plain, family, 4, {{"own_degree", int64_t{2}}, {"ce_queues", int64_t{2}}, {"credits", false}}) + "\n";
-  for (const int64_t hosts : {2, 4}) all += text_of(plain, family, 2, {{"hosts", hosts}}) + "\n";
+  for (const int degree : {1, 2, 4}) all += golden_text(plain, family, degree, {}) + "\n";
+  all +=
+      golden_text(plain, family, 4, {{"own_degree", int64_t{2}}, {"ce_queues", int64_t{2}}, {"credits", false}}) + "\n";
+  for (const int64_t hosts : {2, 4}) all += golden_text(plain, family, 2, {{"hosts", hosts}}) + "\n";
 
   OpSpec ragged = plain;
   ragged.m = 37;
@@ -53,11 +54,11 @@ std::string texts_of(const std::string& name, const std::string& family, int ran
   ragged.row_offsets.assign(static_cast<size_t>(ranks) + 1, 37);
   ragged.row_offsets[0] = 0;
   if (ranks > 1) ragged.row_offsets[1] = 11;
-  all += text_of(ragged, family, 3, {{"align", int64_t{2}}, {"align_n", int64_t{16}}}) + "\n";
+  all += golden_text(ragged, family, 3, {{"align", int64_t{2}}, {"align_n", int64_t{16}}}) + "\n";
 
   OpSpec activated = plain;
   activated.activation = Activation::swiglu;
-  return all + text_of(activated, family, 2, {}) + "\n";
+  return all + golden_text(activated, family, 2, {}) + "\n";
 }
 
 TEST(GoldenSchedules, AreTheSameToTheByte) {
@@ -76,11 +77,11 @@ std::vector<std::function<std::string(OpSpec)>> refused() {
   const auto with = [](void (*change)(OpSpec&)) {
     return [change](OpSpec op) {
       change(op);
-      return text_of(op, "serial", 2, {});
+      return golden_text(op, "serial", 2, {});
     };
   };
   const auto option = [](const char* family, int degree, const Params& options) {
-    return [=](const OpSpec& op) { return text_of(op, family, degree, options); };
+    return [=](const OpSpec& op) { return golden_text(op, family, degree, options); };
   };
   return {with([](OpSpec& op) { op.m = -1; }),
           with([](OpSpec& op) { op.ranks = 0; }),

@@ -10,7 +10,7 @@
 namespace overlace::spec {
 namespace {
 
-std::string family_of(int64_t m, const char* loops, const char* slots, const char* count) {
+std::string hostile_schedule(int64_t m, const char* loops, const char* slots, const char* count) {
   return R"({"overlace_schedule":1,"op":"other","family":"hostile","params":{"M":)" + std::to_string(m) +
          R"(},"buffers":[["X","symmetric","bf16",["M",8],1]],"signals":[["done",)" + slots +
          R"(]],"tasks":[{"id":"t","kind":"copy","engine":"ce","loops":)" + loops + R"(,"reads":[["X","r",[0,)" + count +
@@ -23,13 +23,14 @@ std::string code_of(const std::string& text) {
 }
 
 TEST(HostileSchedule, IsRefusedBeforeItTakesTimeOrMemory) {
-  EXPECT_EQ(code_of(family_of(8, "[]", "1", "0")), "");
-  EXPECT_EQ(code_of(family_of(8, R"([["a",0,9000000000000000000]])", "1", "0")), "S1");
-  EXPECT_EQ(code_of(family_of(8, R"([["a",0,9000000000000000000],["b",0,0]])", "1", "0")), "S1") << "nothing inside";
-  EXPECT_EQ(code_of(family_of(8, "[]", "9000000000000000000", "0")), "S1");
-  EXPECT_EQ(code_of(family_of(9000000000000000000, "[]", "1", "0")), "S1") << "bytes overflow";
-  EXPECT_EQ(code_of(family_of(8, "[]", "1", "9000000000000000000")), "S2");
-  EXPECT_EQ(code_of(family_of(8, "[]", "1", "\"0-1\"")), "S2");
+  EXPECT_EQ(code_of(hostile_schedule(8, "[]", "1", "0")), "");
+  EXPECT_EQ(code_of(hostile_schedule(8, R"([["a",0,9000000000000000000]])", "1", "0")), "S1");
+  EXPECT_EQ(code_of(hostile_schedule(8, R"([["a",0,9000000000000000000],["b",0,0]])", "1", "0")), "S1")
+      << "nothing inside";
+  EXPECT_EQ(code_of(hostile_schedule(8, "[]", "9000000000000000000", "0")), "S1");
+  EXPECT_EQ(code_of(hostile_schedule(9000000000000000000, "[]", "1", "0")), "S1") << "bytes overflow";
+  EXPECT_EQ(code_of(hostile_schedule(8, "[]", "1", "9000000000000000000")), "S2");
+  EXPECT_EQ(code_of(hostile_schedule(8, "[]", "1", "\"0-1\"")), "S2");
 }
 
 /// Small texts whose expansion would take gigabytes.
@@ -63,7 +64,7 @@ TEST(HostileSchedule, IsRefusedBeforeItsExpansionTakesMemory) {
 
 /// All instances write the same row: five thousand million pairs.
 TEST(HostileSchedule, IsNotComparedTwoByTwoWithoutEnd) {
-  const CheckReport report = check(Schedule::from_json(family_of(8, R"([["a",0,99999]])", "1", "1")), Machine{},
+  const CheckReport report = check(Schedule::from_json(hostile_schedule(8, R"([["a",0,99999]])", "1", "1")), Machine{},
                                    {.ranks = {1}, .coverage = true});
   EXPECT_TRUE(report.ok());
   EXPECT_NE(report.to_string().find("pairs of accesses to the same rows: S5 to S10 not checked"), std::string::npos)

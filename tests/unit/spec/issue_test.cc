@@ -14,7 +14,7 @@
 namespace overlace::spec {
 namespace {
 
-OpSpec op_of(const std::string& name, int ranks, int64_t m = 64) {
+OpSpec issued_op(const std::string& name, int ranks, int64_t m = 64) {
   OpSpec op;
   op.op = name;
   op.m = m;
@@ -91,7 +91,7 @@ std::string play(const Schedule& schedule, const Whole& whole, const std::vector
 }
 
 /// What each pair exchanges, in the order in which `rank` does.
-std::map<std::pair<int, int>, std::vector<int>> order_of(const Timetable& table, int rank) {
+std::map<std::pair<int, int>, std::vector<int>> exchange_order(const Timetable& table, int rank) {
   std::map<std::pair<int, int>, std::vector<int>> out;
   for (const Step& step : table.steps) {
     if (step.round < 0) continue;
@@ -125,7 +125,7 @@ void expect_sound(const Case& c, const std::string& family, int degree) {
   const int ranks = static_cast<int>(c.group.size());
   Params options;
   if (family == "hierarchical" || family == "serial") options["hosts"] = int64_t{2};
-  const Schedule schedule = make_schedule(op_of(c.op, ranks, c.m), family, degree, options);
+  const Schedule schedule = make_schedule(issued_op(c.op, ranks, c.m), family, degree, options);
   const std::string where = base::format("{} {} q {} M {}", c.op, family, degree, c.m);
   if (is_fused(schedule)) return;
   const Whole whole = whole_of(schedule, c.group);
@@ -170,9 +170,9 @@ void expect_sound(const Case& c, const std::string& family, int degree) {
     }
     expect_data_leave_before_what_depends(instances, table, where);
     // Both ends of each pair have the same messages in the same order.
-    for (const auto& [pair, messages] : order_of(table, r)) {
+    for (const auto& [pair, messages] : exchange_order(table, r)) {
       const int peer = pair.first == r ? pair.second : pair.first;
-      EXPECT_EQ(order_of(whole.tables[static_cast<size_t>(peer)], peer).at(pair), messages) << where;
+      EXPECT_EQ(exchange_order(whole.tables[static_cast<size_t>(peer)], peer).at(pair), messages) << where;
     }
   }
   EXPECT_EQ(delivered, far_sets) << where;
@@ -217,7 +217,7 @@ TEST(Rounds, SixRanksOnThreeHosts) {
     for (const char* family : {"hetero_unfused_1d", "serial"}) expect_sound({op, 50, {0, 0, 2, 2, 4, 4}}, family, 2);
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     const std::vector<int> group = {0, 0, 2, 2, 4, 4};
-    const Schedule schedule = make_schedule(op_of(op, 6, 50), "hierarchical", 2, {{"hosts", int64_t{3}}});
+    const Schedule schedule = make_schedule(issued_op(op, 6, 50), "hierarchical", 2, {{"hosts", int64_t{3}}});
     EXPECT_EQ(play(schedule, whole_of(schedule, group), group), "");
   }
 }
@@ -225,7 +225,7 @@ TEST(Rounds, SixRanksOnThreeHosts) {
 /// What play() says of two rounds that one rank takes the other way round; so it can see what is wrong.
 TEST(Rounds, OneRankInAnotherOrderWouldBeStuck) {
   const std::vector<int> group = {0, 0, 2, 2};
-  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 2);
+  const Schedule schedule = make_schedule(issued_op("ag_gemm", 4), "hetero_fused_1d", 2);
   Whole whole = whole_of(schedule, group);
   ASSERT_EQ(play(schedule, whole, group), "");
   std::vector<Round>& rounds = whole.tables[2].rounds;
@@ -235,7 +235,7 @@ TEST(Rounds, OneRankInAnotherOrderWouldBeStuck) {
 }
 
 TEST(Rounds, ChunksCrossOneByOneAndBeforeTheProductsThatNeedThem) {
-  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 4);
+  const Schedule schedule = make_schedule(issued_op("ag_gemm", 4), "hetero_fused_1d", 4);
   const Whole whole = whole_of(schedule, {0, 0, 2, 2});
   const Timetable& table = whole.tables[1];
   std::vector<std::string> text;
@@ -260,13 +260,13 @@ TEST(Rounds, ChunksCrossOneByOneAndBeforeTheProductsThatNeedThem) {
 
 TEST(Rounds, SignalsRideWithTheDataBehindThem) {
   const std::vector<int> group = {0, 0, 2, 2};
-  const Schedule ar = make_schedule(op_of("gemm_ar", 4), "serial");
+  const Schedule ar = make_schedule(issued_op("gemm_ar", 4), "serial");
   for (const Timetable& table : whole_of(ar, group).tables) {
     EXPECT_EQ(table.last_data, static_cast<int>(table.rounds.size()) - 1);
     const Round& last = table.rounds.back();  // credits of the sum, then the sums
     EXPECT_TRUE(std::any_of(last.begin(), last.end(), [](const Message& m) { return m.parts.empty(); }));
   }
-  const Schedule ag = make_schedule(op_of("ag_gemm", 4), "serial");
+  const Schedule ag = make_schedule(issued_op("ag_gemm", 4), "serial");
   for (const Timetable& table : whole_of(ag, group).tables) {
     ASSERT_EQ(table.rounds.size(), 2u);
     EXPECT_EQ(table.last_data, 0) << "a call does not wait for the credits of its end";
@@ -275,7 +275,7 @@ TEST(Rounds, SignalsRideWithTheDataBehindThem) {
 
 TEST(Rounds, AHierarchyCrossesBetweenGatewaysOnly) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    const Schedule schedule = make_schedule(op_of(op, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+    const Schedule schedule = make_schedule(issued_op(op, 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
     for (const Timetable& table : whole_of(schedule, {0, 0, 2, 2}).tables)
       for (const Round& round : table.rounds)
         for (const Message& m : round) EXPECT_EQ((m.from + 2) % 4, m.to) << op;
@@ -283,12 +283,12 @@ TEST(Rounds, AHierarchyCrossesBetweenGatewaysOnly) {
 }
 
 TEST(Rounds, OneHostHasNone) {
-  const Schedule schedule = make_schedule(op_of("gemm_ar", 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
+  const Schedule schedule = make_schedule(issued_op("gemm_ar", 4), "hierarchical", 2, {{"hosts", int64_t{2}}});
   for (const Timetable& table : whole_of(schedule, {0, 0, 0, 0}).tables) EXPECT_TRUE(table.rounds.empty());
 }
 
 TEST(Rounds, AKernelThatStoresToAnotherHostIsRefused) {
-  OpSpec op = op_of("gemm_rs", 4, 2048);
+  OpSpec op = issued_op("gemm_rs", 4, 2048);
   op.n = 1024;
   op.k = 512;
   const Schedule schedule = make_schedule(op, "tma_slot", 4);
@@ -302,7 +302,7 @@ TEST(Rounds, AKernelThatStoresToAnotherHostIsRefused) {
 }
 
 TEST(Rounds, BoxesOfThreeDimensionsToAnotherHostAreRefused) {
-  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_unfused_1d", 1);
+  const Schedule schedule = make_schedule(issued_op("ag_gemm", 4), "hetero_unfused_1d", 1);
   const std::vector<int> hosts = {0, 0, 2, 2};
   for (const int64_t deep : {1, 2}) {
     auto all = expand_all(schedule, 4).value();
@@ -326,7 +326,7 @@ TEST(Rounds, BoxesOfThreeDimensionsToAnotherHostAreRefused) {
 }
 
 TEST(Rounds, ARoundSaysWhatItBrings) {
-  const Schedule schedule = make_schedule(op_of("ag_gemm", 4), "hetero_fused_1d", 1);
+  const Schedule schedule = make_schedule(issued_op("ag_gemm", 4), "hetero_fused_1d", 1);
   const Whole whole = whole_of(schedule, {0, 0, 2, 2});
   EXPECT_EQ(round_text(schedule, 1, whole.tables[1].rounds[0]), "arrived[0] of rank 2, arrived[0] of rank 3");
   Round sent = whole.tables[1].rounds[0];
@@ -352,7 +352,7 @@ TEST(Rounds, OnOneHostATimetableKeepsTheOrderOfTheCallersStream) {
         const bool takes_hosts = hosts > 1 && (family.form == ClosedForm::hosts || family.name == kSerial ||
                                                family.purpose == Purpose::comm || family.purpose == Purpose::limit);
         const Schedule schedule =
-            make_schedule(op_of(std::string(def->name), 4), std::string(family.name), family.has_degree ? 2 : 1,
+            make_schedule(issued_op(std::string(def->name), 4), std::string(family.name), family.has_degree ? 2 : 1,
                           takes_hosts ? Params{{"hosts", hosts}} : Params{});
         const std::vector<int> group(4, 0);
         const std::vector<Expansion> all = expand_all(schedule, 4).value();

@@ -19,8 +19,8 @@
 namespace overlace::spec {
 namespace {
 
-Schedule kernel_of(const std::string& op, const std::string& family, int degree, int64_t m, int ranks,
-                   std::vector<int64_t> row_offsets = {}) {
+Schedule fused_kernel(const std::string& op, const std::string& family, int degree, int64_t m, int ranks,
+                      std::vector<int64_t> row_offsets = {}) {
   OpSpec spec;
   spec.op = op;
   spec.m = m;
@@ -43,7 +43,7 @@ std::string task_of(const Schedule& schedule, const Item& item) {
 
 /// Own tiles among those of the others and sums behind, as the kernel's order functions say.
 TEST(Items, OfAWovenListAreThoseOfTheWorkOrder) {
-  const Schedule s = kernel_of("gemm_ar", "tma_slot", 2, 3 * 1100, 3);
+  const Schedule s = fused_kernel("gemm_ar", "tma_slot", 2, 3 * 1100, 3);
   for (const int workers : {1, 2, 3}) {
     for (int rank = 0; rank < 3; ++rank) {
       TileOrder order = make_tile_order(TileOrderKind::woven, rank, 3, s.tables.at("off").data(), 256, 5);
@@ -72,7 +72,7 @@ TEST(Items, OfAWovenListAreThoseOfTheWorkOrder) {
 
 /// Slabs of a tile follow each other, tiles of rank + 1 those of this rank.
 TEST(Items, OfARotatedListGoThroughTheSlabsOfATile) {
-  const Schedule s = kernel_of("ag_gemm", "k_slab", 2, 3 * 130, 3);
+  const Schedule s = fused_kernel("ag_gemm", "k_slab", 2, 3 * 130, 3);
   const std::vector<Item> list = items(s, 1);
   std::vector<std::string> seen;
   for (const Item& item : list) {
@@ -95,7 +95,7 @@ TEST(Items, MakeUpEachPartOnceWhateverTheShards) {
   for (const auto& off : offsets) {
     for (const auto& [op, family] :
          {std::pair("gemm_rs", "tma_slot"), std::pair("gemm_ar", "tma_slot"), std::pair("ag_gemm", "k_slab")}) {
-      const Schedule s = kernel_of(op, family, 3, off.back(), 3, off);
+      const Schedule s = fused_kernel(op, family, 3, off.back(), 3, off);
       for (int rank = 0; rank < 3; ++rank) {
         const Expansion all = expand(s, rank, 3).value();
         std::vector<std::set<std::pair<int64_t, int64_t>>> corners(all.instances.size());
@@ -127,7 +127,7 @@ TEST(Items, AListThatTheScheduleDoesNotMatchIsRefused) {
   const auto task = [](Schedule& s, const std::string& id) -> Task& {
     return *std::find_if(s.tasks.begin(), s.tasks.end(), [&](const Task& t) { return t.id == id; });
   };
-  const Schedule good = kernel_of("gemm_rs", "tma_slot", 4, 3 * 1024, 3);
+  const Schedule good = fused_kernel("gemm_rs", "tma_slot", 4, 3 * 1024, 3);
   Schedule s = good;
   s.params["items"] = std::string("sorted");
   EXPECT_EQ(refused(s), "schedule tma_slot_rs: items is sorted, wanted woven or rotated");
@@ -142,7 +142,7 @@ TEST(Items, AListThatTheScheduleDoesNotMatchIsRefused) {
   task(s, "tiles_remote").deps = {"sum_own"};
   task(s, "tiles_remote").order = "G+2";
   EXPECT_NE(refused(s).find("on which it depends; wanted: the other way round"), std::string::npos) << refused(s);
-  s = kernel_of("gemm_rs", "tma_slot", 4, 3 * 8192, 3);
+  s = fused_kernel("gemm_rs", "tma_slot", 4, 3 * 8192, 3);
   s.params["tile_m"] = int64_t{300};  // other bands than the parts have
   EXPECT_NE(refused(s).find("of tiles_remote[p=1,s=0,j=0]; wanted: a tile inside rows 0:2048"), std::string::npos)
       << refused(s);
@@ -166,15 +166,15 @@ TEST(Items, AListThatTheScheduleDoesNotMatchIsRefused) {
 }
 
 TEST(Items, AreNoneWhereKernelsDoNotReach) {
-  EXPECT_TRUE(items(kernel_of("gemm_rs", "tma_slot", 2, 9 * 64, 9), 0).empty());
-  EXPECT_TRUE(items(kernel_of("gemm_rs", "hetero_fused_1d", 2, 3 * 64, 3), 0).empty());
+  EXPECT_TRUE(items(fused_kernel("gemm_rs", "tma_slot", 2, 9 * 64, 9), 0).empty());
+  EXPECT_TRUE(items(fused_kernel("gemm_rs", "hetero_fused_1d", 2, 3 * 64, 3), 0).empty());
 }
 
 /// With its sums in front of what peers wait for, each list stops the team; S7 sees that in the list, whatever the lane
 /// says.
 TEST(Items, S7FindsTheCircleOfEachListThatIsSwapped) {
   for (const char* op : {"gemm_rs", "gemm_ar"}) {
-    const Schedule s = kernel_of(op, "tma_slot", 2, 3 * 1100, 3);
+    const Schedule s = fused_kernel(op, "tma_slot", 2, 3 * 1100, 3);
     AllRanks team{&s, {}};
     for (int rank = 0; rank < 3; ++rank) team.ranks.push_back(expand(s, rank, 3).value());
     ASSERT_TRUE(team.list_items().ok());
@@ -191,14 +191,14 @@ TEST(Items, S7FindsTheCircleOfEachListThatIsSwapped) {
 }
 
 /// Of a kernel's list: shards, tiles along N and how many groups were asked for.
-struct GroupCase {
+struct WovenCase {
   std::vector<int64_t> offsets;
   int tiles_n = 1;
   int64_t groups = 1;
   bool sums_travel = false;
 };
 
-std::string text_of(const GroupCase& c) {
+std::string woven_text(const WovenCase& c) {
   std::string out = "offsets";
   for (const int64_t at : c.offsets) out += " " + std::to_string(at);
   return out + ", tiles_n " + std::to_string(c.tiles_n) + ", groups " + std::to_string(c.groups) +
@@ -207,10 +207,10 @@ std::string text_of(const GroupCase& c) {
 
 /// Numbers on both sides of each limit: one group, kMaxBands, kMaxGroups. Shards that are even, uneven, short and
 /// empty.
-std::vector<GroupCase> group_cases() {
+std::vector<WovenCase> woven_cases() {
   const std::vector<std::vector<int64_t>> offsets = {
       {0, 1024, 2048}, {0, 0, 700, 701, 9000}, {0, 30000, 30001, 30300}, {0, 256, 4700, 17700, 17700, 70000}};
-  std::vector<GroupCase> out;
+  std::vector<WovenCase> out;
   for (const auto& rows : offsets)
     for (const int tiles_n : {1, 5, 70})
       for (const int64_t groups : {0, 1, 16, 17, 64, 65})
@@ -218,7 +218,7 @@ std::vector<GroupCase> group_cases() {
   return out;
 }
 
-TileOrder woven_order(const GroupCase& c, int rank) {
+TileOrder woven_order(const WovenCase& c, int rank) {
   TileOrder out = make_tile_order(TileOrderKind::woven, rank, static_cast<int>(c.offsets.size()) - 1, c.offsets.data(),
                                   static_cast<int32_t>(kSlotTileRows), c.tiles_n);
   out.swizzle = kTileSwizzle;
@@ -231,8 +231,8 @@ int own_rows(const TileOrder& o, int shard) { return o.first_tile[shard + 1] - o
 /// the last one is in front of the first of the owner's next group. Where they travel, those of a band come together,
 /// and its groups, which lie side by side along N, take turns if a band is higher than a block of the order.
 TEST(WovenGroups, EachTileIsInOneGroupAndTheGroupsOfAnOwnerComeInTheirOrder) {
-  for (const GroupCase& c : group_cases()) {
-    SCOPED_TRACE(text_of(c));
+  for (const WovenCase& c : woven_cases()) {
+    SCOPED_TRACE(woven_text(c));
     const int size = static_cast<int>(c.offsets.size()) - 1;
     for (int rank = 0; rank < size; ++rank) {
       TileOrder order = woven_order(c, rank);
@@ -266,8 +266,8 @@ TEST(WovenGroups, EachTileIsInOneGroupAndTheGroupsOfAnOwnerComeInTheirOrder) {
 
 /// The owner counts what it awaits by its own groups, senders by theirs.
 TEST(WovenGroups, AreThoseOfAllRanks) {
-  for (const GroupCase& c : group_cases()) {
-    SCOPED_TRACE(text_of(c));
+  for (const WovenCase& c : woven_cases()) {
+    SCOPED_TRACE(woven_text(c));
     TileOrder first = woven_order(c, 0);
     const TileGroups of_first = woven_groups(&first, c.groups, c.sums_travel);
     for (int rank = 1; rank + 1 < static_cast<int>(c.offsets.size()); ++rank) {
@@ -281,8 +281,8 @@ TEST(WovenGroups, AreThoseOfAllRanks) {
 }
 
 TEST(WovenGroups, AreAtMostSoManyAndTheOrderHasBandsWhereSumsTravel) {
-  for (const GroupCase& c : group_cases()) {
-    SCOPED_TRACE(text_of(c));
+  for (const WovenCase& c : woven_cases()) {
+    SCOPED_TRACE(woven_text(c));
     TileOrder order = woven_order(c, 0);
     const TileGroups groups = woven_groups(&order, c.groups, c.sums_travel);
     const int longest = longest_row_tiles(order), bands = (longest + groups.rows - 1) / groups.rows;
@@ -321,8 +321,8 @@ TEST(WovenGroups, NumbersBeyondTheirLimitsAreTheLimit) {
 /// stand among the products of later ones, and copies behind the sums of their band.
 TEST(WovenGroups, OwnSumsStandBehindTheProductsOfTheirBandAndBeforeLaterBandsEnd) {
   int with_sums_between = 0;
-  for (const GroupCase& c : group_cases()) {
-    SCOPED_TRACE(text_of(c));
+  for (const WovenCase& c : woven_cases()) {
+    SCOPED_TRACE(woven_text(c));
     for (int rank = 0; rank + 1 < static_cast<int>(c.offsets.size()); ++rank) {
       TileOrder order = woven_order(c, rank);
       (void)woven_groups(&order, c.groups, c.sums_travel);

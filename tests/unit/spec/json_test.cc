@@ -13,7 +13,7 @@
 namespace overlace::spec {
 namespace {
 
-OpSpec sample(const std::string& name) {
+OpSpec ragged_op(const std::string& name) {
   OpSpec op;
   op.op = name;
   op.m = 65;
@@ -25,7 +25,7 @@ OpSpec sample(const std::string& name) {
 }
 
 /// The message of the refusal; empty if the text is accepted.
-std::string refusal(const std::string& text) {
+std::string json_refusal(const std::string& text) {
   try {
     Schedule::from_json(text);
   } catch (const ScheduleError& error) {
@@ -43,7 +43,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 TEST(ScheduleJson, RoundTripsEveryFamily) {
   for (const std::string& name : test::all_operators()) {
     for (const std::string& family : families(name)) {
-      const Schedule schedule = make_schedule(sample(name), family, 2);
+      const Schedule schedule = make_schedule(ragged_op(name), family, 2);
       const std::string text = schedule.to_json();
       const Schedule back = Schedule::from_json(text);
       EXPECT_EQ(back, schedule) << family;
@@ -55,7 +55,7 @@ TEST(ScheduleJson, RoundTripsEveryFamily) {
 }
 
 TEST(ScheduleJson, KeepsTypesOfParams) {
-  Schedule schedule = make_schedule(sample("ag_gemm"), "library");
+  Schedule schedule = make_schedule(ragged_op("ag_gemm"), "library");
   schedule.params["x"] = 2.0;
   schedule.params["y"] = int64_t{2};
   schedule.params["z"] = false;
@@ -63,8 +63,8 @@ TEST(ScheduleJson, KeepsTypesOfParams) {
 }
 
 TEST(ScheduleJson, RefusesWithThePlaceTheValueAndWhatIsWanted) {
-  const std::string good = make_schedule(sample("ag_gemm"), "hetero_fused_1d", 2).to_json();
-  ASSERT_EQ(refusal(good), "");
+  const std::string good = make_schedule(ragged_op("ag_gemm"), "hetero_fused_1d", 2).to_json();
+  ASSERT_EQ(json_refusal(good), "");
   const struct {
     const char *from, *to, *message;
   } cases[] = {
@@ -84,21 +84,21 @@ TEST(ScheduleJson, RefusesWithThePlaceTheValueAndWhatIsWanted) {
       {"{\"buffers\"", "[{\"buffers\"", "schedule"},
   };
   for (const auto& c : cases) {
-    const std::string message = refusal(replaced(good, c.from, c.to));
+    const std::string message = json_refusal(replaced(good, c.from, c.to));
     EXPECT_NE(message.find(c.message), std::string::npos) << c.to << " gave: " << message;
   }
 }
 
 TEST(ScheduleJson, IgnoresExtensionKeys) {
-  const Schedule schedule = make_schedule(sample("gemm_rs"), "serial");
+  const Schedule schedule = make_schedule(ragged_op("gemm_rs"), "serial");
   const std::string text = replaced(schedule.to_json(), "{\"buffers\"", "{\"x-note\":[1,{}],\"buffers\"");
   EXPECT_EQ(Schedule::from_json(text), schedule);
   EXPECT_EQ(Schedule::from_json(replaced(text, "\"params\":{", "\"params\":{\"x-note\":[1],")), schedule);
 }
 
 TEST(ScheduleJson, SurvivesEveryTruncation) {
-  const std::string good = make_schedule(sample("gemm_ar"), "uniform_fused_2d", 2).to_json();
-  for (size_t n = 0; n < good.size(); n += 7) EXPECT_NE(refusal(good.substr(0, n)), "") << n;
+  const std::string good = make_schedule(ragged_op("gemm_ar"), "uniform_fused_2d", 2).to_json();
+  for (size_t n = 0; n < good.size(); n += 7) EXPECT_NE(json_refusal(good.substr(0, n)), "") << n;
 }
 
 TEST(Digest, HasThePublishedValuesOfFnv1a) {
@@ -108,7 +108,7 @@ TEST(Digest, HasThePublishedValuesOfFnv1a) {
 }
 
 TEST(Digest, DependsOnEveryField) {
-  const Schedule schedule = make_schedule(sample("ag_gemm"), "hetero_fused_1d", 2);
+  const Schedule schedule = make_schedule(ragged_op("ag_gemm"), "hetero_fused_1d", 2);
   const std::string before = digest(schedule);
   EXPECT_EQ(digest(Schedule::from_json(schedule.to_json())), before);
   Schedule other = schedule;
@@ -128,7 +128,7 @@ TEST(Fingerprint, DiffersWhereTheJsonDoesButForOneParameter) {
                                    std::pair{"gemm_rs", "tma_slot"}, std::pair{"gemm_ar", "grouped_unfused_1d"}}) {
     for (const int degree : {1, 2, 3}) {
       for (const int64_t m : {64, 65, 66}) {
-        OpSpec problem = sample(op);
+        OpSpec problem = ragged_op(op);
         problem.m = m;
         const Schedule schedule = make_schedule(problem, family, degree);
         const auto [at, is_new] = json_of.emplace(fingerprint(schedule), schedule.to_json());
@@ -145,7 +145,7 @@ TEST(Fingerprint, DiffersWhereTheJsonDoesButForOneParameter) {
 }
 
 TEST(Fingerprint, DependsOnEveryKindOfPart) {
-  const Schedule schedule = make_schedule(sample("ag_gemm"), "hetero_fused_1d", 2);
+  const Schedule schedule = make_schedule(ragged_op("ag_gemm"), "hetero_fused_1d", 2);
   const std::pair<const char*, void (*)(Schedule&)> changes[] = {
       {"version", [](Schedule& s) { ++s.version; }},
       {"op", [](Schedule& s) { s.op += "x"; }},
@@ -178,7 +178,7 @@ TEST(Fingerprint, DependsOnEveryKindOfPart) {
 }
 
 TEST(SchedulePrint, ShowsLanesTasksAndWhoWaitsForWhom) {
-  const std::string text = make_schedule(sample("ag_gemm"), "hetero_fused_1d", 2).to_string();
+  const std::string text = make_schedule(ragged_op("ag_gemm"), "hetero_fused_1d", 2).to_string();
   EXPECT_NE(text.find("ag_gemm hetero_fused_1d M 65 N 24 K 40 G 3 q 2 dtype bf16\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\n  buffers: A (off[r+1]-off[r], K) bf16 argument, B (N, K) bf16 argument, "), std::string::npos)
       << text;

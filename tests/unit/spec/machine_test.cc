@@ -11,7 +11,7 @@
 namespace overlace::spec {
 namespace {
 
-std::string refusal(const std::string& text) {
+std::string machine_refusal(const std::string& text) {
   try {
     (void)machine_from_json(text, "m.json");
   } catch (const InvalidArgument& e) {
@@ -57,7 +57,7 @@ TEST(Machine, IsOfHopperUnlessItSaysOtherwise) {
   EXPECT_EQ(machine_from_json(to_json(machine)).compute_capability, 80);
   EXPECT_NE(digest(machine), before);
   EXPECT_FALSE(has_fused_kernels(find_machine("cpu2")));
-  EXPECT_EQ(refusal(with(R"("compute_capability":"8.0")")),
+  EXPECT_EQ(machine_refusal(with(R"("compute_capability":"8.0")")),
             "m.json: /compute_capability: got \"8.0\", wanted an integer from 1 to 999");
 }
 
@@ -101,62 +101,65 @@ TEST(Machine, EveryNumberSaysWhereItComesFrom) {
 
 TEST(Machine, RefusesWithFileKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(
-      refusal(with(R"("link":{"egress_GBps":[0,"prior"]})")),
+      machine_refusal(with(R"("link":{"egress_GBps":[0,"prior"]})")),
       "m.json: /link/egress_GBps: got [0,\"prior\"], wanted [value, \"measured\" or \"prior\"], the value > 0 and "
       "<= 1e+07");
-  EXPECT_EQ(refusal(with(R"("gemm":{"tiles":3})")),
+  EXPECT_EQ(machine_refusal(with(R"("gemm":{"tiles":3})")),
             "m.json: /gemm/tiles: got 3, wanted a list of at most 1000 objects");
   std::string many = R"("gemm":{"tiles":[0)";
   for (int i = 0; i < 1000; ++i) many += ",0";
-  EXPECT_TRUE(refusal(with(many + "]}")).ends_with("wanted a list of at most 1000 objects"));
-  EXPECT_EQ(refusal(with(R"("gemm":{"tiles":[{"cols":64,"wave_us":[1,"prior"],"k_ns":[1,"prior"]}]})")),
+  EXPECT_TRUE(machine_refusal(with(many + "]}")).ends_with("wanted a list of at most 1000 objects"));
+  EXPECT_EQ(machine_refusal(with(R"("gemm":{"tiles":[{"cols":64,"wave_us":[1,"prior"],"k_ns":[1,"prior"]}]})")),
             "m.json: /gemm/tiles/0/rows: got null, wanted an integer from 1 to 65536");
-  EXPECT_EQ(refusal(with(R"("link":{"egress_GBps":[-3,"prior"]})")),
+  EXPECT_EQ(machine_refusal(with(R"("link":{"egress_GBps":[-3,"prior"]})")),
             "m.json: /link/egress_GBps: got [-3,\"prior\"], wanted [value, \"measured\" or \"prior\"], the value > 0 "
             "and <= 1e+07");
-  EXPECT_EQ(refusal(with(R"("link":{"egress":[1,"prior"]})")),
+  EXPECT_EQ(machine_refusal(with(R"("link":{"egress":[1,"prior"]})")),
             "m.json: /link/egress: got [1,\"prior\"], wanted a key with its unit: egress_GBps");
-  EXPECT_EQ(refusal(with(R"("link":{"width":[1,"prior"]})")),
+  EXPECT_EQ(machine_refusal(with(R"("link":{"width":[1,"prior"]})")),
             "m.json: /link/width: got [1,\"prior\"], wanted no such key (known: egress_GBps, ingress_GBps)");
-  EXPECT_EQ(refusal(with(R"("sms":0)")), "m.json: /sms: got 0, wanted an integer from 1 to 65536");
-  EXPECT_EQ(refusal(with(R"("link":{"egress_GBps":[1,"guessed"]})")),
+  EXPECT_EQ(machine_refusal(with(R"("sms":0)")), "m.json: /sms: got 0, wanted an integer from 1 to 65536");
+  EXPECT_EQ(machine_refusal(with(R"("link":{"egress_GBps":[1,"guessed"]})")),
             "m.json: /link/egress_GBps: got \"guessed\", wanted \"measured\" or \"prior\"");
-  EXPECT_EQ(refusal(with(R"("contention":[{"slowed":"gemm_tensor","by":"tea","factor":[1,"prior"]}])")),
+  EXPECT_EQ(machine_refusal(with(R"("contention":[{"slowed":"gemm_tensor","by":"tea","factor":[1,"prior"]}])")),
             "m.json: /contention/0/by: got \"tea\", wanted one of gemm_tensor, gemm_mem, gemv, gather, reduce, ce_out, "
             "ce_in, sm_copy, epi_store, epi_red, spin");
-  EXPECT_EQ(refusal(with(R"("sms":65536)")), "taken");
-  EXPECT_EQ(refusal(with(R"("sms":65537)")), "m.json: /sms: got 65537, wanted an integer from 1 to 65536");
+  EXPECT_EQ(machine_refusal(with(R"("sms":65536)")), "taken");
+  EXPECT_EQ(machine_refusal(with(R"("sms":65537)")), "m.json: /sms: got 65537, wanted an integer from 1 to 65536");
   const auto driver = [](size_t letters) { return with(R"("driver":")" + std::string(letters, 'd') + "\""); };
-  EXPECT_EQ(refusal(driver(200)), "taken");
-  EXPECT_TRUE(refusal(driver(201)).ends_with("wanted a string of at most 200 characters"));
-  EXPECT_EQ(refusal(with(R"("driver":7)")), "m.json: /driver: got 7, wanted a string of at most 200 characters");
-  EXPECT_EQ(refusal(R"({"overlace_machine":2})"), "m.json: /overlace_machine: got 2, wanted 1");
+  EXPECT_EQ(machine_refusal(driver(200)), "taken");
+  EXPECT_TRUE(machine_refusal(driver(201)).ends_with("wanted a string of at most 200 characters"));
+  EXPECT_EQ(machine_refusal(with(R"("driver":7)")),
+            "m.json: /driver: got 7, wanted a string of at most 200 characters");
+  EXPECT_EQ(machine_refusal(R"({"overlace_machine":2})"), "m.json: /overlace_machine: got 2, wanted 1");
   const auto tiles = [](int count) {
     std::string list;
     for (int i = 0; i < count; ++i) list += i == 0 ? "7" : ",7";
     return with("\"gemm\":{\"tiles\":[" + list + "]}");
   };
-  EXPECT_NE(refusal(tiles(1001)).find("wanted a list of at most 1000 objects"), std::string::npos);
-  EXPECT_EQ(refusal(tiles(1000)), "m.json: /gemm/tiles/0: got 7, wanted an object");
-  EXPECT_EQ(refusal("[]"), "m.json: : got [], wanted an object");
+  EXPECT_NE(machine_refusal(tiles(1001)).find("wanted a list of at most 1000 objects"), std::string::npos);
+  EXPECT_EQ(machine_refusal(tiles(1000)), "m.json: /gemm/tiles/0: got 7, wanted an object");
+  EXPECT_EQ(machine_refusal("[]"), "m.json: : got [], wanted an object");
 }
 
 TEST(Machine, RefusesCurvesThatDoNotGrow) {
   const auto curve = [](const std::string& points) {
     return with(R"("copy":{"pair_us":{"x":"bytes","source":"prior","points":)" + points + "}}");
   };
-  EXPECT_EQ(refusal(curve("[[1,2],[2,3]]")), "taken");
-  EXPECT_EQ(refusal(curve("[[1,2],[1,3]]")),
+  EXPECT_EQ(machine_refusal(curve("[[1,2],[2,3]]")), "taken");
+  EXPECT_EQ(machine_refusal(curve("[[1,2],[1,3]]")),
             "m.json: /copy/pair_us/points/1: got [1,3], wanted a size > 1, that before");
-  EXPECT_EQ(refusal(curve("[[1,2],[2,1.5]]")),
+  EXPECT_EQ(machine_refusal(curve("[[1,2],[2,1.5]]")),
             "m.json: /copy/pair_us/points/1: got [2,1.5], wanted a value >= 2, that before: it must not fall as sizes "
             "grow");
-  EXPECT_EQ(refusal(curve("[[1,0]]")), "m.json: /copy/pair_us/points/0: got [1,0], wanted a value > 0 and <= 1e+09");
-  EXPECT_EQ(refusal(curve("[[0,1]]")), "m.json: /copy/pair_us/points/0: got [0,1], wanted a size > 0 and <= 1e18");
-  EXPECT_EQ(refusal(curve("[[1e18,1]]")), "taken");
-  EXPECT_NE(refusal(curve("[[1.1e18,1]]")), "taken");
-  EXPECT_EQ(refusal(curve("[]")), "m.json: /copy/pair_us/points: got [], wanted 1 to 1000 pairs [size, value]");
-  EXPECT_EQ(refusal(with(R"("copy":{"pair_us":{"x":"rows","source":"prior","points":[[1,1]]}})")),
+  EXPECT_EQ(machine_refusal(curve("[[1,0]]")),
+            "m.json: /copy/pair_us/points/0: got [1,0], wanted a value > 0 and <= 1e+09");
+  EXPECT_EQ(machine_refusal(curve("[[0,1]]")),
+            "m.json: /copy/pair_us/points/0: got [0,1], wanted a size > 0 and <= 1e18");
+  EXPECT_EQ(machine_refusal(curve("[[1e18,1]]")), "taken");
+  EXPECT_NE(machine_refusal(curve("[[1.1e18,1]]")), "taken");
+  EXPECT_EQ(machine_refusal(curve("[]")), "m.json: /copy/pair_us/points: got [], wanted 1 to 1000 pairs [size, value]");
+  EXPECT_EQ(machine_refusal(with(R"("copy":{"pair_us":{"x":"rows","source":"prior","points":[[1,1]]}})")),
             "m.json: /copy/pair_us/x: got \"rows\", wanted \"bytes\", the unit of the sizes");
 }
 

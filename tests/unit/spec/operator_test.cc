@@ -25,16 +25,16 @@ constexpr FamilyDef kTurned[] = {{.name = "serial", .make = make_nothing}, {.nam
 constexpr FamilyDef kUnmade[] = {
     {.name = "library", .make = make_nothing}, {.name = "serial", .make = make_nothing}, {.name = "fast"}};
 constexpr FieldDef kSizes[] = {{"M", FieldType::integer, "rows"}};
-const OperatorDef kWhole = {.name = "unit_test",
-                            .summary = "nothing",
-                            .args = kArgs,
-                            .families = kFamilies,
-                            .make_alone = make_nothing_alone,
-                            .meaning = mean_nothing};
+const OperatorDef kComplete = {.name = "unit_test",
+                               .summary = "nothing",
+                               .args = kArgs,
+                               .families = kFamilies,
+                               .make_alone = make_nothing_alone,
+                               .meaning = mean_nothing};
 
 /// What add_operator says of a value with one thing changed. It keeps none.
-std::string refusal(void (*change)(OperatorDef&)) {
-  OperatorDef op = kWhole;
+std::string operator_refusal(void (*change)(OperatorDef&)) {
+  OperatorDef op = kComplete;
   change(op);
   try {
     add_operator(op);
@@ -45,19 +45,22 @@ std::string refusal(void (*change)(OperatorDef&)) {
 }
 
 TEST(Operator, IsRefusedWhereItLacksSomething) {
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.name = ""; }), "operator '' lacks a name");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.name = "gemm_rs"; }),
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.name = ""; }), "operator '' lacks a name");
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.name = "gemm_rs"; }),
             "operator 'gemm_rs' lacks a name of its own: this one is known");
   const std::string first = "operator 'unit_test' lacks the families library and serial, first";
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.families = {}; }), first);
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kTurned; }), first);
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.families = kUnmade; }), "operator 'unit_test' lacks make of family fast");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.fields = kSizes; }),
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.families = {}; }), first);
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.families = kTurned; }), first);
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.families = kUnmade; }),
+            "operator 'unit_test' lacks make of family fast");
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.fields = kSizes; }),
             "operator 'unit_test' lacks another name for field M, which every schedule has");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.args = {}; }), "operator 'unit_test' lacks an input");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.args = op.args.first(1); }), "operator 'unit_test' lacks an output");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.make_alone = nullptr; }), "operator 'unit_test' lacks make_alone");
-  EXPECT_EQ(refusal([](OperatorDef& op) { op.meaning = nullptr; }), "operator 'unit_test' lacks meaning");
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.args = {}; }), "operator 'unit_test' lacks an input");
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.args = op.args.first(1); }),
+            "operator 'unit_test' lacks an output");
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.make_alone = nullptr; }),
+            "operator 'unit_test' lacks make_alone");
+  EXPECT_EQ(operator_refusal([](OperatorDef& op) { op.meaning = nullptr; }), "operator 'unit_test' lacks meaning");
   EXPECT_EQ(find_operator("unit_test"), nullptr);
 }
 
@@ -96,7 +99,7 @@ TEST(Problem, KeysAreEqualForEqualProblemsAlone) {
 }
 
 TEST(Operator, FieldsOfACallAreThoseThatItDeclares) {
-  OperatorDef op = kWhole;
+  OperatorDef op = kComplete;
   constexpr FieldDef kFields[] = {{"window", FieldType::integer, "rows"}};
   op.fields = kFields;
   EXPECT_EQ(field_problem(op, {{"window", int64_t{3}}}), "");

@@ -16,14 +16,14 @@ struct GroupCase {
   TileOrderKind kind;
 };
 
-TileOrder order_of(const GroupCase& c, int rank) {
+TileOrder group_order(const GroupCase& c, int rank) {
   TileOrder o =
       make_tile_order(c.kind, rank, static_cast<int>(c.offsets.size()) - 1, c.offsets.data(), kTileRows, c.tiles_n);
   o.swizzle = c.swizzle;
   return o;
 }
 
-std::vector<GroupCase> all_cases() {
+std::vector<GroupCase> group_cases() {
   std::vector<GroupCase> cases;
   const std::vector<std::vector<int64_t>> offsets = {{0, 512, 1024},
                                                      {0, 0, 520},
@@ -45,10 +45,10 @@ std::vector<GroupCase> all_cases() {
 }
 
 TEST(TileGroups, EachSenderFillsEachGroupOfEachOwner) {
-  for (const GroupCase& c : all_cases()) {
+  for (const GroupCase& c : group_cases()) {
     const int size = static_cast<int>(c.offsets.size()) - 1;
     for (int sender = 0; sender < size; ++sender) {
-      const TileOrder o = order_of(c, sender);
+      const TileOrder o = group_order(c, sender);
       const TileGroups g = make_groups(o, c.most);
       std::vector<std::vector<int>> sent(static_cast<size_t>(size), std::vector<int>(static_cast<size_t>(c.most)));
       for (int i = 0; i < count_tiles(o); ++i) {
@@ -59,7 +59,7 @@ TEST(TileGroups, EachSenderFillsEachGroupOfEachOwner) {
         ++sent[static_cast<size_t>(at.shard)][static_cast<size_t>(group)];
       }
       for (int owner = 0; owner < size; ++owner) {
-        const TileOrder there = order_of(c, owner);
+        const TileOrder there = group_order(c, owner);
         const TileGroups awaited = make_groups(there, c.most);
         const int rows = there.first_tile[owner + 1] - there.first_tile[owner];
         for (int group = 0; group < c.most; ++group) {
@@ -76,10 +76,10 @@ TEST(TileGroups, EachSenderFillsEachGroupOfEachOwner) {
 /// The owner waits for a group once: its own tiles never return to one, be they multiplied, whatever the kind, or
 /// summed.
 TEST(TileGroups, OwnTilesNeverReturnToAGroup) {
-  for (const GroupCase& c : all_cases()) {
+  for (const GroupCase& c : group_cases()) {
     const int size = static_cast<int>(c.offsets.size()) - 1;
     for (int rank = 0; rank < size; ++rank) {
-      const TileOrder o = order_of(c, rank);
+      const TileOrder o = group_order(c, rank);
       const TileGroups g = make_groups(o, c.most);
       const int own = (o.first_tile[rank + 1] - o.first_tile[rank]) * o.tiles_n;
       int last = -1, seen = 0;
@@ -98,7 +98,7 @@ TEST(TileGroups, OwnTilesNeverReturnToAGroup) {
 
 TEST(TileGroups, AreAsFineAsTheirNumberAllows) {
   const GroupCase c{{0, 2048, 4096, 6144, 8192}, 32, 8, 64, TileOrderKind::woven};
-  const TileGroups fine = make_groups(order_of(c, 1), 64), coarse = make_groups(order_of(c, 1), 8);
+  const TileGroups fine = make_groups(group_order(c, 1), 64), coarse = make_groups(group_order(c, 1), 8);
   EXPECT_EQ(fine.rows, 8);
   EXPECT_EQ(fine.cols, 1);
   EXPECT_EQ(count_groups(fine, 8), 32);

@@ -38,7 +38,7 @@ TileOrder order_of(const OrderCase& c, const std::vector<int64_t>& offsets, int 
   return o;
 }
 
-std::vector<OrderCase> all_cases() {
+std::vector<OrderCase> order_cases() {
   std::vector<OrderCase> cases;
   for (const Kind kind : kKinds) {
     for (int size = 1; size <= kOrderShards; ++size) {
@@ -80,7 +80,7 @@ void expect_bijection(const TileOrder& o, const std::vector<int64_t>& offsets) {
 }
 
 TEST(TileOrder, VisitsEachTileOfEqualShardsOnce) {
-  for (const OrderCase& c : all_cases()) {
+  for (const OrderCase& c : order_cases()) {
     SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(c.kind) << " size " << c.size << " rank " << c.rank
                                     << " swizzle " << c.swizzle << " sweep " << static_cast<int>(c.sweep));
     const auto offsets = equal_offsets(c.size, 5 * 64);
@@ -91,7 +91,7 @@ TEST(TileOrder, VisitsEachTileOfEqualShardsOnce) {
 }
 
 TEST(TileOrder, VisitsEachTileOfRaggedAndEmptyShardsOnce) {
-  for (const OrderCase& c : all_cases()) {
+  for (const OrderCase& c : order_cases()) {
     SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(c.kind) << " size " << c.size << " rank " << c.rank
                                     << " swizzle " << c.swizzle << " sweep " << static_cast<int>(c.sweep));
     const auto offsets = ragged_offsets(c.size);
@@ -126,7 +126,7 @@ TEST(TileOrder, ShardsComeInTheOrderThatTheNameSays) {
 }
 
 TEST(TileOrder, WovenSpreadsTheOwnTilesEvenlyAndKeepsTheirOrder) {
-  for (const OrderCase& c : all_cases()) {
+  for (const OrderCase& c : order_cases()) {
     if (c.kind != Kind::woven) continue;
     const TileOrder o = order_of(c, ragged_offsets(c.size), 64, 3);
     const int64_t all = count_tiles(o), own = int64_t{o.first_tile[c.rank + 1] - o.first_tile[c.rank]} * o.tiles_n;

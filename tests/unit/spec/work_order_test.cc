@@ -37,7 +37,7 @@ Orders orders_of(const WorkCase& c, int rank, int clusters) {
   return out;
 }
 
-std::vector<WorkCase> all_cases() {
+std::vector<WorkCase> work_cases() {
   const std::vector<std::vector<int64_t>> offsets = {
       {0, 1024, 2048},          {0, 0, 520},
       {0, 300, 300, 812, 1000}, {0, 4096, 8192},
@@ -63,7 +63,7 @@ std::vector<WorkItem> items_of(const Orders& orders) {
 }
 
 TEST(WorkOrder, EachProductSumAndCopyIsDoneOnce) {
-  for (const WorkCase& c : all_cases()) {
+  for (const WorkCase& c : work_cases()) {
     for (int rank = 0; rank < size_of(c); ++rank) {
       const Orders orders = orders_of(c, rank, c.clusters);
       std::set<std::tuple<Work, int, int>> seen;
@@ -142,7 +142,7 @@ class Team {
 };
 
 TEST(WorkOrder, AnyResidentWorkersComeToTheEnd) {
-  for (const WorkCase& c : all_cases()) {
+  for (const WorkCase& c : work_cases()) {
     const auto ranks = static_cast<size_t>(size_of(c));
     std::vector<int> mixed;
     for (size_t rank = 0; rank < ranks; ++rank) mixed.push_back(rank % 2 == 0 ? 1 : c.clusters);

@@ -33,6 +33,9 @@ class CheckNamesTest(support.TreeTest):
         )
         self.assertEqual(self.names("using Key = std::tuple<int, int>;\nusing base::Json;"), ["Key"])
         self.assertEqual(self.names("bool A::f() const { return true; }\nbool operator<(A, A);"), [])
+        self.assertEqual(
+            self.names("INSTANTIATE_TEST_SUITE_P(All, A, testing::Values(1), [](auto& i) { return f(i); });"), []
+        )
         static = check_names.declarations("static int f() { return 1; }\nint g() { return 2; }\n")
         self.assertEqual([(d.name, d.is_local) for d in static], [("f", True), ("g", False)])
 
@@ -65,8 +68,23 @@ class CheckNamesTest(support.TreeTest):
         self.write("src/spec/families.h", "namespace overlace {\nint chunk_degrees();\n}\n")
         self.assertEqual(self.problems(), [wanted])
 
+    def test_tests_of_one_program_are_one_folder(self) -> None:
+        """Which of their files are one unit depends on how many there are."""
+        self.write("tests/unit/spec/a_test.cc", unit("TEST(A, Holds) { f(); }\nint size_of(int a) { return a; }"))
+        self.write("tests/unit/spec/checks/b_test.cc", unit("TEST_F(B, Holds) {}\nint size_of(int a) { return a; }"))
+        self.write("tests/unit/exec/c_test.cc", unit("int size_of(int a) { return a; }"))
+        wanted = "tests/unit/spec/checks/b_test.cc:4: size_of is local to tests/unit/spec/a_test.cc, too"
+        self.assertEqual(self.problems(), [wanted])
+        self.write("tests/unit/spec/checks/b_test.cc", unit("TEST(B, Holds) { size_in(1); }"))
+        self.assertEqual(self.problems(), [])
+        self.write("tests/unit/spec/sizes.h", unit("", "int size_of(int a);"))
+        self.assertEqual(self.problems(), [])
+        self.write("tests/unit/spec/checks/b_test.cc", unit("TEST(B, Holds) { size_of(1); }"))
+        wanted = "tests/unit/spec/a_test.cc:4: size_of hides that of tests/unit/spec/sizes.h"
+        self.assertEqual(self.problems(), [f"{wanted} from tests/unit/spec/checks/b_test.cc"])
+
     def test_what_is_compiled_alone(self) -> None:
-        for folder in ("src/exec/cuda", "src/exec/onednn", "src/runtime/backend/cuda_peer", "tests/unit/spec"):
+        for folder in ("src/exec/cuda", "src/exec/onednn", "src/runtime/backend/cuda_peer", "tests/ranks"):
             for name in ("a", "b"):
                 self.write(f"{folder}/{name}.cc", unit("int size_of(int a) { return a; }"))
         self.assertEqual(self.problems(), [])

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kRanks = 2;
 
-spec::OpSpec small() {
+spec::OpSpec small_problem() {
   spec::OpSpec op;
   op.op = "gemm_rs";
   op.m = 96;
@@ -23,7 +23,7 @@ spec::OpSpec small() {
 
 TEST(PlanProbe, PlansOnAllRanks) {
   const spec::Machine machine = spec::find_machine("cpu2");
-  const auto plan = plan_by_probe(small(), machine, {.limit = plan::Tier::probe}, "");
+  const auto plan = plan_by_probe(small_problem(), machine, {.limit = plan::Tier::probe}, "");
   ASSERT_NE(plan, nullptr);
   EXPECT_EQ(plan->tier, plan::Tier::probe);
   EXPECT_GT(plan->estimate.us, 0);

@@ -28,7 +28,7 @@ RunPlan small_plan() {
   return make_plan(options, base::Env::parse({}).value(), {}).value();
 }
 
-const spec::OpSpec& problem(const RunPlan& plan, const std::string& name) {
+const spec::OpSpec& problem_at(const RunPlan& plan, const std::string& name) {
   for (const model::Site& site : plan.sites)
     if (site.name == name) return site.op;
   throw std::runtime_error("no site " + name);
@@ -43,7 +43,7 @@ TEST(ScheduleNames, ThatAreNoneSayWhatIsWanted) {
 
 TEST(ScheduleFile, OfOneServesTheSiteWithItsProblem) {
   const RunPlan plan = small_plan();
-  const spec::Schedule schedule = spec::make_schedule(problem(plan, "down"), "hetero_fused_1d", 2);
+  const spec::Schedule schedule = spec::make_schedule(problem_at(plan, "down"), "hetero_fused_1d", 2);
   const File file(schedule.to_json());
   const auto request = request_schedules(file.path(), plan);
   ASSERT_TRUE(request.ok()) << request.status().message();
@@ -54,8 +54,8 @@ TEST(ScheduleFile, OfOneServesTheSiteWithItsProblem) {
 
 TEST(ScheduleFile, NamesSites) {
   const RunPlan plan = small_plan();
-  const spec::Schedule qkv = spec::make_schedule(problem(plan, "qkv"), "uniform_fused_1d", 4);
-  const spec::Schedule o_proj = spec::make_schedule(problem(plan, "o_proj"), "serial");
+  const spec::Schedule qkv = spec::make_schedule(problem_at(plan, "qkv"), "uniform_fused_1d", 4);
+  const spec::Schedule o_proj = spec::make_schedule(problem_at(plan, "o_proj"), "serial");
   const File file("{\"qkv\": " + qkv.to_json() + ", \"o_proj\": " + o_proj.to_json() + "}");
   const auto request = request_schedules(file.path(), plan);
   ASSERT_TRUE(request.ok()) << request.status().message();
@@ -66,7 +66,7 @@ TEST(ScheduleFile, NamesSites) {
 
 TEST(ScheduleFile, OfAnotherProblemIsRefusedWithBoth) {
   const RunPlan plan = small_plan();
-  spec::OpSpec other = problem(plan, "qkv");
+  spec::OpSpec other = problem_at(plan, "qkv");
   other.m = 128;
   const spec::Schedule schedule = spec::make_schedule(other, "serial");
   const File single(schedule.to_json());
@@ -80,7 +80,7 @@ TEST(ScheduleFile, OfAnotherProblemIsRefusedWithBoth) {
 
 TEST(ScheduleFile, PassesTheStaticChecks) {
   const RunPlan plan = small_plan();
-  spec::Schedule schedule = spec::make_schedule(problem(plan, "qkv"), "hetero_fused_1d", 2);
+  spec::Schedule schedule = spec::make_schedule(problem_at(plan, "qkv"), "hetero_fused_1d", 2);
   bool removed = false;
   for (spec::Task& task : schedule.tasks) {
     removed = removed || !task.waits.empty();

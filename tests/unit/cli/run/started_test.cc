@@ -43,7 +43,7 @@ TEST(Started, CallsHostsOfOneMachineEmulated) {
   EXPECT_TRUE(placed("abAB", 0).is_emulated);
 }
 
-std::string refusal(const RunOptions& options, const std::vector<std::string>& block) {
+std::string start_refusal(const RunOptions& options, const std::vector<std::string>& block) {
   const base::Env env = base::Env::parse(block).value();
   const base::Status status = check_started(options, env, look_around(env));
   EXPECT_TRUE(status.ok() || status.code() == Errc::invalid_argument);
@@ -54,25 +54,25 @@ const std::vector<std::string> kTwo = {"OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORL
 
 TEST(Started, TakesNoOptionsThatStartRanks) {
   RunOptions options;
-  EXPECT_EQ(refusal(options, kTwo), "");
+  EXPECT_EQ(start_refusal(options, kTwo), "");
   options.ranks = 2;
-  EXPECT_EQ(refusal(options, kTwo), "");
+  EXPECT_EQ(start_refusal(options, kTwo), "");
   options.ranks = 4;
-  EXPECT_EQ(refusal(options, kTwo), "--ranks is 4, but 2 ranks were started already (openmpi)");
-  EXPECT_EQ(refusal(options, {"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=1"}),
+  EXPECT_EQ(start_refusal(options, kTwo), "--ranks is 4, but 2 ranks were started already (openmpi)");
+  EXPECT_EQ(start_refusal(options, {"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=1"}),
             "--ranks is 4, but 1 rank was started already (slurm)");
   options = {};
   options.threads = true;
-  EXPECT_EQ(refusal(options, kTwo), "--threads: 2 ranks were started already (openmpi), wanted one of both");
+  EXPECT_EQ(start_refusal(options, kTwo), "--threads: 2 ranks were started already (openmpi), wanted one of both");
   options = {};
   options.program = {"date"};
-  EXPECT_EQ(refusal(options, kTwo),
+  EXPECT_EQ(start_refusal(options, kTwo),
             "-- date: 2 ranks were started already (openmpi), wanted the program in place of overlace run");
   options = {};
   options.emulate_hosts = 2;
-  EXPECT_EQ(refusal(options, kTwo),
+  EXPECT_EQ(start_refusal(options, kTwo),
             "--emulate-hosts is 2, but 2 ranks were started already (openmpi): it starts its own");
-  EXPECT_EQ(refusal(options, {"PMI_RANK=0", "PMI_SIZE=2", "OVERLACE_HOST_ID=emulated host 1"}), "");
+  EXPECT_EQ(start_refusal(options, {"PMI_RANK=0", "PMI_SIZE=2", "OVERLACE_HOST_ID=emulated host 1"}), "");
 }
 
 }  // namespace

@@ -24,29 +24,29 @@ LossWords words_of_shape(const char* op) {
   return words;
 }
 
-base::Json data_of(LossWords words) {
+base::Json printed_losses(LossWords words) {
   words.json = "-";
   testing::internal::CaptureStdout();
   EXPECT_EQ(sim_characterise(words), 0);
   return base::Json::parse(testing::internal::GetCapturedStdout()).value();
 }
 
-double number(const base::Json& row, const char* key) { return row.find(key)->as_double(); }
+double field(const base::Json& row, const char* key) { return row.find(key)->as_double(); }
 
 TEST(SimCharacterise, ProductsInPartsAreTheirClosedForms) {
   const spec::Machine machine = spec::find_machine("h200x4");
-  const base::Json data = data_of(words_of_shape("ag_gemm"));
+  const base::Json data = printed_losses(words_of_shape("ag_gemm"));
   const double launch = machine.latency.launch_us.value;
   const double whole = launch + spec::gemm_cost(machine, {4096, 2560, 8192}).us;
-  EXPECT_NEAR(number(data, "product_us"), whole, 1e-9);
+  EXPECT_NEAR(field(data, "product_us"), whole, 1e-9);
   int found = 0;
   for (const base::Json& row : data.find("decomposition")->as_array()) {
     if (row.find("family")->as_string() != "uniform_fused_1d") continue;
     const int64_t q = row.find("degree")->as_int();
     const double parts = static_cast<double>(q) * (launch + spec::gemm_cost(machine, {1024 / q, 2560, 8192, 4}).us);
     EXPECT_EQ(row.find("products")->as_int(), q);
-    EXPECT_NEAR(number(row, "product_us"), q == 1 ? whole : parts, 1e-9) << q;
-    EXPECT_NEAR(number(row, "product_dil"), number(row, "product_us") / whole - 1, 1e-12);
+    EXPECT_NEAR(field(row, "product_us"), q == 1 ? whole : parts, 1e-9) << q;
+    EXPECT_NEAR(field(row, "product_dil"), field(row, "product_us") / whole - 1, 1e-12);
     EXPECT_EQ(row.find("transfers")->as_int(), 3 * q);
     ++found;
   }
@@ -55,23 +55,23 @@ TEST(SimCharacterise, ProductsInPartsAreTheirClosedForms) {
 
 TEST(SimCharacterise, FinerTransfersTakeLongerAndStoresLessSo) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
-    const base::Json data = data_of(words_of_shape(op));
+    const base::Json data = printed_losses(words_of_shape(op));
     std::string family;
     double before = 0;
     int rows = 0;
     for (const base::Json& row : data.find("decomposition")->as_array()) {
       if (row.find("transfers")->as_int() == 0) {  // one kernel: nothing is cut off
-        EXPECT_EQ(number(row, "product_dil"), 0) << op;
-        EXPECT_EQ(number(row, "store_dil"), 0) << op;
+        EXPECT_EQ(field(row, "product_dil"), 0) << op;
+        EXPECT_EQ(field(row, "store_dil"), 0) << op;
         continue;
       }
       const bool is_next = row.find("family")->as_string() == family;
       family = row.find("family")->as_string();
-      const double dil = number(row, "transfer_dil");
+      const double dil = field(row, "transfer_dil");
       if (is_next) {
         EXPECT_GT(dil, before) << op << " " << family;
-        EXPECT_LT(number(row, "store_dil"), dil) << op << " " << family;
-        EXPECT_GT(number(row, "store_dil"), 0) << op << " " << family;
+        EXPECT_LT(field(row, "store_dil"), dil) << op << " " << family;
+        EXPECT_GT(field(row, "store_dil"), 0) << op << " " << family;
       } else {
         EXPECT_NEAR(dil, 0, 1e-9) << op << " " << family;
       }
@@ -106,14 +106,14 @@ TEST(SimCharacterise, ContentionIsThatOfTheMachineFile) {
 TEST(SimCharacterise, PlotsBothLossesInBothDirections) {
   LossWords words = words_of_shape("gemm_rs");
   words.plot = testing::TempDir() + "overlace_losses.svg";
-  (void)data_of(words);
+  (void)printed_losses(words);
   const std::string svg = base::read_file(words.plot).value();
   for (const char* part : {"GEMM in parts, one by one", "transfer in parts, one by one", "GEMM beside a transfer",
                            "transfer beside a GEMM", ">copies of columns (2-D)<", ">stores of all SMs<", ">tma_slot<",
                            ">epilogue<", ">1.2<"})
     EXPECT_NE(svg.find(part), std::string::npos) << part;
   words.plot = testing::TempDir() + "overlace_losses.html";
-  (void)data_of(words);
+  (void)printed_losses(words);
   EXPECT_EQ(base::read_file(words.plot).value().rfind("<!doctype html>", 0), 0U);
 }
 

@@ -15,7 +15,7 @@
 namespace overlace::cli {
 namespace {
 
-SweepWords small() {
+SweepWords small_sweep() {
   SweepWords words;
   words.m = "1024,4096";
   words.n = "1536";
@@ -33,7 +33,7 @@ base::Json rows_of(SweepWords words) {
 }
 
 TEST(SimSweep, RowsAreTheFastestDegreesOfEachPoint) {
-  SweepWords words = small();
+  SweepWords words = small_sweep();
   words.ranks = "2,4";
   const base::Json rows = rows_of(words);
   ASSERT_EQ(rows.as_array().size(), 2U * 2 * 2);
@@ -55,7 +55,7 @@ TEST(SimSweep, RowsAreTheFastestDegreesOfEachPoint) {
 }
 
 TEST(SimSweep, AFamilyWithoutDegreesHasDegreeOne) {
-  SweepWords words = small();
+  SweepWords words = small_sweep();
   words.m = "4096";
   words.degrees = "4,8";
   const base::Json rows = rows_of(words);
@@ -66,7 +66,7 @@ TEST(SimSweep, AFamilyWithoutDegreesHasDegreeOne) {
 }
 
 TEST(SimSweep, PlotHasALineForEachFamilyAndOneBound) {
-  SweepWords words = small();
+  SweepWords words = small_sweep();
   words.plot = testing::TempDir() + "overlace_sweep.svg";
   (void)rows_of(words);
   const std::string svg = base::read_file(words.plot).value();
@@ -87,7 +87,7 @@ TEST(SimSweep, PlotHasALineForEachFamilyAndOneBound) {
 
 TEST(SimSweep, RefusesBadLists) {
   const auto message = [](auto change) -> std::string {
-    SweepWords words = small();
+    SweepWords words = small_sweep();
     change(&words);
     try {
       sim_sweep(words);

@@ -16,7 +16,7 @@
 namespace overlace::cli {
 namespace {
 
-base::Trace sample() {
+base::Trace sample_trace() {
   base::Trace t;
   t.title = "ag_gemm M 512";
   t.emulated = true;
@@ -41,7 +41,7 @@ class TraceCommand : public ::testing::Test {
 };
 
 TEST_F(TraceCommand, InfoSaysWhatIsInIt) {
-  ASSERT_TRUE(base::write_trace(sample(), path("a.pftrace")).ok());
+  ASSERT_TRUE(base::write_trace(sample_trace(), path("a.pftrace")).ok());
   const base::Result<base::Trace> trace = load_trace(path("a.pftrace"));
   ASSERT_TRUE(trace.ok()) << trace.status().message();
   EXPECT_EQ(describe_trace(*trace),
@@ -81,7 +81,7 @@ TEST_F(TraceCommand, InfoOfAnEmptyTrace) {
 }
 
 TEST_F(TraceCommand, ConvertsThereAndBack) {
-  ASSERT_TRUE(base::write_trace(sample(), path("a.json")).ok());
+  ASSERT_TRUE(base::write_trace(sample_trace(), path("a.json")).ok());
   ASSERT_TRUE(trace_convert(path("a.json"), path("b.perfetto-trace")).ok());
   ASSERT_TRUE(trace_convert(path("b.perfetto-trace"), path("c.json")).ok());
   EXPECT_EQ(*base::read_file(path("c.json")), *base::read_file(path("a.json")));
@@ -95,27 +95,27 @@ TEST_F(TraceCommand, BadFilesAreTypedErrorsAndLeaveNothing) {
   EXPECT_EQ(load_trace(path("bad.json")).status().code(), Errc::corrupt);
   EXPECT_NE(load_trace(path("bad.json")).status().message().find(path("bad.json") + ": line 1"), std::string::npos);
   EXPECT_EQ(trace_convert(path("bad.json"), path("out.json")).code(), Errc::corrupt);
-  ASSERT_TRUE(base::write_trace(sample(), path("good.json")).ok());
+  ASSERT_TRUE(base::write_trace(sample_trace(), path("good.json")).ok());
   EXPECT_EQ(trace_convert(path("good.json"), path("out.txt")).code(), Errc::invalid_argument);
   EXPECT_EQ(trace_convert(path("good.json"), path("no/out.json")).code(), Errc::io);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 2);
 }
 
 TEST_F(TraceCommand, FewerRanksLeaveNoFileOfMore) {
-  base::Trace trace = sample();
+  base::Trace trace = sample_trace();
   for (int rank = 2; rank < 5; ++rank) trace.spans.push_back({rank, "cpu 0", "late", "gemm", 0, 1000, 0, 8});
   ASSERT_TRUE(write_timeline(trace, path("run.et")).ok());
   ASSERT_TRUE(std::filesystem::exists(path("run.4.et")));
   ASSERT_TRUE(base::write_file(path("run.6.et"), "of somebody else: not one of theirs").ok());
-  ASSERT_TRUE(write_timeline(sample(), path("run.et")).ok());
-  EXPECT_EQ(load_trace(path("run.et"))->spans.size(), sample().spans.size());
+  ASSERT_TRUE(write_timeline(sample_trace(), path("run.et")).ok());
+  EXPECT_EQ(load_trace(path("run.et"))->spans.size(), sample_trace().spans.size());
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 3);
 }
 
 TEST_F(TraceCommand, AFileOfAllRanksIsNotHiddenBehindThoseOfEach) {
   ASSERT_TRUE(base::write_file(path("run.et"), "somebody's").ok());
   EXPECT_EQ(
-      write_timeline(sample(), path("run.et")).message(),
+      write_timeline(sample_trace(), path("run.et")).message(),
       path("run.et") + ": it is there and would be read in place of " + path("run.0.et") + ", wanted another name");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
@@ -134,7 +134,7 @@ TEST_F(TraceCommand, OneHighRankWritesNoThousandFiles) {
 TEST_F(TraceCommand, ANameThatNoFileCanHaveIsAnError) {
   const std::string name = path(std::string(400, 'a') + ".et");
   EXPECT_EQ(load_trace(name).status().code(), Errc::io);
-  EXPECT_EQ(write_timeline(sample(), name).code(), Errc::io);
+  EXPECT_EQ(write_timeline(sample_trace(), name).code(), Errc::io);
 }
 
 /// One rank's span over two marks.

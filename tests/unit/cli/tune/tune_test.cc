@@ -7,7 +7,8 @@
 namespace overlace::cli {
 namespace {
 
-std::string refusal(const std::string& config, const std::string& tokens, const std::string& shape, int ranks = 2) {
+std::string words_refusal(const std::string& config, const std::string& tokens, const std::string& shape,
+                          int ranks = 2) {
   TuneWords words;
   words.config = config, words.tokens = tokens;
   if (!shape.empty()) words.shapes = {shape};
@@ -36,21 +37,21 @@ TEST(TuneProblems, AreTheSitesOfAModelAndShapes) {
 }
 
 TEST(TuneProblems, BadWordsAreRefusedWithTheOption) {
-  EXPECT_EQ(refusal("", "", ""),
+  EXPECT_EQ(words_refusal("", "", ""),
             "neither --config nor --shape is given, wanted one of them: there is nothing to measure");
-  EXPECT_EQ(refusal("tiny", "", ""), "--config is tiny and --tokens is not given, wanted both or none");
-  EXPECT_EQ(refusal("", "8", ""), "--config is not given and --tokens is 8, wanted both or none");
+  EXPECT_EQ(words_refusal("tiny", "", ""), "--config is tiny and --tokens is not given, wanted both or none");
+  EXPECT_EQ(words_refusal("", "8", ""), "--config is not given and --tokens is 8, wanted both or none");
   for (const char* shape : {"gemm_rs", "gemm_rs:", "gemm_rs:8x8", "gemm_rs:8x8x8x8", "gemm_rs:8x8x8 ", "gemm_rs:8xax8",
                             "gemm_rs:8x8x99999999999999999999"})
-    EXPECT_EQ(refusal("", "", shape),
+    EXPECT_EQ(words_refusal("", "", shape),
               "--shape is " + std::string(shape) + ", wanted OP:MxNxK such as gemm_rs:4096x8192x2048");
-  EXPECT_EQ(refusal("", "", "gemm:8x8x8").find("--shape is gemm:8x8x8, wanted an operator of "), 0u);
-  EXPECT_EQ(refusal("", "", "gemm_rs:0x8x8"), "--m is 0, wanted at least 1");
-  EXPECT_NE(refusal("tiny", "64", "", 7), "accepted");  // its heads do not fit
-  EXPECT_EQ(refusal("tiny", "64", "gemm_rs:8x8x8"), "accepted");
+  EXPECT_EQ(words_refusal("", "", "gemm:8x8x8").find("--shape is gemm:8x8x8, wanted an operator of "), 0u);
+  EXPECT_EQ(words_refusal("", "", "gemm_rs:0x8x8"), "--m is 0, wanted at least 1");
+  EXPECT_NE(words_refusal("tiny", "64", "", 7), "accepted");  // its heads do not fit
+  EXPECT_EQ(words_refusal("tiny", "64", "gemm_rs:8x8x8"), "accepted");
 }
 
-TuneReport sample() {
+TuneReport sample_tuning() {
   TuneWords words;
   words.shapes = {"gemm_rs:64x8x8", "ag_gemm:64x8x8", "gemm_ar:64x8x8"};
   const std::vector<TuneProblem> list = problems_of(words, 2, DType::fp32);
@@ -61,7 +62,7 @@ TuneReport sample() {
 }
 
 TEST(TuneText, ShowsWhatChangesAndWhatIsLeft) {
-  const std::string text = tune_text(sample());
+  const std::string text = tune_text(sample_tuning());
   EXPECT_EQ(text.find("machine here: here.json, calibrated\n"), 0u) << text;
   for (const char* part : {"library    hetero_fused_1d q 2  20.0    16.0        20.0  1.25x\n", "1.00x\n",
                            "2 problems in 2.5 s: 1 measured, 1 measured before; auto changes at 1, 1.118x in the",
@@ -73,7 +74,7 @@ TEST(TuneText, ShowsWhatChangesAndWhatIsLeft) {
 }
 
 TEST(TuneJson, HasAllNumbers) {
-  const base::Json json = tune_json(sample());
+  const base::Json json = tune_json(sample_tuning());
   EXPECT_EQ(json.find("schema")->as_string(), "overlace.tune/1");
   EXPECT_EQ(json.find("left")->as_array().size(), 1u);
   const base::Json& row = json.find("tuned")->as_array().at(1);

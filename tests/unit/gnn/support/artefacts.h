@@ -1,8 +1,11 @@
 // A small dataset and artefacts made of it.
 #pragma once
 
+#include <filesystem>
+#include <map>
 #include <string>
 
+#include "src/base/file.h"
 #include "src/base/mapped_file.h"
 #include "src/gnn/dataset/dataset.h"
 #include "src/gnn/generate/generate.h"
@@ -10,6 +13,14 @@
 #include "tests/unit/gnn/scratch.h"
 
 namespace overlace::gnn::test {
+
+/// The bytes of each file of an artefact by its name, without the lock.
+inline std::map<std::string, std::string> files_of(const std::string& directory) {
+  std::map<std::string, std::string> out;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    if (entry.path().filename() != "lock") out[entry.path().filename()] = *base::read_file(entry.path());
+  return out;
+}
 
 inline Dataset small_dataset(const std::string& directory, int64_t num_vertices = 1 << 11, int64_t dim = 25,
                              uint64_t seed = 1) {

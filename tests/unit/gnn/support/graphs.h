@@ -1,4 +1,5 @@
-// Small seeded graphs of the kind of section "Graphs" in docs/design/diskgnn.md, made in the test that needs them.
+// Small seeded graphs of the kind of section "Graphs" in docs/design/diskgnn.md, made in the test that needs them, and
+// numbers of rows.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,14 @@
 #include "src/gnn/sample/random.h"
 
 namespace overlace::gnn::test {
+
+/// Numbers of rows below `num_rows`, drawn; the same for the same key.
+inline std::vector<int64_t> drawn_rows(int64_t count, int64_t num_rows, uint64_t key = 3) {
+  std::vector<int64_t> ids(static_cast<size_t>(count));
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int64_t>(random_below(random_word(key, i), static_cast<uint64_t>(num_rows)));
+  return ids;
+}
 
 struct TestGraph {
   std::vector<int64_t> indptr, indices;

@@ -7,7 +7,7 @@
 namespace overlace::sim {
 namespace {
 
-base::Trace two_ranks() {
+base::Trace measured_ranks() {
   base::Trace t;
   t.spans = {
       {0, "sm 0", "gemm", "gemm", 1000, 11000, 0, 5},          {0, "ce 0", "push[p=1]", "copy", 2000, 4000, 64, 0},
@@ -17,7 +17,7 @@ base::Trace two_ranks() {
 }
 
 TEST(TraceDiff, OfATraceWithItselfIsZero) {
-  const TraceDiff diff = diff_traces(two_ranks(), two_ranks()).value();
+  const TraceDiff diff = diff_traces(measured_ranks(), measured_ranks()).value();
   EXPECT_EQ(diff.rows.size(), 4u);  // waits and links are left out
   EXPECT_EQ(diff.median, 0);
   EXPECT_DOUBLE_EQ(diff.extent_us, 10);
@@ -25,14 +25,14 @@ TEST(TraceDiff, OfATraceWithItselfIsZero) {
 }
 
 TEST(TraceDiff, AlignsByIdAndTurn) {
-  base::Trace other = two_ranks();
+  base::Trace other = measured_ranks();
   for (base::Span& span : other.spans) {
     span.begin_ns += 7777;  // another clock
     span.end_ns += 7777;
   }
   other.spans[4].end_ns += 3000;   // rank 1, second gemm
   other.spans[1].begin_ns += 500;  // rank 0, push
-  const TraceDiff diff = diff_traces(two_ranks(), other).value();
+  const TraceDiff diff = diff_traces(measured_ranks(), other).value();
   ASSERT_EQ(diff.rows.size(), 4u);
   EXPECT_EQ(diff.rows[1].id, "push[p=1]");
   EXPECT_DOUBLE_EQ(diff.rows[1].residual_us(), -0.5);
@@ -46,9 +46,9 @@ TEST(TraceDiff, AlignsByIdAndTurn) {
 }
 
 TEST(TraceDiff, AnIdOnOneSideOnlyIsRefused) {
-  base::Trace other = two_ranks();
+  base::Trace other = measured_ranks();
   other.spans[1].name = "push[p=2]";
-  const auto diff = diff_traces(two_ranks(), other);
+  const auto diff = diff_traces(measured_ranks(), other);
   EXPECT_EQ(diff.status().code(), Errc::invalid_argument);
   EXPECT_EQ(diff.status().message(),
             "traces: 2 ids are on one side only, wanted the same work: push[p=1] of rank 0 is in the first trace only; "

@@ -9,9 +9,14 @@
 #include "overlace/schedule.h"
 #include "src/spec/check.h"
 #include "src/spec/expand.h"
+#include "tests/unit/spec/support/findings.h"
 
 namespace overlace::spec {
 namespace {
+
+using test::Codes;
+using test::errors;
+using test::task;
 
 /// Three ranks, several groups of tiles for each owner. `depth`: of all buffers; at 2 the data signals of the call
 /// between stand in for credits.
@@ -26,19 +31,6 @@ Schedule kernel_of(const std::string& op, const std::string& family, int degree,
   for (Buffer& buffer : out.buffers) buffer.depth = depth;
   return out;
 }
-
-Task& task(Schedule& schedule, const std::string& id) {
-  return *std::find_if(schedule.tasks.begin(), schedule.tasks.end(), [&](const Task& t) { return t.id == id; });
-}
-
-std::set<std::string> errors(const Schedule& schedule) {
-  std::set<std::string> out;
-  for (const Finding& finding : check(schedule, Machine{}).findings)
-    if (finding.is_error) out.insert(finding.code);
-  return out;
-}
-
-using Codes = std::set<std::string>;
 
 TEST(PartsOfAKernel, AreOrderedByWhatTheScheduleSaysOfThem) {
   for (const int depth : {1, 2}) {

@@ -5,16 +5,20 @@
 #include <functional>
 #include <random>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "overlace/schedule.h"
 #include "src/spec/check.h"
 #include "src/spec/machine.h"
+#include "tests/unit/spec/support/findings.h"
 
 namespace overlace::spec {
 namespace {
+
+using test::Codes;
+using test::errors;
+using test::task;
 
 /// Blocks of 0 to 6 rows, a third of them empty; of some ranks all.
 OpSpec drawn(const char* name, std::mt19937* random, int ranks) {
@@ -29,13 +33,6 @@ OpSpec drawn(const char* name, std::mt19937* random, int ranks) {
     }
   op.bias = below(2) == 0;
   return op;
-}
-
-std::set<std::string> errors(const Schedule& schedule) {
-  std::set<std::string> out;
-  for (const Finding& finding : check(schedule, Machine{}).findings)
-    if (finding.is_error) out.insert(finding.code);
-  return out;
 }
 
 TEST(Exchange, UnevenAndEmptyBlocksPassTheChecks) {
@@ -177,12 +174,6 @@ TEST(Exchange, ARowAtTheWrongPlaceIsFound) {
     spoil(&schedule);
     return errors(schedule);
   };
-  const auto task = [](Schedule* schedule, const char* id) -> Task& {
-    for (Task& one : schedule->tasks)
-      if (one.id == id) return one;
-    throw std::runtime_error(id);
-  };
-  using Codes = std::set<std::string>;
   EXPECT_EQ(spoilt("hetero_unfused_1d", [](Schedule*) {}), Codes());
   // Two chunks of one block change places.
   EXPECT_TRUE(spoilt("hetero_unfused_1d", [](Schedule* s) {
@@ -190,7 +181,7 @@ TEST(Exchange, ARowAtTheWrongPlaceIsFound) {
               }).contains("S9"));
   // A block is taken from where another source's lies.
   EXPECT_FALSE(spoilt("serial", [&](Schedule* s) {
-                 task(s, "take").writes[0].dims[0].begin = task(s, "take_own").writes[0].dims[0].begin;
+                 task(*s, "take").writes[0].dims[0].begin = task(*s, "take_own").writes[0].dims[0].begin;
                }).empty());
   // The own block is multiplied by no task.
   EXPECT_TRUE(spoilt("hetero_fused_1d", [](Schedule* s) {

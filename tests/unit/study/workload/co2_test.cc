@@ -8,7 +8,7 @@
 namespace overlace::study {
 namespace {
 
-spec::Machine machine() {
+spec::Machine quiet_machine() {
   spec::Machine m = spec::find_machine("h200x4");
   m.contention.clear();
   return m;
@@ -24,7 +24,7 @@ Co2Run run_of(OuterRule rule, double all_reduce_us) {
   return run;
 }
 Co2Time co2(const Co2Run& run, int groups = 16) {
-  return co2_training(run, machine(), rail_fat_tree(groups, 8, 10, 64, 1).value()).value();
+  return co2_training(run, quiet_machine(), rail_fat_tree(groups, 8, 10, 64, 1).value()).value();
 }
 
 TEST(Co2, RoundsAreTheClosedForms) {
@@ -113,7 +113,7 @@ TEST(Co2, RefusesBadValues) {
   const auto refused = [](auto change) {
     Co2Run run;
     change(&run);
-    return co2_training(run, machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().code();
+    return co2_training(run, quiet_machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().code();
   };
   EXPECT_EQ(refused([](Co2Run* r) { r->per_group = 3; }), Errc::invalid_argument);
   EXPECT_EQ(refused([](Co2Run* r) { r->period = 0; }), Errc::invalid_argument);
@@ -132,14 +132,14 @@ TEST(Co2, OtherRulesHaveNoFragments) {
   EXPECT_EQ(co2(run).round_us, 6 * 100 + 7);
   run.rule = OuterRule::streaming;
   EXPECT_EQ(
-      co2_training(run, machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().message(),
+      co2_training(run, quiet_machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().message(),
       "co2: streaming 4 fragments with delay 7 in rounds of 6 steps, wanted fragments that divide a round, a delay "
       "within one");
 }
 
 TEST(Co2, RefusesMoreThanItCanHold) {
   const auto message = [](const Co2Run& run) {
-    return co2_training(run, machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().message();
+    return co2_training(run, quiet_machine(), rail_fat_tree(4, 8, 10, 64, 1).value()).status().message();
   };
   Co2Run run = run_of(OuterRule::ddp, 10);
   run.period = 1024;

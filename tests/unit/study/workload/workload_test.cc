@@ -8,7 +8,7 @@
 namespace overlace::study {
 namespace {
 
-TrainingMachine machine() {
+TrainingMachine training_machine() {
   TrainingMachine m;
   m.gemm = {108, 312, 2000};
   m.constants = {3, 1, 0.9, 100, 0.9, 20};
@@ -19,7 +19,7 @@ TrainingMachine machine() {
 }
 
 double seconds(const GptModel& model, const GptRun& run) {
-  return gpt_iteration(model, run, machine()).value().total_s;
+  return gpt_iteration(model, run, training_machine()).value().total_s;
 }
 
 TEST(Megatron, MoreRecomputationTakesLonger) {
@@ -41,10 +41,14 @@ TEST(Megatron, BubbleShrinksWithInterleavingAndBatch) {
 }
 
 TEST(Megatron, RefusesWhatDoesNotDivide) {
-  EXPECT_EQ(gpt_iteration({12288, 96, 95}, {8, 8, 3, 64, 1, true}, machine()).status().code(), Errc::invalid_argument);
-  EXPECT_EQ(gpt_iteration({12288, 97, 96}, {8, 8, 3, 64, 1, true}, machine()).status().code(), Errc::invalid_argument);
-  EXPECT_EQ(gpt_iteration({12288, 96, 96}, {8, 8, 3, 64, 3, true}, machine()).status().code(), Errc::invalid_argument);
-  EXPECT_EQ(gpt_iteration({0, 96, 96}, {8, 8, 3, 64, 1, true}, machine()).status().code(), Errc::invalid_argument);
+  EXPECT_EQ(gpt_iteration({12288, 96, 95}, {8, 8, 3, 64, 1, true}, training_machine()).status().code(),
+            Errc::invalid_argument);
+  EXPECT_EQ(gpt_iteration({12288, 97, 96}, {8, 8, 3, 64, 1, true}, training_machine()).status().code(),
+            Errc::invalid_argument);
+  EXPECT_EQ(gpt_iteration({12288, 96, 96}, {8, 8, 3, 64, 3, true}, training_machine()).status().code(),
+            Errc::invalid_argument);
+  EXPECT_EQ(gpt_iteration({0, 96, 96}, {8, 8, 3, 64, 1, true}, training_machine()).status().code(),
+            Errc::invalid_argument);
 }
 
 TEST(Dlrm, StepIsTheClosedForm) {
