@@ -104,12 +104,20 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
   const double without_experts = weights;
   const double of_expert = 3 * hidden * real(experts.intermediate), of_shared = 3 * hidden * real(experts.shared);
   weights += (real(experts.count) * (of_expert + hidden) + of_shared * ranks) * with_experts / layers;
-  columns += real(experts.per_token) * (3 * real(experts.intermediate) + 2 * hidden);  // of a token's copies
-  columns += 3 * real(experts.shared) + (experts.shared > 0 ? 3 * hidden : 0);
-  const double activations = (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element;
-  const double states = tokens * hidden * sizeof(float) * (here + 3);              // every rank holds the input
-  const double one_by_one = of_expert + of_shared + real(experts.count) * hidden;  // experts, and the whole router
-  const double oracle = (tokens * (columns + 4 * hidden) + without_experts + one_by_one) * sizeof(double);
+  double sums = 0, one_by_one = 0;  // columns that are fp32 in any dtype; what the oracle holds of a layer's experts
+  if (with_experts > 0) {
+    one_by_one = of_expert + of_shared + real(experts.count) * hidden;  // one of them, and the whole router
+    columns += real(experts.per_token) * (real(experts.intermediate) + 2 * hidden);  // of a token's copies
+    sums += real(experts.per_token) * (2 * real(experts.intermediate) + hidden);
+  }
+  if (with_experts > 0 && experts.shared > 0) {
+    columns += real(experts.shared) + hidden;
+    sums += 2 * real(experts.shared) + 2 * hidden;
+  }
+  const double activations =
+      (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element + together * sums * sizeof(float);
+  const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
+  const double oracle = (tokens * (columns + sums + 4 * hidden) + without_experts + one_by_one) * sizeof(double);
   return (weights * layers_in_memory(plan) * element + activations) * here / ranks + states + oracle +
          real(static_cast<int64_t>(heap)) * here;
 }

@@ -170,11 +170,16 @@ Status StackImpl::load_layer(Weights& weights, int64_t layer) {
   if (!block.ok()) return block.status();
   blocks_.push_back(*block);
   layers_.back() = layout.at(*block);
+  const bool is_host = channel_.stream().kind == StreamRef::Kind::cpu;
   std::vector<char> host;
   for (const LayerLayout::Part& part : layout.parts()) {
     const TensorView view = layout.view_of(part, *block);
     if (weights.is_seeded()) {
       OVERLACE_TRY(device_->fill(weights.seeded(layer, part.weight, part.box), view));
+      continue;
+    }
+    if (is_host) {  // the experts of a layer are most of its weights: not twice
+      OVERLACE_TRY(weights.read(layer, part.weight, part.box, view.data));
       continue;
     }
     host.resize(static_cast<size_t>(view.numel()) * dtype_bytes(view.dtype));
@@ -492,7 +497,7 @@ Status make_stack(const ModelConfig& config, const Problem& problem, Channel& ch
   const int ranks = channel.team().size();
   const auto shard = make_shard(config, problem, channel.team().rank(), ranks);
   if (!shard.ok()) return shard.status();
-  if (config.has_experts() && channel.stream().kind != StreamRef::Kind::cpu)
+  if (config.expert_layers(problem.layers) > 0 && channel.stream().kind != StreamRef::Kind::cpu)
     return base::error(Errc::not_supported, "{} has experts, which run on CPU ranks only, wanted --backend cpu",
                        config.name);
   const auto all_sites = sites(config, problem, ranks);

@@ -54,6 +54,27 @@ TEST(Memory, CountsExpertsInTheLayersThatHaveThem) {
   EXPECT_LT(host_bytes(one, 0), 1.2 * layer) << "the oracle holds one expert at a time";
 }
 
+TEST(Memory, CountsTheSumsOfExpertsInFp32) {
+  // What a token takes more in fp32 than in bf16: attention's columns, of 8 copies the input, output and inner rows,
+  // and six rows of hidden states. The products before and behind the inner rows are fp32 in both.
+  const auto more = [](int64_t tokens) {
+    RunPlan plan = plan_of("Qwen3-30B-A3B", 1, tokens);
+    const double fp32 = host_bytes(plan, 0);
+    plan.problem.dtype = DType::bf16;
+    return fp32 - host_bytes(plan, 0);
+  };
+  const double token = 2.0 * (4096 + 2 * 512 + 4096 + 8 * (768 + 2 * 2048) + 6 * 2048);
+  EXPECT_NEAR((more(1064) - more(64)) / 1000, token, 1e-6 * token);
+}
+
+TEST(Memory, CountsNoExpertsOfLayersThatDoNotRun) {
+  RunPlan plan = plan_of("Qwen3-30B-A3B", 1, 64);
+  plan.config.experts.layers[0] = false;
+  const double dense = host_bytes(plan, 0);
+  plan.config.experts = {};
+  EXPECT_EQ(dense, host_bytes(plan, 0));
+}
+
 TEST(Memory, RefusesWhatDoesNotFitWithBothNumbers) {
   const RunPlan plan = plan_of("tiny", 2, 1024);
   EXPECT_TRUE(check_memory(plan, 16e9).ok());
