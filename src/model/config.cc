@@ -51,6 +51,10 @@ class Keys {
     const Json* found = object_->find(key);
     return found == nullptr || found->is_null() ? nullptr : found;
   }
+  bool is_null(std::string_view key) const {
+    const Json* found = object_->find(key);
+    return found != nullptr && found->is_null();
+  }
 
   void fail(Status status) {
     if (status_.ok()) status_ = std::move(status);
@@ -131,7 +135,7 @@ void parse_scaling(Keys& keys, RopeScaling& scaling) {
 
 /// `rope_theta` and `rope_scaling` of old files, `rope_parameters` with both inside of new ones.
 void parse_rope(Keys& keys, ModelConfig& config) {
-  config.rope_theta = keys.positive("rope_theta", 10000.0);
+  config.rope_theta = keys.positive("rope_theta", config.rope_theta);
   if (keys.value("partial_rotary_factor") != nullptr && keys.positive("partial_rotary_factor") != 1)
     keys.unsupported("partial_rotary_factor", "1");
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -198,6 +202,9 @@ struct LlamaLike {
   bool mlp_bias = false;        // key
   bool qk_norm = false;
   bool shared_expert = false;
+  // What transformers takes where the key is missing.
+  int64_t kv_heads = 0;  // 0: as many as heads
+  double norm_eps = 1e-6, rope_theta = 10000;
 };
 
 constexpr LlamaLike kLlamaLike[] = {
@@ -205,40 +212,53 @@ constexpr LlamaLike kLlamaLike[] = {
     {.type = "qwen2", .window = LlamaLike::Window::if_asked, .qkv_bias = true},
     {.type = "qwen3", .window = LlamaLike::Window::if_asked, .attention_bias = true, .qk_norm = true},
     {.type = "mistral", .window = LlamaLike::Window::by_default},
-    {.type = "mixtral", .window = LlamaLike::Window::by_default, .experts = LlamaLike::Experts::mixtral},
+    {.type = "mixtral",
+     .window = LlamaLike::Window::by_default,
+     .experts = LlamaLike::Experts::mixtral,
+     .kv_heads = 8,
+     .norm_eps = 1e-5,
+     .rope_theta = 1e6},
     {.type = "qwen2_moe",
      .window = LlamaLike::Window::if_asked,
      .experts = LlamaLike::Experts::qwen,
      .qkv_bias = true,
-     .shared_expert = true},
+     .shared_expert = true,
+     .kv_heads = 16},
     {.type = "qwen3_moe",
      .window = LlamaLike::Window::if_asked,
      .experts = LlamaLike::Experts::qwen,
      .attention_bias = true,
-     .qk_norm = true},
+     .qk_norm = true,
+     .kv_heads = 4},
 };
 
-/// Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers.
+/// Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers, which may name layers that are not
+/// there.
 void parse_sparse_layers(Keys& keys, ModelConfig& config) {
   std::vector<bool>& has = config.experts.layers;
   const int64_t step = keys.integer("decoder_sparse_step", kMaxLayers, 1);
   for (int64_t layer = 0; layer < config.layers; ++layer) has[static_cast<size_t>(layer)] = (layer + 1) % step == 0;
   const Json* dense = keys.value("mlp_only_layers");
   if (dense == nullptr) return;
-  const std::string wanted = base::format("an array of layers from 0 to {}", config.layers - 1);
-  if (!dense->is_array()) return keys.fail_value("mlp_only_layers", wanted);
+  constexpr std::string_view kWanted = "an array of layers' numbers";
+  if (!dense->is_array()) return keys.fail_value("mlp_only_layers", kWanted);
   for (const Json& layer : dense->as_array()) {
-    if (!layer.is_int() || layer.as_int() < 0 || layer.as_int() >= config.layers)
-      return keys.fail_value("mlp_only_layers", wanted);
+    if (!layer.is_int()) return keys.fail_value("mlp_only_layers", kWanted);
+    if (layer.as_int() < 0 || layer.as_int() >= config.layers) continue;
     has[static_cast<size_t>(layer.as_int())] = false;
   }
 }
 
-/// Mixtral: every layer has experts, and intermediate_size is that of one. Qwen: it is that of the other layers.
+/// Mixtral: every layer has experts, and intermediate_size is that of one. Qwen: it is that of the other layers, of all
+/// where there are 0 experts.
 void parse_experts(Keys& keys, const LlamaLike& like, ModelConfig& config) {
   Experts& experts = config.experts;
   const bool is_qwen = like.experts == LlamaLike::Experts::qwen;
-  const char* count = is_qwen && keys.value("num_experts") != nullptr ? "num_experts" : "num_local_experts";
+  const bool is_local =
+      !is_qwen || (keys.value("num_experts") == nullptr && keys.value("num_local_experts") != nullptr);
+  const char* count = is_local ? "num_local_experts" : "num_experts";
+  if (const Json* number = keys.value(count); is_qwen && number != nullptr && number->is_int() && number->as_int() == 0)
+    return;
   experts.count = keys.integer(count, kMaxExperts);
   if (is_qwen && keys.integer("num_local_experts", kMaxExperts, experts.count) != experts.count)
     keys.fail_value("num_local_experts", base::format("num_experts {}", experts.count));
@@ -273,9 +293,11 @@ void parse_llama_like(Keys& keys, const LlamaLike& like, ModelConfig& config) {
   config.hidden = keys.integer("hidden_size", kMaxHidden);
   config.layers = keys.integer("num_hidden_layers", kMaxLayers);
   config.heads = keys.integer("num_attention_heads", kMaxHeads);
-  config.kv_heads = keys.integer("num_key_value_heads", kMaxHeads, config.heads);
+  const bool takes_default = like.kv_heads > 0 && !keys.is_null("num_key_value_heads");
+  config.kv_heads = keys.integer("num_key_value_heads", kMaxHeads, takes_default ? like.kv_heads : config.heads);
   config.intermediate = keys.integer("intermediate_size", kMaxIntermediate);
-  config.norm_eps = keys.positive("rms_norm_eps", 1e-6);
+  config.norm_eps = keys.positive("rms_norm_eps", like.norm_eps);
+  config.rope_theta = like.rope_theta;
   if (const Json* v = keys.value("head_dim"); v != nullptr) {
     config.head_dim = keys.integer("head_dim", kMaxHeadDim);
   } else {

@@ -49,9 +49,10 @@ struct ModelConfig {
   bool conv1d_weights = false;  // GPT-2 checkpoints store (in, out)
   bool has_experts() const { return experts.count > 0; }
   bool has_experts(int64_t layer) const { return has_experts() && experts.layers[static_cast<size_t>(layer)]; }
-  /// How many of the first `count` layers have experts.
+  /// How many of the first `count` layers, or of all if there are fewer, have experts.
   int64_t expert_layers(int64_t count) const {
-    return has_experts() ? std::count(experts.layers.begin(), experts.layers.begin() + count, true) : 0;
+    const auto last = experts.layers.begin() + (has_experts() ? std::clamp<int64_t>(count, 0, layers) : 0);
+    return std::count(experts.layers.begin(), last, true);
   }
   bool gated() const { return activation == Activation::swiglu; }
 };

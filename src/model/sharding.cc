@@ -26,7 +26,7 @@ Status check_problem(const ModelConfig& config, const Problem& problem) {
     return invalid_argument("micro_batch is {}, wanted 0 or a multiple of sequence_length {}", problem.micro_batch,
                             problem.sequence_length);
   if (problem.device_bytes < 0) return invalid_argument("device_bytes is {}, wanted 0 or more", problem.device_bytes);
-  if (config.has_experts() && problem.device_bytes > 0)
+  if (config.expert_layers(problem.layers) > 0 && problem.device_bytes > 0)
     return base::error(Errc::not_supported, "device_bytes is {}, wanted 0: {} has experts, and those do not stream",
                        problem.device_bytes, config.name);
   if (problem.from_disk && problem.checkpoint.empty())
@@ -53,7 +53,8 @@ Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int 
   if (config.kv_heads % ranks != 0 && ranks % config.kv_heads != 0)
     return invalid_argument("{} has {} KV heads, which {} ranks can neither share equally nor replicate equally",
                             config.name, config.kv_heads, ranks);
-  if (config.intermediate % ranks != 0)
+  const bool has_dense = config.expert_layers(problem.layers) < problem.layers;
+  if (has_dense && config.intermediate % ranks != 0)
     return invalid_argument("{} has intermediate size {}, which {} ranks cannot share equally", config.name,
                             config.intermediate, ranks);
   Shard shard;
@@ -64,7 +65,7 @@ Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int 
   shard.first_head = shard.heads * rank;
   shard.kv_heads = std::max<int64_t>(config.kv_heads / ranks, 1);
   shard.first_kv_head = shard.first_head / (config.heads / config.kv_heads);
-  shard.intermediate = config.intermediate / ranks;
+  shard.intermediate = has_dense ? config.intermediate / ranks : 0;
   shard.first_intermediate = shard.intermediate * rank;
   shard.first_expert = config.experts.count * rank / ranks;
   shard.experts = config.experts.count * (rank + 1) / ranks - shard.first_expert;

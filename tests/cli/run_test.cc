@@ -125,7 +125,8 @@ TEST(Run, RunsExpertsThatRanksCannotShareEqually) {
 TEST(Run, TheTimelineHasThePartsOfTheExperts) {
   Directory directory;
   directory.write("config.json", R"({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 8,
-      "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 3, "num_experts_per_tok": 2,
+      "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 3,
+      "num_experts_per_tok": 2,
       "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]})");
   Command command;
   command.args = {"run",      "--config", "./config.json", "-n",     "2",       "--tokens",     "16",

@@ -71,6 +71,63 @@ TEST(ConfigExperts, LayersMayDiffer) {
   EXPECT_EQ(layers(R"(, "decoder_sparse_step": 2)"), "dede");
   EXPECT_EQ(layers(R"(, "decoder_sparse_step": 2, "mlp_only_layers": [3])"), "dedd");
   EXPECT_EQ(layers(R"(, "decoder_sparse_step": 3)"), "dded");
+  EXPECT_EQ(layers(R"(, "mlp_only_layers": [4, 1, -1])"), "edee") << "what is not there is nothing";
+}
+
+TEST(ConfigExperts, NoneAtAllIsADenseModel) {
+  for (const char* type : {"qwen2_moe", "qwen3_moe"})
+    for (const char* key : {"num_experts", "num_local_experts"}) {
+      const ModelConfig c = read(qwen(type, base::format("\"{}\": 0, \"mlp_only_layers\": [1]", key)));
+      EXPECT_FALSE(c.has_experts());
+      EXPECT_EQ(c.expert_layers(4), 0);
+      EXPECT_EQ(c.intermediate, 96);
+      EXPECT_TRUE(has_weight(c, Weight::gate, 0));
+      EXPECT_FALSE(has_weight(c, Weight::shared_up, 0));
+    }
+}
+
+TEST(ConfigExperts, MissingKeysAreAsInTransformers) {
+  struct Absent {
+    const char *type, *experts;
+    int64_t kv_heads;
+    double rope_theta, norm_eps;
+  };
+  for (const Absent& a :
+       {Absent{"mixtral", "num_local_experts", 8, 1e6, 1e-5}, Absent{"qwen2_moe", "num_experts", 16, 1e4, 1e-6},
+        Absent{"qwen3_moe", "num_experts", 4, 1e4, 1e-6}}) {
+    const auto with = [&](const std::string& more) {
+      return read(base::format(R"({{"model_type": "{}", "hidden_size": 64, "intermediate_size": 96,
+          "num_hidden_layers": 1, "num_attention_heads": 32, "head_dim": 2, "{}": 6, "num_experts_per_tok": 3{}{}}})",
+                               a.type, a.experts, more, a.kv_heads == 8 ? "" : R"(, "moe_intermediate_size": 24,
+                                                     "shared_expert_intermediate_size": 40)"));
+    };
+    const ModelConfig c = with("");
+    EXPECT_EQ(c.kv_heads, a.kv_heads) << a.type;
+    EXPECT_EQ(c.rope_theta, a.rope_theta) << a.type;
+    EXPECT_EQ(c.norm_eps, a.norm_eps) << a.type;
+    EXPECT_EQ(with(R"(, "num_key_value_heads": null)").kv_heads, 32) << a.type;
+    EXPECT_EQ(with(R"(, "rope_parameters": {"rope_theta": 7.0})").rope_theta, 7.0) << a.type;
+  }
+}
+
+TEST(ConfigExperts, LayersThatDoNotRunRefuseNothing) {
+  const ModelConfig c = read(qwen("qwen3_moe", R"("num_experts": 6, "mlp_only_layers": [0, 1])"));
+  Problem problem;
+  problem.tokens = problem.sequence_length = 8;
+  problem.layers = 2;
+  problem.device_bytes = int64_t{1} << 40;
+  EXPECT_TRUE(make_shard(c, problem, 0, 2).ok());
+  problem.layers = 3;
+  EXPECT_EQ(make_shard(c, problem, 0, 2).status().code(), Errc::not_supported);
+  // 25 columns of the dense layers behind the first, which two ranks could not share.
+  ModelConfig odd = read(qwen("qwen3_moe", R"("num_experts": 6, "mlp_only_layers": [1])"));
+  odd.intermediate = 25;
+  problem.device_bytes = 0;
+  problem.layers = 1;
+  ASSERT_TRUE(make_shard(odd, problem, 0, 2).ok());
+  EXPECT_EQ(make_shard(odd, problem, 0, 2)->intermediate, 0);
+  problem.layers = 2;
+  EXPECT_EQ(make_shard(odd, problem, 0, 2).status().code(), Errc::invalid_argument);
 }
 
 TEST(ConfigExperts, OnlyLayersWithExpertsHaveTheSharedOne) {
@@ -99,16 +156,16 @@ TEST(ConfigExperts, SitesAreThoseOfTheLayersThatRun) {
 
 TEST(ConfigExperts, NamesKeyAndValueOfWhatIsWrong) {
   for (const auto& [bad, message] : std::map<std::string, std::string>{
-           {R"("x": 1)", "key \"num_local_experts\" is missing, wanted an integer from 1 to 8192"},
+           {R"("x": 1)", "key \"num_experts\" is missing, wanted an integer from 1 to 8192"},
            {R"("num_experts": 2)", "key \"num_experts_per_tok\" is 3, wanted at most num_experts 2"},
            {R"("num_experts": 6, "num_local_experts": 7)", "key \"num_local_experts\" is 7, wanted num_experts 6"},
            {R"("num_experts": 6, "norm_topk_prob": 1)", "key \"norm_topk_prob\" is 1, wanted true or false"},
            {R"("num_experts": 6, "decoder_sparse_step": 0)",
             "key \"decoder_sparse_step\" is 0, wanted an integer from 1 to 4096"},
            {R"("num_experts": 6, "mlp_only_layers": 1)",
-            "key \"mlp_only_layers\" is 1, wanted an array of layers from 0 to 3"},
-           {R"("num_experts": 6, "mlp_only_layers": [4])",
-            "key \"mlp_only_layers\" is [4], wanted an array of layers from 0 to 3"},
+            "key \"mlp_only_layers\" is 1, wanted an array of layers' numbers"},
+           {R"("num_experts": 6, "mlp_only_layers": ["1"])",
+            "key \"mlp_only_layers\" is [\"1\"], wanted an array of layers' numbers"},
        }) {
     const auto got = parse_config(qwen("qwen3_moe", bad), "test.json");
     ASSERT_FALSE(got.ok()) << bad;

@@ -13,7 +13,8 @@ constexpr int64_t kTokens = 32, kExperts = 4;
 
 ModelConfig config() {
   return parse_config(R"({"model_type": "mixtral", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
-                          "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 1})",
+                          "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4,
+                          "num_experts_per_tok": 1})",
                       "test")
       .value();
 }
@@ -59,7 +60,8 @@ TEST(ExpertChoices, RefusesWhatIsNoChoice) {
 
 TEST(ExpertChoices, LayersWithoutExpertsLookAtNone) {
   const ModelConfig mixed = parse_config(R"({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 8,
-      "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 4, "num_experts_per_tok": 2,
+      "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4,
+      "num_experts_per_tok": 2,
       "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]})",
                                          "test")
                                 .value();

@@ -34,7 +34,8 @@ const Named kQwen3Norms[] = {{Weight::norm1, "input_layernorm.weight"},
                              {Weight::k_norm, "self_attn.k_norm.weight"}};
 
 const char kQwen2Moe[] = R"({"model_type": "qwen2_moe", "hidden_size": 8, "intermediate_size": 6,
-  "num_hidden_layers": 1, "num_attention_heads": 4, "num_experts": 3, "num_experts_per_tok": 2,
+  "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+  "num_experts": 3, "num_experts_per_tok": 2,
   "moe_intermediate_size": 4, "shared_expert_intermediate_size": 5})";
 const Named kQwen2Shared[] = {{Weight::norm1, "input_layernorm.weight"},
                               {Weight::q_bias, "self_attn.q_proj.bias"},
