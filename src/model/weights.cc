@@ -180,8 +180,10 @@ Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* o
 Result<StoredRange> Weights::range(int64_t layer, Weight weight, const WeightBox& box) {
   if (is_seeded()) return base::invalid_argument("weights are made from a seed, wanted a checkpoint");
   const std::vector<StoredPart> parts = stored_parts(config_, weight, box, has_fused_experts_);
-  if (parts.size() != 1)
-    return error(Errc::not_supported, "a weight of layer {} lies in {} tensors, wanted one: experts have no range",
+  const bool of_experts = weight == Weight::expert_up || weight == Weight::expert_down;
+  if (of_experts && !has_fused_experts_)
+    return error(Errc::not_supported,
+                 "a weight of layer {} lies in {} tensors, one for each matrix of an expert, wanted one for the layer",
                  layer, parts.size());
   return checkpoint_->range(full_name(layer, parts.front()), parts.front().shape, parts.front().box);
 }
