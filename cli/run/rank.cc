@@ -33,6 +33,8 @@ using model::SiteSchedules;
 constexpr int kMostTraces = 5;
 constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
 
+bool has_experts_site(const RunPlan& plan) { return plan.config.expert_layers(plan.problem.layers) > 0; }
+
 class RankRun {
  public:
   RankRun(const RunOptions& options, const RunPlan& plan, Runtime& runtime)
@@ -42,7 +44,7 @@ class RankRun {
         team_(runtime.world()),
         progress_(stderr, team_.rank() == 0 && shows_progress(STDERR_FILENO, options.quiet),
                   kLoadWeight + kCheckWeight +
-                      kSiteWeight * static_cast<double>(plan.sites.size() + (plan.config.has_experts() ? 1 : 0)) +
+                      kSiteWeight * static_cast<double>(plan.sites.size() + (has_experts_site(plan) ? 1 : 0)) +
                       kTotalWeight + kTraceWeight) {}
 
   Result<bool> run();
@@ -215,7 +217,7 @@ Status RankRun::choose() {
     result.chosen = schedule_name(chosen_[site.name]);
     result_.sites.push_back(std::move(result));
   }
-  if (plan_.config.expert_layers(plan_.problem.layers) > 0) result_.sites.push_back(experts_site());
+  if (has_experts_site(plan_)) result_.sites.push_back(experts_site());
   return {};
 }
 
