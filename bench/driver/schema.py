@@ -22,7 +22,7 @@ TYPES = {
 # What is checked, and what only describes.
 KNOWN = {
     *("$defs", "$ref", "additionalProperties", "const", "enum", "items", "minItems", "minimum", "oneOf", "pattern"),
-    *("properties", "required", "type", "$schema", "description", "title"),
+    *("if", "then", "else", "properties", "required", "type", "$schema", "description", "title"),
 }
 
 
@@ -57,6 +57,9 @@ def complaints(value: object, schema: dict, place: str = "record", root: dict | 
         if sum(not way for way in ways) != 1:
             found.append(f"{place} is as {sum(not way for way in ways)} of {len(ways)} ways, wanted 1")
             found += min(ways, key=len)
+    if "if" in schema:
+        branch = "else" if complaints(value, schema["if"], place, root) else "then"
+        found += complaints(value, schema.get(branch, {}), place, root)
     if isinstance(value, dict):
         found += [f"{place} has no {name}" for name in schema.get("required", []) if name not in value]
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)

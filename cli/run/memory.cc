@@ -93,18 +93,31 @@ double host_bytes(const RunPlan& plan, uint64_t heap) {
   const double tokens = real(plan.problem.tokens), hidden = real(plan.config.hidden), ranks = plan.ranks;
   const double together = plan.problem.micro_batch > 0 ? real(plan.problem.micro_batch) : tokens;
   const double here = plan.ranks_here();
-  double weights = 0, columns = 0;  // of one layer over all ranks; K and N of ag_gemm and gemm_rs
+  double weights = 0, columns = 0;  // of one layer in the mean over all ranks; K and N of ag_gemm and gemm_rs
+  const double layers = real(plan.problem.layers);
   for (const model::Site& site : plan.sites) {
-    weights += real(site.op.n) * real(site.op.k) * ranks;
+    weights += real(site.op.n) * real(site.op.k) * ranks * real(site.layers) / layers;
     columns += (spec::gathers(site.op.op) ? real(site.op.n) : real(site.op.k)) * ranks;
   }
   const model::Experts& experts = plan.config.experts;
-  const double of_expert = 3 * hidden * real(experts.intermediate);
-  weights += real(experts.count) * (of_expert + hidden);
-  columns += real(experts.per_token) * (3 * real(experts.intermediate) + 2 * hidden);  // of a token's copies
-  const double activations = (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element;
+  const double with_experts = real(plan.config.expert_layers(plan.problem.layers));
+  const double without_experts = weights;
+  const double of_expert = 3 * hidden * real(experts.intermediate), of_shared = 3 * hidden * real(experts.shared);
+  weights += (real(experts.count) * (of_expert + hidden) + of_shared * ranks) * with_experts / layers;
+  double sums = 0, one_by_one = 0;  // columns that are fp32 in any dtype; what the oracle holds of a layer's experts
+  if (with_experts > 0) {
+    one_by_one = of_expert + of_shared + real(experts.count) * hidden;  // one of them, and the whole router
+    columns += real(experts.per_token) * (real(experts.intermediate) + 2 * hidden);  // of a token's copies
+    sums += real(experts.per_token) * (2 * real(experts.intermediate) + hidden);
+  }
+  if (with_experts > 0 && experts.shared > 0) {
+    columns += real(experts.shared) + hidden;
+    sums += 2 * real(experts.shared) + 2 * hidden;
+  }
+  const double activations =
+      (together * (columns + 3 * hidden) + 3 * tokens * hidden) * element + together * sums * sizeof(float);
   const double states = tokens * hidden * sizeof(float) * (here + 3);  // every rank holds the input
-  const double oracle = (tokens * (columns + 4 * hidden) + weights) * sizeof(double);
+  const double oracle = (tokens * (columns + sums + 4 * hidden) + without_experts + one_by_one) * sizeof(double);
   return (weights * layers_in_memory(plan) * element + activations) * here / ranks + states + oracle +
          real(static_cast<int64_t>(heap)) * here;
 }

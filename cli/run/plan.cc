@@ -192,9 +192,6 @@ Status choose_model(const RunOptions& o, RunPlan* plan) {
   auto config = model::load_config(name);
   if (!config.ok()) return config.status();
   plan->config = std::move(*config);
-  if (on_gpus && plan->config.has_experts())
-    return base::error(Errc::not_supported, "--config is {}, whose experts run on CPU ranks only, wanted --backend cpu",
-                       name);
   model::Problem& p = plan->problem;
   if (o.checkpoint) p.checkpoint = *o.checkpoint;
   const auto shipped = model::shipped_configs();
@@ -202,6 +199,9 @@ Status choose_model(const RunOptions& o, RunPlan* plan) {
   p.layers = o.layers ? *o.layers : is_large ? 1 : plan->config.layers;
   if (o.checkpoint && p.layers > plan->config.layers)
     return base::invalid_argument("--layers is {}, but {} has {}", p.layers, *o.checkpoint, plan->config.layers);
+  if (on_gpus && plan->config.expert_layers(p.layers) > 0)
+    return base::error(Errc::not_supported, "--config is {}, whose experts run on CPU ranks only, wanted --backend cpu",
+                       name);
   p.seed = o.seed;
   return {};
 }

@@ -33,6 +33,8 @@ using model::SiteSchedules;
 constexpr int kMostTraces = 5;
 constexpr double kLoadWeight = 1, kCheckWeight = 3, kSiteWeight = 2, kTotalWeight = 2, kTraceWeight = 1;
 
+bool has_experts_site(const RunPlan& plan) { return plan.config.expert_layers(plan.problem.layers) > 0; }
+
 class RankRun {
  public:
   RankRun(const RunOptions& options, const RunPlan& plan, Runtime& runtime)
@@ -41,8 +43,9 @@ class RankRun {
         runtime_(runtime),
         team_(runtime.world()),
         progress_(stderr, team_.rank() == 0 && shows_progress(STDERR_FILENO, options.quiet),
-                  kLoadWeight + kCheckWeight + kSiteWeight * static_cast<double>(plan.sites.size()) + kTotalWeight +
-                      kTraceWeight) {}
+                  kLoadWeight + kCheckWeight +
+                      kSiteWeight * static_cast<double>(plan.sites.size() + (has_experts_site(plan) ? 1 : 0)) +
+                      kTotalWeight + kTraceWeight) {}
 
   Result<bool> run();
 
@@ -63,6 +66,8 @@ class RankRun {
   template <class T>
   Result<std::vector<T>> whole_rows(const T* mine, int64_t width);
   Status time_site(const model::Site& site, SiteResult* result);
+  SiteResult experts_site() const;
+  Status time_experts(SiteResult* result);
   Status time_layers();
   Status time_weights();
   Status repeat_forward();
@@ -195,6 +200,7 @@ Status RankRun::choose() {
     SiteResult result;
     result.name = site.name;
     result.op = site.op;
+    result.layers = site.layers;
     const auto asked = plan_.request.by_site.find(site.name);
     if (asked != plan_.request.by_site.end()) {
       chosen_[site.name] = asked->second;
@@ -211,6 +217,48 @@ Status RankRun::choose() {
     result.chosen = schedule_name(chosen_[site.name]);
     result_.sites.push_back(std::move(result));
   }
+  if (has_experts_site(plan_)) result_.sites.push_back(experts_site());
+  return {};
+}
+
+/// The block of experts stands behind the sites that have schedules.
+SiteResult RankRun::experts_site() const {
+  const model::Experts& experts = plan_.config.experts;
+  SiteResult out;
+  out.name = out.op.op = "moe";
+  out.op.m = plan_.sites.front().op.m;
+  out.op.n = experts.intermediate;
+  out.op.k = plan_.config.hidden;
+  out.layers = plan_.config.expert_layers(plan_.problem.layers);
+  out.chosen = spec::kLibrary;
+  out.reason = base::format("the only way: {} of {} experts for each token, and nothing of the exchange is hidden",
+                            experts.per_token, experts.count);
+  out.experts = ExpertsResult{experts.count, experts.per_token};
+  return out;
+}
+
+Status RankRun::time_experts(SiteResult* result) {
+  progress_.begin("timing moe", kSiteWeight);
+  int64_t copies = 0;
+  const auto run_it = [&](int iterations) {
+    const auto mine = stack_->run_experts(iterations);
+    if (mine.ok()) copies = *mine;
+    return mine.ok() ? Status() : mine.status();
+  };
+  tuning::MeasureOptions options;
+  options.repetitions = plan_.repetitions;
+  options.burst_us = 20000;
+  options.seed = plan_.problem.seed;
+  const auto timings = tuning::measure({{"moe", run_it}}, *crew_, options, [&](int done, int total) {
+    progress_.update(static_cast<double>(done) / total);
+  });
+  if (!timings.ok()) return timings.status();
+  const auto most = crew_->max_over_ranks({static_cast<double>(copies)});
+  if (!most.ok()) return most.status();
+  const int64_t all = result->op.m * result->experts->per_token;
+  result->experts->load = most->front() * team_.size() / static_cast<double>(all);
+  result->times.serial_us = result->times.overlapped_us = timings->front().median_us;
+  result->reason += base::format("; the busiest rank computes {:.2f} times the mean", result->experts->load);
   return {};
 }
 
@@ -299,7 +347,7 @@ Status RankRun::check() {
       depth = std::max(depth, spec::gathers(site.op.op) ? site.op.k : site.op.k * site.op.ranks);
     result_.error = relative_error(output_, *oracle);
     result_.baseline_error = relative_error(baseline_, of_baseline->empty() ? *oracle : *of_baseline);
-    depth = std::max(depth, plan_.config.experts.intermediate);
+    depth = std::max({depth, plan_.config.experts.intermediate, plan_.config.experts.shared});
     Verdict verdict = judge(result_.error, result_.baseline_error, plan_.problem.dtype, plan_.problem.layers, depth);
     judge_choices(gap, result_.baseline_error, plan_.problem.dtype, &verdict);
     result_.ok = verdict.ok;
@@ -484,6 +532,7 @@ Result<bool> RankRun::run() {
   // A wrong result is not timed (docs/reference/benchmarks.md), but it is reported.
   if (result_.ok) {
     for (size_t i = 0; i < plan_.sites.size(); ++i) OVERLACE_TRY(time_site(plan_.sites[i], &result_.sites[i]));
+    if (result_.sites.size() > plan_.sites.size()) OVERLACE_TRY(time_experts(&result_.sites.back()));
     OVERLACE_TRY(time_layers());
     OVERLACE_TRY(time_weights());
     OVERLACE_TRY(trace());

@@ -41,6 +41,12 @@ Json site_json(const SiteResult& site) {
   out.set("m", site.op.m);
   out.set("n", site.op.n);
   out.set("k", site.op.k);
+  out.set("layers", site.layers);
+  if (site.experts) {
+    out.set("experts", site.experts->count);
+    out.set("top_k", site.experts->per_token);
+    out.set("load", number_or_null(site.experts->load));
+  }
   out.set("schedule", site.chosen);
   out.set("serial_us", number_or_null(t.serial_us));
   out.set("overlapped_us", number_or_null(t.overlapped_us));
@@ -101,16 +107,18 @@ std::optional<double> SiteTimes::hidden() const {
 
 double RunResult::sites_limit_us() const {
   double room_us = 0;
-  for (const SiteResult& site : sites) room_us += site.times.serial_us - site.times.limit_us;
-  return total_serial_us - static_cast<double>(layers) * room_us;
+  for (const SiteResult& site : sites)
+    if (!site.experts) room_us += static_cast<double>(site.layers) * (site.times.serial_us - site.times.limit_us);
+  return total_serial_us - room_us;
 }
 
 std::optional<double> RunResult::total_hidden() const {
   double saved_us = 0, side_us = 0;
   for (const SiteResult& site : sites) {
     if (!site.times.hidden()) continue;
-    saved_us += site.times.serial_us - site.times.overlapped_us;
-    side_us += std::min(site.times.compute_us, site.times.comm_us);
+    const auto times = static_cast<double>(site.layers);
+    saved_us += times * (site.times.serial_us - site.times.overlapped_us);
+    side_us += times * std::min(site.times.compute_us, site.times.comm_us);
   }
   if (side_us <= 0) return std::nullopt;
   return saved_us / side_us;

@@ -24,12 +24,21 @@ struct SiteTimes {
   std::optional<double> hidden() const;
 };
 
+/// The site `moe`: router, experts with their exchange, shared expert. It takes no schedule, so of its times there are
+/// serial_us, which is overlapped_us too, and nothing that is to be beside another.
+struct ExpertsResult {
+  int64_t count = 0, per_token = 0;
+  double load = 0;  // copies of tokens that the busiest rank computes, over the mean; 0: not measured
+};
+
 struct SiteResult {
   std::string name;    // "qkv"
   spec::OpSpec op;     // as one rank sees it
+  int64_t layers = 1;  // that have it
   std::string chosen;  // "hetero_fused_1d:4"
   std::string reason;
   SiteTimes times;
+  std::optional<ExpertsResult> experts{};  // of site `moe` alone
 };
 
 /// Layers that do not fit and stream behind those before them; times of one pass over all layers.

@@ -65,6 +65,7 @@ std::vector<TuneProblem> problems_of(const TuneWords& words, int ranks, DType dt
     const model::ModelConfig config = model::load_config(words.config).value();
     for (const int64_t tokens : numbers_of("--tokens", words.tokens, kMaxTokens)) {
       model::Problem problem;
+      problem.layers = config.layers;
       problem.tokens = problem.sequence_length = tokens;
       problem.dtype = dtype;
       const std::vector<model::Site> sites = model::sites(config, problem, ranks).value();

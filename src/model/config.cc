@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <optional>
@@ -29,7 +30,7 @@ constexpr int64_t kMaxChoices = 32;
 constexpr int64_t kMaxPosition = int64_t{1} << 40;
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr size_t kMaxShownBytes = 64;
-constexpr std::string_view kModelTypes = "llama, qwen2, qwen3, mistral, mixtral, gpt2, gpt3";
+constexpr std::string_view kModelTypes = "llama, qwen2, qwen3, mistral, mixtral, qwen2_moe, qwen3_moe, gpt2, gpt3";
 
 std::string shown(const Json& value) {
   std::string text = value.dump();
@@ -49,6 +50,10 @@ class Keys {
   const Json* value(std::string_view key) const {
     const Json* found = object_->find(key);
     return found == nullptr || found->is_null() ? nullptr : found;
+  }
+  bool is_null(std::string_view key) const {
+    const Json* found = object_->find(key);
+    return found != nullptr && found->is_null();
   }
 
   void fail(Status status) {
@@ -130,7 +135,7 @@ void parse_scaling(Keys& keys, RopeScaling& scaling) {
 
 /// `rope_theta` and `rope_scaling` of old files, `rope_parameters` with both inside of new ones.
 void parse_rope(Keys& keys, ModelConfig& config) {
-  config.rope_theta = keys.positive("rope_theta", 10000.0);
+  config.rope_theta = keys.positive("rope_theta", config.rope_theta);
   if (keys.value("partial_rotary_factor") != nullptr && keys.positive("partial_rotary_factor") != 1)
     keys.unsupported("partial_rotary_factor", "1");
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -157,8 +162,9 @@ void parse_rope(Keys& keys, ModelConfig& config) {
 
 /// `layer_types` must agree with one kind of attention for all layers.
 void parse_window(Keys& keys, bool window_by_default, ModelConfig& config) {
-  int64_t window = keys.integer("sliding_window", kMaxPosition, 0);
-  if (!keys.boolean("use_sliding_window", window_by_default)) window = 0;
+  // Of a window that is not used any number may stand there, 0 too.
+  const bool is_used = keys.boolean("use_sliding_window", window_by_default);
+  int64_t window = is_used ? keys.integer("sliding_window", kMaxPosition, 0) : 0;
   const Json* types = keys.value("layer_types");
   if (types != nullptr) {
     if (!types->is_array()) return keys.fail_value("layer_types", "an array of strings");
@@ -186,32 +192,112 @@ void parse_window(Keys& keys, bool window_by_default, ModelConfig& config) {
   config.sliding_window = window;
 }
 
-/// Mixtral's keys: every layer has experts, and intermediate_size is that of one.
-void parse_experts(Keys& keys, ModelConfig& config) {
+/// What types with Llama's keys differ in.
+struct LlamaLike {
+  std::string_view type;
+  enum class Window { none, by_default, if_asked } window = Window::none;
+  enum class Experts { none, mixtral, qwen } experts = Experts::none;
+  bool attention_bias = false;  // key that gives q, k, v and o biases
+  bool qkv_bias = false;        // there are, unless a key says otherwise
+  bool mlp_bias = false;        // key
+  bool qk_norm = false;
+  bool shared_expert = false;
+  // What transformers takes where the key is missing.
+  int64_t kv_heads = 0;  // 0: as many as heads
+  double norm_eps = 1e-6, rope_theta = 10000;
+};
+
+constexpr LlamaLike kLlamaLike[] = {
+    {.type = "llama", .attention_bias = true, .mlp_bias = true},
+    {.type = "qwen2", .window = LlamaLike::Window::if_asked, .qkv_bias = true},
+    {.type = "qwen3", .window = LlamaLike::Window::if_asked, .attention_bias = true, .qk_norm = true},
+    {.type = "mistral", .window = LlamaLike::Window::by_default},
+    {.type = "mixtral",
+     .window = LlamaLike::Window::by_default,
+     .experts = LlamaLike::Experts::mixtral,
+     .kv_heads = 8,
+     .norm_eps = 1e-5,
+     .rope_theta = 1e6},
+    {.type = "qwen2_moe",
+     .window = LlamaLike::Window::if_asked,
+     .experts = LlamaLike::Experts::qwen,
+     .qkv_bias = true,
+     .shared_expert = true,
+     .kv_heads = 16},
+    {.type = "qwen3_moe",
+     .window = LlamaLike::Window::if_asked,
+     .experts = LlamaLike::Experts::qwen,
+     .attention_bias = true,
+     .qk_norm = true,
+     .kv_heads = 4},
+};
+
+/// Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers, which may name layers that are not
+/// there.
+void parse_sparse_layers(Keys& keys, ModelConfig& config) {
+  std::vector<bool>& has = config.experts.layers;
+  const int64_t step = keys.integer("decoder_sparse_step", kMaxLayers, 1);
+  for (int64_t layer = 0; layer < config.layers; ++layer) has[static_cast<size_t>(layer)] = (layer + 1) % step == 0;
+  const Json* dense = keys.value("mlp_only_layers");
+  if (dense == nullptr) return;
+  constexpr std::string_view kWanted = "an array of layers' numbers";
+  if (!dense->is_array()) return keys.fail_value("mlp_only_layers", kWanted);
+  for (const Json& layer : dense->as_array()) {
+    if (!layer.is_int()) return keys.fail_value("mlp_only_layers", kWanted);
+    if (layer.as_int() < 0 || layer.as_int() >= config.layers) continue;
+    has[static_cast<size_t>(layer.as_int())] = false;
+  }
+}
+
+/// Mixtral: every layer has experts, and intermediate_size is that of one. Qwen: it is that of the other layers, of all
+/// where there are 0 experts.
+void parse_experts(Keys& keys, const LlamaLike& like, ModelConfig& config) {
   Experts& experts = config.experts;
-  experts.count = keys.integer("num_local_experts", kMaxExperts);
+  const bool is_qwen = like.experts == LlamaLike::Experts::qwen;
+  const bool is_local =
+      !is_qwen || (keys.value("num_experts") == nullptr && keys.value("num_local_experts") != nullptr);
+  const char* count = is_local ? "num_local_experts" : "num_experts";
+  if (const Json* number = keys.value(count); is_qwen && number != nullptr && number->is_int() && number->as_int() == 0)
+    return;
+  experts.count = keys.integer(count, kMaxExperts);
+  if (is_qwen && keys.integer("num_local_experts", kMaxExperts, experts.count) != experts.count)
+    keys.fail_value("num_local_experts", base::format("num_experts {}", experts.count));
   experts.per_token = keys.integer("num_experts_per_tok", kMaxChoices);
   if (experts.per_token > experts.count)
-    keys.fail_value("num_experts_per_tok", base::format("at most num_local_experts {}", experts.count));
-  experts.intermediate = std::exchange(config.intermediate, 0);
-  keys.only("norm_topk_prob", true);
-  for (const char* key : {"n_shared_experts", "moe_intermediate_size", "first_k_dense_replace"})
-    if (keys.value(key) != nullptr) keys.unsupported(key, "none: all layers have the same experts");
+    keys.fail_value("num_experts_per_tok", base::format("at most {} {}", count, experts.count));
+  experts.layers.assign(static_cast<size_t>(config.layers), true);
+  if (is_qwen) {
+    experts.intermediate = keys.integer("moe_intermediate_size", kMaxIntermediate);
+    experts.renormalize = keys.boolean("norm_topk_prob", false);
+    parse_sparse_layers(keys, config);
+  } else {
+    experts.intermediate = config.intermediate;
+    keys.only("norm_topk_prob", true);
+    if (keys.value("moe_intermediate_size") != nullptr)
+      keys.unsupported("moe_intermediate_size", "none: intermediate_size is that of an expert");
+  }
+  if (like.shared_expert) experts.shared = keys.integer("shared_expert_intermediate_size", kMaxIntermediate);
+  for (const char* key : {"n_shared_experts", "first_k_dense_replace"})
+    if (keys.value(key) != nullptr) keys.unsupported(key, base::format("none with model_type {}", config.model_type));
+  if (std::count(experts.layers.begin(), experts.layers.end(), false) == 0) config.intermediate = 0;
 }
 
 /// Of types whose layers are dense.
 void refuse_experts(Keys& keys) {
   for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
-    if (keys.value(key) != nullptr) keys.unsupported(key, "none with this model_type; mixtral has experts");
+    if (keys.value(key) != nullptr)
+      keys.unsupported(key, "none with this model_type; mixtral, qwen2_moe, qwen3_moe have experts");
 }
 
-void parse_llama_like(Keys& keys, ModelConfig& config) {
+void parse_llama_like(Keys& keys, const LlamaLike& like, ModelConfig& config) {
   config.hidden = keys.integer("hidden_size", kMaxHidden);
   config.layers = keys.integer("num_hidden_layers", kMaxLayers);
   config.heads = keys.integer("num_attention_heads", kMaxHeads);
-  config.kv_heads = keys.integer("num_key_value_heads", kMaxHeads, config.heads);
+  const bool takes_default = like.kv_heads > 0 && !keys.is_null("num_key_value_heads");
+  config.kv_heads = keys.integer("num_key_value_heads", kMaxHeads, takes_default ? like.kv_heads : config.heads);
   config.intermediate = keys.integer("intermediate_size", kMaxIntermediate);
-  config.norm_eps = keys.positive("rms_norm_eps", 1e-6);
+  config.norm_eps = keys.positive("rms_norm_eps", like.norm_eps);
+  config.rope_theta = like.rope_theta;
   if (const Json* v = keys.value("head_dim"); v != nullptr) {
     config.head_dim = keys.integer("head_dim", kMaxHeadDim);
   } else {
@@ -222,17 +308,15 @@ void parse_llama_like(Keys& keys, ModelConfig& config) {
   }
   const std::string activation = keys.text("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") keys.unsupported("hidden_act", "silu");
-  const std::string& type = config.model_type;
-  const bool attention_bias = (type == "llama" || type == "qwen3") && keys.boolean("attention_bias", false);
-  config.qkv_bias = type == "qwen2" || attention_bias;
-  config.o_bias = attention_bias;
-  config.mlp_bias = type == "llama" && keys.boolean("mlp_bias", false);
-  config.qk_norm = type == "qwen3";
-  if (type == "mixtral")
-    parse_experts(keys, config);
-  else
+  config.o_bias = like.attention_bias && keys.boolean("attention_bias", false);
+  config.qkv_bias = config.o_bias || (like.qkv_bias && keys.boolean("qkv_bias", true));
+  config.mlp_bias = like.mlp_bias && keys.boolean("mlp_bias", false);
+  config.qk_norm = like.qk_norm;
+  if (like.experts == LlamaLike::Experts::none)
     refuse_experts(keys);
-  if (type != "llama") parse_window(keys, type == "mistral" || type == "mixtral", config);
+  else
+    parse_experts(keys, like, config);
+  if (like.window != LlamaLike::Window::none) parse_window(keys, like.window == LlamaLike::Window::by_default, config);
   parse_rope(keys, config);
   if (config.head_dim % 2 != 0)
     keys.fail(invalid_argument("{}: the head dimension is {}, wanted an even number for RoPE", keys.source(),
@@ -303,8 +387,10 @@ Result<ModelConfig> parse_config(std::string_view json, std::string_view source)
   if (keys.value("quantization_config") != nullptr) keys.unsupported("quantization_config", "none");
   if (!keys.status().ok()) return keys.status();
   const std::string& type = config.model_type;
-  if (type == "llama" || type == "qwen2" || type == "qwen3" || type == "mistral" || type == "mixtral") {
-    parse_llama_like(keys, config);
+  const auto* const like =
+      std::find_if(std::begin(kLlamaLike), std::end(kLlamaLike), [&](const LlamaLike& l) { return l.type == type; });
+  if (like != std::end(kLlamaLike)) {
+    parse_llama_like(keys, *like, config);
   } else if (type == "gpt2" || type == "gpt3") {
     parse_gpt2(keys, config);
   } else {

@@ -1,6 +1,7 @@
 // Which decoder layers to run: read from a Hugging Face config.json or from a shipped one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -22,18 +23,20 @@ struct RopeScaling {
 
 /// The feed-forward block of a mixture of experts: gated experts without biases, in place of the dense block.
 struct Experts {
-  int64_t count = 0;         // 0: the block is dense
+  int64_t count = 0;         // 0: all blocks are dense
   int64_t per_token = 0;     // experts that a token goes to
   int64_t intermediate = 0;  // of one expert
+  int64_t shared = 0;        // intermediate of one more that every token goes to, weighted by a gate; 0: none
   bool renormalize = true;   // weights of the chosen experts sum to 1
+  std::vector<bool> layers;  // which have experts; the others' blocks are dense
 };
 
-/// One decoder layer's shape; all layers are alike.
+/// The decoder layers' shape; they are alike, but that some may have experts and others not.
 struct ModelConfig {
   std::string name;        // "Llama-3.1-70B" or the file's path
-  std::string model_type;  // llama qwen2 qwen3 mistral mixtral gpt2 gpt3
+  std::string model_type;  // llama qwen2 qwen3 mistral mixtral qwen2_moe qwen3_moe gpt2 gpt3
   int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
-  Experts experts;  // where there are some, intermediate is 0
+  Experts experts;  // where all layers have some, intermediate is 0
   Norm norm = Norm::rms;
   double norm_eps = 1e-5;
   Activation activation = Activation::swiglu;
@@ -45,6 +48,12 @@ struct ModelConfig {
   int64_t sliding_window = 0;   // Mistral: keys further back are masked; 0: none
   bool conv1d_weights = false;  // GPT-2 checkpoints store (in, out)
   bool has_experts() const { return experts.count > 0; }
+  bool has_experts(int64_t layer) const { return has_experts() && experts.layers[static_cast<size_t>(layer)]; }
+  /// How many of the first `count` layers, or of all if there are fewer, have experts.
+  int64_t expert_layers(int64_t count) const {
+    const auto last = experts.layers.begin() + (has_experts() ? std::clamp<int64_t>(count, 0, layers) : 0);
+    return std::count(experts.layers.begin(), last, true);
+  }
   bool gated() const { return activation == Activation::swiglu; }
 };
 

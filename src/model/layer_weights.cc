@@ -6,7 +6,8 @@ namespace overlace::model {
 
 constexpr int64_t kAlignment = 256;  // of each tensor
 
-LayerLayout::LayerLayout(const ModelConfig& config, const Shard& shard, DType dtype) : dtype_(dtype) {
+LayerLayout::LayerLayout(const ModelConfig& config, const Shard& shard, DType dtype, int64_t layer)
+    : dtype_(dtype), layer_(layer) {
   const auto place = [&](TensorView LayerWeights::*tensor, std::initializer_list<Weight> weights) {
     add(config, shard, tensor, weights);
   };
@@ -27,6 +28,9 @@ LayerLayout::LayerLayout(const ModelConfig& config, const Shard& shard, DType dt
   place(&LayerWeights::router, {Weight::router});
   place(&LayerWeights::expert_up, {Weight::expert_up});
   place(&LayerWeights::expert_down, {Weight::expert_down});
+  place(&LayerWeights::shared_up, {Weight::shared_gate, Weight::shared_up});
+  place(&LayerWeights::shared_down, {Weight::shared_down});
+  place(&LayerWeights::shared_router, {Weight::shared_router});
 }
 
 /// The parts one below the other (vectors: one beside the other) in one tensor.
@@ -35,7 +39,7 @@ void LayerLayout::add(const ModelConfig& config, const Shard& shard, TensorView 
   const auto element = static_cast<int64_t>(dtype_bytes(dtype_));
   Place place{tensor, bytes_, 0, 0};
   for (const Weight weight : weights) {
-    if (!has_weight(config, weight)) continue;
+    if (!has_weight(config, weight, layer_)) continue;
     const WeightBox box = shard_box(config, shard, weight);
     parts_.push_back({weight, box, bytes_});
     bytes_ += box.rows * box.cols * element;

@@ -23,9 +23,11 @@ struct LayerWeights {
   TensorView up, up_bias;                           // (up columns, hidden): gate rows, then up rows
   TensorView down, down_bias;                       // (hidden, my intermediate), (1, hidden)
   TensorView router, expert_up, expert_down;        // as Weight has them, but my experts'; undefined without any
+  TensorView shared_up, shared_down;                // whole, as up and down
+  TensorView shared_router;                         // (1, hidden)
 };
 
-/// The same in every layer.
+/// Of one layer; layers without experts have the same, and so have those with them.
 class LayerLayout {
  public:
   /// One weight of the checkpoint, or rows or columns of it: a tensor of LayerWeights has one to three.
@@ -35,7 +37,7 @@ class LayerLayout {
     int64_t offset = 0;  // in the block
   };
 
-  LayerLayout(const ModelConfig& config, const Shard& shard, DType dtype);
+  LayerLayout(const ModelConfig& config, const Shard& shard, DType dtype, int64_t layer = 0);
   int64_t bytes() const { return bytes_; }
   const std::vector<Part>& parts() const { return parts_; }
   LayerWeights at(void* block) const;
@@ -54,6 +56,7 @@ class LayerLayout {
            std::initializer_list<Weight> weights);
 
   DType dtype_;
+  int64_t layer_;
   int64_t bytes_ = 0;
   std::vector<Place> places_;
   std::vector<Part> parts_;

@@ -53,7 +53,7 @@ class Oracle {
   Status layer(int64_t index, Matrix& x) {
     layer_ = index;
     const int64_t q_cols = config_.heads * config_.head_dim, kv_cols = config_.kv_heads * config_.head_dim;
-    Matrix h, q, k, v, o, up;
+    Matrix h, q, k, v, o;
     OVERLACE_TRY(norm(x, Weight::norm1, Weight::norm1_bias, h));
     OVERLACE_TRY(project(h, Weight::q, Weight::q_bias, q));
     OVERLACE_TRY(project(h, Weight::k, Weight::k_bias, k));
@@ -66,7 +66,7 @@ class Oracle {
     OVERLACE_TRY(project(h, Weight::o, Weight::o_bias, o));
     for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
     OVERLACE_TRY(norm(x, Weight::norm2, Weight::norm2_bias, h));
-    OVERLACE_TRY(config_.has_experts() ? expert_block(h, o) : dense_block(h, up, o));
+    OVERLACE_TRY(config_.has_experts(index) ? expert_block(h, o) : mlp(h, kDense, o));
     for (size_t i = 0; i < x.size(); ++i) x[i] += o[i];
     return {};
   }
@@ -74,16 +74,33 @@ class Oracle {
   double gap() const { return gap_; }
 
  private:
-  Status dense_block(const Matrix& h, Matrix& up, Matrix& o) {
-    OVERLACE_TRY(project(h, Weight::up, Weight::up_bias, up));
+  struct Mlp {
+    Weight gate, up, down;
+    std::optional<Weight> gate_bias, up_bias, down_bias;
+  };
+  static constexpr Mlp kDense{Weight::gate,      Weight::up,      Weight::down,
+                              Weight::gate_bias, Weight::up_bias, Weight::down_bias};
+  static constexpr Mlp kShared{Weight::shared_gate, Weight::shared_up, Weight::shared_down, {}, {}, {}};
+
+  Status mlp(const Matrix& h, const Mlp& w, Matrix& o) {
+    Matrix up, gate;
+    OVERLACE_TRY(project(h, w.up, w.up_bias, up));
     if (config_.gated()) {
-      Matrix gate;
-      OVERLACE_TRY(project(h, Weight::gate, Weight::gate_bias, gate));
+      OVERLACE_TRY(project(h, w.gate, w.gate_bias, gate));
       for (size_t i = 0; i < up.size(); ++i) up[i] *= activate(config_.activation, gate[i]);
     } else {
       for (double& value : up) value = activate(config_.activation, value);
     }
-    return project(up, Weight::down, Weight::down_bias, o);
+    return project(up, w.down, w.down_bias, o);
+  }
+
+  /// The shared expert's part, of every token.
+  Status add_shared_expert(const Matrix& h, Matrix& out) {
+    Matrix y, logits;
+    OVERLACE_TRY(project(h, Weight::shared_router, {}, logits));
+    OVERLACE_TRY(mlp(h, kShared, y));
+    for (size_t i = 0; i < out.size(); ++i) out[i] += y[i] / (1 + std::exp(-logits[i / size(config_.hidden)]));
+    return {};
   }
 
   /// One expert after the other, on its tokens only.
@@ -113,7 +130,7 @@ class Oracle {
         out[size(t * hidden + i % hidden)] += shares[size(t * count + e)] * y[size(i)];
       }
     }
-    return {};
+    return config_.experts.shared > 0 ? add_shared_expert(h, out) : Status();
   }
 
   /// Weights of the experts of each token: of those given, else of those with the largest logits.
@@ -159,7 +176,7 @@ class Oracle {
   Status weight(Weight which, const WeightBox& shape, Matrix& out) {
     out.clear();
     if (stop_.stop_requested()) return base::error(Errc::aborted, "oracle: stopped by its caller");
-    if (!has_weight(config_, which)) return {};
+    if (!has_weight(config_, which, layer_)) return {};
     out.resize(size(shape.rows * shape.cols));
     std::vector<char> stored(out.size() * dtype_bytes(problem_.dtype));
     if (weights_.is_seeded()) {

@@ -26,12 +26,9 @@ Status check_problem(const ModelConfig& config, const Problem& problem) {
     return invalid_argument("micro_batch is {}, wanted 0 or a multiple of sequence_length {}", problem.micro_batch,
                             problem.sequence_length);
   if (problem.device_bytes < 0) return invalid_argument("device_bytes is {}, wanted 0 or more", problem.device_bytes);
-  if (config.has_experts() && problem.device_bytes > 0)
+  if (config.expert_layers(problem.layers) > 0 && problem.device_bytes > 0)
     return base::error(Errc::not_supported, "device_bytes is {}, wanted 0: {} has experts, and those do not stream",
                        problem.device_bytes, config.name);
-  if (config.has_experts() && !problem.checkpoint.empty())
-    return base::error(Errc::not_supported, "checkpoint is {}, wanted none: {} has experts, which are made from a seed",
-                       problem.checkpoint, config.name);
   if (problem.from_disk && problem.checkpoint.empty())
     return invalid_argument("weights stream from disk, but there is no checkpoint, wanted one or host memory");
   if (problem.dtype != DType::fp32 && problem.dtype != DType::bf16 && problem.dtype != DType::fp16)
@@ -56,7 +53,8 @@ Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int 
   if (config.kv_heads % ranks != 0 && ranks % config.kv_heads != 0)
     return invalid_argument("{} has {} KV heads, which {} ranks can neither share equally nor replicate equally",
                             config.name, config.kv_heads, ranks);
-  if (config.intermediate % ranks != 0)
+  const bool has_dense = config.expert_layers(problem.layers) < problem.layers;
+  if (has_dense && config.intermediate % ranks != 0)
     return invalid_argument("{} has intermediate size {}, which {} ranks cannot share equally", config.name,
                             config.intermediate, ranks);
   Shard shard;
@@ -67,7 +65,7 @@ Result<Shard> make_shard(const ModelConfig& config, const Problem& problem, int 
   shard.first_head = shard.heads * rank;
   shard.kv_heads = std::max<int64_t>(config.kv_heads / ranks, 1);
   shard.first_kv_head = shard.first_head / (config.heads / config.kv_heads);
-  shard.intermediate = config.intermediate / ranks;
+  shard.intermediate = has_dense ? config.intermediate / ranks : 0;
   shard.first_intermediate = shard.intermediate * rank;
   shard.first_expert = config.experts.count * rank / ranks;
   shard.experts = config.experts.count * (rank + 1) / ranks - shard.first_expert;
@@ -116,8 +114,11 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
   base_spec.m = problem.micro_batch > 0 ? std::min(problem.micro_batch, problem.tokens) : problem.tokens;
   base_spec.ranks = ranks;
   base_spec.dtype = base_spec.out_dtype = problem.dtype;
+  const int64_t dense = problem.layers - config.expert_layers(problem.layers);
+  int64_t first_dense = 0;
+  while (dense > 0 && config.has_experts(first_dense)) ++first_dense;
   const auto site = [&](const char* name, const spec::OperatorDef& op, int64_t n, int64_t k, bool bias) {
-    Site s{name, base_spec};
+    Site s{name, base_spec, 0, problem.layers};
     s.op.op = op.name;
     s.op.n = n;
     s.op.k = k;
@@ -129,10 +130,14 @@ Result<std::vector<Site>> sites(const ModelConfig& config, const Problem& proble
       site("qkv", spec::kAgGemm, shard.qkv_columns(config), config.hidden, config.qkv_bias),
       site("o_proj", spec::kGemmRs, config.hidden, shard.heads * config.head_dim, config.o_bias),
   };
-  if (config.has_experts()) return out;
+  if (dense == 0) return out;
   out.push_back(
       site(gated ? "gate_up" : "fc1", spec::kAgGemm, shard.up_columns(config), config.hidden, config.mlp_bias));
   out.push_back(site(gated ? "down" : "fc2", spec::kGemmRs, config.hidden, shard.intermediate, config.mlp_bias));
+  for (size_t i = 2; i < out.size(); ++i) {
+    out[i].first_layer = first_dense;
+    out[i].layers = dense;
+  }
   return out;
 }
 

@@ -56,6 +56,30 @@ constexpr std::string_view kMistral7B = R"({
   "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096
 })";
 
+constexpr std::string_view kMixtral8x7B = R"({
+  "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+  "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 32768,
+  "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": null, "num_local_experts": 8,
+  "num_experts_per_tok": 2
+})";
+
+constexpr std::string_view kQwen15MoeA27B = R"({
+  "model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+  "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu", "max_position_embeddings": 8192,
+  "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "use_sliding_window": false, "num_experts": 60,
+  "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+  "norm_topk_prob": false, "decoder_sparse_step": 1
+})";
+
+constexpr std::string_view kQwen3_30B_A3B = R"({
+  "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+  "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "hidden_act": "silu",
+  "max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "rope_scaling": null,
+  "attention_bias": false, "sliding_window": null, "use_sliding_window": false, "num_experts": 128,
+  "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true, "decoder_sparse_step": 1,
+  "mlp_only_layers": []
+})";
+
 // GPT-3 175B (arXiv 2005.14165, table 2.1) with GPT-2's keys. Its locally banded layers run dense here.
 constexpr std::string_view kGpt3_175B = R"({
   "model_type": "gpt3", "n_embd": 12288, "n_layer": 96, "n_head": 96, "n_inner": 49152, "n_positions": 2048,
@@ -70,6 +94,9 @@ constexpr ShippedConfig kShipped[] = {
     {"Qwen3-8B", kQwen3_8B},
     {"Qwen3-32B", kQwen3_32B},
     {"Mistral-7B-v0.1", kMistral7B},
+    {"Mixtral-8x7B", kMixtral8x7B},
+    {"Qwen1.5-MoE-A2.7B", kQwen15MoeA27B},
+    {"Qwen3-30B-A3B", kQwen3_30B_A3B},
     {"GPT-3-175B", kGpt3_175B},
 };
 

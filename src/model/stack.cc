@@ -7,11 +7,11 @@
 
 #include "overlace/ops/ag_gemm.h"
 #include "overlace/ops/gemm_rs.h"
-#include "overlace/ops/moe.h"
 #include "overlace/team.h"
 #include "src/base/half.h"
 #include "src/exec/run.h"
 #include "src/model/device.h"
+#include "src/model/expert_block.h"
 #include "src/model/layer_stream.h"
 #include "src/model/layer_weights.h"
 #include "src/model/rope.h"
@@ -86,8 +86,9 @@ class StackImpl final : public Stack {
         shard_(shard),
         channel_(channel),
         device_(std::move(device)),
-        layout_(config, shard, problem.dtype),
-        batches_(micro_batches(problem, shard.rank, shard.ranks)) {}
+        batches_(micro_batches(problem, shard.rank, shard.ranks)) {
+    for (int64_t layer = 0; layer < problem.layers; ++layer) layouts_.emplace_back(config, shard, problem.dtype, layer);
+  }
   ~StackImpl() override {
     const Status ignored = device_->synchronize();  // a destructor cannot report; queued work must not outlive memory
     static_cast<void>(ignored);
@@ -97,6 +98,7 @@ class StackImpl final : public Stack {
   Status load(const std::vector<Site>& sites);
   Status forward(const float* input, const SiteSchedules& schedules, float* output) override;
   Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) override;
+  Result<int64_t> run_experts(int iterations) override;
   Status run_layers(const SiteSchedules& schedules, int iterations) override;
   Status synchronize() override { return device_->synchronize(); }
   WeightStats weight_stats() const override;
@@ -120,8 +122,8 @@ class StackImpl final : public Stack {
   Result<LayerWeights> acquire(int64_t layer);
   Status release(int64_t layer);
   Status one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a);
-  /// Router and experts in place of the dense block: norm2_out to down_out.
-  Status expert_block(const LayerWeights& w, const Activations& a, int64_t layer);
+  /// The block of experts: norm2_out to down_out. Returns the copies of tokens that my experts computed.
+  Result<int64_t> experts(const LayerWeights& w, const Activations& a, int32_t* chosen);
   Status all_layers(const Schedules& schedules, const Schedules& of_last);
   Status site(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
   Status site_operator(SiteIndex index, const LayerWeights& w, const Activations& a, const spec::Schedule& schedule);
@@ -136,7 +138,8 @@ class StackImpl final : public Stack {
   std::vector<void*> blocks_;
   std::vector<std::string> site_names_;
   std::vector<spec::OpSpec> site_ops_;
-  LayerLayout layout_;
+  std::vector<int64_t> site_layers_;  // the first that has it
+  std::vector<LayerLayout> layouts_;  // of each layer
   std::vector<MicroBatch> batches_;
   std::vector<Activations> activations_;  // of each micro-batch
   Placement placement_;
@@ -162,15 +165,21 @@ Status StackImpl::make(TensorView* view, int64_t rows, int64_t cols, const char*
 Status StackImpl::load_layer(Weights& weights, int64_t layer) {
   layers_.emplace_back();
   if (!placement_.is_resident[static_cast<size_t>(layer)]) return {};
-  auto block = device_->alloc(layout_.bytes(), "weights");
+  const LayerLayout& layout = layouts_[static_cast<size_t>(layer)];
+  auto block = device_->alloc(layout.bytes(), "weights");
   if (!block.ok()) return block.status();
   blocks_.push_back(*block);
-  layers_.back() = layout_.at(*block);
+  layers_.back() = layout.at(*block);
+  const bool is_host = channel_.stream().kind == StreamRef::Kind::cpu;
   std::vector<char> host;
-  for (const LayerLayout::Part& part : layout_.parts()) {
-    const TensorView view = layout_.view_of(part, *block);
+  for (const LayerLayout::Part& part : layout.parts()) {
+    const TensorView view = layout.view_of(part, *block);
     if (weights.is_seeded()) {
       OVERLACE_TRY(device_->fill(weights.seeded(layer, part.weight, part.box), view));
+      continue;
+    }
+    if (is_host) {  // the experts of a layer are most of its weights: not twice
+      OVERLACE_TRY(weights.read(layer, part.weight, part.box, view.data));
       continue;
     }
     host.resize(static_cast<size_t>(view.numel()) * dtype_bytes(view.dtype));
@@ -189,7 +198,7 @@ Status StackImpl::make_activations() {
     OVERLACE_TRY(make(view, first.rows, hidden, "hidden states"));
   OVERLACE_TRY(make(&all.qkv, first.tokens, shard_.qkv_columns(config_), "qkv"));
   OVERLACE_TRY(make(&all.heads_out, first.tokens, shard_.heads * config_.head_dim, "attention"));
-  choices_.resize(static_cast<size_t>(problem_.layers * rows * config_.experts.per_token));
+  choices_.assign(static_cast<size_t>(problem_.layers * rows * config_.experts.per_token), -1);
   OVERLACE_TRY(make(&all.up, first.tokens, shard_.up_columns(config_), "MLP"));
   OVERLACE_TRY(make(&all.activated, first.tokens, shard_.intermediate, "MLP"));
   for (const MicroBatch& batch : batches_) {
@@ -243,6 +252,7 @@ Status StackImpl::load(const std::vector<Site>& sites) {
   for (const Site& s : sites) {
     site_names_.push_back(s.name);
     site_ops_.push_back(s.op);
+    site_layers_.push_back(s.first_layer);
   }
   auto placement = place_layers(config_, problem_, shard_);
   if (!placement.ok()) return placement.status();
@@ -256,7 +266,7 @@ Status StackImpl::load(const std::vector<Site>& sites) {
   if (placement_.streamed() == 0) return {};
   if (channel_.stream().kind != StreamRef::Kind::cpu)
     return base::error(Errc::not_supported, "layers stream on CPU ranks only, wanted no limit of device memory");
-  auto stream = LayerStream::open(config_, problem_, layout_, placement_);
+  auto stream = LayerStream::open(config_, problem_, layouts_.front(), placement_);
   if (!stream.ok()) return stream.status();
   stream_ = std::move(*stream);
   return {};
@@ -312,34 +322,11 @@ Status StackImpl::site_operator(SiteIndex index, const LayerWeights& w, const Ac
   }
 }
 
-Status StackImpl::expert_block(const LayerWeights& w, const Activations& a, int64_t layer) {
-  const Experts& experts = config_.experts;
-  const int64_t rows = a.x.dim(0), k = experts.per_token;
-  std::vector<float> weights(static_cast<size_t>(rows * k));
-  int32_t* chosen = choices_.data() + (layer * x_.dim(0) + a.first_row) * k;
-  try {
-    ops::MoeRouterArgs router;
-    router.x = a.norm2_out;
-    router.w_gate = w.router;
-    router.idx = TensorView::contiguous(chosen, DType::i32, {rows, k});
-    router.weights = TensorView::contiguous(weights.data(), DType::fp32, {rows, k});
-    router.renormalize = experts.renormalize;
-    ops::choose_experts(router);
-    ops::MoeArgs args;
-    args.x = a.norm2_out;
-    args.idx = router.idx;
-    args.weights = router.weights;
-    args.w1 = TensorView::contiguous(w.expert_up.data, problem_.dtype,
-                                     {shard_.experts, 2 * experts.intermediate, config_.hidden});
-    args.w2 = TensorView::contiguous(w.expert_down.data, problem_.dtype,
-                                     {shard_.experts, config_.hidden, experts.intermediate});
-    args.out = a.down_out;
-    args.num_experts = experts.count;
-    ops::run(channel_, args);
-    return {};
-  } catch (...) {
-    return base::status_of_current_exception();
-  }
+Result<int64_t> StackImpl::experts(const LayerWeights& w, const Activations& a, int32_t* chosen) {
+  exec::set_trace_label(channel_, "moe");
+  auto load = run_expert_block(channel_, config_, shard_, w, {a.norm2_out, a.down_out, chosen});
+  exec::set_trace_label(channel_, "");
+  return load;
 }
 
 Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedules& schedules, const Activations& a) {
@@ -358,7 +345,10 @@ Status StackImpl::one_layer(int64_t layer, const LayerWeights& w, const Schedule
   norm.weight = as_vector(w.norm2);
   norm.bias = as_vector(w.norm2_bias);
   OVERLACE_TRY(device_->add_norm(norm));
-  if (config_.has_experts()) return exec::run_traced(channel_, "experts", [&] { return expert_block(w, a, layer); });
+  if (config_.has_experts(layer)) {
+    const auto load = experts(w, a, choices_.data() + (layer * x_.dim(0) + a.first_row) * config_.experts.per_token);
+    return load.ok() ? Status() : load.status();
+  }
   OVERLACE_TRY(site(kUp, w, a, *schedules[kUp]));
   OVERLACE_TRY(device_->activation({config_.activation, a.up, a.activated}));
   return site(kDown, w, a, *schedules[kDown]);
@@ -454,15 +444,33 @@ Status StackImpl::run_site(const std::string& name, const spec::Schedule& schedu
   while (index < site_names_.size() && site_names_[index] != name) ++index;
   if (index == site_names_.size())
     return base::invalid_argument("site is \"{}\", wanted one of {}", name, names_of(site_names_));
-  const auto weights = acquire(0);
+  const int64_t layer = site_layers_[index];
+  const auto weights = acquire(layer);
   if (!weights.ok()) return weights.status();
-  if (stream_ != nullptr && !placement_.is_resident.front()) {  // the next pass begins with it
+  if (stream_ != nullptr && !placement_.is_resident.front()) {  // layers that stream are alike; the next pass begins so
     held_ = 0;
     held_weights_ = *weights;
   }
   for (int i = 0; i < iterations; ++i)
     OVERLACE_TRY(site(static_cast<SiteIndex>(index), *weights, activations_.front(), schedule));
   return {};
+}
+
+Result<int64_t> StackImpl::run_experts(int iterations) {
+  int64_t layer = 0;
+  while (layer < problem_.layers && !config_.has_experts(layer)) ++layer;
+  if (layer == problem_.layers)
+    return base::invalid_argument("none of {} layers has experts, wanted one", problem_.layers);
+  const auto weights = acquire(layer);
+  if (!weights.ok()) return weights.status();
+  const Activations& a = activations_.front();
+  std::vector<int32_t> chosen(static_cast<size_t>(a.x.dim(0) * config_.experts.per_token));  // those of a pass stay
+  Result<int64_t> load = int64_t{0};
+  for (int i = 0; i < iterations; ++i) {
+    load = experts(*weights, a, chosen.data());
+    if (!load.ok()) break;
+  }
+  return load;
 }
 
 Status StackImpl::run_layers(const SiteSchedules& schedules, int iterations) {
@@ -489,7 +497,7 @@ Status make_stack(const ModelConfig& config, const Problem& problem, Channel& ch
   const int ranks = channel.team().size();
   const auto shard = make_shard(config, problem, channel.team().rank(), ranks);
   if (!shard.ok()) return shard.status();
-  if (config.has_experts() && channel.stream().kind != StreamRef::Kind::cpu)
+  if (config.expert_layers(problem.layers) > 0 && channel.stream().kind != StreamRef::Kind::cpu)
     return base::error(Errc::not_supported, "{} has experts, which run on CPU ranks only, wanted --backend cpu",
                        config.name);
   const auto all_sites = sites(config, problem, ranks);

@@ -29,11 +29,12 @@ struct Problem {
   bool from_disk = false;    // what does not fit streams from the checkpoint's files, not from host memory
 };
 
-/// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer. A
-/// layer with experts has the first two.
+/// One GEMM with a collective: "qkv", "o_proj", "gate_up" (or "fc1"), "down" (or "fc2"); the same in every layer that
+/// has it. A layer with experts has the first two.
 struct Site {
   std::string name;
-  spec::OpSpec op;  // as this rank sees it
+  spec::OpSpec op;                      // as this rank sees it
+  int64_t first_layer = 0, layers = 1;  // of the problem: the first that has it, and how many do
 };
 
 /// invalid_argument naming both numbers where the split is impossible (heads % ranks, intermediate % ranks, ...).
@@ -60,9 +61,12 @@ class Stack {
   /// input, output: my rows x hidden, fp32 on the host: token_rows of each micro-batch, one behind the other. All
   /// layers.
   virtual base::Status forward(const float* input, const SiteSchedules& schedules, float* output) = 0;
-  /// Only that site's operator of layer 0, on inputs as they were in the last forward (normal data before the first),
-  /// queued `iterations` times; for timing. Does not wait for completion on GPUs.
+  /// Only that site's operator of the first layer that has it, on inputs as they were in the last forward (normal data
+  /// before the first), queued `iterations` times; for timing. Does not wait for completion on GPUs.
   virtual base::Status run_site(const std::string& name, const spec::Schedule& schedule, int iterations) = 0;
+  /// Only the block of experts of the first layer that has them, router and exchange too, on such inputs, `iterations`
+  /// times; for timing. Returns the copies of tokens that my experts computed in one. Collective.
+  virtual base::Result<int64_t> run_experts(int iterations) = 0;
   /// Forward without host transfers, queued `iterations` times on resident input; for timing.
   virtual base::Status run_layers(const SiteSchedules& schedules, int iterations) = 0;
   /// Waits for all queued work of this rank.
@@ -70,7 +74,7 @@ class Stack {
   /// Since the stack was made.
   virtual WeightStats weight_stats() const = 0;
   /// The experts that my tokens chose in the last pass, (layers, my rows, experts of a token); rows are those of
-  /// forward(). Empty without experts.
+  /// forward(). -1 in layers without experts; empty where no layer has any.
   virtual const std::vector<int32_t>& expert_choices() const = 0;
   /// Spans of layers that were brought into slots since the last call; for timelines.
   virtual std::vector<base::Span> take_transfers() = 0;

@@ -1,9 +1,11 @@
 #include "src/model/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "src/base/half.h"
+#include "src/model/weight_names.h"
 
 namespace overlace::model {
 namespace {
@@ -19,93 +21,6 @@ bool is_norm_weight(Weight w) {
   return w == Weight::norm1 || w == Weight::norm2 || w == Weight::q_norm || w == Weight::k_norm;
 }
 
-const char* llama_name(Weight w) {
-  switch (w) {
-    case Weight::norm1:
-      return "input_layernorm.weight";
-    case Weight::q:
-      return "self_attn.q_proj.weight";
-    case Weight::q_bias:
-      return "self_attn.q_proj.bias";
-    case Weight::k:
-      return "self_attn.k_proj.weight";
-    case Weight::k_bias:
-      return "self_attn.k_proj.bias";
-    case Weight::v:
-      return "self_attn.v_proj.weight";
-    case Weight::v_bias:
-      return "self_attn.v_proj.bias";
-    case Weight::q_norm:
-      return "self_attn.q_norm.weight";
-    case Weight::k_norm:
-      return "self_attn.k_norm.weight";
-    case Weight::o:
-      return "self_attn.o_proj.weight";
-    case Weight::o_bias:
-      return "self_attn.o_proj.bias";
-    case Weight::norm2:
-      return "post_attention_layernorm.weight";
-    case Weight::gate:
-      return "mlp.gate_proj.weight";
-    case Weight::gate_bias:
-      return "mlp.gate_proj.bias";
-    case Weight::up:
-      return "mlp.up_proj.weight";
-    case Weight::up_bias:
-      return "mlp.up_proj.bias";
-    case Weight::down:
-      return "mlp.down_proj.weight";
-    case Weight::down_bias:
-      return "mlp.down_proj.bias";
-    default:
-      return "";
-  }
-}
-
-const char* gpt2_name(Weight w) {
-  switch (w) {
-    case Weight::norm1:
-      return "ln_1.weight";
-    case Weight::norm1_bias:
-      return "ln_1.bias";
-    case Weight::q:
-    case Weight::k:
-    case Weight::v:
-      return "attn.c_attn.weight";
-    case Weight::q_bias:
-    case Weight::k_bias:
-    case Weight::v_bias:
-      return "attn.c_attn.bias";
-    case Weight::o:
-      return "attn.c_proj.weight";
-    case Weight::o_bias:
-      return "attn.c_proj.bias";
-    case Weight::norm2:
-      return "ln_2.weight";
-    case Weight::norm2_bias:
-      return "ln_2.bias";
-    case Weight::up:
-      return "mlp.c_fc.weight";
-    case Weight::up_bias:
-      return "mlp.c_fc.bias";
-    case Weight::down:
-      return "mlp.c_proj.weight";
-    case Weight::down_bias:
-      return "mlp.c_proj.bias";
-    default:
-      return "";
-  }
-}
-
-/// Where q, k and v start among the columns of GPT-2's fused c_attn.
-int64_t fused_offset(const ModelConfig& config, Weight w) {
-  if (w == Weight::k || w == Weight::k_bias) return config.hidden;
-  if (w == Weight::v || w == Weight::v_bias) return 2 * config.hidden;
-  return 0;
-}
-
-bool is_fused(Weight w) { return w >= Weight::q && w <= Weight::v_bias; }
-
 }  // namespace
 
 bool is_matrix(Weight w) {
@@ -120,6 +35,10 @@ bool is_matrix(Weight w) {
     case Weight::router:
     case Weight::expert_up:
     case Weight::expert_down:
+    case Weight::shared_gate:
+    case Weight::shared_up:
+    case Weight::shared_down:
+    case Weight::shared_router:
       return true;
     default:
       return false;
@@ -158,12 +77,17 @@ WeightBox weight_shape(const ModelConfig& c, Weight weight) {
       return {0, c.experts.count * 2 * c.experts.intermediate, 0, c.hidden};
     case Weight::expert_down:
       return {0, c.experts.count * c.hidden, 0, c.experts.intermediate};
-    default:  // norms and the biases of o and down
+    case Weight::shared_gate:
+    case Weight::shared_up:
+      return {0, c.experts.shared, 0, c.hidden};
+    case Weight::shared_down:
+      return {0, c.hidden, 0, c.experts.shared};
+    default:  // norms, the biases of o and down, and shared_router
       return {0, 1, 0, c.hidden};
   }
 }
 
-bool has_weight(const ModelConfig& c, Weight weight) {
+bool has_weight(const ModelConfig& c, Weight weight, int64_t layer) {
   switch (weight) {
     case Weight::norm1_bias:
     case Weight::norm2_bias:
@@ -178,19 +102,24 @@ bool has_weight(const ModelConfig& c, Weight weight) {
     case Weight::o_bias:
       return c.o_bias;
     case Weight::gate:
-      return c.gated() && !c.has_experts();
+      return c.gated() && !c.has_experts(layer);
     case Weight::up:
     case Weight::down:
-      return !c.has_experts();
+      return !c.has_experts(layer);
     case Weight::gate_bias:
-      return c.gated() && c.mlp_bias;
+      return c.gated() && c.mlp_bias && !c.has_experts(layer);
     case Weight::up_bias:
     case Weight::down_bias:
-      return c.mlp_bias;
+      return c.mlp_bias && !c.has_experts(layer);
     case Weight::router:
     case Weight::expert_up:
     case Weight::expert_down:
-      return c.has_experts();
+      return c.has_experts(layer);
+    case Weight::shared_gate:
+    case Weight::shared_up:
+    case Weight::shared_down:
+    case Weight::shared_router:
+      return c.has_experts(layer) && c.experts.shared > 0;
     default:
       return true;
   }
@@ -203,7 +132,8 @@ Result<Weights> Weights::open(const ModelConfig& config, const Problem& problem)
   if (!checkpoint.ok()) return checkpoint.status();
   const bool gpt2 = config.conv1d_weights;
   const std::string first = gpt2 ? "transformer.h." : "model.layers.", second = gpt2 ? "h." : "layers.";
-  const std::string name = std::string("0.") + (gpt2 ? gpt2_name(Weight::norm1) : llama_name(Weight::norm1));
+  const WeightBox norm = weight_shape(config, Weight::norm1);
+  const std::string name = "0." + stored_parts(config, Weight::norm1, norm).front().name;
   if (checkpoint->has(first + name)) {
     weights.prefix_ = first;
   } else if (checkpoint->has(second + name)) {
@@ -212,6 +142,9 @@ Result<Weights> Weights::open(const ModelConfig& config, const Problem& problem)
     return error(Errc::corrupt, "checkpoint {}: neither tensor \"{}{}\" nor \"{}{}\" is there, wanted a {} model",
                  problem.checkpoint, first, name, second, name, config.model_type);
   }
+  const auto& with_experts = config.experts.layers;
+  const auto layer = std::find(with_experts.begin(), with_experts.end(), true) - with_experts.begin();
+  weights.has_fused_experts_ = checkpoint->has(base::format("{}{}.{}", weights.prefix_, layer, kFusedExperts));
   weights.checkpoint_ = std::move(*checkpoint);
   return weights;
 }
@@ -227,38 +160,32 @@ SeededMatrix Weights::seeded(int64_t layer, Weight weight, const WeightBox& box)
   return m;
 }
 
+std::string Weights::full_name(int64_t layer, const StoredPart& part) const {
+  return base::format("{}{}.{}", prefix_, layer, part.name);
+}
+
 Status Weights::read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* range) {
-  if (!is_seeded()) {
-    const Stored part = stored(layer, weight, box);
-    return checkpoint_->read(part.name, part.shape, part.box, problem_.dtype, out, range);
+  if (is_seeded()) {
+    fill_seeded(seeded(layer, weight, box), box.rows, box.cols, problem_.dtype, out);
+    return {};
   }
-  fill_seeded(seeded(layer, weight, box), box.rows, box.cols, problem_.dtype, out);
+  const auto element = static_cast<int64_t>(dtype_bytes(problem_.dtype));
+  for (const StoredPart& part : stored_parts(config_, weight, box, has_fused_experts_)) {
+    char* const to = static_cast<char*>(out) + part.offset * element;
+    OVERLACE_TRY(checkpoint_->read(full_name(layer, part), part.shape, part.box, problem_.dtype, to, range));
+  }
   return {};
 }
 
 Result<StoredRange> Weights::range(int64_t layer, Weight weight, const WeightBox& box) {
   if (is_seeded()) return base::invalid_argument("weights are made from a seed, wanted a checkpoint");
-  const Stored part = stored(layer, weight, box);
-  return checkpoint_->range(part.name, part.shape, part.box);
-}
-
-Weights::Stored Weights::stored(int64_t layer, Weight weight, const WeightBox& box) const {
-  const bool gpt2 = config_.conv1d_weights;
-  const std::string name = base::format("{}{}.{}", prefix_, layer, gpt2 ? gpt2_name(weight) : llama_name(weight));
-  const WeightBox whole = weight_shape(config_, weight);
-  const bool is_vector = !is_matrix(weight);
-  int64_t rows = whole.rows, cols = whole.cols;  // as stored
-  StoredBox stored{box.row, box.rows, box.col, box.cols, false};
-  if (gpt2 && !is_vector) {
-    std::swap(rows, cols);
-    stored = {box.col, box.cols, box.row, box.rows, true};
-  }
-  if (gpt2 && is_fused(weight)) {
-    cols = 3 * config_.hidden;
-    stored.col += fused_offset(config_, weight);
-  }
-  const std::vector<int64_t> shape = is_vector ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
-  return {name, shape, stored};
+  const std::vector<StoredPart> parts = stored_parts(config_, weight, box, has_fused_experts_);
+  const bool of_experts = weight == Weight::expert_up || weight == Weight::expert_down;
+  if (of_experts && !has_fused_experts_)
+    return error(Errc::not_supported,
+                 "a weight of layer {} lies in {} tensors, one for each matrix of an expert, wanted one for the layer",
+                 layer, parts.size());
+  return checkpoint_->range(full_name(layer, parts.front()), parts.front().shape, parts.front().box);
 }
 
 void fill_seeded(const SeededMatrix& matrix, int64_t rows, int64_t cols, DType dtype, void* out) {

@@ -39,6 +39,10 @@ enum class Weight {
   router,       // (experts, hidden)
   expert_up,    // of each expert its gate rows, then its up rows
   expert_down,  // of each expert (hidden, its intermediate)
+  shared_gate,  // of the shared expert, as gate, up and down
+  shared_up,
+  shared_down,
+  shared_router,  // (1, hidden): the sigmoid of its product with a token is the shared expert's weight
 };
 
 /// Rows and columns of a weight, from a first row and column on.
@@ -50,7 +54,9 @@ struct WeightBox {
 bool is_matrix(Weight weight);
 /// The whole weight.
 WeightBox weight_shape(const ModelConfig& config, Weight weight);
-bool has_weight(const ModelConfig& config, Weight weight);
+bool has_weight(const ModelConfig& config, Weight weight, int64_t layer = 0);
+
+struct StoredPart;  // src/model/weight_names.h
 
 class Weights {
  public:
@@ -61,23 +67,18 @@ class Weights {
   /// Part `box` in the problem's dtype into `out`, contiguous.
   /// `stored`: the bytes of range(), already read; null: the file is looked into.
   base::Status read(int64_t layer, Weight weight, const WeightBox& box, void* out, const void* stored = nullptr);
-  /// What of the files the part needs. Only of a checkpoint.
+  /// What of the files the part needs. Only of a checkpoint, and not_supported of experts in tensors of their own.
   base::Result<StoredRange> range(int64_t layer, Weight weight, const WeightBox& box);
 
  private:
   Weights(const ModelConfig& config, const Problem& problem) : config_(config), problem_(problem) {}
-  /// The part as the checkpoint has it.
-  struct Stored {
-    std::string name;
-    std::vector<int64_t> shape;
-    StoredBox box;
-  };
-  Stored stored(int64_t layer, Weight weight, const WeightBox& box) const;
+  std::string full_name(int64_t layer, const StoredPart& part) const;
 
   ModelConfig config_;
   Problem problem_;
   std::optional<Checkpoint> checkpoint_;
   std::string prefix_;  // "model.layers." or "layers.", "transformer.h." or "h."
+  bool has_fused_experts_ = false;
 };
 
 /// Part of a made matrix on the host, contiguous rows x cols of `dtype`.

@@ -101,7 +101,50 @@ TEST(Run, RunsExpertsThatRanksCannotShareEqually) {
     EXPECT_TRUE(json.find("ok")->as_bool());
     EXPECT_GT(json.find("error")->as_double(), 0);
     EXPECT_LT(json.find("error")->as_double(), 1e-4);
-    EXPECT_EQ(json.find("sites")->as_array().size(), 2u);
+    ASSERT_EQ(json.find("sites")->as_array().size(), 3u);
+    const Json& moe = json.find("sites")->as_array().back();
+    EXPECT_EQ(moe.find("name")->as_string(), "moe");
+    EXPECT_EQ(moe.find("op")->as_string(), "moe");
+    EXPECT_EQ(moe.find("experts")->as_int(), 10);
+    EXPECT_EQ(moe.find("top_k")->as_int(), 2);
+    EXPECT_EQ(moe.find("m")->as_int(), 20) << "of a micro-batch";
+    EXPECT_EQ(moe.find("n")->as_int(), 256);
+    EXPECT_EQ(moe.find("k")->as_int(), 384);
+    EXPECT_EQ(moe.find("layers")->as_int(), 2);
+    EXPECT_GT(moe.find("serial_us")->as_double(), 0);
+    EXPECT_EQ(moe.find("overlapped_us")->as_double(), moe.find("serial_us")->as_double());
+    for (const char* key : {"limit_us", "hidden", "library_us", "compute_us", "comm_us"})
+      EXPECT_TRUE(moe.find(key)->is_null()) << key;
+    const double load = moe.find("load")->as_double();
+    EXPECT_GE(load, 1);
+    EXPECT_LE(load, ranks[0] - '0');
+    EXPECT_NE(result.out.find("moe: the only way: 2 of 10 experts for each token"), std::string::npos) << result.out;
+  }
+}
+
+TEST(Run, TheTimelineHasThePartsOfTheExperts) {
+  Directory directory;
+  directory.write("config.json", R"({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 8,
+      "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 3,
+      "num_experts_per_tok": 2,
+      "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]})");
+  Command command;
+  command.args = {"run",      "--config", "./config.json", "-n",     "2",       "--tokens",     "16",
+                  "--repeat", "1",        "--json",        "r.json", "--trace", "timeline.json"};
+  command.env = kNoGpu;
+  command.directory = directory.path();
+  const Result result = run(command);
+  ASSERT_EQ(result.exit, 0) << result.out << result.err;
+  const Json json = Json::parse(directory.read("r.json")).value();
+  std::string sites;
+  for (const Json& site : json.find("sites")->as_array())
+    sites += site.find("name")->as_string() + base::format(" {} ", site.find("layers")->as_int());
+  EXPECT_EQ(sites, "qkv 2 o_proj 2 gate_up 1 down 1 moe 1 ");
+  const std::string timeline = directory.read("timeline.json");
+  for (const char* span : {"moe router", "moe experts and exchange", "moe shared expert"}) {
+    size_t found = 0;
+    for (size_t at = timeline.find(span); at != std::string::npos; at = timeline.find(span, at + 1)) ++found;
+    EXPECT_EQ(found, 4u) << span << ": two ranks, serial and overlapped, one layer";
   }
 }
 

@@ -8,7 +8,14 @@ namespace overlace::fuzz {
 void run(std::string_view input) {
   const base::Result<model::ModelConfig> config = model::parse_config(input, "config.json");
   if (!config.ok()) return;
-  FUZZ_REQUIRE(config->hidden > 0 && config->layers > 0 && config->intermediate > 0);
+  const model::Experts& experts = config->experts;
+  FUZZ_REQUIRE(config->hidden > 0 && config->layers > 0);
+  FUZZ_REQUIRE(config->intermediate > 0 || experts.intermediate > 0);
+  if (config->has_experts()) {
+    FUZZ_REQUIRE(experts.layers.size() == static_cast<size_t>(config->layers));
+    FUZZ_REQUIRE(experts.intermediate > 0 && experts.per_token > 0 && experts.per_token <= experts.count);
+    FUZZ_REQUIRE(config->intermediate > 0 || config->expert_layers(config->layers) == config->layers);
+  }
   FUZZ_REQUIRE(config->kv_heads > 0 && config->heads % config->kv_heads == 0);
   FUZZ_REQUIRE(config->head_dim > 0);
 }

@@ -52,6 +52,7 @@ MODEL = {
 }
 CASES = [
     Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none"),
+    Case("run", "run --backend cpu -n 2 --tokens 32 --repeat 1 --quiet --link none --config tiny-moe"),
     Case(
         "run",
         "run --backend cpu -n 2 --tokens 32 --repeat 1 --link 1GB/s,20us --config model.json --device-memory 160000",
@@ -204,6 +205,17 @@ def test_a_changed_document_is_refused(name: str, folder: Path, outputs: dict) -
         assert validator.complaints({k: v for k, v in document.items() if k != key}, schema, "output"), f"without {key}"
 
 
+def test_sites_of_experts_alone_say_of_how_many(folder: Path, outputs: dict) -> None:
+    case = next(case for case in CASES if case.schema == "run" and "tiny-moe" in case.words)
+    document, schema = output_of(case, folder, outputs), schema_of("run")
+    other, moe = document["sites"][0], document["sites"][-1]
+    assert moe["op"] == "moe"
+    for key in ("experts", "top_k", "load"):
+        without = {**document, "sites": [{k: v for k, v in moe.items() if k != key}]}
+        assert validator.complaints(without, schema, "output") == [f"output.sites[0] has no {key}"]
+        assert validator.complaints({**document, "sites": [{**other, key: 1}]}, schema, "output"), key
+
+
 def commands_with_json(folder: Path) -> set[tuple[str, ...]]:
     """By the program's own help."""
     found = set()
@@ -276,3 +288,7 @@ def test_a_schema_says_nothing_that_is_not_checked() -> None:
     assert validator.complaints([1, 2], schema) == []
     assert validator.complaints([0], schema)
     assert validator.complaints("x", schema)
+    schema = {"if": {"properties": {"op": {"const": "moe"}}}, "then": {"required": ["load"]}, "else": {"minimum": 1}}
+    assert validator.complaints({"op": "moe", "load": 1}, schema) == []
+    assert validator.complaints({"op": "ag_gemm"}, schema) == []
+    assert validator.complaints({"op": "moe"}, schema) == ["record has no load"]

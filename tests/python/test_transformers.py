@@ -37,6 +37,10 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
+# Heads for three ranks, too; with five experts no two ranks have equally many.
+OF_EXPERTS = {**SHAPE, "num_attention_heads": 6, "head_dim": 16, "experts_implementation": "eager"}
+OF_QWENS_EXPERTS = {"num_key_value_heads": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
 
 def config_of(family):
     if family == "llama":
@@ -54,6 +58,18 @@ def config_of(family):
         return transformers.MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=7)
     if family == "mistral_full":
         return transformers.MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=None)
+    if family == "mixtral":
+        return transformers.MixtralConfig(
+            **OF_EXPERTS, num_key_value_heads=6, num_local_experts=5, num_experts_per_tok=2, sliding_window=9
+        )
+    if family == "qwen2_moe":  # the second of three layers is dense
+        return transformers.Qwen2MoeConfig(
+            **OF_EXPERTS, **OF_QWENS_EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[1]
+        )
+    if family == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(**OF_EXPERTS, **OF_QWENS_EXPERTS, norm_topk_prob=True)
+    if family == "qwen3_moe_sparse":  # only the second of three layers has experts
+        return transformers.Qwen3MoeConfig(**OF_EXPERTS, **OF_QWENS_EXPERTS, attention_bias=True, decoder_sparse_step=2)
     assert family == "gpt2"
     return transformers.GPT2Config(
         n_embd=HIDDEN, n_layer=LAYERS, n_head=4, vocab_size=32, n_positions=128, bos_token_id=0, eos_token_id=0
@@ -61,6 +77,7 @@ def config_of(family):
 
 
 FAMILIES = ["llama", "llama_biased", "qwen2", "qwen3", "mistral", "mistral_full", "gpt2"]
+FAMILIES_OF_EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_moe_sparse"]
 
 
 def randomise(model):
@@ -92,7 +109,7 @@ class Case:
     """A saved model with its input, and what transformers makes of it in both precisions."""
 
     def __init__(self, family, directory, **save_options):
-        torch.manual_seed(FAMILIES.index(family) + 1)
+        torch.manual_seed([*FAMILIES, *FAMILIES_OF_EXPERTS].index(family) + 1)
         config = config_of(family)
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -157,7 +174,18 @@ def test_agrees_with_transformers(program, cases, family, ranks):
     check(program, cases(family), ranks)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES_OF_EXPERTS)
+def test_experts_agree_with_transformers(program, cases, family, ranks):
+    check(program, cases(family), ranks)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_reads_fused_experts(program, cases, family):
+    check(program, cases(family, save_original_format=False), 2)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", *FAMILIES_OF_EXPERTS])
 def test_reads_sharded_checkpoints(program, cases, family):
     case = cases(family, max_shard_size="60KB")
     assert (case.directory / "model.safetensors.index.json").exists()
@@ -171,6 +199,24 @@ def test_fewer_layers_differ(program, cases):
     done, output = run(program, case, 2, "--layers", LAYERS - 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert np.abs(np.load(output) - case.fp64).max() > 1000 * case.bound()
+
+
+def test_names_an_expert_that_is_missing(program, cases, tmp_path):
+    from safetensors.torch import load_file, save_file  # transformers brings it
+
+    case = cases("mixtral")
+    for name in ["config.json", "input.npy"]:
+        shutil.copy(case.directory / name, tmp_path)
+    tensors = load_file(case.directory / "model.safetensors")
+    lost = "model.layers.1.block_sparse_moe.experts.3.w3.weight"
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
+    case = copy.copy(case)
+    case.directory, case.input = tmp_path, tmp_path / "input.npy"
+    done, output = run(program, case, 2)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert f'tensor "{lost}" is missing' in done.stderr
+    assert not output.exists()
 
 
 def test_refuses_what_it_cannot_split(program, cases):

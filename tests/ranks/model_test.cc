@@ -20,6 +20,11 @@ namespace {
 
 constexpr int64_t kHeadDim = 6;
 
+const char kTheta[] = R"("rope_theta": 100.0)";
+/// Of the second layer; the first is dense.
+const char kExperts[] = R"("num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 9,
+                           "shared_expert_intermediate_size": 11, "mlp_only_layers": [0])";
+
 /// Heads to share equally; `mistral` replicates its one KV head, `qwen3` does on four ranks.
 ModelConfig config_of(const std::string& family, int ranks) {
   const int64_t heads = 2 * ranks;
@@ -35,7 +40,9 @@ ModelConfig config_of(const std::string& family, int ranks) {
              base::format(R"({{"model_type": "{}", "hidden_size": 40, "intermediate_size": {}, "num_hidden_layers": 2,
                               "num_attention_heads": {}, "num_key_value_heads": {}, "head_dim": {}, {}}})",
                           family, intermediate, heads, kv, kHeadDim,
-                          family == "mistral" ? "\"sliding_window\": 5" : "\"rope_theta\": 100.0"),
+                          family == "mistral"     ? "\"sliding_window\": 5"
+                          : family == "qwen2_moe" ? kExperts
+                                                  : kTheta),
              "test")
       .value();
 }
@@ -83,6 +90,20 @@ double largest_of_all(Team& team, double mine) {
   return largest;
 }
 
+/// (layers, tokens, experts of a token) of all ranks, whose rows follow each other.
+std::vector<int32_t> whole_choices(Team& team, const std::vector<int32_t>& mine, int64_t layers) {
+  std::vector<int32_t> whole;
+  const std::vector<Bytes> parts = team.exchange(std::as_bytes(std::span<const int32_t>(mine)));
+  for (int64_t layer = 0; layer < layers; ++layer)
+    for (const Bytes& part : parts) {
+      std::vector<int32_t> of_layer(part.size() / sizeof(int32_t) / static_cast<size_t>(layers));
+      const size_t bytes = of_layer.size() * sizeof(int32_t);
+      if (bytes > 0) std::memcpy(of_layer.data(), part.data() + static_cast<size_t>(layer) * bytes, bytes);
+      whole.insert(whole.end(), of_layer.begin(), of_layer.end());
+    }
+  return whole;
+}
+
 struct StackCase {
   std::string family;
   int ranks;
@@ -108,10 +129,11 @@ TEST_P(StackTest, EveryScheduleAgreesWithTheOracle) {
   problem.seed = 5;
   std::vector<float> input(static_cast<size_t>(c.tokens * config.hidden));
   seeded_input(11, 0, c.tokens, config.hidden, input.data());
-  const std::vector<double> want = oracle(config, problem, input, -1, 2).value();
+  const std::vector<double> of_oracle = oracle(config, problem, input, -1, 2).value();
   double largest = 0;
-  for (double value : want) largest = std::max(largest, std::abs(value));
-  const double step = largest * (c.dtype == DType::fp32 ? 0x1p-23 : c.dtype == DType::bf16 ? 0x1p-7 : 0x1p-10);
+  for (double value : of_oracle) largest = std::max(largest, std::abs(value));
+  const double ulp = c.dtype == DType::fp32 ? 0x1p-23 : c.dtype == DType::bf16 ? 0x1p-7 : 0x1p-10;
+  const double step = largest * ulp;
   const std::vector<Site> all_sites = sites(config, problem, c.ranks).value();
   const std::vector<NamedSchedules> schedules = all_schedules(all_sites);
   ASSERT_GE(schedules.size(), 4u);
@@ -123,10 +145,19 @@ TEST_P(StackTest, EveryScheduleAgreesWithTheOracle) {
     ASSERT_TRUE(stack.ok()) << stack.status().message();
     std::vector<float> out(static_cast<size_t>(rows * config.hidden));
     double unfused = 0;
+    std::vector<double> want = of_oracle;
+    std::vector<int32_t> chosen;
     for (const NamedSchedules& named : schedules) {
       std::fill(out.begin(), out.end(), NAN);
       const base::Status status = (*stack)->forward(input.data() + first * config.hidden, named.sites, out.data());
       ASSERT_TRUE(status.ok()) << named.name << ": " << status.message();
+      // Along the run's own choice of experts, which is a choice of nearly the largest logits.
+      ExpertChoices choices{whole_choices(team, (*stack)->expert_choices(), problem.layers)};
+      if (choices.experts != chosen) {
+        chosen = choices.experts;
+        want = oracle(config, problem, input, -1, 1, {}, &choices).value();
+        EXPECT_LT(choices.gap, 32 * ulp) << named.name;
+      }
       const double error = largest_error(out, want, first * config.hidden);
       if (&named == &schedules.front()) {
         unfused = largest_of_all(team, error);
@@ -139,13 +170,14 @@ TEST_P(StackTest, EveryScheduleAgreesWithTheOracle) {
 
 std::vector<StackCase> stack_cases() {
   std::vector<StackCase> cases;
-  for (const char* family : {"llama", "qwen2", "qwen3", "mistral", "gpt2"}) {
+  for (const char* family : {"llama", "qwen2", "qwen3", "mistral", "gpt2", "qwen2_moe"}) {
     for (int ranks : {1, 2, 3, 4, 5})
       for (test::Mode mode : test::all_modes()) cases.push_back({family, ranks, DType::fp32, 26, 13, mode});
     cases.push_back({family, 2, DType::bf16, 26, 13, test::Mode::threads});
     cases.push_back({family, 3, DType::fp16, 26, 26, test::Mode::threads_adversary});
   }
-  cases.push_back({"llama", 5, DType::fp32, 3, 3, test::Mode::threads});  // two ranks have no token
+  cases.push_back({"llama", 5, DType::fp32, 3, 3, test::Mode::threads});                // two ranks have no token
+  cases.push_back({"qwen2_moe", 5, DType::fp32, 3, 3, test::Mode::threads_adversary});  // two have no expert, too
   cases.push_back({"gpt2", 4, DType::bf16, 1, 1, test::Mode::threads_adversary});
   return cases;
 }
@@ -259,6 +291,46 @@ TEST(StackCallsTest, OneRankWithBadWeightsFailsAllRanks) {
     const std::string place = base::format("element ({}, {}) is nan", q - 1, config.hidden - 1);
     EXPECT_NE(stack.status().message().find(place), std::string::npos) << stack.status().message();
     EXPECT_EQ(stack.status().message().starts_with("rank 1: "), rank == 0) << stack.status().message();
+  });
+}
+
+TEST(StackCallsTest, OnlyTheRankThatHasAnExpertReadsIt) {
+  const ScratchDir dir;
+  const ModelConfig config = parse_config(R"({"model_type": "mixtral", "hidden_size": 8, "intermediate_size": 4,
+      "num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 2, "num_local_experts": 5,
+      "num_experts_per_tok": 2})",
+                                          "test")
+                                 .value();
+  std::vector<TestTensor> tensors;
+  const auto add = [&](const std::string& name, int64_t rows, int64_t cols) {
+    std::vector<int64_t> shape = rows == 0 ? std::vector<int64_t>{cols} : std::vector<int64_t>{rows, cols};
+    tensors.push_back({"model.layers.0." + name, "F32", std::move(shape),
+                       fp32_bytes(std::vector<float>(static_cast<size_t>(std::max<int64_t>(rows, 1) * cols), 0.5f))});
+  };
+  for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"}) add(norm, 0, 8);
+  for (const char* name : {"q", "k", "v"}) add(base::format("self_attn.{}_proj.weight", name), 6, 8);
+  add("self_attn.o_proj.weight", 8, 6);
+  add("block_sparse_moe.gate.weight", 5, 8);
+  for (int e = 0; e < 5; ++e)
+    for (const char* matrix : {"w1", "w2", "w3"}) {
+      const bool is_down = matrix[1] == '2', is_bad = e == 2 && is_down;  // rank 1 has experts 1 and 2
+      add(base::format("block_sparse_moe.experts.{}.{}.weight", e, matrix), is_down ? 8 : 4,
+          is_down ? (is_bad ? 5 : 4) : 8);
+    }
+  dir.write("model.safetensors", safetensors(tensors));
+  Problem problem;
+  problem.layers = 1;
+  problem.tokens = problem.sequence_length = 4;
+  problem.checkpoint = dir.path();
+  test::run_ranks(3, test::Mode::threads, [&](Runtime& runtime) {
+    const int rank = runtime.world().rank();
+    const auto stack = Stack::create(config, problem, runtime.world().channel(StreamRef::cpu()));
+    ASSERT_FALSE(stack.ok()) << "rank " << rank;
+    EXPECT_EQ(stack.status().code(), Errc::corrupt);
+    const std::string message = dir / "model.safetensors" +
+                                ": tensor \"model.layers.0.block_sparse_moe.experts.2.w2.weight\" has shape (8, 5), "
+                                "wanted (8, 4)";
+    EXPECT_EQ(stack.status().message(), rank == 1 ? message : "rank 1: " + message);
   });
 }
 

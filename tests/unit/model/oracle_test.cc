@@ -13,7 +13,8 @@ constexpr int64_t kTokens = 32, kExperts = 4;
 
 ModelConfig config() {
   return parse_config(R"({"model_type": "mixtral", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
-                          "num_attention_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 1})",
+                          "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4,
+                          "num_experts_per_tok": 1})",
                       "test")
       .value();
 }
@@ -55,6 +56,25 @@ TEST(ExpertChoices, RefusesWhatIsNoChoice) {
   const auto got = run(&few);
   ASSERT_FALSE(got.ok());
   EXPECT_EQ(got.status().message(), "oracle: there are 2 choices of experts, wanted 32");
+}
+
+TEST(ExpertChoices, LayersWithoutExpertsLookAtNone) {
+  const ModelConfig mixed = parse_config(R"({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 8,
+      "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4,
+      "num_experts_per_tok": 2,
+      "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]})",
+                                         "test")
+                                .value();
+  Problem problem;
+  problem.layers = 2;
+  problem.tokens = problem.sequence_length = 3;
+  const std::vector<float> input(static_cast<size_t>(3 * mixed.hidden), 0.5f);
+  ExpertChoices choices{{-1, -1, -1, -1, -1, -1, 0, 1, 0, 1, 0, 1}};
+  ASSERT_TRUE(oracle(mixed, problem, input, -1, 1, {}, &choices).ok());
+  EXPECT_TRUE(std::isfinite(choices.gap));
+  choices.experts.back() = -1;
+  ASSERT_TRUE(oracle(mixed, problem, input, -1, 1, {}, &choices).ok());
+  EXPECT_TRUE(std::isinf(choices.gap));
 }
 
 }  // namespace

@@ -33,6 +33,18 @@ const Named kQwen3Norms[] = {{Weight::norm1, "input_layernorm.weight"},
                              {Weight::q_norm, "self_attn.q_norm.weight"},
                              {Weight::k_norm, "self_attn.k_norm.weight"}};
 
+const char kQwen2Moe[] = R"({"model_type": "qwen2_moe", "hidden_size": 8, "intermediate_size": 6,
+  "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+  "num_experts": 3, "num_experts_per_tok": 2,
+  "moe_intermediate_size": 4, "shared_expert_intermediate_size": 5})";
+const Named kQwen2Shared[] = {{Weight::norm1, "input_layernorm.weight"},
+                              {Weight::q_bias, "self_attn.q_proj.bias"},
+                              {Weight::router, "mlp.gate.weight"},
+                              {Weight::shared_gate, "mlp.shared_expert.gate_proj.weight"},
+                              {Weight::shared_up, "mlp.shared_expert.up_proj.weight"},
+                              {Weight::shared_down, "mlp.shared_expert.down_proj.weight"},
+                              {Weight::shared_router, "mlp.shared_expert_gate.weight"}};
+
 /// Apart from q, k and v, which share a tensor.
 const char kGpt2Config[] = R"({"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2, "n_inner": 6})";
 const Named kGpt2Names[] = {{Weight::norm1, "ln_1.weight"},      {Weight::norm1_bias, "ln_1.bias"},
@@ -82,6 +94,8 @@ void expect_read_by_name(const char* json, const Named (&names)[N], const std::s
 TEST(WeightNames, OfLlamaWithBiases) { expect_read_by_name(kLlamaConfig, kLlamaNames, "model.layers.0.", false); }
 
 TEST(WeightNames, OfQwensNormsOfHeads) { expect_read_by_name(kQwen3, kQwen3Norms, "layers.0.", false); }
+
+TEST(WeightNames, OfQwensSharedExpert) { expect_read_by_name(kQwen2Moe, kQwen2Shared, "model.layers.0.", false); }
 
 TEST(WeightNames, OfGpt2) { expect_read_by_name(kGpt2Config, kGpt2Names, "transformer.h.0.", true); }
 

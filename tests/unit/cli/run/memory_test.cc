@@ -43,6 +43,38 @@ TEST(Memory, GrowsWithLayersAndTokens) {
   EXPECT_EQ(host_bytes(one, 1000) - host_bytes(one, 0), 2000);
 }
 
+TEST(Memory, CountsExpertsInTheLayersThatHaveThem) {
+  const RunPlan one = plan_of("Qwen3-30B-A3B", 1, 64), three = plan_of("Qwen3-30B-A3B", 3, 64);
+  // 128 experts of 3 x 2048 x 768, their router, and attention: q and o of 2048 x 4096, k and v of 2048 x 512.
+  const double layer = (host_bytes(three, 0) - host_bytes(one, 0)) / 2;
+  EXPECT_NEAR(layer, (128 * (3 * 2048.0 * 768 + 2048) + 2 * 2048.0 * (4096 + 512)) * 4, 0.01 * layer);
+  RunPlan mixed = three;
+  mixed.config.experts.layers[1] = false;
+  EXPECT_NEAR(host_bytes(three, 0) - host_bytes(mixed, 0), 128 * 3 * 2048.0 * 768 * 4, 0.01 * layer);
+  EXPECT_LT(host_bytes(one, 0), 1.2 * layer) << "the oracle holds one expert at a time";
+}
+
+TEST(Memory, CountsTheSumsOfExpertsInFp32) {
+  // What a token takes more in fp32 than in bf16: attention's columns, of 8 copies the input, output and inner rows,
+  // and six rows of hidden states. The products before and behind the inner rows are fp32 in both.
+  const auto more = [](int64_t tokens) {
+    RunPlan plan = plan_of("Qwen3-30B-A3B", 1, tokens);
+    const double fp32 = host_bytes(plan, 0);
+    plan.problem.dtype = DType::bf16;
+    return fp32 - host_bytes(plan, 0);
+  };
+  const double token = 2.0 * (4096 + 2 * 512 + 4096 + 8 * (768 + 2 * 2048) + 6 * 2048);
+  EXPECT_NEAR((more(1064) - more(64)) / 1000, token, 1e-6 * token);
+}
+
+TEST(Memory, CountsNoExpertsOfLayersThatDoNotRun) {
+  RunPlan plan = plan_of("Qwen3-30B-A3B", 1, 64);
+  plan.config.experts.layers[0] = false;
+  const double dense = host_bytes(plan, 0);
+  plan.config.experts = {};
+  EXPECT_EQ(dense, host_bytes(plan, 0));
+}
+
 TEST(Memory, RefusesWhatDoesNotFitWithBothNumbers) {
   const RunPlan plan = plan_of("tiny", 2, 1024);
   EXPECT_TRUE(check_memory(plan, 16e9).ok());

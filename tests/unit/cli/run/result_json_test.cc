@@ -24,6 +24,7 @@ SiteResult site(const char* name, const char* op, int64_t n, int64_t k, SiteTime
   SiteResult out;
   out.name = name;
   out.op = problem(op, 1024, n, k);
+  out.layers = 2;
   out.chosen = "hetero_fused_1d:4";
   out.reason = std::string("because of ") + name;
   out.times = times;
@@ -70,6 +71,33 @@ TEST(SiteTimes, HiddenIsTheSavedShareOfTheShorterSide) {
 TEST(RunResult, TotalsCountEverySite) {
   const RunResult r = example();
   EXPECT_DOUBLE_EQ(*r.total_hidden(), (4000.0 + 4500.0) / (5000.0 + 6000.0));
+}
+
+TEST(RunResult, ASiteCountsAsOftenAsThereAreLayersThatHaveIt) {
+  RunResult r = example();
+  r.sites[1].layers = 1;
+  EXPECT_DOUBLE_EQ(*r.total_hidden(), (2 * 4000.0 + 4500.0) / (2 * 5000.0 + 6000.0));
+  EXPECT_DOUBLE_EQ(r.sites_limit_us(), 80000 - 2 * (14000.0 - 9500) - (18000.0 - 12500));
+  EXPECT_EQ(to_json(r).find("sites")->as_array()[1].find("layers")->as_int(), 1);
+}
+
+TEST(RunResult, ExpertsHaveATimeAndNothingToHide) {
+  RunResult r = example();
+  const RunResult without = r;
+  SiteResult moe = site("moe", "moe", 256, 384, {.serial_us = 7000, .overlapped_us = 7000});
+  moe.experts = ExpertsResult{10, 2, 1.25};
+  r.sites.push_back(moe);
+  EXPECT_EQ(r.sites_limit_us(), without.sites_limit_us());
+  EXPECT_EQ(r.total_hidden(), without.total_hidden());
+  const base::Json json = to_json(r);
+  const base::Json& last = json.find("sites")->as_array().back();
+  EXPECT_EQ(last.find("experts")->as_int(), 10);
+  EXPECT_EQ(last.find("top_k")->as_int(), 2);
+  EXPECT_EQ(last.find("load")->as_double(), 1.25);
+  EXPECT_EQ(last.find("serial_us")->as_double(), 7000);
+  EXPECT_TRUE(last.find("limit_us")->is_null());
+  EXPECT_TRUE(last.find("hidden")->is_null());
+  EXPECT_EQ(json.find("sites")->as_array().front().find("experts"), nullptr);
 }
 
 TEST(RunResult, LimitsOfSitesAreNoLimitOfAllLayers) {
