@@ -12,7 +12,7 @@
 namespace overlace::model {
 namespace {
 
-constexpr int64_t kHidden = 4, kInner = 3, kExperts = 3;
+constexpr int64_t kHidden = 4, kInner = 3, kStoredExperts = 3;
 
 struct Family {
   const char *config, *block, *gate, *up, *down;
@@ -22,10 +22,10 @@ const Family kMixtral{R"({"model_type": "mixtral", "hidden_size": 4, "intermedia
   "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2})",
                       "block_sparse_moe", "w1", "w3", "w2"};
 
-const Family kQwen{R"({"model_type": "qwen3_moe", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1,
+const Family kQwen3Moe{R"({"model_type": "qwen3_moe", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1,
   "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 3, "num_experts_per_tok": 2,
   "moe_intermediate_size": 3})",
-                   "mlp", "gate_proj", "up_proj", "down_proj"};
+                       "mlp", "gate_proj", "up_proj", "down_proj"};
 
 std::vector<float> counted(float first, int64_t n) {
   std::vector<float> out;
@@ -43,9 +43,9 @@ std::vector<TestTensor> tensors_of(const Family& f) {
       {"model.layers.0.input_layernorm.weight", "F32", {kHidden}, fp32_bytes(counted(1, kHidden))},
       {std::string("model.layers.0.") + f.block + ".gate.weight",
        "F32",
-       {kExperts, kHidden},
-       fp32_bytes(counted(1000, kExperts * kHidden))}};
-  for (int64_t e = 0; e < kExperts; ++e) {
+       {kStoredExperts, kHidden},
+       fp32_bytes(counted(1000, kStoredExperts * kHidden))}};
+  for (int64_t e = 0; e < kStoredExperts; ++e) {
     const auto first = static_cast<float>(100 * e);
     const auto add = [&](const char* matrix, int64_t rows, int64_t cols, float from) {
       out.push_back({expert_name(f, e, matrix), "F32", {rows, cols}, fp32_bytes(counted(from, rows * cols))});
@@ -57,7 +57,7 @@ std::vector<TestTensor> tensors_of(const Family& f) {
   return out;
 }
 
-Problem problem_of(const ScratchDir& dir) {
+Problem stored_problem(const ScratchDir& dir) {
   Problem problem;
   problem.checkpoint = dir.path();
   problem.tokens = problem.sequence_length = 4;
@@ -80,10 +80,11 @@ TEST_P(ExpertWeights, AreReadByName) {
   const ScratchDir dir;
   dir.write("model.safetensors", safetensors(tensors_of(f)));
   const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, problem_of(dir)).value();
-  EXPECT_EQ(read_box(weights, Weight::router, weight_shape(config, Weight::router)), counted(1000, kExperts * kHidden));
+  Weights weights = Weights::open(config, stored_problem(dir)).value();
+  EXPECT_EQ(read_box(weights, Weight::router, weight_shape(config, Weight::router)),
+            counted(1000, kStoredExperts * kHidden));
   for (int rank = 0; rank < 2; ++rank) {
-    const Shard shard = make_shard(config, problem_of(dir), rank, 2).value();
+    const Shard shard = make_shard(config, stored_problem(dir), rank, 2).value();
     ASSERT_EQ(shard.experts, 1 + rank);
     std::vector<float> up, down;
     for (int64_t e = shard.first_expert; e < shard.first_expert + shard.experts; ++e) {
@@ -102,7 +103,7 @@ TEST_P(ExpertWeights, PartsBeginAndEndInsideAnExpert) {
   const ScratchDir dir;
   dir.write("model.safetensors", safetensors(tensors_of(f)));
   const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, problem_of(dir)).value();
+  Weights weights = Weights::open(config, stored_problem(dir)).value();
   // The last row of expert 0's up and the first of expert 1's gate, without their first column.
   EXPECT_EQ(read_box(weights, Weight::expert_up, {2 * kInner - 1, 2, 1, kHidden - 1}),
             (std::vector<float>{29, 30, 31, 101, 102, 103}));
@@ -115,11 +116,11 @@ void expect_refused_by_owner(const Family& f, std::vector<TestTensor> tensors, c
   const ScratchDir dir;
   dir.write("model.safetensors", safetensors(tensors));
   const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, problem_of(dir)).value();
+  Weights weights = Weights::open(config, stored_problem(dir)).value();
   std::vector<float> out(2 * kInner * kHidden);
   EXPECT_TRUE(weights.read(0, Weight::expert_up, {0, 2 * kInner, 0, kHidden}, out.data()).ok());
   const base::Status status =
-      weights.read(0, Weight::expert_up, {(kExperts - 1) * 2 * kInner, 2 * kInner, 0, kHidden}, out.data());
+      weights.read(0, Weight::expert_up, {(kStoredExperts - 1) * 2 * kInner, 2 * kInner, 0, kHidden}, out.data());
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.code(), Errc::corrupt);
   EXPECT_EQ(status.message(), dir / "model.safetensors" + ": tensor \"" + message);
@@ -127,7 +128,7 @@ void expect_refused_by_owner(const Family& f, std::vector<TestTensor> tensors, c
 
 TEST_P(ExpertWeights, OneThatIsMissingOrOfAnotherShapeIsNamed) {
   const Family& f = GetParam();
-  const std::string name = expert_name(f, kExperts - 1, f.up);
+  const std::string name = expert_name(f, kStoredExperts - 1, f.up);
   std::vector<TestTensor> tensors = tensors_of(f);
   const auto at = std::find_if(tensors.begin(), tensors.end(), [&](const TestTensor& t) { return t.name == name; });
   ASSERT_NE(at, tensors.end());
@@ -144,29 +145,32 @@ TEST_P(ExpertWeights, AreReadFromFusedTensors) {
     const std::string layer = "model.layers.0.";
     return std::vector<TestTensor>{
         {layer + "input_layernorm.weight", "F32", {kHidden}, fp32_bytes(counted(1, kHidden))},
-        {layer + "mlp.gate.weight", "F32", {kExperts, kHidden}, fp32_bytes(counted(1000, kExperts * kHidden))},
+        {layer + "mlp.gate.weight",
+         "F32",
+         {kStoredExperts, kHidden},
+         fp32_bytes(counted(1000, kStoredExperts * kHidden))},
         {layer + "mlp.experts.gate_up_proj",
          "F32",
-         {kExperts, rows, kHidden},
-         fp32_bytes(counted(0, kExperts * rows * kHidden))},
+         {kStoredExperts, rows, kHidden},
+         fp32_bytes(counted(0, kStoredExperts * rows * kHidden))},
         {layer + "mlp.experts.down_proj",
          "F32",
-         {kExperts, kHidden, kInner},
-         fp32_bytes(counted(500, kExperts * kHidden * kInner))}};
+         {kStoredExperts, kHidden, kInner},
+         fp32_bytes(counted(500, kStoredExperts * kHidden * kInner))}};
   };
   const ScratchDir dir;
   dir.write("model.safetensors", safetensors(fused(2 * kInner)));
   const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, problem_of(dir)).value();
+  Weights weights = Weights::open(config, stored_problem(dir)).value();
   const WeightBox router = weight_shape(config, Weight::router);
-  EXPECT_EQ(read_box(weights, Weight::router, router), counted(1000, kExperts * kHidden));
-  const Shard shard = make_shard(config, problem_of(dir), 1, 2).value();  // experts 1 and 2
+  EXPECT_EQ(read_box(weights, Weight::router, router), counted(1000, kStoredExperts * kHidden));
+  const Shard shard = make_shard(config, stored_problem(dir), 1, 2).value();  // experts 1 and 2
   EXPECT_EQ(read_box(weights, Weight::expert_up, shard_box(config, shard, Weight::expert_up)),
             counted(2 * kInner * kHidden, 4 * kInner * kHidden));
   EXPECT_EQ(read_box(weights, Weight::expert_down, shard_box(config, shard, Weight::expert_down)),
             counted(500 + kInner * kHidden, 2 * kInner * kHidden));
   dir.write("model.safetensors", safetensors(fused(kInner)));
-  Weights bad = Weights::open(config, problem_of(dir)).value();
+  Weights bad = Weights::open(config, stored_problem(dir)).value();
   std::vector<float> out(2 * kInner * kHidden);
   const base::Status status = bad.read(0, Weight::expert_up, {0, 2 * kInner, 0, kHidden}, out.data());
   EXPECT_EQ(status.code(), Errc::corrupt);
@@ -180,7 +184,7 @@ TEST_P(ExpertWeights, HaveNoRangeInAFile) {
   const ScratchDir dir;
   dir.write("model.safetensors", safetensors(tensors_of(f)));
   const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, problem_of(dir)).value();
+  Weights weights = Weights::open(config, stored_problem(dir)).value();
   const WeightBox all = weight_shape(config, Weight::expert_up);
   for (const auto& [box, count] : {std::pair(all, 6), std::pair(WeightBox{0, kInner, 0, kHidden}, 1)}) {
     const auto range = weights.range(0, Weight::expert_up, box);
@@ -193,7 +197,7 @@ TEST_P(ExpertWeights, HaveNoRangeInAFile) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, ExpertWeights, testing::Values(kMixtral, kQwen));
+INSTANTIATE_TEST_SUITE_P(Families, ExpertWeights, testing::Values(kMixtral, kQwen3Moe));
 
 }  // namespace
 }  // namespace overlace::model
