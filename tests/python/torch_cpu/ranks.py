@@ -46,12 +46,16 @@ def _work(rank: int, ranks: int, store: str, pipe: Any) -> None:
 _pool: Pool | None = None
 
 
-def run_ranks(size: int, body: Callable, *arguments: Any) -> list:
-    """`body(group, *arguments)` on `size` ranks; what each gave, in rank order. Fails with what any raised."""
+def run_ranks(size: int, body: Callable, *arguments: Any, fresh: bool = False) -> list:
+    """`body(group, *arguments)` on `size` ranks; what each gave, in rank order. Fails with what any raised. `fresh`: in
+    processes of its own, which see the environment as it is."""
     global _pool
-    if _pool is None or _pool.has_ended:
-        _pool = Pool(RANKS, _work)
-    return _pool.run(size, size, body, arguments, wait_s=WAIT_S, grace_s=2 * TIMEOUT_S)
+    pool = Pool(RANKS, _work) if fresh or _pool is None or _pool.has_ended else _pool
+    if not fresh:
+        _pool = pool
+    out = pool.run(size, size, body, arguments, wait_s=WAIT_S, grace_s=2 * TIMEOUT_S)
+    assert not fresh or pool.end() == []
+    return out
 
 
 def said_by_programs(script: str, size: int, *words: str) -> Iterator[Any]:

@@ -262,7 +262,7 @@ def test_a_consolidated_state_fits_another_number_of_groups(tmp_path):
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import torch, torch.distributed as dist
 import test_co2_checkpoint as t
 from overlace.optim import _checkpoint
@@ -291,7 +291,7 @@ torch.save(t.end(parts), folder + f"/end.{{rank}}")
 
 def run_program(tmp_path, name, store, folder, kill):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent)))
+    program.write_text(PROGRAM.format(tests=[str(folder) for folder in Path(__file__).parents[:2]]))
     words = [str(tmp_path / store), str(tmp_path / folder), str(kill)]
     ranks = [
         subprocess.Popen([sys.executable, str(program), str(rank), *words], stderr=subprocess.PIPE, text=True)

@@ -69,11 +69,7 @@ def kept_in_a_file(group, path):
 def test_winners_are_kept_for_the_next_context(tmp_path, monkeypatch):
     path = str(tmp_path / "plans.jsonl")
     monkeypatch.setenv("OVERLACE_PLAN_CACHE", path)
-    pool = ranks.Pool()  # processes that see it
-    try:
-        pool.run(2, kept_in_a_file, (path,))
-    finally:
-        pool.end()
+    run_ranks(2, kept_in_a_file, path, fresh=True)
 
 
 def tuned_at_first_use(group):
@@ -113,11 +109,7 @@ def tuned_at_first_use(group):
 def test_first_uses_are_measured(monkeypatch):
     monkeypatch.setenv("OVERLACE_TUNE", "first_use")
     monkeypatch.setenv("OVERLACE_MACHINE", "cpu2")
-    pool = ranks.Pool()  # processes that see it
-    try:
-        pool.run(2, tuned_at_first_use, ())
-    finally:
-        pool.end()
+    run_ranks(2, tuned_at_first_use, fresh=True)
 
 
 def refused(group):
