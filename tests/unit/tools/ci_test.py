@@ -401,13 +401,19 @@ class InstallTreeTest(unittest.TestCase):
         self.assertEqual(len(install_tree.symbol_complaints(bad)), 3)
 
     def test_a_loop_with_its_sums_in_memory_fails(self) -> None:
-        head = "0 <void overlace::multiply_tile_avx512<float>(float const*)>:\n"
-        good = head + 12 * "   0:\tvfmadd231ps %zmm0,%zmm1,%zmm2\n" + "\n1 <other>:\n"
-        self.assertEqual(install_tree.tile_complaints(good), [])
-        wanted = "multiply_tile_avx512<float> has {} products of registers, wanted 12"
-        self.assertEqual(install_tree.tile_complaints(good.replace("231ps", "231pd")), [wanted.format(0)])
-        rolled = head + 3 * "   0:\tvfmadd231ps %zmm0,%zmm1,%zmm2\n" + "\n1 <other>:\n" + good[len(head) :]
-        self.assertEqual(install_tree.tile_complaints(rolled), [wanted.format(3)])
+        def listing(isa: str, register: str, products: int) -> str:
+            head = f"0 <void overlace::multiply_tile_{isa}<float>(float const*)>:\n"
+            return head + products * f"   0:\tvfmadd231ps %{register}0,%{register}1,%{register}2\n" + "\n1 <other>:\n"
+
+        first, second = listing("avx512", "zmm", 12), listing("avx2", "ymm", 12)
+        self.assertEqual(install_tree.tile_complaints(first + second), [])
+        text = "multiply_tile_{}<float> has {} products of registers, wanted 12, and {} on the stack, wanted 0"
+        said = install_tree.tile_complaints(first.replace("231ps", "231pd") + second)
+        self.assertEqual(said, [text.format("avx512", 0, 0)])
+        said = install_tree.tile_complaints(listing("avx512", "zmm", 3) + second)
+        self.assertEqual(said, [text.format("avx512", 3, 0)])
+        in_memory = second.replace("\n1 <other>", "   4:\tvmovups %ymm3,-0x40(%rsp)\n\n1 <other>")
+        self.assertEqual(install_tree.tile_complaints(first + in_memory), [text.format("avx2", 12, 1)])
 
     def test_studies_inside(self) -> None:
         line = "0000000000001000 t overlace::study::full_mesh(int, overlace::study::LinkFigures)"
