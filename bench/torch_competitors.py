@@ -39,15 +39,17 @@ from torch_entrants import (  # noqa: E402
     one_line,
     parsed,
     relative,
+    spoiled,
     without_torch,
 )
 
 try:
     import torch
     import torch.distributed as dist
-    from torch_rank import Clock, Rank, normal
 except ImportError:
     torch = None  # type: ignore[assignment]
+else:
+    from torch_rank import Clock, Rank, normal
 
 NAMES = programs.TORCH
 SAMPLED = 64  # rows, and columns, of the check against fp64
@@ -268,24 +270,13 @@ def needs_gpus(w: Workload) -> None:
         raise Missing(f"M is {w.case.m}, wanted a multiple of {w.rank.size}")
 
 
-def torch_wrong(w: Workload) -> Call:
-    right = torch_library(w)
-
-    def wrong(i: int) -> torch.Tensor:
-        out = right(i)
-        out[-1, -1] += 50
-        return out
-
-    return wrong
-
-
 COMPETITORS: dict[str, Callable[[Workload], Call]] = {
     "torch_library": torch_library,
     "torch_async_tp": torch_async_tp,
     "torch_one_shot": lambda w: symmetric_all_reduce(w, 1),
     "torch_two_shot": lambda w: symmetric_all_reduce(w, 2),
     "quack": quack,
-    "torch_wrong": torch_wrong,  # torch_library with one element changed: it must be refused
+    "torch_wrong": lambda w: spoiled(torch_library(w)),  # torch_library with one element changed: it must be refused
 }
 
 

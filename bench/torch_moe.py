@@ -33,16 +33,18 @@ from torch_entrants import (
     enter,
     one_line,
     parsed,
+    spoiled,
     without_torch,
 )
 
 try:
     import torch
     import torch.distributed as dist
-    from torch_moe_layer import Layer, grouped
-    from torch_rank import Rank
 except ImportError:
     torch = None  # type: ignore[assignment]
+else:
+    from torch_moe_layer import Layer, grouped
+    from torch_rank import Rank
 
 OVERLACE_TIMEOUT_S = 90
 
@@ -121,17 +123,6 @@ def by_overlace_graph(w: Layer) -> Call:
     return captured(w, by_overlace)
 
 
-def torch_wrong(w: Layer) -> Call:
-    right = by_torch(w)
-
-    def wrong(i: int) -> torch.Tensor:
-        out = right(i)
-        out[-1, -1] += 50
-        return out
-
-    return wrong
-
-
 COMPETITORS: dict[str, Callable[[Layer], Call]] = {
     "torch": by_torch,
     "torch_graph": by_torch_graph,
@@ -139,7 +130,7 @@ COMPETITORS: dict[str, Callable[[Layer], Call]] = {
     "overlace": by_overlace,
     "overlace_graph": by_overlace_graph,
     "compute": compute,
-    "torch_wrong": torch_wrong,  # torch with one element changed: it must be refused
+    "torch_wrong": lambda w: spoiled(by_torch(w)),  # torch with one element changed: it must be refused
 }
 
 

@@ -11,8 +11,8 @@ function(overlace_install_driver folder component)
   set(bench ${PROJECT_SOURCE_DIR}/bench)
   install(DIRECTORY ${bench}/driver DESTINATION ${folder} COMPONENT ${component}
           FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
-  install(FILES ${bench}/record.schema.json ${bench}/torch_competitors.py ${bench}/torch_moe.py DESTINATION ${folder}
-          COMPONENT ${component})
+  install(FILES ${bench}/record.schema.json ${bench}/torch_block.py ${bench}/torch_competitors.py ${bench}/torch_moe.py
+          DESTINATION ${folder} COMPONENT ${component})
   install(FILES ${bench}/dense/cases.json ${bench}/dense/operators.json DESTINATION ${folder}/dense
           COMPONENT ${component})
 endfunction()

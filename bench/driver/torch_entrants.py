@@ -135,12 +135,24 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def spoiled(right: Call) -> Call:
+    """One element changed, so that it must be refused."""
+
+    def wrong(i: int) -> torch.Tensor:
+        out = right(i)
+        out[-1, -1] += 50
+        return out
+
+    return wrong
+
+
 def enter(name: str, ways: Mapping[str, Callable[[Any], Call]], workload: Any) -> Entrant:
     """The competitor, prepared; or why it cannot run."""
     try:
         return Entrant(name, ways[name](workload))
     except Missing as why:
         return Entrant(name, None, why.status, str(why))
+    # What a version of PyTorch or of another package lacks is no fault of the run: a record says it.
     except (RuntimeError, AttributeError, NotImplementedError, ImportError) as why:
         return Entrant(name, None, "unsupported", one_line(why))
 
@@ -210,7 +222,7 @@ class Bench:
                 out = x.call(0)
                 self.rank.synchronize()
             except (RuntimeError, NotImplementedError) as error:
-                why = one_line(error)
+                why = one_line(error)  # the reason in the record of all ranks, which do not measure it
             if self.rank.worst(float(bool(why)))[0] > 0:
                 x.status, x.reason = "unsupported", why or "another rank could not run it"
                 continue

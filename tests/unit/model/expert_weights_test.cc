@@ -64,6 +64,21 @@ Problem stored_problem(const ScratchDir& dir) {
   return problem;
 }
 
+/// A checkpoint of the family with these tensors, opened.
+struct Opened {
+  Opened(const Family& f, const std::vector<TestTensor>& tensors)
+      : config(parse_config(f.config, "test.json").value()), weights(stored(tensors)) {}
+
+  Weights stored(const std::vector<TestTensor>& tensors) const {
+    dir.write("model.safetensors", safetensors(tensors));
+    return Weights::open(config, stored_problem(dir)).value();
+  }
+
+  ScratchDir dir;
+  ModelConfig config;
+  Weights weights;
+};
+
 std::vector<float> read_box(Weights& weights, Weight weight, const WeightBox& box) {
   std::vector<float> out(static_cast<size_t>(box.rows * box.cols), -1);
   const base::Status status = weights.read(0, weight, box, out.data());
@@ -77,10 +92,8 @@ class ExpertWeights : public testing::TestWithParam<Family> {};
 
 TEST_P(ExpertWeights, AreReadByName) {
   const Family& f = GetParam();
-  const ScratchDir dir;
-  dir.write("model.safetensors", safetensors(tensors_of(f)));
-  const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, stored_problem(dir)).value();
+  Opened opened(f, tensors_of(f));
+  auto& [dir, config, weights] = opened;
   EXPECT_EQ(read_box(weights, Weight::router, weight_shape(config, Weight::router)),
             counted(1000, kStoredExperts * kHidden));
   for (int rank = 0; rank < 2; ++rank) {
@@ -100,10 +113,8 @@ TEST_P(ExpertWeights, AreReadByName) {
 
 TEST_P(ExpertWeights, PartsBeginAndEndInsideAnExpert) {
   const Family& f = GetParam();
-  const ScratchDir dir;
-  dir.write("model.safetensors", safetensors(tensors_of(f)));
-  const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, stored_problem(dir)).value();
+  Opened opened(f, tensors_of(f));
+  auto& [dir, config, weights] = opened;
   // The last row of expert 0's up and the first of expert 1's gate, without their first column.
   EXPECT_EQ(read_box(weights, Weight::expert_up, {2 * kInner - 1, 2, 1, kHidden - 1}),
             (std::vector<float>{29, 30, 31, 101, 102, 103}));
@@ -113,10 +124,8 @@ TEST_P(ExpertWeights, PartsBeginAndEndInsideAnExpert) {
 
 /// Reads all experts of rank 0 of 3, which has the first, and of rank 2, which has the last.
 void expect_refused_by_owner(const Family& f, std::vector<TestTensor> tensors, const std::string& message) {
-  const ScratchDir dir;
-  dir.write("model.safetensors", safetensors(tensors));
-  const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, stored_problem(dir)).value();
+  Opened opened(f, tensors);
+  auto& [dir, config, weights] = opened;
   std::vector<float> out(2 * kInner * kHidden);
   EXPECT_TRUE(weights.read(0, Weight::expert_up, {0, 2 * kInner, 0, kHidden}, out.data()).ok());
   const base::Status status =
@@ -158,10 +167,8 @@ TEST_P(ExpertWeights, AreReadFromFusedTensors) {
          {kStoredExperts, kHidden, kInner},
          fp32_bytes(counted(500, kStoredExperts * kHidden * kInner))}};
   };
-  const ScratchDir dir;
-  dir.write("model.safetensors", safetensors(fused(2 * kInner)));
-  const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, stored_problem(dir)).value();
+  Opened opened(f, fused(2 * kInner));
+  auto& [dir, config, weights] = opened;
   const WeightBox router = weight_shape(config, Weight::router);
   EXPECT_EQ(read_box(weights, Weight::router, router), counted(1000, kStoredExperts * kHidden));
   const Shard shard = make_shard(config, stored_problem(dir), 1, 2).value();  // experts 1 and 2
@@ -169,8 +176,7 @@ TEST_P(ExpertWeights, AreReadFromFusedTensors) {
             counted(2 * kInner * kHidden, 4 * kInner * kHidden));
   EXPECT_EQ(read_box(weights, Weight::expert_down, shard_box(config, shard, Weight::expert_down)),
             counted(500 + kInner * kHidden, 2 * kInner * kHidden));
-  dir.write("model.safetensors", safetensors(fused(kInner)));
-  Weights bad = Weights::open(config, stored_problem(dir)).value();
+  Weights bad = opened.stored(fused(kInner));
   std::vector<float> out(2 * kInner * kHidden);
   const base::Status status = bad.read(0, Weight::expert_up, {0, 2 * kInner, 0, kHidden}, out.data());
   EXPECT_EQ(status.code(), Errc::corrupt);
@@ -181,10 +187,8 @@ TEST_P(ExpertWeights, AreReadFromFusedTensors) {
 
 TEST_P(ExpertWeights, HaveNoRangeInAFile) {
   const Family& f = GetParam();
-  const ScratchDir dir;
-  dir.write("model.safetensors", safetensors(tensors_of(f)));
-  const ModelConfig config = parse_config(f.config, "test.json").value();
-  Weights weights = Weights::open(config, stored_problem(dir)).value();
+  Opened opened(f, tensors_of(f));
+  auto& [dir, config, weights] = opened;
   const WeightBox all = weight_shape(config, Weight::expert_up);
   for (const auto& [box, count] : {std::pair(all, 6), std::pair(WeightBox{0, kInner, 0, kHidden}, 1)}) {
     const auto range = weights.range(0, Weight::expert_up, box);
